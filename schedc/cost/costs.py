@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from schedc.cost.checks import Cost, problem, too_many_values, validated
+from schedc.cost.kernels import KernelFamily, read_kernels, write_kernels
 from schedc.cost.keys import DEFAULTS, KEYS, NAMES, TABLES
 from schedc.cost.lanes import LaneEngine, read_lanes, slowdowns, write_lanes
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label, did_you_mean
@@ -42,6 +43,7 @@ class Costs:
     cell: times inside of cells, if known (`schedc.analysis.cell_pricing` prices a schedule by them).
     lanes: what moves the bytes of works beside compute, and how much that slows compute down; empty where nothing is
         said. Only a step with works depends on it.
+    kernels: who multiplies rows of experts, by shape and rows, for a `Pipeline`. No time follows from it.
     given: the keys that a file or a measurement gives. Empty if every key counts, as for costs made in Python.
     """
 
@@ -59,6 +61,7 @@ class Costs:
     restored: Cost | None = None
     cell: CellTable | None = None
     lanes: tuple[LaneEngine, ...] = ()
+    kernels: tuple[KernelFamily, ...] = ()
     source: Source | None = field(default=None, compare=False, repr=False)
     given: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
 
@@ -174,7 +177,7 @@ def parse_costs(source: Source) -> Costs:
     * ``[ops]``: F, I, W, B, R, FB, p2p, each a number or (but p2p) a list with one number per stage.
     * ``[memory]``: activation, pending_weight and recomputed, likewise.
     * ``[cell]``: that of `schedc.cell.table`; ``[cell.rows]``: that of `schedc.cell.rows`.
-    * ``[lanes.d2h]``: those of `schedc.cost.lanes`.
+    * ``[lanes.d2h]``: those of `schedc.cost.lanes`; ``[[kernels]]``: those of `schedc.cost.kernels`.
 
     Raises `DiagnosticError` with everything that is wrong (S401, S402, S405).
     """
@@ -190,7 +193,7 @@ def parse_costs(source: Source) -> Costs:
         )
     costs: dict[str, Any] = {}
     for name, table in values.items():
-        if name in _OTHER_TABLES and isinstance(table, dict):
+        if name in _OTHER_TABLES and (isinstance(table, dict) or name == "kernels"):
             costs[name], wrong = _OTHER_TABLES[name](table, source)
             findings += wrong
         elif name not in TABLES and name not in _OTHER_TABLES:
@@ -215,9 +218,10 @@ def _cell(table: dict[str, Any], source: Source) -> tuple[CellTable, list[Diagno
     return cell, [problem(code, text, source, _setting(source, key), help) for code, text, key, help in wrong]
 
 
-_OTHER_TABLES: Mapping[str, Callable[[dict[str, Any], Source], tuple[Any, list[Diagnostic]]]] = {
+_OTHER_TABLES: Mapping[str, Callable[[Any, Source], tuple[Any, list[Diagnostic]]]] = {
     "cell": _cell,
     "lanes": read_lanes,
+    "kernels": read_kernels,
 }
 """What reads the tables whose entries are no costs of ops, by name, each into the field of that name."""
 
@@ -238,7 +242,7 @@ def dump_costs(costs: Costs) -> str:
         from schedc.cell.table import write_table
 
         lines += ["", *write_table(costs.cell)]
-    lines += write_lanes(costs.lanes)
+    lines += [*write_lanes(costs.lanes), *write_kernels(costs.kernels)]
     return "\n".join([*lines, ""])
 
 

@@ -41,6 +41,7 @@ from schedc_runtime.commands.toy_models import Subject, counted, toy_model, toy_
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.execute.executor import Deadlock, InstructionError
 from schedc_runtime.measure.step_trace import chrome_trace, compare, measured_costs, provenance
+from schedc_runtime.moe.kernels import Kernels, adding_alike
 from schedc_runtime.moe.products import compared_bitwise
 from schedc_runtime.parity.compare import ParityCheck, ReferenceCheck, SerialCheck
 from schedc_runtime.pipeline.cut import Cut
@@ -70,13 +71,15 @@ def _train(program: Program, plan: Attachments, mesh: Mesh, costs: Costs, option
     device = join(options.in_process)
     subject = toy_model("moe" if plan.experts else "gpt", program, plan, options)
     model = subject.model.to(device)
+    kernels = costs.kernels
     if options.check == "bitwise":
         plan = replace(plan, products=compared_bitwise(plan.products, device))
-    check = _parity_check(subject, program, plan, mesh, options) if options.check == "bitwise" else None
+        kernels = adding_alike(kernels, device)
+    check = _parity_check(subject, program, plan, mesh, kernels, options) if options.check == "bitwise" else None
     pipe = Pipeline(
         model, program, loss_fn=subject.loss_fn, mesh=mesh, plan=plan, in_process=options.in_process,
         timeout=options.timeout, cut=Cut(segmented=plan.ordered),
-        cells=costs.cell.costs if costs.cell else None,
+        cells=costs.cell.costs if costs.cell else None, kernels=kernels,
     )  # fmt: skip
     optimizer = torch.optim.SGD(pipe.parameters(), lr=options.learning_rate)
     replicas = 1 if options.in_process else mesh.replicas
@@ -107,13 +110,18 @@ def _train(program: Program, plan: Attachments, mesh: Mesh, costs: Costs, option
 
 
 def _parity_check(
-    subject: Subject, program: Program, plan: Attachments, mesh: Mesh, options: argparse.Namespace
+    subject: Subject,
+    program: Program,
+    plan: Attachments,
+    mesh: Mesh,
+    kernels: Kernels,
+    options: argparse.Namespace,
 ) -> ParityCheck:
     model = copy.deepcopy(subject.model)
     if plan.experts is None and mesh.size == program.ranks:
         rate = options.learning_rate
         return ReferenceCheck(model, program, subject.loss_fn, rate, plan.ordered, plan.slices)
-    return SerialCheck(model, program, subject.loss_fn, options.learning_rate, plan, mesh)
+    return SerialCheck(model, program, subject.loss_fn, options.learning_rate, plan, mesh, kernels)
 
 
 def _batch(

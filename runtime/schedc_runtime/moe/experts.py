@@ -21,6 +21,7 @@ from torch.nn import functional
 
 from schedc.attachments.values import Level, Products
 from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.moe.kernels import MeasuredProducts
 from schedc_runtime.moe.products import Case, Provider, RowCounts, RowGroups, groups_of, provider_for
 from schedc_runtime.moe.stacked_linear import stacked_linear, weighted_linear
 from schedc_runtime.recompute.regions import region_of_rows
@@ -31,13 +32,15 @@ class Experts(nn.Module):
 
     first: id of the first expert here. total: number of experts of the layer, of which these are consecutive ones.
     Both change when the experts are sharded over ranks, see `shard_experts`; parameters are then marked
-    ``expert_parallel``. products: who multiplies.
+    ``expert_parallel``. products: who multiplies. measured: who multiplies how many rows, where ``products`` is `auto`;
+    None without measurements.
     """
 
     def __init__(self, count: int, width: int, inner: int) -> None:
         super().__init__()
         self.first, self.total = 0, count
         self.products = Products()
+        self.measured: MeasuredProducts | None = None
         self.lent: Callable[[], tuple[Tensor, ...]] | None = None
         """Gives the slots of a step's hot experts; see `forward`."""
         self.gate_up = nn.Parameter(torch.empty(count, width, 2 * inner))
@@ -116,27 +119,32 @@ class Experts(nn.Module):
         if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
             narrow = torch.get_autocast_dtype(kind)
             rows, gate_up, down = rows.to(narrow), gate_up.to(narrow), down.to(narrow)
-        provider = provider_for(self.products, self._case(rows.device, rows.dtype, groups.padded))
+        case = self._case(rows.device, rows.dtype, groups.padded, groups.padded or groups.counts is not None)
+        if self.measured is None:
+            provider = provider_for(self.products, case)
+        else:
+            provider = self.measured.provider(self.products, case, len(rows), len(gate_up))
         both = region_of_rows(Level.MEDIUM, stacked_linear, rows, gate_up, groups, provider)
         inner = region_of_rows(Level.ACT, gated, *both.chunk(2, dim=-1))
         if gates is None:
             return stacked_linear(inner, down, groups, provider)
         return weighted_linear(inner, down, gates, groups, provider)
 
-    def _case(self, device: torch.device, dtype: torch.dtype, padded: bool) -> Case:
+    def _case(self, device: torch.device, dtype: torch.dtype, padded: bool, counted: bool) -> Case:
         _, width, both = self.gate_up.shape
-        return Case(device, dtype, (width, both, both // 2), padded)
+        return Case(device, dtype, (width, both, both // 2), padded, counted)
 
-    def provider(self, padded: bool = False) -> Provider:
-        """What multiplies rows in the dtype of the parameters. padded: rows are as many for every expert.
+    def provider(self, padded: bool = False, counted: bool = True) -> Provider:
+        """What multiplies rows in the dtype of the parameters, where nothing is measured.
 
-        Raises `RuntimeFault` where `products` names a provider that cannot.
+        padded: rows are as many for every expert. counted: the host knows the rows of each expert. Raises
+        `RuntimeFault` where `products` names a provider that cannot.
         """
-        return provider_for(self.products, self.case(padded))
+        return provider_for(self.products, self.case(padded, counted))
 
-    def case(self, padded: bool = False) -> Case:
+    def case(self, padded: bool = False, counted: bool = True) -> Case:
         """What the choice of a provider depends on, for rows in the dtype of the parameters."""
-        return self._case(self.gate_up.device, self.gate_up.dtype, padded)
+        return self._case(self.gate_up.device, self.gate_up.dtype, padded, counted)
 
 
 def gated(gate: Tensor, up: Tensor) -> Tensor:

@@ -8,10 +8,12 @@ Every provider computes two products of stacked matrices:
     loop             a product per expert; every dtype, device and size
     bmm              one batched product; rows that are padded to as many for every expert
     grouped          one launch for all experts (`torch.nn.functional.grouped_mm`), whose row numbers stay on the device
+    padded           one batched product of rows that are padded here, to the most rows of an expert
     scaled_grouped   the same in fp8 with a scale per row, for rows times weights; see `fp8_products`
     quantized        its numbers everywhere: both sides are rounded to fp8 and multiplied in their own dtype
 
-The last two round, so that only a plan that names them gets them.
+The last two round, so that only a plan that names them gets them. `padded` is taken where a plan names it, or where
+calibration found it fastest (`schedc_runtime.moe.kernels`).
 """
 
 from __future__ import annotations
@@ -91,13 +93,14 @@ class Case(NamedTuple):
     """What a choice depends on.
 
     columns: columns of the rows, of the first product and of the activation. padded: rows have static shapes, as many
-    for each expert.
+    for each expert. counted: the host knows the rows of each expert.
     """
 
     device: torch.device
     dtype: torch.dtype
     columns: tuple[int, ...]
     padded: bool
+    counted: bool = True
 
 
 Multiply = Callable[[Tensor, Tensor, RowGroups, Tensor], Tensor]
@@ -157,6 +160,36 @@ def _bmm(left: Tensor, right: Tensor, groups: RowGroups, weight: Tensor) -> Tens
 
 def _not_bmm(case: Case) -> str:
     return "" if case.padded else "experts have different numbers of rows: only a `capacity` pads them"
+
+
+def _padded(left: Tensor, right: Tensor, groups: RowGroups, weight: Tensor) -> Tensor:
+    """Blocks have the rows of an expert and zeros behind them. The device works out the places of rows."""
+    if groups.counts is None:
+        return _bmm(left, right, groups, weight)
+    experts, most, filled = len(weight), max(groups.counts, default=0), sum(groups.counts)
+    ends = groups.on_device(left, experts).long()
+    rows = torch.arange(filled, device=left.device)
+    expert = torch.bucketize(rows, ends, right=True)
+    places = rows + (torch.arange(experts, device=left.device) * most - functional.pad(ends[:-1], (1, 0)))[expert]
+
+    def blocks(matrix: Tensor) -> Tensor:
+        into = matrix.new_zeros(experts * most, matrix.shape[1])
+        return into.index_copy_(0, places, matrix[:filled]).view(experts, most, matrix.shape[1])
+
+    if right.dim() == 3:
+        products = blocks(left).bmm(right).view(experts * most, right.shape[2])
+        result = left.new_empty(len(left), right.shape[2])
+        torch.index_select(products, 0, places, out=result[:filled])
+        return result
+    if weight.stride(1) == 1 and weight.stride(2) == weight.shape[1]:
+        return blocks(right).transpose(1, 2).bmm(blocks(left)).transpose(1, 2)
+    return blocks(left).transpose(1, 2).bmm(blocks(right))
+
+
+def _not_padded(case: Case) -> str:
+    if case.counted or case.padded:
+        return ""
+    return "only the device knows the rows of each expert, and the most of them is the size of a block"
 
 
 _STRIDE = 16
@@ -241,11 +274,14 @@ PROVIDERS: dict[str, Provider] = {
         Provider("bmm", _not_bmm, _bmm),
         Provider("grouped", _not_grouped, _grouped, lambda device: device.type == "cpu"),
         Provider("loop", lambda case: "", _loop),
+        Provider("padded", _not_padded, _padded, lambda device: False),
         Provider("scaled_grouped", _not_scaled, _scaled, lambda device: False, "fp8", "quantized"),
         Provider("quantized", lambda case: "", _quantized, lambda device: False, "fp8"),
     )
 }
-"""By name, best first; those that round are taken by name alone."""
+"""By name, best first."""
+_BY_AUTO = ("bmm", "grouped", "loop")
+"""Those that `auto` chooses from; the last serves everything."""
 
 
 @cache
@@ -262,7 +298,7 @@ def provider_for(products: Products, case: Case) -> Provider:
             raise RuntimeFault(f"products {named.name}: {reason}", f"write `products {named.name} or fallback`{short}")
         if named.fallback and PROVIDERS[named.fallback].available(case):
             return PROVIDERS[named.fallback]
-    return next(provider for provider in PROVIDERS.values() if provider.available(case) and not provider.rounds)
+    return next(PROVIDERS[name] for name in _BY_AUTO if PROVIDERS[name].available(case))
 
 
 def passed_over(products: Products, case: Case) -> dict[str, str]:
@@ -270,8 +306,7 @@ def passed_over(products: Products, case: Case) -> dict[str, str]:
     chosen = provider_for(products, case).name
     better = {products.name} & PROVIDERS.keys() - {chosen}
     if not PROVIDERS[chosen].rounds and products.name != chosen:
-        names = [name for name, provider in PROVIDERS.items() if not provider.rounds]
-        better.update(names[: names.index(chosen)])
+        better.update(_BY_AUTO[: _BY_AUTO.index(chosen)])
     return {name: reason for name in PROVIDERS if name in better and (reason := PROVIDERS[name].why_not(case))}
 
 
@@ -282,7 +317,7 @@ def compared_bitwise(products: Products, device: torch.device) -> Products:
     """
     alike = [name for name, provider in PROVIDERS.items() if provider.adds_alike(device)]
     if products.name == "auto":
-        return products if all(each.rounds or each.name in alike for each in PROVIDERS.values()) else Products("loop")
+        return products if set(_BY_AUTO) <= set(alike) else Products("loop")
     if products.name not in alike:
         rounds = PROVIDERS[products.name].rounds
         why = f"it rounds to {rounds}" if rounds else f"it adds in an order of its own on {device.type}"

@@ -13,6 +13,7 @@ from schedc.cell.serial import serial
 from schedc.ir.program import Program
 from schedc.passes.without_recomputation import without_recomputation
 from schedc.plan import Attachments
+from schedc_runtime.moe.kernels import Kernels
 from schedc_runtime.parity.reference import Microbatch, Reference, reference_step
 from schedc_runtime.partition import partition
 from schedc_runtime.pipeline.batch import split
@@ -82,6 +83,7 @@ class SerialCheck:
     """All ranks of the mesh in this process, cells in serial order, without recomputation.
 
     A plan may change the speed of these steps, but not a bit of their results. Slices do: these steps have the same.
+    They choose by the same ``kernels``.
     The loss is a scalar. Batch and targets are [rows, ...], those of all replicas, one after the other.
     """
 
@@ -95,11 +97,12 @@ class SerialCheck:
         learning_rate: float,
         plan: Attachments,
         mesh: Mesh,
+        kernels: Kernels = (),
     ) -> None:
         plain = replace(plan, overlap=False, cells=(), recompute=())
         self.pipe = Pipeline(
             model, without_recomputation(program), loss_fn=loss_fn, mesh=mesh, in_process=True, plan=plain,
-            cells=serial, cut=Cut(segmented=plan.ordered),
+            cells=serial, cut=Cut(segmented=plan.ordered), kernels=kernels,
         )  # fmt: skip
         self.optimizer = torch.optim.SGD(self.pipe.parameters(), lr=learning_rate)
 

@@ -66,13 +66,15 @@ def fingerprint(
 
 
 def plan_prints(plan: Attachments, stages: Iterable[Stage]) -> dict[str, str]:
-    """What else all ranks must have in common: each field of the plan, and how tokens choose their experts."""
+    """What else all ranks must have in common: each field of the plan, how tokens choose, and measured kernels."""
+    layers = [pair for stage in stages for pair in moe_layers(stage.module)]
     return {
         **{f"plan, in `{field.name}`": repr(getattr(plan, field.name)) for field in fields(plan)},
+        **{f"routing of `{name}`": repr(layer.router.routing) for name, layer in layers},
         **{
-            f"routing of `{name}`": repr(layer.router.routing)
-            for stage in stages
-            for name, layer in moe_layers(stage.module)
+            f"kernels of `{name}`": repr(layer.experts.measured.families)
+            for name, layer in layers
+            if layer.experts.measured is not None
         },
     }
 

@@ -17,6 +17,7 @@ from schedc.source import NOWHERE
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.capacity import ExpertCapacity
 from schedc_runtime.moe.hot_choice import HotPolicy
+from schedc_runtime.moe.kernels import Kernels, MeasuredProducts
 from schedc_runtime.moe.layer import METHODS, MoELayer, moe_layers
 from schedc_runtime.moe.shards import shard_experts
 from schedc_runtime.ranks.expert_group import ExpertGroup
@@ -58,19 +59,20 @@ def attach(
     mesh: Mesh,
     replicas: Communicator | None = None,
     costs: CellCosts | None = None,
+    kernels: Kernels = (),
     *,
     host_lane: bool = False,
 ) -> None:
     """Spread the experts of one place's stage modules over ``group``, and let rows travel as the plan says.
 
     replicas: the ranks that hold the same stages; None for those of ``group``. costs: times of cells, by which hot
-    experts pay or not. host_lane: see `MoELayer.attach`.
+    experts pay or not. kernels: as of a `Pipeline`. host_lane: see `MoELayer.attach`.
     """
     capacity = None if plan.capacity is None else ExpertCapacity(plan.capacity.factor, plan.capacity.drop)
     hot = None if plan.hot is None else HotPolicy(plan.hot.most, plan.hot.below, plan.hot.by_microbatch, costs=costs)
     for module in modules:
         for name, layer in moe_layers(module):
-            _take_products(plan, name, layer)
+            _take_products(plan, name, layer, kernels)
         layers = [layer for _, layer in moe_layers(module)]
         if not layers:
             continue
@@ -124,11 +126,15 @@ def check_contradictions(plan: Attachments, program: Program, mesh: Mesh) -> Non
         raise DiagnosticError(findings)
 
 
-def _take_products(plan: Attachments, name: str, layer: MoELayer) -> None:
-    """Let the plan's provider multiply, if it can serve the layer. The dtype under autocast is known when it runs."""
+def _take_products(plan: Attachments, name: str, layer: MoELayer, kernels: Kernels) -> None:
+    """Let the plan's provider multiply, if it can serve the layer. The dtype under autocast is known when it runs.
+
+    kernels: who multiplies how many rows where the plan names nobody.
+    """
     experts = layer.experts
     experts.products = plan.products
+    experts.measured = MeasuredProducts(kernels) if kernels else None
     try:
-        experts.provider(plan.capacity is not None)
+        experts.provider(plan.capacity is not None, plan.bound is None)
     except RuntimeFault as error:
         raise RuntimeFault(f"`{name}`: {error.message}", error.help) from None

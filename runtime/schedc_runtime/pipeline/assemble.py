@@ -30,6 +30,7 @@ from schedc_runtime.compiled.units import CompiledUnits
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.execute.cell_programs import CellSource, asks_on_lane, cell_source, cells_on_rank, check_cells
 from schedc_runtime.materialize.construction import Construction, construction_of
+from schedc_runtime.moe.kernels import Kernels
 from schedc_runtime.offload.lanes import Lanes
 from schedc_runtime.partition import Partition, partition
 from schedc_runtime.partition.shared import SharedParameter, copies_in, tied_apart, ties_of
@@ -83,6 +84,7 @@ class Settings:
     seed: int = 0
     example: Any = None
     compile: bool | Mapping[str, Any] | None = None
+    kernels: Kernels = ()
 
 
 @dataclass
@@ -222,7 +224,8 @@ def make_stages(assembly: Assembly) -> None:
         modules, near = list(modules), network.peer_groups[place]
         costs = settings.cells if isinstance(settings.cells, CellCosts) else None
         on_lane = asks_on_lane(assembly.plan, settings.cells, assembly.device)
-        attach(modules, assembly.plan, near.experts, assembly.mesh, near.replicas, costs, host_lane=on_lane)
+        times = costs, settings.kernels
+        attach(modules, assembly.plan, near.experts, assembly.mesh, near.replicas, *times, host_lane=on_lane)
         if not assembly.construction.deferred:
             take_shards(assembly, place, modules)
 

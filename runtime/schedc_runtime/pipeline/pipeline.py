@@ -17,6 +17,7 @@ from schedc.plan import Attachments
 from schedc_runtime.execute.cell_programs import CellSource
 from schedc_runtime.execute.executor import Interval
 from schedc_runtime.materialize.values import Rule
+from schedc_runtime.moe.kernels import Kernels
 from schedc_runtime.pipeline.assemble import Settings, assemble
 from schedc_runtime.pipeline.contexts import evaluating
 from schedc_runtime.pipeline.counts import Accumulation, CountOfTargets
@@ -61,6 +62,7 @@ class Pipeline:
         program was compiled with.
     cells: the order inside overlapped instructions, the same on all ranks; by default as the plan says. Times of
         segments and exchanges to order by, or a function that gives each cell's program.
+    kernels: `Costs.kernels` of a cost file: who multiplies how many rows of experts, where the plan names nobody.
     group: the process group of the pipeline's ranks; by default all processes. Its backend carries the messages.
     in_process: run all ranks here, without torch.distributed (tests, a single GPU). One rank always runs so.
         A batch is then that of all replicas, one after the other.
@@ -99,13 +101,15 @@ class Pipeline:
         check_finite: bool = True,
         example: Any = None,
         compile: bool | Mapping[str, Any] | None = None,
+        kernels: Kernels = (),
         **old: Any,
     ) -> None:
         check_kinds(model=model, program=program, loss_fn=loss_fn, count_fn=count_fn, cut=cut, mesh=mesh)
         groups = grouped(Groups(cut or Cut(), mesh, cells), old, program, plan)
         place = None if device is None else torch.device(device)
         settings = (model, program, loss_fn, groups.cut, groups.mesh, plan, groups.cells, group, in_process, timeout)
-        assembly = assemble(Settings(*settings, device=place, rng=rng, seed=seed, example=example, compile=compile))
+        assembly = assemble(Settings(*settings, device=place, rng=rng, seed=seed, example=example, compile=compile,
+                                     kernels=tuple(kernels)))  # fmt: skip
         self.program = assembly.program
         self.plan, self.mesh, self.partition = assembly.plan, assembly.mesh, assembly.partition
         self.control = assembly.guard.control

@@ -35,8 +35,11 @@ def told_graphs(stages: Iterable[Stage]) -> list[str]:
 
 def _products(name: str, layer: MoELayer, plan: Attachments) -> str:
     experts, padded = layer.experts, plan.capacity is not None
-    case = experts.case(padded)
-    chosen = experts.provider(padded)
+    case = experts.case(padded, plan.bound is None)
+    chosen = experts.provider(padded, plan.bound is None)
+    measured = experts.measured if experts.products.name == "auto" else None
+    if measured is not None and (told := measured.told(len(experts.gate_up), case)):
+        return f"{name}: products {told} ({str(case.dtype).removeprefix('torch.')} on {case.device.type})"
     reasons = "".join(f"; not {better}: {reason}" for better, reason in passed_over(experts.products, case).items())
     dtype = str(case.dtype).removeprefix("torch.")
     rows = "; rows travel in fp8" if plan.fp8_rows else ""

@@ -36,6 +36,9 @@ def _contradictions(plan: Attachments, _ranks: int | None) -> Iterator[Contradic
     elif name == "bmm" and plan.capacity is None and not plan.products.or_fallback:
         message = "one batched product, and experts with different numbers of rows"
         yield Contradiction("S144", message, "products", "add a `capacity`, or write `products bmm or fallback`")
+    elif name == "padded" and plan.bound is not None and not plan.products.or_fallback:
+        message = "rows that are padded to the most of an expert, and sizes that only the device knows"
+        yield Contradiction("S144", message, "products", "write `sizes exact`, or `products padded or fallback`")
 
 
 def _facts(plan: Attachments, _layout: Layout) -> dict[str, Any]:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+import warnings
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 
+from schedc.cost.kernels import KernelBucket, KernelFamily
+from schedc_runtime.moe.kernels import MeasuredProducts, _say_once
 from schedc_runtime.moe.layer import METHODS
+from schedc_runtime.moe.products import PROVIDERS
 
 FILE = Path(__file__).parents[3] / "benchmarks" / "host_asks.py"
 
@@ -31,6 +35,22 @@ def test_a_layer_asks_once_and_not_at_all_with_constant_sizes() -> None:
         for mode in ("padded", "bounded"):
             assert host_asks.asks(method, mode) == (0, 0)
             assert host_asks.on_meta(method, mode)
+
+
+def test_a_measured_choice_asks_nothing_more() -> None:
+    """Rows padded on the device, in forward and backward, and buffers whose rows only the device knows."""
+    host_asks = instrument()
+    families = [KernelFamily(8, 16, 12, "float32", x, (KernelBucket(1, 99, "padded"),)) for x in (False, True)]
+    for mode, expected in (("exact", 1), ("bounded", 0), ("padded", 0)):
+        layer = host_asks.layer_of("flat", mode)
+        layer.experts.measured = MeasuredProducts(tuple(families))
+        with warnings.catch_warnings():  # the layer then says it no more
+            warnings.simplefilter("ignore")
+            _say_once("padded", PROVIDERS["padded"].why_not(layer.experts.case(counted=False)))
+        with host_asks.counting() as counted:
+            host_asks.run(layer)
+        assert sum(counted.asks.values()) == expected
+        assert counted.uploads == 0
 
 
 def test_the_instrument_sees_what_asks() -> None:

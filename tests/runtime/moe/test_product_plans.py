@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 import torch
 
+from schedc.cost.kernels import KernelBucket, KernelFamily
 from schedc_runtime import Pipeline
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.fp8 import packed, unpacked
@@ -19,21 +20,30 @@ TWO_NODES = "  experts 8 top 2\n  topology nodes 2 x 1\n"
 SIZES = {"P": 1, "M": 2}
 
 
-def pipeline(lines: str, dtype: torch.dtype) -> Pipeline:
-    return precise(TWO_NODES + lines, dtype)
+def pipeline(lines: str, dtype: torch.dtype, kernels: tuple[KernelFamily, ...] = ()) -> Pipeline:
+    return precise(TWO_NODES + lines, dtype, kernels)
 
 
-def precise(lines: str, dtype: torch.dtype = torch.float32) -> Pipeline:
+def precise(lines: str, dtype: torch.dtype = torch.float32, kernels: tuple[KernelFamily, ...] = ()) -> Pipeline:
     program = compiled("1f1b", SIZES, lines)
     example, _ = batch_of(program, 1)
-    return Pipeline(model().to(dtype), program, loss_fn=next_token_loss, in_process=True, example=example)
+    return Pipeline(
+        model().to(dtype), program, loss_fn=next_token_loss, in_process=True, example=example, kernels=kernels
+    )
+
+
+BY_ROWS = KernelFamily(
+    4, 8, 4, "float32", False, (KernelBucket(1, 4, "loop"), KernelBucket(5, 99, "grouped"))
+)  # fmt: skip
 
 
 @pytest.mark.slow
 def test_products_of_a_plan_change_no_bit_and_are_reported() -> None:
     results = []
-    for line, name in (("loop", "loop"), ("auto", "grouped"), ("grouped", "grouped"), ("bmm or fallback", "grouped")):
-        pipe = pipeline(f"  products {line}\n", torch.float32)
+    measured = "by rows of an expert as measured: 1-4 loop, 5-99 grouped"
+    choices = [("loop", "loop"), ("auto", "grouped"), ("bmm or fallback", "grouped")]
+    for line, name in [*choices, ("auto", measured)]:
+        pipe = pipeline(f"  products {line}\n", torch.float32, (BY_ROWS,) if name == measured else ())
         loss = pipe.step(*batch_of(pipe.program, pipe.mesh.replicas))
         results.append([loss, *(parameter.grad for parameter in pipe.parameters() if parameter.grad is not None)])
         said = [line for line in pipe.report().splitlines() if "products" in line]

@@ -128,7 +128,7 @@ def test_borrowed_experts_behind_the_own(lent: int, device_too: bool) -> None:
     assert all((slot.grad is not None) == bool(lent) for slot in borrowed)
 
 
-@pytest.mark.parametrize("name", ["loop", "bmm", "grouped"])
+@pytest.mark.parametrize("name", ["loop", "bmm", "grouped", "padded"])
 def test_padded_rows(name: str) -> None:
     experts, rows, gates = case([4, 4, 4], torch.float32)
     experts.products = Products(name)
