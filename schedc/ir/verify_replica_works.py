@@ -91,8 +91,8 @@ def _walk(table: ProgramTable, rank: int, stage: int, rows: list[int]) -> Diagno
     reduced = reduced[program.rank[reduced] == rank]
     gathered = any(works.kind[program.work[row]] == WorkKind.GATHER for row in rows)
     parameters: State = ParameterState.SHARDED
-    sums: dict[WorkGroup, State] = {}
-    begun: dict[WorkGroup, int] = {}
+    sums: dict[tuple[WorkGroup, int], State] = {}
+    number = _numbers(table, rows)
     for row in sorted({*rows, *(uses if gathered else [])}):
         if program.work[row] < 0:
             if parameters is not ParameterState.WHOLE:
@@ -101,7 +101,8 @@ def _walk(table: ProgramTable, rank: int, stage: int, rows: list[int]) -> Diagno
             continue
         work = works.work(int(program.work[row]))
         half = InstructionKind(int(program.kind[row])), work.kind
-        state = parameters if half in _PARAMETERS else sums.get(work.group, SumState.LOCAL)
+        total = work.group, number[int(program.work[row])]
+        state = parameters if half in _PARAMETERS else sums.get(total, SumState.LOCAL)
         needed, after = (_PARAMETERS | _SUMS)[half]
         if state is not needed:
             what = f"finds what stage {stage} has {state.value}, not {needed.value}"
@@ -110,11 +111,10 @@ def _walk(table: ProgramTable, rank: int, stage: int, rows: list[int]) -> Diagno
         if half in _PARAMETERS:
             parameters = after
             continue
-        sums[work.group] = after
-        if half == (START, WorkKind.SCATTER):
-            begun[work.group] = begun.get(work.group, 0) + 1
-            if fault := _early(begun[work.group], row, trained, reduced[program.stage2[reduced] < 0], reduced):
-                return table.finding("S331", row, fault, help="sum gradients behind the last one of their stage")
+        sums[total] = after
+        fault = _early(total[1], row, trained, reduced[program.stage2[reduced] < 0], reduced)
+        if half == (START, WorkKind.SCATTER) and fault:
+            return table.finding("S331", row, fault, help="sum gradients behind the last one of their stage")
     left = [state for state in (parameters, *sums.values()) if state not in _AT_REST]
     return table.finding("S331", rows[-1], f"at the end, what stage {stage} has is {left[0].value}") if left else None
 
@@ -126,6 +126,16 @@ def _ops_of(table: ProgramTable, rank: int, stage: int) -> tuple[list[int], int]
     ops = low + np.flatnonzero(schedule.stage[low:high] == stage)
     trained = op_row[ops[WEIGHT[schedule.kind[ops]]]]
     return op_row[ops].tolist(), int(trained.max(initial=-1))
+
+
+def _numbers(table: ProgramTable, rows: list[int]) -> dict[int, int]:
+    """The number of each work of a stage among those of its kind and group, from 1."""
+    counts: dict[tuple[WorkKind, WorkGroup], int] = {}
+    numbers: dict[int, int] = {}
+    for work in sorted(set(table.program.work[rows].tolist())):
+        of = table.program.works.work(work)
+        numbers[work] = counts[of.kind, of.group] = counts.get((of.kind, of.group), 0) + 1
+    return numbers
 
 
 def _early(number: int, row: int, trained: int, copies: Int64, reduced: Int64) -> str:
