@@ -285,6 +285,7 @@ class Attachments:
     recompute: [stages] levels; empty where no stage recomputes.
     slices: [stages] number of slices of a microbatch; empty where no stage has more than one.
     offload: the lines about what leaves for the host. loss: how head and loss are computed, if the plan says it.
+    shard_dense: whether replicas shard the dense parameters of a stage.
     """
 
     experts: ExpertSizes | None = None
@@ -307,6 +308,7 @@ class Attachments:
     host: Host | None = None
     offload: tuple[Offload, ...] = ()
     loss: HeadLoss | None = None
+    shard_dense: bool = False
 
     def recompute_of(self, stage: int) -> Recompute:
         """The level of a stage."""

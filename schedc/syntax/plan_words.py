@@ -216,6 +216,13 @@ PLAN_WORDS = (
         ("whole", "early", "again", "chunk", "vocab"),
     ),
     PlanWord(
+        "shard",
+        "SETTING",
+        "shard dense",
+        "the dense parameters of a stage are sharded over the replicas of its rank, and gathered for their uses",
+        ("dense",),
+    ),
+    PlanWord(
         "cell",
         "CELL",
         "cell F & B { compute B.mlp.I F.mlp comm F.dispatch }",

@@ -28,6 +28,7 @@ from schedc.plan.directives import (
     products,
     recompute,
     rows,
+    shard,
     sizes,
     slices,
     states,
@@ -57,6 +58,7 @@ _FILES = (
     host,
     offload,
     loss,
+    shard,
 )
 
 DIRECTIVES: dict[str, Directive] = {file.DIRECTIVE.word: file.DIRECTIVE for file in _FILES}

@@ -151,6 +151,7 @@ factors = st.floats(1, 1e4, exclude_min=True)
         dtype=st.sampled_from(("bf16", "fp32")),
         method=st.sampled_from(Method),
         tied=st.booleans(),
+        shard_dense=st.booleans(),
         overlap=st.booleans(),
         products=st.builds(Products, st.sampled_from(PRODUCTS), st.booleans()).filter(lambda x: x != Products("bmm")),
         capacity=st.none() | st.builds(Capacity, factors.map(lambda f: f * 300), st.sampled_from(Drop)),
@@ -219,6 +220,8 @@ MOE = "layers 4  experts 64 top 8  topology nodes 2 x 4"
         ("layers 4  experts 8 top 2 precision fp8 or fallback\n  products scaled_grouped or fallback", None),
         (f"{MOE}\n  sizes padded", [("S144", 3, 9)]),
         (f"{MOE}\n  rows int8", [("S144", 3, 8)]),
+        ("layers 4  shard dens", [("S144", 2, 19)]),
+        ("layers 4  shard dense  shard dense", [("S144", 2, 26)]),
         (f"{MOE}\n  states 16 each much", [("S144", 3, 13)]),
         (f"{MOE}\n  sizes bounded", [("S144", 3, 3)]),
         (f"{MOE}\n  sizes exact 2", [("S144", 3, 3)]),
@@ -323,6 +326,14 @@ def test_forms_of_lines_are_right_and_all_their_words_are_known(tmp_path: Path) 
     assert any(DIRECTIVES["slices"].write(plan_of(cut.schedule)))
     analyse(written(tmp_path, "layers 4\n  recompute full in\n    bubbles"), {})  # a line may be broken anywhere
     assert {*Level, *Method, *Drop, *By, *BYTES_OF, *PerKind._fields} - {"rank", "dtype"} <= INSIDE
+
+
+def test_sharded_dense_parameters_need_a_schedule_with_one_copy_of_each_stage(tmp_path: Path) -> None:
+    program = schedc.compile(written(tmp_path, "layers 8  shard dense", "dualpipev(P = 2, M = 4)"))
+    assert (program.plan, plan_of(program).shard_dense) == ("shard dense", True)
+    with pytest.raises(DiagnosticError) as caught:
+        schedc.compile(written(tmp_path, "layers 8  shard dense", "dualpipe(P = 2, M = 4)"))
+    assert [finding.code for finding in caught.value.diagnostics] == ["S144"]
 
 
 def test_tied_embeddings_become_sums_of_the_program(tmp_path: Path) -> None:
