@@ -316,7 +316,7 @@ def analyse(source: Given, sizes: Mapping[str, int], costs: Costs | None = None)
         result.timeline(),
         memory,
         tuple(claims),
-        _inside(dependencies, costs),
+        _inside(dependencies, costs, result.offloading),
         result.offloading,
         result.chosen,
         None if result.written is None else simulate(written.schedule, costs, written),
@@ -332,9 +332,9 @@ def _follows_costs(tree: Input, sizes: Mapping[str, int]) -> bool:
     return has_policy(schedule) and thaw(schedule, sizes) is None
 
 
-def _inside(dependencies: Dependencies, costs: Costs) -> CellPricing | None:
+def _inside(dependencies: Dependencies, costs: Costs, offloading: Offloading | None) -> CellPricing | None:
     if costs.cell is None:
         return None
     from schedc.plan.price_cells import price_cells
 
-    return price_cells(dependencies, costs)
+    return price_cells(dependencies, costs, None if offloading is None else offloading.timed)

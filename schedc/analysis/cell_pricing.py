@@ -12,6 +12,7 @@ import numpy as np
 
 from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.group_pricing import GroupPricing, KindOfCell, RankRows, price_group
+from schedc.analysis.lane_walk import LaneWalk, TimedWorks, walk_of
 from schedc.analysis.timeline import Timeline, timeline_of
 from schedc.cell.costs import CellCosts
 from schedc.cell.delays import Delays, closed_delays, lower_bound_delays, program_delays
@@ -25,6 +26,7 @@ from schedc.ir.op_tables import BACKWARD
 from schedc.ir.ops import LETTERS, OpKind
 from schedc.ir.recomputed import recomputed_ops
 from schedc.ir.schedule import Schedule
+from schedc.ir.works import LANE_NAMES
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,25 @@ class CellKind:
         return self.prediction.compute + self.prediction.communication
 
 
+class WorksInside(NamedTuple):
+    """Works beside cells that are priced from inside.
+
+    exposed: [works] time that a rank stands at the JOIN, the mean over a group.
+    """
+
+    timed: TimedWorks
+    exposed: Floats
+
+    @property
+    def lanes(self) -> dict[str, tuple[float, float]]:
+        """(busy, exposed) of each lane that works use, summed over pipeline ranks, in the unit of the costs."""
+        lane = self.timed.placed.works.lane
+        return {
+            LANE_NAMES[at]: (float(self.timed.time[lane == at].sum()), float(self.exposed[lane == at].sum()))
+            for at in np.unique(lane).tolist()
+        }
+
+
 @dataclass(frozen=True, eq=False)
 class CellPricing:
     """A schedule priced by its segments and exchanges.
@@ -62,6 +83,7 @@ class CellPricing:
     floor: makespan, in the unit of ``costs``, below which no order inside the cells brings the step.
     group: the step of ``late_wait`` on all ranks of an expert group; None where all have as many rows. Timelines are
         then those of the rank that ends last. The predictions of ``kinds`` are those at the mean rows.
+    works: what runs beside the cells in ``late_wait``; None without works. All four timelines have them.
     """
 
     kinds: tuple[CellKind, ...]
@@ -73,6 +95,7 @@ class CellPricing:
     late_wait: Timeline
     floor: float
     group: GroupPricing | None = None
+    works: WorksInside | None = None
 
     def communication(self, pairs_only: bool = False) -> tuple[float, float]:
         """(time, exposed) of all exchanges of the step, or of those in overlapped pairs; means over a group."""
@@ -145,55 +168,76 @@ def price(
     order_of: OrderOf = lambda kind: None,
     recomputed: Sequence[StageShape] | None = None,
     group: RankRows | None = None,
+    works: TimedWorks | None = None,
 ) -> CellPricing:
     """Prices a legal schedule under the costs of its segments and exchanges; times in their unit.
 
     shapes: [stages] graphs, marked with the nodes that a backward without an R recomputes.
     recomputed: [stages] graphs, marked with the nodes that an R recomputes; by default ``shapes``.
     p2p: latency of a message between ranks. group: ranks of an expert group with their rows, if they differ.
+    works: what runs beside the cells. A cell waits for the JOINs in front of it before its first step.
     Raises `DiagnosticError` (S323) for an order by hand that cannot run.
     """
     kinds, kind = _kinds(dependencies, shapes, recomputed or shapes, costs, order_of)
     if group is not None:
-        return _price_in_step(dependencies, kinds, kind, costs, p2p, group)
+        return _price_in_step(dependencies, kinds, kind, costs, p2p, group, works)
 
-    def timeline(duration: Iterable[float], delay: Iterable[Delays]) -> Timeline:
+    def walk() -> LaneWalk | None:
+        return walk_of(works, dependencies)
+
+    def timeline(duration: Iterable[float], delay: Iterable[Delays], lanes: LaneWalk | None) -> Timeline:
         times, delays_of = np.array(list(duration)), np.array(list(delay)).reshape(-1, 3, 3)
-        return simulate_messages(dependencies, times[kind], delays_of[kind], p2p)
+        return simulate_messages(dependencies, times[kind], delays_of[kind], p2p, lanes)
 
     serial, duration = (
         [kind_of_cells.serial for kind_of_cells in kinds],
         [kind_of_cells.prediction.duration for kind_of_cells in kinds],
     )
+    early = (_delays(kind_of_cells, costs, opens_late=False) for kind_of_cells in kinds)
+    lanes = walk()
     return CellPricing(
         kinds,
         kind,
         costs,
-        serial=timeline(serial, map(closed_delays, serial)),
-        overlapped=timeline(duration, map(closed_delays, duration)),
-        early_send=timeline(duration, (_delays(kind_of_cells, costs, opens_late=False) for kind_of_cells in kinds)),
-        late_wait=timeline(duration, (_delays(kind_of_cells, costs) for kind_of_cells in kinds)),
+        serial=timeline(serial, map(closed_delays, serial), walk()),
+        overlapped=timeline(duration, map(closed_delays, duration), walk()),
+        early_send=timeline(duration, early, walk()),
+        late_wait=timeline(duration, (_delays(kind_of_cells, costs) for kind_of_cells in kinds), lanes),
         floor=_floor(dependencies, kinds, kind, costs, p2p),
+        works=WorksInside(works, lanes.exposed.mean(axis=1)) if works and lanes else None,
     )
 
 
 def _price_in_step(
-    dependencies: Dependencies, kinds: tuple[CellKind, ...], kind: Int64, costs: CellCosts, p2p: float, group: RankRows
+    dependencies: Dependencies,
+    kinds: tuple[CellKind, ...],
+    kind: Int64,
+    costs: CellCosts,
+    p2p: float,
+    group: RankRows,
+    works: TimedWorks | None,
 ) -> CellPricing:
     """`price` on all ranks of a group in step."""
     programs = [KindOfCell(of.program, of.forward, of.backward) for of in kinds]
     early, one_by_one = [of.opened_early for of in programs], [of.serial for of in programs]
-    late_wait = price_group(dependencies, programs, kind, costs, group, p2p)
+    members = group.factors.shape[2]
+
+    def walk() -> LaneWalk | None:
+        return walk_of(works, dependencies, members)
+
+    lanes = walk()
+    late_wait = price_group(dependencies, programs, kind, costs, group, p2p, walk=lanes)
     return CellPricing(
         kinds,
         kind,
         costs,
-        serial=price_group(dependencies, one_by_one, kind, costs, group, p2p, closed=True).timeline,
-        overlapped=price_group(dependencies, programs, kind, costs, group, p2p, closed=True).timeline,
-        early_send=price_group(dependencies, early, kind, costs, group, p2p).timeline,
+        serial=price_group(dependencies, one_by_one, kind, costs, group, p2p, True, walk()).timeline,
+        overlapped=price_group(dependencies, programs, kind, costs, group, p2p, True, walk()).timeline,
+        early_send=price_group(dependencies, early, kind, costs, group, p2p, walk=walk()).timeline,
         late_wait=late_wait.timeline,
         floor=_floor(dependencies, kinds, kind, costs.with_rows(group.least), p2p),
         group=late_wait,
+        works=WorksInside(works, lanes.exposed.mean(axis=1)) if works and lanes else None,
     )
 
 
@@ -223,11 +267,14 @@ def price_step(
     return simulate_messages(dependencies, duration[kind], delays[kind], p2p)
 
 
-def simulate_messages(dependencies: Dependencies, duration: Floats, delay: Floats, latency: float) -> Timeline:
+def simulate_messages(
+    dependencies: Dependencies, duration: Floats, delay: Floats, latency: float, walk: LaneWalk | None = None
+) -> Timeline:
     """Simulates cells that send before their ends and wait for messages after their beginnings.
 
     duration: [cells] times without waits for messages; such waits count as idle time before the start.
-    delay: [cells, 3, 3] delays as in `schedc.cell.delays`. latency: time of a message. All in one unit.
+    delay: [cells, 3, 3] delays as in `schedc.cell.delays`. latency: time of a message. walk: lanes of works beside
+    the cells, each of which waits for the JOINs in front of it before its first step. All in one unit.
     A cell is bound by the arrival that its end waits for. Its gradient leaves no sooner than an activation that it
     sends: a Program posts the activation of a pair first (`schedc.passes.insert_communication`).
     """
@@ -243,10 +290,13 @@ def simulate_messages(dependencies: Dependencies, duration: Floats, delay: Float
     for low, high in pairwise(levels.start.tolist()):
         now = levels.order[low:high]
         arrival[:, now] = there[row, waits[:, now]] + after[:, now]
+        if walk:
+            arrival[0, now] = walk.reach(now, arrival[0, now, None])[:, 0]
         there[:, now] = (by_output[:, :, now] + arrival[:, now]).max(axis=1)
         behind = now[dependencies.sends_activation[now]]
         there[2, behind] = there[1:, behind].max(axis=0)
-    return timeline_of(dependencies, duration, there[0, :-1], arrival + (by_output[0] - duration))
+    timeline = timeline_of(dependencies, duration, there[0, :-1], arrival + (by_output[0] - duration))
+    return replace(timeline, makespan=float(walk.close(there[0, :-1, None]).max(initial=0.0))) if walk else timeline
 
 
 class _Graphs(NamedTuple):

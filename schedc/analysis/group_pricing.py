@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from schedc.analysis.dependencies import Dependencies
+from schedc.analysis.lane_walk import LaneWalk
 from schedc.analysis.timeline import Timeline, timeline_of
 from schedc.cell.costs import OF_ROWS, CellCosts
 from schedc.cell.graph import EXCHANGE_LANES, StageShape
@@ -113,12 +114,13 @@ def price_group(
     group: RankRows,
     p2p: float = 0.0,
     closed: bool = False,
+    walk: LaneWalk | None = None,
 ) -> GroupPricing:
     """Simulates all ranks of a group in step, cell after cell.
 
     kind: [cells] index into ``kinds``. p2p: latency of a message, in the unit of ``costs``. closed: cells begin when
     all their messages are there, and their messages leave at their ends. A gradient leaves no sooner than an activation
-    that its cell sends.
+    that its cell sends. walk: lanes of works beside the cells.
     """
     levels = dependencies.levels
     if levels.stuck.size:
@@ -133,6 +135,8 @@ def price_group(
     for low, high in pairwise(levels.start.tolist()):
         now = levels.order[low:high]
         arrived = there[row, waits[:, now]] + after[:, now]
+        if walk:
+            arrived[0] = walk.reach(now, arrived[0])
         arrival[:, now] = arrived.max(axis=0) if closed else arrived
         for number in np.unique(kind[now]).tolist():
             batch = now[kind[now] == number]
@@ -142,11 +146,12 @@ def price_group(
             there[2, behind] = there[1:, behind].max(axis=0)
             compute[batch] = played.compute
             lanes[:, :, batch] = played.carried, played.exposed, played.waiting
-    ends = there[0].max(axis=0)
+    ends = there[0].max(axis=0) if walk is None else walk.close(there[0, :-1]).max(axis=0, initial=0.0)
     last = int(ends.argmax())
     busy = compute[:, last] + lanes[1:, :, :, last].sum(axis=(0, 1))
     end, reached = there[0, :-1, last], arrival[:, :, last]
     timeline = timeline_of(dependencies, busy, end, reached + (end - busy - reached.max(axis=0)))
+    timeline = replace(timeline, makespan=float(ends[last]))
     carried, exposed, waiting = lanes
     rows = group.factors.mean(axis=(0, 1))
     return GroupPricing(timeline, last, ends, compute, carried, exposed, waiting, rows, group.ranks)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from schedc.analysis.dependencies import Dependencies, reduce_by_rank
+from schedc.analysis.lane_walk import TimedWorks
 from schedc.analysis.placed_works import LaneTimes, PlacedWorks, run_with_works
 from schedc.analysis.timeline import durations, run_durations
 from schedc.analysis.work_runs import WorkRuns
@@ -53,6 +54,10 @@ class Offloading:
     @property
     def makespan(self) -> float:
         return float(self.lanes.end.max(initial=0.0))
+
+    @property
+    def timed(self) -> TimedWorks:
+        return TimedWorks(self.placed, self.time)
 
     def under(self, dependencies: Dependencies, costs: Costs) -> Offloading:
         """The same works, whose cells take the times of these costs."""

@@ -8,6 +8,7 @@ import numpy as np
 
 from schedc.analysis.cell_pricing import CellPricing, price, price_step
 from schedc.analysis.dependencies import Dependencies
+from schedc.analysis.lane_walk import TimedWorks
 from schedc.analysis.timeline import Timeline
 from schedc.attachments.row_counts import chosen_method
 from schedc.cell.costs import CellCosts, SegmentTimes
@@ -29,8 +30,10 @@ from schedc.plan.recomputed_nodes import graphs_of, shares_of_forward
 from schedc.source import Source
 
 
-def price_cells(dependencies: Dependencies, costs: Costs) -> CellPricing | None:
+def price_cells(dependencies: Dependencies, costs: Costs, works: TimedWorks | None = None) -> CellPricing | None:
     """Prices a legal schedule by what happens inside its cells; None where the costs have no table of cells.
+
+    works: what runs beside the cells.
 
     The method of exchanges, the written orders and the recomputation are those of the schedule's plan, if it has one.
     Raises `DiagnosticError` (S404) where the costs have blocks for another number of stages.
@@ -42,7 +45,7 @@ def price_cells(dependencies: Dependencies, costs: Costs) -> CellPricing | None:
     shapes = table.shapes(schedule.stages)
     group = group_of(schedule, table, shapes, plan, costs.source)
     plain, recomputed = graphs_of(shapes, plan)
-    return price(dependencies, plain, table.costs, costs.p2p, orders.get, recomputed, group)
+    return price(dependencies, plain, table.costs, costs.p2p, orders.get, recomputed, group, works)
 
 
 def price_order(dependencies: Dependencies, costs: Costs) -> Timeline:

@@ -35,12 +35,17 @@ def to_json(inside: CellPricing) -> dict[str, Any]:
         "exposed": exposed,
         "hidden_step": inside.hidden_step,
         "hidden_steady": inside.hidden_steady,
-        "lanes": {name: {"busy": busy, "exposed": open_} for name, (busy, open_) in inside.lanes.items()},
+        "lanes": _lanes_json(inside.lanes),
         "shares": shares,
         "bound": max(shares, key=lambda name: shares[name]),
         "kinds": [_kind_json(kind, tuple(inside.lanes)) for kind in inside.kinds],
         **({} if inside.group is None else _group_json(inside.group)),
+        **({} if inside.works is None else {"works": _lanes_json(inside.works.lanes)}),
     }
+
+
+def _lanes_json(lanes: dict[str, tuple[float, float]]) -> dict[str, dict[str, float]]:
+    return {name: {"busy": busy, "exposed": exposed} for name, (busy, exposed) in lanes.items()}
 
 
 def _group_json(group: GroupPricing) -> dict[str, Any]:
@@ -110,6 +115,10 @@ def to_text(facts: dict[str, Any]) -> list[str]:
         if use["busy"]:
             share = f"hidden {hidden_share(use['busy'], use['exposed']):.4f}"
             lines.append(f"{name}: communication {use['busy']:g}, exposed {use['exposed']:g}: {share}")
+    lines += [
+        f"{name}, beside the cells: busy {use['busy']:g}, {use['exposed']:g} of it exposed at JOINs"
+        for name, use in facts.get("works", {}).items()
+    ]
     columns = ("serial", "duration", "compute", "communication", "exposed")
     exposed = "  ".join(f"{name} exposed" for name in facts["lanes"])
     lines.append("cell  stages      count  " + "  ".join(columns) + f"  hidden  {exposed}  bound by")

@@ -12,7 +12,7 @@ import pytest
 
 from schedc.analysis import numba_kernels, placed_works
 from schedc.analysis.dependencies import Dependencies
-from schedc.analysis.placed_works import PlacedWorks, run_with_works
+from schedc.analysis.placed_works import PlacedWorks, WorkPlace, run_with_works
 from schedc.analysis.timeline import durations
 from schedc.compiler import analyse
 from schedc.cost.costs import Costs, dump_costs, parse_costs
@@ -31,8 +31,8 @@ def items_of(dependencies: Dependencies, placed: PlacedWorks, rank: int) -> dequ
     events, items = placed.events, deque[tuple[str, int]]()
     for cell in range(dependencies.rank_start[rank], dependencies.rank_start[rank + 1]):
         here = np.flatnonzero(events.gap == cell + rank)
-        todo = [("join" if events.place[e] in (1, 3) else "start", int(events.work[e])) for e in here]
-        late = int((events.place[here] == 3).sum())
+        todo = [("join" if events.joins[e] else "start", int(events.work[e])) for e in here]
+        late = int((events.place[here] >= WorkPlace.CAME).sum())
         items += [*todo[: len(todo) - late], ("wait", cell), *todo[len(todo) - late :], ("cell", cell)]
     return items
 

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from schedc.attachments.values import Attachments, Host, Offload, Recompute
+from schedc.cell.costs import CellCosts, SegmentTimes
+from schedc.cell.table import CellTable
 from schedc.compiler import analyse, compile
 from schedc.cost.costs import Costs
 from schedc.diagnostics import DiagnosticError
@@ -119,3 +121,18 @@ def test_levels_and_offloads_are_chosen_together(tmp_path: Path) -> None:
         assert any(level != Recompute() for level in levels) == recomputes
         assert "recompute auto with offload auto: makespan" in to_text(facts, every_rank=True)
         assert verify_program(compile(plan(tmp_path, f"{lines}   host 90 GB at {speed}"))) == []
+
+
+def test_the_step_from_inside_has_the_moves(tmp_path: Path) -> None:
+    """Cells of dense layers have no exchanges. Where they send at their ends, the step is that of their ops."""
+    table = CellTable(CellCosts.of({"dense": SegmentTimes(1.0, 1.0, 1.0)}, {}))
+    facts = to_json(analyse(plan(tmp_path, "host 100 at 0.2   offload all"), {}, Costs(cell=table)))
+    spans = facts["cells"]["makespan"]
+    assert spans["atomic"] == pytest.approx(facts["makespan"])
+    assert facts["offload"]["makespan_uncapped"] < spans["inside"] < spans["atomic"]
+    busy = {
+        lane: sum(row["busy"] for row in facts["offload"]["lanes"] if row["lane"] == lane) for lane in ("d2h", "h2d")
+    }
+    assert {lane: use["busy"] for lane, use in facts["cells"]["works"].items()} == pytest.approx(busy)
+    assert facts["cells"]["works"]["d2h"]["exposed"] > 0
+    assert "d2h, beside the cells: busy" in to_text(facts, every_rank=True)
