@@ -233,6 +233,7 @@ class CellPlan:
 class Host:
     """Host memory of a rank. size: bytes. out, back: bytes per second on the lanes d2h and h2d.
 
+    shared: ranks of one machine that share these speeds. Each has its part of them, as when all move at once.
     Where the memory of the plan has no unit these are in its unit, and per unit of time of the costs.
     """
 
@@ -240,6 +241,7 @@ class Host:
     out: float
     back: float
     in_bytes: bool = True
+    shared: int = 1
 
 
 @dataclass(frozen=True)

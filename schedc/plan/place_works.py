@@ -104,7 +104,7 @@ class _Step:
 
 def times_of(host: Host) -> tuple[float, float]:
     """Time of a unit of memory on the lanes d2h and h2d, by the values of `WorkLane`; milliseconds for each byte."""
-    factor = _MILLISECONDS if host.in_bytes else 1.0
+    factor = (_MILLISECONDS if host.in_bytes else 1.0) * host.shared
     return factor / host.out, factor / host.back
 
 

@@ -223,6 +223,8 @@ class TreeBuilder(Transformer[Token, t.FileTree]):
         text, end = unit or ("", span_of(value))
         return p.GivenValue(str(name), _number(value), span_of(name).to(end), text)
 
+    speed = entry
+
     def layers(self, word: Token, count: Token, *rest: Any) -> p.LayersLine:
         *options, _, spot = rest
         at, at_span = spot or (None, span_of(count))
@@ -290,13 +292,11 @@ class TreeBuilder(Transformer[Token, t.FileTree]):
         return p.RecomputeLine(tuple(read), span_of(word).to(read[-1].span))
 
     def host(self, word: Token, size: Token, unit: tuple[str, Span] | None, *speeds: p.GivenValue) -> p.HostLine:
-        text, end = unit or ("", span_of(size))
-        value = p.GivenValue(str(word), _number(size), span_of(word).to(end), text)
-        return p.HostLine(value, speeds, span_of(word).to(speeds[-1].span if speeds else end))
+        value = self.entry(word, size, unit)
+        return p.HostLine(value, speeds, value.span.to(speeds[-1].span) if speeds else value.span)
 
-    def speed(self, at: Token, value: Token, unit: tuple[str, Span] | None) -> p.GivenValue:
-        text, end = unit or ("", span_of(value))
-        return p.GivenValue(str(at), _number(value), span_of(at).to(end), text)
+    def sharing(self, word: Token, by: Token, ranks: Token) -> p.GivenValue:
+        return p.GivenValue(str(word), _number(ranks), span_of(word).to(span_of(ranks)), str(by))
 
     def offload(self, word: Token, *parts: p.RecomputePart | Token) -> p.OffloadLine:
         read = [p.RecomputePart("word", str(q), (), span_of(q)) if isinstance(q, Token) else q for q in parts]

@@ -206,7 +206,9 @@ class LossLine:
 
 @dataclass(frozen=True, slots=True)
 class HostLine:
-    """``host 200 GB at 50 GB/s``. size: the number with its unit. speeds: ``at``, ``d2h`` and ``h2d`` with theirs."""
+    """``host 200 GB at 50 GB/s shared by 8``. size: the number with its unit. speeds: ``at``, ``d2h`` and ``h2d`` with
+    theirs, and ``shared`` with ``by`` in place of a unit.
+    """
 
     word: ClassVar[str] = "host"
     size: GivenValue

@@ -196,8 +196,9 @@ PLAN_WORDS = (
         "host",
         "HOST",
         "host 200 GB at 50 GB/s",
-        "host memory of a rank, and the speed at which its lanes d2h and h2d move activations, or at: of both",
-        ("at", "d2h", "h2d"),
+        "host memory of a rank, and the speed at which its lanes d2h and h2d move activations, or at: of both;"
+        " shared by 8: by so many ranks",
+        ("at", "d2h", "h2d", "shared", "by"),
     ),
     PlanWord(
         "offload",

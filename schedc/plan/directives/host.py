@@ -1,4 +1,4 @@
-"""``host 200 GB at 50 GB/s``: host memory of a rank, and the speeds of the lanes to it and back."""
+"""``host 200 GB at 50 GB/s shared by 8``: host memory of a rank, the speeds of its lanes, and who shares them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,18 @@ def _read(reading: Reading, line: HostLine) -> None:
         )
         return
     speeds: dict[str, float] = {}
+    shared = 0
     for entry in line.speeds:
-        if not reading.word(Word(entry.name, entry.span), ("at", *_LANES), "lane to host memory"):
+        if not reading.word(Word(entry.name, entry.span), ("at", *_LANES, "shared"), "part of `host`"):
             return
+        if entry.name == "shared":
+            if shared or entry.unit != "by" or entry.value < 1:
+                reading.fault(
+                    "S146", "ranks that share the lanes are no number", entry.span, "write `shared by 8` once"
+                )
+                return
+            shared = int(entry.value)
+            continue
         speed = _speed(entry, in_bytes)
         if speed is None:
             help = f"write `{entry.name} 50 GB/s`" if in_bytes else f"write `{entry.name} 2`: memory per unit of time"
@@ -38,7 +47,7 @@ def _read(reading: Reading, line: HostLine) -> None:
     if len(speeds) < len(_LANES):
         reading.fault("S146", "host memory without the speeds of its lanes", line.span, _REMEDY)
         return
-    reading.give(host=Host(size, **speeds, in_bytes=in_bytes))
+    reading.give(host=Host(size, **speeds, in_bytes=in_bytes, shared=shared or 1))
 
 
 def _speed(entry: GivenValue, in_bytes: bool) -> float | None:
@@ -51,10 +60,13 @@ def _write(plan: Attachments) -> Iterator[str]:
         write = exact_unit if host.in_bytes else digits
         per = "/s" * host.in_bytes
         lanes = f"d2h {write(host.out)}{per} h2d {write(host.back)}{per}"
-        yield f"host {write(host.size)} {lanes if host.out != host.back else f'at {write(host.out)}{per}'}"
+        lanes = lanes if host.out != host.back else f"at {write(host.out)}{per}"
+        yield f"host {write(host.size)} {lanes}{f' shared by {host.shared}' if host.shared > 1 else ''}"
 
 
 def _contradictions(plan: Attachments, _ranks: int | None) -> Iterator[Contradiction]:
+    if (host := plan.host) is not None and host.shared < 1:
+        yield Contradiction("S146", f"lanes shared by {host.shared} ranks", "host", "give a number from 1")
     if plan.host is not None and not (plan.host.size > 0 and plan.host.out > 0 and plan.host.back > 0):
         yield Contradiction("S146", "host memory, or a speed of its lanes, that is not above 0", "host", _REMEDY)
 

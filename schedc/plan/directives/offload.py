@@ -74,6 +74,7 @@ def _facts(plan: Attachments, _layout: Layout) -> dict[str, Any]:
     if plan.host is None:
         return {}
     host = {"size": plan.host.size, "d2h": plan.host.out, "h2d": plan.host.back, "in_bytes": plan.host.in_bytes}
+    host |= {"shared": plan.host.shared} if plan.host.shared > 1 else {}
     return {"host": host}
 
 

@@ -35,6 +35,7 @@ HOST = Host(2e11, 5e10, 5e10)
         ("host 200 GB at 50 GB/s  offload all", HOST, (Offload("all"),)),
         ("host 200 GB at 50 GB/s  offload chunk 1 keep 2", HOST, (Offload("chunk", (1,), 2),)),
         ("host 10 d2h 2 h2d 0.5  offload auto", Host(10.0, 2.0, 0.5, False), (Offload("auto"),)),
+        ("host 10 at 8 shared by 4  offload auto", Host(10.0, 8.0, 8.0, False, 4), (Offload("auto"),)),
         (
             "host 200 GB at 50 GB/s  offload stage [0, 1]  offload all keep 3",
             HOST,
@@ -54,6 +55,11 @@ def test_lines_are_values_and_back(text: str, host: Host, rules: tuple[Offload, 
         ("host 5 GB   offload all", "S146", "host memory without the speeds of its lanes"),
         ("host 5 GB at 2   offload all", "S146", "`at` without a speed"),
         ("host 5 GB at 2 GB/s d2h 3 GB/s", "S144", "the speed of a lane is said twice"),
+        ("host 5 GB at 2 GB/s shared by 0", "S146", "ranks that share the lanes"),
+        ("host 5 GB at 2 GB/s shared of 8", "S146", "ranks that share the lanes"),
+        ("host 5 at 2 shared 8", "S146", "ranks that share the lanes"),
+        ("host 5 at 2 shred by 8", "S144", "`shred`"),
+        ("host 5 GB shared by 8", "S146", "host memory without the speeds of its lanes"),
         ("host 0 at 2", "S146", "host memory, or a speed of its lanes, that is not above 0"),
         (
             "memory 4   host 5 GB at 2 GB/s",
@@ -95,6 +101,15 @@ def test_a_cap_holds_in_every_cell_and_the_step_stays_as_short(tmp_path: Path) -
     moved = program.works.kind == WorkKind.OFFLOAD
     assert facts["moved"] == moved.sum()
     assert np.array_equal(np.bincount(program.works.kind), [moved.sum(), moved.sum()])
+
+
+def test_lanes_that_ranks_share_have_their_part_of_the_speed(tmp_path: Path) -> None:
+    lines = "memory 4   host 100 at {}   offload auto"
+    alone, shared = (analyse(plan(tmp_path, lines.format(x)), {}) for x in ("0.5", "2 shared by 4"))
+    facts = to_json(alone), to_json(shared)
+    assert facts[0]["offload"] == facts[1]["offload"]
+    assert facts[0]["makespan"] == facts[1]["makespan"]
+    assert compile(plan(tmp_path, lines.format("2 shared by 4"))).plan.startswith("host 100 at 2 shared by 4")
 
 
 def test_the_two_newest_stay(tmp_path: Path) -> None:
