@@ -15,20 +15,18 @@ numbers. Scores are causal over the sequence, and not counted where the sequence
 
 from __future__ import annotations
 
+from schedc.attachments.held_tensors import ATTENTION, NORMS, columns, widths_of
 from schedc.attachments.values import BlockSizes, Level, bytes_per_number
 
 
 def attention_numbers(block: BlockSizes, hidden: int) -> int:
     """Numbers per token that attention holds, and the inputs of both halves of its block."""
-    h, d, wide = block.heads_or(1), block.head_or(hidden), block.head_or(hidden) + block.rotary
-    pairs = h if block.latent else block.keys or h
-    narrow = block.query + block.latent + (block.rotary if block.latent else 0)
-    return 2 * hidden + h * wide + pairs * wide + pairs * d + h * d + narrow
+    return columns(ATTENTION, widths_of(block, hidden))
 
 
 def norm_numbers(block: BlockSizes, hidden: int) -> int:
     """Numbers per token of the outputs of a block's norms."""
-    return 2 * hidden + block.query + block.latent
+    return columns(NORMS, widths_of(block, hidden))
 
 
 def attention_flops(block: BlockSizes, hidden: int) -> int:

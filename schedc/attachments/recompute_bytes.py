@@ -19,10 +19,10 @@ of products.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from schedc.attachments.block_counts import attention_flops, attention_numbers, norm_numbers
+from schedc.attachments.block_counts import attention_flops
+from schedc.attachments.held_tensors import ATTENTION, NORMS, ROUTER, ROWS, SHARED, HeldTensor, columns, widths_of
 from schedc.attachments.values import By, ExpertSizes, Level, Recompute, bytes_per_number
 
 _SCORE = 4
@@ -45,21 +45,8 @@ class RowsPerToken:
     arrive: float
 
 
-_Parts = tuple[tuple[Level | None, Callable[[ExpertSizes], float]], ...]
-
-_OF_TOKENS: _Parts = (
-    (None, lambda x: attention_numbers(x.block, x.hidden)),
-    (Level.NORM, lambda x: norm_numbers(x.block, x.hidden)),
-    (Level.ACT, lambda x: x.shared * x.width),
-    (Level.MEDIUM, lambda x: 2 * x.shared * x.width),
-)
-"""(first level that does not hold it, numbers per token) of attention, norms and both parts of shared experts."""
-_OF_ROWS: _Parts = (
-    (Level.ACT, lambda x: x.width),
-    (Level.LIGHT, lambda x: x.hidden),
-    (Level.MEDIUM, lambda x: 2 * x.width),
-)
-"""(first level that does not hold it, numbers per row of an expert) of activation, row and first product."""
+_OF_TOKENS = (*ATTENTION, *NORMS, *SHARED)
+"""What a MoE layer holds per token beside the router's scores."""
 _BESIDE = 36
 """Bytes per row that no level saves: at most four indexes for its way, and its gate."""
 
@@ -77,20 +64,17 @@ def held_bytes(
     travels alone.
     """
     of_rows, rows = of_rows or level, rows or RowsPerToken(experts.top, experts.top)
-    arrived = experts.hidden if Level.LIGHT in _up_to(of_rows) and of_rows is not Level.FULL else 0
-    numbers = _left(_OF_TOKENS, experts, level) + rows.experts * _left(_OF_ROWS, experts, of_rows)
-    scores = _SCORE * experts.count * (Level.LIGHT not in _up_to(level))
+    arrived = experts.hidden if Level.LIGHT <= of_rows < Level.FULL else 0
+    numbers = _left(_OF_TOKENS, experts, level) + rows.experts * _left(ROWS, experts, of_rows)
+    scores = _SCORE * _left(ROUTER, experts, level)
     return bytes_per_number(dtype) * (numbers + rows.arrive * arrived) + scores
 
 
-def _up_to(level: Level) -> tuple[Level, ...]:
-    return tuple(each for each in Level if each <= level)
-
-
-def _left(
-    parts: tuple[tuple[Level | None, Callable[[ExpertSizes], float]], ...], experts: ExpertSizes, level: Level
-) -> float:
-    return sum(numbers(experts) for gone, numbers in parts if gone not in _up_to(level))
+def _left(tensors: tuple[HeldTensor, ...], experts: ExpertSizes, level: Level) -> int:
+    widths = widths_of(experts.block, experts.hidden)._replace(
+        width=experts.width, shared=experts.shared * experts.width, experts=experts.count
+    )
+    return columns((tensor for tensor in tensors if tensor.held_at(level)), widths)
 
 
 def layer_bytes(experts: ExpertSizes, dtype: str, filled: float = 1.0) -> float:
@@ -153,7 +137,7 @@ def saving(experts: ExpertSizes, dtype: str, level: Level, arrive: float | None 
     """
     rows = RowsPerToken(experts.top * filled, (experts.top if arrive is None else arrive) * filled)
     saved = layer_bytes(experts, dtype, filled) - held_bytes(experts, dtype, level, rows=rows)
-    routed = Level.LIGHT in _up_to(level)
+    routed = level >= Level.LIGHT
     per_row, per_shared = _PRODUCTS.get(level, (0, 0))
     products = per_row * experts.top * filled + per_shared * experts.shared
     flops = 2 * experts.hidden * experts.count * routed + products * experts.hidden * experts.width

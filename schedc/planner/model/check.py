@@ -43,6 +43,8 @@ def _moe(model: ModelSizes) -> Iterator[Contradiction]:
     elif moe.top > moe.limit * (moe.experts // moe.groups):
         held = moe.limit * (moe.experts // moe.groups)
         yield "top", f"a token takes {moe.top} experts of {moe.limit} groups with {held} experts", f"at most {held}"
+    if not model.gated:
+        yield "gated", "experts without a gate", "experts are counted with one: leave out `gated = false`"
     yield from _places(model, moe)
 
 

@@ -1,0 +1,119 @@
+"""Parameters, FLOPs and held tensors of models: against Hugging Face, against published counts, and against plans."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from schedc.attachments.block_counts import attention_flops, dense_bytes
+from schedc.attachments.recompute_bytes import held_bytes
+from schedc.attachments.values import BlockSizes, ExpertSizes, Level
+from schedc.planner.ledger.flops import layer_flops, model_flops, seen
+from schedc.planner.ledger.held import held_bytes_of, held_tensors
+from schedc.planner.ledger.parameters import LedgerPart, model_parameters
+from schedc.planner.model.read import load_model
+from schedc.planner.model.values import AttentionKind, AttentionSizes, LayerKind, ModelSizes, MoeSizes
+from support.paths import ROOT
+
+CONFIGS = ROOT / "tests" / "data" / "models"
+
+PUBLISHED = {
+    "deepseek-v3": 671e9,
+    "gpt-oss-120b": 116.83e9,
+    "gpt-oss-20b": 20.91e9,
+    "gpt2": 124e6,
+    "gpt2-xl": 1.558e9,
+    "llama-3.1-405b": 405e9,
+    "llama-3.1-70b": 70.6e9,
+    "llama-3.1-8b": 8.03e9,
+    "mixtral-8x22b": 141e9,
+    "mixtral-8x7b": 46.7e9,
+    "pangu-ultra-moe-718b": 718e9,
+    "qwen3-235b-a22b": 235e9,
+    "qwen3-30b-a3b": 30.5e9,
+    "qwen3-8b": 8.2e9,
+}
+"""Totals that their authors state; the last layers of MTP are not in them."""
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_totals_are_the_published_ones(name: str) -> None:
+    assert model_parameters(load_model(CONFIGS / f"{name}.json")).total == pytest.approx(PUBLISHED[name], rel=0.005)
+
+
+def test_glm_counts_mtp_and_leaves_out_words() -> None:
+    """Its report counts the layers of MTP, and neither embedding nor head (arXiv:2508.06471, table 1)."""
+    counts = model_parameters(load_model(CONFIGS / "glm-4.5.json"))
+    words = counts.by_part[LedgerPart.EMBEDDING] + counts.by_part[LedgerPart.HEAD]
+    assert counts.total + counts.mtp - words == pytest.approx(355e9, rel=0.005)
+
+
+def test_active_parameters_are_the_published_ones() -> None:
+    """gpt-oss counts the head among them and not the embedding (model card, table 1)."""
+    for name, published in (("gpt-oss-120b", 5.13e9), ("gpt-oss-20b", 3.61e9)):
+        counts = model_parameters(load_model(CONFIGS / f"{name}.json"))
+        assert counts.active - counts.by_part[LedgerPart.EMBEDDING] == pytest.approx(published, rel=0.005)
+    assert model_parameters(load_model(CONFIGS / "deepseek-v3.json")).active == pytest.approx(37e9, rel=0.02)
+
+
+def _random_model(draw: random.Random) -> tuple[ModelSizes, ExpertSizes]:
+    """A model, and the same sizes as lines of a plan say them."""
+    hidden, heads, head = 64, draw.choice((2, 4)), draw.choice((8, 16))
+    mla, gated, moe = draw.random() < 0.5, draw.random() < 0.5, draw.random() < 0.5
+    q, latent, rotary = (draw.choice((0, 12)), 16, 4) if mla else (0, 0, 0)
+    keys = heads if mla else draw.choice((1, 2))
+    ffn, gated = draw.choice((96, 128)), gated or moe
+    attention = AttentionSizes(
+        heads, keys, head, head, AttentionKind.MLA if mla else AttentionKind.GQA, q, latent, rotary
+    )
+    block = BlockSizes(hidden, heads, head, 0 if mla else keys, q, latent, rotary, ffn, 2 + gated, 256)
+    experts = ExpertSizes(8, draw.choice((1, 2)), shared=draw.choice((0, 1)), width=32, hidden=hidden, block=block)
+    sizes = MoeSizes(8, experts.top, 32, shared=experts.shared) if moe else None
+    return ModelSizes("random", 2, hidden, 100, attention, ffn, gated, sizes), experts
+
+
+def test_held_tensors_and_flops_are_those_that_plans_count() -> None:
+    draw = random.Random(7)
+    for _ in range(60):
+        model, experts = _random_model(draw)
+        for level in Level:
+            if model.moe:
+                assert held_bytes_of(model, LayerKind.MOE, level) == held_bytes(experts, "bf16", level)
+            else:
+                assert held_bytes_of(model, LayerKind.DENSE, level) == dense_bytes(experts.block, 64, "bf16", level)
+        flops = layer_flops(model, 0, 256)[LedgerPart.ATTENTION]
+        assert flops == attention_flops(experts.block, 64)
+
+
+def test_norms_of_heads_and_behind_halves_are_held_and_named() -> None:
+    plain = load_model(CONFIGS / "deepseek-v3.json")
+    sandwich = replace(plain, norms=4)
+    names = {tensor.name for tensor in held_tensors(sandwich, LayerKind.DENSE)}
+    assert {"results before norms", "narrow keys", "MLP products"} <= names
+    more = held_bytes_of(sandwich, LayerKind.DENSE) - held_bytes_of(plain, LayerKind.DENSE)
+    assert more == 2 * 2 * plain.hidden
+    qwen = load_model(CONFIGS / "qwen3-8b.json")
+    sizes = {tensor.name: tensor.bytes for tensor in held_tensors(qwen, LayerKind.DENSE)}
+    assert sizes["heads before norms"] == sizes["query"] + sizes["key"]
+
+
+def test_flops_of_products_are_twice_the_parameters_they_multiply() -> None:
+    """Without scores: two FLOPs for each active parameter of a product, here of a model without biases and norms."""
+    model = load_model(CONFIGS / "mixtral-8x7b.json")
+    counts, flops = model_parameters(model), model_flops(model, 4096)
+    norms = counts.by_part[LedgerPart.NORMS]
+    scores = model.layers * 2 * 32 * 2 * 128 * 4096 / 2
+    assert flops.total - scores == 2 * (counts.active - counts.by_part[LedgerPart.EMBEDDING] - norms)
+    assert sum(flops.by_part.values()) == flops.total + flops.mtp
+
+
+def test_tokens_that_a_token_looks_at() -> None:
+    assert (seen(4096, 0, True), seen(4096, 0, False)) == (2048, 4096)
+    assert (seen(4096, 128, False), seen(64, 128, True)) == (128, 32)
+    exact = sum(min(position, 128) for position in range(1, 4097)) / 4096
+    assert seen(4096, 128, True) == pytest.approx(exact, rel=0.005)
+    oss = load_model(CONFIGS / "gpt-oss-20b.json")
+    windowed, whole = (layer_flops(oss, layer, 4096)[LedgerPart.ATTENTION] for layer in (0, 1))
+    assert whole - windowed == 2 * 64 * 128 * (2048 - (128 - 2))
