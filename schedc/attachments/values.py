@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NamedTuple
 
+from schedc.attachments.parallel import GlobalBatch, Parallel
 from schedc.cost.exchange import Topology
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
@@ -288,6 +289,7 @@ class Attachments:
     slices: [stages] number of slices of a microbatch; empty where no stage has more than one.
     offload: the lines about what leaves for the host. loss: how head and loss are computed, if the plan says it.
     shard_dense: whether replicas shard the dense parameters of a stage.
+    parallel: the devices of a pipeline rank. batch: the sequences of a step.
     """
 
     experts: ExpertSizes | None = None
@@ -311,6 +313,8 @@ class Attachments:
     offload: tuple[Offload, ...] = ()
     loss: HeadLoss | None = None
     shard_dense: bool = False
+    parallel: Parallel | None = None
+    batch: GlobalBatch | None = None
 
     def recompute_of(self, stage: int) -> Recompute:
         """The level of a stage."""

@@ -113,4 +113,26 @@ S1_PLANS: tuple[DiagnosticCode, ...] = (
         "offload all",
         "host 200 GB at 50 GB/s   offload all",
     ),
+    _code(
+        "S156",
+        "devices that do not fit each other",
+        "`parallel` says how a step is spread beside its pipeline: `tp 8` ranks split the products of a layer, `tp 8 "
+        "of attention` those outside of experts. `cp 2` ranks split a sequence. `ep 32` ranks share the experts of a "
+        "layer. `dp 48` ranks have their own part of the batch. `zero 0` to `zero 3` says what these shard. A rank of "
+        "the pipeline is then tp x cp x dp devices, in this order. Times the ranks of the schedule they are the "
+        "`devices`, if the line says them. ep (times tp, where experts are split too) divides tp x cp x dp, and the "
+        "experts. A `topology` has ep ranks, on the nodes where groups of neighbours lie, if the line says the "
+        "devices of a `node`.",
+        "experts 64 top 8   parallel ep 8 dp 12",
+        "experts 64 top 8   parallel ep 8 dp 16",
+    ),
+    _code(
+        "S157",
+        "a batch that is not its microbatches",
+        "`batch 4608 x 8192 by 1` is a step of 4608 sequences with 8192 tokens, one in a microbatch. It has as many "
+        "sequences as the schedule's microbatches x `by` x the dp of `parallel`. The `tokens` of a microbatch on a "
+        "rank are by x 8192, over the tp and cp ranks that share a sequence, and over the segments of the schedule.",
+        "parallel dp 4   batch 24 x 128",
+        "parallel dp 4   batch 16 x 128",
+    ),
 )

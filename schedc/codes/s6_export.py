@@ -54,7 +54,8 @@ S6: tuple[DiagnosticCode, ...] = (
     DiagnosticCode(
         "S607",
         "another trainer cannot run this schedule",
-        "Megatron makes its orders itself: 1F1B, interleaved 1F1B, and the latter with overlapped pairs. torchtitan "
+        "Megatron makes its orders itself: 1F1B, interleaved 1F1B, and the latter with overlapped pairs. With a "
+        "pipeline it shards the optimizer's state at most (`zero 1`). torchtitan "
         "and NeMo AutoModel place stages round robin or on a V, on two or more ranks. None of them has segments of a "
         "sequence. The message says where the schedule differs and which one is nearest. Raised by `schedc export`.",
     ),

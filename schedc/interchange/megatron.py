@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from schedc.attachments.values import Attachments
 from schedc.cost.costs import Costs
 from schedc.diagnostics import DiagnosticError
 from schedc.elaborate import elaborate
@@ -20,6 +21,7 @@ from schedc.layout.parser import parse_layout
 from schedc.layout.parts import Layout, PartKind
 from schedc.layout.writer import write_layout
 from schedc.load.library import names, open_schedule
+from schedc.plan import plan_of
 
 _COLUMNS = ("rank_start", "kind", "stage", "microbatch")
 _CHUNKS = "--num-virtual-stages-per-pipeline-rank"
@@ -76,7 +78,7 @@ def to_megatron(schedule: Schedule, layout: Layout | None = None) -> str:
 
     layout: the layers of each stage. Its paddings are left out, because they hold nothing.
     Raises `DiagnosticError`: S603 for two copies of a stage, S609 for an order with Rs. S607 for an order that
-    Megatron does not make, and for a layout with other stages.
+    Megatron does not make, for a layout with other stages, and for states that it does not shard.
     """
     one_copy(schedule.placement, "Megatron", schedule.source)
     only_exported_kinds(schedule, "Megatron")
@@ -91,7 +93,8 @@ def to_megatron(schedule: Schedule, layout: Layout | None = None) -> str:
         theirs = _megatron_order(mode, ranks, microbatches, chunks)
         if theirs is not None and _same(schedule, theirs):
             flags = mode.flags(ranks, microbatches, chunks)
-            return _text(schedule, flags if layout is None else _with_layout(schedule, layout, flags))
+            flags = flags if layout is None else _with_layout(schedule, layout, flags)
+            return _text(schedule, flags, plan_of(schedule))
     nearest = modes[0].schedule if modes else "1f1b"
     raise _refusal(schedule, _reason(schedule, modes[0] if modes else None, chunks), nearest)
 
@@ -127,15 +130,42 @@ def _with_layout(schedule: Schedule, layout: Layout, flags: Flags) -> Flags:
     return (f"--num-layers {layout.layers}", *mtp, f'--pipeline-model-parallel-layout "{write_layout(bare)}"', *kept)
 
 
-def _text(schedule: Schedule, flags: Flags) -> str:
+def _text(schedule: Schedule, flags: Flags, plan: Attachments) -> str:
     sizes = ", ".join(f"{name} = {value}" for name, value in schedule.sizes.items())
-    lines = [
-        f"# {schedule.name}: {sizes}",
-        f"# --global-batch-size must be {schedule.microbatches} x --micro-batch-size x the data-parallel size.",
-        f"--pipeline-model-parallel-size {schedule.ranks}",
-        *flags,
-    ]
+    lines = [f"# {schedule.name}: {sizes}"]
+    if plan.parallel is not None:
+        lines.append(f"# For {plan.parallel.per_rank * schedule.ranks} processes.")
+    if plan.parallel is None or plan.batch is None:
+        batch = f"{schedule.microbatches} x --micro-batch-size x the data-parallel size"
+        lines.append(f"# --global-batch-size must be {batch}.")
+    lines += [f"--pipeline-model-parallel-size {schedule.ranks}", *flags]
+    lines += [*_parallel_flags(plan, schedule), *_batch_flags(plan)]
     return "\n".join(lines) + "\n"
+
+
+def _parallel_flags(plan: Attachments, schedule: Schedule) -> Flags:
+    """The flags of a plan's ``parallel`` line. Raises `DiagnosticError` (S607) for states that Megatron does not shard.
+
+    Tensor parallel ranks split the sequence where no product is split, as the plan's tokens of a rank do.
+    """
+    if (parallel := plan.parallel) is None:
+        return ()
+    if parallel.zero > 1:
+        why = "its distributed optimizer shards the optimizer's state, neither gradients nor parameters"
+        raise cannot("S607", f"Megatron has no zero {parallel.zero} in a pipeline", why, "`zero 1`", schedule.source)
+    flags = (f"--tensor-model-parallel-size {parallel.tp}",) + ("--sequence-parallel",) * (parallel.tp > 1)
+    flags += (f"--context-parallel-size {parallel.cp}",)
+    if plan.experts is not None:
+        flags += (f"--expert-model-parallel-size {parallel.ep}",)
+        flags += (f"--expert-tensor-parallel-size {parallel.expert_tp}",)
+    return flags + ("--use-distributed-optimizer",) * parallel.zero
+
+
+def _batch_flags(plan: Attachments) -> Flags:
+    if (batch := plan.batch) is None:
+        return ()
+    sizes = f"--micro-batch-size {batch.by}", f"--global-batch-size {batch.sequences}"
+    return (*sizes, f"--seq-length {batch.tokens}")
 
 
 def _reason(schedule: Schedule, mode: _MegatronMode | None, chunks: int) -> str:

@@ -21,7 +21,8 @@ class ReadPlan(Plan):
 
 def read_plan_lines(plan: Plan) -> ReadPlan:
     """The plan with its directives; what is wrong with them is in ``directives.findings``."""
-    return ReadPlan(plan.tree, plan.schedule, read_directives(plan.tree))
+    segments = next((size.name for size in plan.schedule.parameters if size.role == "segments"), "")
+    return ReadPlan(plan.tree, plan.schedule, replace(read_directives(plan.tree), segments=segments))
 
 
 def read_directives(tree: PlanTree) -> Directives:

@@ -226,6 +226,36 @@ class OffloadLine:
 
 
 @dataclass(frozen=True, slots=True)
+class WordPair:
+    """Two words of a line, ``of attention``."""
+
+    first: Word
+    second: Word
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelLine:
+    """``parallel tp 8 of attention cp 1 ep 32 dp 48 zero 1``, part by part."""
+
+    word: ClassVar[str] = "parallel"
+    parts: tuple[GivenValue | WordPair, ...]
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLine:
+    """``batch 4608 x 8192 by 1``. times: the word between the numbers. by: the last two; None without them."""
+
+    word: ClassVar[str] = "batch"
+    sequences: int
+    tokens: int
+    times: Word
+    by: GivenValue | None
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
 class CellLane:
     """``compute B.mlp.I F.mlp``: the steps of a lane in order."""
 
@@ -263,6 +293,8 @@ PlanLine = (
     | HostLine
     | OffloadLine
     | LossLine
+    | ParallelLine
+    | BatchLine
     | CellLine
 )
 

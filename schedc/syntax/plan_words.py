@@ -224,6 +224,21 @@ PLAN_WORDS = (
         ("dense",),
     ),
     PlanWord(
+        "parallel",
+        "PARALLEL",
+        "parallel tp 8 of attention cp 1 ep 32 dp 48 zero 1",
+        "how a step is spread beside its pipeline: tensor (of attention: experts stay whole), context, expert and data"
+        " parallel ranks; which states are sharded (zero); devices in all, and of a node",
+        ("devices", "node", "tp", "of", "attention", "cp", "ep", "dp", "zero"),
+    ),
+    PlanWord(
+        "batch",
+        "BATCH",
+        "batch 4608 x 8192 by 1",
+        "sequences of a step, the tokens of one, and sequences of a microbatch on a replica",
+        ("x", "by"),
+    ),
+    PlanWord(
         "cell",
         "CELL",
         "cell F & B { compute B.mlp.I F.mlp comm F.dispatch }",

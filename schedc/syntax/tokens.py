@@ -140,12 +140,13 @@ def _adapted_plans(stream: Iterable[Token], tokens: Tokens, source: Source) -> I
     A refused line goes to the next word that begins one: it has a form that only a later edition knows, or none.
     """
     depth, inside, refused, line = 0, False, False, 0
-    numbered = False  # the token before is a number
+    numbered = named = False  # the token before is a number, is `of`: what follows it names a part of the model
     for token in stream:
         depth = max(0, depth - (token.type == "RBRACE"))
         inside = (inside or token.type == "PLAN") if depth == 0 else inside
         inside = inside and not (depth == 0 and token.type in ("RBRACE", "SCHEDULE"))
         begins = inside and depth == 1 and token.type == "NAME" and str(token) in (*PLAN_LINES, *LATER_LINES)
+        begins = begins and not named
         strange = inside and depth == 1 and not begins and token.type == "NAME" and not refused
         strange = strange and token.line != line and not (numbered and token in UNITS) and begins_nothing(token)
         refused = inside and depth > 0 and ((token in LATER_LINES) if begins else refused or strange)
@@ -166,7 +167,7 @@ def _adapted_plans(stream: Iterable[Token], tokens: Tokens, source: Source) -> I
             yield Token.new_borrow_pos("UNIT", str(token), token)
         elif not refused:
             yield token
-        numbered, line = token.type in ("INT", "DECIMAL"), token.line or 0
+        numbered, named, line = token.type in ("INT", "DECIMAL"), token == "of", token.line or 0
 
 
 def _without_loose_docs(items: list[Token]) -> list[Token]:

@@ -104,6 +104,15 @@ class PlanWriter:
         level = self.pick(*_LEVELS, "auto", "full 1 act 1", "act 2 none 1 medium 3", "none 1")
         return f"recompute {where} {level} {how} {self.some('in bubbles')}"
 
+    def parallel(self) -> str:
+        tp = f"tp {self.pick(1, 2, 8)} {self.some('of ' + self.pick('attention'))}"
+        sizes = self.some(f"devices {self.pick(8, 16, 6144)}", f"node {self.pick(1, 8)}", f"cp {self.pick(1, 2)}")
+        return f"parallel {tp} {sizes} ep {self.pick(1, 2, 8)} dp {self.pick(1, 2, 8)} zero {self.pick(0, 1, 3)}"
+
+    def batch(self) -> str:
+        by = self.some(f"by {self.pick(1, 2)}")
+        return f"batch {self.pick(4, 8, 64)} x {self.pick(512, 8192)} {by}"
+
     def memory(self) -> str:
         return f"memory {self.pick(1, 40, '0.5', 100000)}{self.unit()}"
 

@@ -82,12 +82,18 @@ def _topology(text: str) -> tuple[int, int]:
 
 
 def with_overrides(plan: Attachments, options: argparse.Namespace) -> Attachments:
-    """The plan with the topology that the options give, if they do; the speeds of its links stay."""
+    """The plan with the topology that the options give, if they do; the speeds of its links stay.
+
+    A plan that spreads a step over more devices then has one expert group.
+    """
     if options.topology is None:
         return plan
     nodes, per_node = options.topology
     topology = plan.topology or Topology(nodes, per_node)
-    return replace(plan, topology=replace(topology, nodes=nodes, per_node=per_node))
+    parallel, ranks = plan.parallel, nodes * per_node
+    if parallel is not None:
+        parallel = replace(parallel, ep=ranks, dp=ranks, devices=0, node=0)
+    return replace(plan, topology=replace(topology, nodes=nodes, per_node=per_node), parallel=parallel)
 
 
 def mesh_here(plan: Attachments, program: Program) -> Mesh:
@@ -97,6 +103,11 @@ def mesh_here(plan: Attachments, program: Program) -> Mesh:
     """
     mesh = mesh_for(plan, program, None)
     world = int(os.environ["WORLD_SIZE"]) if launched() else mesh.size
+    if plan.parallel is not None:
+        if world != mesh.size:
+            message = f"{world} processes, and the plan's `parallel` line is for {mesh.size}"
+            raise RuntimeFault(message, f"start {mesh.size}, or change `dp`")
+        return mesh
     if plan.topology is None and plan.experts is not None:
         return Mesh.of_environment(program.ranks, world // program.ranks) if world > mesh.size else mesh
     return replace(mesh, data=max(1, world // mesh.size))

@@ -57,10 +57,10 @@ def toy_model(kind: str, program: Program, plan: Attachments, options: argparse.
 
 
 def toy_plan(plan: Attachments) -> Attachments:
-    """The plan without its model's sizes, which a toy model does not have: columns, tokens, words, type of numbers."""
+    """The plan without its model's sizes, which a toy model does not have: columns, tokens, batch, words, types."""
     experts = None if plan.experts is None else replace(plan.experts, width=0, hidden=0)
     loss = None if plan.loss is None else replace(plan.loss, vocab=0)
-    return replace(plan, experts=experts, tokens=0, dtype="", block=None, loss=loss)
+    return replace(plan, experts=experts, tokens=0, dtype="", block=None, loss=loss, batch=None)
 
 
 def counted(rows: int, tokens: int, seed: int) -> tuple[Tensor, Tensor]:

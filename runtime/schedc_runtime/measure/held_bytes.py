@@ -56,9 +56,9 @@ def held(stage: Stage, microbatch: int) -> Bytes:
     names = stage.graph.shape.names if isinstance(stage, SegmentedStage) else ()
     saved = {}
     for node in sorted(recorder.saved):
-        storages = [storage for weak in recorder.saved[node].values() if (storage := alive(weak)) is not None]
+        storages = [storage for weak in recorder.saved[node].values() if (storage := _alive(weak)) is not None]
         saved[names[node] if node >= 0 else "stage"] = _new(storages, seen)
-    runtime = 0 if state is None else _new((x.untyped_storage() for x in runtime_tensors(state)), seen)
+    runtime = 0 if state is None else _new((x.untyped_storage() for x in _runtime_tensors(state)), seen)
     restored = (
         recorder.restored()
         if state is None or state.recompute is None
@@ -75,8 +75,8 @@ def _together(parts: Sequence[Bytes]) -> Bytes:
     return Bytes(saved, sum(part.runtime for part in parts), sum(part.restored for part in parts))
 
 
-def runtime_tensors(state: MicrobatchState) -> Iterator[Tensor]:
-    """The tensors, of any shape, to which the runtime itself refers."""
+def _runtime_tensors(state: MicrobatchState) -> Iterator[Tensor]:
+    """The tensors to which the runtime itself refers."""
     yield from _tensors(list(state.values.values()))
     for done in state.done.values():
         yield from _tensors([leaf for leaves in getattr(done, "leaves", ()) for leaf in leaves])
@@ -101,8 +101,7 @@ def _notes(values: Any) -> list[Any]:
     return pytree.tree_leaves(values, is_leaf=lambda x: isinstance(x, NOTES))
 
 
-def alive(weak: Any) -> UntypedStorage | None:
-    """The storage of a weak reference; None if it has been freed."""
+def _alive(weak: Any) -> UntypedStorage | None:
     if weak.expired():
         return None
     storage = UntypedStorage._new_with_weak_ptr(weak.cdata)

@@ -20,6 +20,7 @@ from schedc_runtime.moe.hot_choice import HotPolicy
 from schedc_runtime.moe.kernels import Kernels, MeasuredProducts
 from schedc_runtime.moe.layer import METHODS, MoELayer, moe_layers
 from schedc_runtime.moe.shards import shard_experts
+from schedc_runtime.pipeline.parallel_mesh import parallel_mesh
 from schedc_runtime.ranks.expert_group import ExpertGroup
 from schedc_runtime.ranks.mesh import Mesh
 from schedc_runtime.stage.stage import Stage
@@ -27,8 +28,10 @@ from schedc_runtime.transport.collectives import Communicator
 
 
 def mesh_for(plan: Attachments, program: Program, mesh: Mesh | None) -> Mesh:
-    """``mesh``, or without one that of the plan's topology. Raises `RuntimeFault` where the two differ."""
+    """``mesh``, or without one that of the plan's lines. Raises `RuntimeFault` where the two differ."""
     topology = plan.topology
+    if plan.parallel is not None:
+        mesh = parallel_mesh(plan, plan.parallel, program, mesh)
     if topology is None or mesh is None:
         experts, per_node = (topology.ranks, topology.per_node) if topology else (1, 0)
         return mesh or Mesh(program.ranks, experts, per_node=per_node)

@@ -16,6 +16,7 @@ Each file reads its lines, writes them, says what contradicts them, and gives th
 
 from schedc.plan.directives import (
     alltoall,
+    batch,
     block,
     capacity,
     cell,
@@ -25,6 +26,7 @@ from schedc.plan.directives import (
     loss,
     offload,
     overlap,
+    parallel,
     products,
     recompute,
     rows,
@@ -59,6 +61,8 @@ _FILES = (
     offload,
     loss,
     shard,
+    parallel,
+    batch,
 )
 
 DIRECTIVES: dict[str, Directive] = {file.DIRECTIVE.word: file.DIRECTIVE for file in _FILES}

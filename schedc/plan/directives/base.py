@@ -96,6 +96,7 @@ class Directives:
     plan: the attachments without `recompute` and `slices`, whose stages are not known yet. requests: the ``recompute``
     lines. slices: the ``slices`` lines.
     spans: the first line of each word. findings: what is wrong with the lines, by place.
+    segments: the schedule's size that says the segments of a microbatch; "" where it has none.
     """
 
     tree: PlanTree
@@ -104,6 +105,7 @@ class Directives:
     spans: Mapping[str, Span]
     findings: tuple[Diagnostic, ...] = ()
     slices: tuple[SlicesRequest, ...] = ()
+    segments: str = ""
 
     def span(self, word: str) -> Span:
         """The place of a word's line; the plan's name where it has no such line."""

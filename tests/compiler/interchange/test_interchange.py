@@ -32,6 +32,7 @@ from schedc.load.library import open_schedule
 from schedc.passes.insert_communication import insert_communication
 from schedc.source import Source
 from support.orders import orders
+from support.plan_cases import written
 from support.sweeps import swept
 
 TWO = "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"
@@ -331,6 +332,33 @@ def test_megatron_flags() -> None:
         "--microbatch-group-size-per-virtual-pipeline-stage 2",
     ]
     assert flags("interleaved_overlap", "-D", "v=3") == [*interleaved, "--overlap-moe-expert-parallel-comm"]
+
+
+SPREAD = """layers 4  experts 8 top 2  {parallel}
+  batch 32 x 128 by 2"""
+
+
+def test_megatron_flags_of_a_plan_that_spreads_a_step(tmp_path: Path) -> None:
+    """The names are those of `megatron/training/arguments.py`; Megatron needs the sequence split beside experts."""
+
+    def export(parallel: str) -> Result:
+        return schedc("export", written(tmp_path, SPREAD.format(parallel=parallel)), "--to", "megatron")
+
+    lines = export("parallel tp 2 of attention cp 2 ep 8 dp 4 zero 1").stdout.splitlines()
+    assert lines[1] == "# For 32 processes."
+    assert lines[5:] == [
+        "--tensor-model-parallel-size 2",
+        "--sequence-parallel",
+        "--context-parallel-size 2",
+        "--expert-model-parallel-size 8",
+        "--expert-tensor-parallel-size 1",
+        "--use-distributed-optimizer",
+        "--micro-batch-size 2",
+        "--global-batch-size 32",
+        "--seq-length 128",
+    ]
+    assert "--expert-tensor-parallel-size 2" in export("parallel tp 2 ep 4 dp 4").stdout
+    assert "S607" in export("parallel dp 4 zero 3").stderr
 
 
 @pytest.mark.parametrize(

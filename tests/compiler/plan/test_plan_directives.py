@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import schedc
+from schedc.attachments.parallel import GlobalBatch, Parallel
 from schedc.attachments.recompute_bytes import saving
 from schedc.attachments.values import BYTES as BYTES_OF
 from schedc.attachments.values import PRODUCTS, Products
@@ -157,6 +158,15 @@ factors = st.floats(1, 1e4, exclude_min=True)
         capacity=st.none() | st.builds(Capacity, factors.map(lambda f: f * 300), st.sampled_from(Drop)),
         hot=st.none() | st.builds(Hot, st.none() | st.integers(1, 4), st.none() | factors, st.booleans()),
         bound=st.none() | factors,
+        parallel=st.none()
+        | st.builds(
+            Parallel,
+            st.sampled_from((1, 8)),
+            st.sampled_from(("", "attention")),
+            dp=st.integers(1, 99),
+            zero=st.just(3),
+        ),
+        batch=st.none() | st.builds(GlobalBatch, st.integers(1, 9), st.integers(1, 99).map(lambda x: 8 * x)),
         recompute=st.just(()) | st.lists(levels, min_size=4, max_size=4).map(tuple),
     ).filter(
         lambda plan: (
@@ -255,6 +265,34 @@ MOE = "layers 4  experts 64 top 8  topology nodes 2 x 4"
         ("layers 4  cell F & B { compute F.experts F.attention B.experts B.attention }", None),
         ("layers 4\n  cell F & B { compute F.attention F.experts comm F.routing F.combine F.dispatch }",
          [("S323", 3, 3)]),
+        (f"{MOE}\n  parallel tp 2 of attention cp 2 ep 8 dp 4 zero 1 devices 32 node 4", None),
+        (f"{MOE}\n  parallel ep 8 dp 12", [("S156", 3, 3)]),
+        (f"{MOE}\n  parallel tp 2 ep 8 dp 4", [("S156", 3, 3)]),
+        (f"{MOE}\n  parallel ep 4 dp 4", [("S156", 3, 3)]),
+        (f"{MOE}\n  parallel ep 8 dp 8 node 8", [("S156", 3, 3)]),
+        (f"{MOE}\n  parallel ep 8 dp 8 node 6", [("S156", 3, 3)]),
+        (f"{MOE}\n  parallel ep 8 dp 8 devices 12", [("S156", 3, 3)]),
+        (f"{MOE}\n  parallel ep 8 dp 8 devices 24", [("S156", 3, 3)]),
+        (f"{MOE}\n  parallel ep 8 dp 8 devices 16 node 32", [("S156", 3, 3)]),
+        ("layers 4  experts 64 top 8\n  parallel ep 48 dp 48", [("S156", 3, 3)]),
+        ("layers 4  parallel ep 2 dp 2", [("S156", 2, 13)]),
+        ("layers 4  block hidden 64 heads 4  parallel tp 8", [("S156", 2, 38)]),
+        ("layers 4  parallel dp 2 of attention", [("S156", 2, 27)]),
+        ("layers 4  parallel tp 2 of experts", [("S144", 2, 30)]),
+        ("layers 4  parallel tp 2 tp 2", [("S144", 2, 27)]),
+        ("layers 4  parallel pp 2", [("S144", 2, 22)]),
+        ("layers 4  shard dense  parallel dp 2 zero 1", [("S156", 2, 26)]),
+        ("layers 4  parallel dp 0", [("S156", 2, 22)]),
+        ("layers 4  parallel zero 4", [("S156", 2, 22)]),
+        ("layers 4  parallel dp 4\n  batch 24 x 128", [("S157", 3, 3)]),
+        ("layers 4  parallel dp 4  batch 32 x 128 by 2  tokens 256", None),
+        ("layers 4  parallel tp 2 dp 4  batch 32 x 128 by 2\n  tokens 256", [("S157", 2, 33)]),
+        ("layers 4  parallel cp 2  batch 4 x 129", [("S157", 2, 28)]),
+        ("layers 4  batch 6 x 128", [("S157", 2, 13)]),
+        ("layers 4  batch 12 x 128 by 3", None),
+        ("layers 4  batch 0 x 128", [("S157", 2, 13)]),
+        ("layers 4  batch 4 by 128 of 1", [("S144", 2, 21), ("S144", 2, 28)]),
+        ("layers 4  block hidden 64 inner 256 sequence 64  batch 4 x 128", [("S157", 2, 52)]),
         ("layers 4  memory 4 GB", [("S146", 2, 13)]),
         ("layers 4  memory 4  activations dense 3 GB", [("S146", 2, 35)]),
         ("layers 4  memory 4 Gbit", [("S146", 2, 13)]),
@@ -310,11 +348,11 @@ def test_forms_of_lines_are_right_and_all_their_words_are_known(tmp_path: Path) 
         "layers", "layout", "costs", "parameters", "activations", "memory",
     ]  # fmt: skip
     assert DIRECTIVES.keys() <= FORMS.keys()
-    apart = ("layout", "memory", "parameters", "activations", "sizes", "slices")
+    apart = ("layout", "memory", "parameters", "activations", "sizes", "slices", "parallel", "batch")
     several = [form for word, form in FORMS.items() if word not in apart]
     whole = analyse(written(tmp_path, "\n  ".join(several).replace("4 x 8", "8 x 8"), "dualpipev(P = 8, M = 16)"), {})
     silent = [word for word, directive in DIRECTIVES.items() if not any(directive.write(plan_of(whole.schedule)))]
-    assert silent == ["overlap", "sizes", "slices"], (
+    assert silent == ["overlap", "sizes", "slices", "parallel", "batch"], (
         "a program loses these directives: give them a writer"
     )  # `cell` implies overlap
     held = [FORMS[word] for word in ("layers", "memory", "parameters", "activations", "experts", "tokens")]
@@ -324,6 +362,14 @@ def test_forms_of_lines_are_right_and_all_their_words_are_known(tmp_path: Path) 
     assert any(DIRECTIVES["sizes"].write(plan_of(bounded.schedule)))
     cut = analyse(written(tmp_path, f"layers 4  {FORMS['slices']}"), {})  # no capacity, and no order of a cell beside
     assert any(DIRECTIVES["slices"].write(plan_of(cut.schedule)))
+    spread = [FORMS[word] for word in ("parallel", "batch", "experts", "topology")]
+    spread_plan = plan_of(
+        analyse(written(tmp_path, "\n  ".join(["layers 8", *spread]), "1f1b(P = 8, M = 96)"), {}).schedule
+    )
+    assert (spread_plan.parallel, spread_plan.batch) == (
+        Parallel(8, "attention", 1, 32, 48, 1),
+        GlobalBatch(4608, 8192),
+    )
     analyse(written(tmp_path, "layers 4\n  recompute full in\n    bubbles"), {})  # a line may be broken anywhere
     assert {*Level, *Method, *Drop, *By, *BYTES_OF, *PerKind._fields} - {"rank", "dtype"} <= INSIDE
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from schedc.attachments.parallel import Parallel
 from schedc.compiler import compile as compile_schedule
-from schedc.plan import Attachments, Hot, Level, Method, Recompute
+from schedc.plan import Attachments, Hot, Level, Method, Recompute, Topology
 from schedc_runtime import Pipeline
 from schedc_runtime.data_parallel.gradient_sums import is_expert
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.execute.executor import InstructionError
 from schedc_runtime.moe.layer import moe_layers, set_loss_scale, update_biases
+from schedc_runtime.pipeline.apply_plan import mesh_for
 from schedc_runtime.pipeline.batch import BatchRefused
 from schedc_runtime.ranks.mesh import Coordinate, Mesh
 from schedc_runtime.testing import pool
@@ -55,6 +58,28 @@ def test_the_mesh_that_torchrun_started(monkeypatch: pytest.MonkeyPatch) -> None
     assert Mesh.of_environment(2, 8) == Mesh(2, 8, 2, 4)
     with pytest.raises(RuntimeFault, match="32 processes cannot be 3 pipeline ranks"):
         Mesh.of_environment(3)
+
+
+def test_the_mesh_of_a_parallel_line() -> None:
+    """What a pipeline does not carry out is refused with the way out, before any rank is asked."""
+    program, of_node = compile_schedule("1f1b", P=2, M=4), Topology(2, 2)
+    plan = Attachments(parallel=Parallel(ep=4, dp=8, node=2))
+    assert mesh_for(plan, program, None) == Mesh(2, 4, 2, 2)
+    assert mesh_for(replace(plan, topology=of_node), program, Mesh(2, 4, 2, 2)) == Mesh(2, 4, 2, 2)
+    whole = Attachments(parallel=Parallel(dp=2, zero=3))
+    assert mesh_for(whole, program, None) == Mesh(2, data=2, shard_dense=True)
+    for refused, mesh, words in (
+        (Parallel(tp=2, of="attention"), None, "tp 2 and cp 1.*(\n.*)*export PLAN --to megatron"),
+        (Parallel(cp=4), None, "tp 1 and cp 4"),
+        (Parallel(dp=2, zero=2), None, "zero 2.*(\n.*)*`zero 3`"),
+        (Parallel(dp=2), Mesh(2, data=4), "2 x 1 x 2 pipeline.*2 x 1 x 4"),
+        (Parallel(dp=2, zero=3), Mesh(2, data=2), "2 x 1 x 2 .* with sharded parameters, the mesh has 2 x 1 x 2"),
+    ):
+        with pytest.raises(RuntimeFault, match=words):
+            mesh_for(Attachments(parallel=refused), program, mesh)
+    model = small_gpt(blocks=2)
+    with pytest.raises(RuntimeFault, match="--to megatron"):
+        Pipeline(model, program, loss_fn=next_token_loss, plan=Attachments(parallel=Parallel(tp=2)), in_process=True)
 
 
 CASES = [("1f1b", {"M": 3}), ("zbh1", {"M": 3}), ("dualpipe", {"M": 4}), ("dualpipev", {"M": 4})]

@@ -1,0 +1,113 @@
+"""``batch 4608 x 8192 by 1``: the sequences of a step, their tokens, and the sequences of a microbatch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from schedc.attachments.parallel import GlobalBatch, Parallel
+from schedc.attachments.values import Attachments
+from schedc.diagnostics import Diagnostic, Label
+from schedc.ir.schedule import Schedule
+from schedc.layout.parts import Layout
+from schedc.plan.directives.base import Contradiction, Directive, Directives, Reading
+from schedc.syntax.plan import BatchLine, Word
+
+
+def _read(reading: Reading, line: BatchLine) -> None:
+    good = reading.word(line.times, ("x",), "part of a batch")
+    if line.by is not None:
+        good &= reading.word(Word(line.by.name, line.by.span), ("by",), "part of a batch")
+    if good:
+        reading.give(batch=GlobalBatch(line.sequences, line.tokens, int(line.by.value) if line.by else 1))
+
+
+def _write(plan: Attachments) -> Iterator[str]:
+    if (batch := plan.batch) is not None:
+        yield f"batch {batch.sequences} x {batch.tokens} by {batch.by}"
+
+
+def _contradictions(plan: Attachments, _ranks: int | None) -> Iterator[Contradiction]:
+    if (batch := plan.batch) is None:
+        return
+    split = plan.parallel or Parallel()
+    ranks = split.tp * split.cp
+    if min(batch.sequences, batch.tokens, batch.by) < 1:
+        message = f"a batch of {batch.sequences} sequences of {batch.tokens} tokens, {batch.by} in a microbatch"
+        yield Contradiction("S157", message, "batch", "write `batch 4608 x 8192 by 1`: numbers from 1")
+    elif ranks > 0 and batch.tokens % ranks:
+        message = f"a sequence of {batch.tokens} tokens over tp {split.tp} x cp {split.cp} ranks"
+        yield Contradiction("S157", message, "batch", "every rank has equally many tokens of a sequence")
+    elif plan.block is not None and plan.block.sequence not in (0, batch.tokens):
+        message = f"sequences of {batch.tokens} tokens in `batch`, and of {plan.block.sequence} in `block`"
+        yield Contradiction("S157", message, "batch", "say the tokens of a sequence once")
+
+
+def _check_schedule(directives: Directives, schedule: Schedule, _layout: Layout) -> Iterator[Diagnostic]:
+    """S157: sequences or tokens that are not those of the schedule's microbatches."""
+    plan = directives.plan
+    if (batch := plan.batch) is None:
+        return
+    parts = schedule.sizes.get(directives.segments, 1)
+    microbatches = schedule.microbatches // parts
+    fault = _sequence_fault(batch, plan.parallel, microbatches) or _token_fault(batch, plan, parts)
+    if fault is not None:
+        yield Diagnostic(
+            "S157", fault[0], Label(directives.span("batch")), help=fault[1], source=directives.tree.source
+        )
+
+
+def _sequence_fault(batch: GlobalBatch, parallel: Parallel | None, microbatches: int) -> tuple[str, str] | None:
+    """(message, help) where the sequences are not microbatches x dp x by; without dp, where no dp would do."""
+    shape = f"{microbatches} microbatches x {batch.by}"
+    if parallel is None:
+        if batch.sequences % (microbatches * batch.by) == 0:
+            return None
+        help = f"give a multiple of {microbatches * batch.by:,} sequences, or change the schedule's microbatches"
+        return f"{batch.sequences:,} sequences in {shape} on each replica", help
+    step = parallel.dp * batch.by
+    if batch.sequences == microbatches * step:
+        return None
+    help = f"write {microbatches * step:,} sequences"
+    if batch.sequences % step == 0:
+        help = f"give the schedule {batch.sequences // step:,} microbatches, or {help}"
+    return f"{batch.sequences:,} sequences, and {shape} x dp {parallel.dp} = {microbatches * step:,}", help
+
+
+def _token_fault(batch: GlobalBatch, plan: Attachments, parts: int) -> tuple[str, str] | None:
+    """(message, help) where ``tokens`` is not a microbatch's share of a rank. parts: segments of a microbatch."""
+    split = plan.parallel or Parallel()
+    tokens, rest = divmod(batch.by * batch.tokens, split.tp * split.cp * parts)
+    if not plan.tokens or (plan.tokens == tokens and not rest):
+        return None
+    shares = [
+        f"{name} {count}" for name, count in (("tp", split.tp), ("cp", split.cp), ("segments", parts)) if count > 1
+    ]
+    over = f" over {' x '.join(shares)}" * bool(shares)
+    message = f"`tokens {plan.tokens}`, and a microbatch of {batch.by} x {batch.tokens} tokens{over}"
+    return message, f"a rank has its share of a microbatch's tokens: write `tokens {tokens}`"
+
+
+def _facts(plan: Attachments, _layout: Layout) -> dict[str, Any]:
+    """step_tokens: tokens of a step."""
+    if (batch := plan.batch) is None:
+        return {}
+    values = {"sequences": batch.sequences, "tokens": batch.tokens, "by": batch.by}
+    return {"batch": {**values, "step_tokens": batch.sequences * batch.tokens}}
+
+
+def _text(facts: dict[str, Any]) -> Iterator[str]:
+    if (said := facts.get("batch")) is not None:
+        step = f"{said['step_tokens']:,} tokens of a step"
+        yield f"batch {said['sequences']} x {said['tokens']} by {said['by']}: {step}"
+
+
+DIRECTIVE = Directive(
+    "batch",
+    _read,
+    _write,
+    contradictions=_contradictions,
+    check_schedule=_check_schedule,
+    facts=_facts,
+    text=_text,
+)

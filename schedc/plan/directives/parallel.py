@@ -1,0 +1,169 @@
+"""``parallel tp 8 of attention cp 1 ep 32 dp 48 zero 1``: how a step is spread over devices beside its pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any
+
+from schedc.attachments.parallel import OF_ATTENTION, Parallel
+from schedc.attachments.values import Attachments
+from schedc.diagnostics import Diagnostic, Label
+from schedc.ir.schedule import Schedule
+from schedc.layout.parts import Layout
+from schedc.plan.directives.base import Contradiction, Directive, Directives, Reading
+from schedc.syntax.plan import GivenValue, ParallelLine, Word, WordPair
+
+_NAMES = ("tp", "cp", "ep", "dp", "zero", "devices", "node")
+_DEFAULTS = {field.name: field.default for field in fields(Parallel)}
+_MOST_ZERO = 3
+
+
+def _read(reading: Reading, line: ParallelLine) -> None:
+    values: dict[str, Any] = {}
+    before = ""
+    for part in line.parts:
+        if isinstance(part, WordPair):
+            if not _read_of(reading, part, before):
+                return
+            values["of"] = OF_ATTENTION
+        elif not _read_number(reading, part, values):
+            return
+        before = part.name if isinstance(part, GivenValue) else ""
+    reading.give(parallel=Parallel(**values))
+
+
+def _read_of(reading: Reading, pair: WordPair, before: str) -> bool:
+    """``of attention``, which stands behind the tensor parallel ranks."""
+    if not reading.word(pair.first, ("of",), "part of a parallel line"):
+        return False
+    if before != "tp":
+        reading.fault("S156", "`of attention` does not follow `tp`", pair.span, "write `tp 8 of attention`")
+        return False
+    return reading.word(pair.second, (OF_ATTENTION,), "part of a model")
+
+
+def _read_number(reading: Reading, part: GivenValue, values: dict[str, Any]) -> bool:
+    if not reading.word(Word(part.name, part.span), _NAMES, "part of a parallel line"):
+        return False
+    if part.name in values:
+        reading.fault("S144", f"`{part.name}` is said twice", part.span, "keep one of the two")
+        return False
+    if part.name == "zero" and part.value > _MOST_ZERO:
+        help = "0 shards nothing, 1 the optimizer's state, 2 gradients too, 3 parameters too"
+        reading.fault("S156", f"no stage {part.value} of ZeRO", part.span, help)
+        return False
+    if part.name != "zero" and part.value < 1:
+        reading.fault("S156", f"`{part.name} {part.value}`", part.span, "numbers of ranks begin at 1")
+        return False
+    values[part.name] = int(part.value)
+    return True
+
+
+def _write(plan: Attachments) -> Iterator[str]:
+    if (parallel := plan.parallel) is not None:
+        said = [f"tp {parallel.tp}" + f" of {parallel.of}" * bool(parallel.of)]
+        for name in _NAMES[1:]:
+            value = getattr(parallel, name)
+            said += [f"{name} {value}"] * (value != _DEFAULTS[name])
+        yield f"parallel {' '.join(said)}"
+
+
+def _contradictions(plan: Attachments, _ranks: int | None) -> Iterator[Contradiction]:
+    if (parallel := plan.parallel) is None:
+        return
+    faults = [*_number_faults(parallel)] or [*_device_faults(parallel)] or [*_expert_faults(parallel, plan)]
+    if not faults and plan.shard_dense and parallel.zero != _MOST_ZERO:
+        faults.append((f"`shard dense` beside zero {parallel.zero}", "write `zero 3`, which says the same"))
+    block = plan.block
+    if not faults and block is not None and block.heads % parallel.tp:
+        help = f"`tp` is a divisor of the {block.heads} heads of the `block` line"
+        faults.append((f"tp {parallel.tp} of {block.heads} heads", help))
+    for message, help in faults:
+        yield Contradiction("S156", message, "parallel", help)
+
+
+def _number_faults(parallel: Parallel) -> Iterator[tuple[str, str]]:
+    """(message, help) of numbers that mean nothing; a line of a plan is refused earlier, at the number."""
+    if min(parallel.tp, parallel.cp, parallel.ep, parallel.dp) < 1 or min(parallel.devices, parallel.node) < 0:
+        yield f"{parallel} has an axis without ranks", "numbers of ranks begin at 1"
+    if not 0 <= parallel.zero <= _MOST_ZERO or parallel.of not in ("", OF_ATTENTION):
+        yield f"{parallel}", f"`zero` is from 0 to {_MOST_ZERO}, `of` is `{OF_ATTENTION}` or empty"
+
+
+def _device_faults(parallel: Parallel) -> Iterator[tuple[str, str]]:
+    product = f"tp {parallel.tp} x cp {parallel.cp} x dp {parallel.dp} = {parallel.per_rank:,}"
+    if parallel.devices % parallel.per_rank:
+        help = f"the devices are {product} for each rank of the pipeline"
+        yield f"{parallel.devices:,} devices are no multiple of {product}", help
+    if parallel.node and parallel.devices % parallel.node:
+        yield f"{parallel.devices:,} devices in nodes of {parallel.node}", "nodes are full: give a multiple"
+
+
+def _expert_faults(parallel: Parallel, plan: Attachments) -> Iterator[tuple[str, str]]:
+    group = f"ep {parallel.ep}" + f" x tp {parallel.expert_tp}" * (parallel.expert_tp > 1)
+    if parallel.ep > 1 and plan.experts is None:
+        yield f"ep {parallel.ep}, and no experts", "write `experts 256 top 8`, or leave `ep` out"
+    elif parallel.per_rank % parallel.expert_group:
+        help = f"`ep` divides the {parallel.per_rank:,} devices of a pipeline rank, tp x cp x dp"
+        help += "; `tp 8 of attention` leaves experts whole" * (parallel.expert_tp > 1)
+        yield f"{group} does not divide tp {parallel.tp} x cp {parallel.cp} x dp {parallel.dp}", help
+    elif plan.experts is not None and plan.experts.count % parallel.ep:
+        yield f"{plan.experts.count} experts on ep {parallel.ep} ranks", "every rank holds equally many experts"
+    elif parallel.node and parallel.shape() is None:
+        help = "an expert group fills whole nodes, or a node holds whole groups"
+        yield f"{group} in nodes of {parallel.node} devices: a group begins in the middle of a node", help
+    elif (topology := plan.topology) is not None:
+        shape = parallel.shape()
+        nodes, per_node = shape or (topology.nodes, topology.per_node)
+        if topology.ranks != parallel.ep:
+            message = f"ep {parallel.ep}, and a topology of {topology.nodes} x {topology.per_node} ranks"
+            yield message, "the topology speaks of the ranks that share experts"
+        elif (topology.nodes, topology.per_node) != (nodes, per_node):
+            message = f"a topology of {topology.nodes} nodes x {topology.per_node}, and ep {parallel.ep}"
+            yield (
+                f"{message} in nodes of {parallel.node} devices",
+                f"ranks lie in the order tp, cp, dp, then the pipeline: write `topology nodes {nodes} x {per_node}`",
+            )
+
+
+def _check_schedule(directives: Directives, schedule: Schedule, _layout: Layout) -> Iterator[Diagnostic]:
+    """S156: the devices are not those of a pipeline rank times the ranks of the schedule."""
+    parallel = directives.plan.parallel
+    if parallel is None or parallel.devices in (0, parallel.per_rank * schedule.ranks):
+        return
+    product = f"tp {parallel.tp} x cp {parallel.cp} x dp {parallel.dp} x {schedule.ranks} ranks"
+    message = f"{parallel.devices:,} devices, and {product} = {parallel.per_rank * schedule.ranks:,}"
+    span = Label(directives.span("parallel"))
+    help = "change `dp`, or the ranks of the schedule"
+    if parallel.devices % (rest := parallel.tp * parallel.cp * schedule.ranks) == 0:
+        help = f"with {schedule.ranks} ranks write `dp {parallel.devices // rest}`"
+    yield Diagnostic("S156", message, span, help=help, source=directives.tree.source)
+
+
+def _facts(plan: Attachments, _layout: Layout) -> dict[str, Any]:
+    """per_rank: devices of one pipeline rank. expert_replicas: how often these hold each expert."""
+    if (parallel := plan.parallel) is None:
+        return {}
+    values = {name: getattr(parallel, name) for name in ("tp", "of", "cp", "ep", "dp", "zero")}
+    replicas = parallel.per_rank // parallel.expert_group
+    return {"parallel": {**values, "per_rank": parallel.per_rank, "expert_replicas": replicas}}
+
+
+def _text(facts: dict[str, Any]) -> Iterator[str]:
+    if (said := facts.get("parallel")) is not None:
+        of = f" of {said['of']}" * bool(said["of"])
+        axes = f"parallel tp {said['tp']}{of} cp {said['cp']} ep {said['ep']} dp {said['dp']} zero {said['zero']}"
+        held = f", each expert on {said['expert_replicas']:,} groups of them" * (said["ep"] > 1)
+        yield f"{axes}: {said['per_rank']:,} devices for each rank of the pipeline{held}"
+
+
+DIRECTIVE = Directive(
+    "parallel",
+    _read,
+    _write,
+    contradictions=_contradictions,
+    check_schedule=_check_schedule,
+    facts=_facts,
+    text=_text,
+)
