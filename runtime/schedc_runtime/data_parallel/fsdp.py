@@ -1,20 +1,22 @@
 """FSDP2 around the dense part of a stage: parameters and gradients sharded over its replicas, gathered for a step.
 
-    first instruction of a stage    all-gather: the stage computes on whole parameters
-    last weight gradients           reduce-scatter: every replica keeps the sum of its shard; the parameters are freed
+    GATHER  START   ahead of the first use      an all-gather leaves
+            JOIN    right before it             the stage has whole parameters
+    SCATTER START   behind the last use         the gradients leave for the replicas that sum them
+            JOIN    later                       every replica has the sum of its shard
+    DROP            behind that START           the whole parameters are freed
 
-torch's `fully_shard` does both, driven from the instruction stream. FSDP's own hooks are removed: they expect a forward
-and a backward of the whole module, while a stage runs segment by segment with deferred weight gradients. Shards are
-summed in the order of replicas, as in `schedc_runtime.data_parallel.gradient_sums`, hence with the same bits.
+torch's `fully_shard` does all of it, driven from the instruction stream. FSDP's own hooks are removed: they expect a
+forward and a backward of the whole module, while a stage runs segment by segment with deferred weight gradients. Shards
+are summed in the order of replicas, as in `schedc_runtime.data_parallel.gradient_sums`, hence with the same bits.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
+from typing import Any, NamedTuple, cast
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -22,19 +24,38 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from schedc.ir.program import InstructionKind, Program
-from schedc_runtime.data_parallel.gradient_sums import is_expert
-from schedc_runtime.errors import RuntimeFault
-from schedc_runtime.execute.code import Call, Code
-from schedc_runtime.execute.registers import Registers
+from schedc.ir.program import Program
+from schedc_runtime.data_parallel.sharding import check_sharding
+from schedc_runtime.data_parallel.stage_replicas import kept_whole
 from schedc_runtime.ranks.mesh import Coordinate, Mesh
-from schedc_runtime.stage.stage import Stage
+from schedc_runtime.transport.base import TransportError
 from schedc_runtime.transport.collectives import ordered_sum
+from schedc_runtime.transport.distributed import plain_text
 from schedc_runtime.transport.process_groups import join_groups
 
 
+class _Scattered(NamedTuple):
+    """A reduce-scatter on its way. work: torch's handle. sent: [elements] what leaves, which must outlive the work.
+
+    received: [members, share]. summed: [share] where the sum belongs.
+    """
+
+    work: Any
+    sent: Tensor
+    received: Tensor
+    summed: Tensor
+
+
 class OrderedReduceScatter:
-    """FSDP2's reduce-scatter with the parts added in the order of members, which torch's own leaves open."""
+    """FSDP2's reduce-scatter with the parts added in the order of members, which torch's own leaves open.
+
+    The call starts it, and `finish` adds up what has arrived. at_once: whether the call itself finishes, as FSDP2
+    needs where it converts or adds to the sums.
+    """
+
+    def __init__(self) -> None:
+        self.at_once = False
+        self._scattered: list[_Scattered] = []
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """An uninitialized tensor of shape ``size``."""
@@ -43,13 +64,26 @@ class OrderedReduceScatter:
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
     ) -> None:
-        received = torch.empty_like(input_tensor)
-        dist.all_to_all_single(received, input_tensor, group=group)
-        output_tensor.copy_(ordered_sum(received.view(dist.get_world_size(group), -1)))
+        received = torch.empty_like(input_tensor).view(dist.get_world_size(group), -1)
+        work = dist.all_to_all_single(received.view(-1), input_tensor, group=group, async_op=True)
+        self._scattered.append(_Scattered(work, input_tensor, received, output_tensor))
+        if self.at_once:
+            self.finish()
+
+    def finish(self) -> None:
+        """Put the sums where FSDP2 expects them. On a GPU the compute stream waits, and not the host."""
+        for each in self._scattered:
+            each.work.wait()
+            each.summed.copy_(ordered_sum(each.received))
+        self._scattered = []
+
+    def reset(self) -> None:
+        """Forget what is on its way."""
+        self._scattered = []
 
 
 class DenseShards:
-    """The parts of one stage's module that `fully_shard` has sharded; parameters are whole until the first `shard`.
+    """The parts of one stage's module that `fully_shard` has sharded; parameters are whole until the first `drop`.
 
     Every sharded part has its parameters gathered and freed by the instruction stream alone.
     """
@@ -57,78 +91,128 @@ class DenseShards:
     def __init__(self, module: nn.Module) -> None:
         self._parts = [cast(Any, part) for part in module.modules() if isinstance(part, FSDPModule)]
         self._states = [part._get_fsdp_state() for part in self._parts]
+        self._handles: list[Any] = []
+        self._sums = OrderedReduceScatter()
         for state in self._states:
             for handle in (state._pre_forward_hook_handle, state._post_forward_hook_handle):
                 handle.remove()
-        self._roots = []
-        for state in self._states:
+        self._roots: list[tuple[Any, Any]] = []
+        for part, state in zip(self._parts, self._states, strict=True):
             if state._is_root is None:  # the first of a tree makes the rest its own
                 state._lazy_init()
-                self._roots.append(state)
+                self._roots.append((part, state))
         for part in self._parts:
             part.set_gradient_divide_factor(1.0)  # the loss has been divided by the number of replicas
             part.set_force_sum_reduction_for_comms(True)
-            part.set_custom_reduce_scatter(OrderedReduceScatter())
             part.set_reduce_scatter_unused_params(True)  # replicas may differ in what got a gradient
-        for parameter in module.parameters():
-            if isinstance(parameter, DTensor):
-                parameter.dense_shard = True  # type: ignore[attr-defined]
-        self.gather()
+            part.set_reshard_after_backward(False)  # DROP frees the parameters
+        for state in self._states:
+            for group in state._fsdp_param_groups:
+                group._reduce_scatter_comm = self._sums  # its setter takes one group of parameters alone
+        self.parameters = [parameter for parameter in module.parameters() if isinstance(parameter, DTensor)]
+        """The shards, as the module has them between steps."""
+        for parameter in self.parameters:
+            parameter.dense_shard = True  # type: ignore[attr-defined]
+        self.start_gather()
+        self.join_gather()
 
     @classmethod
     def over(cls, module: nn.Module, mesh: DeviceMesh, kept: set[nn.Parameter]) -> DenseShards:
-        """The whole module sharded over ``mesh``. kept: parameters that stay whole: experts, and those that other
-        stages of the rank use, too."""
-        mine = [parameter for parameter in module.parameters() if parameter not in kept]
-        if len(kinds := {parameter.dtype for parameter in mine}) > 1:
-            raise RuntimeFault(
-                f"a stage has dense parameters of {len(kinds)} types, which FSDP2 cannot send as one",
-                "give all dense parameters one type, or leave shard_dense out of the mesh",
-            )
-        if mine:
+        """The whole module sharded over ``mesh``, in a group for each type of its parameters.
+
+        kept: parameters that stay whole: experts, and those that other stages of the rank use, too.
+        """
+        if any(parameter not in kept for parameter in module.parameters()):
             fully_shard(module, mesh=mesh, reshard_after_forward=False, ignored_params=kept)
+            _split_by_type(cast(Any, module)._get_fsdp_state())
         return cls(module)
 
-    def gather(self) -> None:
-        """Make the parameters whole (all-gather). A collective of the replicas."""
-        for part in self._parts:
-            part.unshard()
+    def start_gather(self) -> int:
+        """Start making the parameters whole (all-gather); returns their bytes. A collective of the replicas."""
+        self._handles = [part.unshard(async_op=True) for part in self._parts]
+        return sum(parameter.numel() * parameter.element_size() for parameter in self.parameters)
 
-    def shard(self) -> None:
+    def join_gather(self) -> None:
+        """Let the stage compute on whole parameters from here on."""
+        handles, self._handles = self._handles, []
+        for handle in handles:
+            _translated(handle.wait, "gathering parameters")
+
+    def drop(self) -> None:
         """Free the whole parameters; the module has this replica's shards again."""
         for part in self._parts:
             part.reshard()
 
-    def reduce(self) -> None:
-        """Sum the gradients over the replicas, each of which keeps its shard; then `shard`. A collective."""
+    def start_reduce(self) -> int:
+        """Send the replicas the gradients that they sum; returns the bytes of the gradients. A collective."""
         for state in self._states:
             for group in state._fsdp_param_groups:
+                self._sums.at_once = group._orig_dtype != group._reduce_dtype or not _is_plain(group)
                 group.post_backward()
-        for root in self._roots:
+        return sum(p.numel() * p.element_size() for p in self.parameters if p.requires_grad)
+
+    def join_reduce(self) -> None:
+        """Put the sum of this replica's shard into its gradients."""
+        _translated(self._sums.finish, "summing gradients of shards")
+        for _, root in self._roots:
             root._root_post_backward_final_callback()
-        self.shard()
+
+    def ready(self) -> bool:
+        """Whether a join would not block this process for ever: others have processes of their own."""
+        return True
+
+    def reset(self) -> None:
+        """Forget the step, and free whole parameters."""
+        self._handles = []
+        self._sums.reset()
+        for state in self._states:
+            for group in state._fsdp_param_groups:
+                group._all_gather_result = None  # its collective may never end
+        for part, _ in self._roots:
+            part.reset_iter_state()
+
+
+def _split_by_type(state: Any) -> None:
+    """Give each type of parameters a group of its own: FSDP2 sends the gradients of a group as one tensor."""
+    (group,) = state._fsdp_param_groups
+    by_type: dict[torch.dtype, list[Any]] = {}
+    for parameter in group.fsdp_params:
+        by_type.setdefault(parameter.sharded_param.dtype, []).append(parameter)
+    if len(by_type) == 1:
+        return
+    state._fsdp_param_groups.clear()
+    for parameters in by_type.values():
+        part = copy(group)
+        part.fsdp_params = parameters
+        part._module_to_pre_save_state_dict_hook_handle = {}
+        part._module_to_pre_load_state_dict_hook_handle = {}
+        state._fsdp_param_groups.append(part)
+
+
+def _is_plain(group: Any) -> bool:
+    """Whether the sums of a group go into the gradients of its shards and nowhere else."""
+    return group.offload_policy.__class__.__name__ == "OffloadPolicy" and not group._is_hsdp
+
+
+def _translated(call: Callable[[], Any], what: str) -> None:
+    """Call it; a broken connection becomes a `TransportError`."""
+    try:
+        call()
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise TransportError(f"{what}: {plain_text(error)}") from None
 
 
 class DenseSharding:
     """The sharded dense parts of all stages of a process (``shard_dense`` of a `Mesh`).
 
-    Raises `RuntimeFault` where they cannot be sharded: in one process, without replicas, with two copies of a stage.
+    Raises `RuntimeFault` where they cannot be sharded: without replicas, with two copies of a stage.
     """
 
-    def __init__(self, program: Program, mesh: Mesh, places: Sequence[Coordinate], in_process: bool) -> None:
-        refusals = [
-            (in_process, "all ranks are in this process", "start one process per rank"),
-            (mesh.replicas == 1, "the mesh has one replica", "give a mesh with experts= or data="),
-            (
-                bool(((program.kind == InstructionKind.REDUCE) & (program.stage2 < 0)).any()),
-                f"{program.name} holds two copies of every stage",
-                "take a schedule with one, as dualpipev in place of dualpipe",
-            ),
-        ]
-        for refused, why, help in refusals:
-            if refused:
-                raise RuntimeFault(f"the dense part cannot be sharded: {why}", help)
-        self.mesh, self.places = mesh, places
+    def __init__(self, program: Program, mesh: Mesh) -> None:
+        check_sharding(program, mesh)
+        self.mesh = mesh
         self._shards: dict[int, DenseShards] = {}
         """The shards of each stage, by the id of its module."""
 
@@ -143,8 +227,7 @@ class DenseSharding:
         parts = [self.mesh.replicas_of(Coordinate(rank, 0)) for rank in range(self.mesh.pipeline)]
         group = cast(dist.ProcessGroup, join_groups(parts, 300.0))  # every process is in one: there are replicas
         across = DeviceMesh.from_group(group, device.type)
-        uses = Counter(parameter for module in modules for parameter in set(module.parameters()))
-        kept = {parameter for parameter, count in uses.items() if count > 1 or is_expert(parameter)} | set(tied)
+        kept = kept_whole(modules, tied)
         for module in modules:
             self._shards[id(module)] = DenseShards.over(module, across, kept & set(module.parameters()))
 
@@ -156,18 +239,16 @@ class DenseSharding:
     def shard(self) -> None:
         """Free the whole parameters of all stages, once the pipeline is built."""
         for shards in self._shards.values():
-            shards.shard()
+            shards.drop()
 
-    def around(self, code: Code, program: Program, stages: Mapping[int, Stage]) -> Code:
-        """The code of a place with `with_shards`, in training with the sums of gradients. stages: of the place."""
-        shards = {index: self._shards[id(stage.module)] for index, stage in stages.items()}
-        training = bool(np.isin(program.kind, (InstructionKind.B, InstructionKind.W, InstructionKind.CELL)).any())
-        return with_shards(code, shards, training=training)
+    def of(self, module: nn.Module) -> DenseShards:
+        """The shards of a stage's module."""
+        return self._shards[id(module)]
 
-    @staticmethod
-    def whole(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """A state dict with whole tensors in place of shards. A collective of the replicas if it has shards."""
-        return {name: value.full_tensor() if isinstance(value, DTensor) else value for name, value in state.items()}
+    def reset(self) -> None:
+        """Forget a step that will not be finished; all stages have shards again."""
+        for shards in self._shards.values():
+            shards.reset()
 
     @staticmethod
     def parts_of(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -180,38 +261,3 @@ class DenseSharding:
                 value = distribute_tensor(value.to(own.device), own.device_mesh, own.placements, src_data_rank=None)
             local[name] = value
         return local
-
-
-def with_shards(code: Code, shards: Mapping[int, DenseShards], *, training: bool) -> Code:
-    """The code of a place whose stages gather their parameters before their first use and shard them after the last.
-
-    shards: by stage index. training: whether gradients are summed before the parameters are sharded.
-    """
-    before: dict[int, list[Call]] = {}
-    after: dict[int, list[Call]] = {}
-    for stage, positions in sorted(_uses(code).items()):
-        before.setdefault(positions[0], []).append((_gather, shards[stage]))
-        after.setdefault(positions[-1], []).append((_reduce if training else _shard, shards[stage]))
-    return code.woven(before, after)
-
-
-def _uses(code: Code) -> dict[int, list[int]]:
-    """The positions of the steps that compute on each stage, ascending."""
-    uses: dict[int, list[int]] = {}
-    for position, step in enumerate(code.steps):
-        if step.instruction.computes:
-            for stage in set(step.instruction.stages):
-                uses.setdefault(stage, []).append(position)
-    return uses
-
-
-def _gather(registers: Registers, shards: DenseShards) -> None:
-    shards.gather()
-
-
-def _reduce(registers: Registers, shards: DenseShards) -> None:
-    shards.reduce()
-
-
-def _shard(registers: Registers, shards: DenseShards) -> None:
-    shards.shard()

@@ -1,28 +1,26 @@
-"""Gradients summed over the replicas of a stage: which parameters travel together, and when their sums start.
+"""Gradients summed over the replicas of a stage: which parameters travel together, and the two halves of their sums.
 
-A replica is another pipeline that trains the same weights on other batches (`schedc_runtime.ranks.mesh`). The sums of
-a stage start right behind the last instruction that computes its weight gradients. A rank waits for them at the end of
-its stream, so that they overlap with the work of other stages and pipelines. DDP's hooks would not do: they never see a
-deferred weight gradient.
+A replica is another pipeline that trains the same weights on other batches (`schedc_runtime.ranks.mesh`).
+
+    SCATTER START   behind the stage's last weight gradients    an all-to-all of shares leaves
+    SCATTER JOIN    later                                       each member adds up its share, in the order of members
+    SPREAD  START   right behind                                an all-gather of the sums leaves
+    SPREAD  JOIN    the end of the stream                       the sums take the place of the gradients
+
+DDP's hooks would not do: they never see a deferred weight gradient.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
 
-from schedc.ir.program import InstructionKind
-from schedc_runtime.data_parallel.hot_returns import trained_by
-from schedc_runtime.execute.code import Call, Code
-from schedc_runtime.execute.registers import Registers
-from schedc_runtime.stage.stage import Stage
+from schedc_runtime.transport.collective_calls import whole_of
 from schedc_runtime.transport.flat_tensors import by_dtype, flattened, unflattened
 
 if TYPE_CHECKING:
-    from schedc_runtime.ranks.mesh import PeerGroups
     from schedc_runtime.transport.collectives import Communicator
 
 BUCKET_BYTES = 25 << 20
@@ -36,37 +34,83 @@ class Bucket(NamedTuple):
     parameters: tuple[nn.Parameter, ...]
 
 
-class ReplicaSum(NamedTuple):
-    """A bucket whose sum has been started; a `PendingSum`. handle: the communicator's."""
+class SumUnderWay(NamedTuple):
+    """A bucket, half of whose sum is on its way. handle: the communicator's. elements: those of the sum.
+
+    own: [parameters] whether this replica has a gradient.
+    """
 
     bucket: Bucket
     handle: Any
+    elements: int
+    own: Sequence[bool]
+
+
+class StageSums:
+    """The sums of a stage's gradients over one group of replicas, a bucket at a time.
+
+    parameters: those of the stage, trained or not; the trained ones travel.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], communicator: Communicator) -> None:
+        self.parameters, self.communicator = tuple(parameters), communicator
+        self._trained: list[bool] | None = None
+        self._buckets: tuple[Bucket, ...] = ()
+        self._under_way: list[SumUnderWay] = []
+
+    @property
+    def buckets(self) -> tuple[Bucket, ...]:
+        """What travels together now: parameters may be frozen and trained again between steps."""
+        trained = [parameter.requires_grad for parameter in self.parameters]
+        if trained != self._trained:
+            self._trained, self._buckets = trained, buckets(self.parameters, self.communicator)
+        return self._buckets
+
+    def reset(self) -> None:
+        """Forget the step."""
+        self._under_way = []
+
+    def start_scatter(self) -> int:
+        """Send each member its share of this step's gradients; returns the bytes of the gradients."""
+        size = 0
+        for bucket in self.buckets:
+            own = [parameter.grad is not None for parameter in bucket.parameters]
+            flat = flattened(bucket.parameters)
+            handle = bucket.communicator.reduce_scatter(flat)
+            self._under_way.append(SumUnderWay(bucket, handle, flat.numel(), own))
+            size += flat.nbytes
+        return size
 
     def ready(self) -> bool:
-        communicator = self.bucket.communicator
-        return not communicator.cooperative or communicator.ready(self.handle)
+        """Whether the next join would not block; always true unless replicas share a process."""
+        return all(
+            not each.bucket.communicator.cooperative or each.bucket.communicator.ready(each.handle)
+            for each in self._under_way
+        )
 
-    def finish(self) -> None:
+    def join_scatter(self) -> None:
+        """Add up this member's shares, and keep them for `start_spread`."""
+        self._under_way = [each._replace(handle=each.bucket.communicator.wait(each.handle)) for each in self._under_way]
+
+    def start_spread(self) -> int:
+        """Send every member this member's shares of the sums; returns the bytes of the sums."""
+        self._under_way = [
+            each._replace(handle=each.bucket.communicator.all_gather(each.handle)) for each in self._under_way
+        ]
+        return sum(parameter.nbytes for bucket in self.buckets for parameter in bucket.parameters)
+
+    def join_spread(self) -> None:
         """Put the sums over all replicas in place of this replica's gradients."""
-        bucket, handle = self
-        for parameter, part in unflattened(bucket.parameters, bucket.communicator.wait(handle)):
-            parameter.grad = part.clone()
+        for bucket, handle, elements, own in self._under_way:
+            flat = whole_of(bucket.communicator.wait(handle), elements)
+            for parameter, part in unflattened(bucket.parameters, flat, own):
+                parameter.grad = part.clone()
+        self._under_way = []
 
 
-def buckets(parameters: Iterable[nn.Parameter], peer_groups: PeerGroups) -> tuple[Bucket, ...]:
-    """The trainable ``parameters``, each in one bucket; those of experts travel among the ranks that hold them."""
-    shared: list[nn.Parameter] = []
-    own: list[nn.Parameter] = []
-    for parameter in parameters:
-        if not is_dense_shard(parameter):
-            (own if is_expert(parameter) else shared).append(parameter)
-    return tuple(
-        Bucket(communicator, part)
-        for communicator, travelling in ((peer_groups.replicas, shared), (peer_groups.same_experts, own))
-        if communicator.size > 1
-        for group in by_dtype(travelling)
-        for part in _filled(group)
-    )
+def buckets(parameters: Iterable[nn.Parameter], communicator: Communicator) -> tuple[Bucket, ...]:
+    """The trainable ``parameters``, each in one bucket, in which it travels over ``communicator``."""
+    return tuple(Bucket(communicator, part) for group in by_dtype(parameters) for part in _filled(group))
 
 
 def is_expert(parameter: nn.Parameter) -> bool:
@@ -91,43 +135,3 @@ def _filled(parameters: Sequence[nn.Parameter]) -> Iterator[tuple[nn.Parameter, 
         size += parameter.nbytes
     if bucket:
         yield tuple(bucket)
-
-
-def start_sum(bucket: Bucket) -> ReplicaSum:
-    """Send the gradients of a bucket."""
-    return ReplicaSum(bucket, bucket.communicator.sum(flattened(bucket.parameters)))
-
-
-def with_sums(
-    code: Code, stages: Mapping[int, Stage], peer_groups: PeerGroups, tied: Iterable[nn.Parameter] = ()
-) -> Code:
-    """The code of a place with a call behind the last weight gradients of each stage that starts the stage's sums.
-
-    stages: those of the place, by index. What a REDUCE brings together first is summed when the stream has ended: a
-    stage with a second copy, and parameters that are ``tied`` to stages of other ranks.
-    """
-    if peer_groups.replicas.size == 1:
-        return code
-    last: dict[int, int] = {}  # position of the last step of each stage that computes weight gradients
-    copied: set[int] = set()
-    for position, step in enumerate(code.steps):
-        if step.instruction.kind is InstructionKind.REDUCE and not step.instruction.is_tied:
-            copied.add(step.instruction.stage)
-        elif (stage := trained_by(step.instruction)) >= 0:
-            last[stage] = position
-    own = tuple(tied) if any(step.instruction.is_tied for step in code.steps) else ()
-    claimed = set(map(id, own))
-    after: dict[int, list[Call]] = {}
-    final: list[Call] = [(start_sums, buckets(own, peer_groups))] if own else []
-    for stage, position in sorted(last.items(), key=lambda item: -item[1]):
-        # A parameter that several stages share belongs to the one that is done last.
-        parameters = [p for p in stages[stage].module.parameters() if id(p) not in claimed]
-        claimed.update(map(id, parameters))
-        calls = final if stage in copied else after.setdefault(position, [])
-        calls.append((start_sums, buckets(parameters, peer_groups)))
-    return replace(code.woven({}, after), final=tuple(final))
-
-
-def start_sums(registers: Registers, travelling: Sequence[Bucket]) -> None:
-    """The call that `with_sums` adds: start the sums of a stage."""
-    registers.pending.extend([start_sum(bucket) for bucket in travelling])

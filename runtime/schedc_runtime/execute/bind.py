@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 from torch import nn
@@ -16,6 +17,8 @@ from schedc.ir.program import Channel, Instruction, InstructionKind, Program
 from schedc.ir.recomputed import recomputed_slots
 from schedc.ir.ties import copies_of, exchanges_of
 from schedc.ir.works import FACTS as WORK_FACTS
+from schedc.ir.works import WorkKind
+from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.execute.cell_programs import CellSource, shapes_of
 from schedc_runtime.execute.code import BoundStep, Call, Code, Handler
 from schedc_runtime.execute.handlers import HANDLERS
@@ -25,9 +28,12 @@ from schedc_runtime.execute.operands import (
     MessageOperands,
     PairOperands,
     ReduceOperands,
+    ReplicaKey,
+    ReplicatedStage,
     WaitOperands,
     WorkOperands,
     probes_of,
+    replica_keys,
 )
 from schedc_runtime.execute.tied_sums import TiedOperands
 from schedc_runtime.partition.boundary import Boundary
@@ -44,6 +50,7 @@ def bind(
     handlers: Mapping[InstructionKind, Handler] = HANDLERS,
     cells: CellSource = serial,
     tied: Sequence[SharedParameter] = (),
+    replicas: Mapping[ReplicaKey, ReplicatedStage] = MappingProxyType({}),
 ) -> Code:
     """The code of ``rank``.
 
@@ -52,9 +59,10 @@ def bind(
     handlers: a table with other functions puts another implementation in place.
     cells: the order inside instructions on segmented stages, which become one step per micro-step.
     tied: the parameters of the program's ties.
+    replicas: what works among replicas run on.
     """
     stream = list(program.instructions(rank))
-    binder = _Binder(program, rank, stream, stages, boundaries, handlers, recomputed_slots(program), tied)
+    binder = _Binder(program, rank, stream, stages, boundaries, handlers, recomputed_slots(program), tied, replicas)
     steps = binder.steps(cells)
     inputs = {
         microbatch: slot
@@ -77,6 +85,7 @@ class _Binder:
     recomputed: frozenset[tuple[int, int]]
     """(stage, microbatch) of every R."""
     tied: Sequence[SharedParameter] = ()
+    replicas: Mapping[ReplicaKey, ReplicatedStage] = field(default_factory=dict)
     slot_of: dict[tuple[int, int, int], int] = field(default_factory=dict)
     slot_names: list[str] = field(default_factory=list)
     handle_of: dict[int, int] = field(default_factory=dict)
@@ -139,7 +148,8 @@ class _Binder:
             case InstructionKind.START | InstructionKind.JOIN:
                 work = self.program.works.work(x.work)
                 names = WORK_FACTS[work.kind].name, work.lane.name.lower()
-                return WorkOperands(*names, self.stages[work.stage], work.microbatch, x.work, work.bytes)
+                late = work.kind is WorkKind.SCATTER and self.replica_keys[x.work].late
+                return WorkOperands(*names, self.working(x.work), work.microbatch, x.work, work.bytes, late)
             case InstructionKind.REDUCE if x.is_tied:
                 return self.tied_operands[x.peer, x.message]
             case InstructionKind.REDUCE:
@@ -160,6 +170,23 @@ class _Binder:
         probes = probes_of([spec.dtype for spec in self.boundaries[stage + 1].tensors]) if kind is OpKind.F else ()
         recomputed = (stage, microbatch) in self.recomputed
         return ComputeOperands(self.stages[stage], microbatch, read, write, kind is OpKind.I, probes, recomputed)
+
+    def working(self, number: int) -> Any:
+        """The stage that a work is about, or what a work among its replicas runs on."""
+        work = self.program.works.work(number)
+        if not WORK_FACTS[work.kind].of_stage:
+            return self.stages[work.stage]
+        if (key := self.replica_keys[number]) not in self.replicas:
+            raise RuntimeFault(
+                f"{self.program.name} has the {work}, and this pipeline has no replicas that take part",
+                "give the mesh that the program was compiled for, or compile it without replicas",
+            )
+        return self.replicas[key]
+
+    @cached_property
+    def replica_keys(self) -> dict[int, ReplicaKey]:
+        """What each work among replicas runs on, by its number."""
+        return replica_keys(self.stream, self.program.works)
 
     def batch(self, batch: Sequence[Instruction]) -> tuple[MessageOperands, ...]:
         """The messages that are posted together."""

@@ -39,14 +39,12 @@ class Code:
     steps: in the order in which they run. slot_names: [slots] what each value is, for errors.
     handles: how many messages are posted.
     inputs: slot of the first stage's arguments, by microbatch; empty where no first stage is held.
-    final: calls for the end of the stream, when its own sums are complete (`schedc_runtime.data_parallel`).
     """
 
     steps: list[BoundStep]
     slot_names: list[str]
     handles: int
     inputs: dict[int, int]
-    final: tuple[Call, ...] = ()
 
     @cached_property
     def calls(self) -> list[Call]:

@@ -11,7 +11,7 @@ import torch
 from torch.autograd.profiler import record_function
 
 from schedc.ir.program import Program
-from schedc_runtime.execute.code import Call, Code
+from schedc_runtime.execute.code import Code
 from schedc_runtime.execute.instruction_names import label, sentence
 from schedc_runtime.execute.registers import Registers
 from schedc_runtime.ranks.progress import mark
@@ -85,7 +85,6 @@ class Executor:
         self.registers.reset()
         self.intervals: list[Interval] | None = None
         """Intervals of the step, if it is traced."""
-        self._final: list[Call] = []
         self._profile = False
         self._started = 0
 
@@ -118,7 +117,6 @@ class Executor:
         registers.loss_scale, registers.probing = loss_scale, probing
         self.intervals = [] if trace else None
         self._profile = profile
-        self._final = list(self.code.final)
         self.position = 0
 
     def advance(self) -> bool:
@@ -167,15 +165,7 @@ class Executor:
         return InstructionError(self.program, self.name, step.row, step.width, error, step.label)
 
     def finish(self) -> bool:
-        """Complete the sums that the stream has started, then the code's final ones; False if one is still awaited.
-
-        Copies of a stage are summed by the stream, so they come together before replicas do.
-        """
-        if not self.registers.finish_sums():
-            return False
-        while self._final:
-            handler, operands = self._final.pop(0)
-            handler(self.registers, operands)
+        """Complete the sums that the stream has started and not completed; False if one is still awaited."""
         return self.registers.finish_sums()
 
     @property

@@ -9,6 +9,9 @@ import torch
 from torch import Tensor
 
 from schedc.ir.ops import OpKind
+from schedc.ir.program import Instruction, InstructionKind
+from schedc.ir.works import FACTS as WORK_FACTS
+from schedc.ir.works import WorkGroup, WorkKind, Works
 from schedc_runtime.transport.base import Spec
 
 
@@ -95,19 +98,74 @@ class MovingStage(Protocol):
     def join_fetch(self, microbatch: int) -> None: ...
 
 
+class ReplicatedStage(Protocol):
+    """What works among replicas ask of a stage (`schedc_runtime.data_parallel.stage_replicas.StageReplicas`)."""
+
+    index: int
+
+    def ready(self) -> bool: ...
+
+    def start_gather(self) -> int: ...
+
+    def join_gather(self) -> None: ...
+
+    def drop(self) -> None: ...
+
+    def start_scatter(self) -> int: ...
+
+    def join_scatter(self) -> None: ...
+
+    def start_spread(self) -> int: ...
+
+    def join_spread(self) -> None: ...
+
+
+class ReplicaKey(NamedTuple):
+    """The sums of a stage in a group of replicas. late: those of gradients that a REDUCE sums before."""
+
+    stage: int
+    group: int
+    late: bool
+
+
+def replica_keys(stream: Sequence[Instruction], works: Works) -> dict[int, ReplicaKey]:
+    """The sums that each work among replicas in a rank's stream is about, by the number of the work.
+
+    A SCATTER that starts behind a REDUCE is late. SPREADs follow the joins of their SCATTERs in order.
+    """
+    keys: dict[int, ReplicaKey] = {}
+    joined: dict[tuple[int, int], list[bool]] = {}
+    late = False
+    for x in stream:
+        late = late or x.kind is InstructionKind.REDUCE
+        if x.work < 0 or not WORK_FACTS[(work := works.work(x.work)).kind].of_stage:
+            continue
+        place = work.stage, max(int(work.group), int(WorkGroup.REPLICAS))
+        if x.kind is InstructionKind.JOIN:
+            if work.kind is WorkKind.SCATTER:
+                joined.setdefault(place, []).append(keys[x.work].late)
+        elif work.kind is WorkKind.SPREAD:
+            keys[x.work] = ReplicaKey(*place, joined[place].pop(0))
+        else:
+            keys[x.work] = ReplicaKey(*place, late and work.kind is WorkKind.SCATTER)
+    return keys
+
+
 class WorkOperands(NamedTuple):
     """Operands of START and JOIN.
 
-    kind: ``offload`` or ``fetch``. lane: ``d2h`` or ``h2d``. work: the number of the work, the same in its START and
-    JOIN. bytes: as the program says; -1 where it does not.
+    kind, lane: their names in programs. microbatch: -1 for the whole stage. work: the number of the work, the same in
+    its START and JOIN. bytes: as the program says; -1 where it does not. after_sums: whether the work takes gradients
+    that REDUCEs before it sum.
     """
 
     kind: str
     lane: str
-    stage: MovingStage
+    stage: MovingStage | ReplicatedStage
     microbatch: int
     work: int
     bytes: float = -1.0
+    after_sums: bool = False
 
 
 class ReduceOperands(NamedTuple):

@@ -108,6 +108,6 @@ def _restore(
 
 def _fake(value: Tensor, device: torch.device) -> Tensor:
     differentiable = isinstance(value, nn.Parameter) and (value.dtype.is_floating_point or value.dtype.is_complex)
-    return torch.empty_strided(
-        value.shape, value.stride(), dtype=value.dtype, device=device, requires_grad=differentiable
-    )
+    # Shards among replicas in one process have the rows of one replica.
+    shape, stride = getattr(value, "whole_form", (value.shape, value.stride()))
+    return torch.empty_strided(shape, stride, dtype=value.dtype, device=device, requires_grad=differentiable)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from torch import nn
 
@@ -28,7 +29,19 @@ from schedc_runtime.transport.collectives import Communicator
 
 
 def mesh_for(plan: Attachments, program: Program, mesh: Mesh | None) -> Mesh:
-    """``mesh``, or without one that of the plan's lines. Raises `RuntimeFault` where the two differ."""
+    """``mesh``, or without one that of the plan's lines. Raises `RuntimeFault` where the two differ.
+
+    Either of them may say that dense parts are sharded.
+    """
+    if plan.shard_dense and plan.parallel is not None and plan.parallel.zero != 3:
+        raise RuntimeFault(
+            f"the plan says `shard dense` and zero {plan.parallel.zero}", "write `zero 3`, or leave `shard dense` out"
+        )
+    mesh = _mesh_of(plan, program, mesh)
+    return replace(mesh, shard_dense=mesh.shard_dense or plan.shard_dense)
+
+
+def _mesh_of(plan: Attachments, program: Program, mesh: Mesh | None) -> Mesh:
     topology = plan.topology
     if plan.parallel is not None:
         mesh = parallel_mesh(plan, plan.parallel, program, mesh)

@@ -2,7 +2,7 @@
 
     find_device  choose_mesh  connect  check_attachments  cut_model  tie_weights  make_stages  compile_units
     capture_segments  open_lanes  order_cells  prepare_code  guard_failures  release_modules  compare_ranks
-    shard_parameters
+    place_works  shard_parameters
 
 A step reads what earlier steps have set. Ranks wait for each other in `connect` and from `guard_failures` on; every
 other step is this rank's own.
@@ -11,131 +11,47 @@ other step is this rank's own.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
 
-import torch
-import torch.distributed as dist
 from torch import nn
 
 from schedc.attachments.values import Level
 from schedc.cell import CellCosts
-from schedc.cell.issue_order import CellOnRank
-from schedc.ir.program import Program
 from schedc.passes.tied import with_tied
-from schedc.plan import Attachments, plan_of
-from schedc_runtime.compiled.settings import CompileSettings, compile_settings
+from schedc.plan import plan_of
+from schedc_runtime.compiled.settings import compile_settings
 from schedc_runtime.compiled.units import CompiledUnits
 from schedc_runtime.errors import RuntimeFault
-from schedc_runtime.execute.cell_programs import CellSource, asks_on_lane, cell_source, cells_on_rank, check_cells
-from schedc_runtime.materialize.construction import Construction, construction_of
-from schedc_runtime.moe.kernels import Kernels
-from schedc_runtime.offload.lanes import Lanes
-from schedc_runtime.partition import Partition, partition
-from schedc_runtime.partition.shared import SharedParameter, copies_in, tied_apart, ties_of
+from schedc_runtime.execute.cell_programs import asks_on_lane, cell_source, cells_on_rank, check_cells
+from schedc_runtime.materialize.construction import construction_of
+from schedc_runtime.partition import partition
+from schedc_runtime.partition.shared import tied_apart, ties_of
 from schedc_runtime.pipeline.agreement import check_fingerprints, fingerprint, plan_prints
 from schedc_runtime.pipeline.apply_plan import attach, check_contradictions, mesh_for, recompute_stages
+from schedc_runtime.pipeline.assembly import Assembly, Settings
 from schedc_runtime.pipeline.batch import one_microbatch
 from schedc_runtime.pipeline.bound import BoundCode
 from schedc_runtime.pipeline.chunked_loss import check_vocab, planned_loss
-from schedc_runtime.pipeline.cut import Cut
 from schedc_runtime.pipeline.guard import FailureGuard
-from schedc_runtime.pipeline.loss_function import LossHead, LossOfMicrobatch
+from schedc_runtime.pipeline.loss_function import LossHead
 from schedc_runtime.pipeline.offloading import offload_stages
 from schedc_runtime.pipeline.plan_fit import FirstBatch, check_model
 from schedc_runtime.pipeline.random_steps import check_way, number_stages
+from schedc_runtime.pipeline.replica_works import agree_on_bytes, bytes_of_stages, place_works
+from schedc_runtime.pipeline.shard_stages import sharding_of, take_shards
 from schedc_runtime.pipeline.stages import (
-    StagesByIndex,
     copied_stages,
     device_of,
     device_of_backend,
     layout_of,
     stages_of_places,
-    stages_on,
 )
 from schedc_runtime.pipeline.tied import TiedWeights, check_copies, check_tied_lines
-from schedc_runtime.ranks.mesh import Coordinate, Mesh
+from schedc_runtime.ranks.mesh import Coordinate
 from schedc_runtime.ranks.network import Network
 from schedc_runtime.segments import InSegments
 from schedc_runtime.segments.captured import CapturedSegments
 from schedc_runtime.stage.stage import Stage
-
-if TYPE_CHECKING:
-    from schedc_runtime.data_parallel.fsdp import DenseSharding
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The arguments of a `Pipeline`, which explains them. timeout: seconds."""
-
-    model: nn.Module
-    program: Program
-    loss_fn: LossOfMicrobatch | None
-    cut: Cut
-    mesh: Mesh | None
-    plan: Attachments | None
-    cells: CellCosts | CellSource | None
-    group: dist.ProcessGroup | None
-    in_process: bool
-    timeout: float
-    device: torch.device | None = None
-    rng: str = "by name"
-    seed: int = 0
-    example: Any = None
-    compile: bool | Mapping[str, Any] | None = None
-    kernels: Kernels = ()
-
-
-@dataclass
-class Assembly:
-    """What a pipeline consists of; each step of `STEPS` sets some of it.
-
-    program: that of the settings; from `tie_weights` on with the sums of tied weights.
-    construction: where the values of each of the model's tensors come from. has_values: whether all tensors here were
-    seen off the meta device.
-    first_batch: compares the plan's tokens with it. names: shape and dtype of each entry of the model's state.
-    shards: shards of the dense parts, where these are sharded. tied: the parameters of which several ranks need a copy.
-    weights: the copies that are here.
-    head: the loss function of the last stages. stages: stages of each place in this process, by index.
-    copied: those that another rank holds, too. compile: how units are compiled. compiled: those that are, if any.
-    lanes: where offloads and fetches run, of each place here whose program has some.
-    cells: the order inside each kind of instruction on segmented stages, of this process's first replica.
-    """
-
-    settings: Settings
-    construction: Construction = field(init=False)
-    has_values: bool = False
-    device: torch.device = field(init=False)
-    plan: Attachments = field(init=False)
-    mesh: Mesh = field(init=False)
-    network: Network = field(init=False)
-    program: Program = field(init=False)
-    partition: Partition = field(init=False)
-    first_batch: FirstBatch = field(init=False)
-    tied: tuple[SharedParameter, ...] = field(init=False)
-    weights: TiedWeights = field(init=False)
-    names: dict[str, tuple[torch.Size, torch.dtype]] = field(init=False)
-    shards: DenseSharding | None = None
-    head: LossHead = field(init=False)
-    stages: dict[Coordinate, StagesByIndex] = field(init=False)
-    copied: list[Stage] = field(init=False)
-    compile: CompileSettings | None = field(init=False)
-    compiled: CompiledUnits | None = None
-    lanes: list[Lanes] = field(default_factory=list)
-    cell_source: CellSource = field(init=False)
-    cells: dict[str, CellOnRank] = field(init=False)
-    bound_code: BoundCode = field(init=False)
-    guard: FailureGuard = field(init=False)
-
-    @property
-    def places(self) -> list[Coordinate]:
-        """The places of the mesh that are in this process."""
-        return self.network.local
-
-    def held(self) -> Iterator[Stage]:
-        """The stages of all places here."""
-        return (stage for place in self.places for stage in self.stages[place].values())
 
 
 def assemble(settings: Settings) -> Assembly:
@@ -216,9 +132,7 @@ def make_stages(assembly: Assembly) -> None:
     """The stages of the places here: experts and dense parts spread, recomputation set."""
     settings, program, network = assembly.settings, assembly.program, assembly.network
     if assembly.mesh.shard_dense:
-        from schedc_runtime.data_parallel.fsdp import DenseSharding  # FSDP2 takes a second to import
-
-        assembly.shards = DenseSharding(program, assembly.mesh, assembly.places, network.in_process)
+        assembly.shards = sharding_of(assembly)
 
     def spread(place: Coordinate, modules: Iterable[nn.Module]) -> None:
         modules, near = list(modules), network.peer_groups[place]
@@ -243,13 +157,6 @@ def make_stages(assembly: Assembly) -> None:
     if settings.rng == "by name":
         number_stages(assembly.partition, assembly.held(), assembly.device)
     assembly.copied = [stage for place in assembly.places for stage in _copied(assembly, place)]
-
-
-def take_shards(assembly: Assembly, place: Coordinate, modules: Sequence[nn.Module]) -> None:
-    """Shard the dense parts of a place's modules, where the mesh says so. A collective of the replicas."""
-    if assembly.shards is not None:
-        held = dict(zip(stages_on(assembly.program, place.pipeline), modules, strict=True))
-        assembly.shards.take(place, modules, assembly.device, copies_in(held, assembly.tied))
 
 
 def _copied(assembly: Assembly, place: Coordinate) -> list[Stage]:
@@ -354,7 +261,9 @@ def compare_ranks(assembly: Assembly) -> None:
         **plan_prints(assembly.plan, assembly.held()),
         **fingerprint(assembly.program, assembly.names, assembly.partition.blocks, assembly.copied, assembly.cells),
     }
-    check_fingerprints(control.gather("building the pipeline", prints), control.names)
+    everyone = control.gather("building the pipeline", [prints, bytes_of_stages(assembly)])
+    check_fingerprints([theirs for theirs, _ in everyone], control.names)
+    agree_on_bytes(assembly, [theirs for _, theirs in everyone])
     if assembly.tied and not assembly.construction.deferred:
         everyone = control.gather("comparing tied weights", assembly.weights.facts(training=False))
         check_copies([copy for part in everyone for copy in part])
@@ -390,6 +299,7 @@ STEPS: tuple[Callable[[Assembly], None], ...] = (
     guard_failures,
     release_modules,
     compare_ranks,
+    place_works,
     shard_parameters,
 )
 """What `assemble` does, in order."""

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from schedc.ir.program import Program
-from schedc_runtime.data_parallel.gradient_sums import with_sums
 from schedc_runtime.data_parallel.hot_returns import with_hot_returns
+from schedc_runtime.data_parallel.sharding import Sharding
+from schedc_runtime.data_parallel.stage_replicas import StageReplicas, check_summed, stage_replicas
 from schedc_runtime.execute.bind import bind
 from schedc_runtime.execute.cell_programs import CellSource
 from schedc_runtime.execute.executor import Executor
+from schedc_runtime.execute.operands import ReplicaKey
 from schedc_runtime.partition import Partition
 from schedc_runtime.partition.boundary import Boundary
 from schedc_runtime.partition.effects import ambient
@@ -25,9 +27,6 @@ from schedc_runtime.pipeline.slices import bind_stage, record_in_slices
 from schedc_runtime.pipeline.stages import StagesByIndex
 from schedc_runtime.ranks.mesh import Coordinate, Mesh, PeerGroups
 from schedc_runtime.transport import Transport
-
-if TYPE_CHECKING:
-    from schedc_runtime.data_parallel.fsdp import DenseSharding
 
 _KEPT = 16
 """Bound streams kept, one per input signature and program: batches of changing length must not use ever more memory."""
@@ -56,7 +55,7 @@ class BoundCode:
         mesh: Mesh,
         device: torch.device,
         cells: CellSource,
-        shards: DenseSharding | None = None,
+        shards: Sharding | None = None,
         tied: Sequence[SharedParameter] = (),
         slices: Sequence[int] = (),
     ) -> None:
@@ -80,8 +79,8 @@ class BoundCode:
         call: tells programs apart, ``step`` or ``evaluate``.
         """
         training = any(stage.module.training for held in self.stages.values() for stage in held.values())
-        # Autocast and the mode change what crosses.
-        key = f"{call} {signature} {training} {ambient().autocast}"
+        # Autocast and the mode change what crosses. A stage that was frozen has no sums.
+        key = f"{call} {signature} {training} {ambient().autocast} {self._trained()}"
         if key not in self._bound:
             self._bound[key] = self._bind(program, signature, transports, peer_groups, training)
             while len(self._bound) > _KEPT:
@@ -99,6 +98,11 @@ class BoundCode:
             self._record, self.boundaries = record, boundaries
         return executors
 
+    def _trained(self) -> str:
+        """Which stages here have something to train."""
+        stages = (stage for held in self.stages.values() for stage in held.values())
+        return "".join(str(int(any(p.requires_grad for p in stage.module.parameters()))) for stage in stages)
+
     def _select(self, record: Record) -> None:
         """Let the stages run the code of a record."""
         self.partition.records.select(record)
@@ -112,6 +116,8 @@ class BoundCode:
             for executor in executors.values():
                 executor.reset()
         self._bound.clear()
+        if self.shards is not None:
+            self.shards.reset()
 
     def _bind(
         self,
@@ -127,23 +133,30 @@ class BoundCode:
         boundaries = record.boundaries
         self._select(record)
         draws = draw_plan(record, here)
+        replicas = {place: self._replicas(program, place, peer_groups[place]) for place in self.stages}
         codes = {
-            place: with_sums(
-                with_hot_returns(
-                    bind(program, place.pipeline, held, boundaries, cells=self.cells, tied=self.tied),
-                    held,
-                    summed=peer_groups[place].same_experts.size > 1,
-                ),
+            place: with_hot_returns(
+                bind(program, place.pipeline, held, boundaries, cells=self.cells, tied=self.tied,
+                     replicas=replicas[place]),
                 held,
-                peer_groups[place],
-                copies_in({index: stage.module for index, stage in held.items()}, self.tied),
+                summed=peer_groups[place].same_experts.size > 1,
             )
             for place, held in self.stages.items()
-        }
-        if self.shards is not None:
-            codes = {place: self.shards.around(code, program, self.stages[place]) for place, code in codes.items()}
+        }  # fmt: skip
         executors = {
             place: Executor(program, code, transports[place], self.device, self.mesh.name(place))
             for place, code in codes.items()
         }
         return BoundSignature(record, draws, executors)
+
+    def _replicas(
+        self, program: Program, place: Coordinate, peer_groups: PeerGroups
+    ) -> dict[ReplicaKey, StageReplicas]:
+        """What the works among replicas of a place run on."""
+        held = self.stages[place]
+        tied = copies_in({index: stage.module for index, stage in held.items()}, self.tied)
+        shards = {index: self.shards.of(stage.module) for index, stage in held.items()} if self.shards else {}
+        stream = list(program.instructions(place.pipeline))
+        replicas = stage_replicas(stream, held, peer_groups, tied, shards)
+        check_summed(replicas, stream, program.works)
+        return replicas

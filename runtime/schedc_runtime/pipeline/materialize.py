@@ -17,7 +17,8 @@ from schedc_runtime.materialize.values import Rule, Values
 from schedc_runtime.moe.huggingface import original_names, with_swapped_names
 from schedc_runtime.moe.shards import first_rows
 from schedc_runtime.pipeline.agreement import check_fingerprints, fingerprint
-from schedc_runtime.pipeline.assemble import Assembly, take_shards
+from schedc_runtime.pipeline.assembly import Assembly
+from schedc_runtime.pipeline.shard_stages import take_shards
 
 CheckpointSource = str | os.PathLike[str] | Mapping[str, Tensor]
 """The path of a checkpoint, or a state dict with tensors [...] of the model's shapes."""

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
-from schedc_runtime.data_parallel.gradient_sums import is_expert
+from schedc_runtime.data_parallel.gradient_sums import is_dense_shard, is_expert
 from schedc_runtime.errors import RuntimeFault
-from schedc_runtime.pipeline.assemble import Assembly
+from schedc_runtime.pipeline.assembly import Assembly
 from schedc_runtime.ranks.mesh import Coordinate
 
 
@@ -96,6 +96,8 @@ def _parts(assembly: Assembly, place: Coordinate, name: str, parameter: nn.Param
         again = [x for x, placement in zip(coordinate, gradient.placements, strict=True) if placement.is_replicate()]
         if not any(again):
             yield CountedGradient(name, place.replica, gradient.to_local())
+    elif is_dense_shard(parameter):
+        yield CountedGradient(name, place.replica, gradient)
     elif is_expert(parameter):
         if place.replica < assembly.mesh.experts:
             yield CountedGradient(name, place.replica, gradient)

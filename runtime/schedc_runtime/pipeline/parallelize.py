@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from schedc_runtime.errors import RuntimeFault
-from schedc_runtime.pipeline.assemble import Assembly
+from schedc_runtime.pipeline.assembly import Assembly
+from schedc_runtime.pipeline.replica_works import agree_on_bytes, bytes_of_stages, program_with_works
 
 ParallelizeStage = Callable[[nn.Module, Any], Any]
 """fn(stage module, device mesh): changes the module in place."""
@@ -26,12 +27,18 @@ def parallelize(assembly: Assembly, function: ParallelizeStage) -> None:
     for module in modules:
         function(module, mesh)
     if any(_is_sharded(part) for module in modules for part in module.modules()):
+        if assembly.network.in_process:
+            raise RuntimeFault(
+                "FSDP2 shards over processes, and all ranks are in this one", "shard by Mesh(..., shard_dense=True)"
+            )
         from schedc_runtime.data_parallel.fsdp import DenseSharding  # FSDP2 takes a second to import
 
-        network = assembly.network
-        assembly.shards = DenseSharding(assembly.program, assembly.mesh, assembly.places, network.in_process)
-        assembly.shards.adopt(modules)
+        assembly.shards = shards = DenseSharding(assembly.alone, assembly.mesh)
+        shards.adopt(modules)
         assembly.shards.shard()
+    with assembly.guard("parallelizing the stages"):
+        agree_on_bytes(assembly, assembly.guard.control.gather("parallelizing the stages", bytes_of_stages(assembly)))
+    assembly.program = program_with_works(assembly)
     assembly.bound_code.shards = assembly.shards
     assembly.bound_code.forget()
 

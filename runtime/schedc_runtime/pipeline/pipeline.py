@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from schedc.cell import CellCosts
 from schedc.ir.program import Program
-from schedc.passes.forward_only import forward_only
 from schedc.plan import Attachments
 from schedc_runtime.execute.cell_programs import CellSource
 from schedc_runtime.execute.executor import Interval
 from schedc_runtime.materialize.values import Rule
 from schedc_runtime.moe.kernels import Kernels
-from schedc_runtime.pipeline.assemble import Settings, assemble
+from schedc_runtime.pipeline.assemble import assemble
+from schedc_runtime.pipeline.assembly import Settings
 from schedc_runtime.pipeline.contexts import evaluating
 from schedc_runtime.pipeline.counts import Accumulation, CountOfTargets
 from schedc_runtime.pipeline.cut import Cut
@@ -30,6 +30,7 @@ from schedc_runtime.pipeline.norms import clip, total_norm
 from schedc_runtime.pipeline.offloading import told_buffers
 from schedc_runtime.pipeline.old_keywords import Groups, grouped
 from schedc_runtime.pipeline.parallelize import ParallelizeStage, parallelize
+from schedc_runtime.pipeline.replica_works import evaluation_of
 from schedc_runtime.pipeline.report import report, told_graphs
 from schedc_runtime.pipeline.router_bias import exchanges_loads, update_biases
 from schedc_runtime.pipeline.routing_record import RoutingRecord
@@ -226,7 +227,7 @@ class Pipeline:
         batch, targets, outputs: as of `step`. With ``outputs`` targets may be left out; the loss is then NaN.
         """
         if self._evaluation is None:
-            self._evaluation = forward_only(self.program)
+            self._evaluation = evaluation_of(self._assembly)
         with torch.no_grad(), evaluating(self._held()):
             result = self._runner.run(PipelineCall("evaluate", self._evaluation, outputs=outputs), batch, targets)
         return result if outputs else result.loss
@@ -282,6 +283,7 @@ class Pipeline:
         instruction stream, as with `Mesh(shard_dense=True)`.
         """
         parallelize(self._assembly, function)
+        self.program, self._evaluation = self._assembly.program, None
         self._runner.facts.refresh()
 
     @property

@@ -13,7 +13,7 @@ from torch import Tensor
 from schedc.ir.ops import OpKind
 from schedc.ir.program import Program
 from schedc_runtime.moe.layer import MoELayer, moe_layers
-from schedc_runtime.pipeline.assemble import Assembly
+from schedc_runtime.pipeline.assembly import Assembly
 from schedc_runtime.ranks.mesh import Coordinate
 
 

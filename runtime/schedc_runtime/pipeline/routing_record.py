@@ -15,7 +15,7 @@ from schedc.cell.rows import SCHEMA
 from schedc.ir.program import Program
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.layer import moe_layers
-from schedc_runtime.pipeline.assemble import Assembly
+from schedc_runtime.pipeline.assembly import Assembly
 from schedc_runtime.pipeline.routing_flags import forward_order
 from schedc_runtime.recompute.regions import replaying
 

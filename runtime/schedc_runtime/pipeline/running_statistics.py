@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.layer import MoELayer
-from schedc_runtime.pipeline.assemble import Assembly
+from schedc_runtime.pipeline.assembly import Assembly
 from schedc_runtime.ranks.mesh import Coordinate
 from schedc_runtime.transport import Transfer
 

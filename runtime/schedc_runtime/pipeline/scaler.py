@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from schedc_runtime.pipeline.assemble import Assembly
+from schedc_runtime.pipeline.assembly import Assembly
 
 
 def unscale(assembly: Assembly, scaler: Any, optimizer: torch.optim.Optimizer | None) -> None:

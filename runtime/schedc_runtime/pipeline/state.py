@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
+from schedc_runtime.data_parallel.shards_in_process import InProcessSharding
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.shards import full_state_dict, join_shards, local_state
-from schedc_runtime.pipeline.assemble import Assembly
-from schedc_runtime.pipeline.stages import StagesByIndex
-from schedc_runtime.ranks.mesh import Coordinate
+from schedc_runtime.pipeline.assembly import Assembly
 
 
 def load_state(assembly: Assembly, state: Mapping[str, Tensor], strict: bool) -> None:
@@ -38,7 +38,7 @@ def gather_state(assembly: Assembly) -> dict[str, Tensor]:
     names, network = assembly.names, assembly.network
     first = {name: shared.name for shared in assembly.tied for name in shared.names if name != shared.name}
     if network.in_process:
-        joined = _joined_state(assembly.stages, assembly.mesh.experts)
+        joined = _joined_state(assembly)
         gathered = {name: joined[name].detach().cpu().clone() for name in names if name in joined and name not in first}
         return _with_all_names(gathered, names, first)
     owner: dict[str, int] = {}
@@ -60,15 +60,18 @@ def _with_all_names(state: Mapping[str, Tensor], names: Iterable[str], first: Ma
 def _whole_state(assembly: Assembly) -> dict[str, Tensor]:
     """The state of the stages here with all experts and whole parameters. A collective of the ranks of the others."""
     mine = {name: value for stage in assembly.held() for name, value in full_state_dict(stage.module).items()}
-    return assembly.shards.whole(mine) if assembly.shards else mine
+    return {name: value.full_tensor() if isinstance(value, DTensor) else value for name, value in mine.items()}
 
 
-def _joined_state(stages: Mapping[Coordinate, StagesByIndex], experts: int) -> dict[str, Tensor]:
-    """The state of the first replica, all ranks being in one process, with the experts of ``experts`` ranks joined."""
+def _joined_state(assembly: Assembly) -> dict[str, Tensor]:
+    """The state of the first replica, all ranks being in one process, with experts and shards of others joined."""
     joined: dict[str, Tensor] = {}
+    stages, mesh, shards = assembly.stages, assembly.mesh, assembly.shards
     for place, held in stages.items():
         if place.replica == 0:
             for index, stage in held.items():
-                sharing = [stages[place._replace(replica=replica)][index] for replica in range(experts)]
-                joined |= join_shards(stage.module, [dict(part.module.state_dict()) for part in sharing])
+                same = [stages[place._replace(replica=replica)][index].module for replica in range(mesh.replicas)]
+                joined |= join_shards(stage.module, [dict(part.state_dict()) for part in same[: mesh.experts]])
+                if isinstance(shards, InProcessSharding):
+                    joined |= shards.joined(same)
     return joined

@@ -14,7 +14,7 @@ from schedc.ir.program import Program
 from schedc_runtime.execute.executor import Executor, Interval, run_together
 from schedc_runtime.moe.sizes import Marks, overflowed
 from schedc_runtime.pipeline import routing_flags
-from schedc_runtime.pipeline.assemble import Assembly
+from schedc_runtime.pipeline.assembly import Assembly
 from schedc_runtime.pipeline.batch import (
     SCALAR,
     Agreement,

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from schedc_runtime.transport.base import Handle, MessageMismatch
@@ -45,6 +46,14 @@ class Communicator(Protocol):
 
     def all_gather(self, tensor: Tensor, label: str = "") -> Handle:
         """Gather the tensors [...] of all members, which have one shape: `wait` returns [size, ...]."""
+        ...
+
+    def reduce_scatter(self, tensor: Tensor, label: str = "") -> Handle:
+        """Sum the tensors [...] of all members in their order; each member keeps its share.
+
+        `wait` returns [`shares` of member 0] elements in one row: this member's share, then zeros up to the longest
+        share. `all_gather` of it and `whole_of` complete the sum.
+        """
         ...
 
     def sum(self, tensor: Tensor, label: str = "") -> Handle:
@@ -141,6 +150,23 @@ def shares(elements: int, members: int) -> list[int]:
     """[members] number of elements of a sum that each member adds up; they differ by at most one."""
     least, more = divmod(elements, members)
     return [least + (member < more) for member in range(members)]
+
+
+def padded_share(summed: Tensor, longest: int) -> Tensor:
+    """[longest] the elements of a member's share, then zeros."""
+    if summed.numel() == longest:
+        return summed
+    share = summed.new_zeros(longest)
+    share[: summed.numel()] = summed
+    return share
+
+
+def whole_of(gathered: Tensor, elements: int) -> Tensor:
+    """[elements] a sum from the shares of its members. gathered: [members, longest share], as `all_gather` returns."""
+    parts = shares(elements, gathered.shape[0])
+    if parts[0] * len(parts) == elements:
+        return gathered.view(-1)
+    return torch.cat([row[:part] for row, part in zip(gathered, parts, strict=True)])
 
 
 def count_sum(me: Communicator, tensor: Tensor) -> None:

@@ -22,7 +22,9 @@ from schedc_runtime.transport.collective_calls import (
     count_sent,
     count_sum,
     ordered_sum,
+    padded_share,
     shares,
+    whole_of,
 )
 from schedc_runtime.transport.collectives_in_process import InProcessCommunicator, InProcessCommunicators
 from schedc_runtime.transport.distributed import plain_text, wait_for
@@ -42,7 +44,8 @@ __all__ = [
 class SoloCommunicator:
     """A group of one rank: every collective is complete when it starts.
 
-    An `all_gather` of a tensor [...] returns [1, ...]. The other collectives return the tensors that they took.
+    An `all_gather` of a tensor [...] returns [1, ...], a `reduce_scatter` its elements in one row. The others return
+    the tensors that they took.
     """
 
     cooperative = False
@@ -60,6 +63,9 @@ class SoloCommunicator:
 
     def all_gather(self, tensor: Tensor, label: str = "") -> _Done:
         return self._start(tensor.unsqueeze(0))
+
+    def reduce_scatter(self, tensor: Tensor, label: str = "") -> _Done:
+        return self._start(tensor.reshape(-1))
 
     def sum(self, tensor: Tensor, label: str = "") -> _Done:
         return self._start(tensor)
@@ -125,14 +131,17 @@ class TorchCommunicator:
         started = self._start(call, dist.all_gather, targets, _bytes(sent))
         return started._replace(finish=lambda: gathered)
 
+    def reduce_scatter(self, tensor: Tensor, label: str = "") -> _Started:
+        call = CollectiveCall("reduce_scatter", label, self.issued)
+        parts = shares(tensor.numel(), self.size)
+        count_sent(self, [part * tensor.element_size() for part in parts])
+        return self._scatter(call, tensor, parts)
+
     def sum(self, tensor: Tensor, label: str = "") -> _Started:
         call = CollectiveCall("sum", label, self.issued)
         count_sum(self, tensor)
-        item, parts = tensor.element_size(), shares(tensor.numel(), self.size)
-        received = tensor.new_empty(self.size, parts[self.rank])
-        sizes, sent = [parts[self.rank] * item] * self.size, [part * item for part in parts]
-        started = self._start(call, dist.all_to_all_single, _bytes(received), _bytes(tensor.contiguous()), sizes, sent)
-        return started._replace(finish=lambda: self._gather_sums(call, received, parts, tensor.shape))
+        scattered = self._scatter(call, tensor, shares(tensor.numel(), self.size))
+        return scattered._replace(finish=lambda: self._gather_sums(call, scattered.finish(), tensor.shape))
 
     def broadcast(self, tensor: Tensor, source: int, label: str = "") -> _Started:
         call = CollectiveCall("broadcast", label, self.issued, root=source)
@@ -170,14 +179,20 @@ class TorchCommunicator:
         if group is not None:
             dist.destroy_process_group(group)
 
-    def _gather_sums(self, call: CollectiveCall, received: Tensor, parts: list[int], shape: torch.Size) -> Tensor:
-        """Run the second half of a sum: add up this member's share, and gather everyone's."""
-        mine = received.new_zeros(parts[0])
-        mine[: parts[self.rank]] = ordered_sum(received)
-        gathered = mine.new_empty(self.size, parts[0])
+    def _scatter(self, call: CollectiveCall, tensor: Tensor, parts: list[int]) -> _Started:
+        """Send each member its share of the tensor; `wait` adds up this member's share."""
+        item, mine = tensor.element_size(), parts[self.rank]
+        received = tensor.new_empty(self.size, mine)
+        sizes, sent = [mine * item] * self.size, [part * item for part in parts]
+        started = self._start(call, dist.all_to_all_single, _bytes(received), _bytes(tensor.contiguous()), sizes, sent)
+        return started._replace(finish=lambda: padded_share(ordered_sum(received), parts[0]))
+
+    def _gather_sums(self, call: CollectiveCall, mine: Tensor, shape: torch.Size) -> Tensor:
+        """Run the second half of a sum: gather everyone's share."""
+        gathered = mine.new_empty(self.size, mine.numel())
         started = self._start(call, dist.all_gather, [_bytes(row) for row in gathered], _bytes(mine), second_half=True)
         self.wait(started)
-        return torch.cat([row[:part] for row, part in zip(gathered, parts, strict=True)]).view(shape)
+        return whole_of(gathered, shape.numel()).view(shape)
 
     def _collect_sums(
         self, call: CollectiveCall, received: Tensor, parts: list[int], tensor: Tensor, target: int

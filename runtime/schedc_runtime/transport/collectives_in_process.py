@@ -21,6 +21,8 @@ from schedc_runtime.transport.collective_calls import (
     count_sent,
     count_sum,
     ordered_sum,
+    padded_share,
+    shares,
 )
 from schedc_runtime.transport.side_stream import Ahead, SideStream, joined
 
@@ -66,8 +68,8 @@ class InProcessCommunicators:
 class InProcessCommunicator:
     """One member's end of `InProcessCommunicators`.
 
-    An `all_to_all` moves rows [sum(send), ...] to [sum(receive), ...], an `all_gather` takes [...] to [size, ...]. The
-    others keep the shape.
+    An `all_to_all` moves rows [sum(send), ...] to [sum(receive), ...], an `all_gather` takes [...] to [size, ...], a
+    `reduce_scatter` takes [...] to a row. The others keep the shape.
     """
 
     cooperative = True
@@ -83,6 +85,10 @@ class InProcessCommunicator:
     def all_gather(self, tensor: Tensor, label: str = "") -> _Joined:
         count_sent(self, [tensor.nbytes] * self.size)
         return self._join(CollectiveCall("all_gather", label, self.issued), (tensor,))
+
+    def reduce_scatter(self, tensor: Tensor, label: str = "") -> _Joined:
+        count_sent(self, [part * tensor.element_size() for part in shares(tensor.numel(), self.size)])
+        return self._join(CollectiveCall("reduce_scatter", label, self.issued), (tensor,))
 
     def sum(self, tensor: Tensor, label: str = "") -> _Joined:
         count_sum(self, tensor)
@@ -155,6 +161,12 @@ def _gathered(members: list[tuple[CollectiveCall, tuple[Tensor, ...]]]) -> list[
     return [torch.stack([tensor for _, (tensor,) in members]) for _ in members]
 
 
+def _scattered(members: list[tuple[CollectiveCall, tuple[Tensor, ...]]]) -> list[Any]:
+    total = ordered_sum(torch.stack([tensor.reshape(-1) for _, (tensor,) in members]))
+    parts = shares(total.numel(), len(members))
+    return [padded_share(part.clone(), parts[0]) for part in torch.split(total, parts)]
+
+
 def _summed(members: list[tuple[CollectiveCall, tuple[Tensor, ...]]]) -> list[Any]:
     parts = torch.stack([tensor for _, (tensor,) in members])
     return [ordered_sum(parts) for _ in members]
@@ -178,6 +190,7 @@ def _reduced(members: list[tuple[CollectiveCall, tuple[Tensor, ...]]]) -> list[A
 
 _RESULTS = {
     "all_to_all": _exchanged, "all_gather": _gathered, "sum": _summed, "broadcast": _brought, "reduce": _reduced,
+    "reduce_scatter": _scattered,
 }  # fmt: skip
 """Functions by kind, from the calls and tensors of all members to the result of each."""
 

@@ -24,16 +24,22 @@ def flattened(parameters: Sequence[nn.Parameter]) -> Tensor:
     gradient on all ranks, which keeps none.
     """
     first = parameters[0]
-    present = torch.tensor([p.grad is not None for p in parameters], dtype=first.dtype, device=first.device)
+    present = torch.ones(len(parameters), dtype=first.dtype, device=first.device)
+    if absent := [position for position, p in enumerate(parameters) if p.grad is None]:
+        present[absent] = 0
     return torch.cat([*[(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in parameters], present])
 
 
-def unflattened(parameters: Sequence[nn.Parameter], flat: Tensor) -> Iterator[tuple[nn.Parameter, Tensor]]:
+def unflattened(
+    parameters: Sequence[nn.Parameter], flat: Tensor, own: Sequence[bool] = ()
+) -> Iterator[tuple[nn.Parameter, Tensor]]:
     """(parameter, gradient) of each parameter that has a gradient, which has the shape of the parameter.
 
-    flat: [elements + parameters] result of `flattened`, of one rank or summed.
+    flat: [elements + parameters] result of `flattened`, of one rank or summed. own: [parameters] whether this rank's
+    part of a sum has a gradient. The host reads the marks of others only where some are missing.
     """
     *parts, present = torch.split(flat, [*(p.numel() for p in parameters), len(parameters)])
-    for parameter, part, has in zip(parameters, parts, present.tolist(), strict=True):
+    marks = own if own and all(own) else present.tolist()
+    for parameter, part, has in zip(parameters, parts, marks, strict=True):
         if has:
             yield parameter, part.view_as(parameter)

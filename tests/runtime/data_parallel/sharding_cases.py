@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from schedc.compiler import compile as compile_schedule
-from schedc_runtime import Pipeline
+from schedc_runtime import ChunkedLoss, Pipeline
 from schedc_runtime.ranks.mesh import Mesh
 from support.mesh_cases import batch_of
 from support.recompute_cases import with_rs
@@ -26,12 +27,12 @@ def parity(rank: int, world_size: int, schedule: str, kind: str, experts: int, d
     batch, targets = batch_of(mesh, program.microbatches)
     results = []
     for shard in (False, True):
-        model = small_moe(2, 2) if kind == "moe" else small_gpt(tied=kind == "tied")
+        model = MODELS[kind]()
         names = list(model.state_dict())
         pipe = Pipeline(
             model,
             program,
-            loss_fn=next_token_loss,
+            loss_fn=ChunkedLoss("head", chunk=5) if kind == "chunked" else next_token_loss,
             mesh=replace(mesh, shard_dense=shard),
             timeout=60,
             example=batch.chunk(mesh.replicas)[0],
@@ -57,11 +58,34 @@ def parity(rank: int, world_size: int, schedule: str, kind: str, experts: int, d
     }
 
 
+class Scaled(nn.Module):
+    """A block whose output is scaled by a parameter of another type."""
+
+    def __init__(self, block: nn.Module, width: int) -> None:
+        super().__init__()
+        self.block, self.scale = block, nn.Parameter(torch.full((width,), 0.75))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale * self.block(x)
+
+
+def mixed_gpt() -> nn.Module:
+    """A GPT in float64 with some parameters in float32 on every stage."""
+    model = small_gpt()
+    model.blocks = nn.ModuleList(Scaled(block, model.config.width) for block in model.blocks)
+    return model
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "gpt": small_gpt, "tied": lambda: small_gpt(tied=True), "mixed": mixed_gpt, "moe": lambda: small_moe(2, 2),
+    "chunked": small_gpt,
+}  # fmt: skip
+
 FACTS = ("held", "sharded", "experts", "names", "loaded")
 
 
 def model_state(kind: str) -> dict[str, Tensor]:
-    return (small_moe(2, 2) if kind == "moe" else small_gpt(tied=kind == "tied")).state_dict()
+    return MODELS[kind]().state_dict()
 
 
 def _trained(pipe: Pipeline, batch: Tensor, targets: Tensor) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Sums over replicas: which parameters travel in one bucket, and where in the code their sums start."""
+"""Sums over replicas: which parameters travel in one bucket, and where the program's works start their sums."""
 
 from __future__ import annotations
 
@@ -8,62 +8,90 @@ from torch import nn
 
 import schedc
 from schedc.ir.program import InstructionKind
+from schedc.ir.works import WorkKind
 from schedc_runtime import Mesh, Pipeline
 from schedc_runtime.data_parallel import gradient_sums
-from schedc_runtime.data_parallel.gradient_sums import buckets, start_sums, with_sums
-from schedc_runtime.execute.code import Code
+from schedc_runtime.data_parallel.gradient_sums import StageSums
+from schedc_runtime.data_parallel.stage_replicas import stage_replicas
+from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.ranks.mesh import Coordinate, in_process_peer_groups
 from support.runtime_cases import next_token_loss, small_gpt, tokens
 
 
-def parameter(size: int, dtype: torch.dtype = torch.float32, *, expert: bool = False) -> nn.Parameter:
-    result = nn.Parameter(torch.zeros(size, dtype=dtype))
-    if expert:
-        result.expert_parallel = True  # type: ignore[attr-defined]
-    return result
+def parameter(size: int, dtype: torch.dtype = torch.float32) -> nn.Parameter:
+    return nn.Parameter(torch.zeros(size, dtype=dtype))
 
 
-def test_buckets_hold_one_dtype_of_one_group_and_are_cut_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_buckets_hold_one_dtype_and_are_cut_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gradient_sums, "BUCKET_BYTES", 40)
-    groups = in_process_peer_groups(Mesh(1, experts=2, data=2))[Coordinate(0, 0)]
-    first, second, third = parameter(5), parameter(5), parameter(1)
-    wide, expert = parameter(2, torch.float64), parameter(3, expert=True)
+    replicas = in_process_peer_groups(Mesh(1, data=2))[Coordinate(0, 0)].replicas
+    first, second, third, wide = parameter(5), parameter(5), parameter(1), parameter(2, torch.float64)
     frozen = parameter(4).requires_grad_(False)
-    result = buckets([first, wide, expert, frozen, second, third], groups)
-    names = {id(first): "first", id(second): "second", id(third): "third", id(wide): "wide", id(expert): "expert"}
-    assert [tuple(names[id(p)] for p in bucket.parameters) for bucket in result] == [
-        ("first", "second"), ("third",), ("wide",), ("expert",),
+    names = {id(first): "first", id(second): "second", id(third): "third", id(wide): "wide", id(frozen): "frozen"}
+    sums = StageSums([first, wide, frozen, second, third], replicas)
+
+    def travelling() -> list[tuple[str, ...]]:
+        return [tuple(names[id(p)] for p in bucket.parameters) for bucket in sums.buckets]
+
+    assert travelling() == [("first", "second"), ("third",), ("wide",)]
+    frozen.requires_grad_(True)
+    assert travelling() == [("first", "frozen"), ("second", "third"), ("wide",)]
+
+
+def test_experts_are_summed_where_they_are_held() -> None:
+    groups = in_process_peer_groups(Mesh(1, experts=2, data=2))[Coordinate(0, 0)]
+    pipe = Pipeline(small_gpt(), schedc.compile("1f1b", P=1, M=2), loss_fn=next_token_loss, in_process=True)
+    (stage,) = pipe.held(Coordinate(0, 0))
+    expert = stage.module.get_parameter("head.weight")
+    expert.expert_parallel = True  # type: ignore[attr-defined]
+    replicas = stage_replicas(pipe.program.instructions(0), {0: stage}, groups)
+    assert [(key.group, key.late, works.sums.communicator) for key, works in replicas.items()] == [
+        (0, False, groups.replicas), (1, False, groups.same_experts),
     ]  # fmt: skip
-    assert [bucket.communicator for bucket in result] == [*[groups.replicas] * 3, groups.same_experts]
+    assert [works.sums.parameters for key, works in replicas.items() if key.group == 1] == [(expert,)]
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zbv", "dualpipe"])
 def test_sums_start_behind_the_last_weight_gradient(schedule: str) -> None:
-    """A stage with a second copy starts when the stream has ended, since REDUCE comes first."""
+    """A stage with a second copy starts behind the REDUCEs, which sum the copies."""
     program = schedc.compile(schedule, P=2, M=4)
-    mesh = Mesh(2, data=2)
-    pipe = Pipeline(small_gpt(), program, loss_fn=next_token_loss, mesh=mesh, in_process=True)
+    pipe = Pipeline(small_gpt(), program, loss_fn=next_token_loss, mesh=Mesh(2, data=2), in_process=True)
     pipe.step(*tokens(8))
-    ((*_, executors),) = pipe._bound_code._bound.values()
-    for place, executor in executors.items():
-        code: Code = executor.code
-        held = {stage.index for stage in pipe.held(place)}
-        starts = [i for i, (handler, _) in enumerate(code.calls) if handler is start_sums]
-        if schedule == "dualpipe":
-            assert starts == []
-            assert [handler for handler, _ in code.final] == [start_sums] * len(held)
-            continue
-        assert code.final == ()
-        trained = {code.steps[i].instruction.last_slot[0] for i in starts}
-        assert trained == held
-        for i in starts:
-            stage = code.steps[i].instruction.last_slot[0]
-            weights = {InstructionKind.B, InstructionKind.W, InstructionKind.CELL}
-            later = [s.instruction for s in code.steps[i:] if s.handler is not start_sums]
+    weights = {InstructionKind.B, InstructionKind.W, InstructionKind.CELL}
+    for rank in range(2):
+        held = {stage.index for stage in pipe.held(Coordinate(rank, 0))}
+        stream = list(pipe.program.instructions(rank))
+        starts = [
+            (position, pipe.program.works.work(x.work))
+            for position, x in enumerate(stream)
+            if x.kind is InstructionKind.START
+        ]
+        scatters = [(position, work.stage) for position, work in starts if work.kind is WorkKind.SCATTER]
+        assert sorted(stage for _, stage in scatters) == sorted(held)
+        assert len(starts) == 2 * len(held)
+        for position, stage in scatters:
+            later = stream[position:]
             assert not any(x.kind in weights and x.last_slot[0] == stage for x in later)
+            assert not any(x.kind is InstructionKind.REDUCE for x in later)
+            before = [x.last_slot[0] for x in stream[:position] if x.kind in weights]
+            assert schedule == "dualpipe" or before[-1] == stage
 
 
 def test_a_pipeline_without_replicas_has_no_sums() -> None:
-    groups = in_process_peer_groups(Mesh(1))[Coordinate(0, 0)]
-    code = Code([], [], 0, {})
-    assert with_sums(code, {}, groups) is code
+    program = schedc.compile("1f1b", P=2, M=2)
+    pipe = Pipeline(small_gpt(), program, loss_fn=next_token_loss, in_process=True)
+    assert pipe.program == program
+
+
+def test_a_stage_that_had_nothing_to_train_is_not_trained_alone() -> None:
+    model = small_gpt()
+    stage = (model.token_embedding, model.position_embedding, *model.blocks[:2])
+    for part in stage:
+        part.requires_grad_(False)
+    program = schedc.compile("1f1b", P=2, M=2)
+    pipe = Pipeline(model, program, loss_fn=next_token_loss, mesh=Mesh(2, data=2), in_process=True)
+    pipe.step(*tokens(4))
+    for module in pipe.modules:
+        module.requires_grad_(True)
+    with pytest.raises(RuntimeFault, match="stage 0 is trained now"):
+        pipe.step(*tokens(4))

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
-from torch import nn
+import torch
 
 import schedc
+from runtime.data_parallel.sharding_cases import MODELS
 from schedc_runtime import Pipeline
-from schedc_runtime.data_parallel.fsdp import DenseSharding, DenseShards
+from schedc_runtime.data_parallel.sharding import check_sharding
 from schedc_runtime.errors import RuntimeFault
-from schedc_runtime.ranks.mesh import Coordinate, Mesh
+from schedc_runtime.execute.executor import InstructionError
+from schedc_runtime.ranks.mesh import Mesh
 from schedc_runtime.testing import pool
-from support.runtime_cases import next_token_loss, small_gpt
+from support.mesh_cases import batch_of
+from support.runtime_cases import next_token_loss
 
 
 @pytest.mark.processes
@@ -19,7 +24,8 @@ from support.runtime_cases import next_token_loss, small_gpt
     ("schedule", "kind", "experts", "data", "rs"),
     [
         ("zbh1", "gpt", 1, 2, False),
-        ("1f1b", "gpt", 1, 2, True),
+        ("1f1b", "mixed", 1, 2, True),
+        ("1f1b", "chunked", 1, 2, False),
         ("dualpipev", "moe", 2, 1, False),
         ("1f1b", "tied", 1, 2, False),
     ],
@@ -37,31 +43,52 @@ def test_sharded_dense_parts_give_the_bits_of_whole_ones(
         assert results["sharded plain"] == 0
         assert results["sharded sharded"] > 10
         assert results["experts sharded"] == []
-        if kind == "gpt":
+        if kind in ("gpt", "mixed", "chunked"):
             assert results["held sharded"] <= 0.51 * results["held plain"]
 
 
 @pytest.mark.parametrize(
-    ("schedule", "mesh", "in_process", "message"),
+    ("schedule", "mesh", "message"),
     [
-        ("1f1b", Mesh(2, 1, 2), True, "all ranks are in this process"),
-        ("1f1b", Mesh(2), False, "the mesh has one replica"),
-        ("dualpipe", Mesh(2, 1, 2), False, "dualpipe holds two copies of every stage"),
+        ("1f1b", Mesh(2), "the mesh has one replica"),
+        ("dualpipe", Mesh(2, 1, 2), "dualpipe holds two copies of every stage"),
     ],
 )
-def test_what_cannot_be_sharded_is_refused(schedule: str, mesh: Mesh, in_process: bool, message: str) -> None:
-    program = schedc.compile(schedule, P=2, M=4)
+def test_what_cannot_be_sharded_is_refused(schedule: str, mesh: Mesh, message: str) -> None:
     with pytest.raises(RuntimeFault, match=message):
-        DenseSharding(program, mesh, [Coordinate(0, 0)], in_process)
+        check_sharding(schedc.compile(schedule, P=2, M=4), mesh)
 
 
-def test_dense_parameters_of_several_types_are_refused() -> None:
-    mixed = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double())
-    with pytest.raises(RuntimeFault, match="dense parameters of 2 types"):
-        DenseShards.over(mixed, None, set())  # type: ignore[arg-type]
-
-
-def test_a_pipeline_in_one_process_says_so() -> None:
-    program = schedc.compile("1f1b", P=2, M=4)
-    with pytest.raises(RuntimeFault, match="start one process per rank"):
-        Pipeline(small_gpt(), program, loss_fn=next_token_loss, mesh=Mesh(2, 1, 2, shard_dense=True), in_process=True)
+@pytest.mark.parametrize(
+    ("schedule", "mesh", "kind"), [("1f1b", Mesh(2, data=3), "mixed"), ("zbv", Mesh(1, experts=2), "moe")]
+)
+def test_replicas_in_one_process_are_sharded_with_the_same_bits(schedule: str, mesh: Mesh, kind: str) -> None:
+    """Also behind a step that failed, for values that were loaded, and in evaluation between two steps."""
+    program = schedc.compile(schedule, P=mesh.pipeline, M=4)
+    batch, targets = batch_of(mesh, program.microbatches)
+    runs = []
+    for shard in (False, True):
+        pipe = Pipeline(
+            MODELS[kind](), program, loss_fn=next_token_loss, mesh=replace(mesh, shard_dense=shard), in_process=True,
+            example=batch.chunk(mesh.replicas)[0],
+        )  # fmt: skip
+        optimizer = torch.optim.AdamW(pipe.parameters(), lr=1e-2)
+        tensors = {"loss": pipe.step(batch, targets), "again": pipe.step(batch, targets)}
+        norm = pipe.clip_grad_norm_(1e9)
+        optimizer.step()
+        optimizer.zero_grad()
+        tensors |= {"evaluated": pipe.evaluate(batch, targets)} | pipe.full_state_dict()
+        pipe.load_state_dict({name: 0.9 * value for name, value in pipe.full_state_dict().items()})
+        with pytest.raises(InstructionError):
+            pipe.step(batch, targets.double())
+        pipe.zero_grad()
+        tensors |= {"recovered": pipe.step(batch, targets)}
+        optimizer.step()
+        tensors |= {f"later {name}": value for name, value in pipe.full_state_dict().items()}
+        runs.append((tensors, norm, sum(parameter.numel() for parameter in pipe.parameters())))
+    (plain, norm, size), (sharded, norm_of_parts, size_of_parts) = runs
+    assert plain.keys() == sharded.keys()
+    assert [name for name in plain if not torch.equal(plain[name], sharded[name])] == []
+    torch.testing.assert_close(norm_of_parts, norm, rtol=1e-14, atol=0)  # parts are squared and added apart
+    if kind == "mixed":
+        assert size_of_parts == size // mesh.data

@@ -12,7 +12,8 @@ from schedc_runtime import Cut, Pipeline
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.execute.executor import InstructionError
 from schedc_runtime.pipeline import assemble as module
-from schedc_runtime.pipeline.assemble import STEPS, Assembly, Settings, assemble
+from schedc_runtime.pipeline.assemble import STEPS, assemble
+from schedc_runtime.pipeline.assembly import Assembly, Settings
 from schedc_runtime.ranks.mesh import Mesh
 from support.runtime_cases import next_token_loss, small_gpt, tokens
 
@@ -46,7 +47,8 @@ def test_each_part_is_set_by_one_step() -> None:
         "prepare_code": {"bound_code"},
         "guard_failures": {"guard"},
         "release_modules": set(),
-        "compare_ranks": set(),
+        "compare_ranks": {"stage_bytes"},
+        "place_works": {"alone"},
         "shard_parameters": set(),
     }
 

@@ -1,0 +1,186 @@
+"""What the works of one stage among its replicas run on: sums of its gradients, and its sharded parameters."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple, Protocol
+
+from torch import nn
+
+from schedc.ir.program import Instruction, InstructionKind
+from schedc.ir.works import WorkGroup, WorkKind, Works
+from schedc_runtime.data_parallel.gradient_sums import StageSums, is_dense_shard, is_expert
+from schedc_runtime.data_parallel.hot_returns import trained_by
+from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.execute.operands import ReplicaKey, replica_keys
+from schedc_runtime.ranks.mesh import PeerGroups
+from schedc_runtime.stage.stage import Stage
+
+
+class StageShards(Protocol):
+    """The sharded parameters of a stage (`schedc_runtime.data_parallel.fsdp.DenseShards`)."""
+
+    def ready(self) -> bool: ...
+
+    def start_gather(self) -> int: ...
+
+    def join_gather(self) -> None: ...
+
+    def drop(self) -> None: ...
+
+    def start_reduce(self) -> int: ...
+
+    def join_reduce(self) -> None: ...
+
+
+class StageReplicas:
+    """Sums of a stage over one group of replicas, and its shards if these take part."""
+
+    def __init__(self, index: int, sums: StageSums, shards: StageShards | None = None) -> None:
+        self.index, self.sums, self.shards = index, sums, shards
+
+    def ready(self) -> bool:
+        """Whether the next join would not block."""
+        return self.sums.ready() and (self.shards is None or self.shards.ready())
+
+    def start_gather(self) -> int:
+        """Start making the sharded parameters whole; returns their bytes."""
+        return 0 if self.shards is None else self.shards.start_gather()
+
+    def join_gather(self) -> None:
+        """Let the stage compute on whole parameters."""
+        if self.shards is not None:
+            self.shards.join_gather()
+
+    def drop(self) -> None:
+        """Free the whole parameters."""
+        if self.shards is not None:
+            self.shards.drop()
+
+    def start_scatter(self) -> int:
+        """Send the replicas the gradients that they sum; returns the bytes of the gradients."""
+        size = self.sums.start_scatter()
+        return size if self.shards is None else size + self.shards.start_reduce()
+
+    def join_scatter(self) -> None:
+        """Add up what this replica sums."""
+        self.sums.join_scatter()
+        if self.shards is not None:
+            self.shards.join_reduce()
+
+    def start_spread(self) -> int:
+        """Send the replicas the sums of parameters that are not sharded; returns the bytes of these."""
+        return self.sums.start_spread()
+
+    def join_spread(self) -> None:
+        """Put the sums in place of the gradients."""
+        self.sums.join_spread()
+
+    def reset(self) -> None:
+        """Forget the step."""
+        self.sums.reset()
+
+
+class StageBytes(NamedTuple):
+    """Bytes of a stage that works among replicas move: columns of `schedc.passes.place_replica_works.ReplicaBytes`."""
+
+    summed: float = 0.0
+    expert_summed: float = 0.0
+    sharded: float = 0.0
+    last: float = 0.0
+
+
+class SummedStage:
+    """The parameters that a stage brings into the sums over its replicas: now, and behind the REDUCEs of its rank.
+
+    copied: whether another rank holds the stage, too. All of its parameters are then late.
+    """
+
+    def __init__(self, index: int, copied: bool) -> None:
+        self.index, self.copied = index, copied
+        self.now: list[nn.Parameter] = []
+        self.late: list[nn.Parameter] = []
+
+
+def summed_stages(
+    stream: Iterable[Instruction], modules: Mapping[int, nn.Module], tied: Iterable[nn.Parameter] = ()
+) -> list[SummedStage]:
+    """What each stage of a rank brings into the sums. modules: by stage. tied: parameters tied to other ranks' stages.
+
+    A parameter that several stages of the rank share belongs to the one whose weight gradients are complete last. Late
+    are stages with a second copy, and tied parameters.
+    """
+    last: dict[int, int] = {}
+    copied: set[int] = set()
+    exchanged = False
+    for position, x in enumerate(stream):
+        if x.kind is InstructionKind.REDUCE:
+            exchanged = exchanged or x.is_tied
+            copied |= set() if x.is_tied else {x.stage}
+        elif (stage := trained_by(x)) >= 0:
+            last[stage] = position
+    apart = set(map(id, tied)) if exchanged else set()
+    taken: set[int] = set()
+    summed = []
+    for stage in sorted(last, key=lambda stage: -last[stage]):
+        of_stage = SummedStage(stage, stage in copied)
+        for parameter in modules[stage].parameters():
+            if id(parameter) not in taken:
+                taken.add(id(parameter))
+                late = of_stage.copied or id(parameter) in apart
+                (of_stage.late if late else of_stage.now).append(parameter)
+        summed.append(of_stage)
+    return summed
+
+
+def stage_replicas(
+    stream: Iterable[Instruction],
+    stages: Mapping[int, Stage],
+    peer_groups: PeerGroups,
+    tied: Iterable[nn.Parameter] = (),
+    shards: Mapping[int, StageShards] | None = None,
+) -> dict[ReplicaKey, StageReplicas]:
+    """What the works among replicas in a rank's stream run on. stages, shards: of the rank, by stage."""
+    replicas: dict[ReplicaKey, StageReplicas] = {}
+    members = {WorkGroup.REPLICAS: peer_groups.replicas, WorkGroup.SAME_EXPERTS: peer_groups.same_experts}
+    modules = {index: stage.module for index, stage in stages.items()}
+    for summed in summed_stages(stream, modules, tied):
+        for parameters, late in ((summed.now, False), (summed.late, True)):
+            for group, communicator in members.items():
+                mine = [parameter for parameter in parameters if group_of(parameter) is group]
+                if communicator.size > 1 and mine:
+                    sums = StageSums(mine, communicator)
+                    replicas[ReplicaKey(summed.index, int(group), late)] = StageReplicas(summed.index, sums)
+    for index, of_stage in (shards or {}).items():
+        key = ReplicaKey(index, int(WorkGroup.REPLICAS), False)
+        replicas.setdefault(key, StageReplicas(index, StageSums((), peer_groups.replicas))).shards = of_stage
+    return replicas
+
+
+def group_of(parameter: nn.Parameter) -> WorkGroup | None:
+    """The replicas that sum a parameter's gradients by works of their own; None for a shard, which `StageShards` sum.
+
+    Experts are summed among the ranks that hold the same ones.
+    """
+    if is_dense_shard(parameter):
+        return None
+    return WorkGroup.SAME_EXPERTS if is_expert(parameter) else WorkGroup.REPLICAS
+
+
+def check_summed(replicas: Mapping[ReplicaKey, StageReplicas], stream: Iterable[Instruction], works: Works) -> None:
+    """Raise `RuntimeFault` if gradients of a stage would not be summed: it was frozen when the works were placed."""
+    keys = replica_keys(list(stream), works)
+    scattered = {key for work, key in keys.items() if works.kind[work] == WorkKind.SCATTER}
+    for key, of_stage in replicas.items():
+        if key not in scattered and of_stage.sums.buckets:
+            raise RuntimeFault(
+                f"stage {of_stage.index} is trained now, and had nothing to train when the pipeline was built",
+                "build the pipeline once its parameters are trained",
+            )
+
+
+def kept_whole(modules: Iterable[nn.Module], tied: Iterable[nn.Parameter] = ()) -> set[nn.Parameter]:
+    """The parameters of a rank that are not sharded: experts, and those that several stages use."""
+    uses = Counter(parameter for module in modules for parameter in set(module.parameters()))
+    return {parameter for parameter, count in uses.items() if count > 1 or is_expert(parameter)} | set(tied)
