@@ -40,7 +40,7 @@ def calibrate(
 
     The cost file has the times of every stage, and of its segments and exchanges where it has experts or the plan
     overlaps. `schedc check --cost-file` and `schedc run --cost-file` read it. Further options go to the runtime:
-    --repetitions, --warmup, --topology 2x2; for the toy models --blocks, --width, --tokens, --rows.
+    --repetitions, --warmup, --slices 2 4, --topology 2x2; for the toy models --blocks, --width, --tokens, --rows.
     """
     import tempfile
     from importlib.util import find_spec

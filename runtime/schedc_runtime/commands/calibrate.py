@@ -8,12 +8,13 @@ Under torchrun all processes share the experts. Exit status: 0 done, 1 it failed
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import platform
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
+from schedc.cell.costs import SliceFactor
+from schedc.cell.slices import MOST_SLICES
+from schedc.cell.table import CellTable
 from schedc.cost.costs import Costs, dump_costs
+from schedc.cost.kernels import KernelFamily
 from schedc.diagnostics import DiagnosticError
 from schedc.ir.program import Program
 from schedc.plan import Attachments, Topology, plan_of
@@ -40,6 +45,11 @@ from schedc_runtime.commands.options import (
 )
 from schedc_runtime.commands.toy_models import Subject, toy_model
 from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.measure.host_speeds import host_speeds
+from schedc_runtime.measure.host_speeds import told as told_speeds
+from schedc_runtime.measure.kernel_times import measure_kernels
+from schedc_runtime.measure.kernel_times import told as told_kernels
+from schedc_runtime.measure.slice_times import first_slice, rows_of, slice_factor
 from schedc_runtime.measure.stage_times import (
     MESSAGES,
     Bench,
@@ -49,8 +59,8 @@ from schedc_runtime.measure.stage_times import (
     merged,
     message_time,
 )
-from schedc_runtime.moe.layer import moe_layers
-from schedc_runtime.partition import partition
+from schedc_runtime.moe.layer import MoELayer, moe_layers
+from schedc_runtime.partition import Partition, partition
 from schedc_runtime.partition.boundary import Boundary, infer_boundaries
 from schedc_runtime.pipeline.apply_plan import attach, method_for
 from schedc_runtime.pipeline.batch import arguments
@@ -117,15 +127,70 @@ def _calibrate(program: Program, plan: Attachments, sharing: int, options: argpa
     mesh = Mesh(1, sharing, per_node=per_node)
     attach(parts.modules, plan, group, mesh, host_lane=device.type == "cuda")  # on a CPU nothing is copied
     bench = Bench(group, device, options.warmup, options.repetitions)
-    times = measure_stages(
-        parts, boundaries, boundaries[0].pack(parts.bind(args, kwargs)), subject.targets, subject.loss_fn, bench,
-        split=splits_backward(program), segmented=plan.overlap or bool(plan.cells),
+    measured = _Measured(parts, program, plan, bench, rank, sharing, _method(plan, subject.model, mesh))
+    costs = measured.costs(subject.batch, subject, p2p)
+    kernels = () if rank else _kernels(parts, plan, sharing, device, options)
+    if costs.cell is not None:
+        factors = tuple(measured.slices(count, subject, costs.cell) for count in _slice_counts(subject, options))
+        costs = replace(costs, cell=replace(costs.cell, costs=replace(costs.cell.costs, slices=factors)))
+    return None if rank else replace(costs, kernels=kernels)
+
+
+@dataclass
+class _Measured:
+    """What is measured, and by whom. A collective of the ranks that share the experts."""
+
+    parts: Partition
+    program: Program
+    plan: Attachments
+    bench: Bench
+    rank: int
+    sharing: int
+    method: str
+
+    def costs(self, batch: Any, subject: Subject, p2p: float | None = None) -> Costs:
+        """The costs by the samples of all ranks; on other ranks than 0 by their own."""
+        args, kwargs = arguments(batch)
+        boundaries = infer_boundaries(self.parts, args, kwargs)
+        times = measure_stages(
+            self.parts, boundaries, boundaries[0].pack(self.parts.bind(args, kwargs)), subject.targets,
+            subject.loss_fn, self.bench, split=splits_backward(self.program),
+            segmented=self.plan.overlap or bool(self.plan.cells),
+        )  # fmt: skip
+        everyone = _gathered([dict(stage.samples) for stage in times], self.rank, self.sharing, next(self._gathers))
+        together = [StageTimes(own, stage.shape) for own, stage in zip(merged(everyone), times, strict=True)]
+        return costs_of(together, self.method, p2p)
+
+    def slices(self, count: int, subject: Subject, whole: CellTable) -> SliceFactor:
+        """By how much so many slices of a microbatch take longer than the whole."""
+        rows = rows_of(subject.batch)
+        batch, targets = (first_slice(value, rows, count) for value in (subject.batch, subject.targets))
+        part = self.costs(batch, subject._replace(batch=batch, targets=targets)).cell
+        assert part is not None
+        return slice_factor(count, whole.costs, part.costs)
+
+    _gathers: Iterator[int] = field(default_factory=itertools.count)
+
+
+def _slice_counts(subject: Subject, options: argparse.Namespace) -> list[int]:
+    """The numbers of slices to measure: those that divide the rows of a microbatch."""
+    rows = rows_of(subject.batch)
+    return [count for count in sorted(set(options.slices)) if rows and rows % count == 0]
+
+
+def _kernels(
+    parts: Partition, plan: Attachments, sharing: int, device: torch.device, options: argparse.Namespace
+) -> tuple[KernelFamily, ...]:
+    """Who multiplies how many rows fastest, up to twice the rows that a microbatch brings to an expert on average."""
+
+    def most(layer: MoELayer) -> int:
+        chosen = layer.outlined * layer.router.routing.top * sharing
+        return 2 * -(-chosen // layer.experts.total)
+
+    return measure_kernels(
+        parts.modules, device, most, padded=plan.capacity is not None, counted=plan.bound is None,
+        warmup=options.warmup, repetitions=options.repetitions,
     )  # fmt: skip
-    everyone = _gathered([dict(stage.samples) for stage in times], rank, sharing)
-    if rank:
-        return None
-    together = [StageTimes(samples, stage.shape) for samples, stage in zip(merged(everyone), times, strict=True)]
-    return costs_of(together, _method(plan, subject.model, mesh), p2p)
 
 
 def _subject(program: Program, plan: Attachments, options: argparse.Namespace) -> Subject:
@@ -162,13 +227,22 @@ def _method(plan: Attachments, model: nn.Module, mesh: Mesh) -> str:
     return method_for(plan, layer, mesh) if layer is not None else "flat"
 
 
-def _gathered(value: Any, rank: int, count: int) -> list[Any]:
-    """[count] the value (JSON) of every rank below ``count``."""
+def _gathered(value: Any, rank: int, count: int, number: int) -> list[Any]:
+    """[count] the value (JSON) of every rank below ``count``; of this rank alone on others than rank 0.
+
+    number: that of the call.
+    """
     if count == 1:
         return [value]
-    store = PrefixStore("schedc/calibrate", dist.distributed_c10d._get_default_store())
+    store = PrefixStore(f"schedc/calibrate/{number}", dist.distributed_c10d._get_default_store())
     store.set(f"{rank}", json.dumps(value))
+    if rank:
+        return [value]
     return [json.loads(store.get(f"{sender}")) for sender in range(count)]
+
+
+def _speeds(repetitions: int) -> tuple[float, float] | None:
+    return host_speeds(torch.device("cuda" if torch.cuda.is_available() else "cpu"), repetitions)
 
 
 def _write(costs: Costs, plan: Attachments, options: argparse.Namespace) -> None:
@@ -176,7 +250,8 @@ def _write(costs: Costs, plan: Attachments, options: argparse.Namespace) -> None
     where = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.machine()} CPU"
     what = options.model or f"the toy model, {options.rows} x {options.tokens} tokens, width {options.width}"
     about = f"# Milliseconds on {where}: {what}.\n" + "".join(
-        f"# {line}\n" for line in provenance(costs, options.repetitions, options.warmup, sharing)
+        f"# {line}\n"
+        for line in provenance(costs, options.repetitions, options.warmup, sharing, _speeds(options.repetitions))
     )
     if options.output is None:
         print(about + dump_costs(costs), end="", flush=True)
@@ -186,12 +261,21 @@ def _write(costs: Costs, plan: Attachments, options: argparse.Namespace) -> None
     print(f"wrote {options.output}", file=sys.stderr, flush=True)
 
 
-def provenance(costs: Costs, repetitions: int, warmup: int, sharing: int) -> Iterator[str]:
-    """How each number of measured costs came about, line by line. sharing: how many ranks share the experts."""
+def provenance(
+    costs: Costs, repetitions: int, warmup: int, sharing: int, speeds: tuple[float, float] | None = None
+) -> Iterator[str]:
+    """How each number of measured costs came about, line by line. sharing: how many ranks share the experts.
+
+    speeds: bytes per second of copies to the host and back; None where there is no device.
+    """
     runs = f"{repetitions} runs after {warmup}" + (f" on each of {sharing} expert ranks" if sharing > 1 else "")
     if costs.cell is not None:
         yield f"F, I, W: sums over the parts of a stage, one after the other, each the median of {runs}. B is I + W."
         yield "[cell]: the median over the places of a role, of two the lower; 0 where it has no such half."
+        if costs.cell.costs.slices:
+            yield "slices: a slice so many times over the whole: sums of [cell] over segments, and over exchanges."
+        else:
+            yield "slices: not measured, as no number asked for divides the rows of the microbatch; 1 by default."
     elif costs.B is not None:
         yield f"F, I, W, B: the median of {runs}. B: whole, as the program runs it."
         yield "I, W: of backwards split beside, which this program does not do; their sum need not be B."
@@ -201,7 +285,16 @@ def provenance(costs: Costs, repetitions: int, warmup: int, sharing: int) -> Ite
         yield f"p2p: half of there and back between two processes, the median of {MESSAGES}."
     else:
         yield "p2p: not measured, as nothing was sent; 0 by default."
+    yield from told_kernels(costs.kernels, repetitions, warmup)
+    yield told_speeds(speeds)
     yield "R, FB and memory: not measured; see the defaults in docs/guide/costs.md."
+
+
+def number_of_slices(text: str) -> int:
+    """The type of ``--slices``."""
+    if not text.isdecimal() or not 2 <= int(text) <= MOST_SLICES:
+        raise argparse.ArgumentTypeError(f"`{text}` is no number of slices: give 2 to {MOST_SLICES}")
+    return int(text)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -216,6 +309,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("-o", "--output", type=Path, help="cost file to write; default: stdout")
     parser.add_argument("--warmup", type=positive, default=3)
     parser.add_argument("--repetitions", type=positive, default=9)
+    parser.add_argument(
+        "--slices", type=number_of_slices, nargs="*", default=[2], metavar="N",
+        help="numbers of slices to measure against whole microbatches; default: 2",
+    )  # fmt: skip
     add_sizes(parser)
     return parser
 

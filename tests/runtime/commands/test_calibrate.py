@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -24,6 +25,8 @@ from schedc.source import Source
 from schedc_runtime import Pipeline
 from schedc_runtime.commands import calibrate, run
 from schedc_runtime.execute.cell_programs import asks_on_lane
+from schedc_runtime.measure.kernel_times import counts_of, measure_kernels, points
+from schedc_runtime.measure.slice_times import first_slice, rows_of, slice_factor
 from schedc_runtime.measure.stage_times import Bench, StageTimes, costs_of, measure_stages, merged
 from schedc_runtime.moe.layer import moe_layers
 from schedc_runtime.partition import partition
@@ -42,7 +45,7 @@ plan small = dualpipev(P = 1, M = 2) {
   overlap auto
 }
 """
-TINY = ["--width", "8", "--tokens", "4", "--rows", "1"]
+TINY = ["--width", "8", "--tokens", "4", "--rows", "2"]
 
 
 def measured(model: torch.nn.Module, stages: int, *, split: bool = True, overlap: bool = False) -> list[StageTimes]:
@@ -115,6 +118,8 @@ def test_each_number_is_measured_or_not_in_the_file(split: bool) -> None:
     assert keys == ["[ops]", "F", "I", "W", *(() if split else ("B", "p2p"))]
     said = "\n".join(calibrate.provenance(costs, 9, 3, 1))
     assert ("B is I + W" in said, "B: whole" in said) == (split, not split)
+    assert "d2h, h2d: not measured: no device." in said
+    assert "d2h 50 GB/s, h2d 40.5 GB/s, pinned" in "\n".join(calibrate.provenance(costs, 9, 3, 1, (5e10, 4.05e10)))
     assert ("p2p: not measured" in said, "the median of 15" in said) == (split, not split)
     read = parse_costs(Source("costs.toml", text))
     assert read == costs
@@ -142,6 +147,33 @@ def test_a_role_has_the_lower_median_of_its_places() -> None:
     assert merged([[{"a": [1.0]}], [{"a": [2.0], "b": [3.0]}]]) == [{"a": [1.0, 2.0], "b": [3.0]}]
 
 
+def test_slices_are_timed_against_the_whole() -> None:
+    """Two slices of 6 in place of 10, exchanges of 2 in place of 4; and a model without exchanges."""
+    whole = CellCosts.of({"dense": SegmentTimes(4, 4, 2)}, {"dispatch.node": 2.0})
+    part = CellCosts.of({"dense": SegmentTimes(2, 2, 2)}, {"dispatch.node": 1.0})
+    assert slice_factor(2, whole, part) == (2, 1.2, 1.0)
+    assert slice_factor(2, replace(whole, exchanges=()), replace(part, exchanges=())) == (2, 1.2, 1.0)
+    batch = {"x": torch.zeros(6, 3), "scale": torch.ones(()), "n": 4}
+    assert rows_of(batch) == 6
+    cut = first_slice(batch, 6, 3)
+    assert (cut["x"].shape, cut["scale"].shape, cut["n"]) == ((2, 3), (), 4)
+    assert rows_of([3]) == 0
+
+
+def test_buckets_of_rows_follow_each_other_and_rows_are_uneven() -> None:
+    assert points(1) == [1]
+    assert points(8) == [1, 4, 16]
+    counts = counts_of(8, 16)
+    assert (sum(counts), counts[0], counts[-1]) == (128, 9, 23)
+    experts = small_moe(2, 0)
+    (family,) = measure_kernels([experts], torch.device("cpu"), lambda layer: 8, counted=False, warmup=1, repetitions=1)
+    ends = [(bucket.low, bucket.high) for bucket in family.buckets]
+    assert ends == [(1, 1), (2, 7), (8, 31)]
+    assert all("padded" not in dict(bucket.times) for bucket in family.buckets)  # only the device knows the rows
+    assert all(parameter.grad is None for parameter in experts.parameters())
+    assert {layer.experts.products.name for _, layer in moe_layers(experts)} == {"auto"}
+
+
 @pytest.mark.processes
 def test_calibrate_check_run(tmp_path: Path) -> None:
     """What a user does: measure a plan on processes, price it, train with the measured order."""
@@ -158,6 +190,14 @@ def test_calibrate_check_run(tmp_path: Path) -> None:
     assert costs.p2p > 0
     analysis = analyse(plan, {}, costs)
     assert analysis.inside is not None
+    (factor,) = costs.cell.costs.slices
+    assert (factor.slices, factor.segments > 0, factor.exchanges > 0) == (2, True, True)
+    (family,) = costs.kernels
+    assert (family.shape, [x.low for x in family.buckets]) == ((4, 8, 4, "float32", False), [1, 2, 8])
+    for bucket in family.buckets:
+        times = dict(bucket.times)
+        assert bucket.provider == min(times, key=lambda name: times[name])
+        assert times.keys() == {"grouped", "loop", "padded"}
     options = ["--cost-file", str(costs_file), "--check", "bitwise", "--steps", "2", "--timeout", "60"]
     done = run_schedc(["run", str(plan), *options, *TINY])
     assert done.returncode == 0, done.stderr
