@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from schedc.plan.choose_recomputation import ChosenRecomputation
     from schedc.plan.place_works import Offloading
     from schedc.plan.read import ReadPlan
+    from schedc.plan.replicate import Replication
 
 
 @dataclass(frozen=True)
@@ -63,14 +64,18 @@ class Analysis:
     """
     losses: Mapping[str, Costs] | None = None
     """The costs of the stages by the form of the loss; None where the plan says no form, or other things decide too."""
+    replication: Replication | None = None
+    """What replicas sum and gather; None where no number of replicas is given."""
 
     @property
     def works(self) -> WorkRuns | None:
-        """The works at their times; None for a plan that moves nothing."""
-        return None if self.offloading is None else self.offloading.runs(self.dependencies)
+        """The works at their times; None for a step without works."""
+        of_replicas = self.replication
+        source = of_replicas if of_replicas is not None else self.offloading
+        return None if source is None else source.runs(self.dependencies)
 
     def program(self) -> Program:
-        """The instruction streams, with the works."""
+        """The instruction streams, with the works of the plan; those among replicas are inserted at run time."""
         return Priced(self.dependencies, self.costs, offloading=self.offloading).program()
 
     @property
@@ -132,6 +137,8 @@ class Priced:
     chosen: ChosenRecomputation | None = None
     losses: Mapping[str, Costs] | None = None
     """The costs by the form of the loss, where the plan says one."""
+    replication: Replication | None = None
+    """The works among replicas beside those of offloads, where a number of replicas is given."""
 
     @property
     def schedule(self) -> Schedule:
@@ -140,7 +147,9 @@ class Priced:
     @property
     def works(self) -> WorkRuns | None:
         """The works at their times; None without any."""
-        return None if self.offloading is None else self.offloading.runs(self.dependencies)
+        of_replicas = self.replication
+        source = of_replicas if of_replicas is not None else self.offloading
+        return None if source is None else source.runs(self.dependencies)
 
     def timeline(self) -> Timeline:
         """The timeline of the step, with its works."""
@@ -150,14 +159,18 @@ class Priced:
 
     def under(self, costs: Costs) -> Priced:
         """The same order and works under other costs of the stages. Raises `DiagnosticError` (S404)."""
+        dependencies = self.dependencies
         return replace(
-            self, costs=costs, offloading=self.offloading and self.offloading.under(self.dependencies, costs)
+            self,
+            costs=costs,
+            offloading=self.offloading and self.offloading.under(dependencies, costs),
+            replication=self.replication and self.replication.under(dependencies, costs),
         )
 
     def memory(self) -> Memory:
         """The memory of the device: without what works have moved to the host."""
         memory = measure_memory(self.schedule, self.costs, self.dependencies)
-        return memory if self.offloading is None else without(memory, self.offloading.placed)
+        return memory if self.works is None else without(memory, self.works.placed)
 
     def program(self) -> Program:
         """The instruction streams, with the works."""
@@ -169,16 +182,22 @@ class Priced:
         return insert_works(program, self.dependencies, self.offloading.placed)
 
 
-def price(tree: Input, sizes: Mapping[str, int], costs: Costs | None = None) -> Priced:
+def price(tree: Input, sizes: Mapping[str, int], costs: Costs | None = None, replicas: int | None = None) -> Priced:
     """A legal schedule with the costs of its stages, and with the works that a plan asks for.
 
-    sizes, costs: as for `priced`. Raises `DiagnosticError` as `legal_schedule` does.
+    sizes, costs: as for `priced`. replicas: of every rank, whose sums and gathers are priced; None: they are not.
+    Raises `DiagnosticError` as `legal_schedule` does, and S410 for replicas of what has no parameters.
     """
     costs = costs or Costs()
     if isinstance(tree, Plan):
-        return _planned(tree, sizes, costs)
+        planned = _planned(tree, sizes, costs, checked=replicas is None)
+        return planned if replicas is None else _replicated(tree, planned, replicas)
     slices = 1 if isinstance(tree, Order) else tree.slices
     dependencies = _legal(tree, sizes, costs, order_pricer(costs, slices))
+    if replicas is not None:
+        from schedc.plan.replicate import unplanned
+
+        raise unplanned(dependencies.schedule, replicas)
     check_given(costs, dependencies.schedule)
     if slices > 1:
         from schedc.plan.in_slices import with_slices
@@ -187,7 +206,23 @@ def price(tree: Input, sizes: Mapping[str, int], costs: Costs | None = None) -> 
     return Priced(dependencies, costs)
 
 
-def _planned(tree: ReadPlan, sizes: Mapping[str, int], costs: Costs) -> Priced:
+def _replicated(tree: ReadPlan, planned: Priced, replicas: int) -> Priced:
+    from schedc.plan import plan_of
+    from schedc.plan.apply import layer_costs, layout_of_plan
+    from schedc.plan.replicate import replicate
+
+    dependencies, plan = planned.dependencies, plan_of(planned.schedule)
+    layout, layers = layout_of_plan(tree.tree, planned.schedule), layer_costs(tree.directives)
+    return replace(
+        planned,
+        replication=replicate(
+            tree.directives, plan, layout, layers, dependencies, planned.costs, planned.offloading, replicas
+        ),
+    )
+
+
+def _planned(tree: ReadPlan, sizes: Mapping[str, int], costs: Costs, checked: bool = True) -> Priced:
+    """checked: whether the memory of the plan is checked here, without works among replicas."""
     # Layouts are imported where they are used: most runs have none, and start faster without them.
     from schedc.plan.apply import layer_costs, place_layers, stage_costs
     from schedc.plan.attached import AttachedPlan
@@ -218,13 +253,15 @@ def _planned(tree: ReadPlan, sizes: Mapping[str, int], costs: Costs) -> Priced:
     dependencies, of_stages, written = attached.placed(dependencies)
     layers = layer_costs(tree.directives)
     if not plan.offload:
-        check_memory(tree.tree, plan, layout, layers, dependencies, of_stages)
+        if checked:
+            check_memory(tree.tree, plan, layout, layers, dependencies, of_stages)
         losses = None if written else _by_loss(tree, layout, costs, plan)
         return Priced(dependencies, of_stages, written, chosen=chosen, losses=losses)
     from schedc.plan.place_works import check_host, place_offloads
 
     offloading = place_offloads(tree.directives, plan, layout, layers, dependencies, of_stages)
-    check_memory(tree.tree, plan, layout, layers, dependencies, of_stages, offloading.placed)
+    if checked:
+        check_memory(tree.tree, plan, layout, layers, dependencies, of_stages, offloading.placed)
     check_host(tree.directives, offloading.placed, dependencies)
     return Priced(dependencies, of_stages, written, offloading, chosen)
 
@@ -289,13 +326,15 @@ def _legal(
     return dependencies
 
 
-def analyse(source: Given, sizes: Mapping[str, int], costs: Costs | None = None) -> Analysis:
+def analyse(
+    source: Given, sizes: Mapping[str, int], costs: Costs | None = None, replicas: int | None = None
+) -> Analysis:
     """Checks a schedule and measures its timeline, memory and claims. Raises `DiagnosticError` if it is not legal.
 
-    sizes, costs: as for `compile`.
+    sizes, costs: as for `compile`; replicas: as for `price`.
     """
     tree = open_input(source)
-    result = price(tree, sizes, costs)
+    result = price(tree, sizes, costs, replicas)
     dependencies, costs = result.dependencies, result.costs
     written = dependencies if result.written is None else result.written
     schedule = dependencies.schedule
@@ -305,7 +344,7 @@ def analyse(source: Given, sizes: Mapping[str, int], costs: Costs | None = None)
         written.schedule,
         costs,
         dependencies=written,
-        memory=memory if written is dependencies and result.offloading is None else None,
+        memory=memory if written is dependencies and result.works is None else None,
         follows_costs=_follows_costs(tree, sizes),
     )
     return Analysis(
@@ -321,6 +360,7 @@ def analyse(source: Given, sizes: Mapping[str, int], costs: Costs | None = None)
         result.chosen,
         None if result.written is None else simulate(written.schedule, costs, written),
         result.losses,
+        result.replication,
     )
 
 

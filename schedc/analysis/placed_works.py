@@ -140,6 +140,11 @@ class PlacedWorks:
         """Offloads and fetches alone."""
         return self.only(np.isin(self.works.kind, _ACTIVATIONS))
 
+    @property
+    def queue(self) -> Int8:
+        """[works] the lane that each waits for; behind the last lane for a DROP, which waits for nothing."""
+        return np.where(self.works.kind == WorkKind.DROP, len(WorkLane), self.works.lane).astype(np.int8)
+
     def counted(self) -> PlacedWorks:
         """The same works, each of which moves 1."""
         return replace(self, works=replace(self.works, bytes=np.ones(len(self))))
@@ -164,6 +169,23 @@ class PlacedWorks:
         before = np.concatenate([[0.0], total])[dependencies.rank_start[:-1] + np.arange(ranks)]
         cells = np.arange(len(dependencies)) + dependencies.rank
         return np.asarray(total[cells] - before[dependencies.rank])
+
+    def peaks_between(self, dependencies: Dependencies, after: Floats) -> Floats:
+        """[P] the most that each rank holds between its cells, in the unit of the works' bytes; 0 without works.
+
+        after: [cells] memory behind each cell, without works.
+        """
+        events, works = self.events, self.works
+        kind = works.kind[events.work]
+        change = np.where(events.joins, _AT_JOIN[kind], _AT_START[kind]) * works.bytes[events.work]
+        total, rank = np.cumsum(change), self.rank_of(events.gap, dependencies)
+        first = np.searchsorted(rank, rank)
+        cell = events.gap - rank - 1
+        inside = cell >= dependencies.rank_start[rank]
+        held = np.where(inside, after[np.maximum(cell, 0)], 0.0) + total - (total - change)[first]
+        peaks = np.zeros(dependencies.rank_start.size - 1)
+        np.maximum.at(peaks, rank, held)
+        return peaks
 
     @cached_property
     def events(self) -> Events:
@@ -231,13 +253,13 @@ def run_with_works(
     events = placed.events
     first = np.searchsorted(events.gap, np.arange(cells + ranks + 1))
     start, end = np.zeros(cells), np.zeros(cells)
-    times, free = np.zeros((3, len(placed))), np.zeros((ranks, len(WorkLane)))
+    times, free = np.zeros((3, len(placed))), np.zeros((ranks, len(WorkLane) + 1))
     disturbing = np.asarray(slowdown if np.any(slowdown > 0) else _UNDISTURBED, np.float64)
     loop = kernels(cells * _PYTHON_CELL)
     (loop.jit(_run) if loop else _run)(
         dependencies.levels.order, dependencies.rank, dependencies.previous, dependencies.producers,
         dependencies.remote, duration, latency, first, events.work, events.joins, events.place >= WorkPlace.CAME,
-        placed.works.lane, time, disturbing, free, start, end, *times,
+        placed.queue, time, disturbing, free, start, end, *times,
     )  # fmt: skip
     begin, finish, exposed = times
     closed = _close(dependencies, placed, time, free, end, times)
@@ -249,7 +271,7 @@ def _run(
     event_work: Any, event_joins: Any, event_late: Any, lane: Any, time: Any, slowdown: Any, free: Any,
     start: Any, end: Any, begin: Any, finish: Any, exposed: Any,
 ) -> None:  # fmt: skip
-    """Fills ``start`` to ``exposed``. free: [P, lanes] when each lane is free. first: [gaps + 1] first event of each.
+    """Fills ``start`` to ``exposed``. free: [P, lanes + 1] when each is free. first: [gaps + 1] first event of each.
 
     event_late: [events] whether it stands behind the waits for messages. The last gap of a rank is that of `_close`.
     All works beside a cell have started before it. So a lane is busy from the cell's start until it is free, without a
@@ -304,6 +326,7 @@ def _close(
     full = np.diff(dependencies.rank_start) > 0
     closed = np.where(full, end[np.maximum(dependencies.rank_start[1:] - 1, 0)], 0.0) if end.size else np.zeros(ranks)
     begin, finish, exposed = times
+    queue = placed.queue
     first, behind = np.searchsorted(events.gap, last), np.searchsorted(events.gap, last + 1)
     for rank in np.flatnonzero(first < behind).tolist():
         now = float(closed[rank])
@@ -313,7 +336,7 @@ def _close(
                 exposed[work] = max(0.0, finish[work] - now)
                 now = max(now, float(finish[work]))
             else:
-                lane = placed.works.lane[work]
+                lane = queue[work]
                 begin[work] = max(now, free[rank, lane])
                 free[rank, lane] = finish[work] = begin[work] + time[work]
         closed[rank] = now

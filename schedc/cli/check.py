@@ -16,6 +16,7 @@ from schedc.cli.common import (
     finish,
     json_argument,
     note_plan,
+    replicas_argument,
     schedule_arguments,
     slices_argument,
 )
@@ -121,18 +122,27 @@ def _write_files(analysis: Analysis, program: Program, forms: tuple[str, ...], f
     metavar="RANGE",
     help="Check every legal size of a range instead, such as 'P<=16, M<=4*P', in parallel; print the smallest failing.",
 )
+@replicas_argument
 @_ranks_argument
 @json_argument
 def check(
-    schedule: Given, sizes: dict[str, int], costs: Costs, size_range: str | None, ranks: str, as_json: bool
+    schedule: Given,
+    sizes: dict[str, int],
+    costs: Costs,
+    size_range: str | None,
+    replicas: int | None,
+    ranks: str,
+    as_json: bool,
 ) -> None:
     """Check SCHEDULE at one size: completeness, order, deadlock, bubble, memory, and the claims of its authors."""
     from schedc.report.check import to_json, to_text
 
     if size_range is not None:
+        if replicas is not None:
+            raise click.UsageError("--replicas is priced at one size, without --sweep")
         _sweep(schedule, sizes, costs, size_range, as_json)
         return
-    analysis = _analysed("schedc.check", schedule, sizes, costs, as_json)
+    analysis = _analysed("schedc.check", schedule, sizes, costs, as_json, replicas)
     facts = to_json(analysis)
     click.echo(json.dumps(facts) if as_json else to_text(facts, ranks == "all"))
     finish(analysis.diagnostics)
@@ -156,14 +166,16 @@ def _sweep(name: Given, sizes: dict[str, int], costs: Costs, size_range: str, as
     finish(result.smallest.diagnostics if result.smallest else ())
 
 
-def _analysed(schema: str, schedule: Given, sizes: dict[str, int], costs: Costs, as_json: bool) -> Analysis:
+def _analysed(
+    schema: str, schedule: Given, sizes: dict[str, int], costs: Costs, as_json: bool, replicas: int | None = None
+) -> Analysis:
     """The analysis. With --json, findings that prevent it are printed as JSON, too."""
     from schedc.compiler import analyse
     from schedc.diagnostics import DiagnosticError
     from schedc.report.check import failed_json
 
     try:
-        return analyse(schedule, sizes, costs)
+        return analyse(schedule, sizes, costs, replicas)
     except DiagnosticError as error:
         if as_json:
             click.echo(json.dumps(failed_json(error.diagnostics, schema)))

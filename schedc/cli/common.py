@@ -84,6 +84,15 @@ def cost_arguments(command: F) -> F:
     )(wrapped)  # type: ignore[return-value]
 
 
+replicas_argument = click.option(
+    "--replicas",
+    type=click.IntRange(2),
+    help="Price what so many replicas of each rank do together: sums of gradients, and gathers with `shard dense`. "
+    "Needs a plan with parameters, and the cost dp.",
+)
+"""Adds --replicas; the command gets ``replicas``, None without it."""
+
+
 def slices_argument(command: F) -> F:
     """Adds --slices, which puts a `schedc.load.library.InSlices` in place of the command's ``schedule``."""
 

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING
 import click
 
 from schedc.cli.charts import cell_at, cell_drawing, drawing
-from schedc.cli.common import EPILOG, asked, cost_arguments, output_argument, schedule_arguments, slices_argument
+from schedc.cli.common import (
+    EPILOG,
+    asked,
+    cost_arguments,
+    output_argument,
+    replicas_argument,
+    schedule_arguments,
+    slices_argument,
+)
 from schedc.cli.given import ScheduleArgument
 from schedc.cli.graphs import CELLS, DEPENDENCIES, GRAPHS, GraphName, graph_at, write_graph
 from schedc.cli.pictures import (
@@ -96,6 +104,7 @@ def _stages(_ctx: click.Context, _parameter: click.Parameter, value: str | None)
     help="Draw a graph in place of the lanes, laid out by graphviz. dependencies (the default): what each cell waits "
     "for, with the critical path marked. cells: the segments and exchanges of a stage (by --cell-stages).",
 )
+@replicas_argument
 @output_argument
 def show(
     schedule: Given,
@@ -109,6 +118,7 @@ def show(
     kind: str | None,
     stages: tuple[int, int] | None,
     graph: str | None,
+    replicas: int | None,
     output: Path | None,
 ) -> None:
     """Draw SCHEDULE."""
@@ -117,6 +127,8 @@ def show(
     what, able = ("a graph", FORMS_OF_GRAPHS) if graph else ("a cell", FORMS_OF_CELLS) if kind else _CHART
     form = format_of(wanted, output, able, what)
     _check_usage(form, costs, other, other_costs, trace, kind, stages, graph)
+    if replicas and (other or kind or trace or graph):
+        raise click.UsageError("--replicas is drawn without --with, --cell, --graph and --trace")
     check_width(width, form)
     if graph:
         stage = stages[0] if stages else None
@@ -128,7 +140,7 @@ def show(
         cell = cell_at(schedule, sizes, costs, kind, stages)
         write_drawing(cell_drawing(cell, form, width=width, **screen), output)
         return
-    charts = _charts(schedule, sizes, costs, other, other_costs, trace)
+    charts = _charts(schedule, sizes, costs, other, other_costs, trace, replicas)
     write_drawing(drawing(charts, form, width=width, **screen), output)
 
 
@@ -165,6 +177,7 @@ def _charts(
     other: Given | None,
     other_costs: tuple[str, ...],
     trace: Path | None,
+    replicas: int | None,
 ) -> list[Chart]:
     """The charts to draw, from the top down."""
     from schedc.report.charts import chart_at, charts_at
@@ -173,7 +186,7 @@ def _charts(
         return list(charts_of_trace(schedule, sizes, costs, _cost_origin(), trace))
     if other:
         return list(charts_at((schedule, other), sizes, (costs, _over(costs, other_costs))))
-    return [chart_at(schedule, sizes, costs)]
+    return [chart_at(schedule, sizes, costs, replicas)]
 
 
 def _cost_origin() -> str:

@@ -71,11 +71,12 @@ S4: tuple[DiagnosticCode, ...] = (
     ),
     DiagnosticCode(
         "S410",
-        "a cost file that leaves out the time of an op",
+        "costs that leave out a time that is asked for",
         "A cost file that gives F or B has its own unit, such as milliseconds. The default of 1 for a missing time "
         "has no meaning in this unit. So the file must give the times of all ops of the schedule: F, I and W; and B, "
         "which is I + W if it is not given. R is F if it is not given. For example, costs that were traced on whole "
         "backwards cannot price a schedule that splits them: measure with `schedc calibrate`, or add `--cost I=... "
-        "--cost W=...`. A file without F and B only changes single defaults, and may be one line.",
+        "--cost W=...`. A file without F and B only changes single defaults, and may be one line. `--replicas` "
+        "needs the time `dp`, too, and the parameters of a plan: nothing else says how long sums of gradients take.",
     ),
 )

@@ -33,6 +33,7 @@ class Costs:
 
     Times are per chunk (one stage), in any one unit. B defaults to I + W, R to F, and FB, an overlapped pair, to F + B.
     A pair takes the FB of its forward's stage. p2p: latency of one message between two ranks.
+    dp: time in which a replica sends 1 GB to the other replicas of its rank, or 1 unit of a memory without unit.
     activation: memory, in any one unit, that one microbatch holds on one stage from its F to its backward.
     pending_weight: the part of it still held between I and W (the zero-bubble papers' M_W over M_B).
     recomputed: the part of it that a microbatch with an R holds between its F and that R.
@@ -53,6 +54,7 @@ class Costs:
     B: Cost | None = None
     FB: Cost | None = None
     p2p: float = DEFAULTS["p2p"]
+    dp: float = DEFAULTS["dp"]
     activation: Cost = DEFAULTS["activation"]
     pending_weight: Cost = DEFAULTS["pending_weight"]
     R: Cost | None = None
@@ -114,7 +116,7 @@ class Costs:
         for key in KEYS:  # keys come behind those whose sum they default to
             cost = getattr(self, key.name)
             columns[key.name] = lane(cost) if cost is not None else sum(columns[name] for name in key.sums)
-        columns |= {"FB": None if self.FB is None else lane(self.FB), "p2p": float(self.p2p)}
+        columns |= {"FB": None if self.FB is None else lane(self.FB), "p2p": float(self.p2p), "dp": float(self.dp)}
         restored = lane(self.activation if self.restored is None else self.restored)
         return StageCosts(**columns, recompute_in_backward=lane(self.recompute_in_backward), restored=restored,
                           slowdown=slowdowns(self.lanes))  # fmt: skip
@@ -126,7 +128,7 @@ class StageCosts:
 
     F, I, W, B, R, recompute_in_backward: [stages] times.
     FB: [stages] time of a pair, by the stage of its forward; None where a pair takes F + B of its two stages.
-    p2p: time. activation, pending_weight, recomputed, restored: [stages] memory.
+    p2p, dp: time, as there. activation, pending_weight, recomputed, restored: [stages] memory.
     slowdown: [lanes of works] by how much more than alone compute takes while a lane is busy; 0.08 for 8 % more.
     """
 
@@ -138,6 +140,7 @@ class StageCosts:
     recompute_in_backward: Floats
     FB: Floats | None
     p2p: float
+    dp: float
     activation: Floats
     pending_weight: Floats
     recomputed: Floats
@@ -174,7 +177,7 @@ def parse_costs(source: Source) -> Costs:
 
     Key ``schema``, and three tables that may be left out, as may each of their keys:
 
-    * ``[ops]``: F, I, W, B, R, FB, p2p, each a number or (but p2p) a list with one number per stage.
+    * ``[ops]``: F, I, W, B, R, FB, p2p, dp, each a number or (but p2p and dp) a list with one number per stage.
     * ``[memory]``: activation, pending_weight and recomputed, likewise.
     * ``[cell]``: that of `schedc.cell.table`; ``[cell.rows]``: that of `schedc.cell.rows`.
     * ``[lanes.d2h]``: those of `schedc.cost.lanes`; ``[[kernels]]``: those of `schedc.cost.kernels`.

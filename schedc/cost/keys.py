@@ -45,6 +45,13 @@ KEYS: tuple[CostKey, ...] = (
         "p2p", "ops", "latency of one message between two ranks", 0.0, symbol=True, positive=False, per_stage=False
     ),
     CostKey(
+        "dp",
+        "ops",
+        "time in which replicas gather or half-sum 1 GB, or 1 unit of a memory without unit; 0: not known",
+        0.0,
+        per_stage=False,
+    ),
+    CostKey(
         "activation", "memory", "what one microbatch holds on one stage from its F until its backward is done", 1.0
     ),
     CostKey("pending_weight", "memory", "the part of `activation` still held between I and W", 1.0),

@@ -9,7 +9,7 @@ from schedc.attachments.units import plain, shown
 from schedc.draw.layout import DrawingLayout
 from schedc.draw.markup import box, content, label, number, quantity, text_width
 from schedc.draw.strips import strokes
-from schedc.ir.works import FACTS, LANE_NAMES, WorkKind, WorkLane
+from schedc.ir.works import FACTS, KIND_NAMES, LANE_NAMES, WorkKind, WorkLane
 
 _NUMERAL, _SMALLEST = 9.0, 6.0
 
@@ -51,6 +51,12 @@ def hover(works: WorkRuns, row: int) -> list[str]:
     return [str(work), moves, f"{quantity(begin)} to {quantity(finish)}", stands]
 
 
+def numeral(works: WorkRuns, row: int) -> str:
+    """What stands in a work: its microbatch; of one that concerns a stage two letters of its kind, and the stage."""
+    microbatch = int(works.works.microbatch[row])
+    return str(microbatch) if microbatch >= 0 else f"{KIND_NAMES[works.works.kind[row]][:2]}{works.works.stage[row]}"
+
+
 def _name(rank: int, place: int, lane: WorkLane, layout: DrawingLayout) -> str:
     y = layout.works_y(rank, place) + layout.rows.works / 2 + 3
     return label(layout.left - 6, y, LANE_NAMES[lane], "lane-name")
@@ -61,7 +67,7 @@ def _work(works: WorkRuns, row: int, place: int, layout: DrawingLayout) -> str:
     y, height, width = layout.works_y(rank, place), layout.rows.works, (finish - begin) * layout.scale
     title = content("; ".join([*hover(works, row), f"rank {rank}"]))
     rect = box(layout.x(begin), y + 1, max(width, 0.5), height - 1, LANE_NAMES[works.works.lane[row]])
-    text = str(works.works.microbatch[row])
+    text = numeral(works, row)
     size = min(_NUMERAL, np.floor(2 * (width - 2) / text_width(text, 1.0)) / 2)
     if size >= _SMALLEST:
         middle = layout.x((begin + finish) / 2)

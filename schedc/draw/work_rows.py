@@ -11,7 +11,7 @@ from schedc.analysis.work_runs import WorkRuns
 from schedc.draw import palette
 from schedc.draw.ansi import Style, StyledText
 from schedc.draw.chart import Chart
-from schedc.draw.work_lanes import legend_texts
+from schedc.draw.work_lanes import legend_texts, numeral
 from schedc.ir.works import LANE_NAMES, WorkLane
 
 _INDENT = "  "
@@ -48,7 +48,7 @@ def _runs(works: WorkRuns, rank: int, lane: WorkLane, grid: CharacterGrid, colou
         last = min(max(end, first + 1), grid.columns)
         if first >= last:
             continue
-        text = str(works.works.microbatch[row])
+        text = numeral(works, row)
         if len(text) > last - first:
             text = ""
         yield StyledText(" " * (first - column))

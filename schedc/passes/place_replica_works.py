@@ -26,6 +26,8 @@ from schedc.ir.arrays import Floats, Int64
 from schedc.ir.op_tables import WEIGHT
 from schedc.ir.works import WorkGroup, WorkKind
 
+_GROUPS = (WorkGroup.REPLICAS, WorkGroup.SAME_EXPERTS)
+
 
 @dataclass(frozen=True, eq=False)
 class ReplicaBytes:
@@ -207,12 +209,16 @@ class RankStream:
     ) -> dict[int, list[WholeRun]]:
         """The runs with drops between far uses, the farthest first, as long as a cell holds too much.
 
-        A gather then starts only where the cells up to its use have room. cells: those that use each stage. held:
+        A gather then starts only where the cells up to its use have room. Buckets of sums count from the cell on behind
+        which they are there. cells: those that use each stage. held:
         [cells] memory without whole parameters; most: that of the rank.
         """
         size, total = self.sizes.sharded, held.copy()
         for stage, times in runs.items():
             total[times[0].first : times[0].last + 1] += size[stage]
+        for stage, (_, _, trained) in self.uses.items() if self.training else ():
+            buckets = sum(self.sizes.scattered(group)[stage] for group in _GROUPS)
+            total[trained if trained >= 0 and stage not in self.copied else total.size :] += buckets
         pauses = [
             (int(before - after), stage, int(before), int(after))
             for stage, used in cells.items()
@@ -272,7 +278,7 @@ class RankStream:
         for stage, (_, _, trained) in sorted(self.uses.items(), key=lambda item: (item[1][2], item[0])):
             late = stage in self.copied
             gap, place = (self.last, WorkPlace.SUM) if late else (trained + 1, WorkPlace.LEAVE)
-            for group in (WorkGroup.REPLICAS, WorkGroup.SAME_EXPERTS):
+            for group in _GROUPS:
                 size = float(self.sizes.scattered(group)[stage])
                 shards = float(self.sizes.sharded[stage]) if group is WorkGroup.REPLICAS else 0.0
                 if size > 0 and trained >= 0:

@@ -23,6 +23,7 @@ from schedc.ir.op_tables import BACKWARD
 from schedc.ir.ops import OpKind
 from schedc.ir.recomputed import recomputed_ops
 from schedc.ir.schedule import Schedule
+from schedc.ir.works import WorkKind
 from schedc.layout.compare import load_per_rank
 from schedc.layout.costs import LayerCosts
 from schedc.layout.parts import WORK, Layout, PartKind
@@ -85,6 +86,21 @@ class ExtraMemory:
         """[P] rows of the microbatch that runs, on the stage of each rank where they take most."""
         stages = schedule.placement.stage_of_chunk
         return np.asarray(np.where(stages >= 0, self.running[stages], 0.0).max(1))
+
+
+@dataclass(frozen=True)
+class Sharded:
+    """Dense parameters that replicas shard, in the unit of the plan's memory.
+
+    weights: [stages] whole weights. freed: [stages] memory that a replica does not hold between the uses of a stage.
+    """
+
+    weights: Floats
+    freed: Floats
+
+    def per_rank(self, schedule: Schedule) -> Floats:
+        """[P] memory that each rank does not hold."""
+        return load_per_rank(schedule.placement, self.freed)
 
 
 def extra_memory(
@@ -180,6 +196,7 @@ def peak_of(
     costs: Costs,
     extra: ExtraMemory,
     away: Away | None = None,
+    sharded: Sharded | None = None,
 ) -> Peak:
     """The peak of ``rank`` with its parts."""
     parameters = held_by_kind(Attachments(), layout, layers.parameters)
@@ -192,7 +209,8 @@ def peak_of(
     slots = extra.slots.passing + float(extra.slots.kept_per_rank(schedule)[rank])
     parts = {"slots of hot experts": slots, _RUNNING_ROWS: float(extra.running_per_rank(schedule)[rank])}
     for stage in stages:
-        _add(parts, "parameters of", parameters[stage], float(parameters[stage].sum()))
+        freed = 0.0 if sharded is None else float(sharded.freed[stage])
+        _add(parts, "parameters of", parameters[stage], float(parameters[stage].sum()) - freed)
         own = low + np.flatnonzero(schedule.stage[low : row + 1] == stage)
         number = {kind: int((schedule.kind[own] == kind).sum()) for kind in OpKind}
         in_flight = number[OpKind.F] - number[OpKind.I] - number[OpKind.B]
@@ -207,6 +225,7 @@ def peak_of(
         parts["deferred weight gradients"] = (
             parts.get("deferred weight gradients", 0.0) + pending * of_stage.pending_weight[stage]
         )
+    parts |= {} if away is None else away.of_replicas(row, rank)
     order = sorted(((name, value) for name, value in parts.items() if value > 0), key=lambda part: -part[1])
     return Peak(rank, sum(value for _, value in order), row, tuple(order))
 
@@ -230,6 +249,13 @@ _PLURAL = {
 }
 
 
+_OF_REPLICAS = {
+    "whole parameters": (WorkKind.GATHER, WorkKind.DROP),
+    "gradient buckets": (WorkKind.SCATTER, WorkKind.SPREAD),
+}
+"""What works among replicas hold on the device, and the works that it follows from."""
+
+
 @dataclass(frozen=True, eq=False)
 class Away:
     """What placed works have moved to the host, by op and by stage."""
@@ -241,6 +267,21 @@ class Away:
     def of_ops(self) -> Floats:
         """[ops] memory on the host while each op runs."""
         return np.asarray(self.placed.away(self.dependencies)[self.dependencies.cell_of])
+
+    def between(self, costs: Costs, extra: ExtraMemory) -> Floats:
+        """[P] the most of activations, slots and what works hold between the cells of each rank."""
+        schedule = self.dependencies.schedule
+        after = running_memory(schedule, costs.resolved(schedule.stages), extra.slots.in_flight)
+        last = np.maximum(self.dependencies.first, self.dependencies.second)
+        return self.placed.peaks_between(self.dependencies, after[last])
+
+    def of_replicas(self, row: int, rank: int) -> dict[str, float]:
+        """What works among replicas hold on a rank while the op of a row runs, by what it is for."""
+        cell = self.dependencies.cell_of[row]
+        here = self.placed.only(self.placed.rank_of(self.placed.start, self.dependencies) == rank)
+        return {
+            name: -float(here.of_kinds(*kinds).away(self.dependencies)[cell]) for name, kinds in _OF_REPLICAS.items()
+        }
 
     def of_stage(self, row: int, stage: int) -> float:
         """Memory of one stage on the host while the op of a row runs."""
@@ -258,11 +299,12 @@ def check_memory(
     costs: Costs,
     placed: PlacedWorks | None = None,
     chosen: bool = False,
+    sharded: Sharded | None = None,
 ) -> None:
     """Raises `DiagnosticError` (S406) where a rank holds more than the plan's memory, with what fills the fullest rank.
 
     costs: those of the stages, with the activations that recomputation leaves. placed: works that move activations.
-    chosen: the levels are those that hold least, because no others fit.
+    chosen: the levels are those that hold least, because no others fit. sharded: what replicas shard.
     """
     line = tree.memory
     if line is None:
@@ -272,11 +314,14 @@ def check_memory(
     extra = extra_memory(plan, layout, layers.activations, schedule, bool(line.unit))
     away = None if placed is None else Away(placed, dependencies)
     held = rank_peaks(layout, layers, schedule, costs, extra, 0.0 if away is None else away.of_ops)
+    if away is not None:
+        held = np.maximum(held, standing_memory(layout, layers, schedule, extra) + away.between(costs, extra))
+    held = held if sharded is None else held - sharded.per_rank(schedule)
     rank = int(np.argmax(held))
     if held[rank] <= limit * (1 + 1e-12):
         return
     write = shown if line.unit else plain
-    peak = peak_of(rank, plan, layout, layers, schedule, costs, extra, away)
+    peak = peak_of(rank, plan, layout, layers, schedule, costs, extra, away, sharded)
     op = schedule.op(peak.row)
     name = f"{op.stage}{op.kind.name}{op.microbatch}"
     message = f"rank {rank} holds {write(held[rank], up=True)} at {name}, and the plan allows {write(limit)}"

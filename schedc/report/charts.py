@@ -18,9 +18,12 @@ from schedc.load.library import Given
 from schedc.plan.price_cells import price_cells
 
 
-def chart_at(name: Given, sizes: Mapping[str, int], costs: Costs) -> Chart:
-    """The chart of a schedule at one size. Raises `DiagnosticError` for a schedule that is unknown or not legal."""
-    return _chart(open_input(name), sizes, costs)
+def chart_at(name: Given, sizes: Mapping[str, int], costs: Costs, replicas: int | None = None) -> Chart:
+    """The chart of a schedule at one size. Raises `DiagnosticError` for a schedule that is unknown or not legal.
+
+    replicas: as for `schedc.compiler.price`.
+    """
+    return _chart_of(price(open_input(name), sizes, costs, replicas))
 
 
 def charts_at(names: tuple[Given, Given], sizes: Mapping[str, int], costs: tuple[Costs, Costs]) -> tuple[Chart, Chart]:

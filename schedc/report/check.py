@@ -37,6 +37,7 @@ def to_json(analysis: Analysis, schema: str = "schedc.check") -> dict[str, Any]:
         "span_bubble_ratio": timeline.span_bubble_ratio,
         **_recomputation(analysis),
         **_offloading(analysis),
+        **_replicas(analysis),
         **_chosen(analysis),
         "peak_activations": memory.peak_activations.tolist(),
         "peak_activations_between": memory.peak_activations_between.tolist(),
@@ -72,6 +73,15 @@ def _offloading(analysis: Analysis) -> dict[str, Any]:
     host = plan_of(analysis.schedule).host
     in_bytes = host is not None and host.in_bytes
     return {"offload": works.to_json(analysis.offloading, analysis.dependencies, analysis.costs, in_bytes)}
+
+
+def _replicas(analysis: Analysis) -> dict[str, Any]:
+    """What replicas do together; empty where no number of replicas is given."""
+    if analysis.replication is None:
+        return {}
+    from schedc.report import replicas
+
+    return {"replicas": replicas.to_json(analysis.replication, analysis.dependencies)}
 
 
 def _chosen(analysis: Analysis) -> dict[str, Any]:
@@ -161,6 +171,10 @@ def to_text(facts: dict[str, Any], every_rank: bool) -> str:
         from schedc.report import works
 
         lines += works.to_text(facts["offload"], bool(facts["expect"]))
+    if "replicas" in facts:
+        from schedc.report import replicas
+
+        lines += replicas.to_text(facts["replicas"], every_rank)
     lines += rank_table(facts, every_rank)
     if "cells" in facts:
         from schedc.report import cells

@@ -76,7 +76,7 @@ function paintStrip(chart, { lane, from, to }, y) {
     context.globalAlpha = chosen.microbatch < 0 || chosen.microbatch === microbatch[row] ? 1 : 0.22;
     context.fillStyle = fills[lane];
     context.fillRect(left, y + 1, width >= 4 ? width - 1 : Math.max(width, 0.5), ROWS.works - 1);
-    const text = String(microbatch[row]);
+    const text = numeralOfWork(chart, row);
     if (width < 6 * text.length + 3) continue;
     context.fillStyle = page.inks[0];
     context.fillText(text, (left + right) / 2 - 0.5, y + ROWS.works / 2 + 1);
@@ -93,8 +93,15 @@ function paintLaneNames(chart, rank, y) {
   });
 }
 
+// What stands in a work: its microbatch; of one that concerns a stage two letters of its kind, and the stage.
+function numeralOfWork({ works }, row) {
+  const { kinds, kind, stage, microbatch } = works;
+  return microbatch[row] < 0 ? `${kinds[kind[row]].slice(0, 2)}${stage[row]}` : String(microbatch[row]);
+}
+
 function workName({ works }, row) {
-  return `${works.kinds[works.kind[row]]} of stage ${works.stage[row]}, microbatch ${works.microbatch[row]}`;
+  const name = `${works.kinds[works.kind[row]]} of stage ${works.stage[row]}`;
+  return works.microbatch[row] < 0 ? name : `${name}, microbatch ${works.microbatch[row]}`;
 }
 
 // What there is to say of a work, line by line.

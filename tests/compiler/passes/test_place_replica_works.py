@@ -115,12 +115,20 @@ def test_sums_that_a_reduce_precedes_start_behind_it(name: str, tied: tuple[int,
         assert len(late) == (2 if name == "dualpipe" else int(rank in tied))
 
 
+def test_a_bucket_and_the_parameters_that_are_dropped_behind_it_count_together() -> None:
+    dependencies, duration = step("1f1b", P=2, M=2)
+    sizes = sharded(2, 3.0)
+    placed = place_replica_works(dependencies, sizes, duration=duration, latency=0.0, per_byte=(0.1, 0.1))
+    after = measure_memory(dependencies.schedule, Costs(), dependencies).memory
+    assert placed.peaks_between(dependencies, after).tolist() == [6.0, 9.0]
+
+
 def test_parameters_are_dropped_between_far_uses_where_the_room_asks_for_it() -> None:
     dependencies, duration = step("interleaved_1f1b", P=2, M=8)
     schedule, sizes = dependencies.schedule, sharded(4, 3.0)
     memory = measure_memory(schedule, Costs(), dependencies)
     gathers = []
-    for cap in (12.0, 11.0, 10.0):
+    for cap in (99.0, 11.0, 10.0):
         room = ShardingRoom(memory.memory_inside, np.full(2, cap))
         placed = place_replica_works(
             dependencies, sizes, duration=duration, latency=0.0, per_byte=(0.1, 0.1), room=room

@@ -1,0 +1,176 @@
+"""Prices what replicas do together in a step: sums of gradients, and gathers of parameters that a plan shards."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from schedc.analysis.dependencies import Dependencies
+from schedc.analysis.placed_works import LaneTimes, PlacedWorks, run_with_works
+from schedc.analysis.timeline import durations
+from schedc.analysis.work_runs import WorkRuns
+from schedc.attachments.units import amount
+from schedc.attachments.values import Attachments
+from schedc.cost.costs import Costs
+from schedc.diagnostics import Diagnostic, DiagnosticError, Label
+from schedc.ir.arrays import Floats
+from schedc.ir.schedule import Schedule
+from schedc.ir.works import WorkGroup, WorkLane
+from schedc.layout.costs import LayerCosts
+from schedc.layout.parts import Layout
+from schedc.passes.place_replica_works import ReplicaBytes, ShardingRoom, lane_times, place_replica_works
+from schedc.plan.directives.base import Directives
+from schedc.plan.peak_memory import Sharded, check_memory, extra_memory, held_inside, standing_memory
+from schedc.plan.place_works import Offloading
+from schedc.plan.replica_bytes import dense_parameters, group_sizes, replica_bytes
+from schedc.syntax.plan import TableLine
+
+_GIGABYTE = 1e9
+
+
+@dataclass(frozen=True, eq=False)
+class Replication:
+    """The works of a step among replicas beside its offloads, with their times.
+
+    members: replicas that take part, by group. sizes: what they sum and shard. time: [works] on their lanes. sent: time
+    in which one of them sends a unit of memory. alone: when the step ends without works among replicas.
+    """
+
+    members: dict[WorkGroup, int]
+    sizes: ReplicaBytes
+    placed: PlacedWorks
+    time: Floats
+    lanes: LaneTimes
+    sent: float
+    alone: float
+    in_bytes: bool
+
+    @property
+    def makespan(self) -> float:
+        """When the last rank has joined its last sum."""
+        return float(self.lanes.closed.max(initial=0.0))
+
+    def under(self, dependencies: Dependencies, costs: Costs) -> Replication:
+        """The same works, whose cells take the times of these costs."""
+        of_stage = costs.resolved(dependencies.schedule.stages)
+        duration = durations(dependencies, of_stage)
+        run = (dependencies, duration, of_stage.p2p)
+        others = self.placed.only(self.placed.works.lane != WorkLane.DP)
+        time = self.time[self.placed.works.lane != WorkLane.DP]
+        alone = run_with_works(*run, others, time, of_stage.slowdown).closed
+        lanes = run_with_works(*run, self.placed, self.time, of_stage.slowdown)
+        return replace(self, lanes=lanes, alone=float(alone.max(initial=0.0)))
+
+    def runs(self, dependencies: Dependencies) -> WorkRuns:
+        """The works at the times of their lanes."""
+        return WorkRuns(self.placed, self.lanes, dependencies, self.in_bytes)
+
+
+def replicate(
+    directives: Directives,
+    plan: Attachments,
+    layout: Layout,
+    layers: LayerCosts,
+    dependencies: Dependencies,
+    costs: Costs,
+    offloading: Offloading | None,
+    replicas: int,
+) -> Replication:
+    """The works of ``replicas`` replicas of every rank, beside those of offloads.
+
+    costs: those of the stages. Raises `DiagnosticError`: S410 without a time `dp` or without parameters. S406 for a
+    rank that holds too much. S144 for a number of replicas that the ranks of experts do not divide.
+    """
+    schedule = dependencies.schedule
+    sizes = replica_bytes(plan, layout, layers, schedule)
+    _check(directives, plan, costs, sizes, replicas)
+    in_bytes = _in_bytes(directives)
+    sent = costs.dp / (_GIGABYTE if in_bytes else 1.0)
+    members = group_sizes(plan, replicas)
+    per_byte = sent * (1 - 1 / replicas), sent * (1 - 1 / members[WorkGroup.SAME_EXPERTS])
+    if members[WorkGroup.SAME_EXPERTS] == 1:
+        sizes = replace(sizes, expert_summed=0 * sizes.expert_summed)
+    sharded = Sharded(sizes.sharded, _freed(plan, layout, layers, sizes, replicas))
+    before = PlacedWorks.none() if offloading is None else offloading.placed
+    room = _room(directives, plan, layout, layers, dependencies, costs, before, sharded)
+    of_stage = costs.resolved(schedule.stages)
+    duration = durations(dependencies, of_stage)
+    own = place_replica_works(
+        dependencies, sizes, duration=duration, latency=of_stage.p2p, per_byte=per_byte, room=room
+    )
+    placed = before.beside(own)
+    time = lane_times(placed, dependencies, sizes, per_byte)
+    if offloading is not None:
+        time[placed.works.lane != WorkLane.DP] = offloading.time
+    check_memory(directives.tree, plan, layout, layers, dependencies, costs, placed, sharded=sharded)
+    lanes = run_with_works(dependencies, duration, of_stage.p2p, placed, time, of_stage.slowdown)
+    result = Replication(members, sizes, placed, time, lanes, sent, 0.0, in_bytes)
+    return result.under(dependencies, costs)
+
+
+def _freed(plan: Attachments, layout: Layout, layers: LayerCosts, sizes: ReplicaBytes, replicas: int) -> Floats:
+    """[stages] memory of a sharded stage that a replica does not hold between uses: the parts of the others.
+
+    Gradients of a sharded stage are whole until they are summed, and count as whole for the step.
+    """
+    dense = dense_parameters(plan, layout, layers)
+    share = np.divide(sizes.sharded, sizes.sharded + sizes.last, out=np.zeros(dense.size), where=sizes.sharded > 0)
+    return np.asarray(np.where(sizes.sharded > 0, dense * share * (1 - 1 / replicas) - sizes.sharded, 0.0))
+
+
+def _room(
+    directives: Directives,
+    plan: Attachments,
+    layout: Layout,
+    layers: LayerCosts,
+    dependencies: Dependencies,
+    costs: Costs,
+    placed: PlacedWorks,
+    sharded: Sharded,
+) -> ShardingRoom | None:
+    """The room for whole parameters; None where the plan says no memory, or shards nothing."""
+    memory, schedule = directives.tree.memory, dependencies.schedule
+    if memory is None or not plan.shard_dense:
+        return None
+    extra = extra_memory(plan, layout, layers.activations, schedule, bool(memory.unit))
+    inside = held_inside(schedule, costs.resolved(schedule.stages), extra.slots.in_flight)
+    second = np.where(dependencies.second >= 0, inside[dependencies.second], 0.0)
+    held = np.maximum(inside[dependencies.first], second) - placed.away(dependencies)
+    standing = standing_memory(layout, layers, schedule, extra) - sharded.per_rank(schedule)
+    return ShardingRoom(held, amount(memory) - standing)
+
+
+def _in_bytes(directives: Directives) -> bool:
+    """Whether the parameters of a plan are in bytes."""
+    tree = directives.tree
+    tables = [line for line in tree.lines if isinstance(line, TableLine) and line.word == "parameters"]
+    units = [entry.unit for line in tables for entry in line.entries]
+    return any(units) or (tree.memory is not None and bool(tree.memory.unit))
+
+
+def _check(directives: Directives, plan: Attachments, costs: Costs, sizes: ReplicaBytes, replicas: int) -> None:
+    """Raises `DiagnosticError` for what leaves sums without a time or a size."""
+    source = directives.tree.source
+
+    def refuse(code: str, message: str, help: str, word: str) -> DiagnosticError:
+        return DiagnosticError([Diagnostic(code, message, Label(directives.span(word)), help=help, source=source)])
+
+    ranks = plan.topology.ranks if plan.topology and plan.experts else 1
+    if replicas % ranks:
+        message = f"{replicas} replicas of a rank, and {ranks} ranks share the experts"
+        raise refuse("S144", message, f"give a multiple of {ranks} replicas", "topology")
+    if not any(column.any() for column in (sizes.summed, sizes.expert_summed, sizes.sharded, sizes.last)):
+        message = f"nothing says how many bytes {replicas} replicas sum"
+        raise refuse("S410", message, "write `parameters dense 200 MB`, or the sizes of experts", "parameters")
+    if not costs.dp:
+        message = f"the costs give no dp, and {replicas} replicas sum gradients"
+        help = "write the time of 1 GB as `dp` into [ops] of the cost file, or say it here: `--cost dp=NUMBER`"
+        raise refuse("S410", message, help, "parameters")
+
+
+def unplanned(schedule: Schedule, replicas: int) -> DiagnosticError:
+    """The refusal (S410) of a schedule without a plan."""
+    message = f"nothing says how many bytes {replicas} replicas of `{schedule.name}` sum"
+    help = "open a plan of the schedule, with a line `parameters`"
+    return DiagnosticError([Diagnostic("S410", message, help=help, source=schedule.source)])

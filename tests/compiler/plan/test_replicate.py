@@ -1,0 +1,99 @@
+"""`--replicas`: bytes, times and memory of what replicas do together, by hand, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from schedc.cli import main
+from schedc.compiler import price
+from schedc.cost.costs import Costs
+from schedc.diagnostics import DiagnosticError
+from schedc.inputs import open_input
+from schedc.ir.works import WorkKind
+
+LINES = "layers 8  parameters dense 400 MB embedding 200 MB head 200 MB  activations dense 100 MB"
+
+
+def plan(tmp_path: Path, lines: str, schedule: str = "1f1b(P = 4, M = 8)") -> Path:
+    path = tmp_path / "r.sched"
+    path.write_text(f"plan r = {schedule} {{\n  {lines}\n}}\n")
+    return path
+
+
+def check(path: Path, *options: str) -> Result:
+    return CliRunner().invoke(main, ["check", str(path), *options])
+
+
+def facts(path: Path, *options: str) -> dict[str, Any]:
+    result = check(path, "--replicas", "8", "--cost", "dp=8", "--json", *options)
+    assert result.exit_code == 0, result.output
+    facts: dict[str, Any] = json.loads(result.stdout)
+    return facts
+
+
+def test_sums_send_each_gradient_twice(tmp_path: Path) -> None:
+    """Two layers per rank of 1F1B: only the last one's sum ends the step, and each rank waits for its own."""
+    sums = facts(plan(tmp_path, LINES))["replicas"]
+    sizes = [1.0, 0.8, 0.8, 1.0]
+    assert [row["sent"] for row in sums["ranks"]] == pytest.approx([2 * 7 / 8 * size * 1e9 for size in sizes])
+    assert [row["busy"] for row in sums["ranks"]] == pytest.approx([2 * 7 * size for size in sizes])
+    assert [row["exposed"] for row in sums["ranks"]] == pytest.approx([2 * 7 * size for size in sizes])
+    assert (sums["gathers"], sums["sums"], sums["count"], sums["same_experts"]) == (0, 4, 8, 8)
+    assert sums["makespan"] == pytest.approx(sums["makespan_without"] + 14)
+
+
+def test_sharded_parameters_are_gathered_once_and_spread_no_gradients(tmp_path: Path) -> None:
+    result = facts(plan(tmp_path, f"{LINES}  shard dense  memory 20 GB"))
+    sums = result["replicas"]
+    sizes = [1.0, 0.8, 0.8, 1.0]
+    assert [row["sent"] for row in sums["ranks"]] == pytest.approx([2 * 7 / 8 * size * 1e9 for size in sizes])
+    assert (sums["gathers"], sums["gathered_again"]) == (4, 0)
+    # Rank r idles for r forwards of 2 before its first cell, so its gather of 7 * 0.8 is exposed for the rest of it.
+    first = [row["exposed"] - 7 * size for row, size in zip(sums["ranks"], sizes, strict=True)]
+    assert first == pytest.approx([7.0, 0.0, 0.0, 0.0])
+    held = [0.2e9 * (4 - rank) + 1e9 * sizes[rank] for rank in range(4)]
+    assert result["peak_memory"] == pytest.approx(held)
+
+
+def test_experts_are_summed_among_the_replicas_that_hold_the_same(tmp_path: Path) -> None:
+    lines = "layers 8  experts 8 top 2 width 64 hidden 32  topology nodes 1 x 4  memory 20 GB  activations moe 1 MB"
+    sums = facts(plan(tmp_path, lines))["replicas"]
+    experts, router = 2 * 3 * 32 * 64 * 2, 8 * 32 * 2
+    sent = 2 * 2 * (router * 7 / 8 + experts * 1 / 2)
+    assert [row["sent"] for row in sums["ranks"]] == pytest.approx([sent] * 4)
+    assert (sums["same_experts"], sums["sums"]) == (2, 8)
+    with pytest.raises(DiagnosticError, match="6 replicas of a rank, and 4 ranks share the experts"):
+        price(open_input(plan(tmp_path, lines)), {}, Costs(dp=1.0), 6)
+
+
+def test_whole_parameters_fill_a_rank_until_they_are_dropped(tmp_path: Path) -> None:
+    """A cap between that of every gather and that of no drop: what is gathered again keeps every cell within it."""
+    name = "interleaved_1f1b(P = 2, M = 8)"
+    free = price(open_input(plan(tmp_path, f"{LINES}  shard dense  memory 20 GB", name)), {}, Costs(dp=1.0), 8)
+    most = 5.0
+    tight = price(open_input(plan(tmp_path, f"{LINES}  shard dense  memory {most} GB", name)), {}, Costs(dp=1.0), 8)
+    counts = [int((step.works.works.kind == WorkKind.GATHER).sum()) for step in (free, tight) if step.works]
+    assert counts[0] == 4 < counts[1]
+    with pytest.raises(DiagnosticError, match="whole parameters") as caught:
+        price(open_input(plan(tmp_path, f"{LINES}  shard dense  memory 3 GB", name)), {}, Costs(dp=1.0), 8)
+    assert caught.value.diagnostics[0].code == "S406"
+
+
+@pytest.mark.parametrize(
+    ("lines", "costs", "message"),
+    [
+        (LINES, Costs(), "the costs give no dp"),
+        ("layers 8", Costs(dp=1.0), "nothing says how many bytes 8 replicas sum"),
+        ("", Costs(dp=1.0), "nothing says how many bytes 8 replicas of `1f1b` sum"),
+    ],
+)
+def test_what_has_no_time_or_no_bytes_is_refused(tmp_path: Path, lines: str, costs: Costs, message: str) -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        price(open_input(plan(tmp_path, lines) if lines else "1f1b"), {}, costs, 8)
+    (finding,) = caught.value.diagnostics
+    assert (finding.code, message in finding.message) == ("S410", True)
