@@ -15,8 +15,9 @@ numbers. Scores are causal over the sequence, and not counted where the sequence
 
 from __future__ import annotations
 
+from schedc.attachments.fusions import unfused_numbers
 from schedc.attachments.held_tensors import ATTENTION, NORMS, columns, widths_of
-from schedc.attachments.values import BlockSizes, Level, bytes_per_number
+from schedc.attachments.values import BlockSizes, Fuse, Level, bytes_per_number
 
 
 def attention_numbers(block: BlockSizes, hidden: int) -> int:
@@ -42,9 +43,11 @@ def attention_flops(block: BlockSizes, hidden: int) -> int:
     return 2 * products + h * (wide + d) * block.sequence
 
 
-def dense_bytes(block: BlockSizes, hidden: int, dtype: str, level: Level = Level.NONE) -> float:
-    """Bytes per token that a dense block holds at a level."""
-    numbers = attention_numbers(block, hidden)
+def dense_bytes(
+    block: BlockSizes, hidden: int, dtype: str, level: Level = Level.NONE, fuse: Fuse | None = None
+) -> float:
+    """Bytes per token that a dense block holds at a level. fuse: of a plan; what it leaves out is held unfused."""
+    numbers = attention_numbers(block, hidden) + unfused_numbers(fuse, block, hidden, level)
     if level < Level.NORM:
         numbers += norm_numbers(block, hidden)
     if level < Level.ACT:

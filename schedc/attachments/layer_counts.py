@@ -26,7 +26,7 @@ def counted_bytes(plan: Attachments, experts: bool) -> float | None:
     if experts and (sizes := plan.moe_sizes) is not None and is_sized(plan):
         return layer_bytes(sizes, plan.dtype, filled(plan))
     if not experts and plan.block is not None and is_dense_sized(plan):
-        return dense_bytes(plan.block, plan.hidden, plan.dtype)
+        return dense_bytes(plan.block, plan.hidden, plan.dtype, fuse=plan.fuse)
     return None
 
 
@@ -44,7 +44,7 @@ def counted_saving(plan: Attachments, experts: bool, level: Level) -> Saving | N
     if experts and (sizes := plan.moe_sizes) is not None and is_sized(plan):
         return saving(sizes, plan.dtype, level, arriving_rows(plan), filled(plan))
     if not experts and plan.block is not None and is_dense_sized(plan):
-        held = (dense_bytes(plan.block, plan.hidden, plan.dtype, each) for each in (Level.NONE, level))
+        held = (dense_bytes(plan.block, plan.hidden, plan.dtype, each, plan.fuse) for each in (Level.NONE, level))
         flops = mlp_flops(plan.block, plan.hidden) if level is Level.FULL else 0
         return Saving(next(held) - next(held), flops)
     return None

@@ -258,6 +258,18 @@ class Offload:
     keep: int = 0
 
 
+@dataclass(frozen=True)
+class Fuse:
+    """Which chains of operations run as one.
+
+    names: rows of `schedc.attachments.fusions.FUSIONS`; empty for all that a model has. compiled: torch.compile makes
+    their kernels.
+    """
+
+    names: tuple[str, ...] = ()
+    compiled: bool = False
+
+
 LOSS_FORMS = ("whole", "early", "again")
 """When the products of a head run: as autograd does; all in F; or logits anew in I and in W."""
 
@@ -290,6 +302,7 @@ class Attachments:
     offload: the lines about what leaves for the host. loss: how head and loss are computed, if the plan says it.
     shard_dense: whether replicas shard the dense parameters of a stage.
     parallel: the devices of a pipeline rank. batch: the sequences of a step.
+    fuse: chains of operations that run as one; None where blocks run as they are.
     """
 
     experts: ExpertSizes | None = None
@@ -315,6 +328,7 @@ class Attachments:
     shard_dense: bool = False
     parallel: Parallel | None = None
     batch: GlobalBatch | None = None
+    fuse: Fuse | None = None
 
     def recompute_of(self, stage: int) -> Recompute:
         """The level of a stage."""

@@ -60,5 +60,6 @@ def recomputation_time(plan: Attachments, layout: Layout, layers: LayerCosts, fo
 def without_choices(plan: Attachments) -> Attachments:
     """The part of a plan that shares follow from."""
     return Attachments(
-        plan.experts, plan.topology, plan.tokens, plan.dtype, plan.method, bound=plan.bound, block=plan.block
-    )
+        plan.experts, plan.topology, plan.tokens, plan.dtype, plan.method, bound=plan.bound, block=plan.block,
+        fuse=plan.fuse,
+    )  # fmt: skip

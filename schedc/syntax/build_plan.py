@@ -131,6 +131,9 @@ class PlanBuilder(Transformer[Token, t.FileTree]):
     def loss(self, word: Token, form: Token, *sizes: p.GivenValue) -> p.LossLine:
         return p.LossLine(_word(form), sizes, span_of(word).to(sizes[-1].span if sizes else span_of(form)))
 
+    def fuse(self, word: Token, *names: Token) -> p.FuseLine:
+        return p.FuseLine(_words(names), span_of(word).to(span_of(names[-1])))
+
     def parallel(self, word: Token, *parts: p.GivenValue | p.WordPair) -> p.ParallelLine:
         return p.ParallelLine(parts, span_of(word).to(parts[-1].span))
 

@@ -205,6 +205,15 @@ class LossLine:
 
 
 @dataclass(frozen=True, slots=True)
+class FuseLine:
+    """``fuse gated rope compiled``."""
+
+    word: ClassVar[str] = "fuse"
+    names: tuple[Word, ...]
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
 class HostLine:
     """``host 200 GB at 50 GB/s shared by 8``. size: the number with its unit. speeds: ``at``, ``d2h`` and ``h2d`` with
     theirs, and ``shared`` with ``by`` in place of a unit.
@@ -295,6 +304,7 @@ PlanLine = (
     | LossLine
     | ParallelLine
     | BatchLine
+    | FuseLine
     | CellLine
 )
 

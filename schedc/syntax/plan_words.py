@@ -239,6 +239,14 @@ PLAN_WORDS = (
         ("x", "by"),
     ),
     PlanWord(
+        "fuse",
+        "FUSE",
+        "fuse gated rope",
+        "chains of operations that run as one: rope, gated, gelu_tanh, gelu_erf, bias_gelu, dropout_add, gqa, or auto:"
+        " all that the model has; compiled: by kernels of torch.compile",
+        ("rope", "gated", "gelu_tanh", "gelu_erf", "bias_gelu", "dropout_add", "gqa", "auto", "compiled"),
+    ),
+    PlanWord(
         "cell",
         "CELL",
         "cell F & B { compute B.mlp.I F.mlp comm F.dispatch }",

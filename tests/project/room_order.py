@@ -31,7 +31,7 @@ LEVELS = {
         ("ranks", "partition", "checkpoint", "offload"),
         ("recompute", "materialize"),
         ("stage",),
-        ("moe", "head_loss", "compiled"),
+        ("moe", "head_loss", "compiled", "fusion"),
         ("segments", "models"),
         ("execute",),
         ("data_parallel",),

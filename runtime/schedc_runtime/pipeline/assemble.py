@@ -32,6 +32,7 @@ from schedc_runtime.pipeline.assembly import Assembly, Settings
 from schedc_runtime.pipeline.batch import one_microbatch
 from schedc_runtime.pipeline.bound import BoundCode
 from schedc_runtime.pipeline.chunked_loss import check_vocab, planned_loss
+from schedc_runtime.pipeline.fused import fused_blocks
 from schedc_runtime.pipeline.guard import FailureGuard
 from schedc_runtime.pipeline.loss_function import LossHead
 from schedc_runtime.pipeline.offloading import offload_stages
@@ -129,7 +130,7 @@ def tie_weights(assembly: Assembly) -> None:
 
 
 def make_stages(assembly: Assembly) -> None:
-    """The stages of the places here: experts and dense parts spread, recomputation set."""
+    """The stages of the places here: experts and dense parts spread, recomputation set, chains fused."""
     settings, program, network = assembly.settings, assembly.program, assembly.network
     if assembly.mesh.shard_dense:
         assembly.shards = sharding_of(assembly)
@@ -154,6 +155,7 @@ def make_stages(assembly: Assembly) -> None:
     )
     assembly.weights = TiedWeights(assembly.tied, assembly.stages, assembly.mesh)
     recompute_stages(assembly.stages.values(), assembly.plan, program)
+    assembly.fused = fused_blocks(assembly.plan.fuse, assembly.compile, assembly.held(), assembly.partition.aliases)
     if settings.rng == "by name":
         number_stages(assembly.partition, assembly.held(), assembly.device)
     assembly.copied = [stage for place in assembly.places for stage in _copied(assembly, place)]

@@ -19,6 +19,7 @@ from schedc_runtime.compiled.units import CompiledUnits
 from schedc_runtime.data_parallel.sharding import Sharding
 from schedc_runtime.data_parallel.stage_replicas import StageBytes
 from schedc_runtime.execute.cell_programs import CellSource
+from schedc_runtime.fusion.fused_stages import FusedStages
 from schedc_runtime.materialize.construction import Construction
 from schedc_runtime.moe.kernels import Kernels
 from schedc_runtime.offload.lanes import Lanes
@@ -73,6 +74,7 @@ class Assembly:
     weights: the copies that are here.
     head: the loss function of the last stages. stages: stages of each place in this process, by index.
     copied: those that another rank holds, too. compile: how units are compiled. compiled: those that are, if any.
+    fused: blocks with fused chains, if any.
     lanes: where offloads and fetches run, of each place here whose program has some.
     cells: the order inside each kind of instruction on segmented stages, of this process's first replica.
     """
@@ -98,6 +100,7 @@ class Assembly:
     copied: list[Stage] = field(init=False)
     compile: CompileSettings | None = field(init=False)
     compiled: CompiledUnits | None = None
+    fused: FusedStages | None = None
     lanes: list[Lanes] = field(default_factory=list)
     cell_source: CellSource = field(init=False)
     cells: dict[str, CellOnRank] = field(init=False)

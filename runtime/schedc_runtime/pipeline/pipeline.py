@@ -354,6 +354,7 @@ class Pipeline:
         """
         lines = [report(self.modules, self.plan), *told(self.mesh.high_priority, self._assembly.device)]
         lines += [*told_graphs(self._held()), *told_buffers(self._assembly.lanes)]
+        lines += self._assembly.fused.told() if self._assembly.fused else []
         return "\n".join(line for line in lines if line)
 
     def record_routing(self) -> RoutingRecord:
@@ -384,6 +385,8 @@ class Pipeline:
             stage.release()
         if self._assembly.compiled is not None:
             self._assembly.compiled.release()
+        if self._assembly.fused is not None:
+            self._assembly.fused.release()
         for lanes in self._assembly.lanes:
             lanes.close()
         self._network.close()

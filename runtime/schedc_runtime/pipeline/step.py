@@ -133,6 +133,8 @@ class StepRunner:
             self.hot.commit()
         self.counted = shared.counted
         self.trained += call.training
+        if call.training and assembly.fused is not None:
+            assembly.fused.warn_once()
         loss, losses = shared.loss.to(assembly.device), shared.losses
         self.result = StepResult(loss, losses, shared.targets, shared.metrics, joined, tuple(sorted(outputs)))
         return self.result

@@ -26,20 +26,20 @@ def mark_layers(module: nn.Module, blocks: Sequence[str], said: int, stage: int)
             "say the model's layers in the plan: levels are given from the stage's first layer on",
         )
     for number, path in enumerate(layers):
-        for part in _called(module.get_submodule(path)):
-            part.__dict__["forward"] = _LayerForward(part, number, part.__dict__.get("forward"))
+        for part in called_parts(module.get_submodule(path)):
+            part.__dict__["forward"] = LayerForward(part, number, part.__dict__.get("forward"))
 
 
 def unmark_layers(module: nn.Module) -> None:
     """Undo `mark_layers`."""
     for part in module.modules():
-        if isinstance(marked := part.__dict__.get("forward"), _LayerForward):
+        if isinstance(marked := part.__dict__.get("forward"), LayerForward):
             del part.__dict__["forward"]
             if marked.inner is not None:
                 part.__dict__["forward"] = marked.inner
 
 
-class _LayerForward:
+class LayerForward:
     """A module's replaced forward. inner: what it replaced on the module; None for the forward of its class."""
 
     def __init__(self, part: nn.Module, number: int, inner: Any) -> None:
@@ -51,7 +51,7 @@ class _LayerForward:
         return within_layer(self.number, type(self.part).forward, self.part, *args, **options)
 
 
-def _called(module: nn.Module) -> Iterator[nn.Module]:
+def called_parts(module: nn.Module) -> Iterator[nn.Module]:
     """The modules that the segments of a block call: those between its exchanges, or the block itself."""
     if isinstance(module, Exchange):
         return
@@ -59,7 +59,7 @@ def _called(module: nn.Module) -> Iterator[nn.Module]:
         yield module
         return
     for part in module.children():
-        yield from _called(part)
+        yield from called_parts(part)
 
 
 def _beside(module: nn.Module, blocks: Sequence[str]) -> list[str]:

@@ -15,6 +15,7 @@ from schedc_runtime.offload.microbatch import MicrobatchOffload
 from schedc_runtime.ranks.exchange import Exchange
 from schedc_runtime.recompute.activation_calls import ActivationCalls
 from schedc_runtime.recompute.adaptive import Adaptive, Arrivals
+from schedc_runtime.recompute.layers import LayerForward
 from schedc_runtime.recompute.regions import Recorder, region
 
 _MLP = ("mlp", "feed_forward", "ffn")
@@ -120,24 +121,61 @@ def install(module: nn.Module) -> None:
     nothing until a stage recomputes. `uninstall` removes them.
     """
     for level, layer in _regions(module):
-        if "forward" not in layer.__dict__:
-            layer.__dict__["forward"] = _RegionForward(layer, level)
+        inner = layer.__dict__.get("forward")
+        if inner is None or hasattr(inner, FUSED):
+            layer.__dict__["forward"] = _RegionForward(layer, level, inner)
 
 
 def uninstall(module: nn.Module) -> None:
     """Undo `install`."""
     for layer in module.modules():
-        if isinstance(layer.__dict__.get("forward"), _RegionForward):
+        if isinstance(marked := layer.__dict__.get("forward"), _RegionForward):
             del layer.__dict__["forward"]
+            if marked.inner is not None:
+                layer.__dict__["forward"] = marked.inner
+
+
+FUSED = "is_fused"
+"""Attribute of a replaced forward that gives what the class's own gives, and may lie inside of a region."""
+
+
+def put_forward(part: nn.Module, forward: Any) -> bool:
+    """Let ``part`` run ``forward`` within its layer and region; False where it has a forward of its own already."""
+    before = part.__dict__.get("forward")
+    while isinstance(before, (LayerForward, _RegionForward)) and before.inner is not None:
+        before = before.inner
+    if isinstance(before, (LayerForward, _RegionForward)):
+        before.inner = forward
+    elif before is None:
+        part.__dict__["forward"] = forward
+    else:
+        return False
+    return True
+
+
+def take_forward(part: nn.Module, forward: Any) -> None:
+    """Undo `put_forward`."""
+    before = part.__dict__.get("forward")
+    if before is forward:
+        del part.__dict__["forward"]
+    while isinstance(before, (LayerForward, _RegionForward)):
+        if before.inner is forward:
+            before.inner = None
+        before = before.inner
 
 
 class _RegionForward:
-    """A layer's replaced forward. An object and not a closure: a deep copy of the layer copies it too."""
+    """A layer's replaced forward. An object and not a closure: a deep copy of the layer copies it too.
 
-    def __init__(self, layer: nn.Module, level: Level) -> None:
-        self.layer, self.level = layer, level
+    inner: what runs in place of the forward of the layer's class; None for that one.
+    """
+
+    def __init__(self, layer: nn.Module, level: Level, inner: Any = None) -> None:
+        self.layer, self.level, self.inner = layer, level, inner
 
     def __call__(self, *args: Any, **options: Any) -> Any:
+        if self.inner is not None:
+            return self.inner(*args, **options) if options else region(self.level, self.inner, *args)
         if options:
             return type(self.layer).forward(self.layer, *args, **options)
         return region(self.level, type(self.layer).forward, self.layer, *args)
@@ -151,6 +189,12 @@ def _regions(module: nn.Module) -> Iterator[tuple[Level, nn.Module]]:
             yield Level.ACT, layer
         elif name.rpartition(".")[2] in _MLP and not any(isinstance(part, Exchange) for part in layer.modules()):
             yield Level.FULL, layer
+
+
+def region_paths(module: nn.Module, level: Level) -> list[str]:
+    """The paths, from ``module`` on, of the norms and dense MLPs that are regions at ``level``."""
+    names = {id(part): path for path, part in module.named_modules()}
+    return [names[id(part)] for own, part in _regions(module) if own <= level and own is not Level.ACT]
 
 
 def draws(module: nn.Module) -> bool:

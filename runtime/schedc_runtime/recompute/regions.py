@@ -87,13 +87,18 @@ _active: Recorder | _Replay | None = None
 
 
 @contextmanager
-def _acting(what: Recorder | _Replay) -> Iterator[None]:
+def _acting(what: Recorder | _Replay | None) -> Iterator[None]:
     global _active
     before, _active = _active, what
     try:
         yield
     finally:
         _active = before
+
+
+def unrecorded() -> AbstractContextManager[None]:
+    """Wraps code in which regions are plain calls."""
+    return _acting(None)
 
 
 class _Replay:

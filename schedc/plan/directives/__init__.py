@@ -21,6 +21,7 @@ from schedc.plan.directives import (
     capacity,
     cell,
     experts,
+    fuse,
     host,
     hot,
     loss,
@@ -63,6 +64,7 @@ _FILES = (
     shard,
     parallel,
     batch,
+    fuse,
 )
 
 DIRECTIVES: dict[str, Directive] = {file.DIRECTIVE.word: file.DIRECTIVE for file in _FILES}

@@ -1,0 +1,156 @@
+"""Chains as functions with a backward of their own: each holds its inputs, and makes the rest again.
+
+Forward and backward are written as plain functions of tensors, in the operations and the order of autograd, which keep
+its bits. `pair` makes a function with a backward of both, and its twin whose two parts torch.compile makes kernels of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+Plain = Callable[..., Any]
+
+
+def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """[..., d] rotated: x cos + turn(x) sin, where turn takes columns (a, b) to (-b, a)."""
+    first, second = x.chunk(2, -1)
+    return x * cos + torch.cat((-second, first), -1) * sin
+
+
+def rotary_backward(gradient: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """[..., d] the gradient of x."""
+    first, second = (gradient * sin).chunk(2, -1)
+    half = first.shape[-1]
+    sums = gradient.new_empty(gradient.shape)  # rows in order, as autograd leaves them
+    sums[..., :half] = second
+    sums[..., half:] = -first
+    return sums.add_(gradient * cos)
+
+
+def gated(gate: Tensor, up: Tensor) -> Tensor:
+    """[...] silu(gate) * up."""
+    return functional.silu(gate) * up
+
+
+def gated_backward(gradient: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    """[...] the gradients of gate and up."""
+    return torch.ops.aten.silu_backward(gradient * up, gate), gradient * functional.silu(gate)
+
+
+def bias_gelu(x: Tensor, bias: Tensor, approximate: str) -> Tensor:
+    """[..., F] gelu(x + bias). bias: [F]."""
+    return functional.gelu(x + bias, approximate=approximate)
+
+
+def bias_gelu_backward(gradient: Tensor, x: Tensor, bias: Tensor, approximate: str) -> Tensor:
+    """[..., F] the gradient of x; that of the bias is its sum over rows."""
+    of_sum: Tensor = torch.ops.aten.gelu_backward(gradient, x + bias, approximate=approximate)
+    return of_sum
+
+
+def dropout_add(x: Tensor, rest: Tensor, mask: Tensor, p: float) -> Tensor:
+    """[...] rest + x * mask / (1 - p). mask: [...] bool, what stays."""
+    return rest + x * mask.to(x.dtype).div_(1 - p)
+
+
+def dropout_add_backward(gradient: Tensor, mask: Tensor, p: float, dtype: torch.dtype) -> Tensor:
+    """[...] the gradient of x, whose numbers are of ``dtype``."""
+    return gradient * mask.to(dtype).div_(1 - p)
+
+
+@cache
+def _kernel(function: Plain) -> Plain:
+    """``function`` by torch.compile, which is loaded only here."""
+    compiled: Plain = torch.compile(function, fullgraph=True, dynamic=None)
+    return compiled
+
+
+def _run(function: Plain, compiled: bool, *args: Any) -> Any:
+    if not compiled:
+        return function(*args)
+    return _kernel(function)(*(x.detach() if isinstance(x, Tensor) else x for x in args))
+
+
+class Rotary(torch.autograd.Function):
+    """`rotary`. Holds cos and sin, which all layers share."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, compiled: bool) -> Tensor:
+        """[..., d] the rotated x."""
+        ctx.save_for_backward(cos, sin)
+        ctx.compiled = compiled
+        output: Tensor = _run(rotary, compiled, x, cos, sin)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        """[..., d] the gradient of x."""
+        return _run(rotary_backward, ctx.compiled, gradient, *ctx.saved_tensors), None, None, None
+
+
+class Gated(torch.autograd.Function):
+    """`gated`. Holds gate and up."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor, compiled: bool) -> Tensor:
+        """[...] silu(gate) * up."""
+        ctx.save_for_backward(gate, up)
+        ctx.compiled = compiled
+        output: Tensor = _run(gated, compiled, gate, up)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        """[...] the gradients of gate and up."""
+        return *_run(gated_backward, ctx.compiled, gradient, *ctx.saved_tensors), None
+
+
+class BiasGelu(torch.autograd.Function):
+    """`bias_gelu`. Holds x and the bias."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor, approximate: str, compiled: bool) -> Tensor:
+        """[..., F] gelu(x + bias)."""
+        ctx.save_for_backward(x, bias)
+        ctx.settings = approximate, compiled
+        output: Tensor = _run(bias_gelu, compiled, x, bias, approximate)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
+        """[..., F] the gradient of x, and [F] of the bias."""
+        (x, bias), (approximate, compiled) = ctx.saved_tensors, ctx.settings
+        of_x = _run(bias_gelu_backward, compiled, gradient, x, bias, approximate)
+        return of_x, of_x.sum_to_size(bias.shape) if ctx.needs_input_grad[1] else None, None, None
+
+
+class DropoutAdd(torch.autograd.Function):
+    """rest + dropout(x), whose draw is that of `functional.dropout`. Holds a byte for each number."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rest: Tensor, p: float, compiled: bool) -> Tensor:
+        """[...] rest + dropout(x)."""
+        if x.is_cuda:
+            dropped, mask = torch.native_dropout(x, p, True)
+            ctx.save_for_backward(mask)
+            ctx.settings = p, compiled, x.dtype
+            return rest + dropped
+        mask = torch.empty_like(x).bernoulli_(1 - p).bool()
+        ctx.save_for_backward(mask)
+        ctx.settings = p, compiled, x.dtype
+        output: Tensor = _run(dropout_add, compiled, x, rest, mask, p)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        """[...] the gradients of x and of the rest."""
+        (mask,), (p, compiled, dtype) = ctx.saved_tensors, ctx.settings
+        if gradient.is_cuda:
+            return torch.ops.aten.native_dropout_backward(gradient, mask, 1 / (1 - p)), gradient, None, None
+        return _run(dropout_add_backward, compiled, gradient, mask, p, dtype), gradient, None, None

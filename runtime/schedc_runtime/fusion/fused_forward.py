@@ -1,0 +1,115 @@
+"""Replaces the forward of a module by code with fused chains, made at the first call of each signature."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _pytree as pytree
+
+from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.fusion.fused_code import FusedCode, fused_code
+from schedc_runtime.fusion.recording import isolated
+from schedc_runtime.partition.effects import ambient
+
+_PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)
+_TORCH_ERRORS = (RuntimeError, TypeError, ValueError, NotImplementedError, AttributeError, AssertionError)
+
+
+class FusedCodes:
+    """The code of a module by signature, which copies of the module share. reasons: why a signature has none."""
+
+    def __init__(self) -> None:
+        self.codes: dict[Any, FusedCode | None] = {}
+        self.reasons: list[str] = []
+
+    def __deepcopy__(self, memo: Any) -> FusedCodes:
+        return self
+
+
+class FusionRequest(NamedTuple):
+    """What is fused in a module, which is called ``name``.
+
+    rows: names of the table. compile: whether torch.compile makes the kernels. opaque: paths of submodules that are not
+    looked into. names: by path, the names by which submodules draw random numbers.
+    """
+
+    name: str
+    rows: tuple[str, ...]
+    compile: bool
+    opaque: frozenset[str]
+    names: Mapping[str, str]
+
+
+class FusedForward:
+    """A module's replaced forward. An object and not a closure: a deep copy of the module copies it too."""
+
+    is_fused = True
+
+    def __init__(self, module: nn.Module, wanted: FusionRequest) -> None:
+        self.module, self.wanted, self.codes = module, wanted, FusedCodes()
+        self._modes = [
+            part for path, part in module.named_modules() if next(part.parameters(recurse=False), None) is None
+        ]
+        """Modules whose mode the code may depend on."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        signature = self._signature(args, kwargs)
+        if signature is None:
+            return self._plain(args, kwargs)
+        codes = self.codes.codes
+        if signature not in codes:
+            codes[signature] = self._made(args, kwargs)
+        code = codes[signature]
+        return self._plain(args, kwargs) if code is None else code(self.module, args, kwargs)
+
+    def _plain(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        return type(self.module).forward(self.module, *args, **kwargs)
+
+    def _signature(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """What the code depends on; None for arguments of a recording, and for others that code cannot be made for."""
+        leaves, structure = pytree.tree_flatten((args, kwargs))
+        key: list[Any] = []
+        for leaf in leaves:
+            if isinstance(leaf, Tensor):
+                if isinstance(leaf, FakeTensor):
+                    return None
+                key.append((leaf.shape, leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad))
+            elif isinstance(leaf, fx.Proxy):
+                return None
+            elif isinstance(leaf, _PLAIN):
+                key.append((type(leaf), leaf))
+            else:
+                self._reason(f"an argument of the class {type(leaf).__name__}")
+                return None
+        modes = tuple([(part.training, getattr(part, "p", None)) for part in self._modes])
+        return structure, tuple(key), modes, ambient().autocast
+
+    def _made(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> FusedCode | None:
+        wanted = self.wanted
+        if hooked := [path for path, part in self.module.named_modules() if path and _hooked(part)]:
+            self._reason(f"`{hooked[0]}` has hooks")
+            return None
+        try:
+            return isolated(
+                lambda: fused_code(self.module, args, kwargs, wanted.rows, wanted.compile, wanted.opaque, wanted.names)
+            )
+        except (RuntimeFault, *_TORCH_ERRORS) as error:
+            self._reason((str(error).splitlines() or [type(error).__name__])[0])
+            return None
+
+    def _reason(self, reason: str) -> None:
+        if reason not in self.codes.reasons:
+            self.codes.reasons.append(reason)
+            warnings.warn(f"`{self.wanted.name}` runs without fused chains: {reason}", stacklevel=2)
+
+
+def _hooked(module: nn.Module) -> bool:
+    return any(getattr(module, name) for name in _HOOKS)
+
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")

@@ -1,0 +1,29 @@
+"""Lets the blocks of a pipeline run with fused chains, where the plan says so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from schedc.attachments.values import Fuse
+from schedc_runtime.compiled.settings import CompileSettings
+from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.fusion.fused_stages import FusedStages
+from schedc_runtime.stage.stage import Stage
+
+
+def fused_blocks(
+    fuse: Fuse | None, compile: CompileSettings | None, stages: Iterable[Stage], aliases: Mapping[str, str]
+) -> FusedStages | None:
+    """The fused blocks of ``stages``; None without a plan's line. Their code is made at their first calls.
+
+    Raises `RuntimeFault` beside ``compile``.
+    """
+    if fuse is None:
+        return None
+    if compile is not None:
+        raise RuntimeFault(
+            "compile= and `fuse` in the plan exclude each other: torch.compile fuses what it compiles",
+            "leave `fuse` out of the plan, or compile= out of the pipeline; `fuse auto compiled` lets torch.compile"
+            " make the kernels of the chains",
+        )
+    return FusedStages(fuse, stages, aliases)
