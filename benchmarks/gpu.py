@@ -7,13 +7,15 @@ the same code at toy sizes on a CPU, so that a machine without a GPU can test it
 `not measured: WHY`. `--json` prints one object of all sections in place of one per line.
 
     products        rows per second of each provider over those of the loop, forward and backward; `useful_throughput`
-                    is that of the best provider in the case where it gains least
+                    is that of the best provider in the case where it gains least; `kernels` are tables of a cost file,
+                    and `chosen_over_best` is the choice by them over the best provider
     fp8             products in fp8 over grouped ones: rows per second, and the error of both against float64
     recompute       `recompute light` over no recomputation: bytes held when a backward begins, and time of a step
     offload         peak and time of a step: nothing moves, the first stage, all stages, and levels of recomputation
     swap            longest sequence under full recomputation, and peaks: its inputs on the device, and on the host
     loss            head and loss in chunks over the whole loss: time, and bytes at the peak
-    copy_engine     slowdown of products and copies beside each other: copies by the copy engine, and by a kernel
+    copy_engine     slowdown of products and copies beside each other: copies by the copy engine, and by a kernel;
+                    `lanes` are tables of a cost file with the copy engine's interference
     routes          ms of a rank's plan of routes at 64 ranks: as written, and captured in a graph
     bags            whether bags add their rows in order and from zero, bit by bit (`bags_in_order`)
     sync_debug      operations of a step that wait for the device, by torch's debug mode (`sync_debug_errors`)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from gpu.claims import Bound, Claim, not_measured
 from gpu.setting import NotMeasured, Setting, drawn, medians
+from schedc.cost.lanes import COPY, LaneEngine, write_lanes
 
 CLAIMS = (
     Claim(
@@ -45,7 +46,17 @@ def measure(setting: Setting) -> dict[str, Any]:
     entries: dict[str, Any] = {name: case(setting, product, copy, count) for name, copy in runs.items()}
     engine, kernel = entries["both"]["product"], entries["kernel"]["product"]
     told = [value for value in (engine, kernel) if isinstance(value, str)]
-    return {"copy_engine": entries | {"kernel_over_engine": told[0] if told else kernel / engine}}
+    entries["kernel_over_engine"] = told[0] if told else kernel / engine
+    return {"copy_engine": entries | {"lanes": lanes_of(entries)}}
+
+
+def lanes_of(entries: dict[str, Any]) -> list[str] | str:
+    """The tables of a cost file: by how much the copy engine of each direction slows products down."""
+    found = {lane: entries[lane]["product"] for lane in ("d2h", "h2d")}
+    if told := [value for value in found.values() if isinstance(value, str)]:
+        return told[0]
+    lanes = [LaneEngine(lane, COPY, ((COPY, round(max(value - 1, 0.0), 4)),)) for lane, value in found.items()]
+    return [line for line in write_lanes(lanes) if line]
 
 
 def runs_of(setting: Setting) -> tuple[dict[str, Run], int]:

@@ -1,4 +1,4 @@
-"""Section `products`: rows per second of each provider over those of the loop, at even and uneven counts."""
+"""Section `products`: rows per second of each provider, and of the choice by measured rows, over those of the loop."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ import torch
 from torch import Tensor
 
 from gpu.claims import Bound, Claim
-from gpu.setting import Setting, drawn, medians
+from gpu.setting import Setting, drawn, layer_of, medians
 from schedc.attachments.values import Products
+from schedc.cost.kernels import KernelFamily, write_kernels
+from schedc_runtime.measure.kernel_times import measure_kernels
 from schedc_runtime.moe.experts import Experts
+from schedc_runtime.moe.kernels import MeasuredProducts
 from schedc_runtime.moe.products import PROVIDERS, RowGroups
 
 CLAIMS = (
@@ -20,20 +23,47 @@ CLAIMS = (
         "32 experts of 7168 x 2048 in bf16, 32,768 rows, even, and by Zipf's law with 0.5 and 1.0; no padding counts",
         (Bound("products.useful_throughput", ">=", 1.15),),
     ),
+    Claim(
+        "the provider that calibration chooses by rows is about as fast as the best one for the case",
+        "the same experts, after `measure_kernels` up to their mean rows; providers that drop nothing",
+        (Bound("products.chosen_over_best", ">=", 0.95),),
+    ),
 )
 
+CHOSEN = "by_rows"
+"""The name of the choice among the providers."""
 CAPACITY = 1.25
 """Rows of an expert under `bmm`, over their mean."""
 
 
 def measure(setting: Setting) -> dict[str, Any]:
-    cases = [case(setting, skew) for skew in (0.0, 0.5, 1.0)]
-    best = [max(value for name, value in each["over_loop"].items() if name != "loop") for each in cases]
-    return {"products": {"useful_throughput": min(best), "cases": cases}}
+    families = kernels(setting)
+    cases = [case(setting, skew, families) for skew in (0.0, 0.5, 1.0)]
+    best = [max(value for name, value in each["over_loop"].items() if name not in ("loop", CHOSEN)) for each in cases]
+    return {
+        "products": {
+            "useful_throughput": min(best),
+            "chosen_over_best": min(each["chosen_over_best"] for each in cases),
+            "kernels": [line for line in write_kernels(families) if line],
+            "cases": cases,
+        }
+    }
 
 
-def case(setting: Setting, skew: float) -> dict[str, Any]:
-    """Rows per second of all providers that round nothing, over those of the loop. skew: exponent of Zipf's law."""
+def kernels(setting: Setting) -> tuple[KernelFamily, ...]:
+    """Who multiplies how many rows of these experts fastest, as `schedc calibrate` measures it."""
+    layer = layer_of(setting)
+    mean = setting.tokens * setting.top // setting.experts
+    return measure_kernels(
+        [layer], setting.device, lambda _: mean, warmup=1 + setting.gpu, repetitions=setting.repetitions
+    )
+
+
+def case(setting: Setting, skew: float, families: tuple[KernelFamily, ...]) -> dict[str, Any]:
+    """Rows per second of all providers that round nothing, over those of the loop. skew: exponent of Zipf's law.
+
+    families: by which rows choose.
+    """
     torch.manual_seed(0)
     experts = Experts(setting.experts, setting.width, setting.inner).to(setting.device, setting.dtype)
     counts = counts_of(setting, skew)
@@ -54,12 +84,18 @@ def case(setting: Setting, skew: float) -> dict[str, Any]:
         module.products = Products(name)
         sizes[name] = min(useful, sum(min(each, room // setting.experts) for each in counts)) if padded else useful
         runs[name] = lambda module=module, x=taken, groups=groups, g=weights: both_ways(module, x, groups, g)
+    chosen = copy.deepcopy(experts)
+    chosen.measured = MeasuredProducts(families)
+    groups = RowGroups(tuple(counts), ends)
+    runs[CHOSEN] = lambda: both_ways(chosen, rows, groups, gates)
+    sizes[CHOSEN] = useful
     times = medians(setting, runs)
     speed = {name: sizes[name] / times[name] for name in runs}
     return {
         "skew": skew,
         "rows": useful,
         "over_loop": {name: speed[name] / speed["loop"] for name in speed},
+        "chosen_over_best": speed[CHOSEN] / max(speed[name] for name in runs if name not in ("bmm", CHOSEN)),
         "kept": {name: sizes[name] / useful for name in sizes},
         **({"not": reasons} if reasons else {}),
     }

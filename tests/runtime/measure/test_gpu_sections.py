@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from schedc.cost.costs import parse_costs
+from schedc.source import Source
 from support.paths import ROOT
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -18,6 +20,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 import gpu.runahead as runahead
 from gpu.bags import in_order
 from gpu.claims import Bound, Claim, judgement
+from gpu.copy_engine import lanes_of
 from gpu.page import with_results
 from gpu.setting import Setting, setting_of
 
@@ -60,6 +63,8 @@ def test_every_section_runs_on_a_cpu(
     assert [claim for name, claim in judged if claim["met"] is False] == []
     assert all(claim["why"].startswith("not measured: ") for _, claim in judged if claim["met"] is None)
     assert results["products"]["useful_throughput"] > 0
+    tables = "\n".join(['schema = "schedc.costs/1"', *results["products"]["kernels"]])
+    assert parse_costs(Source("costs.toml", tables)).kernels[0].shape == (4, 64, 32, "float32", False)
     assert results["fp8"]["over_grouped"]["scaled_grouped"].startswith("not measured: float32 on cpu")
     assert results["fp8"]["error"]["quantized"] < 0.1
     assert results["recompute"]["light"]["memory"] < 0.9
@@ -70,6 +75,16 @@ def test_every_section_runs_on_a_cpu(
     reasons = {"sync_debug": "debug mode", "runahead": "profiler", "copy_engine": "no copy engine"}
     assert all(reason in results[name]["result"] for name, reason in reasons.items())
     assert results["symmetric"]["result"].endswith("cpu has no symmetric memory; the fallback's rows are in order")
+
+
+def test_slowdowns_by_copy_engines_are_lanes_of_a_cost_file() -> None:
+    lines = lanes_of({"d2h": {"product": 1.0123}, "h2d": {"product": 0.998}})
+    lanes = parse_costs(Source("costs.toml", "\n".join(['schema = "schedc.costs/1"', *lines]))).lanes
+    assert [(lane.lane, lane.engine, lane.slowdown) for lane in lanes] == [
+        ("d2h", "copy", 0.0123),
+        ("h2d", "copy", 0.0),
+    ]
+    assert lanes_of({"d2h": {"product": 1.0}, "h2d": {"product": "not measured: x"}}) == "not measured: x"
 
 
 def test_claims_are_met_not_met_or_not_measured() -> None:
