@@ -16,39 +16,46 @@ from schedc.ir.program import InstructionKind, Program
 from schedc.ir.rendezvous import Link, QueueAction, QueueStep, Streams, find_stuck
 
 
-def verify_collectives(program: Program, group: ExpertRanks, cell_of: CellOf) -> list[Diagnostic]:
+def verify_collectives(
+    program: Program, group: ExpertRanks, cell_of: CellOf, own: Mapping[int, Program] | None = None
+) -> list[Diagnostic]:
     """Findings, per pipeline rank, about collectives that cannot complete; empty if all of them complete.
 
     S321: two members of a communicator do not start the same collectives in the same order. S322: ranks deadlock, in
     collectives alone or together with messages between pipeline ranks, which share the queues. The members of a
     communicator are replicas of one pipeline rank. `schedc.ir.verify_program` checks the messages without collectives.
+    Works among replicas are collectives, too, with a communicator for their lane and each group. own: the programs of
+    replicas that run another one, with as many instructions.
 
-    Where all members run the same cells, nothing needs to be simulated. Proof: take the lowest message, over all
-    pipelines, that does not complete. Before its two posts are only waits for lower messages (docs/decisions/0001);
+    Where all members run the same cells and works, nothing needs to be simulated. Proof: take the lowest message, over
+    all pipelines, that does not complete. Before its two posts are only waits for lower messages (docs/decisions/0001);
     moving messages into cells adds no waits. The collectives before the posts are the same on all members. So the
     message completes.
     """
     ranks = range(program.ranks)
-    apart = [rank for rank in ranks if not _alike(program, rank, group, cell_of)]
+    own = {replica: other for replica, other in (own or {}).items() if other is not program}
+    apart = [rank for rank in ranks if own or not _alike(program, rank, group, cell_of)]
     if not apart:
         return []
     streams = {
-        (rank, replica): stream(program, rank, replica, group, cell_of)
+        (rank, replica): stream(own.get(replica, program), rank, replica, group, cell_of)
         for rank in ranks
         for replica in range(group.replicas)
     }
     findings: list[Diagnostic] = []
     for rank in apart:
-        own = [
+        events = [
             [event for event in streams[rank, replica] if isinstance(event, Event)] for replica in range(group.replicas)
         ]
-        unequal = list(_unequal(program, rank, group, own))
-        findings += unequal or _deadlock(program, {(rank, replica): events for replica, events in enumerate(own)})
+        unequal = list(_unequal(program, rank, group, events))
+        findings += unequal or _deadlock(program, {(rank, replica): each for replica, each in enumerate(events)})
     return findings or _deadlock(program, streams)
 
 
 def _alike(program: Program, rank: int, group: ExpertRanks, cell_of: CellOf) -> bool:
     """Whether all members run the same cells. Then they start the same collectives in one order and cannot deadlock.
+
+    Works are those of the program, which all members run.
 
     Proof: the first collective that does not complete is the same on all members, and all of them reach it.
     """
@@ -157,5 +164,5 @@ def _name(program: Program, event: Collective | Event | Post) -> str:
 
 def _finding(code: str, program: Program, row: int, message: str, notes: tuple[str, ...]) -> Diagnostic:
     place = Label(program.spans[program.span[row]], "the cell of this op")
-    help = "all ranks of a group need one cell program: compile it from the same costs and the same order"
+    help = "all ranks of a group need one program and one cell program: compile them from the same costs and order"
     return Diagnostic(code, message, place, notes=notes, help=help, source=program.source)

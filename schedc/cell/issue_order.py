@@ -1,4 +1,4 @@
-"""Lists what every rank of a Program issues, in order: the collectives of its cells and the messages around them."""
+"""Lists what every rank of a Program issues, in order: collectives of cells and works, and the messages around them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from schedc.cell.graph import Lane, Node, StageShape
 from schedc.cell.program import Action, CellProgram, Edge, Half, Step, graph_of
 from schedc.cell.with_messages import POSTS, MovedMessage, batch_width, interleave_messages
 from schedc.ir.program import Instruction, InstructionKind, Program
+from schedc.ir.works import WorkGroup
 
 
 class CellOnRank(NamedTuple):
@@ -56,6 +57,9 @@ class Post(NamedTuple):
     row: int
 
 
+_WORKS = "dp"
+
+
 @dataclass(frozen=True)
 class ExpertRanks:
     """The replicas of a stage: ``data`` groups of ``nodes`` times ``per_node`` ranks, which share the experts.
@@ -89,10 +93,16 @@ class ExpertRanks:
         name = scope if scope == "expert" else f"rail {position}" if lane is Lane.RAIL else f"node {node}"
         return name if self.data == 1 else f"{name} of group {group}"
 
+    def communicator_of_works(self, among: WorkGroup, replica: int) -> str:
+        """Name of the communicator of a replica for works: one for each group, apart from those of cells."""
+        return _WORKS if among is WorkGroup.REPLICAS else f"{_WORKS} of expert rank {replica % self.size}"
+
     def members(self, communicator: str) -> range:
         """The replicas that take part in a communicator."""
-        if communicator == "replicas":
+        if communicator in ("replicas", _WORKS):
             return range(self.replicas)
+        if communicator.startswith(_WORKS):
+            return range(int(communicator.rpartition(" ")[2]), self.replicas, self.size)
         own, _, group = communicator.partition(" of group ")
         begin = int(group or 0) * self.size
         kind, _, number = own.partition(" ")
@@ -144,8 +154,29 @@ def stream(program: Program, rank: int, replica: int, group: ExpertRanks, cell_o
                 issued.append(Event(False, started[part.half, part.node]))
         if items[index].kind in (*POSTS, InstructionKind.WAIT) and index not in moved:
             message(index)
+        if items[index].work >= 0:
+            issued += _of_work(program, items[index], first + index, group, replica, counts)
         index += batch_width(items, index)
     return issued
+
+
+def _of_work(
+    program: Program, item: Instruction, row: int, group: ExpertRanks, replica: int, counts: dict[str, int]
+) -> list[Event | Post]:
+    """The collective that a START begins or a JOIN awaits; nothing for a work that involves no other rank.
+
+    counts: how many collectives of each communicator have been started, less 1. Works of a communicator are numbered by
+    their STARTs, so the number of a work is that of the works of the rank before it.
+    """
+    work = program.works.work(item.work)
+    if work.group is WorkGroup.LOCAL:
+        return []
+    communicator = group.communicator_of_works(work.group, replica)
+    if item.kind is InstructionKind.START:
+        number = counts[communicator] = counts.get(communicator, -1) + 1
+        counts[f"{communicator}, work {item.work}"] = number
+    number = counts.get(f"{communicator}, work {item.work}", -1)
+    return [Event(item.kind is InstructionKind.START, Collective(communicator, number, str(work), row))]
 
 
 def _alone(cell: CellOnRank, step: Step) -> bool:

@@ -27,7 +27,7 @@ from schedc.ir.works import WorkKind
 from schedc.passes.insert_communication import insert_communication
 from schedc.passes.insert_works import insert_works
 from support.random_schedules import random_schedule, with_recomputation
-from support.random_works import placed_under
+from support.random_works import placed_under, random_replica_works
 from support.sweeps import swept
 
 START, JOIN = InstructionKind.START, InstructionKind.JOIN
@@ -65,6 +65,43 @@ def test_steps_under_a_cap_take_as_long_as_a_prototype_measured(
             assert held.peak_memory.max() <= cap
 
 
+class ReplicaStates:
+    """What a rank has of its stages beside activations, walked by hand: parameters, and how far each sum is."""
+
+    def __init__(self, program: Program, rank: int) -> None:
+        own = set(program.work[program.rank == rank].tolist()) - {-1}
+        self.works, self.sound = program.works, True
+        self.gathered = {self.works.work(work).stage for work in own if self.works.kind[work] == WorkKind.GATHER}
+        self.left: Counter[int] = Counter()
+        for row in program.instructions(rank):
+            self.left.update(stage for kind, stage, _ in (row.ops if row.computes else ()) if FACTS[kind].weight)
+        self.parameters, self.sums, self.ended = Counter[int](), Counter[tuple[int, int]](), Counter[tuple[int, int]]()
+
+    def compute(self, kind: OpKind, stage: int) -> None:
+        self.sound &= stage not in self.gathered or self.parameters[stage] == 2
+        self.left[stage] -= FACTS[kind].weight
+
+    def meet(self, number: int, half: InstructionKind) -> float:
+        """Goes on by a START or JOIN; returns the memory that it adds."""
+        work = self.works.work(number)
+        starts, total = half is START, (work.stage, int(work.group))
+        if work.kind in (WorkKind.GATHER, WorkKind.DROP):
+            phase = (0 if work.kind is WorkKind.GATHER else 2) + (not starts)
+            self.sound &= self.parameters[work.stage] == phase
+            self.parameters[work.stage] = (phase + 1) % 4
+        else:
+            phase = (0 if work.kind is WorkKind.SCATTER else 2) + (not starts)
+            self.sound &= self.sums[total] == phase and self.left[work.stage] == 0 and not self.ended[total]
+            self.sums[total] = (phase + 1) % 4
+            self.ended[total] += phase == 3
+        adds = work.kind in (WorkKind.GATHER, WorkKind.SCATTER)
+        return work.bytes * (adds - (not adds)) * (adds is starts)
+
+    @property
+    def at_rest(self) -> bool:
+        return not any(self.parameters.values()) and not any(self.sums.values())
+
+
 def replayed(program: Program, sizes: dict[int, float]) -> tuple[bool, list[float]]:
     """Whether no op and no work finds activations where they are not, and [n] memory behind every row, by hand.
 
@@ -74,10 +111,15 @@ def replayed(program: Program, sizes: dict[int, float]) -> tuple[bool, list[floa
     for rank in range(program.ranks):
         held, where, open_works = 0.0, Counter[tuple[int, int]](), set()
         done = set()
+        stages = ReplicaStates(program, rank)
         for row in program.instructions(rank):
             slot = (row.stage, row.microbatch)
             if row.kind in (START, JOIN):
                 work = program.works.work(row.work)
+                if work.microbatch < 0:
+                    held += stages.meet(row.work, row.kind)
+                    memory.append(held)
+                    continue
                 slot = (work.stage, work.microbatch)
                 comes = work.kind is WorkKind.FETCH
                 sound &= (row.stage, row.microbatch) == slot and (row.work in open_works) == (row.kind is JOIN)
@@ -93,6 +135,7 @@ def replayed(program: Program, sizes: dict[int, float]) -> tuple[bool, list[floa
                     where[slot] = 1 if comes else 3
                     held -= work.bytes * (not comes)
             for kind, stage, microbatch in row.ops if row.computes else ():
+                stages.compute(kind, stage)
                 slot = (stage, microbatch)
                 if kind is OpKind.F:
                     where[slot], held = 1, held + sizes[stage]
@@ -100,7 +143,12 @@ def replayed(program: Program, sizes: dict[int, float]) -> tuple[bool, list[floa
                     sound &= where[slot] == 1
                 held -= sizes[stage] * FACTS[kind].weight
             memory.append(held)
-        sound &= not open_works and not any(state in (2, 3, 4) for state in where.values())
+        sound &= (
+            stages.sound
+            and stages.at_rest
+            and not open_works
+            and not any(state in (2, 3, 4) for state in where.values())
+        )
     return sound, memory
 
 
@@ -141,6 +189,7 @@ def test_random_programs_and_damaged_ones_are_judged_as_a_walk_by_hand_does() ->
         peak = measure_memory(schedule, costs, dependencies).memory_inside.max()
         cap, kept_free = rng.randint(0, int(peak)), rng.randint(0, 2)
         placed = placed_under(dependencies, costs, cap, rng.choice((0.5, 1.0, 3.0)), kept_free)
+        placed = placed if seed % 2 else placed.beside(random_replica_works(dependencies, costs, rng))
         program = insert_works(insert_communication(schedule, costs, dependencies), dependencies, placed)
         assert verify_program(program) == []
         sound, memory = replayed(program, dict.fromkeys(range(program.stages), 1.0))

@@ -12,11 +12,14 @@ from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.memory import measure_memory, without
 from schedc.analysis.placed_works import PlacedWorks, run_with_works
 from schedc.analysis.timeline import durations
+from schedc.cell.collectives import verify_collectives
+from schedc.cell.issue_order import CellOnRank, ExpertRanks, events
+from schedc.cell.program import CellProgram
 from schedc.compiler import legal_schedule
 from schedc.cost.costs import Costs
 from schedc.inputs import open_input
 from schedc.ir.arrays import Floats
-from schedc.ir.program import InstructionKind
+from schedc.ir.program import EVERY_COLUMN, InstructionKind
 from schedc.ir.verify_program import verify_program
 from schedc.ir.works import WorkGroup, WorkKind
 from schedc.passes.insert_communication import insert_communication
@@ -113,6 +116,29 @@ def test_sums_that_a_reduce_precedes_start_behind_it(name: str, tied: tuple[int,
         scatters = [index for index in starts if program.works.work(rows[index].work).kind is SCATTER]
         late = [index for index in scatters if reduced and index > max(reduced)]
         assert len(late) == (2 if name == "dualpipe" else int(rank in tied))
+
+
+def test_replicas_that_start_works_in_another_order_are_refused() -> None:
+    """Two works of one communicator in another order (S321), and of two (S322), on one of four replicas."""
+    dependencies, duration = step("interleaved_1f1b", P=2, M=4)
+    each, group = np.full(4, 1.0), ExpertRanks(1, 2, data=2)
+    sizes = ReplicaBytes(each, each, each, 0 * each)
+    placed = place_replica_works(dependencies, sizes, duration=duration, latency=0.0, per_byte=(0.5, 0.5))
+    program = insert_works(insert_communication(dependencies.schedule, Costs(), dependencies), dependencies, placed)
+    idle = CellOnRank(None, None, CellProgram((), -1, -1, "F"))
+    assert verify_collectives(program, group, lambda rank, replica, item: idle) == []
+    own = {event.collective.communicator for event in events(program, 0, 3, group, lambda *_: idle)}
+    assert {name: list(group.members(name)) for name in own} == {"dp": [0, 1, 2, 3], "dp of expert rank 1": [1, 3]}
+    assert verify_collectives(program, group, lambda *_: idle, {3: replace(program)}) == []
+    works, starts = program.works, np.flatnonzero(program.kind == InstructionKind.START)
+    scatters = [row for row in starts.tolist() if works.kind[program.work[row]] == SCATTER]
+    gathers = [row for row in starts.tolist() if works.kind[program.work[row]] == GATHER]
+    for (one, two), code in (((gathers[0], gathers[1]), "S321"), ((scatters[0], scatters[1]), "S322")):
+        order = np.arange(len(program))
+        order[[one, two]] = two, one
+        other = replace(program, **{name: getattr(program, name)[order] for name in ("kind", *EVERY_COLUMN)})
+        findings = verify_collectives(program, group, lambda *_: idle, {3: other})
+        assert {finding.code for finding in findings} == {code}
 
 
 def test_a_bucket_and_the_parameters_that_are_dropped_behind_it_count_together() -> None:
