@@ -31,6 +31,7 @@ COMMANDS = {
     "list": ("lookup", "list_command"),
     "lsp": ("lsp", "lsp"),
     "partition": ("partition", "partition"),
+    "plan": ("plan", "plan"),
     "report": ("report", "report"),
     "run": ("run", "run"),
     "show": ("show", "show"),

@@ -98,4 +98,10 @@ S7: tuple[DiagnosticCode, ...] = (
         "A step is priced by the peak of the precision of its products. The cluster file gives peaks for some of bf16, "
         "fp16 and fp8 only. No other peak is taken in its place. Raised where a plan asks for it.",
     ),
+    DiagnosticCode(
+        "S709",
+        "an unknown model or cluster",
+        "A model is a shipped name, a file, or a folder with a `config.json`. A cluster is a shipped name or a file. "
+        "`schedc plan --list` has the shipped ones. Raised by `schedc plan`.",
+    ),
 )

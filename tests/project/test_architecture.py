@@ -126,13 +126,23 @@ def test_no_user_text_is_ever_executed() -> None:
         assert not {"pickle", "marshal", "shelve"} & names, path
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["check", "1f1b"], ["export", "1f1b", "--to", "csv"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["check", "1f1b"], ["export", "1f1b", "--to", "csv"], ["plan", "--help"], ["plan", "--list"]],
+)
 def test_commands_load_neither_torch_nor_sympy(arguments: list[str]) -> None:
     """`compile` writes files; its imports are those of check and export and the drawing, tested in test_cli."""
     program = (
         "import sys\nfrom schedc.cli import main\n"
         f"try: main({arguments!r})\nexcept SystemExit: pass\n"
-        "print('LOADED', sorted({'torch', 'sympy', 'schedc_runtime', 'graphviz', 'cairosvg'} & set(sys.modules)))"
+        "print('LOADED', sorted({'torch', 'sympy', 'schedc_runtime', 'graphviz', 'cairosvg'} & set(sys.modules)))\n"
+        "print('PLANS', sorted({'numpy', 'scipy', 'numba', 'schedc.planner'} & set(sys.modules)))"
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert "LOADED []" in result.stdout
+    expected = {
+        "check": "['numpy']",
+        "export": "['numpy']",
+        "plan": "['schedc.planner']" if "--list" in arguments else "[]",
+    }
+    assert f"PLANS {expected.get(arguments[0], '[]')}" in result.stdout

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from schedc.diagnostics import did_you_mean
 from schedc.planner.model.config_keys import ACTIVATIONS, IRRELEVANT, ONLY, SIZES
-from schedc.planner.model.families import FAMILIES, Family
+from schedc.planner.model.families import FAMILIES, FAMILY_KEYS, Family
 from schedc.planner.model.file import MOST_LAYERS, check_model
 from schedc.planner.model.values import AttentionKind, AttentionSizes, ModelSizes, MoeSizes
 from schedc.planner.reading.keys import Keys
@@ -59,7 +59,7 @@ def _family(keys: Keys) -> Family:
     message = f"`{name}` is no model type that is understood" if name else "no `model_type`"
     keys.say("model_type", message, f"known: {known}; write any other model as a model file (TOML)", "S704")
     keys.taken.update(key for names in SIZES.values() for key in names)
-    keys.taken.update(("tie_word_embeddings", "hidden_act", "head_dim", "moe_intermediate_size", "attention_bias"))
+    keys.taken.update(("tie_word_embeddings", "hidden_act", "head_dim", "n_positions", *FAMILY_KEYS))
     _refuse_mechanisms(keys)
     keys.stop()
     raise AssertionError

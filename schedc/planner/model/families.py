@@ -64,3 +64,7 @@ FAMILIES: dict[str, Family] = {
     "gpt2": Family(qkv_bias=True, out_bias=True, mlp_bias=True, tied=True, all_keys=True, learned=True),
 }  # fmt: skip
 """By ``model_type``."""
+
+_VALUES = [value for family in FAMILIES.values() for value in vars(family).values()]
+FAMILY_KEYS = frozenset(value[0] if isinstance(value, tuple) else value for value in _VALUES if value) - {True}
+"""The keys of a ``config.json`` that some family has, and words for its windows."""

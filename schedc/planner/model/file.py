@@ -47,6 +47,7 @@ def parse_model(source: Source) -> ModelSizes:
         mlp_bias=keys.flag("mlp_bias"),
         source=source,
     )
+    keys.text("source")
     keys.inner("published")
     keys.refuse_rest()
     check_model(model, keys, {})

@@ -24,7 +24,6 @@ PUBLISHED = {
     "gpt-oss-120b": 116.83e9,
     "gpt-oss-20b": 20.91e9,
     "gpt2": 124e6,
-    "gpt2-xl": 1.558e9,
     "llama-3.1-405b": 405e9,
     "llama-3.1-70b": 70.6e9,
     "llama-3.1-8b": 8.03e9,
