@@ -174,7 +174,7 @@ class _Binder:
     def working(self, number: int) -> Any:
         """The stage that a work is about, or what a work among its replicas runs on."""
         work = self.program.works.work(number)
-        if not WORK_FACTS[work.kind].of_stage:
+        if not WORK_FACTS[work.kind].of_stage or work.kind is WorkKind.SNAPSHOT:
             return self.stages[work.stage]
         if (key := self.replica_keys[number]) not in self.replicas:
             raise RuntimeFault(

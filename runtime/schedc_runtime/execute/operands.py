@@ -97,6 +97,10 @@ class MovingStage(Protocol):
 
     def join_fetch(self, microbatch: int) -> None: ...
 
+    def start_snapshot(self) -> int: ...
+
+    def join_snapshot(self) -> None: ...
+
 
 class ReplicatedStage(Protocol):
     """What works among replicas ask of a stage (`schedc_runtime.data_parallel.stage_replicas.StageReplicas`)."""

@@ -39,6 +39,7 @@ WORKS: Mapping[str, WorkHalves] = {
     "drop": _replicated(lambda stage: 0, lambda stage: stage.drop()),
     "scatter": _replicated(lambda stage: stage.start_scatter(), lambda stage: stage.join_scatter()),
     "spread": _replicated(lambda stage: stage.start_spread(), lambda stage: stage.join_spread()),
+    "snapshot": _moving(lambda stage, _: stage.start_snapshot(), lambda stage, _: stage.join_snapshot()),
 }
 """By the name that programs have for the kind."""
 

@@ -43,6 +43,7 @@ class StepRequest(NamedTuple):
     meeting: why rows of a microbatch see each other in a stage of the rank; "" if they do not. mixing: the same of its
     stages in slices, where slices would change results.
     tied: facts of tied weights, as of `TiedWeights.facts`. digests: of what ranks must have alike, as of `StepFacts`.
+    snapshot: what a step copies to the host, as of `Snapshots.prepare`.
     """
 
     batch: Json
@@ -57,6 +58,7 @@ class StepRequest(NamedTuple):
     tied: Json = ()
     digests: Json = ()
     mixing: str = ""
+    snapshot: Json = ()
 
 
 class Agreement(NamedTuple):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from time import perf_counter_ns, time_ns
 from typing import Any, Literal, overload
 
 import torch
@@ -35,8 +34,10 @@ from schedc_runtime.pipeline.report import report, told_graphs
 from schedc_runtime.pipeline.router_bias import exchanges_loads, update_biases
 from schedc_runtime.pipeline.routing_record import RoutingRecord
 from schedc_runtime.pipeline.scaler import unscale
+from schedc_runtime.pipeline.snapshots import Snapshot, Wanted
 from schedc_runtime.pipeline.state import gather_state, load_state
 from schedc_runtime.pipeline.step import PipelineCall, StepRunner
+from schedc_runtime.pipeline.traces import collected_trace
 from schedc_runtime.ranks.mesh import Coordinate, Mesh
 from schedc_runtime.stage.stage import Stage
 from schedc_runtime.transport.priorities import told
@@ -176,11 +177,13 @@ class Pipeline:
 
     @overload
     def step(self, batch: Any = None, targets: Any = None, *, outputs: Literal[False] = False, scale: float = 1.0,
-             accumulate: int = 1, trace: bool = False, profile: bool = False) -> Tensor: ...  # fmt: skip
+             accumulate: int = 1, snapshot: Wanted = False, trace: bool = False,
+             profile: bool = False) -> Tensor: ...  # fmt: skip
 
     @overload
     def step(self, batch: Any = None, targets: Any = None, *, outputs: bool, scale: float = 1.0,
-             accumulate: int = 1, trace: bool = False, profile: bool = False) -> Any: ...  # fmt: skip
+             accumulate: int = 1, snapshot: Wanted = False, trace: bool = False,
+             profile: bool = False) -> Any: ...  # fmt: skip
 
     def step(
         self,
@@ -190,6 +193,7 @@ class Pipeline:
         outputs: bool = False,
         scale: float = 1.0,
         accumulate: int = 1,
+        snapshot: Wanted = False,
         trace: bool = False,
         profile: bool = False,
     ) -> Tensor | StepResult:
@@ -203,15 +207,15 @@ class Pipeline:
         scale: factor of the gradients, such as that of a gradient scaler. The loss is without it.
         accumulate: number of calls whose gradients make one step of the optimizer, the same in each of them. The
             gradients are those of one mean over all of these calls once the last has run. Begin with zeroed gradients.
-        trace: keep when each instruction ran, in `intervals`.
-        profile: name instructions in torch's profiler.
+        snapshot: copy the state to the host beside the step's compute, for `snapshot`; an optimizer: and its state.
+        trace: keep when each instruction ran, in `intervals`. profile: name instructions in torch's profiler.
 
         Returns [] the loss, on every rank. Raises the same error on every rank: `BatchRefused` before anything is sent,
         `NonFiniteLoss`, `PeerFailure`, `StepTimeout`. An error of this rank's own instruction is an `InstructionError`.
         """
         gradients = torch.is_grad_enabled()
         with torch.enable_grad():
-            call = PipelineCall("step", self.program, scale, accumulate, outputs, trace, profile, gradients)
+            call = PipelineCall("step", self.program, scale, accumulate, outputs, trace, profile, gradients, snapshot)
             result = self._runner.run(call, batch, targets)
         return result if outputs else result.loss
 
@@ -318,6 +322,10 @@ class Pipeline:
         check_materialized(self._assembly)
         return gather_state(self._assembly)
 
+    def snapshot(self) -> Snapshot:
+        """The state of the stages held here before the last step with ``snapshot``. Raises `StageError` without one."""
+        return self._runner.snapshots.read()
+
     def update_biases(self) -> None:
         """Move the routers' biases against the load since the last call (loss-free balancing).
 
@@ -369,13 +377,7 @@ class Pipeline:
 
         Ranks on one machine share a clock. Between machines times are as good as their clocks agree.
         """
-        shift = time_ns() - perf_counter_ns()
-        mine = {
-            rank: [(x.row, x.rows, x.start + shift, x.end + shift, x.part) for x in spans]
-            for rank, spans in self.intervals.items()
-        }
-        everyone = self.control.gather("collecting the trace", mine)
-        return {int(rank): [Interval(*span) for span in spans] for part in everyone for rank, spans in part.items()}
+        return collected_trace(self.control, self.intervals)
 
     def close(self) -> None:
         """Give the model back as it was and leave the process group."""

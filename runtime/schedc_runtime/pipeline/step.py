@@ -38,6 +38,7 @@ from schedc_runtime.pipeline.meeting_rows import candidates, meeting, mixing
 from schedc_runtime.pipeline.random_steps import random_numbers
 from schedc_runtime.pipeline.repeated_step import Undo, exact_sizes, layers_over
 from schedc_runtime.pipeline.running_statistics import RunningStatistics
+from schedc_runtime.pipeline.snapshots import Snapshots, Wanted
 from schedc_runtime.pipeline.step_facts import StepFacts, check_facts, differing
 from schedc_runtime.pipeline.tied import check_copies
 from schedc_runtime.random_numbers.numbering import StepKey
@@ -49,7 +50,7 @@ Parts = tuple[list[tuple[Tensor, ...]] | None, list[Expected] | None]
 class PipelineCall(NamedTuple):
     """A call of `Pipeline.step` or `Pipeline.evaluate`, with the program to run. `Pipeline.step` has the rest.
 
-    gradients: whether they were enabled around the call.
+    gradients: whether they were enabled around the call. snapshot: what it copies to the host.
     """
 
     name: str
@@ -60,6 +61,7 @@ class PipelineCall(NamedTuple):
     trace: bool = False
     profile: bool = False
     gradients: bool = True
+    snapshot: Wanted = False
 
     @property
     def training(self) -> bool:
@@ -85,6 +87,7 @@ class StepRunner:
         self.facts = StepFacts(assembly.settings.model, assembly.stages, assembly.mesh, assembly.device.type)
         self.intervals: dict[int, list[Interval]] = {}
         """When each instruction of the last traced step ran, by local rank of the first replica here."""
+        self.snapshots = Snapshots(assembly)
         self._held_layers = routing_flags.held_layers(assembly)
         self._experts = [held.layer for held in self._held_layers]
         modules = [stage.module for stage in assembly.held()]
@@ -106,10 +109,16 @@ class StepRunner:
         guard.between = f"between steps, behind {number}"
         with guard(f"starting {number}"):
             agreed = self._agree(call, batch, targets)
+            if call.snapshot:
+                call = call._replace(program=self.snapshots.program(call.program))
             accumulation = self.accumulation.with_call(call.accumulate, agreed.total) if call.training else None
             assembly.first_batch.begin()
             executors = assembly.bound_code.executors(
-                call.program, call.name, agreed.signature, assembly.network.transports, assembly.network.peer_groups
+                call.program,
+                self._code_of(call),
+                agreed.signature,
+                assembly.network.transports,
+                assembly.network.peer_groups,
             )
             if call.training:
                 assembly.first_batch.check()
@@ -228,7 +237,7 @@ class StepRunner:
         if call.training and last and targets is not None and self.counted is not False:
             count = counted(self.count_fn, targets)
         options = {"call": call.name, "scale": call.scale, "accumulate": call.accumulate, "outputs": call.outputs}
-        options["steps"] = self.trained
+        options |= {"steps": self.trained, "snapshot": "yes" if call.snapshot else False}
         shown = {"scale": call.scale, **{key: value for key, value in options.items() if value not in (1, False)}}
         mine = StepRequest(
             signature_of(batch), signature_of(targets), self._holds(0), last, {"call": call.name, **shown},
@@ -237,6 +246,7 @@ class StepRunner:
             tied=self.assembly.weights.facts(call.training),
             digests=self.facts.digests(call.training, call.gradients),
             mixing=mixing(self.assembly.held(), call.training) if self.assembly.plan.slices else "",
+            snapshot=self.snapshots.prepare(call.snapshot, self.trained) if call.snapshot else (),
         )  # fmt: skip
         answers = self.control.gather(f"the start of {call.name} {self.steps}", mine)
         requests = [StepRequest(*answer) for answer in answers]
@@ -244,6 +254,8 @@ class StepRunner:
         agreed = agree(
             requests, self.control.names, microbatches, here, self._counting, self.counted, self.assembly.plan.slices
         )
+        if call.snapshot:
+            self.snapshots.agree([request.snapshot for request in requests])
         check_copies([copy for request in requests for copy in request.tied])
         if different := differing([request.digests for request in requests]):
             facts = self.facts.facts(different, call.training, call.gradients)
@@ -323,6 +335,10 @@ class StepRunner:
             ]
         spans = [slice(replica * microbatches, (replica + 1) * microbatches) for replica in range(here)]
         return [(inputs and inputs[span], expected and expected[span]) for span in spans]
+
+    def _code_of(self, call: PipelineCall) -> str:
+        """What tells the call's program from others."""
+        return f"{call.name} with {self.snapshots.key}" if call.snapshot else call.name
 
     def _holds(self, index: int) -> bool:
         """Whether stage ``index`` is here."""

@@ -17,6 +17,7 @@ from schedc_runtime.errors import StageError
 from schedc_runtime.offload.boxes import BoxNote, values_of
 from schedc_runtime.offload.microbatch import MicrobatchOffload
 from schedc_runtime.offload.rules import LOSS, OffloadSettings
+from schedc_runtime.offload.snapshot import StageSnapshot
 from schedc_runtime.offload.stage_offload import StageOffload
 from schedc_runtime.recompute.whole_stage import Checkpoint
 
@@ -42,6 +43,8 @@ class OffloadedStage:
         """Microbatches that hold only their inputs until their R."""
         self.offload: StageOffload | None = None
         """What moves to the host between forward and backward; None if nothing does."""
+        self.snapshot: StageSnapshot | None = None
+        """Copies the state to the host beside a step; None before the first step that does."""
 
     def check_empty(self) -> None:
         """Raise `StageError` if a microbatch is in flight."""
@@ -73,6 +76,31 @@ class OffloadedStage:
     def join_fetch(self, microbatch: int) -> None:
         """Let compute go on behind that: R, I or B of ``microbatch`` may follow."""
         self._offloaded(microbatch).join_fetch()
+
+    def start_snapshot(self) -> int:
+        """Start copying the state to the host; returns its bytes."""
+        return self._snapshot().start()
+
+    def join_snapshot(self) -> None:
+        """Let compute go on behind that: parameters may be written."""
+        self._snapshot().join()
+
+    def _snapshot(self) -> StageSnapshot:
+        if self.snapshot is None:
+            raise StageError(f"stage {self.index} takes no snapshots", "call step(..., snapshot=True)")
+        return self.snapshot
+
+    def _reset_copies(self) -> None:
+        """Give up what is on its way, after a step that failed."""
+        for copies in (self.offload, self.snapshot):
+            if copies is not None:
+                copies.reset()
+
+    def _release_copies(self) -> None:
+        self.offload = None
+        if self.snapshot is not None:
+            self.snapshot.release()
+            self.snapshot = None
 
     def _node_names(self) -> tuple[Mapping[int, str], Mapping[int, str]]:
         """Names and roles of the segments, by number."""

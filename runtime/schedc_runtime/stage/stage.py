@@ -310,14 +310,13 @@ class Stage(OffloadedStage):
         self.kept.clear()
         self._split.pending.clear()
         self.losses = {}
-        if self.offload is not None:
-            self.offload.reset()
+        self._reset_copies()
 
     def release(self) -> None:
         """Restore the module as it was before this stage. The stage cannot be used afterwards."""
         self.reset()
         unmark_layers(self.module)
-        self.offload = None
+        self._release_copies()
         uninstall_regions(self.module)
 
     def _detach(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:

@@ -1,0 +1,144 @@
+"""`StageSnapshot`: copies the state of one stage to host memory beside the compute of a step.
+
+    START   first instruction   buffers are copied on the device; all copies to the host begin
+    JOIN    end of the stream   whoever writes parameters next does so behind the copies
+
+Inside a stream nothing writes parameters or optimizer state. Forwards may write buffers, which is why these are copied
+at the START. So the copies have the state before the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from schedc_runtime.errors import StageError
+from schedc_runtime.offload.lanes import TO_HOST, Lanes
+
+_ALIGNED = 512
+"""Every tensor begins at a multiple of this many bytes in its host buffer."""
+
+StateOf = Callable[[nn.Module], Mapping[Any, Tensor]]
+"""By key: the tensors of an optimizer's state for the parameters of a stage module."""
+
+
+class _Source(NamedTuple):
+    """A tensor that is copied, and the keys that it has. written: whether forwards may write it."""
+
+    tensor: Tensor
+    keys: list[Any]
+    written: bool
+
+
+class StageSnapshot:
+    """The copies of one stage's state on the host. Their buffer is used again by every snapshot."""
+
+    def __init__(self, module: nn.Module, index: int, lanes: Lanes) -> None:
+        self.module, self.index, self.lanes = module, index, lanes
+        self.optimizer: StateOf | None = None
+        """What of an optimizer is copied beside the module's state; None for nothing."""
+        self._buffer: Tensor | None = None
+        self._handle: Any = None
+        self._started = self._whole = False
+        self._copies: dict[Any, Tensor] = {}
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that the next snapshot copies."""
+        return sum(source.tensor.nbytes for source in self._sources())
+
+    def start(self) -> int:
+        """Start copying; returns the bytes. The copies of the last snapshot are lost."""
+        sources = self._sources()
+        starts, end = [], 0
+        for source in sources:
+            starts.append(end)
+            end += -(-source.tensor.nbytes // _ALIGNED) * _ALIGNED
+        self._make_room(end)
+        self._whole, self._copies, pairs = False, {}, []
+        for source, start in zip(sources, starts, strict=True):
+            tensor = source.tensor.clone() if source.written else source.tensor
+            copy = self._slot(tensor, start)
+            pairs.append((copy, tensor))
+            self._copies |= dict.fromkeys(source.keys, copy)
+
+        def work() -> None:
+            for copy, tensor in pairs:
+                copy.copy_(tensor, non_blocking=True)
+
+        self._handle, self._started = self.lanes.run(TO_HOST, work), True
+        return sum(source.tensor.nbytes for source in sources)
+
+    def join(self) -> None:
+        """Let compute go on behind the copies."""
+        if not self._started:
+            raise StageError(f"stage {self.index}: a snapshot is joined that was not started")
+        self._started = False
+        self.lanes.join(self._handle)
+        self._whole = True
+
+    def read(self) -> dict[Any, Tensor]:
+        """The copies by key, on the host, in the shapes of the originals: names of the module, keys of the optimizer.
+
+        Waits for the copies. They are parts of one buffer, which the next snapshot writes. Raises `StageError` without
+        a snapshot.
+        """
+        if not self._whole:
+            raise StageError(
+                f"stage {self.index} has no snapshot", "call step(..., snapshot=True), and read it before a step fails"
+            )
+        if isinstance(self._handle, torch.cuda.Event):
+            self._handle.synchronize()
+        return dict(self._copies)
+
+    def reset(self) -> None:
+        """A step has failed. Copies that were under way have the state before it, and are kept."""
+        if self._started:
+            with suppress(Exception):  # the step has failed before; then there is no snapshot
+                self.join()
+        self._started = False
+
+    def release(self) -> None:
+        """Give the buffer back."""
+        self.reset()
+        self._whole, self._copies, self._handle = False, {}, None
+        if self._buffer is not None:
+            self.lanes.buffers.give(self._buffer)
+            self._buffer = None
+
+    def _sources(self) -> list[_Source]:
+        """What is copied. A tensor with several names is copied once."""
+        state = self.module.state_dict(keep_vars=True)
+        parameters = {id(parameter) for parameter in self.module.parameters()}
+        sources: dict[int, _Source] = {}
+        for key, value in state.items():
+            if not isinstance(value, Tensor):
+                continue
+            if type(value) not in (Tensor, nn.Parameter):
+                raise StageError(
+                    f"stage {self.index}: `{key}` is a {type(value).__name__}, and a snapshot copies plain tensors",
+                    "leave snapshot=True out, and keep sharded parameters by full_state_dict()",
+                )
+            source = sources.setdefault(id(value), _Source(value.detach(), [], id(value) not in parameters))
+            source.keys.append(key)
+        listed = list(sources.values())
+        if self.optimizer is not None:
+            listed += [_Source(tensor.detach(), [key], False) for key, tensor in self.optimizer(self.module).items()]
+        return listed
+
+    def _make_room(self, count: int) -> None:
+        if self._buffer is not None and self._buffer.nbytes < count:
+            self.lanes.buffers.give(self._buffer)
+            self._buffer = None
+        if self._buffer is None:
+            self._buffer = self.lanes.buffers.take(max(1, count))
+
+    def _slot(self, tensor: Tensor, start: int) -> Tensor:
+        """The part of the buffer that begins at byte ``start``, in the type and shape of a tensor [...]."""
+        assert self._buffer is not None
+        part = self._buffer[start : start + tensor.nbytes]
+        return part.view(tensor.dtype).view(tensor.shape)

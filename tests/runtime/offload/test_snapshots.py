@@ -1,0 +1,132 @@
+"""Snapshots: the state before a step, bit for bit, copied beside the step's compute."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from schedc.ir.program import InstructionKind
+from schedc.ir.verify_program import verify_program
+from schedc.ir.works import WorkKind
+from schedc_runtime import Cut, Pipeline
+from schedc_runtime.errors import StageError
+from schedc_runtime.execute.executor import InstructionError
+from schedc_runtime.measure.step_trace import chrome_trace
+from schedc_runtime.offload.lanes import ThreadLanes
+from schedc_runtime.pipeline import offloading, snapshots
+from schedc_runtime.pipeline.batch import BatchRefused
+from support.expert_cases import compiled
+
+
+class Block(nn.Module):
+    """A linear layer behind a batch norm, whose forwards write buffers; it may write its weight, or fail."""
+
+    fails = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.BatchNorm1d(4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.fails:
+            raise ArithmeticError("no forward")
+        output: torch.Tensor = self.linear(self.norm(x)).relu() + x
+        return output
+
+
+def squares(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return (output - target).square().mean()
+
+
+@contextmanager
+def pipeline(lanes: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pipeline]:
+    """One that moves activations beside its snapshots, with lanes made by ``lanes``."""
+    for room in (offloading, snapshots):
+        monkeypatch.setattr(room, "lanes_for", lambda device: lanes())
+    program = compiled("1f1b", {"P": 3, "M": 4}, "  host 10000 at 1\n  offload all", "3")
+    assert len(program.works) > 0
+    torch.manual_seed(0)
+    model = nn.Sequential(*[Block() for _ in range(3)])
+    pipe = Pipeline(model, program, loss_fn=squares, in_process=True, example=torch.randn(8, 4), cut=Cut())
+    yield pipe
+    pipe.close()
+
+
+def state_of(pipe: Pipeline) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in pipe.state_dict().items()}
+
+
+def equal(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_a_snapshot_is_the_state_before_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
+    with pipeline(ThreadLanes, monkeypatch) as pipe:
+        optimizer = torch.optim.AdamW(pipe.parameters(), lr=0.1)
+        with pytest.raises(StageError, match=r"stage 0 has no snapshot\n.*snapshot=True"):
+            pipe.snapshot()
+        buffers: list[int] = []
+        for step in range(3):
+            before = state_of(pipe)
+            wanted = optimizer if step else True
+            numbers = {n: {k: torch.as_tensor(v).clone() for k, v in own.items()}
+                       for n, own in optimizer.state_dict()["state"].items()}  # fmt: skip
+            pipe.step(rows, rows, snapshot=wanted, trace=True)
+            optimizer.step()
+            optimizer.zero_grad()
+            taken = pipe.snapshot()
+            assert taken.steps == step
+            assert equal(taken.model, before)
+            assert not equal(taken.model, state_of(pipe))
+            assert (taken.optimizer is None) == (step == 0)
+            if taken.optimizer is not None:
+                assert taken.optimizer["param_groups"] == optimizer.state_dict()["param_groups"]
+                assert taken.optimizer["state"].keys() == numbers.keys()
+                assert all(equal(taken.optimizer["state"][number], numbers[number]) for number in numbers)
+            buffers.append(taken.model["0.linear.weight"].data_ptr())
+        assert buffers[1] == buffers[2]
+        program = taken.program
+        text = json.dumps(chrome_trace(program, pipe.trace()))
+        assert "snapshot of stage 1" in text
+        assert verify_program(program) == []
+        taking = np.flatnonzero(program.works.kind == WorkKind.SNAPSHOT)
+        assert program.works.stage[taking].tolist() == [0, 1, 2]
+        sizes = [sum(x.nbytes for x in module.state_dict().values()) for module in pipe.modules]
+        state = [2 * sum(p.nbytes for p in m.parameters()) + 4 * 4 for m in pipe.modules]  # moments, steps
+        assert program.works.bytes[taking].tolist() == [sum(pair) for pair in zip(sizes, state, strict=True)]
+        rows_of = [np.flatnonzero(program.work == work).tolist() for work in taking]
+        compute = np.flatnonzero(program.kind <= InstructionKind.CELL)
+        for rank, (start, join) in enumerate(rows_of):
+            own = compute[program.rank[compute] == rank]
+            assert start < own[0] < own[-1] < join
+        pipe.load_state_dict(taken.model)
+        optimizer.load_state_dict(taken.optimizer)
+        assert equal(state_of(pipe), {name: value.clone() for name, value in taken.model.items()})
+
+
+def test_a_step_that_fails_leaves_the_state_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = torch.randn(8, 4)
+    with pipeline(ThreadLanes, monkeypatch) as pipe:
+        before = state_of(pipe)
+        block = next(m for m in pipe.modules[2].modules() if isinstance(m, Block))
+        block.fails = True
+        with pytest.raises(InstructionError, match="no forward"):
+            pipe.step(rows, rows, snapshot=True)
+        assert equal(pipe.snapshot().model, before)
+        pipe.load_state_dict(pipe.snapshot().model)
+        block.fails = False
+        pipe.zero_grad()
+        pipe.step(rows, rows, snapshot=True)
+        assert equal(pipe.snapshot().model, before)
+        other = torch.optim.SGD([nn.Parameter(torch.zeros(1))])
+        with pytest.raises(BatchRefused, match="the optimizer has 1 parameters that no stage here holds"):
+            pipe.step(rows, rows, snapshot=other)
+        pipe.step(rows, rows)
