@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from schedc.cli.common import EPILOG, asked, cost_arguments, output_argument, schedule_arguments, write
+from schedc.cli.common import (
+    EPILOG,
+    asked,
+    cost_arguments,
+    output_argument,
+    replicas_argument,
+    schedule_arguments,
+    write,
+)
 from schedc.cli.given import ScheduleArgument
 from schedc.cli.pictures import DOT, SUFFIXES
 from schedc.interchange.targets import TARGETS
@@ -29,9 +37,16 @@ if TYPE_CHECKING:
     help="; ".join(f"{name}: {row.purpose}" for name, row in TARGETS.items()) + ".",
 )
 @click.option("--layout", help="With --to megatron: which stage holds which layers, as 'Et*3|(tt|)*29,m|L'.")
+@replicas_argument
 @output_argument
 def export(
-    schedule: Given, sizes: dict[str, int], costs: Costs, target: str, layout: str | None, output: Path | None
+    schedule: Given,
+    sizes: dict[str, int],
+    costs: Costs,
+    target: str,
+    layout: str | None,
+    replicas: int | None,
+    output: Path | None,
 ) -> None:
     """Write SCHEDULE in another format. A target refuses what it cannot express, and names the nearest that it can."""
     from schedc.compiler import price
@@ -41,12 +56,14 @@ def export(
 
     if layout and target != "megatron":
         raise click.UsageError("--layout needs --to megatron")
+    if replicas and target != "trace":
+        raise click.UsageError("--replicas needs --to trace: a program gets the works of replicas when it is run")
     if target == "dot" and output and SUFFIXES.get(output.suffix.lower(), DOT) != DOT:
         raise click.UsageError(
             f"--to dot writes the graph's source; for {output} use `schedc show SCHEDULE --graph -o`"
         )
     chosen, tree = TARGETS[target], open_input(schedule)
-    step = price(tree, sizes, costs)
+    step = price(tree, sizes, costs, replicas)
     order, costs = step.schedule, step.costs
     if chosen.trains:
         no_segments(tree.parameters, order, target)

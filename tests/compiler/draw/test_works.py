@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 from schedc.analysis.bubbles import EXPOSED
+from schedc.compiler import price
+from schedc.cost.costs import Costs
 from schedc.diagnostics import DiagnosticError
 from schedc.draw.ansi import TRUE
 from schedc.draw.chart import Chart
@@ -19,18 +21,27 @@ from schedc.draw.html_page import draw_html
 from schedc.draw.markup import quantity
 from schedc.draw.svg import picture
 from schedc.draw.terminal import draw_terminal
+from schedc.inputs import open_input
 from schedc.interchange.refusals import no_works
 from schedc.interchange.targets import TARGETS
 from schedc.ir.json import program_from_json
 from schedc.ir.ops import OpKind
 from schedc.ir.program import InstructionKind, Program
 from schedc.ir.works import FACTS, LANE_NAMES, WorkKind
+from schedc.load.library import Text
+from schedc.source import Source
 from support.charts import library_chart
 from support.chromium import Browser
 from support.html_page import PageReader, PageView, tables_of
 from support.offloads import OFFLOADED, offloaded, offloaded_chart
 
 SVG = "{http://www.w3.org/2000/svg}"
+REPLICATED = """sched 1
+plan r = interleaved_1f1b(P = 2, M = 4) {
+  layers 4  parameters dense 4
+  shard dense
+}
+"""
 LARGE = OFFLOADED.replace("M = 8", "M = 1000")
 
 
@@ -183,6 +194,27 @@ def test_a_trace_has_a_track_per_lane(chart: Chart) -> None:
     assert max(ends) == pytest.approx(1000 * chart.timeline.makespan)
     held = [e["args"]["activations"] + e["args"]["pending W"] for e in events if e["ph"] == "C"]
     assert max(held) == 3
+
+
+def test_works_among_replicas_have_a_strip_in_every_drawing() -> None:
+    """Interleaved 1F1B whose ranks gather, drop and sum both of their stages."""
+    step = price(open_input(Text(Source("r.sched", REPLICATED))), {}, Costs(dp=1.0), 4)
+    chart = Chart.of(step.schedule, step.timeline(), step.memory(), step.costs, step.works)
+    works = chart.works
+    assert works is not None
+    assert len(works) == 2 * 2 * 4
+    root = svg_of(chart)
+    rects = [g.find(f"{SVG}rect") for g in root.iter(f"{SVG}g") if g.get("class") == "work"]
+    assert [rect.get("class") for rect in rects if rect is not None] == ["dp"] * len(works)
+    texts = {text.text for text in root.iter(f"{SVG}text")}
+    assert {"gather, drop, scatter, spread (dp)", "dp", "ga0", "sc3"} <= texts
+    lines = draw_terminal([chart], 120, colours=0).splitlines()
+    assert [line[:6].strip() for line in lines[4:8]] == ["rank 0", "dp", "rank 1", "dp"]
+    assert "ga0" in lines[5]
+    (table,) = (table["works"] for table in tables_of(PageReader(draw_html([chart])).page_data))
+    assert set(table["microbatch"]) == {-1}
+    events = json.loads(TARGETS["trace"].write(step.schedule, step.costs, step.works))["traceEvents"]
+    assert sum(event["ph"] == "X" and event.get("name") == "gather 2" for event in events) == 1
 
 
 @pytest.mark.parametrize("name", TARGETS)
