@@ -13,7 +13,7 @@ setup: $(READY)
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[runtime,huggingface,tune,fast,pictures,docs,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[runtime,huggingface,tune,plan,fast,pictures,docs,dev]'
 	touch $(READY)
 
 browser:  ## for tests/compiler/draw/test_html_*.py, which are skipped without it: Chromium from apt, where it is missing and this is root

@@ -17,6 +17,7 @@ _BESIDE_THE_TREE = "---\norphan: true\n---"
 
 _COMMANDS = {
     "config.json": (("plan", "--show-model", "config.json"), "json"),
+    "rows.csv": (("fit", "rows.csv"), "text"),
     "cluster.toml": (("plan", "--show-model", "qwen3-8b", "cluster.toml"), "toml"),
 }
 """The command that reads a file that is no schedule, by its name, and the language of the file."""
@@ -46,7 +47,7 @@ def _page(code: DiagnosticCode) -> str:
     parts = [_BESIDE_THE_TREE, f"# {code.code}: {code.title}", "[All codes](index.md)", code.explanation.strip()]
     if code.wrong:
         arguments, form = _COMMANDS.get(code.file, (("check", "wrong.sched"), "sched"))
-        said = output_of(*arguments, files={arguments[-1]: code.wrong})
+        said = output_of(*arguments, files={"cluster.toml": CODES["S705"].right, arguments[-1]: code.wrong})
         parts += ["## Wrong", fence(code.wrong, form), f"`schedc {arguments[0]}` says:", fence(said, "text")]
         parts += ["## Right", fence(code.right, form)]
     for path in sorted(MISTAKES.glob("*.sched")):

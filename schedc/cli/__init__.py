@@ -24,6 +24,7 @@ COMMANDS = {
     "diff": ("diff", "diff"),
     "explain": ("lookup", "explain"),
     "export": ("export", "export"),
+    "fit": ("fit", "fit"),
     "fmt": ("fmt", "fmt"),
     "freeze": ("freeze", "freeze"),
     "import": ("export", "import_command"),

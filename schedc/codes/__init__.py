@@ -11,6 +11,7 @@ from schedc.codes.s3_communication import S3
 from schedc.codes.s4_memory import S4
 from schedc.codes.s5_claims import S5
 from schedc.codes.s6_export import S6
+from schedc.codes.s7_fits import S7_FITS
 from schedc.codes.s7_planner import S7
 
 FAMILIES: dict[str, str] = {
@@ -21,8 +22,8 @@ FAMILIES: dict[str, str] = {
     "S4": "memory and costs",
     "S5": "claims (`expect`)",
     "S6": "what an export target cannot express",
-    "S7": "models and clusters",
+    "S7": "models, clusters and measured steps",
 }
 
-ENTRIES: tuple[DiagnosticCode, ...] = (*S0, *S1, *S1_PLANS, *S2, *S3, *S4, *S5, *S6, *S7)
+ENTRIES: tuple[DiagnosticCode, ...] = (*S0, *S1, *S1_PLANS, *S2, *S3, *S4, *S5, *S6, *S7, *S7_FITS)
 CODES: dict[str, DiagnosticCode] = {code.code: code for code in ENTRIES}

@@ -96,7 +96,7 @@ S7: tuple[DiagnosticCode, ...] = (
         "S708",
         "a cluster without the peak of a precision",
         "A step is priced by the peak of the precision of its products. The cluster file gives peaks for some of bf16, "
-        "fp16 and fp8 only. No other peak is taken in its place. Raised where a plan asks for it.",
+        "fp16, fp8 and fp4 only. No other peak is taken in its place. Raised where a plan asks for it.",
     ),
     DiagnosticCode(
         "S709",

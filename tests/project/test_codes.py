@@ -11,6 +11,7 @@ from schedc.codes import CODES, ENTRIES, FAMILIES
 from schedc.compiler import analyse
 from schedc.diagnostics import DiagnosticError
 from schedc.planner.cluster.read import load_cluster
+from schedc.planner.fit.rows import load_rows
 from schedc.planner.model.read import load_model
 from support.paths import ROOT
 
@@ -38,6 +39,9 @@ def findings(text: str, tmp_path: Path, file: str) -> list[str]:
             load_cluster(path)
         elif file == "config.json":
             load_model(path)
+        elif file == "rows.csv":
+            (tmp_path / "cluster.toml").write_text(CODES["S705"].right, encoding="utf-8")
+            load_rows(path)
         else:
             return [diagnostic.code for diagnostic in analyse(path, {}).diagnostics]
         return []

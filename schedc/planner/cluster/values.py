@@ -9,7 +9,7 @@ from schedc.diagnostics import Diagnostic, DiagnosticError, Label
 from schedc.planner.reading.keys import place_of
 from schedc.source import NOWHERE, Source
 
-PRECISIONS = ("bf16", "fp16", "fp8")
+PRECISIONS = ("bf16", "fp16", "fp8", "fp4")
 """The types of products that a peak is given for."""
 
 

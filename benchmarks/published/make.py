@@ -1,0 +1,200 @@
+"""Makes the CSV files of this folder from collected published rows: `python make.py FOLDER_OF_COLLECTED_FILES`.
+
+No figure is added here but sizes of models that their publishers print elsewhere; README.md has sources and licences.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import re
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+
+CLUSTERS = {
+    ("vtrain_multi", "A100-80GB-SXM"): "a100-800g",
+    ("vtrain_single", "A100-80GB-SXM"): "a100-800g",
+    ("korthikanti22_t5", "A100-80GB-SXM"): "a100-selene",
+    ("bloom_topology", "A100-80GB-SXM (Jean Zay, 4xOmniPath/node)"): "a100-jean-zay",
+    ("zerobubble_t4", "A100-80GB-SXM (RoCE)"): "a100-roce",
+}
+BY_HARDWARE = {
+    "H100-80GB-SXM": "h100",
+    "B200-SXM 180GB": "b200",
+    "B300-SXM": "b300",
+    "GB200 NVL72": "gb200",
+    "GB300 NVL72": "gb300",
+    "Ascend 910B (Atlas 900 A2 PODc)": "ascend-910b",
+}
+PRECISIONS = {"fp8-cs": "fp8", "fp8-mx": "fp8", "mxfp8": "fp8", "nvfp4": "fp4", "fp16/bf16": "fp16"}
+HEAD_DIMS = {"Qwen3-30B-A3B": 128, "Qwen3-235B-A22B": 128, "GPT-OSS-120B": 64, "Gemma-7B": 256, "Gemma-2B": 256}
+"""Columns of a head where they are not hidden/heads: `head_dim` of the publishers' config.json."""
+MLA = {"DeepSeek-V2": 1536, "DeepSeek-V3": 1536, "Kimi-K2": 1536}
+"""`q_lora_rank` of the publishers' config.json; `kv_lora_rank` is 512, heads have 128 columns and 64 of rope."""
+OLD_MEGATRON = ("vtrain_multi", "vtrain_single", "bloom_topology", "korthikanti22_t5", "zerobubble_t4")
+"""Stacks of 2020 to 2023: scores of attention in memory, dropout, sums of gradients behind the last backward."""
+
+COLUMNS = [
+    "row_id",
+    "model",
+    "layers",
+    "hidden",
+    "ffn",
+    "heads",
+    "kv_heads",
+    "head_dim",
+    "v_dim",
+    "q_lora",
+    "kv_lora",
+    "rope_dim",
+    "window",
+    "seq",
+    "vocab",
+    "gated",
+    "experts",
+    "top",
+    "width",
+    "shared",
+    "first_dense",
+    "cluster",
+    "precision",
+    "devices",
+    "tp",
+    "pp",
+    "vpp",
+    "dp",
+    "ep",
+    "cp",
+    "zero",
+    "microbatch",
+    "batch",
+    "schedule",
+    "limit",
+    "called",
+    "recompute",
+    "fused",
+    "sequence_parallel",
+    "overlap",
+    "graphs",
+    "dropout",
+    "grad_bytes",
+    "step_s",
+    "tokens_per_s_per_device",
+    "peak_gib",
+    "left_out",
+    "source_ref",
+]
+
+FILES = {
+    "vtrain_multi": "vtrain_multi",
+    "vtrain_single": "vtrain_single",
+    "bloom": "bloom_topology",
+    "korthikanti": "korthikanti22_t5",
+    "zerobubble_t4": "zerobubble_t4",
+    "simumax_b200": "simumax_b200",
+    "mindspeed_rc2": "mindspeed_rc2",
+}
+RELEASES = ("25.09", "25.11", "26.02", "26.02.01", "26.04", "26.04.01", "26.06", "26.06.01", "26.08")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    folder = parser.parse_args().folder
+    rows = []
+    for name in ("published_throughput.csv", "published_throughput_vtrain_single.csv"):
+        with (folder / name).open(encoding="utf-8", newline="") as file:
+            rows += list(csv.DictReader(file))
+    releases = {f"mbridge_{release.replace('.', '_')}": f"mbridge_{release}" for release in RELEASES}
+    for name, source in (FILES | releases).items():
+        written = [converted(row) for row in rows if row["source_id"] == source]
+        with (HERE / f"{name}.csv").open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(written)
+        print(f"{name}.csv: {len(written)} rows, {sum(bool(row['left_out']) for row in written)} left out")
+
+
+def converted(row: dict[str, str]) -> dict[str, object]:
+    """A collected row in the columns that `schedc fit` reads."""
+    source, notes = row["source_id"], row["config_notes"]
+    old = source in OLD_MEGATRON
+    swa = "swa" in row["attn"]
+    same = {
+        name: row[name]
+        for name in ["row_id", "model", "layers", "hidden", "ffn", "heads", "kv_heads", "seq", "vocab", "source_ref"]
+    }
+    axes = {name: row[name] for name in ["tp", "pp", "vpp", "dp", "ep", "cp"]}
+    gpt = old or row["ffn"] == str(4 * int(row["hidden"] or 0))
+    name = re.sub(r" \(.*", "", row["model"])
+    mla = next((q for start, q in MLA.items() if name.startswith(start)), None) if row["attn"] == "mla" else None
+    measured = "step_s" if row["iter_time_s"] else "tokens_per_s_per_device"
+    return {
+        **same,
+        **axes,
+        **schedule(row),
+        "head_dim": 128 if mla else HEAD_DIMS.get(name, ""),
+        "v_dim": 128 if mla else "",
+        "q_lora": mla or "",
+        "kv_lora": 512 if mla else "",
+        "rope_dim": 64 if mla else "",
+        "window": 128 if swa else "",
+        "gated": int(not gpt),
+        "experts": row["n_experts"],
+        "top": row["topk"],
+        "width": row["moe_ffn"],
+        "shared": row["n_shared"],
+        "first_dense": row["first_dense"],
+        "cluster": f"clusters/{CLUSTERS.get((source, row['hardware'])) or BY_HARDWARE[row['hardware']]}.toml",
+        "precision": PRECISIONS.get(row["precision"], row["precision"].split("(")[0]),
+        "devices": row["n_gpus"],
+        "zero": {"": 0, "zero0": 0, "zero1": 1}.get(row["shard"], 3 if "fsdp" in row["shard"] else 0),
+        "microbatch": row["mbs"],
+        "batch": row["gbs"],
+        "recompute": recompute(row["recompute"]),
+        "fused": int(not old and ("use-flash-attn" in notes or source != "mindspeed_rc2")),
+        "sequence_parallel": int("SP" in row["recompute"] or not old),
+        "overlap": int("overlap-grad-reduce" in notes or source.startswith("mbridge")),
+        "graphs": int("full_iteration" in notes),
+        "dropout": int(old),
+        "grad_bytes": 4 if "fp32 grad" in row["precision"] or not old else 2,
+        measured: row["iter_time_s"] or row["tokens_per_s_per_gpu"],
+        "peak_gib": row["peak_mem_gib"],
+        "left_out": reason(row),
+    }
+
+
+def schedule(row: dict[str, str]) -> dict[str, object]:
+    """The library's schedule, and its name in the source."""
+    called = row["schedule"].strip("-") or "1F1B"
+    if called.lower() in ("zb-1p", "zb-2p"):
+        return {"schedule": "zb_auto", "limit": int(called[3]) * int(row["pp"]), "called": called}
+    plain = called.lower() == "1f1b"
+    return {"schedule": "1f1b" if plain else "interleaved_1f1b", "limit": "", "called": called}
+
+
+def recompute(text: str) -> str:
+    if text.startswith("full"):
+        return "full"
+    return "attention" if "selective" in text or "core_attn" in text else "none"
+
+
+def reason(row: dict[str, str]) -> str:
+    """Why a row is not used; empty if it is."""
+    quality = row["quality"]
+    if not row["layers"]:
+        return "sizes of the model are not published"
+    if not row["ffn"]:
+        return "columns of the MLP are not published"
+    if "duplicate" in quality or "suspect" in quality:
+        return quality.replace(",", ";")
+    if quality == "layers approximate":
+        return "the number of layers is not published"
+    if quality == "check":
+        return "reported TFLOP/s contradict the step time by a factor of four"
+    return ""
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""The columns of a file of measured steps: their kinds, their defaults, and which ones a row must have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of rows. kind: `text`, `whole`, `number` or `flag`. default: of an empty cell; None where none is."""
+
+    name: str
+    kind: str
+    default: str | int | float | None = None
+    among: tuple[str, ...] = ()
+
+
+def _whole(names: str, default: int | None = None) -> list[Column]:
+    return [Column(name, "whole", default) for name in names.split()]
+
+
+COLUMNS = {
+    column.name: column
+    for column in (
+        Column("model", "text"),
+        *_whole("layers hidden heads seq microbatch batch"),
+        Column("cluster", "text"),
+        Column("precision", "text", "bf16", ("bf16", "fp16", "fp8", "fp4")),
+        *_whole("tp pp vpp dp ep cp", 1),
+        *_whole("devices ffn kv_heads head_dim v_dim q_lora kv_lora rope_dim window", 0),
+        *_whole("experts top width shared first_dense limit zero", 0),
+        *_whole("vocab", 0),
+        *_whole("norms grad_bytes", 2),
+        Column("gated", "flag", 0),
+        Column("tied", "flag", 0),
+        Column("schedule", "text", "1f1b"),
+        Column("called", "text", ""),
+        Column("recompute", "text", "none", ("none", "attention", "full")),
+        Column("fused", "flag", 1),
+        Column("sequence_parallel", "flag", 0),
+        Column("overlap", "flag", 0),
+        Column("graphs", "flag", 0),
+        Column("dropout", "flag", 0),
+        Column("step_s", "number", 0.0),
+        Column("tokens_per_s_per_device", "number", 0.0),
+        Column("peak_gib", "number", 0.0),
+        Column("left_out", "text", ""),
+        Column("source_ref", "text", ""),
+        Column("row_id", "text", ""),
+        Column("note", "text", ""),
+    )
+}
+
+REQUIRED = tuple(name for name, column in COLUMNS.items() if column.default is None)
+
+MEASURED = ("step_s", "tokens_per_s_per_device")
+"""Columns of which a row needs one; they say the same in two units."""

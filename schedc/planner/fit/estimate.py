@@ -1,0 +1,133 @@
+"""Estimates constants from measured steps: the most likely ones under log-normal priors, by least squares."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from schedc.ir.arrays import Floats, Int64
+from schedc.planner.times.constants import BY_NAME, CONSTANTS, ConstantVectors, FitConstant
+from schedc.planner.times.step import step_times
+from schedc.planner.times.table import RunTable
+
+SPREAD = 0.05
+"""Logarithm by which a measured step differs from a good prediction. Larger ones count less: see `_soft`."""
+
+_STEP = 1e-4
+_FARTHEST = 8.0
+"""Widths of its prior that a constant may be from its median."""
+
+_FREE = 0.9
+"""A constant whose posterior width is above this share of its prior's says what the prior says."""
+
+
+@dataclass(frozen=True, eq=False)
+class Estimate:
+    """Constants, and how far the rows decide them.
+
+    constants: the estimated ones by name. position: [constants] widths of the prior from its median. at_bound: names of
+    those that would go beyond what makes sense. at_prior: names of those of which the rows say nothing.
+    """
+
+    constants: dict[str, float]
+    position: Floats
+    at_bound: tuple[str, ...]
+    at_prior: tuple[str, ...]
+
+
+class Estimator:
+    """Estimates the constants that matter for some rows, from all of these rows or from a part of them."""
+
+    def __init__(self, table: RunTable, step_s: Floats) -> None:
+        self.table, self.step_s = table, step_s
+        self.constants = needed(table)
+        self.names = [constant.name for constant in self.constants]
+        self.median = np.array([constant.median for constant in self.constants])
+        self.width = np.array([constant.width for constant in self.constants])
+        most = np.array([constant.most for constant in self.constants])
+        self.upper = np.minimum(np.log(most / self.median) / self.width, _FARTHEST) + 1e-9
+
+    def vectors(self, positions: Floats) -> ConstantVectors:
+        """Constants at [K, names] positions: widths of the prior from its median."""
+        return ConstantVectors.of(self.names, self.median * np.exp(np.atleast_2d(positions) * self.width))
+
+    def predict(self, position: Floats) -> Floats:
+        """[rows] seconds per step."""
+        return step_times(self.table, self.vectors(position)).step[:, 0]
+
+    def estimate(self, rows: Int64, start: Floats | None = None) -> Estimate:
+        """The constants from some rows.
+
+        rows: [n] their numbers. start: position to begin at; by default the priors' medians.
+        """
+        from scipy.optimize import least_squares
+
+        measured = np.log(self.step_s[rows])[:, None]
+
+        def residuals(positions: Floats) -> Floats:
+            return _soft(np.log(step_times(self.table, self.vectors(positions)).step[rows]) - measured)
+
+        def all_residuals(position: Floats) -> Floats:
+            return np.concatenate([residuals(position)[:, 0], position])
+
+        def jacobian(position: Floats) -> Floats:
+            values = residuals(np.vstack([position, position + _STEP * np.eye(position.size)]))
+            return np.vstack([(values[:, 1:] - values[:, :1]) / _STEP, np.eye(position.size)])
+
+        begin = np.zeros(len(self.names)) if start is None else start
+        found = least_squares(
+            all_residuals,
+            np.minimum(begin, self.upper - 1e-6),
+            jac=jacobian,
+            bounds=(np.full(begin.size, -_FARTHEST), self.upper),
+            xtol=1e-5,
+            ftol=1e-5,
+            max_nfev=40,
+        )
+        return self._summary(found.x, found.jac)
+
+    def _summary(self, position: Floats, jacobian: Floats) -> Estimate:
+        width = np.sqrt(np.diag(np.linalg.inv(jacobian.T @ jacobian)))
+        at_bound = (position > self.upper - 0.01) | (position < 0.01 - _FARTHEST)
+        values = self.median * np.exp(position * self.width)
+        return Estimate(
+            dict(zip(self.names, values.tolist(), strict=True)),
+            position,
+            tuple(name for name, there in zip(self.names, at_bound, strict=True) if there),
+            tuple(name for name, free in zip(self.names, width > _FREE, strict=True) if free),
+        )
+
+
+def _soft(residual: Floats) -> Floats:
+    """Soft L1: quadratic up to `SPREAD`, then linear. Published rows have anomalies of a factor of two."""
+    scaled = residual / SPREAD
+    return np.asarray(np.sign(scaled) * np.sqrt(2.0 * (np.sqrt(1.0 + scaled**2) - 1.0)))
+
+
+def needed(table: RunTable) -> Sequence[FitConstant]:
+    """The constants that some row depends on."""
+    runs = table.runs
+    features = {
+        "": True,
+        "tp": any(run.tp > 1 for run in runs),
+        "tp_nodes": bool((table.tp > table.near).any()),
+        "pp": any(run.pp > 1 for run in runs),
+        "dp": bool((table.replicas * table.tp > table.near).any()),
+        "unaligned": any(run.model.attention.qk_dim % 8 for run in runs),
+        "split": any(run.split for run in runs),
+        "gemm": any(run.precision in ("bf16", "fp16") for run in runs),
+        "fp8": any(run.precision == "fp8" for run in runs),
+        "fp4": any(run.precision == "fp4" for run in runs),
+        "moe": any(run.model.moe for run in runs),
+        "ep": any(run.ep > 1 for run in runs),
+        "cp": any(run.cp > 1 for run in runs),
+    }
+    return [constant for constant in CONSTANTS if features[constant.needs]]
+
+
+def at(values: dict[str, float]) -> ConstantVectors:
+    """One vector of constants; those that are not in ``values`` stay at their priors' medians."""
+    names = [name for name in values if name in BY_NAME]
+    return ConstantVectors.of(names, np.array([[values[name] for name in names]]))

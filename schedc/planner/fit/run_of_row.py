@@ -1,0 +1,62 @@
+"""Makes the training run of a row: model and spread over devices, checked for sizes that contradict each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from schedc.planner.cluster.values import Cluster
+from schedc.planner.model.values import AttentionKind, AttentionSizes, ModelSizes, MoeSizes
+from schedc.planner.times.run import TrainingRun
+
+_DEFAULT_VOCAB = 51200
+"""Entries of the vocabulary where a row says none: GPT-2's, padded as Megatron does."""
+
+
+def run_of(cells: Mapping[str, Any], cluster: Cluster) -> TrainingRun:
+    """The run of a row's cells. Raises `ValueError` with a message for sizes that contradict each other."""
+    model = _model(cells)
+    tp, pp, dp, cp = (cells[name] for name in ("tp", "pp", "dp", "cp"))
+    if 0 in (tp, pp, dp, cp, cells["vpp"], cells["ep"], cells["microbatch"], cells["batch"]):
+        raise ValueError("a group, a microbatch or a batch of 0")
+    if cells["devices"] not in (0, tp * pp * dp * cp):
+        raise ValueError(f"tp*pp*dp*cp is {tp * pp * dp * cp}, not {cells['devices']} devices")
+    microbatches, rest = divmod(cells["batch"], dp * cells["microbatch"])
+    if rest or not microbatches:
+        raise ValueError(f"a batch of {cells['batch']} is no multiple of dp*microbatch = {dp * cells['microbatch']}")
+    if pp * cells["vpp"] > model.layers + 2:
+        raise ValueError(f"{model.layers} layers do not fill {pp * cells['vpp']} stages")
+    if model.moe is not None and (model.moe.experts % cells["ep"] or (tp * dp * cp) % cells["ep"]):
+        raise ValueError(f"ep = {cells['ep']} divides either not the experts or not tp*dp*cp")
+    names = [field.name for field in fields(TrainingRun)]
+    given: dict[str, Any] = {name: cells[name] for name in names if name in cells}
+    given |= {name: bool(cells[name]) for name in ("fused", "sequence_parallel", "overlap", "graphs", "dropout")}
+    return TrainingRun(**given | {"model": model, "cluster": cluster, "microbatches": microbatches})
+
+
+def _model(cells: Mapping[str, Any]) -> ModelSizes:
+    heads, hidden = cells["heads"], cells["hidden"]
+    if 0 in (heads, hidden, cells["layers"], cells["seq"]):
+        raise ValueError("a model with 0 layers, columns, heads or tokens")
+    moe = None
+    if cells["experts"]:
+        moe = MoeSizes(
+            cells["experts"], cells["top"], cells["width"], shared=cells["shared"], first_dense=cells["first_dense"]
+        )
+        if not 0 < moe.top <= moe.experts:
+            raise ValueError(f"a token takes {moe.top} of {moe.experts} experts")
+    head = cells["head_dim"] or hidden // heads
+    attention = AttentionSizes(
+        heads,
+        cells["kv_heads"] or heads,
+        head,
+        cells["v_dim"] or head,
+        AttentionKind.MLA if cells["kv_lora"] else AttentionKind.GQA,
+        **{name: cells[name] for name in ("q_lora", "kv_lora", "rope_dim", "window")},
+        windowed=tuple(range(0, cells["layers"], 2)) if cells["window"] else (),
+    )
+    sizes = {name: cells[name] for name in ("ffn", "seq", "norms")}
+    vocab, gated, tied = cells["vocab"] or _DEFAULT_VOCAB, bool(cells["gated"]), bool(cells["tied"])
+    layers = cells["layers"]
+    return ModelSizes(cells["model"], layers, hidden, vocab, attention, moe=moe, gated=gated, tied=tied, **sizes)

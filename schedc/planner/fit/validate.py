@@ -1,0 +1,94 @@
+"""Checks a fit on rows that it has not seen: cross validation, models left out, and the choice among measured plans."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from schedc.ir.arrays import Floats
+from schedc.planner.fit.estimate import Estimate, Estimator
+from schedc.planner.fit.rows import MeasuredRow
+
+FOLDS, REPEATS = 5, 3
+
+_INTERVAL = 0.8
+_TOP = 5
+_LEAST_CHOICE = 4
+"""Measured plans of one model and batch that make a choice."""
+
+
+@dataclass(frozen=True)
+class ModelLeftOut:
+    """Errors on the rows of a model whose rows the fit has not seen. ratios: predicted over measured, less one."""
+
+    rows: int
+    mape_pct: float
+    bias_pct: float
+    ratios: tuple[float, ...]
+    regret_pct: float | None
+    """Step of the best of the five plans with the least prediction, over the least measured; None without a choice."""
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Errors on rows that a fit has not seen.
+
+    cv_mape_pct: mean error on rows left out in folds. models: errors by model left out; empty for rows of one model.
+    interval_pct: four fifths of these rows differ by no more from their prediction.
+    """
+
+    cv_mape_pct: float
+    models: dict[str, ModelLeftOut]
+    interval_pct: float
+
+
+def errors(estimator: Estimator, position: Floats) -> Floats:
+    """[rows] predicted over measured, less one."""
+    return np.asarray(estimator.predict(position) / estimator.step_s - 1.0)
+
+
+def validate(estimator: Estimator, rows: Sequence[MeasuredRow], whole: Estimate) -> Validation:
+    """Fits again without each fold, and without each model. Folds are drawn with fixed seeds."""
+    every = np.arange(len(rows))
+    unseen = []
+    for seed in range(REPEATS):
+        fold = np.random.default_rng(seed).permutation(every.size) % min(FOLDS, every.size)
+        for number in range(min(FOLDS, every.size)):
+            part = estimator.estimate(every[fold != number], whole.position)
+            unseen.append(errors(estimator, part.position)[fold == number])
+    folds = np.abs(np.concatenate(unseen))
+    models = {}
+    names = np.array([row.run.model.name for row in rows])
+    for name in dict.fromkeys(names.tolist()):
+        inside = names == name
+        if not inside.all():
+            part = estimator.estimate(every[~inside], whole.position)
+            models[name] = _left_out(estimator, rows, every[inside], part)
+    ratios = np.array([abs(ratio) for model in models.values() for ratio in model.ratios]) if models else folds
+    interval = float(np.quantile(ratios, _INTERVAL))
+    return Validation(100.0 * float(folds.mean()), models, 100.0 * interval)
+
+
+def _left_out(estimator: Estimator, rows: Sequence[MeasuredRow], own: Floats, part: Estimate) -> ModelLeftOut:
+    ratios = errors(estimator, part.position)[own]
+    predicted = estimator.predict(part.position)
+    regrets = []
+    for choice in _choices(rows, own).values():
+        best = min(rows[row].step_s for row in choice)
+        chosen = sorted(choice, key=lambda row: predicted[row])[:_TOP]
+        regrets.append(min(rows[row].step_s for row in chosen) / best - 1.0)
+    regret = 100.0 * max(regrets) if regrets else None
+    mape, bias = 100.0 * float(np.abs(ratios).mean()), 100.0 * float(ratios.mean())
+    return ModelLeftOut(own.size, mape, bias, tuple(ratios.tolist()), regret)
+
+
+def _choices(rows: Sequence[MeasuredRow], own: Floats) -> dict[tuple[object, ...], list[int]]:
+    """Rows that do the same step in other ways: of one model, batch, devices and precision."""
+    groups: defaultdict[tuple[object, ...], list[int]] = defaultdict(list)
+    for row in own.tolist():
+        run = rows[row].run
+        groups[run.model, run.batch, run.devices, run.precision, run.cluster.name].append(row)
+    return {key: choice for key, choice in groups.items() if len(choice) >= _LEAST_CHOICE}

@@ -1,0 +1,1 @@
+"""Predicts how long a training step takes, under many constants: products, exchanges, and a schedule's order."""

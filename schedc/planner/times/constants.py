@@ -1,0 +1,81 @@
+"""The constants of the cost model: their prior medians and widths, and many vectors of them as columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from schedc.ir.arrays import Floats
+
+
+@dataclass(frozen=True)
+class FitConstant:
+    """A constant of the cost model, before anything is measured.
+
+    median: the prior's, in ``unit``. width: standard deviation of its logarithm. most: the largest value that makes
+    sense. says: what it is, and whose figure the prior is.
+    """
+
+    name: str
+    median: float
+    width: float
+    unit: str
+    says: str
+    most: float = np.inf
+    needs: str = ""
+    """A feature that rows must have for the constant to matter."""
+
+
+CONSTANTS: tuple[FitConstant, ...] = (
+    FitConstant("gemm", 0.80, 0.15, "of peak", "large products; A100 tables of cuBLAS", 1.0),
+    FitConstant("gemm_k0", 200.0, 1.0, "columns", "products are half as fast at so many summed columns", 4000.0),
+    FitConstant("hbm", 0.75, 0.2, "of memory", "norms, activations, residuals, optimizer", 1.0),
+    FitConstant("attention", 0.5, 0.5, "of peak", "scores of attention and their sums", 1.0),
+    FitConstant("launch", 1.2e-3, 0.8, "s", "launches of one layer in one direction", 0.1),
+    FitConstant("tp_alpha", 30e-6, 0.7, "s", "start of an exchange between tensor ranks", 1e-2, "tp"),
+    FitConstant("tp", 0.67, 0.3, "of link", "exchanges between tensor ranks of one node", 1.5, "tp"),
+    FitConstant("tp_nodes", 0.4, 0.5, "of NICs", "exchanges between tensor ranks of several nodes", 2.0, "tp_nodes"),
+    FitConstant("p2p", 1.0, 0.6, "of NIC", "messages between stages", 8.0, "pp"),
+    FitConstant("dp", 0.6, 0.6, "of NICs", "sums of gradients", 4.0, "dp"),
+    FitConstant("chunk", 2e-3, 1.0, "s", "each op of a stage", 1.0),
+    FitConstant("step", 50e-3, 1.0, "s", "each step", 10.0),
+    FitConstant(
+        "unaligned", 1.3, 0.3, "", "time of products whose heads have a width that 8 does not divide", 4.0, "unaligned"
+    ),
+    FitConstant("split", 1.0, 0.1, "", "time of I and W beside that of B", 1.5, "split"),
+    FitConstant("fp8", 0.6, 0.2, "of peak", "large products in 8 bits", 1.0, "fp8"),
+    FitConstant("fp4", 0.4, 0.3, "of peak", "large products in 4 bits", 1.0, "fp4"),
+    FitConstant("grouped", 0.6, 0.25, "of peak", "products of experts", 1.0, "moe"),
+    FitConstant(
+        "grouped_r0", 200.0, 0.8, "rows", "products of experts are half as fast at so many rows", 4000.0, "moe"
+    ),
+    FitConstant("ep", 0.6, 0.4, "of link", "rows to experts and back", 1.5, "moe"),
+    FitConstant("cp", 0.6, 0.4, "of link", "keys and values to other context ranks", 1.5, "cp"),
+    FitConstant("moe_launch", 1.0, 0.5, "", "launches of a MoE layer over those of a dense one", 10.0, "moe"),
+)
+
+NAMES = tuple(constant.name for constant in CONSTANTS)
+BY_NAME = {constant.name: constant for constant in CONSTANTS}
+
+
+@dataclass(frozen=True, eq=False)
+class ConstantVectors:
+    """K vectors of constants; each is [1, K] under its name, to be multiplied with columns of rows."""
+
+    values: Mapping[str, Floats]
+
+    @classmethod
+    def of(cls, names: Sequence[str], vectors: Floats) -> ConstantVectors:
+        """The constants ``names`` from [K, names] values; all others at their prior medians."""
+        K = vectors.shape[0]
+        rows = {c.name: np.full((1, K), c.median) for c in CONSTANTS}
+        rows.update({name: vectors[:, column][None, :] for column, name in enumerate(names)})
+        return cls(rows)
+
+    def __getitem__(self, name: str) -> Floats:
+        return self.values[name]
+
+    def __len__(self) -> int:
+        return int(self.values["gemm"].shape[1])

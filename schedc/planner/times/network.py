@@ -1,0 +1,68 @@
+"""Times of exchanges: tensor, expert and context groups, messages of the pipeline, sums of gradients."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from schedc.ir.arrays import Floats
+from schedc.planner.times.constants import ConstantVectors
+from schedc.planner.times.table import RunTable
+
+
+def tensor_exchange(x: RunTable, c: ConstantVectors) -> Floats:
+    """[runs, K] seconds of an all-gather with its reduce-scatter of a microbatch's rows, or of one all-reduce.
+
+    Start times grow with the logarithm of the ranks, as trees and recursive doubling have them.
+    """
+    n = x.tp[:, None]
+    bytes = (2.0 * x.tokens * x.hidden)[:, None]
+    inside = x.link[:, None] * c["tp"]
+    over = np.minimum((x.rail * x.near)[:, None] * c["tp_nodes"], inside)
+    speed = np.where(n > x.near[:, None], over, inside)
+    return np.where(n > 1, 2.0 * (np.log2(n) * c["tp_alpha"] + (n - 1) / n * bytes / speed), 0.0)
+
+
+def message(x: RunTable, c: ConstantVectors) -> Floats:
+    """[runs, K] seconds of a message between stages. Inside a node it is no faster than the link."""
+    bytes = (2.0 * x.tokens * x.hidden)[:, None]
+    bytes = bytes / np.where(x.flag("sequence_parallel"), x.tp[:, None], 1.0)
+    near = x.once("message.near", lambda: (x.column(lambda run: run.devices) <= x.near)[:, None])
+    speed = np.where(near, x.link[:, None] * np.minimum(c["p2p"], 1.0), x.rail[:, None] * c["p2p"])
+    return np.where(x.flag("pipelined"), bytes / speed, 0.0)
+
+
+def expert_exchange(x: RunTable, c: ConstantVectors) -> Floats:
+    """[runs, K] seconds of one dispatch, or of one combine, of a microbatch on one layer.
+
+    Rows go to all ranks of the group alike: those of other nodes over the NICs, the others over links.
+    """
+    group = x.ep[:, None]
+    bytes = x.once("sent", lambda: 2.0 * x.tokens / x.tp * x.expert(lambda moe: moe.top) * x.hidden)[:, None]
+    share = np.minimum(x.near[:, None], group) / group
+    far = bytes * (1.0 - share) / (x.rail[:, None] * c["ep"])
+    near = bytes * (share - 1.0 / group) / (x.link[:, None] * c["ep"])
+    return np.asarray(near + far)
+
+
+def context_exchange(x: RunTable, c: ConstantVectors) -> Floats:
+    """[runs, K] seconds in which keys and values of a layer travel once around the context ranks."""
+    bytes = x.once("keys", lambda: _key_bytes(x))[:, None] * (x.cp - 1.0)[:, None]
+    near = ((x.tp * x.cp) <= x.near)[:, None]
+    return np.asarray(bytes / (np.where(near, x.link[:, None], x.rail[:, None]) * c["cp"]))
+
+
+def _key_bytes(x: RunTable) -> Floats:
+    return 2.0 * x.tokens / x.tp * x.attention(lambda a: a.kv_heads * (a.qk_dim + a.v_dim))
+
+
+def gradient_sum(x: RunTable, c: ConstantVectors, bytes: Floats) -> Floats:
+    """[runs, K] seconds of the sum of ``bytes`` [runs] of gradients over the replicas.
+
+    Replicas of one group that share a node use its NICs together.
+    """
+    ranks = x.replicas
+    beside = np.maximum(1.0, np.minimum(ranks, x.near / x.tp))
+    inside = x.link[:, None] * c["tp"]
+    far = np.minimum((x.rail * beside)[:, None] * c["dp"], inside)
+    speed = np.where((ranks * x.tp <= x.near)[:, None], inside, far)
+    return np.asarray((2.0 * (ranks - 1) / ranks * bytes)[:, None] / speed)

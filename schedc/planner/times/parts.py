@@ -1,0 +1,198 @@
+"""F, I and W of the parts of a model: a dense layer, a MoE layer, the embedding and the head, for many constants."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from schedc.ir.arrays import Floats
+from schedc.planner.times.constants import ConstantVectors
+from schedc.planner.times.network import context_exchange, expert_exchange, tensor_exchange
+from schedc.planner.times.products import LayerProduct, directions
+from schedc.planner.times.table import RunTable
+
+_BACKWARD_BYTES = 1.5
+"""Bytes that elementwise kernels move backward, over those forward: they read a result and a gradient."""
+
+_FUSED, _UNFUSED = 2.5, 2.0
+"""Products of scores backward over those forward: fused kernels compute the scores again."""
+
+
+@dataclass(frozen=True, eq=False)
+class PartTimes:
+    """[runs, K] seconds of a part for one microbatch: forward, input gradient, weight gradient."""
+
+    forward: Floats
+    input: Floats
+    weight: Floats
+
+    def __add__(self, other: PartTimes) -> PartTimes:
+        return PartTimes(self.forward + other.forward, self.input + other.input, self.weight + other.weight)
+
+
+def dense_layer(x: RunTable, c: ConstantVectors) -> PartTimes:
+    """A layer with a dense MLP."""
+    part, scores = _attention(x, c)
+    part += _products(x, "dense", c) + _elementwise(x, c, x.once("dense.bytes", lambda: _activation_bytes(x)))
+    exchanged = 2.0 * tensor_exchange(x, c) + context_exchange(x, c)
+    return _layer(x, part, scores, exchanged, c["launch"] + np.zeros((len(x), 1)))
+
+
+def moe_layer(x: RunTable, c: ConstantVectors) -> PartTimes:
+    """A layer with experts. Rows go to experts and back in both directions."""
+    part, scores = _attention(x, c)
+    part += _products(x, "moe", c) + _elementwise(x, c, x.once("moe.bytes", lambda: _expert_bytes(x)))
+    exchanged = 2.0 * tensor_exchange(x, c) + 2.0 * expert_exchange(x, c) + context_exchange(x, c)
+    return _layer(x, part, scores, exchanged, c["launch"] * c["moe_launch"] + np.zeros((len(x), 1)))
+
+
+def head(x: RunTable, c: ConstantVectors) -> PartTimes:
+    """The product with the vocabulary and the loss. No level recomputes them."""
+    logits = x.once("logits", lambda: x.tokens * x.size(lambda model: model.vocab) / x.tp)
+    loss = _moved(x, c, logits)
+    part = _products(x, "head", c)
+    return PartTimes(part.forward + 10.0 * loss, part.input + 8.0 * loss, part.weight)
+
+
+def embedding(x: RunTable, c: ConstantVectors) -> PartTimes:
+    """The rows that are looked up, and summed over tensor ranks."""
+    looked = _moved(x, c, 4.0 * x.tokens * x.hidden) + tensor_exchange(x, c)
+    return PartTimes(looked, np.zeros_like(looked), 3.0 * looked)
+
+
+# Products, by part.
+
+
+def _products(x: RunTable, part: str, c: ConstantVectors) -> PartTimes:
+    works = x.once(f"products.{part}", lambda: [directions(x, product) for product in _PRODUCTS[part](x)])
+    none = np.zeros((len(x), len(c)))
+    return PartTimes(*(sum((work[way].seconds(c) for work in works), none) for way in range(3)))
+
+
+def attention_products(x: RunTable) -> Sequence[LayerProduct]:
+    """The products in front of attention and behind it; with narrow vectors for MLA."""
+    heads, kv = x.attention(lambda a: a.heads) / x.tp, np.maximum(x.attention(lambda a: a.kv_heads) / x.tp, 1.0)
+    qk, rope, v = (x.attention(of) for of in (lambda a: a.qk_dim, lambda a: a.rope_dim, lambda a: a.v_dim))
+    q_lora, kv_lora = x.attention(lambda a: a.q_lora), x.attention(lambda a: a.kv_lora)
+    rows, hidden, one = x.tokens, x.hidden, np.ones(len(x))
+    return (
+        LayerProduct(rows, heads * qk + kv * (qk + v), hidden, one - x.mla),
+        LayerProduct(rows, q_lora, hidden, x.mla),
+        LayerProduct(rows, heads * (qk + rope), np.where(q_lora > 0, q_lora, hidden), x.mla),
+        LayerProduct(rows, kv_lora + rope, hidden, x.mla),
+        LayerProduct(rows, heads * (qk + v), kv_lora, x.mla),
+        LayerProduct(rows, hidden, heads * v, one),
+    )
+
+
+def _dense_products(x: RunTable) -> Sequence[LayerProduct]:
+    ffn, gated = x.size(lambda model: model.ffn) / x.tp, x.size(lambda model: model.gated)
+    one = np.ones(len(x))
+    return LayerProduct(x.tokens, ffn * (1 + gated), x.hidden, one), LayerProduct(x.tokens, x.hidden, ffn, one)
+
+
+def _moe_products(x: RunTable) -> Sequence[LayerProduct]:
+    experts, width = x.expert(lambda moe: moe.experts), x.expert(lambda moe: moe.width)
+    shared = x.expert(lambda moe: moe.shared) * width / x.tp
+    columns = 1.0 + x.size(lambda model: model.gated)
+    there = np.minimum(experts, 1.0)
+    local = experts / x.ep
+    rows = sent_rows(x) / np.maximum(local, 1.0)
+    return (
+        LayerProduct(x.tokens / x.tp, experts, x.hidden, there, wide=True),
+        LayerProduct(x.tokens, shared * columns, x.hidden, there),
+        LayerProduct(x.tokens, x.hidden, shared, there),
+        LayerProduct(rows, width * columns, x.hidden, local, grouped=True),
+        LayerProduct(rows, x.hidden, width, local, grouped=True),
+    )
+
+
+def _head_products(x: RunTable) -> Sequence[LayerProduct]:
+    columns = x.size(lambda model: model.vocab) / x.tp
+    return (LayerProduct(x.tokens, columns, x.hidden, np.ones(len(x)), wide=True),)
+
+
+_PRODUCTS = {"attention": attention_products, "dense": _dense_products, "moe": _moe_products, "head": _head_products}
+
+
+def sent_rows(x: RunTable) -> Floats:
+    """[runs] rows that a rank sends to experts, for one microbatch and layer."""
+    return x.tokens / x.tp * x.expert(lambda moe: moe.top)
+
+
+# What is not a product with weights.
+
+
+def _moved(x: RunTable, c: ConstantVectors, bytes: Floats) -> Floats:
+    return np.asarray((bytes / x.hbm)[:, None] / c["hbm"])
+
+
+def _elementwise(x: RunTable, c: ConstantVectors, bytes: Floats) -> PartTimes:
+    time = _moved(x, c, bytes)
+    return PartTimes(time, _BACKWARD_BYTES * time, np.zeros_like(time))
+
+
+def _activation_bytes(x: RunTable) -> Floats:
+    ffn, gated = x.size(lambda model: model.ffn), x.size(lambda model: model.gated)
+    return x.tokens * ffn / x.tp * (4.0 + 2.0 * gated)
+
+
+def _expert_bytes(x: RunTable) -> Floats:
+    """Rows are permuted and brought back; each expert has an activation; the router has scores."""
+    rows, width = sent_rows(x), x.expert(lambda moe: moe.width)
+    scores = x.tokens / x.tp * x.expert(lambda moe: moe.experts)
+    return 8.0 * rows * x.hidden + rows * width * (4.0 + 2.0 * x.size(lambda model: model.gated)) + 4.0 * scores
+
+
+def _norm_bytes(x: RunTable) -> Floats:
+    """Norms, two residuals, and the turned queries and keys."""
+    norms, drop = x.size(lambda model: model.norms), 1.0 * x.flag("dropout")[:, 0]
+    heads = x.attention(lambda a: (a.heads + a.kv_heads) * a.score_dim) / x.tp
+    return x.shared_rows * x.hidden * (4.0 * norms + 12.0 + 2.0 * drop) + 4.0 * x.tokens * heads
+
+
+def _attention(x: RunTable, c: ConstantVectors) -> tuple[PartTimes, Floats]:
+    """The attention of a layer, with the norms and residuals of the whole layer; and its scores forward."""
+    forward, backward = _scores(x, c)
+    part = _products(x, "attention", c) + _elementwise(x, c, x.once("norm.bytes", lambda: _norm_bytes(x)))
+    return part + PartTimes(forward, backward, np.zeros_like(forward)), forward
+
+
+def _score_sizes(x: RunTable) -> tuple[Floats, Floats, Floats]:
+    """[runs, 1] FLOPs of scores and weighted sums; scores that go through memory; whether heads are unaligned."""
+    pairs = x.tokens * x.attended * x.attention(lambda a: a.heads) / x.tp
+    fused = x.flag("fused")[:, 0]
+    wide = x.attention(lambda a: a.score_dim + a.v_dim)
+    flops = 2.0 * pairs * wide * np.where(fused, 0.5, 1.0)
+    odd = x.attention(lambda a: a.qk_dim % 8 > 0)
+    return flops[:, None], np.where(fused, 0.0, pairs)[:, None], odd[:, None]
+
+
+def _scores(x: RunTable, c: ConstantVectors) -> tuple[Floats, Floats]:
+    """[runs, K] forward and backward. Scores that are not fused go through memory: 8 bytes forward, 12 backward."""
+    flops, pairs, odd = x.once("scores", lambda: _score_sizes(x))
+    compute = flops / (x.wide_peak[:, None] * c["attention"]) * np.where(odd > 0, c["unaligned"], 1.0)
+    moved = pairs / (x.hbm[:, None] * c["hbm"])
+    dropped = 5.0 * x.flag("dropout")
+    backward = compute * np.where(x.flag("fused"), _FUSED, _UNFUSED) + moved * (12.0 + dropped)
+    return compute + moved * (8.0 + dropped), backward
+
+
+def _layer(x: RunTable, part: PartTimes, scores: Floats, exchanged: Floats, launch: Floats) -> PartTimes:
+    """Adds exchanges, recomputation and launches. launch: [runs, K] seconds of launches in one direction."""
+    launch = np.where(x.flag("graphs"), 0.0, launch)
+    whole, some = x.flag("recomputes_layers"), x.flag("recomputes_scores")
+    forward = part.forward + exchanged
+    again = np.where(whole, forward, np.where(some, scores, 0.0))
+    return PartTimes(
+        _launched(forward, launch),
+        _launched(part.input + exchanged + again, launch * np.where(whole, 2.0, 1.0)),
+        _launched(part.weight, 0.5 * launch),
+    )
+
+
+def _launched(device: Floats, launch: Floats) -> Floats:
+    """The time of kernels that are launched while others run: the longer of both, with a smooth corner."""
+    return np.asarray((device**4 + launch**4) ** 0.25)

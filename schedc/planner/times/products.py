@@ -1,0 +1,96 @@
+"""Matrix products of many runs: how well tiles fill the device, and how long each takes under many constants."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from schedc.ir.arrays import Floats
+from schedc.planner.times.constants import ConstantVectors
+from schedc.planner.times.table import RunTable
+
+_TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.97), (128, 64, 0.85), (64, 64, 0.85))
+"""Rows and columns that one block computes, and its speed beside the largest."""
+
+
+@dataclass(frozen=True, eq=False)
+class LayerProduct:
+    """One product of many runs, [runs] each: m x k times k x n, as it runs forward, ``count`` times.
+
+    grouped: whether all its repetitions run as one kernel, each with other weights. wide: whether it stays in 16 bits.
+    """
+
+    m: Floats
+    n: Floats
+    k: Floats
+    count: Floats
+    grouped: bool = False
+    wide: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class ProductWork:
+    """What a product takes in one direction, whatever the constants; [runs, 1] each.
+
+    grouped: as in `LayerProduct`. flops, bytes: sums over its repetitions. fill: the share of the device that computes.
+    summed: columns that are summed. rows: rows of a repetition, forward. peak: FLOP/s. bits: 0 for products in 16 bits,
+    1 in 8, 2 in 4. hbm: bytes per second.
+    """
+
+    grouped: bool
+    flops: Floats
+    bytes: Floats
+    fill: Floats
+    summed: Floats
+    rows: Floats
+    peak: Floats
+    bits: Floats
+    hbm: Floats
+
+    def seconds(self, c: ConstantVectors) -> Floats:
+        """[runs, K] the longer of compute and memory."""
+        if self.grouped:
+            efficiency = c["grouped"] * self.rows / (self.rows + c["grouped_r0"])
+        else:
+            best = np.where(self.bits == 0, c["gemm"], np.where(self.bits == 1, c["fp8"], c["fp4"]))
+            efficiency = best * self.fill * self.summed / (self.summed + c["gemm_k0"])
+        compute = self.flops / (self.peak * efficiency)
+        return np.asarray(np.maximum(compute, self.bytes / (self.hbm * c["hbm"])))
+
+
+def fill_of(m: Floats, n: Floats, sms: Floats) -> Floats:
+    """[runs] the share of the device that computes, for the best tile: results over those of whole waves of blocks."""
+    best = np.full(m.shape, 1e-3)
+    for high, wide, speed in _TILES:
+        waves = np.maximum(1.0, np.ceil(np.ceil(m / high) * np.ceil(n / wide) / sms))
+        best = np.maximum(best, speed * m * n / (waves * sms * high * wide))
+    return best
+
+
+def directions(x: RunTable, product: LayerProduct) -> tuple[ProductWork, ProductWork, ProductWork]:
+    """The work of F, I and W. W reads and writes gradients of 4 bytes."""
+    m, n, k = product.m, product.n, product.k
+    none = np.zeros_like(n)
+    forward, input = _work(x, product, (m, n, k), none), _work(x, product, (m, k, n), none)
+    return forward, input, _work(x, product, (n, k, m), 8.0 * n * k)
+
+
+def _work(x: RunTable, product: LayerProduct, sizes: Sequence[Floats], more: Floats) -> ProductWork:
+    count = np.maximum(product.count, 0.0)
+    there = (count > 0) & np.all(np.stack(sizes) > 0, axis=0)
+    count = np.where(there, count, 0.0)
+    m, n, k = (np.where(there, size, 1.0) for size in sizes)
+    operand = 2.0 if product.wide else x.operand_bytes
+    columns = (
+        2.0 * m * n * k * count,
+        count * (operand * (m * k + n * k) + 2.0 * m * n + more),
+        fill_of(m, n, x.sms),
+        k,
+        np.maximum(product.m, 1.0),
+        x.wide_peak if product.wide else x.peak,
+        np.zeros_like(m) if product.wide else x.bits,
+        x.hbm,
+    )
+    return ProductWork(product.grouped, *(column[:, None] for column in columns))

@@ -1,0 +1,45 @@
+"""Parameters of the ranks of many runs: what gradients and the optimizer move, and what memory holds."""
+
+from __future__ import annotations
+
+from schedc.ir.arrays import Floats
+from schedc.planner.ledger.parameters import LedgerPart, layer_parameters, model_parameters
+from schedc.planner.times.run import TrainingRun
+from schedc.planner.times.table import RunTable
+
+OPTIMIZER_BYTES = 28.0
+"""Bytes per parameter that Adam reads and writes: gradient, master weight and two moments of 4, weight of 2."""
+
+
+def dense_parameters(x: RunTable) -> Floats:
+    """[runs] parameters of the fullest rank without its experts: those that all replicas share."""
+    return x.column(lambda run: max(dense for dense, _ in rank_parameters(run)))
+
+
+def expert_parameters(x: RunTable) -> Floats:
+    """[runs] parameters of the experts of the fullest rank."""
+    return x.column(lambda run: max(experts for _, experts in rank_parameters(run)))
+
+
+def rank_parameters(run: TrainingRun) -> list[tuple[float, float]]:
+    """[pp] parameters of each rank of a pipeline, without experts, and of its experts. Stage s is on rank s mod pp.
+
+    A head that uses the embedding has a copy of it where it is on another rank.
+    """
+    outside = model_parameters(run.model).outside
+    word = outside[LedgerPart.EMBEDDING]
+    result = []
+    for rank in range(run.pp):
+        layers = [
+            layer_parameters(run.model, layer)
+            for stage in range(rank, run.stages, run.pp)
+            for layer in run.layer_ranges()[stage]
+        ]
+        experts = sum(layer.get(LedgerPart.EXPERTS, 0) for layer in layers)
+        dense = sum(sum(layer.values()) for layer in layers) - experts
+        if rank == 0:
+            dense += word
+        if rank == run.pp - 1:
+            dense += outside.get(LedgerPart.HEAD, word if run.pp > 1 else 0)
+        result.append((dense / run.tp, experts / run.ep))
+    return result

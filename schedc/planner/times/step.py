@@ -1,0 +1,125 @@
+"""The time of a step: stages from their parts, the schedule's order simulated, sums of gradients, the optimizer."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from schedc.analysis.batch import simulate_batch
+from schedc.cost.batch import CostBatch
+from schedc.cost.costs import Costs
+from schedc.ir.arrays import Floats, Int64
+from schedc.planner.times.constants import ConstantVectors
+from schedc.planner.times.network import gradient_sum, message
+from schedc.planner.times.orders import order_of, ordered_by
+from schedc.planner.times.parts import PartTimes, dense_layer, embedding, head, moe_layer
+from schedc.planner.times.states import OPTIMIZER_BYTES, dense_parameters, expert_parameters
+from schedc.planner.times.table import RunTable
+
+Stages: TypeAlias = tuple[Floats, Floats, Floats]
+"""[runs, K, stages] each: F, I and W of one microbatch."""
+
+
+@dataclass(frozen=True, eq=False)
+class StepSeconds:
+    """[runs, K] seconds of the parts of a step, which add up to it.
+
+    pipeline: from the first op to the last; for schedules without a wait between steps, that of the busiest rank.
+    gradients: their sums, as far as no backward hides them. optimizer: its memory traffic. rest: what all steps have.
+    """
+
+    pipeline: Floats
+    gradients: Floats
+    optimizer: Floats
+    rest: Floats
+
+    @property
+    def step(self) -> Floats:
+        return self.pipeline + self.gradients + self.optimizer + self.rest
+
+
+def step_times(x: RunTable, c: ConstantVectors) -> StepSeconds:
+    """The times of all runs under all constants. Each order is made once, and simulated once for all that use it."""
+    parts = (dense_layer(x, c), moe_layer(x, c), embedding(x, c), head(x, c))
+    p2p = message(x, c)
+    pipeline = np.zeros((len(x), len(c)))
+    hidden = np.zeros((len(x), len(c)))
+    for rows in x.once("orders", lambda: _same_order(x)):
+        stages = _stage_times(x, rows, parts, c)
+        pipeline[rows] = _simulated(x, rows, stages, p2p[rows])
+        hidden[rows] = (stages[1] + stages[2])[:, :, :: x.runs[rows[0]].pp].sum(axis=2)
+    gradients = _gradients(x, c, pipeline, hidden)
+    states = x.once("states", lambda: _optimizer_bytes(x))
+    optimizer = (states / x.hbm)[:, None] / c["hbm"]
+    return StepSeconds(pipeline, gradients, optimizer, np.broadcast_to(c["step"], pipeline.shape))
+
+
+def _same_order(x: RunTable) -> list[Int64]:
+    """Rows of runs that have one order; a schedule that is ordered by costs has one per run."""
+    groups: defaultdict[tuple[object, ...], list[int]] = defaultdict(list)
+    for row, run in enumerate(x.runs):
+        own = row if run.limit else -1
+        groups[run.schedule, run.pp, run.microbatches, run.vpp, own].append(row)
+    return [np.array(rows) for rows in groups.values()]
+
+
+def _stage_times(x: RunTable, rows: Int64, parts: Sequence[PartTimes], c: ConstantVectors) -> Stages:
+    dense, moe, first, last = parts
+    layers = x.once(("layers", int(rows[0])), lambda: np.array([x.runs[row].layers_of() for row in rows], np.float64))
+    layers = layers[:, None]
+    split = np.where(x.flag("split")[rows][:, :, None], c["split"][:, :, None], 1.0)
+    more = c["chunk"][:, :, None]
+
+    def stages(way: str, factor: Floats | float, chunk: Floats) -> Floats:
+        of = [getattr(part, way)[rows][:, :, None] for part in (dense, moe, first, last)]
+        time = of[0] * layers[..., 0] + of[1] * layers[..., 1]
+        time[:, :, :1] += of[2]
+        time[:, :, -1:] += of[3]
+        return np.asarray(time * factor + chunk)
+
+    return stages("forward", 1.0, more), stages("input", split, 0.5 * more), stages("weight", split, 0.5 * more)
+
+
+def _simulated(x: RunTable, rows: Int64, stages: Stages, p2p: Floats) -> Floats:
+    """[rows, K] seconds of the pipeline."""
+    run = x.runs[rows[0]]
+    count, K, width = stages[0].shape
+    F, I, W = (time.reshape(count * K, width) for time in stages)  # noqa: E741
+    if run.limit:
+        times = [tuple(time[0].tolist()) for time in (F, I, W)]
+        costs = Costs(F=times[0], I=times[1], W=times[2], p2p=float(p2p[0, 0]))
+        order = ordered_by(run.schedule, run.pp, run.microbatches, run.vpp, run.limit, costs)
+    else:
+        order = order_of(run.schedule, run.pp, run.microbatches, run.vpp)
+    outcomes = simulate_batch(order, CostBatch(F, I, W, p2p=p2p.ravel()))
+    time = outcomes.span.max(axis=0) if run.free_steps else outcomes.makespan
+    return time.reshape(count, K)
+
+
+def _gradients(x: RunTable, c: ConstantVectors, pipeline: Floats, hidden: Floats) -> Floats:
+    """[runs, K] seconds of sums of gradients that nothing hides.
+
+    hidden: [runs, K] seconds of the last backward of a rank, beside which the sums run where they overlap. With FSDP
+    each microbatch gathers parameters twice and scatters gradients once, beside its compute.
+    """
+    own = x.once("gradient.bytes", lambda: _gradient_bytes(x))
+    time = gradient_sum(x, c, own)
+    microbatches = x.once("microbatches", lambda: x.column(lambda run: run.microbatches))[:, None]
+    sharded = microbatches * np.maximum(0.0, 1.5 * time - pipeline / microbatches)
+    late = np.where(x.flag("overlap"), np.maximum(0.0, time - hidden), time)
+    return np.where(x.flag("fully_sharded"), sharded, late)
+
+
+def _gradient_bytes(x: RunTable) -> Floats:
+    """[runs] bytes of gradients of the fullest rank. Experts that all replicas share out have nothing to sum."""
+    return (dense_parameters(x) + expert_parameters(x) * (x.ep < x.replicas)) * x.column(lambda run: run.grad_bytes)
+
+
+def _optimizer_bytes(x: RunTable) -> Floats:
+    shards = x.column(lambda run: run.dp * run.cp if run.zero else 1)
+    experts = np.maximum(1.0, shards * x.tp / x.ep)
+    return OPTIMIZER_BYTES * (dense_parameters(x) / shards + expert_parameters(x) / np.where(shards > 1, experts, 1.0))

@@ -1,0 +1,147 @@
+"""Columns of many training runs: the sizes that times are made of, one row per run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, TypeVar
+
+import numpy as np
+
+from schedc.ir.arrays import Bools, Floats
+from schedc.planner.cluster.values import Cluster, NetworkLevel
+from schedc.planner.model.values import AttentionKind, AttentionSizes, ModelSizes, MoeSizes
+from schedc.planner.times.run import TrainingRun
+
+_NO_EXPERTS = MoeSizes(0, 0, 0)
+
+_BITS = {"fp8": 1.0, "fp4": 2.0}
+_OPERAND = {"fp8": 1.0, "fp4": 0.6}
+"""Bytes of an operand, with the scales of its blocks."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False)
+class RunTable:
+    """Many runs. Every column is [runs].
+
+    tokens: tokens of a microbatch, in a rank's part of the context. shared_rows: rows of norms and residuals on a rank.
+    peak, wide_peak: FLOP/s of products; of those that stay in 16 bits. link, rail: bytes per second and direction of a
+    device inside its node, and its share of the NICs. near: devices that reach each other over the innermost level.
+    attended: keys that a query looks at, the mean over layers, not halved for causal scores.
+    """
+
+    runs: Sequence[TrainingRun]
+    kept: dict[Hashable, Any] = field(default_factory=dict, repr=False)
+
+    def __len__(self) -> int:
+        return len(self.runs)
+
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What ``make`` returns, made only the first time."""
+        if key not in self.kept:
+            self.kept[key] = make()
+        result: T = self.kept[key]
+        return result
+
+    def column(self, of: Callable[[TrainingRun], float]) -> Floats:
+        return np.array([of(run) for run in self.runs], np.float64)
+
+    def size(self, of: Callable[[ModelSizes], float]) -> Floats:
+        return self.column(lambda run: of(run.model))
+
+    def expert(self, of: Callable[[MoeSizes], float]) -> Floats:
+        return self.size(lambda model: of(model.moe or _NO_EXPERTS))
+
+    def attention(self, of: Callable[[AttentionSizes], float]) -> Floats:
+        return self.size(lambda model: of(model.attention))
+
+    def machine(self, of: Callable[[Cluster], float]) -> Floats:
+        return self.column(lambda run: of(run.cluster))
+
+    def flag(self, name: str) -> Bools:
+        """[runs, 1] a field of the runs that is true or false."""
+        return self.once(name, lambda: np.array([[bool(getattr(run, name))] for run in self.runs]))
+
+    @cached_property
+    def tp(self) -> Floats:
+        return self.column(lambda run: run.tp)
+
+    @cached_property
+    def cp(self) -> Floats:
+        return self.column(lambda run: run.cp)
+
+    @cached_property
+    def ep(self) -> Floats:
+        return self.column(lambda run: run.ep)
+
+    @cached_property
+    def replicas(self) -> Floats:
+        return self.column(lambda run: run.dp * run.cp)
+
+    @cached_property
+    def hidden(self) -> Floats:
+        return self.size(lambda model: model.hidden)
+
+    @cached_property
+    def tokens(self) -> Floats:
+        return self.column(lambda run: run.tokens)
+
+    @cached_property
+    def shared_rows(self) -> Floats:
+        return self.tokens / np.where(self.flag("sequence_parallel")[:, 0], self.tp, 1.0)
+
+    @cached_property
+    def mla(self) -> Floats:
+        return self.attention(lambda sizes: sizes.kind == AttentionKind.MLA)
+
+    @cached_property
+    def bits(self) -> Floats:
+        return self.column(lambda run: _BITS.get(run.precision, 0.0))
+
+    @cached_property
+    def operand_bytes(self) -> Floats:
+        return self.column(lambda run: _OPERAND.get(run.precision, 2.0))
+
+    @cached_property
+    def peak(self) -> Floats:
+        return self.column(lambda run: run.cluster.peak(run.precision))
+
+    @cached_property
+    def wide_peak(self) -> Floats:
+        return self.column(lambda run: run.cluster.peak("bf16" if run.precision in _BITS else run.precision))
+
+    @cached_property
+    def sms(self) -> Floats:
+        return self.machine(lambda cluster: cluster.device.sms)
+
+    @cached_property
+    def hbm(self) -> Floats:
+        return self.machine(lambda cluster: cluster.device.hbm_Bps)
+
+    @cached_property
+    def near(self) -> Floats:
+        return self.machine(lambda cluster: cluster.levels[0].size)
+
+    @cached_property
+    def link(self) -> Floats:
+        return self.machine(lambda cluster: cluster.device_Bps(cluster.levels[0]))
+
+    @cached_property
+    def rail(self) -> Floats:
+        return self.machine(lambda cluster: cluster.device_Bps(_outer(cluster)))
+
+    @cached_property
+    def attended(self) -> Floats:
+        return self.size(_attended)
+
+
+def _outer(cluster: Cluster) -> NetworkLevel:
+    return cluster.levels[1] if len(cluster.levels) > 1 else cluster.levels[0]
+
+
+def _attended(model: ModelSizes) -> float:
+    windows = [model.window_of(layer) for layer in range(model.layers)]
+    return float(np.mean([min(2 * window, model.seq) if window else model.seq for window in windows]))

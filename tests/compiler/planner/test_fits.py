@@ -1,0 +1,145 @@
+"""Fits of constants: step times by hand, constants found again, rows that no fit has seen, and rows refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from schedc.cli import main
+from schedc.diagnostics import DiagnosticError
+from schedc.planner.cluster.read import load_cluster
+from schedc.planner.fit.estimate import Estimator, at
+from schedc.planner.fit.fitted import check_matches, fit_text, load_fit
+from schedc.planner.fit.rows import MeasuredRows, load_rows
+from schedc.planner.model.values import AttentionSizes, ModelSizes
+from schedc.planner.times.constants import CONSTANTS
+from schedc.planner.times.run import TrainingRun
+from schedc.planner.times.step import step_times
+from schedc.planner.times.table import RunTable
+from support.paths import ROOT
+
+PUBLISHED = ROOT / "benchmarks" / "published"
+A100 = load_cluster(PUBLISHED / "clusters" / "a100-800g.toml")
+MODEL = ModelSizes("m", 24, 2048, 51200, AttentionSizes(16, 16, 128, 128), ffn=8192, gated=False, seq=1024)
+PRIORS = {constant.name: constant.median for constant in CONSTANTS}
+
+
+def steps(*runs: TrainingRun, **constants: float) -> np.ndarray:
+    return step_times(RunTable(runs), at(PRIORS | constants)).step[:, 0]
+
+
+def test_one_rank_repeats_its_microbatch() -> None:
+    """M microbatches on one device take M times as long as one, but for what each step has once."""
+    one, two, four = (TrainingRun(MODEL, A100, microbatches=count) for count in (1, 2, 4))
+    a, b, c = steps(one, two, four)
+    assert c - b == pytest.approx(2 * (b - a), rel=1e-12)
+
+
+def test_products_alone_take_their_flops() -> None:
+    """Without launches, memory or scores, a step is 6 FLOPs per weight and token at the fitted share of peak."""
+    big = ModelSizes("big", 4, 16384, 256, AttentionSizes(128, 128, 128, 128), ffn=65536, gated=False, seq=2048)
+    run = TrainingRun(big, A100, microbatch=8, precision="bf16")
+    tiny = {"launch": 1e-9, "chunk": 1e-9, "step": 1e-9, "gemm_k0": 1e-6, "hbm": 1e6, "attention": 1e6}
+    (time,) = steps(run, gemm=1.0, **tiny)
+    weights = 4 * (4 + 8) * 16384**2 + 256 * 16384
+    assert time == pytest.approx(6 * weights * 8 * 2048 / 312e12, rel=0.03)  # blocks that do not fill the last wave
+
+
+def test_ranks_add_a_ramp_and_exchanges_take_time() -> None:
+    four = TrainingRun(MODEL, A100, pp=4, microbatches=8)
+    alone, more = steps(four), steps(TrainingRun(MODEL, A100, pp=4, microbatches=16))
+    assert 1.5 < more / alone < 2.0  # eight more microbatches, and the same ramp
+    slow = [steps(TrainingRun(MODEL, A100, tp=tp, microbatches=8))[0] for tp in (1, 8)]
+    assert slow[0] / 8 < slow[1] < slow[0]
+    assert steps(TrainingRun(MODEL, A100, tp=16), tp_nodes=0.1) > steps(TrainingRun(MODEL, A100, tp=16), tp_nodes=1.0)
+
+
+@pytest.mark.parametrize(("name", "most"), [("vtrain_multi", 6.5), ("bloom", 5.0)])
+def test_shipped_fits_predict_published_steps(name: str, most: float) -> None:
+    rows = load_rows(PUBLISHED / f"{name}.csv").rows
+    fit = load_fit(PUBLISHED / f"{name}.fit.toml")
+    predicted = step_times(RunTable([row.run for row in rows]), at(fit.constants)).step[:, 0]
+    errors = predicted / np.array([row.step_s for row in rows]) - 1
+    assert 100 * np.abs(errors).mean() <= most
+    assert fit.rows == len(rows)
+
+
+def test_constants_are_found_again() -> None:
+    """Steps that the model itself made, by constants away from their priors, lead back to these constants."""
+    pytest.importorskip("scipy")
+    runs = [
+        TrainingRun(MODEL, A100, tp=tp, pp=pp, microbatch=size, microbatches=count)
+        for tp, pp in ((1, 1), (2, 1), (1, 2), (8, 1), (2, 2))
+        for size in (1, 8, 32)
+        for count in (1, 4)
+    ]
+    truth = {"gemm": 0.7, "launch": 3e-3, "tp": 0.4}
+    estimator = Estimator(RunTable(runs), steps(*runs, **truth))
+    estimate = estimator.estimate(np.arange(len(runs)))
+    assert np.abs(estimator.predict(estimate.position) / estimator.step_s - 1).max() < 0.03
+    assert {name: estimate.constants[name] / value for name, value in truth.items()} == pytest.approx(
+        dict.fromkeys(truth, 1.0), rel=0.15
+    )
+    assert "attention" not in estimate.at_bound
+
+
+def test_the_command_writes_a_fit_and_names_what_it_left_out(tmp_path: Path) -> None:
+    pytest.importorskip("scipy")
+    out = tmp_path / "k.fit.toml"
+    arguments = ["fit", str(PUBLISHED / "zerobubble_t4.csv"), "--only", "1f1b", "--json", "-o", str(out)]
+    result = CliRunner().invoke(main, arguments)
+    facts = json.loads(result.stdout)
+    assert facts["fit_mape_pct"] < 4
+    assert len(facts["left_out"]) + facts["rows"] == 39
+    assert all(row["reason"] for row in facts["left_out"])
+    assert {"split"}.isdisjoint(facts["constants"])  # no such row splits its backward
+    fit = load_fit(out)
+    assert fit_text(fit) == out.read_text(encoding="utf-8")
+
+
+def test_a_fit_of_another_device_is_refused() -> None:
+    rows = load_rows(PUBLISHED / "mbridge_25_09.csv")
+    with pytest.raises(DiagnosticError) as caught:
+        check_matches(load_fit(PUBLISHED / "bloom.fit.toml"), MeasuredRows(rows.source, rows.rows[:1], ()))
+    assert {diagnostic.code for diagnostic in caught.value.diagnostics} == {"S726"}
+
+
+@pytest.mark.parametrize(
+    "text", ["", "schema = 1", 'schema = "schedc.fit/1"\nname = 3\n[constants]\ngemm = nan\nx = 1']
+)
+def test_a_file_that_is_no_fit_is_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.fit.toml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(DiagnosticError) as caught:
+        load_fit(path)
+    assert {diagnostic.code for diagnostic in caught.value.diagnostics} == {"S725"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "code"),
+    [
+        (",0.8,", ",nan,", "S722"),
+        (",0.8,10240", ",,", "S722"),
+        (",0.8,10240", ",0.8", "S722"),
+        ("GPT-1B,24", "GPT-1B,0", "S723"),
+        ("cluster.toml,4,64", "cluster.toml,5,64", "S723"),
+        ("cluster.toml,4", "none.toml,4", "S705"),
+        ("batch,dp", "batch,batch", "S721"),
+        ("GPT-1B", '"GPT-1B', "S720"),
+    ],
+)
+def test_rows_are_refused_in_their_place(old: str, new: str, code: str, tmp_path: Path) -> None:
+    from schedc.codes import CODES
+
+    (tmp_path / "cluster.toml").write_text(CODES["S705"].right, encoding="utf-8")
+    path = tmp_path / "rows.csv"
+    right = CODES["S720"].right
+    assert old in right
+    path.write_text(right.replace(old, new), encoding="utf-8")
+    with pytest.raises(DiagnosticError) as caught:
+        load_rows(path)
+    assert caught.value.diagnostics[0].code == code
