@@ -14,6 +14,7 @@ the same code at toy sizes on a CPU, so that a machine without a GPU can test it
     offload         peak and time of a step: nothing moves, the first stage, all stages, and levels of recomputation
     swap            longest sequence under full recomputation, and peaks: its inputs on the device, and on the host
     loss            head and loss in chunks over the whole loss: time, and bytes at the peak
+    fusion          chains of a block as one function each: speed over the block as it is, and bytes at the peak
     copy_engine     slowdown of products and copies beside each other: copies by the copy engine, and by a kernel;
                     `lanes` are tables of a cost file with the copy engine's interference
     routes          ms of a rank's plan of routes at 64 ranks: as written, and captured in a graph
@@ -50,6 +51,7 @@ SECTIONS = {
     "offload": "gpu.offload",
     "swap": "gpu.swap",
     "loss": "gpu.loss",
+    "fusion": "gpu.fusion",
     "copy_engine": "gpu.copy_engine",
     "routes": "gpu.routes",
     "bags": "gpu.bags",

@@ -17,6 +17,7 @@ from schedc.attachments.units import shown
 from schedc.diagnostics import DiagnosticError
 from schedc_runtime.commands.options import report_failure
 from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.fusion.unit_chains import told_chains
 from schedc_runtime.partition import Partition, partition
 from schedc_runtime.partition.boundary import Boundary, Constant, TensorSpec
 
@@ -60,6 +61,7 @@ def report(parts: Partition) -> Iterator[str]:
         yield f"  units: {', '.join(units) or 'none'}"
         if others:
             yield f"  beside them: {', '.join(others)}"
+        yield from (f"  chains that `fuse auto` takes: {text}" for text in told_chains(module, units))
         if stage + 1 < parts.stages:
             yield from _crossing(record.boundaries[stage + 1], record.values[stage])
     if record.assumed:

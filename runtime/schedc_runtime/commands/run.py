@@ -45,6 +45,7 @@ from schedc_runtime.moe.kernels import Kernels, adding_alike
 from schedc_runtime.moe.products import compared_bitwise
 from schedc_runtime.parity.compare import ParityCheck, ReferenceCheck, SerialCheck
 from schedc_runtime.pipeline.cut import Cut
+from schedc_runtime.pipeline.fused import check_exact
 from schedc_runtime.pipeline.losses import Leftovers
 from schedc_runtime.pipeline.pipeline import Pipeline
 from schedc_runtime.ranks.mesh import Mesh
@@ -73,6 +74,7 @@ def _train(program: Program, plan: Attachments, mesh: Mesh, costs: Costs, option
     model = subject.model.to(device)
     kernels = costs.kernels
     if options.check == "bitwise":
+        check_exact(plan.fuse)
         plan = replace(plan, products=compared_bitwise(plan.products, device))
         kernels = adding_alike(kernels, device)
     check = _parity_check(subject, program, plan, mesh, kernels, options) if options.check == "bitwise" else None
@@ -98,6 +100,8 @@ def _train(program: Program, plan: Attachments, mesh: Mesh, costs: Costs, option
         optimizer.step()
         pipe.update_biases()
         _say(pipe, f"step {step}: loss {loss.item():.6f}{verdict}")
+    if plan.fuse is not None:
+        _say(pipe, pipe.report())
     if options.trace:
         _write_trace(pipe, Path(options.trace))
     if check is not None:

@@ -17,7 +17,8 @@ from schedc_runtime.fusion.recording import isolated
 from schedc_runtime.partition.effects import ambient
 
 _PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)
-_TORCH_ERRORS = (RuntimeError, TypeError, ValueError, NotImplementedError, AttributeError, AssertionError)
+TORCH_ERRORS = (RuntimeError, TypeError, ValueError, NotImplementedError, AttributeError, AssertionError)
+"""What a forward may raise on fake tensors."""
 
 
 class FusedCodes:
@@ -98,7 +99,7 @@ class FusedForward:
             return isolated(
                 lambda: fused_code(self.module, args, kwargs, wanted.rows, wanted.compile, wanted.opaque, wanted.names)
             )
-        except (RuntimeFault, *_TORCH_ERRORS) as error:
+        except (RuntimeFault, *TORCH_ERRORS) as error:
             self._reason((str(error).splitlines() or [type(error).__name__])[0])
             return None
 

@@ -29,7 +29,7 @@ class FusedStages:
             level = stage.recomputation.level
             for path, part in _roots(stage, level):
                 wanted = FusionRequest(
-                    path, self.rows, fuse.compiled, frozenset(_opaque(part, level)), _names(path, part, aliases)
+                    path, self.rows, fuse.compiled, frozenset(opaque_parts(part, level)), _names(path, part, aliases)
                 )
                 forward = FusedForward(part, wanted)
                 if put_forward(part, forward):
@@ -98,7 +98,7 @@ def _roots(stage: Stage, level: Level) -> Iterator[tuple[str, nn.Module]]:
                 yield f"{block}.{inner}" if inner else block, part
 
 
-def _opaque(part: nn.Module, level: Level) -> Iterator[str]:
+def opaque_parts(part: nn.Module, level: Level) -> Iterator[str]:
     """Submodules that stay calls: with parameters of their own, and regions of a level, across which nothing is fused.
 
     Activation functions are looked into: what replaces them is a region of the same level.

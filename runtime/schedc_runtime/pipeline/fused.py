@@ -4,11 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from schedc.attachments.fusions import COMPILED, FUSIONS
 from schedc.attachments.values import Fuse
 from schedc_runtime.compiled.settings import CompileSettings
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.fusion.fused_stages import FusedStages
 from schedc_runtime.stage.stage import Stage
+
+
+def check_exact(fuse: Fuse | None) -> None:
+    """Refuses what rounds otherwise where results are compared bit by bit; `auto` passes. Raises `RuntimeFault`."""
+    rounding = [name for name in fuse.names if not FUSIONS[name].exact] if fuse is not None else []
+    if fuse is not None and (rounding or fuse.compiled):
+        what = rounding[0] if rounding else COMPILED
+        raise RuntimeFault(
+            f"fuse {what}: gradients round otherwise, and bits are to be compared",
+            f"leave `{what}` out of the line, or `--check bitwise` out",
+        )
 
 
 def fused_blocks(

@@ -18,7 +18,10 @@ from schedc.diagnostics import DiagnosticError
 from schedc_runtime import Pipeline
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.fusion.fused_stages import FusedStages
+from schedc_runtime.fusion.unit_chains import told_chains
 from schedc_runtime.measure.held_bytes import held
+from schedc_runtime.partition import partition
+from schedc_runtime.pipeline.fused import check_exact
 from support.recompute_cases import block_stage, moe
 from support.runtime_cases import next_token_loss, small_gpt, tokens
 
@@ -144,6 +147,19 @@ def test_a_plan_made_in_python_is_checked() -> None:
         Pipeline(small_gpt(), program, plan=Attachments(fuse=Fuse(("gatd",))), **options)
     with pytest.raises(RuntimeFault, match="compile= and `fuse` in the plan exclude each other"):
         Pipeline(small_gpt(), program, plan=Attachments(fuse=Fuse()), compile=True, **options)
+
+
+def test_runs_that_compare_bits_refuse_what_rounds() -> None:
+    for fuse in (None, Fuse(), Fuse(("rope", "gated"))):
+        check_exact(fuse)
+    for fuse, what in ((Fuse(("rope", "gqa")), "gqa"), (Fuse(compiled=True), "compiled")):
+        with pytest.raises(RuntimeFault, match=f"fuse {what}: gradients round otherwise"):
+            check_exact(fuse)
+
+
+def test_units_are_told_before_anything_runs() -> None:
+    parts = partition(nn.Sequential(*(BLOCKS[name]() for name in ("gated", "gated", "rope"))), 1, blocks="")
+    assert list(told_chains(parts.modules[0], parts.blocks[0])) == ["gated 1 in 2 units", "rope 2 in 1 unit"]
 
 
 def steps(model: nn.Module, schedule: str, fuse: Fuse | None, batch: Any, targets: Tensor, **options: Any) -> Any:

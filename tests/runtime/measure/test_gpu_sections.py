@@ -69,6 +69,7 @@ def test_every_section_runs_on_a_cpu(
     assert results["fp8"]["error"]["quantized"] < 0.1
     assert results["recompute"]["light"]["memory"] < 0.9
     assert results["loss"]["early"]["peak"] < 0.3
+    assert results["fusion"]["block"]["chains"] == {"rope": 2, "gated": 1, "dropout_add": 2, "gqa": 1}
     assert results["offload"]["bytes_per_activation"] > 0
     assert results["swap"]["swapped"]["bytes_moved"] > results["swap"]["kept"]["bytes_moved"] == 0
     assert results["routes"]["ms_64_ranks"] == "not measured: a CPU captures no graph of launches"
