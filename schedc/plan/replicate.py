@@ -10,6 +10,7 @@ from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.placed_works import LaneTimes, PlacedWorks, run_with_works
 from schedc.analysis.timeline import durations
 from schedc.analysis.work_runs import WorkRuns
+from schedc.attachments.parameter_counts import moe_parameter_bytes
 from schedc.attachments.units import amount
 from schedc.attachments.values import Attachments
 from schedc.cost.costs import Costs
@@ -82,10 +83,10 @@ def replicate(
     costs: those of the stages. Raises `DiagnosticError`: S410 without a time `dp` or without parameters. S406 for a
     rank that holds too much. S144 for a number of replicas that the ranks of experts do not divide.
     """
-    schedule = dependencies.schedule
+    schedule, in_bytes = dependencies.schedule, _in_bytes(directives, plan)
+    layers = _with_experts(layers, plan) if in_bytes else layers
     sizes = replica_bytes(plan, layout, layers, schedule)
     _check(directives, plan, costs, sizes, replicas)
-    in_bytes = _in_bytes(directives)
     sent = costs.dp / (_GIGABYTE if in_bytes else 1.0)
     members = group_sizes(plan, replicas)
     per_byte = sent * (1 - 1 / replicas), sent * (1 - 1 / members[WorkGroup.SAME_EXPERTS])
@@ -141,12 +142,21 @@ def _room(
     return ShardingRoom(held, amount(memory) - standing)
 
 
-def _in_bytes(directives: Directives) -> bool:
-    """Whether the parameters of a plan are in bytes."""
+def _with_experts(layers: LayerCosts, plan: Attachments) -> LayerCosts:
+    """The costs with the parameters of MoE layers that follow from sizes, where the plan gives none and no memory."""
+    counted = moe_parameter_bytes(plan)
+    if counted is None or layers.parameters.moe:
+        return layers
+    return replace(layers, parameters=layers.parameters._replace(moe=float(counted), mtp=float(counted)))
+
+
+def _in_bytes(directives: Directives, plan: Attachments) -> bool:
+    """Whether the parameters of a plan are in bytes; without a number of them, whether they follow from sizes."""
     tree = directives.tree
     tables = [line for line in tree.lines if isinstance(line, TableLine) and line.word == "parameters"]
     units = [entry.unit for line in tables for entry in line.entries]
-    return any(units) or (tree.memory is not None and bool(tree.memory.unit))
+    written = [*units, *([tree.memory.unit] if tree.memory is not None else [])]
+    return any(written) if written else moe_parameter_bytes(plan) is not None
 
 
 def _check(directives: Directives, plan: Attachments, costs: Costs, sizes: ReplicaBytes, replicas: int) -> None:
