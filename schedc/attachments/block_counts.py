@@ -47,6 +47,8 @@ def dense_bytes(
     block: BlockSizes, hidden: int, dtype: str, level: Level = Level.NONE, fuse: Fuse | None = None
 ) -> float:
     """Bytes per token that a dense block holds at a level. fuse: of a plan; what it leaves out is held unfused."""
+    if level >= Level.LAYER:
+        return float(hidden * bytes_per_number(dtype))
     numbers = attention_numbers(block, hidden) + unfused_numbers(fuse, block, hidden, level)
     if level < Level.NORM:
         numbers += norm_numbers(block, hidden)

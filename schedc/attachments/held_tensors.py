@@ -66,15 +66,15 @@ def levels_up_to(level: Level) -> frozenset[Level | None]:
 
 ATTENTION = (
     HeldTensor("input", None, lambda x: x.hidden),
-    HeldTensor("query", None, lambda x: x.queries),
-    HeldTensor("key", None, lambda x: x.keys),
-    HeldTensor("value", None, lambda x: x.values),
-    HeldTensor("attention result", None, lambda x: x.results),
-    HeldTensor("input of MLP", None, lambda x: x.hidden),
-    HeldTensor("narrow query", None, lambda x: x.narrow_query),
-    HeldTensor("narrow keys", None, lambda x: x.narrow_keys + x.rotary),
-    HeldTensor("heads before norms", None, lambda x: x.normed_heads),
-    HeldTensor("results before norms", None, lambda x: x.behind),
+    HeldTensor("query", Level.LAYER, lambda x: x.queries),
+    HeldTensor("key", Level.LAYER, lambda x: x.keys),
+    HeldTensor("value", Level.LAYER, lambda x: x.values),
+    HeldTensor("attention result", Level.LAYER, lambda x: x.results),
+    HeldTensor("input of MLP", Level.LAYER, lambda x: x.hidden),
+    HeldTensor("narrow query", Level.LAYER, lambda x: x.narrow_query),
+    HeldTensor("narrow keys", Level.LAYER, lambda x: x.narrow_keys + x.rotary),
+    HeldTensor("heads before norms", Level.LAYER, lambda x: x.normed_heads),
+    HeldTensor("results before norms", Level.LAYER, lambda x: x.behind),
 )
 """Per token: attention, and the inputs of both halves of a layer."""
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from schedc.attachments.block_counts import dense_bytes, dense_flops, mlp_flops
+from schedc.attachments.block_counts import attention_flops, dense_bytes, dense_flops, mlp_flops
 from schedc.attachments.recompute_bytes import Saving, forward_flops, layer_bytes, saving
 from schedc.attachments.row_counts import arriving_rows, filled
 from schedc.attachments.values import Attachments, Level
@@ -45,6 +45,7 @@ def counted_saving(plan: Attachments, experts: bool, level: Level) -> Saving | N
         return saving(sizes, plan.dtype, level, arriving_rows(plan), filled(plan))
     if not experts and plan.block is not None and is_dense_sized(plan):
         held = (dense_bytes(plan.block, plan.hidden, plan.dtype, each, plan.fuse) for each in (Level.NONE, level))
-        flops = mlp_flops(plan.block, plan.hidden) if level is Level.FULL else 0
+        flops = mlp_flops(plan.block, plan.hidden) if level >= Level.FULL else 0
+        flops += attention_flops(plan.block, plan.hidden) if level >= Level.LAYER else 0
         return Saving(next(held) - next(held), flops)
     return None

@@ -121,7 +121,7 @@ def passing_bytes(experts: ExpertSizes, dtype: str, most: RowsPerToken) -> float
     return bytes_per_number(dtype) * (most.arrive * H + most.experts * (3 * H + 5 * F))
 
 
-_PRODUCTS = {Level.MEDIUM: (4, 4), Level.FULL: (4, 4)}
+_PRODUCTS = {Level.MEDIUM: (4, 4), Level.FULL: (4, 4), Level.LAYER: (4, 4)}
 """(per routed row, per shared expert) recomputed FLOPs, per column of a token and column of an expert.
 
 That is the first product; no gradient needs the result of the second one."""
@@ -141,6 +141,7 @@ def saving(experts: ExpertSizes, dtype: str, level: Level, arrive: float | None 
     per_row, per_shared = _PRODUCTS.get(level, (0, 0))
     products = per_row * experts.top * filled + per_shared * experts.shared
     flops = 2 * experts.hidden * experts.count * routed + products * experts.hidden * experts.width
+    flops += attention_flops(experts.block, experts.hidden) * (level >= Level.LAYER)
     return Saving(saved, round(flops))
 
 

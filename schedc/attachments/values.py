@@ -139,11 +139,12 @@ class Level(StrEnum):
     LIGHT = "light"
     MEDIUM = "medium"
     FULL = "full"
+    LAYER = "layer"
 
     @property
     def exchanges(self) -> bool:
         """Whether the recomputed region holds collectives."""
-        return self is Level.FULL
+        return self >= Level.FULL
 
     @property
     def place(self) -> int:

@@ -58,10 +58,10 @@ S1_PLANS: tuple[DiagnosticCode, ...] = (
         "S149",
         "a recomputation that cannot be read, or of nothing",
         "A line is `recompute`, then `all`, `chunk 0`, `stage 3` or `stage [0, 3]`, then a level (none, norm, act, "
-        "light, medium, full). `adaptive(s)` with `by rank` or `by group`, or `in bubbles`, may follow. The schedule "
-        "must have these chunks and stages at its sizes. A line for a stage overrides one for its chunk, which "
-        "overrides one for all. Two lines for the same stages contradict each other. A stage for which the schedule "
-        "has Rs cannot recompute `none`.",
+        "light, medium, full, layer). `adaptive(s)` with `by rank` or `by group`, or `in bubbles`, may follow. The "
+        "schedule must have these chunks and stages at its sizes. A line for a stage overrides one for its chunk, "
+        "which overrides one for all. Two lines for the same stages contradict each other. A stage for which the "
+        "schedule has Rs cannot recompute `none`.",
         "recompute chunk 1 light",
         "recompute chunk 0 light",
     ),

@@ -15,7 +15,7 @@ from schedc.layout.costs import LayerCosts
 from schedc.layout.parts import WORK, Layout, ModelPart, PartKind, layers_in
 from schedc.plan.level_shares import held_share, time_share, without_choices
 
-_LEVELS = {PartKind.DENSE: (Level.NONE, Level.NORM, Level.ACT, Level.FULL)}
+_LEVELS = {PartKind.DENSE: (Level.NONE, Level.NORM, Level.ACT, Level.FULL, Level.LAYER)}
 """The levels of a kind of layer, where it has not all."""
 _PREFERENCE = 1e-6
 """Time that each further level of a layer counts, over its forward: of two mixes that take the same time the one that

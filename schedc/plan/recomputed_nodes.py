@@ -39,6 +39,7 @@ def _levels_by_role(plan: Recompute, level: Level) -> dict[str, Level]:
     return {
         **({EXPERTS: Level.FULL if sends else level} if placed or sends else {}),
         **({"shared": level} if placed else {}),
+        **({"attention": level} if level >= Level.LAYER else {}),
         **(dict.fromkeys(SENDING, Level.FULL) if sends else {}),
     }
 

@@ -167,7 +167,7 @@ PLAN_WORDS = (
         "recompute",
         "RECOMPUTE",
         "recompute chunk 0 medium adaptive(2.0) by rank",
-        "what backward works out again: none, norm, act, light, medium or full; adaptive(2.0), or in bubbles;"
+        "what backward works out again: none, norm, act, light, medium, full or layer; adaptive(2.0), or in bubbles;"
         " stage 0 full 3 act 4: so many layers at each level; auto: what `memory` asks for",
         (
             "all",
@@ -183,6 +183,7 @@ PLAN_WORDS = (
             "light",
             "medium",
             "full",
+            "layer",
         ),
     ),
     PlanWord(

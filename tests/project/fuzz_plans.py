@@ -20,7 +20,7 @@ _ROLES = ("attention", "attn", "permute", "relay", "experts", "mlp", "relay_back
 _EXCHANGES = ("routing", "dispatch", "combine", "hot")
 _UNITS = ("", " GB", " MB", " KiB")
 _ODD_UNITS = (" TB", " Gbit", " GB/s", " gb", "GB", "/s", " GB*s")
-_LEVELS = ("none", "norm", "act", "light", "medium", "full")
+_LEVELS = ("none", "norm", "act", "light", "medium", "full", "layer")
 
 
 class PlanWriter:

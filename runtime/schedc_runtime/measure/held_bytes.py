@@ -10,7 +10,8 @@ from torch import Tensor, UntypedStorage
 from torch.utils import _pytree as pytree
 
 from schedc_runtime.errors import StageError
-from schedc_runtime.recompute.regions import NOTES, Recorder, SavedTensor
+from schedc_runtime.recompute.notes import SavedTensor
+from schedc_runtime.recompute.regions import NOTES, Recorder
 from schedc_runtime.segments.in_flight import MicrobatchState
 from schedc_runtime.segments.sliced import SlicedStage
 from schedc_runtime.segments.stage import SegmentedStage

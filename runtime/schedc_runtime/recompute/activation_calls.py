@@ -1,4 +1,7 @@
-"""Turns calls of activation functions, such as `functional.gelu`, into regions during the forward of a stage."""
+"""Turns calls of activation functions, such as `functional.gelu`, into regions during the forward of a stage.
+
+So are dropouts behind a recomputed attention, and the sum with a layer's input behind these.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from schedc.attachments.values import Level
-from schedc_runtime.recompute.regions import region
+from schedc_runtime.recompute.regions import SUMS, behind_attention, region
 
 ACTIVATIONS: frozenset[Any] = frozenset({
     *(getattr(functional, name) for name in (
@@ -23,6 +26,9 @@ ACTIVATIONS: frozenset[Any] = frozenset({
     *(getattr(Tensor, name) for name in ("relu", "sigmoid", "tanh")),
 })  # fmt: skip
 """torch's elementwise activation functions, without those that write in place."""
+
+
+_BEHIND_ATTENTION = SUMS | {functional.dropout, torch.dropout}
 
 
 class ActivationCalls(TorchFunctionMode):
@@ -36,6 +42,8 @@ class ActivationCalls(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
+        if func in _BEHIND_ATTENTION and _recomputable(args, kwargs) and behind_attention(args):
+            return region(Level.LAYER, partial(func, **kwargs) if kwargs and func not in SUMS else func, *args)
         if func not in ACTIVATIONS or not _recomputable(args, kwargs):
             return func(*args, **kwargs)
         return region(Level.ACT, partial(func, **kwargs) if kwargs else func, *args)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -16,10 +17,12 @@ from schedc_runtime.ranks.exchange import Exchange
 from schedc_runtime.recompute.activation_calls import ActivationCalls
 from schedc_runtime.recompute.adaptive import Adaptive, Arrivals
 from schedc_runtime.recompute.layers import LayerForward
-from schedc_runtime.recompute.regions import Recorder, region
+from schedc_runtime.recompute.regions import Recorder, region, region_of_attention, region_of_layer
 
 _MLP = ("mlp", "feed_forward", "ffn")
 """Names of the MLP in a dense block."""
+_ATTENTION = ("attention", "attn", "self_attention", "self_attn")
+"""Names of the attention in a block."""
 
 
 class Recomputation:
@@ -114,16 +117,21 @@ def _recomputed(plan: Recompute, shape: StageShape | None) -> tuple[dict[int, fl
     return recomputed, frozenset(node for node in recomputed if nodes[node].role in REPLAYED)
 
 
-def install(module: nn.Module) -> None:
-    """Make regions of the norms, activation modules and dense MLPs inside ``module``.
+def install(module: nn.Module, blocks: Iterable[str] = ()) -> None:
+    """Make regions of the norms, activation modules, attentions and dense MLPs inside ``module``, and of dense blocks.
+
+    blocks: paths of the blocks in ``module``. Those that hold an exchange, or statistics that a second run would
+    count, are no regions; the parts inside of them are.
 
     Layers of this package declare their regions themselves; `ActivationCalls` sees activation functions. Regions do
     nothing until a stage recomputes. `uninstall` removes them.
     """
-    for level, layer in _regions(module):
+    dense = [block for block in map(module.get_submodule, blocks) if _runs_twice(block)]
+    regions = [(_call_of(level), layer) for level, layer in _regions(module)]
+    for call, layer in [*((region_of_layer, block) for block in dense), *regions]:
         inner = layer.__dict__.get("forward")
         if inner is None or hasattr(inner, FUSED):
-            layer.__dict__["forward"] = _RegionForward(layer, level, inner)
+            layer.__dict__["forward"] = _RegionForward(layer, call, inner)
 
 
 def uninstall(module: nn.Module) -> None:
@@ -170,15 +178,34 @@ class _RegionForward:
     inner: what runs in place of the forward of the layer's class; None for that one.
     """
 
-    def __init__(self, layer: nn.Module, level: Level, inner: Any = None) -> None:
-        self.layer, self.level, self.inner = layer, level, inner
+    def __init__(self, layer: nn.Module, call: Callable[..., Any], inner: Any = None) -> None:
+        self.layer, self.call, self.inner = layer, call, inner
 
     def __call__(self, *args: Any, **options: Any) -> Any:
-        if self.inner is not None:
-            return self.inner(*args, **options) if options else region(self.level, self.inner, *args)
-        if options:
-            return type(self.layer).forward(self.layer, *args, **options)
-        return region(self.level, type(self.layer).forward, self.layer, *args)
+        forward, own = (type(self.layer).forward, (self.layer,)) if self.inner is None else (self.inner, ())
+        if not options:
+            return self.call(forward, *own, *args)
+        return self.call(_WithOptions(forward, tuple(options)), *own, *args, *options.values())
+
+
+class _WithOptions(NamedTuple):
+    """A forward whose last arguments are its options ``names``: tensors among them are arguments of the region."""
+
+    forward: Callable[..., Any]
+    names: tuple[str, ...]
+
+    def __call__(self, *args: Any) -> Any:
+        first = len(args) - len(self.names)
+        return self.forward(*args[:first], **dict(zip(self.names, args[first:], strict=True)))
+
+
+def _runs_twice(block: nn.Module) -> bool:
+    return not any(isinstance(part, Exchange) or hasattr(part, "num_batches_tracked") for part in block.modules())
+
+
+def _call_of(level: Level) -> Callable[..., Any]:
+    """What calls a part of a layer as a region of ``level``."""
+    return region_of_attention if level is Level.LAYER else partial(region, level)
 
 
 def _regions(module: nn.Module) -> Iterator[tuple[Level, nn.Module]]:
@@ -189,10 +216,12 @@ def _regions(module: nn.Module) -> Iterator[tuple[Level, nn.Module]]:
             yield Level.ACT, layer
         elif name.rpartition(".")[2] in _MLP and not any(isinstance(part, Exchange) for part in layer.modules()):
             yield Level.FULL, layer
+        elif name.rpartition(".")[2] in _ATTENTION and _runs_twice(layer):
+            yield Level.LAYER, layer
 
 
 def region_paths(module: nn.Module, level: Level) -> list[str]:
-    """The paths, from ``module`` on, of the norms and dense MLPs that are regions at ``level``."""
+    """The paths, from ``module`` on, of the norms, attentions and dense MLPs that are regions at ``level``."""
     names = {id(part): path for path, part in module.named_modules()}
     return [names[id(part)] for own, part in _regions(module) if own <= level and own is not Level.ACT]
 

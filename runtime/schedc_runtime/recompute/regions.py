@@ -26,8 +26,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from schedc.attachments.values import Level
 from schedc_runtime.errors import StageError
-from schedc_runtime.offload.boxes import BoxNote, unwritten
+from schedc_runtime.offload.boxes import BoxNote
 from schedc_runtime.recompute.facts_of_tensors import autocast_of, is_parameter, storage_number, weak_reference
+from schedc_runtime.recompute.notes import Producer, RegionOutput, SavedTensor
 from schedc_runtime.recompute.random_state import RandomPlace, drawn_again, drawn_since, gpus, random_place
 
 if TYPE_CHECKING:
@@ -47,6 +48,25 @@ def region(level: Level, function: Callable[..., Any], *args: Any) -> Any:
     if not isinstance(_active, Recorder) or not torch.is_grad_enabled():
         return function(*args)
     return _active.call(level, function, args)
+
+
+def region_of_layer(function: Callable[..., Any], *args: Any) -> Any:
+    """``function(*args)``, a whole layer: where the stage recomputes `Level.LAYER` it holds arguments and results."""
+    if not isinstance(_active, Recorder) or not torch.is_grad_enabled():
+        return function(*args)
+    return _active.call(Level.LAYER, function, args, held=True)
+
+
+def region_of_attention(function: Callable[..., Any], *args: Any) -> Any:
+    """As `region` at `Level.LAYER`: what is computed of its results up to a sum belongs to it (`behind_attention`)."""
+    if not isinstance(_active, Recorder) or not torch.is_grad_enabled():
+        return function(*args)
+    return _active.call(Level.LAYER, function, args, attention=True)
+
+
+def behind_attention(args: Sequence[Any]) -> bool:
+    """Whether one of these values [...] comes from a recomputed attention, and no sum lies between."""
+    return isinstance(_active, Recorder) and _active.behind_attention(args)
 
 
 def region_of_rows(level: Level, function: Callable[..., Any], *args: Any) -> Any:
@@ -83,6 +103,9 @@ def within_layer(number: int, function: Callable[..., Any], *args: Any, **option
         recorder.place = before
 
 
+SUMS: frozenset[Any] = frozenset({torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__})
+"""torch's sums of two tensors, as a torch function mode sees them."""
+
 _active: Recorder | _Replay | None = None
 
 
@@ -117,34 +140,6 @@ def repeat(kept: Sequence[Any], function: Callable[..., Any], *args: Any) -> Any
         return function(*args)
 
 
-class SavedTensor(NamedTuple):
-    """A tensor of any shape that is held. version: its storage's when it was saved; a later write raises it."""
-
-    tensor: Tensor
-    version: int
-
-    def value(self) -> Tensor:
-        return unwritten(self.tensor, self.version)
-
-
-class RegionOutput(NamedTuple):
-    """A view of a tensor that a region or an exchange returned.
-
-    output: index of the tensor among the results. size: [dimensions] shape of the view. stride: [dimensions].
-    offset: elements of storage from the beginning of the result to that of the view.
-    """
-
-    producer: Producer
-    output: int
-    size: torch.Size
-    stride: tuple[int, ...]
-    offset: int
-
-    def value(self) -> Tensor:
-        result = self.producer.result(self.output)
-        return result.as_strided(self.size, self.stride, result.storage_offset() + self.offset)
-
-
 class RegionInner(NamedTuple):
     """The ``number``-th tensor, of any shape, that autograd saved inside a region."""
 
@@ -164,37 +159,17 @@ def value_of(note: Note) -> Tensor:
     return note.value()
 
 
-class Producer:
-    """The origin of results that are not held. For an exchange: they come when its rows are sent a second time."""
-
-    __slots__ = ("__weakref__", "name", "results")
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.results: tuple[Tensor, ...] | None = None
-
-    def result(self, index: int) -> Tensor:
-        self.fill()
-        assert self.results is not None
-        return self.results[index]
-
-    def fill(self) -> None:
-        if self.results is None:
-            raise StageError(
-                f"the backward needs what {self.name} brought, which has not been sent a second time",
-                "let the cell program run the `again` steps of its stage before their backward",
-            )
-
-
 class Region(Producer):
     """One call of a function.
 
     args: its arguments, tensors as notes. kept: the decisions that it made. random: where the random numbers
     stood before it, if it drew some. own: storages of its arguments. wanted, inner: numbers of the tensors that
-    autograd saved inside, and their recomputed values by number.
+    autograd saved inside, and their recomputed values by number. attention: whether it is an attention, or follows one.
     """
 
-    __slots__ = ("args", "autocast", "count", "devices", "function", "inner", "kept", "own", "random", "wanted")
+    __slots__ = (
+        "args", "attention", "autocast", "count", "devices", "function", "inner", "kept", "own", "random", "wanted",
+    )  # fmt: skip
 
     def __init__(self, function: Callable[..., Any], args: list[Any], tensors: Sequence[Tensor]) -> None:
         super().__init__(getattr(function, "__qualname__", type(function).__name__))
@@ -204,6 +179,7 @@ class Region(Producer):
         self.random: RandomPlace | None = None
         self.autocast, self.devices = autocast_of(tensors), gpus(tensor.device for tensor in tensors)
         self.count = 0
+        self.attention = False
         self.wanted: set[int] = set()
         self.inner: dict[int, Tensor] = {}
 
@@ -309,12 +285,25 @@ class Recorder:
             self.kept[self.node].append(decision)
         return decision
 
-    def call(self, level: Level, function: Callable[..., Any], args: Sequence[Any], rows: bool = False) -> Any:
-        """Run a region. rows: it takes rows routed to experts. Inside another region it is a part of that one."""
+    def call(
+        self,
+        level: Level,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        *,
+        rows: bool = False,
+        held: bool = False,
+        attention: bool = False,
+    ) -> Any:
+        """Run a region. Inside another region it is a part of that one.
+
+        rows: it takes rows routed to experts. held: its results are held. attention: it is the attention of a layer.
+        """
         if self._inside is not None or not self.covers(level, rows):
             return function(*args)
         notes = [self._argument(arg) for arg in args]
         region = Region(function, notes, [arg for arg in args if isinstance(arg, Tensor)])
+        region.attention = attention or (function not in SUMS and self.behind_attention(args))
         before = random_place(region.devices, self.random)
         self._inside = region
         try:
@@ -325,10 +314,19 @@ class Recorder:
             region.random = before
         self.regions.setdefault(self.node, []).append(weakref.ref(region))
         kept = {storage_number(x) for x in region.kept if isinstance(x, Tensor)}
-        for index, tensor in enumerate(_listed(returned)):
+        for index, tensor in enumerate(() if held else _listed(returned)):
             if isinstance(tensor, Tensor) and storage_number(tensor) not in region.own | kept:
                 self.comes_from(region, index, tensor)
         return returned
+
+    def behind_attention(self, values: Sequence[Any]) -> bool:
+        """Whether one of these values [...] is a result of a region with ``attention``."""
+        if not self.covers(Level.LAYER, False) or self._inside is not None:
+            return False
+        entries = (
+            self._entries.get((storage_number(x), x.dtype)) for x in values if isinstance(x, Tensor) and x.numel()
+        )
+        return any(isinstance(entry.producer, Region) and entry.producer.attention for entry in entries if entry)
 
     def comes_from(self, producer: Producer, index: int, tensor: Tensor) -> None:
         """From here on save a note in place of ``tensor`` [...], which is result ``index`` of ``producer``."""

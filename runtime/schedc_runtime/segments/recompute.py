@@ -20,7 +20,8 @@ from torch.utils import _pytree as pytree
 
 from schedc_runtime.errors import StageError
 from schedc_runtime.recompute.levels import MicrobatchRecorder
-from schedc_runtime.recompute.regions import NOTES, Producer, repeat, value_of
+from schedc_runtime.recompute.notes import Producer
+from schedc_runtime.recompute.regions import NOTES, repeat, value_of
 from schedc_runtime.segments.graph import Communication, Segment, StageGraph
 
 
@@ -46,7 +47,7 @@ class SegmentRecompute:
         if node not in self.recorder.plan.replayed or self.skips(node):
             return
         for number, value in values:
-            if self.graph.maker.get(number) not in self.graph.recomputed:
+            if self.graph.maker.get(number) not in self._senders:
                 self.held[number] = pytree.tree_map_only(Tensor, self.recorder.note, value)
 
     def arrived(self, node: int, received: Sequence[Tensor]) -> None:
@@ -54,7 +55,7 @@ class SegmentRecompute:
         communication = self._communication(node)
         if node not in self.graph.recomputed or self.skips(node):
             return
-        if any(self.graph.maker.get(value) not in self.graph.recomputed for value in communication.takes[1:]):
+        if any(self.graph.maker.get(value) not in self._senders for value in communication.takes[1:]):
             return  # Others hold these rows too; the exchange may not even have copied them.
         producer = Producer(communication.name)
         self._producers[node] = weakref.ref(producer)

@@ -258,7 +258,7 @@ class Stage(OffloadedStage):
         Raises `StageError` for levels of more layers than the stage has.
         """
         unmark_layers(self.module)
-        install_regions(self.module)
+        install_regions(self.module, self.blocks if plan.level >= Level.LAYER else ())
         if plan.layers:
             mark_layers(self.module, self.blocks, sum(run.layers for run in plan.layers), self.index)
 

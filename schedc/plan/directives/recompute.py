@@ -33,7 +33,7 @@ from schedc.source import Span
 from schedc.syntax.plan import RecomputeLine, RecomputePart, Word
 
 _LEVELS = tuple(map(str, Level))
-_OF_DENSE = (Level.NONE, Level.NORM, Level.ACT, Level.FULL)
+_OF_DENSE = (Level.NONE, Level.NORM, Level.ACT, Level.FULL, Level.LAYER)
 """The levels that a dense layer has regions of."""
 
 

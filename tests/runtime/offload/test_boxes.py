@@ -41,7 +41,7 @@ def round_trip(stage: Stage, microbatch: int) -> None:
 
 
 @pytest.mark.parametrize("lanes", [AtOnce, ThreadLanes])
-@pytest.mark.parametrize("level", [Level.NONE, Level.ACT, Level.FULL])
+@pytest.mark.parametrize("level", [Level.NONE, Level.ACT, Level.FULL, Level.LAYER])
 def test_a_stage_holds_nothing_but_what_stays(level: Level, lanes: Callable[[], Any]) -> None:
     inputs = torch.randn(3, TOKENS, WIDTH)
     results = []

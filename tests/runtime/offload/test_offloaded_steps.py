@@ -28,7 +28,7 @@ CASES: list[tuple[str, dict[str, int], str, bool, bool, Any]] = [
     ("1f1b", {"P": 2, "M": 3}, "", False, False, AtOnce),
     ("zbh1", {"P": 2, "M": 3}, "recompute act", True, True, ThreadLanes),
     ("dualpipev", {"P": 2, "M": 4}, "", True, False, AtOnce),
-    ("interleaved_1f1b", {"P": 2, "M": 2}, "recompute full", False, True, AtOnce),
+    ("interleaved_1f1b", {"P": 2, "M": 2}, "recompute layer", False, True, AtOnce),
 ]
 """Schedule, sizes, line of recomputation, whether the model has experts, whether the program has Rs, lanes."""
 

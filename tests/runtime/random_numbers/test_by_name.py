@@ -39,7 +39,7 @@ def test_dualpipe_differs_by_the_order_of_its_sums_alone() -> None:
     assert torch.allclose(mine["losses"], serial(drawing(), 4, steps=1)["losses"], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("level", [Level.NORM, Level.ACT, Level.FULL])
+@pytest.mark.parametrize("level", [Level.NORM, Level.FULL, Level.LAYER])
 def test_recomputation_draws_again(level: Level) -> None:
     expected = serial(drawing(), 3)
     plan = Attachments(recompute=(Recompute(level),) * 2)

@@ -80,7 +80,7 @@ def stepped(segmented: bool, level: Level, ahead: tuple[int, ...]) -> dict[str, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("segmented", [False, True])
-@pytest.mark.parametrize("level", [Level.NONE, Level.ACT, Level.FULL])
+@pytest.mark.parametrize("level", [Level.NONE, Level.ACT, Level.LAYER])
 def test_dense_stages(segmented: bool, level: Level) -> None:
     expected = stepped(segmented, Level.NONE, ())
     assert len(expected) > 30
@@ -154,7 +154,7 @@ def moe_stage(level: Level, ahead: bool = True) -> SegmentedStage:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("level", [Level.NONE, Level.LIGHT, Level.MEDIUM, Level.FULL])
+@pytest.mark.parametrize("level", [Level.NONE, Level.MEDIUM, Level.FULL, Level.LAYER])
 def test_stages_with_experts(level: Level) -> None:
     """One of two microbatches in flight has an R. The other recomputes in its backward.
 
@@ -184,7 +184,8 @@ def test_stages_with_experts(level: Level) -> None:
     assert (most[1] > least[1]) == (level is not Level.NONE)
     full = step(moe_stage(Level.FULL, ahead=False), ahead=False)[1]
     assert bytes_held == [(full if level is Level.NONE else without)[0], without[1]]
-    assert full[0] < without[0] < all_held[0] or level in (Level.NONE, Level.FULL)
+    assert full[0] < without[0] < all_held[0] or level in (Level.NONE, Level.FULL, Level.LAYER)
+    assert (without[0] < full[0]) == (level is Level.LAYER)
 
 
 @pytest.mark.parametrize("segmented", [False, True])

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 MIXED = [
     Recompute.of_layers([(Level.FULL, 1), (Level.ACT, 1)]),
-    Recompute.of_layers([(Level.NONE, 1), (Level.MEDIUM, 1), (Level.FULL, 1)]),
+    Recompute.of_layers([(Level.NONE, 1), (Level.MEDIUM, 1), (Level.LAYER, 1)]),
 ]
 
 
@@ -41,8 +41,8 @@ def _held(plan: Recompute) -> list[int]:
 
 def test_each_layer_holds_what_its_level_leaves() -> None:
     """The segment behind the first layer's last exchange is one with the second layer's attention."""
-    uniform = {level: _held(Recompute(level)) for level in (Level.NONE, Level.NORM, Level.ACT, Level.FULL)}
-    for first, second in [(Level.FULL, Level.ACT), (Level.NORM, Level.FULL), (Level.ACT, Level.NONE)]:
+    uniform = {level: _held(Recompute(level)) for level in (Level.NONE, Level.NORM, Level.ACT, Level.FULL, Level.LAYER)}
+    for first, second in [(Level.LAYER, Level.ACT), (Level.NORM, Level.FULL), (Level.ACT, Level.NONE)]:
         mixed = _held(Recompute.of_layers([(first, 1), (second, 1)]))
         assert mixed == [uniform[first][0], uniform[second][1]], (first, second)
 

@@ -55,7 +55,7 @@ ONE_NODE = "  experts 8 top 2\n  topology nodes 1 x 2\n"
 @pytest.mark.parametrize(
     ("schedule", "levels"),
     [
-        (("dualpipev", {"P": 1, "M": 2}), ["light", "full"]),
+        (("dualpipev", {"P": 1, "M": 2}), ["light", "layer", "full"]),
         (("zbh1", {"P": 1, "M": 2}), ["medium", "adaptive(1.2)"]),
     ],
 )
@@ -87,14 +87,14 @@ def test_bits_under_autocast() -> None:
 
 FOUR_RANKS = [
     ("dualpipev", {"P": 2, "M": 4}, f"{TWO_NODES}  alltoall hierarchical\n  overlap auto",
-     [("  recompute chunk 0 full\n  recompute chunk 1 medium", False), ("  recompute full", True)]),
+     [("  recompute chunk 0 full\n  recompute chunk 1 medium", False), ("  recompute layer", True)]),
     ("zbh1", {"P": 2, "M": 2}, f"{TWO_NODES}  alltoall flat", [("  recompute medium", True)]),
 ]  # fmt: skip
 TWO_RANKS = [
     ("zbh1", {"P": 1, "M": 3}, f"{ONE_NODE}  alltoall flat\n  overlap auto",
      [("  recompute light adaptive(1.01) by group", False), ("", True)]),
     ("1f1b", {"P": 1, "M": 3}, f"{TWO_NODES}  alltoall flat\n  capacity 1.25 drop probs",
-     [("  recompute full", False), ("  recompute medium adaptive(1.2) by rank", False)]),
+     [("  recompute layer", False), ("  recompute medium adaptive(1.2) by rank", False)]),
 ]  # fmt: skip
 
 
@@ -108,7 +108,7 @@ def test_processes(ranks: int, cases: list[Any]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("level", [Level.NORM, Level.ACT, Level.FULL])
+@pytest.mark.parametrize("level", [Level.NORM, Level.ACT, Level.FULL, Level.LAYER])
 def test_dense_stages(level: Level, overlap: bool) -> None:
     """Stages that are run as a whole, and in segments; different levels on different stages."""
 

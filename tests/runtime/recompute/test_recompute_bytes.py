@@ -52,7 +52,12 @@ GATES = TOP * 4 - 4 * (EXPERTS + 2) / TOKENS
 BESIDE = {
     Level.NORM: STATISTICS, Level.ACT: STATISTICS, Level.LIGHT: STATISTICS + WEIGHTS,
     Level.MEDIUM: STATISTICS + WEIGHTS, Level.FULL: STATISTICS + WEIGHTS + GATES,
+    Level.LAYER: STATISTICS + WEIGHTS + GATES,
 }  # fmt: skip
+QUERY_KEY_VALUE = 4 * WIDTH * 4
+"""Bytes of what the attention of closed forms holds, and the linear layer in its place does not."""
+THREE_LINEAR = 3 * 2 * WIDTH**2
+"""FLOPs of the products that it has beside that layer."""
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -60,9 +65,10 @@ def test_bytes_and_flops_are_those_of_the_closed_forms(level: Level) -> None:
     none, kept_by_none, before = measured(Recompute())
     bytes_held, kept, after = measured(Recompute(level))
     expected = saving(SIZES, "fp32", level)
-    assert none - bytes_held == expected.bytes + BESIDE[level]
+    beside, fewer = (QUERY_KEY_VALUE, THREE_LINEAR) if level is Level.LAYER else (0, 0)
+    assert none - bytes_held == expected.bytes + BESIDE[level] - beside
     assert kept - kept_by_none <= 2 * TOP * 8  # the choice of both layers, where the router is recomputed
-    assert (after - before) // TOKENS // 2 == expected.flops
+    assert (after - before) // TOKENS // 2 == expected.flops - fewer
 
 
 class _Rows(nn.Module):
@@ -90,8 +96,8 @@ def _dense(block: nn.Module, level: Level) -> tuple[float, int]:
 def test_dense_blocks_hold_what_the_closed_forms_say() -> None:
     """Attention of equal heads: what is held whole, but for 4 norms' figures and a logarithm per head."""
     config, sizes = GPTConfig(width=WIDTH, heads=2), BlockSizes(WIDTH, heads=2, inner=4 * WIDTH, matrices=2)
-    saved = {level: _dense(GptBlock(config), level)[0] for level in (Level.NONE, Level.NORM, Level.ACT)}
-    beside = {Level.NONE: STATISTICS + 2 * 4, Level.NORM: 2 * 4, Level.ACT: 2 * 4}
+    saved = {level: _dense(GptBlock(config), level)[0] for level in (Level.NONE, Level.NORM, Level.ACT, Level.LAYER)}
+    beside = {Level.NONE: STATISTICS + 2 * 4, Level.NORM: 2 * 4, Level.ACT: 2 * 4, Level.LAYER: 0}
     assert saved == {level: dense_bytes(sizes, WIDTH, "fp32", level) + more for level, more in beside.items()}
 
 

@@ -87,7 +87,7 @@ def test_dense_models_have_the_bits_of_a_reference_in_slices(schedule: str, size
 
 CASES = [
     ("dualpipev", {"P": 1, "M": 2}, "experts 8 top 2  topology nodes 2 x 1  alltoall hierarchical", (2, 2)),
-    ("zbh1_overlap", {"P": 2, "M": 2}, "experts 8 top 2  topology nodes 1 x 2  recompute full", (2, 1)),
+    ("zbh1_overlap", {"P": 2, "M": 2}, "experts 8 top 2  topology nodes 1 x 2  recompute layer", (2, 1)),
     ("1f1b", {"P": 2, "M": 2}, "experts 8 top 2  topology nodes 1 x 1  sizes bounded 1.25", (1, 4)),
 ]
 
