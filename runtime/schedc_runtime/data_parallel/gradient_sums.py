@@ -78,7 +78,7 @@ class StageSums:
             flat = flattened(bucket.parameters)
             handle = bucket.communicator.reduce_scatter(flat)
             self._under_way.append(SumUnderWay(bucket, handle, flat.numel(), own))
-            size += flat.nbytes
+            size += sum(parameter.nbytes for parameter in bucket.parameters)
         return size
 
     def ready(self) -> bool:

@@ -40,6 +40,11 @@ class StageReplicas:
     def __init__(self, index: int, sums: StageSums, shards: StageShards | None = None) -> None:
         self.index, self.sums, self.shards = index, sums, shards
 
+    @property
+    def members(self) -> int:
+        """Number of replicas that take part."""
+        return self.sums.communicator.size
+
     def ready(self) -> bool:
         """Whether the next join would not block."""
         return self.sums.ready() and (self.shards is None or self.shards.ready())

@@ -149,7 +149,7 @@ class _Binder:
                 work = self.program.works.work(x.work)
                 names = WORK_FACTS[work.kind].name, work.lane.name.lower()
                 late = work.kind is WorkKind.SCATTER and self.replica_keys[x.work].late
-                return WorkOperands(*names, self.working(x.work), work.microbatch, x.work, work.bytes, late)
+                return WorkOperands(*names, self.working(x.work), work.microbatch, x.work, work.bytes, late, work.group)
             case InstructionKind.REDUCE if x.is_tied:
                 return self.tied_operands[x.peer, x.message]
             case InstructionKind.REDUCE:

@@ -107,6 +107,9 @@ class ReplicatedStage(Protocol):
 
     index: int
 
+    @property
+    def members(self) -> int: ...
+
     def ready(self) -> bool: ...
 
     def start_gather(self) -> int: ...
@@ -160,7 +163,7 @@ class WorkOperands(NamedTuple):
 
     kind, lane: their names in programs. microbatch: -1 for the whole stage. work: the number of the work, the same in
     its START and JOIN. bytes: as the program says; -1 where it does not. after_sums: whether the work takes gradients
-    that REDUCEs before it sum.
+    that REDUCEs before it sum. group: which replicas take part (`schedc.ir.works.WorkGroup`).
     """
 
     kind: str
@@ -170,6 +173,7 @@ class WorkOperands(NamedTuple):
     work: int
     bytes: float = -1.0
     after_sums: bool = False
+    group: int = -1
 
 
 class ReduceOperands(NamedTuple):

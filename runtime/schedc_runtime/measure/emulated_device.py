@@ -7,11 +7,11 @@ and with its waits. Only their times are a model, on a clock that each rank keep
     exchange  begins in its queue when the last of its ranks has started it and the queue is free. It takes as long as
               on the slowest of them. Its wait ends no sooner
     message   leaves when its sender's clock reaches the post. Its wait ends no sooner than ``latency`` later
-    work      begins on its lane when the device's clock reaches its START and the lane is free. It takes its bytes over
-              the lane's speed. Its JOIN ends no sooner
+    work      begins on its lane when the device's clock reaches its START and the lane is free; among replicas when
+              the last of them has started it. It takes its bytes over the lane's speed. Its JOIN ends no sooner
 
 Ranks tell each other of their starts by `SharedStarts`. Nothing sleeps, and a busy machine changes no figure. Whatever
-is no micro-step takes no time: launches by the host, sums of gradients over copies or replicas, the optimizer.
+else takes no time: launches by the host, sums of gradients over copies, the optimizer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from schedc.cell.costs import CellCosts
 from schedc.cell.program import Action, Half
@@ -27,13 +27,18 @@ from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.execute.code import BoundStep, Code, Handler
 from schedc_runtime.execute.handlers import backward, cell, forward, post, recompute, wait, weight
 from schedc_runtime.execute.micro_steps import MICRO, MicroStep
-from schedc_runtime.execute.operands import WorkOperands
+from schedc_runtime.execute.operands import ReplicatedStage, WorkOperands
 from schedc_runtime.execute.registers import Registers
 from schedc_runtime.execute.works import join_work, start_work
-from schedc_runtime.measure.shared_starts import AwaitedMessage, SharedStarts, Ticket
+from schedc_runtime.measure.shared_starts import REPLICA_CHANNELS, AwaitedMessage, SharedStarts, Ticket
 
 ExchangeKey = tuple[int, int, int, Half]
 """Stage, microbatch, node and half of an exchange."""
+QueueKey = ExchangeKey | int
+"""An exchange, or the number of a work."""
+
+BEHIND_MESSAGES = ("gather", "fetch")
+"""The kinds of works whose JOINs stand behind the messages of a cell. Segmented stages wait for these inside it."""
 
 _WHOLE = (forward, backward, weight, recompute, cell)
 
@@ -67,6 +72,14 @@ class LaneTime:
     exposed: float = 0.0
 
 
+class Stood(NamedTuple):
+    """A JOIN at which a device stood from ``begin`` to ``end``, in seconds of the clock. times: those of its work."""
+
+    begin: float
+    end: float
+    times: tuple[LaneTime, ...]
+
+
 class Carried(NamedTuple):
     """When an exchange could begin for its own rank, when it began and when it ends, in seconds of the clock."""
 
@@ -96,23 +109,25 @@ class Device:
     """Seconds for which the device was idle for messages between stages so far."""
     free: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     """Seconds of the clock, by queue (`schedc.cell.graph.QUEUES`): when it has carried what was started on it."""
-    queued: dict[str, dict[ExchangeKey, Started]] = field(default_factory=lambda: defaultdict(dict))
-    """By queue, in the order of their starts: exchanges whose beginning is not known yet."""
-    due: dict[ExchangeKey, Carried] = field(default_factory=dict)
+    queued: dict[str, dict[QueueKey, Started]] = field(default_factory=lambda: defaultdict(dict))
+    """By queue or lane, in the order of their starts: exchanges and works whose beginning is not known yet."""
+    due: dict[QueueKey, Carried] = field(default_factory=dict)
     """Exchanges whose end is known."""
     expected: dict[int, AwaitedMessage] = field(default_factory=dict)
     """Messages to this rank, by the handle that their wait has."""
-    ends: dict[int, float] = field(default_factory=dict)
-    """Seconds of the clock at which each work ends that is not joined, by its number."""
     lanes: dict[str, LaneTime] = field(default_factory=lambda: defaultdict(LaneTime))
     """Times of the lanes of works so far."""
+    kinds: dict[str, LaneTime] = field(default_factory=lambda: defaultdict(LaneTime))
+    """The same by kind of work."""
+    stood: list[Stood] = field(default_factory=list)
+    """JOINs of `BEHIND_MESSAGES` since the last segment."""
     spent: dict[int, Exchanged] = field(default_factory=lambda: defaultdict(Exchanged))
     """By row of the program."""
 
     def begin(self) -> None:
         """Begin a step, on all ranks."""
         self.clock = self.busy = self.messages = 0.0
-        for table in (self.free, self.queued, self.due, self.expected, self.ends, self.lanes, self.spent):
+        for table in (self.free, self.queued, self.due, self.expected, self.lanes, self.kinds, self.stood, self.spent):
             table.clear()
 
     def code(self, code: Code) -> Code:
@@ -146,6 +161,7 @@ class Device:
         def run(registers: Any, op: Any) -> None:
             handler(registers, op)
             time = self.time(op, half)
+            self.stood.clear()
             self.clock += time
             self.busy += time
 
@@ -160,7 +176,7 @@ class Device:
 
         return start
 
-    def carried(self, queue: str, key: ExchangeKey) -> Carried:
+    def carried(self, queue: str, key: QueueKey) -> Carried:
         """When an exchange that has really completed is carried. Those before it in its queue are carried first."""
         queued = self.queued[queue]
         while key not in self.due:
@@ -190,20 +206,57 @@ class Device:
 
         return wait_for
 
-    def _work_started(self, registers: Registers, op: WorkOperands) -> None:
+    def _work_started(self, registers: Registers, op: WorkOperands) -> bool | None:
         if op.lane not in self.speeds:
             raise RuntimeFault(f"the emulated device has no lane {op.lane}", "give its speed: Device(speeds={...})")
-        start_work(registers, op)
-        size = registers.works[op.work] if op.bytes < 0 else op.bytes
-        time = size / self.speeds[op.lane]
-        self.free[op.lane] = self.ends[op.work] = max(self.clock, self.free[op.lane]) + time
-        self.lanes[op.lane].busy += time
+        if start_work(registers, op):
+            return True
+        if op.microbatch < 0:
+            time, ticket = self._among_replicas(registers.works[op.work], op)
+        else:
+            size = registers.works[op.work] if op.bytes < 0 else op.bytes
+            time, ticket = size / self.speeds[op.lane], None
+        if time:  # a DROP waits for nothing
+            self.queued[op.lane][op.work] = Started(self.clock, time, ticket)
+        return None
 
-    def _work_joined(self, registers: Registers, op: WorkOperands) -> None:
-        join_work(registers, op)
-        idle = max(0.0, self.ends.pop(op.work) - self.clock)
-        self.lanes[op.lane].exposed += idle
+    def _among_replicas(self, size: int, op: WorkOperands) -> tuple[float, Ticket | None]:
+        """Seconds of a work among replicas, and its ticket. size: bytes of the whole tensors."""
+        members = cast(ReplicatedStage, op.stage).members
+        time = size * (members - 1) / members / self.speeds[op.lane]
+        if self.starts is None or not time:
+            return time, None
+        mesh, channel = self.starts.mesh, REPLICA_CHANNELS[op.group]
+        place = mesh.coordinate(self.starts.process)
+        among = mesh.replicas_of(place) if channel == "replicas" else mesh.holding_the_same(place)
+        return time, self.starts.post_among(tuple(among), channel, self.clock, time)
+
+    def _work_joined(self, registers: Registers, op: WorkOperands) -> bool | None:
+        if join_work(registers, op):
+            return True
+        if op.work not in self.due and op.work not in self.queued[op.lane]:
+            return None
+        _, begin, end = self.carried(op.lane, op.work)
+        idle = max(0.0, end - self.clock)
+        times = self.lanes[op.lane], self.kinds[op.kind]
+        for each in times:
+            each.busy += end - begin
+            each.exposed += idle
+        if op.kind in BEHIND_MESSAGES:
+            self.stood.append(Stood(self.clock, self.clock + idle, times))
         self.clock += idle
+        return None
+
+    def _for_message_too(self, arrival: float) -> float:
+        """Seconds in which the device stood at JOINs and would have waited for a message anyway: the message's."""
+        shared = 0.0
+        for stood in self.stood:
+            both = max(0.0, min(arrival, stood.end) - stood.begin)
+            shared += both
+            for each in stood.times:
+                each.exposed -= both
+        self.stood = [stood._replace(begin=max(stood.begin, arrival)) for stood in self.stood if stood.end > arrival]
+        return shared
 
     def _posted(self, handler: Handler) -> Handler:
         if self.starts is None:
@@ -227,8 +280,9 @@ class Device:
             if handler(registers, op):
                 return True
             if self.starts is not None and (message := self.expected.pop(op.handle, None)) is not None:
-                idle = max(0.0, self.starts.sent(message) + self.latency - self.clock)
-                self.messages += idle
+                arrival = self.starts.sent(message) + self.latency
+                idle = max(0.0, arrival - self.clock)
+                self.messages += idle + self._for_message_too(arrival)
                 self.clock += idle
             return None
 

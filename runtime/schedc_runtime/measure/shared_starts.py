@@ -20,7 +20,9 @@ from schedc_runtime.ranks.mesh import Coordinate, Mesh
 
 SLOTS = 4096
 """Exchanges of a communicator, or messages to a rank, that a rank may start before others have read of the first."""
-CHANNELS = ("replicas", "expert", "lane rail", "lane node")
+REPLICA_CHANNELS = ("replicas", "same experts")
+"""The communicators of works among replicas, by `schedc.ir.works.WorkGroup`."""
+CHANNELS = (*REPLICA_CHANNELS, "expert", "lane rail", "lane node")
 """The communicators of a rank, by what they connect. Each starts its exchanges in the same order on all its ranks."""
 PATIENCE = 60.0
 """Seconds to wait for the other ranks' starts once an exchange or a message has really completed."""

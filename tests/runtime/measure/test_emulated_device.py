@@ -111,8 +111,27 @@ class Moving:
         return
 
 
+class Replicated:
+    """A stage whose gathers and sums move 40 bytes among four replicas."""
+
+    index, members = 0, 4
+
+    def start_gather(self) -> int:
+        return 40
+
+    start_scatter = start_spread = start_gather
+
+    def ready(self) -> bool:
+        return True
+
+    def drop(self) -> None:
+        return
+
+    join_gather = join_scatter = join_spread = drop
+
+
 def test_a_work_takes_its_bytes_over_the_speed_of_its_lane() -> None:
-    device = Device(COSTS, speeds={"d2h": 2.0, "h2d": 4.0})
+    device = Device(COSTS, speeds={"d2h": 2.0, "h2d": 4.0, "dp": 3.0})
     registers = Registers([], 0, InProcessNetwork(1).transport(0), torch.device("cpu"))
     program = schedc.compile("1f1b", P=1, M=1)
     leave, later = [WorkOperands("offload", "d2h", Moving(), m, m, 20.0) for m in range(2)]
@@ -133,6 +152,12 @@ def test_a_work_takes_its_bytes_over_the_speed_of_its_lane() -> None:
     assert run(join_work, come) == 22.0
     device.clock = 50.0
     assert run(join_work, later) == 50.0
+    assert device.kinds["offload"] == device.lanes["d2h"]
+    gather, drop = (WorkOperands(kind, "dp", Replicated(), -1, n, group=0) for n, kind in ((3, "gather"), (4, "drop")))
+    assert run(start_work, gather) == run(start_work, drop) == 50.0  # three quarters of 40 bytes until 60
+    assert run(join_work, drop) == 50.0
+    assert run(join_work, gather) == 60.0
+    assert device.lanes.pop("dp") == LaneTime(10.0, 10.0)
     assert device.lanes == {"d2h": LaneTime(20.0, 8.0), "h2d": LaneTime(10.0, 2.0)}
     assert registers.leftovers() == []
     with pytest.raises(LookupError, match="the program joins the offload of microbatch 0 before its START"):
