@@ -63,7 +63,13 @@ from schedc.load.library import open_schedule
 from schedc.passes.insert_communication import insert_communication
 from schedc.plan import plan_of
 from schedc.plan.writer import write_plan
+from schedc.planner.cluster.read import parse_cluster, with_devices
+from schedc.planner.model.config import parse_config
+from schedc.planner.model.file import parse_model, write_model
 from schedc.report.check import to_json as told
+from schedc.report.model import cluster_facts
+from schedc.report.model import to_json as model_facts
+from schedc.report.model import to_text as model_text
 from schedc.report.plan import to_text
 from schedc.source import NOWHERE, Source
 from schedc.syntax.formatter import format_source
@@ -177,6 +183,24 @@ def read_plan(given: Case) -> str:
 _RIGHT = Diagnostic("S001", "nothing", Label(NOWHERE))
 
 
+def read_planned_model(given: Case) -> str:
+    """A model, its facts, and the file that reads back to it."""
+    source = Source("fuzz", given.text)
+    model = parse_config(source) if given.text.lstrip().startswith("{") else parse_model(source)
+    list(model_text(model_facts(model, 4096, None, None)))
+    if parse_model(Source(model.name, write_model(model))) != model:
+        raise Fault(f"the model reads back as another one from\n{write_model(model)}")
+    return "ran"
+
+
+def read_cluster(given: Case) -> str:
+    """A cluster, its facts, and the same with twice the devices."""
+    cluster = parse_cluster(Source("fuzz.toml", given.text))
+    cluster_facts(cluster)
+    with_devices(cluster, 2 * cluster.devices)
+    return "ran"
+
+
 def read_layout(given: Case) -> str:
     parse_layout(given.text)
     return "ran"
@@ -203,6 +227,8 @@ READERS: dict[str, Callable[[Case], str]] = {
     "trace": read_trace,
     "layout": read_layout,
     "plan": read_plan,
+    "model": read_planned_model,
+    "cluster": read_cluster,
     "format": read_format,
     "range": read_range,
 }
