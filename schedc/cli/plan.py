@@ -54,9 +54,10 @@ def plan(
 
 def _shown(name: str, cluster_name: str | None, devices: int | None, seq: int | None, as_json: bool) -> str:
     from schedc.planner.presets.library import open_cluster, open_model, published_count
-    from schedc.report.model import to_json, to_text
 
     model = open_model(name)
     cluster = open_cluster(cluster_name, devices) if cluster_name is not None else None
+    from schedc.report.model import to_json, to_text  # not needed to refuse a file
+
     facts = to_json(model, seq or model.seq or _SEQUENCE, published_count(name), cluster)
     return json.dumps(facts) if as_json else "\n".join(to_text(facts))
