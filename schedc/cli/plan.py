@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import click
 
@@ -20,6 +21,20 @@ _SEQUENCE = 4096
 @click.option(
     "--seq", type=click.IntRange(1, 2**31), help=f"Tokens of a sequence; default MODEL's, else {_SEQUENCE:,}."
 )
+@click.option(
+    "--predict",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="ROWS.csv",
+    help="Predict measured steps, as `schedc fit` reads them, and print predictions beside measurements.",
+)
+@click.option(
+    "--fit",
+    "fit_file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="X.fit.toml",
+    help="With --predict: the fit to use; default the one beside ROWS, else the priors.",
+)
+@click.option("--force-fit", is_flag=True, help="Use a fit of another device or precision, and say so in the output.")
 @json_argument
 def plan(
     model: str | None,
@@ -28,13 +43,24 @@ def plan(
     show_model: bool,
     as_list: bool,
     seq: int | None,
+    predict: Path | None,
+    fit_file: Path | None,
+    force_fit: bool,
     as_json: bool,
 ) -> None:
     """Show what MODEL holds and computes, and what CLUSTER gives.
 
     MODEL is a shipped name, a config.json of Hugging Face or its folder, or a model file in TOML. Nothing of it is
     downloaded or run. CLUSTER is a shipped name or a cluster file in TOML; -D devices=N gives it another size.
+    --predict ROWS.csv needs neither.
     """
+    if predict is not None:
+        if model or show_model or as_list:
+            raise click.UsageError("--predict takes the models from ROWS.csv; give no MODEL")
+        click.echo(_predicted(predict, fit_file, force_fit, as_json))
+        return
+    if fit_file is not None or force_fit:
+        raise click.UsageError("--fit and --force-fit need --predict ROWS.csv")
     if as_list and not (model or show_model):
         from schedc.report.shipped import library_json, library_text
 
@@ -50,6 +76,28 @@ def plan(
     if sizes and sizes["devices"] < 1:
         raise click.UsageError("a cluster has one device at least")
     click.echo(_shown(model, cluster, sizes.get("devices"), seq, as_json))
+
+
+def _predicted(path: Path, fit_file: Path | None, forced: bool, as_json: bool) -> str:
+    from schedc.diagnostics import DiagnosticError
+    from schedc.planner.fit.fitted import check_matches, load_fit
+    from schedc.planner.fit.predict import predict
+    from schedc.planner.fit.rows import load_rows
+    from schedc.report.predictions import to_json, to_text
+
+    rows = load_rows(path)
+    beside = path.with_suffix(".fit.toml")
+    fit = load_fit(fit_file or beside) if fit_file or beside.exists() else None
+    foreign = False
+    if fit is not None:
+        try:
+            check_matches(fit, rows)
+        except DiagnosticError:
+            if not forced:
+                raise
+            foreign = True
+    facts = to_json(predict(rows, fit.constants if fit else {}), rows, fit, foreign)
+    return json.dumps(facts) if as_json else to_text(facts)
 
 
 def _shown(name: str, cluster_name: str | None, devices: int | None, seq: int | None, as_json: bool) -> str:

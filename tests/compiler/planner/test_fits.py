@@ -101,6 +101,22 @@ def test_the_command_writes_a_fit_and_names_what_it_left_out(tmp_path: Path) -> 
     assert fit_text(fit) == out.read_text(encoding="utf-8")
 
 
+def test_predictions_stand_beside_measured_time_and_memory() -> None:
+    arguments = ["plan", "--predict", str(PUBLISHED / "simumax_b200.csv"), "--json"]
+    facts = json.loads(CliRunner().invoke(main, arguments).stdout)
+    assert facts["memory"]["mape_pct"] <= 3
+    assert facts["memory"]["worst_pct"] <= 6
+    assert facts["time"]["mape_pct"] <= 10
+    assert facts["by_schedule"]["1F1B"]["rows"] + facts["by_schedule"]["1f1b"]["rows"] == len(facts["rows"]) == 43
+    foreign = [*arguments, "--fit", str(PUBLISHED / "bloom.fit.toml")]
+    refused = CliRunner().invoke(main, foreign)
+    assert refused.exit_code == 1
+    assert "S726" in refused.stderr
+    forced = json.loads(CliRunner().invoke(main, [*foreign, "--force-fit"]).stdout)
+    assert forced["forced"]
+    assert forced["time"]["mape_pct"] > facts["time"]["mape_pct"]
+
+
 def test_a_fit_of_another_device_is_refused() -> None:
     rows = load_rows(PUBLISHED / "mbridge_25_09.csv")
     with pytest.raises(DiagnosticError) as caught:
