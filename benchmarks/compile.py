@@ -1,6 +1,6 @@
 """Compares compile time with torch's own generation and lowering of the same schedule at the same size, in one run.
 
-    python benchmarks/compile.py [--json] [--numpy] [--largest 128] [--scale]
+    python benchmarks/compile.py [--json] [--numpy] [--largest 128] [--scale | --works]
 
 Both sides go from a schedule's name and sizes to instruction streams with sends and receives. schedc parses the file,
 elaborates it, checks completeness, order and deadlock, and inserts communication. torch generates the order in its
@@ -13,6 +13,9 @@ before, where numba is installed; ``--numpy`` measures without them.
 
 Printed: seconds of both sides and their ratio, by schedule and size, and the slope: the exponent of time against the
 number of ops over the sizes of one schedule.
+
+``--works`` prints instead what it costs to place works: dualpipev at P = 64, M = 512 under a plan with a memory, and
+under the same with `offload auto`. `over` is the second time over the first, `over_read` the same with columns read.
 
 ``--scale`` prints instead how compiling grows to ten million ops. Every size runs in a new process, which imports,
 loads and compiles once. Printed are wall clock, processor time and the process's peak memory (`ru_maxrss`).
@@ -28,9 +31,11 @@ import math
 import resource
 import subprocess
 import sys
+import tempfile
 import time
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -154,6 +159,31 @@ def against_torch(largest: int, say: Callable[[str], None]) -> dict[str, Any]:
     }
 
 
+def with_works(say: Callable[[str], None]) -> dict[str, Any]:
+    """The times of one schedule without works and with those of `offload auto`, in turns."""
+    plans = {"plain": "memory 200", "works": "memory 70   host 100000 at 1   offload auto"}
+    with tempfile.TemporaryDirectory() as folder:
+        names = {}
+        for name, lines in plans.items():
+            file = Path(folder) / f"{name}.sched"
+            text = f"sched 1\n\nplan {name} = dualpipev(P = 64, M = 512) {{\n  layers 128   {lines}\n}}\n"
+            file.write_text(text, encoding="utf-8")
+            names[name] = f"{file}:{name}"
+        works = len(read(schedc.compile(names["works"])).works)
+        plain, placed, plain_read, placed_read = best_of(
+            (10, lambda: schedc.compile(names["plain"])),
+            (10, lambda: schedc.compile(names["works"])),
+            (10, lambda: read(schedc.compile(names["plain"]))),
+            (10, lambda: read(schedc.compile(names["works"]))),
+        )
+    over, over_read = placed / plain, placed_read / plain_read
+    say(f"{works} works: {placed:.4f} s, without {plain:.4f} s, over {over:.2f}, over_read {over_read:.2f}")
+    return {
+        "instrument": "CPU time, best of repetitions", "works": works, "plain_s": plain, "works_s": placed,
+        "over": over, "over_read": over_read,
+    }  # fmt: skip
+
+
 def compile_once(name: str, ranks: int, microbatches: int) -> dict[str, Any]:
     """One compilation of this process, then the reading of its columns; memory in MiB."""
     start, cpu = time.perf_counter(), time.process_time()
@@ -206,6 +236,7 @@ def main() -> None:
     parser.add_argument("--numpy", action="store_true", help="without the compiled loops")
     parser.add_argument("--largest", type=int, default=128, help="largest number of ranks (default 128)")
     parser.add_argument("--scale", action="store_true", help="time and memory up to ten million ops, without torch")
+    parser.add_argument("--works", action="store_true", help="the time of a plan with works over that without")
     parser.add_argument("--once", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.numpy:
@@ -219,7 +250,10 @@ def main() -> None:
         if not arguments.json:
             print(line, flush=True)
 
-    figures = scale(arguments.numpy, say) if arguments.scale else against_torch(arguments.largest, say)
+    if arguments.works:
+        figures = with_works(say)
+    else:
+        figures = scale(arguments.numpy, say) if arguments.scale else against_torch(arguments.largest, say)
     if arguments.json:
         print(json.dumps(figures))
 

@@ -8,6 +8,7 @@ choice keeps some room, and offloads may then join later and fetches start earli
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,11 @@ class Stays:
     stage: Int32
     microbatch: Int32
     bytes: Floats
+
+    @cached_property
+    def by_use(self) -> Int64:
+        """[stays] their order by ``used``."""
+        return np.argsort(self.used, kind="stable")
 
     def only(self, which: Bools | Int64) -> Stays:
         """These stays alone."""
@@ -118,9 +124,8 @@ def choose_moves(
     loop = kernels(held.size * _PYTHON_CELL)
     choose, give = (loop.jit(loops.choose_moves), loop.jit(loops.give_time)) if loop else _INTERPRETED
     choose(held, room, rank_start, bounds, stays.made, stays.used, stays.bytes, left)
-    by_use = np.argsort(stays.used)
     give(
-        held, most, bounds, stays.made, stays.used, stays.bytes, left, back, by_use, speeds.start, speeds.end,
+        held, most, bounds, stays.made, stays.used, stays.bytes, left, back, stays.by_use, speeds.start, speeds.end,
         speeds.out, speeds.back,
     )  # fmt: skip
     moving = np.flatnonzero((left >= 0) & (left < back))

@@ -11,7 +11,7 @@ import pytest
 
 from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.memory import measure_memory, without
-from schedc.analysis.placed_works import PlacedWorks, run_with_works
+from schedc.analysis.placed_works import PlacedWorks, order_of, run_with_works
 from schedc.analysis.timeline import durations, run_durations
 from schedc.compiler import legal_schedule
 from schedc.cost.costs import Costs
@@ -186,7 +186,8 @@ def test_random_programs_and_damaged_ones_are_judged_as_a_walk_by_hand_does() ->
         schedule = with_recomputation(schedule, seed) if seed % 3 == 0 else schedule
         costs = Costs(F=rng.randint(1, 3), I=rng.randint(1, 3), W=rng.randint(1, 3), recomputed=1.0)
         dependencies = Dependencies.of(schedule)
-        peak = measure_memory(schedule, costs, dependencies).memory_inside.max()
+        measured = measure_memory(schedule, costs, dependencies)
+        peak = measured.memory_inside.max()
         cap, kept_free = rng.randint(0, int(peak)), rng.randint(0, 2)
         placed = placed_under(dependencies, costs, cap, rng.choice((0.5, 1.0, 3.0)), kept_free)
         placed = placed if seed % 2 else placed.beside(random_replica_works(dependencies, costs, rng))
@@ -195,7 +196,7 @@ def test_random_programs_and_damaged_ones_are_judged_as_a_walk_by_hand_does() ->
         sound, memory = replayed(program, dict.fromkeys(range(program.stages), 1.0))
         assert sound
         compute = program.kind <= InstructionKind.CELL
-        curve = without(measure_memory(schedule, costs, dependencies), placed)
+        curve = without(measured, placed)
         assert np.array(memory)[compute].tolist() == curve.memory.tolist()
         if len(placed):
             wrong = damaged(program, rng)
@@ -206,6 +207,15 @@ def test_random_programs_and_damaged_ones_are_judged_as_a_walk_by_hand_does() ->
             if not sound:
                 assert codes
     assert verdicts[False] > verdicts[True]
+
+
+@pytest.mark.parametrize("most", [3, 1 << 20, 1 << 40])
+def test_works_are_sorted_as_column_by_column(most: int) -> None:
+    """Up to 62 bits in one sort, and wider ones column by column."""
+    draw = np.random.default_rng(most)
+    columns = [draw.integers(-most, most, 50) for _ in range(3)]
+    assert order_of(columns).tolist() == np.lexsort(columns).tolist()
+    assert order_of([column[:0] for column in columns]).size == 0
 
 
 def test_programs_with_works_go_through_every_form() -> None:
