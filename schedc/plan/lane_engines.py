@@ -4,16 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from schedc.analysis.dependencies import Dependencies
+from schedc.analysis.placed_works import PlacedWorks
 from schedc.cost.costs import Costs
 from schedc.cost.lanes import COPY
 from schedc.ir.works import LANE_NAMES
-from schedc.plan.place_works import Offloading
 
 
-def engine_facts(offloading: Offloading, dependencies: Dependencies, costs: Costs) -> Iterator[dict[str, Any]]:
+class PricedWorks(Protocol):
+    """Works with their times, which can be priced by other costs: offloads, and works among replicas."""
+
+    @property
+    def placed(self) -> PlacedWorks:
+        """The works."""
+
+    @property
+    def makespan(self) -> float:
+        """When the step ends, in time units."""
+
+    def under(self, dependencies: Dependencies, costs: Costs) -> PricedWorks:
+        """The same works, whose cells take the times of these costs."""
+
+
+def engine_facts(offloading: PricedWorks, dependencies: Dependencies, costs: Costs) -> Iterator[dict[str, Any]]:
     """One row for each lane that works use and whose engine the costs say.
 
     slowed: share of the makespan that the lane's interference takes. copy_gain: share of the makespan that a copy

@@ -81,7 +81,7 @@ def _replicas(analysis: Analysis) -> dict[str, Any]:
         return {}
     from schedc.report import replicas
 
-    return {"replicas": replicas.to_json(analysis.replication, analysis.dependencies)}
+    return {"replicas": replicas.to_json(analysis.replication, analysis.dependencies, analysis.costs)}
 
 
 def _chosen(analysis: Analysis) -> dict[str, Any]:

@@ -9,16 +9,19 @@ import numpy as np
 
 from schedc.analysis.dependencies import Dependencies
 from schedc.attachments.units import plain, shown
+from schedc.cost.costs import Costs
 from schedc.ir.works import WorkGroup, WorkKind, WorkLane
+from schedc.plan.lane_engines import engine_facts, engine_text
 from schedc.plan.replicate import Replication
 
 _SHOWN = 16
 """Ranks whose lines are printed where not all are asked for."""
 
 
-def to_json(replication: Replication, dependencies: Dependencies) -> dict[str, Any]:
+def to_json(replication: Replication, dependencies: Dependencies, costs: Costs) -> dict[str, Any]:
     """The facts. Times are in units of the costs; memory is in bytes, or in the unit of the plan's parameters.
 
+    costs: those of the stages. ``engines`` is there where they say what moves the bytes of the lane `dp`.
     ``makespan``: until the last rank has joined its last sum. ``sent``: what a rank sends to other replicas.
     ``exposed``: time that it stands at JOINs of works among replicas, those at the end of its stream included.
     """
@@ -27,6 +30,7 @@ def to_json(replication: Replication, dependencies: Dependencies) -> dict[str, A
     columns = (np.ones(len(placed)), replication.time, lanes.exposed)
     count, busy, exposed = (lanes.per_rank(placed, dependencies, values)[:, WorkLane.DP] for values in columns)
     sent = busy / replication.sent if replication.sent else 0 * busy
+    engines = [row for row in engine_facts(replication, dependencies, costs) if row["lane"] == "dp"]
     gathers = int((kinds == WorkKind.GATHER).sum())
     return {
         "count": replication.members[WorkGroup.REPLICAS],
@@ -42,6 +46,7 @@ def to_json(replication: Replication, dependencies: Dependencies) -> dict[str, A
             {"rank": rank, "works": int(row[0]), "sent": row[1], "busy": row[2], "exposed": row[3]}
             for rank, row in enumerate(np.stack([count, sent, busy, exposed], axis=1).tolist())
         ],
+        **({"engines": engines} if engines else {}),
     }
 
 
@@ -55,6 +60,7 @@ def to_text(facts: dict[str, Any], every_rank: bool) -> Iterator[str]:
     longer = f"{facts['makespan_over_without'] - 1:.2%} longer than without"
     yield f"{among}: {facts['sums']} sums of gradients{gathers}; the step takes {facts['makespan']:g}, {longer}"
     ranks = facts["ranks"]
+    yield from engine_text(facts.get("engines", []))
     for row in ranks if every_rank else ranks[:_SHOWN]:
         times = f"busy {row['busy']:g}, {row['exposed']:g} of it exposed"
         yield f"  rank {row['rank']}: dp sends {write(row['sent'])} in {row['works']} works, {times}"

@@ -47,6 +47,18 @@ def test_sums_send_each_gradient_twice(tmp_path: Path) -> None:
     assert sums["makespan"] == pytest.approx(sums["makespan_without"] + 14)
 
 
+def test_compute_beside_a_busy_lane_takes_longer(tmp_path: Path) -> None:
+    costs = tmp_path / "costs.toml"
+    costs.write_text('schema = "schedc.costs/1"\n[lanes.dp]\nengine = "sm"\ninterference = 0.5\n')
+    name = "interleaved_1f1b(P = 2, M = 4)"
+    path = plan(tmp_path, LINES, name)
+    alone, beside = (facts(path, *more)["replicas"] for more in ((), ("--cost-file", str(costs))))
+    assert "engines" not in alone
+    (engine,) = beside["engines"]
+    assert beside["makespan"] == pytest.approx(alone["makespan"] / (1 - engine["slowed"]))
+    assert engine["slowed"] > 0
+
+
 def test_sharded_parameters_are_gathered_once_and_spread_no_gradients(tmp_path: Path) -> None:
     result = facts(plan(tmp_path, f"{LINES}  shard dense  memory 20 GB"))
     sums = result["replicas"]
