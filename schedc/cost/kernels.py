@@ -13,7 +13,7 @@ from schedc.cost.checks import problem_in
 from schedc.diagnostics import Diagnostic, Label, did_you_mean
 from schedc.source import Source
 
-KERNEL_PROVIDERS = ("bmm", "grouped", "loop", "padded")
+KERNEL_PROVIDERS = ("bmm", "grouped", "loop", "padded", "triton")
 """Providers of products that round nothing."""
 
 DTYPES = ("bfloat16", "float16", "float32", "float64")

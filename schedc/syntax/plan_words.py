@@ -144,9 +144,9 @@ PLAN_WORDS = (
         "products",
         "PRODUCTS",
         "products grouped or fallback",
-        "who multiplies rows by experts: auto, loop, bmm, grouped, padded, in fp8 scaled_grouped or quantized;"
+        "who multiplies rows by experts: auto, loop, bmm, grouped, padded, triton, in fp8 scaled_grouped or quantized;"
         " or fallback: another, where that one cannot",
-        ("auto", "loop", "bmm", "grouped", "padded", "scaled_grouped", "quantized", "fallback"),
+        ("auto", "loop", "bmm", "grouped", "padded", "triton", "scaled_grouped", "quantized", "fallback"),
     ),
     PlanWord(
         "sizes",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from statistics import median
@@ -72,8 +73,9 @@ def counts_of(experts: int, rows: int) -> tuple[int, ...]:
 def _bucket(experts: Experts, rows: int, padded: bool, counted: bool, runs: tuple[int, int]) -> KernelBucket:
     """The bucket around so many rows of an expert, with the fastest provider."""
     case = experts.case(padded, counted)
-    names = [name for name in KERNEL_PROVIDERS if not PROVIDERS[name].why_not(case)]
-    times = _times(experts, names, _groups(experts, rows, padded, counted), rows, runs)
+    groups = _groups(experts, rows, padded, counted)
+    able = [name for name in KERNEL_PROVIDERS if not PROVIDERS[name].why_not(case)]
+    times = _times(experts, [name for name in able if _runs(experts, name, groups, rows)], groups, rows, runs)
     fastest = min(times, key=lambda name: times[name])
     low = max(1, rows // 2)
     return KernelBucket(low, max(low, 2 * rows - 1), fastest, tuple(sorted(times.items())))
@@ -106,6 +108,19 @@ def _times(experts: Experts, names: list[str], groups: RowGroups, rows: int, run
     for weight, grad in zip(experts.parameters(), grads, strict=True):
         weight.grad = grad
     return {name: float(f"{median(times):.4g}") for name, times in samples.items()}
+
+
+def _runs(experts: Experts, name: str, groups: RowGroups, rows: int) -> bool:
+    """Whether a provider can run here at all. One that fails, or has no memory, is left out and said."""
+    if name == "loop":
+        return True
+    try:
+        _times(experts, [name], groups, rows, (0, 1))
+    except Exception as error:
+        reason = (str(error).splitlines() or [""])[0]
+        warnings.warn(f"`{name}` is not measured with {rows} rows of an expert: {reason}", stacklevel=3)
+        return False
+    return True
 
 
 def _spent(experts: Experts, batch: Tensor, groups: RowGroups, gates: Tensor) -> float:

@@ -9,18 +9,21 @@ Every provider computes two products of stacked matrices:
     bmm              one batched product; rows that are padded to as many for every expert
     grouped          one launch for all experts (`torch.nn.functional.grouped_mm`), whose row numbers stay on the device
     padded           one batched product of rows that are padded here, to the most rows of an expert
-    scaled_grouped   the same in fp8 with a scale per row, for rows times weights; see `fp8_products`
+    triton           one launch for all experts by kernels of our own, where Triton is installed; see `triton_products`
+    scaled_grouped   grouped products in fp8 with a scale per row, for rows times weights; see `fp8_products`
     quantized        its numbers everywhere: both sides are rounded to fp8 and multiplied in their own dtype
 
-The last two round, so that only a plan that names them gets them. `padded` is taken where a plan names it, or where
-calibration found it fastest (`schedc_runtime.moe.kernels`).
+The last two round, so that only a plan that names them gets them. `padded` and `triton` are taken where a plan names
+them, or where calibration found them fastest (`schedc_runtime.moe.kernels`).
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
@@ -192,6 +195,27 @@ def _not_padded(case: Case) -> str:
     return "only the device knows the rows of each expert, and the most of them is the size of a block"
 
 
+_TRITON_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def _not_triton(case: Case) -> str:
+    if find_spec("triton") is None:
+        return "Triton is not installed"
+    if case.dtype not in _TRITON_DTYPES:
+        return f"{str(case.dtype).removeprefix('torch.')}: these kernels take bfloat16, float16 and float32"
+    if case.device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1":
+        return ""
+    if case.device.type != "cuda" or torch.cuda.get_device_capability(case.device) < (8, 0):
+        return f"{case.device.type}: these kernels need a GPU of compute capability 8.0"
+    return ""
+
+
+def _triton(left: Tensor, right: Tensor, groups: RowGroups, weight: Tensor) -> Tensor:
+    from schedc_runtime.moe.triton_products import triton_products  # not installed everywhere
+
+    return triton_products(left, right, groups.on_device(left, len(weight)), weight)
+
+
 _STRIDE = 16
 """Bytes of which the strides of a grouped product's operands are multiples."""
 
@@ -275,6 +299,7 @@ PROVIDERS: dict[str, Provider] = {
         Provider("grouped", _not_grouped, _grouped, lambda device: device.type == "cpu"),
         Provider("loop", lambda case: "", _loop),
         Provider("padded", _not_padded, _padded, lambda device: False),
+        Provider("triton", _not_triton, _triton, lambda device: False),
         Provider("scaled_grouped", _not_scaled, _scaled, lambda device: False, "fp8", "quantized"),
         Provider("quantized", lambda case: "", _quantized, lambda device: False, "fp8"),
     )
