@@ -43,20 +43,28 @@ def attention_flops(block: BlockSizes, hidden: int) -> int:
     return 2 * products + h * (wide + d) * block.sequence
 
 
+def attention_bytes(block: BlockSizes, hidden: int, dtype: str, level: Level = Level.NONE) -> float:
+    """Bytes per token that attention holds at a level, norms apart: those of the plan, or those of its numbers."""
+    numbers = hidden if level >= Level.LAYER else attention_numbers(block, hidden)
+    held = float(numbers * bytes_per_number(dtype))
+    return held if not block.held else min(held, block.held) if level >= Level.LAYER else block.held
+
+
 def dense_bytes(
     block: BlockSizes, hidden: int, dtype: str, level: Level = Level.NONE, fuse: Fuse | None = None
 ) -> float:
     """Bytes per token that a dense block holds at a level. fuse: of a plan; what it leaves out is held unfused."""
+    attention = attention_bytes(block, hidden, dtype, level)
     if level >= Level.LAYER:
-        return float(hidden * bytes_per_number(dtype))
-    numbers = attention_numbers(block, hidden) + unfused_numbers(fuse, block, hidden, level)
+        return attention
+    numbers = unfused_numbers(fuse, block, hidden, level)
     if level < Level.NORM:
         numbers += norm_numbers(block, hidden)
     if level < Level.ACT:
         numbers += block.inner
     if level < Level.FULL:
         numbers += (block.matrices - 1) * block.inner
-    return float(numbers * bytes_per_number(dtype))
+    return attention + numbers * bytes_per_number(dtype)
 
 
 def dense_flops(block: BlockSizes, hidden: int) -> int:

@@ -25,8 +25,8 @@ def counted_bytes(plan: Attachments, experts: bool) -> float | None:
     """Bytes that a layer holds without recomputation; None where its sizes are not known."""
     if experts and (sizes := plan.moe_sizes) is not None and is_sized(plan):
         return layer_bytes(sizes, plan.dtype, filled(plan))
-    if not experts and plan.block is not None and is_dense_sized(plan):
-        return dense_bytes(plan.block, plan.hidden, plan.dtype, fuse=plan.fuse)
+    if not experts and (block := plan.block_sizes) is not None and is_dense_sized(plan):
+        return dense_bytes(block, plan.hidden, plan.dtype, fuse=plan.fuse)
     return None
 
 
@@ -34,8 +34,8 @@ def counted_flops(plan: Attachments, experts: bool) -> float | None:
     """FLOPs of a layer's forward; None where its sizes are not known."""
     if experts and (sizes := plan.moe_sizes) is not None and is_sized(plan):
         return forward_flops(sizes, filled(plan))
-    if not experts and plan.block is not None and is_dense_sized(plan):
-        return dense_flops(plan.block, plan.hidden)
+    if not experts and (block := plan.block_sizes) is not None and is_dense_sized(plan):
+        return dense_flops(block, plan.hidden)
     return None
 
 
@@ -43,9 +43,9 @@ def counted_saving(plan: Attachments, experts: bool, level: Level) -> Saving | N
     """What a level saves of a layer, and its FLOPs; None where the layer's sizes are not known."""
     if experts and (sizes := plan.moe_sizes) is not None and is_sized(plan):
         return saving(sizes, plan.dtype, level, arriving_rows(plan), filled(plan))
-    if not experts and plan.block is not None and is_dense_sized(plan):
-        held = (dense_bytes(plan.block, plan.hidden, plan.dtype, each, plan.fuse) for each in (Level.NONE, level))
-        flops = mlp_flops(plan.block, plan.hidden) if level >= Level.FULL else 0
-        flops += attention_flops(plan.block, plan.hidden) if level >= Level.LAYER else 0
+    if not experts and (block := plan.block_sizes) is not None and is_dense_sized(plan):
+        held = (dense_bytes(block, plan.hidden, plan.dtype, each, plan.fuse) for each in (Level.NONE, level))
+        flops = mlp_flops(block, plan.hidden) if level >= Level.FULL else 0
+        flops += attention_flops(block, plan.hidden) if level >= Level.LAYER else 0
         return Saving(next(held) - next(held), flops)
     return None

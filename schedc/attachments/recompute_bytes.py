@@ -21,8 +21,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from schedc.attachments.block_counts import attention_flops
-from schedc.attachments.held_tensors import ATTENTION, NORMS, ROUTER, ROWS, SHARED, HeldTensor, columns, widths_of
+from schedc.attachments.block_counts import attention_bytes, attention_flops
+from schedc.attachments.held_tensors import NORMS, ROUTER, ROWS, SHARED, HeldTensor, columns, widths_of
 from schedc.attachments.values import By, ExpertSizes, Level, Recompute, bytes_per_number
 
 _SCORE = 4
@@ -45,8 +45,8 @@ class RowsPerToken:
     arrive: float
 
 
-_OF_TOKENS = (*ATTENTION, *NORMS, *SHARED)
-"""What a MoE layer holds per token beside the router's scores."""
+_OF_TOKENS = (*NORMS, *SHARED)
+"""What a MoE layer holds per token beside attention and the router's scores."""
 _BESIDE = 36
 """Bytes per row that no level saves: at most four indexes for its way, and its gate."""
 
@@ -67,7 +67,8 @@ def held_bytes(
     arrived = experts.hidden if Level.LIGHT <= of_rows < Level.FULL else 0
     numbers = _left(_OF_TOKENS, experts, level) + rows.experts * _left(ROWS, experts, of_rows)
     scores = _SCORE * _left(ROUTER, experts, level)
-    return bytes_per_number(dtype) * (numbers + rows.arrive * arrived) + scores
+    attention = attention_bytes(experts.block, experts.hidden, dtype, level)
+    return attention + bytes_per_number(dtype) * (numbers + rows.arrive * arrived) + scores
 
 
 def _left(tensors: tuple[HeldTensor, ...], experts: ExpertSizes, level: Level) -> int:

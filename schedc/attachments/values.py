@@ -29,7 +29,7 @@ class BlockSizes:
     heads of keys and values; by default as many as of queries. query, latent: columns of the narrow vectors that
     queries, and keys and values, come from. rotary: columns of a head beside ``head`` that only carry the position.
     inner: columns between the products of a dense MLP. matrices: its matrices, 3 where it is gated, else 2. sequence:
-    tokens of a sequence.
+    tokens of a sequence. held: bytes per token that attention holds, from the plan's `attention` line.
     """
 
     hidden: int = 0
@@ -42,6 +42,7 @@ class BlockSizes:
     inner: int = 0
     matrices: int = 3
     sequence: int = 0
+    held: float = 0.0
 
     def heads_or(self, default: int) -> int:
         """Heads of attention, or the default where the plan does not say them."""
@@ -302,7 +303,8 @@ class Attachments:
     slices: [stages] number of slices of a microbatch; empty where no stage has more than one.
     offload: the lines about what leaves for the host. loss: how head and loss are computed, if the plan says it.
     shard_dense: whether replicas shard the dense parameters of a stage.
-    parallel: the devices of a pipeline rank. batch: the sequences of a step.
+    parallel: the devices of a pipeline rank. batch: the sequences of a step. attention: bytes
+    per token that attention holds; 0: those of its sizes.
     fuse: chains of operations that run as one; None where blocks run as they are.
     """
 
@@ -329,6 +331,7 @@ class Attachments:
     shard_dense: bool = False
     parallel: Parallel | None = None
     batch: GlobalBatch | None = None
+    attention: float = 0.0
     fuse: Fuse | None = None
 
     def recompute_of(self, stage: int) -> Recompute:
@@ -347,7 +350,12 @@ class Attachments:
     @property
     def moe_sizes(self) -> ExpertSizes | None:
         """The sizes of MoE layers with those of their attention."""
-        return self.experts and replace(self.experts, block=self.block or BlockSizes())
+        return self.experts and replace(self.experts, block=self.block_sizes or BlockSizes(held=self.attention))
+
+    @property
+    def block_sizes(self) -> BlockSizes | None:
+        """The sizes of the `block` line, with what attention holds."""
+        return self.block and replace(self.block, held=self.attention)
 
     @property
     def hidden(self) -> int:

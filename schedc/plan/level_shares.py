@@ -61,5 +61,5 @@ def without_choices(plan: Attachments) -> Attachments:
     """The part of a plan that shares follow from."""
     return Attachments(
         plan.experts, plan.topology, plan.tokens, plan.dtype, plan.method, bound=plan.bound, block=plan.block,
-        fuse=plan.fuse,
+        fuse=plan.fuse, attention=plan.attention,
     )  # fmt: skip

@@ -146,6 +146,10 @@ class PlanBuilder(Transformer[Token, t.FileTree]):
         numbers = int(_number(count)), int(_number(length))
         return p.BatchLine(*numbers, _word(by), microbatch, span_of(word).to(end))
 
+    def attention(self, word: Token, size: Token, unit: tuple[str, Span] | None) -> p.AttentionLine:
+        value = self.entry(word, size, unit)
+        return p.AttentionLine(value, value.span)
+
     def cell(self, word: Token, first: Token, second: Token, *parts: p.CellLane | Token) -> p.CellLine:
         lanes = tuple(part for part in parts if isinstance(part, p.CellLane))
         value = next((_word(part) for part in parts if isinstance(part, Token) and part.type == "NAME"), None)

@@ -265,6 +265,15 @@ class BatchLine:
 
 
 @dataclass(frozen=True, slots=True)
+class AttentionLine:
+    """``attention 25 KB``. size: the number with its unit."""
+
+    word: ClassVar[str] = "attention"
+    size: GivenValue
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
 class CellLane:
     """``compute B.mlp.I F.mlp``: the steps of a lane in order."""
 
@@ -304,6 +313,7 @@ PlanLine = (
     | LossLine
     | ParallelLine
     | BatchLine
+    | AttentionLine
     | FuseLine
     | CellLine
 )

@@ -248,6 +248,12 @@ PLAN_WORDS = (
         ("rope", "gated", "gelu_tanh", "gelu_erf", "bias_gelu", "dropout_add", "gqa", "auto", "compiled"),
     ),
     PlanWord(
+        "attention",
+        "ATTENTION",
+        "attention 25 KB",
+        "bytes per token that the attention of a layer holds, in place of those that follow from the sizes",
+    ),
+    PlanWord(
         "cell",
         "CELL",
         "cell F & B { compute B.mlp.I F.mlp comm F.dispatch }",

@@ -16,6 +16,7 @@ Each file reads its lines, writes them, says what contradicts them, and gives th
 
 from schedc.plan.directives import (
     alltoall,
+    attention,
     batch,
     block,
     capacity,
@@ -65,6 +66,7 @@ _FILES = (
     parallel,
     batch,
     fuse,
+    attention,
 )
 
 DIRECTIVES: dict[str, Directive] = {file.DIRECTIVE.word: file.DIRECTIVE for file in _FILES}

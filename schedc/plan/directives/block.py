@@ -10,7 +10,7 @@ from schedc.diagnostics import did_you_mean
 from schedc.plan.directives.base import Contradiction, Directive, Reading
 from schedc.syntax.plan import TableLine
 
-_NAMES = tuple(size.name for size in fields(BlockSizes))
+_NAMES = tuple(size.name for size in fields(BlockSizes) if size.name != "held")
 
 
 def _read(reading: Reading, line: TableLine) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from schedc.attachments.values import BlockSizes
+from schedc.attachments.layer_counts import counted_bytes, counted_saving
+from schedc.attachments.values import Attachments, BlockSizes, ExpertSizes, Level
 from schedc.compiler import analyse, compile
 from schedc.diagnostics import DiagnosticError
 from schedc.plan import plan_of
+from schedc.plan.writer import read_plan, write_plan
 from schedc.report.check import to_json
 from support.plan_cases import written
 
@@ -86,3 +89,23 @@ def test_sizes_that_are_refused(tmp_path: Path, line: str, code: str, message: s
     (finding,) = caught.value.diagnostics
     assert (finding.code, message in finding.message) == (code, True), finding.message
     assert finding.help
+
+
+def test_a_plan_says_what_attention_holds() -> None:
+    """In place of 6 H numbers, of MoE and dense layers; `layer` holds the input alone, or less where a plan says so."""
+    experts, block = ExpertSizes(8, 2, width=32, hidden=64), BlockSizes(64, inner=96)
+    plain = Attachments(experts=experts, block=block, tokens=4)
+    said = replace(plain, attention=1000.0)
+    for moe in (True, False):
+        held, whole = (counted_bytes(plan, moe) for plan in (said, plain))
+        assert held is not None
+        assert whole is not None
+        assert held - whole == 1000 - 6 * 64 * 2
+        saved, full = (counted_saving(said, moe, level) for level in (Level.LAYER, Level.FULL))
+        assert saved is not None
+        assert full is not None
+        assert saved.bytes - full.bytes == 1000 - 64 * 2
+        least = counted_saving(replace(plain, attention=100.0), moe, Level.LAYER)
+        assert least is not None
+        assert least.bytes == full.bytes
+    assert read_plan(write_plan(said), 1) == said
