@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.modules.dropout import _DropoutNd as _Dropout
 from torch.utils import _pytree as pytree
 
 from schedc_runtime.errors import RuntimeFault
@@ -17,6 +18,8 @@ from schedc_runtime.fusion.recording import isolated
 from schedc_runtime.partition.effects import ambient
 
 _PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)
+_MOST = 64
+"""Signatures of a module that have code: lengths of sequences, modes, and what code calls it with."""
 TORCH_ERRORS = (RuntimeError, TypeError, ValueError, NotImplementedError, AttributeError, AssertionError)
 """What a forward may raise on fake tensors."""
 
@@ -30,6 +33,9 @@ class FusedCodes:
 
     def __deepcopy__(self, memo: Any) -> FusedCodes:
         return self
+
+    def __reduce__(self) -> tuple[type[FusedCodes], tuple[()]]:
+        return FusedCodes, ()  # a stored module makes its code anew
 
 
 class FusionRequest(NamedTuple):
@@ -53,10 +59,8 @@ class FusedForward:
 
     def __init__(self, module: nn.Module, wanted: FusionRequest) -> None:
         self.module, self.wanted, self.codes = module, wanted, FusedCodes()
-        self._modes = [
-            part for path, part in module.named_modules() if next(part.parameters(recurse=False), None) is None
-        ]
-        """Modules whose mode the code may depend on."""
+        self._modes = [part for part in module.modules() if next(part.parameters(recurse=False), None) is None]
+        """Modules whose mode, and rate of dropout, the code may depend on."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         signature = self._signature(args, kwargs)
@@ -87,11 +91,14 @@ class FusedForward:
             else:
                 self._reason(f"an argument of the class {type(leaf).__name__}")
                 return None
-        modes = tuple([(part.training, getattr(part, "p", None)) for part in self._modes])
+        modes = tuple([(part.training, part.p if isinstance(part, _Dropout) else None) for part in self._modes])
         return structure, tuple(key), modes, ambient().autocast
 
     def _made(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> FusedCode | None:
         wanted = self.wanted
+        if len(self.codes.codes) >= _MOST:
+            self._reason(f"more than {_MOST} kinds of arguments: only the first ones have code")
+            return None
         if hooked := [path for path, part in self.module.named_modules() if path and _hooked(part)]:
             self._reason(f"`{hooked[0]}` has hooks")
             return None

@@ -12,10 +12,11 @@ from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
+from schedc_runtime.errors import PartitionError
 from schedc_runtime.partition.effects import ambient, enter
 from schedc_runtime.partition.fake_model import lent, quiet, without_cache
 from schedc_runtime.partition.intercepted import module_calls_to
-from schedc_runtime.partition.python_state import python_random_kept
+from schedc_runtime.partition.python_state import python_state_watched
 from schedc_runtime.partition.recorder import ForwardRecorder
 from schedc_runtime.partition.structure import Template
 from schedc_runtime.random_numbers.counting import CountedDraws
@@ -77,7 +78,6 @@ def record_module(
         without_cache(module),
         torch.compiler.set_stance("force_eager"),
         lent(module, device) as paths,
-        python_random_kept(),
     ):
         recorder = _ModuleRecorder(
             module, paths, lambda path, _: path not in through, CountedDraws(module, names), names
@@ -85,11 +85,20 @@ def record_module(
         given = pytree.tree_map(lambda leaf: _fake(leaf, device), (tuple(args), dict(kwargs)))
         for number, leaf in enumerate(x for x in pytree.tree_leaves(given) if isinstance(x, Tensor)):
             recorder.enter(f"input{number}", leaf)
-        with module_calls_to(recorder, module), recorder:
+        before = {path: dict(vars(part)) for path, part in module.named_modules() if path in through}
+        with python_state_watched(module, {}), module_calls_to(recorder, module), recorder:
             output = recorder.call(module, given[0], given[1], _forward)
+        if written := [f"{path}.{key}".lstrip(".") for path in before for key in _written(module, path, before[path])]:
+            raise PartitionError(f"it sets `{written[0]}` each time it runs, which code would do once")
         recorder.leave(output)
     assert recorder.recording.output is not None
     return ModuleRecord(recorder.recording.graph, recorder.recording.output)
+
+
+def _written(module: nn.Module, path: str, before: Mapping[str, Any]) -> list[str]:
+    """The public attributes of a submodule that are others than ``before``."""
+    own = vars(module.get_submodule(path))
+    return [key for key in own if not key.startswith("_") and own[key] is not before.get(key, own)]
 
 
 def _forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
