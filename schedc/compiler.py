@@ -227,6 +227,7 @@ def _planned(tree: ReadPlan, sizes: Mapping[str, int], costs: Costs, checked: bo
     from schedc.plan.apply import layer_costs, place_layers, stage_costs
     from schedc.plan.attached import AttachedPlan
     from schedc.plan.cell_pricer import pricer_of
+    from schedc.plan.directives.offload import is_chosen
     from schedc.plan.directives.recompute import auto_stages
     from schedc.plan.peak_memory import check_memory
     from schedc.plan.resolve import resolve
@@ -241,7 +242,7 @@ def _planned(tree: ReadPlan, sizes: Mapping[str, int], costs: Costs, checked: bo
         dependencies = _legal(tree.schedule, sizes, of_stages, pricer_of(costs, attached))
     chosen = None
     stages = auto_stages(tree.directives, dependencies.schedule)
-    if stages and any(rule.scope == "auto" for rule in plan.offload):
+    if stages and is_chosen(plan):
         return _chosen_together(tree, layout, costs, plan, dependencies, stages, attached)
     if stages:
         from schedc.plan.choose_recomputation import choose_recomputation

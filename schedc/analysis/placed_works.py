@@ -9,7 +9,7 @@ last gap of a rank the REDUCEs stand in place of the cell, and what ends the str
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cached_property
 from typing import Any
@@ -77,6 +77,7 @@ class PlacedWorks:
     """Works in the order of their STARTs, rank by rank.
 
     start, join: [works] the gaps of their STARTs and JOINs. start_place, join_place: [works] `WorkPlace` in the gap.
+    in_part: stages of whose activations only a part moves; these count as present.
     """
 
     works: Works
@@ -84,6 +85,7 @@ class PlacedWorks:
     join: Int64
     start_place: Int8
     join_place: Int8
+    in_part: frozenset[int] = field(default=frozenset(), kw_only=True)
 
     @classmethod
     def of(
@@ -117,13 +119,15 @@ class PlacedWorks:
     def only(self, which: Bools | Int64) -> PlacedWorks:
         """These works alone."""
         places = self.start_place[which], self.join_place[which]
-        return PlacedWorks(self.works.only(which), self.start[which], self.join[which], *places)
+        columns = self.start[which], self.join[which], *places
+        return PlacedWorks(self.works.only(which), *columns, in_part=self.in_part)
 
     def beside(self, other: PlacedWorks) -> PlacedWorks:
         """These works and those of ``other``."""
         pairs = [(getattr(self, name), getattr(other, name)) for name in ("start", "join", "start_place", "join_place")]
         works = {name: np.concatenate([getattr(self.works, name), getattr(other.works, name)]) for name in DTYPES}
-        return PlacedWorks(Works(**works), *(np.concatenate(pair) for pair in pairs)).in_order()
+        columns = (np.concatenate(pair) for pair in pairs)
+        return PlacedWorks(Works(**works), *columns, in_part=self.in_part | other.in_part).in_order()
 
     @classmethod
     def none(cls) -> PlacedWorks:
@@ -148,8 +152,9 @@ class PlacedWorks:
         return np.where(self.works.kind == WorkKind.DROP, len(WorkLane), self.works.lane).astype(np.int8)
 
     def counted(self) -> PlacedWorks:
-        """The same works, each of which moves 1."""
-        return replace(self, works=replace(self.works, bytes=np.ones(len(self))))
+        """The same works, each of which moves 1: those of whole activations."""
+        whole = ~np.isin(self.works.stage, list(self.in_part))
+        return replace(self, works=replace(self.works, bytes=whole.astype(np.float64)))
 
     def rank_of(self, gaps: Int64, dependencies: Dependencies) -> Int64:
         """[gaps] the rank of each gap."""

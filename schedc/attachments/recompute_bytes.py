@@ -71,6 +71,18 @@ def held_bytes(
     return attention + bytes_per_number(dtype) * (numbers + rows.arrive * arrived) + scores
 
 
+def held_by_role(experts: ExpertSizes, dtype: str, level: Level = Level.NONE, filled: float = 1.0) -> dict[str, float]:
+    """Bytes that a MoE layer holds per token, by role of its segments; they add up to `held_bytes` at as many rows.
+
+    Attention has its own norms, those of the experts, and the router. Experts have their rows as they arrive.
+    """
+    rows = experts.top * filled
+    whole = held_bytes(experts, dtype, level, rows=RowsPerToken(rows, rows))
+    shared = bytes_per_number(dtype) * _left(SHARED, experts, level)
+    others = whole - held_bytes(experts, dtype, level, rows=RowsPerToken(0, 0))
+    return {"attention": whole - others - shared, "shared": shared, "experts": others}
+
+
 def _left(tensors: tuple[HeldTensor, ...], experts: ExpertSizes, level: Level) -> int:
     widths = widths_of(experts.block, experts.hidden)._replace(
         width=experts.width, shared=experts.shared * experts.width, experts=experts.count

@@ -252,12 +252,17 @@ class Offload:
     """Activations that leave for host memory. scope: ``all``, ``chunk``, ``stage`` or ``auto``.
 
     numbers: which chunks or stages. keep: how many microbatches of a stage, the newest ones, stay on the device between
-    two cells.
+    two cells. roles: segments whose activations leave, of `HELD_ROLES`; empty for everything that is held.
     """
 
     scope: str
     numbers: tuple[int, ...] = ()
     keep: int = 0
+    roles: tuple[str, ...] = ()
+
+
+HELD_ROLES = ("attention", "experts", "shared", "dense")
+"""Roles of segments whose activations may leave alone: of a MoE layer the first three, of a dense layer the last."""
 
 
 @dataclass(frozen=True)

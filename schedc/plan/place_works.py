@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,13 +17,16 @@ from schedc.attachments.values import Attachments, Host
 from schedc.cost.costs import Costs, StageCosts
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
 from schedc.ir.arrays import Floats, bincount
+from schedc.ir.ops import OpKind
+from schedc.ir.schedule import Schedule
 from schedc.ir.works import WorkKind, WorkLane
 from schedc.layout.costs import LayerCosts
 from schedc.layout.parts import Layout
 from schedc.passes.place_offload import ByStage, LaneSpeeds, Stays, choose_moves, stays_of
 from schedc.plan.directives.base import Directives
-from schedc.plan.directives.offload import kept_per_stage
+from schedc.plan.directives.offload import rule_per_stage
 from schedc.plan.peak_memory import extra_memory, held_inside, standing_memory
+from schedc.plan.role_memory import share_of_roles
 
 _KEPT_FREE = (0, 1, 2, 3)
 """Places, each of the largest activation of a rank, that `offload auto` tries to keep for what is on its way."""
@@ -133,24 +136,52 @@ def place_offloads(
     held = np.maximum(inside[dependencies.first], second)
     step = _Step(dependencies, of_stage, plan.host, held, duration, start, end)
     if plan.offload[0].scope != "auto":
-        return step.priced(_as_written(directives, plan, step), None)
+        shares = _shares(directives, plan, layout, layers, dependencies.schedule)
+        return step.priced(_as_written(directives, plan, step, shares), None)
     assert memory is not None, "`offload auto` was checked beside the memory"
     return _chosen(step, amount(memory) - standing_memory(layout, layers, dependencies.schedule, extra))
 
 
-def _as_written(directives: Directives, plan: Attachments, step: _Step) -> PlacedWorks:
-    """What the lines say. Each stage is judged alone."""
+def _shares(
+    directives: Directives, plan: Attachments, layout: Layout, layers: LayerCosts, schedule: Schedule
+) -> dict[int, float]:
+    """By stage that a line speaks of: the share of its activations that leaves. Raises `DiagnosticError` (S155)."""
+    shares: dict[int, float] = {}
+    for stage, rule in rule_per_stage(plan.offload, schedule.stages, schedule.placement).items():
+        if not rule.roles:
+            shares[stage] = 1.0
+            continue
+        share = share_of_roles(plan, layout, layers.activations, stage, rule.roles)
+        recomputed = bool(((schedule.kind == OpKind.R) & (schedule.stage == stage)).any())
+        if share is None or recomputed:
+            why = "has Rs" if recomputed else "has layers whose sizes are not known"
+            message = f"stage {stage} {why}: how much its roles hold is not known"
+            help = "name no roles, so that everything leaves" + (
+                "" if recomputed else ", or say `experts` and `tokens`"
+            )
+            label = Label(directives.span("offload"))
+            raise DiagnosticError([Diagnostic("S155", message, label, help=help, source=directives.tree.source)])
+        shares[stage] = share
+    return shares
+
+
+def _as_written(directives: Directives, plan: Attachments, step: _Step, shares: Mapping[int, float]) -> PlacedWorks:
+    """What the lines say. Each stage is judged alone. shares: of its activations that leave, by stage."""
     schedule = step.dependencies.schedule
-    kept = kept_per_stage(plan.offload, schedule.stages, schedule.placement)
+    rules = rule_per_stage(plan.offload, schedule.stages, schedule.placement)
     named = {number for rule in plan.offload if rule.scope == "stage" for number in rule.numbers}
     stays = step.stays
     for stage in sorted(named & set(stays.stage.tolist())):
         own = stays.only(stays.stage == stage)
         if (own.used - own.made < 2).all():
             raise DiagnosticError([_read_at_once(directives, stage, int(own.microbatch[0]))])
-    by_stage = ByStage.of(step.dependencies, stays.only(np.isin(stays.stage, list(kept))))
-    places = np.array([kept[stage] for stage in by_stage.stage.tolist()], np.float64)
-    return by_stage.moves(places, _ON_THE_WAY, step.speeds).placed(step.dependencies)
+    leaving = [stage for stage in rules if shares[stage] > 0]
+    moved = np.array([shares.get(stage, 0.0) for stage in range(schedule.stages)])
+    stays = replace(stays, bytes=stays.bytes * moved[stays.stage]).only(np.isin(stays.stage, leaving))
+    by_stage = ByStage.of(step.dependencies, stays)
+    places = np.array([rules[stage].keep for stage in by_stage.stage.tolist()], np.float64)
+    placed = by_stage.moves(places, _ON_THE_WAY, step.speeds).placed(step.dependencies)
+    return replace(placed, in_part=frozenset(stage for stage in leaving if rules[stage].roles))
 
 
 def _read_at_once(directives: Directives, stage: int, microbatch: int) -> Diagnostic:

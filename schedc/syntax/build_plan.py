@@ -97,8 +97,8 @@ class PlanBuilder(Transformer[Token, t.FileTree]):
         end = span_of(below) if below is not None else by[-1].span if by else span_of(count)
         return p.HotLine(value, by, _words(words), limit, span_of(word).to(end))
 
-    def recompute(self, word: Token, *parts: p.RecomputePart | Token) -> p.RecomputeLine:
-        read = [p.RecomputePart("word", str(q), (), span_of(q)) if isinstance(q, Token) else q for q in parts]
+    def recompute(self, word: Token, *parts: p.RulePart | Token) -> p.RecomputeLine:
+        read = [p.RulePart("word", str(q), (), span_of(q)) if isinstance(q, Token) else q for q in parts]
         return p.RecomputeLine(tuple(read), span_of(word).to(read[-1].span))
 
     def host(self, word: Token, size: Token, unit: tuple[str, Span] | None, *speeds: p.GivenValue) -> p.HostLine:
@@ -108,24 +108,27 @@ class PlanBuilder(Transformer[Token, t.FileTree]):
     def sharing(self, word: Token, by: Token, ranks: Token) -> p.GivenValue:
         return p.GivenValue(str(word), _number(ranks), span_of(word).to(span_of(ranks)), str(by))
 
-    def offload(self, word: Token, *parts: p.RecomputePart | Token) -> p.OffloadLine:
-        read = [p.RecomputePart("word", str(q), (), span_of(q)) if isinstance(q, Token) else q for q in parts]
+    def offload(self, word: Token, *parts: p.RulePart | Token) -> p.OffloadLine:
+        read = [p.RulePart("word", str(q), (), span_of(q)) if isinstance(q, Token) else q for q in parts]
         return p.OffloadLine(tuple(read), span_of(word).to(read[-1].span))
 
-    def counted(self, name: Token, number: Token) -> p.RecomputePart:
-        return p.RecomputePart("counted", str(name), (_number(number),), span_of(name).to(span_of(number)))
+    def counted(self, name: Token, number: Token) -> p.RulePart:
+        return p.RulePart("counted", str(name), (_number(number),), span_of(name).to(span_of(number)))
 
-    def stages(self, word: Token, *numbers: Token) -> p.RecomputePart:
+    def stages(self, word: Token, *numbers: Token) -> p.RulePart:
         values = tuple(_number(number) for number in numbers if number.type == "INT")
-        return p.RecomputePart("stages", str(word), values, span_of(word).to(span_of(numbers[-1])))
+        return p.RulePart("stages", str(word), values, span_of(word).to(span_of(numbers[-1])))
 
-    def adaptive(self, name: Token, factor: Token, close: Token) -> p.RecomputePart:
-        return p.RecomputePart("adaptive", str(name), (float(_number(factor)),), span_of(name).to(span_of(close)))
+    def adaptive(self, name: Token, factor: Token, close: Token) -> p.RulePart:
+        return p.RulePart("adaptive", str(name), (float(_number(factor)),), span_of(name).to(span_of(close)))
 
-    def placed(self, name: Token) -> p.RecomputePart:
-        return p.RecomputePart("placed", str(name), (), span_of(name))
+    def further(self, name: Token) -> p.RulePart:
+        return p.RulePart("further", str(name), (), span_of(name))
 
-    def slices(self, word: Token, where: p.RecomputePart | None, count: Token) -> p.SlicesLine:
+    def placed(self, name: Token) -> p.RulePart:
+        return p.RulePart("placed", str(name), (), span_of(name))
+
+    def slices(self, word: Token, where: p.RulePart | None, count: Token) -> p.SlicesLine:
         return p.SlicesLine(where, int(_number(count)), span_of(word).to(span_of(count)))
 
     def loss(self, word: Token, form: Token, *sizes: p.GivenValue) -> p.LossLine:

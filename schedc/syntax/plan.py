@@ -160,11 +160,12 @@ class HotLine:
 
 
 @dataclass(frozen=True, slots=True)
-class RecomputePart:
-    """A part of a ``recompute`` line: ``full``, ``chunk 0``, ``stage [0, 3]``, ``adaptive(2.0)``, ``in bubbles``.
+class RulePart:
+    """A part of a line about some stages: ``full``, ``chunk 0``, ``stage [0, 3]``, ``adaptive(2.0)``, ``in bubbles``,
+    and ``, shared`` in a list of words.
 
-    form: ``word``, ``counted``, ``stages``, ``adaptive`` or ``placed``, in the order above. name: the word of the part.
-    numbers: those behind the word.
+    form: ``word``, ``counted``, ``stages``, ``adaptive``, ``placed`` or ``further``, in the order above. name: the word
+    of the part. numbers: those behind the word.
     """
 
     form: str
@@ -178,7 +179,7 @@ class RecomputeLine:
     """``recompute chunk 0 medium adaptive(2.0) by rank``, part by part."""
 
     word: ClassVar[str] = "recompute"
-    parts: tuple[RecomputePart, ...]
+    parts: tuple[RulePart, ...]
     span: Span
 
 
@@ -189,7 +190,7 @@ class SlicesLine:
     """
 
     word: ClassVar[str] = "slices"
-    where: RecomputePart | None
+    where: RulePart | None
     count: int
     span: Span
 
@@ -227,10 +228,10 @@ class HostLine:
 
 @dataclass(frozen=True, slots=True)
 class OffloadLine:
-    """``offload stage [0, 1] keep 2``, part by part; the forms of parts are those of `RecomputePart`."""
+    """``offload stage [0, 1] of experts keep 2``, part by part; the forms of parts are those of `RulePart`."""
 
     word: ClassVar[str] = "offload"
-    parts: tuple[RecomputePart, ...]
+    parts: tuple[RulePart, ...]
     span: Span
 
 

@@ -206,8 +206,8 @@ PLAN_WORDS = (
         "OFFLOAD",
         "offload stage 0 keep 2",
         "which activations leave for host memory until their backward: of all, a chunk or stages, but for the newest"
-        " ones that it keeps; auto: as few as the memory asks for",
-        ("all", "chunk", "keep", "auto"),
+        " ones that it keeps; of: those of some segments; auto: as few as the memory asks for",
+        ("all", "chunk", "of", "keep", "auto"),
     ),
     PlanWord(
         "loss",

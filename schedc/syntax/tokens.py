@@ -140,7 +140,8 @@ def _adapted_plans(stream: Iterable[Token], tokens: Tokens, source: Source) -> I
     A refused line goes to the next word that begins one: it has a form that only a later edition knows, or none.
     """
     depth, inside, refused, line = 0, False, False, 0
-    numbered = named = False  # the token before is a number, is `of`: what follows it names a part of the model
+    numbered = False  # the token before is a number
+    named = listed = False  # a name of a part of the model follows, as after `of`; such names have begun
     for token in stream:
         depth = max(0, depth - (token.type == "RBRACE"))
         inside = (inside or token.type == "PLAN") if depth == 0 else inside
@@ -167,7 +168,9 @@ def _adapted_plans(stream: Iterable[Token], tokens: Tokens, source: Source) -> I
             yield Token.new_borrow_pos("UNIT", str(token), token)
         elif not refused:
             yield token
-        numbered, named, line = token.type in ("INT", "DECIMAL"), token == "of", token.line or 0
+        listed = named or (listed and token.type == "COMMA")
+        named = token == "of" or (listed and token.type == "COMMA")
+        numbered, line = token.type in ("INT", "DECIMAL"), token.line or 0
 
 
 def _without_loose_docs(items: list[Token]) -> list[Token]:

@@ -138,8 +138,13 @@ class MicrobatchOffload:
             self._lanes.join(handle)
 
     def _leaves(self, box: Box) -> bool:
-        """Whether a box leaves. It stays if it is a part of what others hold: then its storage is not freed."""
+        """Whether a box leaves. It stays where others hold its storage: a segment whose role stays, or a larger tensor.
+
+        A copy would then free nothing.
+        """
         box.check_unwritten()
+        if box.storage in self._stay:
+            return False
         if box.covered < box.bytes and box.holders:
             self._stay[box.storage] = (self._segment(box), Reason.SHARED, box.covered)
             return False

@@ -207,7 +207,7 @@ def open_lanes(assembly: Assembly) -> None:
     """The lanes of every place here whose program moves activations to the host."""
     lanes = [
         offload_stages(
-            assembly.program, place.pipeline, held, assembly.device, assembly.plan.host, assembly.mesh.name(place)
+            assembly.program, place.pipeline, held, assembly.device, assembly.plan, assembly.mesh.name(place)
         )
         for place, held in assembly.stages.items()
     ]

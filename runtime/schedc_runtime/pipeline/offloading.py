@@ -7,30 +7,35 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 
-from schedc.attachments.values import Host
+from schedc.attachments.values import Attachments
 from schedc.ir.program import InstructionKind, Program
 from schedc.ir.works import WorkKind
+from schedc.plan.directives.offload import is_chosen, rule_per_stage
 from schedc_runtime.offload.lanes import Lanes, lanes_for
 from schedc_runtime.offload.rules import OffloadSettings
 from schedc_runtime.pipeline.stages import StagesByIndex
 
 
 def offload_stages(
-    program: Program, rank: int, held: StagesByIndex, device: torch.device, host: Host | None, name: str
+    program: Program, rank: int, held: StagesByIndex, device: torch.device, plan: Attachments, name: str
 ) -> Lanes | None:
     """Let the stages of a rank move what the program's works move; the rank's lanes, None where nothing moves.
 
-    held: the stages of the rank, by index. host: the plan's. Its bytes limit the rank's buffers; host memory without a
-    unit limits nothing here. name: what errors call the rank.
+    held: the stages of the rank, by index. plan: the program's. The bytes of its host limit the rank's buffers; host
+    memory without a unit limits nothing here. name: what errors call the rank.
     """
-    moving = moving_microbatches(program, rank)
+    moving, host = moving_microbatches(program, rank), plan.host
     if not moving:
         return None
     lanes = lanes_for(device)
     lanes.buffers.name = name
     lanes.buffers.limit = host.size if host is not None and host.in_bytes else None
+    rules = {} if is_chosen(plan) else rule_per_stage(plan.offload, program.stages, program.placement)
     for stage, microbatches in moving.items():
-        held[stage].set_offload(OffloadSettings(lanes, microbatches=frozenset(microbatches)))
+        named = frozenset(rules[stage].roles) if stage in rules else frozenset()
+        there = held[stage].roles
+        roles = named & there if there else named - {"dense"}  # a dense stage that runs as a whole moves as a whole
+        held[stage].set_offload(OffloadSettings(lanes, roles=roles, microbatches=frozenset(microbatches)))
     return lanes
 
 

@@ -102,6 +102,11 @@ class OffloadedStage:
             self.snapshot.release()
             self.snapshot = None
 
+    @property
+    def roles(self) -> frozenset[str]:
+        """The roles of the stage's segments; none where it runs as a whole."""
+        return frozenset(self._node_names()[1].values())
+
     def _node_names(self) -> tuple[Mapping[int, str], Mapping[int, str]]:
         """Names and roles of the segments, by number."""
         return {}, {}

@@ -1,20 +1,35 @@
-"""``offload stage 0 keep 2`` or ``offload auto``: which activations leave for host memory until their backward."""
+"""``offload stage 0 of experts keep 2`` or ``offload auto``: which activations leave until their backward."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from schedc.attachments.values import Attachments, Offload
+from schedc.attachments.values import HELD_ROLES, Attachments, Offload
 from schedc.diagnostics import Diagnostic, Label
 from schedc.ir.placement import Placement
 from schedc.ir.schedule import Schedule
-from schedc.layout.parts import Layout
-from schedc.plan.directives.base import SCOPES, Contradiction, Directive, Directives, Reading, scope_faults, stages_of
-from schedc.syntax.plan import OffloadLine, RecomputePart, Word
+from schedc.layout.parts import WITH_EXPERTS, Layout, PartKind, layers_in
+from schedc.plan.directives.base import (
+    SCOPES,
+    Contradiction,
+    Directive,
+    Directives,
+    Reading,
+    missing,
+    scope_faults,
+    stages_of,
+)
+from schedc.source import Source
+from schedc.syntax.plan import OffloadLine, RulePart, Word
 
+_KINDS = {"dense": (PartKind.DENSE,)}
+"""Kinds of layers that have a role; by default those with experts."""
 _SCOPES = (*SCOPES, "auto")
-_REMEDY = "write `offload all`, `chunk 1`, `stage 0` or `stage [0, 3]`, each perhaps with `keep 2`, or `offload auto`"
+_REMEDY = (
+    "write `offload all`, `chunk 1`, `stage 0` or `stage [0, 3]`, each perhaps with `of experts` and `keep 2`, or"
+    " `offload auto`"
+)
 
 
 def _read(reading: Reading, line: OffloadLine) -> None:
@@ -24,50 +39,90 @@ def _read(reading: Reading, line: OffloadLine) -> None:
         return
     if not reading.word(Word(head.name, head.span), _SCOPES, "part of a model"):
         return
+    roles = _roles(reading, rest)
     keep = 0
     if rest and rest[0].form == "counted" and reading.word(Word(rest[0].name, rest[0].span), ("keep",), "option"):
         keep = int(rest.pop(0).numbers[0])
     if rest or _is_numbered(head) != (head.name in ("chunk", "stage")) or (head.name == "auto" and len(line.parts) > 1):
         reading.fault("S155", "an offload that cannot be read", (rest or [head])[0].span, _REMEDY)
         return
-    rule = Offload(head.name, tuple(int(number) for number in head.numbers), keep)
+    rule = Offload(head.name, tuple(int(number) for number in head.numbers), keep, roles)
     reading.give(offload=(*reading.plan.offload, rule))
 
 
-def _is_numbered(part: RecomputePart) -> bool:
+def _roles(reading: Reading, rest: list[RulePart]) -> tuple[str, ...]:
+    """The roles behind `of`, which are taken from the parts; none where the line names none."""
+    if len(rest) < 2 or rest[0].form != "word" or rest[0].name != "of":
+        return ()
+    rest.pop(0)
+    parts = [rest.pop(0)]
+    while rest and rest[0].form == "further":
+        parts.append(rest.pop(0))
+    words = [Word(part.name, part.span) for part in parts]
+    right = [word.text for word in words if reading.word(word, HELD_ROLES, "role")]
+    for word in words[1:]:
+        if [other.text for other in words].index(word.text) < words.index(word):
+            reading.fault("S155", f"`{word.text}` is said twice", word.span, "keep one of the two")
+    return tuple(role for role in HELD_ROLES if role in right)
+
+
+def _is_numbered(part: RulePart) -> bool:
     return part.form in ("counted", "stages")
 
 
 def _write(plan: Attachments) -> Iterator[str]:
     for rule in plan.offload:
         numbers = str(list(rule.numbers)) if len(rule.numbers) > 1 else "".join(map(str, rule.numbers))
-        yield f"offload {rule.scope}{f' {numbers}' if numbers else ''}{f' keep {rule.keep}' if rule.keep else ''}"
+        of = f" of {', '.join(rule.roles)}" if rule.roles else ""
+        yield f"offload {rule.scope}{f' {numbers}' if numbers else ''}{of}{f' keep {rule.keep}' if rule.keep else ''}"
 
 
 def _contradictions(plan: Attachments, _ranks: int | None) -> Iterator[Contradiction]:
     if plan.offload and plan.host is None:
         help = "write `host 200 GB at 50 GB/s`: memory of a rank on the host, and the speed of its lanes"
         yield Contradiction("S155", "activations leave, and the plan says nothing of host memory", "offload", help)
-    if len(plan.offload) > 1 and any(rule.scope == "auto" for rule in plan.offload):
+    if len(plan.offload) > 1 and is_chosen(plan):
         yield Contradiction("S155", "`offload auto` beside another line", "offload", "keep one of them")
 
 
-def kept_per_stage(rules: Sequence[Offload], stages: int, placement: Placement) -> dict[int, int]:
-    """How many microbatches stay, by stage of which others leave; a more special line goes before others."""
-    kept: dict[int, int] = {}
+def is_chosen(plan: Attachments) -> bool:
+    """Whether the compiler chooses what leaves."""
+    return any(rule.scope == "auto" for rule in plan.offload)
+
+
+def rule_per_stage(rules: Sequence[Offload], stages: int, placement: Placement) -> dict[int, Offload]:
+    """The line that a stage follows, by stage; a more special line goes before others. rules: without `auto`."""
+    lines: dict[int, Offload] = {}
     for rule in sorted(rules, key=lambda rule: SCOPES.index(rule.scope)):
-        kept |= dict.fromkeys(stages_of(rule, stages, placement), rule.keep)
-    return kept
+        lines |= dict.fromkeys(stages_of(rule, stages, placement), rule)
+    return lines
 
 
-def _check_schedule(directives: Directives, schedule: Schedule, _layout: Layout) -> Iterator[Diagnostic]:
+def _check_schedule(directives: Directives, schedule: Schedule, layout: Layout) -> Iterator[Diagnostic]:
     """S155: lines about stages or chunks that do not exist, two of one kind for one stage, `auto` without a memory."""
     rules = directives.plan.offload
     label, source = Label(directives.span("offload")), directives.tree.source
-    if any(rule.scope == "auto" for rule in rules) and directives.tree.memory is None:
+    if is_chosen(directives.plan) and directives.tree.memory is None:
         help = "write `memory 80 GB`: as little leaves as fits into it"
         yield Diagnostic("S155", "`offload auto` without a memory", label, help=help, source=source)
+    yield from _missing_roles(rules, schedule, layout, label, source)
     yield from scope_faults("S155", "two lines", [(rule, label.span) for rule in rules], schedule, source)
+
+
+def _missing_roles(
+    rules: Sequence[Offload], schedule: Schedule, layout: Layout, label: Label, source: Source
+) -> Iterator[Diagnostic]:
+    """S155: roles that no stage of their line has."""
+    for rule in rules:
+        if missing(rule, schedule.placement):
+            continue
+        stages = stages_of(rule, schedule.stages, schedule.placement)
+        kinds = {part.kind for stage in stages for part in layers_in(layout.stages[stage])}
+        there = {role for role in HELD_ROLES if kinds & set(_KINDS.get(role, WITH_EXPERTS))}
+        if absent := [role for role in rule.roles if role not in there]:
+            message = f"no layer has the role {' or '.join(absent)} on what `offload {rule.scope}` speaks of"
+            help = f"name roles that are there: {', '.join(sorted(there))}; or none, so that everything leaves"
+            yield Diagnostic("S155", message, label, help=help, source=source)
 
 
 def _facts(plan: Attachments, _layout: Layout) -> dict[str, Any]:

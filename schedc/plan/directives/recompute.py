@@ -30,7 +30,7 @@ from schedc.plan.directives.base import (
     stages_of,
 )
 from schedc.source import Span
-from schedc.syntax.plan import RecomputeLine, RecomputePart, Word
+from schedc.syntax.plan import RecomputeLine, RulePart, Word
 
 _LEVELS = tuple(map(str, Level))
 _OF_DENSE = (Level.NONE, Level.NORM, Level.ACT, Level.FULL, Level.LAYER)
@@ -56,7 +56,7 @@ def _read(reading: Reading, line: RecomputeLine) -> None:
         reading.requests.append(RecomputeRequest(scope, numbers, recompute, line.span))
 
 
-def _read_auto(reading: Reading, parts: list[RecomputePart], scope: str, numbers: tuple[int, ...], span: Span) -> None:
+def _read_auto(reading: Reading, parts: list[RulePart], scope: str, numbers: tuple[int, ...], span: Span) -> None:
     """``auto``, which stands alone: it tries levels, and Rs in bubbles."""
     if len(parts) > 1 or parts[0].form != "word":
         help = "write `recompute auto` alone: levels of layers and `in bubbles` are what it chooses"
@@ -81,12 +81,12 @@ def auto_stages(directives: Directives, schedule: Schedule) -> tuple[int, ...]:
     return tuple(sorted(stage for stage, auto in automatic.items() if auto))
 
 
-def _recompute(reading: Reading, parts: list[RecomputePart], span: Span) -> Recompute | None:
+def _recompute(reading: Reading, parts: list[RulePart], span: Span) -> Recompute | None:
     """The level, ``adaptive(s)`` and ``by rank``, or ``in bubbles``; None where a part is wrong."""
     if parts and parts[0].form == "counted":
         return _by_layer(reading, parts)
 
-    def is_word(part: RecomputePart, known: Iterable[str], what: str) -> bool:
+    def is_word(part: RulePart, known: Iterable[str], what: str) -> bool:
         return reading.word(Word(part.name, part.span), known, what)
 
     level, adaptive, by = None, None, None
@@ -117,7 +117,7 @@ def _recompute(reading: Reading, parts: list[RecomputePart], span: Span) -> Reco
     return Recompute(level, adaptive, by or (By.GROUP if level.exchanges or adaptive is None else By.RANK), bubbles)
 
 
-def _by_layer(reading: Reading, parts: list[RecomputePart]) -> Recompute | None:
+def _by_layer(reading: Reading, parts: list[RulePart]) -> Recompute | None:
     """``full 3 act 4``, and ``in bubbles`` behind it; None where a part is wrong."""
     bubbles = parts[-1].form == "placed"
     if bubbles and not reading.word(Word(parts[-1].name, parts[-1].span), ("bubbles",), "place to recompute"):

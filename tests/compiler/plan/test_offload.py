@@ -34,6 +34,11 @@ HOST = Host(2e11, 5e10, 5e10)
     [
         ("host 200 GB at 50 GB/s  offload all", HOST, (Offload("all"),)),
         ("host 200 GB at 50 GB/s  offload chunk 1 keep 2", HOST, (Offload("chunk", (1,), 2),)),
+        (
+            "host 10 at 8  offload stage 0 of experts, dense keep 1",
+            Host(10.0, 8.0, 8.0, False),
+            (Offload("stage", (0,), 1, ("experts", "dense")),),
+        ),
         ("host 10 d2h 2 h2d 0.5  offload auto", Host(10.0, 2.0, 0.5, False), (Offload("auto"),)),
         ("host 10 at 8 shared by 4  offload auto", Host(10.0, 8.0, 8.0, False, 4), (Offload("auto"),)),
         (
@@ -70,6 +75,17 @@ def test_lines_are_values_and_back(text: str, host: Host, rules: tuple[Offload, 
         ("memory 8 host 9 at 1 offload auto  offload all", "S155", "`offload auto` beside another line"),
         ("host 5 at 1   offload keep 2", "S155", "an offload that does not say of what"),
         ("host 5 at 1   offload stage", "S001", ""),
+        ("host 5 at 1   offload all of", "S155", "an offload that cannot be read"),
+        ("host 5 at 1   offload all of expert", "S144", "`expert` is no role"),
+        ("host 5 at 1   offload all of dense, dense", "S155", "`dense` is said twice"),
+        ("host 5 at 1   offload all, dense", "S155", "an offload that cannot be read"),
+        ("host 5 at 1   offload auto of dense", "S155", "an offload that cannot be read"),
+        ("host 5 at 1   offload stage 0 of experts", "S155", "no layer has the role experts on what `offload stage`"),
+        (
+            "host 5 at 1   experts 8 top 2   offload all of shared",
+            "S155",
+            "stage 0 has layers whose sizes are not known",
+        ),
         ("host 5 at 1   offload stage 4", "S155", "there is no stage 4"),
         ("host 5 at 1   offload stage 1   offload stage [0, 1]", "S155", "two lines for the same stage"),
         ("host 5 at 1   offload stage 3", "S155", "stage 3 reads at once what its forward leaves"),
@@ -151,3 +167,31 @@ def test_the_step_from_inside_has_the_moves(tmp_path: Path) -> None:
     assert {lane: use["busy"] for lane, use in facts["cells"]["works"].items()} == pytest.approx(busy)
     assert facts["cells"]["works"]["d2h"]["exposed"] > 0
     assert "d2h, beside the cells: busy" in to_text(facts, every_rank=True)
+
+
+def test_a_part_of_what_a_stage_holds_leaves(tmp_path: Path) -> None:
+    """A MoE layer without recomputation holds 2 (k H + 3 k F) bytes for experts, and 6 s F for shared ones."""
+    k, s, H, F, E, T = 2, 1, 64, 32, 8, 100
+    sizes = f"experts {E} top {k} shared {s} width {F} hidden {H}   tokens {T} dtype bf16   parameters moe 0 MB"
+    lines = f"{sizes}   memory 1 GB   host 1 GB at 1 GB/s"
+    layer = 2 * (8 * H + 3 * s * F + k * H + 3 * k * F) + 4 * E
+    for roles, size in (("experts", 2 * k * (H + 3 * F)), ("shared", 6 * s * F), ("attention", 16 * H + 4 * E)):
+        text = plan(tmp_path, f"{lines}   offload stage 0 of {roles} keep 1")
+        program, facts = compile(text), analyse(text, {})
+        assert program.works.bytes.tolist() == pytest.approx([2 * T * size] * len(program.works))
+        assert len(program.works) == 2 * 5
+        assert facts.memory.peak_activations[0] == 4
+        assert facts.memory.peak_memory[0] == pytest.approx(2 * T * (4 * layer - size))
+        assert verify_program(program) == []
+        recomputed = plan(tmp_path, f"{lines}   recompute act   offload stage 0 of {roles} keep 1")
+        less = {"experts": 2 * k * F, "shared": 2 * s * F, "attention": 4 * H}[roles]
+        assert compile(recomputed).works.bytes[0] == pytest.approx(2 * T * (size - less))
+    together = plan(tmp_path, f"{lines}   offload stage 0 of experts, shared, attention keep 1")
+    assert compile(together).works.bytes[0] == pytest.approx(2 * T * layer)
+
+
+def test_roles_of_a_stage_with_rs_are_not_known(tmp_path: Path) -> None:
+    sizes = "experts 8 top 2 width 32 hidden 64   tokens 100 dtype bf16   parameters moe 0 MB   memory 1 GB"
+    text = plan(tmp_path, f"{sizes}   recompute full in bubbles   host 1 GB at 1 GB/s   offload stage 0 of experts")
+    with pytest.raises(DiagnosticError, match="stage 0 has Rs: how much its roles hold is not known"):
+        compile(text)

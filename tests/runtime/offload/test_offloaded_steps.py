@@ -57,6 +57,9 @@ def test_gradients_keep_their_bits(
         rank.close()
 
 
+EXPERTS = "experts 8 top 2 width 4 hidden 8\n  tokens 6"
+
+
 @pytest.mark.parametrize(
     ("schedule", "sizes", "lines"),
     [("dualpipev", {"P": 2, "M": 6}, "offload stage 0"), ("1f1b", {"P": 3, "M": 5}, "memory 2\n  offload auto")],
@@ -171,3 +174,20 @@ def test_what_a_user_may_do_wrong_is_told_and_the_pipeline_stays(monkeypatch: py
         assert torch.equal(pipe.step(rows, rows), expected)
     assert len(warnings) == 1
     pipe.close()
+
+
+def test_what_leaves_of_a_stage_by_roles() -> None:
+    """Stage 0 is dense and moves as a whole; of stage 1 experts leave, and attention stays."""
+    sizes, lines = {"P": 4, "M": 6}, "offload stage 0 of dense\n  offload stage 1 of experts, shared"
+    program = compiled("1f1b", sizes, f"  {EXPERTS}\n  host 100 at 9\n  {lines}")
+    expected, _ = stepped(compiled("1f1b", sizes, ""), moe(0.2), steps=1)
+    results, pipe = stepped(program, moe(0.2), steps=1)
+    assert [name for name in expected if not torch.equal(results[name], expected[name])] == []
+    account = {stage.index: stage.offload.account for stage in pipe._held() if stage.offload}
+    assert account.keys() == {0, 1}
+    assert account[0].moved > 0
+    assert Reason.ROLE not in {reason for _, reason in account[0].kept}
+    kept = {segment.rpartition(".")[2] for segment, reason in account[1].kept if reason is Reason.ROLE}
+    assert "attention" in kept
+    assert "experts" not in kept
+    assert account[1].released == account[1].moved > 0
