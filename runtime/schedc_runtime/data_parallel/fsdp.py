@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from schedc.ir.program import Program
@@ -147,7 +147,7 @@ class DenseShards:
         """Send the replicas the gradients that they sum; returns the bytes of the gradients. A collective."""
         for state in self._states:
             for group in state._fsdp_param_groups:
-                self._sums.at_once = group._orig_dtype != group._reduce_dtype or not _is_plain(group)
+                self._sums.at_once = not _is_plain(group)
                 group.post_backward()
         return sum(p.numel() * p.element_size() for p in self.parameters if p.requires_grad)
 
@@ -190,8 +190,10 @@ def _split_by_type(state: Any) -> None:
 
 
 def _is_plain(group: Any) -> bool:
-    """Whether the sums of a group go into the gradients of its shards and nowhere else."""
-    return group.offload_policy.__class__.__name__ == "OffloadPolicy" and not group._is_hsdp
+    """Whether the sums of a group are the gradients of its shards, which have none yet: nothing reads them at once."""
+    converted = any(each.param_dtype or each.reduce_dtype for each in group.fsdp_params)
+    added = any(each.sharded_param.grad is not None for each in group.fsdp_params)
+    return not (converted or added or group._is_hsdp or isinstance(group.offload_policy, CPUOffloadPolicy))
 
 
 def _translated(call: Callable[[], Any], what: str) -> None:
@@ -207,12 +209,14 @@ def _translated(call: Callable[[], Any], what: str) -> None:
 class DenseSharding:
     """The sharded dense parts of all stages of a process (``shard_dense`` of a `Mesh`).
 
-    Raises `RuntimeFault` where they cannot be sharded: without replicas, with two copies of a stage.
+    Raises `RuntimeFault` where they cannot be sharded: without replicas, with two copies of a stage. timeout: seconds
+    that a collective may take.
     """
 
-    def __init__(self, program: Program, mesh: Mesh) -> None:
+    def __init__(self, program: Program, mesh: Mesh, timeout: float) -> None:
         check_sharding(program, mesh)
-        self.mesh = mesh
+        self.mesh, self.timeout = mesh, timeout
+        self._group: dist.ProcessGroup | None = None
         self._shards: dict[int, DenseShards] = {}
         """The shards of each stage, by the id of its module."""
 
@@ -225,7 +229,8 @@ class DenseSharding:
         stages of other ranks. All are whole until `shard`.
         """
         parts = [self.mesh.replicas_of(Coordinate(rank, 0)) for rank in range(self.mesh.pipeline)]
-        group = cast(dist.ProcessGroup, join_groups(parts, 300.0))  # every process is in one: there are replicas
+        # Every process is in one group: there are replicas.
+        self._group = group = cast(dist.ProcessGroup, join_groups(parts, self.timeout))
         across = DeviceMesh.from_group(group, device.type)
         kept = kept_whole(modules, tied)
         for module in modules:
@@ -249,6 +254,13 @@ class DenseSharding:
         """Forget a step that will not be finished; all stages have shards again."""
         for shards in self._shards.values():
             shards.reset()
+
+    def abort(self) -> None:
+        """Give up the collectives in flight. Over gloo replicas that wait for this one do so up to the timeout."""
+        group, self._group = self._group, None
+        if group is not None:
+            group.abort()  # FSDP2 and its mesh keep references to it
+            dist.destroy_process_group(group)
 
     @staticmethod
     def parts_of(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -188,6 +188,9 @@ class InProcessSharding:
         for shards in self._shards.values():
             shards.reset()
 
+    def abort(self) -> None:
+        """Nothing is in flight behind a failure: the communicators begin anew."""
+
     def joined(self, modules: Sequence[nn.Module]) -> dict[str, Tensor]:
         """The whole tensors of a stage by name. modules: [replicas] those of the stage."""
         wholes = self.of(modules[0]).whole_of([self.of(module) for module in modules])

@@ -108,6 +108,8 @@ class FailureGuard:
         self.control.presence.progress.say(f"giving up {self._activity}", keep=True)
         self.forget()
         self._network.abort()
+        if self._bound_code.shards is not None:
+            self._bound_code.shards.abort()
         first_line = f"{type(cause).__name__}: {cause}".splitlines()[0]
         self._broken = "" if self._network.in_process else first_line
         return cause

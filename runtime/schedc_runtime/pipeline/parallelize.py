@@ -33,7 +33,7 @@ def parallelize(assembly: Assembly, function: ParallelizeStage) -> None:
             )
         from schedc_runtime.data_parallel.fsdp import DenseSharding  # FSDP2 takes a second to import
 
-        assembly.shards = shards = DenseSharding(assembly.alone, assembly.mesh)
+        assembly.shards = shards = DenseSharding(assembly.alone, assembly.mesh, assembly.settings.timeout)
         shards.adopt(modules)
         assembly.shards.shard()
     with assembly.guard("parallelizing the stages"):

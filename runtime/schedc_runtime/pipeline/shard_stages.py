@@ -21,7 +21,7 @@ def sharding_of(assembly: Assembly) -> Sharding:
         return InProcessSharding(assembly.program, assembly.mesh, network.peer_groups)
     from schedc_runtime.data_parallel.fsdp import DenseSharding  # FSDP2 takes a second to import
 
-    return DenseSharding(assembly.program, assembly.mesh)
+    return DenseSharding(assembly.program, assembly.mesh, assembly.settings.timeout)
 
 
 def take_shards(assembly: Assembly, place: Coordinate, modules: Sequence[nn.Module]) -> None:
