@@ -9,10 +9,13 @@ import torch
 
 import schedc
 from runtime.data_parallel.sharding_cases import MODELS
+from schedc.attachments.parallel import Parallel
+from schedc.plan import Attachments
 from schedc_runtime import Pipeline
 from schedc_runtime.data_parallel.sharding import check_sharding
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.execute.executor import InstructionError
+from schedc_runtime.pipeline.apply_plan import mesh_for
 from schedc_runtime.ranks.mesh import Mesh
 from schedc_runtime.testing import pool
 from support.mesh_cases import batch_of
@@ -92,3 +95,11 @@ def test_replicas_in_one_process_are_sharded_with_the_same_bits(schedule: str, m
     torch.testing.assert_close(norm_of_parts, norm, rtol=1e-14, atol=0)  # parts are squared and added apart
     if kind == "mixed":
         assert size_of_parts == size // mesh.data
+
+
+def test_a_plan_shards_as_a_mesh_does() -> None:
+    program, mesh, parallel = schedc.compile("1f1b", P=2, M=2), Mesh(2, data=2), Parallel(dp=2, zero=1)
+    assert mesh_for(Attachments(shard_dense=True), program, mesh) == replace(mesh, shard_dense=True)
+    assert mesh_for(Attachments(), program, mesh) == mesh
+    with pytest.raises(RuntimeFault, match="the plan says `shard dense` and zero 1"):
+        mesh_for(Attachments(shard_dense=True, parallel=parallel), program, None)
