@@ -46,14 +46,6 @@ S1_PLANS: tuple[DiagnosticCode, ...] = (
         _plan("cell F & B { compute F.atention }", "dualpipev(P = 2, M = 8)"),
         _plan("cell F & B { compute F.attention }", "dualpipev(P = 2, M = 8)"),
     ),
-    DiagnosticCode(
-        "S148",
-        "padding on a stage that a pair needs",
-        "In an overlapped pair, the communication of one half hides behind the compute of the other. A stage of "
-        "nothing but paddings has no compute: put a layer there, or leave `overlap` out.",
-        _plan("overlap auto", "dualpipev(P = 2, M = 8)").replace("layers 4", "layers 3 pad 1 at [1]"),
-        _plan("overlap auto", "dualpipev(P = 2, M = 8)"),
-    ),
     _code(
         "S149",
         "a recomputation that cannot be read, or of nothing",

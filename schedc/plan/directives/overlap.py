@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
 from schedc.attachments.values import Attachments
-from schedc.diagnostics import Diagnostic, Label
-from schedc.ir.schedule import Schedule
-from schedc.layout.parts import DECODER, Layout, PartKind
-from schedc.plan.directives.base import Directive, Directives, Reading
-from schedc.syntax.plan import LayersLine, LayoutLine, SettingLine
+from schedc.layout.parts import Layout
+from schedc.plan.directives.base import Directive, Reading
+from schedc.syntax.plan import SettingLine
 
 
 def _read(reading: Reading, line: SettingLine) -> None:
@@ -32,34 +28,6 @@ def _check_lines(reading: Reading) -> None:
         reading.fault("S144", message, reading.span("overlap"), "leave one of the two out")
 
 
-def _check_schedule(directives: Directives, schedule: Schedule, layout: Layout) -> Iterator[Diagnostic]:
-    """S148: a stage without layers in a pair that is to be overlapped."""
-    pairs = np.flatnonzero(schedule.pair >= 0)
-    if not directives.plan.overlap or not pairs.size:
-        return
-    kinds = list(PartKind)
-    layers = layout.counts[:, [kinds.index(kind) for kind in (*DECODER, PartKind.MTP)]].sum(1)
-    empty = pairs[layers[schedule.stage[pairs]] == 0]
-    if not empty.size:
-        return
-    row = int(empty[0])
-    stage = int(schedule.stage[row])
-    line = next(line for line in directives.tree.lines if isinstance(line, LayersLine | LayoutLine))
-    word = "overlap" if "overlap" in directives.spans else "cell"
-    count = len(np.unique(schedule.pair[empty]))
-    yield Diagnostic(
-        "S148",
-        f"stage {stage} holds no layer, and pairs need one there",
-        Label(line.span, f"leaves stage {stage} without a layer"),
-        (Label(directives.span(word), "pairs are to be overlapped"),),
-        notes=(
-            f"{count} pairs, the first with {schedule.describe(row)}: with nothing in it, nothing is hidden behind it",
-        ),
-        help="put a layer there (`at last` and `at [..]` say where paddings are), or leave `overlap` out",
-        source=directives.tree.source,
-    )
-
-
 def _facts(plan: Attachments, _layout: Layout) -> dict[str, Any]:
     return {"overlap": plan.overlap}
 
@@ -70,6 +38,4 @@ def _text(facts: dict[str, Any]) -> Iterator[str]:
         yield f"overlap {orders}"
 
 
-DIRECTIVE = Directive(
-    "overlap", _read, _write, check_lines=_check_lines, check_schedule=_check_schedule, facts=_facts, text=_text
-)
+DIRECTIVE = Directive("overlap", _read, _write, check_lines=_check_lines, facts=_facts, text=_text)

@@ -20,6 +20,7 @@ from schedc.attachments.values import PRODUCTS, Products
 from schedc.cell import CellCosts, PlanOrder, cell_program, stage_shape
 from schedc.cli import main
 from schedc.compiler import analyse, priced
+from schedc.cost.costs import load_costs
 from schedc.cost.exchange import (
     Routing,
     choose,
@@ -414,18 +415,16 @@ def test_a_rank_may_decide_where_there_is_no_collective(tmp_path: Path) -> None:
     assert set(plan.recompute) == {Recompute(Level.FULL, 2.0, By.GROUP)}
 
 
-def test_paddings_and_pairs(tmp_path: Path) -> None:
-    head = "dualpipev(P = 2, M = 8)"
-    with pytest.raises(DiagnosticError) as caught:
-        analyse(written(tmp_path, "overlap auto\n  layers 3 pad 1 at [2]", head), {})
-    (found,) = caught.value.diagnostics
-    assert (found.position, found.secondary[0].span.line) == (("S148", 3, 3), 2)
-    with pytest.raises(DiagnosticError) as caught:
-        analyse(written(tmp_path, "cell F & B auto\n  layers 3 pad 1 at [2]", head), {})
-    assert caught.value.diagnostics[0].secondary[0].span.line == 2
-    for lines, schedule in [("layers 3 pad 1 at [2]", head), ("overlap auto layers 3 pad 1", "1f1b(P = 4, M = 8)"),
-                            ("overlap auto layers 7 pad 1 at last", head)]:  # fmt: skip
-        analyse(written(tmp_path, lines, schedule), {})
+def test_a_pair_with_a_stage_of_no_layer_is_its_other_half(tmp_path: Path) -> None:
+    """Stage 2 is a padding; its pairs last as long as the cells of one op on stages of as many layers."""
+    costs = load_costs(ROOT / "examples" / "costs" / "cells.toml")
+    lines = "layers 3 pad 1 at [2]  experts 8 top 2"
+    path = written(tmp_path, f"overlap auto  {lines}", "dualpipev(P = 2, M = 4)")
+    kinds = report(analyse(path, {}, costs))["cells"]["kinds"]
+    times = {(kind["kind"], *kind["stages"]): kind["duration"] for kind in kinds}
+    assert (times["FB", 1, 2], times["FB", 2, 1]) == (times["F", 0, 0], times["B", 3, 3])
+    by_hand = f"cell F & B {{ compute F.experts B.experts }}  {lines}"
+    analyse(written(tmp_path, by_hand, "dualpipev(P = 2, M = 4)"), {}, costs)
 
 
 # ---- what the commands tell
