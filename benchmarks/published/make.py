@@ -156,7 +156,7 @@ def converted(row: dict[str, str]) -> dict[str, object]:
         "fused": int(not old and ("use-flash-attn" in notes or source != "mindspeed_rc2")),
         "sequence_parallel": int("SP" in row["recompute"] or not old),
         "overlap": int("overlap-grad-reduce" in notes or source.startswith("mbridge")),
-        "graphs": int("full_iteration" in notes),
+        "graphs": int("full_iteration" in notes or "['attn'" in notes or "'attn', 'moe_router'" in notes),
         "dropout": int(old),
         "grad_bytes": 4 if "fp32 grad" in row["precision"] or not old else 2,
         measured: row["iter_time_s"] or row["tokens_per_s_per_gpu"],

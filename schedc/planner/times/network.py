@@ -55,14 +55,14 @@ def _key_bytes(x: RunTable) -> Floats:
     return 2.0 * x.tokens / x.tp * x.attention(lambda a: a.kv_heads * (a.qk_dim + a.v_dim))
 
 
-def gradient_sum(x: RunTable, c: ConstantVectors, bytes: Floats) -> Floats:
-    """[runs, K] seconds of the sum of ``bytes`` [runs] of gradients over the replicas.
+def gradient_sum(x: RunTable, c: ConstantVectors, bytes: Floats, ranks: Floats, stride: Floats) -> Floats:
+    """[runs, K] seconds of a reduce-scatter or an all-gather of ``bytes`` over the replicas of a parameter.
 
-    Replicas of one group that share a node use its NICs together.
+    bytes: [runs] of a rank. ranks: [runs] replicas. stride: [runs] devices from one replica to the next; replicas that
+    share a node use its NICs together.
     """
-    ranks = x.replicas
-    beside = np.maximum(1.0, np.minimum(ranks, x.near / x.tp))
+    beside = np.maximum(1.0, np.minimum(ranks, x.near / stride))
     inside = x.link[:, None] * c["tp"]
     far = np.minimum((x.rail * beside)[:, None] * c["dp"], inside)
-    speed = np.where((ranks * x.tp <= x.near)[:, None], inside, far)
-    return np.asarray((2.0 * (ranks - 1) / ranks * bytes)[:, None] / speed)
+    speed = np.where((ranks * stride <= x.near)[:, None], inside, far)
+    return np.asarray(((ranks - 1) / ranks * bytes)[:, None] / speed)

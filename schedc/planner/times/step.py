@@ -20,6 +20,9 @@ from schedc.planner.times.parts import PartTimes, dense_layer, embedding, head, 
 from schedc.planner.times.states import OPTIMIZER_BYTES, dense_parameters, expert_parameters
 from schedc.planner.times.table import RunTable
 
+_FSDP_PASSES = 1.5
+"""Collectives of a microbatch with FSDP, two gathers and one scatter, over those of a step without it."""
+
 Stages: TypeAlias = tuple[Floats, Floats, Floats]
 """[runs, K, stages] each: F, I and W of one microbatch."""
 
@@ -106,17 +109,22 @@ def _gradients(x: RunTable, c: ConstantVectors, pipeline: Floats, hidden: Floats
     hidden: [runs, K] seconds of the last backward of a rank, beside which the sums run where they overlap. With FSDP
     each microbatch gathers parameters twice and scatters gradients once, beside its compute.
     """
-    own = x.once("gradient.bytes", lambda: _gradient_bytes(x))
-    time = gradient_sum(x, c, own)
+    dense, experts = x.once("gradient.bytes", lambda: _gradient_bytes(x))
+    copies = np.maximum(1.0, x.replicas * x.tp / x.ep)
+    time = gradient_sum(x, c, dense, x.replicas, x.tp) + gradient_sum(x, c, experts, copies, x.ep)
     microbatches = x.once("microbatches", lambda: x.column(lambda run: run.microbatches))[:, None]
-    sharded = microbatches * np.maximum(0.0, 1.5 * time - pipeline / microbatches)
+    sharded = microbatches * np.maximum(0.0, _FSDP_PASSES * time - pipeline / microbatches)
     late = np.where(x.flag("overlap"), np.maximum(0.0, time - hidden), time)
     return np.where(x.flag("fully_sharded"), sharded, late)
 
 
-def _gradient_bytes(x: RunTable) -> Floats:
-    """[runs] bytes of gradients of the fullest rank. Experts that all replicas share out have nothing to sum."""
-    return (dense_parameters(x) + expert_parameters(x) * (x.ep < x.replicas)) * x.column(lambda run: run.grad_bytes)
+def _gradient_bytes(x: RunTable) -> tuple[Floats, Floats]:
+    """[runs] bytes of the fullest rank, without experts and of experts: a sum of gradients, and what follows it.
+
+    ZeRO scatters sums of gradients and gathers weights of 2 bytes; without it the sums are gathered.
+    """
+    width = x.column(lambda run: run.grad_bytes + (2 if run.zero else run.grad_bytes))
+    return dense_parameters(x) * width, expert_parameters(x) * width
 
 
 def _optimizer_bytes(x: RunTable) -> Floats:
