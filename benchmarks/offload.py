@@ -16,8 +16,13 @@ Printed for each schedule, model and level of recomputation:
     released_over_moved    of these, the share that was free behind the JOIN
     kept                   bytes of saved tensors that stayed, by reason
     kept_bytes_explained   of the saved bytes that were still held behind the JOIN, the share that has a reason
+    rows                   rows of the streams behind which a rank's bytes were counted (`offload_curve.py`)
+    curve_equal            whether they are those of the compiler's curve with works, at every one of these rows
+    peak_over_cap          the most bytes behind a row, over the compiler's peak for the largest microbatches
+    inside_over_cap        the same inside cells, with the values on their way between segments
 
-By `--json` at the top: `bitwise`, whether all are; the least of both shares; `kept_named`, whether all is explained.
+By `--json` at the top: `bitwise`, whether all are; the least of both shares; `kept_named`, whether all is explained;
+`rows`, `curve_equal` and the largest `peak_over_cap` of all cases.
 
 ``--cap`` prices steps under a share of the fullest rank's memory, as `schedc check` does (`offload_steps.py`). A move
 of an activation takes ``--move`` forwards. Printed is the makespan over that without a cap. ``--against`` compares with
@@ -31,12 +36,14 @@ import json
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
+from offload_curve import Counter as RowCounter
+from offload_curve import Sizes, judged
 from offload_steps import LAYERS, against_recompute, capped
 from torch import Tensor, nn
 
@@ -112,19 +119,23 @@ class Bytes(Counter[str]):
             yield
 
 
-def trained(program: Program, model: str) -> tuple[dict[str, Tensor], Pipeline]:
-    """Losses and gradients of two steps on this rank."""
+def trained(program: Program, model: str) -> tuple[dict[str, Tensor], Pipeline, RowCounter]:
+    """Losses and gradients of two steps on this rank, and what it held behind every row of the first."""
     torch.manual_seed(0)
     blocks = max(4, program.stages)
     module, example = MODELS[model](blocks).double(), batch(program, 0)[0]
     pipe = Pipeline(module, program, loss_fn=next_token_loss, timeout=60, example=example)
     results: dict[str, Tensor] = {}
+    counter = RowCounter(program, pipe.held(pipe.places[0]))
     for step in range(2):
-        results[f"loss {step}"] = pipe.step(*batch(program, step))
+        rows = batch(program, step)
+        counter.batch = frozenset(x.untyped_storage()._cdata for x in rows)
+        with counter.watching() if not step else nullcontext():
+            results[f"loss {step}"] = pipe.step(*rows, trace=not step)
         named = pipe.named_parameters()
         results |= {f"{step} {name}": p.grad.clone() for name, p in named if p.grad is not None}
         pipe.zero_grad()
-    return results, pipe
+    return results, pipe, counter
 
 
 def batch(program: Program, seed: int) -> tuple[Tensor, Tensor]:
@@ -138,11 +149,13 @@ def batch(program: Program, seed: int) -> tuple[Tensor, Tensor]:
 def compared(rank: int, world_size: int, schedule: str, model: str, level: str) -> dict[str, Any]:
     """What one rank finds: whether its bits are those without offloads, and its bytes."""
     recompute = "" if level == "none" else f"  recompute {level}\n"
-    expected, pipe = trained(program_of(schedule, recompute), model)
+    plain = program_of(schedule, recompute)
+    expected, pipe, counter = trained(plain, model)
+    sizes = Sizes.of(plain, counter.rows)
     pipe.close()
     program, bytes_of = program_of(schedule, f"{recompute}  host 1000 at 1\n  offload all"), Bytes()
     with bytes_of.counted():
-        results, pipe = trained(program, model)
+        results, pipe, counter = trained(program, model)
     kept: Counter[str] = Counter()
     for stage in pipe.held(pipe.places[0]):
         if stage.offload is not None:
@@ -150,7 +163,8 @@ def compared(rank: int, world_size: int, schedule: str, model: str, level: str) 
                 kept[reason.value] += count
     pipe.close()
     same = results.keys() == expected.keys() and all(torch.equal(results[name], expected[name]) for name in results)
-    return {"bitwise": same, "works": len(program.works), "bytes": bytes_of, "kept": kept}
+    facts = judged(program, rank, sizes, counter)
+    return {"bitwise": same, "works": len(program.works), "bytes": bytes_of, "kept": kept, **facts}
 
 
 def row(schedule: str, model: str, level: str) -> dict[str, Any]:
@@ -169,6 +183,12 @@ def row(schedule: str, model: str, level: str) -> dict[str, Any]:
         "released_over_moved": total["released"] / total["moved"],
         "kept": dict(kept),
         "kept_bytes_explained": min(1.0, total["kept"] / total["saved"]) if total["saved"] else 1.0,
+        "rows": sum(rank["rows"] for rank in ranks),
+        "rows_inside_cells": sum(rank["inside"] for rank in ranks),
+        "curve_equal": not any(rank["unequal"] for rank in ranks),
+        "unequal": [(number, *each) for number, rank in enumerate(ranks) for each in rank["unequal"]],
+        "peak_over_cap": max(rank["peak_over_cap"] for rank in ranks),
+        "inside_over_cap": max(rank["inside_over_cap"] for rank in ranks),
     }  # fmt: skip
 
 
@@ -180,6 +200,9 @@ def bits(schedules: list[str], levels: list[str]) -> dict[str, Any]:
         "released_over_moved": min(case["released_over_moved"] for case in rows),
         "kept_bytes_explained": min(case["kept_bytes_explained"] for case in rows),
         "kept_named": all(case["kept_bytes_explained"] == 1.0 for case in rows),
+        "rows": sum(case["rows"] for case in rows),
+        "curve_equal": all(case["curve_equal"] for case in rows),
+        "peak_over_cap": max(case["peak_over_cap"] for case in rows),
         "cases": rows,
     }
 
@@ -219,9 +242,13 @@ def main() -> None:
         print(
             f"{case['schedule']:18}{case['model']:5}{case['recompute']:6}{case['works']:4} works"
             f"  bitwise {case['bitwise']}  moved {case['moved']:,}  released {case['released_over_moved']:.4f}"
-            f"  explained {case['kept_bytes_explained']:.4f}  kept: {kept}"
+            f"  explained {case['kept_bytes_explained']:.4f}  kept: {kept}; curve equal {case['curve_equal']} at"
+            f" {case['rows']} rows, peak over cap {case['peak_over_cap']:.4f}"
         )
-    print(f"bitwise {result['bitwise']}, released_over_moved {result['released_over_moved']:.4f}")
+    print(
+        f"bitwise {result['bitwise']}, released_over_moved {result['released_over_moved']:.4f},"
+        f" curve_equal {result['curve_equal']}, peak_over_cap {result['peak_over_cap']:.4f}"
+    )
 
 
 if __name__ == "__main__":

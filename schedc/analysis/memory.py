@@ -79,9 +79,9 @@ def measure_memory(schedule: Schedule, costs: Costs | None = None, dependencies:
     of_stage = (costs or Costs()).resolved(schedule.stages)
     again = recomputed_ops(schedule).astype(np.int8)
     weights = memory_changes(of_stage.activation, of_stage.pending_weight, of_stage.recomputed, of_stage.restored)
-    held, held_inside = _curve(known, HELD[again, schedule.kind])
-    waiting, _ = _curve(known, _PENDING[schedule.kind])
-    memory, memory_inside = _curve(known, weights[again, schedule.kind, schedule.stage])
+    held, held_inside = curve(known, HELD[again, schedule.kind])
+    waiting, _ = curve(known, _PENDING[schedule.kind])
+    memory, memory_inside = curve(known, weights[again, schedule.kind, schedule.stage])
     return Memory(known, held, held_inside, waiting, memory, memory_inside)
 
 
@@ -114,7 +114,7 @@ def memory_changes(activation: Floats, pending: Floats, recomputed: Floats, rest
     return np.stack([added(activation, np.zeros_like(activation)), added(recomputed, restored - recomputed)])
 
 
-def _curve(dependencies: Dependencies, change: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+def curve(dependencies: Dependencies, change: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """[cells] value after each cell and the largest inside it, of a count that starts at 0 on every rank.
 
     change: [ops] what each op adds. The forward of a pair comes first and adds before its backward frees.

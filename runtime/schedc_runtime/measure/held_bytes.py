@@ -44,7 +44,8 @@ def held(stage: Stage, microbatch: int) -> Bytes:
     The stage must recompute something, or count: ``stage.set_recomputation(Recompute(), count=True)``.
     """
     if isinstance(stage, SlicedStage):
-        return _together([held(stage.flights, number) for number in stage.numbers(microbatch)])
+        parts = [held(stage.flights, number) for number in stage.numbers(microbatch)]
+        return _together([*parts, Bytes({"the loss": _saved(stage.loss_recorder(microbatch))}, 0)])
     if (kept := stage.kept.get(microbatch)) is not None:
         return Bytes({}, _new((x.untyped_storage() for x in _tensors((kept.inputs, kept.target))), set()))
     state = stage._states.get(microbatch) if isinstance(stage, SegmentedStage) else None
@@ -57,15 +58,21 @@ def held(stage: Stage, microbatch: int) -> Bytes:
     names = stage.graph.shape.names if isinstance(stage, SegmentedStage) else ()
     saved = {}
     for node in sorted(recorder.saved):
-        storages = [storage for weak in recorder.saved[node].values() if (storage := _alive(weak)) is not None]
+        storages = [storage for weak in recorder.saved[node].values() if (storage := alive(weak)) is not None]
         saved[names[node] if node >= 0 else "stage"] = _new(storages, seen)
-    runtime = 0 if state is None else _new((x.untyped_storage() for x in _runtime_tensors(state)), seen)
+    runtime = 0 if state is None else _new((x.untyped_storage() for x in runtime_tensors(state)), seen)
     restored = (
         recorder.restored()
         if state is None or state.recompute is None
         else [*recorder.restored(), *state.recompute.restored]
     )
     return Bytes(saved, runtime, _new((x.untyped_storage() for x in _tensors(restored)), seen))
+
+
+def _saved(recorder: Recorder | None) -> int:
+    """Bytes of all storages that a recorder saw and that are held."""
+    weaks = [] if recorder is None else [weak for storages in recorder.saved.values() for weak in storages.values()]
+    return _new((storage for weak in weaks if (storage := alive(weak)) is not None), set())
 
 
 def _together(parts: Sequence[Bytes]) -> Bytes:
@@ -76,8 +83,8 @@ def _together(parts: Sequence[Bytes]) -> Bytes:
     return Bytes(saved, sum(part.runtime for part in parts), sum(part.restored for part in parts))
 
 
-def _runtime_tensors(state: MicrobatchState) -> Iterator[Tensor]:
-    """The tensors to which the runtime itself refers."""
+def runtime_tensors(state: MicrobatchState) -> Iterator[Tensor]:
+    """The tensors, of any shape, to which the runtime itself refers."""
     yield from _tensors(list(state.values.values()))
     for done in state.done.values():
         yield from _tensors([leaf for leaves in getattr(done, "leaves", ()) for leaf in leaves])
@@ -102,7 +109,8 @@ def _notes(values: Any) -> list[Any]:
     return pytree.tree_leaves(values, is_leaf=lambda x: isinstance(x, NOTES))
 
 
-def _alive(weak: Any) -> UntypedStorage | None:
+def alive(weak: Any) -> UntypedStorage | None:
+    """The storage of a weak reference; None if it has been freed."""
     if weak.expired():
         return None
     storage = UntypedStorage._new_with_weak_ptr(weak.cdata)

@@ -29,7 +29,7 @@ class Recomputation:
     """The recomputation of one stage, for all its microbatches.
 
     active: whether anything is recomputed or counted. adaptive: decides when to recompute; None if always. counted: the
-    recorder of the microbatch that was forwarded last.
+    recorder of the microbatch that was forwarded last, with ``count``; another one's decisions are freed with it.
     level_of_layer: the level of a layer of the stage, by number; None where all have ``level``. layers: [nodes] number
     of the layer that each belongs to.
     recomputed: share of each node that cell programs run a second time, by node. replayed: the nodes among them that
@@ -38,6 +38,7 @@ class Recomputation:
 
     def __init__(self, plan: Recompute, shape: StageShape | None, random: bool, *, count: bool = False) -> None:
         self.level, self.random = plan.level, random
+        self.counts = count
         self.active = count or plan.level is not Level.NONE
         self.counted: MicrobatchRecorder | None = None
         self.adaptive = None if plan.adaptive is None else Adaptive(plan.level, plan.adaptive, plan.by)
@@ -47,9 +48,10 @@ class Recomputation:
 
     def recorder(self, offload: MicrobatchOffload | None = None) -> MicrobatchRecorder:
         """A recorder for the next microbatch. offload: holds what may leave the device."""
-        self.counted = MicrobatchRecorder(self)
-        self.counted.offload = offload
-        return self.counted
+        recorder = MicrobatchRecorder(self)
+        recorder.offload = offload
+        self.counted = recorder if self.counts else None
+        return recorder
 
     def forwarding(self, offload: MicrobatchOffload | None = None) -> AbstractContextManager[MicrobatchRecorder | None]:
         """Wraps the forward of a microbatch through a stage that runs as a whole."""
@@ -71,7 +73,7 @@ class MicrobatchRecorder(Recorder):
     """
 
     def __init__(self, recomputation: Recomputation) -> None:
-        super().__init__(self._covers, recomputation.random)
+        super().__init__(recomputation.random)
         self.plan = recomputation
         off = recomputation.adaptive is not None and not recomputation.adaptive.on
         self.level = Level.NONE if off else recomputation.level
@@ -104,7 +106,7 @@ class MicrobatchRecorder(Recorder):
         level = self.of_rows(node.layer)
         return level.exchanges if node.role in SENDING else level is not Level.NONE
 
-    def _covers(self, level: Level, rows: bool) -> bool:
+    def covers(self, level: Level, rows: bool) -> bool:
         if self.plan.level_of_layer is not None:
             return level <= self.plan.level_of_layer(self.place)
         return level <= (self.of_rows(self.layer) if rows else self.level)

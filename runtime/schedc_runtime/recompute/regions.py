@@ -35,9 +35,6 @@ if TYPE_CHECKING:
     from schedc_runtime.offload.microbatch import MicrobatchOffload
     from schedc_runtime.recompute.adaptive import Arrivals
 
-Covers = Callable[[Level, bool], bool]
-"""(level, rows) -> whether calls of this level are recomputed at this point; rows: they take rows routed to experts."""
-
 
 def region(level: Level, function: Callable[..., Any], *args: Any) -> Any:
     """``function(*args)``, whose results are recomputed where the stage recomputes ``level``.
@@ -243,12 +240,11 @@ class _Entry(NamedTuple):
 class Recorder:
     """Records what the forward of one microbatch on one stage saves for its backward.
 
-    covers: which calls are recomputed. random: whether any layer has dropout, which matters if
-    numbers are not by name.
+    random: whether any layer has dropout, which matters if numbers are not by name.
     """
 
-    def __init__(self, covers: Covers, random: bool = False) -> None:
-        self.covers, self.random = covers, random
+    def __init__(self, random: bool = False) -> None:
+        self.random = random
         self.offload: MicrobatchOffload | None = None
         """Holds what may leave the device; None if nothing does."""
         self.node = -1
@@ -263,6 +259,10 @@ class Recorder:
         """Results of regions, by storage and dtype: parts of rows share a buffer. They keep their regions alive
         until the backward begins."""
         self._inside: Region | None = None
+
+    def covers(self, level: Level, rows: bool) -> bool:
+        """Whether calls of this level are recomputed at this point. rows: they take rows routed to experts."""
+        raise NotImplementedError
 
     @contextmanager
     def forwarding(self, node: int = -1, repeated: bool = False) -> Iterator[None]:

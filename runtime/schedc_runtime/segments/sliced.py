@@ -243,6 +243,10 @@ class SlicedStage(Stage):
             taken = tuple([each for _, each in pairs])
             self._losses[microbatch] = _Loss(taken, edge_of(loss), self._loss_gradient(loss, scale), recorder)
 
+    def loss_recorder(self, microbatch: int) -> MicrobatchRecorder | None:
+        """What the loss of a microbatch in flight has saved; None where it does not move to the host."""
+        return loss.recorder if (loss := self._losses.get(microbatch)) is not None else None
+
     def _loss_recorder(self, number: int) -> MicrobatchRecorder | None:
         """Records what the loss saves, where the microbatch moves to the host."""
         if self.offload is None or (boxes := self.offload.moving(number)) is None:

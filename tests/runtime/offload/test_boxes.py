@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -50,10 +52,13 @@ def test_a_stage_holds_nothing_but_what_stays(level: Level, lanes: Callable[[], 
         of_stage = lanes()
         if moves:
             stage.set_offload(OffloadSettings(of_stage))
-        outputs = []
+        outputs, recorders = [], []
+        gc.disable()
         for m in range(3):
             (output,) = stage.forward(m, (inputs[m].clone(),))
             outputs.append(output)
+            if stage._states[m].recorder is not None:
+                recorders.append(weakref.ref(stage._states[m].recorder))
             before = held(stage, m).total
             if moves:
                 moved = stage.start_offload(m)
@@ -73,6 +78,10 @@ def test_a_stage_holds_nothing_but_what_stays(level: Level, lanes: Callable[[], 
             stage.weight(m)
         results.append([*outputs, *[p.grad for p in stage.module.parameters() if p.grad is not None]])
         stage.check_empty()
+        freed = [reference() is None for reference in recorders]
+        gc.enable()
+        assert all(freed[:-1])  # routes are decisions; the collector has not run. That of the last one counts bytes
+        assert len(freed) == 3
         assert of_stage.buffers.used == 0
         of_stage.close()
         assert of_stage.buffers.held == 0

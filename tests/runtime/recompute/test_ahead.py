@@ -268,7 +268,7 @@ def test_backwards_behind_it_have_cells_of_their_own() -> None:
     assert halves["B of 1"] == {Half.RECOMPUTE, Half.BACKWARD, Half.WEIGHT}
     assert halves["B of 1 after R"] == {Half.BACKWARD, Half.WEIGHT}
     pipe.step(*tokens(8), trace=True)
-    parts = [interval.part for interval in pipe.intervals[1] if program.kind[interval.row] == OpKind.R]
+    parts = [interval.part for interval in pipe.intervals[1] if pipe.program.kind[interval.row] == OpKind.R]
     first, wait = parts.index("begin again"), next(at for at, part in enumerate(parts) if part.startswith("wait again"))
     assert first < parts.index("start again of 0.dispatch.rail") < parts.index("the rest again") < wait
 
