@@ -53,7 +53,7 @@ def test_what_is_wrong_is_told_in_its_place(tmp_path: Path, line: str, message: 
 
 
 def test_closed_forms_count_what_a_line_leaves_out() -> None:
-    """Copies of keys at every level, silu(gate) up to the one that repeats the MLP."""
+    """Copies of keys below `layer`, silu(gate) up to the one that repeats the MLP."""
     sizes = BlockSizes(64, heads=8, keys=2, inner=96)
     plain = {level: dense_bytes(sizes, 64, "bf16", level) for level in Level}
     copies, gates = 2 * (8 - 2) * 2 * 8, 2 * 96
@@ -63,6 +63,7 @@ def test_closed_forms_count_what_a_line_leaves_out() -> None:
         assert {level: own[level] - plain[level] for level in Level} == {
             **dict.fromkeys(Level, more),
             Level.FULL: at_full,
+            Level.LAYER: 0,
         }
     ungated = BlockSizes(64, heads=8, inner=96, matrices=2)
     assert dense_bytes(ungated, 64, "bf16", fuse=Fuse(("rope",))) == dense_bytes(ungated, 64, "bf16")
