@@ -75,8 +75,8 @@ class Analysis:
         return None if source is None else source.runs(self.dependencies)
 
     def program(self) -> Program:
-        """The instruction streams, with the works of the plan; those among replicas are inserted at run time."""
-        return Priced(self.dependencies, self.costs, offloading=self.offloading).program()
+        """The instruction streams, with the works."""
+        return Priced(self.dependencies, self.costs, offloading=self.offloading, replication=self.replication).program()
 
     @property
     def diagnostics(self) -> tuple[Diagnostic, ...]:
@@ -99,9 +99,14 @@ def compile(source: Given, *, costs: Costs | None = None, **sizes: int) -> Progr
     return compile_at(source, sizes, costs)
 
 
-def compile_at(source: Given, sizes: Mapping[str, int], costs: Costs | None = None) -> Program:
-    """`compile` with the sizes as a mapping, so that they may have any name."""
-    return price(open_input(source), sizes, costs).program()
+def compile_at(
+    source: Given, sizes: Mapping[str, int], costs: Costs | None = None, replicas: int | None = None
+) -> Program:
+    """`compile` with the sizes as a mapping, so that they may have any name.
+
+    replicas: their number, for a program with their sums and gathers; None leaves these to the pipeline.
+    """
+    return price(open_input(source), sizes, costs, replicas).program()
 
 
 def legal_schedule(tree: Input, sizes: Mapping[str, int], costs: Costs | None = None) -> Schedule:
@@ -175,11 +180,12 @@ class Priced:
     def program(self) -> Program:
         """The instruction streams, with the works."""
         program = insert_communication(self.schedule, self.costs, self.dependencies)
-        if self.offloading is None:
+        source = self.offloading if self.replication is None else self.replication
+        if source is None:
             return program
         from schedc.passes.insert_works import insert_works
 
-        return insert_works(program, self.dependencies, self.offloading.placed)
+        return insert_works(program, self.dependencies, source.placed)
 
 
 def price(tree: Input, sizes: Mapping[str, int], costs: Costs | None = None, replicas: int | None = None) -> Priced:

@@ -54,6 +54,7 @@ _ranks_argument = click.option(
     help="Form of the program, may be repeated: program.json, program.txt (to read), or program.npz (compressed "
     "columns, which numpy opens). Default: json and text, above 100,000 instructions npz.",
 )
+@replicas_argument
 @_ranks_argument
 @json_argument
 def compile_command(
@@ -62,6 +63,7 @@ def compile_command(
     costs: Costs,
     output: Path | None,
     forms: tuple[str, ...],
+    replicas: int | None,
     ranks: str,
     as_json: bool,
 ) -> None:
@@ -69,12 +71,12 @@ def compile_command(
 
     Writes the program in one or more forms, each of which the runtime loads; schedule.svg; and schedule.csv if torch
     has all ops of the schedule. Files of these names from an earlier compile into the same folder are replaced or
-    removed.
+    removed. With --replicas the program has the works of replicas at their places; without, the runtime puts them in.
     """
     from schedc.interchange.refusals import foreign_kind
     from schedc.report.check import to_json, to_text
 
-    analysis = _analysed("schedc.compile", schedule, sizes, costs, as_json)
+    analysis = _analysed("schedc.compile", schedule, sizes, costs, as_json, replicas)
     program = analysis.program()
     files = _write_files(analysis, program, forms, output or Path("build") / analysis.schedule.name)
     if as_json:
@@ -84,7 +86,7 @@ def compile_command(
         click.echo(to_text(to_json(analysis), ranks == "all"))
         foreign = foreign_kind(analysis.schedule)
         without = f"; no schedule.csv: torch's has no op {foreign.name}" if foreign is not None else ""
-        without = without or "; no schedule.csv: torch's has no copies to host memory" * bool(len(program.works))
+        without = without or "; no schedule.csv: torch's has no works beside compute" * bool(len(program.works))
         click.echo(f"{len(program)} instructions; wrote {', '.join(files)}{without}")
     finish(analysis.diagnostics)
 

@@ -57,7 +57,9 @@ def export(
     if layout and target != "megatron":
         raise click.UsageError("--layout needs --to megatron")
     if replicas and target != "trace":
-        raise click.UsageError("--replicas needs --to trace: a program gets the works of replicas when it is run")
+        raise click.UsageError(
+            "--replicas needs --to trace; `schedc compile --replicas` writes a program with the works of replicas"
+        )
     if target == "dot" and output and SUFFIXES.get(output.suffix.lower(), DOT) != DOT:
         raise click.UsageError(
             f"--to dot writes the graph's source; for {output} use `schedc show SCHEDULE --graph -o`"

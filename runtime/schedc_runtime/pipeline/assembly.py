@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from schedc.analysis.placed_works import PlacedWorks
 from schedc.cell import CellCosts
 from schedc.cell.issue_order import CellOnRank
 from schedc.ir.program import Program
@@ -66,7 +67,8 @@ class Assembly:
     """What a pipeline consists of; each step of `STEPS` in `schedc_runtime.pipeline.assemble` sets some.
 
     program: that of the settings; from `tie_weights` on with the sums of tied weights, from `place_works` on with the
-    works among replicas. alone: without these. stage_bytes: what these move for each stage.
+    works among replicas. alone: without these. placed: those that the program was compiled with. stage_bytes: what they
+    move for each stage.
     construction: where the values of each of the model's tensors come from. has_values: whether all tensors here were
     seen off the meta device.
     first_batch: compares the plan's tokens with it. names: shape and dtype of each entry of the model's state.
@@ -87,6 +89,7 @@ class Assembly:
     mesh: Mesh = field(init=False)
     network: Network = field(init=False)
     program: Program = field(init=False)
+    placed: PlacedWorks = field(init=False)
     alone: Program = field(init=False)
     stage_bytes: dict[int, StageBytes] = field(init=False)
     partition: Partition = field(init=False)

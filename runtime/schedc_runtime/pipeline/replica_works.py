@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -9,18 +10,23 @@ import numpy as np
 from torch import nn
 
 from schedc.analysis.dependencies import Dependencies
+from schedc.analysis.placed_works import PlacedWorks
 from schedc.analysis.timeline import durations
 from schedc.cost.costs import Costs
 from schedc.ir.program import Program, computation
-from schedc.ir.works import WorkGroup
+from schedc.ir.works import FACTS, WorkGroup, WorkKind
 from schedc.passes.forward_only import forward_only
-from schedc.passes.insert_works import insert_works
+from schedc.passes.insert_works import insert_works, placed_in, without_works
 from schedc.passes.place_replica_works import ReplicaBytes, place_replica_works
 from schedc_runtime.data_parallel.gradient_sums import is_dense_shard
 from schedc_runtime.data_parallel.stage_replicas import StageBytes, group_of, kept_whole, summed_stages
+from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.partition.shared import copies_in
 from schedc_runtime.pipeline.assembly import Assembly
 from schedc_runtime.ranks.mesh import Coordinate, Mesh
+
+REPLICATED = (WorkKind.GATHER, WorkKind.DROP, WorkKind.SCATTER, WorkKind.SPREAD)
+"""The works that replicas of a rank do together, and drops of what they gather."""
 
 
 def stage_bytes(assembly: Assembly, place: Coordinate) -> dict[int, StageBytes]:
@@ -73,14 +79,42 @@ def agree_on_bytes(assembly: Assembly, everyone: Iterable[Mapping[Any, Sequence[
 
 
 def place_works(assembly: Assembly) -> None:
-    """Put the works among replicas into the program. They follow from what all ranks have agreed on."""
-    assembly.alone = assembly.program
+    """Put the works among replicas into the program. They follow from what all ranks have agreed on.
+
+    Those of a program that was compiled with them keep their places. Raises `RuntimeFault` if the model needs others.
+    """
+    program, dependencies = assembly.program, Dependencies.of(computation(assembly.program)[0])
+    works = placed_in(program)
+    among = np.isin(works.works.kind, REPLICATED)
+    assembly.placed, assembly.alone = works.only(among), program
+    if among.any():
+        assembly.alone = insert_works(without_works(program), dependencies, works.only(~among))
     assembly.program = program_with_works(assembly)
 
 
 def program_with_works(assembly: Assembly) -> Program:
     """The program of a training step, with the works among replicas."""
-    return with_replica_works(assembly.alone, assembly.stage_bytes, training=True)
+    placed, alone = assembly.placed, assembly.alone
+    if not len(placed) or not assembly.stage_bytes:
+        return with_replica_works(alone, assembly.stage_bytes, training=True)
+    dependencies = Dependencies.of(computation(alone)[0])
+    needed = _placed(dependencies, assembly.stage_bytes, training=True)
+    if missing := _named(needed, dependencies) ^ _named(placed, dependencies):
+        raise RuntimeFault(
+            f"the works among replicas in the program are not those of the model; one differs: {min(missing)}",
+            "compile the plan with the parameters of this model, or without --replicas",
+        )
+    return insert_works(alone, dependencies, placed)
+
+
+def _named(placed: PlacedWorks, dependencies: Dependencies) -> set[str]:
+    """The works by what they are for. A stage may be gathered and dropped any number of times."""
+    ranks = placed.rank_of(placed.start, dependencies).tolist()
+    counts: Counter[str] = Counter()
+    for rank, row in zip(ranks, range(len(placed)), strict=True):
+        work = placed.works.work(row)
+        counts[f"rank {rank}: {FACTS[work.kind].name} of stage {work.stage}, {work.group.name.lower()}"] += 1
+    return {name if " gather " in name or " drop " in name else f"{name}, {count}" for name, count in counts.items()}
 
 
 def evaluation_of(assembly: Assembly) -> Program:
@@ -97,11 +131,15 @@ def with_replica_works(program: Program, sizes: Mapping[int, StageBytes], *, tra
     if not sizes:
         return program
     dependencies = Dependencies.of(computation(program)[0])
+    return insert_works(program, dependencies, _placed(dependencies, sizes, training))
+
+
+def _placed(dependencies: Dependencies, sizes: Mapping[int, StageBytes], training: bool) -> PlacedWorks:
     stages = dependencies.schedule.stages
     costs = Costs().resolved(stages)
     columns = np.array([sizes.get(stage, StageBytes()) for stage in range(stages)], np.float64)
     per_byte = 1.0 / max(1.0, float(columns.sum(axis=1).max()))
-    placed = place_replica_works(
+    return place_replica_works(
         dependencies,
         ReplicaBytes(*columns.T),
         duration=durations(dependencies, costs),
@@ -109,4 +147,3 @@ def with_replica_works(program: Program, sizes: Mapping[int, StageBytes], *, tra
         per_byte=(per_byte, per_byte),
         training=training,
     )
-    return insert_works(program, dependencies, placed)

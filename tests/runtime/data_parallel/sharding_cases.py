@@ -11,6 +11,11 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from schedc.compiler import compile as compile_schedule
+from schedc.compiler import compile_at
+from schedc.cost.costs import Costs
+from schedc.ir.program import Program
+from schedc.load.library import Text
+from schedc.source import Source
 from schedc_runtime import ChunkedLoss, Pipeline
 from schedc_runtime.ranks.mesh import Mesh
 from support.mesh_cases import batch_of
@@ -18,10 +23,26 @@ from support.recompute_cases import with_rs
 from support.runtime_cases import next_token_loss, small_gpt
 from support.segmented_cases import small_moe
 
+DROPPING = """sched 1
+plan dropping = interleaved_1f1b(P = 2, M = 4, v = 2) {
+  layers 4
+  parameters dense 10
+  memory 60
+  shard dense
+}
+"""
+
+
+def dropping() -> Program:
+    """A program with its works, in which two stages are dropped between far uses and gathered again."""
+    return compile_at(Text(Source("", DROPPING)), {}, Costs(dp=0.1), replicas=2)
+
 
 def parity(rank: int, world_size: int, schedule: str, kind: str, experts: int, data: int, rs: bool) -> dict[str, Any]:
     """Two optimizer steps with and without sharding: what differs, with names and sizes of the parameters held."""
-    program = compile_schedule(schedule, P=2, M=4 if schedule == "dualpipev" else 2)
+    microbatches = 4 if schedule == "dualpipev" else 2
+    drops = schedule == "dropping"
+    program = dropping() if drops else compile_schedule(schedule, P=2, M=microbatches)
     program = with_rs(program) if rs else program
     mesh = Mesh(2, experts, data)
     batch, targets = batch_of(mesh, program.microbatches)
@@ -31,7 +52,7 @@ def parity(rank: int, world_size: int, schedule: str, kind: str, experts: int, d
         names = list(model.state_dict())
         pipe = Pipeline(
             model,
-            program,
+            program if shard or not drops else compile_schedule("interleaved_1f1b", P=2, M=4, v=2),
             loss_fn=ChunkedLoss("head", chunk=5) if kind == "chunked" else next_token_loss,
             mesh=replace(mesh, shard_dense=shard),
             timeout=60,

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 import schedc
-from runtime.data_parallel.sharding_cases import MODELS
+from runtime.data_parallel.sharding_cases import DROPPING, MODELS, dropping
 from schedc.attachments.parallel import Parallel
+from schedc.compiler import compile_at
+from schedc.cost.costs import Costs
+from schedc.ir.works import WorkKind
+from schedc.load.library import Text
 from schedc.plan import Attachments
+from schedc.source import Source
 from schedc_runtime import Pipeline
 from schedc_runtime.data_parallel.sharding import check_sharding
 from schedc_runtime.errors import RuntimeFault
@@ -19,7 +25,7 @@ from schedc_runtime.pipeline.apply_plan import mesh_for
 from schedc_runtime.ranks.mesh import Mesh
 from schedc_runtime.testing import pool
 from support.mesh_cases import batch_of
-from support.runtime_cases import next_token_loss
+from support.runtime_cases import next_token_loss, small_gpt
 
 
 @pytest.mark.processes
@@ -27,6 +33,7 @@ from support.runtime_cases import next_token_loss
     ("schedule", "kind", "experts", "data", "rs"),
     [
         ("zbh1", "gpt", 1, 2, False),
+        ("dropping", "gpt", 1, 2, False),
         ("1f1b", "mixed", 1, 2, True),
         ("1f1b", "chunked", 1, 2, False),
         ("dualpipev", "moe", 2, 1, False),
@@ -63,14 +70,25 @@ def test_what_cannot_be_sharded_is_refused(schedule: str, mesh: Mesh, message: s
 
 
 @pytest.mark.parametrize(
-    ("schedule", "mesh", "kind"), [("1f1b", Mesh(2, data=3), "mixed"), ("zbv", Mesh(1, experts=2), "moe")]
+    ("schedule", "mesh", "kind"),
+    [
+        ("1f1b", Mesh(2, data=3), "mixed"),
+        ("zbv", Mesh(1, experts=2), "moe"),
+        ("interleaved_1f1b", Mesh(2, data=2), "gpt"),
+    ],
 )
 def test_replicas_in_one_process_are_sharded_with_the_same_bits(schedule: str, mesh: Mesh, kind: str) -> None:
-    """Also behind a step that failed, for values that were loaded, and in evaluation between two steps."""
+    """Also behind a step that failed, for values that were loaded, and in evaluation between two steps.
+
+    The interleaved program was compiled with its works: under a memory that asks for drops between far uses.
+    """
     program = schedc.compile(schedule, P=mesh.pipeline, M=4)
     batch, targets = batch_of(mesh, program.microbatches)
     runs = []
     for shard in (False, True):
+        if shard and schedule == "interleaved_1f1b":
+            program = dropping()
+            assert (program.works.kind == WorkKind.GATHER).sum() == 6
         pipe = Pipeline(
             MODELS[kind](), program, loss_fn=next_token_loss, mesh=replace(mesh, shard_dense=shard), in_process=True,
             example=batch.chunk(mesh.replicas)[0],
@@ -95,6 +113,20 @@ def test_replicas_in_one_process_are_sharded_with_the_same_bits(schedule: str, m
     torch.testing.assert_close(norm_of_parts, norm, rtol=1e-14, atol=0)  # parts are squared and added apart
     if kind == "mixed":
         assert size_of_parts == size // mesh.data
+
+
+def test_works_of_another_model_are_refused_and_one_replica_needs_none() -> None:
+    summing = DROPPING.replace("  shard dense\n", "").replace("60", "99")
+    program = compile_at(Text(Source("", summing)), {}, Costs(dp=1.0), replicas=2)
+    assert set(program.works.kind.tolist()) == {WorkKind.SCATTER, WorkKind.SPREAD}
+    batch, _ = batch_of(Mesh(2, data=2), program.microbatches)
+    options: dict[str, Any] = {"loss_fn": next_token_loss, "in_process": True, "example": batch.chunk(2)[0]}
+    with pytest.raises(RuntimeFault, match=r"not those of the model; one differs: rank 0: drop of stage 0"):
+        Pipeline(small_gpt(), program, mesh=Mesh(2, data=2, shard_dense=True), **options)
+    assert not len(Pipeline(small_gpt(), program, **options).program.works)
+    pipe = Pipeline(small_gpt(), program, mesh=Mesh(2, data=2), **options)
+    assert pipe.program.works == program.works
+    assert not len(pipe._assembly.alone.works)
 
 
 def test_a_plan_shards_as_a_mesh_does() -> None:

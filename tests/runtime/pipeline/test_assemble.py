@@ -48,7 +48,7 @@ def test_each_part_is_set_by_one_step() -> None:
         "guard_failures": {"guard"},
         "release_modules": set(),
         "compare_ranks": {"stage_bytes"},
-        "place_works": {"alone"},
+        "place_works": {"alone", "placed"},
         "shard_parameters": set(),
     }
 
