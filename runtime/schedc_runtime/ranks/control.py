@@ -75,13 +75,16 @@ class ControlPlane:
         self, store: Any, process: int, names: Sequence[str], timeout: float, describe: Callable[[Position], str]
     ) -> None:
         self.process, self.names, self.timeout = process, names, timeout
-        # A separate connection: the limit set here must not hold for other users of the store.
-        self._store: Any = store.clone() if store is not None else None
+        # Separate connections: the limit set here must not hold for other users of the store. It must not hold for
+        # connecting either: torch asks for the peer's name there, and a slow name server takes seconds.
+        self._store: Any = None if store is None else store.clone()
+        reports: Any = None if store is None else store.clone()
         self._round = 0
         self._interval = min(1.0, timeout / 5)
-        if self._store is not None:
-            self._store.set_timeout(timedelta(seconds=min(_SLICE, timeout / 2)))
-        self.presence = Presence(self._store, process, names, self._interval, describe)
+        for connection in (self._store, reports):
+            if connection is not None:
+                connection.set_timeout(timedelta(seconds=min(_SLICE, timeout / 2)))
+        self.presence = Presence(self._store, reports, process, names, self._interval, describe)
 
     @property
     def name(self) -> str:

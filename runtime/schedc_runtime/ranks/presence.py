@@ -37,12 +37,19 @@ class _Peer(NamedTuple):
 class Presence:
     """All ranks of a pipeline, as one of them sees the others.
 
-    store: that of `ControlPlane`; a thread reports there every ``interval`` seconds where this rank stands.
+    store: that of `ControlPlane`. reports: another connection to it, on which a thread reports every ``interval``
+    seconds where this rank stands.
     process: number of this rank in ``names``. describe: puts a position into words.
     """
 
     def __init__(
-        self, store: Any, process: int, names: Sequence[str], interval: float, describe: Callable[[Position], str]
+        self,
+        store: Any,
+        reports: Any,
+        process: int,
+        names: Sequence[str],
+        interval: float,
+        describe: Callable[[Position], str],
     ) -> None:
         self.names, self.process = names, process
         self.progress = Progress(shared=store is not None)
@@ -57,7 +64,7 @@ class Presence:
         if store is not None:
             position = _weakly(self._report)
             watchdog = threading.Thread(
-                target=_watch, args=(store.clone(), process, interval, position, self.read, stop, _weakly(self._dead)),
+                target=_watch, args=(reports, process, interval, position, self.read, stop, _weakly(self._dead)),
                 daemon=True, name="schedc-watchdog",
             )  # fmt: skip
             watchdog.start()
