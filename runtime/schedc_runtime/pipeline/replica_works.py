@@ -109,9 +109,8 @@ def program_with_works(assembly: Assembly) -> Program:
 
 def _named(placed: PlacedWorks, dependencies: Dependencies) -> set[str]:
     """The works by what they are for. A stage may be gathered and dropped any number of times."""
-    ranks = placed.rank_of(placed.start, dependencies).tolist()
     counts: Counter[str] = Counter()
-    for rank, row in zip(ranks, range(len(placed)), strict=True):
+    for row, rank in enumerate(placed.rank_of(placed.start, dependencies).tolist()):
         work = placed.works.work(row)
         counts[f"rank {rank}: {FACTS[work.kind].name} of stage {work.stage}, {work.group.name.lower()}"] += 1
     return {name if " gather " in name or " drop " in name else f"{name}, {count}" for name, count in counts.items()}
