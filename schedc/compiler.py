@@ -362,7 +362,7 @@ def analyse(
         result.timeline(),
         memory,
         tuple(claims),
-        _inside(dependencies, costs, result.offloading),
+        _inside(dependencies, costs, result.offloading if result.replication is None else result.replication),
         result.offloading,
         result.chosen,
         None if result.written is None else simulate(written.schedule, costs, written),
@@ -379,9 +379,9 @@ def _follows_costs(tree: Input, sizes: Mapping[str, int]) -> bool:
     return has_policy(schedule) and thaw(schedule, sizes) is None
 
 
-def _inside(dependencies: Dependencies, costs: Costs, offloading: Offloading | None) -> CellPricing | None:
+def _inside(dependencies: Dependencies, costs: Costs, beside: Offloading | Replication | None) -> CellPricing | None:
     if costs.cell is None:
         return None
     from schedc.plan.price_cells import price_cells
 
-    return price_cells(dependencies, costs, None if offloading is None else offloading.timed)
+    return price_cells(dependencies, costs, None if beside is None else beside.timed)

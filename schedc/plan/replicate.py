@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from schedc.analysis.dependencies import Dependencies
+from schedc.analysis.lane_walk import TimedWorks
 from schedc.analysis.placed_works import LaneTimes, PlacedWorks, run_with_works
 from schedc.analysis.timeline import durations
 from schedc.analysis.work_runs import WorkRuns
@@ -51,6 +52,10 @@ class Replication:
     def makespan(self) -> float:
         """When the last rank has joined its last sum."""
         return float(self.lanes.closed.max(initial=0.0))
+
+    @property
+    def timed(self) -> TimedWorks:
+        return TimedWorks(self.placed, self.time)
 
     def under(self, dependencies: Dependencies, costs: Costs) -> Replication:
         """The same works, whose cells take the times of these costs."""

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from schedc.cell.costs import CellCosts, SegmentTimes
+from schedc.cell.table import CellTable
 from schedc.cli import main
-from schedc.compiler import price
+from schedc.compiler import analyse, price
 from schedc.cost.costs import Costs
 from schedc.diagnostics import DiagnosticError
 from schedc.inputs import open_input
@@ -109,3 +111,17 @@ def test_what_has_no_time_or_no_bytes_is_refused(tmp_path: Path, lines: str, cos
         price(open_input(plan(tmp_path, lines) if lines else "1f1b"), {}, costs, 8)
     (finding,) = caught.value.diagnostics
     assert (finding.code, message in finding.message) == ("S410", True)
+
+
+def test_the_step_from_inside_has_the_works(tmp_path: Path) -> None:
+    """Where cells of dense layers send at their ends, the step is that of their ops, sums behind the last cell too."""
+    file = tmp_path / "a.sched"
+    lines = "layers 4  parameters dense 10  shard dense"
+    file.write_text(f"sched 1\nplan a = 1f1b(P = 2, M = 4) {{ {lines} }}\n", encoding="utf-8")
+    table = CellTable(CellCosts.of({"dense": SegmentTimes(1.0, 1.0, 1.0)}, {}))
+    analysis = analyse(str(file), {}, Costs(cell=table, dp=0.1), 2)
+    assert analysis.replication is not None
+    assert analysis.inside is not None
+    assert analysis.inside.serial.makespan == pytest.approx(analysis.replication.makespan)
+    assert analysis.inside.works is not None
+    assert analysis.inside.works.lanes["dp"][0] == pytest.approx(analysis.replication.time.sum())
