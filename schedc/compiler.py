@@ -26,6 +26,7 @@ from schedc.syntax.tree import ScheduleTree
 
 if TYPE_CHECKING:
     from schedc.analysis.cell_pricing import CellPricing
+    from schedc.analysis.lane_walk import TimedWorks
     from schedc.analysis.work_runs import WorkRuns
     from schedc.attachments.values import Attachments
     from schedc.cost.op_times import Pricer
@@ -379,9 +380,9 @@ def _follows_costs(tree: Input, sizes: Mapping[str, int]) -> bool:
     return has_policy(schedule) and thaw(schedule, sizes) is None
 
 
-def _inside(dependencies: Dependencies, costs: Costs, beside: Offloading | Replication | None) -> CellPricing | None:
+def _inside(dependencies: Dependencies, costs: Costs, works: TimedWorks | None) -> CellPricing | None:
     if costs.cell is None:
         return None
     from schedc.plan.price_cells import price_cells
 
-    return price_cells(dependencies, costs, None if beside is None else beside.timed)
+    return price_cells(dependencies, costs, works)

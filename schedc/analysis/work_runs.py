@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from schedc.analysis.dependencies import Dependencies
+from schedc.analysis.lane_walk import TimedWorks
 from schedc.analysis.placed_works import LaneTimes, PlacedWorks
 from schedc.analysis.timeline import Timeline, observed
 from schedc.ir.arrays import Floats, Int64
@@ -79,3 +80,15 @@ class WorkRuns:
         comes = np.append(away[:-1] - away[1:], 0.0)
         comes[self.dependencies.rank_start[1:] - 1] = 0.0
         return np.asarray(after + np.maximum(comes, 0.0))
+
+
+@dataclass(frozen=True, eq=False)
+class StepWorks(TimedWorks):
+    """The works of a step that is priced. lanes: when they run. in_bytes: whether their bytes are bytes."""
+
+    lanes: LaneTimes
+    in_bytes: bool
+
+    def runs(self, dependencies: Dependencies) -> WorkRuns:
+        """The works at the times of their lanes."""
+        return WorkRuns(self.placed, self.lanes, dependencies, self.in_bytes)

@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from schedc.analysis.dependencies import Dependencies, reduce_by_rank
-from schedc.analysis.lane_walk import TimedWorks
-from schedc.analysis.placed_works import LaneTimes, PlacedWorks, run_with_works
+from schedc.analysis.placed_works import PlacedWorks, run_with_works
 from schedc.analysis.timeline import durations, run_durations
-from schedc.analysis.work_runs import WorkRuns
+from schedc.analysis.work_runs import StepWorks
 from schedc.attachments.units import amount, plain, shown
 from schedc.attachments.values import Attachments, Host
 from schedc.cost.costs import Costs, StageCosts
@@ -39,28 +38,19 @@ _MILLISECONDS = 1000.0
 
 
 @dataclass(frozen=True, eq=False)
-class Offloading:
+class Offloading(StepWorks):
     """The works of a plan with their times.
 
-    time: [works] on the lane. uncapped: the makespan of the same order where nothing leaves. kept_free: places that
-    `offload auto` kept for what is on its way; None where the lines say what leaves. in_bytes: whether the works' bytes
-    are bytes.
+    uncapped: the makespan of the same order where nothing leaves. kept_free: places that `offload auto` kept for what
+    is on its way; None where the lines say what leaves.
     """
 
-    placed: PlacedWorks
-    time: Floats
-    lanes: LaneTimes
     uncapped: float
     kept_free: int | None
-    in_bytes: bool
 
     @property
     def makespan(self) -> float:
         return float(self.lanes.end.max(initial=0.0))
-
-    @property
-    def timed(self) -> TimedWorks:
-        return TimedWorks(self.placed, self.time)
 
     def under(self, dependencies: Dependencies, costs: Costs) -> Offloading:
         """The same works, whose cells take the times of these costs."""
@@ -69,10 +59,6 @@ class Offloading:
         lanes = run_with_works(dependencies, duration, of_stage.p2p, self.placed, self.time, of_stage.slowdown)
         _, end = run_durations(dependencies, duration, of_stage.p2p)
         return replace(self, lanes=lanes, uncapped=float(end.max(initial=0.0)))
-
-    def runs(self, dependencies: Dependencies) -> WorkRuns:
-        """The works at the times of their lanes."""
-        return WorkRuns(self.placed, self.lanes, dependencies, self.in_bytes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +88,7 @@ class _Step:
         time = placed.works.bytes * np.array(times_of(self.host))[placed.works.lane]
         slowdown = self.costs.slowdown
         lanes = run_with_works(self.dependencies, self.duration, self.costs.p2p, placed, time, slowdown)
-        return Offloading(placed, time, lanes, float(self.end.max(initial=0.0)), kept_free, self.host.in_bytes)
+        return Offloading(placed, time, lanes, self.host.in_bytes, float(self.end.max(initial=0.0)), kept_free)
 
 
 def times_of(host: Host) -> tuple[float, float]:

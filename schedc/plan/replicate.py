@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from schedc.analysis.dependencies import Dependencies
-from schedc.analysis.lane_walk import TimedWorks
-from schedc.analysis.placed_works import LaneTimes, PlacedWorks, run_with_works
+from schedc.analysis.placed_works import PlacedWorks, run_with_works
 from schedc.analysis.timeline import durations
-from schedc.analysis.work_runs import WorkRuns
+from schedc.analysis.work_runs import StepWorks
 from schedc.attachments.parameter_counts import moe_parameter_bytes
 from schedc.attachments.units import amount
 from schedc.attachments.values import Attachments
@@ -32,30 +31,22 @@ _GIGABYTE = 1e9
 
 
 @dataclass(frozen=True, eq=False)
-class Replication:
+class Replication(StepWorks):
     """The works of a step among replicas beside its offloads, with their times.
 
-    members: replicas that take part, by group. sizes: what they sum and shard. time: [works] on their lanes. sent: time
-    in which one of them sends a unit of memory. alone: when the step ends without works among replicas.
+    members: replicas that take part, by group. sizes: what they sum and shard. sent: time in which one of
+    them sends a unit of memory. alone: when the step ends without works among replicas.
     """
 
     members: dict[WorkGroup, int]
     sizes: ReplicaBytes
-    placed: PlacedWorks
-    time: Floats
-    lanes: LaneTimes
     sent: float
     alone: float
-    in_bytes: bool
 
     @property
     def makespan(self) -> float:
         """When the last rank has joined its last sum."""
         return float(self.lanes.closed.max(initial=0.0))
-
-    @property
-    def timed(self) -> TimedWorks:
-        return TimedWorks(self.placed, self.time)
 
     def under(self, dependencies: Dependencies, costs: Costs) -> Replication:
         """The same works, whose cells take the times of these costs."""
@@ -67,10 +58,6 @@ class Replication:
         alone = run_with_works(*run, others, time, of_stage.slowdown).closed
         lanes = run_with_works(*run, self.placed, self.time, of_stage.slowdown)
         return replace(self, lanes=lanes, alone=float(alone.max(initial=0.0)))
-
-    def runs(self, dependencies: Dependencies) -> WorkRuns:
-        """The works at the times of their lanes."""
-        return WorkRuns(self.placed, self.lanes, dependencies, self.in_bytes)
 
 
 def replicate(
@@ -111,7 +98,7 @@ def replicate(
         time[placed.works.lane != WorkLane.DP] = offloading.time
     check_memory(directives.tree, plan, layout, layers, dependencies, costs, placed, sharded=sharded)
     lanes = run_with_works(dependencies, duration, of_stage.p2p, placed, time, of_stage.slowdown)
-    result = Replication(members, sizes, placed, time, lanes, sent, 0.0, in_bytes)
+    result = Replication(placed, time, lanes, in_bytes, members, sizes, sent, 0.0)
     return result.under(dependencies, costs)
 
 
