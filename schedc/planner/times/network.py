@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from schedc.cost.exchange import Routing, Topology, rows
 from schedc.ir.arrays import Floats
 from schedc.planner.times.constants import ConstantVectors
+from schedc.planner.times.run import TrainingRun
 from schedc.planner.times.table import RunTable
 
 
@@ -32,16 +34,39 @@ def message(x: RunTable, c: ConstantVectors) -> Floats:
 
 
 def expert_exchange(x: RunTable, c: ConstantVectors) -> Floats:
-    """[runs, K] seconds of one dispatch, or of one combine, of a microbatch on one layer.
+    """[runs, K] seconds of one dispatch, or of one combine, of a microbatch on one layer, its lanes one by one."""
+    rail, node = exchange_lanes(x, c)
+    return rail + node
 
-    Rows go to all ranks of the group alike: those of other nodes over the NICs, the others over links.
+
+def exchange_lanes(x: RunTable, c: ConstantVectors) -> tuple[Floats, Floats]:
+    """[runs, K] seconds of one dispatch over the NICs, and over the links of a node.
+
+    Rows go to all ranks of the group alike, by the method of the run: those of other nodes over the NICs, the others
+    over links.
     """
-    group = x.ep[:, None]
-    bytes = x.once("sent", lambda: 2.0 * x.tokens / x.tp * x.expert(lambda moe: moe.top) * x.hidden)[:, None]
-    share = np.minimum(x.near[:, None], group) / group
-    far = bytes * (1.0 - share) / (x.rail[:, None] * c["ep"])
-    near = bytes * (share - 1.0 / group) / (x.link[:, None] * c["ep"])
-    return np.asarray(near + far)
+    rail, node = x.once("sent", lambda: _sent_bytes(x))
+    return rail[:, None] / (x.rail[:, None] * c["ep"]), node[:, None] / (x.link[:, None] * c["ep"])
+
+
+def _sent_bytes(x: RunTable) -> tuple[Floats, Floats]:
+    """[runs] bytes of one dispatch that leave the node of a rank, and that stay in it."""
+    sent = np.array([_sent_rows(run) for run in x.runs])
+    bytes = 2.0 * x.tokens / x.tp * x.hidden
+    return bytes * sent[:, 0], bytes * sent[:, 1]
+
+
+def _sent_rows(run: TrainingRun) -> tuple[float, float]:
+    """Rows per token that a rank sends to other nodes, and inside its own."""
+    moe = run.model.moe
+    if moe is None or run.ep == 1:
+        return 0.0, 0.0
+    near = min(run.cluster.levels[0].size, run.ep)
+    if run.alltoall == "flat":
+        return moe.top * (1.0 - near / run.ep), moe.top * (near - 1.0) / run.ep
+    topology = Topology(run.ep // near, near)
+    sent = rows(run.alltoall, Routing(moe.experts, moe.top, moe.groups, moe.limit), topology)
+    return sent.rail, sent.node
 
 
 def context_exchange(x: RunTable, c: ConstantVectors) -> Floats:

@@ -43,9 +43,35 @@ def dense_layer(x: RunTable, c: ConstantVectors) -> PartTimes:
 def moe_layer(x: RunTable, c: ConstantVectors) -> PartTimes:
     """A layer with experts. Rows go to experts and back in both directions."""
     part, scores = _attention(x, c)
-    part += _products(x, "moe", c) + _elementwise(x, c, x.once("moe.bytes", lambda: _expert_bytes(x)))
+    for segment in _expert_segments(x, c).values():
+        part += segment
     exchanged = 2.0 * tensor_exchange(x, c) + 2.0 * expert_exchange(x, c) + context_exchange(x, c)
     return _layer(x, part, scores, exchanged, c["launch"] * c["moe_launch"] + np.zeros((len(x), 1)))
+
+
+def moe_segments(x: RunTable, c: ConstantVectors) -> dict[str, PartTimes]:
+    """The segments of a layer with experts, by the roles of cells, without the exchanges of rows between them.
+
+    Exchanges between tensor and context ranks belong to ``attention``. The time by which launches are longer than
+    their kernels is shared by all segments. Together with the exchanges they take the time of `moe_layer`.
+    """
+    attention, _ = _attention(x, c)
+    exchanged = 2.0 * tensor_exchange(x, c) + context_exchange(x, c)
+    own = {"attention": attention, **_expert_segments(x, c)}
+    if "router" in own:
+        own["attention"] += own.pop("router")
+    own["attention"] += PartTimes(exchanged, exchanged, np.zeros_like(exchanged))
+    whole, rows = moe_layer(x, c), 2.0 * expert_exchange(x, c)
+    target = PartTimes(whole.forward - rows, whole.input - rows, whole.weight)
+
+    def scaled(way: str) -> Floats:
+        total = sum((getattr(part, way) for part in own.values()), np.zeros_like(rows))
+        return np.asarray(np.divide(getattr(target, way), total, out=np.ones_like(total), where=total > 0))
+
+    factors = {way: scaled(way) for way in ("forward", "input", "weight")}
+    return {
+        role: PartTimes(*(getattr(part, way) * factor for way, factor in factors.items())) for role, part in own.items()
+    }
 
 
 def head(x: RunTable, c: ConstantVectors) -> PartTimes:
@@ -63,6 +89,16 @@ def embedding(x: RunTable, c: ConstantVectors) -> PartTimes:
 
 
 # Products, by part.
+
+
+def _expert_segments(x: RunTable, c: ConstantVectors) -> dict[str, PartTimes]:
+    """What a layer with experts computes behind its attention; rows are permuted, and brought back by ``post``."""
+    bytes = x.once("moe.bytes", lambda: _expert_bytes(x))
+    segments = {role: _elementwise(x, c, bytes[role]) for role in bytes}
+    for role in ("router", "shared", "experts"):
+        products = _products(x, role, c)
+        segments[role] = segments[role] + products if role in segments else products
+    return segments
 
 
 def _products(x: RunTable, part: str, c: ConstantVectors) -> PartTimes:
@@ -93,17 +129,26 @@ def _dense_products(x: RunTable) -> Sequence[LayerProduct]:
     return LayerProduct(x.tokens, ffn * (1 + gated), x.hidden, one), LayerProduct(x.tokens, x.hidden, ffn, one)
 
 
-def _moe_products(x: RunTable) -> Sequence[LayerProduct]:
-    experts, width = x.expert(lambda moe: moe.experts), x.expert(lambda moe: moe.width)
-    shared = x.expert(lambda moe: moe.shared) * width / x.tp
+def _router_products(x: RunTable) -> Sequence[LayerProduct]:
+    experts = x.expert(lambda moe: moe.experts)
+    return (LayerProduct(x.tokens / x.tp, experts, x.hidden, np.minimum(experts, 1.0), wide=True),)
+
+
+def _shared_products(x: RunTable) -> Sequence[LayerProduct]:
+    shared = x.expert(lambda moe: moe.shared * moe.width) / x.tp
+    there = np.minimum(x.expert(lambda moe: moe.experts), 1.0)
     columns = 1.0 + x.size(lambda model: model.gated)
-    there = np.minimum(experts, 1.0)
-    local = experts / x.ep
-    rows = sent_rows(x) / np.maximum(local, 1.0)
     return (
-        LayerProduct(x.tokens / x.tp, experts, x.hidden, there, wide=True),
         LayerProduct(x.tokens, shared * columns, x.hidden, there),
         LayerProduct(x.tokens, x.hidden, shared, there),
+    )
+
+
+def _expert_products(x: RunTable) -> Sequence[LayerProduct]:
+    width, columns = x.expert(lambda moe: moe.width), 1.0 + x.size(lambda model: model.gated)
+    local = x.expert(lambda moe: moe.experts) / x.ep
+    rows = sent_rows(x) / np.maximum(local, 1.0)
+    return (
         LayerProduct(rows, width * columns, x.hidden, local, grouped=True),
         LayerProduct(rows, x.hidden, width, local, grouped=True),
     )
@@ -114,7 +159,14 @@ def _head_products(x: RunTable) -> Sequence[LayerProduct]:
     return (LayerProduct(x.tokens, columns, x.hidden, np.ones(len(x)), wide=True),)
 
 
-_PRODUCTS = {"attention": attention_products, "dense": _dense_products, "moe": _moe_products, "head": _head_products}
+_PRODUCTS = {
+    "attention": attention_products,
+    "dense": _dense_products,
+    "router": _router_products,
+    "shared": _shared_products,
+    "experts": _expert_products,
+    "head": _head_products,
+}
 
 
 def sent_rows(x: RunTable) -> Floats:
@@ -139,11 +191,16 @@ def _activation_bytes(x: RunTable) -> Floats:
     return x.tokens * ffn / x.tp * (4.0 + 2.0 * gated)
 
 
-def _expert_bytes(x: RunTable) -> Floats:
+def _expert_bytes(x: RunTable) -> dict[str, Floats]:
     """Rows are permuted and brought back; each expert has an activation; the router has scores."""
     rows, width = sent_rows(x), x.expert(lambda moe: moe.width)
     scores = x.tokens / x.tp * x.expert(lambda moe: moe.experts)
-    return 8.0 * rows * x.hidden + rows * width * (4.0 + 2.0 * x.size(lambda model: model.gated)) + 4.0 * scores
+    return {
+        "router": 4.0 * scores,
+        "permute": 4.0 * rows * x.hidden,
+        "experts": rows * width * (4.0 + 2.0 * x.size(lambda model: model.gated)),
+        "post": 4.0 * rows * x.hidden,
+    }
 
 
 def _norm_bytes(x: RunTable) -> Floats:

@@ -18,7 +18,8 @@ class TrainingRun:
     recompute: `none`, `attention` (its scores) or `full` (layers). fused: whether scores stay out of memory.
     sequence_parallel: whether tensor ranks share norms and residuals. zero: level of sharding, 3 for FSDP. overlap:
     whether sums of gradients run beside backwards. graphs: whether kernels are launched as graphs. dropout: whether
-    layers drop activations. grad_bytes: bytes of a gradient as it is summed.
+    layers drop activations. grad_bytes: bytes of a gradient as it is summed. alltoall: how rows reach their experts, a
+    method of `schedc.cost.exchange`.
     """
 
     model: ModelSizes
@@ -42,6 +43,7 @@ class TrainingRun:
     graphs: bool = False
     grad_bytes: int = 2
     dropout: bool = False
+    alltoall: str = "flat"
 
     @property
     def devices(self) -> int:
