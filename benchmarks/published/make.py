@@ -13,20 +13,21 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 
 CLUSTERS = {
-    ("vtrain_multi", "A100-80GB-SXM"): "a100-800g",
-    ("vtrain_single", "A100-80GB-SXM"): "a100-800g",
-    ("korthikanti22_t5", "A100-80GB-SXM"): "a100-selene",
-    ("bloom_topology", "A100-80GB-SXM (Jean Zay, 4xOmniPath/node)"): "a100-jean-zay",
-    ("zerobubble_t4", "A100-80GB-SXM (RoCE)"): "a100-roce",
+    ("vtrain_multi", "A100-80GB-SXM"): "clusters/a100-800g.toml",
+    ("vtrain_single", "A100-80GB-SXM"): "clusters/a100-800g.toml",
+    ("korthikanti22_t5", "A100-80GB-SXM"): "a100-80",
+    ("bloom_topology", "A100-80GB-SXM (Jean Zay, 4xOmniPath/node)"): "jean-zay-a100",
+    ("zerobubble_t4", "A100-80GB-SXM (RoCE)"): "clusters/a100-roce.toml",
 }
 BY_HARDWARE = {
     "H100-80GB-SXM": "h100",
     "B200-SXM 180GB": "b200",
-    "B300-SXM": "b300",
-    "GB200 NVL72": "gb200",
-    "GB300 NVL72": "gb300",
+    "B300-SXM": "clusters/b300.toml",
+    "GB200 NVL72": "gb200-nvl72",
+    "GB300 NVL72": "clusters/gb300.toml",
     "Ascend 910B (Atlas 900 A2 PODc)": "ascend-910b",
 }
+"""Shipped clusters by name, others by file."""
 PRECISIONS = {"fp8-cs": "fp8", "fp8-mx": "fp8", "mxfp8": "fp8", "nvfp4": "fp4", "fp16/bf16": "fp16"}
 HEAD_DIMS = {"Qwen3-30B-A3B": 128, "Qwen3-235B-A22B": 128, "GPT-OSS-120B": 64, "Gemma-7B": 256, "Gemma-2B": 256}
 """Columns of a head where they are not hidden/heads: `head_dim` of the publishers' config.json."""
@@ -146,7 +147,7 @@ def converted(row: dict[str, str]) -> dict[str, object]:
         "width": row["moe_ffn"],
         "shared": row["n_shared"],
         "first_dense": row["first_dense"],
-        "cluster": f"clusters/{CLUSTERS.get((source, row['hardware'])) or BY_HARDWARE[row['hardware']]}.toml",
+        "cluster": CLUSTERS.get((source, row["hardware"])) or BY_HARDWARE[row["hardware"]],
         "precision": PRECISIONS.get(row["precision"], row["precision"].split("(")[0]),
         "devices": row["n_gpus"],
         "zero": {"": 0, "zero0": 0, "zero1": 1}.get(row["shard"], 3 if "fsdp" in row["shard"] else 0),

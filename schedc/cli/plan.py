@@ -79,8 +79,7 @@ def plan(
 
 
 def _predicted(path: Path, fit_file: Path | None, forced: bool, as_json: bool) -> str:
-    from schedc.diagnostics import DiagnosticError
-    from schedc.planner.fit.fitted import check_matches, load_fit
+    from schedc.planner.fit.fitted import load_fit, matched
     from schedc.planner.fit.predict import predict
     from schedc.planner.fit.rows import load_rows
     from schedc.report.predictions import to_json, to_text
@@ -88,15 +87,9 @@ def _predicted(path: Path, fit_file: Path | None, forced: bool, as_json: bool) -
     rows = load_rows(path)
     beside = path.with_suffix(".fit.toml")
     fit = load_fit(fit_file or beside) if fit_file or beside.exists() else None
-    foreign = False
     if fit is not None:
-        try:
-            check_matches(fit, rows)
-        except DiagnosticError:
-            if not forced:
-                raise
-            foreign = True
-    facts = to_json(predict(rows, fit.constants if fit else {}), rows, fit, foreign)
+        fit = matched(fit, rows.devices, rows.precisions, forced)
+    facts = to_json(predict(rows, fit.constants if fit else {}), rows, fit)
     return json.dumps(facts) if as_json else to_text(facts)
 
 

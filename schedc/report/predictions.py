@@ -11,13 +11,14 @@ from schedc.planner.fit.predict import ErrorSummary, PredictedRow, by_schedule
 from schedc.planner.fit.rows import MeasuredRows
 
 
-def to_json(rows: Sequence[PredictedRow], measured: MeasuredRows, fit: Fit | None, forced: bool) -> dict[str, Any]:
+def to_json(rows: Sequence[PredictedRow], measured: MeasuredRows, fit: Fit | None) -> dict[str, Any]:
     """What `schedc plan --predict --json` prints. fit: None for constants at their priors."""
     memory = ErrorSummary.of(row.memory_error for row in rows)
     time = ErrorSummary.of(row.time_error for row in rows)
     return {
         "fit": None if fit is None else {"name": fit.name, "rows": fit.rows, "cv_mape_pct": fit.cv_mape_pct},
-        "forced": forced,
+        "forced": bool(fit and fit.unseen),
+        "unseen": list(fit.unseen) if fit else [],
         "interval_pct": None if fit is None or not fit.interval_pct else fit.interval_pct,
         "time": None if time is None else asdict(time),
         "memory": None if memory is None else asdict(memory),
@@ -59,5 +60,5 @@ def to_text(facts: dict[str, Any]) -> str:
     if facts["interval_pct"]:
         lines.append(f"four of five unseen rows are within {facts['interval_pct']:.1f} %")
     if facts["forced"]:
-        lines.append("the fit has not seen this device or this precision (--force-fit)")
+        lines.append(f"the fit has no row of {', '.join(facts['unseen'])} (--force-fit)")
     return "\n".join(lines)

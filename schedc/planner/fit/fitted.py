@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from schedc.diagnostics import Diagnostic, DiagnosticError, Label
+from schedc.diagnostics import Diagnostic, DiagnosticError, Label, did_you_mean
+from schedc.planner.cluster.values import Cluster
 from schedc.planner.fit.estimate import Estimator
 from schedc.planner.fit.rows import MeasuredRows
 from schedc.planner.fit.validate import Validation, errors, validate
-from schedc.planner.reading.keys import Keys
+from schedc.planner.presets.tables import files
+from schedc.planner.reading.keys import Keys, place_of
 from schedc.planner.reading.texts import parse_table, read_source
 from schedc.planner.times.constants import BY_NAME
 from schedc.planner.times.table import RunTable
@@ -28,7 +31,8 @@ class Fit:
     """Constants that were fitted to rows.
 
     devices, precisions: names of those in the rows. rows: how many. hash: of the text they come from. interval_pct: of
-    a prediction; 0 where nothing was left out to measure it. at_bound, at_prior: see `Estimate`.
+    a prediction; 0 where nothing was left out to measure it. at_bound, at_prior: see `Estimate`. unseen: devices and
+    precisions that it is used for, and that its rows have not; empty unless it was forced.
     """
 
     name: str
@@ -41,6 +45,7 @@ class Fit:
     cv_mape_pct: float = 0.0
     at_bound: tuple[str, ...] = ()
     at_prior: tuple[str, ...] = ()
+    unseen: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,8 +82,8 @@ def fit_rows(measured: MeasuredRows, name: str, cross_validate: bool) -> FitResu
     validation = validate(estimator, rows, whole) if cross_validate else None
     fit = Fit(
         name,
-        tuple(sorted({row.run.cluster.device.name for row in rows})),
-        tuple(sorted({row.run.precision for row in rows})),
+        tuple(sorted(measured.devices)),
+        tuple(sorted(measured.precisions)),
         len(rows),
         hashlib.sha256(measured.source.text.encode()).hexdigest()[:16],
         whole.constants,
@@ -132,16 +137,42 @@ def _texts(keys: Keys, key: str) -> tuple[str, ...]:
     return ()
 
 
-def check_matches(fit: Fit, measured: MeasuredRows) -> None:
-    """Raises `DiagnosticError` (S726) for rows of a device or precision that the fit has not seen."""
-    findings = []
-    for what, seen, asked in (
-        ("device", fit.devices, {row.run.cluster.device.name for row in measured.rows}),
-        ("precision", fit.precisions, {row.run.precision for row in measured.rows}),
-    ):
-        for name in sorted(asked - set(seen)):
-            message = f"the fit `{fit.name}` has no row with {what} {name}, only {', '.join(seen)}"
-            help = "fit rows of it, or go on with --force-fit"
-            findings.append(Diagnostic("S726", message, Label(NOWHERE), help=help))
-    if findings:
-        raise DiagnosticError(findings)
+def fit_for(cluster: Cluster, precision: str, path: Path | None = None, forced: bool = False) -> Fit | None:
+    """The fit for a cluster: that of a file, else the one that the cluster names, else None: constants are priors.
+
+    A cluster names a shipped fit, or a file beside its own. Raises `DiagnosticError`: S725 for a file that is no fit,
+    S706 for a name without one, S726 for a fit without a row of this device or precision. With ``forced`` such a fit is
+    returned, and its `unseen` says what it lacks.
+    """
+    path = path or _named_by(cluster)
+    return None if path is None else matched(load_fit(path), {cluster.device.name}, {precision}, forced)
+
+
+def matched(fit: Fit, devices: Iterable[str], precisions: Iterable[str], forced: bool) -> Fit:
+    """The fit, if its rows have these devices and precisions. Raises `DiagnosticError` (S726) unless it is forced."""
+    lacks = [("device", name, fit.devices) for name in sorted(set(devices) - set(fit.devices))]
+    lacks += [("precision", name, fit.precisions) for name in sorted(set(precisions) - set(fit.precisions))]
+    if lacks and not forced:
+        raise DiagnosticError([_foreign(fit, *lack) for lack in lacks])
+    return replace(fit, unseen=tuple(name for _, name, _ in lacks))
+
+
+def _named_by(cluster: Cluster) -> Path | None:
+    """The file of the fit that a cluster names; None where it names none."""
+    shipped = files("fits")
+    if not cluster.fit or cluster.fit in shipped:
+        return shipped.get(cluster.fit)
+    source = cluster.source
+    beside = Path(source.name).parent / cluster.fit if source else Path(cluster.fit)
+    if "\0" not in cluster.fit and beside.is_file():
+        return beside
+    span = place_of(source, "fit") if source else NOWHERE
+    message = f"`fit` is {cluster.fit[:60]!r}: neither a shipped fit nor a file beside the cluster's"
+    raise DiagnosticError(
+        [Diagnostic("S706", message, Label(span), help=did_you_mean(cluster.fit, shipped), source=source)]
+    )
+
+
+def _foreign(fit: Fit, what: str, name: str, seen: Iterable[str]) -> Diagnostic:
+    message = f"the fit `{fit.name}` has no row with {what} {name}, only {', '.join(seen)}"
+    return Diagnostic("S726", message, Label(NOWHERE), help="fit rows of it, or go on with --force-fit")

@@ -15,6 +15,7 @@ from schedc.planner.cluster.read import load_cluster
 from schedc.planner.cluster.values import Cluster
 from schedc.planner.fit.columns import COLUMNS, MEASURED, REQUIRED, Column
 from schedc.planner.fit.run_of_row import run_of
+from schedc.planner.presets.tables import files
 from schedc.planner.reading.texts import read_source
 from schedc.planner.times.run import TrainingRun
 from schedc.source import Source
@@ -49,6 +50,15 @@ class MeasuredRows:
     source: Source
     rows: tuple[MeasuredRow, ...]
     left_out: tuple[tuple[int, str, str], ...]
+
+    @property
+    def devices(self) -> frozenset[str]:
+        """Names of the devices."""
+        return frozenset(row.run.cluster.device.name for row in self.rows)
+
+    @property
+    def precisions(self) -> frozenset[str]:
+        return frozenset(row.run.precision for row in self.rows)
 
     def only(self, called: str) -> MeasuredRows:
         """The rows of one schedule, by its name in the library or in their source."""
@@ -187,7 +197,7 @@ class _Reading:
     def _cluster(self, line: int, name: str) -> Cluster | None:
         if name not in self.clusters:
             try:
-                self.clusters[name] = load_cluster(self.folder / name)
+                self.clusters[name] = load_cluster(files("clusters").get(name) or self.folder / name)
             except DiagnosticError as error:
                 self.findings.extend(error.diagnostics)
                 self.clusters[name] = None

@@ -1,4 +1,4 @@
-"""The files of the shipped models and clusters, as tables. Nothing else of the planner is loaded for a list of them."""
+"""The files of the shipped models, clusters and fits, as tables. A list of them loads nothing else of the planner."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def files(kind: str) -> dict[str, Path]:
-    """The shipped files of a kind, "models" or "clusters", by name."""
+    """The shipped files of a kind, "models", "clusters" or "fits", by name."""
     return {path.stem: path for path in sorted((Path(__file__).parent / kind).glob("*.toml"))}
 
 

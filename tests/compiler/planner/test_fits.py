@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,11 @@ from schedc.cli import main
 from schedc.diagnostics import DiagnosticError
 from schedc.planner.cluster.read import load_cluster
 from schedc.planner.fit.estimate import Estimator, at
-from schedc.planner.fit.fitted import check_matches, fit_text, load_fit
-from schedc.planner.fit.rows import MeasuredRows, load_rows
+from schedc.planner.fit.fitted import fit_for, fit_text, load_fit
+from schedc.planner.fit.rows import load_rows
 from schedc.planner.model.values import AttentionSizes, ModelSizes
+from schedc.planner.presets.library import open_cluster
+from schedc.planner.presets.tables import files
 from schedc.planner.times.constants import CONSTANTS
 from schedc.planner.times.run import TrainingRun
 from schedc.planner.times.step import step_times
@@ -114,14 +117,8 @@ def test_predictions_stand_beside_measured_time_and_memory() -> None:
     assert "S726" in refused.stderr
     forced = json.loads(CliRunner().invoke(main, [*foreign, "--force-fit"]).stdout)
     assert forced["forced"]
+    assert forced["unseen"] == ["B200 SXM 180 GB"]
     assert forced["time"]["mape_pct"] > facts["time"]["mape_pct"]
-
-
-def test_a_fit_of_another_device_is_refused() -> None:
-    rows = load_rows(PUBLISHED / "mbridge_25_09.csv")
-    with pytest.raises(DiagnosticError) as caught:
-        check_matches(load_fit(PUBLISHED / "bloom.fit.toml"), MeasuredRows(rows.source, rows.rows[:1], ()))
-    assert {diagnostic.code for diagnostic in caught.value.diagnostics} == {"S726"}
 
 
 @pytest.mark.parametrize(
@@ -159,3 +156,46 @@ def test_rows_are_refused_in_their_place(old: str, new: str, code: str, tmp_path
     with pytest.raises(DiagnosticError) as caught:
         load_rows(path)
     assert caught.value.diagnostics[0].code == code
+
+
+def test_a_cluster_names_its_fit() -> None:
+    fit = fit_for(open_cluster("ascend-910b"), "bf16")
+    assert fit is not None
+    assert (fit.name, fit.devices, fit.unseen) == ("mindspeed_rc2", ("Ascend 910B 64 GB",), ())
+    assert fit_for(open_cluster("h800"), "bf16") is None  # nobody has published rows of it with sizes
+
+
+def test_shipped_fits_are_those_beside_their_rows() -> None:
+    for name, path in files("fits").items():
+        assert path.read_text(encoding="utf-8") == (PUBLISHED / f"{name}.fit.toml").read_text(encoding="utf-8")
+    named = {open_cluster(name).fit for name in files("clusters")} - {""}
+    assert named == set(files("fits"))
+
+
+def test_a_fit_without_the_device_or_the_precision_is_refused_or_forced() -> None:
+    cluster, path = open_cluster("h800"), files("fits")["mindspeed_rc2"]
+    with pytest.raises(DiagnosticError) as caught:
+        fit_for(cluster, "fp8", path)
+    assert [diagnostic.code for diagnostic in caught.value.diagnostics] == ["S726", "S726"]
+    forced = fit_for(cluster, "fp8", path, forced=True)
+    assert forced is not None
+    assert forced.unseen == ("H800 SXM 80 GB", "fp8")
+    assert forced.constants == load_fit(path).constants
+
+
+def test_a_cluster_names_a_fit_beside_its_file(tmp_path: Path) -> None:
+    text = files("clusters")["ascend-910b"].read_text(encoding="utf-8")
+    shutil.copyfile(files("fits")["mindspeed_rc2"], tmp_path / "own.fit.toml")
+    path = tmp_path / "cluster.toml"
+    path.write_text(text.replace('"mindspeed_rc2"', '"own.fit.toml"'), encoding="utf-8")
+    fit = fit_for(load_cluster(path), "fp16")
+    assert fit is not None
+    path.write_text(text.replace('"mindspeed_rc2"', '"mindspeed"'), encoding="utf-8")
+    with pytest.raises(DiagnosticError) as caught:
+        fit_for(load_cluster(path), "fp16")
+    (diagnostic,) = caught.value.diagnostics
+    assert (diagnostic.code, diagnostic.primary.span.line, diagnostic.help) == (
+        "S706",
+        3,
+        "did you mean `mindspeed_rc2`?",
+    )
