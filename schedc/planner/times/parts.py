@@ -82,6 +82,15 @@ def head(x: RunTable, c: ConstantVectors) -> PartTimes:
     return PartTimes(part.forward + 10.0 * loss, part.input + 8.0 * loss, part.weight)
 
 
+def prediction(x: RunTable, c: ConstantVectors) -> PartTimes:
+    """What a layer that predicts a further token takes beyond a layer of the model: its projection, and its head.
+
+    Two vectors of a token are normed and projected to one (DeepSeek-V3, arXiv 2412.19437, section 2.2).
+    """
+    norms = x.once("mtp.bytes", lambda: 8.0 * x.shared_rows * x.hidden)
+    return _products(x, "mtp", c) + _elementwise(x, c, norms) + head(x, c)
+
+
 def embedding(x: RunTable, c: ConstantVectors) -> PartTimes:
     """The rows that are looked up, and summed over tensor ranks."""
     looked = _moved(x, c, 4.0 * x.tokens * x.hidden) + tensor_exchange(x, c)
@@ -159,6 +168,10 @@ def _head_products(x: RunTable) -> Sequence[LayerProduct]:
     return (LayerProduct(x.tokens, columns, x.hidden, np.ones(len(x)), wide=True),)
 
 
+def _mtp_products(x: RunTable) -> Sequence[LayerProduct]:
+    return (LayerProduct(x.tokens, x.hidden / x.tp, 2.0 * x.hidden, np.ones(len(x))),)
+
+
 _PRODUCTS = {
     "attention": attention_products,
     "dense": _dense_products,
@@ -166,6 +179,7 @@ _PRODUCTS = {
     "shared": _shared_products,
     "experts": _expert_products,
     "head": _head_products,
+    "mtp": _mtp_products,
 }
 
 

@@ -1,0 +1,211 @@
+"""Seconds and bytes of the parts of a model for many ways to split a pipeline rank: columns that all plans share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from schedc.attachments.values import Attachments, Level, Recompute
+from schedc.cell.costs import CellCosts, SegmentTimes
+from schedc.ir.arrays import Floats
+from schedc.layout.costs import LayerCosts, PerKind
+from schedc.layout.parts import WORK, Layout, ModelPart, PartKind
+from schedc.plan.activation_memory import kept_share, pending_share
+from schedc.plan.apply import layer_costs
+from schedc.plan.directives.base import Directives
+from schedc.plan.level_shares import recomputation_time
+from schedc.planner.model.values import LayerKind
+from schedc.planner.price.plan_lines import attached, model_lines, rank_lines
+from schedc.planner.price.problem import PlanProblem
+from schedc.planner.times.network import exchange_lanes, message
+from schedc.planner.times.parts import PartTimes, dense_layer, embedding, head, moe_layer, moe_segments, prediction
+from schedc.planner.times.table import RunTable
+
+LEVELS = (Level.NONE, Level.ACT, Level.MEDIUM, Level.FULL, Level.LAYER)
+"""The levels of recomputation that plans differ in: those between them cost as much and hold more."""
+
+OP = len(WORK)
+"""The column of what each op takes, behind those of the kinds of `WORK`."""
+
+_ONE_EACH = Layout(tuple((ModelPart(kind, int(kind is PartKind.MOE)),) for kind in WORK))
+"""A stage for each kind of part."""
+
+
+class RankSplit(NamedTuple):
+    """How the work of a pipeline rank is split: ranks of its groups, sequences of a microbatch, method of exchanges."""
+
+    tp: int
+    cp: int
+    ep: int
+    microbatch: int
+    alltoall: str = "flat"
+
+
+@dataclass(frozen=True, eq=False)
+class PartTable:
+    """Parts of a model for many splits of a pipeline rank. Kinds are those of `WORK`, in its order.
+
+    forward, input, weight: [splits, kinds + 1] seconds of one microbatch, exchanges of rows included; the last column is
+    what each op takes. again: [splits, levels, kinds] seconds that a backward recomputes for, by `LEVELS`. rail, node:
+    [splits] seconds of one dispatch, or of one combine, of one layer over either kind of links; a layer has one of each
+    forward, and one of each backward. p2p: [splits] seconds of a message between stages. held: [splits, levels, kinds]
+    bytes that a microbatch holds from its forward on; pending: [splits, kinds] those between I and W. segments: seconds
+    of the segments of a layer with experts, by the roles of cells, [splits] each; prediction: [splits] those of a
+    prediction beyond its layer.
+    """
+
+    problem: PlanProblem
+    splits: tuple[RankSplit, ...]
+    forward: Floats
+    input: Floats
+    weight: Floats
+    again: Floats
+    rail: Floats
+    node: Floats
+    p2p: Floats
+    held: Floats
+    pending: Floats
+    segments: dict[str, PartTimes]
+    prediction: PartTimes
+
+    @classmethod
+    def of(cls, problem: PlanProblem, splits: Sequence[RankSplit]) -> PartTable:
+        """The table of these splits. Their groups and tokens must be whole."""
+        x, c = RunTable([problem.run(*split) for split in splits]), problem.vectors
+        kinds = _part_times(problem, x)
+        op = np.full((len(splits), 1), float(c["chunk"].item()))
+        times = [np.stack([_column(part, way) for part in kinds], axis=1) for way in _WAYS]
+        forward, input, weight = (
+            np.concatenate([time, share * op], axis=1) for time, share in zip(times, (1.0, 0.5, 0.5), strict=True)
+        )
+        levels = [_level_shares(problem, split) for split in splits]
+        rail, node = (lane[:, 0] for lane in exchange_lanes(x, c))
+        has_experts = problem.model.moe is not None
+        return cls(
+            problem,
+            tuple(splits),
+            forward,
+            input,
+            weight,
+            np.stack([level.time for level in levels]) * forward[:, None, :OP],
+            rail,
+            node,
+            message(x, c)[:, 0],
+            np.stack([level.held for level in levels]),
+            np.stack([level.pending for level in levels]),
+            {role: _flat(part) for role, part in moe_segments(x, c).items()} if has_experts else {},
+            _flat(prediction(x, c)),
+        )
+
+    @cached_property
+    def index(self) -> dict[RankSplit, int]:
+        """The row of each split."""
+        return {split: row for row, split in enumerate(self.splits)}
+
+    def split_factor(self, splits_backward: bool) -> float:
+        """How much longer input and weight gradients take where they are ops of their own."""
+        return float(self.problem.vectors["split"].item()) if splits_backward else 1.0
+
+    def cell_costs(self, row: int, splits_backward: bool) -> CellCosts:
+        """The times inside cells of a split; all segments of a stage one after the other take what the table says."""
+        factor = self.split_factor(splits_backward)
+
+        def times(part: PartTimes) -> SegmentTimes:
+            values = (float(getattr(part, way)[row]) for way in _WAYS)
+            forward, input, weight = values
+            return SegmentTimes(forward, input * factor, weight * factor)
+
+        def of_kind(column: int) -> SegmentTimes:
+            return times(PartTimes(self.forward[:, column], self.input[:, column], self.weight[:, column]))
+
+        segments = {role: times(part) for role, part in self.segments.items()}
+        for kind in (PartKind.EMBEDDING, PartKind.DENSE, PartKind.HEAD):
+            segments[str(kind)] = of_kind(WORK.index(kind))
+        segments["op"] = of_kind(OP)._replace(I=float(self.input[row, OP]), W=float(self.weight[row, OP]))
+        if self.problem.model.mtp:
+            segments["mtp"] = times(self.prediction)
+        if not (self.problem.model.moe and self.problem.model.moe.shared):
+            segments.pop("shared", None)
+        return CellCosts.of(segments, self._exchanges(row, factor))
+
+    def _exchanges(self, row: int, factor: float) -> dict[str, tuple[float, float]]:
+        """Seconds of each exchange forward and backward. A flat one has one hop, which takes the time of both lanes."""
+        rail, node = float(self.rail[row]), float(self.node[row])
+        if self.splits[row].alltoall == "flat":
+            lane = "rail" if rail else "node"
+            lanes = {lane: rail + node}
+        else:
+            lanes = {"rail": rail, "node": node}
+        return {
+            f"{way}.{lane}": (time, time * factor) for way in ("dispatch", "combine") for lane, time in lanes.items()
+        }
+
+
+_WAYS = ("forward", "input", "weight")
+
+
+def _column(part: PartTimes, way: str) -> Floats:
+    return np.asarray(getattr(part, way)[:, 0])
+
+
+def _flat(part: PartTimes) -> PartTimes:
+    return PartTimes(*(_column(part, way) for way in _WAYS))
+
+
+def _part_times(problem: PlanProblem, x: RunTable) -> list[PartTimes]:
+    """[kinds] times of each kind of part."""
+    c = problem.vectors
+    last = moe_layer if problem.model.kind_of(problem.model.layers) is LayerKind.MOE else dense_layer
+    layer = {PartKind.DENSE: dense_layer(x, c), PartKind.MTP: last(x, c) + prediction(x, c)}
+    layer[PartKind.MOE] = moe_layer(x, c) if problem.model.moe else layer[PartKind.DENSE]
+    outside = {PartKind.EMBEDDING: embedding(x, c), PartKind.HEAD: head(x, c)}
+    return [(layer | outside)[kind] for kind in WORK]
+
+
+@dataclass(frozen=True, eq=False)
+class _LevelShares:
+    """What levels leave and cost: time: [levels, kinds] share of a part's forward; held: bytes; pending: [kinds]."""
+
+    time: Floats
+    held: Floats
+    pending: Floats
+
+
+def _level_shares(problem: PlanProblem, split: RankSplit) -> _LevelShares:
+    directives = split_directives(problem, split)
+    plan, layers = directives.plan, layer_costs(directives)
+    whole = np.array(layers.activations, np.float64)
+    at = [replace(plan, recompute=(Recompute(level),) * len(WORK)) for level in LEVELS]
+    even = LayerCosts(time=PerKind(*(1.0 for _ in WORK)))
+    time = [recomputation_time(one, _ONE_EACH, even, np.ones(len(WORK))) for one in at]
+    held = [kept_share(one, _ONE_EACH, layers.activations) * whole for one in at]
+    return _LevelShares(
+        np.array(time), np.array(held), np.asarray(pending_share(_bare(plan), _ONE_EACH, layers.activations) * whole)
+    )
+
+
+def _bare(plan: Attachments) -> Attachments:
+    return replace(plan, recompute=())
+
+
+def split_directives(problem: PlanProblem, split: RankSplit) -> Directives:
+    """What the lines of a split attach, as the compiler reads them from a plan file."""
+    lines = (*model_lines(problem.model, split.alltoall), *rank_lines(problem, *split), activation_line(problem, split))
+    return attached(lines, problem.model)
+
+
+_LOGIT = 2.0 + 4.0
+"""Bytes of an entry of the logits: in 16 bits, and as the loss computes with it."""
+
+
+def activation_line(problem: PlanProblem, split: RankSplit) -> str:
+    """The line of what the head holds of a microbatch: logits and its inputs, those of predictions among them."""
+    model = problem.model
+    rows = split.microbatch * model.seq / (split.tp * split.cp)
+    heads = 1 + model.mtp
+    bytes = rows * (heads * (4.0 * model.hidden + _LOGIT * model.vocab) + model.mtp * 8.0 * model.hidden)
+    return f"activations head {bytes / 1e6!r} MB"

@@ -1,0 +1,122 @@
+"""The lines of a plan file that say the model, the devices and the memory of a plan; read back, they attach them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+
+from schedc.attachments.layer_counts import counted_bytes
+from schedc.attachments.values import Level
+from schedc.inputs import open_input
+from schedc.load.library import Text
+from schedc.plan.directives.base import Directives
+from schedc.plan.read import ReadPlan
+from schedc.planner.ledger.held import held_bytes_of, held_tensors
+from schedc.planner.ledger.parameters import LedgerPart
+from schedc.planner.model.values import LayerKind, ModelSizes
+from schedc.planner.price.problem import PlanProblem
+from schedc.planner.space.axes import PlanAxes
+from schedc.source import Source
+
+_TYPES = {"fp16": "fp16"}
+"""Types of activations by precision; products in 8 bits and less keep theirs in bf16."""
+
+
+def model_lines(model: ModelSizes, alltoall: str) -> Iterator[str]:
+    """The lines of the sizes of layers, which bytes and FLOPs follow from."""
+    if moe := model.moe:
+        groups = f" groups {moe.groups} limit {moe.limit}" if moe.groups > 1 else ""
+        shared = f" shared {moe.shared}" if moe.shared else ""
+        yield f"experts {moe.experts} top {moe.top}{groups}{shared} width {moe.width} hidden {model.hidden}"
+    yield _block_line(model)
+    if more := _uncounted(model, alltoall):
+        held = sum(x.bytes for x in held_tensors(model, model.kind_of(model.layers - 1)) if _of_attention(x.part))
+        yield f"attention {(held + more) / 1e3!r} KB"
+
+
+def _of_attention(part: LedgerPart) -> bool:
+    return part is LedgerPart.ATTENTION
+
+
+def _block_line(model: ModelSizes) -> str:
+    sizes, words = model.attention, ["block"]
+    if model.moe is None:
+        words.append(f"hidden {model.hidden}")
+    words.append(f"heads {sizes.heads} head {sizes.qk_dim}")
+    if sizes.kv_heads != sizes.heads and not sizes.kv_lora:
+        words.append(f"keys {sizes.kv_heads}")
+    if model.ffn:
+        words.append(f"inner {model.ffn}")
+        if not model.gated:
+            words.append("matrices 2")
+    if sizes.q_lora:
+        words.append(f"query {sizes.q_lora}")
+    if sizes.kv_lora:
+        words.append(f"latent {sizes.kv_lora}")
+    if sizes.kv_lora and sizes.rope_dim:
+        words.append(f"rotary {sizes.rope_dim}")
+    return " ".join([*words, f"sequence {model.seq}"])
+
+
+@lru_cache(maxsize=256)
+def _uncounted(model: ModelSizes, alltoall: str) -> float:
+    """Bytes per token of a layer's held tensors that its sizes alone do not say: of further norms, of wide values."""
+    kind = model.kind_of(model.layers - 1)
+    lines = [line for line in (_experts_line(model), _block_line(model)) if line]
+    counted = counted_bytes(attached(tuple(lines), model).plan, kind is LayerKind.MOE)
+    whole = held_bytes_of(model, kind, Level.NONE)
+    return whole - counted if counted is not None and abs(whole - counted) > 1e-6 * whole else 0.0
+
+
+def _experts_line(model: ModelSizes) -> str:
+    moe = model.moe
+    return (
+        f"experts {moe.experts} top {moe.top} shared {moe.shared} width {moe.width} hidden {model.hidden}"
+        if moe
+        else ""
+    )
+
+
+@lru_cache(maxsize=4096)
+def attached(lines: tuple[str, ...], model: ModelSizes) -> Directives:
+    """What lines attach to the layers of a model, as the compiler reads them. Its memory is in bytes."""
+    body = "\n".join(f"  {line}" for line in (layers_line(model), *lines, "memory 1 TB"))
+    text = f"sched 1\nplan lines = 1f1b(P = 1, M = 1) {{\n{body}\n}}\n"
+    read = open_input(Text(Source("the lines of a plan", text)))
+    assert isinstance(read, ReadPlan)
+    return read.directives
+
+
+def layers_line(model: ModelSizes) -> str:
+    """The line of the numbers of layers, without their places."""
+    dense = f" dense {dense_layers(model)}" if model.moe else ""
+    return f"layers {model.layers}{dense}" + (f" mtp {model.mtp}" if model.mtp else "")
+
+
+def dense_layers(model: ModelSizes) -> int:
+    """How many of the first layers are dense; in a model with experts all others have some."""
+    return model.kinds.count(LayerKind.DENSE)
+
+
+def device_lines(problem: PlanProblem, axes: PlanAxes) -> Iterator[str]:
+    """The lines of the devices, of the batch and of how rows reach their experts."""
+    cluster = problem.cluster
+    yield from rank_lines(problem, axes.tp, axes.cp, axes.ep, axes.microbatch, axes.alltoall)
+    of = " of attention" if problem.model.moe and axes.tp > 1 else ""
+    yield (
+        f"parallel tp {axes.tp}{of} cp {axes.cp} ep {axes.ep} dp {axes.dp} zero {axes.zero}"
+        f" devices {cluster.devices} node {cluster.per_node}"
+    )
+    yield f"batch {problem.sequences} x {problem.model.seq} by {axes.microbatch}"
+    if axes.overlap:
+        yield "overlap auto"
+
+
+def rank_lines(problem: PlanProblem, tp: int, cp: int, ep: int, microbatch: int, alltoall: str) -> Iterator[str]:
+    """The lines of a rank's tokens, and of the ranks that share its experts."""
+    if problem.model.moe:
+        inside = min(problem.cluster.levels[0].size, ep)
+        yield f"topology nodes {ep // inside} x {inside}"
+    yield f"tokens {microbatch * problem.model.seq // (tp * cp)} dtype {_TYPES.get(problem.precision, 'bf16')}"
+    if ep > 1:
+        yield f"alltoall {alltoall}"
