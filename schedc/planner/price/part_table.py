@@ -49,7 +49,7 @@ class RankSplit(NamedTuple):
 class PartTable:
     """Parts of a model for many splits of a pipeline rank. Kinds are those of `WORK`, in its order.
 
-    forward, input, weight: [splits, kinds + 1] seconds of one microbatch, exchanges of rows included; the last column is
+    forward, input, weight: [splits, kinds + 1] seconds of one microbatch, with exchanges of rows; the last column is
     what each op takes. again: [splits, levels, kinds] seconds that a backward recomputes for, by `LEVELS`. rail, node:
     [splits] seconds of one dispatch, or of one combine, of one layer over either kind of links; a layer has one of each
     forward, and one of each backward. p2p: [splits] seconds of a message between stages. held: [splits, levels, kinds]
@@ -125,14 +125,14 @@ class PartTable:
         segments = {role: times(part) for role, part in self.segments.items()}
         for kind in (PartKind.EMBEDDING, PartKind.DENSE, PartKind.HEAD):
             segments[str(kind)] = of_kind(WORK.index(kind))
-        segments["op"] = of_kind(OP)._replace(I=float(self.input[row, OP]), W=float(self.weight[row, OP]))
+        segments["op"] = SegmentTimes(*(float(getattr(self, way)[row, OP]) for way in _WAYS))
         if self.problem.model.mtp:
             segments["mtp"] = times(self.prediction)
         if not (self.problem.model.moe and self.problem.model.moe.shared):
             segments.pop("shared", None)
         return CellCosts.of(segments, self._exchanges(row, factor))
 
-    def _exchanges(self, row: int, factor: float) -> dict[str, tuple[float, float]]:
+    def _exchanges(self, row: int, factor: float) -> dict[str, SegmentTimes]:
         """Seconds of each exchange forward and backward. A flat one has one hop, which takes the time of both lanes."""
         rail, node = float(self.rail[row]), float(self.node[row])
         if self.splits[row].alltoall == "flat":
@@ -141,7 +141,9 @@ class PartTable:
         else:
             lanes = {"rail": rail, "node": node}
         return {
-            f"{way}.{lane}": (time, time * factor) for way in ("dispatch", "combine") for lane, time in lanes.items()
+            f"{way}.{lane}": SegmentTimes(time, time * factor)
+            for way in ("dispatch", "combine")
+            for lane, time in lanes.items()
         }
 
 
@@ -194,7 +196,7 @@ def _bare(plan: Attachments) -> Attachments:
 
 def split_directives(problem: PlanProblem, split: RankSplit) -> Directives:
     """What the lines of a split attach, as the compiler reads them from a plan file."""
-    lines = (*model_lines(problem.model, split.alltoall), *rank_lines(problem, *split), activation_line(problem, split))
+    lines = (*model_lines(problem.model), *rank_lines(problem, *split), activation_line(problem, split))
     return attached(lines, problem.model)
 
 

@@ -22,20 +22,21 @@ _TYPES = {"fp16": "fp16"}
 """Types of activations by precision; products in 8 bits and less keep theirs in bf16."""
 
 
-def model_lines(model: ModelSizes, alltoall: str) -> Iterator[str]:
+def model_lines(model: ModelSizes) -> Iterator[str]:
     """The lines of the sizes of layers, which bytes and FLOPs follow from."""
+    yield from _size_lines(model)
+    if more := _uncounted(model):
+        tensors = held_tensors(model, model.kind_of(model.layers - 1))
+        held = sum(tensor.bytes for tensor in tensors if tensor.part is LedgerPart.ATTENTION)
+        yield f"attention {(held + more) / 1e3!r} KB"
+
+
+def _size_lines(model: ModelSizes) -> Iterator[str]:
     if moe := model.moe:
         groups = f" groups {moe.groups} limit {moe.limit}" if moe.groups > 1 else ""
         shared = f" shared {moe.shared}" if moe.shared else ""
         yield f"experts {moe.experts} top {moe.top}{groups}{shared} width {moe.width} hidden {model.hidden}"
     yield _block_line(model)
-    if more := _uncounted(model, alltoall):
-        held = sum(x.bytes for x in held_tensors(model, model.kind_of(model.layers - 1)) if _of_attention(x.part))
-        yield f"attention {(held + more) / 1e3!r} KB"
-
-
-def _of_attention(part: LedgerPart) -> bool:
-    return part is LedgerPart.ATTENTION
 
 
 def _block_line(model: ModelSizes) -> str:
@@ -58,23 +59,13 @@ def _block_line(model: ModelSizes) -> str:
     return " ".join([*words, f"sequence {model.seq}"])
 
 
-@lru_cache(maxsize=256)
-def _uncounted(model: ModelSizes, alltoall: str) -> float:
+@lru_cache(maxsize=64)
+def _uncounted(model: ModelSizes) -> float:
     """Bytes per token of a layer's held tensors that its sizes alone do not say: of further norms, of wide values."""
     kind = model.kind_of(model.layers - 1)
-    lines = [line for line in (_experts_line(model), _block_line(model)) if line]
-    counted = counted_bytes(attached(tuple(lines), model).plan, kind is LayerKind.MOE)
+    counted = counted_bytes(attached(tuple(_size_lines(model)), model).plan, kind is LayerKind.MOE)
     whole = held_bytes_of(model, kind, Level.NONE)
     return whole - counted if counted is not None and abs(whole - counted) > 1e-6 * whole else 0.0
-
-
-def _experts_line(model: ModelSizes) -> str:
-    moe = model.moe
-    return (
-        f"experts {moe.experts} top {moe.top} shared {moe.shared} width {moe.width} hidden {model.hidden}"
-        if moe
-        else ""
-    )
 
 
 @lru_cache(maxsize=4096)
