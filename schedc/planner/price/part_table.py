@@ -50,12 +50,12 @@ class PartTable:
     """Parts of a model for many splits of a pipeline rank. Kinds are those of `WORK`, in its order.
 
     forward, input, weight: [splits, kinds + 1] seconds of one microbatch, with exchanges of rows; the last column is
-    what each op takes. again: [splits, levels, kinds] seconds that a backward recomputes for, by `LEVELS`. rail, node:
-    [splits] seconds of one dispatch, or of one combine, of one layer over either kind of links; a layer has one of each
-    forward, and one of each backward. p2p: [splits] seconds of a message between stages. held: [splits, levels, kinds]
-    bytes that a microbatch holds from its forward on; pending: [splits, kinds] those between I and W. segments: seconds
-    of the segments of a layer with experts, by the roles of cells, [splits] each; prediction: [splits] those of a
-    prediction beyond its layer.
+    what each op takes. again: [splits, levels, kinds] seconds that a backward recomputes for, by `LEVELS`.
+    rail, node: [splits] seconds over either kind of links of one dispatch, or of one combine. A layer has both in each
+    direction. p2p: [splits] seconds of a message between stages.
+    held: [splits, levels, kinds] bytes that a microbatch holds from its forward on; pending: [splits, kinds] those
+    between I and W. segments: seconds of the segments of a layer with experts, by the roles of cells, [splits] each.
+    prediction: [splits] those of a prediction beyond its layer.
     """
 
     problem: PlanProblem
