@@ -239,9 +239,10 @@ def _planned(tree: ReadPlan, sizes: Mapping[str, int], costs: Costs, checked: bo
     from schedc.plan.peak_memory import check_memory
     from schedc.plan.resolve import resolve
 
-    dependencies = _legal(tree.schedule, sizes, costs)
-    check_given(costs, dependencies.schedule)
-    layout = place_layers(tree.directives, dependencies.schedule)
+    dependencies = _legal(tree.schedule, sizes, replace(costs, parts=None))
+    if costs.parts is None:
+        check_given(costs, dependencies.schedule)
+    layout = place_layers(tree.directives, dependencies.schedule, costs)
     plan = resolve(tree.directives, dependencies.schedule, layout)
     of_stages = stage_costs(tree.directives, layout, costs, plan)
     attached = AttachedPlan(tree.name, tree.doc, plan, layout, replace(of_stages, cell=costs.cell))

@@ -79,4 +79,12 @@ S4: tuple[DiagnosticCode, ...] = (
         "--cost W=...`. A file without F and B only changes single defaults, and may be one line. `--replicas` "
         "needs the time `dp`, too, and the parameters of a plan: nothing else says how long sums of gradients take.",
     ),
+    DiagnosticCode(
+        "S411",
+        "times of parts that do not go with what they stand beside",
+        "The table [parts] of a cost file gives the times of the parts of a model: of an embedding, a layer, a head. "
+        "F, I, W and B of a stage follow from the parts that a plan's layout puts into it. So nothing else may give "
+        "them: neither [ops], nor `--cost`, nor the line `costs` of the plan. A schedule without a plan has no "
+        "layers, and its stages have no parts: give F, I and W in [ops] instead.",
+    ),
 )

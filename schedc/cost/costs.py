@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from schedc.cost.checks import Cost, problem, too_many_values, validated
+from schedc.cost.checks import Cost, problem, problem_in, too_many_values, validated
 from schedc.cost.kernels import KernelFamily, read_kernels, write_kernels
 from schedc.cost.keys import DEFAULTS, KEYS, NAMES, TABLES
 from schedc.cost.lanes import LaneEngine, read_lanes, slowdowns, write_lanes
+from schedc.cost.parts import PartCosts, read_parts, write_parts
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label, did_you_mean
 from schedc.ir.arrays import Floats
 from schedc.source import Source
@@ -45,6 +46,7 @@ class Costs:
     lanes: what moves the bytes of works beside compute, and how much that slows compute down; empty where nothing is
         said. Only a step with works depends on it.
     kernels: who multiplies rows of experts, by shape and rows, for a `Pipeline`. No time follows from it.
+    parts: times of the parts of a model, in place of F, I, W and B; a plan's layout makes times of stages of them.
     given: the keys that a file or a measurement gives. Empty if every key counts, as for costs made in Python.
     """
 
@@ -64,6 +66,7 @@ class Costs:
     cell: CellTable | None = None
     lanes: tuple[LaneEngine, ...] = ()
     kernels: tuple[KernelFamily, ...] = ()
+    parts: PartCosts | None = None
     source: Source | None = field(default=None, compare=False, repr=False)
     given: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
 
@@ -72,8 +75,9 @@ class Costs:
         """Costs of ``KEY=VALUE`` options, over those of ``base`` (a file, or the defaults).
 
         VALUE is a number, or comma-separated numbers, one per stage. The last of two options with one key
-        wins. Raises `DiagnosticError` with every wrong option (S401, S402, S403).
+        wins. Raises `DiagnosticError` with every wrong option (S401, S402, S403, S411).
         """
+        base = base or cls()
         given: dict[str, Cost] = {}
         findings: list[Diagnostic] = []
         for option in options:
@@ -82,13 +86,12 @@ class Costs:
             if equals:
                 good, problems = validated({key: _numbers(text)}, NAMES, source)
                 given |= good
-                findings += problems
+                findings += problems + _beside_parts(base, good, source)
             else:
                 findings.append(problem("S403", f"`{option}` is not a cost", source, help="write KEY=VALUE, as F=1.5"))
         if findings:
             raise DiagnosticError(findings)
-        base = base or cls()
-        named = base.given | given.keys() if base.given & ANCHORS else base.given
+        named = base.given | given.keys() if base.given & (ANCHORS | {"parts"}) else base.given
         return replace(base, **given, given=named)  # type: ignore[arg-type]
 
     @property
@@ -100,7 +103,11 @@ class Costs:
         return (self.F, self.I, self.W, self.B, self.R, self.FB, self.recompute_in_backward)
 
     def resolved(self, stages: int) -> StageCosts:
-        """The costs of each of ``stages`` stages; raises `DiagnosticError` (S404) for a list of another length."""
+        """The costs of each of ``stages`` stages.
+
+        Raises `DiagnosticError`: S404 for a list of another length, S411 for times of parts, which need a layout.
+        """
+        self.check_of_stages()
         findings = [
             problem("S404", f"`{key}` has {_count(len(value), 'value')}, the schedule has {_count(stages, 'stage')}",
                      self.source, key, help=f"give {stages} values, one per stage, or a single one for all")
@@ -120,6 +127,13 @@ class Costs:
         restored = lane(self.activation if self.restored is None else self.restored)
         return StageCosts(**columns, recompute_in_backward=lane(self.recompute_in_backward), restored=restored,
                           slowdown=slowdowns(self.lanes))  # fmt: skip
+
+    def check_of_stages(self) -> None:
+        """Raise `DiagnosticError` (S411) for times of parts: nothing says which stage holds which."""
+        if self.parts is not None:
+            message = "the costs give times of the parts of a model, which only a plan puts into stages"
+            help = "write a plan with `layers N` for the schedule, or give F, I and W in the table [ops]"
+            raise DiagnosticError([problem("S411", message, self.source, "parts", help=help)])
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,10 +193,11 @@ def parse_costs(source: Source) -> Costs:
 
     * ``[ops]``: F, I, W, B, R, FB, p2p, dp, each a number or (but p2p and dp) a list with one number per stage.
     * ``[memory]``: activation, pending_weight and recomputed, likewise.
+    * ``[parts]``: that of `schedc.cost.parts`, in place of F, I, W and B.
     * ``[cell]``: that of `schedc.cell.table`; ``[cell.rows]``: that of `schedc.cell.rows`.
     * ``[lanes.d2h]``: those of `schedc.cost.lanes`; ``[[kernels]]``: those of `schedc.cost.kernels`.
 
-    Raises `DiagnosticError` with everything that is wrong (S401, S402, S405).
+    Raises `DiagnosticError` with everything that is wrong (S401, S402, S405, S411).
     """
     if (finding := too_many_values(source, "per_rank")) is not None:
         raise DiagnosticError([finding])
@@ -209,9 +224,29 @@ def parse_costs(source: Source) -> Costs:
             good, wrong = validated(table, TABLES[name], source)
             costs |= good
             findings += wrong
-    if findings:
+    result = Costs(**costs, source=source, given=frozenset(costs))
+    if findings := findings + _beside_parts(result, costs, source):
         raise DiagnosticError(findings)
-    return Costs(**costs, source=source, given=frozenset(costs))
+    return result
+
+
+_OF_PARTS, _OF_STAGES = ("F", "I", "W", "B"), ("R", "FB")
+"""The times that follow from those of parts, and those that may be given beside them, as a list by stage."""
+
+
+def _beside_parts(costs: Costs, given: Mapping[str, object], source: Source) -> list[Diagnostic]:
+    """The findings (S411) about times of ops that are given beside times of parts."""
+    if costs.parts is None:
+        return []
+    help = "leave it out, or the table [parts]"
+    told = {key: help for key in given if key in _OF_PARTS}
+    told |= {
+        key: f"{help}; or give a list with one time per stage"
+        for key in given
+        if key in _OF_STAGES and not isinstance(given[key], tuple)
+    }
+    message = "`{}` is the time of an op, and the table [parts] gives times of what ops run"
+    return [problem_in(source, "ops", key, "S411", message.format(key), help) for key, help in told.items()]
 
 
 def _cell(table: dict[str, Any], source: Source) -> tuple[CellTable, list[Diagnostic]]:
@@ -225,6 +260,7 @@ _OTHER_TABLES: Mapping[str, Callable[[Any, Source], tuple[Any, list[Diagnostic]]
     "cell": _cell,
     "lanes": read_lanes,
     "kernels": read_kernels,
+    "parts": read_parts,
 }
 """What reads the tables whose entries are no costs of ops, by name, each into the field of that name."""
 
@@ -245,6 +281,7 @@ def dump_costs(costs: Costs) -> str:
         from schedc.cell.table import write_table
 
         lines += ["", *write_table(costs.cell)]
+    lines += write_parts(costs.parts) if costs.parts is not None else []
     lines += [*write_lanes(costs.lanes), *write_kernels(costs.kernels)]
     return "\n".join([*lines, ""])
 

@@ -18,8 +18,11 @@ SOURCES: dict[OpKind, tuple[tuple[str, ...], ...]] = {
 
 
 def check_given(costs: Costs, schedule: Schedule) -> None:
-    """Raise `DiagnosticError` (S410) if ``costs`` come from a file or a measurement that gives F or B, and the schedule
-    has ops whose time it leaves out."""
+    """Raise `DiagnosticError` if costs leave out times of ops of a schedule.
+
+    S410: they come from a file or a measurement that gives F or B. S411: they give times of parts.
+    """
+    costs.check_of_stages()
     if not ANCHORS & costs.given:
         return
     alone = ~_overlapped(costs, schedule)

@@ -34,7 +34,8 @@ from schedc.plan.activation_memory import (
 )
 from schedc.plan.directives.base import Directives
 from schedc.plan.head_times import in_layout, with_head_times
-from schedc.plan.level_shares import dense_activation_bytes, recomputation_time
+from schedc.plan.level_shares import dense_activation_bytes, recomputation_time, recomputed_of_parts
+from schedc.plan.part_costs import check_parts, forward_times, whole_times, with_times_of_parts
 from schedc.source import Source, Span
 from schedc.syntax.plan import ExpertsLine, LayersLine, LayoutLine, PlanTree, TableLine
 
@@ -80,15 +81,17 @@ def dense_of(plan: PlanTree) -> int | None:
     return next(written, 0 if experts else None)
 
 
-def place_layers(directives: Directives, schedule: Schedule) -> Layout:
+def place_layers(directives: Directives, schedule: Schedule, costs: Costs) -> Layout:
     """The layout that a checked plan says, for the stages of ``schedule``.
 
-    Raises `DiagnosticError` (S140 to S143, S406) at the place in the plan.
+    costs: those of a layer. `auto` balances by their times of parts, if they have such.
+    Raises `DiagnosticError` (S140 to S143, S406, S411) at the place in the plan.
     """
+    check_parts(directives.tree, costs)
     line = next(line for line in directives.tree.lines if isinstance(line, LayersLine | LayoutLine))
     if isinstance(line, LayoutLine):
         return _written_layout(directives.tree, line, schedule)
-    return _numbered_layout(directives, line, schedule)
+    return _numbered_layout(directives, line, schedule, costs)
 
 
 def layout_of_plan(plan: PlanTree, schedule: Schedule) -> Layout:
@@ -114,7 +117,7 @@ def _written_layout(plan: PlanTree, line: LayoutLine, schedule: Schedule) -> Lay
     return layout
 
 
-def _numbered_layout(directives: Directives, line: LayersLine, schedule: Schedule) -> Layout:
+def _numbered_layout(directives: Directives, line: LayersLine, schedule: Schedule, costs: Costs) -> Layout:
     plan, stages = directives.tree, schedule.stages
     options = {option.name: int(option.value) for option in line.options}
     pad, limit = options.get("pad"), plan.memory
@@ -128,10 +131,12 @@ def _numbered_layout(directives: Directives, line: LayersLine, schedule: Schedul
             raise refusal(message, f"{most}; `schedc layout --auto` makes a string to write")
         memory = amount(limit) if limit else None
         in_flight = peak_in_flight(schedule).tolist()
-        costs = layer_costs(directives)
+        layers = layer_costs(directives)
+        if costs.parts is not None:
+            layers = replace(layers, time=whole_times(costs.parts))
         if (loss := directives.plan.loss) is not None:
-            costs = in_layout(costs, loss.form, schedule)
-        return balance(model, schedule.placement, costs, pad=pad, memory=memory, in_flight=in_flight).layout
+            layers = in_layout(layers, loss.form, schedule, costs.parts)
+        return balance(model, schedule.placement, layers, pad=pad, memory=memory, in_flight=in_flight).layout
 
 
 @contextmanager
@@ -155,6 +160,7 @@ def stage_costs(directives: Directives, layout: Layout, costs: Costs, plan: Atta
 
     A single number of ``costs`` is that of one layer of cost 1 (or of one that holds activations 1). It is multiplied
     by the sum over the parts of each stage. Numbers per stage stay, and so does p2p, which is that of a message.
+    Times of parts give those of the stages as they are.
     """
     layers = layer_costs(directives)
     shares = {"activation": kept_share, "pending_weight": pending_share}
@@ -170,19 +176,28 @@ def stage_costs(directives: Directives, layout: Layout, costs: Costs, plan: Atta
         name: scaled(name, "activations", share(plan, layout, layers.activations)) for name, share in shares.items()
     }
     of_stages = replace(costs, **changed)  # type: ignore[arg-type]
+    if costs.parts is not None:
+        of_stages = with_times_of_parts(of_stages, layout)
     if plan.loss is not None:
         of_stages = with_head_times(of_stages, costs, layout, layers, plan.loss.form)
-    return _with_recomputation(_with_time(of_stages, plan, layout, layers), costs, plan, layout, layers)
+    of_stages = _with_time(of_stages, costs, plan, layout, layers)
+    return _with_recomputation(of_stages, replace(costs, parts=None), plan, layout, layers)
 
 
-def _with_time(of_stages: Costs, plan: Attachments, layout: Layout, layers: LayerCosts) -> Costs:
-    """The costs of the stages with the time that backwards recompute for, where the plan says the sizes of layers."""
+def _with_time(of_stages: Costs, costs: Costs, plan: Attachments, layout: Layout, layers: LayerCosts) -> Costs:
+    """The costs of the stages with the time that backwards recompute for, where the plan says the sizes of layers.
+
+    costs: those of a layer.
+    """
     each = [plan.recompute_of(stage) for stage in range(len(layout.stages))]
     levels = np.array([level.level is not Level.NONE and level.adaptive is None for level in each])
     if not ((is_sized(plan) or is_dense_sized(plan)) and levels.any()):
         return of_stages
     forward = of_stages.resolved(len(layout.stages)).F
-    time = recomputation_time(plan, layout, layers, forward)
+    if costs.parts is None:
+        time = recomputation_time(plan, layout, layers, forward)
+    else:
+        time = recomputed_of_parts(plan, layout, forward_times(costs.parts))
     of_stages = replace(of_stages, recompute_in_backward=tuple(time.tolist()))
     if of_stages.R is not None or of_stages.cell is not None:  # cells know more of an R
         return of_stages

@@ -24,6 +24,7 @@ from schedc.plan.apply import layer_costs, stage_costs
 from schedc.plan.directives.base import Directives
 from schedc.plan.fitting_levels import ROUNDING, RankGroup, fitting, groups_of, least_sum, least_times
 from schedc.plan.level_mixes import Mix, StageSizes, mixes_of, preference, undominated
+from schedc.plan.part_costs import forward_times
 from schedc.plan.peak_memory import check_memory, extra_memory, running_memory, standing_memory
 from schedc.plan.place_recomputation import recompute_in_backwards, with_every_recomputation
 from schedc.plan.search_levels import FittingMixes, LevelProblem, LevelSearch
@@ -130,14 +131,15 @@ def _groups(problem: LevelProblem, stages: Sequence[int]) -> tuple[list[RankGrou
 
 def _mixes(problem: LevelProblem, stages: Sequence[int]) -> dict[int, Sequence[Mix]]:
     """The mixes of each stage; stages with equal layers share them."""
-    costs = problem.base.resolved(problem.schedule.stages)
+    costs, parts = problem.base.resolved(problem.schedule.stages), problem.costs.parts
+    forward = None if parts is None else forward_times(parts)
     counted: dict[tuple[object, ...], Sequence[Mix]] = {}
     mixes: dict[int, Sequence[Mix]] = {}
     for stage in stages:
         sizes = StageSizes(float(costs.activation[stage]), float(costs.F[stage]))
         key = (sizes, *(part.kind for part in problem.layout.stages[stage]))
         if key not in counted:
-            counted[key] = mixes_of(problem.plan, problem.layout, problem.layers, stage, sizes)
+            counted[key] = mixes_of(problem.plan, problem.layout, problem.layers, stage, sizes, forward)
             if isinstance(problem.costs.activation, tuple):  # numbers per stage stay, whatever is recomputed
                 counted[key] = [Mix(sizes.activation, 0.0, 0.0, ())]
         mixes[stage] = counted[key]

@@ -12,6 +12,7 @@ from schedc.analysis.timeline import simulate
 from schedc.attachments.head_products import PRODUCTS
 from schedc.attachments.values import LOSS_FORMS
 from schedc.cost.costs import Costs
+from schedc.cost.parts import PartCosts
 from schedc.ir.arrays import Floats
 from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Schedule
@@ -25,12 +26,14 @@ _SAME = 1e-9
 def with_head_times(of_stages: Costs, costs: Costs, layout: Layout, layers: LayerCosts, form: str) -> Costs:
     """The costs of the stages, whose head is whole, with the times of a head of this form.
 
-    costs: those of a layer. Where these say times per stage, they know the head, and stay.
+    costs: those of a layer. Where these say times per stage, they know the head, and stay. Times of parts say how long
+    each product takes: the logits as the head's F, the gradients of its input as I, those of its weight as W.
     """
-    heads = layout.counts[:, WORK.index(PartKind.HEAD)] * layers.time.head
+    heads = layout.counts[:, WORK.index(PartKind.HEAD)] * (1.0 if costs.parts is not None else layers.time.head)
     if form == "whole" or not heads.any() or any(isinstance(cost, tuple) for cost in (costs.F, costs.I, costs.W)):
         return of_stages
-    whole, product = of_stages.resolved(len(heads)), np.array([costs.F, costs.I, costs.W], np.float64)
+    product = np.array([costs.F, costs.I, costs.W] if costs.parts is None else costs.parts.head, np.float64)
+    whole = of_stages.resolved(len(heads))
     counts, before = PRODUCTS[form], PRODUCTS["whole"]
 
     def moved(op: str) -> tuple[float, ...]:
@@ -41,11 +44,16 @@ def with_head_times(of_stages: Costs, costs: Costs, layout: Layout, layers: Laye
     return replace(of_stages, **changed)  # type: ignore[arg-type]
 
 
-def in_layout(layers: LayerCosts, form: str, schedule: Schedule) -> LayerCosts:
-    """Costs of parts by which layers are balanced; the head has what this form takes in all ops of a microbatch."""
+def in_layout(layers: LayerCosts, form: str, schedule: Schedule, parts: PartCosts | None) -> LayerCosts:
+    """Costs of parts by which layers are balanced; the head has what this form takes in all ops of a microbatch.
+
+    parts: times of the head's products, where they are known.
+    """
     counts = PRODUCTS[form]
     split = bool((schedule.kind == OpKind.W).any())
     ops = (counts.F, counts.I, counts.W) if split else (counts.F, counts.B)
+    if parts is not None:
+        return replace(layers, time=layers.time._replace(head=float(np.sum(ops, axis=0) @ np.array(parts.head))))
     share = float(np.sum(ops, axis=0) @ _factors(layers) / _factors(layers).sum())
     return replace(layers, time=layers.time._replace(head=layers.time.head * share))
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from schedc.attachments.values import Attachments, Level, Recompute
 from schedc.ir.arrays import Floats, Int64
-from schedc.layout.costs import LayerCosts
+from schedc.layout.costs import LayerCosts, PerKind
 from schedc.layout.parts import WORK, Layout, ModelPart, PartKind, layers_in
 from schedc.plan.level_shares import held_share, time_share, without_choices
 
@@ -50,14 +50,22 @@ class StageSizes:
     forward: float
 
 
-def mixes_of(plan: Attachments, layout: Layout, costs: LayerCosts, stage: int, sizes: StageSizes) -> list[Mix]:
+def mixes_of(
+    plan: Attachments,
+    layout: Layout,
+    costs: LayerCosts,
+    stage: int,
+    sizes: StageSizes,
+    forward: PerKind | None = None,
+) -> list[Mix]:
     """The mixes of a stage that no other one beats, from the one that holds most to the one that holds least.
 
     Layers of one kind are equal, so a mix counts them per level; every count is tried. The highest levels come first.
+    forward: time of the forward of a layer of each kind; None: layers share that of the stage as ``costs`` say.
     """
     parts = layout.stages[stage]
     held = _shares(parts, costs.activations) * sizes.activation
-    time = _shares(parts, costs.time) * sizes.forward
+    time = _shares(parts, costs.time) * sizes.forward if forward is None else np.array(forward, np.float64)
     outside = sizes.activation - sum(held[_COLUMN[part.kind]] for part in layers_in(parts))
     best = [Mix(outside, 0.0, 0.0, ())]
     for kind, group in groupby(layers_in(parts), key=lambda part: part.kind):

@@ -9,7 +9,7 @@ import numpy as np
 from schedc.attachments.layer_counts import counted_bytes, counted_flops, counted_saving
 from schedc.attachments.values import Attachments, Level
 from schedc.ir.arrays import Floats
-from schedc.layout.costs import LayerCosts
+from schedc.layout.costs import LayerCosts, PerKind
 from schedc.layout.parts import WITH_EXPERTS, WORK, Layout, PartKind, layers_in
 
 
@@ -42,19 +42,28 @@ def recomputation_time(plan: Attachments, layout: Layout, layers: LayerCosts, fo
     which recompute nothing where ranks have equally many rows.
     """
     time: dict[PartKind, float] = dict(zip(WORK, layers.time, strict=True))
-    spent = np.zeros(len(layout.stages))
+    whole = np.array([sum(time.get(part.kind, 0.0) for part in stage) for stage in layout.stages], np.float64)
+    again = recomputed_of_parts(plan, layout, layers.time)
+    return np.divide(forward * again, whole, out=np.zeros(len(whole)), where=whole > 0)
+
+
+def recomputed_of_parts(plan: Attachments, layout: Layout, forward: PerKind) -> Floats:
+    """[stages] time that the backward of a microbatch recomputes for: each layer's level has its share by FLOPs.
+
+    forward: time of the forward of a layer of each kind. 0 with adaptive levels.
+    """
+    time: dict[PartKind, float] = dict(zip(WORK, forward, strict=True))
+    again = np.zeros(len(layout.stages))
     for stage, recompute in enumerate(plan.recompute):
         parts = layers_in(layout.stages[stage])
-        whole = sum(time.get(part.kind, 0.0) for part in layout.stages[stage])
-        if recompute.adaptive is not None or recompute.level is Level.NONE or whole <= 0:
+        if recompute.adaptive is not None or recompute.level is Level.NONE:
             continue
         levels = recompute.of_layers_up_to(len(parts))
-        again = sum(
+        again[stage] = sum(
             time[part.kind] * time_share(without_choices(plan), part.kind, level)
             for part, level in zip(parts, levels, strict=True)
         )
-        spent[stage] = forward[stage] * again / whole
-    return spent
+    return again
 
 
 def without_choices(plan: Attachments) -> Attachments:

@@ -22,6 +22,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType, ModuleType
 
@@ -59,7 +60,7 @@ from schedc.ir.schedule import Schedule
 from schedc.ir.text import parse_program, parse_schedule, print_program, print_schedule
 from schedc.ir.verify_program import verify_program
 from schedc.layout.parser import parse_layout
-from schedc.load.library import open_schedule
+from schedc.load.library import Text, open_schedule
 from schedc.passes.insert_communication import insert_communication
 from schedc.plan import plan_of
 from schedc.plan.writer import write_plan
@@ -134,8 +135,15 @@ def read_npz(given: Case) -> str:
     return _program(program_from_npz(given.text.encode("latin-1"), "fuzz"))
 
 
+LAYERED = "plan layered = 1f1b(P = 2, M = 3) { layers 5 dense 2 mtp 1 at auto  experts 4 top 2 }"
+"""What costs with times of parts are tried on."""
+
+
 def read_costs(given: Case) -> str:
     costs = parse_costs(Source("fuzz.toml", given.text))
+    if costs.parts is not None:
+        priced(open_input(Text(Source("plan.sched", LAYERED))), {}, costs)
+        costs = replace(costs, parts=None)
     schedule = elaborate(open_schedule("1f1b"), {"P": 4, "M": 4})
     simulate(schedule, costs)
     measure_memory(schedule, costs)

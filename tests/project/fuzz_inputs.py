@@ -14,6 +14,7 @@ from project.fuzz_models import cluster, model
 from project.fuzz_plans import plan
 from project.fuzz_programs import Writer
 from schedc.cost.costs import Costs, dump_costs
+from schedc.cost.parts import NAMES
 from schedc.interchange.torch_csv import to_torch_csv
 from schedc.interchange.torch_lowered import to_lowered_csv
 from schedc.ir.json import program_to_json
@@ -169,8 +170,12 @@ def costs(draw: Random) -> Case:
     )
     if draw.random() < 0.3:
         text = (ROOT / "examples" / "costs" / "uneven.toml").read_text(encoding="utf-8")
+    if draw.random() < 0.3:
+        text = (ROOT / "examples" / "costs" / "parts.toml").read_text(encoding="utf-8")
     words = (
         *Costs.__dataclass_fields__,
+        *NAMES,
+        "[parts]",
         "[ops]",
         "[memory]",
         "=",

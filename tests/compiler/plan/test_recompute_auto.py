@@ -47,7 +47,7 @@ def _small(folder: Path, lines: str, head: str) -> LevelProblem:
     tree = open_input(written(folder, lines, head))
     assert isinstance(tree, ReadPlan)
     dependencies = Dependencies.of(elaborate(tree.schedule, {}, Costs()))
-    layout = place_layers(tree.directives, dependencies.schedule)
+    layout = place_layers(tree.directives, dependencies.schedule, Costs())
     plan = resolve(tree.directives, dependencies.schedule, layout)
     return _problem(tree.directives, layout, Costs(), plan, dependencies, None)
 
