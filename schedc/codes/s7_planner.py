@@ -104,4 +104,23 @@ S7: tuple[DiagnosticCode, ...] = (
         "A model is a shipped name, a file, or a folder with a `config.json`. A cluster is a shipped name or a file. "
         "`schedc plan --list` has the shipped ones. Raised by `schedc plan`.",
     ),
+    DiagnosticCode(
+        "S711",
+        "a condition on plans that cannot be read",
+        "`--require` and `--exclude` take a comparison of axes with numbers or names, such as `pp >= 4`, "
+        "`tp * pp <= 64` or `schedule in dualpipev, zbv`, joined by `and`, `or` and `not`. The message says which part "
+        "is not understood. Raised by `schedc plan`.",
+    ),
+    DiagnosticCode(
+        "S712",
+        "a space without a legal plan",
+        "Constraints are asked one after the other: products of ranks, the batch, the layers, the experts, conditions, "
+        "and what schedules require. The message names the one that leaves no plan, and the help what is nearest. "
+        "Raised by `schedc plan`.",
+    ),
+    DiagnosticCode(
+        "S713",
+        "an unknown restriction",
+        "`--restrict` takes the name of a shipped set of conditions, such as `megatron`. Raised by `schedc plan`.",
+    ),
 )

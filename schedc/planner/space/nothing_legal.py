@@ -1,0 +1,62 @@
+"""Says why a space has no plan: the constraint that took the last ones, and what is nearest."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from schedc.diagnostics import Diagnostic, RequestError
+from schedc.planner.space.conditions import INNER
+from schedc.planner.space.space import PlanSpace
+
+
+def refuse_nothing_legal(space: PlanSpace) -> None:
+    """Raises `RequestError` (S712) for a space without a plan."""
+    if next(space.blocks(), None) is not None:
+        return
+    before = 0
+    for left in space.funnel:
+        if not left.combinations:
+            raise _refusal(space, left.what, before)
+        before = left.combinations
+    conditions = [condition for condition in space.conditions if condition.names & INNER]
+    for number, condition in enumerate(conditions):
+        outer = (each for each in space.conditions if not each.names & INNER)
+        met = replace(space, conditions=(*outer, *conditions[: number + 1]))
+        if next(met.blocks(), None) is None:
+            raise _refusal(space, condition.option, before)
+
+
+def _refusal(space: PlanSpace, what: str, before: int) -> RequestError:
+    asked = f"{space.model.name} on {space.cluster.devices:,} devices with {space.batch:,} x {space.seq:,} tokens"
+    notes = (f"{before:,} combinations of outer axes meet all constraints before it",) if before else ()
+    message = f"no plan for {asked}: none is left by `{what}`"
+    return RequestError([Diagnostic("S712", message, notes=notes, help=_nearest(space, what))])
+
+
+def _nearest(space: PlanSpace, what: str) -> str:
+    """What to ask for in place of what has no plan."""
+    if "sequences are" in what:
+        near = nearest_batches(space)
+        return f"batches that a plan of these devices divides, nearest first: {', '.join(f'{each:,}' for each in near)}"
+    if what.startswith("--"):
+        return "leave it out, or weaken one of the conditions before it"
+    if "devices are" in what:
+        values = space.values
+        return f"tp is one of {_list(values.tp)}, cp of {_list(values.cp)}, pp of {_list(values.pp)}"
+    return "take another number of devices or another batch, or `--space wide`"
+
+
+def nearest_batches(space: PlanSpace, count: int = 3) -> list[int]:
+    """The batches nearest to the one asked for that some dp and microbatch of the space divide, nearest first."""
+    grid = space.grid
+    whole = grid["devices"] == space.cluster.devices
+    share = np.unique(grid["dp"][whole] * grid["microbatch"][whole])
+    below = np.maximum(1, space.batch // share) * share
+    near = {int(batch) for batch in (*below, *(below + share))}
+    return sorted(near, key=lambda batch: (abs(batch - space.batch), batch))[:count]
+
+
+def _list(values: tuple[int, ...]) -> str:
+    return ", ".join(map(str, values))

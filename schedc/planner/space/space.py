@@ -1,0 +1,195 @@
+"""The space of plans: every legal way to spread a training step of a model over a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from schedc.ir.arrays import Bools, Int64
+from schedc.planner.cluster.values import Cluster
+from schedc.planner.model.values import ModelSizes
+from schedc.planner.space.axes import PlanAxes
+from schedc.planner.space.axis_values import AxisValues, axis_values
+from schedc.planner.space.blocks import InnerAxes, OrderOption, PlanBlock, Prefix
+from schedc.planner.space.conditions import INNER, PlanCondition
+from schedc.planner.space.schedules import LeftOut, ScheduleChoice, all_schedules
+
+_OUTER = ("tp", "cp", "pp", "vpp", "ep", "microbatch")
+
+RESTRICTIONS = (
+    "tensor ranks split attention and dense layers, no expert",
+    "tensor ranks share norms and residuals (sequence parallelism)",
+    "recomputation of one level: on all stages, on the first stage of each rank, or on the first half of the ranks",
+    "nothing is offloaded to host memory",
+    "rows of tokens are even over experts: no hot experts",
+    "ranks lie in the order tensor, context, data, pipeline",
+)
+"""What no plan of any space has, as sentences."""
+
+
+class Remaining(NamedTuple):
+    """What is left of the outer axes behind a constraint. what: the constraint."""
+
+    what: str
+    combinations: int
+
+
+@dataclass(frozen=True, eq=False)
+class PlanSpace:
+    """Legal plans of a model on a cluster.
+
+    batch, seq: sequences of a step, and tokens of each. kind: `standard` or `wide`. left_out: schedules without plans.
+    """
+
+    model: ModelSizes
+    cluster: Cluster
+    batch: int
+    seq: int
+    kind: str
+    values: AxisValues
+    conditions: tuple[PlanCondition, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+    _orders: dict[tuple[int, int, int], tuple[OrderOption, ...]] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(
+        cls,
+        model: ModelSizes,
+        cluster: Cluster,
+        batch: int,
+        seq: int,
+        kind: str = "standard",
+        conditions: Sequence[PlanCondition] = (),
+        folder: Path | None = None,
+    ) -> PlanSpace:
+        """The space with the schedules of the library, and those of ``folder``."""
+        schedules, left_out = all_schedules(folder)
+        values = axis_values(model, cluster, seq, kind, schedules)
+        return cls(model.at(seq), cluster, batch, seq, kind, values, tuple(conditions), left_out)
+
+    @property
+    def raw(self) -> int:
+        """Points before any constraint."""
+        return self.values.raw
+
+    @property
+    def restrictions(self) -> tuple[str, ...]:
+        """What no plan of this space has, as sentences."""
+        v = self.values
+        kept = [f"context ranks: {_listed(v.cp)}", f"stages of a rank: {_listed(v.vpp)}"]
+        kept += [f"sequences of a microbatch: {_listed(v.microbatch)}", f"ZeRO: {_listed(v.zero)}"]
+        return (*RESTRICTIONS, *kept, *(condition.option for condition in self.conditions))
+
+    @cached_property
+    def grid(self) -> dict[str, Int64]:
+        """[points] the outer axes of every combination of their values, with what follows from them."""
+        grid = np.meshgrid(*(np.array(getattr(self.values, name)) for name in _OUTER), indexing="ij")
+        columns = {name: column.ravel().astype(np.int64) for name, column in zip(_OUTER, grid, strict=True)}
+        ranks = columns["tp"] * columns["cp"] * columns["pp"]
+        columns["dp"] = np.maximum(1, self.cluster.devices // ranks)
+        columns["microbatches"] = np.maximum(1, self.batch // (columns["dp"] * columns["microbatch"]))
+        return columns | {"devices": columns["dp"] * ranks, "batch": np.full(ranks.size, self.batch)}
+
+    @cached_property
+    def _funnel(self) -> tuple[tuple[Remaining, ...], Bools]:
+        """What each constraint leaves, in order, and [points] the combinations that have a plan."""
+        c = self.grid
+        left: Bools = np.ones(c["tp"].size, bool)
+        steps: list[Remaining] = []
+        wholes = c["dp"] * c["microbatch"] * c["microbatches"] == self.batch
+        inside = c["pp"] * c["vpp"] <= self.model.layers + self.model.mtp
+        laws: list[tuple[str, Bools]] = [
+            (f"{self.cluster.devices:,} devices are tp*cp*pp*dp", c["devices"] == self.cluster.devices),
+            (f"{self.batch:,} sequences are dp*microbatch*microbatches", wholes),
+            (f"a stage of the {self.model.layers} layers is not empty", inside),
+            ("ep divides tp*cp*dp", c["tp"] * c["cp"] * c["dp"] % c["ep"] == 0),
+        ]
+        laws += [(condition.option, condition.holds(c)) for condition in self.conditions if not condition.names & INNER]
+        for what, law in laws:
+            left = left & law
+            steps.append(Remaining(what, int(np.count_nonzero(left))))
+        points = np.flatnonzero(left)
+        none = [not self.orders(*self._order_key(int(point))) for point in points]
+        left[points[np.array(none, np.bool_)]] = False
+        steps.append(Remaining("a schedule takes so many ranks, microbatches and stages", int(np.count_nonzero(left))))
+        return tuple(steps), left
+
+    @property
+    def funnel(self) -> tuple[Remaining, ...]:
+        """What each constraint on the outer axes leaves, in the order in which they are asked."""
+        return self._funnel[0]
+
+    def _order_key(self, point: int) -> tuple[int, int, int]:
+        c = self.grid
+        return int(c["pp"][point]), int(c["microbatches"][point]), int(c["vpp"][point])
+
+    def orders(self, ranks: int, microbatches: int, chunks: int) -> tuple[OrderOption, ...]:
+        """The schedules that take these sizes, with each of their limits, pairs overlapped or not."""
+        key = ranks, microbatches, chunks
+        if key not in self._orders:
+            self._orders[key] = tuple(
+                OrderOption(choice, limit, overlap)
+                for choice in self.values.schedules
+                for limit in choice.limits(*key)
+                for overlap in (self.values.overlaps if choice.has_pairs else (False,))
+            )
+        return self._orders[key]
+
+    def prefixes(self) -> Iterator[Prefix]:
+        """The outer axes of all legal plans."""
+        c = self.grid
+        names = ("tp", "cp", "pp", "vpp", "ep", "dp", "microbatch", "microbatches")
+        for point in np.flatnonzero(self._funnel[1]):
+            yield Prefix(*(int(c[name][point]) for name in names))
+
+    def block(self, prefix: Prefix) -> PlanBlock:
+        """The plans of a prefix; none of them may be left by conditions."""
+        v, alone = self.values, prefix.ep == 1
+        orders = self.orders(*prefix.order_key)
+        wheres = {"all", *(("chunk0",) if prefix.vpp > 1 else ()), *(("first_half",) if prefix.pp > 1 else ())}
+        inner = InnerAxes(
+            tuple(order for order in orders if not (order.overlap and alone)),
+            tuple(level for level in v.levels if level[1] in wheres),
+            v.layouts if prefix.pp * prefix.vpp > 1 else ("even",),
+            ("flat",) if alone else v.methods,
+            v.zero,
+        )
+        return PlanBlock(prefix, inner, self._legal(prefix, inner))
+
+    def _legal(self, prefix: Prefix, inner: InnerAxes) -> Bools:
+        conditions = [condition for condition in self.conditions if condition.names & INNER]
+        legal = np.ones(inner.shape, bool)
+        if conditions:
+            axes: dict[str, Any] = {**vars(prefix), "devices": self.cluster.devices, "batch": self.batch}
+            axes |= inner.columns()
+            for condition in conditions:
+                legal &= condition.holds(axes)
+        return legal
+
+    def blocks(self) -> Iterator[PlanBlock]:
+        """All legal plans."""
+        for prefix in self.prefixes():
+            block = self.block(prefix)
+            if block.legal.any():
+                yield block
+
+    def choice(self, name: str) -> ScheduleChoice:
+        """The schedule of a name that a plan has."""
+        return next(choice for choice in self.values.schedules if choice.name == name)
+
+    def holds(self, axes: PlanAxes) -> bool:
+        """Whether a plan is one of this space."""
+        prefix = Prefix(*(getattr(axes, name) for name in Prefix.__dataclass_fields__))
+        if prefix not in set(self.prefixes()):
+            return False
+        block = self.block(prefix)
+        return any(block.axes(int(number)) == axes for number in np.flatnonzero(block.legal))
+
+
+def _listed(values: Sequence[int]) -> str:
+    return ", ".join(map(str, values))

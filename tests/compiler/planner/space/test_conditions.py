@@ -1,0 +1,88 @@
+"""Conditions on plans: what they read, what they decide, and where a text that is none is wrong."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from schedc.diagnostics import RequestError
+from schedc.planner.space.conditions import read_condition
+from schedc.planner.space.restrict import open_restriction, restriction_names
+
+AXES = {
+    "pp": np.array([1, 4, 8]),
+    "tp": 4,
+    "zero": 1,
+    "cp": 1,
+    "ep": 8,
+    "schedule": np.array(["1f1b", "zbv", "dualpipev"]),
+    "recompute": "layer",
+    "overlap": np.array([True, False, False]),
+}
+NAMES = ("1f1b", "zbv", "dualpipev")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("pp >= 4", [False, True, True]),
+        ("tp*pp <= 16 and recompute == layer", [True, True, False]),
+        ("schedule in zbv, 1f1b", [True, True, False]),
+        ("schedule not in (zbv, 1f1b)", [False, False, True]),
+        ("schedule == '1f1b' or pp > 4", [True, False, True]),
+        ("not overlap", [False, True, True]),
+        ("2 <= pp < 8", [False, True, False]),
+        ("pp in 1, 8", [True, False, True]),
+        ("pp % 4 == 0", [False, True, True]),
+        ("zero <= 1 and schedule in 1f1b, zbv", [True, True, False]),
+    ],
+)
+def test_conditions_decide(text: str, expected: list[bool]) -> None:
+    holds = read_condition(text, True, NAMES).holds(AXES)
+    excluded = read_condition(text, False, NAMES).holds(AXES)
+    assert np.broadcast_to(holds, 3).tolist() == expected
+    assert np.broadcast_to(excluded, 3).tolist() == [not each for each in expected]
+
+
+@pytest.mark.parametrize(
+    ("text", "column"),
+    [
+        ("pp >", 1),
+        ("pp = 4", 4),
+        ("foo > 2", 1),
+        ("tp > 1 and pp", 12),
+        ("schedule == zbw", 13),
+        ("schedule in 1f1b, 2f2b", 19),
+        ("schedule < zbv", 12),
+        ("recompute == ful", 14),
+        ("tp.real > 1", 1),
+        ("__import__('os')", 1),
+        ("pp > (1 if tp else 2)", 7),
+        ("pp > 99999999999999", 6),
+        ("zbv in schedule, 3", 8),
+    ],
+)
+def test_faults_have_a_place(text: str, column: int) -> None:
+    with pytest.raises(RequestError) as raised:
+        read_condition(text, True, NAMES)
+    assert raised.value.diagnostics[0].position == ("S711", 1, column)
+
+
+@pytest.mark.parametrize("text", ["", "   ", "pp > 1\npp > 2", "pp > " + "1" * 600, "(" * 400])
+def test_texts_without_a_place_are_refused(text: str) -> None:
+    with pytest.raises(RequestError) as raised:
+        read_condition(text)
+    assert {finding.code for finding in raised.value.diagnostics} == {"S711"}
+
+
+def test_restrictions_are_read() -> None:
+    assert "megatron" in restriction_names()
+    for name in restriction_names():
+        restriction = open_restriction(name)
+        assert restriction.conditions
+        assert restriction.says
+        assert restriction.source
+    with pytest.raises(RequestError) as raised:
+        open_restriction("megatrom")
+    assert raised.value.diagnostics[0].code == "S713"
+    assert "megatron" in raised.value.diagnostics[0].help

@@ -1,0 +1,119 @@
+"""The space of plans: its plans are legal, none is twice, sizes are asked of files, and an empty one says why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from schedc.diagnostics import RequestError
+from schedc.elaborate.sizes import bind_sizes, meets_requirements
+from schedc.planner.presets.library import open_cluster, open_model
+from schedc.planner.space.conditions import read_condition
+from schedc.planner.space.nothing_legal import nearest_batches, refuse_nothing_legal
+from schedc.planner.space.schedules import all_schedules
+from schedc.planner.space.space import PlanSpace
+
+
+def space_of(
+    model: str = "qwen3-30b-a3b",
+    devices: int = 64,
+    batch: int = 256,
+    conditions: tuple[str, ...] = (),
+    kind: str = "standard",
+) -> PlanSpace:
+    required = tuple(map(read_condition, conditions))
+    return PlanSpace.of(open_model(model), open_cluster("h100", devices), batch, 4096, kind, required)
+
+
+def test_plans_are_legal_and_distinct() -> None:
+    space = space_of(conditions=("pp in 2, 4", "zero == 1", "tp <= 2", "microbatch == 2"))
+    plans = [block.axes(int(number)) for block in space.blocks() for number in np.flatnonzero(block.legal)]
+    assert len(plans) == len(set(plans)) == sum(map(len, space.blocks())) > 1000
+    for plan in plans[::37]:
+        assert (plan.devices, plan.batch) == (64, 256)
+        assert plan.tp * plan.cp * plan.dp % plan.ep == 0
+        choice = space.choice(plan.schedule)
+        sizes = choice.sizes(plan.pp, plan.microbatches, plan.vpp, plan.limit)
+        assert sizes is not None
+        assert meets_requirements(choice.tree, bind_sizes(choice.tree, sizes))
+        placement = choice.placement(plan.pp, plan.microbatches, plan.vpp)
+        assert placement is not None
+        assert placement.stages == plan.stages
+        assert not plan.overlap or (choice.has_pairs and plan.ep > 1)
+        assert plan.ep > 1 or plan.alltoall == "flat"
+        assert space.holds(plan)
+
+
+def test_a_wide_space_has_the_standard_one() -> None:
+    standard, wide = (space_of(kind=kind, conditions=("pp == 4", "tp == 2")) for kind in ("standard", "wide"))
+    assert set(standard.prefixes()) < set(wide.prefixes())
+    assert standard.raw < wide.raw
+
+
+def test_what_schedules_say_of_themselves() -> None:
+    choices, left_out = all_schedules()
+    by_name = {choice.name: choice for choice in choices}
+    assert {name for name, choice in by_name.items() if choice.by_policy} == {"adaptive_pipe", "zb_auto", "zb_greedy"}
+    assert by_name["dualpipev"].has_pairs
+    assert by_name["dualpipev"].splits
+    assert not by_name["1f1b"].has_pairs
+    assert not by_name["1f1b"].splits
+    assert not by_name["zbh1_overlap"].has_pairs  # its pairs have a weight gradient, and no exchange beside a backward
+    assert by_name["zb_auto"].limits(8, 32, 1) == (8, 16)
+    assert by_name["hanayo"].sizes(4, 8, 4) == {"P": 4, "M": 8, "w": 2}
+    assert by_name["hanayo"].limits(4, 8, 3) == ()
+    assert by_name["dualpipev"].limits(4, 7, 2) == ()
+    assert {each.schedule for each in left_out} == {"chimera", "dualpipe", "seq1f1b"}
+
+
+def test_schedules_of_a_folder_take_part(tmp_path: Path) -> None:
+    text = """sched 1
+schedule NAME(P: ranks = 2, M: microbatches = 4) {
+  REQUIRE
+  place linear
+  rank r { phase all { repeat M { F }  repeat M { B } } }
+}
+"""
+    (tmp_path / "a.sched").write_text(text.replace("NAME", "mine").replace("REQUIRE", "require M % 4 == 0"))
+    (tmp_path / "b.sched").write_text(text.replace("NAME", "gpipe").replace("REQUIRE", ""))
+    (tmp_path / "c.sched").write_text("sched 1\nschedule broken(")
+    (tmp_path / "d.sched").write_text(text.replace("NAME", "never").replace("REQUIRE", "require M < 0"))
+    stuck = text.replace("NAME", "stuck").replace("REQUIRE", "").replace("M { F }", "M { X }")
+    stuck = stuck.replace("M { B }", "M { F }").replace("M { X }", "M { B }")
+    (tmp_path / "e.sched").write_text(stuck)
+    choices, left_out = all_schedules(tmp_path)
+    assert [choice.name for choice in choices if not choice.shipped] == ["mine"]
+    reasons = {each.schedule: each.reason for each in left_out}
+    assert {"b.sched", "c.sched", "never", "stuck"} <= set(reasons)
+    assert "`require`" in reasons["never"]
+    assert "gpipe" in reasons["b.sched"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"batch": 7, "devices": 6144}, "7 sequences are dp*microbatch*microbatches"),
+        ({"conditions": ("pp >= 4", "pp < 4")}, "--require 'pp < 4'"),
+        ({"conditions": ("tp == 1", "overlap and not overlap")}, "--require 'overlap and not overlap'"),
+        (
+            {"conditions": ("pp == 2", "schedule == zbv and vpp == 1")},
+            "--require 'schedule == zbv and vpp == 1'",
+        ),
+        ({"model": "qwen3-8b", "conditions": ("ep > 1",)}, "--require 'ep > 1'"),
+    ],
+)
+def test_an_empty_space_names_what_took_the_last(asked: dict[str, object], words: str) -> None:
+    with pytest.raises(RequestError) as raised:
+        refuse_nothing_legal(space_of(**asked))  # type: ignore[arg-type]
+    (finding,) = raised.value.diagnostics
+    assert finding.code == "S712"
+    assert words in finding.message
+    assert finding.help
+
+
+def test_nearest_batches_have_a_plan() -> None:
+    space = space_of(devices=3072, batch=1000, conditions=("pp <= 4", "tp == 1", "cp == 1"))
+    for batch in nearest_batches(space):
+        assert next(space_of(devices=3072, batch=batch).blocks(), None) is not None
