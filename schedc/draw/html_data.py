@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from base64 import b64encode
 from collections.abc import Sequence
 from typing import Any
@@ -16,13 +15,12 @@ from schedc.draw.chart import Chart, longest
 from schedc.draw.html_columns import Packer, Steps, in_steps
 from schedc.draw.html_works import work_facts, work_table
 from schedc.draw.markup import plain
+from schedc.draw.offline_page import page_json
 from schedc.ir.ops import FACTS, LETTERS, OpKind
-
-_ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&"}
 
 
 def page_data(charts: Sequence[Chart]) -> str:
-    """One JSON object without ``<``, ``>``, ``&`` and without any character beyond ASCII.
+    """One JSON object, as `schedc.draw.offline_page.page_json` writes it.
 
     kinds: letter and name of each op kind, by its value. classes: names of `schedc.analysis.bubbles.RUN_CLASSES`,
     or of `WORK_CLASSES` where a chart has works.
@@ -44,7 +42,7 @@ def page_data(charts: Sequence[Chart]) -> str:
         "charts": [{**chart_data(chart, packer), "twin": _twin(chart, charts)} for chart in charts],
         "packed": b64encode(packer.deflated()).decode(),
     }
-    return json.dumps(page, separators=(",", ":")).translate(_ESCAPES)
+    return page_json(page)
 
 
 def chart_data(chart: Chart, packer: Packer) -> dict[str, Any]:

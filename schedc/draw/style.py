@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 from schedc.draw import palette
 from schedc.draw.layout import STRIP_LANE
 from schedc.draw.markup import content, number
@@ -78,12 +81,32 @@ def _colours_of_works(ground: Ground) -> str:
     )
 
 
-_STYLE_OF_WORKS = f"{_WORKS}{_colours_of_works(LIGHT)}@media (prefers-color-scheme:dark){{{_colours_of_works(DARK)}}}"
 _HATCH_OF_JOINS = (
     '<pattern id="stands" width="5" height="5" patternUnits="userSpaceOnUse" patternTransform="rotate(-45)">'
     '<rect width="5" height="5" class="stand-ground"/><path d="M0 0V5" class="stand-hatch" stroke-width="2.4"/>'
     "</pattern>"
 )
+
+
+class StyleSheet(NamedTuple):
+    """Rules that some drawings add to those of all, and patterns that they fill with."""
+
+    rules: str = ""
+    patterns: str = ""
+
+
+NO_MORE = StyleSheet()
+"""What most drawings add."""
+
+
+def sheet(shapes: str, colours: Callable[[Ground], str], patterns: str = "") -> StyleSheet:
+    """A sheet of rules for either ground, and of colours for each."""
+    rules = f"{shapes}{colours(LIGHT)}@media (prefers-color-scheme:dark){{{colours(DARK)}}}"
+    return StyleSheet(rules, patterns)
+
+
+WORKS = sheet(_WORKS, _colours_of_works, _HATCH_OF_JOINS)
+"""What drawings of works add."""
 
 _HATCH = (
     '<pattern id="idle" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
@@ -91,15 +114,13 @@ _HATCH = (
 )
 
 
-def document(parts: list[str], width: float, height: float, title: str, doc: str, works: bool = False) -> str:
-    """The whole file. width, height: px. doc: becomes the description of the drawing. works: whether it shows works."""
+def document(parts: list[str], width: float, height: float, title: str, doc: str, more: StyleSheet = NO_MORE) -> str:
+    """The whole file. width, height: px. doc: becomes the description of the drawing."""
     size = f'width="{number(width)}" height="{number(height)}" viewBox="0 0 {number(width)} {number(height)}"'
     head = [
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">',
         f"<title>{content(title)}</title><desc>{content(doc)}</desc>",
-        f"<defs><style>{_STYLE}{_STYLE_OF_WORKS}</style>{_HATCH}{_HATCH_OF_JOINS}</defs>"
-        if works
-        else f"<defs><style>{_STYLE}</style>{_HATCH}</defs>",
+        f"<defs><style>{_STYLE}{more.rules}</style>{_HATCH}{more.patterns}</defs>",
         '<rect width="100%" height="100%" class="paper"/>',
     ]
     return "\n".join([*head, *parts, "</svg>"]) + "\n"

@@ -13,7 +13,7 @@ from schedc.draw.cells import CellColumns, cells_of
 from schedc.draw.facts import figures, sizes, weighted
 from schedc.draw.layout import GUTTER, LANE, MARGIN, STRIP_LANE, Detail, DrawingLayout, first_detail, plot_size
 from schedc.draw.markup import quantity
-from schedc.draw.style import document
+from schedc.draw.style import NO_MORE, WORKS, document
 from schedc.ir.schedule import Schedule
 from schedc.source import first_sentence
 
@@ -107,8 +107,9 @@ def _drawn(
             parts += lanes.memory(curves[rank], highest, rank, layout)
     note = strips.note(cells, layout) if detail.strips else ""
     foot, bottom = frame.footer(layout, note, width)
+    more = NO_MORE if works is None else WORKS
     doc = schedule.doc if len(schedule.doc) <= _LONGEST_DOC else schedule.doc[:_LONGEST_DOC] + "…"
-    return Picture(document([*parts, *foot], width, bottom, name, doc, works is not None), note)
+    return Picture(document([*parts, *foot], width, bottom, name, doc, more), note)
 
 
 def _header_facts(schedule: Schedule, timeline: Timeline, memory: Memory) -> list[str]:

@@ -20,6 +20,7 @@ _FLAGS = (
     "--disable-component-update", "--disable-sync", "--hide-scrollbars", "--remote-debugging-pipe",
 )  # fmt: skip
 _PATIENCE = 60.0
+_DRAWN = "!!document.getElementById('canvas')?.dataset.to"
 _KEY_CODES = {"Escape": 27, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}
 
 
@@ -102,12 +103,15 @@ class Browser:
             case "Log.entryAdded" if parameters["entry"]["level"] == "error":
                 self.faults.append(json.dumps(parameters["entry"]))
 
-    def open(self, page: Path, fragment: str = "") -> None:
-        """Loads a file, and waits until its script has drawn. fragment: the part of the address after the path."""
+    def open(self, page: Path, fragment: str = "", ready: str = _DRAWN) -> None:
+        """Loads a file, and waits until its script has drawn.
+
+        fragment: the part of the address after the path. ready: an expression that is true from then on.
+        """
         self.call("Page.navigate", url="about:blank")  # a new fragment alone would load nothing
         self.faults, self.urls = [], []
         self.call("Page.navigate", url=page.as_uri() + fragment)
-        self.wait_for("document.readyState === 'complete' && !!document.getElementById('canvas')?.dataset.to")
+        self.wait_for(f"document.readyState === 'complete' && {ready}")
 
     def value(self, expression: str) -> Any:
         """The value of an expression on the page, after the next frame is painted."""

@@ -1,13 +1,4 @@
-// The data of the page: texts as JSON, and columns of numbers as the bytes that schedc/draw/html/columns.py packs.
-const page = JSON.parse(document.getElementById("data").textContent);
-
-// What a zlib stream in base64 holds.
-async function inflated(text) {
-  const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
-  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
-  return new Uint8Array(await new Response(stream).arrayBuffer());
-}
-
+// Columns of numbers, read from the bytes that schedc/draw/html_columns.py packs.
 // Reads tables in the order in which they were packed: each as an object of typed arrays.
 function tableReader(bytes) {
   let at = 0;

@@ -1,13 +1,4 @@
-// What stands around the drawing, as elements: figures, legend, tables of idle time, tooltip and details.
-const byId = (id) => document.getElementById(id);
-
-function make(name, text = "", parent = null) {
-  const element = document.createElement(name);
-  if (text !== "") element.textContent = text;
-  if (parent) parent.append(element);
-  return element;
-}
-
+// What stands around the drawing, as elements: figures, legend, tables of idle time.
 function buildHeads() {
   for (const [number, chart] of charts.entries()) {
     const head = make("div", "", byId("heads"));
@@ -94,19 +85,4 @@ function buildTables() {
     const sums = chart.classes.map((i) => sum(chart.totals[i]));
     fill(foot, [sum(chart.busy), all, ...sums, share(all, chart.ranks), chart.highest]);
   }
-}
-
-function fillLines(element, lines) {
-  element.replaceChildren();
-  for (const line of lines) make("div", line, element);
-}
-
-function showTip(lines, x, y) {
-  const tip = byId("tip");
-  tip.hidden = !lines;
-  if (!lines) return;
-  fillLines(tip, lines);
-  const { width, height } = tip.getBoundingClientRect();
-  tip.style.left = `${x + 16 + width > innerWidth ? Math.max(4, x - width - 12) : x + 16}px`;
-  tip.style.top = `${y + 18 + height > innerHeight ? Math.max(4, y - height - 12) : y + 18}px`;
 }
