@@ -12,6 +12,7 @@ from schedc.codes.s4_memory import S4
 from schedc.codes.s5_claims import S5
 from schedc.codes.s6_export import S6
 from schedc.codes.s7_fits import S7_FITS
+from schedc.codes.s7_outputs import S7_OUTPUTS
 from schedc.codes.s7_planner import S7
 
 FAMILIES: dict[str, str] = {
@@ -25,5 +26,5 @@ FAMILIES: dict[str, str] = {
     "S7": "models, clusters and measured steps",
 }
 
-ENTRIES: tuple[DiagnosticCode, ...] = (*S0, *S1, *S1_PLANS, *S2, *S3, *S4, *S5, *S6, *S7, *S7_FITS)
+ENTRIES: tuple[DiagnosticCode, ...] = (*S0, *S1, *S1_PLANS, *S2, *S3, *S4, *S5, *S6, *S7, *S7_FITS, *S7_OUTPUTS)
 CODES: dict[str, DiagnosticCode] = {code.code: code for code in ENTRIES}

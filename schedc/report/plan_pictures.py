@@ -1,0 +1,75 @@
+"""Pictures of a search for plans: what its JSON gives to the plot of step time against memory, and to the page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from schedc.draw.html_plans import PageColumn, PlansPage
+from schedc.draw.pareto import ParetoPlot, PlanPoint
+from schedc.report.plans import (
+    TABLE,
+    PlanColumn,
+    PlanFacts,
+    axes_text,
+    cell_text,
+    certificate_text,
+    fit_text,
+    remarks,
+    seconds_text,
+    title_text,
+)
+
+
+def pareto_plot(facts: Mapping[str, Any]) -> ParetoPlot:
+    """The plot of a search. facts: those of `schedc plan --json`."""
+    cluster, batch = facts["cluster"], facts["batch"]
+    step = f"{batch['sequences']:,} sequences of {batch['seq']:,} tokens"
+    certificate = facts["certificate"]
+    return ParetoPlot(
+        title=f"{facts['model']['name']} on {cluster['devices']:,} devices of {cluster['name']}",
+        facts=(step, f"{facts['space']['fit']:,} plans within memory"),
+        plans=tuple(_point(place, plan) for place, plan in enumerate(facts["plans"], 1)),
+        front=tuple(PlanPoint(each["step_s"], each["bytes"], each["file"]) for each in facts["pareto"]),
+        bound_s=certificate["bound_s"],
+        memory_bytes=cluster.get("usable_bytes"),
+    )
+
+
+def _point(place: int, plan: PlanFacts) -> PlanPoint:
+    bytes = plan["memory"]["peak_bytes"]
+    words = f"{seconds_text(plan['step_s'])} s, {bytes / 1e9:.1f} GB, {axes_text(plan['axes'])}"
+    return PlanPoint(plan["step_s"], bytes, str(place), words)
+
+
+def plans_page(facts: Mapping[str, Any], pictures: Mapping[str, str], beside: int = -1) -> PlansPage:
+    """The page of a search. pictures: SVG by the file of a plan. beside: as in `PlansPage`."""
+    return PlansPage(
+        facts=facts,
+        title=title_text(facts),
+        details=_details(facts),
+        certificate=certificate_text(facts),
+        remarks=list(remarks(facts)),
+        columns=[_column(column, facts["plans"]) for column in TABLE],
+        pictures=pictures,
+        beside=beside,
+    )
+
+
+def _details(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    space, counts, seconds = facts["space"], facts["counts"], facts["seconds"]
+    return [
+        ("points", f"{space['raw']:,}"),
+        ("legal plans", f"{space['legal']:,}"),
+        ("within memory", f"{space['fit']:,}"),
+        ("bounded", f"{counts['bounded']:,}"),
+        ("simulated", f"{counts['simulated']:,} in {counts['orders']:,} orders"),
+        ("priced inside cells", f"{counts['priced']:,}"),
+        ("CPU", f"{seconds['cpu']:.3g} s"),
+        ("fit", fit_text(facts["fit"])),
+    ]
+
+
+def _column(column: PlanColumn, plans: Sequence[PlanFacts]) -> PageColumn:
+    cells = [cell_text(column, plan) for plan in plans]
+    return PageColumn(column.title, cells, [column.key(plan) for plan in plans], column.left)

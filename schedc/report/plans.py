@@ -1,0 +1,246 @@
+"""Reports a search for plans as text: its space, its counts, a table of plans with the best first, its certificate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+COLUMNS = 120
+"""Characters of a line."""
+
+_FREE = "*"
+_LONGEST = 22
+"""Characters of a cell; a longer name is cut."""
+_SHORT = {"hierarchical": "hier", "allgather": "gather", "first_half": "half"}
+
+PlanFacts = Mapping[str, Any]
+"""A plan of the JSON: an entry of ``plans``."""
+
+
+@dataclass(frozen=True)
+class PlanColumn:
+    """A column of the table.
+
+    key: what the column sorts by. axes: those whose values it has. left: whether its cells start at the left edge.
+    always: whether the table has it even if all plans have one value.
+    """
+
+    title: str
+    cell: Callable[[PlanFacts], str]
+    key: Callable[[PlanFacts], float | str]
+    axes: tuple[str, ...] = ()
+    left: bool = False
+    always: bool = True
+
+    @property
+    def narrow(self) -> bool:
+        """Whether it has the small numbers of an axis, which stand close together."""
+        return bool(self.axes) and not self.left
+
+
+def _axis(name: str, title: str, left: bool = False, always: bool = True) -> PlanColumn:
+    return PlanColumn(
+        title, lambda plan: word(plan["axes"][name]), lambda plan: plan["axes"][name], (name,), left, always
+    )
+
+
+def word(value: object) -> str:
+    """A value of an axis, short."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return _SHORT.get(str(value), str(value))
+
+
+def seconds_text(seconds: float) -> str:
+    """Seconds with four digits, without their unit."""
+    return f"{seconds:#.4g}".rstrip(".")
+
+
+def _interval(plan: PlanFacts) -> str:
+    if plan["step_low_s"] == plan["step_high_s"]:
+        return ""
+    return f"{seconds_text(plan['step_low_s'])}-{seconds_text(plan['step_high_s'])}"
+
+
+def schedule_text(axes: Mapping[str, Any]) -> str:
+    """The schedule, with the limit that an order by costs keeps."""
+    return f"{axes['schedule']} {axes['limit']}" if axes.get("limit") else str(axes["schedule"])
+
+
+def recompute_text(axes: Mapping[str, Any]) -> str:
+    """The level of recomputation, and where it holds if not everywhere."""
+    everywhere = axes["recompute"] == "none" or axes.get("where", "all") == "all"
+    return str(axes["recompute"]) if everywhere else f"{axes['recompute']} {word(axes['where'])}"
+
+
+def axes_text(axes: Mapping[str, Any]) -> str:
+    """All axes in one line: `tp 8, pp 16, ...`."""
+    own = {"schedule": schedule_text(axes), "recompute": recompute_text(axes)}
+    names = [name for name in axes if name not in ("limit", "where")]
+    return ", ".join(f"{name} {own.get(name, word(axes[name]))}" for name in names)
+
+
+def _words(name: str, text: Callable[[Mapping[str, Any]], str], second: str) -> PlanColumn:
+    """A column of words about two axes."""
+    return PlanColumn(name, lambda plan: text(plan["axes"]), lambda plan: text(plan["axes"]), (name, second), left=True)
+
+
+TABLE: tuple[PlanColumn, ...] = (
+    PlanColumn("step s", lambda plan: seconds_text(plan["step_s"]), lambda plan: plan["step_s"]),
+    PlanColumn("within", _interval, lambda plan: plan["step_high_s"], always=False),
+    PlanColumn(
+        "tok/s/dev",
+        lambda plan: f"{plan['tokens_per_s_per_device']:,.4g}",
+        lambda plan: plan["tokens_per_s_per_device"],
+    ),
+    PlanColumn("MFU", lambda plan: f"{100 * plan['mfu']:.1f}%", lambda plan: plan["mfu"]),
+    PlanColumn(
+        "GB", lambda plan: f"{plan['memory']['peak_bytes'] / 1e9:.1f}", lambda plan: plan["memory"]["peak_bytes"]
+    ),
+    _axis("tp", "tp"),
+    _axis("pp", "pp"),
+    _axis("vpp", "vpp"),
+    _axis("ep", "ep"),
+    _axis("cp", "cp"),
+    _axis("dp", "dp"),
+    _axis("zero", "zero"),
+    _axis("microbatch", "mb"),
+    _axis("microbatches", "M", always=False),
+    _words("schedule", schedule_text, "limit"),
+    _axis("overlap", "overlap", left=True, always=False),
+    _words("recompute", recompute_text, "where"),
+    _axis("layout", "layout", left=True, always=False),
+    _axis("alltoall", "a2a", left=True),
+    PlanColumn("file", lambda plan: str(plan["file"]), lambda plan: plan["file"], left=True),
+)
+"""Columns that are the same in all plans and not always there are named below the table."""
+
+
+def to_text(facts: Mapping[str, Any]) -> Iterator[str]:
+    """The lines of `schedc plan MODEL CLUSTER`, of its JSON."""
+    yield title_text(facts)
+    yield from _counts(facts)
+    yield ""
+    if facts["plans"]:
+        yield from plan_table(facts["plans"])
+        yield ""
+    yield from remarks(facts)
+    yield certificate_text(facts)
+
+
+def title_text(facts: Mapping[str, Any]) -> str:
+    """Model, cluster and batch."""
+    cluster, batch = facts["cluster"], facts["batch"]
+    step = f"a step of {batch['sequences']:,} sequences of {batch['seq']:,} tokens"
+    return f"{facts['model']['name']} on {cluster['devices']:,} devices of {cluster['name']}, {step}"
+
+
+def _counts(facts: Mapping[str, Any]) -> Iterator[str]:
+    space, counts, seconds = facts["space"], facts["counts"], facts["seconds"]
+    yield f"space     {space['raw']:,} points, {space['legal']:,} legal plans, {space['fit']:,} within memory"
+    orders = f"{counts['simulated']:,} simulated in {counts['orders']:,} orders"
+    yield f"searched  {counts['bounded']:,} bounded, {orders}, {counts['priced']:,} priced inside cells"
+    stages = ", ".join(f"{name} {each:.3g}" for name, each in seconds["by_stage"].items())
+    yield f"seconds   {seconds['cpu']:.3g} CPU, {seconds['wall']:.3g} elapsed" + (f"; {stages}" if stages else "")
+    yield f"fit       {fit_text(facts['fit'])}"
+
+
+def fit_text(fit: Mapping[str, Any] | None) -> str:
+    """Which constants the times are from, and how far off they were on rows left out."""
+    if not fit or not fit["name"]:
+        return "none: constants are at their priors"
+    error = "" if fit["cv_mape_pct"] is None else f", {fit['cv_mape_pct']:.1f} % mean error on rows left out"
+    forced = "; it has not seen this device or this precision (--force-fit)" if fit["forced"] else ""
+    return f"{fit['name']}: {fit['rows']:,} rows{error}{forced}"
+
+
+# The table.
+
+
+def plan_table(plans: Sequence[PlanFacts], columns: int = COLUMNS) -> Iterator[str]:
+    """The plans as a table of at most so many characters, and what is the same in all of them below it.
+
+    A value with a star is free: the others of its axis give the same step and memory. Where the table is too wide,
+    columns of one value leave it.
+    """
+    shown = [column for column in TABLE if column.always or _varies(column, plans)]
+    for column in [each for each in shown if each.axes and not _varies(each, plans)]:
+        if _width(shown, plans) <= columns:
+            break
+        shown.remove(column)
+    widths = [_column_width(column, plans) for column in shown]
+    yield _row([column.title for column in shown], shown, widths)
+    for plan in plans:
+        yield _row([cell_text(column, plan) for column in shown], shown, widths)
+    same = [f"{column.title} {cell_text(column, plans[0])}" for column in TABLE if column.axes and column not in shown]
+    if same:
+        yield f"the same in all: {', '.join(same)}"
+    if any(plan["free"] for plan in plans):
+        yield f"{_FREE} free: other values of this axis give the same step and memory"
+
+
+def cell_text(column: PlanColumn, plan: PlanFacts) -> str:
+    """The cell of a plan; with a star if the axis is free."""
+    free = any(axis in plan["free"] for axis in column.axes)
+    text = column.cell(plan) + (_FREE if free else "")
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+
+
+def _varies(column: PlanColumn, plans: Sequence[PlanFacts]) -> bool:
+    cells = {cell_text(column, plan) for plan in plans}
+    return len(cells) > 1
+
+
+def _column_width(column: PlanColumn, plans: Sequence[PlanFacts]) -> int:
+    return max(len(column.title), *(len(cell_text(column, plan)) for plan in plans))
+
+
+def _width(shown: Sequence[PlanColumn], plans: Sequence[PlanFacts]) -> int:
+    return sum(_column_width(column, plans) + _gap(shown, number) for number, column in enumerate(shown))
+
+
+def _gap(shown: Sequence[PlanColumn], number: int) -> int:
+    """Characters between a column and the one before it."""
+    if number == 0:
+        return 0
+    return 1 if shown[number].narrow and shown[number - 1].narrow else 2
+
+
+def _row(cells: Sequence[str], shown: Sequence[PlanColumn], widths: Sequence[int]) -> str:
+    line = ""
+    for number, (cell, column, width) in enumerate(zip(cells, shown, widths, strict=True)):
+        line += " " * _gap(shown, number) + (cell.ljust(width) if column.left else cell.rjust(width))
+    return line.rstrip()
+
+
+# What stands below it.
+
+
+def remarks(facts: Mapping[str, Any]) -> Iterator[str]:
+    """What the space leaves out, and which axes no row of the fit has seen."""
+    if facts["space"]["restrictions"]:
+        yield f"not in this space: {'; '.join(facts['space']['restrictions'])}"
+    for left in facts["left_out"]:
+        yield f"left out: {left['schedule']}: {left['reason']}"
+    if facts["extrapolates"]:
+        yield f"beyond what the fit has seen: {', '.join(facts['extrapolates'])}"
+
+
+def certificate_text(facts: Mapping[str, Any]) -> str:
+    """What no plan of the space undercuts, or what the search left open."""
+    certificate, plans = facts["certificate"], facts["plans"]
+    if not plans:
+        return "no plan of this space is legal and fits in memory"
+    bound = certificate["bound_s"]
+    if certificate["complete"]:
+        last = "" if len(plans) < 2 else f"; the {ordinal(len(plans))} takes {seconds_text(certificate['kth_s'])} s"
+        return f"no plan of this space is faster than {seconds_text(bound)} s{last}"
+    gap = 100 * (1 - bound / plans[0]["step_s"])
+    return f"the search ended early: a plan may take {seconds_text(bound)} s, {gap:.1f} % less than the best one found"
+
+
+def ordinal(number: int) -> str:
+    """``1st``, ``2nd``, ``11th``."""
+    tens = number % 100 in (11, 12, 13)
+    return f"{number}{'th' if tens else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"

@@ -1,0 +1,164 @@
+"""The plot of plans, and their page: what is in them, safe with any names, and what mouse and keys do."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from schedc.draw.html_plans import draw_plans
+from schedc.draw.palette import DARK, LIGHT
+from schedc.draw.pareto import draw_pareto
+from schedc.report.plan_pictures import pareto_plot, plans_page
+from support.chromium import Browser
+from support.html_page import PAYLOADS, PageReader
+from support.plan_facts import plan_facts, search_facts
+
+SVG = '<svg xmlns="http://www.w3.org/2000/svg" width="40" height="20"><rect width="40" height="20"/></svg>'
+SPACE = "{http://www.w3.org/2000/svg}"
+
+
+def hostile(payload: str) -> dict[str, Any]:
+    facts = search_facts(plan_facts(1, schedule=payload), plan_facts(2))
+    facts["model"]["name"] = facts["cluster"]["name"] = payload
+    facts["plans"][0]["file"] = payload
+    return facts | {"left_out": [{"schedule": payload, "reason": payload}]}
+
+
+def page(facts: dict[str, Any], beside: int = -1) -> str:
+    return draw_plans(plans_page(facts, {plan["file"]: SVG for plan in facts["plans"]}, beside))
+
+
+def test_the_plot_has_every_plan_and_both_limits() -> None:
+    plot = draw_pareto(pareto_plot(search_facts()))
+    assert plot == draw_pareto(pareto_plot(search_facts()))
+    tree = ElementTree.fromstring(plot)
+    plans = [circle for circle in tree.iter(f"{SPACE}circle") if circle.get("class") == "plan" and len(circle)]
+    places = [(float(circle.attrib["cx"]), float(circle.attrib["cy"])) for circle in plans]
+    assert places == sorted(places, key=lambda place: -place[0]) == sorted(places, key=lambda place: -place[1])
+    words = [text.text for text in tree.iter(f"{SPACE}text")]
+    assert "no plan of the space is faster: 18.00 s" in words
+    assert "a device has 60.0 GB" in words
+    assert {"1", "2", "3"} <= set(words)
+    assert "18.00 s, 49.0 GB, tp 8, cp 1" in str(plans[0][0].text)
+    limits = [line for line in tree.iter(f"{SPACE}line") if line.get("class") == "limit"]
+    assert len(limits) == 2
+    assert float(limits[0].attrib["y1"]) == pytest.approx(places[0][1], abs=0.02)
+    assert DARK.paper in plot
+    assert LIGHT.paper in plot
+
+
+def test_names_of_points_stand_apart() -> None:
+    plans = [plan_facts(1) for _ in range(10)]
+    for number, plan in enumerate(plans):
+        plan["step_s"] += 0.001 * number
+    tree = ElementTree.fromstring(draw_pareto(pareto_plot(search_facts(*plans))))
+    names = [text for text in tree.iter(f"{SPACE}text") if text.get("class") == "point"]
+    assert 1 <= len(names) < 10
+    corners = [(float(name.attrib["x"]), float(name.attrib["y"])) for name in names]
+    assert all(abs(a[0] - b[0]) > 7 or abs(a[1] - b[1]) > 10 for a in corners for b in corners if a is not b)
+
+
+@pytest.mark.parametrize("payload", PAYLOADS)
+def test_names_cannot_become_markup(payload: str) -> None:
+    read, plain = PageReader(page(hostile(payload))), PageReader(page(hostile("x")))
+    assert (read.elements, read.comments) == (plain.elements, [])
+    assert read.page_data["facts"]["model"]["name"] == payload
+    shown, expected = (ElementTree.fromstring(draw_pareto(pareto_plot(hostile(name)))) for name in (payload, "x"))
+    assert [each.tag for each in shown.iter()] == [each.tag for each in expected.iter()]
+
+
+def test_the_page_may_load_nothing() -> None:
+    read = PageReader(page(search_facts()))
+    (policy,) = [dict(attributes)["content"] for tag, attributes in read.elements if "http-equiv" in dict(attributes)]
+    assert re.fullmatch(
+        r"default-src 'none'; img-src data:; script-src 'sha256-\S+'; style-src 'sha256-\S+'; base-uri 'none'", policy
+    )
+    texts = (read.script + read.style).replace('"http://www.w3.org/2000/svg"', "")
+    assert not re.search(r"https?://|//#|@import|url\(|innerHTML|eval\(", texts)
+
+
+def shown(browser: Browser, path: Path, facts: dict[str, Any], fragment: str = "", beside: int = -1) -> None:
+    path = path / "index.html"
+    path.write_text(page(facts, beside), encoding="utf-8")
+    browser.open(path, fragment, ready="document.body?.dataset.ready === 'yes'")
+
+
+def chosen(browser: Browser) -> list[int]:
+    return [int(each) for each in browser.value("[document.body.dataset.chosen, document.body.dataset.beside]")]
+
+
+def bars(browser: Browser, name: str) -> list[list[str]]:
+    """Rows of name, value and difference."""
+    texts = browser.value(f"[...document.getElementById('{name}').children].map(each => each.textContent)")
+    return [[row[0], row[2], row[3]] for row in zip(*[iter(texts)] * 4, strict=True)]
+
+
+@pytest.mark.slow
+def test_mouse_and_keys_choose_plans(browser: Browser, tmp_path: Path) -> None:
+    shown(browser, tmp_path, search_facts())
+    assert chosen(browser) == [0, -1]
+    assert bars(browser, "waterfall")[0] == ["ideal", "7.100 s", ""]
+    assert bars(browser, "waterfall")[-1] == ["sum", "18.00 s", ""]
+    assert bars(browser, "memory")[-1] == ["sum", "49.00 GB", ""]
+    browser.key("ArrowDown")
+    browser.key("b")
+    assert chosen(browser) == [1, 0]
+    assert [row for row in bars(browser, "waterfall") if row[2]] == [
+        ["bubbles", "1.300 s", "+0.1000"], ["sum", "18.10 s", "+0.1000"],
+    ]  # fmt: skip
+    assert browser.value("document.getElementById('difference').textContent").startswith("0.1000 s slower (0.6 %)")
+    x, y = browser.value(
+        "(b => [b.x + b.width / 2, b.y + b.height / 2])(document.querySelectorAll('.plan')[2].getBoundingClientRect())"
+    )
+    browser.mouse("Moved", x, y)
+    tip = browser.value("[...document.getElementById('tip').children].map(line => line.textContent)")
+    assert tip[0] == "3: 03.sched"
+    assert "schedule 1f1b" in tip
+    browser.click(x, y)
+    assert chosen(browser) == [2, 0]
+    assert "plan=3&beside=1" in browser.value("location.hash")
+    browser.key("Escape")
+    assert chosen(browser) == [2, -1]
+    assert browser.value("document.getElementById('picture').alt") == "Timeline of 03.sched"
+    assert browser.value("document.getElementById('picture').naturalWidth") == 40
+    assert browser.faults == []
+
+
+@pytest.mark.slow
+def test_the_table_sorts_by_any_column(browser: Browser, tmp_path: Path) -> None:
+    shown(browser, tmp_path, search_facts(), "#plan=2&beside=3")
+    assert chosen(browser) == [1, 2]
+    files = "[...document.querySelectorAll('#plans tbody tr')].map(row => row.lastElementChild.textContent)"
+    click = "[...document.querySelectorAll('#plans th button')].find(each => each.textContent === '{}').click()"
+    browser.now(click.format("GB"))
+    assert browser.value(files) == ["03.sched", "02.sched", "01.sched"]
+    browser.key("ArrowDown")
+    assert chosen(browser)[0] == 0
+    browser.now(click.format("GB"))
+    assert browser.value(files) == ["01.sched", "02.sched", "03.sched"]
+    browser.now(click.format("schedule"))
+    assert browser.value(files) == ["03.sched", "01.sched", "02.sched"]
+    assert browser.value("document.querySelectorAll('th[aria-sort]').length") == 1
+    assert browser.faults == []
+
+
+@pytest.mark.slow
+def test_hostile_names_are_shown_and_not_run(browser: Browser, tmp_path: Path) -> None:
+    for payload in PAYLOADS:
+        shown(browser, tmp_path, hostile(payload), beside=1)
+        assert browser.value("typeof window.hacked") == "undefined"
+        assert payload[:8].strip() in browser.value("document.querySelector('h1').textContent")
+        assert browser.value("document.querySelectorAll('h1 *, td *, li *').length") == 0
+        assert browser.faults == []
+
+
+@pytest.mark.slow
+def test_a_page_without_plans_says_so(browser: Browser, tmp_path: Path) -> None:
+    shown(browser, tmp_path, search_facts() | {"plans": [], "pareto": []})
+    text = browser.value("document.getElementById('certificate').textContent")
+    assert text == "no plan of this space is legal and fits in memory"
+    assert browser.faults == []

@@ -1,0 +1,100 @@
+"""The text of a search for plans, and two waterfalls beside each other."""
+
+from __future__ import annotations
+
+import pytest
+
+from schedc.report.plans import TABLE, certificate_text, ordinal, plan_table, to_text
+from schedc.report.waterfalls import to_json as compared
+from schedc.report.waterfalls import to_text as comparison_text
+from support.plan_facts import BARS, plan_facts, search_facts
+
+WIDE = {"schedule": "a_schedule_with_a_long_name_of_its_own", "limit": 32, "where": "first_half", "microbatches": 1024}
+
+
+def test_the_text_of_a_search() -> None:
+    assert (
+        "\n".join(to_text(search_facts()))
+        == """\
+pangu-ultra-moe-718b on 6,144 devices of ascend-910b, a step of 4,608 sequences of 8,192 tokens
+space     7,340,032 points, 1,120,000 legal plans, 402,113 within memory
+searched  1,120,000 bounded, 2,419 simulated in 93 orders, 14 priced inside cells
+seconds   24.9 CPU, 26.5 elapsed; bound 2.1, simulate 8.2, price 14.6
+fit       mindspeed: 44 rows, 11.2 % mean error on rows left out
+
+step s       within  tok/s/dev    MFU    GB  ep dp zero mb  schedule             overlap  recompute     a2a    file
+ 18.00  16.20-19.80      341.3  39.4%  49.0  32 48    1  1  interleaved_overlap  yes      layer chunk0  hier   01.sched
+ 18.10  16.29-19.91      339.4  39.2%  46.0  16 48    1  1  interleaved_overlap  yes      layer chunk0  hier*  02.sched
+ 18.20  16.38-20.02      337.6  39.0%  43.0  32 48    1  1  1f1b                 no       layer chunk0  hier   03.sched
+the same in all: tp 8, pp 16, vpp 2, cp 1, M 96, layout balanced
+* free: other values of this axis give the same step and memory
+
+not in this space: experts are not split by tp
+no plan of this space is faster than 18.00 s; the 3rd takes 18.20 s"""
+    )
+
+
+@pytest.mark.parametrize("changes", [{}, WIDE, {"tp": 16, "dp": 6144, "microbatch": 8}])
+def test_no_line_of_a_table_is_wider_than_a_terminal(changes: dict[str, object]) -> None:
+    plans = [plan_facts(number, **changes) for number in range(1, 11)]
+    plans[4]["axes"] |= {"overlap": False, "layout": "even", "zero": 2, "tp": 4, "pp": 8}
+    lines = list(plan_table(plans))
+    assert max(map(len, lines[:11])) <= 120
+    titles = lines[0].split()
+    assert titles[:2] == ["step", "s"]
+    assert titles[-1] == "file"
+    shown = {*titles, *(part.split()[0] for part in lines[11].removeprefix("the same in all: ").split(", "))}
+    assert {column.title for column in TABLE if column.axes} <= shown
+
+
+def test_what_a_search_leaves_open_is_said() -> None:
+    facts = search_facts()
+    facts["certificate"] |= {"complete": False, "bound_s": 17.1}
+    assert certificate_text(facts) == (
+        "the search ended early: a plan may take 17.10 s, 5.0 % less than the best one found"
+    )
+    facts |= {
+        "left_out": [{"schedule": "mine", "reason": "deadlock of 4 ranks"}],
+        "extrapolates": ["ep 64"],
+        "fit": None,
+    }
+    lines = list(to_text(facts))
+    assert lines[4] == "fit       none: constants are at their priors"
+    assert lines[-3:-1] == ["left out: mine: deadlock of 4 ranks", "beyond what the fit has seen: ep 64"]
+    facts["fit"] = {"name": "a100", "rows": 9, "cv_mape_pct": None, "hash": "", "forced": True}
+    assert "it has not seen this device" in list(to_text(facts))[4]
+    empty = search_facts() | {"plans": [], "pareto": []}
+    assert list(to_text(empty))[-1] == "no plan of this space is legal and fits in memory"
+
+
+def test_ordinals() -> None:
+    numbers = (1, 2, 3, 4, 10, 11, 12, 13, 21, 22, 111)
+    words = "1st 2nd 3rd 4th 10th 11th 12th 13th 21st 22nd 111th"
+    assert " ".join(map(ordinal, numbers)) == words
+
+
+def test_two_waterfalls_differ_bar_by_bar() -> None:
+    first, second = plan_facts(1), plan_facts(3, schedule="1f1b", overlap=False)
+    second["waterfall"][BARS.index("EP exposed")]["seconds"] += 0.7
+    second["waterfall"][BARS.index("recomputation")]["seconds"] -= 0.2
+    second["step_s"] += 0.5
+    facts = compared(first, second)
+    assert facts["axes"] == {"schedule": ["interleaved_overlap", "1f1b"], "overlap": [True, False]}
+    gaps = [bar["difference_s"] for bar in facts["bars"]]
+    assert sum(gaps) == pytest.approx(second["step_s"] - first["step_s"], abs=1e-9)
+    lines = list(comparison_text(facts))
+    assert lines[:3] == ["A  01.sched  18.00 s, 49.0 GB", "B  03.sched  18.70 s, 43.0 GB",
+                         "axes  schedule interleaved_overlap | 1f1b, overlap yes | no"]  # fmt: skip
+    assert lines[12].split() == ["EP", "exposed", "0.800", "1.500", "+0.700", "+" * 24]
+    assert lines[-1] == "A is faster by 0.7 s, 3.7 %: EP exposed -0.7 s, recomputation +0.2 s, bubbles -0.2 s"
+    turned = list(comparison_text(compared(second, first)))
+    assert turned[-1] == lines[-1].replace("A is", "B is")
+    assert list(comparison_text(compared(first, first)))[-1] == "A and B take the same time"
+
+
+def test_a_bar_that_one_plan_lacks_is_zero_there() -> None:
+    first, second = plan_facts(1), plan_facts(1)
+    second["waterfall"].append({"what": "offload exposed", "seconds": 0.5})
+    second["step_s"] += 0.5
+    (bar,) = [bar for bar in compared(first, second)["bars"] if bar["difference_s"]]
+    assert bar == {"what": "offload exposed", "seconds": [0.0, 0.5], "difference_s": 0.5}
