@@ -14,8 +14,8 @@ from gpu.claims import Bound, Claim
 from gpu.setting import Setting, drawn, medians, peak
 from schedc.attachments.fusions import FUSIONS
 from schedc.attachments.values import Level
-from schedc_runtime.fusion.fused_forward import FusedForward, FusionRequest
-from schedc_runtime.fusion.fused_stages import opaque_parts
+from schedc_runtime.fusion.fused_forward import FusedForward
+from schedc_runtime.fusion.fused_stages import request
 
 _HEADS, _KEYS = 32, 8
 _ROOT = (2 / torch.pi) ** 0.5
@@ -108,9 +108,7 @@ def with_bias(x: Tensor, bias: Tensor) -> Tensor:
 def fused(block: nn.Module, rows: tuple[str, ...], compiled: bool) -> nn.Module:
     """A copy of the block with the chains of ``rows`` fused."""
     block = copy.deepcopy(block)
-    names = {path: path for path, _ in block.named_modules()}
-    request = FusionRequest("block", rows, compiled, frozenset(opaque_parts(block, Level.NONE)), names)
-    block.__dict__["forward"] = FusedForward(block, request)
+    block.__dict__["forward"] = FusedForward(block, request("", block, Level.NONE, rows, compiled, {}))
     return block
 
 

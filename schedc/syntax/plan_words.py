@@ -243,9 +243,9 @@ PLAN_WORDS = (
         "fuse",
         "FUSE",
         "fuse gated rope",
-        "chains of operations that run as one: rope, gated, gelu_tanh, gelu_erf, bias_gelu, dropout_add, gqa, or auto:"
-        " all that the model has; compiled: by kernels of torch.compile",
-        ("rope", "gated", "gelu_tanh", "gelu_erf", "bias_gelu", "dropout_add", "gqa", "auto", "compiled"),
+        "chains of operations that run as one: rope, gated, gelu_tanh, gelu_erf, bias_gelu, dropout_add, gqa, permute,"
+        " or auto: all that the model has; compiled: by kernels of torch.compile",
+        ("rope", "gated", "gelu_tanh", "gelu_erf", "bias_gelu", "dropout_add", "gqa", "permute", "auto", "compiled"),
     ),
     PlanWord(
         "attention",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -42,13 +43,15 @@ class FusionRequest(NamedTuple):
     """What is fused in a module, which is called ``name``.
 
     rows: names of the table. compile: whether torch.compile makes the kernels. opaque: paths of submodules that are not
-    looked into. names: by path, the names by which submodules draw random numbers.
+    looked into. doubtful: those that are looked into only if fake tensors can run their code. names: by path, the names
+    by which submodules draw random numbers.
     """
 
     name: str
     rows: tuple[str, ...]
     compile: bool
     opaque: frozenset[str]
+    doubtful: frozenset[str]
     names: Mapping[str, str]
 
 
@@ -103,9 +106,7 @@ class FusedForward:
             self._reason(f"`{hooked[0]}` has hooks")
             return None
         try:
-            return isolated(
-                lambda: fused_code(self.module, args, kwargs, wanted.rows, wanted.compile, wanted.opaque, wanted.names)
-            )
+            return made(self.module, args, kwargs, wanted)
         except (RuntimeFault, *TORCH_ERRORS) as error:
             self._reason((str(error).splitlines() or [type(error).__name__])[0])
             return None
@@ -114,6 +115,18 @@ class FusedForward:
         if reason not in self.codes.reasons:
             self.codes.reasons.append(reason)
             warnings.warn(f"`{self.wanted.name}` runs without fused chains: {reason}", stacklevel=2)
+
+
+def made(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], wanted: FusionRequest) -> FusedCode | None:
+    """The code of ``module`` for arguments like these; None where it has no chain. Raises what its recording raises."""
+
+    def make(opaque: frozenset[str]) -> FusedCode | None:
+        return isolated(lambda: fused_code(module, args, kwargs, wanted.rows, wanted.compile, opaque, wanted.names))
+
+    if wanted.doubtful:
+        with suppress(RuntimeFault, *TORCH_ERRORS):
+            return make(wanted.opaque)
+    return make(wanted.opaque | wanted.doubtful)
 
 
 def _hooked(module: nn.Module) -> bool:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 
-from torch import nn
+from torch import fx, nn
 
 from schedc.attachments.fusions import FUSIONS, fused_names
 from schedc.attachments.values import Fuse, Level
@@ -24,34 +25,52 @@ class FusedStages:
         """aliases: names by which modules with several paths draw random numbers."""
         self.fuse, self.rows = fuse, fused_names(fuse)
         self._forwards: list[FusedForward] = []
+        self._aliases, self._stages = aliases, list(stages)
         self._told = False
-        for stage in stages:
+        for stage in self._stages:
+            stage.fuse_segments(partial(self._segment, stage.index))
             level = stage.recomputation.level
             for path, part in _roots(stage, level):
-                wanted = FusionRequest(
-                    path, self.rows, fuse.compiled, frozenset(opaque_parts(part, level)), _names(path, part, aliases)
-                )
+                wanted = request(path, part, level, self.rows, fuse.compiled, aliases)
+                self._record(stage, wanted)
                 forward = FusedForward(part, wanted)
                 if put_forward(part, forward):
                     self._forwards.append(forward)
                 else:
                     warnings.warn(f"`{path}` has a forward of its own, and runs without fused chains", stacklevel=2)
 
+    def _record(self, stage: Stage, wanted: FusionRequest) -> None:
+        """Let a stage record what autograd saves, where rows of experts may be gathered again."""
+        if "permute" in self.rows and wanted.doubtful:
+            stage.recomputation.active = True
+
     def release(self) -> None:
         """Give the blocks their own forwards back."""
+        for stage in self._stages:
+            stage.fuse_segments(None)
         for forward in self._forwards:
             take_forward(forward.module, forward)
-        self._forwards = []
+        self._forwards, self._stages = [], []
+
+    def _segment(self, stage: int, segment: str, calls: nn.Module, drawn: str) -> FusedForward:
+        """The forward of calls between the modules of a segment. drawn: the name by which they draw."""
+        names = {"": drawn, **{path: self._aliases.get(path, path) for path, _ in calls.named_modules() if path}}
+        name = f"{segment} of stage {stage}"
+        wanted = FusionRequest(name, self.rows, self.fuse.compiled, frozenset(), frozenset(), names)
+        forward = FusedForward(calls, wanted)
+        self._forwards.append(forward)
+        return forward
 
     def chains(self) -> dict[str, dict[str, int]]:
-        """By block and row the largest number of chains in a signature that ran."""
-        told: dict[str, dict[str, int]] = {}
+        """By block, or segment with chains, and row: the largest number of chains in a signature that ran."""
+        told: dict[str, Counter[str]] = {}
         for forward in self._forwards:
-            own = told.setdefault(forward.wanted.name, {})
+            most: Counter[str] = Counter()
             for code in forward.codes.codes.values():
-                for row, count in code.chains.items() if code is not None else ():
-                    own[row] = max(own.get(row, 0), count)
-        return told
+                most |= Counter(code.chains) if code is not None else Counter()
+            if most or not isinstance(forward.module, fx.GraphModule):
+                told.setdefault(forward.wanted.name, Counter()).update(most)
+        return {name: dict(own) for name, own in told.items()}
 
     def told(self) -> list[str]:
         """A line for the blocks with the same chains, one for blocks without, and one for names without a chain."""
@@ -98,20 +117,30 @@ def _roots(stage: Stage, level: Level) -> Iterator[tuple[str, nn.Module]]:
                 yield f"{block}.{inner}" if inner else block, part
 
 
-def opaque_parts(part: nn.Module, level: Level) -> Iterator[str]:
-    """Submodules that stay calls: with parameters of their own, and regions of a level, across which nothing is fused.
+def request(
+    path: str, part: nn.Module, level: Level, rows: tuple[str, ...], compile: bool, aliases: Mapping[str, str]
+) -> FusionRequest:
+    """What is fused in ``part`` of a stage that recomputes ``level``.
 
-    Activation functions are looked into: what replaces them is a region of the same level.
+    Submodules with parameters of their own stay calls. So do regions of the level, across which nothing is fused.
+    Stacked experts are looked into where that works. Activation functions always are: what replaces them is a region of
+    the same level.
     """
-    for path, inner in part.named_modules():
-        own = next(inner.parameters(recurse=False), None) is not None or isinstance(inner, Exchange)
-        if path and (own or type(inner).__module__.startswith("schedc_runtime.moe.")):  # these have regions inside
-            yield path
-    yield from (path for path in region_paths(part, level) if path)
+    opaque = {inner for inner in region_paths(part, level) if inner}
+    doubtful: set[str] = set()
+    for inner, module in part.named_modules():
+        ours = type(module).__module__.startswith("schedc_runtime.moe.")  # these have regions inside
+        own = list(module.parameters(recurse=False))
+        if inner and (ours or own or isinstance(module, Exchange)):
+            stacked = bool(own) and not ours and all(parameter.dim() == 3 for parameter in own)
+            (doubtful if stacked else opaque).add(inner)
+    return FusionRequest(
+        path, rows, compile, frozenset(opaque), frozenset(doubtful - opaque), _names(path, part, aliases)
+    )
 
 
 def _names(path: str, part: nn.Module, aliases: Mapping[str, str]) -> dict[str, str]:
-    whole = {inner: f"{path}.{inner}" if inner else path for inner, _ in part.named_modules()}
+    whole = {inner: f"{path}.{inner}".strip(".") for inner, _ in part.named_modules()}
     return {inner: aliases.get(name, name) for inner, name in whole.items()}
 
 

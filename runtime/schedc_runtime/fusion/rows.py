@@ -242,6 +242,52 @@ def gqa(
     return output
 
 
+# Rows of tokens that are gathered for their experts.
+
+
+def _permute(x: Any, index: Any) -> Any:
+    return x[index]
+
+
+_PRODUCTS = ("_grouped_mm", "grouped_mm", "bmm")
+_SAME_ROWS = ("to", "contiguous", "unsqueeze", "view", "reshape")
+"""Methods behind which the rows are still the same numbers."""
+
+
+def _gathers(match: Match) -> bool:
+    """Whether rows [S, H] of tokens [N, H] are gathered for products alone, which hold them for their weights."""
+    values = _tensors(match, "x", "index")
+    if values is None or not values[0].requires_grad:
+        return False
+    x, index = values
+    own = x.dim() == 2 and index.dim() == 1 and index.dtype in (torch.int64, torch.int32) and len(index) > len(x)
+    return own and _for_products(match.result)
+
+
+def _for_products(node: fx.Node) -> bool:
+    if not node.users or isinstance(node.meta.get("val"), tuple):
+        return False
+    return all(
+        user.op in ("call_function", "call_method")
+        and (
+            _function(user) in _PRODUCTS
+            or (_function(user) in _SAME_ROWS and tensor(user).dtype == tensor(node).dtype and _for_products(user))
+        )
+        for user in node.users
+    )
+
+
+def _function(node: fx.Node) -> str:
+    target = node.target
+    return target if isinstance(target, str) else getattr(target, "__name__", "")
+
+
+def permute(x: Tensor, index: Tensor) -> Tensor:
+    """[S, H] the rows ``index`` [S] of x [N, H]. Where saved tensors are recorded, they are gathered again."""
+    output: Tensor = region(Level.NONE, torch.Tensor.__getitem__, x, index)
+    return output
+
+
 _KEYS = ("query", "key", "value", "mask", "p", "causal", "scale")
 
 
@@ -265,6 +311,7 @@ def rewrites() -> tuple[Rewrite, ...]:
             lambda m, c: (dropout_add, (*_of(m, "x", "rest", "p"), c)),
         ),
         Rewrite("gqa", Pattern(_gqa), _repeats, _copied, lambda m, c: (gqa, _of(m, *_KEYS))),
+        Rewrite("permute", Pattern(_permute), _gathers, _last, lambda m, c: (permute, _of(m, "x", "index"))),
     )  # fmt: skip
 
 

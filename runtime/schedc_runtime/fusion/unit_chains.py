@@ -10,10 +10,8 @@ from torch import fx, nn
 from schedc.attachments.fusions import FUSIONS
 from schedc.attachments.values import Level
 from schedc_runtime.errors import RuntimeFault
-from schedc_runtime.fusion.fused_code import fused_code
-from schedc_runtime.fusion.fused_forward import TORCH_ERRORS
-from schedc_runtime.fusion.fused_stages import opaque_parts
-from schedc_runtime.fusion.recording import isolated
+from schedc_runtime.fusion.fused_forward import TORCH_ERRORS, made
+from schedc_runtime.fusion.fused_stages import request
 from schedc_runtime.partition.recorded_stage import RecordedStage
 from schedc_runtime.ranks.exchange import Exchange
 
@@ -30,10 +28,9 @@ def unit_chains(stage: RecordedStage, units: Sequence[str]) -> Iterator[tuple[st
         if any(isinstance(part, Exchange) for part in module.modules()):
             continue
         args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), lambda given: given.meta["val"])
-        opaque = frozenset(opaque_parts(module, Level.NONE))
-        names = {path: path for path, _ in module.named_modules()}
+        wanted = request("", module, Level.NONE, tuple(FUSIONS), False, {})
         try:
-            code = isolated(lambda: fused_code(module, args, kwargs, tuple(FUSIONS), False, opaque, names))  # noqa: B023
+            code = made(module, args, kwargs, wanted)
         except (KeyError, RuntimeFault, *TORCH_ERRORS):
             continue
         if code is not None:

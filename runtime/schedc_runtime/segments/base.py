@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -19,13 +19,13 @@ from schedc_runtime.moe.layer import moe_layers
 from schedc_runtime.partition.boundary import Boundary
 from schedc_runtime.partition.recorded_stage import RecordedStage
 from schedc_runtime.random_numbers.interception import session
-from schedc_runtime.recompute.levels import Recomputation, draws, install
+from schedc_runtime.recompute.levels import Recomputation, draws, install, region_paths
 from schedc_runtime.recompute.random_state import gpus
 from schedc_runtime.segments.captured import CapturedSegments
 from schedc_runtime.segments.fx_trace import Traces
 from schedc_runtime.segments.graph import Communication, Segment, StageGraph, stage_graph
 from schedc_runtime.segments.in_flight import MicrobatchState
-from schedc_runtime.stage.stage import LossFunction, Stage
+from schedc_runtime.stage.stage import FuseSegment, LossFunction, Stage
 
 
 class SegmentedBase(Stage):
@@ -56,6 +56,8 @@ class SegmentedBase(Stage):
         self._states: dict[int, MicrobatchState] = {}
         self.captures: CapturedSegments | None = None
         """The segments whose launches are replayed; None where all are launched as ever."""
+        self._fuse: FuseSegment | None = None
+        """What fuses the calls between the modules of a segment; None where the model's own code runs."""
         self._waiting: dict[int, set[int]] = {}
         """By microbatch: nodes whose weight gradients wait for other nodes with the same parameter."""
 
@@ -92,6 +94,18 @@ class SegmentedBase(Stage):
         self.graph = replace(self.graph, recomputed=self._memory.recomputed)
         self._memory_with_r, self.graph_with_r = self._memory, self.graph
         self.install_regions(plan)
+
+    def fuse_segments(self, fuse: FuseSegment | None) -> None:
+        self._fuse = fuse
+        for graph in {id(graph): graph for graph in (self.graph, *self._graphs.values())}.values():
+            self._fuse_in(graph)
+
+    def _fuse_in(self, graph: StageGraph) -> None:
+        level = self.recomputation.level
+        opaque = region_paths(self.module, level) if level >= Level.LAYER else ()
+        for node in graph.nodes:
+            if isinstance(node, Segment):
+                node.run.fuse(self.module, self._fuse and partial(self._fuse, node.name), opaque)
 
     def _node_names(self) -> tuple[dict[int, str], dict[int, str]]:
         return dict(enumerate(self.shape.names)), {number: node.role for number, node in enumerate(self.shape.nodes)}
@@ -134,8 +148,11 @@ class SegmentedBase(Stage):
         """Take the graph of the current code, which a recorded stage has for each input signature."""
         if not isinstance(self.module, RecordedStage) or (code := self.module.current) is self._code:
             return
-        graph = self._graphs.get(code) or stage_graph(self.module, len(code.shapes), self.blocks, self._traces)
-        self._graphs[code] = graph
+        graph = self._graphs.get(code)
+        if graph is None:
+            graph = self._graphs[code] = stage_graph(self.module, len(code.shapes), self.blocks, self._traces)
+            if self._fuse is not None:
+                self._fuse_in(graph)
         if graph.shape.nodes != replace(self.graph, recomputed={}).shape.nodes:
             raise StageError(
                 f"stage {self.index} has other segments for this batch than for the example that its cells were"

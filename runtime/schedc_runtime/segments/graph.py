@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import getitem
@@ -12,24 +12,24 @@ from torch import fx, nn
 
 from schedc.cell.graph import Lane, Node, StageShape
 from schedc_runtime.errors import PartitionError
-from schedc_runtime.partition.stage_code import compiled
 from schedc_runtime.ranks.exchange import Exchange
 from schedc_runtime.segments.cut import CutNode, Cutting, Group, cut, is_element
 from schedc_runtime.segments.declared import USES
 from schedc_runtime.segments.fx_trace import Traces, stage_nodes
+from schedc_runtime.segments.segment_code import SegmentCode
 
 
 @dataclass(frozen=True, eq=False)
 class Segment:
     """Compute between cuts.
 
-    run: function of the stage module and the values ``takes``; returns the values ``gives`` as a tuple.
+    run: takes the stage module and the values ``takes``; returns the values ``gives`` as a tuple.
     modules: paths of the submodules that it calls. parameters: paths of the parameters that it reads directly.
     differentiable: whether gradients go through it; not where all of its modules say ``differentiable = False``.
     """
 
     name: str
-    run: Callable[..., tuple[Any, ...]]
+    run: SegmentCode
     takes: tuple[int, ...]
     gives: tuple[int, ...]
     modules: tuple[str, ...]
@@ -278,7 +278,7 @@ class _GraphBuilder:
         read += [path for path in used if path not in modules]
         return Segment(
             group.name,
-            compiled(graph, f"segment {group.name} of {type(self.module).__name__}").run,
+            SegmentCode(graph, f"segment {group.name} of {type(self.module).__name__}"),
             tuple(taken),
             tuple(self.value(node) for node in outputs),
             tuple(dict.fromkeys(called)),

@@ -34,7 +34,7 @@ from schedc_runtime.segments.captured import CapturedSegments
 from schedc_runtime.segments.graph import StageGraph
 from schedc_runtime.segments.stage import SegmentedStage
 from schedc_runtime.stage.engine import differentiate, edge_of
-from schedc_runtime.stage.stage import LossFunction, Stage, check_loss
+from schedc_runtime.stage.stage import FuseSegment, LossFunction, Stage, check_loss
 from schedc_runtime.stage.taken import Taken, let_go
 
 Tensors = tuple[Tensor, ...]
@@ -124,10 +124,11 @@ class SlicedStage(Stage):
         """The numbers of the slices of a microbatch."""
         return range(microbatch * self.slices, (microbatch + 1) * self.slices)
 
-    # Settings.
-
     def set_recomputation(self, plan: Recompute, *, count: bool = False) -> None:
         self.flights.set_recomputation(plan, count=count)
+
+    def fuse_segments(self, fuse: FuseSegment | None) -> None:
+        self.flights.fuse_segments(fuse)
 
     def prepare_recompute(self) -> None:
         self.flights.prepare_recompute()

@@ -37,6 +37,8 @@ from schedc_runtime.stage.split import SplitBackward, is_late
 from schedc_runtime.stage.taken import Taken, let_go
 
 LossFunction = Callable[[Any, Any], Tensor]
+FuseSegment = Callable[[str, nn.Module, str], Callable[..., tuple[Any, ...]]]
+"""(segment, calls between its modules, name by which they draw) -> what runs in their place."""
 """loss_fn(output of the model, target) -> scalar, for one microbatch."""
 
 
@@ -261,6 +263,12 @@ class Stage(OffloadedStage):
         install_regions(self.module, self.blocks if plan.level >= Level.LAYER else ())
         if plan.layers:
             mark_layers(self.module, self.blocks, sum(run.layers for run in plan.layers), self.index)
+
+    def fuse_segments(self, fuse: FuseSegment | None) -> None:
+        """Let calls between the modules of each segment run as ``fuse`` says; None: as the model has them.
+
+        A stage that runs as a whole has no segments.
+        """
 
     def prepare_recompute(self) -> None:
         """Prepare for forwards with ``recompute_later``: the program has Rs of this stage.

@@ -74,6 +74,31 @@ def gqa(_: Chain, x: Tensor, y: Tensor) -> Tensor:
     return mixed.transpose(1, 2).reshape(x.shape)
 
 
+class Stack(nn.Module):
+    """Two experts, of which each token takes both: its rows are gathered, expert by expert."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(2, INNER, INNER))
+
+    def forward(self, x: Tensor) -> Tensor:
+        index = torch.arange(2 * len(x), device=x.device) % len(x)
+        products = torch.bmm(x[index].view(2, len(x), INNER), self.weight)
+        return products.sum(0)
+
+
+class Gathering(Chain):
+    """A chain in front of a product of experts."""
+
+    def __init__(self) -> None:
+        super().__init__(permute, INNER)
+        self.experts = Stack()
+
+
+def permute(block: Any, x: Tensor, y: Tensor) -> Tensor:
+    return y * x * block.experts(x)
+
+
 BLOCKS: dict[str, Callable[[], Chain]] = {
     "rope": lambda: Chain(rope, INNER),
     "gated": lambda: Chain(gated, INNER),
@@ -82,9 +107,10 @@ BLOCKS: dict[str, Callable[[], Chain]] = {
     "bias_gelu": lambda: Chain(bias_gelu, INNER),
     "dropout_add": lambda: Chain(dropout_add, INNER),
     "gqa": lambda: Chain(gqa, HEADS * HEAD, 2 * KEYS * HEAD),
+    "permute": Gathering,
 }
 """A block by the row whose chain it has."""
-COLUMNS = {**dict.fromkeys(BLOCKS, INNER), "gqa": (HEADS - KEYS) * 2 * HEAD}
+COLUMNS = {**dict.fromkeys(BLOCKS, INNER), "gqa": (HEADS - KEYS) * 2 * HEAD, "permute": 2 * INNER}
 """Columns of each chain, as the table counts them."""
 
 

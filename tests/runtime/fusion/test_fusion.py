@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import schedc
-from runtime.fusion.chain_cases import BLOCKS, COLUMNS, TOKENS, WIDTH, P, gelu_tanh, gradients
+from runtime.fusion.chain_cases import BLOCKS, COLUMNS, INNER, TOKENS, WIDTH, P, gelu_tanh, gradients
 from schedc.attachments.fusions import FUSIONS
 from schedc.attachments.values import Attachments, Fuse, Level, Recompute
 from schedc.diagnostics import DiagnosticError
@@ -21,6 +21,9 @@ from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.fusion.fused_stages import FusedStages
 from schedc_runtime.fusion.unit_chains import told_chains
 from schedc_runtime.measure.held_bytes import held
+from schedc_runtime.moe.experts import Experts
+from schedc_runtime.moe.layer import MoELayer
+from schedc_runtime.moe.router import Router, RouterConfig
 from schedc_runtime.partition import partition
 from schedc_runtime.pipeline.fused import check_exact
 from support.recompute_cases import block_stage, moe
@@ -191,19 +194,67 @@ def steps(model: nn.Module, schedule: str, fuse: Fuse | None, batch: Any, target
 
 
 def test_segments_with_dropout_keep_their_bits() -> None:
-    """Dense and MoE layers, recomputed; only chains of dense blocks, and of parts between exchanges, fuse."""
+    """Dense and MoE layers, recomputed; the sums around attention and around the experts fuse, too."""
     (batch, targets), recompute = tokens(8), (Recompute(Level.FULL),) * 4
     results = [
         steps(moe(0.2, 4), "dualpipev", fuse, batch, targets, loss_fn=next_token_loss, recompute=recompute)
         for fuse in (None, Fuse(("dropout_add",)))
     ]
-    assert results[1][1][0] == "fused chains in `blocks.0`: dropout_add 2"
+    assert results[1][1][:2] == [
+        "fused chains in `blocks.0`: dropout_add 2",
+        "fused chains in `0.attention of stage 3` and 5 more: dropout_add 1",
+    ]
     assert all(torch.equal(value, results[1][0][name]) for name, value in results[0][0].items())
+
+
+class Around(nn.Module):
+    """[TOKENS, WIDTH] to the same: a product and experts, each with dropout and a sum around it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.dropout = nn.Linear(WIDTH, WIDTH), nn.Dropout(P)
+        self.experts = MoELayer(Router(WIDTH, RouterConfig(experts=4, top=2)), Experts(4, WIDTH, INNER))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.dropout(self.attention(x))
+        output: Tensor = self.dropout(self.experts(x)) + x
+        return output
+
+
+def test_sums_between_exchanges_hold_less() -> None:
+    """A MoE block holds a byte per number for each of its two dropouts; its code is given back."""
+    stage, chains = fused(Around(), "dropout_add")
+    sizes: list[dict[str, int]] = []
+    for run in range(4):
+        if run == 2:
+            found = chains.chains()
+            chains.release()
+        torch.manual_seed(3)
+        stage.forward(0, (torch.randn(TOKENS, WIDTH),))
+        sizes.append(dict(held(stage, 0).saved))
+        stage.reset()
+    assert found == {name: {"dropout_add": 1} for name in ("0.attention of stage 0", "0.post of stage 0")}
+    assert sizes == [sizes[0], sizes[0], sizes[2], sizes[2]]
+    expected = TOKENS * FUSIONS["dropout_add"].saved_bytes(WIDTH, 4)
+    assert {name: sizes[2][name] - size for name, size in sizes[0].items() if sizes[2][name] != size} == {
+        "0.attention": expected,
+        "0.post": expected,
+    }
+
+
+def test_dropout_behind_a_recomputed_attention_stays_in_its_region() -> None:
+    stage, chains = fused(Around(), "dropout_add", level=Level.LAYER)
+    stage.forward(0, (torch.randn(TOKENS, WIDTH),))
+    assert chains.chains() == {"0.post of stage 0": {"dropout_add": 1}}
 
 
 SIZES: dict[str, Any] = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64, "tie_word_embeddings": False,
+}  # fmt: skip
+EXPERTS: dict[str, Any] = {
+    **SIZES, "moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2,
+    "experts_implementation": "grouped_mm",
 }  # fmt: skip
 GPT2: dict[str, Any] = {
     "vocab_size": 64, "n_embd": 32, "n_layer": 4, "n_head": 4, "n_positions": 64, "resid_pdrop": 0.2,
@@ -214,6 +265,15 @@ MODELS = [
     ("LlamaConfig", "LlamaForCausalLM", SIZES, "zbh1", Fuse(), torch.float64, "rope 2, gated 1, gqa 1"),
     ("GPT2Config", "GPT2LMHeadModel", GPT2, "zbh1", Fuse(("dropout_add",)), torch.bfloat16, "dropout_add 2"),
     ("GPT2Config", "GPT2LMHeadModel", GPT2, "1f1b", Fuse(), torch.float64, "gelu_tanh 1, dropout_add 2"),
+    (
+        "Qwen3MoeConfig",
+        "Qwen3MoeForCausalLM",
+        EXPERTS,
+        "zbh1",
+        Fuse(("rope", "gated", "permute")),
+        torch.bfloat16,
+        "rope 2, gated 1, permute 1",
+    ),
 ]
 
 
