@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from schedc.analysis.cell_forms import CellForm, cell_forms
 from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.group_pricing import GroupPricing, KindOfCell, RankRows, price_group
 from schedc.analysis.lane_walk import LaneWalk, TimedWorks, walk_of
@@ -18,14 +19,10 @@ from schedc.cell.costs import CellCosts
 from schedc.cell.delays import Delays, closed_delays, lower_bound_delays, program_delays
 from schedc.cell.graph import EXCHANGE_LANES, LINKS, StageShape
 from schedc.cell.predict import Prediction, hidden_share, predict
-from schedc.cell.program import HALVES, CellProgram, PlanOrder
+from schedc.cell.program import CellProgram, PlanOrder
 from schedc.cell.schedule import cell_program
 from schedc.diagnostics import CompilerBug
-from schedc.ir.arrays import Floats, Int64, bincount
-from schedc.ir.op_tables import BACKWARD
-from schedc.ir.ops import LETTERS, OpKind
-from schedc.ir.recomputed import recomputed_ops
-from schedc.ir.schedule import Schedule
+from schedc.ir.arrays import Floats, Int64
 from schedc.ir.works import LANE_NAMES
 
 
@@ -299,16 +296,6 @@ def simulate_messages(
     return replace(timeline, makespan=float(walk.close(there[0, :-1, None]).max(initial=0.0))) if walk else timeline
 
 
-class _Graphs(NamedTuple):
-    """The graphs of a stage: ``plain`` for most cells, ``recomputed`` for its Rs."""
-
-    plain: StageShape
-    recomputed: StageShape
-
-    def of(self, use: int) -> StageShape:
-        return (self.plain, self.plain.ready, self.recomputed)[use]
-
-
 def _kinds(
     dependencies: Dependencies,
     shapes: Sequence[StageShape],
@@ -316,56 +303,15 @@ def _kinds(
     costs: CellCosts,
     order_of: OrderOf,
 ) -> tuple[tuple[CellKind, ...], Int64]:
-    """The kinds of cells of a schedule, and [cells] the index of each cell's kind."""
-    graphs = tuple(_Graphs(*row) for row in zip(shapes, recomputed, strict=True))
-    uses = _uses(dependencies.schedule)
-    codes, kind = np.unique(_codes(dependencies, graphs, uses), return_inverse=True)
-    representative = np.zeros(codes.size, np.int64)
-    representative[kind[::-1]] = np.arange(len(dependencies))[::-1]
-    counts = bincount(kind, minlength=codes.size)
-    kinds = tuple(
-        _kind(dependencies, int(cell), int(count), graphs, uses, costs, order_of)
-        for cell, count in zip(representative, counts, strict=True)
-    )
-    return kinds, kind.astype(np.int64)
+    """The kinds of cells of a schedule with their programs, and [cells] the index of each cell's kind."""
+    known = cell_forms(dependencies, tuple(shapes), tuple(recomputed))
+    return tuple(_kind(form, costs, order_of) for form in known.forms), known.form
 
 
-def _uses(schedule: Schedule) -> Int64:
-    """[ops] graph that an op runs: 0 the plain one, 1 the ready one of a backward behind an R, 2 that of an R."""
-    behind = recomputed_ops(schedule) & BACKWARD[schedule.kind]
-    return np.where(schedule.kind == OpKind.R, 2, behind.astype(np.int64))
-
-
-def _codes(dependencies: Dependencies, graphs: Sequence[_Graphs], uses: Int64) -> Int64:
-    """[cells] a number for the kind of each cell and the graphs of its stages; of W, B and I the first is unused."""
-    schedule, kinds = dependencies.schedule, len(OpKind)
-    numbers: dict[StageShape, int] = {}
-    number = np.array([[numbers.setdefault(of.of(use), len(numbers)) for use in range(3)] for of in graphs], np.int64)
-    code = schedule.kind * np.int64(len(numbers)) + number[schedule.stage, uses]
-    first, second = dependencies.first, dependencies.second
-    behind = np.where(second >= 0, 1 + code[second], 0)
-    return np.asarray(code[first] * (1 + kinds * len(numbers)) + behind)
-
-
-def _kind(
-    dependencies: Dependencies,
-    cell: int,
-    count: int,
-    graphs: Sequence[_Graphs],
-    uses: Int64,
-    costs: CellCosts,
-    order_of: OrderOf,
-) -> CellKind:
-    schedule = dependencies.schedule
-    first, second = int(dependencies.first[cell]), int(dependencies.second[cell])
-    kind = LETTERS[schedule.kind[first]] + (LETTERS[schedule.kind[second]] if second >= 0 else "")
-    last = second if second >= 0 else first
-    stages = int(schedule.stage[first]), int(schedule.stage[last])
-    on_first, on_second = HALVES[kind]
-    forward = graphs[stages[0]].of(int(uses[first])) if on_first else None
-    backward = graphs[stages[1]].of(int(uses[last])) if on_second else None
-    program = cell_program(kind, forward, backward, costs, order_of(kind))
-    return CellKind(kind, stages, count, program, predict(program, forward, backward, costs), forward, backward)
+def _kind(form: CellForm, costs: CellCosts, order_of: OrderOf) -> CellKind:
+    program = cell_program(form.kind, form.forward, form.backward, costs, order_of(form.kind))
+    prediction = predict(program, form.forward, form.backward, costs)
+    return CellKind(form.kind, form.stages, form.count, program, prediction, form.forward, form.backward)
 
 
 def _delays(kind: CellKind, costs: CellCosts, opens_late: bool = True) -> Delays:

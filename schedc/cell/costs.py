@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -88,25 +88,12 @@ class CellCosts:
         node, times = shape.nodes[index], self._whole(shape, index)
         if node.slices == 1:
             return times
-        share = self.share_of_slice(node.slices, node.exchange)
+        share = share_of_slice(self.slices, node.slices, node.exchange)
         return SegmentTimes(*(time * share for time in times))
 
-    def share_of_slice(self, slices: int, exchange: bool) -> float:
-        """Time of one of so many slices over that of the whole microbatch."""
-        factors = [factor for factor in self.slices if factor.slices <= slices]
-        last = factors[-1] if factors else SliceFactor(1, 1.0)
-        return (last.exchanges if exchange else last.segments) / slices
-
     def _whole(self, shape: StageShape, index: int) -> SegmentTimes:
-        node = shape.nodes[index]
-        if node.whole in self._table:
-            return self._table[node.whole]
-        times = self._table.get(_key(node), _NOTHING)
-        if node.role == "attention" and any(shape.nodes[before].exchange for before in node.after):
-            return SegmentTimes(
-                *(left + right for left, right in zip(times, self._table.get("post", _NOTHING), strict=True))
-            )
-        return times
+        own = [self._table[name] for name in entries(shape, index, self._table)]
+        return SegmentTimes(*map(sum, zip(*own, strict=True))) if len(own) > 1 else (own or [_NOTHING])[0]
 
     def with_rows(self, segments: float, exchanges: float | None = None) -> CellCosts:
         """The costs of a rank with this many times the rows. exchanges: the same for exchanges, if it is another.
@@ -127,7 +114,27 @@ class CellCosts:
         """Time of one half of a node, in time units. A recomputation takes its ``share`` of the forward."""
         if half is Half.RECOMPUTE:
             return self.times(shape, index).forward * shape.nodes[index].share
-        return self.times(shape, index)[_HALVES.index(half)]
+        return self.times(shape, index)[time_column(half)]
+
+
+def time_column(half: Half) -> int:
+    """The place in `SegmentTimes` of a half's time, in units of it; a recomputation takes a share of the forward."""
+    return 0 if half is Half.RECOMPUTE else _HALVES.index(half)
+
+
+def entries(shape: StageShape, index: int, known: Container[str]) -> tuple[str, ...]:
+    """The names among those ``known`` whose times, together, are those of a node for a whole microbatch."""
+    node = shape.nodes[index]
+    if node.whole in known:
+        return (node.whole,)
+    behind = node.role == "attention" and any(shape.nodes[before].exchange for before in node.after)
+    return tuple(name for name in (_key(node), *(("post",) if behind else ())) if name in known)
+
+
+def share_of_slice(factors: Sequence[SliceFactor], slices: int, exchange: bool) -> float:
+    """Time of one of so many slices over that of the whole microbatch. factors: ascending, as in `CellCosts`."""
+    last = next((factor for factor in reversed(factors) if factor.slices <= slices), SliceFactor(1, 1.0))
+    return (last.exchanges if exchange else last.segments) / slices
 
 
 def _of_rows(name: str) -> bool:

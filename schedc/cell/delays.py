@@ -11,17 +11,16 @@ A cell program only adds times and takes the later of two. So each output time i
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
+from schedc.cell.bounds import delay_bounds
 from schedc.cell.costs import CellCosts
 from schedc.cell.graph import StageShape
-from schedc.cell.local_search import lower_bound
-from schedc.cell.program import MESSAGED, CellProgram
+from schedc.cell.program import CellProgram
 from schedc.cell.simulate import ArrivalTimes, Played, play
-from schedc.cell.tasks import Tasks, tasks_of
+from schedc.cell.tasks import tasks_of
 
 Delays = npt.NDArray[np.float64]
 """[3, 3] the delays above, in the unit of the cell's costs; -inf where an output does not depend on an arrival.
@@ -45,25 +44,10 @@ def closed_delays(duration: float) -> Delays:
 def lower_bound_delays(kind: str, forward: StageShape | None, backward: StageShape | None, costs: CellCosts) -> Delays:
     """[3, 3] a lower bound of each delay over all programs of a cell: longest chains of dependent tasks."""
     tasks = tasks_of(kind, forward, backward)
-    duration = tasks.durations(costs, costs)
-    every = range(len(tasks))
-    of_half = [[index for index in every if tasks.all[index].half is half] for half in MESSAGED]
-    completing = [every if last is None else last for last in (None, *tasks.leaving)]
-    bounds = np.array([[_chain(tasks, duration, starts, ends) for starts in (every, *of_half)] for ends in completing])
-    bounds[:, 0] = np.maximum(bounds[:, 0], 0.0)
-    bounds[[last is None for last in (None, *tasks.leaving)], 0] = lower_bound(tasks, duration)
-    return bounds
+    duration = np.array(tasks.durations(costs, costs), np.float64)
+    return delay_bounds(tasks, duration[:, np.newaxis])[:, :, 0]
 
 
 def _outs(played: Played) -> list[float]:
     outputs = [played.duration if time is None else time for time in (played.activation_at, played.gradient_at)]
     return [played.duration, *outputs]
-
-
-def _chain(tasks: Tasks, duration: Sequence[float], starts: Container[int], ends: Iterable[int]) -> float:
-    """The longest chain from the beginning of one of ``starts`` to the end of one of ``ends``; -inf without one."""
-    reached = [-math.inf] * len(tasks)
-    for index, task in enumerate(tasks.all):
-        before = max((reached[earlier] for earlier in task.after), default=-math.inf)
-        reached[index] = duration[index] + max(before, 0.0 if index in starts else -math.inf)
-    return max((reached[index] for index in ends), default=-math.inf)

@@ -38,29 +38,11 @@ SAME = 1e-9
 """Times that differ by less than this share of the cell count as equal."""
 
 
-def lower_bound(tasks: Tasks, duration: Sequence[float]) -> float:
-    """A lower bound of the cell's time: the longest chain, or a queue's work with what must precede and follow it.
-
-    duration: [tasks] in time units, as the bound.
-    """
-    ends, tail = _heads(tasks, duration), _tails(tasks, duration)
-    bound = max(ends, default=0.0)
-    for queue in range(len(QUEUES)):
-        members = [index for index, queue_of in enumerate(tasks.queues) if queue_of == queue and duration[index]]
-        if members:
-            work = sum(duration[index] for index in members)
-            bound = max(
-                bound,
-                min(ends[index] - duration[index] for index in members) + work + min(tail[index] for index in members),
-            )
-    return bound
-
-
 def varied(tasks: Tasks, duration: Sequence[float], start: Priority, bound: float) -> list[Placed]:
     """List schedules of changed priorities, beginning with ``start``; none is longer than the one before.
 
     A changed priority moves all tasks that depend on the change; a changed order moves a single task.
-    duration: [tasks] in time units; bound: that of `lower_bound`.
+    duration: [tasks] in time units; bound: that of `schedc.cell.bounds.lower_bound`.
     """
     source = random.Random(len(tasks))
     best, schedules = start, [LaneClock(tasks, duration).run(start)]
@@ -86,7 +68,7 @@ def improved(tasks: Tasks, duration: Sequence[float], starts: Sequence[Sequence[
     First the search minimizes the cell's time. Each round begins with another schedule and moves one task at a time
     between its dependencies and its followers. A move stays if the cell gets no longer, or early in a round a little.
     Then the search makes outputs complete earlier, in a cell of the same time.
-    duration: [tasks] in time units; bound: that of `lower_bound`.
+    duration: [tasks] in time units; bound: that of `schedc.cell.bounds.lower_bound`.
     """
     kinds = [_distinct(tasks, kind, bound) for kind in starts]
     orders = [order for ranked in zip_longest(*kinds) for order in ranked if order is not None]

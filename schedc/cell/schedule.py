@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
+from schedc.cell.bounds import lower_bound
 from schedc.cell.costs import CellCosts
 from schedc.cell.graph import QUEUES, StageShape
 from schedc.cell.host_lane import without_host
 from schedc.cell.list_scheduler import MANNERS, LaneClock, Placed, Priority
-from schedc.cell.local_search import improved, in_order, lower_bound, merit, varied
+from schedc.cell.local_search import improved, in_order, merit, varied
 from schedc.cell.predict import longest_paths
 from schedc.cell.program import Action, CellProgram, Half, PlanOrder, Step
 from schedc.cell.simulate import play

@@ -20,9 +20,9 @@ from schedc.cell import (
     cell_program,
     stage_shape,
 )
+from schedc.cell.bounds import lower_bound
 from schedc.cell.collectives import verify_collectives
 from schedc.cell.issue_order import CellOf, CellOnRank, ExpertRanks, events
-from schedc.cell.local_search import lower_bound
 from schedc.cell.predict import predict
 from schedc.cell.tasks import tasks_of
 from schedc.cell.verify import verify

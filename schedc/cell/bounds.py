@@ -1,0 +1,78 @@
+"""Lower bounds of a cell over all of its programs, under many costs at once: its time, and its delays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from schedc.cell.program import MESSAGED
+from schedc.cell.tasks import Tasks
+from schedc.ir.arrays import Floats
+
+
+def lower_bounds(tasks: Tasks, duration: Floats) -> Floats:
+    """[K] lower bounds of the cell's time: the longest chain, or a queue's work with what precedes and follows it.
+
+    duration: [tasks, K] in time units, as the bounds.
+    """
+    return _lower_bounds(tasks, duration, _chains(tasks, duration, np.zeros((len(tasks), 1)))[:, 0])
+
+
+def lower_bound(tasks: Tasks, duration: Sequence[float]) -> float:
+    """`lower_bounds` under one cost. duration: [tasks] in time units, as the bound."""
+    return float(lower_bounds(tasks, np.array(duration, np.float64)[:, np.newaxis])[0])
+
+
+def delay_bounds(tasks: Tasks, duration: Floats) -> Floats:
+    """[3, 3, K] a lower bound of each of a cell's delays (`schedc.cell.delays`): longest chains of dependent tasks.
+
+    duration: [tasks, K] in time units, as the bounds.
+    """
+    of_half = [[0.0 if task.half is half else -np.inf for task in tasks.all] for half in MESSAGED]
+    reached = _chains(tasks, duration, np.array([[0.0] * len(tasks), *of_half]).T)
+    completing = (None, *tasks.leaving)
+    ends = [reached if last is None else reached[list(last)] for last in completing]
+    bounds = np.stack([of.max(axis=0, initial=-np.inf) for of in ends])
+    bounds[:, 0] = np.maximum(bounds[:, 0], 0.0)
+    bounds[[last is None for last in completing], 0] = _lower_bounds(tasks, duration, reached[:, 0])
+    return bounds
+
+
+def _chains(tasks: Tasks, duration: Floats, start: Floats) -> Floats:
+    """[tasks, starts, K] the longest chain up to the end of each task, from tasks with a start; -inf without one.
+
+    start: [tasks, starts] when a chain may begin at a task, -inf where none does.
+    """
+    reached = np.empty((len(tasks), start.shape[1], duration.shape[1]))
+    for index, task in enumerate(tasks.all):
+        latest: Floats = start[index][:, np.newaxis]
+        for before in task.after:
+            latest = np.maximum(latest, reached[before])
+        np.add(latest, duration[index], out=reached[index])
+    return reached
+
+
+def _lower_bounds(tasks: Tasks, duration: Floats, heads: Floats) -> Floats:
+    """`lower_bounds`. heads: [tasks, K] the earliest end of each task."""
+    tails = _tails(tasks, duration)
+    bound = heads.max(axis=0, initial=0.0)
+    queue_of = np.array(tasks.queues, np.int64)
+    for queue in np.unique(queue_of):
+        members = queue_of == queue
+        time = duration[members]
+        work = np.cumsum(time, axis=0)[-1]  # in order: `sum` may add in another one
+        runs = time > 0
+        before = np.where(runs, heads[members] - time, np.inf).min(axis=0)
+        behind = np.where(runs, tails[members], np.inf).min(axis=0)
+        bound = np.maximum(bound, np.where(runs.any(axis=0), before + work + behind, 0.0))
+    return np.asarray(bound)
+
+
+def _tails(tasks: Tasks, duration: Floats) -> Floats:
+    """[tasks, K] the time of the longest chain behind each task."""
+    tails = np.zeros_like(duration)
+    for index in reversed(range(len(tasks))):
+        for after in tasks.followers[index]:
+            np.maximum(tails[index], tails[after] + duration[after], out=tails[index])
+    return tails
