@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from schedc.diagnostics import Diagnostic, DiagnosticError, Label, did_you_mean
 from schedc.planner.cluster.values import Cluster
 from schedc.planner.fit.estimate import Estimator
 from schedc.planner.fit.rows import MeasuredRows
+from schedc.planner.fit.seen import SEEN_AXES, SeenRanges, seen_ranges
 from schedc.planner.fit.validate import Validation, errors, validate
 from schedc.planner.presets.tables import files
 from schedc.planner.reading.keys import Keys, place_of
@@ -32,7 +33,8 @@ class Fit:
 
     devices, precisions: names of those in the rows. rows: how many. hash: of the text they come from. interval_pct: of
     a prediction; 0 where nothing was left out to measure it. at_bound, at_prior: see `Estimate`. unseen: devices and
-    precisions that it is used for, and that its rows have not; empty unless it was forced.
+    precisions that it is used for, and that its rows have not; empty unless it was forced. seen: ranges of sizes in the
+    rows.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Fit:
     at_bound: tuple[str, ...] = ()
     at_prior: tuple[str, ...] = ()
     unseen: tuple[str, ...] = ()
+    seen: SeenRanges = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,6 +94,7 @@ def fit_rows(measured: MeasuredRows, name: str, cross_validate: bool) -> FitResu
         round(validation.cv_mape_pct, 3) if validation else 0.0,
         whole.at_bound,
         whole.at_prior,
+        seen=seen_ranges([row.run for row in rows]),
     )
     return FitResult(fit, measured, tuple(errors(estimator, whole.position).tolist()), validation)
 
@@ -101,6 +105,8 @@ def fit_text(fit: Fit) -> str:
     for key in ("name", "devices", "precisions", "rows", "hash", "interval_pct", "cv_mape_pct", "at_bound", "at_prior"):
         value = getattr(fit, key)
         lines.append(f"{key} = {json.dumps(list(value) if isinstance(value, tuple) else value)}")
+    if fit.seen:
+        lines += ["\n[seen]", *(f"{axis} = {list(ends)}" for axis, ends in fit.seen.items())]
     lines.append("\n[constants]")
     for constant, number in fit.constants.items():
         lines.append(f"{constant} = {number!r}  # {BY_NAME[constant].unit}".rstrip(" #"))
@@ -123,9 +129,23 @@ def load_fit(path: Path) -> Fit:
     else:
         constants = {key: inner.number(key, most=BY_NAME[key].most * 1.001) for key in BY_NAME if inner.has(key)}
         inner.refuse_rest()
+    seen = _seen(keys)
     keys.refuse_rest()
     keys.stop()
-    return Fit(name, devices, precisions, rows, hash, constants, interval, cv, at_bound, at_prior)
+    return Fit(name, devices, precisions, rows, hash, constants, interval, cv, at_bound, at_prior, seen=seen)
+
+
+def _seen(keys: Keys) -> SeenRanges:
+    """The table `seen`: two whole numbers by axis."""
+    inner = keys.inner("seen")
+    if inner is None:
+        return {}
+    ends = {axis: inner.integers(axis) for axis in SEEN_AXES if inner.has(axis)}
+    for axis, values in ends.items():
+        if len(values) != 2:
+            inner.say(axis, f"`seen.{axis}` is not a smallest and a largest value", "write [1, 8]")
+    inner.refuse_rest()
+    return {axis: (values[0], values[-1]) for axis, values in ends.items() if values}
 
 
 def _texts(keys: Keys, key: str) -> tuple[str, ...]:

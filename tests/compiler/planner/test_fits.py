@@ -16,6 +16,7 @@ from schedc.planner.cluster.read import load_cluster
 from schedc.planner.fit.estimate import Estimator, at
 from schedc.planner.fit.fitted import fit_for, fit_text, load_fit
 from schedc.planner.fit.rows import load_rows
+from schedc.planner.fit.seen import beyond
 from schedc.planner.model.values import AttentionSizes, ModelSizes
 from schedc.planner.presets.library import open_cluster
 from schedc.planner.presets.tables import files
@@ -102,6 +103,8 @@ def test_the_command_writes_a_fit_and_names_what_it_left_out(tmp_path: Path) -> 
     assert {"split"}.isdisjoint(facts["constants"])  # no such row splits its backward
     fit = load_fit(out)
     assert fit_text(fit) == out.read_text(encoding="utf-8")
+    assert fit.seen["pp"] == (8, 32)
+    assert list(beyond(fit.seen, {"pp": 64, "tp": 1, "schedule": "1f1b"})) == ["pp 64 (rows: 8 to 32)"]
 
 
 def test_predictions_stand_beside_measured_time_and_memory() -> None:
@@ -122,7 +125,14 @@ def test_predictions_stand_beside_measured_time_and_memory() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "schema = 1", 'schema = "schedc.fit/1"\nname = 3\n[constants]\ngemm = nan\nx = 1']
+    "text",
+    [
+        "",
+        "schema = 1",
+        'schema = "schedc.fit/1"\nname = 3\n[constants]\ngemm = nan\nx = 1',
+        'schema = "schedc.fit/1"\nname = "a"\nrows = 1\ndevices = []\nprecisions = []\n'
+        "[seen]\ntp = [1]\npp = 3\nqq = [1, 2]\n[constants]\ngemm = 0.7",
+    ],
 )
 def test_a_file_that_is_no_fit_is_refused(text: str, tmp_path: Path) -> None:
     path = tmp_path / "a.fit.toml"
