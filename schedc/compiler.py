@@ -17,6 +17,7 @@ from schedc.diagnostics import Diagnostic, DiagnosticError
 from schedc.elaborate import elaborate
 from schedc.elaborate.fastest import has_policy
 from schedc.inputs import Input, Order, open_input
+from schedc.ir.arrays import Floats
 from schedc.ir.program import Program
 from schedc.ir.schedule import Schedule
 from schedc.load.frozen import thaw
@@ -145,6 +146,8 @@ class Priced:
     """The costs by the form of the loss, where the plan says one."""
     replication: Replication | None = None
     """The works among replicas beside those of offloads, where a number of replicas is given."""
+    held: Floats | None = None
+    """[P] bytes that each rank holds at its peak, parameters included; None where a plan has no memory in bytes."""
 
     @property
     def schedule(self) -> Schedule:
@@ -176,7 +179,8 @@ class Priced:
     def memory(self) -> Memory:
         """The memory of the device: without what works have moved to the host."""
         memory = measure_memory(self.schedule, self.costs, self.dependencies)
-        return memory if self.works is None else without(memory, self.works.placed)
+        memory = memory if self.works is None else without(memory, self.works.placed)
+        return replace(memory, held=self.held)
 
     def program(self) -> Program:
         """The instruction streams, with the works."""
@@ -220,12 +224,10 @@ def _replicated(tree: ReadPlan, planned: Priced, replicas: int) -> Priced:
 
     dependencies, plan = planned.dependencies, plan_of(planned.schedule)
     layout, layers = layout_of_plan(tree.tree, planned.schedule), layer_costs(tree.directives)
-    return replace(
-        planned,
-        replication=replicate(
-            tree.directives, plan, layout, layers, dependencies, planned.costs, planned.offloading, replicas
-        ),
+    replication = replicate(
+        tree.directives, plan, layout, layers, dependencies, planned.costs, planned.offloading, replicas
     )
+    return replace(planned, replication=replication, held=replication.held)
 
 
 def _planned(tree: ReadPlan, sizes: Mapping[str, int], costs: Costs, checked: bool = True) -> Priced:
@@ -262,17 +264,16 @@ def _planned(tree: ReadPlan, sizes: Mapping[str, int], costs: Costs, checked: bo
     dependencies, of_stages, written = attached.placed(dependencies)
     layers = layer_costs(tree.directives)
     if not plan.offload:
-        if checked:
-            check_memory(tree.tree, plan, layout, layers, dependencies, of_stages)
+        held = check_memory(tree.tree, plan, layout, layers, dependencies, of_stages) if checked else None
         losses = None if written else _by_loss(tree, layout, costs, plan)
-        return Priced(dependencies, of_stages, written, chosen=chosen, losses=losses)
+        return Priced(dependencies, of_stages, written, chosen=chosen, losses=losses, held=held)
     from schedc.plan.place_works import check_host, place_offloads
 
     offloading = place_offloads(tree.directives, plan, layout, layers, dependencies, of_stages)
-    if checked:
-        check_memory(tree.tree, plan, layout, layers, dependencies, of_stages, offloading.placed)
-    check_host(tree.directives, offloading.placed, dependencies)
-    return Priced(dependencies, of_stages, written, offloading, chosen)
+    placed = offloading.placed
+    held = check_memory(tree.tree, plan, layout, layers, dependencies, of_stages, placed) if checked else None
+    check_host(tree.directives, placed, dependencies)
+    return Priced(dependencies, of_stages, written, offloading, chosen, held=held)
 
 
 def _by_loss(tree: ReadPlan, layout: Layout, costs: Costs, plan: Attachments) -> dict[str, Costs] | None:
@@ -296,8 +297,9 @@ def _chosen_together(
     attached: AttachedPlan,
 ) -> Priced:
     """What the compiler chooses under both `recompute auto` and `offload auto`."""
-    from schedc.plan.apply import stage_costs
+    from schedc.plan.apply import layer_costs, stage_costs
     from schedc.plan.choose_both import choose_both
+    from schedc.plan.peak_memory import check_memory
     from schedc.plan.place_works import check_host
 
     def attach(plan: Attachments) -> tuple[Dependencies, Costs, Dependencies | None]:
@@ -305,8 +307,11 @@ def _chosen_together(
         return replace(attached, plan=plan, costs=replace(of_stages, cell=costs.cell)).placed(dependencies)
 
     both = choose_both(tree.directives, layout, costs, plan, dependencies, stages, attach)
-    check_host(tree.directives, both.offloading.placed, both.dependencies)
-    return Priced(both.dependencies, both.costs, both.written, both.offloading, both.recomputation)
+    placed = both.offloading.placed
+    check_host(tree.directives, placed, both.dependencies)
+    layers, chosen = layer_costs(tree.directives), both.recomputation.plan
+    held = check_memory(tree.tree, chosen, layout, layers, both.dependencies, both.costs, placed)
+    return Priced(both.dependencies, both.costs, both.written, both.offloading, both.recomputation, held=held)
 
 
 def order_pricer(costs: Costs, slices: int = 1) -> Pricer | None:

@@ -31,7 +31,8 @@ class Memory:
     memory, memory_inside: [cells] the same weighted by the costs: ``activation`` of its stage from F to B or I,
         ``pending_weight`` from I to W, in the unit of the costs.
     peak_activations: [P] inside cells; peak_activations_between: [P] after cells; peak_pending_weight: [P].
-    peak_memory: [P] inside cells, in the unit of the costs.
+    peak_memory: [P] inside cells, in the unit of the costs; that of ``held`` where it is there.
+    held: [P] bytes of ranks whose plan has a memory in bytes, with parameters and what else it counts; else None.
     """
 
     dependencies: Dependencies
@@ -40,6 +41,7 @@ class Memory:
     pending_weight: Int64
     memory: Floats
     memory_inside: Floats
+    held: Floats | None = None
 
     @property
     def peak_activations(self) -> Int64:
@@ -55,7 +57,7 @@ class Memory:
 
     @property
     def peak_memory(self) -> Floats:
-        return self._peaks(self.memory_inside)
+        return self._peaks(self.memory_inside) if self.held is None else self.held
 
     def _peaks(self, curve: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return reduce_by_rank(np.maximum, curve, self.dependencies.rank_start)

@@ -300,15 +300,17 @@ def check_memory(
     placed: PlacedWorks | None = None,
     chosen: bool = False,
     sharded: Sharded | None = None,
-) -> None:
-    """Raises `DiagnosticError` (S406) where a rank holds more than the plan's memory, with what fills the fullest rank.
+) -> Floats | None:
+    """[P] bytes that each rank holds at its peak; None for a plan whose memory has no unit.
+
+    Raises `DiagnosticError` (S406) where a rank holds more than the plan's memory, with what fills the fullest rank.
 
     costs: those of the stages, with the activations that recomputation leaves. placed: works that move activations.
     chosen: the levels are those that hold least, because no others fit. sharded: what replicas shard.
     """
     line = tree.memory
     if line is None:
-        return
+        return None
     _check_worst(tree, plan, line)
     schedule, limit = dependencies.schedule, amount(line)
     extra = extra_memory(plan, layout, layers.activations, schedule, bool(line.unit))
@@ -319,7 +321,7 @@ def check_memory(
     held = held if sharded is None else held - sharded.per_rank(schedule)
     rank = int(np.argmax(held))
     if held[rank] <= limit * (1 + 1e-12):
-        return
+        return held if line.unit else None
     write = shown if line.unit else plain
     peak = peak_of(rank, plan, layout, layers, schedule, costs, extra, away, sharded)
     op = schedule.op(peak.row)

@@ -35,13 +35,14 @@ class Replication(StepWorks):
     """The works of a step among replicas beside its offloads, with their times.
 
     members: replicas that take part, by group. sizes: what they sum and shard. sent: time in which one of
-    them sends a unit of memory. alone: when the step ends without works among replicas.
+    them sends a unit of memory. alone: when the step ends without works among replicas. held: as in `Priced`.
     """
 
     members: dict[WorkGroup, int]
     sizes: ReplicaBytes
     sent: float
     alone: float
+    held: Floats | None = None
 
     @property
     def makespan(self) -> float:
@@ -96,9 +97,9 @@ def replicate(
     time = lane_times(placed, dependencies, sizes, per_byte)
     if offloading is not None:
         time[placed.works.lane != WorkLane.DP] = offloading.time
-    check_memory(directives.tree, plan, layout, layers, dependencies, costs, placed, sharded=sharded)
+    held = check_memory(directives.tree, plan, layout, layers, dependencies, costs, placed, sharded=sharded)
     lanes = run_with_works(dependencies, duration, of_stage.p2p, placed, time, of_stage.slowdown)
-    result = Replication(placed, time, lanes, in_bytes, members, sizes, sent, 0.0)
+    result = Replication(placed, time, lanes, in_bytes, members, sizes, sent, 0.0, held)
     return result.under(dependencies, costs)
 
 

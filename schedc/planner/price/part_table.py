@@ -54,7 +54,9 @@ class PartTable:
     rail, node: [splits] seconds over either kind of links of one dispatch, or of one combine. A layer has both in each
     direction. p2p: [splits] seconds of a message between stages.
     held: [splits, levels, kinds] bytes that a microbatch holds from its forward on; pending: [splits, kinds] those
-    between I and W. segments: seconds of the segments of a layer with experts, by the roles of cells, [splits] each.
+    between I and W. reserve: [splits, levels, 2] bytes that no order counts: the largest gradients, what a backward has
+    recomputed for a moment, buffers of exchanges. The last axis says whether pairs have two of these buffers.
+    segments: seconds of the segments of a layer with experts, by the roles of cells, [splits] each.
     prediction: [splits] those of a prediction beyond its layer.
     """
 
@@ -69,6 +71,7 @@ class PartTable:
     p2p: Floats
     held: Floats
     pending: Floats
+    reserve: Floats
     segments: dict[str, PartTimes]
     prediction: PartTimes
 
@@ -91,12 +94,13 @@ class PartTable:
             forward,
             input,
             weight,
-            np.stack([level.time for level in levels]) * forward[:, None, :OP],
+            np.stack([level.time for level in levels]) * _recomputed(problem, forward)[:, None],
             rail,
             node,
             message(x, c)[:, 0],
             np.stack([level.held for level in levels]),
             np.stack([level.pending for level in levels]),
+            np.array([_reserve(problem, split, level.held) for split, level in zip(splits, levels, strict=True)]),
             {role: _flat(part) for role, part in moe_segments(x, c).items()} if has_experts else {},
             _flat(prediction(x, c)),
         )
@@ -168,6 +172,14 @@ def _part_times(problem: PlanProblem, x: RunTable) -> list[PartTimes]:
     return [(layer | outside)[kind] for kind in WORK]
 
 
+def _recomputed(problem: PlanProblem, forward: Floats) -> Floats:
+    """[splits, kinds] forwards that levels recompute a share of: of a prediction that of its layer."""
+    layers = forward[:, :OP].copy()
+    last = PartKind.MOE if problem.model.moe else PartKind.DENSE
+    layers[:, WORK.index(PartKind.MTP)] = layers[:, WORK.index(last)]
+    return layers
+
+
 @dataclass(frozen=True, eq=False)
 class _LevelShares:
     """What levels leave and cost: time: [levels, kinds] share of a part's forward; held: bytes; pending: [kinds]."""
@@ -188,6 +200,20 @@ def _level_shares(problem: PlanProblem, split: RankSplit) -> _LevelShares:
     return _LevelShares(
         np.array(time), np.array(held), np.asarray(pending_share(_bare(plan), _ONE_EACH, layers.activations) * whole)
     )
+
+
+def _reserve(problem: PlanProblem, split: RankSplit, held: Floats) -> Floats:
+    """[levels, 2] bytes of a device beside parameters and activations. held: [levels, kinds] of a microbatch.
+
+    The first product of a backward holds its weight gradient and that of its result, in 16 bits.
+    """
+    model, top = problem.model, problem.model.moe.top if problem.model.moe and split.ep > 1 else 0
+    tokens = split.microbatch * model.seq / split.cp
+    columns = max(model.ffn * (1 + model.gated), model.attention.heads * model.attention.score_dim, model.vocab)
+    gradients = 2.0 * columns / split.tp * (model.hidden + tokens)
+    again = (held[0] - held).max(axis=1)
+    buffers = 2.0 * 2.0 * tokens / split.tp * top * model.hidden
+    return np.stack([gradients + again + buffers, gradients + again + 2.0 * buffers], axis=1)
 
 
 def _bare(plan: Attachments) -> Attachments:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
+from math import isclose
 
 from schedc.attachments.layer_counts import counted_bytes
 from schedc.attachments.values import Level
@@ -25,10 +26,10 @@ _TYPES = {"fp16": "fp16"}
 def model_lines(model: ModelSizes) -> Iterator[str]:
     """The lines of the sizes of layers, which bytes and FLOPs follow from."""
     yield from _size_lines(model)
-    if more := _uncounted(model):
+    if not _is_counted(model):
         tensors = held_tensors(model, model.kind_of(model.layers - 1))
         held = sum(tensor.bytes for tensor in tensors if tensor.part is LedgerPart.ATTENTION)
-        yield f"attention {(held + more) / 1e3!r} KB"
+        yield f"attention {held / 1e3!r} KB"
 
 
 def _size_lines(model: ModelSizes) -> Iterator[str]:
@@ -60,12 +61,11 @@ def _block_line(model: ModelSizes) -> str:
 
 
 @lru_cache(maxsize=64)
-def _uncounted(model: ModelSizes) -> float:
-    """Bytes per token of a layer's held tensors that its sizes alone do not say: of further norms, of wide values."""
+def _is_counted(model: ModelSizes) -> bool:
+    """Whether a layer's held tensors follow from its sizes alone; further norms and wide values do not."""
     kind = model.kind_of(model.layers - 1)
     counted = counted_bytes(attached(tuple(_size_lines(model)), model).plan, kind is LayerKind.MOE)
-    whole = held_bytes_of(model, kind, Level.NONE)
-    return whole - counted if counted is not None and abs(whole - counted) > 1e-6 * whole else 0.0
+    return counted is not None and isclose(counted, held_bytes_of(model, kind, Level.NONE), rel_tol=1e-9)
 
 
 @lru_cache(maxsize=4096)

@@ -37,6 +37,10 @@ class PlanProblem:
         values = [self.constants.get(constant.name, constant.median) for constant in CONSTANTS]
         return ConstantVectors.of([constant.name for constant in CONSTANTS], np.array([values]))
 
+    def constant(self, name: str) -> float:
+        """One constant of the cost model."""
+        return float(self.vectors[name].item())
+
     @property
     def tokens(self) -> int:
         """Tokens of a step."""

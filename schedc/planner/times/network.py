@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from schedc.cost.exchange import Routing, Topology, rows
@@ -83,11 +85,29 @@ def _key_bytes(x: RunTable) -> Floats:
 def gradient_sum(x: RunTable, c: ConstantVectors, bytes: Floats, ranks: Floats, stride: Floats) -> Floats:
     """[runs, K] seconds of a reduce-scatter or an all-gather of ``bytes`` over the replicas of a parameter.
 
-    bytes: [runs] of a rank. ranks: [runs] replicas. stride: [runs] devices from one replica to the next; replicas that
-    share a node use its NICs together.
+    bytes: [runs] of a rank. ranks: [runs] replicas. stride: [runs] devices from one replica to the next.
     """
-    beside = np.maximum(1.0, np.minimum(ranks, x.near / stride))
-    inside = x.link[:, None] * c["tp"]
-    far = np.minimum((x.rail * beside)[:, None] * c["dp"], inside)
-    speed = np.where((ranks * stride <= x.near)[:, None], inside, far)
-    return np.asarray(((ranks - 1) / ranks * bytes)[:, None] / speed)
+    links = ReplicaLinks(x.near[:, None], x.link[:, None], x.rail[:, None], c["tp"], c["dp"])
+    return links.seconds(bytes[:, None], ranks[:, None], stride[:, None])
+
+
+class ReplicaLinks(NamedTuple):
+    """What sums of gradients travel over; arrays of one shape, or numbers.
+
+    near: devices of a node. link, rail: bytes per second of a device inside its node, and its share of the NICs.
+    inside, beside: shares of either that are reached.
+    """
+
+    near: Floats | float
+    link: Floats | float
+    rail: Floats | float
+    inside: Floats | float
+    beside: Floats | float
+
+    def seconds(self, bytes: Floats, ranks: Floats, stride: Floats) -> Floats:
+        """Seconds of one collective of ``bytes`` of a rank. Replicas that share a node use its NICs together."""
+        sharing = np.maximum(1.0, np.minimum(ranks, self.near / stride))
+        inside = self.link * self.inside
+        far = np.minimum(self.rail * sharing * self.beside, inside)
+        speed = np.where(ranks * stride <= self.near, inside, far)
+        return np.asarray((ranks - 1) / ranks * bytes / speed)

@@ -1,0 +1,144 @@
+"""Writes a plan as a plan file and a cost file, from which `schedc check` reads the planner's step and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from schedc.attachments.values import Level
+from schedc.cell.table import CellTable, write_table
+from schedc.ir.arrays import Floats
+from schedc.ir.placement import Placement
+from schedc.layout.parts import WORK, Layout
+from schedc.layout.writer import write_layout
+from schedc.planner.price.layouts import balanced_layout, even_layout
+from schedc.planner.price.part_table import LEVELS, OP, PartTable, RankSplit, activation_line
+from schedc.planner.price.plan_lines import dense_layers, device_lines, model_lines
+from schedc.planner.price.problem import PlanProblem
+from schedc.planner.price.states import Spread, held_parameters
+from schedc.planner.space.axes import PlanAxes
+from schedc.planner.space.schedules import ScheduleChoice
+
+COSTS_SCHEMA = "schedc.costs/1"
+
+
+@dataclass(frozen=True, eq=False)
+class PlannedStep:
+    """A plan of a problem, with what its files are made of.
+
+    table: with the split of the plan among its rows. choice: the schedule of the plan.
+    """
+
+    problem: PlanProblem
+    axes: PlanAxes
+    choice: ScheduleChoice
+    table: PartTable
+
+    @property
+    def split(self) -> RankSplit:
+        axes = self.axes
+        return RankSplit(axes.tp, axes.cp, axes.ep, axes.microbatch, axes.alltoall)
+
+    @property
+    def spread(self) -> Spread:
+        axes = self.axes
+        return Spread(axes.tp, axes.cp, axes.ep, axes.dp, axes.zero)
+
+    @cached_property
+    def row(self) -> int:
+        """The row of the plan's split in the table."""
+        return self.table.index[self.split]
+
+    @cached_property
+    def placement(self) -> Placement:
+        axes = self.axes
+        placement = self.choice.placement(axes.pp, axes.microbatches, axes.vpp)
+        assert placement is not None, f"{axes.schedule} has no placement of {axes}"
+        return placement
+
+    @cached_property
+    def levels(self) -> Floats:
+        """[stages] the level of recomputation of each stage, as an index into `LEVELS`."""
+        axes, level = self.axes, LEVELS.index(Level(self.axes.recompute))
+        own = self.placement.stage_of_chunk
+        within = {
+            "all": range(self.placement.stages),
+            "chunk0": own[:, 0].tolist(),
+            "first_half": own[: axes.pp // 2].ravel().tolist(),
+        }[axes.where]
+        levels = np.full(self.placement.stages, LEVELS.index(Level.NONE))
+        levels[[stage for stage in within if stage >= 0]] = level
+        return levels
+
+    @cached_property
+    def layout(self) -> Layout:
+        if self.axes.layout == "even":
+            return even_layout(self.problem.model, self.placement.stages)
+        return balanced_layout(self.problem.model, self.placement, self.part_seconds)
+
+    @property
+    def part_seconds(self) -> Floats:
+        """[kinds] seconds of one microbatch in a part of each kind, forward and backward, recomputation included."""
+        table, row = self.table, self.row
+        factor = table.split_factor(self.choice.splits)
+        backward = (table.input[row] + table.weight[row])[:OP] * factor
+        return np.asarray(table.forward[row, :OP] + backward + table.again[row, int(self.levels.max())])
+
+    @cached_property
+    def parameter_bytes(self) -> Floats:
+        """[kinds] bytes of the parameters of a part of each kind on a device, with gradients and optimizer."""
+        return held_parameters(self.problem.model, self.spread, self.placement.stages == 1)
+
+    def plan_file(self, name: str, memory: float, notes: tuple[str, ...] = ()) -> str:
+        """The text of the plan file. memory: bytes that ranks may hold. notes: lines above the plan."""
+        sizes = self.choice.sizes(self.axes.pp, self.axes.microbatches, self.axes.vpp, self.axes.limit)
+        assert sizes is not None
+        given = ", ".join(f"{size} = {value}" for size, value in sizes.items())
+        lines = [*self._lines(), f"memory {memory / 1e9!r} GB"]
+        before = "sched 1" if self.choice.shipped else self.choice.tree.source.text.rstrip()
+        doc = [f"## {note}" for note in notes]
+        body = [f"  {line}" for line in lines]
+        return "\n".join([before, "", *doc, f"plan {name} = {self.choice.name}({given}) {{", *body, "}", ""])
+
+    def _lines(self) -> Iterator[str]:
+        model = self.problem.model
+        dense = f" dense {dense_layers(model)}" if model.moe else ""
+        yield f'layout "{write_layout(self.layout)}"{dense}'
+        yield from model_lines(model)
+        yield from device_lines(self.problem, self.axes)
+        yield from self._recompute_lines()
+        held = zip(WORK, self.parameter_bytes.tolist(), strict=True)
+        there = [kind for kind in WORK if self.layout.total(kind)]
+        yield "parameters " + " ".join(f"{kind} {bytes / 1e9!r} GB" for kind, bytes in held if kind in there)
+        yield activation_line(self.problem, self.split)
+
+    def _recompute_lines(self) -> Iterator[str]:
+        level = self.axes.recompute
+        if level == Level.NONE:
+            return
+        if self.axes.where == "all":
+            yield f"recompute {level}"
+        elif self.axes.where == "chunk0":
+            yield f"recompute chunk 0 {level}"
+        else:
+            stages = ", ".join(str(stage) for stage in np.flatnonzero(self.levels).tolist())
+            yield f"recompute stage [{stages}] {level}"
+
+    def cost_file(self) -> str:
+        """The text of the cost file: seconds of the parts, and inside cells where exchanges run beside compute."""
+        table, row, factor = self.table, self.row, self.table.split_factor(self.choice.splits)
+        lines = [f'schema = "{COSTS_SCHEMA}"', "", "[ops]", f"p2p = {float(table.p2p[row])!r}", "", "[parts]"]
+        for column, kind in enumerate([*map(str, WORK), "op"]):
+            if column == OP or self.layout.total(WORK[column]):
+                again = 1.0 if column == OP else factor
+                I, W = (float(time[row, column]) * again for time in (table.input, table.weight))  # noqa: E741
+                times = {"F": float(table.forward[row, column]), "I": I, "W": W}
+                entries = ", ".join(f"{way} = {time!r}" for way, time in times.items())
+                lines.append(f"{kind} = {{{entries}}}")
+        if self.axes.overlap:
+            cells = CellTable(table.cell_costs(row, self.choice.splits), method=self.axes.alltoall)
+            lines += ["", *(line for line in write_table(cells) if not line.startswith("stages ="))]
+        return "\n".join([*lines, ""])

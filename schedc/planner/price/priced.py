@@ -1,0 +1,97 @@
+"""Prices a plan as the compiler prices its files: its makespan, what its ranks hold, and what stands beside both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from schedc.analysis.timeline import Timeline
+from schedc.compiler import Priced, price
+from schedc.cost.costs import Costs, parse_costs
+from schedc.diagnostics import DiagnosticError
+from schedc.inputs import open_input
+from schedc.layout.compare import load_per_rank
+from schedc.layout.parts import WORK
+from schedc.load.library import Text
+from schedc.planner.price.files import PlannedStep
+from schedc.planner.price.states import BesidePipeline, beside_pipeline, kind_parameters
+from schedc.source import Source
+
+_ANY = 1e18
+"""Bytes of a memory that no plan fills."""
+
+
+@dataclass(frozen=True, eq=False)
+class PricedPlan:
+    """A plan with its files, priced.
+
+    makespan: seconds of the pipeline, as `schedc check` says it of the files: from inside cells where exchanges run
+    beside compute. beside: seconds of a step beside it. peaks: [P] bytes of each rank at its peak, parameters
+    included. reserve: bytes that no order counts. usable: bytes of a device.
+    """
+
+    planned: PlannedStep
+    plan_text: str
+    cost_text: str
+    makespan: float
+    beside: BesidePipeline
+    peaks: tuple[float, ...]
+    reserve: float
+    usable: float
+
+    @property
+    def step(self) -> float:
+        """Seconds of a step."""
+        return self.makespan + float(self.beside.gradients) + float(self.beside.optimizer) + self.beside.step
+
+    @property
+    def fits(self) -> bool:
+        return max(self.peaks) + self.reserve <= self.usable * (1 + 1e-12)
+
+
+def price_plan(planned: PlannedStep, name: str = "planned", notes: tuple[str, ...] = ()) -> PricedPlan:
+    """The plan through the compiler. Raises `DiagnosticError` where its schedule refuses its sizes."""
+    reserve = float(planned.table.reserve[planned.row, int(planned.levels.max()), int(planned.axes.overlap)])
+    usable = planned.problem.cluster.device.usable_bytes
+    costs_text = planned.cost_file()
+
+    def at(memory: float) -> tuple[str, Priced]:
+        text = planned.plan_file(name, memory, notes)
+        return text, price(open_input(Text(Source(f"{name}.sched", text), name)), {}, _costs(name, costs_text))
+
+    try:
+        text, result = at(max(usable - reserve, 1.0))
+    except DiagnosticError as error:
+        if any(finding.code != "S406" for finding in error.diagnostics):
+            raise
+        text, result = at(_ANY)
+    makespan = _timeline(result).makespan
+    return PricedPlan(
+        planned, text, costs_text, makespan, _beside(planned, makespan),
+        tuple(result.memory().peak_memory.tolist()), reserve, usable,
+    )  # fmt: skip
+
+
+def _costs(name: str, text: str) -> Costs:
+    return parse_costs(Source(f"{name}.costs.toml", text))
+
+
+def _timeline(result: Priced) -> Timeline:
+    if result.costs.cell is None:
+        return result.timeline()
+    from schedc.plan.price_cells import price_order
+
+    return price_order(result.dependencies, result.costs)
+
+
+def _beside(planned: PlannedStep, makespan: float) -> BesidePipeline:
+    axes, layout, placement = planned.axes, planned.layout, planned.placement
+    counts = layout.counts[:, : len(WORK)]
+    parameters = counts @ kind_parameters(planned.problem.model, placement.stages == 1)
+    own, experts = (load_per_rank(placement, parameters[:, column]) for column in range(2))
+    own, experts = own / axes.tp, experts / axes.ep
+    table, row = planned.table, planned.row
+    backward = (table.input[row] + table.weight[row])[: counts.shape[1]]
+    hidden = load_per_rank(placement, counts @ backward).min()
+    return beside_pipeline(
+        planned.problem, planned.spread, own.max(), experts.max(), axes.microbatches, makespan, float(hidden)
+    )

@@ -1,0 +1,131 @@
+"""Parameters of the kinds of parts, and what ranks hold, sum and update of them, for many plans at once."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from schedc.ir.arrays import Floats
+from schedc.layout.parts import WORK, PartKind
+from schedc.planner.ledger.parameters import Counts, LedgerPart, layer_parameters, model_parameters
+from schedc.planner.model.values import LayerKind, ModelSizes
+from schedc.planner.price.problem import GRAD_BYTES, PlanProblem
+from schedc.planner.times.network import ReplicaLinks
+from schedc.planner.times.states import OPTIMIZER_BYTES
+
+WEIGHT, GRADIENT, STATES = 2.0, 4.0, 12.0
+"""Bytes of a parameter: its weight, its summed gradient, and master weight with two moments of Adam."""
+
+
+@lru_cache(maxsize=64)
+def kind_parameters(model: ModelSizes, one_stage: bool = False) -> Floats:
+    """[kinds, 2] parameters of a part of each kind: without its experts, and of its experts.
+
+    A head that uses the embedding has a copy of it, unless both are in one stage.
+    """
+    outside, kinds = model_parameters(model).outside, model.kinds
+    word = outside[LedgerPart.EMBEDDING]
+    head = outside.get(LedgerPart.HEAD, 0 if one_stage else word) + outside.get(LedgerPart.NORMS, 0)
+    layers = {kind: layer_parameters(model, kinds.index(kind)) for kind in LayerKind if kind in kinds}
+    of_kind: dict[PartKind, Counts] = {
+        PartKind.DENSE: layers.get(LayerKind.DENSE, {}),
+        PartKind.MOE: layers.get(LayerKind.MOE, {}),
+        PartKind.MTP: layer_parameters(model, model.layers) if model.mtp else {},
+    }
+    whole = {PartKind.EMBEDDING: (word, 0), PartKind.HEAD: (head, 0)}
+    return np.array([whole.get(kind) or _divided(of_kind[kind]) for kind in WORK], np.float64)
+
+
+def _divided(counts: Counts) -> tuple[int, int]:
+    experts = counts.get(LedgerPart.EXPERTS, 0)
+    return sum(counts.values()) - experts, experts
+
+
+class Spread(NamedTuple):
+    """How parameters are spread over the devices of a pipeline rank; numbers, or [plans] each."""
+
+    tp: Floats | int
+    cp: Floats | int
+    ep: Floats | int
+    dp: Floats | int
+    zero: Floats | int
+
+    @property
+    def replicas(self) -> Floats:
+        """Ranks with the same dense parameters."""
+        return np.asarray(self.cp, np.float64) * self.dp
+
+    @property
+    def expert_replicas(self) -> Floats:
+        """Ranks with the same experts."""
+        return np.maximum(1.0, self.replicas * self.tp / self.ep)
+
+
+def parameter_bytes(spread: Spread) -> tuple[Floats, Floats]:
+    """Bytes that a device holds per parameter of its dense parts, and of its experts: weight, gradient, optimizer."""
+
+    def of(replicas: Floats) -> Floats:
+        shards = [np.where(np.asarray(spread.zero) >= least, replicas, 1.0) for least in (3, 2, 1)]
+        return np.asarray(WEIGHT / shards[0] + GRADIENT / shards[1] + STATES / shards[2])
+
+    return of(spread.replicas), of(spread.expert_replicas)
+
+
+def held_parameters(model: ModelSizes, spread: Spread, one_stage: bool = False) -> Floats:
+    """[..., kinds] bytes that a device holds of the parameters of a part of each kind."""
+    own, experts = kind_parameters(model, one_stage).T
+    dense, expert = parameter_bytes(spread)
+    return np.asarray(np.multiply.outer(dense / spread.tp, own) + np.multiply.outer(expert / spread.ep, experts))
+
+
+class BesidePipeline(NamedTuple):
+    """Seconds of a step beside its pipeline; numbers, or [plans] each. gradients: their exposed sums."""
+
+    gradients: Floats
+    optimizer: Floats
+    step: float
+
+
+def beside_pipeline(
+    problem: PlanProblem,
+    spread: Spread,
+    own: Floats,
+    experts: Floats,
+    microbatches: Floats | int,
+    pipeline: Floats | float,
+    hidden: Floats | float,
+) -> BesidePipeline:
+    """What a step takes beside its pipeline.
+
+    own, experts: parameters of the fullest device without its experts, and of its experts. pipeline: seconds of the
+    pipeline. hidden: seconds of the last backward of a rank, beside which sums of gradients run. Level 2 sums gradients
+    in every microbatch, level 3 gathers parameters twice on top: what a microbatch computes hides them.
+    """
+    links = _links(problem)
+    zero, count = np.asarray(spread.zero), np.asarray(microbatches, np.float64)
+    width = GRAD_BYTES + np.where(zero >= 1, WEIGHT, float(GRAD_BYTES))
+
+    whole = links.seconds(own * width, spread.replicas, np.asarray(spread.tp, np.float64))
+    whole = whole + links.seconds(experts * width, spread.expert_replicas, np.asarray(spread.ep, np.float64))
+    scattered = whole * GRAD_BYTES / width
+    gathered = whole * WEIGHT / width
+    one, backward = pipeline / count, hidden
+    late = np.maximum(0.0, whole - hidden)
+    level_2 = count * np.maximum(0.0, scattered - backward) + gathered
+    level_3 = count * np.maximum(0.0, scattered + 2.0 * gathered - one)
+    gradients = np.where(zero >= 3, level_3, np.where(zero == 2, np.maximum(late, level_2), late))
+    shards = [np.where(zero >= 1, ranks, 1.0) for ranks in (spread.replicas, spread.expert_replicas)]
+    states = OPTIMIZER_BYTES * (own / shards[0] + experts / shards[1])
+    optimizer = states / (problem.cluster.device.hbm_Bps * problem.constant("hbm"))
+    return BesidePipeline(np.asarray(gradients), np.asarray(optimizer), problem.constant("step"))
+
+
+def _links(problem: PlanProblem) -> ReplicaLinks:
+    cluster = problem.cluster
+    outer = cluster.levels[1] if len(cluster.levels) > 1 else cluster.levels[0]
+    inner = cluster.levels[0]
+    return ReplicaLinks(
+        inner.size, cluster.device_Bps(inner), cluster.device_Bps(outer), problem.constant("tp"), problem.constant("dp")
+    )

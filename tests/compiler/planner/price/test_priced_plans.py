@@ -1,0 +1,98 @@
+"""Plan files of the planner: what `schedc check` says of them is what the planner says, to 1e-9."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from schedc.analysis.batch import simulate_batch
+from schedc.analysis.peak_counts import PeakCounts
+from schedc.cli import main
+from schedc.cost.batch import CostBatch
+from schedc.layout.parts import WORK
+from schedc.planner.ledger.held import held_bytes_of
+from schedc.planner.model.values import LayerKind
+from schedc.planner.presets.library import open_cluster, open_model
+from schedc.planner.price.files import PlannedStep
+from schedc.planner.price.part_table import LEVELS, OP, PartTable, RankSplit
+from schedc.planner.price.priced import PricedPlan, price_plan
+from schedc.planner.price.problem import PlanProblem
+from schedc.planner.price.states import Spread, held_parameters
+from schedc.planner.space.axes import PlanAxes
+from schedc.planner.space.schedules import all_schedules
+from schedc.planner.times.orders import order_of
+
+PANGU = PlanProblem(open_model("pangu-ultra-moe-718b").at(8192), open_cluster("ascend-910b", 6144), 4608)
+LLAMA = PlanProblem(open_model("llama-3.1-8b").at(4096), open_cluster("h100", 64), 512)
+CASES = [
+    (PANGU, PlanAxes(8, 1, 16, 2, 32, 48, 1, 1, 96, "interleaved_1f1b", alltoall="hierarchical")),
+    (PANGU, PlanAxes(8, 1, 16, 1, 32, 48, 1, 1, 96, "1f1b", recompute="layer", layout="balanced")),
+    (PANGU, PlanAxes(8, 1, 16, 1, 64, 48, 2, 1, 96, "zbh1", recompute="full", where="first_half")),
+    (LLAMA, PlanAxes(2, 1, 4, 1, 1, 8, 1, 2, 32, "1f1b")),
+    (LLAMA, PlanAxes(1, 2, 4, 2, 1, 8, 0, 1, 64, "interleaved_1f1b", recompute="act", where="chunk0")),
+]
+
+
+def priced(problem: PlanProblem, axes: PlanAxes) -> PricedPlan:
+    choices = {choice.name: choice for choice in all_schedules()[0]}
+    table = PartTable.of(problem, [RankSplit(axes.tp, axes.cp, axes.ep, axes.microbatch, axes.alltoall)])
+    return price_plan(PlannedStep(problem, axes, choices[axes.schedule], table))
+
+
+@pytest.mark.parametrize(("problem", "axes"), CASES, ids=lambda value: getattr(value, "schedule", ""))
+def test_check_says_what_the_planner_says(problem: PlanProblem, axes: PlanAxes, tmp_path: Path) -> None:
+    plan = priced(problem, axes)
+    plan_file, cost_file = tmp_path / "01.sched", tmp_path / "01.costs.toml"
+    plan_file.write_text(plan.plan_text)
+    cost_file.write_text(plan.cost_text)
+    quiet = CliRunner().invoke(main, ["fmt", "--check", str(plan_file)])
+    assert quiet.exit_code == 0, quiet.output
+    result = CliRunner().invoke(main, ["check", str(plan_file), "--cost-file", str(cost_file), "--json"])
+    assert result.exit_code == 0, result.output
+    facts = json.loads(result.stdout)
+    makespan = facts["cells"]["makespan"]["inside"] if "cells" in facts else facts["makespan"]
+    assert makespan == pytest.approx(plan.makespan, rel=1e-9)
+    assert max(facts["peak_memory"]) == pytest.approx(max(plan.peaks), rel=1e-9)
+
+
+def test_files_say_what_the_tables_say() -> None:
+    """The makespan and the peaks of a plan by hand: stages from columns, one order under many costs."""
+    problem, axes = CASES[1]
+    plan = priced(problem, axes)
+    table, row, counts = plan.planned.table, plan.planned.row, plan.planned.layout.counts[:, : len(WORK)]
+    level = LEVELS.index("layer")
+    forward = counts @ table.forward[row, :OP] + table.forward[row, OP]
+    backward = [counts @ times[row, :OP] + times[row, OP] for times in (table.input, table.weight)]
+    backward[0] = backward[0] + counts @ table.again[row, level]
+    order = order_of("1f1b", axes.pp, axes.microbatches)
+    batch = CostBatch(*(time[None, :] for time in (forward, *backward)), p2p=table.p2p[row : row + 1])
+    assert simulate_batch(order, batch).makespan[0] == pytest.approx(plan.makespan, rel=1e-12)
+    held, pending = counts @ table.held[row, level], counts @ table.pending[row]
+    peaks = PeakCounts.of(order).peaks(held[None, :], pending[None, :])[:, 0] + counts @ plan.planned.parameter_bytes
+    assert peaks == pytest.approx(np.array(plan.peaks), rel=1e-9)
+
+
+@pytest.mark.parametrize("name", ["pangu-ultra-moe-718b", "deepseek-v3", "qwen3-30b-a3b", "llama-3.1-8b", "gpt2-xl"])
+def test_plan_lines_hold_the_bytes_of_the_ledger(name: str) -> None:
+    model = open_model(name).at(4096)
+    experts = 8 if model.moe else 1
+    problem = PlanProblem(model, open_cluster("h100", 64), 64)
+    table = PartTable.of(problem, [RankSplit(1, 1, experts, 1)])
+    for column, kind in ((1, LayerKind.DENSE), (2, LayerKind.MOE)):
+        if kind in model.kinds:
+            held = [4096 * held_bytes_of(model, kind, level) for level in LEVELS]
+            assert table.held[0, [0, -1], column] == pytest.approx([held[0], held[-1]])
+            assert (np.diff(table.held[0, :, column]) <= 0).all()
+            assert (np.diff(table.again[0, :, column]) >= 0).all()
+
+
+def test_sharding_divides_states_among_replicas() -> None:
+    model = open_model("llama-3.1-8b")
+    dense = 1
+    whole, *sharded = (held_parameters(model, Spread(1, 1, 1, 8, zero))[dense] for zero in range(4))
+    shares = [share / whole for share in sharded]
+    assert shares == pytest.approx([(2 + 4 + 12 / 8) / 18, (2 + 4 / 8 + 12 / 8) / 18, 1 / 8])
