@@ -11,6 +11,7 @@ A cell program only adds times and takes the later of two. So each output time i
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -27,13 +28,16 @@ Delays = npt.NDArray[np.float64]
 An output that the cell does not have counts as complete at the end of the cell."""
 
 
+@lru_cache(4096)
 def program_delays(
     program: CellProgram, forward: StageShape | None, backward: StageShape | None, costs: CellCosts
 ) -> Delays:
-    """[3, 3] delays of a cell program, from three simulations with one arrival each."""
+    """[3, 3] delays of a cell program, from three simulations with one arrival each; not to be written to."""
     alone = np.where(np.eye(3, dtype=bool), 0.0, -math.inf).tolist()
     played = [_outs(play(program, forward, backward, costs, arrivals=ArrivalTimes(*row))) for row in alone]
-    return np.array(played).T
+    delays = np.array(played).T
+    delays.flags.writeable = False
+    return delays
 
 
 def closed_delays(duration: float) -> Delays:

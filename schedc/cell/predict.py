@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from schedc.cell.costs import CellCosts
 from schedc.cell.graph import EXCHANGE_LANES, Lane, StageShape
@@ -72,6 +73,7 @@ def hidden_share(communication: float, exposed: float) -> float:
     return 1.0 - exposed / communication if communication else 1.0
 
 
+@lru_cache(4096)
 def predict(
     program: CellProgram,
     forward: StageShape | None,

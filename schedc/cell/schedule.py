@@ -13,13 +13,16 @@ from schedc.cell.list_scheduler import MANNERS, LaneClock, Placed, Priority
 from schedc.cell.local_search import improved, in_order, merit, varied
 from schedc.cell.predict import longest_paths
 from schedc.cell.program import Action, CellProgram, Half, PlanOrder, Step
-from schedc.cell.simulate import play
-from schedc.cell.tasks import Tasks, tasks_of
+from schedc.cell.simulate import play_tasks
+from schedc.cell.tasks import CellKey, Tasks, tasks_of
 from schedc.cell.written_order import chooser
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
 
+MOST_PROGRAMS = 4096
+"""Programs that are kept: by costs, and by the times that follow from them."""
 
-@lru_cache(maxsize=4096)
+
+@lru_cache(MOST_PROGRAMS)
 def cell_program(
     kind: str,
     forward: StageShape | None,
@@ -39,12 +42,24 @@ def cell_program(
         order without them, in which each copy is waited for at once.
     recomputed: nodes of the backward's stage to recompute, in addition to those that its graph marks.
 
+    Costs that give the cell the same times give the same program, which is then not searched again.
     Raises `DiagnosticError` (S323) for an order by hand that cannot run.
     """
     tasks = tasks_of(kind, forward, backward, recomputed)
-    back = backward_costs or costs
-    duration = tasks.durations(costs, back)
-    if order is not None and len(kind) == 2:
+    return _program(tasks.key, tasks.durations(costs, backward_costs or costs), order)
+
+
+def forget_programs() -> None:
+    """Drops all kept programs, so that the next ones are searched anew."""
+    cell_program.cache_clear()
+    _program.cache_clear()
+
+
+@lru_cache(MOST_PROGRAMS)
+def _program(cell: CellKey, duration: tuple[float, ...], order: PlanOrder | None) -> CellProgram:
+    """`cell_program` under times of its tasks, [tasks]."""
+    tasks = tasks_of(*cell)
+    if order is not None and len(tasks.kind) == 2:
         placed = _by_hand(tasks, duration, order)
         return _steps(tasks, placed)
     bare = without_host(tasks, duration)
@@ -52,7 +67,7 @@ def cell_program(
         return _steps(tasks, _searched(tasks, duration))
     asking = in_order(tasks, duration, bare.order(_searched(bare.tasks, bare.duration)))
     programs = _steps(tasks, _searched(tasks, duration, asking)), _steps(tasks, asking)
-    return min(programs, key=lambda program: play(program, forward, backward, costs, back).duration)
+    return min(programs, key=lambda program: play_tasks(program, tasks, duration).duration)
 
 
 def _searched(tasks: Tasks, duration: tuple[float, ...], *starts: Placed) -> Placed:

@@ -71,7 +71,17 @@ def play(
     """
     recomputed = {step.node for step in program.steps if step.half is Half.RECOMPUTE}
     tasks = tasks_of(program.kind, forward, backward, recomputed)
-    run = _Run(tasks, tasks.durations(costs, backward_costs or costs), arrivals)
+    return play_tasks(program, tasks, tasks.durations(costs, backward_costs or costs), arrivals)
+
+
+def play_tasks(
+    program: CellProgram,
+    tasks: Tasks,
+    duration: tuple[float, ...],
+    arrivals: ArrivalTimes = ArrivalTimes(),  # noqa: B008 - a frozen value
+) -> Played:
+    """`play` under times of the tasks, [tasks] in one unit."""
+    run = _Run(tasks, duration, arrivals)
     for part in program.parts:
         if isinstance(part, Edge):
             run.meet_message(part)

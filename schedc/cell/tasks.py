@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 from schedc.cell.costs import CellCosts
 from schedc.cell.graph import QUEUES, Lane, StageShape
@@ -27,6 +28,15 @@ class Task:
         return self.lane is not Lane.COMPUTE
 
 
+class CellKey(NamedTuple):
+    """What makes the tasks of a cell; see `tasks_of`. recomputed: all nodes that are, ascending."""
+
+    kind: str
+    forward: StageShape | None
+    backward: StageShape | None
+    recomputed: tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class Tasks:
     """All tasks of a cell, in an order in which each comes after its dependencies.
@@ -44,6 +54,12 @@ class Tasks:
 
     def __len__(self) -> int:
         return len(self.all)
+
+    @cached_property
+    def key(self) -> CellKey:
+        """The arguments of `tasks_of` that give an equal value."""
+        again = (task.node for task in self.all if task.half is Half.RECOMPUTE)
+        return CellKey(self.kind, self.forward, self.backward, tuple(again))
 
     def durations(self, forward_costs: CellCosts, backward_costs: CellCosts) -> tuple[float, ...]:
         """[tasks] times under the costs of the two stages, in their unit."""
@@ -98,6 +114,13 @@ def tasks_of(
     recomputed: nodes to recompute, of the graph whose backward runs, in addition to those that it marks. The weight
     gradients come after the input gradients of the same op, and of another op at any time.
     """
+    return _tasks(CellKey(kind, forward, backward, tuple(sorted(recomputed))))
+
+
+@lru_cache(4096)
+def _tasks(cell: CellKey) -> Tasks:
+    """`tasks_of`, once for each cell."""
+    kind, forward, backward, recomputed = cell
     if kind not in KINDS:
         raise CompilerBug("cells", f"no cell of kind {kind}")
     builder = _TaskBuilder(kind)

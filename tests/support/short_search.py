@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from multiprocessing import parent_process
 
 from schedc.cell import local_search
-from schedc.cell.schedule import cell_program
+from schedc.cell.schedule import forget_programs
 
 VARIED, TRIES_PER_TASK = 4, 20
 
@@ -19,11 +19,11 @@ VARIED, TRIES_PER_TASK = 4, 20
 def short_search() -> Generator[None]:
     """Search shortly inside of the block; what was found inside stays there."""
     whole = local_search.VARIED, local_search.TRIES_PER_TASK
-    cell_program.cache_clear()
+    forget_programs()
     _search(VARIED, TRIES_PER_TASK)
     yield
     _search(*whole)
-    cell_program.cache_clear()
+    forget_programs()
 
 
 def search_shortly_on_ranks() -> None:

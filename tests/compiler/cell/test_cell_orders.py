@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,9 @@ from schedc.cell import (
     cell_program,
     stage_shape,
 )
+from schedc.cell.local_search import improved
 from schedc.cell.predict import predict
+from schedc.cell.schedule import forget_programs
 from schedc.cell.tasks import tasks_of
 from schedc.cell.verify import verify
 from schedc.diagnostics import CompilerBug, DiagnosticError
@@ -199,7 +202,7 @@ def test_equal_arguments_give_equal_programs() -> None:
     shape = stage_shape(["moe"] * 2, "hierarchical")
     costs = CellCosts.of(REFERENCE, {"dispatch.rail": 31, "combine.rail": 31, "dispatch.node": 9, "combine.node": 9})
     first = cell_program("FB", shape, shape, costs)
-    cell_program.cache_clear()
+    forget_programs()
     assert cell_program("FB", shape, shape, costs) == first
 
 
@@ -273,3 +276,24 @@ def test_an_order_that_cannot_run_is_refused_where_it_stands(
     assert found.position == ("S323", 2, 3)
     assert message in found.message
     assert help in found.help
+
+
+def test_costs_that_give_a_cell_the_same_times_are_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The costs of another plan name roles that this cell does not have; other times are searched anew."""
+    forget_programs()
+    searches = []
+
+    def counted(*arguments: Any) -> Any:
+        searches.append(arguments)
+        return improved(*arguments)
+
+    monkeypatch.setattr("schedc.cell.schedule.improved", counted)
+    shape, costs = stage_shape(["moe"]), reference_costs(12)
+    first = cell_program("FB", shape, shape, costs)
+    others = CellCosts.of({**dict(costs.segments), "dense": SegmentTimes(4, 4, 4)}, dict(costs.exchanges))
+    assert cell_program("FB", shape, shape, others) is first
+    assert len(searches) == 1
+    cell_program("FB", shape, shape, reference_costs(13))
+    cell_program("FB", stage_shape(["moe"], shared=False), shape, costs)
+    assert len(searches) == 3
+    forget_programs()
