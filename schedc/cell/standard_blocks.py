@@ -10,6 +10,13 @@ from schedc.diagnostics import CompilerBug
 METHODS = ("flat", "hierarchical", "allgather")
 """How rows reach their experts. The last two take both hops and have one graph."""
 
+LAYERS = ("dense", "moe")
+ONCE = ("op", "embedding", "head")
+"""Blocks that a stage has at most once: what every op takes, and the parts at both ends of the model."""
+BESIDE_LAYERS = (*ONCE, "mtp")
+"""Blocks of one segment each: parts of a model that are no layers, and what every op takes. `mtp` is what a multi-token
+prediction takes behind its layer."""
+
 
 def stage_shape(
     blocks: Sequence[str],
@@ -21,7 +28,7 @@ def stage_shape(
     balance: bool = False,
     sizes: bool = False,
 ) -> StageShape:
-    """The graph of a stage whose blocks are ``dense`` or ``moe``, in this order.
+    """The graph of a stage whose blocks are those of `LAYERS` and `BESIDE_LAYERS`, in this order.
 
     method: one of `METHODS`. A flat exchange takes the rail if there are several ``nodes``, else the node lane.
     shared: whether every MoE block has a shared expert.
@@ -50,12 +57,15 @@ class _BlockBuilder:
         self.carried: tuple[int, ...] = ()
         self.hops = (flat,) if method == "flat" else (Lane.RAIL, Lane.NODE)
         self.shared, self.flat, self.hot, self.balance, self.sizes = shared, flat, hot, balance, sizes
-        self.counts = {"dense": 0, "moe": 0}
+        self.counts = dict.fromkeys((*LAYERS, *BESIDE_LAYERS), 0)
 
     def add(self, block: str, last: bool, before_moe: bool) -> None:
         number = self.counts[block]
         self.counts[block] += 1
-        if block == "dense":
+        if block in BESIDE_LAYERS:
+            name = block if block in ONCE else f"{block}.{number}"
+            self.carried = (self.node(name, self.carried, weights=True),)
+        elif block == "dense":
             self.carried = (self.node(f"{number}.dense", self.carried, weights=True),)
         else:
             self.moe(f"{number}.", post=not before_moe)

@@ -12,7 +12,7 @@ from schedc.cell.costs import CellCosts, SegmentTimes, SliceFactor
 from schedc.cell.graph import LINKS, Lane, StageShape
 from schedc.cell.rows import CellRows, Problem, read_rows, write_rows
 from schedc.cell.slice_factors import read_factors, write_factors
-from schedc.cell.standard_blocks import METHODS, stage_shape
+from schedc.cell.standard_blocks import BESIDE_LAYERS, LAYERS, METHODS, ONCE, stage_shape
 from schedc.cell.written_order import EXCHANGES, SEGMENTS
 from schedc.diagnostics import CompilerBug
 
@@ -23,14 +23,14 @@ _LANES_OF = {**dict.fromkeys(EXCHANGES, LINKS), SIZES: (Lane.HOST,)}
 LARGEST_STAGE = 4096
 """Most blocks of one stage; more is a mistake of the writer."""
 
-_BLOCKS = re.compile(r"(dense|moe)(?:\*(\d{1,4}))?")
+_BLOCKS = re.compile(rf"({'|'.join((*LAYERS, *BESIDE_LAYERS))})(?:\*(\d{{1,4}}))?")
 
 
 @dataclass(frozen=True)
 class CellTable:
     """Times of cells, in the unit of the cost file, and the blocks of the stages.
 
-    blocks: [stages] or [1] for all stages; each entry is a sequence of ``dense`` and ``moe``.
+    blocks: [stages] or [1] for all stages; each entry is a sequence of those of `schedc.cell.standard_blocks`.
     method: one of `schedc.cell.standard_blocks.METHODS`.
     rows: rows of the ranks of an expert group; None: all have as many.
     """
@@ -71,7 +71,10 @@ class CellTable:
 
 
 def parse_blocks(text: str) -> tuple[str, ...] | None:
-    """The blocks of a text such as ``dense*3 moe``; None for other texts, and for more than `LARGEST_STAGE` blocks."""
+    """The blocks of a text such as ``embedding dense*3 moe``; None for other texts.
+
+    None also for more than `LARGEST_STAGE` blocks, and for one of `ONCE` that is there twice.
+    """
     blocks: list[str] = []
     for word in text.split():
         match = _BLOCKS.fullmatch(word)
@@ -80,7 +83,7 @@ def parse_blocks(text: str) -> tuple[str, ...] | None:
         blocks += [match[1]] * int(match[2] or 1)
         if len(blocks) > LARGEST_STAGE:
             return None
-    return tuple(blocks)
+    return None if any(blocks.count(block) > 1 for block in ONCE) else tuple(blocks)
 
 
 def write_blocks(blocks: Sequence[str]) -> str:
@@ -117,7 +120,7 @@ def read_table(values: Mapping[str, object], folder: Path = Path()) -> tuple[Cel
             table = replace(table, rows=rows)
         elif key == "slices":
             factors, new = read_factors(value)
-        elif _role(key) in ROLES:
+        elif key in BESIDE_LAYERS or _role(key) in ROLES:
             times, new = _times(key, value, ("F", "I", "W"))
             segments[key] = SegmentTimes(*(times.get(letter, (0.0, 0.0))[0] for letter in ("F", "I", "W")))
         elif (lanes := _LANES_OF.get(_role(key))) is not None:
@@ -129,7 +132,7 @@ def read_table(values: Mapping[str, object], folder: Path = Path()) -> tuple[Cel
                     "S401",
                     f"`{key}` is no part of a cell",
                     key,
-                    f"known here: {', '.join((*ROLES, *_LANES_OF, 'slices'))}",
+                    f"known here: {', '.join((*ROLES, *BESIDE_LAYERS, *_LANES_OF, 'slices'))}",
                 )
             ]
         problems += new
@@ -146,7 +149,7 @@ def _stages(value: object) -> tuple[tuple[tuple[str, ...], ...], list[Problem]]:
     rows = value if isinstance(value, list) else [value]
     blocks = [parse_blocks(row) if isinstance(row, str) else None for row in rows]
     if not rows or any(row is None for row in blocks):
-        help = 'write stages = "dense*3 moe", or a list with one text per stage'
+        help = 'write stages = "dense*3 moe", or a list with one text per stage; op, embedding and head stand once'
         return (("moe",),), [("S402", f"`stages` is {value!r}", "stages", help)]
     return tuple(row for row in blocks if row is not None), []
 

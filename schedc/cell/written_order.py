@@ -7,6 +7,7 @@ from typing import NoReturn
 from schedc.cell.graph import LANES, Lane, StageShape
 from schedc.cell.list_scheduler import LaneClock, Rule
 from schedc.cell.program import Half, PlanOrder
+from schedc.cell.standard_blocks import BESIDE_LAYERS
 from schedc.cell.tasks import Task, Tasks
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label, did_you_mean
 
@@ -76,7 +77,8 @@ def _layer(shape: StageShape, node: int) -> tuple[bool, int]:
 
 def _layers(shape: StageShape | None) -> list[tuple[bool, int]]:
     """The layers of a stage in order: whether each is dense, and its number."""
-    return list(dict.fromkeys(_layer(shape, index) for index in range(len(shape)))) if shape else []
+    nodes = [index for index, node in enumerate(shape.nodes) if node.role not in BESIDE_LAYERS] if shape else []
+    return list(dict.fromkeys(_layer(shape, index) for index in nodes)) if shape else []
 
 
 def _positions(order: PlanOrder, names: tuple[str, ...], roles: tuple[str, ...]) -> dict[Key, int]:

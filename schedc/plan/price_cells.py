@@ -16,6 +16,7 @@ from schedc.cell.graph import Lane, StageShape
 from schedc.cell.predict import predict
 from schedc.cell.program import PlanOrder
 from schedc.cell.schedule import cell_program
+from schedc.cell.standard_blocks import BESIDE_LAYERS
 from schedc.cell.table import CellTable
 from schedc.cost.checks import problem
 from schedc.cost.costs import Costs
@@ -127,12 +128,19 @@ def _attached(
 def with_layout(table: CellTable, layout: Layout) -> CellTable:
     """The table with the blocks that a layout gives each stage.
 
-    A multi-token prediction is a MoE block where the layout has MoE layers, else a dense one. Embedding and head have
-    no node; their times belong to the first and the last segment.
+    A multi-token prediction is a MoE block where the layout has MoE layers, else a dense one. Embedding, head, what a
+    prediction takes behind its block, and what every op takes have a node where the table gives such a time. Without
+    it their times belong to the first and the last segment.
     """
+    timed = table.roles.intersection(BESIDE_LAYERS)
+    blocks: dict[PartKind, tuple[str, ...]] = {kind: (kind.value,) for kind in DECODER}
+    blocks |= {kind: (kind.value,) if kind in timed else () for kind in (PartKind.EMBEDDING, PartKind.HEAD)}
     predicted = "moe" if layout.total(PartKind.MOE) else "dense"
-    names = {kind: kind.value for kind in DECODER} | {PartKind.MTP: predicted}
-    return table.with_blocks([[names[part.kind] for part in parts if part.kind in names] for parts in layout.stages])
+    blocks[PartKind.MTP] = (predicted, "mtp") if "mtp" in timed else (predicted,)
+    first = ("op",) if "op" in timed else ()
+    return table.with_blocks([
+        (*first, *(block for part in parts for block in blocks.get(part.kind, ()))) for parts in layout.stages
+    ])  # fmt: skip
 
 
 def with_recomputation(costs: Costs, schedule: Schedule) -> Costs:

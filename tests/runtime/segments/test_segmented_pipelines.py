@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import schedc
-from schedc.cell.costs import SegmentTimes
+from schedc.cell.costs import CellCosts, SegmentTimes
 from schedc.cell.program import Action, Half
 from schedc.cell.serial import serial
+from schedc.cell.standard_blocks import BESIDE_LAYERS
 from schedc.cell.table import CellTable
 from schedc.cost.costs import Costs, dump_costs, parse_costs
 from schedc.ir.program import InstructionKind
@@ -28,6 +29,7 @@ from schedc_runtime.measure.step_trace import chrome_trace, compare, measured_co
 from schedc_runtime.measure.traced_cells import TracedStep, measured_cell_costs
 from schedc_runtime.moe.huggingface import swap_experts
 from schedc_runtime.ranks.mesh import Mesh
+from schedc_runtime.segments import InSegments
 from schedc_runtime.testing import pool
 from support.runtime_cases import differences, next_token_loss, oracle, plain, small_gpt, tokens
 from support.segmented_cases import COSTS, listed, shuffled, small_moe, together, unequal
@@ -53,6 +55,23 @@ def test_pipelines_of_cells_equal_the_reference(schedule: str, model: str) -> No
     assert differences(pipe, pipe.step(batch, targets), expected) == []
     torch.testing.assert_close(pipe.evaluate(batch, targets), expected.loss, rtol=1e-12, atol=1e-14)
     pipe.close()
+
+
+def test_times_of_parts_beside_layers_order_no_cell_of_the_runtime() -> None:
+    """Embedding and head are in the first and last segments of a stage that runs; the nodes of prices are not there."""
+    beside = {role: SegmentTimes(500, 500, 500) for role in BESIDE_LAYERS}
+    costs = CellCosts.of({**dict(COSTS.segments), **beside}, dict(COSTS.exchanges))
+    program, plan = schedc.compile("dualpipev", P=2, M=4), Attachments(overlap=True)
+    batch, targets = tokens(program.microbatches)
+    pipe = Pipeline(
+        small_moe(3), program, loss_fn=next_token_loss, in_process=True, cells=costs, plan=plan, example=batch
+    )
+    assert differences(pipe, pipe.step(batch, targets), oracle(pipe, batch, targets)) == []
+    shapes = [stage.shape for held in pipe._stages.values() for stage in held.values() if isinstance(stage, InSegments)]
+    assert len(shapes) == 4
+    assert {node.role for shape in shapes for node in shape.nodes}.isdisjoint(BESIDE_LAYERS)
+    ordered, plain = cell_source(plan, costs), cell_source(plan, COSTS)
+    assert all(ordered("FB", shape, shapes[0]) == plain("FB", shape, shapes[0]) for shape in shapes)
 
 
 @pytest.mark.sweep
