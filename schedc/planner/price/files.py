@@ -29,13 +29,15 @@ COSTS_SCHEMA = "schedc.costs/1"
 class PlannedStep:
     """A plan of a problem, with what its files are made of.
 
-    table: with the split of the plan among its rows. choice: the schedule of the plan.
+    table: with the split of the plan among its rows. choice: the schedule of the plan. placed: the layout, where it
+    does not follow from the times of the plan.
     """
 
     problem: PlanProblem
     axes: PlanAxes
     choice: ScheduleChoice
     table: PartTable
+    placed: Layout | None = None
 
     @property
     def split(self) -> RankSplit:
@@ -75,6 +77,8 @@ class PlannedStep:
 
     @cached_property
     def layout(self) -> Layout:
+        if self.placed is not None:
+            return self.placed
         if self.axes.layout == "even":
             return even_layout(self.problem.model, self.placement.stages)
         return balanced_layout(self.problem.model, self.placement, self.part_seconds)

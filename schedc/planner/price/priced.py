@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from schedc.analysis.timeline import Timeline
 from schedc.compiler import Priced, price
-from schedc.cost.costs import Costs, parse_costs
+from schedc.cost.costs import parse_costs
 from schedc.diagnostics import DiagnosticError
 from schedc.inputs import open_input
 from schedc.layout.compare import load_per_rank
@@ -51,28 +51,28 @@ class PricedPlan:
 def price_plan(planned: PlannedStep, name: str = "planned", notes: tuple[str, ...] = ()) -> PricedPlan:
     """The plan through the compiler. Raises `DiagnosticError` where its schedule refuses its sizes."""
     reserve = float(planned.table.reserve[planned.row, int(planned.levels.max()), int(planned.axes.overlap)])
-    usable = planned.problem.cluster.device.usable_bytes
-    costs_text = planned.cost_file()
-
-    def at(memory: float) -> tuple[str, Priced]:
-        text = planned.plan_file(name, memory, notes)
-        return text, price(open_input(Text(Source(f"{name}.sched", text), name)), {}, _costs(name, costs_text))
-
+    usable, costs = planned.problem.cluster.device.usable_bytes, planned.cost_file()
+    text = planned.plan_file(name, max(usable - reserve, 1.0), notes)
     try:
-        text, result = at(max(usable - reserve, 1.0))
+        result = _read(name, text, costs)
     except DiagnosticError as error:
         if any(finding.code != "S406" for finding in error.diagnostics):
             raise
-        text, result = at(_ANY)
-    makespan = _timeline(result).makespan
-    return PricedPlan(
-        planned, text, costs_text, makespan, _beside(planned, makespan),
-        tuple(result.memory().peak_memory.tolist()), reserve, usable,
-    )  # fmt: skip
+        text = planned.plan_file(name, _ANY, notes)
+        result = _read(name, text, costs)
+    makespan, peaks = _timeline(result).makespan, tuple(result.memory().peak_memory.tolist())
+    return PricedPlan(planned, text, costs, makespan, _beside(planned, makespan), peaks, reserve, usable)
 
 
-def _costs(name: str, text: str) -> Costs:
-    return parse_costs(Source(f"{name}.costs.toml", text))
+def pipeline_of(planned: PlannedStep) -> tuple[float, float]:
+    """Seconds that the busiest rank computes and exchanges rows, and seconds of the pipeline."""
+    timeline = _timeline(_read("planned", planned.plan_file("planned", _ANY), planned.cost_file()))
+    return float(timeline.busy.max()), timeline.makespan
+
+
+def _read(name: str, plan: str, costs: str) -> Priced:
+    tree = open_input(Text(Source(f"{name}.sched", plan), name))
+    return price(tree, {}, parse_costs(Source(f"{name}.costs.toml", costs)))
 
 
 def _timeline(result: Priced) -> Timeline:

@@ -22,7 +22,8 @@ class PlanProblem:
     """A model, a cluster and a batch.
 
     model: with the tokens of a sequence. sequences: of a step. constants: of the cost model by name, those of a fit;
-    the others are at their prior medians. precision: of products.
+    the others are at their prior medians. precision: of products. skew: rows of the fullest rank of an expert group
+    over the mean.
     """
 
     model: ModelSizes
@@ -30,6 +31,7 @@ class PlanProblem:
     sequences: int
     constants: Mapping[str, float] = field(default_factory=dict, hash=False)
     precision: str = "bf16"
+    skew: float = 1.0
 
     @cached_property
     def vectors(self) -> ConstantVectors:
@@ -52,4 +54,5 @@ class PlanProblem:
         return TrainingRun(
             self.model, self.cluster, tp, pp=2, dp=replicas, ep=ep, cp=cp, microbatch=microbatch,
             precision=self.precision, sequence_parallel=tp > 1, grad_bytes=GRAD_BYTES, alltoall=alltoall,
+            skew=self.skew,
         )  # fmt: skip

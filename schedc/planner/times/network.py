@@ -44,8 +44,8 @@ def expert_exchange(x: RunTable, c: ConstantVectors) -> Floats:
 def exchange_lanes(x: RunTable, c: ConstantVectors) -> tuple[Floats, Floats]:
     """[runs, K] seconds of one dispatch over the NICs, and over the links of a node.
 
-    Rows go to all ranks of the group alike, by the method of the run: those of other nodes over the NICs, the others
-    over links.
+    Rows go by the method of the run: those of other nodes over the NICs, the others over links. All ranks of a group
+    get as many, but for the skew of the fullest one.
     """
     rail, node = x.once("sent", lambda: _sent_bytes(x))
     return rail[:, None] / (x.rail[:, None] * c["ep"]), node[:, None] / (x.link[:, None] * c["ep"])
@@ -54,7 +54,7 @@ def exchange_lanes(x: RunTable, c: ConstantVectors) -> tuple[Floats, Floats]:
 def _sent_bytes(x: RunTable) -> tuple[Floats, Floats]:
     """[runs] bytes of one dispatch that leave the node of a rank, and that stay in it."""
     sent = np.array([_sent_rows(run) for run in x.runs])
-    bytes = 2.0 * x.tokens / x.tp * x.hidden
+    bytes = 2.0 * x.tokens / x.tp * x.hidden * x.column(lambda run: run.skew)
     return bytes * sent[:, 0], bytes * sent[:, 1]
 
 

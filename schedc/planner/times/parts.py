@@ -184,8 +184,8 @@ _PRODUCTS = {
 
 
 def sent_rows(x: RunTable) -> Floats:
-    """[runs] rows that a rank sends to experts, for one microbatch and layer."""
-    return x.tokens / x.tp * x.expert(lambda moe: moe.top)
+    """[runs] rows that go to the experts of the fullest rank, for one microbatch and layer."""
+    return x.tokens / x.tp * x.expert(lambda moe: moe.top) * x.column(lambda run: run.skew)
 
 
 # What is not a product with weights.

@@ -19,7 +19,7 @@ class TrainingRun:
     sequence_parallel: whether tensor ranks share norms and residuals. zero: level of sharding, 3 for FSDP. overlap:
     whether sums of gradients run beside backwards. graphs: whether kernels are launched as graphs. dropout: whether
     layers drop activations. grad_bytes: bytes of a gradient as it is summed. alltoall: how rows reach their experts, a
-    method of `schedc.cost.exchange`.
+    method of `schedc.cost.exchange`. skew: rows of the fullest rank of an expert group over the mean.
     """
 
     model: ModelSizes
@@ -44,6 +44,7 @@ class TrainingRun:
     grad_bytes: int = 2
     dropout: bool = False
     alltoall: str = "flat"
+    skew: float = 1.0
 
     @property
     def devices(self) -> int:

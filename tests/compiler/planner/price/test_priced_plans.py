@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from schedc.planner.price.part_table import LEVELS, OP, PartTable, RankSplit
 from schedc.planner.price.priced import PricedPlan, price_plan
 from schedc.planner.price.problem import PlanProblem
 from schedc.planner.price.states import Spread, held_parameters
+from schedc.planner.price.waterfall import mfu, waterfall
 from schedc.planner.space.axes import PlanAxes
 from schedc.planner.space.schedules import all_schedules
 from schedc.planner.times.orders import order_of
@@ -96,3 +98,24 @@ def test_sharding_divides_states_among_replicas() -> None:
     whole, *sharded = (held_parameters(model, Spread(1, 1, 1, 8, zero))[dense] for zero in range(4))
     shares = [share / whole for share in sharded]
     assert shares == pytest.approx([(2 + 4 + 12 / 8) / 18, (2 + 4 / 8 + 12 / 8) / 18, 1 / 8])
+
+
+@pytest.mark.parametrize(("problem", "axes"), CASES, ids=lambda value: getattr(value, "schedule", ""))
+def test_bars_add_up_to_the_step(problem: PlanProblem, axes: PlanAxes) -> None:
+    plan = priced(problem, axes)
+    bars = dict(waterfall(plan))
+    assert sum(bars.values()) == pytest.approx(plan.step, rel=1e-9)
+    assert min(bars.values()) >= -1e-9 * plan.step
+    absent = {"tensor exchanges": axes.tp == 1, "context exchanges": axes.cp == 1, "expert exchanges": axes.ep == 1}
+    assert {what: abs(bars[what]) < 1e-9 for what in absent} == absent
+    assert (bars["recomputation"] == 0) == (axes.recompute in ("none", "act"))
+    assert bars["ideal"] / plan.step == pytest.approx(mfu(problem, plan.step))
+
+
+def test_skew_is_a_bar_of_its_own() -> None:
+    problem, axes = CASES[0]
+    even, skewed = (dict(waterfall(priced(replace(problem, skew=skew), axes))) for skew in (1.0, 1.5))
+    assert even["expert imbalance"] == pytest.approx(0.0, abs=1e-12)
+    assert skewed["expert imbalance"] > 0
+    assert skewed["expert exchanges"] > even["expert exchanges"]
+    assert skewed["efficiency of products"] == pytest.approx(even["efficiency of products"])

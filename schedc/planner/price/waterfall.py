@@ -1,0 +1,114 @@
+"""Where the time of a plan goes: one cause after the other enters the model, and each bar is what the step grows by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from schedc.ir.arrays import Floats
+from schedc.layout.compare import load_per_rank
+from schedc.layout.parts import WORK
+from schedc.planner.ledger.flops import model_flops
+from schedc.planner.price.files import PlannedStep
+from schedc.planner.price.part_table import OP, PartTable
+from schedc.planner.price.priced import PricedPlan, pipeline_of
+from schedc.planner.price.problem import PlanProblem
+
+_ENDLESS = 1e30
+"""A share of a link over which everything arrives at once."""
+
+
+class Bar(NamedTuple):
+    """A cause, and the seconds by which a step grows when the cause enters the model."""
+
+    what: str
+    seconds: float
+
+
+def waterfall(plan: PricedPlan) -> tuple[Bar, ...]:
+    """The bars of a plan, which add up to its step.
+
+    Each is the difference of two evaluations of one model, the later with one cause more. Up to the exchanges of
+    experts an evaluation is the work of the ranks; from the bubbles on it is the makespan of the order.
+    """
+    reached = 0.0
+    bars = []
+    for what, seconds in _evaluations(plan):
+        bars.append(Bar(what, seconds - reached))
+        reached = seconds
+    return tuple(bars)
+
+
+def ideal_seconds(problem: PlanProblem) -> float:
+    """Seconds of a step whose devices all compute at their peak: products of the model, forward and twice backward."""
+    flops = model_flops(problem.model, problem.model.seq)
+    devices = problem.cluster.devices * problem.cluster.peak(problem.precision)
+    return 3.0 * (flops.total + flops.mtp) * problem.tokens / devices
+
+
+def mfu(problem: PlanProblem, step: float) -> float:
+    """Share of the peak that the products of the model take in a step of so many seconds, predictions included."""
+    return ideal_seconds(problem) / step
+
+
+_NO_TENSOR = {"tp": _ENDLESS, "tp_nodes": _ENDLESS, "tp_alpha": 0.0}
+_NO_CONTEXT = {"cp": _ENDLESS}
+_NO_EXPERTS = {"ep": _ENDLESS}
+_NO_EXCHANGE = _NO_TENSOR | _NO_CONTEXT | _NO_EXPERTS
+_NO_MEMORY = {"hbm": _ENDLESS, "launch": 0.0, "chunk": 0.0}
+
+
+def _evaluations(plan: PricedPlan) -> Iterator[tuple[str, float]]:
+    """Causes in the order in which they enter, with the seconds of the step that has them."""
+    planned = plan.planned
+    even = replace(planned.problem, skew=1.0)
+    yield "ideal", ideal_seconds(planned.problem)
+    yield "efficiency of products", _mean_work(_with(planned, _NO_EXCHANGE | _NO_MEMORY, even), False)
+    yield "memory-bound ops and launches", _mean_work(_with(planned, _NO_EXCHANGE, even), False)
+    yield "recomputation", _mean_work(_with(planned, _NO_EXCHANGE, even), True)
+    yield "expert imbalance", _mean_work(_with(planned, _NO_EXCHANGE), True)
+    yield "layout imbalance", float(_work(_with(planned, _NO_EXCHANGE), True).max())
+    yield "tensor exchanges", float(_work(_with(planned, _NO_CONTEXT | _NO_EXPERTS), True).max())
+    alone = _without_messages(_with(planned, _NO_CONTEXT))
+    busy, makespan = pipeline_of(alone)
+    yield "expert exchanges", busy
+    yield "bubbles", makespan
+    yield "messages", pipeline_of(_with(planned, _NO_CONTEXT))[1] if planned.axes.cp > 1 else plan.makespan
+    step = plan.makespan
+    yield "context exchanges", step
+    for what, seconds in (
+        ("sums of gradients", plan.beside.gradients),
+        ("optimizer", plan.beside.optimizer),
+        ("each step", plan.beside.step),
+    ):
+        step += float(seconds)
+        yield what, step
+
+
+def _with(planned: PlannedStep, constants: Mapping[str, float], problem: PlanProblem | None = None) -> PlannedStep:
+    """The plan on machines with other constants, in the layout that it has."""
+    problem = problem or planned.problem
+    other = replace(problem, constants={**problem.constants, **constants})
+    return replace(planned, problem=other, table=PartTable.of(other, [planned.split]), placed=planned.layout)
+
+
+def _without_messages(planned: PlannedStep) -> PlannedStep:
+    return replace(planned, table=replace(planned.table, p2p=np.zeros_like(planned.table.p2p)), placed=planned.layout)
+
+
+def _work(planned: PlannedStep, recomputes: bool) -> Floats:
+    """[P] seconds of the work of each rank, all segments one after the other."""
+    table, row = planned.table, planned.row
+    counts = np.append(planned.layout.counts[:, : len(WORK)], np.ones((planned.placement.stages, 1)), axis=1)
+    factor = np.append(np.full(OP, table.split_factor(planned.choice.splits)), 1.0)
+    stages = counts @ (table.forward[row] + factor * (table.input[row] + table.weight[row]))
+    if recomputes:
+        stages = stages + (counts[:, :OP] * table.again[row][planned.levels]).sum(axis=1)
+    return planned.axes.microbatches * load_per_rank(planned.placement, stages)
+
+
+def _mean_work(planned: PlannedStep, recomputes: bool) -> float:
+    return float(_work(planned, recomputes).mean())
