@@ -251,11 +251,19 @@ def parse_program(text: str, file: str = "<program>") -> Program:
     return Program(rank_start=_starts(counts), source_name=header.source, works=works, **header.common(), **columns)
 
 
+def _help_for(text: str) -> str:
+    """What a line that is no instruction may have meant."""
+    if not text.startswith(("START ", "JOIN ")):
+        return "for example `SEND 0A3 to 1 #17 | 5 0@1`"
+    kinds, lanes = ", ".join(_WORK_WORDS["work_kind"]), ", ".join(_WORK_WORDS["lane"])
+    return f"for example `START offload 0A3 on d2h #0 bytes 64 | 5 0@1`; works: {kinds}; lanes: {lanes}"
+
+
 def _read_instruction(header: Header, line: HeaderLine, rows: list[tuple[int, ...]]) -> None:
     form = _FORMS.get(line.text[:3]) or _FORMS.get(line.text[0]) or _COMPUTE_FORM
     match = form.pattern.fullmatch(line.text)
     if match is None:
-        line.fail("this is not an instruction", help="for example `SEND 0A3 to 1 #17 | 5 0@1`")
+        line.fail("this is not an instruction", help=_help_for(line.text))
     row = [-1] * len(_PROGRAM_COLUMNS)
     row[0] = form.kind
     for group, ((column, letters, weight), text) in enumerate(zip(form.groups, match.groups(), strict=True), 1):

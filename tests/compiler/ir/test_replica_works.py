@@ -12,6 +12,7 @@ from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.placed_works import PlacedWorks
 from schedc.compiler import legal_schedule
 from schedc.cost.costs import Costs
+from schedc.diagnostics import DiagnosticError
 from schedc.inputs import open_input
 from schedc.ir.json import program_from_json, program_to_json
 from schedc.ir.npz import program_from_npz, program_to_npz
@@ -53,6 +54,18 @@ def test_works_among_replicas_go_through_every_form(program: Program) -> None:
     text = print_program(program)
     for line in ("START gather 0 on dp #1 bytes 1.5 over replicas", "over same_experts", "JOIN drop 1 #"):
         assert line in text
+
+
+@pytest.mark.parametrize(("word", "other"), [("START gather", "START teleport"), (" on dp", " on air")])
+def test_an_unknown_work_in_a_text_is_refused_with_those_that_are_known(
+    program: Program, word: str, other: str
+) -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        parse_program(print_program(program).replace(word, other, 1))
+    (finding,) = caught.value.diagnostics
+    assert finding.code == "S390"
+    assert finding.help is not None
+    assert "works: offload, fetch, gather, drop, scatter, spread, snapshot; lanes: d2h, h2d, dp" in finding.help
 
 
 def test_works_leave_a_program_and_come_back(program: Program) -> None:
