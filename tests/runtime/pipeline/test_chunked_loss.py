@@ -76,6 +76,19 @@ def test_every_schedule_has_the_bits_of_the_reference(
     assert torch.equal(evaluated, loss)
 
 
+@FORMS
+@pytest.mark.parametrize("schedule", ["zbh1", "dualpipev"])
+def test_slices_have_the_numbers_of_the_whole_model(schedule: str, form: str) -> None:
+    """Slices ignore different numbers of targets, one of them all; chunks divide neither them nor microbatches."""
+    model, (batch, targets) = small_gpt(), batch_of(4, rows=4)
+    loss_fn = ChunkedLoss("head", chunk=5, form=form)
+    expected = whole(copy.deepcopy(model), next_token_loss, batch, targets)
+    program = schedc.compile(schedule, P=2, M=4)
+    plan = Attachments(slices=(2,) * program.stages)
+    pipe = Pipeline(model, program, loss_fn=loss_fn, in_process=True, plan=plan, example=batch)
+    close(pipe, pipe.step(batch, targets), expected)
+
+
 def test_again_leaves_the_product_for_w_and_early_leaves_nothing() -> None:
     left = {}
     for form in ("early", "again"):
