@@ -1,4 +1,4 @@
-"""Plans in blocks: all plans that share the outer axes, as a grid over the inner ones."""
+"""Plans in blocks: a grid of outer axes, those of prefixes, and of inner axes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from schedc.ir.arrays import Bools
+from schedc.ir.arrays import Bools, Int64
 from schedc.planner.space.axes import PlanAxes
 from schedc.planner.space.schedules import ScheduleChoice
 
@@ -54,10 +54,10 @@ class InnerAxes:
         return len(self.orders), len(self.levels), len(self.layouts), len(self.methods), len(self.zeros)
 
     def columns(self) -> dict[str, Any]:
-        """The inner axes by name, as arrays that broadcast over the grid."""
+        """The inner axes by name, as arrays that broadcast over a block."""
 
         def along(place: int, values: list[Any]) -> Any:
-            return np.array(values).reshape([-1 if axis == place else 1 for axis in range(5)])
+            return np.array(values).reshape([-1 if axis == place + 1 else 1 for axis in range(6)])
 
         return {
             "schedule": along(0, [order.choice.name for order in self.orders]),
@@ -73,30 +73,38 @@ class InnerAxes:
 
 @dataclass(frozen=True, eq=False)
 class PlanBlock:
-    """The plans of a prefix. legal: [orders, levels, layouts, methods, zeros] those that conditions leave in."""
+    """Plans whose prefixes have the same pp and vpp, and all experts on one rank or none.
 
-    prefix: Prefix
+    legal: [prefixes, orders, levels, layouts, methods, zeros] the plans of the grid that are legal.
+    """
+
+    prefixes: tuple[Prefix, ...]
     inner: InnerAxes
     legal: Bools
 
     def __len__(self) -> int:
         return int(np.count_nonzero(self.legal))
 
+    @property
+    def pp(self) -> int:
+        return self.prefixes[0].pp
+
+    @property
+    def vpp(self) -> int:
+        return self.prefixes[0].vpp
+
+    def column(self, name: str) -> Int64:
+        """[prefixes] an outer axis."""
+        return np.array([getattr(prefix, name) for prefix in self.prefixes], np.int64)
+
     def axes(self, number: int) -> PlanAxes:
         """The plan at a flat index of the grid."""
-        order, level, layout, method, zero = (int(each) for each in np.unravel_index(number, self.inner.shape))
-        prefix, option = self.prefix, self.inner.orders[order]
-        recompute, where = self.inner.levels[level]
+        places = (int(each) for each in np.unravel_index(number, self.legal.shape))
+        outer, order, level, layout, method, zero = places
+        option, (recompute, where) = self.inner.orders[order], self.inner.levels[level]
         return PlanAxes(
-            tp=prefix.tp,
-            cp=prefix.cp,
-            pp=prefix.pp,
-            vpp=prefix.vpp,
-            ep=prefix.ep,
-            dp=prefix.dp,
+            **vars(self.prefixes[outer]),
             zero=self.inner.zeros[zero],
-            microbatch=prefix.microbatch,
-            microbatches=prefix.microbatches,
             schedule=option.choice.name,
             limit=option.limit,
             recompute=recompute,
@@ -105,3 +113,7 @@ class PlanBlock:
             alltoall=self.inner.methods[method],
             overlap=option.overlap,
         )
+
+    def numbers(self) -> Int64:
+        """[plans] the flat indexes of the legal plans."""
+        return np.flatnonzero(self.legal)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +20,9 @@ from schedc.planner.space.axis_values import AxisValues, axis_values
 from schedc.planner.space.blocks import InnerAxes, OrderOption, PlanBlock, Prefix
 from schedc.planner.space.conditions import INNER, PlanCondition
 from schedc.planner.space.schedules import LeftOut, ScheduleChoice, all_schedules
+
+_BLOCK = 200_000
+"""Points of a block, about."""
 
 _OUTER = ("tp", "cp", "pp", "vpp", "ep", "microbatch")
 
@@ -147,36 +152,45 @@ class PlanSpace:
         for point in np.flatnonzero(self._funnel[1]):
             yield Prefix(*(int(c[name][point]) for name in names))
 
-    def block(self, prefix: Prefix) -> PlanBlock:
-        """The plans of a prefix; none of them may be left by conditions."""
-        v, alone = self.values, prefix.ep == 1
-        orders = self.orders(*prefix.order_key)
-        wheres = {"all", *(("chunk0",) if prefix.vpp > 1 else ()), *(("first_half",) if prefix.pp > 1 else ())}
-        inner = InnerAxes(
-            tuple(order for order in orders if not (order.overlap and alone)),
+    def blocks(self) -> Iterator[PlanBlock]:
+        """All legal plans."""
+        alike: defaultdict[tuple[int, int, bool], list[Prefix]] = defaultdict(list)
+        for prefix in self.prefixes():
+            alike[prefix.pp, prefix.vpp, prefix.ep == 1].append(prefix)
+        for prefixes in alike.values():
+            inner = self.inner_axes(prefixes)
+            width = max(1, _BLOCK // max(1, prod(inner.shape)))
+            for low in range(0, len(prefixes), width):
+                block = self._block(tuple(prefixes[low : low + width]), inner)
+                if block.legal.any():
+                    yield block
+
+    def inner_axes(self, prefixes: Sequence[Prefix]) -> InnerAxes:
+        """The inner axes of prefixes with the same pp and vpp, and all experts on one rank or none."""
+        v, (pp, vpp, alone) = self.values, (prefixes[0].pp, prefixes[0].vpp, prefixes[0].ep == 1)
+        options = {option: None for prefix in prefixes for option in self.orders(*prefix.order_key)}
+        wheres = {"all", *(("chunk0",) if vpp > 1 else ()), *(("first_half",) if pp > 1 else ())}
+        return InnerAxes(
+            tuple(option for option in options if not (option.overlap and alone)),
             tuple(level for level in v.levels if level[1] in wheres),
-            v.layouts if prefix.pp * prefix.vpp > 1 else ("even",),
+            v.layouts if pp * vpp > 1 else ("even",),
             ("flat",) if alone else v.methods,
             v.zero,
         )
-        return PlanBlock(prefix, inner, self._legal(prefix, inner))
 
-    def _legal(self, prefix: Prefix, inner: InnerAxes) -> Bools:
+    def _block(self, prefixes: tuple[Prefix, ...], inner: InnerAxes) -> PlanBlock:
+        taken = {prefix.order_key: set(self.orders(*prefix.order_key)) for prefix in prefixes}
+        rows = {key: [option in options for option in inner.orders] for key, options in taken.items()}
+        legal = np.zeros((len(prefixes), *inner.shape), bool)
+        legal |= np.array([rows[prefix.order_key] for prefix in prefixes])[:, :, None, None, None, None]
+        block = PlanBlock(prefixes, inner, legal)
         conditions = [condition for condition in self.conditions if condition.names & INNER]
-        legal = np.ones(inner.shape, bool)
         if conditions:
-            axes: dict[str, Any] = {**vars(prefix), "devices": self.cluster.devices, "batch": self.batch}
-            axes |= inner.columns()
+            axes: dict[str, Any] = {"devices": self.cluster.devices, "batch": self.batch, **inner.columns()}
+            axes |= {name: block.column(name)[:, None, None, None, None, None] for name in Prefix.__dataclass_fields__}
             for condition in conditions:
                 legal &= condition.holds(axes)
-        return legal
-
-    def blocks(self) -> Iterator[PlanBlock]:
-        """All legal plans."""
-        for prefix in self.prefixes():
-            block = self.block(prefix)
-            if block.legal.any():
-                yield block
+        return block
 
     def choice(self, name: str) -> ScheduleChoice:
         """The schedule of a name that a plan has."""
@@ -187,8 +201,8 @@ class PlanSpace:
         prefix = Prefix(*(getattr(axes, name) for name in Prefix.__dataclass_fields__))
         if prefix not in set(self.prefixes()):
             return False
-        block = self.block(prefix)
-        return any(block.axes(int(number)) == axes for number in np.flatnonzero(block.legal))
+        block = self._block((prefix,), self.inner_axes([prefix]))
+        return any(block.axes(int(number)) == axes for number in block.numbers())
 
 
 def _listed(values: Sequence[int]) -> str:

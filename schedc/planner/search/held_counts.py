@@ -1,0 +1,79 @@
+"""How many microbatches ranks hold at least, from what shipped schedules claim of their peaks: no order is made."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from schedc.diagnostics import DiagnosticError
+from schedc.elaborate.evaluate import RANK, Evaluator, Scope
+from schedc.elaborate.sizes import bind_sizes, lets_and_requires
+from schedc.ir.arrays import Int64
+from schedc.planner.space.schedules import ScheduleChoice
+from schedc.syntax import tree as t
+from schedc.syntax.walk import parts
+
+_METRIC = "peak_activations"
+
+
+class ClaimedPeaks(NamedTuple):
+    """Chunks that ranks hold at their peaks, of one microbatch each.
+
+    of_rank: [ranks] what every rank holds at least. largest: what the fullest rank holds at least.
+    """
+
+    of_rank: Int64
+    largest: int
+
+
+def claimed_peaks(choice: ScheduleChoice, sizes: dict[str, int], ranks: int) -> ClaimedPeaks:
+    """What equations of a schedule's file say of its peaks; 0 where they say nothing.
+
+    Tests decide the claims of shipped schedules at many sizes. Those of other files are not believed, nor those of
+    orders that depend on costs.
+    """
+    nothing = ClaimedPeaks(np.zeros(ranks, np.int64), 0)
+    if not choice.shipped or choice.by_policy:
+        return nothing
+    try:
+        bound = bind_sizes(choice.tree, sizes)
+        evaluator = Evaluator(choice.tree.source, bound, {each.name: each for each in choice.tree.functions})
+        scope = Scope(1, dict(bound))
+        for item in lets_and_requires(choice.tree):
+            if isinstance(item, t.Let):
+                scope.names[item.name] = evaluator.value(item.value, scope)
+        peaks = nothing
+        for claim in choice.tree.claims:
+            peaks = _with_claim(peaks, claim, evaluator, scope)
+    except DiagnosticError:
+        return nothing
+    return peaks
+
+
+def _with_claim(peaks: ClaimedPeaks, claim: t.Claim, evaluator: Evaluator, scope: Scope) -> ClaimedPeaks:
+    ranks = peaks.of_rank.size
+    if not isinstance(claim.claim, t.Binary) or claim.claim.op != "==" or not _applies(claim, evaluator, scope):
+        return peaks
+    match claim.claim.left:
+        case t.Name(id=name) if name == _METRIC:
+            return peaks._replace(largest=max(peaks.largest, int(evaluator.value(claim.claim.right, scope))))
+        case t.Index(name=name, index=t.Name(id=rank)) if name == _METRIC:
+            every = np.arange(ranks, dtype=np.int64)
+            inside = Scope(ranks, {rank: every, RANK: every}, scope, lambda: np.zeros(ranks, np.int64))
+            value = np.broadcast_to(evaluator.value(claim.claim.right, inside), (ranks,))
+            return peaks._replace(of_rank=np.maximum(peaks.of_rank, value))
+        case _:
+            return peaks
+
+
+def _applies(claim: t.Claim, evaluator: Evaluator, scope: Scope) -> bool:
+    """Whether a claim has no condition, or one on sizes alone that holds."""
+    if claim.condition is None:
+        return True
+    return all(scope.has(name) for name in _names(claim.condition)) and bool(evaluator.value(claim.condition, scope))
+
+
+def _names(expr: t.Expr) -> set[str]:
+    own = {expr.id} if isinstance(expr, t.Name) else set()
+    return own.union(*(_names(part) for part in parts(expr)))
