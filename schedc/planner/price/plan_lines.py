@@ -93,10 +93,12 @@ def device_lines(problem: PlanProblem, axes: PlanAxes) -> Iterator[str]:
     """The lines of the devices, of the batch and of how rows reach their experts."""
     cluster = problem.cluster
     yield from rank_lines(problem, axes.tp, axes.cp, axes.ep, axes.microbatch, axes.alltoall)
+    near = cluster.levels[0].size
+    node = f" node {near}" if cluster.devices % near == 0 else ""
     of = " of attention" if problem.model.moe and axes.tp > 1 else ""
     yield (
         f"parallel tp {axes.tp}{of} cp {axes.cp} ep {axes.ep} dp {axes.dp} zero {axes.zero}"
-        f" devices {cluster.devices} node {cluster.per_node}"
+        f" devices {cluster.devices}{node}"
     )
     yield f"batch {problem.sequences} x {problem.model.seq} by {axes.microbatch}"
     if axes.overlap:

@@ -113,6 +113,8 @@ class PlanSpace:
             (f"{self.batch:,} sequences are dp*microbatch*microbatches", wholes),
             (f"a stage of the {self.model.layers} layers is not empty", inside),
             ("ep divides tp*cp*dp", c["tp"] * c["cp"] * c["dp"] % c["ep"] == 0),
+            (f"ranks share {self.seq:,} tokens evenly", self.seq % (c["tp"] * c["cp"]) == 0),
+            ("an expert group fills whole nodes, or a node holds whole groups", self._whole_nodes(c)),
         ]
         laws += [(condition.option, condition.holds(c)) for condition in self.conditions if not condition.names & INNER]
         for what, law in laws:
@@ -123,6 +125,14 @@ class PlanSpace:
         left[points[np.array(none, np.bool_)]] = False
         steps.append(Remaining("a schedule takes so many ranks, microbatches and stages", int(np.count_nonzero(left))))
         return tuple(steps), left
+
+    def _whole_nodes(self, c: dict[str, Int64]) -> Bools:
+        """[points] whether expert groups lie on nodes evenly, and tensor groups of a model without experts.
+
+        Devices that the innermost level reaches are a node here.
+        """
+        group, node = c["ep"] if self.model.moe else c["tp"], self.cluster.levels[0].size
+        return np.asarray((node % group == 0) | (group % node == 0), np.bool_)
 
     @property
     def funnel(self) -> tuple[Remaining, ...]:
@@ -178,6 +188,10 @@ class PlanSpace:
             v.zero,
         )
 
+    def block(self, prefixes: Sequence[Prefix]) -> PlanBlock:
+        """The plans of prefixes with the same pp and vpp, and all experts on one rank or none."""
+        return self._block(tuple(prefixes), self.inner_axes(prefixes))
+
     def _block(self, prefixes: tuple[Prefix, ...], inner: InnerAxes) -> PlanBlock:
         taken = {prefix.order_key: set(self.orders(*prefix.order_key)) for prefix in prefixes}
         rows = {key: [option in options for option in inner.orders] for key, options in taken.items()}
@@ -201,7 +215,7 @@ class PlanSpace:
         prefix = Prefix(*(getattr(axes, name) for name in Prefix.__dataclass_fields__))
         if prefix not in set(self.prefixes()):
             return False
-        block = self._block((prefix,), self.inner_axes([prefix]))
+        block = self.block([prefix])
         return any(block.axes(int(number)) == axes for number in block.numbers())
 
 

@@ -1,0 +1,222 @@
+"""Bounds of all plans of a space: seconds of a step and bytes of the fullest rank, block by block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from schedc.ir.arrays import Bools, Floats, Int64
+from schedc.ir.placement import Placement
+from schedc.planner.price.layouts import even_layout
+from schedc.planner.price.part_table import LEVELS, OP, PartTable, RankSplit
+from schedc.planner.price.problem import PlanProblem
+from schedc.planner.price.states import Spread, beside_pipeline, held_parameters, kind_parameters
+from schedc.planner.search.bound_memory import HeldOfRanks, any_bytes, even_bytes
+from schedc.planner.search.bound_time import OrderFacts, bound_of_counts, bound_of_totals
+from schedc.planner.search.held_counts import ClaimedPeaks, claimed_peaks
+from schedc.planner.search.lanes import LaneSeconds, overlapped_lanes, serial_lane
+from schedc.planner.search.placed_counts import PlacedCounts, placed_counts
+from schedc.planner.space.blocks import OrderOption, PlanBlock
+from schedc.planner.space.space import PlanSpace
+
+_ROUNDING = 1e-12
+"""Bounds and exact figures sum the same numbers in different orders."""
+
+
+_LEVEL_NUMBERS = {str(level): number for number, level in enumerate(LEVELS)}
+
+
+@dataclass(frozen=True, eq=False)
+class BoundedBlock:
+    """A block with what no plan of it undercuts.
+
+    step: [prefixes, orders, levels, layouts, methods, zeros] seconds. memory: the same without methods, bytes.
+    fits: which legal plans may fit into the device.
+    """
+
+    block: PlanBlock
+    step: Floats
+    memory: Floats
+    fits: Bools
+
+
+@dataclass(frozen=True, eq=False)
+class _AlikeOrders:
+    """Orders with one placement, which are alike in what the bound knows of them. numbers: those among the orders."""
+
+    numbers: tuple[int, ...]
+    counts: PlacedCounts
+    facts: OrderFacts
+
+
+def splits_of(space: PlanSpace) -> list[RankSplit]:
+    """The rows of the part table that plans of a space need."""
+    v = space.values
+    return sorted(
+        {
+            RankSplit(prefix.tp, prefix.cp, prefix.ep, prefix.microbatch, method)
+            for prefix in space.prefixes()
+            for method in (v.methods if prefix.ep > 1 else ("flat",))
+        }
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class PlanBounds:
+    """Bounds of the plans of a space. table: with all splits of the space."""
+
+    space: PlanSpace
+    problem: PlanProblem
+    table: PartTable
+    _peaks: dict[tuple[str, int, int, int, int], ClaimedPeaks] = field(default_factory=dict, repr=False)
+
+    def blocks(self) -> Iterator[BoundedBlock]:
+        """All plans with their bounds."""
+        for block in self.space.blocks():
+            yield self.of(block)
+
+    def of(self, block: PlanBlock) -> BoundedBlock:
+        """The bounds of one block."""
+        return _BlockBound(self, block).bounded()
+
+    @cached_property
+    def usable(self) -> float:
+        """Bytes of a device, with what rounding may take."""
+        return self.problem.cluster.device.usable_bytes * (1 + _ROUNDING)
+
+    def peaks_of(self, option: OrderOption, ranks: int, microbatches: int, chunks: int) -> ClaimedPeaks:
+        """What the file of a schedule claims of its peaks; nothing at sizes that it does not take."""
+        key = (option.choice.name, option.limit, ranks, microbatches, chunks)
+        if key not in self._peaks:
+            taken = option.limit in option.choice.limits(ranks, microbatches, chunks)
+            sizes = option.choice.sizes(ranks, microbatches, chunks, option.limit) if taken else None
+            nothing = ClaimedPeaks(np.zeros(ranks, np.int64), 0)
+            self._peaks[key] = claimed_peaks(option.choice, sizes, ranks) if sizes else nothing
+        return self._peaks[key]
+
+    def groups(self, block: PlanBlock) -> list[_AlikeOrders]:
+        """The orders of a block by placement and by what the bound knows."""
+        alike: dict[tuple[bytes, OrderFacts], list[int]] = {}
+        for number, option in enumerate(block.inner.orders):
+            facts = OrderFacts(option.choice.splits, option.overlap)
+            alike.setdefault((self._placed(option, block), facts), []).append(number)
+        layout = even_layout(self.problem.model, block.pp * block.vpp)
+        return [
+            _AlikeOrders(tuple(numbers), placed_counts(layout, placed, block.pp), facts)
+            for (placed, facts), numbers in alike.items()
+        ]
+
+    def _placed(self, option: OrderOption, block: PlanBlock) -> bytes:
+        taken = next(prefix for prefix in block.prefixes if option in self.space.orders(*prefix.order_key))
+        placement = option.choice.placement(*taken.order_key)
+        assert isinstance(placement, Placement)
+        return placement.rank_of_stage.tobytes()
+
+
+class _BlockBound:
+    """Bounds of a block, from columns that all of its plans share."""
+
+    def __init__(self, bounds: PlanBounds, block: PlanBlock) -> None:
+        self.bounds, self.block, self.inner = bounds, block, block.inner
+        self.table, self.problem = bounds.table, bounds.problem
+        methods = self.inner.methods
+        self.rows = np.array(
+            [
+                [
+                    self.table.index[RankSplit(prefix.tp, prefix.cp, prefix.ep, prefix.microbatch, method)]
+                    for method in methods
+                ]
+                for prefix in block.prefixes
+            ]
+        )
+        self.many = block.column("microbatches").astype(np.float64)
+        self.one_stage = block.pp * block.vpp == 1
+
+    def bounded(self) -> BoundedBlock:
+        shape = self.block.legal.shape
+        step = np.empty(shape)
+        memory = np.empty((*shape[:4], shape[5]))
+        for group in self.bounds.groups(self.block):
+            for layout, name in enumerate(self.inner.layouts):
+                seconds, parameters, hidden = self._seconds(group, name == "even")
+                whole = self._with_rest(seconds, parameters, hidden)
+                bytes = self._bytes(group, name == "even")
+                for row, number in enumerate(group.numbers):
+                    step[:, number, :, layout] = whole
+                    memory[:, number, :, layout] = bytes[:, row]
+        fits = self.block.legal & (memory <= self.bounds.usable)[:, :, :, :, None, :]
+        return BoundedBlock(self.block, step * (1 - _ROUNDING), memory, fits)
+
+    def _seconds(self, group: _AlikeOrders, even: bool) -> tuple[Floats, Floats, Floats]:
+        """Seconds of the pipeline [prefixes, levels, methods], parameters of the fullest rank, its least backward."""
+        rows, counts = self.rows.ravel(), group.counts
+        lanes = self._lanes(rows, group.facts)
+        many = np.repeat(self.many, self.rows.shape[1])
+        on_rank = counts.on_rank @ counts.of_stage
+        kinds = kind_parameters(self.problem.model, self.one_stage)
+        backward = (self.table.input[rows] + self.table.weight[rows])[:, :OP]
+        if even:
+            seconds = bound_of_counts(counts, lanes, self.inner.levels, many, self.table.p2p[rows], group.facts)
+            parameters, hidden = (on_rank @ kinds).max(axis=0), (backward @ on_rank.T).min(axis=1)
+        else:
+            seconds = bound_of_totals(counts, lanes, self.inner.levels, many, group.facts)
+            total = counts.of_stage.sum(axis=0)
+            parameters, hidden = total @ kinds / counts.ranks, backward @ total / counts.ranks
+        shape = (*self.rows.shape, len(self.inner.levels))
+        return seconds.reshape(shape).transpose(0, 2, 1), parameters, hidden.reshape(self.rows.shape)
+
+    def _lanes(self, rows: Int64, facts: OrderFacts) -> list[LaneSeconds]:
+        if facts.overlaps:
+            return overlapped_lanes(self.table, rows, facts.splits)
+        return [serial_lane(self.table, rows, facts.splits)]
+
+    def _with_rest(self, seconds: Floats, parameters: Floats, hidden: Floats) -> Floats:
+        """[prefixes, levels, methods, zeros] seconds of a step."""
+        spread = self._spread(3)
+        own, experts = parameters[0] / spread.tp, parameters[1] / spread.ep
+        pipeline = seconds[..., None]
+        beside = beside_pipeline(
+            self.problem, spread, own, experts, self.many[:, None, None, None], pipeline, hidden[:, None, :, None]
+        )
+        return np.asarray(pipeline + beside.gradients + beside.optimizer + beside.step)
+
+    def _spread(self, axes: int) -> Spread:
+        """The spread of prefixes, with ``axes`` further ones behind; the last one is that of the levels of sharding."""
+        shape = (-1, *(1 for _ in range(axes)))
+        tp, cp, ep, dp = (
+            self.block.column(name).astype(np.float64).reshape(shape) for name in ("tp", "cp", "ep", "dp")
+        )
+        return Spread(tp, cp, ep, dp, np.array(self.inner.zeros))
+
+    def _bytes(self, group: _AlikeOrders, even: bool) -> Floats:
+        """[prefixes, orders of the group, levels, zeros] bytes of the fullest rank."""
+        held = self.table.held[self.rows].min(axis=1)
+        pending = self.table.pending[self.rows].min(axis=1)
+        parameters = held_parameters(self.problem.model, self._spread(1), self.one_stage)
+        parameters = np.broadcast_to(parameters, (len(self.many), len(self.inner.zeros), parameters.shape[-1]))
+        numbers = [_LEVEL_NUMBERS[level] for level, _ in self.inner.levels]
+        reserve = self.table.reserve[self.rows].min(axis=1)[:, numbers, int(group.facts.overlaps)]
+        peaks = [self._peaks(self.inner.orders[number]) for number in group.numbers]
+        bytes = (self._even if even else self._any)(group, parameters, held, pending, peaks)
+        return np.asarray(bytes + reserve[:, None, :, None])
+
+    def _peaks(self, option: OrderOption) -> list[ClaimedPeaks]:
+        return [self.bounds.peaks_of(option, *prefix.order_key) for prefix in self.block.prefixes]
+
+    def _even(
+        self, group: _AlikeOrders, parameters: Floats, held: Floats, pending: Floats, peaks: list[list[ClaimedPeaks]]
+    ) -> Floats:
+        of_ranks = HeldOfRanks(group.counts, held, pending, self.inner.levels, group.facts.splits)
+        return even_bytes(group.counts, parameters, of_ranks, peaks)
+
+    def _any(
+        self, group: _AlikeOrders, parameters: Floats, held: Floats, pending: Floats, peaks: list[list[ClaimedPeaks]]
+    ) -> Floats:
+        counts, levels = group.counts, self.inner.levels
+        least = np.minimum(held, pending[:, None]) if group.facts.splits else held
+        whole = any_bytes(counts, parameters, held, levels, np.ones(len(self.many), np.int64))
+        many = [np.array([peak.of_rank.min() for peak in of_order]) for of_order in peaks]
+        return np.stack([np.maximum(whole, any_bytes(counts, parameters, least, levels, one)) for one in many], axis=1)

@@ -1,0 +1,97 @@
+"""Seconds of parts by the lanes that they keep busy: all in one after the other, or exchanges beside compute."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from schedc.attachments.recompute_bytes import recomputed_share
+from schedc.attachments.values import Level
+from schedc.ir.arrays import Floats, Int64
+from schedc.layout.parts import WITH_EXPERTS, WORK
+from schedc.planner.price.part_table import LEVELS, OP, PartTable
+
+_HAS_EXPERTS = np.array([kind in WITH_EXPERTS for kind in WORK], np.float64)
+
+
+@dataclass(frozen=True, eq=False)
+class LaneSeconds:
+    """What one microbatch keeps a lane busy for.
+
+    forward, input, weight: [rows, kinds] seconds of parts. again: [rows, levels, kinds] what a backward recomputes, by
+    `LEVELS`. op: [rows, 3] what each op takes on top: F, I and W.
+    """
+
+    forward: Floats
+    input: Floats
+    weight: Floats
+    again: Floats
+    op: Floats
+
+
+def serial_lane(table: PartTable, rows: Int64, splits: bool) -> LaneSeconds:
+    """The one lane of ops whose exchanges nothing hides. rows: [rows] of the table."""
+    factor = table.split_factor(splits)
+    ops = np.stack([time[rows, OP] for time in (table.forward, table.input, table.weight)], axis=1)
+    return LaneSeconds(
+        table.forward[rows, :OP],
+        table.input[rows, :OP] * factor,
+        table.weight[rows, :OP] * factor,
+        table.again[rows],
+        ops,
+    )
+
+
+def overlapped_lanes(table: PartTable, rows: Int64, splits: bool) -> list[LaneSeconds]:
+    """The lanes of compute and of both kinds of links. rows: [rows] of the table.
+
+    A recomputation counts only for the segments that a level repeats as steps of their own: the least of it.
+    """
+    factor = table.split_factor(splits)
+    whole = serial_lane(table, rows, splits)
+    rail, node = table.rail[rows], table.node[rows]
+    exchanges = 2.0 * (rail + node)[:, None] * _HAS_EXPERTS
+    again = np.stack([_again(table, rows, level) for level in LEVELS], axis=1)[:, :, None] * _HAS_EXPERTS
+    forward, input, weight = _not_in_cells(table, rows)
+    compute = LaneSeconds(
+        whole.forward - exchanges - forward,
+        whole.input - (exchanges + input) * factor,
+        whole.weight - weight * factor,
+        again,
+        whole.op,
+    )
+    flat = np.array([table.splits[row].alltoall == "flat" for row in rows.tolist()])
+    on_rail = np.where(flat, rail + node, rail)
+    return [compute, *(_links(lane, factor) for lane in (on_rail, np.where(flat, 0.0, node)))]
+
+
+def _not_in_cells(table: PartTable, rows: Int64) -> tuple[Floats, Floats, Floats]:
+    """[rows, kinds] seconds of F, I and W that the table has and cells leave out: of experts that a model has not.
+
+    Cells have a shared expert only where the model has one.
+    """
+    model, none = table.problem.model, np.zeros((rows.size, OP))
+    if model.moe is None or model.moe.shared or "shared" not in table.segments:
+        return none, none, none
+    part = table.segments["shared"]
+    forward, input, weight = (time[rows][:, None] * _HAS_EXPERTS for time in (part.forward, part.input, part.weight))
+    return forward, input, weight
+
+
+def _links(seconds: Floats, factor: float) -> LaneSeconds:
+    """A lane of links that one dispatch, or one combine, takes for ``seconds`` [rows]."""
+    layer = 2.0 * seconds[:, None] * _HAS_EXPERTS
+    sent_again = np.array([float(level.exchanges) for level in LEVELS])
+    again = seconds[:, None, None] * sent_again[None, :, None] * _HAS_EXPERTS
+    return LaneSeconds(layer, layer * factor, np.zeros_like(layer), again, np.zeros((seconds.size, 3)))
+
+
+def _again(table: PartTable, rows: Int64, level: Level) -> Floats:
+    """[rows] seconds of compute that a level repeats in a layer with experts."""
+    roles = ["experts", "shared"] * (level >= Level.MEDIUM) + ["attention"] * (level >= Level.LAYER)
+    total = np.zeros(rows.size)
+    for role in roles:
+        if role in table.segments and table.problem.model.moe:
+            total += recomputed_share(role, level) * table.segments[role].forward[rows]
+    return total

@@ -1,0 +1,75 @@
+"""Counts of the parts of a model on the stages and ranks of a placement, as products with part times want them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+
+from schedc.ir.arrays import Floats, Int64
+from schedc.ir.placement import Placement
+from schedc.layout.parts import WORK, Layout
+
+KINDS = len(WORK)
+
+
+@dataclass(frozen=True, eq=False)
+class PlacedCounts:
+    """A layout on a placement with one pipe. Kinds are those of `WORK`.
+
+    of_stage: [stages, kinds] parts of each stage.
+    """
+
+    placement: Placement
+    of_stage: Floats
+
+    @classmethod
+    def of(cls, placement: Placement, layout: Layout) -> PlacedCounts:
+        return cls(placement, np.asarray(layout.counts[:, :KINDS], np.float64))
+
+    @property
+    def ranks(self) -> int:
+        return self.placement.ranks
+
+    @cached_property
+    def on_rank(self) -> Floats:
+        """[P, stages] 1 where a rank holds a stage."""
+        return np.asarray(self.placement.rank_of_stage[0] == np.arange(self.ranks)[:, None], np.float64)
+
+    @cached_property
+    def first(self) -> Int64:
+        """[P] the first stage of each rank."""
+        return np.asarray(np.argmax(self.on_rank > 0, axis=1), np.int64)
+
+    @cached_property
+    def before(self) -> Floats:
+        """[P, stages] 1 for the stages before the first one of each rank."""
+        return (np.arange(self.of_stage.shape[0]) < self.first[:, None]).astype(np.float64)
+
+    @cached_property
+    def hops(self) -> Floats:
+        """[P] messages from stage 0 to the first stage of each rank."""
+        ranks = self.placement.rank_of_stage[0]
+        sent = np.concatenate([[0], np.cumsum(ranks[1:] != ranks[:-1])])
+        return np.asarray(sent[self.first], np.float64)
+
+    @cached_property
+    def linear(self) -> bool:
+        """Whether each rank holds one stage."""
+        return bool(self.of_stage.shape[0] == self.ranks)
+
+    def applies(self, where: str) -> Floats:
+        """[stages] 1 for the stages that a level of recomputation is for, by the axis `where`."""
+        own = self.placement.stage_of_chunk
+        stages = {"all": own, "chunk0": own[:, :1], "first_half": own[: self.ranks // 2]}[where]
+        mask = np.zeros(self.of_stage.shape[0])
+        mask[stages[stages >= 0]] = 1.0
+        return mask
+
+
+@lru_cache(maxsize=1024)
+def placed_counts(layout: Layout, ranks_of_stages: bytes, ranks: int) -> PlacedCounts:
+    """The counts of a layout. ranks_of_stages: those of `Placement.rank_of_stage` [1, stages], as bytes."""
+    of_stage = np.frombuffer(ranks_of_stages, np.int32)[None, :]
+    return PlacedCounts.of(Placement(of_stage, (0, 1), ranks), layout)
