@@ -19,6 +19,8 @@ from schedc.report.plans import (
     seconds_text,
     title_text,
 )
+from schedc.report.waterfalls import reason_text
+from schedc.report.waterfalls import to_json as compared
 
 
 def pareto_plot(facts: Mapping[str, Any]) -> ParetoPlot:
@@ -54,6 +56,18 @@ def plans_page(facts: Mapping[str, Any], pictures: Mapping[str, str], beside: in
         pictures=pictures,
         beside=beside,
     )
+
+
+def comparison_page(
+    search: Mapping[str, Any], first: PlanFacts, second: PlanFacts, pictures: Mapping[str, str]
+) -> PlansPage:
+    """The page of two plans beside each other. search: the facts of the search that found the first."""
+    reason = reason_text(compared(first, second))
+    plans = [first, second]
+    facts = {"cluster": search.get("cluster") or {}, "certificate": {"bound_s": None}, "plans": plans, "pareto": []}
+    title = f"A: {first['file']}, B: {second['file']}"
+    columns = [_column(column, plans) for column in TABLE]
+    return PlansPage(facts, title, [], reason, [], columns, pictures, beside=1)
 
 
 def _details(facts: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -58,7 +58,7 @@ def seconds_text(seconds: float) -> str:
 
 
 def _interval(plan: PlanFacts) -> str:
-    if plan["step_low_s"] == plan["step_high_s"]:
+    if plan["step_low_s"] is None:
         return ""
     return f"{seconds_text(plan['step_low_s'])}-{seconds_text(plan['step_high_s'])}"
 
@@ -88,7 +88,7 @@ def _words(name: str, text: Callable[[Mapping[str, Any]], str], second: str) -> 
 
 TABLE: tuple[PlanColumn, ...] = (
     PlanColumn("step s", lambda plan: seconds_text(plan["step_s"]), lambda plan: plan["step_s"]),
-    PlanColumn("within", _interval, lambda plan: plan["step_high_s"], always=False),
+    PlanColumn("within", _interval, lambda plan: plan["step_high_s"] or plan["step_s"], always=False),
     PlanColumn(
         "tok/s/dev",
         lambda plan: f"{plan['tokens_per_s_per_device']:,.4g}",

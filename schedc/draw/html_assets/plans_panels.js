@@ -72,6 +72,7 @@ function bar(parent, name, spans, whole, value, difference, style = "") {
   const lane = make("div", "", parent);
   lane.className = spans.length > 1 ? "lane two" : "lane";
   spans.forEach(([from, length], number) => {
+    if (!length) return;
     const span = make("span", "", lane);
     span.className = number ? "second" : "first";
     span.style.left = `${(100 * Math.min(from, from + length)) / whole}%`;

@@ -1,0 +1,36 @@
+"""Writes what a search for plans found into a folder: plan and cost files, its JSON, the plot and the page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from schedc.draw.html_plans import draw_plans
+from schedc.draw.pareto import draw_pareto
+from schedc.planner.price.priced import PricedPlan
+from schedc.report.plan_folder import PAGE, PARETO, PLANS_JSON, plan_file, write_folder
+from schedc.report.plan_pictures import pareto_plot, plans_page
+from schedc.report.plan_timelines import costs_of, timeline_svg
+
+
+def write_plans(folder: Path, forced: bool, facts: Mapping[str, Any], plans: Sequence[PricedPlan]) -> None:
+    """Writes the folder whole or not at all. facts: the JSON of the search, whose ``plans`` are these.
+
+    Raises `DiagnosticError` (S750) for a folder that is not to be written over.
+    """
+
+    def fill(new: Path) -> None:
+        pictures = {}
+        for place, plan in enumerate(plans, 1):
+            path = new / plan_file(place)
+            path.write_text(plan.plan_text, encoding="utf-8")
+            costs_of(path).write_text(plan.cost_text, encoding="utf-8")
+            pictures[path.name] = timeline_svg(path)
+        (new / PLANS_JSON).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+        if facts["plans"] or facts["pareto"]:
+            (new / PARETO).write_text(draw_pareto(pareto_plot(facts)), encoding="utf-8")
+        (new / PAGE).write_text(draw_plans(plans_page(facts, pictures)), encoding="utf-8")
+
+    write_folder(folder, forced, fill)

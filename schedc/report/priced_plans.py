@@ -1,0 +1,60 @@
+"""The facts of a priced plan for JSON: its step and interval, what its fullest rank holds, and its waterfall."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from schedc.layout.compare import load_per_rank
+from schedc.layout.parts import WORK
+from schedc.planner.fit.fitted import Fit
+from schedc.planner.price.priced import PricedPlan
+from schedc.planner.price.waterfall import mfu, waterfall
+from schedc.report.plan_folder import plan_file
+
+
+def plan_facts(plan: PricedPlan, place: int, fit: Fit | None, free: Sequence[str], floor: float) -> dict[str, Any]:
+    """The entry of a plan in the JSON of a search.
+
+    place: from 1 on, with which its file is named. free: axes whose other values give the same step and memory. floor:
+    seconds that the bound of the search says. The makespan and the peak are those of `schedc check` for the files.
+    step_low_s, step_high_s: null where no rows left out say how far off steps are.
+    """
+    problem, step = plan.planned.problem, plan.step
+    off = fit.interval_pct / 100.0 if fit is not None else 0.0
+    return {
+        "file": plan_file(place),
+        "axes": asdict(plan.planned.axes),
+        "free": list(free),
+        "step_s": step,
+        "step_low_s": step * (1.0 - off) if off else None,
+        "step_high_s": step * (1.0 + off) if off else None,
+        "makespan_s": plan.makespan,
+        "tokens_per_s_per_device": problem.tokens / problem.cluster.devices / step,
+        "mfu": mfu(problem, step),
+        "memory": memory_facts(plan),
+        "waterfall": [{"what": bar.what, "seconds": bar.seconds} for bar in waterfall(plan)],
+        "floor_s": floor,
+    }
+
+
+def memory_facts(plan: PricedPlan) -> dict[str, Any]:
+    """Bytes of the fullest rank at its peak, and its parts, which add up to it.
+
+    reserve_bytes: what no order counts, such as the largest gradients and the buffers of exchanges. A device needs it
+    on top of the peak.
+    """
+    planned = plan.planned
+    rank = int(np.argmax(plan.peaks))
+    counts = planned.layout.counts[:, : len(WORK)]
+    states = float(load_per_rank(planned.placement, counts @ planned.parameter_bytes)[rank])
+    peak = float(plan.peaks[rank])
+    return {
+        "peak_bytes": peak,
+        "rank": rank,
+        "parts": {"weights, gradients, optimizer": states, "activations": peak - states},
+        "reserve_bytes": plan.reserve,
+    }
