@@ -47,15 +47,20 @@ class CellCostBatch:
 
     def _of_half(self, shape: StageShape, half: Half) -> list[Floats]:
         """[nodes] of [K] times of one half of each node; see `schedc.cell.costs.CellCosts.duration`."""
-        column = time_column(half)
-        again = half is Half.RECOMPUTE
+        column, again = time_column(half), half is Half.RECOMPUTE
         times = []
         for index, node in enumerate(shape.nodes):
-            time = sum((self.times[name][column] for name in entries(shape, index, self.times)), self._nothing)
-            if node.slices > 1:
-                time = time * share_of_slice(self.slices, node.slices, node.exchange)
+            time = self._of_node(shape, index, column)
+            if half is Half.BACKWARD and node.inside:
+                time = time + self._of_node(shape, index, time_column(Half.FORWARD)) * node.inside
             times.append(time * node.share if again else time)
         return times
+
+    def _of_node(self, shape: StageShape, index: int, column: int) -> Floats:
+        """[K] times of a node, of a place in `SegmentTimes`."""
+        node = shape.nodes[index]
+        time = sum((self.times[name][column] for name in entries(shape, index, self.times)), self._nothing)
+        return time if node.slices == 1 else time * share_of_slice(self.slices, node.slices, node.exchange)
 
     @property
     def _nothing(self) -> Floats:

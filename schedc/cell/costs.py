@@ -111,10 +111,16 @@ class CellCosts:
         return CellCosts(changed(self.segments, segments), changed(self.exchanges, others), self.slices)
 
     def duration(self, shape: StageShape, half: Half, index: int) -> float:
-        """Time of one half of a node, in time units. A recomputation takes its ``share`` of the forward."""
+        """Time of one half of a node, in time units.
+
+        A recomputation takes its ``share`` of the forward. A backward takes ``inside`` of it in addition.
+        """
+        node, times = shape.nodes[index], self.times(shape, index)
         if half is Half.RECOMPUTE:
-            return self.times(shape, index).forward * shape.nodes[index].share
-        return self.times(shape, index)[time_column(half)]
+            return times.forward * node.share
+        if half is Half.BACKWARD and node.inside:
+            return times.input_gradient + times.forward * node.inside
+        return times[time_column(half)]
 
 
 def time_column(half: Half) -> int:

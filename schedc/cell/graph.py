@@ -47,6 +47,7 @@ class Node:
     differentiable: whether gradients go through it.
     weights: whether it has weight gradients, which a W may compute later.
     recomputed: whether its forward is recomputed before its backward. share: recomputed part of the forward, 0 to 1.
+    inside: part of the forward, 0 to 1, that its backward recomputes inside itself.
     slice, slices: the slice of the microbatch that it runs, of so many (`schedc.cell.slices`); 0 of 1 for all rows.
     behind: index of the same node for the slice before, whose gradients are added first; -1 without one.
     """
@@ -59,6 +60,7 @@ class Node:
     weights: bool = False
     recomputed: bool = False
     share: float = 1.0
+    inside: float = 0.0
     slice: int = 0
     slices: int = 1
     behind: int = -1
@@ -166,9 +168,10 @@ class StageShape:
     @cached_property
     def ready(self) -> StageShape:
         """The graph of a microbatch that an R has recomputed: its backward recomputes nothing."""
-        if not any(node.recomputed for node in self.nodes):
+        if not any(node.recomputed or node.inside for node in self.nodes):
             return self
-        return StageShape(tuple(replace(node, recomputed=False, share=1.0) for node in self.nodes), self.outputs)
+        plain = (replace(node, recomputed=False, share=1.0, inside=0.0) for node in self.nodes)
+        return StageShape(tuple(plain), self.outputs)
 
     @cached_property
     def weights(self) -> tuple[int, ...]:

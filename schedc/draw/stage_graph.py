@@ -88,4 +88,6 @@ def _facts(node: Node) -> Sequence[str]:
         facts.append("no gradient")
     if node.recomputed:
         facts.append("recomputed" if node.share == 1 else f"recomputed: {100 * node.share:.0f} %")
+    if node.inside:
+        facts.append(f"backward recomputes {100 * node.inside:.0f} %")
     return facts

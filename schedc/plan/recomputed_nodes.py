@@ -11,6 +11,8 @@ from schedc.cell.costs import CellCosts
 from schedc.cell.graph import StageShape
 from schedc.cell.program import Half
 from schedc.cell.slices import sliced
+from schedc.layout.parts import PartKind
+from schedc.plan.level_shares import time_share, without_choices
 
 EXPERTS = "experts"
 REPLAYED = ("permute", "relay")
@@ -65,11 +67,30 @@ def with_recomputed(shape: StageShape, nodes: Mapping[int, float]) -> StageShape
 
 
 def in_backwards(shapes: Sequence[StageShape], plan: Attachments) -> tuple[StageShape, ...]:
-    """[stages] graphs with the nodes that backwards without an R recompute, at the mean number of rows."""
-    levels = (plan.recompute_of(stage) for stage in range(len(shapes)))
-    return tuple(
-        with_recomputed(shape, _at_the_mean(level, shape)) for shape, level in zip(shapes, levels, strict=True)
-    )
+    """[stages] graphs with the nodes that backwards without an R recompute, at the mean number of rows.
+
+    A dense layer is one node, whose backward recomputes inside itself.
+    """
+    graphs = []
+    for stage, shape in enumerate(shapes):
+        level = plan.recompute_of(stage)
+        marked, dense = with_recomputed(shape, _at_the_mean(level, shape)), _dense_nodes(level, shape, plan)
+        inside = tuple(replace(node, inside=dense.get(index, 0.0)) for index, node in enumerate(marked.nodes))
+        graphs.append(StageShape(inside, shape.outputs) if dense else marked)
+    return tuple(graphs)
+
+
+def _dense_nodes(level: Recompute, shape: StageShape, plan: Attachments) -> dict[int, float]:
+    """The dense layers that a level recomputes: node index -> share of its forward, where the plan says its sizes."""
+    if level.adaptive is not None or level.level is Level.NONE:
+        return {}
+    places, sizes = layers_of_nodes(shape), without_choices(plan)
+    shares = {
+        index: time_share(sizes, PartKind.DENSE, level.of_layer(places[index]))
+        for index, node in enumerate(shape.nodes)
+        if node.role == "dense"
+    }
+    return {index: share for index, share in shares.items() if share}
 
 
 def _at_the_mean(level: Recompute, shape: StageShape) -> dict[int, float]:
@@ -90,6 +111,7 @@ def in_recomputations(shapes: Sequence[StageShape], plan: Attachments) -> tuple[
         whole = unsaid and not any(node.exchange for node in shape.nodes)
         assumed = Recompute(Level.FULL) if unsaid else level
         nodes = dict.fromkeys(shape.backward, 1.0) if whole else _at_the_mean(assumed, shape)
+        nodes |= {} if unsaid else _dense_nodes(level, shape, plan)
         graphs.append(with_recomputed(shape, nodes))
     return tuple(graphs)
 

@@ -59,7 +59,8 @@ ORDERS = (
     "chimera(P = 4, M = 4)",
 )
 LAYERS = 'layout "Et*3|tt|tm|mL" dense 2'
-SIZED = "experts 8 top 2 width 512 hidden 1024  tokens 1024  block hidden 1024 heads 8 inner 2048"
+BLOCK = "block hidden 1024 heads 8 inner 2048  tokens 1024"
+SIZED = f"experts 8 top 2 width 512 hidden 1024  {BLOCK}"
 
 
 def read(text: str = TABLES) -> Costs:
@@ -99,13 +100,26 @@ def test_backwards_recompute_nodes_inside_and_shares_outside(tmp_path: Path, lev
     """The two steps differ by that alone: with the times of the nodes the step of ops is that of serial cells."""
     result = analysed(tmp_path, f"{LAYERS}  {SIZED}  recompute {level}", ORDERS[1])
     shapes, costs = stage_graphs(result.schedule, result.costs)
-    again = [sum(costs.duration(shape, Half.RECOMPUTE, node) for node in shape.recomputed) for shape in shapes]
+    again = [
+        sum(costs.duration(shape, Half.RECOMPUTE, node) for node in shape.recomputed)
+        + sum(costs.times(shape, index).forward * node.inside for index, node in enumerate(shape.nodes))
+        for shape in shapes
+    ]
     given = result.costs.resolved(4)
     nodes = Costs(F=tuple(given.F), I=tuple(given.I), W=tuple(given.W), p2p=0.0625, recompute_in_backward=tuple(again))
     step = simulate(result.schedule, nodes).makespan
     assert min(again) > 0
     assert atomic(result) == pytest.approx(step, rel=1e-12)
     assert atomic(result) != pytest.approx(result.timeline.makespan, rel=1e-3)
+
+
+@pytest.mark.parametrize("head", ORDERS[:4])
+@pytest.mark.parametrize("level", ["act", "full", "layer", "layer in bubbles"])
+def test_dense_layers_recompute_alike_inside_and_outside(tmp_path: Path, head: str, level: str) -> None:
+    lines = f'layout "Et*3|tt|tt|tL" dense 8  {BLOCK}  recompute {level}'
+    result = analysed(tmp_path, lines, head)
+    assert result.costs.resolved(4).recompute_in_backward.any() == (level != "act")
+    assert atomic(result) == pytest.approx(result.timeline.makespan, rel=1e-12)
 
 
 def test_the_example_says_one_thing_twice() -> None:
