@@ -9,12 +9,13 @@ from itertools import pairwise
 import numpy as np
 
 from schedc.analysis.dependencies import Dependencies
-from schedc.analysis.numba_kernels import COST, FRESH, RANK, Kernels, kernels
+from schedc.analysis.kept import kept
+from schedc.analysis.numba_kernels import COST, FRESH, RANK, kernels
 from schedc.analysis.ratios import idle, ratios, span_ratios
 from schedc.cost.batch import CostBatch, CostRows
 from schedc.cost.costs import Costs
 from schedc.diagnostics import CompilerBug
-from schedc.ir.arrays import Floats, Int32, Int64, bincount, distinct, reduceat
+from schedc.ir.arrays import Bools, Floats, Int32, Int64, bincount, distinct, reduceat
 from schedc.ir.ops import OpKind
 
 _WIDTH = 256
@@ -74,17 +75,8 @@ def simulate_batch(dependencies: Dependencies, costs: CostBatch | Sequence[Costs
 
 def _classes(dependencies: Dependencies, costs: CostRows) -> tuple[Int64, Floats]:
     """[cells] class of every cell and [classes, K] durations: cells of a class take equally long whatever the costs."""
-    schedule, rows = dependencies.schedule, costs.F.shape[0]
-    row = schedule.stage if rows > 1 else np.zeros_like(schedule.stage)
-    first, second, kinds = dependencies.first, dependencies.second, len(OpKind)
-    code = schedule.kind[first] * np.int64(rows) + row[first]
-    pairs = np.flatnonzero(dependencies.pairs)
-    kind = schedule.kind[second[pairs]]
-    # behind the classes of single ops those of pairs with an I and with a B, then those of an F and of an I with a W
-    way = np.where(kind == OpKind.W, 2 * rows + schedule.kind[first[pairs]] * np.int64(rows), 0)
-    way += np.where(kind == OpKind.W, row[first[pairs]], row[first[pairs]] * np.int64(2) + (kind == OpKind.B))
-    code[pairs] = (kinds + way) * rows + row[second[pairs]]
-    found, classes = distinct(code, kinds * rows + 4 * rows * rows)
+    rows, kinds = costs.F.shape[0], len(OpKind)
+    found, classes = _codes(dependencies, rows)
     duration = np.empty((found.size, costs.F.shape[1]))
     single = found < kinds * rows
     by_kind = np.concatenate([getattr(costs, kind.name) for kind in OpKind])
@@ -95,6 +87,22 @@ def _classes(dependencies: Dependencies, costs: CostRows) -> tuple[Int64, Floats
     weight = rest >= 2 * rows
     duration[weight] = by_kind[rest[weight] - 2 * rows] + costs.W[second_row[weight]]
     return classes, duration
+
+
+@kept
+def _codes(dependencies: Dependencies, rows: int) -> tuple[Int64, Int64]:
+    """[classes] codes of the classes that occur, with costs of so many rows, and [cells] the class of each cell."""
+    schedule = dependencies.schedule
+    row = schedule.stage if rows > 1 else np.zeros_like(schedule.stage)
+    first, second, kinds = dependencies.first, dependencies.second, len(OpKind)
+    code = schedule.kind[first] * np.int64(rows) + row[first]
+    pairs = np.flatnonzero(dependencies.pairs)
+    kind = schedule.kind[second[pairs]]
+    # behind the classes of single ops those of pairs with an I and with a B, then those of an F and of an I with a W
+    way = np.where(kind == OpKind.W, 2 * rows + schedule.kind[first[pairs]] * np.int64(rows), 0)
+    way += np.where(kind == OpKind.W, row[first[pairs]], row[first[pairs]] * np.int64(2) + (kind == OpKind.B))
+    code[pairs] = (kinds + way) * rows + row[second[pairs]]
+    return distinct(code, kinds * rows + 4 * rows * rows)
 
 
 def _busy(dependencies: Dependencies, classes: Int64, duration: Floats) -> Floats:
@@ -112,19 +120,22 @@ def _busy(dependencies: Dependencies, classes: Int64, duration: Floats) -> Float
 
 @dataclass(frozen=True, eq=False)
 class _Steps:
-    """The cells in order of level.
+    """The cells in order of level, which is order: [n].
 
     waits: [n, 2] steps of other ranks whose output one waits for, -1 where none; the only one is the first of the two.
     An output of the same rank is never later than that rank is free.
-    table: [n, 6] see `schedc.analysis.numba_kernels`; its rows are not yet assigned.
+    rank: [n] of each step; fresh: [n] whether it is the first of its rank. start: [levels + 1] of each level.
     """
 
+    order: Int32
     waits: Int64
-    table: Int32
+    rank: Int32
+    fresh: Bools
     start: Int64
 
 
-def _steps(dependencies: Dependencies, classes: Int64) -> _Steps:
+@kept
+def _steps(dependencies: Dependencies) -> _Steps:
     levels, cells = dependencies.levels, len(dependencies)
     if levels.stuck.size:
         raise CompilerBug("timeline", f"a schedule with a deadlock, at cells {levels.stuck[:4]}")
@@ -133,11 +144,23 @@ def _steps(dependencies: Dependencies, classes: Int64) -> _Steps:
     position[order] = np.arange(cells)
     waits = position[np.where(dependencies.remote, dependencies.producers, -1)[:, order]]
     waits = np.where(waits[0] < 0, waits[::-1], waits)
-    table = np.zeros((cells, 6), np.int32)
-    table[:, RANK] = dependencies.rank[order]
-    table[:, COST] = classes[order]
-    table[:, FRESH] = dependencies.previous[order] < 0
-    return _Steps(np.ascontiguousarray(waits.T), table, levels.start)
+    fresh = dependencies.previous[order] < 0
+    return _Steps(order, np.ascontiguousarray(waits.T), dependencies.rank[order], fresh, levels.start)
+
+
+@kept
+def _table(dependencies: Dependencies) -> tuple[Int32, int]:
+    """[n, 6] the steps for the compiled loop, without their costs, and the number of rows that it needs."""
+    steps, loops = _steps(dependencies), kernels(np.inf)
+    if loops is None:
+        raise CompilerBug("timeline", "rows of the compiled loop without one")
+    last_use = np.full(len(steps.waits), -1)
+    for column in steps.waits.T:
+        waiting = np.flatnonzero(column >= 0)
+        np.maximum.at(last_use, column[waiting], waiting)
+    table = np.zeros((len(steps.waits), 6), np.int32)
+    table[:, RANK], table[:, FRESH] = steps.rank, steps.fresh
+    return table, int(loops.assign_rows(steps.waits, last_use, table, dependencies.rank_start.size - 1))
 
 
 def edges(dependencies: Dependencies, classes: Int64, duration: Floats, latency: Floats) -> tuple[Floats, Floats]:
@@ -145,7 +168,7 @@ def edges(dependencies: Dependencies, classes: Int64, duration: Floats, latency:
 
     classes: [cells] class of every cell; duration: [classes, K] the time of a cell by its class; latency: [K].
     """
-    steps = _steps(dependencies, classes)
+    steps = _steps(dependencies)
     ranks, total = dependencies.rank_start.size - 1, latency.size
     begin, end = np.zeros((ranks, total)), np.zeros((ranks, total))
     cells = max(1, len(dependencies))
@@ -153,35 +176,30 @@ def edges(dependencies: Dependencies, classes: Int64, duration: Floats, latency:
     turns = -(-total // width)
     loops = kernels(cells * total / _NUMPY_OPS + steps.start.size * turns * _NUMPY_LEVEL)
     if loops:
-        _run_compiled(loops, steps, duration, latency, begin, end)
+        table, rows = _table(dependencies)
+        table = table.copy()
+        table[:, COST] = classes[steps.order]
+        value = np.zeros((rows, min(_WIDTH, latency.size)))
+        loops.advance(table, np.ascontiguousarray(duration), latency, value, begin, end)
         return begin, end
+    cost = classes[steps.order]
     for low in range(0, total, width):
         part = slice(low, low + width)
-        _run_levels(steps, duration[:, part], latency[part], begin[:, part], end[:, part])
+        _run_levels(steps, cost, duration[:, part], latency[part], begin[:, part], end[:, part])
     return begin, end
 
 
-def _run_compiled(loops: Kernels, steps: _Steps, duration: Floats, latency: Floats, begin: Floats, end: Floats) -> None:
-    last_use = np.full(len(steps.table), -1)
-    for column in steps.waits.T:
-        waiting = np.flatnonzero(column >= 0)
-        np.maximum.at(last_use, column[waiting], waiting)
-    rows = loops.assign_rows(steps.waits, last_use, steps.table, begin.shape[0])
-    value = np.zeros((rows, min(_WIDTH, latency.size)))
-    loops.advance(steps.table, np.ascontiguousarray(duration), latency, value, begin, end)
-
-
-def _run_levels(steps: _Steps, duration: Floats, latency: Floats, begin: Floats, end: Floats) -> None:
+def _run_levels(steps: _Steps, cost: Int64, duration: Floats, latency: Floats, begin: Floats, end: Floats) -> None:
     """What `schedc.analysis.numba_kernels.advance` does, level by level: no two steps of a level are of one rank."""
-    ranks, count = begin.shape[0], len(steps.table)
+    ranks, count = begin.shape[0], len(steps.waits)
     nothing = ranks + count  # the row of what nobody waits for
     value = np.zeros((nothing + 1, latency.size))
     value[nothing] = -np.inf
     rows = np.where(steps.waits >= 0, ranks + steps.waits, nothing)
-    rank, cost, fresh = (steps.table[:, column] for column in (RANK, COST, FRESH))
+    rank, fresh = steps.rank, steps.fresh
     late = bool(latency.any())
     levels = pairwise(steps.start.tolist())
-    marks = np.stack([rows[:, 1] < nothing, fresh > 0])
+    marks = np.stack([rows[:, 1] < nothing, fresh])
     some = reduceat(np.logical_or, marks, steps.start[:-1], axis=1).T.tolist() if count else []
     for (low, high), (two, begins) in zip(levels, some, strict=True):
         who = rank[low:high]
