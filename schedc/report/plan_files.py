@@ -10,15 +10,19 @@ from typing import Any
 
 from schedc.diagnostics import Diagnostic, DiagnosticError
 from schedc.report.plan_folder import PLANS_JSON
+from schedc.report.plan_timelines import costs_of, priced_file
 from schedc.report.plans import PlanFacts
 
 _MOST_BYTES = 64_000_000
+_ALIKE = 1e-9
+"""Two prices of the same files differ by less."""
 
 
 def load_plan_facts(path: Path) -> tuple[Mapping[str, Any], PlanFacts]:
     """The facts of the search that wrote a plan file, and those of the plan.
 
-    Raises `DiagnosticError` (S751) where no `plans.json` beside the file has its waterfall.
+    Raises `DiagnosticError`: S751 where no `plans.json` beside the file has its waterfall, and where the file or its
+    costs were changed since. A file that does not compile has its own findings.
     """
     search = _search(path)
     plans = search.get("plans")
@@ -28,7 +32,18 @@ def load_plan_facts(path: Path) -> tuple[Mapping[str, Any], PlanFacts]:
         raise _unusable(path, f"the {PLANS_JSON} beside it does not name it")
     if not _is_plan(plan):
         raise _unusable(path, f"the {PLANS_JSON} beside it has no waterfall of it")
+    _check_current(path, plan)
     return search, plan
+
+
+def _check_current(path: Path, plan: PlanFacts) -> None:
+    if not costs_of(path).is_file():
+        raise _unusable(path, f"no {costs_of(path).name} lies beside it")
+    step, timeline = priced_file(path)
+    now = timeline.makespan, float(step.memory().peak_memory.max())
+    then = plan["makespan_s"], plan["memory"]["peak_bytes"]
+    if not all(math.isclose(a, b, rel_tol=_ALIKE) for a, b in zip(now, then, strict=True)):
+        raise _unusable(path, f"it takes {now[0]:.6g} s and {now[1] / 1e9:.4g} GB now, and was changed since")
 
 
 def _search(path: Path) -> Mapping[str, Any]:
@@ -55,7 +70,17 @@ def _is_plan(plan: Mapping[str, Any]) -> bool:
         return False
     if not bars or not all(isinstance(bar, dict) and isinstance(bar.get("what"), str) for bar in bars):
         return False
-    return all(map(_is_number, [plan.get("step_s"), memory.get("peak_bytes"), *(bar.get("seconds") for bar in bars)]))
+    return all(
+        map(
+            _is_number,
+            [
+                plan.get("step_s"),
+                plan.get("makespan_s"),
+                memory.get("peak_bytes"),
+                *(bar.get("seconds") for bar in bars),
+            ],
+        )
+    )
 
 
 def _is_number(value: object) -> bool:

@@ -1,10 +1,11 @@
-"""Timelines of plan files as pictures, priced by the cost files that lie beside them."""
+"""Timelines of plan files, priced by the cost files that lie beside them, and their pictures."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from schedc.compiler import price
+from schedc.analysis.timeline import Timeline
+from schedc.compiler import Priced, price
 from schedc.cost.costs import load_costs
 from schedc.draw.svg import picture
 from schedc.inputs import open_input
@@ -20,11 +21,16 @@ def costs_of(plan: Path) -> Path:
     return plan.with_name(plan.stem + COSTS_SUFFIX)
 
 
-def timeline_svg(plan: Path) -> str:
-    """The picture of a plan's order under its costs, in seconds.
+def priced_file(plan: Path) -> tuple[Priced, Timeline]:
+    """A plan file under its costs, and its timeline in seconds: with a table [cell], that from inside cells.
 
-    With a table [cell] the times are those from inside cells. Raises `DiagnosticError` for files that do not compile.
+    Raises `DiagnosticError` for files that do not compile.
     """
     step = price(open_input(str(plan)), {}, load_costs(costs_of(plan)))
-    timeline = step.timeline() if step.costs.cell is None else price_order(step.dependencies, step.costs)
+    return step, step.timeline() if step.costs.cell is None else price_order(step.dependencies, step.costs)
+
+
+def timeline_svg(plan: Path) -> str:
+    """The picture of a plan's order under its costs. Raises `DiagnosticError` for files that do not compile."""
+    step, timeline = priced_file(plan)
     return picture(step.schedule, timeline, step.memory(), step.works, width=_WIDTH).text

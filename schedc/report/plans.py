@@ -117,10 +117,10 @@ TABLE: tuple[PlanColumn, ...] = (
 """Columns that are the same in all plans and not always there are named below the table."""
 
 
-def to_text(facts: Mapping[str, Any]) -> Iterator[str]:
-    """The lines of `schedc plan MODEL CLUSTER`, of its JSON."""
+def to_text(facts: Mapping[str, Any], stages: bool = False) -> Iterator[str]:
+    """The lines of `schedc plan MODEL CLUSTER`, of its JSON. stages: whether they say the seconds of each stage."""
     yield title_text(facts)
-    yield from _counts(facts)
+    yield from _counts(facts, stages)
     yield ""
     if facts["plans"]:
         yield from plan_table(facts["plans"])
@@ -136,12 +136,12 @@ def title_text(facts: Mapping[str, Any]) -> str:
     return f"{facts['model']['name']} on {cluster['devices']:,} devices of {cluster['name']}, {step}"
 
 
-def _counts(facts: Mapping[str, Any]) -> Iterator[str]:
+def _counts(facts: Mapping[str, Any], with_stages: bool) -> Iterator[str]:
     space, counts, seconds = facts["space"], facts["counts"], facts["seconds"]
     yield f"space     {space['raw']:,} points, {space['legal']:,} legal plans, {space['fit']:,} within memory"
     orders = f"{counts['simulated']:,} simulated in {counts['orders']:,} orders"
     yield f"searched  {counts['bounded']:,} bounded, {orders}, {counts['priced']:,} priced inside cells"
-    stages = ", ".join(f"{name} {each:.3g}" for name, each in seconds["by_stage"].items())
+    stages = ", ".join(f"{name} {each:.3g}" for name, each in seconds["by_stage"].items() if with_stages)
     yield f"seconds   {seconds['cpu']:.3g} CPU, {seconds['wall']:.3g} elapsed" + (f"; {stages}" if stages else "")
     yield f"fit       {fit_text(facts['fit'])}"
 

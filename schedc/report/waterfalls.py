@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from schedc.report.plans import PlanFacts, seconds_text, word
+from schedc.report.plans import COLUMNS, PlanFacts, seconds_text, word
 
 _REASONS = 4
 """Differences that the last line names."""
@@ -56,7 +57,9 @@ def to_text(facts: Mapping[str, Any]) -> Iterator[str]:
     yield f"A  {files[0]}  {seconds_text(steps[0])} s, {facts['peak_bytes'][0] / 1e9:.1f} GB"
     yield f"B  {files[1]}  {seconds_text(steps[1])} s, {facts['peak_bytes'][1] / 1e9:.1f} GB"
     axes = ", ".join(f"{name} {word(a)} | {word(b)}" for name, (a, b) in facts["axes"].items())
-    yield f"axes  {axes}" if axes else "axes  all equal"
+    yield from textwrap.wrap(
+        f"axes  {axes or 'all equal'}", COLUMNS, subsequent_indent="      ", break_on_hyphens=False
+    )
     yield ""
     name = max(len("seconds"), *(len(bar["what"]) for bar in bars))
     longest = max((abs(bar["difference_s"]) for bar in bars), default=0.0)
@@ -65,7 +68,7 @@ def to_text(facts: Mapping[str, Any]) -> Iterator[str]:
     for bar in bars:
         mark = _mark(bar["difference_s"], longest)
         yield f"{bar['what']:<{name}}  {_numbers(bar['seconds'], digits)}  {mark}".rstrip()
-    yield f"{'step':<{name}}  {_numbers(steps, digits)}"
+    yield f"{'step':<{name}}  {_numbers(steps, digits)}".rstrip()
     yield ""
     yield reason_text(facts)
 
@@ -77,7 +80,9 @@ def _decimals(step: float) -> int:
 
 def _numbers(seconds: Sequence[float], decimals: int) -> str:
     first, second = seconds
-    return f"{first:>9.{decimals}f}  {second:>9.{decimals}f}  {second - first:>+9.{decimals}f}"
+    gap = round(second - first, decimals)
+    difference = f"{gap:>+9.{decimals}f}" if gap else ""
+    return f"{first:>9.{decimals}f}  {second:>9.{decimals}f}  {difference}"
 
 
 def _mark(difference: float, longest: float) -> str:

@@ -11,6 +11,7 @@ from schedc.diagnostics import DiagnosticError
 from schedc.report.plan_files import load_plan_facts
 from schedc.report.plan_folder import plan_file, write_folder
 from support.plan_facts import search_facts
+from support.written_plans import written_plans
 
 
 def fill(text: str = "one"):  # type: ignore[no-untyped-def]
@@ -82,10 +83,22 @@ def test_a_file_is_no_folder(tmp_path: Path) -> None:
 
 
 def test_a_plan_file_finds_its_waterfall(tmp_path: Path) -> None:
-    (tmp_path / "02.sched").write_text("a plan")
-    (tmp_path / "plans.json").write_text(json.dumps(search_facts()))
-    search, plan = load_plan_facts(tmp_path / "02.sched")
+    search, plan = load_plan_facts(written_plans(tmp_path / "plans") / "02.sched")
     assert (search["schema"], plan["file"]) == ("schedc.plans", "02.sched")
+
+
+def test_a_plan_that_was_edited_has_none(tmp_path: Path) -> None:
+    folder = written_plans(tmp_path / "plans")
+    costs, plan = folder / "01.costs.toml", folder / "02.sched"
+    costs.write_text(costs.read_text().replace("p2p = ", "p2p = 1"))
+    plan.write_text(plan.read_text().replace("recompute chunk 0 layer", "recompute chunk 0 full"))
+    for path in (folder / "01.sched", plan):
+        with pytest.raises(DiagnosticError, match="was changed since") as error:
+            load_plan_facts(path)
+        assert codes(error) == ["S751"]
+    costs.unlink()
+    with pytest.raises(DiagnosticError, match=r"no 01\.costs\.toml lies beside it"):
+        load_plan_facts(folder / "01.sched")
 
 
 def _spoilt(facts: dict[str, object], what: str, value: object) -> str:

@@ -10,38 +10,17 @@ from click.testing import CliRunner
 
 from schedc.cli import main
 from schedc.planner.fit.fitted import Fit
-from schedc.planner.presets.library import open_cluster, open_model
-from schedc.planner.price.files import PlannedStep
-from schedc.planner.price.part_table import PartTable, RankSplit
-from schedc.planner.price.priced import PricedPlan, price_plan
-from schedc.planner.price.problem import PlanProblem
-from schedc.planner.space.axes import PlanAxes
-from schedc.planner.space.schedules import all_schedules
 from schedc.report.plan_files import load_plan_facts
-from schedc.report.plan_output import write_plans
 from schedc.report.priced_plans import plan_facts
 from schedc.report.search_facts import extrapolated, fit_facts, problem_facts
 from support.html_page import PageReader
-from support.plan_facts import search_facts
+from support.written_plans import GPT2, small_plans, written_plans
 
-GPT2 = PlanProblem(open_model("gpt2").at(1024), open_cluster("h100", 8), 16)
-AXES = (
-    PlanAxes(1, 1, 2, 1, 1, 4, 1, 1, 4, "1f1b"),
-    PlanAxes(2, 1, 2, 2, 1, 2, 0, 1, 8, "interleaved_1f1b", recompute="layer", where="chunk0"),
-)
 FIT = Fit("some", ("H100 SXM 80 GB",), ("bf16",), 40, "ab12", {}, 12.5, 6.0, seen={"tp": (1, 1), "dp": (1, 64)})
 
 
-@pytest.fixture(scope="module")
-def plans() -> list[PricedPlan]:
-    choices = {choice.name: choice for choice in all_schedules()[0]}
-    splits = [RankSplit(axes.tp, axes.cp, axes.ep, axes.microbatch, axes.alltoall) for axes in AXES]
-    table = PartTable.of(GPT2, splits)
-    return [price_plan(PlannedStep(GPT2, axes, choices[axes.schedule], table)) for axes in AXES]
-
-
-def test_the_facts_of_a_plan_add_up(plans: list[PricedPlan]) -> None:
-    for place, plan in enumerate(plans, 1):
+def test_the_facts_of_a_plan_add_up() -> None:
+    for place, plan in enumerate(small_plans(), 1):
         facts = plan_facts(plan, place, FIT, ["zero"], 0.5 * plan.step)
         assert sum(bar["seconds"] for bar in facts["waterfall"]) == pytest.approx(facts["step_s"], rel=1e-9)
         assert sum(facts["memory"]["parts"].values()) == pytest.approx(facts["memory"]["peak_bytes"], rel=1e-9)
@@ -55,8 +34,8 @@ def test_the_facts_of_a_plan_add_up(plans: list[PricedPlan]) -> None:
         assert (alone["step_low_s"], alone["step_high_s"]) == (None, None)
 
 
-def test_what_a_fit_has_not_seen_is_named(plans: list[PricedPlan]) -> None:
-    entries = [plan_facts(plan, 1, FIT, (), 0.0) for plan in plans]
+def test_what_a_fit_has_not_seen_is_named() -> None:
+    entries = [plan_facts(plan, 1, FIT, (), 0.0) for plan in small_plans()]
     assert extrapolated(FIT, entries) == ["tp 2 (rows: 1)"]
     assert extrapolated(None, entries) == []
     assert fit_facts(None)["name"] == ""
@@ -68,10 +47,8 @@ def test_what_a_fit_has_not_seen_is_named(plans: list[PricedPlan]) -> None:
     assert facts["cluster"]["devices"] == 8
 
 
-def test_a_written_folder_says_what_check_says(plans: list[PricedPlan], tmp_path: Path) -> None:
-    entries = [plan_facts(plan, place, None, (), 0.0) for place, plan in enumerate(plans, 1)]
-    folder = tmp_path / "plans"
-    write_plans(folder, False, search_facts(*entries) | problem_facts(GPT2, None), plans)
+def test_a_written_folder_says_what_check_says(tmp_path: Path) -> None:
+    folder = written_plans(tmp_path / "plans")
     names = ["01.costs.toml", "01.sched", "02.costs.toml", "02.sched", "index.html", "pareto.svg", "plans.json"]
     assert sorted(path.name for path in folder.iterdir()) == names
     for entry in json.loads((folder / "plans.json").read_text())["plans"]:
