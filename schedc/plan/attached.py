@@ -12,6 +12,7 @@ from schedc.ir.schedule import Schedule
 from schedc.layout.parts import Layout
 from schedc.layout.writer import write_layout
 from schedc.plan.directives.tied import ties_of_plan
+from schedc.plan.head_times import in_cells
 from schedc.plan.place_recomputation import place_recomputations, recompute_in_backwards
 from schedc.plan.price_cells import with_layout, with_recomputation
 from schedc.plan.writer import write_plan
@@ -34,7 +35,8 @@ class AttachedPlan:
     def on(self, schedule: Schedule) -> tuple[Schedule, Costs]:
         """The schedule with the plan, and the costs of its stages.
 
-        The table of cells has the blocks of the layout. The time of an R follows from it where the costs say none.
+        The table of cells has the blocks of the layout, and the head's products in the ops of the plan's loss. The time
+        of an R follows from it where the costs say none.
         """
         schedule = replace(
             schedule, name=self.name, doc=self.doc, layout=write_layout(self.layout), layers=self.layout.layers,
@@ -42,7 +44,10 @@ class AttachedPlan:
         )  # fmt: skip
         if self.costs.cell is None:
             return schedule, self.costs
-        costs = replace(self.costs, cell=with_layout(self.costs.cell, self.layout))
+        table = with_layout(self.costs.cell, self.layout)
+        if self.plan.loss is not None:
+            table = in_cells(table, self.plan.loss.form, schedule)
+        costs = replace(self.costs, cell=table)
         recomputes = any(self._bubbles) or has_recomputation(schedule)
         return schedule, with_recomputation(costs, schedule) if recomputes and costs.R is None else costs
 

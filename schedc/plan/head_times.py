@@ -11,6 +11,8 @@ from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.timeline import simulate
 from schedc.attachments.head_products import PRODUCTS
 from schedc.attachments.values import LOSS_FORMS
+from schedc.cell.costs import SegmentTimes
+from schedc.cell.table import CellTable
 from schedc.cost.costs import Costs
 from schedc.cost.parts import PartCosts
 from schedc.ir.arrays import Floats
@@ -56,6 +58,24 @@ def in_layout(layers: LayerCosts, form: str, schedule: Schedule, parts: PartCost
         return replace(layers, time=layers.time._replace(head=float(np.sum(ops, axis=0) @ np.array(parts.head))))
     share = float(np.sum(ops, axis=0) @ _factors(layers) / _factors(layers).sum())
     return replace(layers, time=layers.time._replace(head=layers.time.head * share))
+
+
+def in_cells(table: CellTable, form: str, schedule: Schedule) -> CellTable:
+    """The table whose node of the head takes what this form has it compute; the same where it has no such node.
+
+    In a cell a whole backward takes an I and a W. So with the form `again` these share the logits where no backward of
+    the head is split; where some are, a whole one makes the logits twice.
+    """
+    segments = dict(table.costs.segments)
+    if form == "whole" or "head" not in segments:
+        return table
+    counts, product = PRODUCTS[form], np.array(segments["head"], np.float64)
+    of_head = schedule.stage == schedule.stages - 1
+    split = bool((schedule.kind[of_head] == OpKind.W).any())
+    weight = np.array(counts.W) if split else np.subtract(counts.B, counts.I)
+    times = (float(np.asarray(each) @ product) for each in (counts.F, counts.I, weight))
+    changed = tuple({**segments, "head": SegmentTimes(*times)}.items())
+    return replace(table, costs=replace(table.costs, segments=changed))
 
 
 def _factors(layers: LayerCosts) -> Floats:

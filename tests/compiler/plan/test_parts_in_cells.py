@@ -122,6 +122,29 @@ def test_dense_layers_recompute_alike_inside_and_outside(tmp_path: Path, head: s
     assert atomic(result) == pytest.approx(result.timeline.makespan, rel=1e-12)
 
 
+@pytest.mark.parametrize(
+    "head", ["1f1b(P = 4, M = 8)", "zbh1(P = 4, M = 8)", "interleaved_overlap(P = 2, M = 8, v = 2)"]
+)
+@pytest.mark.parametrize("form", ["early", "again"])
+def test_products_of_a_loss_in_chunks_move_in_both(tmp_path: Path, head: str, form: str) -> None:
+    whole, chunks = (analysed(tmp_path, f"{LAYERS}  loss {each}", head) for each in ("whole", form))
+    assert atomic(chunks) == pytest.approx(chunks.timeline.makespan, rel=1e-12)
+    assert whole.inside is not None
+    assert chunks.inside is not None
+    times, others = ({(of.kind, of.stages): of.serial for of in each.inside.kinds} for each in (chunks, whole))
+    moved = [stages for (kind, stages), time in times.items() if time != others[kind, stages]]
+    assert moved
+    assert all(3 in stages for stages in moved)
+
+
+def test_whole_backwards_beside_split_ones_make_logits_twice_in_cells(tmp_path: Path) -> None:
+    """DualPipeV has both: a B in a cell is an I and a W, each of which makes the logits, in 0.875."""
+    result = analysed(tmp_path, f"{LAYERS}  loss again", "dualpipev(P = 2, M = 8)")
+    assert result.inside is not None
+    inside = next(kind.serial for kind in result.inside.kinds if kind.kind == "B" and kind.stages == (3, 3))
+    assert inside == pytest.approx(result.costs.resolved(4).B[3] + 0.875, rel=1e-12)
+
+
 def test_the_example_says_one_thing_twice() -> None:
     costs = load_costs(ROOT / "examples" / "costs" / "parts.toml")
     result = analyse(ROOT / "examples" / "04_plan" / "parts.sched", {}, costs)
