@@ -184,8 +184,9 @@ class Priced:
 
     def program(self) -> Program:
         """The instruction streams, with the works."""
-        program = insert_communication(self.schedule, self.costs, self.dependencies)
         source = self.offloading if self.replication is None else self.replication
+        times = None if source is None else source.cells
+        program = insert_communication(self.schedule, self.costs, self.dependencies, times)
         if source is None:
             return program
         from schedc.passes.insert_works import insert_works

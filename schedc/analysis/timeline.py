@@ -70,6 +70,32 @@ class Timeline:
         return float(span_ratios(self.span[:, None], self.busy[:, None])[0])
 
 
+@dataclass(frozen=True, eq=False)
+class CellTimes:
+    """When the cells of a step run without works beside them, under costs.
+
+    duration, start, end: [cells]; latency: time of a message; slowdown: [lanes of works] as in `StageCosts`.
+    """
+
+    dependencies: Dependencies
+    duration: Floats
+    start: Floats
+    end: Floats
+    latency: float
+    slowdown: Floats
+
+    @classmethod
+    def of(cls, dependencies: Dependencies, costs: StageCosts) -> CellTimes:
+        """The times under these costs. The schedule has no deadlock."""
+        duration = durations(dependencies, costs)
+        start, end = run_durations(dependencies, duration, costs.p2p)
+        return cls(dependencies, duration, start, end, costs.p2p, costs.slowdown)
+
+    @property
+    def makespan(self) -> float:
+        return float(self.end.max(initial=0.0))
+
+
 def simulate(schedule: Schedule, costs: Costs | None = None, dependencies: Dependencies | None = None) -> Timeline:
     """The timeline of a schedule without deadlock (`schedc.analysis.legality.check_schedule` finds those).
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.lane_walk import TimedWorks
-from schedc.analysis.placed_works import LaneTimes, PlacedWorks
-from schedc.analysis.timeline import Timeline, observed
+from schedc.analysis.placed_works import LaneTimes, PlacedWorks, run_with_works
+from schedc.analysis.timeline import CellTimes, Timeline, observed
 from schedc.ir.arrays import Floats, Int64
 from schedc.ir.works import WorkLane, Works
 
@@ -84,10 +84,20 @@ class WorkRuns:
 
 @dataclass(frozen=True, eq=False)
 class StepWorks(TimedWorks):
-    """The works of a step that is priced. lanes: when they run. in_bytes: whether their bytes are bytes."""
+    """The works of a step that is priced. cells: its cells without works. in_bytes: whether their bytes are bytes."""
 
-    lanes: LaneTimes
+    cells: CellTimes
     in_bytes: bool
+
+    @cached_property
+    def lanes(self) -> LaneTimes:
+        """When cells and works run."""
+        return self.beside(self.placed, self.time)
+
+    def beside(self, placed: PlacedWorks, time: Floats) -> LaneTimes:
+        """When the cells run beside other works than these. time: [works] on the lane."""
+        cells = self.cells
+        return run_with_works(cells.dependencies, cells.duration, cells.latency, placed, time, cells.slowdown)
 
     def runs(self, dependencies: Dependencies) -> WorkRuns:
         """The works at the times of their lanes."""

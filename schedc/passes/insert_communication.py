@@ -42,7 +42,7 @@ import numpy.typing as npt
 
 from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.numba_kernels import kernels
-from schedc.analysis.timeline import run_times
+from schedc.analysis.timeline import CellTimes, run_times
 from schedc.cost.costs import Costs
 from schedc.diagnostics import CompilerBug
 from schedc.ir.arrays import Bools, Floats, Int8, Int32, Int64, bincount
@@ -63,14 +63,17 @@ _NUMPY_MESSAGE = 1e-7
 
 
 def insert_communication(
-    schedule: Schedule, costs: Costs | None = None, dependencies: Dependencies | None = None
+    schedule: Schedule,
+    costs: Costs | None = None,
+    dependencies: Dependencies | None = None,
+    times: CellTimes | None = None,
 ) -> Program:
     """The instruction streams of a legal schedule (one that `schedc.ir.verify` accepts and that has no deadlock).
 
     ``costs`` (default: unit costs) decide the order of messages between independent cells and where receives
     are posted; any costs give a correct program. A schedule with two pipes gets a REDUCE for every stage whose two
     copies live on two ranks; its tied weights get one for each exchange. ``dependencies`` are those of the schedule,
-    where they are at hand.
+    and ``times`` those of its cells under ``costs``, where they are at hand.
 
     Raises DiagnosticError (S302, S303) for sums that are not supported, CompilerBug if the schedule is not legal.
     """
@@ -79,7 +82,7 @@ def insert_communication(
     if cells.levels.stuck.size:
         raise CompilerBug("insert_communication", "the schedule has a deadlock and should not have come here")
     reductions = reductions_of(schedule)
-    start, end = run_times(cells, costs)
+    start, end = run_times(cells, costs) if times is None else (times.start, times.end)
     by_end, by_start = _ordered(cells, end), _ordered(cells, start)
     messages, number = _messages(cells, by_end)
     posts = _posts(cells, messages, by_end)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from schedc.analysis.dependencies import Dependencies, reduce_by_rank
-from schedc.analysis.placed_works import PlacedWorks, run_with_works
-from schedc.analysis.timeline import durations, run_durations
+from schedc.analysis.placed_works import PlacedWorks
+from schedc.analysis.timeline import CellTimes
 from schedc.analysis.work_runs import StepWorks
 from schedc.attachments.units import amount, plain, shown
 from schedc.attachments.values import Attachments, Host
@@ -41,12 +41,15 @@ _MILLISECONDS = 1000.0
 class Offloading(StepWorks):
     """The works of a plan with their times.
 
-    uncapped: the makespan of the same order where nothing leaves. kept_free: places that `offload auto` kept for what
-    is on its way; None where the lines say what leaves.
+    kept_free: places that `offload auto` kept for what is on its way; None where the lines say what leaves.
     """
 
-    uncapped: float
     kept_free: int | None
+
+    @property
+    def uncapped(self) -> float:
+        """The makespan of the same order where nothing leaves."""
+        return self.cells.makespan
 
     @property
     def makespan(self) -> float:
@@ -54,31 +57,28 @@ class Offloading(StepWorks):
 
     def under(self, dependencies: Dependencies, costs: Costs) -> Offloading:
         """The same works, whose cells take the times of these costs."""
-        of_stage = costs.resolved(dependencies.schedule.stages)
-        duration = durations(dependencies, of_stage)
-        lanes = run_with_works(dependencies, duration, of_stage.p2p, self.placed, self.time, of_stage.slowdown)
-        _, end = run_durations(dependencies, duration, of_stage.p2p)
-        return replace(self, lanes=lanes, uncapped=float(end.max(initial=0.0)))
+        return replace(self, cells=CellTimes.of(dependencies, costs.resolved(dependencies.schedule.stages)))
 
 
 @dataclass(frozen=True, eq=False)
 class _Step:
     """A step without works: its cells, what they hold, and what lanes take.
 
-    held: [cells] the most inside each; start, end: [cells]; duration: [cells].
+    held: [cells] the most inside each.
     """
 
-    dependencies: Dependencies
+    cells: CellTimes
     costs: StageCosts
     host: Host
     held: Floats
-    duration: Floats
-    start: Floats
-    end: Floats
+
+    @property
+    def dependencies(self) -> Dependencies:
+        return self.cells.dependencies
 
     @property
     def speeds(self) -> LaneSpeeds:
-        return LaneSpeeds(self.start, self.end, *times_of(self.host))
+        return LaneSpeeds(self.cells.start, self.cells.end, *times_of(self.host))
 
     @property
     def stays(self) -> Stays:
@@ -86,9 +86,7 @@ class _Step:
 
     def priced(self, placed: PlacedWorks, kept_free: int | None) -> Offloading:
         time = placed.works.bytes * np.array(times_of(self.host))[placed.works.lane]
-        slowdown = self.costs.slowdown
-        lanes = run_with_works(self.dependencies, self.duration, self.costs.p2p, placed, time, slowdown)
-        return Offloading(placed, time, lanes, self.host.in_bytes, float(self.end.max(initial=0.0)), kept_free)
+        return Offloading(placed, time, self.cells, self.host.in_bytes, kept_free)
 
 
 def times_of(host: Host) -> tuple[float, float]:
@@ -112,15 +110,13 @@ def place_offloads(
     """
     assert plan.host is not None, "`offload` was checked beside `host`"
     of_stage = costs.resolved(dependencies.schedule.stages)
-    duration = durations(dependencies, of_stage)
-    start, end = run_durations(dependencies, duration, of_stage.p2p)
     memory = directives.tree.memory
     in_bytes = plan.host.in_bytes
     extra = extra_memory(plan, layout, layers.activations, dependencies.schedule, in_bytes)
     inside = held_inside(dependencies.schedule, of_stage, extra.slots.in_flight)
     second = np.where(dependencies.second >= 0, inside[dependencies.second], 0.0)
     held = np.maximum(inside[dependencies.first], second)
-    step = _Step(dependencies, of_stage, plan.host, held, duration, start, end)
+    step = _Step(CellTimes.of(dependencies, of_stage), of_stage, plan.host, held)
     if plan.offload[0].scope != "auto":
         shares = _shares(directives, plan, layout, layers, dependencies.schedule)
         return step.priced(_as_written(directives, plan, step, shares), None)

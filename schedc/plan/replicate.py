@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from schedc.analysis.dependencies import Dependencies
-from schedc.analysis.placed_works import PlacedWorks, run_with_works
-from schedc.analysis.timeline import durations
+from schedc.analysis.placed_works import PlacedWorks
+from schedc.analysis.timeline import CellTimes
 from schedc.analysis.work_runs import StepWorks
 from schedc.attachments.parameter_counts import moe_parameter_bytes
 from schedc.attachments.units import amount
@@ -35,13 +35,12 @@ class Replication(StepWorks):
     """The works of a step among replicas beside its offloads, with their times.
 
     members: replicas that take part, by group. sizes: what they sum and shard. sent: time in which one of
-    them sends a unit of memory. alone: when the step ends without works among replicas. held: as in `Priced`.
+    them sends a unit of memory. held: as in `Priced`.
     """
 
     members: dict[WorkGroup, int]
     sizes: ReplicaBytes
     sent: float
-    alone: float
     held: Floats | None = None
 
     @property
@@ -49,16 +48,15 @@ class Replication(StepWorks):
         """When the last rank has joined its last sum."""
         return float(self.lanes.closed.max(initial=0.0))
 
+    @property
+    def alone(self) -> float:
+        """When the step ends without works among replicas."""
+        others = self.placed.works.lane != WorkLane.DP
+        return float(self.beside(self.placed.only(others), self.time[others]).closed.max(initial=0.0))
+
     def under(self, dependencies: Dependencies, costs: Costs) -> Replication:
         """The same works, whose cells take the times of these costs."""
-        of_stage = costs.resolved(dependencies.schedule.stages)
-        duration = durations(dependencies, of_stage)
-        run = (dependencies, duration, of_stage.p2p)
-        others = self.placed.only(self.placed.works.lane != WorkLane.DP)
-        time = self.time[self.placed.works.lane != WorkLane.DP]
-        alone = run_with_works(*run, others, time, of_stage.slowdown).closed
-        lanes = run_with_works(*run, self.placed, self.time, of_stage.slowdown)
-        return replace(self, lanes=lanes, alone=float(alone.max(initial=0.0)))
+        return replace(self, cells=CellTimes.of(dependencies, costs.resolved(dependencies.schedule.stages)))
 
 
 def replicate(
@@ -88,19 +86,16 @@ def replicate(
     sharded = Sharded(sizes.sharded, _freed(plan, layout, layers, sizes, replicas))
     before = PlacedWorks.none() if offloading is None else offloading.placed
     room = _room(directives, plan, layout, layers, dependencies, costs, before, sharded)
-    of_stage = costs.resolved(schedule.stages)
-    duration = durations(dependencies, of_stage)
+    cells = CellTimes.of(dependencies, costs.resolved(schedule.stages)) if offloading is None else offloading.cells
     own = place_replica_works(
-        dependencies, sizes, duration=duration, latency=of_stage.p2p, per_byte=per_byte, room=room
+        dependencies, sizes, duration=cells.duration, latency=cells.latency, per_byte=per_byte, room=room
     )
     placed = before.beside(own)
     time = lane_times(placed, dependencies, sizes, per_byte)
     if offloading is not None:
         time[placed.works.lane != WorkLane.DP] = offloading.time
     held = check_memory(directives.tree, plan, layout, layers, dependencies, costs, placed, sharded=sharded)
-    lanes = run_with_works(dependencies, duration, of_stage.p2p, placed, time, of_stage.slowdown)
-    result = Replication(placed, time, lanes, in_bytes, members, sizes, sent, 0.0, held)
-    return result.under(dependencies, costs)
+    return Replication(placed, time, cells, in_bytes, members, sizes, sent, held)
 
 
 def _freed(plan: Attachments, layout: Layout, layers: LayerCosts, sizes: ReplicaBytes, replicas: int) -> Floats:
