@@ -239,6 +239,7 @@ def _planned(tree: ReadPlan, sizes: Mapping[str, int], costs: Costs, checked: bo
     from schedc.plan.cell_pricer import pricer_of
     from schedc.plan.directives.offload import is_chosen
     from schedc.plan.directives.recompute import auto_stages
+    from schedc.plan.held_memory import held_memory
     from schedc.plan.peak_memory import check_memory
     from schedc.plan.resolve import resolve
 
@@ -264,17 +265,17 @@ def _planned(tree: ReadPlan, sizes: Mapping[str, int], costs: Costs, checked: bo
         attached = replace(attached, plan=plan, costs=replace(of_stages, cell=costs.cell))
     dependencies, of_stages, written = attached.placed(dependencies)
     layers = layer_costs(tree.directives)
+    held = held_memory(tree.directives, plan, layout, layers, dependencies.schedule, of_stages)
     if not plan.offload:
-        held = check_memory(tree.tree, plan, layout, layers, dependencies, of_stages) if checked else None
+        peaks = check_memory(tree.tree, plan, held, dependencies) if checked else None
         losses = None if written else _by_loss(tree, layout, costs, plan)
-        return Priced(dependencies, of_stages, written, chosen=chosen, losses=losses, held=held)
+        return Priced(dependencies, of_stages, written, chosen=chosen, losses=losses, held=peaks)
     from schedc.plan.place_works import check_host, place_offloads
 
-    offloading = place_offloads(tree.directives, plan, layout, layers, dependencies, of_stages)
-    placed = offloading.placed
-    held = check_memory(tree.tree, plan, layout, layers, dependencies, of_stages, placed) if checked else None
-    check_host(tree.directives, placed, dependencies)
-    return Priced(dependencies, of_stages, written, offloading, chosen, held=held)
+    offloading = place_offloads(tree.directives, plan, layout, layers, dependencies, held)
+    peaks = check_memory(tree.tree, plan, held, dependencies, offloading.placed) if checked else None
+    check_host(tree.directives, offloading.placed, dependencies)
+    return Priced(dependencies, of_stages, written, offloading, chosen, held=peaks)
 
 
 def _by_loss(tree: ReadPlan, layout: Layout, costs: Costs, plan: Attachments) -> dict[str, Costs] | None:
@@ -298,7 +299,7 @@ def _chosen_together(
     attached: AttachedPlan,
 ) -> Priced:
     """What the compiler chooses under both `recompute auto` and `offload auto`."""
-    from schedc.plan.apply import layer_costs, stage_costs
+    from schedc.plan.apply import stage_costs
     from schedc.plan.choose_both import choose_both
     from schedc.plan.peak_memory import check_memory
     from schedc.plan.place_works import check_host
@@ -310,9 +311,8 @@ def _chosen_together(
     both = choose_both(tree.directives, layout, costs, plan, dependencies, stages, attach)
     placed = both.offloading.placed
     check_host(tree.directives, placed, both.dependencies)
-    layers, chosen = layer_costs(tree.directives), both.recomputation.plan
-    held = check_memory(tree.tree, chosen, layout, layers, both.dependencies, both.costs, placed)
-    return Priced(both.dependencies, both.costs, both.written, both.offloading, both.recomputation, held=held)
+    peaks = check_memory(tree.tree, both.recomputation.plan, both.held, both.dependencies, placed)
+    return Priced(both.dependencies, both.costs, both.written, both.offloading, both.recomputation, held=peaks)
 
 
 def order_pricer(costs: Costs, slices: int = 1) -> Pricer | None:

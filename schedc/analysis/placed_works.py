@@ -144,7 +144,12 @@ class PlacedWorks:
     @property
     def of_activations(self) -> PlacedWorks:
         """Offloads and fetches alone."""
-        return self.only(np.isin(self.works.kind, _ACTIVATIONS))
+        return self if self.moves_activations_alone else self.only(np.isin(self.works.kind, _ACTIVATIONS))
+
+    @cached_property
+    def moves_activations_alone(self) -> bool:
+        """Whether all are offloads and fetches."""
+        return bool((self.works.kind <= WorkKind.FETCH).all())
 
     @property
     def queue(self) -> Int8:

@@ -22,7 +22,8 @@ from schedc.layout.parts import Layout
 from schedc.plan.apply import layer_costs
 from schedc.plan.choose_recomputation import ChosenRecomputation, choose_recomputation
 from schedc.plan.directives.base import Directives
-from schedc.plan.peak_memory import Away, extra_memory, rank_peaks
+from schedc.plan.held_memory import HeldMemory, held_memory
+from schedc.plan.peak_memory import Away
 from schedc.plan.place_works import Offloading, place_offloads
 
 _STEPS = 6
@@ -34,13 +35,18 @@ Attach = Callable[[Attachments], tuple[Dependencies, Costs, Dependencies | None]
 
 @dataclass(frozen=True, eq=False)
 class ChosenBoth:
-    """What was chosen together. recomputation: its levels, whose makespan, bound and peaks are with the offloads."""
+    """What was chosen together.
+
+    recomputation: its levels, whose makespan, bound and peaks are with the offloads. held: what ranks hold without
+    offloads.
+    """
 
     recomputation: ChosenRecomputation
     offloading: Offloading
     dependencies: Dependencies
     costs: Costs
     written: Dependencies | None
+    held: HeldMemory
 
 
 def choose_both(
@@ -74,11 +80,13 @@ def choose_both(
         except DiagnosticError:  # these levels do not fit; without a limit all do
             continue
         order, of_stages, written = attach(levels.plan)
-        offloading = place_offloads(directives, levels.plan, layout, layer_costs(directives), order, of_stages)
-        held = _peaks(directives, levels.plan, layout, order, of_stages, offloading)
-        if (held <= cap * (1 + 1e-12)).all():
-            priced = replace(levels, makespan=offloading.makespan, held=tuple(held.tolist()))
-            tried[limit] = ChosenBoth(priced, offloading, order, of_stages, written)
+        layers = layer_costs(directives)
+        held = held_memory(directives, levels.plan, layout, layers, order.schedule, of_stages)
+        offloading = place_offloads(directives, levels.plan, layout, layers, order, held)
+        peaks = held.peaks(Away(offloading.placed, order).of_ops)
+        if (peaks <= cap * (1 + 1e-12)).all():
+            priced = replace(levels, makespan=offloading.makespan, held=tuple(peaks.tolist()))
+            tried[limit] = ChosenBoth(priced, offloading, order, of_stages, written, held)
     if not tried:
         levels_under(cap)  # says the least memory that levels need
     return _shortest(tried, cap, began)
@@ -100,18 +108,3 @@ def _shortest(tried: Mapping[float, ChosenBoth], cap: float, began: float) -> Ch
         alone=(makespans.get(cap), makespans.get(np.inf)),
     )
     return replace(best, recomputation=chosen)
-
-
-def _peaks(
-    directives: Directives,
-    plan: Attachments,
-    layout: Layout,
-    order: Dependencies,
-    costs: Costs,
-    offloading: Offloading,
-) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """[P] memory of each rank at its peak, with the offloads."""
-    layers, memory = layer_costs(directives), directives.tree.memory
-    extra = extra_memory(plan, layout, layers.activations, order.schedule, bool(memory and memory.unit))
-    away = Away(offloading.placed, order).of_ops
-    return np.asarray(rank_peaks(layout, layers, order.schedule, costs, extra, away))

@@ -23,9 +23,10 @@ from schedc.layout.parts import Layout, layers_in
 from schedc.plan.apply import layer_costs, stage_costs
 from schedc.plan.directives.base import Directives
 from schedc.plan.fitting_levels import ROUNDING, RankGroup, fitting, groups_of, least_sum, least_times
+from schedc.plan.held_memory import extra_memory, held_memory, running_memory
 from schedc.plan.level_mixes import Mix, StageSizes, mixes_of, preference, undominated
 from schedc.plan.part_costs import forward_times
-from schedc.plan.peak_memory import check_memory, extra_memory, running_memory, standing_memory
+from schedc.plan.peak_memory import check_memory
 from schedc.plan.place_recomputation import recompute_in_backwards, with_every_recomputation
 from schedc.plan.search_levels import FittingMixes, LevelProblem, LevelSearch
 
@@ -125,8 +126,7 @@ def _groups(problem: LevelProblem, stages: Sequence[int]) -> tuple[list[RankGrou
         column[list(stages)] = 0.0
     others = replace(costs, activation=activation, recomputed=recomputed, restored=restored)
     rest = running_memory(schedule, others, problem.extra.slots.in_flight)
-    constant = standing_memory(problem.layout, problem.layers, schedule, problem.extra)
-    return groups_of(schedule, stages, constant, rest, costs.activation)
+    return groups_of(schedule, stages, problem.held(schedule, problem.base).standing, rest, costs.activation)
 
 
 def _mixes(problem: LevelProblem, stages: Sequence[int]) -> dict[int, Sequence[Mix]]:
@@ -152,9 +152,11 @@ def _fitting(problem: LevelProblem, groups: Sequence[RankGroup], mixes: _Mixes) 
     options = [fitting(group, each, problem.limit) for group, each in zip(groups, own, strict=True)]
     if not all(options):
         least = problem.with_levels({stage: each[-1].recompute for stage, each in mixes.items()})
-        attached, costs = problem.dependencies, problem.costs_of(least)
-        tree = problem.directives.tree
-        check_memory(tree, least, problem.layout, problem.layers, attached, costs, chosen=True)
+        attached, tree = problem.dependencies, problem.directives.tree
+        held = held_memory(
+            problem.directives, least, problem.layout, problem.layers, problem.schedule, problem.costs_of(least)
+        )
+        check_memory(tree, least, held, attached, chosen=True)
         options = [each or [tuple(len(x) - 1 for x in table)] for each, table in zip(options, own, strict=True)]
     return FittingMixes(groups, own, options)
 
@@ -192,7 +194,7 @@ def _single_levels(
         for stage in stages:
             time = float(of_stages.recompute_in_backward[stage])
             options[stage].append(Mix(float(of_stages.activation[stage]), time, time, ((level, 1),)))
-        if (problem.peaks(problem.schedule, costs) <= problem.limit * (1 + ROUNDING)).all():
+        if (problem.held(problem.schedule, costs).peaks() <= problem.limit * (1 + ROUNDING)).all():
             search.tried += 1
             makespan = problem.makespan(of_stages.recompute_in_backward)
             best = min(best or (level, makespan), (level, makespan), key=lambda pair: pair[1])

@@ -9,25 +9,22 @@ from functools import cached_property
 import numpy as np
 
 from schedc.analysis.dependencies import Dependencies
-from schedc.analysis.memory import memory_changes
 from schedc.analysis.placed_works import PlacedWorks
 from schedc.attachments.layer_counts import is_sized
-from schedc.attachments.recompute_bytes import slot_bytes, slot_gradient_bytes
 from schedc.attachments.row_counts import worst_case_rows
 from schedc.attachments.units import amount, plain, shown
 from schedc.attachments.values import Attachments
-from schedc.cost.costs import Costs, StageCosts
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
-from schedc.ir.arrays import Floats, reduceat, repeat
+from schedc.ir.arrays import Floats
 from schedc.ir.op_tables import BACKWARD
 from schedc.ir.ops import OpKind
 from schedc.ir.recomputed import recomputed_ops
 from schedc.ir.schedule import Schedule
 from schedc.ir.works import WorkKind
 from schedc.layout.compare import load_per_rank
-from schedc.layout.costs import LayerCosts
-from schedc.layout.parts import WORK, Layout, PartKind
-from schedc.plan.activation_memory import MOE, held_by_kind, worst_routing
+from schedc.layout.parts import WORK, PartKind
+from schedc.plan.activation_memory import held_by_kind
+from schedc.plan.held_memory import HeldMemory
 from schedc.source import NOWHERE
 from schedc.syntax.plan import MemoryLine, PlanTree
 
@@ -49,46 +46,6 @@ class Peak:
 
 
 @dataclass(frozen=True)
-class HotSlots:
-    """The most that hot experts take, in bytes.
-
-    in_flight: [stages] weights in the MoE layers of the stage, for each microbatch in flight: by microbatch. kept:
-    [stages] weights and the sums of their gradients, for a whole step: by step. passing: gradients of one layer, or by
-    step of two, on their way to the owners.
-    """
-
-    in_flight: Floats
-    kept: Floats
-    passing: float
-
-    def kept_per_rank(self, schedule: Schedule) -> Floats:
-        """[P] what each rank keeps for a step."""
-        return load_per_rank(schedule.placement, self.kept)
-
-    def held(self, schedule: Schedule) -> Floats:
-        """[P] the most that each rank holds at once."""
-        nothing = Costs(F=0.0, activation=0.0, pending_weight=0.0).resolved(schedule.stages)
-        return self.kept_per_rank(schedule) + _most(running_memory(schedule, nothing, self.in_flight), schedule)
-
-
-@dataclass(frozen=True)
-class ExtraMemory:
-    """Memory of ranks besides parameters and activations, in the unit of the plan's memory.
-
-    slots: hot experts. running: [stages] rows of the microbatch that runs, where recomputation is adaptive and all rows
-    come to one rank.
-    """
-
-    slots: HotSlots
-    running: Floats
-
-    def running_per_rank(self, schedule: Schedule) -> Floats:
-        """[P] rows of the microbatch that runs, on the stage of each rank where they take most."""
-        stages = schedule.placement.stage_of_chunk
-        return np.asarray(np.where(stages >= 0, self.running[stages], 0.0).max(1))
-
-
-@dataclass(frozen=True)
 class Sharded:
     """Dense parameters that replicas shard, in the unit of the plan's memory.
 
@@ -103,107 +60,20 @@ class Sharded:
         return load_per_rank(schedule.placement, self.freed)
 
 
-def extra_memory(
-    plan: Attachments, layout: Layout, activations: tuple[float, ...], schedule: Schedule, sized: bool
-) -> ExtraMemory:
-    """The extra memory of a plan. sized: whether memory is in bytes; slots count only then.
-
-    In an overlapped pair two microbatches run, one of them backward.
-    """
-    slots = hot_slots(plan if sized else Attachments(), layout)
-    worst = worst_routing(plan, layout, activations)
-    adaptive = worst.waiting.any(1)
-    whole = (held_by_kind(Attachments(), layout, activations) + worst.waiting)[:, MOE].sum(1)
-    microbatches = 2 if (schedule.pair >= 0).any() else 1
-    return ExtraMemory(slots, np.where(adaptive, whole + microbatches * worst.passing, 0.0))
-
-
-def hot_slots(plan: Attachments, layout: Layout) -> HotSlots:
-    """The memory of a plan's hot experts: 0 where it has none, does not say their sizes, or has a capacity."""
-    none = np.zeros(len(layout.stages))
-    if plan.hot is None or plan.experts is None or plan.capacity is not None:
-        return HotSlots(none, none, 0.0)
-    own = plan.experts.count // plan.topology.ranks if plan.topology else 0
-    most = own if plan.hot.most is None else plan.hot.most
-    weights, sums = float(most * slot_bytes(plan.experts, plan.dtype)), float(most * slot_gradient_bytes(plan.experts))
-    layers = layout.counts[:, MOE].sum(1)
-    if plan.hot.by_microbatch:
-        return HotSlots(weights * layers, none, weights * float(layers.any()))
-    return HotSlots(none, (weights + sums) * layers, sums * float(min(2, layers.max(initial=0))))
-
-
-def rank_peaks(
-    layout: Layout,
-    layers: LayerCosts,
-    schedule: Schedule,
-    costs: Costs,
-    extra: ExtraMemory,
-    away: Floats | float = 0.0,
-) -> Floats:
-    """[P] the peak of each rank: its parameters, activations inside cells, and extra memory.
-
-    away: [ops] memory that works have moved to the host while each op runs.
-    """
-    running = held_inside(schedule, costs.resolved(schedule.stages), extra.slots.in_flight) - away
-    return np.asarray(standing_memory(layout, layers, schedule, extra) + _most(running, schedule))
-
-
-def standing_memory(layout: Layout, layers: LayerCosts, schedule: Schedule, extra: ExtraMemory) -> Floats:
-    """[P] what each rank holds for a whole step: all but activations and what goes with them."""
-    parameters = load_per_rank(schedule.placement, layers.per_stage(layout, "parameters"))
-    slots = extra.slots.passing + extra.slots.kept_per_rank(schedule)
-    return np.asarray(parameters + slots + extra.running_per_rank(schedule))
-
-
-def _most(running: Floats, schedule: Schedule) -> Floats:
-    """[P] the most of each rank. running: [ops] of `running_memory`."""
-    if not running.size:
-        return np.zeros(schedule.ranks)
-    return np.asarray(np.maximum(reduceat(np.maximum, running, schedule.rank_start[:-1]), 0.0))
-
-
-def held_inside(schedule: Schedule, costs: StageCosts, slots: Floats) -> Floats:
-    """[ops] the most activations and slots inside each op: before it or after it. Arguments as for `running_memory`."""
-    after = running_memory(schedule, costs, slots)
-    before = np.concatenate([[0.0], after[:-1]])
-    starts = schedule.rank_start[:-1]
-    before[starts[starts < after.size]] = 0.0
-    return np.asarray(np.maximum(before, after))
-
-
-def running_memory(schedule: Schedule, costs: StageCosts, slots: Floats) -> Floats:
-    """[ops] activations and slots that the rank holds after each op; in a pair the forward counts first.
-
-    slots: [stages] for each microbatch in flight.
-    """
-    recomputed = recomputed_ops(schedule)
-    changes = memory_changes(
-        costs.activation + slots, costs.pending_weight, costs.recomputed + slots, costs.restored + slots
-    )
-    added = changes[recomputed.astype(np.int8), schedule.kind, schedule.stage]
-    total = np.cumsum(added)
-    start = schedule.rank_start[:-1]
-    before = np.where(start > 0, total[np.maximum(start, 1) - 1], 0.0)
-    return np.asarray(total - repeat(before, np.diff(schedule.rank_start)))
-
-
 def peak_of(
     rank: int,
     plan: Attachments,
-    layout: Layout,
-    layers: LayerCosts,
-    schedule: Schedule,
-    costs: Costs,
-    extra: ExtraMemory,
+    held: HeldMemory,
     away: Away | None = None,
     sharded: Sharded | None = None,
 ) -> Peak:
-    """The peak of ``rank`` with its parts."""
-    parameters = held_by_kind(Attachments(), layout, layers.parameters)
-    activations = held_by_kind(plan, layout, layers.activations)
-    of_stage, recomputed = costs.resolved(schedule.stages), recomputed_ops(schedule)
+    """The peak of ``rank`` with its parts. held: what ranks hold without works."""
+    schedule, extra, of_stage = held.schedule, held.extra, held.of_stage
+    parameters = held_by_kind(Attachments(), held.layout, held.layers.parameters)
+    activations = held_by_kind(plan, held.layout, held.layers.activations)
+    recomputed = recomputed_ops(schedule)
     low, high = schedule.rank_start[rank : rank + 2]
-    held_there = held_inside(schedule, of_stage, extra.slots.in_flight) - (0.0 if away is None else away.of_ops)
+    held_there = held.inside - (0.0 if away is None else away.of_ops)
     row = int(low + np.argmax(held_there[low:high]))
     stages = [int(stage) for stage in schedule.placement.stage_of_chunk[rank] if stage >= 0]
     slots = extra.slots.passing + float(extra.slots.kept_per_rank(schedule)[rank])
@@ -217,10 +87,10 @@ def peak_of(
         unsaved = int((recomputed[own] & (schedule.kind[own] == OpKind.F)).sum()) - number[OpKind.R]
         restored = number[OpKind.R] - int((recomputed[own] & BACKWARD[schedule.kind[own]]).sum())
         pending = number[OpKind.I] - number[OpKind.W]
-        held = (in_flight - unsaved - restored) * of_stage.activation[stage]
-        held += unsaved * of_stage.recomputed[stage] + restored * of_stage.restored[stage]
-        held -= 0.0 if away is None else away.of_stage(row, stage)
-        _add(parts, "activations of", activations[stage], held)
+        own_held = (in_flight - unsaved - restored) * of_stage.activation[stage]
+        own_held += unsaved * of_stage.recomputed[stage] + restored * of_stage.restored[stage]
+        own_held -= 0.0 if away is None else away.of_stage(row, stage)
+        _add(parts, "activations of", activations[stage], own_held)
         parts["slots of hot experts"] += in_flight * float(extra.slots.in_flight[stage])
         parts["deferred weight gradients"] = (
             parts.get("deferred weight gradients", 0.0) + pending * of_stage.pending_weight[stage]
@@ -268,12 +138,16 @@ class Away:
         """[ops] memory on the host while each op runs."""
         return np.asarray(self.placed.away(self.dependencies)[self.dependencies.cell_of])
 
-    def between(self, costs: Costs, extra: ExtraMemory) -> Floats:
-        """[P] the most of activations, slots and what works hold between the cells of each rank."""
-        schedule = self.dependencies.schedule
-        after = running_memory(schedule, costs.resolved(schedule.stages), extra.slots.in_flight)
+    def between(self, held: HeldMemory) -> Floats:
+        """[P] the most of activations, slots and what works hold between the cells of each rank.
+
+        Offloads alone hold no more there than beside the cells: in a gap all that leaves is joined before what comes
+        is started, so that the most is in front of the gap or behind it. Then this gives 0.
+        """
+        if self.placed.moves_activations_alone:
+            return np.zeros(held.schedule.ranks)
         last = np.maximum(self.dependencies.first, self.dependencies.second)
-        return self.placed.peaks_between(self.dependencies, after[last])
+        return self.placed.peaks_between(self.dependencies, held.after[last])
 
     def of_replicas(self, row: int, rank: int) -> dict[str, float]:
         """What works among replicas hold on a rank while the op of a row runs, by what it is for."""
@@ -293,10 +167,8 @@ class Away:
 def check_memory(
     tree: PlanTree,
     plan: Attachments,
-    layout: Layout,
-    layers: LayerCosts,
+    held: HeldMemory,
     dependencies: Dependencies,
-    costs: Costs,
     placed: PlacedWorks | None = None,
     chosen: bool = False,
     sharded: Sharded | None = None,
@@ -305,33 +177,32 @@ def check_memory(
 
     Raises `DiagnosticError` (S406) where a rank holds more than the plan's memory, with what fills the fullest rank.
 
-    costs: those of the stages, with the activations that recomputation leaves. placed: works that move activations.
-    chosen: the levels are those that hold least, because no others fit. sharded: what replicas shard.
+    held: what ranks hold without works, with the activations that recomputation leaves. placed: works that move
+    activations. chosen: the levels are those that hold least, because no others fit. sharded: what replicas shard.
     """
     line = tree.memory
     if line is None:
         return None
     _check_worst(tree, plan, line)
     schedule, limit = dependencies.schedule, amount(line)
-    extra = extra_memory(plan, layout, layers.activations, schedule, bool(line.unit))
     away = None if placed is None else Away(placed, dependencies)
-    held = rank_peaks(layout, layers, schedule, costs, extra, 0.0 if away is None else away.of_ops)
+    peaks = held.peaks(0.0 if away is None else away.of_ops)
     if away is not None:
-        held = np.maximum(held, standing_memory(layout, layers, schedule, extra) + away.between(costs, extra))
-    held = held if sharded is None else held - sharded.per_rank(schedule)
-    rank = int(np.argmax(held))
-    if held[rank] <= limit * (1 + 1e-12):
-        return held if line.unit else None
+        peaks = np.maximum(peaks, held.standing + away.between(held))
+    peaks = peaks if sharded is None else peaks - sharded.per_rank(schedule)
+    rank = int(np.argmax(peaks))
+    if peaks[rank] <= limit * (1 + 1e-12):
+        return peaks if line.unit else None
     write = shown if line.unit else plain
-    peak = peak_of(rank, plan, layout, layers, schedule, costs, extra, away, sharded)
+    peak = peak_of(rank, plan, held, away, sharded)
     op = schedule.op(peak.row)
     name = f"{op.stage}{op.kind.name}{op.microbatch}"
-    message = f"rank {rank} holds {write(held[rank], up=True)} at {name}, and the plan allows {write(limit)}"
+    message = f"rank {rank} holds {write(peaks[rank], up=True)} at {name}, and the plan allows {write(limit)}"
     notes = tuple(_notes(peak, schedule, write))
     notes = (*notes, "`recompute auto` has no levels that hold less") if chosen else notes
     less = "" if plan.offload else "`offload auto` to a `host`, "
     less += "" if chosen else _recompute_help(plan, peak)
-    help = f"allow {write(held[rank], up=True)}, say `at auto`, {less}or use a schedule that holds fewer microbatches"
+    help = f"allow {write(peaks[rank], up=True)}, say `at auto`, {less}or use a schedule that holds fewer microbatches"
     raise DiagnosticError([Diagnostic("S406", message, Label(line.span), notes=notes, help=help, source=tree.source)])
 
 

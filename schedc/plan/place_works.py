@@ -24,7 +24,7 @@ from schedc.layout.parts import Layout
 from schedc.passes.place_offload import ByStage, LaneSpeeds, Stays, choose_moves, stays_of
 from schedc.plan.directives.base import Directives
 from schedc.plan.directives.offload import rule_per_stage
-from schedc.plan.peak_memory import extra_memory, held_inside, standing_memory
+from schedc.plan.held_memory import HeldMemory
 from schedc.plan.role_memory import share_of_roles
 
 _KEPT_FREE = (0, 1, 2, 3)
@@ -101,27 +101,21 @@ def place_offloads(
     layout: Layout,
     layers: LayerCosts,
     dependencies: Dependencies,
-    costs: Costs,
+    held: HeldMemory,
 ) -> Offloading:
     """The works of a plan's `offload` lines.
 
-    costs: those of the stages, with the activations that recomputation leaves. Raises `DiagnosticError` (S155) where a
-    line moves what is read at once.
+    held: what ranks hold without them, with the activations that recomputation leaves. Raises `DiagnosticError` (S155)
+    where a line moves what is read at once.
     """
     assert plan.host is not None, "`offload` was checked beside `host`"
-    of_stage = costs.resolved(dependencies.schedule.stages)
     memory = directives.tree.memory
-    in_bytes = plan.host.in_bytes
-    extra = extra_memory(plan, layout, layers.activations, dependencies.schedule, in_bytes)
-    inside = held_inside(dependencies.schedule, of_stage, extra.slots.in_flight)
-    second = np.where(dependencies.second >= 0, inside[dependencies.second], 0.0)
-    held = np.maximum(inside[dependencies.first], second)
-    step = _Step(CellTimes.of(dependencies, of_stage), of_stage, plan.host, held)
+    step = _Step(CellTimes.of(dependencies, held.of_stage), held.of_stage, plan.host, held.in_cells(dependencies))
     if plan.offload[0].scope != "auto":
         shares = _shares(directives, plan, layout, layers, dependencies.schedule)
         return step.priced(_as_written(directives, plan, step, shares), None)
     assert memory is not None, "`offload auto` was checked beside the memory"
-    return _chosen(step, amount(memory) - standing_memory(layout, layers, dependencies.schedule, extra))
+    return _chosen(step, amount(memory) - held.standing)
 
 
 def _shares(

@@ -22,7 +22,8 @@ from schedc.layout.costs import LayerCosts
 from schedc.layout.parts import Layout
 from schedc.passes.place_replica_works import ReplicaBytes, ShardingRoom, lane_times, place_replica_works
 from schedc.plan.directives.base import Directives
-from schedc.plan.peak_memory import Sharded, check_memory, extra_memory, held_inside, standing_memory
+from schedc.plan.held_memory import HeldMemory, held_memory
+from schedc.plan.peak_memory import Sharded, check_memory
 from schedc.plan.place_works import Offloading
 from schedc.plan.replica_bytes import dense_parameters, group_sizes, replica_bytes
 from schedc.syntax.plan import TableLine
@@ -85,7 +86,8 @@ def replicate(
         sizes = replace(sizes, expert_summed=0 * sizes.expert_summed)
     sharded = Sharded(sizes.sharded, _freed(plan, layout, layers, sizes, replicas))
     before = PlacedWorks.none() if offloading is None else offloading.placed
-    room = _room(directives, plan, layout, layers, dependencies, costs, before, sharded)
+    held = held_memory(directives, plan, layout, layers, schedule, costs)
+    room = _room(directives, plan, held, dependencies, before, sharded)
     cells = CellTimes.of(dependencies, costs.resolved(schedule.stages)) if offloading is None else offloading.cells
     own = place_replica_works(
         dependencies, sizes, duration=cells.duration, latency=cells.latency, per_byte=per_byte, room=room
@@ -94,8 +96,8 @@ def replicate(
     time = lane_times(placed, dependencies, sizes, per_byte)
     if offloading is not None:
         time[placed.works.lane != WorkLane.DP] = offloading.time
-    held = check_memory(directives.tree, plan, layout, layers, dependencies, costs, placed, sharded=sharded)
-    return Replication(placed, time, cells, in_bytes, members, sizes, sent, held)
+    peaks = check_memory(directives.tree, plan, held, dependencies, placed, sharded=sharded)
+    return Replication(placed, time, cells, in_bytes, members, sizes, sent, peaks)
 
 
 def _freed(plan: Attachments, layout: Layout, layers: LayerCosts, sizes: ReplicaBytes, replicas: int) -> Floats:
@@ -111,23 +113,17 @@ def _freed(plan: Attachments, layout: Layout, layers: LayerCosts, sizes: Replica
 def _room(
     directives: Directives,
     plan: Attachments,
-    layout: Layout,
-    layers: LayerCosts,
+    held: HeldMemory,
     dependencies: Dependencies,
-    costs: Costs,
     placed: PlacedWorks,
     sharded: Sharded,
 ) -> ShardingRoom | None:
     """The room for whole parameters; None where the plan says no memory, or shards nothing."""
-    memory, schedule = directives.tree.memory, dependencies.schedule
+    memory = directives.tree.memory
     if memory is None or not plan.shard_dense:
         return None
-    extra = extra_memory(plan, layout, layers.activations, schedule, bool(memory.unit))
-    inside = held_inside(schedule, costs.resolved(schedule.stages), extra.slots.in_flight)
-    second = np.where(dependencies.second >= 0, inside[dependencies.second], 0.0)
-    held = np.maximum(inside[dependencies.first], second) - placed.away(dependencies)
-    standing = standing_memory(layout, layers, schedule, extra) - sharded.per_rank(schedule)
-    return ShardingRoom(held, amount(memory) - standing)
+    standing = held.standing - sharded.per_rank(dependencies.schedule)
+    return ShardingRoom(held.in_cells(dependencies) - placed.away(dependencies), amount(memory) - standing)
 
 
 def _with_experts(layers: LayerCosts, plan: Attachments) -> LayerCosts:

@@ -20,8 +20,8 @@ from schedc.plan.apply import stage_costs
 from schedc.plan.attached import AttachedPlan
 from schedc.plan.directives.base import Directives
 from schedc.plan.fitting_levels import ROUNDING, RankGroup
+from schedc.plan.held_memory import ExtraMemory, HeldMemory
 from schedc.plan.level_mixes import Mix
-from schedc.plan.peak_memory import ExtraMemory, rank_peaks
 
 MOST_OPS = 700_000
 """Ops that the search may simulate, over all of its tries."""
@@ -72,9 +72,9 @@ class LevelProblem:
         """The costs of the stages under a plan."""
         return stage_costs(self.directives, self.layout, self.costs, plan)
 
-    def peaks(self, schedule: Schedule, costs: Costs) -> Floats:
-        """[P] what each rank holds at most."""
-        return rank_peaks(self.layout, self.layers, schedule, costs, self.extra)
+    def held(self, schedule: Schedule, costs: Costs) -> HeldMemory:
+        """What ranks hold in an order with these costs of the stages."""
+        return HeldMemory(self.layout, self.layers, schedule, costs, self.extra)
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,7 +158,7 @@ class LevelSearch:
             plan = problem.with_levels(levels)
             attached = AttachedPlan("", "", plan, problem.layout, problem.costs_of(plan))
             dependencies, costs, _ = attached.placed(problem.dependencies)
-            held = problem.peaks(dependencies.schedule, costs)
+            held = problem.held(dependencies.schedule, costs).peaks()
             over = np.flatnonzero(held > problem.limit * (1 + ROUNDING))
             beyond = {stage for rank in over for stage in problem.schedule.placement.stage_of_chunk[rank].tolist()}
             placed = {stage for stage in beyond & levels.keys() if levels[stage].bubbles}

@@ -10,7 +10,7 @@ from schedc.attachments.values import Attachments
 from schedc.ir.schedule import Schedule
 from schedc.layout.parts import Layout
 from schedc.plan.directives import DIRECTIVES
-from schedc.plan.peak_memory import hot_slots
+from schedc.plan.held_memory import hot_slots
 from schedc.plan.writer import write_plan
 
 

@@ -76,7 +76,7 @@ def test_no_levels_are_better_than_those_chosen(tmp_path: Path, head: str, layer
     for mixes in product(_mixes(layers // stages), repeat=stages):
         plan = problem.with_levels(dict(enumerate(mixes)))
         costs = problem.costs_of(plan)
-        if (problem.peaks(problem.schedule, costs) <= problem.limit).all():
+        if (problem.held(problem.schedule, costs).peaks() <= problem.limit).all():
             inside = problem.makespan(costs.resolved(stages).recompute_in_backward)
             steps.append((inside, mixes))
     best = min(steps, key=lambda step: step[0])[0]

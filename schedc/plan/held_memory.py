@@ -1,0 +1,167 @@
+"""What ranks hold in a step without works: parameters, activations, slots of hot experts, rows of what runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from schedc.analysis.dependencies import Dependencies, reduce_by_rank
+from schedc.analysis.memory import memory_changes
+from schedc.attachments.recompute_bytes import slot_bytes, slot_gradient_bytes
+from schedc.attachments.values import Attachments
+from schedc.cost.costs import Costs, StageCosts
+from schedc.ir.arrays import Floats, repeat
+from schedc.ir.recomputed import recomputed_ops
+from schedc.ir.schedule import Schedule
+from schedc.layout.compare import load_per_rank
+from schedc.layout.costs import LayerCosts
+from schedc.layout.parts import Layout
+from schedc.plan.activation_memory import MOE, held_by_kind, worst_routing
+from schedc.plan.directives.base import Directives
+
+
+@dataclass(frozen=True)
+class HotSlots:
+    """The most that hot experts take, in bytes.
+
+    in_flight: [stages] weights in the MoE layers of the stage, for each microbatch in flight: by microbatch. kept:
+    [stages] weights and the sums of their gradients, for a whole step: by step. passing: gradients of one layer, or by
+    step of two, on their way to the owners.
+    """
+
+    in_flight: Floats
+    kept: Floats
+    passing: float
+
+    def kept_per_rank(self, schedule: Schedule) -> Floats:
+        """[P] what each rank keeps for a step."""
+        return load_per_rank(schedule.placement, self.kept)
+
+    def held(self, schedule: Schedule) -> Floats:
+        """[P] the most that each rank holds at once."""
+        nothing = Costs(F=0.0, activation=0.0, pending_weight=0.0).resolved(schedule.stages)
+        return self.kept_per_rank(schedule) + _most(running_memory(schedule, nothing, self.in_flight), schedule)
+
+
+@dataclass(frozen=True)
+class ExtraMemory:
+    """Memory of ranks besides parameters and activations, in the unit of the plan's memory.
+
+    slots: hot experts. running: [stages] rows of the microbatch that runs, where recomputation is adaptive and all rows
+    come to one rank.
+    """
+
+    slots: HotSlots
+    running: Floats
+
+    def running_per_rank(self, schedule: Schedule) -> Floats:
+        """[P] rows of the microbatch that runs, on the stage of each rank where they take most."""
+        stages = schedule.placement.stage_of_chunk
+        return np.asarray(np.where(stages >= 0, self.running[stages], 0.0).max(1))
+
+
+def extra_memory(
+    plan: Attachments, layout: Layout, activations: tuple[float, ...], schedule: Schedule, sized: bool
+) -> ExtraMemory:
+    """The extra memory of a plan. sized: whether memory is in bytes; slots count only then.
+
+    In an overlapped pair two microbatches run, one of them backward.
+    """
+    slots = hot_slots(plan if sized else Attachments(), layout)
+    worst = worst_routing(plan, layout, activations)
+    adaptive = worst.waiting.any(1)
+    whole = (held_by_kind(Attachments(), layout, activations) + worst.waiting)[:, MOE].sum(1)
+    microbatches = 2 if (schedule.pair >= 0).any() else 1
+    return ExtraMemory(slots, np.where(adaptive, whole + microbatches * worst.passing, 0.0))
+
+
+def hot_slots(plan: Attachments, layout: Layout) -> HotSlots:
+    """The memory of a plan's hot experts: 0 where it has none, does not say their sizes, or has a capacity."""
+    none = np.zeros(len(layout.stages))
+    if plan.hot is None or plan.experts is None or plan.capacity is not None:
+        return HotSlots(none, none, 0.0)
+    own = plan.experts.count // plan.topology.ranks if plan.topology else 0
+    most = own if plan.hot.most is None else plan.hot.most
+    weights, sums = float(most * slot_bytes(plan.experts, plan.dtype)), float(most * slot_gradient_bytes(plan.experts))
+    layers = layout.counts[:, MOE].sum(1)
+    if plan.hot.by_microbatch:
+        return HotSlots(weights * layers, none, weights * float(layers.any()))
+    return HotSlots(none, (weights + sums) * layers, sums * float(min(2, layers.max(initial=0))))
+
+
+@dataclass(frozen=True, eq=False)
+class HeldMemory:
+    """What ranks hold in a step without works, in the unit of the plan's memory. costs: those of the stages."""
+
+    layout: Layout
+    layers: LayerCosts
+    schedule: Schedule
+    costs: Costs
+    extra: ExtraMemory
+
+    @cached_property
+    def of_stage(self) -> StageCosts:
+        return self.costs.resolved(self.schedule.stages)
+
+    @cached_property
+    def standing(self) -> Floats:
+        """[P] what each rank holds for a whole step: all but activations and what goes with them."""
+        parameters = load_per_rank(self.schedule.placement, self.layers.per_stage(self.layout, "parameters"))
+        slots = self.extra.slots.passing + self.extra.slots.kept_per_rank(self.schedule)
+        return np.asarray(parameters + slots + self.extra.running_per_rank(self.schedule))
+
+    @cached_property
+    def after(self) -> Floats:
+        """[ops] activations and slots behind each op; in a pair the forward counts first."""
+        return running_memory(self.schedule, self.of_stage, self.extra.slots.in_flight)
+
+    @cached_property
+    def inside(self) -> Floats:
+        """[ops] the most activations and slots inside each op: before it or after it."""
+        before = np.concatenate([[0.0], self.after[:-1]])
+        starts = self.schedule.rank_start[:-1]
+        before[starts[starts < self.after.size]] = 0.0
+        return np.asarray(np.maximum(before, self.after))
+
+    def in_cells(self, dependencies: Dependencies) -> Floats:
+        """[cells] the most activations and slots inside each cell; dependencies: those of the schedule."""
+        held = self.inside[dependencies.first]
+        pairs = np.flatnonzero(dependencies.pairs)
+        held[pairs] = np.maximum(held[pairs], self.inside[dependencies.second[pairs]])
+        return held
+
+    def peaks(self, away: Floats | float = 0.0) -> Floats:
+        """[P] the most of each rank. away: [ops] memory that works have moved to the host while each op runs."""
+        return np.asarray(self.standing + _most(self.inside - away, self.schedule))
+
+
+def held_memory(
+    directives: Directives, plan: Attachments, layout: Layout, layers: LayerCosts, schedule: Schedule, costs: Costs
+) -> HeldMemory:
+    """What ranks hold under a plan, in the unit of its memory, or of its host where it says no memory."""
+    memory, host = directives.tree.memory, plan.host
+    sized = bool(memory.unit) if memory is not None else host is not None and host.in_bytes
+    return HeldMemory(layout, layers, schedule, costs, extra_memory(plan, layout, layers.activations, schedule, sized))
+
+
+def _most(running: Floats, schedule: Schedule) -> Floats:
+    """[P] the most of each rank. running: [ops] of `running_memory`."""
+    return np.asarray(np.maximum(reduce_by_rank(np.maximum, running, schedule.rank_start), 0.0))
+
+
+def running_memory(schedule: Schedule, costs: StageCosts, slots: Floats) -> Floats:
+    """[ops] activations and slots that the rank holds after each op; in a pair the forward counts first.
+
+    slots: [stages] for each microbatch in flight.
+    """
+    recomputed = recomputed_ops(schedule)
+    changes = memory_changes(
+        costs.activation + slots, costs.pending_weight, costs.recomputed + slots, costs.restored + slots
+    )
+    added = changes[recomputed.astype(np.int8), schedule.kind, schedule.stage]
+    total = np.cumsum(added)
+    start = schedule.rank_start[:-1]
+    before = np.where(start > 0, total[np.maximum(start, 1) - 1], 0.0)
+    return np.asarray(total - repeat(before, np.diff(schedule.rank_start)))
