@@ -7,6 +7,7 @@ choice keeps some room, and offloads may then join later and fetches start earli
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -20,7 +21,7 @@ from schedc.ir.arrays import Bools, Floats, Int32, Int64, repeat
 from schedc.ir.op_tables import BACKWARD
 from schedc.ir.ops import OpKind
 from schedc.ir.works import WorkKind
-from schedc.passes import loops
+from schedc.passes import offload_loops as loops
 
 _PYTHON_CELL = 5e-6
 """Seconds that the interpreted loops take for a cell, roughly: what decides whether to load the compiled ones."""
@@ -117,22 +118,66 @@ def choose_moves(
     their lanes need in a step without waits, and as far as ``most`` has room. A move that this makes needless is
     left out. rank_start: [P + 1] first cell of each rank. room, most: [P] memory.
     """
-    left, back = np.full(stays.made.size, -1, np.int32), stays.used.copy()
-    if not stays.made.size:
-        return OffloadMoves(stays, left, back)
-    bounds = np.searchsorted(stays.made, rank_start)
-    loop = kernels(held.size * _PYTHON_CELL)
-    choose, give = (loop.jit(loops.choose_moves), loop.jit(loops.give_time)) if loop else _INTERPRETED
-    choose(held, room, rank_start, bounds, stays.made, stays.used, stays.bytes, left)
-    give(
-        held, most, bounds, stays.made, stays.used, stays.bytes, left, back, stays.by_use, speeds.start, speeds.end,
-        speeds.out, speeds.back,
-    )  # fmt: skip
-    moving = np.flatnonzero((left >= 0) & (left < back))
-    return OffloadMoves(stays.only(moving), left[moving], back[moving])
+    choice = MoveChoice.of(rank_start, stays, held, room, most, speeds)
+    choice.choose(0, room.size)
+    return choice.moves
 
 
-_INTERPRETED: tuple[Any, Any] = (loops.choose_moves, loops.give_time)
+@dataclass(frozen=True, eq=False)
+class MoveChoice:
+    """What `choose_moves` chooses, rank by rank; arguments as there.
+
+    first: [P + 1] first stay of each rank. left, back: [stays] as in `OffloadMoves`, for ranks that were chosen for; a
+    stay moves where 0 <= left < back.
+    """
+
+    rank_start: Int64
+    first: Int64
+    stays: Stays
+    held: Floats
+    room: Floats
+    most: Floats
+    speeds: LaneSpeeds
+    left: Int32
+    back: Int32
+    present: Int64
+    latest: Floats
+
+    @classmethod
+    def of(
+        cls, rank_start: Int64, stays: Stays, held: Floats, room: Floats, most: Floats, speeds: LaneSpeeds
+    ) -> MoveChoice:
+        """Nothing is chosen yet."""
+        first, size = np.searchsorted(stays.made, rank_start), stays.made.size
+        left, back = np.full(size, -1, np.int32), stays.used.copy()
+        present, latest = np.full(held.size, -1, np.int64), np.empty(size)
+        return cls(rank_start, first, stays, held, room, most, speeds, left, back, present, latest)
+
+    def choose(self, low: int, high: int) -> None:
+        """Chooses for the ranks ``low`` to ``high``, without ``high``."""
+        stays, speeds = self.stays, self.speeds
+        cells = int(self.rank_start[high] - self.rank_start[low])
+        run = compiled(cells)
+        run(loops.choose_moves)(
+            low, high, self.held, self.room, self.rank_start, self.first, stays.made, stays.used, stays.bytes,
+            self.present, self.left,
+        )  # fmt: skip
+        run(loops.give_time)(
+            low, high, self.held, self.most, self.first, stays.made, stays.used, stays.bytes, self.left, self.back,
+            stays.by_use, speeds.start, speeds.end, speeds.out, speeds.back, self.latest,
+        )  # fmt: skip
+
+    @property
+    def moves(self) -> OffloadMoves:
+        """The moves, once all ranks are chosen for."""
+        moving = np.flatnonzero((self.left >= 0) & (self.left < self.back))
+        return OffloadMoves(self.stays.only(moving), self.left[moving], self.back[moving])
+
+
+def compiled(cells: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """What makes of a loop over so many cells the function to call: the compiled one where that is worth it."""
+    loop = kernels(cells * _PYTHON_CELL)
+    return (lambda function: function) if loop is None else loop.jit
 
 
 @dataclass(frozen=True, eq=False)

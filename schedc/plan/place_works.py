@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from schedc.analysis.dependencies import Dependencies, reduce_by_rank
+from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.placed_works import PlacedWorks
 from schedc.analysis.timeline import CellTimes
 from schedc.analysis.work_runs import StepWorks
@@ -21,7 +21,8 @@ from schedc.ir.schedule import Schedule
 from schedc.ir.works import WorkKind, WorkLane
 from schedc.layout.costs import LayerCosts
 from schedc.layout.parts import Layout
-from schedc.passes.place_offload import ByStage, LaneSpeeds, Stays, choose_moves, stays_of
+from schedc.passes.offload_search import OffloadSearch
+from schedc.passes.place_offload import ByStage, LaneSpeeds, Stays, stays_of
 from schedc.plan.directives.base import Directives
 from schedc.plan.directives.offload import rule_per_stage
 from schedc.plan.held_memory import HeldMemory
@@ -29,6 +30,9 @@ from schedc.plan.role_memory import share_of_roles
 
 _KEPT_FREE = (0, 1, 2, 3)
 """Places, each of the largest activation of a rank, that `offload auto` tries to keep for what is on its way."""
+
+_SAME = 1e-9
+"""Steps that differ by less, as a part of them, take as long as each other."""
 
 _ON_THE_WAY = 2
 """Microbatches of a stage that may be on their way beside those that a line keeps: one in each direction."""
@@ -171,25 +175,36 @@ def _read_at_once(directives: Directives, stage: int, microbatch: int) -> Diagno
 def _chosen(step: _Step, room: Floats) -> Offloading:
     """The shortest step of those that keep some places free; fewer places, and so fewer moves, where it is the same.
 
-    room: [P] memory for activations. Ranks that fit move nothing.
+    room: [P] memory for activations.
+    """
+    search = OffloadSearch(step.cells, step.stays, step.speeds, step.held, room)
+    as_short = _shortest(step, search, step.cells.makespan * (1 + 4 * _SAME))
+    chosen = as_short if as_short is not None else _shortest(step, search, np.inf)
+    assert chosen is not None, "a try without a limit has moves"
+    return chosen
+
+
+def _shortest(step: _Step, search: OffloadSearch, limit: float) -> Offloading | None:
+    """The choice among the tries whose step is not proved to take longer than ``limit``; the others are left out.
+
+    None where some are left out, and no step is found that takes as long as without moves. Only such a step is shorter
+    than those.
     """
     best: Offloading | None = None
-    dependencies, stays, speeds = step.dependencies, step.stays, step.speeds
-    fitting = reduce_by_rank(np.maximum, step.held, dependencies.rank_start) <= room * (1 + 1e-12)
-    place = np.zeros(room.size)
-    np.maximum.at(place, dependencies.rank[stays.made], stays.bytes)
+    shortest, left_out, uncapped = np.inf, False, step.cells.makespan
     for kept_free in _KEPT_FREE:
-        held = step.held.copy()
-        reserved = np.where(fitting, np.inf, np.maximum(room - kept_free * place, 0.0))
-        moves = choose_moves(dependencies.rank_start, stays, held, reserved, np.where(fitting, np.inf, room), speeds)
-        fits = bool((held <= room[dependencies.rank] * (1 + 1e-12)).all())
-        offloading = step.priced(moves.placed(dependencies), kept_free)
-        if best is None or (fits and offloading.makespan < best.makespan * (1 - 1e-9)):
-            best = offloading
-        if not fits or best.makespan <= best.uncapped * (1 + 1e-9):
+        tried = search.kept(kept_free, limit)
+        if tried is None:
+            left_out = True
+            continue
+        offloading = step.priced(tried.moves.placed(step.dependencies), kept_free)
+        makespan = uncapped if tried.unchanged else offloading.makespan
+        if best is None or (tried.fits and makespan < shortest * (1 - _SAME)):
+            best, shortest = offloading, makespan
+        if not tried.fits or shortest <= uncapped * (1 + _SAME):
+            left_out &= not tried.fits
             break
-    assert best is not None, "one number of places is tried"
-    return best
+    return None if left_out else best
 
 
 def host_bytes(placed: PlacedWorks, dependencies: Dependencies) -> Floats:
