@@ -10,15 +10,20 @@ import numpy as np
 import numpy.typing as npt
 
 from schedc.analysis.dependencies import Dependencies
+from schedc.analysis.numba_kernels import kernels
 from schedc.analysis.placed_works import DEFAULT_PLACES, PlacedWorks, WorkPlace
-from schedc.ir.arrays import Int8, Int64, bincount
+from schedc.ir.arrays import Bools, Int8, Int64
 from schedc.ir.program import COLUMNS, InstructionKind, Program
 from schedc.ir.works import WorkKind
+from schedc.passes import loops
 
 _POSTED, _WAITED, _CLOSING, _PLACES = 0, 6, 8, 13
 """Places inside a gap of posts, of waits for messages, and of the cell or the reductions that close the gap."""
 _OF_EVENT = np.array([1, 2, 3, 4, 5, 7, 9, 10, 11, 12])
 """Places inside a gap of STARTs and JOINs, by `schedc.analysis.placed_works.WorkPlace`."""
+
+_NUMPY_ROW = 4e-8
+"""Seconds that numpy takes for an instruction, roughly: what decides whether to load the compiled loop."""
 
 
 def insert_works(program: Program, dependencies: Dependencies, placed: PlacedWorks) -> Program:
@@ -31,16 +36,15 @@ def insert_works(program: Program, dependencies: Dependencies, placed: PlacedWor
         return program
     if len(program.works):
         placed, program = placed_in(program).beside(placed), without_works(program)
-    events = placed.events
-    computes = program.kind <= InstructionKind.CELL
-    gap = np.cumsum(computes) - computes + program.rank
-    row = np.searchsorted(gap * _PLACES + _places(program.kind), events.gap * _PLACES + _OF_EVENT[events.place])
-    columns = _Inserted(program, dependencies, placed, row)
-    counts = bincount(placed.rank_of(events.gap, dependencies), minlength=program.ranks)
+    slot, events = _slots(program, placed), placed.events
+    columns = _Inserted(program, dependencies, placed, slot)
     fields = {name: value for name, value in vars(program).items() if name in _FIELDS}
-    rank_start = program.rank_start + np.concatenate([[0], np.cumsum(counts)])
+    first = dependencies.rank_start + np.arange(program.ranks + 1)
+    rank_start = program.rank_start + np.searchsorted(events.gap, first)
     kept = fields | {"rank_start": rank_start, "kind": columns.column("kind")}
-    return Program.derived(columns, **kept, works=placed.works, work=columns.column("work"))
+    work = np.full(columns.kept.size, -1, np.int32)
+    work[slot] = events.work
+    return Program.derived(columns, **kept, works=placed.works, work=work)
 
 
 _FIELDS = (
@@ -89,41 +93,66 @@ _BEHIND = {
 """The same, by kind of instruction: [kinds] of works."""
 
 
-def _places(kind: Int8) -> Int8:
-    """[n] the place of each instruction inside its gap; it never descends there."""
-    places = np.full(len(InstructionKind), _CLOSING, np.int8)
-    places[[InstructionKind.SEND, InstructionKind.RECV]] = _POSTED
-    places[InstructionKind.WAIT] = _WAITED
-    return np.asarray(places[kind])
+_PLACE_OF = np.full(len(InstructionKind), _CLOSING, np.int8)
+"""[kinds] the place of an instruction inside its gap; it never descends there."""
+_PLACE_OF[[InstructionKind.SEND, InstructionKind.RECV]] = _POSTED
+_PLACE_OF[InstructionKind.WAIT] = _WAITED
+
+
+def _slots(program: Program, placed: PlacedWorks) -> Int64:
+    """[events] the rows that the STARTs and JOINs get, in order."""
+    events = placed.events
+    if loop := kernels(len(program) * _NUMPY_ROW):
+        slot, place = np.empty(events.gap.size, np.int64), _OF_EVENT[events.place]
+        loop.jit(loops.place_events)(program.kind, program.rank_start, _PLACE_OF, events.gap, place, slot)
+        return slot
+    computes = program.kind <= InstructionKind.CELL
+    gap = np.cumsum(computes) - computes + program.rank
+    row = np.searchsorted(gap * _PLACES + _PLACE_OF[program.kind], events.gap * _PLACES + _OF_EVENT[events.place])
+    return np.asarray(row + np.arange(row.size))
 
 
 @dataclass(frozen=True, eq=False)
 class _Inserted:
-    """The columns of a program with works, each made when it is read. row: [events] rows that they stand before."""
+    """The columns of a program with works, each made when it is read. slot: [events] the rows that they get."""
 
     program: Program
     dependencies: Dependencies
     placed: PlacedWorks
-    row: Int64
+    slot: Int64
+
+    @cached_property
+    def kept(self) -> Bools:
+        """[n] whether a row is one of the program without works."""
+        kept = np.ones(len(self.program) + self.slot.size, bool)
+        kept[self.slot] = False
+        return kept
 
     def column(self, name: str) -> npt.NDArray[Any]:
         """[n] the column of this name."""
         own = getattr(self.program, name)
-        return np.insert(own, self.row, self._added.get(name, np.int8(-1)))
+        column = np.empty(self.kept.size, own.dtype)
+        column[self.kept] = own
+        column[self.slot] = self._added(name)
+        return column
+
+    def _added(self, name: str) -> npt.NDArray[Any] | int:
+        """The column of the STARTs and JOINs, [events], or what all of them have."""
+        events, works, schedule = self.placed.events, self.placed.works, self.dependencies.schedule
+        match name:
+            case "kind":
+                return np.where(events.joins, np.int8(InstructionKind.JOIN), np.int8(InstructionKind.START))
+            case "stage" | "microbatch":
+                return np.asarray(getattr(works, name)[events.work])
+            case "op":
+                return self._served - self.dependencies.rank_start[self.dependencies.rank[self._served]]
+            case "phase" | "span":
+                return np.asarray(getattr(schedule, name)[self.dependencies.first[self._served]])
+        return -1
 
     @cached_property
-    def _added(self) -> dict[str, npt.NDArray[Any]]:
-        """The columns of the STARTs and JOINs that are not -1, [events]."""
-        events, works, first = self.placed.events, self.placed.works, self.dependencies.rank_start
-        rank = self.placed.rank_of(events.gap, self.dependencies)
-        cell = np.minimum(events.gap - rank, first[rank + 1] - 1)
-        served = self.dependencies.first[cell]
-        return {
-            "kind": np.where(events.joins, InstructionKind.JOIN, InstructionKind.START),
-            "stage": works.stage[events.work],
-            "microbatch": works.microbatch[events.work],
-            "op": cell - first[rank],
-            "phase": self.dependencies.schedule.phase[served],
-            "span": self.dependencies.schedule.span[served],
-            "work": events.work,
-        }
+    def _served(self) -> Int64:
+        """[events] the next cell, in the last gap of a rank the last one."""
+        gap, first = self.placed.events.gap, self.dependencies.rank_start
+        rank = self.placed.rank_of(gap, self.dependencies)
+        return np.asarray(np.minimum(gap - rank, first[rank + 1] - 1))

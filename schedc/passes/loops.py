@@ -12,6 +12,7 @@ import numpy as np
 
 from schedc.ir.program import InstructionKind
 
+_CELL = int(InstructionKind.CELL)
 _SEND, _RECV, _WAIT, _REDUCE = (
     int(kind) for kind in (InstructionKind.SEND, InstructionKind.RECV, InstructionKind.WAIT, InstructionKind.REDUCE)
 )
@@ -76,6 +77,26 @@ def join(
             batch[first] = batch[second] = count
             count += 1
             gap[place[first, 1]] = gap[place[second, 0]]
+
+
+def place_events(kind: Any, rank_start: Any, place_of: Any, gap: Any, place: Any, slot: Any) -> None:
+    """Fills ``slot``, [events], the rows that events get; see `schedc.passes.insert_works`.
+
+    kind: [n] of the instructions; place_of: [kinds] their places in a gap. gap, place: [events] ascending together.
+    """
+    event, row, here = 0, 0, 0
+    for rank in range(rank_start.size - 1):
+        for row in range(rank_start[rank], rank_start[rank + 1]):
+            while event < gap.size and (
+                gap[event] < here or (gap[event] == here and place[event] < place_of[kind[row]])
+            ):
+                slot[event] = row + event
+                event += 1
+            here += kind[row] <= _CELL
+        while event < gap.size and gap[event] == here:
+            slot[event] = rank_start[rank + 1] + event
+            event += 1
+        here += 1
 
 
 def fill(

@@ -22,6 +22,9 @@ from schedc.passes.place_offload import LaneSpeeds, MoveChoice, OffloadMoves, St
 _ROUNDING = 1e-12
 """Of a memory, as a part of it."""
 
+_MORE = 8
+"""How many times the ranks before a turn chooses for, beside one."""
+
 
 @dataclass(frozen=True, eq=False)
 class OffloadTry:
@@ -95,7 +98,7 @@ class OffloadSearch:
         """
         ranks, least, low = self.room.size, 0.0, 0
         while low < ranks and least <= limit:
-            high = min(ranks, 2 * low + 1) if self._judged else ranks
+            high = min(ranks, _MORE * low + 1) if self._judged else ranks
             choice.choose(low, high)
             if self._judged and self._least(choice, low, high, np.zeros(self.held.size)):
                 least = max(least, self._least(choice, low, high, self._tail))
