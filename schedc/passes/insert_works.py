@@ -11,15 +11,15 @@ import numpy.typing as npt
 
 from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.numba_kernels import kernels
-from schedc.analysis.placed_works import DEFAULT_PLACES, PlacedWorks, WorkPlace
-from schedc.ir.arrays import Bools, Int8, Int64
+from schedc.analysis.placed_works import DEFAULT_PLACES, Events, PlacedWorks, WorkPlace
+from schedc.ir.arrays import Int8, Int64
 from schedc.ir.program import COLUMNS, InstructionKind, Program
 from schedc.ir.works import WorkKind
 from schedc.passes import loops
 
 _POSTED, _WAITED, _CLOSING, _PLACES = 0, 6, 8, 13
 """Places inside a gap of posts, of waits for messages, and of the cell or the reductions that close the gap."""
-_OF_EVENT = np.array([1, 2, 3, 4, 5, 7, 9, 10, 11, 12])
+_OF_EVENT = np.array([1, 2, 3, 4, 5, 7, 9, 10, 11, 12], np.int8)
 """Places inside a gap of STARTs and JOINs, by `schedc.analysis.placed_works.WorkPlace`."""
 
 _NUMPY_ROW = 4e-8
@@ -36,15 +36,14 @@ def insert_works(program: Program, dependencies: Dependencies, placed: PlacedWor
         return program
     if len(program.works):
         placed, program = placed_in(program).beside(placed), without_works(program)
-    slot, events = _slots(program, placed), placed.events
+    slot, kind = _merged(program, placed.events)
     columns = _Inserted(program, dependencies, placed, slot)
-    fields = {name: value for name, value in vars(program).items() if name in _FIELDS}
+    work = np.full(kind.size, -1, np.int32)
+    work[slot] = placed.events.work
     first = dependencies.rank_start + np.arange(program.ranks + 1)
-    rank_start = program.rank_start + np.searchsorted(events.gap, first)
-    kept = fields | {"rank_start": rank_start, "kind": columns.column("kind")}
-    work = np.full(columns.kept.size, -1, np.int32)
-    work[slot] = events.work
-    return Program.derived(columns, **kept, works=placed.works, work=work)
+    rank_start = program.rank_start + np.searchsorted(placed.events.gap, first)
+    fields = {name: value for name, value in vars(program).items() if name in _FIELDS}
+    return Program.derived(columns, **fields, rank_start=rank_start, kind=kind, works=placed.works, work=work)
 
 
 _FIELDS = (
@@ -99,17 +98,30 @@ _PLACE_OF[[InstructionKind.SEND, InstructionKind.RECV]] = _POSTED
 _PLACE_OF[InstructionKind.WAIT] = _WAITED
 
 
-def _slots(program: Program, placed: PlacedWorks) -> Int64:
-    """[events] the rows that the STARTs and JOINs get, in order."""
-    events = placed.events
+def _merged(program: Program, events: Events) -> tuple[Int64, Int8]:
+    """[events] the rows that the STARTs and JOINs get, in order, and [n] the kinds of all rows."""
+    own = np.where(events.joins, np.int8(InstructionKind.JOIN), np.int8(InstructionKind.START))
+    place = _OF_EVENT[events.place]
+    kinds = np.empty(len(program) + own.size, np.int8)
     if loop := kernels(len(program) * _NUMPY_ROW):
-        slot, place = np.empty(events.gap.size, np.int64), _OF_EVENT[events.place]
-        loop.jit(loops.place_events)(program.kind, program.rank_start, _PLACE_OF, events.gap, place, slot)
-        return slot
+        slot = np.empty(own.size, np.int64)
+        loop.jit(loops.place_events)(
+            program.kind, program.rank_start, _PLACE_OF, events.gap, place, own, slot, kinds
+        )  # fmt: skip
+        return slot, kinds
     computes = program.kind <= InstructionKind.CELL
     gap = np.cumsum(computes) - computes + program.rank
-    row = np.searchsorted(gap * _PLACES + _PLACE_OF[program.kind], events.gap * _PLACES + _OF_EVENT[events.place])
-    return np.asarray(row + np.arange(row.size))
+    row = np.searchsorted(gap * _PLACES + _PLACE_OF[program.kind], events.gap * _PLACES + place)
+    slot = np.asarray(row + np.arange(row.size))
+    kinds[slot], kinds[_others(kinds.size, slot)] = own, program.kind
+    return slot, kinds
+
+
+def _others(rows: int, slot: Int64) -> Int64:
+    """[rows - events] the rows that are not in ``slot``, ascending."""
+    others = np.ones(rows, bool)
+    others[slot] = False
+    return np.flatnonzero(others)
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,16 +134,14 @@ class _Inserted:
     slot: Int64
 
     @cached_property
-    def kept(self) -> Bools:
-        """[n] whether a row is one of the program without works."""
-        kept = np.ones(len(self.program) + self.slot.size, bool)
-        kept[self.slot] = False
-        return kept
+    def kept(self) -> Int64:
+        """[rows of the program without works] the rows that they get."""
+        return _others(len(self.program) + self.slot.size, self.slot)
 
     def column(self, name: str) -> npt.NDArray[Any]:
         """[n] the column of this name."""
         own = getattr(self.program, name)
-        column = np.empty(self.kept.size, own.dtype)
+        column = np.empty(self.kept.size + self.slot.size, own.dtype)
         column[self.kept] = own
         column[self.slot] = self._added(name)
         return column
@@ -140,8 +150,6 @@ class _Inserted:
         """The column of the STARTs and JOINs, [events], or what all of them have."""
         events, works, schedule = self.placed.events, self.placed.works, self.dependencies.schedule
         match name:
-            case "kind":
-                return np.where(events.joins, np.int8(InstructionKind.JOIN), np.int8(InstructionKind.START))
             case "stage" | "microbatch":
                 return np.asarray(getattr(works, name)[events.work])
             case "op":

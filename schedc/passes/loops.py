@@ -79,22 +79,25 @@ def join(
             gap[place[first, 1]] = gap[place[second, 0]]
 
 
-def place_events(kind: Any, rank_start: Any, place_of: Any, gap: Any, place: Any, slot: Any) -> None:
-    """Fills ``slot``, [events], the rows that events get; see `schedc.passes.insert_works`.
+def place_events(
+    kind: Any, rank_start: Any, place_of: Any, gap: Any, place: Any, own_kind: Any, slot: Any, kinds: Any
+) -> None:
+    """Fills ``slot``, [events], the rows that events get, and ``kinds``, [n + events], the kinds of all rows.
 
     kind: [n] of the instructions; place_of: [kinds] their places in a gap. gap, place: [events] ascending together.
+    own_kind: [events] START or JOIN. See `schedc.passes.insert_works`.
     """
-    event, row, here = 0, 0, 0
+    event, here = 0, 0
     for rank in range(rank_start.size - 1):
         for row in range(rank_start[rank], rank_start[rank + 1]):
-            while event < gap.size and (
-                gap[event] < here or (gap[event] == here and place[event] < place_of[kind[row]])
-            ):
-                slot[event] = row + event
+            while event < gap.size and gap[event] == here and place[event] < place_of[kind[row]]:
+                slot[event], kinds[row + event] = row + event, own_kind[event]
                 event += 1
+            kinds[row + event] = kind[row]
             here += kind[row] <= _CELL
+        row = rank_start[rank + 1]
         while event < gap.size and gap[event] == here:
-            slot[event] = rank_start[rank + 1] + event
+            slot[event], kinds[row + event] = row + event, own_kind[event]
             event += 1
         here += 1
 

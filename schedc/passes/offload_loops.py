@@ -18,10 +18,11 @@ def choose_moves(
 ) -> None:  # fmt: skip
     """Fills ``left`` of the stays that leave, and lowers ``held``. The one whose use comes last leaves first.
 
-    present: [cells] the stay on the device that each cell uses; -1 before.
+    present: [cells] work space, for the stay on the device that each cell uses; -1 for none.
     """
     for own in range(low, high):
         stay, last, moved, away = first[own], -1, 0, 0.0
+        present[rank_start[own] : rank_start[own + 1]] = -1
         for cell in range(rank_start[own], rank_start[own + 1]):
             if present[cell] <= -2:  # it comes back for this cell
                 moved -= 1
@@ -84,16 +85,18 @@ def least_step(
     cell to that of the step. Arithmetic and order are those of `schedc.analysis.placed_works.run_with_works`, so that
     a step of which this says 0 for all ranks has the times of the one without moves.
 
-    Work space, 0 before: comes: [cells] 1 + the first fetch that starts in front of the cell; follows: [stays] 1 + the
-    next one there. gone, came: [cells] when the offloads and the fetch that are joined there end.
+    Work space: comes: [cells] the first fetch that starts in front of the cell, follows: [stays] the next one there; -1
+    for none. gone, came: [cells] when the offloads and the fetch that are joined there end.
     """
     least = 0.0
     for own in range(low, high):
+        cells = slice(rank_start[own], rank_start[own + 1])
+        comes[cells], gone[cells], came[cells] = -1, 0.0, 0.0
         for place in range(first[own + 1] - 1, first[own] - 1, -1):
             stay = by_use[place]
             if 0 <= left[stay] < back[stay]:
                 follows[stay] = comes[back[stay]]
-                comes[back[stay]] = 1 + stay
+                comes[back[stay]] = stay
         stay, free_out, free_back, now = first[own], 0.0, 0.0, 0.0
         for cell in range(rank_start[own], rank_start[own + 1]):
             while stay < first[own + 1] and made[stay] < cell:
@@ -102,11 +105,11 @@ def least_step(
                     gone[left[stay]] = max(gone[left[stay]], free_out)
                 stay += 1
             now = max(now, gone[cell])
-            fetch = comes[cell] - 1
+            fetch = comes[cell]
             while fetch >= 0:
                 free_back = max(now, free_back) + bytes[fetch] * time_back
                 came[used[fetch]] = free_back
-                fetch = follows[fetch] - 1
+                fetch = follows[fetch]
             now = max(now, start[cell], came[cell])
             late = now > start[cell]
             now += duration[cell]

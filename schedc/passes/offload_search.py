@@ -15,7 +15,7 @@ import numpy as np
 
 from schedc.analysis.dependencies import reduce_by_rank
 from schedc.analysis.timeline import CellTimes
-from schedc.ir.arrays import Bools, Floats
+from schedc.ir.arrays import Bools, Floats, Int32
 from schedc.passes import offload_loops as loops
 from schedc.passes.place_offload import LaneSpeeds, MoveChoice, OffloadMoves, Stays, compiled
 
@@ -73,9 +73,20 @@ class OffloadSearch:
     @cached_property
     def _place(self) -> Floats:
         """[P] memory of the largest activation of each rank."""
-        place = np.zeros(self.room.size)
-        np.maximum.at(place, self.cells.dependencies.rank[self.stays.made], self.stays.bytes)
-        return place
+        first = np.searchsorted(self.stays.made, self.cells.dependencies.rank_start)
+        return np.asarray(reduce_by_rank(np.maximum, self.stays.bytes, first))
+
+    @cached_property
+    def _no_tail(self) -> Floats:
+        """[cells] zeros in place of `_tail`, which is worked out where the first cell starts late."""
+        return np.zeros(self.held.size)
+
+    @cached_property
+    def _space(self) -> tuple[Int32, Int32, Floats, Floats]:
+        """Work space of `least_step`."""
+        cells = self.held.size
+        comes, follows = np.empty(cells, np.int32), np.empty(self.stays.made.size, np.int32)
+        return comes, follows, np.empty(cells), np.empty(cells)
 
     @cached_property
     def _judged(self) -> bool:
@@ -100,19 +111,16 @@ class OffloadSearch:
         while low < ranks and least <= limit:
             high = min(ranks, _MORE * low + 1) if self._judged else ranks
             choice.choose(low, high)
-            if self._judged and self._least(choice, low, high, np.zeros(self.held.size)):
+            if self._judged and ("_tail" in vars(self) or self._least(choice, low, high, self._no_tail)):
                 least = max(least, self._least(choice, low, high, self._tail))
             low = high
         return least
 
     def _least(self, choice: MoveChoice, low: int, high: int, tail: Floats) -> float:
-        stays, speeds, cells = self.stays, self.speeds, self.held.size
-        rank_start = self.cells.dependencies.rank_start
-        comes, follows = np.zeros(cells, np.int64), np.zeros(stays.made.size, np.int64)
-        gone, came = np.zeros((2, cells))
+        stays, speeds, rank_start = self.stays, self.speeds, self.cells.dependencies.rank_start
         run = compiled(int(rank_start[high] - rank_start[low]))(loops.least_step)
         least: float = run(
             low, high, rank_start, choice.first, stays.made, stays.used, stays.bytes, choice.left, choice.back,
-            stays.by_use, speeds.start, self.cells.duration, tail, speeds.out, speeds.back, comes, follows, gone, came,
+            stays.by_use, speeds.start, self.cells.duration, tail, speeds.out, speeds.back, *self._space,
         )  # fmt: skip
         return least

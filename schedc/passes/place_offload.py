@@ -18,7 +18,6 @@ from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.numba_kernels import kernels
 from schedc.analysis.placed_works import PlacedWorks
 from schedc.ir.arrays import Bools, Floats, Int32, Int64, repeat
-from schedc.ir.op_tables import BACKWARD
 from schedc.ir.ops import OpKind
 from schedc.ir.works import WorkKind
 from schedc.passes import offload_loops as loops
@@ -44,7 +43,9 @@ class Stays:
     @cached_property
     def by_use(self) -> Int64:
         """[stays] their order by ``used``."""
-        return np.argsort(self.used, kind="stable")
+        user = np.full(int(self.used.max(initial=-1)) + 1, -1)
+        user[self.used] = np.arange(self.used.size)
+        return user[user >= 0]
 
     def only(self, which: Bools | Int64) -> Stays:
         """These stays alone."""
@@ -94,16 +95,19 @@ def stays_of(dependencies: Dependencies, held: Floats, until_recomputed: Floats)
     Between an R and its backward nothing moves.
     """
     schedule = dependencies.schedule
-    shape = schedule.stages, schedule.microbatches
-    used, recomputed = np.full(shape, -1, np.int32), np.zeros(shape, bool)
-    for chosen, again in ((BACKWARD[schedule.kind], False), (schedule.kind == OpKind.R, True)):
-        rows = np.flatnonzero(chosen)
-        slot = schedule.stage[rows], schedule.microbatch[rows]
-        used[slot], recomputed[slot] = dependencies.cell_of[rows], again
-    forward = np.flatnonzero(schedule.kind == OpKind.F)
+    kind, slots = schedule.kind, schedule.stages * schedule.microbatches
+    used, recomputed = np.full(slots, -1, np.int32), np.zeros(slots, bool)
+    for kinds, again in (((OpKind.B, OpKind.I), False), ((OpKind.R,), True)):
+        for rows in (np.flatnonzero(kind == chosen) for chosen in kinds):
+            slot = schedule.stage[rows] * schedule.microbatches + schedule.microbatch[rows]
+            used[slot], recomputed[slot] = dependencies.cell_of[rows], again
+    forward = np.flatnonzero(kind == OpKind.F)
     stage, microbatch = schedule.stage[forward], schedule.microbatch[forward]
-    size = np.where(recomputed[stage, microbatch], until_recomputed[stage], held[stage])
-    stays = Stays(dependencies.cell_of[forward], used[stage, microbatch], stage, microbatch, size)
+    slot = stage * schedule.microbatches + microbatch
+    size = held[stage]
+    if recomputed.any():
+        size = np.where(recomputed[slot], until_recomputed[stage], size)
+    stays = Stays(dependencies.cell_of[forward], used[slot], stage, microbatch, size)
     moving = (size > 0) & (stays.used >= 0)
     return stays if moving.all() else stays.only(moving)
 
@@ -140,7 +144,7 @@ class MoveChoice:
     speeds: LaneSpeeds
     left: Int32
     back: Int32
-    present: Int64
+    present: Int32
     latest: Floats
 
     @classmethod
@@ -150,7 +154,7 @@ class MoveChoice:
         """Nothing is chosen yet."""
         first, size = np.searchsorted(stays.made, rank_start), stays.made.size
         left, back = np.full(size, -1, np.int32), stays.used.copy()
-        present, latest = np.full(held.size, -1, np.int64), np.empty(size)
+        present, latest = np.empty(held.size, np.int32), np.empty(size)
         return cls(rank_start, first, stays, held, room, most, speeds, left, back, present, latest)
 
     def choose(self, low: int, high: int) -> None:
