@@ -1,8 +1,7 @@
 """Tries numbers of places that stay free beside what moves, and stops a try when it is proved to lengthen the step.
 
-Works only delay cells. So what the lanes of one rank do in a step where nobody else waits is the least that they do in
-any step, and a cell that starts late there is at least as late in the step. With the longest path behind it this bounds
-the step from below. Most tries that lengthen it are proved to by the first ranks, and nothing else of them is chosen.
+Works only delay cells. So the lanes of a rank are at their earliest in a step where nobody else waits. A cell that
+starts late there is at least as late in the step. With the longest path behind it this bounds the step from below. Most tries that lengthen it are proved to by the first ranks, and nothing else of them is chosen.
 Where no cell of any rank starts late, the step has the times of the one without moves.
 """
 
@@ -20,7 +19,7 @@ from schedc.passes import offload_loops as loops
 from schedc.passes.place_offload import LaneSpeeds, MoveChoice, OffloadMoves, Stays, compiled
 
 _ROUNDING = 1e-12
-"""Of a memory, as a part of it."""
+"""A rank has room for what exceeds it by this part of it."""
 
 _MORE = 8
 """How many times the ranks before a turn chooses for, beside one."""

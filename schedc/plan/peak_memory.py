@@ -141,8 +141,8 @@ class Away:
     def between(self, held: HeldMemory) -> Floats:
         """[P] the most of activations, slots and what works hold between the cells of each rank.
 
-        Offloads alone hold no more there than beside the cells: in a gap all that leaves is joined before what comes
-        is started, so that the most is in front of the gap or behind it. Then this gives 0.
+        In a gap all offloads are joined before fetches start. So offloads alone hold the most in front of a gap or
+        behind it, which is in a cell, and this gives 0 for them.
         """
         if self.placed.moves_activations_alone:
             return np.zeros(held.schedule.ranks)
