@@ -1,8 +1,9 @@
 """Tries numbers of places that stay free beside what moves, and stops a try when it is proved to lengthen the step.
 
 Works only delay cells. So the lanes of a rank are at their earliest in a step where nobody else waits. A cell that
-starts late there is at least as late in the step. With the longest path behind it this bounds the step from below. Most tries that lengthen it are proved to by the first ranks, and nothing else of them is chosen.
-Where no cell of any rank starts late, the step has the times of the one without moves.
+starts late there is at least as late in the step. With the longest path behind it this bounds the step from below.
+Most tries that lengthen it are proved to by the first ranks, and nothing else of them is chosen. Where no cell of any
+rank starts late, the step has the times of the one without moves.
 """
 
 from __future__ import annotations
