@@ -8,6 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
+from schedc.attachments.units import digits
 from schedc.attachments.values import Level
 from schedc.cell.table import CellTable, write_table
 from schedc.ir.arrays import Floats
@@ -101,7 +102,7 @@ class PlannedStep:
         sizes = self.choice.sizes(self.axes.pp, self.axes.microbatches, self.axes.vpp, self.axes.limit)
         assert sizes is not None
         given = ", ".join(f"{size} = {value}" for size, value in sizes.items())
-        lines = [*self._lines(), f"memory {memory / 1e9!r} GB"]
+        lines = [*self._lines(), f"memory {digits(memory / 1e9)} GB"]
         before = "sched 1" if self.choice.shipped else self.choice.tree.source.text.rstrip()
         doc = [f"## {note}" for note in notes]
         body = [f"  {line}" for line in lines]
@@ -116,7 +117,7 @@ class PlannedStep:
         yield from self._recompute_lines()
         held = zip(WORK, self.parameter_bytes.tolist(), strict=True)
         there = [kind for kind in WORK if self.layout.total(kind)]
-        yield "parameters " + " ".join(f"{kind} {bytes / 1e9!r} GB" for kind, bytes in held if kind in there)
+        yield "parameters " + " ".join(f"{kind} {digits(bytes / 1e9)} GB" for kind, bytes in held if kind in there)
         yield activation_line(self.problem, self.split)
 
     def _recompute_lines(self) -> Iterator[str]:

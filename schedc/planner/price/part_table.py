@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from schedc.attachments.units import digits
 from schedc.attachments.values import Attachments, Level, Recompute
 from schedc.cell.costs import CellCosts, SegmentTimes
 from schedc.ir.arrays import Floats
@@ -236,4 +237,4 @@ def activation_line(problem: PlanProblem, split: RankSplit) -> str:
     rows = split.microbatch * model.seq / (split.tp * split.cp)
     heads = 1 + model.mtp
     bytes = rows * (heads * (4.0 * model.hidden + _LOGIT * model.vocab) + model.mtp * 8.0 * model.hidden)
-    return f"activations head {bytes / 1e6!r} MB"
+    return f"activations head {digits(bytes / 1e6)} MB"

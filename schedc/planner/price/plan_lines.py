@@ -7,6 +7,7 @@ from functools import lru_cache
 from math import isclose
 
 from schedc.attachments.layer_counts import counted_bytes
+from schedc.attachments.units import digits
 from schedc.attachments.values import Level
 from schedc.inputs import open_input
 from schedc.load.library import Text
@@ -29,7 +30,7 @@ def model_lines(model: ModelSizes) -> Iterator[str]:
     if not _is_counted(model):
         tensors = held_tensors(model, model.kind_of(model.layers - 1))
         held = sum(tensor.bytes for tensor in tensors if tensor.part is LedgerPart.ATTENTION)
-        yield f"attention {held / 1e3!r} KB"
+        yield f"attention {digits(held / 1e3)} KB"
 
 
 def _size_lines(model: ModelSizes) -> Iterator[str]:

@@ -30,10 +30,12 @@ from schedc.planner.times.orders import order_of
 
 PANGU = PlanProblem(open_model("pangu-ultra-moe-718b").at(8192), open_cluster("ascend-910b", 6144), 4608)
 LLAMA = PlanProblem(open_model("llama-3.1-8b").at(4096), open_cluster("h100", 64), 512)
+GPT2 = PlanProblem(open_model("gpt2").at(1024), open_cluster("h100", 8), 32)
 CASES = [
     (PANGU, PlanAxes(8, 1, 16, 2, 32, 48, 1, 1, 96, "interleaved_1f1b", alltoall="hierarchical")),
     (PANGU, PlanAxes(8, 1, 16, 1, 32, 48, 1, 1, 96, "1f1b", recompute="layer", layout="balanced")),
     (PANGU, PlanAxes(8, 1, 16, 1, 64, 48, 2, 1, 96, "zbh1", recompute="full", where="first_half")),
+    (GPT2, PlanAxes(1, 1, 1, 1, 1, 8, 1, 1, 4, "1f1b")),
     (LLAMA, PlanAxes(2, 1, 4, 1, 1, 8, 1, 2, 32, "1f1b")),
     (LLAMA, PlanAxes(1, 2, 4, 2, 1, 8, 0, 1, 64, "interleaved_1f1b", recompute="act", where="chunk0")),
 ]
