@@ -33,6 +33,21 @@ HEAD_DIMS = {"Qwen3-30B-A3B": 128, "Qwen3-235B-A22B": 128, "GPT-OSS-120B": 64, "
 """Columns of a head where they are not hidden/heads: `head_dim` of the publishers' config.json."""
 MLA = {"DeepSeek-V2": 1536, "DeepSeek-V3": 1536, "Kimi-K2": 1536}
 """`q_lora_rank` of the publishers' config.json; `kv_lora_rank` is 512, heads have 128 columns and 64 of rope."""
+VOCABULARIES = {
+    **dict.fromkeys(("LLaMA-7B", "LLaMA-13B", "LLaMA-33B", "LLaMA-65B", "Mistral-7B"), 32000),
+    **dict.fromkeys(("LLaMA2-7B", "LLaMA2-13B", "LLaMA2-34B"), 32000),
+    **dict.fromkeys(("Aquila-7B", "Aquila2-7B", "Aquila2-34B"), 100008),
+    **dict.fromkeys(("Baichuan-7B", "Baichuan-13B", "Yi-34B"), 64000),
+    **dict.fromkeys(("Baichuan2-7B", "Baichuan2-13B"), 125696),
+    **dict.fromkeys(("InternLM-7B", "InternLM-65B"), 103168),
+    "LLaMA3-8B": 128256,
+    "Qwen-7B": 151936,
+    "Qwen-14B": 152064,
+    "Gemma-2B": 256000,
+}
+"""`vocab_size` of the publishers' config.json, where the collected rows have none."""
+WINDOWS = {"Mistral-7B": 4096}
+"""`sliding_window` of the publishers' config.json, of all layers."""
 OLD_MEGATRON = ("vtrain_multi", "vtrain_single", "bloom_topology", "korthikanti22_t5", "zerobubble_t4")
 """Stacks of 2020 to 2023: scores of attention in memory, dropout, sums of gradients behind the last backward."""
 
@@ -50,6 +65,7 @@ COLUMNS = [
     "kv_lora",
     "rope_dim",
     "window",
+    "windowed",
     "seq",
     "vocab",
     "gated",
@@ -57,6 +73,7 @@ COLUMNS = [
     "top",
     "width",
     "shared",
+    "expert_bias",
     "first_dense",
     "cluster",
     "precision",
@@ -78,6 +95,11 @@ COLUMNS = [
     "sequence_parallel",
     "overlap",
     "graphs",
+    "attention_graphs",
+    "chunked_tp",
+    "hides_rows",
+    "block_scales",
+    "alltoall",
     "dropout",
     "grad_bytes",
     "step_s",
@@ -96,7 +118,8 @@ FILES = {
     "simumax_b200": "simumax_b200",
     "mindspeed_rc2": "mindspeed_rc2",
 }
-RELEASES = ("25.09", "25.11", "26.02", "26.02.01", "26.04", "26.04.01", "26.06", "26.06.01", "26.08")
+RELEASES = ("25.09", "25.11", "26.02", "26.02.01", "26.04", "26.04.01", "26.06", "26.06.01")
+"""Release 26.08 has models with experts alone, and does not say how they were launched."""
 
 
 def main() -> None:
@@ -124,15 +147,15 @@ def converted(row: dict[str, str]) -> dict[str, object]:
     swa = "swa" in row["attn"]
     same = {
         name: row[name]
-        for name in ["row_id", "model", "layers", "hidden", "ffn", "heads", "kv_heads", "seq", "vocab", "source_ref"]
+        for name in ["row_id", "model", "layers", "hidden", "ffn", "heads", "kv_heads", "seq", "source_ref"]
     }
     axes = {name: row[name] for name in ["tp", "pp", "vpp", "dp", "ep", "cp"]}
-    gpt = old or row["ffn"] == str(4 * int(row["hidden"] or 0))
     name = re.sub(r" \(.*", "", row["model"])
     mla = next((q for start, q in MLA.items() if name.startswith(start)), None) if row["attn"] == "mla" else None
     measured = "step_s" if row["iter_time_s"] else "tokens_per_s_per_device"
     return {
         **same,
+        "vocab": row["vocab"] or VOCABULARIES.get(name, ""),
         **axes,
         **schedule(row),
         "head_dim": 128 if mla else HEAD_DIMS.get(name, ""),
@@ -140,12 +163,14 @@ def converted(row: dict[str, str]) -> dict[str, object]:
         "q_lora": mla or "",
         "kv_lora": 512 if mla else "",
         "rope_dim": 64 if mla else "",
-        "window": 128 if swa else "",
-        "gated": int(not gpt),
+        "window": 128 if swa else WINDOWS.get(name, ""),
+        "windowed": "all" if name in WINDOWS else "",
+        "gated": int(not old),
         "experts": row["n_experts"],
         "top": row["topk"],
         "width": row["moe_ffn"],
         "shared": row["n_shared"],
+        "expert_bias": int(name.startswith("GPT-OSS")),
         "first_dense": row["first_dense"],
         "cluster": CLUSTERS.get((source, row["hardware"])) or BY_HARDWARE[row["hardware"]],
         "precision": PRECISIONS.get(row["precision"], row["precision"].split("(")[0]),
@@ -157,7 +182,12 @@ def converted(row: dict[str, str]) -> dict[str, object]:
         "fused": int(not old and ("use-flash-attn" in notes or source != "mindspeed_rc2")),
         "sequence_parallel": int("SP" in row["recompute"] or not old),
         "overlap": int("overlap-grad-reduce" in notes or source.startswith("mbridge")),
-        "graphs": int("full_iteration" in notes or "['attn'" in notes or "'attn', 'moe_router'" in notes),
+        "graphs": int("full_iteration" in notes),
+        "attention_graphs": int("'attn'" in notes),
+        "chunked_tp": int("use-mc2" in notes),
+        "hides_rows": int("a2a_overlap=True" in notes),
+        "block_scales": int(row["precision"] in ("mxfp8", "fp8-mx")),
+        "alltoall": "hierarchical" if re.search("dispatcher=(deepep|hybridep)", notes) else "",
         "dropout": int(old),
         "grad_bytes": 4 if "fp32 grad" in row["precision"] or not old else 2,
         measured: row["iter_time_s"] or row["tokens_per_s_per_gpu"],
@@ -192,6 +222,8 @@ def reason(row: dict[str, str]) -> str:
         return quality.replace(",", ";")
     if quality == "layers approximate":
         return "the number of layers is not published"
+    if row["source_id"].startswith("mbridge") and row["n_experts"] and "cuda_graph=" not in row["config_notes"]:
+        return "whether kernels are launched as graphs; and how rows travel to experts; are not published"
     if quality == "check":
         return "reported TFLOP/s contradict the step time by a factor of four"
     return ""

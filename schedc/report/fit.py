@@ -6,7 +6,7 @@ from typing import Any
 
 from schedc.planner.fit.fitted import FitResult
 from schedc.planner.fit.validate import ModelLeftOut
-from schedc.planner.times.constants import BY_NAME
+from schedc.planner.times.constants import described
 
 _WORST = 8
 """Rows that the text shows; JSON has all."""
@@ -16,7 +16,7 @@ def fit_to_json(result: FitResult) -> dict[str, Any]:
     """What `schedc fit --json` prints."""
     fit, check = result.fit, result.validation
     constants = {
-        name: {"value": value, "prior": BY_NAME[name].median, "unit": BY_NAME[name].unit}
+        name: {"value": value, "prior": described(name).median, "unit": described(name).unit}
         for name, value in fit.constants.items()
     }
     facts: dict[str, Any] = {
@@ -63,10 +63,11 @@ def fit_to_text(result: FitResult) -> str:
     if result.validation is not None:
         lines += _validation_lines(result)
     lines.append("")
+    width = max(map(len, fit.constants))
     for name, value in fit.constants.items():
         mark = "at its bound" if name in fit.at_bound else "stays at its prior" if name in fit.at_prior else ""
-        constant = BY_NAME[name]
-        line = f"  {name:<10} {value:10.4g}  {constant.unit:<10} prior {constant.median:<8.4g} {mark}"
+        constant = described(name)
+        line = f"  {name:<{width}} {value:10.4g}  {constant.unit:<10} prior {constant.median:<8.4g} {mark}"
         lines.append(line.rstrip())
     if facts["fewer_rows_than_constants"]:
         lines.append(f"{fit.rows} rows for {len(fit.constants)} constants: the priors decide much of this fit")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from schedc.ir.arrays import Floats, Int64
-from schedc.planner.times.constants import BY_NAME, CONSTANTS, ConstantVectors, FitConstant
+from schedc.planner.times.constants import BY_NAME, CONSTANTS, SUSTAINED, ConstantVectors, FitConstant, sustained
 from schedc.planner.times.step import step_times
 from schedc.planner.times.table import RunTable
 
@@ -123,11 +123,17 @@ def needed(table: RunTable) -> Sequence[FitConstant]:
         "moe": any(run.model.moe for run in runs),
         "ep": any(run.ep > 1 for run in runs),
         "cp": any(run.cp > 1 for run in runs),
+        "block_scales": any(run.block_scales for run in runs),
+        "hides_rows": any(run.hides_rows for run in runs),
+        "chunked_tp": any(run.chunked_tp and run.tp > 1 for run in runs),
+        "graphed": any(run.attention_graphs for run in runs),
     }
-    return [constant for constant in CONSTANTS if features[constant.needs]]
+    devices = sorted({run.cluster.device.name for run in runs})
+    clocks = [sustained(device) for device in devices] if len(devices) > 1 else []
+    return [constant for constant in CONSTANTS if features[constant.needs]] + clocks
 
 
 def at(values: dict[str, float]) -> ConstantVectors:
     """One vector of constants; those that are not in ``values`` stay at their priors' medians."""
-    names = [name for name in values if name in BY_NAME]
+    names = [name for name in values if name in BY_NAME or name.startswith(SUSTAINED)]
     return ConstantVectors.of(names, np.array([[values[name] for name in names]]))

@@ -20,7 +20,7 @@ from schedc.planner.fit.validate import Validation, errors, validate
 from schedc.planner.presets.tables import files
 from schedc.planner.reading.keys import Keys, place_of
 from schedc.planner.reading.texts import parse_table, read_source
-from schedc.planner.times.constants import BY_NAME
+from schedc.planner.times.constants import BY_NAME, SUSTAINED, described, on_device
 from schedc.planner.times.table import RunTable
 from schedc.source import NOWHERE
 
@@ -108,8 +108,9 @@ def fit_text(fit: Fit) -> str:
     if fit.seen:
         lines += ["\n[seen]", *(f"{axis} = {list(ends)}" for axis, ends in fit.seen.items())]
     lines.append("\n[constants]")
-    for constant, number in fit.constants.items():
-        lines.append(f"{constant} = {number!r}  # {BY_NAME[constant].unit}".rstrip(" #"))
+    for name, number in fit.constants.items():
+        key = json.dumps(name) if " " in name else name
+        lines.append(f"{key} = {number!r}  # {described(name).unit}".rstrip(" #"))
     return "\n".join(lines) + "\n"
 
 
@@ -127,7 +128,8 @@ def load_fit(path: Path) -> Fit:
     if inner is None:
         keys.say("constants", "no table `constants`", "write the file with `schedc fit`")
     else:
-        constants = {key: inner.number(key, most=BY_NAME[key].most * 1.001) for key in BY_NAME if inner.has(key)}
+        names = (*BY_NAME, *(SUSTAINED + device for device in devices))
+        constants = {key: inner.number(key, most=described(key).most * 1.001) for key in names if inner.has(key)}
         inner.refuse_rest()
     seen = _seen(keys)
     keys.refuse_rest()
@@ -160,12 +162,15 @@ def _texts(keys: Keys, key: str) -> tuple[str, ...]:
 def fit_for(cluster: Cluster, precision: str, path: Path | None = None, forced: bool = False) -> Fit | None:
     """The fit for a cluster: that of a file, else the one that the cluster names, else None: constants are priors.
 
-    A cluster names a shipped fit, or a file beside its own. Raises `DiagnosticError`: S725 for a file that is no fit,
-    S706 for a name without one, S726 for a fit without a row of this device or precision. With ``forced`` such a fit is
-    returned, and its `unseen` says what it lacks.
+    A cluster names a shipped fit, or a file beside its own. The constants are those for its device. Raises
+    `DiagnosticError`: S725 for a file that is no fit, S706 for a name without one, S726 for a fit without a row of this
+    device or precision. With ``forced`` such a fit is returned, and its `unseen` says what it lacks.
     """
     path = path or _named_by(cluster)
-    return None if path is None else matched(load_fit(path), {cluster.device.name}, {precision}, forced)
+    if path is None:
+        return None
+    fit = matched(load_fit(path), {cluster.device.name}, {precision}, forced)
+    return replace(fit, constants=on_device(fit.constants, cluster.device.name))
 
 
 def matched(fit: Fit, devices: Iterable[str], precisions: Iterable[str], forced: bool) -> Fit:

@@ -7,11 +7,13 @@ from dataclasses import fields
 from typing import Any
 
 from schedc.planner.cluster.values import Cluster
+from schedc.planner.fit.columns import COLUMNS
 from schedc.planner.model.values import AttentionKind, AttentionSizes, ModelSizes, MoeSizes
 from schedc.planner.times.run import TrainingRun
 
-_DEFAULT_VOCAB = 51200
-"""Entries of the vocabulary where a row says none: GPT-2's, padded as Megatron does."""
+_GPT2_VOCAB = 50257
+_PADDED = 128
+"""Megatron pads a vocabulary to a multiple of so many entries per tensor rank."""
 
 
 def run_of(cells: Mapping[str, Any], cluster: Cluster) -> TrainingRun:
@@ -31,8 +33,13 @@ def run_of(cells: Mapping[str, Any], cluster: Cluster) -> TrainingRun:
         raise ValueError(f"ep = {cells['ep']} divides either not the experts or not tp*dp*cp")
     names = [field.name for field in fields(TrainingRun)]
     given: dict[str, Any] = {name: cells[name] for name in names if name in cells}
-    given |= {name: bool(cells[name]) for name in ("fused", "sequence_parallel", "overlap", "graphs", "dropout")}
+    given |= {name: bool(value) for name, value in given.items() if COLUMNS[name].kind == "flag"}
     return TrainingRun(**given | {"model": model, "cluster": cluster, "microbatches": microbatches})
+
+
+def _padded(vocab: int, tp: int) -> int:
+    block = _PADDED * max(tp, 1)
+    return -(-vocab // block) * block
 
 
 def _model(cells: Mapping[str, Any]) -> ModelSizes:
@@ -42,7 +49,12 @@ def _model(cells: Mapping[str, Any]) -> ModelSizes:
     moe = None
     if cells["experts"]:
         moe = MoeSizes(
-            cells["experts"], cells["top"], cells["width"], shared=cells["shared"], first_dense=cells["first_dense"]
+            cells["experts"],
+            cells["top"],
+            cells["width"],
+            shared=cells["shared"],
+            first_dense=cells["first_dense"],
+            bias=bool(cells["expert_bias"]),
         )
         if not 0 < moe.top <= moe.experts:
             raise ValueError(f"a token takes {moe.top} of {moe.experts} experts")
@@ -54,9 +66,9 @@ def _model(cells: Mapping[str, Any]) -> ModelSizes:
         cells["v_dim"] or head,
         AttentionKind.MLA if cells["kv_lora"] else AttentionKind.GQA,
         **{name: cells[name] for name in ("q_lora", "kv_lora", "rope_dim", "window")},
-        windowed=tuple(range(0, cells["layers"], 2)) if cells["window"] else (),
+        windowed=tuple(range(0, cells["layers"], 1 if cells["windowed"] == "all" else 2)) if cells["window"] else (),
     )
     sizes = {name: cells[name] for name in ("ffn", "seq", "norms")}
-    vocab, gated, tied = cells["vocab"] or _DEFAULT_VOCAB, bool(cells["gated"]), bool(cells["tied"])
+    vocab, gated, tied = cells["vocab"] or _padded(_GPT2_VOCAB, cells["tp"]), bool(cells["gated"]), bool(cells["tied"])
     layers = cells["layers"]
     return ModelSizes(cells["model"], layers, hidden, vocab, attention, moe=moe, gated=gated, tied=tied, **sizes)

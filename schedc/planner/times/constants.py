@@ -37,6 +37,7 @@ CONSTANTS: tuple[FitConstant, ...] = (
     FitConstant("tp_alpha", 30e-6, 0.7, "s", "start of an exchange between tensor ranks", 1e-2, "tp"),
     FitConstant("tp", 0.67, 0.3, "of link", "exchanges between tensor ranks of one node", 1.5, "tp"),
     FitConstant("tp_nodes", 0.4, 0.5, "of NICs", "exchanges between tensor ranks of several nodes", 2.0, "tp_nodes"),
+    FitConstant("chunked", 0.5, 0.4, "of exchange", "shown of exchanges in chunks beside products", 1.0, "chunked_tp"),
     FitConstant("p2p", 1.0, 0.6, "of NIC", "messages between stages", 8.0, "pp"),
     FitConstant("dp", 0.6, 0.6, "of NICs", "sums of gradients", 4.0, "dp"),
     FitConstant("chunk", 2e-3, 1.0, "s", "each op of a stage", 1.0),
@@ -52,19 +53,50 @@ CONSTANTS: tuple[FitConstant, ...] = (
         "grouped_r0", 200.0, 0.8, "rows", "products of experts are half as fast at so many rows", 4000.0, "moe"
     ),
     FitConstant("ep", 0.6, 0.4, "of link", "rows to experts and back", 1.5, "moe"),
+    FitConstant("ep_alpha", 50e-6, 0.7, "s", "start of an exchange of rows", 1e-2, "ep"),
     FitConstant("cp", 0.6, 0.4, "of link", "keys and values to other context ranks", 1.5, "cp"),
+    FitConstant("blocks", 0.93, 0.08, "of fp8", "products in 8 bits with a scale per block", 1.2, "block_scales"),
+    FitConstant("graphed", 0.5, 0.4, "", "launches of a MoE layer that graphs of its attention leave", 1.0, "graphed"),
+    FitConstant(
+        "pieces", 1.3, 0.3, "", "launches of a MoE layer that runs in pieces beside another", 4.0, "hides_rows"
+    ),
     FitConstant("moe_launch", 1.0, 0.5, "", "launches of a MoE layer over those of a dense one", 10.0, "moe"),
 )
 
 NAMES = tuple(constant.name for constant in CONSTANTS)
+
+SUSTAINED = "sustained "
+"""Head of the names of constants that belong to a device: the clock that it sustains, over the fit's mean."""
+
+_OF_CLOCK = ("gemm", "fp8", "fp4", "grouped", "attention")
+"""Shares of peak, which grow with the clock."""
+
+
+def sustained(device: str) -> FitConstant:
+    """The constant of a device among others in one fit. Limits of power differ; peaks of data sheets ignore them."""
+    return FitConstant(SUSTAINED + device, 1.0, 0.1, "of mean", "clock of this device beside the others", 1.5)
+
+
 BY_NAME = {constant.name: constant for constant in CONSTANTS}
+
+
+def described(name: str) -> FitConstant:
+    """What a constant is, those of devices included."""
+    return sustained(name.removeprefix(SUSTAINED)) if name.startswith(SUSTAINED) else BY_NAME[name]
+
+
+def on_device(constants: Mapping[str, float], device: str) -> dict[str, float]:
+    """The constants for runs on one device: its clock is in its shares of peak."""
+    clock = constants.get(SUSTAINED + device, 1.0)
+    kept = {name: value for name, value in constants.items() if not name.startswith(SUSTAINED)}
+    return kept | {name: clock * kept.get(name, BY_NAME[name].median) for name in _OF_CLOCK if clock != 1.0}
 
 
 @dataclass(frozen=True, eq=False)
 class ConstantVectors:
     """K vectors of constants; each is [1, K] under its name, to be multiplied with columns of rows."""
 
-    values: Mapping[str, Floats]
+    values: dict[str, Floats]
 
     @classmethod
     def of(cls, names: Sequence[str], vectors: Floats) -> ConstantVectors:
@@ -74,8 +106,16 @@ class ConstantVectors:
         rows.update({name: vectors[:, column][None, :] for column, name in enumerate(names)})
         return cls(rows)
 
+    def on(self, devices: Sequence[str]) -> ConstantVectors:
+        """The constants for runs on these devices, [runs] names: shares of peak are [runs, K] where clocks differ."""
+        if not any(name.startswith(SUSTAINED) for name in self.values):
+            return self
+        one = np.ones((1, len(self)))
+        clock = np.vstack([self.values.get(SUSTAINED + device, one) for device in devices])
+        return ConstantVectors(self.values | {name: self.values[name] * clock for name in _OF_CLOCK})
+
     def __getitem__(self, name: str) -> Floats:
         return self.values[name]
 
     def __len__(self) -> int:
-        return int(self.values["gemm"].shape[1])
+        return int(self.values["launch"].shape[1])

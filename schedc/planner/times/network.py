@@ -23,7 +23,8 @@ def tensor_exchange(x: RunTable, c: ConstantVectors) -> Floats:
     inside = x.link[:, None] * c["tp"]
     over = np.minimum((x.rail * x.near)[:, None] * c["tp_nodes"], inside)
     speed = np.where(n > x.near[:, None], over, inside)
-    return np.where(n > 1, 2.0 * (np.log2(n) * c["tp_alpha"] + (n - 1) / n * bytes / speed), 0.0)
+    time = np.where(n > 1, 2.0 * (np.log2(n) * c["tp_alpha"] + (n - 1) / n * bytes / speed), 0.0)
+    return np.asarray(time * np.where(x.flag("chunked_tp"), c["chunked"], 1.0))
 
 
 def message(x: RunTable, c: ConstantVectors) -> Floats:
@@ -48,7 +49,8 @@ def exchange_lanes(x: RunTable, c: ConstantVectors) -> tuple[Floats, Floats]:
     get as many, but for the skew of the fullest one.
     """
     rail, node = x.once("sent", lambda: _sent_bytes(x))
-    return rail[:, None] / (x.rail[:, None] * c["ep"]), node[:, None] / (x.link[:, None] * c["ep"])
+    start = c["ep_alpha"] * (x.ep[:, None] > 1)
+    return rail[:, None] / (x.rail[:, None] * c["ep"]), node[:, None] / (x.link[:, None] * c["ep"]) + start
 
 
 def _sent_bytes(x: RunTable) -> tuple[Floats, Floats]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from schedc.ir.arrays import Floats
+from schedc.ir.arrays import Bools, Floats
 from schedc.planner.times.constants import ConstantVectors
 from schedc.planner.times.network import context_exchange, expert_exchange, tensor_exchange
 from schedc.planner.times.products import LayerProduct, directions
@@ -45,8 +45,11 @@ def moe_layer(x: RunTable, c: ConstantVectors) -> PartTimes:
     part, scores = _attention(x, c)
     for segment in _expert_segments(x, c).values():
         part += segment
-    exchanged = 2.0 * tensor_exchange(x, c) + 2.0 * expert_exchange(x, c) + context_exchange(x, c)
-    return _layer(x, part, scores, exchanged, c["launch"] * c["moe_launch"] + np.zeros((len(x), 1)))
+    exchanged = 2.0 * tensor_exchange(x, c) + context_exchange(x, c)
+    rows = 2.0 * expert_exchange(x, c)
+    left = np.where(x.flag("attention_graphs"), c["graphed"], 1.0) * np.where(x.flag("hides_rows"), c["pieces"], 1.0)
+    layer = _layer(x, part, scores, exchanged + rows, c["launch"] * c["moe_launch"] * left)
+    return _beside(layer, rows, x.flag("hides_rows"))
 
 
 def moe_segments(x: RunTable, c: ConstantVectors) -> dict[str, PartTimes]:
@@ -206,13 +209,17 @@ def _activation_bytes(x: RunTable) -> Floats:
 
 
 def _expert_bytes(x: RunTable) -> dict[str, Floats]:
-    """Rows are permuted and brought back; each expert has an activation; the router has scores."""
+    """Rows are permuted and brought back; each expert has an activation; the router has scores.
+
+    With biases, sums with them and the clamped activation are kernels of their own.
+    """
     rows, width = sent_rows(x), x.expert(lambda moe: moe.width)
     scores = x.tokens / x.tp * x.expert(lambda moe: moe.experts)
+    gated, bias = x.size(lambda model: model.gated), x.expert(lambda moe: moe.bias)
     return {
         "router": 4.0 * scores,
         "permute": 4.0 * rows * x.hidden,
-        "experts": rows * width * (4.0 + 2.0 * x.size(lambda model: model.gated)),
+        "experts": rows * (width * (4.0 + 2.0 * gated) + bias * (width * (4.0 + 16.0 * gated) + 4.0 * x.hidden)),
         "post": 4.0 * rows * x.hidden,
     }
 
@@ -261,6 +268,17 @@ def _layer(x: RunTable, part: PartTimes, scores: Floats, exchanged: Floats, laun
         _launched(forward, launch),
         _launched(part.input + exchanged + again, launch * np.where(whole, 2.0, 1.0)),
         _launched(part.weight, 0.5 * launch),
+    )
+
+
+def _beside(layer: PartTimes, rows: Floats, hides: Bools) -> PartTimes:
+    """Hides exchanges of rows beside a forward and a backward of other microbatches, as far as these last."""
+    left = PartTimes(layer.forward - rows, layer.input - rows, layer.weight)
+    shown = np.maximum(0.0, 2.0 * rows - left.forward - left.input - left.weight) / 2.0
+    return PartTimes(
+        np.where(hides, left.forward + shown, layer.forward),
+        np.where(hides, left.input + shown, layer.input),
+        layer.weight,
     )
 
 

@@ -36,7 +36,8 @@ class ProductWork:
 
     grouped: as in `LayerProduct`. flops, bytes: sums over its repetitions. fill: the share of the device that computes.
     summed: columns that are summed. rows: rows of a repetition, forward. peak: FLOP/s. bits: 0 for products in 16 bits,
-    1 in 8, 2 in 4. hbm: bytes per second.
+    1 in 8, 2 in 4. blocks: whether 8 bits have a scale per block. cast: bytes that move when operands are converted to
+    few bits. hbm: bytes per second.
     """
 
     grouped: bool
@@ -47,17 +48,21 @@ class ProductWork:
     rows: Floats
     peak: Floats
     bits: Floats
+    blocks: Floats
+    cast: Floats
     hbm: Floats
 
     def seconds(self, c: ConstantVectors) -> Floats:
-        """[runs, K] the longer of compute and memory."""
+        """[runs, K] the longer of compute and memory, behind the conversion of what is multiplied."""
+        blocks = np.where(self.blocks, c["blocks"], 1.0)
         if self.grouped:
-            efficiency = c["grouped"] * self.rows / (self.rows + c["grouped_r0"])
+            efficiency = c["grouped"] * self.rows / (self.rows + c["grouped_r0"]) * blocks
         else:
-            best = np.where(self.bits == 0, c["gemm"], np.where(self.bits == 1, c["fp8"], c["fp4"]))
+            best = np.where(self.bits == 0, c["gemm"], np.where(self.bits == 1, c["fp8"] * blocks, c["fp4"]))
             efficiency = best * self.fill * self.summed / (self.summed + c["gemm_k0"])
         compute = self.flops / (self.peak * efficiency)
-        return np.asarray(np.maximum(compute, self.bytes / (self.hbm * c["hbm"])))
+        memory = self.hbm * c["hbm"]
+        return np.asarray(np.maximum(compute, self.bytes / memory) + self.cast / memory)
 
 
 def fill_of(m: Floats, n: Floats, sms: Floats) -> Floats:
@@ -73,11 +78,12 @@ def directions(x: RunTable, product: LayerProduct) -> tuple[ProductWork, Product
     """The work of F, I and W. W reads and writes gradients of 4 bytes."""
     m, n, k = product.m, product.n, product.k
     none = np.zeros_like(n)
-    forward, input = _work(x, product, (m, n, k), none), _work(x, product, (m, k, n), none)
-    return forward, input, _work(x, product, (n, k, m), 8.0 * n * k)
+    forward, input = _work(x, product, (m, n, k), none, m * k), _work(x, product, (m, k, n), none, m * n)
+    return forward, input, _work(x, product, (n, k, m), 8.0 * n * k, none)
 
 
-def _work(x: RunTable, product: LayerProduct, sizes: Sequence[Floats], more: Floats) -> ProductWork:
+def _work(x: RunTable, product: LayerProduct, sizes: Sequence[Floats], more: Floats, cast: Floats) -> ProductWork:
+    """more: [runs] bytes on top of operands and result. cast: [runs] numbers that are converted from 16 bits."""
     count = np.maximum(product.count, 0.0)
     there = (count > 0) & np.all(np.stack(sizes) > 0, axis=0)
     count = np.where(there, count, 0.0)
@@ -91,6 +97,8 @@ def _work(x: RunTable, product: LayerProduct, sizes: Sequence[Floats], more: Flo
         np.maximum(product.m, 1.0),
         x.wide_peak if product.wide else x.peak,
         np.zeros_like(m) if product.wide else x.bits,
+        np.zeros_like(m) if product.wide else x.block_scales,
+        count * cast * (0.0 if product.wide else x.cast_bytes),
         x.hbm,
     )
     return ProductWork(product.grouped, *(column[:, None] for column in columns))

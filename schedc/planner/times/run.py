@@ -17,9 +17,12 @@ class TrainingRun:
     limit: activations that an order by costs may hold, in microbatches per rank; 0 for orders that take none.
     recompute: `none`, `attention` (its scores) or `full` (layers). fused: whether scores stay out of memory.
     sequence_parallel: whether tensor ranks share norms and residuals. zero: level of sharding, 3 for FSDP. overlap:
-    whether sums of gradients run beside backwards. graphs: whether kernels are launched as graphs. dropout: whether
-    layers drop activations. grad_bytes: bytes of a gradient as it is summed. alltoall: how rows reach their experts, a
-    method of `schedc.cost.exchange`. skew: rows of the fullest rank of an expert group over the mean.
+    whether sums of gradients run beside backwards. graphs, attention_graphs: whether all kernels, or those of attention
+    and router alone, are launched as graphs. dropout: whether layers drop activations. grad_bytes: bytes of a gradient
+    as it is summed. block_scales: whether products in 8 bits have a scale per block. chunked_tp: whether exchanges
+    between tensor ranks run in chunks beside their products. hides_rows: whether rows travel to experts beside compute
+    of other microbatches. alltoall: how rows reach their experts, a method of `schedc.cost.exchange`. skew: rows
+    of the fullest rank of an expert group over the mean.
     """
 
     model: ModelSizes
@@ -45,6 +48,10 @@ class TrainingRun:
     dropout: bool = False
     alltoall: str = "flat"
     skew: float = 1.0
+    block_scales: bool = False
+    hides_rows: bool = False
+    attention_graphs: bool = False
+    chunked_tp: bool = False
 
     @property
     def devices(self) -> int:

@@ -47,6 +47,7 @@ class StepSeconds:
 
 def step_times(x: RunTable, c: ConstantVectors) -> StepSeconds:
     """The times of all runs under all constants. Each order is made once, and simulated once for all that use it."""
+    c = c.on(x.once("devices", lambda: [run.cluster.device.name for run in x.runs]))
     parts = (dense_layer(x, c), moe_layer(x, c), embedding(x, c), head(x, c))
     p2p = message(x, c)
     pipeline = np.zeros((len(x), len(c)))

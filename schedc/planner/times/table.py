@@ -20,6 +20,9 @@ _BITS = {"fp8": 1.0, "fp4": 2.0}
 _OPERAND = {"fp8": 1.0, "fp4": 0.6}
 """Bytes of an operand, with the scales of its blocks."""
 
+_CAST = {"fp8": 5.0, "fp4": 5.0}
+"""Bytes that converting a number moves: read for the largest of its tensor, read, written by rows and by columns."""
+
 T = TypeVar("T")
 
 
@@ -104,6 +107,15 @@ class RunTable:
     @cached_property
     def operand_bytes(self) -> Floats:
         return self.column(lambda run: _OPERAND.get(run.precision, 2.0))
+
+    @cached_property
+    def block_scales(self) -> Floats:
+        return self.column(lambda run: run.block_scales and run.precision == "fp8")
+
+    @cached_property
+    def cast_bytes(self) -> Floats:
+        """Scales of blocks need no pass for the largest number of a tensor."""
+        return self.column(lambda run: _CAST.get(run.precision, 0.0)) - self.block_scales
 
     @cached_property
     def peak(self) -> Floats:
