@@ -22,6 +22,7 @@ def fit_to_json(result: FitResult) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "fit": fit.name,
         "rows": fit.rows,
+        "times": fit.calibrated,
         "devices": list(fit.devices),
         "precisions": list(fit.precisions),
         "fit_mape_pct": result.mape_pct,
@@ -30,13 +31,26 @@ def fit_to_json(result: FitResult) -> dict[str, Any]:
         "constants": constants,
         "at_bound": list(fit.at_bound),
         "at_prior": list(fit.at_prior),
-        "fewer_rows_than_constants": fit.rows < len(constants),
+        "times_mape_pct": result.times_mape_pct,
+        "fewer_rows_than_constants": fit.rows + fit.calibrated < len(constants),
         "left_out": [{"line": line, "row": name, "reason": why} for line, name, why in result.measured.left_out],
         "residuals": [
             {"row": row.name, "line": row.line, "measured_s": row.step_s, "error_pct": 100.0 * ratio}
             for row, ratio in zip(result.measured.rows, result.ratios, strict=True)
         ],
     }
+    names = [(row, time) for row in result.measured.calibrated for time in row.times]
+    facts["calibrated"] = [
+        {
+            "row": row.name,
+            "line": row.line,
+            "time": time.name,
+            "measured_s": time.seconds,
+            "spread_pct": 100.0 * time.spread,
+        }
+        | {"error_pct": 100.0 * ratio}
+        for (row, time), ratio in zip(names, result.times, strict=True)
+    ]
     if check is not None:
         facts |= {
             "cv_mape_pct": check.cv_mape_pct,
@@ -57,9 +71,14 @@ def fit_to_text(result: FitResult) -> str:
     fit, facts = result.fit, fit_to_json(result)
     lines = [
         f"{fit.name}: {fit.rows} rows of {', '.join(fit.devices)}; {', '.join(fit.precisions)}",
-        f"fitted     {result.mape_pct:5.2f} % mean error, {result.bias_pct:+.2f} % bias,"
-        f" {result.within_10_pct:.0f} % of rows within 10 %",
     ]
+    if fit.rows:
+        lines.append(
+            f"fitted     {result.mape_pct:5.2f} % mean error, {result.bias_pct:+.2f} % bias,"
+            f" {result.within_10_pct:.0f} % of rows within 10 %"
+        )
+    if fit.calibrated:
+        lines.append(f"calibrated {result.times_mape_pct:5.2f} % mean error of {fit.calibrated} times of parts")
     if result.validation is not None:
         lines += _validation_lines(result)
     lines.append("")
@@ -70,7 +89,8 @@ def fit_to_text(result: FitResult) -> str:
         line = f"  {name:<{width}} {value:10.4g}  {constant.unit:<10} prior {constant.median:<8.4g} {mark}"
         lines.append(line.rstrip())
     if facts["fewer_rows_than_constants"]:
-        lines.append(f"{fit.rows} rows for {len(fit.constants)} constants: the priors decide much of this fit")
+        count = fit.rows + fit.calibrated
+        lines.append(f"{count} measurements for {len(fit.constants)} constants: the priors decide much of this fit")
     order = sorted(facts["residuals"], key=lambda row: -abs(row["error_pct"]))[:_WORST]
     lines += ["", "largest errors:"]
     lines += [f"  {row['row']:<24} {row['measured_s']:10.4g} s  {row['error_pct']:+6.1f} %" for row in order]

@@ -49,6 +49,7 @@ COLUMNS = {
         Column("windowed", "text", "half", ("half", "all")),
         Column("alltoall", "text", "flat", ("flat", "hierarchical", "allgather")),
         Column("step_s", "number", 0.0),
+        Column("calibration", "text", ""),
         Column("tokens_per_s_per_device", "number", 0.0),
         Column("peak_gib", "number", 0.0),
         Column("left_out", "text", ""),
@@ -60,5 +61,5 @@ COLUMNS = {
 
 REQUIRED = tuple(name for name, column in COLUMNS.items() if column.default is None)
 
-MEASURED = ("step_s", "tokens_per_s_per_device")
-"""Columns of which a row needs one; they say the same in two units."""
+MEASURED = ("step_s", "tokens_per_s_per_device", "calibration")
+"""Columns of which a row needs one: a step in two units, or a cost file of `schedc calibrate`."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from schedc.ir.arrays import Floats, Int64
+from schedc.planner.fit.calibration import Calibration
 from schedc.planner.times.constants import BY_NAME, CONSTANTS, SUSTAINED, ConstantVectors, FitConstant, sustained
 from schedc.planner.times.step import step_times
 from schedc.planner.times.table import RunTable
@@ -16,6 +17,8 @@ SPREAD = 0.05
 """Logarithm by which a measured step differs from a good prediction. Larger ones count less: see `_soft`."""
 
 _STEP = 1e-4
+"""Derivatives are those from below: a share of a link of 1 has none from above."""
+
 _FARTHEST = 8.0
 """Widths of its prior that a constant may be from its median."""
 
@@ -38,11 +41,15 @@ class Estimate:
 
 
 class Estimator:
-    """Estimates the constants that matter for some rows, from all of these rows or from a part of them."""
+    """Estimates the constants that matter for some rows, from all of these rows or from a part of them.
 
-    def __init__(self, table: RunTable, step_s: Floats) -> None:
+    calibration: times of parts, which count in every estimate.
+    """
+
+    def __init__(self, table: RunTable, step_s: Floats, calibration: Calibration | None = None) -> None:
         self.table, self.step_s = table, step_s
-        self.constants = needed(table)
+        self.calibration = calibration or Calibration(())
+        self.constants = needed(RunTable([*table.runs, *self.calibration.table.runs]))
         self.names = [constant.name for constant in self.constants]
         self.median = np.array([constant.median for constant in self.constants])
         self.width = np.array([constant.width for constant in self.constants])
@@ -55,7 +62,23 @@ class Estimator:
 
     def predict(self, position: Floats) -> Floats:
         """[rows] seconds per step."""
-        return step_times(self.table, self.vectors(position)).step[:, 0]
+        return self._steps(position)[:, 0]
+
+    def predict_times(self, position: Floats) -> Floats:
+        """[times] seconds of what was calibrated."""
+        return self.calibration.predict(self.vectors(position))[:, 0]
+
+    def _steps(self, positions: Floats) -> Floats:
+        """[rows, K] seconds per step."""
+        if not len(self.table):
+            return np.zeros((0, np.atleast_2d(positions).shape[0]))
+        return step_times(self.table, self.vectors(positions)).step
+
+    def _times(self, positions: Floats) -> Floats:
+        """[times, K] residuals of what was calibrated, in units of a row's."""
+        calibration = self.calibration
+        ratios = np.log(calibration.predict(self.vectors(positions))) - np.log(calibration.seconds)[:, None]
+        return np.asarray(ratios * (SPREAD / calibration.spreads)[:, None])
 
     def estimate(self, rows: Int64, start: Floats | None = None) -> Estimate:
         """The constants from some rows.
@@ -67,14 +90,15 @@ class Estimator:
         measured = np.log(self.step_s[rows])[:, None]
 
         def residuals(positions: Floats) -> Floats:
-            return _soft(np.log(step_times(self.table, self.vectors(positions)).step[rows]) - measured)
+            steps = np.log(self._steps(positions)[rows]) - measured
+            return _soft(np.vstack([steps, self._times(positions)]))
 
         def all_residuals(position: Floats) -> Floats:
             return np.concatenate([residuals(position)[:, 0], position])
 
         def jacobian(position: Floats) -> Floats:
-            values = residuals(np.vstack([position, position + _STEP * np.eye(position.size)]))
-            return np.vstack([(values[:, 1:] - values[:, :1]) / _STEP, np.eye(position.size)])
+            values = residuals(np.vstack([position, position - _STEP * np.eye(position.size)]))
+            return np.vstack([(values[:, :1] - values[:, 1:]) / _STEP, np.eye(position.size)])
 
         begin = np.zeros(len(self.names)) if start is None else start
         found = least_squares(

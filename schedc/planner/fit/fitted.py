@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label, did_you_mean
+from schedc.ir.arrays import Bools, Floats
 from schedc.planner.cluster.values import Cluster
+from schedc.planner.fit.calibration import Calibration
 from schedc.planner.fit.estimate import Estimator
 from schedc.planner.fit.rows import MeasuredRows
 from schedc.planner.fit.seen import SEEN_AXES, SeenRanges, seen_ranges
@@ -34,7 +36,7 @@ class Fit:
     devices, precisions: names of those in the rows. rows: how many. hash: of the text they come from. interval_pct: of
     a prediction; 0 where nothing was left out to measure it. at_bound, at_prior: see `Estimate`. unseen: devices and
     precisions that it is used for, and that its rows have not; empty unless it was forced. seen: ranges of sizes in the
-    rows.
+    rows. calibrated: how many times of parts were fitted beside the rows.
     """
 
     name: str
@@ -49,40 +51,52 @@ class Fit:
     at_prior: tuple[str, ...] = ()
     unseen: tuple[str, ...] = ()
     seen: SeenRanges = field(default_factory=dict)
+    calibrated: int = 0
 
 
 @dataclass(frozen=True, eq=False)
 class FitResult:
     """A fit with its errors.
 
-    ratios: [rows] predicted over measured, less one. validation: None if none was asked for.
+    ratios: [rows] predicted over measured, less one. validation: None if none was asked for. times: [times] the same of
+    the calibrated ones.
     """
 
     fit: Fit
     measured: MeasuredRows
     ratios: tuple[float, ...]
     validation: Validation | None
+    times: tuple[float, ...] = ()
 
     @property
     def mape_pct(self) -> float:
-        return 100.0 * float(np.abs(self.ratios).mean())
+        return 100.0 * _mean(np.abs(self.ratios))
 
     @property
     def bias_pct(self) -> float:
-        return 100.0 * float(np.mean(self.ratios))
+        return 100.0 * _mean(np.array(self.ratios))
+
+    @property
+    def times_mape_pct(self) -> float:
+        return 100.0 * _mean(np.abs(self.times))
 
     @property
     def within_10_pct(self) -> float:
         """Share of rows, in percent, whose prediction is within a tenth of the measurement."""
-        return 100.0 * float(np.mean(np.abs(self.ratios) <= 0.1))
+        return 100.0 * _mean(np.abs(self.ratios) <= 0.1)
+
+
+def _mean(values: Floats | Bools) -> float:
+    return float(values.mean()) if values.size else 0.0
 
 
 def fit_rows(measured: MeasuredRows, name: str, cross_validate: bool) -> FitResult:
     """Fits constants to rows. Needs scipy."""
     rows = measured.rows
-    estimator = Estimator(RunTable([row.run for row in rows]), np.array([row.step_s for row in rows]))
+    calibration = Calibration(measured.calibrated)
+    estimator = Estimator(RunTable([row.run for row in rows]), np.array([row.step_s for row in rows]), calibration)
     whole = estimator.estimate(np.arange(len(rows)))
-    validation = validate(estimator, rows, whole) if cross_validate else None
+    validation = validate(estimator, rows, whole) if cross_validate and rows else None
     fit = Fit(
         name,
         tuple(sorted(measured.devices)),
@@ -94,15 +108,29 @@ def fit_rows(measured: MeasuredRows, name: str, cross_validate: bool) -> FitResu
         round(validation.cv_mape_pct, 3) if validation else 0.0,
         whole.at_bound,
         whole.at_prior,
-        seen=seen_ranges([row.run for row in rows]),
+        seen=seen_ranges(measured.runs),
+        calibrated=len(calibration),
     )
-    return FitResult(fit, measured, tuple(errors(estimator, whole.position).tolist()), validation)
+    ratios = errors(estimator, whole.position)
+    times = estimator.predict_times(whole.position) / calibration.seconds - 1.0
+    return FitResult(fit, measured, tuple(ratios.tolist()), validation, tuple(times.tolist()))
 
 
 def fit_text(fit: Fit) -> str:
     """The TOML text of a fit."""
     lines = [f"schema = {json.dumps(SCHEMA)}"]
-    for key in ("name", "devices", "precisions", "rows", "hash", "interval_pct", "cv_mape_pct", "at_bound", "at_prior"):
+    for key in (
+        "name",
+        "devices",
+        "precisions",
+        "rows",
+        "calibrated",
+        "hash",
+        "interval_pct",
+        "cv_mape_pct",
+        "at_bound",
+        "at_prior",
+    ):
         value = getattr(fit, key)
         lines.append(f"{key} = {json.dumps(list(value) if isinstance(value, tuple) else value)}")
     if fit.seen:
@@ -121,7 +149,7 @@ def load_fit(path: Path) -> Fit:
     name, hash = keys.text("name"), keys.text("hash", default="")
     devices, precisions = _texts(keys, "devices"), _texts(keys, "precisions")
     at_bound, at_prior = _texts(keys, "at_bound"), _texts(keys, "at_prior")
-    rows = keys.integer("rows", least=0)
+    rows, calibrated = keys.integer("rows", least=0), keys.integer("calibrated", default=0, least=0)
     interval, cv = (keys.number(key, default=0.0, above=-1.0) for key in ("interval_pct", "cv_mape_pct"))
     inner = keys.inner("constants")
     constants = {}
@@ -134,7 +162,20 @@ def load_fit(path: Path) -> Fit:
     seen = _seen(keys)
     keys.refuse_rest()
     keys.stop()
-    return Fit(name, devices, precisions, rows, hash, constants, interval, cv, at_bound, at_prior, seen=seen)
+    return Fit(
+        name,
+        devices,
+        precisions,
+        rows,
+        hash,
+        constants,
+        interval,
+        cv,
+        at_bound,
+        at_prior,
+        seen=seen,
+        calibrated=calibrated,
+    )
 
 
 def _seen(keys: Keys) -> SeenRanges:

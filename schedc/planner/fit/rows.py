@@ -6,13 +6,15 @@ import csv
 import io
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from schedc.cost.costs import load_costs
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label, did_you_mean
 from schedc.planner.cluster.read import load_cluster
 from schedc.planner.cluster.values import Cluster
+from schedc.planner.fit.calibration import CalibratedRow, times_of, with_spreads
 from schedc.planner.fit.columns import COLUMNS, MEASURED, REQUIRED, Column
 from schedc.planner.fit.run_of_row import run_of
 from schedc.planner.presets.tables import files
@@ -45,20 +47,26 @@ class MeasuredRow:
 
 @dataclass(frozen=True)
 class MeasuredRows:
-    """The rows of a file. left_out: line, name and reason of each row that is not used."""
+    """The rows of a file. left_out: line, name and reason of each row that is not used. calibrated: times of parts."""
 
     source: Source
     rows: tuple[MeasuredRow, ...]
     left_out: tuple[tuple[int, str, str], ...]
+    calibrated: tuple[CalibratedRow, ...] = ()
+
+    @property
+    def runs(self) -> list[TrainingRun]:
+        """The runs of all rows, calibrated ones behind the others."""
+        return [row.run for row in self.rows] + [row.run for row in self.calibrated]
 
     @property
     def devices(self) -> frozenset[str]:
         """Names of the devices."""
-        return frozenset(row.run.cluster.device.name for row in self.rows)
+        return frozenset(run.cluster.device.name for run in self.runs)
 
     @property
     def precisions(self) -> frozenset[str]:
-        return frozenset(row.run.precision for row in self.rows)
+        return frozenset(run.precision for run in self.runs)
 
     def only(self, called: str) -> MeasuredRows:
         """The rows of one schedule, by its name in the library or in their source."""
@@ -68,7 +76,7 @@ class MeasuredRows:
             help = did_you_mean(called, names)
             raise DiagnosticError([_finding(self.source, 1, "S720", f"no row has the schedule `{called}`", help)])
         others = [(row.line, row.name, f"not of schedule {called}") for row in self.rows if row not in kept]
-        return MeasuredRows(self.source, kept, (*self.left_out, *others))
+        return replace(self, rows=kept, left_out=(*self.left_out, *others))
 
 
 def load_rows(path: Path) -> MeasuredRows:
@@ -120,7 +128,9 @@ class _Reading:
         self.seen: dict[tuple[Any, ...], int] = {}
 
     def read(self, body: Sequence[tuple[int, Sequence[str]]]) -> MeasuredRows:
-        rows, left_out = [], []
+        rows: list[MeasuredRow] = []
+        calibrated: list[CalibratedRow] = []
+        left_out: list[tuple[int, str, str]] = []
         for line, texts in body:
             if len(texts) != len(self.names):
                 message = f"{len(texts)} cells under {len(self.names)} columns"
@@ -132,13 +142,16 @@ class _Reading:
                 left_out.append((line, name, by_name["left_out"]))
                 continue
             cells = self._cells(line, by_name)
-            if cells is not None and (row := self._row(line, name, cells)):
+            row = None if cells is None else self._row(line, name, cells)
+            if isinstance(row, CalibratedRow):
+                calibrated.append(row)
+            elif row is not None:
                 rows.append(row)
         if self.findings:
             raise DiagnosticError(self.findings[:50])
-        if not rows:
+        if not rows and not calibrated:
             raise DiagnosticError([_finding(self.source, 1, "S720", "every row is left out", "keep some rows")])
-        return MeasuredRows(self.source, tuple(rows), tuple(left_out))
+        return MeasuredRows(self.source, tuple(rows), tuple(left_out), with_spreads(calibrated))
 
     def _cells(self, line: int, texts: Mapping[str, str]) -> dict[str, Any] | None:
         before = len(self.findings)
@@ -167,14 +180,19 @@ class _Reading:
             return column.default
         return int(number) if whole else number
 
-    def _row(self, line: int, name: str, cells: Cells) -> MeasuredRow | None:
+    def _row(self, line: int, name: str, cells: Cells) -> MeasuredRow | CalibratedRow | None:
         cluster = self._cluster(line, cells["cluster"])
         if cluster is None:
             return None
         try:
             run = run_of(cells, cluster)
+            if cells["calibration"]:
+                return self._calibrated(line, name, cells, run)
         except ValueError as error:
             self._say(line, "S723", str(error), "correct the row, or give the reason in `left_out`")
+            return None
+        except DiagnosticError as error:
+            self.findings.extend(error.diagnostics)
             return None
         step = self._step(line, cells, run)
         measured = (run, round(step, 9), cells["peak_gib"], cells["called"])
@@ -183,6 +201,15 @@ class _Reading:
             self._say(line, "S724", f"the same row as line {first}", "delete one, or write `duplicate` in `left_out`")
         called = cells["called"] or run.schedule
         return MeasuredRow(line, name, run, step, cells["peak_gib"] * 2**30, called)
+
+    def _calibrated(self, line: int, name: str, cells: Cells, run: TrainingRun) -> CalibratedRow:
+        """Raises `ValueError` for a calibration of another run, and `DiagnosticError` for a file that is none."""
+        if cells["step_s"] or cells["tokens_per_s_per_device"]:
+            raise ValueError("the row has a step and a calibration; a step is a row of its own")
+        times = times_of(load_costs(self.folder / cells["calibration"]), run)
+        if not times:
+            raise ValueError(f"`{cells['calibration']}` has no time that the cost model predicts")
+        return CalibratedRow(line, name, run, tuple(times))
 
     def _step(self, line: int, cells: Cells, run: TrainingRun) -> float:
         step, rate = cells["step_s"], cells["tokens_per_s_per_device"]
