@@ -4,24 +4,32 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from schedc import compiler
 from schedc.analysis.timeline import simulate
 from schedc.cell.costs import CellCosts, SegmentTimes
 from schedc.cell.program import Half, PlanOrder
 from schedc.cell.schedule import cell_program
 from schedc.cell.standard_blocks import BESIDE_LAYERS, stage_shape
 from schedc.cell.table import CellTable, parse_blocks, read_table, write_blocks, write_table
+from schedc.cell.tasks import tasks_of
 from schedc.cell.verify import verify
 from schedc.cli import main
 from schedc.compiler import Analysis, analyse
 from schedc.cost.costs import Costs, load_costs, parse_costs
+from schedc.cost.parts import PartCost, PartCosts
+from schedc.inputs import open_input
 from schedc.layout.parser import parse_layout
 from schedc.plan.price_cells import stage_graphs, with_layout
 from schedc.source import Source
 from support.paths import ROOT
 from support.plan_cases import written
+from support.sweeps import swept
 
 TABLES = """schema = "schedc.costs/1"
 [ops]
@@ -59,6 +67,7 @@ ORDERS = (
     "chimera(P = 4, M = 4)",
 )
 LAYERS = 'layout "Et*3|tt|tm|mL" dense 2'
+_ROLES = ("op", "embedding", "dense", "attention", "experts", "mtp", "head")
 BLOCK = "block hidden 1024 heads 8 inner 2048  tokens 1024"
 SIZED = f"experts 8 top 2 width 512 hidden 1024  {BLOCK}"
 
@@ -83,6 +92,30 @@ def test_a_step_of_serial_cells_takes_what_the_parts_say(tmp_path: Path, head: s
         assert atomic(result) == pytest.approx(result.timeline.makespan, rel=1e-12), lines
         assert result.inside is not None
         assert result.inside.late_wait.makespan <= atomic(result)
+
+
+@given(numbers=st.lists(st.floats(0, 8), min_size=21, max_size=21), hierarchical=st.booleans())
+@settings(max_examples=swept(300, 10), deadline=None)
+def test_any_times_that_add_up_give_one_step(
+    tmp_path_factory: pytest.TempPathFactory, numbers: list[float], hierarchical: bool
+) -> None:
+    F, I, W = (dict(zip(_ROLES, numbers[at::3], strict=True)) for at in range(3))  # noqa: E741
+    segments = {role: SegmentTimes(F[role], I[role], W[role]) for role in _ROLES}
+    lanes = ("rail", "node") if hierarchical else ("node",)
+    exchanges = {f"{way}.{lane}": 0.375 for way in ("dispatch", "combine") for lane in lanes}
+    moved = 0.75 * len(lanes)
+    block = np.array(segments["attention"]) + segments["experts"] + (moved, moved, 0.0)
+    parts = {name: PartCost(*segments[name]) for name in ("op", "embedding", "dense", "head")}
+    parts |= {"moe": PartCost(*block), "mtp": PartCost(*(block + segments["mtp"]))}
+    table = CellTable(CellCosts.of(segments, exchanges), method="hierarchical" if hierarchical else "flat")
+    plan = open_input(written(tmp_path_factory.mktemp("plans"), LAYERS, "zbh1(P = 4, M = 8)"))
+    result = compiler.price(plan, {}, Costs(parts=PartCosts(**parts), cell=table))
+    shapes, costs = stage_graphs(result.schedule, result.costs)
+    given = result.costs.resolved(4)
+    for kind in ("F", "I", "W", "B"):
+        graphs = [(shape, None) if kind == "F" else (None, shape) for shape in shapes]
+        sums = [sum(tasks_of(kind, *both).durations(costs, costs)) for both in graphs]
+        assert np.allclose(sums, getattr(given, kind), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("head", ORDERS[:3])
