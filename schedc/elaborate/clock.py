@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from math import inf
+from typing import NamedTuple
 
 import numpy as np
 
 from schedc.cost.op_times import OpTimes
+from schedc.ir.arrays import Int64
+from schedc.ir.op_tables import BACKWARD
 from schedc.ir.ops import LETTERS, OpKind
 from schedc.ir.schedule import Schedule
 
@@ -17,10 +20,14 @@ CellRows = tuple[int, ...]
 class RankClock:
     """Times of one run of a schedule, all in the time unit of the costs.
 
-    times: durations of ops and pairs.
-    forward: [stages * microbatches] when the output of a forward reaches the next stage; inf before it has started.
-    backward: [stages * microbatches] when the input gradient reaches the previous stage; inf before it has started.
-    split: [stages * microbatches] whether the backward has run as an I.
+    An op needs two values, and sets two. Where it has fewer, one is always there, or nobody reads it.
+
+    times: durations of ops and pairs; time: [ops] that of each op alone.
+    there: when each value is there; inf before its op has started. A stage and microbatch have four. Two are
+        the output of the forward at the next stage and the input gradient at the previous one. Two mark the forward and
+        the I: 0 from the start of the op on.
+    needs: [ops] of pairs, places in ``there``. output, mark: [ops] places in it. to: [ops] rank to which the output is
+        sent, -1 where it stays.
     sent: after `start`, the arrivals at other ranks that it caused: (time, rank).
     """
 
@@ -30,54 +37,77 @@ class RankClock:
         self.stage: list[int] = schedule.stage.tolist()
         self.microbatch: list[int] = schedule.microbatch.tolist()
         self.times = times
-        self.last, self.count = schedule.stages - 1, schedule.microbatches
-        pipe = schedule.placement.pipe_of_microbatch(np.arange(self.count, dtype=np.int32)).tolist()
-        self.holder = [schedule.placement.rank_of_stage.tolist()[p] for p in pipe]
-        self.forward = [inf] * (schedule.stages * self.count)
-        self.backward = [inf] * (schedule.stages * self.count)
-        self.split = [False] * (schedule.stages * self.count)
+        self.time: list[float] = np.array(times.alone)[schedule.kind, schedule.stage].tolist()
+        places = _OpValues.of(schedule)
+        self.there: list[float] = [inf] * (places.always + 2)
+        self.there[places.always] = 0.0
+        self.needs: list[tuple[int, int]] = list(zip(places.first.tolist(), places.second.tolist(), strict=True))
+        self.output: list[int] = places.output.tolist()
+        self.mark: list[int] = places.mark.tolist()
+        self.to: list[int] = places.to.tolist()
         self.pair_times: dict[tuple[str, int, int], float] = {}
         self.sent: list[tuple[float, int]] = []
 
     def ready(self, row: int, now: float) -> bool:
         """Whether all inputs of an op have arrived at time ``now``."""
-        return self.arrival(row) <= now
+        first, second = self.needs[row]
+        return self.there[first] <= now and self.there[second] <= now
 
     def arrival(self, row: int) -> float:
         """The time at which all inputs of an op have arrived; inf if one of them is not yet being computed."""
-        kind, stage = self.kind[row], self.stage[row]
-        slot = stage * self.count + self.microbatch[row]
-        if kind == OpKind.F:
-            return 0.0 if stage == 0 else self.forward[slot - self.count]
-        if kind == OpKind.W:
-            return 0.0 if self.split[slot] else inf
-        if self.forward[slot] == inf:
-            return inf
-        return 0.0 if stage == self.last or kind == OpKind.R else self.backward[slot + self.count]
+        first, second = self.needs[row]
+        return max(self.there[first], self.there[second])
 
-    def start(self, cell: CellRows, rank: int, now: float) -> float:
-        """Start an op or a pair on ``rank`` at time ``now``: record its outputs and ``sent``; return when it ends."""
-        kinds, stages = [self.kind[row] for row in cell], [self.stage[row] for row in cell]
-        time = self.times.alone[kinds[0]][stages[0]]
-        if len(cell) == 2:
-            time = self._pair(LETTERS[kinds[0]] + LETTERS[kinds[1]], stages[0], stages[1])
-        end = now + time
+    def start(self, cell: CellRows, now: float) -> float:
+        """Start an op or a pair at time ``now``: record its outputs and ``sent``; return when it ends."""
+        end = now + (self.time[cell[0]] if len(cell) == 1 else self._pair(*cell))
         self.sent = []
-        for row, kind, stage in zip(cell, kinds, stages, strict=True):
-            slot = stage * self.count + self.microbatch[row]
-            self.split[slot] |= kind == OpKind.I
-            if kind in (OpKind.W, OpKind.R):
-                continue
-            table, taker = (self.forward, stage + 1) if kind == OpKind.F else (self.backward, stage - 1)
-            to = self.holder[self.microbatch[row]][taker] if 0 <= taker <= self.last else rank
-            table[slot] = end + self.times.p2p * (to != rank)
-            if to != rank:
-                self.sent.append((table[slot], to))
+        for row in cell:
+            to, arrival = self.to[row], end
+            if to >= 0:
+                arrival = end + self.times.p2p
+                self.sent.append((arrival, to))
+            self.there[self.output[row]] = arrival
+            self.there[self.mark[row]] = 0.0
         return end
 
-    def _pair(self, kind: str, first: int, second: int) -> float:
-        """Duration of a pair of a kind, ``FB``, on these stages; computed the first time only."""
-        key = kind, first, second
+    def _pair(self, first: int, second: int) -> float:
+        """Duration of a pair of two rows; computed once for a kind, ``FB``, on two stages."""
+        key = LETTERS[self.kind[first]] + LETTERS[self.kind[second]], self.stage[first], self.stage[second]
         if key not in self.pair_times:
-            self.pair_times[key] = self.times.pair(kind, first, second)
+            self.pair_times[key] = self.times.pair(*key)
         return self.pair_times[key]
+
+
+class _OpValues(NamedTuple):
+    """[ops] places in `RankClock.there` of what an op needs and sets, and the rank that it sends to.
+
+    always: the place of what is always there; the one behind it is that of what nobody reads.
+    """
+
+    first: Int64
+    second: Int64
+    output: Int64
+    mark: Int64
+    to: Int64
+    always: int
+
+    @classmethod
+    def of(cls, schedule: Schedule) -> _OpValues:
+        kind, stage, count = schedule.kind, schedule.stage.astype(np.int64), schedule.microbatches
+        slot, size = stage * count + schedule.microbatch, schedule.stages * count
+        gradient, started, split, always = size, 2 * size, 3 * size, 4 * size
+        forward, backward, last = kind == OpKind.F, BACKWARD[kind], schedule.stages - 1
+        taker = np.where(forward, stage + 1, stage - 1)
+        holder = schedule.placement.rank_of(np.clip(taker, 0, last).astype(np.int32), schedule.microbatch)
+        sends = (forward | backward) & (taker >= 0) & (taker <= last) & (holder != schedule.rank)
+        return cls(
+            np.select([forward, kind == OpKind.W], [always, split + slot], started + slot),
+            np.select(
+                [forward & (stage > 0), backward & (stage < last)], [slot - count, gradient + slot + count], always
+            ),
+            np.select([forward, backward], [slot, gradient + slot], always + 1),
+            np.select([forward, kind == OpKind.I], [started + slot, split + slot], always + 1),
+            np.where(sends, holder, -1),
+            always,
+        )

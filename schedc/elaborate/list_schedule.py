@@ -56,7 +56,7 @@ def list_schedule(schedule: Schedule, computed: Sequence[bool], rule: Rule | Non
             continue  # an event follows when the rank is free, and one for each arrival
         first[rank] = first[rank] if cells[rank] else now
         cells[rank].append(cell)
-        free[rank] = clock.start(cell, rank, now)
+        free[rank] = clock.start(cell, now)
         heappush(events, (free[rank], rank))
         for wake in clock.sent:
             heappush(events, wake)
@@ -98,7 +98,9 @@ class _RankQueue:
             cell = self.pool.choose(now)
         else:
             cells = self.before or self.after
-            ready = cells and all(self.clock.ready(row, now) for row in cells[0])
+            ready = bool(cells)
+            for row in cells[0] if cells else ():
+                ready = ready and self.clock.ready(row, now)
             cell = cells.popleft() if ready else None
         if cell is not None and self.pool is not None:
             self.pool.note(cell)

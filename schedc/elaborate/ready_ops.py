@@ -36,6 +36,11 @@ class OpPool(ABC):
         """Count an op or pair of the rank that has started, whether of the computed order or not."""
 
 
+_HELD = [(kind is OpKind.F) - (kind in (OpKind.W, OpKind.B)) for kind in OpKind]
+_IN_FLIGHT = [(kind is OpKind.F) - (kind in (OpKind.I, OpKind.B)) for kind in OpKind]
+"""[kinds] by how many an op changes the activations that its rank holds, and the microbatches in flight."""
+
+
 @dataclass
 class InTurnPool(OpPool):
     """The rule `InTurn` on one rank.
@@ -89,8 +94,8 @@ class InTurnPool(OpPool):
     def note(self, cell: CellRows) -> None:
         for row in cell:
             kind = self.clock.kind[row]
-            self.held += (kind == OpKind.F) - (kind in (OpKind.W, OpKind.B))
-            self.in_flight += (kind == OpKind.F) - (kind in (OpKind.I, OpKind.B))
+            self.held += _HELD[kind]
+            self.in_flight += _IN_FLIGHT[kind]
             if kind == OpKind.I:
                 self.weights.append(self.weight_of[self.clock.stage[row], self.clock.microbatch[row]])
 
@@ -115,11 +120,13 @@ class PreferencePool(OpPool):
         fillers = [key for key in self.queues if self.rule.fill and key[0] == OpKind.W]
         self.preferences.append([[key for key in self.queues if key not in fillers]])
         self.fillers = fillers
-        self.limits = [
-            (set(self._keys(limit.counted)), set(self._keys(limit.freed)), limit.most[self.rank])
-            for limit in self.rule.limits
-        ]
-        self.count = [0] * len(self.limits)
+        limits = list(enumerate(self.rule.limits))
+        counted = [set(self._keys(limit.counted)) for _, limit in limits]
+        freed = [set(self._keys(limit.freed)) for _, limit in limits]
+        self.count = [0] * len(limits)
+        self.limits = {key: [(n, [*counted[n]], limit.most[self.rank]) for n, limit in limits if key in counted[n]]
+                       for key in self.queues}  # fmt: skip
+        self.changes = {key: [(n, (key in counted[n]) - (key in freed[n])) for n, _ in limits] for key in self.queues}
 
     def _keys(self, pattern: OpPattern | None) -> list[_Key]:
         if pattern is None:
@@ -131,9 +138,12 @@ class PreferencePool(OpPool):
 
     def choose(self, now: float) -> CellRows | None:
         for keys_of_ops in self.preferences:
-            rows = [self._first(keys, now) for keys in keys_of_ops]
-            cell = tuple(row for row in rows if row is not None)
-            if len(cell) == len(keys_of_ops):
+            cell: CellRows = ()
+            for keys in keys_of_ops:
+                if (row := self._first(keys, now)) is None:
+                    break
+                cell = (*cell, row)
+            else:
                 return self._taken(cell)
         filler = self._first(self.fillers, now)
         if filler is None or self._soonest() < now + self.clock.times.alone[OpKind.W][self.clock.stage[filler]]:
@@ -148,39 +158,34 @@ class PreferencePool(OpPool):
 
     def _soonest(self) -> float:
         """The earliest arrival of an op that is within the limits and is no filler; inf if none is on its way."""
-        heads = self._heads([key for key in self.queues if key not in self.fillers])
+        keys = (key for key in self.queues if key not in self.fillers)
+        heads = [self.queues[key][self.head[key]] for key in keys if self.head[key] < len(self.queues[key])]
         return min((self.clock.arrival(row) for row in heads if self._within(row)), default=inf)
-
-    def _heads(self, keys: list[_Key]) -> list[int]:
-        """The next row of each of these keys."""
-        return [queue[self.head[key]] for key in keys if self.head[key] < len(queue := self.queues[key])]
 
     def _first(self, keys: list[_Key], now: float) -> int | None:
         """The first row in the text with one of these keys that may run at time ``now``."""
-        for row in sorted(self._heads(keys)):
-            if self.clock.ready(row, now) and self._within(row):
-                return row
-        return None
+        first = None
+        for key in keys:
+            queue, head = self.queues[key], self.head[key]
+            if head == len(queue) or (first is not None and queue[head] > first):
+                continue
+            if self.clock.ready(queue[head], now) and self._within(queue[head]):
+                first = queue[head]
+        return first
 
     def _within(self, row: int) -> bool:
-        """Whether an op may start under every limit."""
-        key = self.clock.kind[row], self.clock.stage[row]
-        return all(
-            count + self._overtaken(row, counted) < most
-            for count, (counted, _, most) in zip(self.count, self.limits, strict=True)
-            if key in counted
-        )
-
-    def _overtaken(self, row: int, keys: set[_Key]) -> int:
-        """How many ops with these keys stand before ``row`` in the text and have not run."""
-        return sum(
-            bisect_left(queue, row, self.head[key]) - self.head[key]
-            for key, queue in self.queues.items()
-            if key in keys
-        )
+        """Whether an op may start under every limit. Counted ops before it in the text that have not run count too."""
+        for number, counted, most in self.limits[self.clock.kind[row], self.clock.stage[row]]:
+            count = self.count[number]
+            for key in counted:
+                head = self.head[key]
+                count += bisect_left(self.queues[key], row, head) - head
+            if count >= most:
+                return False
+        return True
 
     def note(self, cell: CellRows) -> None:
         for row in cell:
             key = self.clock.kind[row], self.clock.stage[row]
-            for i, (counted, freed, _) in enumerate(self.limits):
-                self.count[i] += (key in counted) - (key in freed)
+            for number, change in self.changes.get(key, ()):
+                self.count[number] += change
