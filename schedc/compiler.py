@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.legality import check_dependencies
-from schedc.analysis.memory import Memory, measure_memory, without
+from schedc.analysis.memory import Memory, RankBytes, measure_memory, without
 from schedc.analysis.timeline import Timeline, simulate
 from schedc.claims.check import ClaimResult, check_claims
 from schedc.cost.costs import Costs
@@ -17,7 +17,6 @@ from schedc.diagnostics import Diagnostic, DiagnosticError
 from schedc.elaborate import elaborate
 from schedc.elaborate.fastest import has_policy
 from schedc.inputs import Input, Order, open_input
-from schedc.ir.arrays import Floats
 from schedc.ir.program import Program
 from schedc.ir.schedule import Schedule
 from schedc.load.frozen import thaw
@@ -146,8 +145,8 @@ class Priced:
     """The costs by the form of the loss, where the plan says one."""
     replication: Replication | None = None
     """The works among replicas beside those of offloads, where a number of replicas is given."""
-    held: Floats | None = None
-    """[P] bytes that each rank holds at its peak, parameters included; None where a plan has no memory in bytes."""
+    held: RankBytes | None = None
+    """The bytes of ranks; None where a plan has no memory in bytes."""
 
     @property
     def schedule(self) -> Schedule:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,17 @@ from schedc.ir.arrays import Floats, Int64, repeat
 from schedc.ir.ops import FACTS, OpKind
 from schedc.ir.recomputed import recomputed_ops
 from schedc.ir.schedule import Schedule
+
+
+class RankBytes(NamedTuple):
+    """The most bytes of ranks, parameters included.
+
+    peak: [P] by what microbatches hold before and behind ops. inside: [P] the same with what runs inside cells; None
+    where the sizes of layers are not known.
+    """
+
+    peak: Floats
+    inside: Floats | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +43,7 @@ class Memory:
         ``pending_weight`` from I to W, in the unit of the costs.
     peak_activations: [P] inside cells; peak_activations_between: [P] after cells; peak_pending_weight: [P].
     peak_memory: [P] inside cells, in the unit of the costs; that of ``held`` where it is there.
-    held: [P] bytes of ranks whose plan has a memory in bytes, with parameters and what else it counts; else None.
+    held: bytes of ranks whose plan has a memory in bytes, with parameters and what else it counts; else None.
     """
 
     dependencies: Dependencies
@@ -41,7 +52,7 @@ class Memory:
     pending_weight: Int64
     memory: Floats
     memory_inside: Floats
-    held: Floats | None = None
+    held: RankBytes | None = None
 
     @property
     def peak_activations(self) -> Int64:
@@ -57,7 +68,7 @@ class Memory:
 
     @property
     def peak_memory(self) -> Floats:
-        return self._peaks(self.memory_inside) if self.held is None else self.held
+        return self._peaks(self.memory_inside) if self.held is None else self.held.peak
 
     def _peaks(self, curve: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return reduce_by_rank(np.maximum, curve, self.dependencies.rank_start)

@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from schedc.analysis.dependencies import Dependencies
+from schedc.analysis.memory import RankBytes
 from schedc.analysis.placed_works import PlacedWorks
 from schedc.attachments.layer_counts import is_sized
 from schedc.attachments.row_counts import worst_case_rows
@@ -25,6 +26,7 @@ from schedc.layout.compare import load_per_rank
 from schedc.layout.parts import WORK, PartKind
 from schedc.plan.activation_memory import held_by_kind
 from schedc.plan.held_memory import HeldMemory
+from schedc.plan.working_memory import working_of_ops
 from schedc.source import NOWHERE
 from schedc.syntax.plan import MemoryLine, PlanTree
 
@@ -172,8 +174,8 @@ def check_memory(
     placed: PlacedWorks | None = None,
     chosen: bool = False,
     sharded: Sharded | None = None,
-) -> Floats | None:
-    """[P] bytes that each rank holds at its peak; None for a plan whose memory has no unit.
+) -> RankBytes | None:
+    """The bytes of ranks; None for a plan whose memory has no unit.
 
     Raises `DiagnosticError` (S406) where a rank holds more than the plan's memory, with what fills the fullest rank.
 
@@ -189,10 +191,17 @@ def check_memory(
     peaks = held.peaks(0.0 if away is None else away.of_ops)
     if away is not None:
         peaks = np.maximum(peaks, held.standing + away.between(held))
-    peaks = peaks if sharded is None else peaks - sharded.per_rank(schedule)
+    elsewhere = 0.0 if sharded is None else sharded.per_rank(schedule)
+    peaks = peaks - elsewhere
     rank = int(np.argmax(peaks))
     if peaks[rank] <= limit * (1 + 1e-12):
-        return peaks if line.unit else None
+        if not line.unit:
+            return None
+        working = working_of_ops(plan, held.layout, held.layers, held.of_stage, dependencies)
+        if working is None:
+            return RankBytes(peaks, None)
+        inside = held.peaks((0.0 if away is None else away.of_ops) - working) - elsewhere
+        return RankBytes(peaks, np.maximum(peaks, inside))
     write = shown if line.unit else plain
     peak = peak_of(rank, plan, held, away, sharded)
     op = schedule.op(peak.row)

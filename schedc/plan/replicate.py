@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from schedc.analysis.dependencies import Dependencies
+from schedc.analysis.memory import RankBytes
 from schedc.analysis.placed_works import PlacedWorks
 from schedc.analysis.timeline import CellTimes
 from schedc.analysis.work_runs import StepWorks
@@ -42,7 +43,7 @@ class Replication(StepWorks):
     members: dict[WorkGroup, int]
     sizes: ReplicaBytes
     sent: float
-    held: Floats | None = None
+    held: RankBytes | None = None
 
     @property
     def makespan(self) -> float:

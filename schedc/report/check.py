@@ -43,10 +43,23 @@ def to_json(analysis: Analysis, schema: str = "schedc.check") -> dict[str, Any]:
         "peak_activations_between": memory.peak_activations_between.tolist(),
         "peak_pending_weight": memory.peak_pending_weight.tolist(),
         "peak_memory": memory.peak_memory.tolist(),
+        **_inside(analysis),
         **_cells(analysis),
         "expect": [claim.to_json() for claim in analysis.claims],
         "diagnostics": [diagnostic.to_json() for diagnostic in analysis.diagnostics],
     }
+
+
+def _inside(analysis: Analysis) -> dict[str, Any]:
+    """Bytes of each rank inside its cells, and the plan's memory; empty where the sizes of layers are not known."""
+    held = analysis.memory.held
+    if held is None or held.inside is None or not isinstance(analysis.tree, Plan):
+        return {}
+    from schedc.attachments.units import amount
+
+    line = analysis.tree.tree.memory
+    assert line is not None
+    return {"inside_memory": held.inside.tolist(), "memory_limit": amount(line)}
 
 
 def _recomputation(analysis: Analysis) -> dict[str, Any]:
@@ -142,6 +155,15 @@ def failed_json(diagnostics: tuple[Diagnostic, ...], schema: str = "schedc.check
     return {"schema": schema, "version": 1, "diagnostics": [d.to_json() for d in diagnostics]}
 
 
+def _inside_text(facts: dict[str, Any]) -> str:
+    """The fullest ranks between ops and inside cells."""
+    from schedc.attachments.units import shown
+
+    peak, inside, limit = max(facts["peak_memory"]), max(facts["inside_memory"]), facts["memory_limit"]
+    room = f", {shown(inside - limit, up=True)} more than the plan's memory" if inside > limit else ""
+    return f"memory: a rank holds at most {shown(peak, up=True)}, and {shown(inside, up=True)} inside a cell{room}"
+
+
 def to_text(facts: dict[str, Any], every_rank: bool) -> str:
     """`to_json`'s facts for people. every_rank: a line for each rank, see `rank_table`."""
     sizes = ", ".join(f"{name} = {value}" for name, value in facts["sizes"].items())
@@ -175,6 +197,8 @@ def to_text(facts: dict[str, Any], every_rank: bool) -> str:
         from schedc.report import replicas
 
         lines += replicas.to_text(facts["replicas"], every_rank)
+    if "inside_memory" in facts:
+        lines.append(_inside_text(facts))
     lines += rank_table(facts, every_rank)
     if "cells" in facts:
         from schedc.report import cells

@@ -191,3 +191,35 @@ def test_parameters_of_moe_layers_follow_from_the_sizes(tmp_path: Path) -> None:
     given = lines.replace("dense 200 MB", "dense 200 MB moe 1 GB embedding 0 MB head 1 GB")
     assert report(analyse(written(tmp_path, f"{given} memory 90 GB"), {}))["plan"]["parameters"]["unknown"] == []
     assert "parameters" not in report(analyse(written(tmp_path, lines), {}))["plan"]
+
+
+def test_memory_inside_cells_is_told_beside_the_peak(tmp_path: Path) -> None:
+    """By hand, for layers that hold 8 H and 3 F; rank 0 of 1F1B holds two microbatches."""
+    sizes = "layers 4 block hidden 64 heads 4 inner 128 tokens 256 dtype fp32 parameters dense 0 MB"
+    numbers = {"none": 8 * 64 + 3 * 128, "act": 6 * 64 + 2 * 128, "layer": 64}
+    for level, held in numbers.items():
+        recompute = "" if level == "none" else f" recompute {level}"
+        facts = report(analyse(written(tmp_path, f"{sizes}{recompute} memory 4 MB"), {}))
+        stage = 2 * held * 256 * 4
+        assert facts["peak_memory"] == pytest.approx([2 * stage, stage], rel=1e-12)
+        runs = 4 * 64 + max(4 * 64, 5 * 128)
+        one = 256 * 4 * (runs + numbers["none"] - held)
+        assert facts["inside_memory"] == pytest.approx([2 * stage + one, stage + one], rel=1e-12)
+        told = [line for line in to_text(facts, False).splitlines() if line.startswith("memory: a rank")]
+        over = f", {shown(2 * stage + one - 4e6, up=True)} more than the plan's memory"
+        assert told == [
+            f"memory: a rank holds at most {shown(2 * stage, up=True)}, and {shown(2 * stage + one, up=True)} inside a"
+            f" cell{over if level == 'none' else ''}"
+        ]
+
+
+def test_memory_inside_cells_needs_the_sizes_of_all_layers(tmp_path: Path) -> None:
+    facts = report(analyse(written(tmp_path, f"{BYTES} memory 80 GB"), {}))
+    assert "inside_memory" not in facts
+    sized = BYTES.replace(" activations dense 300 MB", " block heads 16 inner 4096")
+    plain, adaptive = (
+        report(analyse(written(tmp_path, f"{sized} memory 800 GB{more}"), {}))
+        for more in ("", " recompute full adaptive(2.0)")
+    )
+    assert min(inside - peak for inside, peak in zip(plain["inside_memory"], plain["peak_memory"], strict=True)) > 0
+    assert adaptive["inside_memory"][1] == adaptive["peak_memory"][1]  # the worst routing has it already

@@ -1,0 +1,76 @@
+"""What a rank holds inside its cells beyond the curve of its activations: what runs, and what is recomputed for it.
+
+    forward     what the layer that runs takes
+    I or B      the same, and what the backward of its stage has recomputed
+
+A stage with experts recomputes all of its nodes first, and holds what its products take until their weight gradients:
+it is whole, and gradients wait. A dense stage recomputes layer by layer in a B.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from schedc.analysis.dependencies import Dependencies
+from schedc.attachments.layer_counts import counted_saving
+from schedc.attachments.values import Attachments, Level
+from schedc.attachments.working_bytes import arrived_bytes, head_bytes, working_bytes
+from schedc.cost.costs import StageCosts
+from schedc.ir.arrays import Floats
+from schedc.ir.ops import OpKind
+from schedc.ir.recomputed import recomputed_ops
+from schedc.layout.costs import LayerCosts
+from schedc.layout.parts import WITH_EXPERTS, Layout, ModelPart, PartKind, layers_in
+
+
+def working_of_ops(
+    plan: Attachments, layout: Layout, layers: LayerCosts, costs: StageCosts, dependencies: Dependencies
+) -> Floats | None:
+    """[ops] bytes inside the cell of each op, beyond the activations before and behind it; None: sizes are not known.
+
+    costs: what microbatches hold of each stage, in bytes.
+    """
+    stages = [layers_in(parts) for parts in layout.stages]
+    kinds = {part.kind in WITH_EXPERTS for own in stages for part in own}
+    if not plan.tokens or any(working_bytes(plan, experts) is None for experts in kinds):
+        return None
+    running = plan.tokens * np.array([_running(plan, parts) for parts in layout.stages])
+    whole = layers.per_stage(layout, "activations")
+    schedule, pending = dependencies.schedule, costs.pending_weight
+    sizes = zip(whole.tolist(), pending.tolist(), costs.activation.tolist(), strict=True)
+    inside = np.array([_inside(plan, stage, stages[stage], *each) for stage, each in enumerate(sizes)])
+    before = np.stack([costs.activation, costs.restored])
+    table = np.zeros((2, len(OpKind), schedule.stages))
+    adaptive = np.array([plan.recompute_of(stage).adaptive is not None for stage in range(schedule.stages)])
+    running, inside = np.where(adaptive, 0.0, running), np.where(adaptive, 0.0, inside)  # the worst counts already
+    table[:, [OpKind.F, OpKind.R]] = running
+    table[:, OpKind.I] = running + np.maximum(inside - np.maximum(before, pending), 0.0)
+    table[:, OpKind.B] = running + np.maximum(inside - before, 0.0)
+    own = table[recomputed_ops(schedule).astype(np.int8), schedule.kind, schedule.stage]
+    of_cell = own[dependencies.first] + np.where(dependencies.second >= 0, own[dependencies.second], 0.0)
+    return np.asarray(of_cell[dependencies.cell_of])
+
+
+def _running(plan: Attachments, parts: Sequence[ModelPart]) -> float:
+    """Bytes per token of the part of a stage that takes most while it runs."""
+    kinds = {part.kind in WITH_EXPERTS for part in layers_in(parts)}
+    most = max((working_bytes(plan, experts) or 0.0 for experts in kinds), default=0.0)
+    return max(most, head_bytes(plan)) if any(part.kind is PartKind.HEAD for part in parts) else most
+
+
+def _inside(
+    plan: Attachments, stage: int, layers: Sequence[ModelPart], whole: float, pending: float, held: float
+) -> float:
+    """Bytes of a microbatch while its backward runs, apart from the layer that runs.
+
+    whole, pending, held: what it holds with everything recomputed, between I and W, and before its backward.
+    """
+    levels = plan.recompute_of(stage).of_layers_up_to(len(layers))
+    with_experts = [level for part, level in zip(layers, levels, strict=True) if part.kind in WITH_EXPERTS]
+    if with_experts:
+        sent_again = sum(level >= Level.LIGHT for level in with_experts)
+        return max(whole, pending) + plan.tokens * sent_again * arrived_bytes(plan)
+    saved = (counted_saving(plan, False, level) for level in levels)
+    return held + plan.tokens * max((saving.bytes for saving in saved if saving), default=0.0)
