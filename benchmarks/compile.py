@@ -15,7 +15,8 @@ Printed: seconds of both sides and their ratio, by schedule and size, and the sl
 number of ops over the sizes of one schedule.
 
 ``--works`` prints instead what it costs to place works: dualpipev at P = 64, M = 512 under a plan with a memory, and
-under the same with `offload auto`. `over` is the second time over the first, `over_read` the same with columns read.
+under the same with the lines of `WORKS`. `over` is the time with such a line over that without, `over_read` the same
+with columns read.
 
 ``--scale`` prints instead how compiling grows to ten million ops. Every size runs in a new process, which imports,
 loads and compiles once. Printed are wall clock, processor time and the process's peak memory (`ru_maxrss`).
@@ -35,6 +36,7 @@ import tempfile
 import time
 import types
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +61,9 @@ SCALE = {
     "dualpipev": [(64, microbatches) for microbatches in (512, 5_120, 38_000)],
 }
 """(P, M) of each schedule, up to ten million ops."""
+
+WORKS = ("offload auto", "offload all keep 20")
+"""Lines of plans that place works."""
 
 
 def torch_schedule(class_name: str, chunks: int, style: str, ranks: int, microbatches: int) -> Any:
@@ -160,28 +165,32 @@ def against_torch(largest: int, say: Callable[[str], None]) -> dict[str, Any]:
 
 
 def with_works(say: Callable[[str], None]) -> dict[str, Any]:
-    """The times of one schedule without works and with those of `offload auto`, in turns."""
-    plans = {"plain": "memory 200", "works": "memory 70   host 100000 at 1   offload auto"}
+    """The times of one schedule without works and with those of `WORKS`, in turns."""
+    plans = {"plain": "memory 200"} | {line: f"memory 70   host 100000 at 1   {line}" for line in WORKS}
     with tempfile.TemporaryDirectory() as folder:
-        names = {}
-        for name, lines in plans.items():
-            file = Path(folder) / f"{name}.sched"
-            text = f"sched 1\n\nplan {name} = dualpipev(P = 64, M = 512) {{\n  layers 128   {lines}\n}}\n"
+        names = []
+        for number, lines in enumerate(plans.values()):
+            file = Path(folder) / f"{number}.sched"
+            text = f"sched 1\n\nplan placed = dualpipev(P = 64, M = 512) {{\n  layers 128   {lines}\n}}\n"
             file.write_text(text, encoding="utf-8")
-            names[name] = f"{file}:{name}"
-        works = len(read(schedc.compile(names["works"])).works)
-        plain, placed, plain_read, placed_read = best_of(
-            (10, lambda: schedc.compile(names["plain"])),
-            (10, lambda: schedc.compile(names["works"])),
-            (10, lambda: read(schedc.compile(names["plain"]))),
-            (10, lambda: read(schedc.compile(names["works"]))),
+            names.append(f"{file}:placed")
+        works = [len(read(schedc.compile(name)).works) for name in names]
+        times = best_of(*[(10, partial(schedc.compile, name)) for name in names])
+        reading = best_of(*[(10, partial(_compiled_and_read, name)) for name in names])
+    rows = []
+    for number, line in enumerate(WORKS, start=1):
+        over, over_read = times[number] / times[0], reading[number] / reading[0]
+        rows.append({"line": line, "works": works[number], "works_s": times[number], "over": over})
+        rows[-1]["over_read"] = over_read
+        say(
+            f"{line}: {works[number]} works: {times[number]:.4f} s, without {times[0]:.4f} s, over {over:.2f}, "
+            f"over_read {over_read:.2f}"
         )
-    over, over_read = placed / plain, placed_read / plain_read
-    say(f"{works} works: {placed:.4f} s, without {plain:.4f} s, over {over:.2f}, over_read {over_read:.2f}")
-    return {
-        "instrument": "CPU time, best of repetitions", "works": works, "plain_s": plain, "works_s": placed,
-        "over": over, "over_read": over_read,
-    }  # fmt: skip
+    return {"instrument": "CPU time, best of repetitions", "plain_s": times[0], **rows[0], "rows": rows}
+
+
+def _compiled_and_read(name: str) -> Program:
+    return read(schedc.compile(name))
 
 
 def compile_once(name: str, ranks: int, microbatches: int) -> dict[str, Any]:
@@ -236,7 +245,7 @@ def main() -> None:
     parser.add_argument("--numpy", action="store_true", help="without the compiled loops")
     parser.add_argument("--largest", type=int, default=128, help="largest number of ranks (default 128)")
     parser.add_argument("--scale", action="store_true", help="time and memory up to ten million ops, without torch")
-    parser.add_argument("--works", action="store_true", help="the time of a plan with works over that without")
+    parser.add_argument("--works", action="store_true", help="the time of plans with works over that without")
     parser.add_argument("--once", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.numpy:

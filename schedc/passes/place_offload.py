@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from schedc.analysis.dependencies import Dependencies
+from schedc.analysis.dependencies import Dependencies, reduce_by_rank
 from schedc.analysis.numba_kernels import kernels
 from schedc.analysis.placed_works import PlacedWorks
-from schedc.ir.arrays import Bools, Floats, Int32, Int64, repeat
+from schedc.ir.arrays import Bools, Floats, Int32, Int64, distinct, repeat
 from schedc.ir.ops import OpKind
 from schedc.ir.works import WorkKind
 from schedc.passes import offload_loops as loops
@@ -205,8 +205,8 @@ class ByStage:
         """The copies of the cells of all ranks that hold one of these stays."""
         stages = dependencies.schedule.stages
         key = dependencies.rank[stays.made].astype(np.int64) * stages + stays.stage
-        copies, copy = np.unique(key, return_inverse=True)
-        order = np.argsort(copy, kind="stable")
+        copies, copy = distinct(key, (dependencies.rank_start.size - 1) * stages)
+        order = np.argsort(copy.astype(np.min_scalar_type(copies.size)), kind="stable")
         start, end = (dependencies.rank_start[copies // stages + more] for more in (0, 1))
         first = np.concatenate([[0], np.cumsum(end - start)])
         shift = first[:-1] - start
@@ -223,8 +223,7 @@ class ByStage:
         idle = np.zeros(self.cells.size + 1)
         np.add.at(idle, copied.made + 1, stays.bytes)
         np.add.at(idle, copied.used, -stays.bytes)
-        place = np.zeros(kept.size)
-        np.maximum.at(place, self.copy, stays.bytes)
+        place = reduce_by_rank(np.maximum, stays.bytes, np.searchsorted(self.copy, np.arange(kept.size + 1)))
         of_cells = replace(speeds, start=speeds.start[self.cells], end=speeds.end[self.cells])
         held = np.cumsum(idle)[:-1]
         moves = choose_moves(self.first, copied, held, kept * place, (kept + on_the_way) * place, of_cells)
