@@ -57,13 +57,14 @@ def fit_to_json(result: FitResult) -> dict[str, Any]:
             "interval_pct": check.interval_pct,
             "leave_model_out": {name: _model(model) for name, model in check.models.items()},
             "regret_top5_pct": {name: m.regret_pct for name, m in check.models.items() if m.regret_pct is not None},
+            "spearman": {name: m.spearman for name, m in check.models.items() if m.spearman is not None},
         }
     return facts
 
 
 def _model(model: ModelLeftOut) -> dict[str, Any]:
     facts = {"rows": model.rows, "mape_pct": model.mape_pct, "bias_pct": model.bias_pct}
-    return facts | {"regret_top5_pct": model.regret_pct}
+    return facts | {"regret_top5_pct": model.regret_pct, "spearman": model.spearman}
 
 
 def fit_to_text(result: FitResult) -> str:
@@ -90,7 +91,8 @@ def fit_to_text(result: FitResult) -> str:
         lines.append(line.rstrip())
     if facts["fewer_rows_than_constants"]:
         count = fit.rows + fit.calibrated
-        lines.append(f"{count} measurements for {len(fit.constants)} constants: the priors decide much of this fit")
+        what = "measurement" if count == 1 else "measurements"
+        lines.append(f"{count} {what} for {len(fit.constants)} constants: the priors decide much of this fit")
     order = sorted(facts["residuals"], key=lambda row: -abs(row["error_pct"]))[:_WORST]
     lines += ["", "largest errors:"]
     lines += [f"  {row['row']:<24} {row['measured_s']:10.4g} s  {row['error_pct']:+6.1f} %" for row in order]
@@ -106,6 +108,8 @@ def _validation_lines(result: FitResult) -> list[str]:
     lines = [f"left out   {check.cv_mape_pct:5.2f} % mean error in 5 folds, three times"]
     for name, model in check.models.items():
         regret = "" if model.regret_pct is None else f"; best of 5 chosen: {model.regret_pct:.2f} % above the best"
+        if model.spearman is not None:
+            regret += f", rank correlation {model.spearman:.2f}"
         errors = f"{model.mape_pct:5.2f} % mean error, {model.bias_pct:+.2f} % bias"
         lines.append(f"  without {name:<24} {model.rows:4} rows: {errors}{regret}")
     if not check.models:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import functools
+import math
 import resource
 import signal
 import sys
@@ -65,6 +66,9 @@ from schedc.passes.insert_communication import insert_communication
 from schedc.plan import plan_of
 from schedc.plan.writer import write_plan
 from schedc.planner.cluster.read import parse_cluster, with_devices
+from schedc.planner.fit.fitted import fit_text, parse_fit
+from schedc.planner.fit.predict import predict
+from schedc.planner.fit.rows import parse_rows
 from schedc.planner.model.config import parse_config
 from schedc.planner.model.file import parse_model, write_model
 from schedc.report.check import to_json as told
@@ -76,6 +80,7 @@ from schedc.source import NOWHERE, Source
 from schedc.syntax.formatter import format_source
 from schedc.syntax.parser import parse
 from schedc.syntax.tree import Claim
+from support.paths import ROOT
 
 SECONDS = 2.0
 _TRIES = 3
@@ -209,6 +214,23 @@ def read_cluster(given: Case) -> str:
     return "ran"
 
 
+def read_rows(given: Case) -> str:
+    """Measured steps, and their predictions. Files that they name are those of `benchmarks/published`."""
+    measured = parse_rows(Source("fuzz.csv", given.text), ROOT / "benchmarks" / "published")
+    for row in predict(measured, {}):
+        if not math.isfinite(row.step_s) or row.step_s <= 0:
+            raise Fault(f"a step of {row.step_s} s")
+    return "ran"
+
+
+def read_fit(given: Case) -> str:
+    """A fit, and the text that reads back to it."""
+    fit = parse_fit(Source("fuzz.fit.toml", given.text))
+    if parse_fit(Source("again.fit.toml", fit_text(fit))) != fit:
+        raise Fault(f"the fit reads back as another one from\n{fit_text(fit)}")
+    return "ran"
+
+
 def read_layout(given: Case) -> str:
     parse_layout(given.text)
     return "ran"
@@ -237,6 +259,8 @@ READERS: dict[str, Callable[[Case], str]] = {
     "plan": read_plan,
     "model": read_planned_model,
     "cluster": read_cluster,
+    "rows": read_rows,
+    "fit": read_fit,
     "format": read_format,
     "range": read_range,
 }

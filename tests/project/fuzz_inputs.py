@@ -10,7 +10,7 @@ from functools import cache
 from random import Random
 
 from project.fuzz_archives import archive
-from project.fuzz_models import cluster, model
+from project.fuzz_models import cluster, fit, model, rows
 from project.fuzz_plans import plan
 from project.fuzz_programs import Writer
 from schedc.cost.costs import Costs, dump_costs
@@ -316,6 +316,8 @@ FAMILIES: dict[str, tuple[int, Callable[[Random], Case]]] = {
     "plans": (20, plans),
     "models": (4, lambda draw: Case("model", model(draw, mutated))),
     "clusters": (2, lambda draw: Case("cluster", cluster(draw, mutated))),
+    "measured steps": (3, lambda draw: Case("rows", rows(draw, mutated))),
+    "fits": (2, lambda draw: Case("fit", fit(draw, mutated))),
 }
 """Family: how many in a hundred or so, and what makes one."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from collections.abc import Callable
 from functools import cache
@@ -35,6 +37,11 @@ _KEYS = (
     "sliding_window", "layer_types", "linear_attn_config", "num_experts", "n_group", "topk_group", "mlp_only_layers",
     "moe_layer_freq", "use_sliding_window", "head_dim", "q_lora_rank", "model_type", "auto_map", "hidden_act", "\x00",
 )  # fmt: skip
+_CELLS = (
+    "", "0", "1", "-1", "3", "8", "4096", "1e6", "1e400", "nan", "inf", "0.5", "800 ms", "99999999999999", "full",
+    "zb_auto", "dualpipev", "interleaved_1f1b", "none", "fp8", "h100", "../x", "\x00", "é", '"', "x" * 3000, "10%",
+    "True", "1,5",
+)  # fmt: skip
 Mutate = Callable[[Random, str], str]
 
 
@@ -62,6 +69,30 @@ def model(draw: Random, mutate: Mutate) -> str:
 
 def cluster(draw: Random, mutate: Mutate) -> str:
     return changed_settings(draw, draw.choice(_texts("schedc/planner/presets/clusters", "toml")), mutate)
+
+
+def rows(draw: Random, mutate: Mutate) -> str:
+    """A head and a few measured steps: cells of other kinds and sizes, columns and lines that are missing or twice."""
+    lines = draw.choice(_texts("benchmarks/published", "csv")).splitlines()
+    body = list(csv.reader([lines[0], *draw.choices(lines[1:], k=draw.choice((1, 2, 4)))]))
+    for _ in range(draw.choice((0, 1, 1, 2, 4))):
+        line, cell = draw.randrange(len(body)), draw.randrange(len(body[0]))
+        kind = draw.randrange(8)
+        if kind == 0:
+            body = [[*cells[:cell], *cells[cell + 1 :]] for cells in body]
+        elif kind == 1:
+            body.insert(line, list(body[line]))
+        elif cell < len(body[line]):
+            body[line][cell] = draw.choice(_CELLS) if kind < 6 else draw.choice(draw.choice(body) or [""])
+        if not body[0]:
+            break
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(body)
+    return mutate(draw, text.getvalue()) if draw.random() < 0.2 else text.getvalue()
+
+
+def fit(draw: Random, mutate: Mutate) -> str:
+    return changed_settings(draw, draw.choice(_texts("benchmarks/published", "fit.toml")), mutate)
 
 
 def changed_settings(draw: Random, text: str, mutate: Mutate) -> str:

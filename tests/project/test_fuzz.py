@@ -8,10 +8,13 @@ import pytest
 
 from project import fuzz
 from project.fuzz_inputs import Case
+from support.sweeps import swept
 
 pytestmark = pytest.mark.slow
 
 COUNT = 400
+PLANNED = swept(100_000, 100)
+"""Inputs of each family that the planner reads."""
 
 
 @pytest.fixture(autouse=True)
@@ -26,6 +29,13 @@ def test_only_diagnostics_come_out_of_any_input() -> None:
     assert fuzz.fuzz(COUNT, 20, lines.append) == [], "\n".join(lines)
     ran = [int(found[1]) for line in lines if (found := re.search(r"inputs, +(\d+) ran", line))]
     assert sum(ran) >= COUNT // 20, "hardly anything gets beyond its syntax"
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("family", ["models", "clusters", "measured steps", "fits"])
+def test_what_the_planner_reads_is_read_or_refused(family: str) -> None:
+    lines: list[str] = []
+    assert fuzz.fuzz(PLANNED, 5, lines.append, only=family) == [], "\n".join(lines)
 
 
 def test_the_fuzzer_tells_of_faults_and_hangs(monkeypatch: pytest.MonkeyPatch) -> None:

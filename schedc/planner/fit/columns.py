@@ -7,26 +7,31 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Column:
-    """A column of rows. kind: `text`, `whole`, `number` or `flag`. default: of an empty cell; None where none is."""
+    """A column of rows. kind: `text`, `whole`, `number` or `flag`. default: of an empty cell; None where none is.
+
+    among: the texts that it takes, if not all. most: its largest number.
+    """
 
     name: str
     kind: str
     default: str | int | float | None = None
     among: tuple[str, ...] = ()
+    most: int = 2**31
 
 
-def _whole(names: str, default: int | None = None) -> list[Column]:
-    return [Column(name, "whole", default) for name in names.split()]
+def _whole(names: str, default: int | None = None, most: int = 2**31) -> list[Column]:
+    return [Column(name, "whole", default, most=most) for name in names.split()]
 
 
 COLUMNS = {
     column.name: column
     for column in (
         Column("model", "text"),
-        *_whole("layers hidden heads seq microbatch batch"),
+        *_whole("layers", most=10_000),
+        *_whole("hidden heads seq microbatch batch"),
         Column("cluster", "text"),
         Column("precision", "text", "bf16", ("bf16", "fp16", "fp8", "fp4")),
-        *_whole("tp pp vpp dp ep cp", 1),
+        *_whole("tp pp vpp dp ep cp", 1, most=2**20),
         *_whole("devices ffn kv_heads head_dim v_dim q_lora kv_lora rope_dim window", 0),
         *_whole("experts top width shared first_dense limit zero", 0),
         *_whole("vocab", 0),

@@ -24,7 +24,7 @@ from schedc.planner.reading.keys import Keys, place_of
 from schedc.planner.reading.texts import parse_table, read_source
 from schedc.planner.times.constants import BY_NAME, SUSTAINED, described, on_device
 from schedc.planner.times.table import RunTable
-from schedc.source import NOWHERE
+from schedc.source import NOWHERE, Source
 
 SCHEMA = "schedc.fit/1"
 
@@ -144,7 +144,11 @@ def fit_text(fit: Fit) -> str:
 
 def load_fit(path: Path) -> Fit:
     """A fit from its file. Raises `DiagnosticError` (S725) for anything else."""
-    source = read_source(path, "S725", "fit")
+    return parse_fit(read_source(path, "S725", "fit"))
+
+
+def parse_fit(source: Source) -> Fit:
+    """A fit from its TOML text. Raises `DiagnosticError` (S725) for anything else."""
     keys = Keys(parse_table(source, "S725", SCHEMA), source, "S725")
     name, hash = keys.text("name"), keys.text("hash", default="")
     devices, precisions = _texts(keys, "devices"), _texts(keys, "precisions")

@@ -81,7 +81,11 @@ class MeasuredRows:
 
 def load_rows(path: Path) -> MeasuredRows:
     """The rows of a CSV file. Raises `DiagnosticError` (S720 to S724) with every finding."""
-    source = read_source(path, "S720", "file of rows")
+    return parse_rows(read_source(path, "S720", "file of rows"), path.parent)
+
+
+def parse_rows(source: Source, folder: Path) -> MeasuredRows:
+    """The rows of a CSV text; files that it names are relative to ``folder``. Raises as `load_rows`."""
     reader = csv.reader(io.StringIO(source.text), strict=True)
     try:
         lines = [(reader.line_num, cells) for cells in reader if any(cell.strip() for cell in cells)]
@@ -97,7 +101,7 @@ def load_rows(path: Path) -> MeasuredRows:
     (_, names), *body = lines
     names = [name.strip() for name in names]
     _check_head(source, names)
-    return _Reading(source, path.parent, names).read(body)
+    return _Reading(source, folder, names).read(body)
 
 
 def _check_head(source: Source, names: Sequence[str]) -> None:
@@ -173,7 +177,7 @@ class _Reading:
         except ValueError:
             number = math.nan
         whole = column.kind in ("whole", "flag")
-        most = 1 if column.kind == "flag" else 2**40
+        most = 1 if column.kind == "flag" else column.most
         if not math.isfinite(number) or not 0 <= number <= most or (whole and number != int(number)):
             kind = {"whole": "a whole number", "flag": "0 or 1", "number": "a number without a unit"}[column.kind]
             self._say(line, "S722", f"`{column.name}` is {text[:40]!r}", f"write {kind}, from 0 to {most:,}")

@@ -6,10 +6,15 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+from schedc.diagnostics import DiagnosticError
 from schedc.planner.cluster.values import Cluster
 from schedc.planner.fit.columns import COLUMNS
 from schedc.planner.model.values import AttentionKind, AttentionSizes, ModelSizes, MoeSizes
+from schedc.planner.times.orders import stages_at
 from schedc.planner.times.run import TrainingRun
+
+MOST_OPS = 500_000
+"""Ops of a step that rows may have: the order of more takes seconds."""
 
 _GPT2_VOCAB = 50257
 _PADDED = 128
@@ -31,10 +36,26 @@ def run_of(cells: Mapping[str, Any], cluster: Cluster) -> TrainingRun:
         raise ValueError(f"{model.layers} layers do not fill {pp * cells['vpp']} stages")
     if model.moe is not None and (model.moe.experts % cells["ep"] or (tp * dp * cp) % cells["ep"]):
         raise ValueError(f"ep = {cells['ep']} divides either not the experts or not tp*dp*cp")
+    ops = 3 * pp * cells["vpp"] * microbatches
+    if ops > MOST_OPS:
+        raise ValueError(f"a step of {ops:,} ops; {MOST_OPS:,} are the most")
     names = [field.name for field in fields(TrainingRun)]
     given: dict[str, Any] = {name: cells[name] for name in names if name in cells}
     given |= {name: bool(value) for name, value in given.items() if COLUMNS[name].kind == "flag"}
-    return TrainingRun(**given | {"model": model, "cluster": cluster, "microbatches": microbatches})
+    run = TrainingRun(**given | {"model": model, "cluster": cluster, "microbatches": microbatches})
+    _check_order(run)
+    return run
+
+
+def _check_order(run: TrainingRun) -> None:
+    """Raises `ValueError` for sizes that the schedule refuses, and for a schedule that is not there."""
+    try:
+        stages = stages_at(run.schedule, run.pp, run.microbatches, run.vpp, run.limit)
+    except DiagnosticError as error:
+        sizes = f"pp = {run.pp}, vpp = {run.vpp}, {run.microbatches} microbatches"
+        raise ValueError(f"`{run.schedule[:40]}` at {sizes}: {error.diagnostics[0].message}") from error
+    if stages != run.stages:
+        raise ValueError(f"`{run.schedule}` has {stages} stages on {run.pp} ranks, pp*vpp is {run.stages}")
 
 
 def _padded(vocab: int, tp: int) -> int:

@@ -30,6 +30,8 @@ class ModelLeftOut:
     ratios: tuple[float, ...]
     regret_pct: float | None
     """Step of the best of the five plans with the least prediction, over the least measured; None without a choice."""
+    spearman: float | None = None
+    """Rank correlation of predicted and measured steps among the plans of a choice, the mean; None without a choice."""
 
 
 @dataclass(frozen=True)
@@ -75,14 +77,27 @@ def validate(estimator: Estimator, rows: Sequence[MeasuredRow], whole: Estimate)
 def _left_out(estimator: Estimator, rows: Sequence[MeasuredRow], own: Floats, part: Estimate) -> ModelLeftOut:
     ratios = errors(estimator, part.position)[own]
     predicted = estimator.predict(part.position)
-    regrets = []
+    regrets, correlations = [], []
     for choice in _choices(rows, own).values():
         best = min(rows[row].step_s for row in choice)
         chosen = sorted(choice, key=lambda row: predicted[row])[:_TOP]
         regrets.append(min(rows[row].step_s for row in chosen) / best - 1.0)
+        correlations.append(spearman(predicted[choice], np.array([rows[row].step_s for row in choice])))
     regret = 100.0 * max(regrets) if regrets else None
     mape, bias = 100.0 * float(np.abs(ratios).mean()), 100.0 * float(ratios.mean())
-    return ModelLeftOut(own.size, mape, bias, tuple(ratios.tolist()), regret)
+    rank = float(np.mean(correlations)) if correlations else None
+    return ModelLeftOut(own.size, mape, bias, tuple(ratios.tolist()), regret, rank)
+
+
+def spearman(predicted: Floats, measured: Floats) -> float:
+    """The rank correlation of two columns of [n] values; equal ones share their mean rank. 0 where all are equal."""
+    ranks = [
+        (values[:, None] > values).sum(axis=1) + 0.5 * (values[:, None] == values).sum(axis=1)
+        for values in (predicted, measured)
+    ]
+    a, b = (rank - rank.mean() for rank in ranks)
+    scale = float(np.sqrt((a @ a) * (b @ b)))
+    return float(a @ b) / scale if scale else 0.0
 
 
 def _choices(rows: Sequence[MeasuredRow], own: Floats) -> dict[tuple[object, ...], list[int]]:

@@ -21,6 +21,14 @@ def order_of(schedule: str, ranks: int, microbatches: int, chunks: int = 1) -> D
     return ordered_by(schedule, ranks, microbatches, chunks, 0, None)
 
 
+@lru_cache(maxsize=512)
+def stages_at(schedule: str, ranks: int, microbatches: int, chunks: int = 1, limit: int = 0) -> int:
+    """Stages of a schedule at sizes. Raises `DiagnosticError` for sizes that the schedule refuses."""
+    if limit:
+        return ordered_by(schedule, ranks, microbatches, chunks, limit, None).schedule.stages
+    return order_of(schedule, ranks, microbatches, chunks).schedule.stages
+
+
 def ordered_by(
     schedule: str, ranks: int, microbatches: int, chunks: int, limit: int, costs: Costs | None
 ) -> Dependencies:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +18,12 @@ from schedc.planner.fit.estimate import Estimator, at
 from schedc.planner.fit.fitted import fit_for, fit_text, load_fit
 from schedc.planner.fit.rows import load_rows
 from schedc.planner.fit.seen import beyond
+from schedc.planner.fit.validate import spearman
 from schedc.planner.model.values import AttentionSizes, ModelSizes
-from schedc.planner.presets.library import open_cluster
+from schedc.planner.presets.library import open_cluster, open_model
 from schedc.planner.presets.tables import files
 from schedc.planner.times.constants import CONSTANTS
+from schedc.planner.times.memory import rank_memory
 from schedc.planner.times.run import TrainingRun
 from schedc.planner.times.step import step_times
 from schedc.planner.times.table import RunTable
@@ -151,6 +154,8 @@ def test_a_file_that_is_no_fit_is_refused(text: str, tmp_path: Path) -> None:
         ("GPT-1B,24", "GPT-1B,0", "S723"),
         ("cluster.toml,4,64", "cluster.toml,5,64", "S723"),
         ("cluster.toml,4", "none.toml,4", "S705"),
+        ("GPT-1B,24", "GPT-1B,20000", "S722"),
+        ("4,64,8,0.8,10240\n", "4,64,8,0.8,11000\n", "S723"),
         ("batch,dp", "batch,batch", "S721"),
         ("GPT-1B", '"GPT-1B', "S720"),
     ],
@@ -209,3 +214,66 @@ def test_a_cluster_names_a_fit_beside_its_file(tmp_path: Path) -> None:
         3,
         "did you mean `mindspeed_rc2`?",
     )
+
+
+@pytest.mark.parametrize(
+    ("schedule", "sizes", "message"),
+    [
+        ("interleaved_1f1b", "4,2,4,64", "takes"),
+        ("1f1b", "4,2,8,64", "has 4 stages on 4 ranks, pp*vpp is 8"),
+        ("one_f_one_b", "4,1,8,64", "`one_f_one_b` at pp = 4"),
+        ("1f1b", "4,1,1,1000000", "ops; 500,000 are the most"),
+    ],
+)
+def test_rows_whose_schedule_does_not_take_their_sizes_are_refused(
+    schedule: str, sizes: str, message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "rows.csv"
+    head = "model,layers,hidden,heads,seq,cluster,step_s,microbatch,schedule,pp,vpp,dp,batch\n"
+    path.write_text(f"{head}GPT,24,2048,16,1024,a100-80,0.8,1,{schedule},{sizes}\n", encoding="utf-8")
+    if message == "takes":
+        assert len(load_rows(path).rows) == 1
+        return
+    with pytest.raises(DiagnosticError) as caught:
+        load_rows(path)
+    (diagnostic,) = caught.value.diagnostics
+    assert (diagnostic.code, diagnostic.primary.span.line) == ("S723", 2)
+    assert message in diagnostic.message
+
+
+def test_fewer_rows_than_constants_and_one_model_are_said(tmp_path: Path) -> None:
+    pytest.importorskip("scipy")
+    path = tmp_path / "rows.csv"
+    head = "model,layers,hidden,heads,seq,ffn,cluster,microbatch,batch,dp,step_s\n"
+    path.write_text(f"{head}GPT,24,2048,16,1024,8192,a100-80,4,64,8,0.8\n", encoding="utf-8")
+    text = CliRunner().invoke(main, ["fit", str(path), "--cv"], catch_exceptions=False).stdout
+    assert "1 measurement for 7 constants: the priors decide much of this fit" in text
+    assert "all rows are of one model: no model can be left out" in text
+
+
+def test_rank_correlation_is_that_of_scipy() -> None:
+    stats = pytest.importorskip("scipy.stats")
+    draw = np.random.default_rng(3)
+    for _ in range(20):
+        a, b = draw.integers(0, 6, 9).astype(float), draw.random(9)
+        assert spearman(a, b) == pytest.approx(stats.spearmanr(a, b).statistic)
+    assert spearman(np.ones(4), np.arange(4.0)) == 0.0
+
+
+def test_the_fit_of_the_910b_meets_the_published_plan_of_718b() -> None:
+    """TP 8 on attention, PP 16, VPP 2, EP 32 on 6,144 devices at 238 tokens/s each; 8,192 tokens (arXiv 2505.04519).
+
+    The fit has dense rows alone, so that constants of experts stay at their priors. The batch, and what is recomputed
+    and overlapped, are not published: All-to-Alls of rows go in two steps with nothing beside them.
+    """
+    cluster = open_cluster("ascend-910b", 6144)
+    fit = fit_for(cluster, "bf16")
+    assert fit is not None
+    run = TrainingRun(
+        replace(open_model("pangu-ultra-moe-718b"), seq=8192), cluster, tp=8, pp=16, vpp=2, dp=48, ep=32,
+        microbatches=96, schedule="interleaved_1f1b", sequence_parallel=True, zero=1, overlap=True, grad_bytes=4,
+        alltoall="hierarchical",
+    )  # fmt: skip
+    (step,) = step_times(RunTable([run]), at(fit.constants)).step[:, 0]
+    assert run.batch * run.model.seq / run.devices / step == pytest.approx(238, rel=0.15)
+    assert rank_memory(run).total.max() < cluster.device.usable_bytes
