@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from schedc_runtime.errors import StageError
 from schedc_runtime.offload.lanes import TO_HOST, Lanes
@@ -27,11 +28,29 @@ StateOf = Callable[[nn.Module], Mapping[Any, Tensor]]
 
 
 class _Source(NamedTuple):
-    """A tensor that is copied, and the keys that it has. written: whether forwards may write it."""
+    """A tensor that is copied, and the keys that it has. written: whether forwards may write it.
+
+    whole: what it is the part of that lies here; None where it is all of it.
+    """
 
     tensor: Tensor
     keys: list[Any]
     written: bool
+    whole: DTensor | None = None
+
+    @classmethod
+    def of(cls, value: Tensor, keys: list[Any], written: bool) -> _Source:
+        """That of a tensor, or of the part of a sharded one that lies here."""
+        value = value.detach()
+        return cls(value.to_local(), keys, written, value) if isinstance(value, DTensor) else cls(value, keys, written)
+
+    def like(self, copy: Tensor) -> Tensor:
+        """The copy of the tensor, as the part of one that is sharded alike, in host memory."""
+        if self.whole is None:
+            return copy
+        sharded: Any = DTensor
+        shard: Tensor = sharded(copy, self.whole._spec, requires_grad=False)
+        return shard
 
 
 class StageSnapshot:
@@ -64,7 +83,7 @@ class StageSnapshot:
             tensor = source.tensor.clone() if source.written else source.tensor
             copy = self._slot(tensor, start)
             pairs.append((copy, tensor))
-            self._copies |= dict.fromkeys(source.keys, copy)
+            self._copies |= dict.fromkeys(source.keys, source.like(copy))
 
         def work() -> None:
             for copy, tensor in pairs:
@@ -84,6 +103,7 @@ class StageSnapshot:
     def read(self) -> dict[Any, Tensor]:
         """The copies by key, on the host, in the shapes of the originals: names of the module, keys of the optimizer.
 
+        That of a sharded parameter is a `DTensor` whose part lies on the host.
         Waits for the copies. They are parts of one buffer, which the next snapshot writes. Raises `StageError` without
         a snapshot.
         """
@@ -118,16 +138,17 @@ class StageSnapshot:
         for key, value in state.items():
             if not isinstance(value, Tensor):
                 continue
-            if type(value) not in (Tensor, nn.Parameter):
+            if type(value) not in (Tensor, nn.Parameter) and not isinstance(value, DTensor):
+                kind = type(value).__name__
                 raise StageError(
-                    f"stage {self.index}: `{key}` is a {type(value).__name__}, and a snapshot copies plain tensors",
-                    "leave snapshot=True out, and keep sharded parameters by full_state_dict()",
+                    f"stage {self.index}: `{key}` is a {kind}, and a snapshot copies plain tensors and shards",
+                    "leave snapshot=True out, and keep the state by full_state_dict()",
                 )
-            source = sources.setdefault(id(value), _Source(value.detach(), [], id(value) not in parameters))
+            source = sources.setdefault(id(value), _Source.of(value, [], id(value) not in parameters))
             source.keys.append(key)
         listed = list(sources.values())
         if self.optimizer is not None:
-            listed += [_Source(tensor.detach(), [key], False) for key, tensor in self.optimizer(self.module).items()]
+            listed += [_Source.of(tensor, [key], False) for key, tensor in self.optimizer(self.module).items()]
         return listed
 
     def _make_room(self, count: int) -> None:

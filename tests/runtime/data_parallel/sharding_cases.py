@@ -79,6 +79,45 @@ def parity(rank: int, world_size: int, schedule: str, kind: str, experts: int, d
     }
 
 
+def snapshots(rank: int, world_size: int, schedule: str) -> dict[str, Any]:
+    """Steps with snapshots of sharded parameters: the names whose copies differ from the state before the step."""
+    program, mesh = compile_schedule(schedule, P=2, M=4), Mesh(2, 1, 2, shard_dense=True)
+    batch, targets = batch_of(mesh, program.microbatches)
+    pipe = Pipeline(small_gpt(), program, loss_fn=next_token_loss, mesh=mesh, timeout=60, example=batch.chunk(2)[0])
+    mine = [part.chunk(2)[pipe.replica] for part in (batch, targets)]
+    optimizer = torch.optim.AdamW(pipe.parameters(), lr=1e-2)
+    wrong, shards = [], 0
+    for step in range(3):
+        before = {name: _here(value).clone() for name, value in pipe.state_dict().items()}
+        moments = {
+            (number, name): _here(value).clone()
+            for number, own in optimizer.state_dict()["state"].items()
+            for name, value in own.items()
+        }
+        pipe.step(*mine, snapshot=optimizer)
+        optimizer.step()
+        optimizer.zero_grad()
+        taken = pipe.snapshot()
+        assert taken.optimizer is not None
+        shards = sum(isinstance(value, DTensor) for value in taken.model.values())
+        wrong += [
+            f"{step} {name}" for name, value in before.items() if not torch.equal(value, _here(taken.model[name]))
+        ]
+        wrong += [
+            f"{step} {number} {name}"
+            for (number, name), value in moments.items()
+            if not torch.equal(value, _here(taken.optimizer["state"][number][name]))
+        ]
+        whole = {name: value.full_tensor() for name, value in taken.model.items() if isinstance(value, DTensor)}
+        wrong += [name for name, value in whole.items() if value.shape != model_state("gpt")[name].shape]
+    pipe.close()
+    return {"wrong": wrong, "shards": shards, "moments": len(moments)}
+
+
+def _here(value: Tensor) -> Tensor:
+    return value.to_local() if isinstance(value, DTensor) else value
+
+
 class Scaled(nn.Module):
     """A block whose output is scaled by a parameter of another type."""
 

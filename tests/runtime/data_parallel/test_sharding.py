@@ -57,6 +57,14 @@ def test_sharded_dense_parts_give_the_bits_of_whole_ones(
             assert results["held sharded"] <= 0.51 * results["held plain"]
 
 
+@pytest.mark.processes
+def test_snapshots_have_the_shards_before_the_step() -> None:
+    for results in pool(4).run("runtime.data_parallel.sharding_cases:snapshots", timeout=120, schedule="1f1b"):
+        assert results["wrong"] == []
+        assert results["shards"] > 10
+        assert results["moments"] > 30
+
+
 @pytest.mark.parametrize(
     ("schedule", "mesh", "message"),
     [
