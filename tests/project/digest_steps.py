@@ -149,12 +149,12 @@ def process_cases() -> list[Case]:
     ]
 
 
-def model_of(case: Case) -> Any:
-    """The same weights on every rank, in float32."""
+def model_of(case: Case, stages: int) -> Any:
+    """The same weights on every rank, in float32; without a plan at least as many blocks as stages."""
     torch.manual_seed(0)
     if not case.lines:
         return runtime("GPT")(runtime("GPTConfig")(
-            width=16, heads=2, blocks=case.blocks, vocab=VOCAB, dropout=case.dropout
+            width=16, heads=2, blocks=max(case.blocks, stages), vocab=VOCAB, dropout=case.dropout
         ))  # fmt: skip
     layers, *rest = case.layers.split()
     dense = int(rest[1]) if "dense" in rest else 0
@@ -187,7 +187,9 @@ def pipeline_of(case: Case, in_process: bool) -> Pipeline:
         if case.replicas > 1:
             options["mesh"] = Mesh(program.ranks, 1, case.replicas)
     loss_fn = runtime("next_token_loss")
-    return Pipeline(model_of(case), program, loss_fn=loss_fn, in_process=in_process, timeout=60, **options)
+    return Pipeline(
+        model_of(case, program.stages), program, loss_fn=loss_fn, in_process=in_process, timeout=60, **options
+    )
 
 
 def trained(case: Case, in_process: bool = True) -> dict[str, str]:
