@@ -33,12 +33,28 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from drawn_traffic import (
+    BALANCED,
+    EXPERT,
+    EXPERTS,
+    INNER,
+    ITEM,
+    RANKS,
+    ROUTING,
+    SEGMENTS,
+    TOKENS,
+    TOP,
+    WIDTH,
+    Drawn,
+    DrawnTrafficDevice,
+    Traffic,
+    drawn,
+)
 from torch import Tensor
 from torch.nn import functional
 
@@ -47,22 +63,18 @@ from schedc.attachments.recompute_bytes import slot_bytes, slot_gradient_bytes
 from schedc.attachments.values import ExpertSizes
 from schedc.cell.costs import CellCosts, SegmentTimes
 from schedc.cell.graph import StageShape
-from schedc.cell.program import CellProgram, Half
+from schedc.cell.program import CellProgram
 from schedc.cell.schedule import cell_program
 from schedc.ir.arrays import Int64
 from schedc_runtime.data_parallel.hot_returns import with_hot_returns
 from schedc_runtime.execute.bind import bind
 from schedc_runtime.execute.executor import Executor
-from schedc_runtime.execute.micro_steps import MicroStep
-from schedc_runtime.measure.emulated_device import Device, Started
 from schedc_runtime.measure.shared_starts import SharedStarts
 from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer
-from schedc_runtime.moe.counts import Shape, counts_of
 from schedc_runtime.moe.hot import Lending
 from schedc_runtime.moe.hot_choice import HotPolicy
-from schedc_runtime.moe.hot_slots import StepLender
 from schedc_runtime.moe.layer import MoELayer, moe_layers
-from schedc_runtime.moe.router import Router, RouterConfig
+from schedc_runtime.moe.router import RouterConfig
 from schedc_runtime.moe.shards import shard_experts
 from schedc_runtime.partition import partition
 from schedc_runtime.partition.boundary import infer_boundaries
@@ -74,19 +86,6 @@ from schedc_runtime.testing import pool
 from schedc_runtime.transport import TorchTransport
 from schedc_runtime.transport.collective_calls import shares
 
-RANKS, EXPERTS, TOP, TOKENS = 4, 16, 2, 256
-WIDTH, INNER, ITEM = 16, 48, 4
-"""Columns of a token, columns of an expert, and bytes of a number. An expert has the bytes of 3 * INNER rows."""
-SEGMENTS = {"attention": SegmentTimes(20, 20, 18), "shared": SegmentTimes(6, 6, 0), "post": SegmentTimes(2, 2, 0)}
-EXPERT = SegmentTimes(20, 20, 26)
-"""Milliseconds of the experts of one layer, at the mean number of rows."""
-MEAN = TOKENS * TOP
-BALANCED = 9.0
-"""Milliseconds of a dispatch in which all experts are equally popular."""
-PER_ROW = BALANCED / (MEAN * (RANKS - 1) / RANKS)
-ROUTING = 1.0
-QUEUE = "node"
-"""The lane of all exchanges: the ranks are one node."""
 SKEWS = {"zipf_1.0": 1.0, "zipf_0.6": 0.6, "balanced": 0.0}
 WARM = 2
 """Steps that are not measured: the first lends none, the second allocates the slots."""
@@ -96,124 +95,6 @@ COSTS = CellCosts.of(
 )
 """The costs by which cells are ordered and copies are judged: times at equal routing."""
 POLICIES = {"0": None, "fixed": HotPolicy(2, 1.2, costs=COSTS), "auto": HotPolicy(costs=COSTS)}
-
-
-def drawn(layer: int, microbatch: int, exponent: float) -> Int64:
-    """[ranks, tokens, k] experts of every rank's tokens."""
-    popular = np.random.default_rng(layer).permutation(EXPERTS)
-    share = np.arange(1, EXPERTS + 1, dtype=np.float64) ** -exponent
-    # The k largest of log(share) + Gumbel noise are a draw of k without repetition.
-    noise = np.random.default_rng([layer, microbatch]).gumbel(size=(RANKS, TOKENS, EXPERTS))
-    return np.asarray(popular[(np.log(share) + noise).argsort(-1)[..., : -TOP - 1 : -1]])
-
-
-class Drawn(Router):
-    """A router whose choices are prescribed for each microbatch; only its gate weights are learned."""
-
-    def draw(self, rank: int, choices: list[Int64]) -> None:
-        self.choices = [torch.from_numpy(np.ascontiguousarray(every[rank])) for every in choices]
-        self.turn = 0
-
-    def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        _, weight, shares = super().forward(tokens)
-        self.turn += 1
-        return self.choices[(self.turn - 1) % len(self.choices)], weight, shares
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """What one layer moves and computes for one microbatch.
-
-    dispatched: rows that the busiest rank sends or gets in one dispatch. own, borrowed: [ranks] rows that a rank's own
-    experts, and its slots, compute. rows: [ranks] rows that a rank sends and gets.
-    """
-
-    dispatched: float
-    own: Int64
-    borrowed: Int64
-    rows: Int64
-
-    @classmethod
-    def of(cls, choices: Int64, hot: tuple[int, ...]) -> Traffic:
-        counts = counts_of(torch.from_numpy(choices), Shape(EXPERTS, 1, RANKS)).rows.long().numpy()
-        local = EXPERTS // RANKS
-        lending = Lending(hot, RANKS, 0, local)
-        borrowed = np.zeros(RANKS, dtype=np.int64)
-        for rank in range(RANKS):
-            slots = list(lending.lent_to(rank))
-            borrowed[rank] = counts[rank, slots].sum()
-            counts[rank, slots] = 0
-        between = counts.reshape(RANKS, RANKS, local).sum(-1)
-        out, into = between.sum(1) - between.diagonal(), between.sum(0) - between.diagonal()
-        return cls(float(max(out.max(), into.max())), between.sum(0), borrowed, out + into)
-
-
-class DrawnTrafficDevice(Device):
-    """A device on which experts take time by their rows, and exchanges by their bytes, as the routing was drawn."""
-
-    rank: int
-    traffic: dict[tuple[int, int, int], Traffic]
-    """By stage, layer of the stage, microbatch."""
-
-    def time(self, op: MicroStep, half: Half) -> float:
-        node = op.stage.shape.nodes[op.node]
-        if node.role not in ("experts", "dispatch", "combine"):
-            return super().time(op, half)
-        traffic = self.traffic[op.stage.index, node.layer, op.microbatch]
-        if node.exchange:
-            return traffic.dispatched * PER_ROW * self.unit
-        times = dict(zip((Half.FORWARD, Half.BACKWARD, Half.WEIGHT), EXPERT, strict=True))
-        return int(traffic.own[self.rank] + traffic.borrowed[self.rank]) * times[half] / MEAN * self.unit
-
-    def carries(self, lender: StepLender, stage: int, layer: int) -> None:
-        """Let the weights and gradients of a layer's hot experts take their time in the queue of the dispatches."""
-        start, borrowed, give_back, take_back = lender.start, lender.borrowed, lender.give_back, lender.take_back
-        out, back = (stage, -1, layer, Half.FORWARD), (stage, -1, layer, Half.BACKWARD)
-
-        def started() -> None:
-            new = bool(lender.lending.hot) and lender._travelling is None
-            start()
-            if new:
-                self._queue(out, weight_rows(lender.lending.hot))
-
-        def joined() -> tuple[Tensor, ...]:
-            slots = borrowed()
-            if out in self.queued[QUEUE] or out in self.due:
-                self.clock = max(self.clock, self.carried(QUEUE, out).end)
-            return slots
-
-        def given() -> list[Any]:
-            if handles := give_back():
-                self._queue(back, gradient_rows(lender.lending.hot))
-            return handles
-
-        def taken() -> None:
-            take_back()
-            self.clock = max(self.clock, self.carried(QUEUE, back).end)
-
-        lender.start, lender.give_back, lender.take_back = started, given, taken  # type: ignore[method-assign]
-        lender.experts.lent = joined
-
-    def _queue(self, key: tuple[int, int, int, Half], rows: float) -> None:
-        assert self.starts is not None
-        time = rows * PER_ROW * self.unit
-        ticket = self.starts.post_among(tuple(range(RANKS)), "expert", self.clock, time)
-        self.queued[QUEUE][key] = Started(self.clock, time, ticket)
-
-
-def weight_rows(hot: tuple[int, ...]) -> float:
-    """Rows with the bytes that a rank gets, and hands on, of the weights of ``hot`` experts."""
-    return 3.0 * INNER * len(hot)
-
-
-def gradient_rows(hot: tuple[int, ...]) -> float:
-    """Rows with the bytes that the busiest rank sends or gets of the gradients of ``hot`` experts.
-
-    For an expert of another rank it sends all shares; it gets one of each other borrower. An owner also gets the sums.
-    """
-    owned = [sum(expert // (EXPERTS // RANKS) == rank for expert in hot) for rank in range(RANKS)]
-    gets = [own * 2 * (RANKS - 1) / RANKS + (len(hot) - own) * (RANKS - 2) / RANKS for own in owned]
-    return 3.0 * INNER * max(*gets, *(float(len(hot) - own) for own in owned))
 
 
 def model_of(layers: int) -> MoETransformer:

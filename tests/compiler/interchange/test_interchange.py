@@ -32,7 +32,6 @@ from schedc.load.library import open_schedule
 from schedc.passes.insert_communication import insert_communication
 from schedc.source import Source
 from support.orders import orders
-from support.plan_cases import written
 from support.sweeps import swept
 
 TWO = "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"
@@ -310,57 +309,6 @@ def test_a_file_that_cannot_be_read(content: bytes | None, tmp_path: Path) -> No
 # Targets.
 
 
-def test_megatron_flags() -> None:
-    def flags(*arguments: str) -> list[str]:
-        result = schedc("export", *arguments, "--to", "megatron")
-        assert result.exit_code == 0, result.output
-        return [line for line in result.stdout.splitlines() if not line.startswith("#")]
-
-    assert flags("1f1b", "-D", "P=8") == ["--pipeline-model-parallel-size 8"]
-    interleaved = [
-        "--pipeline-model-parallel-size 4",
-        "--num-virtual-stages-per-pipeline-rank 3",
-        "--microbatch-group-size-per-virtual-pipeline-stage 4",
-    ]
-    assert flags("interleaved_1f1b", "-D", "v=3") == interleaved
-    placed = flags("interleaved_1f1b", "-D", "P=2", "--layout", "E t*3|tt,noop|tt|ttmL")
-    assert placed == [
-        "--pipeline-model-parallel-size 2",
-        "--num-layers 9",
-        "--mtp-num-layers 1",
-        '--pipeline-model-parallel-layout "Ettt|tt|tt|ttmL"',
-        "--microbatch-group-size-per-virtual-pipeline-stage 2",
-    ]
-    assert flags("interleaved_overlap", "-D", "v=3") == [*interleaved, "--overlap-moe-expert-parallel-comm"]
-
-
-SPREAD = """layers 4  experts 8 top 2  {parallel}
-  batch 32 x 128 by 2"""
-
-
-def test_megatron_flags_of_a_plan_that_spreads_a_step(tmp_path: Path) -> None:
-    """The names are those of `megatron/training/arguments.py`; Megatron needs the sequence split beside experts."""
-
-    def export(parallel: str) -> Result:
-        return schedc("export", written(tmp_path, SPREAD.format(parallel=parallel)), "--to", "megatron")
-
-    lines = export("parallel tp 2 of attention cp 2 ep 8 dp 4 zero 1").stdout.splitlines()
-    assert lines[1] == "# For 32 processes."
-    assert lines[5:] == [
-        "--tensor-model-parallel-size 2",
-        "--sequence-parallel",
-        "--context-parallel-size 2",
-        "--expert-model-parallel-size 8",
-        "--expert-tensor-parallel-size 1",
-        "--use-distributed-optimizer",
-        "--micro-batch-size 2",
-        "--global-batch-size 32",
-        "--seq-length 128",
-    ]
-    assert "--expert-tensor-parallel-size 2" in export("parallel tp 2 ep 4 dp 4").stdout
-    assert "S607" in export("parallel dp 4 zero 3").stderr
-
-
 @pytest.mark.parametrize(
     ("name", "target", "code", "why"),
     [
@@ -378,21 +326,6 @@ def test_what_a_target_cannot_express_is_refused(name: str, target: str, code: s
     assert result.stdout == ""
     assert f"error[{code}]" in result.stderr
     assert why in result.stderr
-
-
-@pytest.mark.parametrize(
-    ("layout", "status", "said"),
-    [
-        ("Et|tL", 1, "the layout has 2 stages, 1f1b has 4"),
-        ("Et|t|m|mL", 1, "multi-token predictions in several stages"),
-        ("Ex|t|t|L", 2, "error[S140]"),
-    ],
-)
-def test_a_layout_that_megatron_cannot_take(layout: str, status: int, said: str) -> None:
-    result = schedc("export", "1f1b", "--to", "megatron", "--layout", layout)
-    assert result.exit_code == status
-    assert said in result.stderr
-    assert schedc("export", "1f1b", "--to", "csv", "--layout", layout).exit_code == 2
 
 
 def test_a_placement_that_torchtitan_lacks(tmp_path: Path) -> None:
