@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from os.path import isfile
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypeAlias
 
@@ -124,7 +125,7 @@ def is_order(argument: Given) -> bool:
     path = Path(argument)
     if path.suffix.lower() in (_CSV, _TEXT):
         return True
-    if path.suffix == ".sched" or not path.is_file():
+    if path.suffix == ".sched" or not isfile(path):  # False, too, for a name that no system takes
         return False
     return _begins_as_order(load_text(path).text)
 

@@ -17,7 +17,7 @@ _SEQUENCE = 4096
 @click.argument("cluster", required=False)
 @sizes_argument
 @click.option("--show-model", is_flag=True, help="Print parameters, FLOPs and held tensors of MODEL, part by part.")
-@click.option("--list", "as_list", is_flag=True, help="List the shipped models and clusters with their sources.")
+@click.option("--list", "as_list", is_flag=True, help="List the shipped models, clusters and fits with their sources.")
 @click.option(
     "--seq", type=click.IntRange(1, 2**31), help=f"Tokens of a sequence; default MODEL's, else {_SEQUENCE:,}."
 )

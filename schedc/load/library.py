@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from os.path import isfile
 from pathlib import Path
 from typing import TypeAlias
 
@@ -104,7 +105,7 @@ def load(name_or_path: str | Path) -> Source:
     if name in names() or (name.removesuffix(_SUFFIX) in names() and not path.exists()):
         shipped = _folder() / f"{name.removesuffix(_SUFFIX)}{_SUFFIX}"
         return Source(shipped.name, _read(shipped), _from_here(shipped))
-    if path.suffix == _SUFFIX or path.is_file():
+    if path.suffix == _SUFFIX or isfile(path):
         return Source(name, _read(path))
     help = did_you_mean(name, names()) or "`schedc list` names the schedules of the library"
     raise _refusal("S121", f"there is no schedule `{name}` in the library, nor a file of that name", help)

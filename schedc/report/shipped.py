@@ -1,4 +1,4 @@
-"""What `schedc plan --list` tells: the shipped models and clusters, and where their figures are from."""
+"""What `schedc plan --list` tells: the shipped models, clusters and fits, and where their figures are from."""
 
 from __future__ import annotations
 
@@ -7,9 +7,20 @@ from typing import Any
 
 from schedc.planner.presets.tables import tables
 
+_ROWS = {
+    "bloom": "bigscience-workshop/bigscience, chronicles-prequel.md",
+    "mbridge_26_04_01": "NVIDIA-NeMo/Megatron-Bridge, docs/performance-summary.md, release 26.04.01",
+    "mindspeed_rc2": "Ascend/MindSpeed-LLM v1.0.RC2.0, README.md",
+    "vtrain_multi": "VIA-Research/vTrain, data/ground_truth_multi.csv",
+}
+"""Where the rows of the shipped fits are from; benchmarks/published has them."""
+
 
 def library_json() -> dict[str, Any]:
-    """The shipped models and clusters with the source of each figure. peak: FLOP/s by precision."""
+    """The shipped models and clusters with the source of each figure, and fits with that of their rows.
+
+    peak: FLOP/s by precision.
+    """
     models = {
         name: {"source": table["source"], "published": table["published"]} for name, table in tables("models").items()
     }
@@ -22,7 +33,11 @@ def library_json() -> dict[str, Any]:
         }
         for name, table in tables("clusters").items()
     }
-    return {"models": models, "clusters": clusters}
+    fits = {
+        name: {key: table[key] for key in ("devices", "precisions", "rows", "cv_mape_pct")} | {"source": _ROWS[name]}
+        for name, table in tables("fits").items()
+    }
+    return {"models": models, "clusters": clusters, "fits": fits}
 
 
 def library_text(facts: dict[str, Any]) -> Iterator[str]:
@@ -37,6 +52,11 @@ def library_text(facts: dict[str, Any]) -> Iterator[str]:
         yield f"  {name:<21} {cluster['per_node']} x {cluster['device']} per node, TFLOP/s {peaks}"
         assumed = ", ".join(key for key, source in cluster["sources"].items() if "assumed" in source)
         yield f"  {'':<21} wholly or partly assumed: {assumed}"
+
+    yield "fits, which clusters name, with their error on rows left out"
+    for name, fit in facts["fits"].items():
+        yield f"  {name:<21} {fit['rows']} rows, {fit['cv_mape_pct']:.1f} %: {fit['source']}"
+        yield f"  {'':<21} {', '.join(fit['devices'])}; {', '.join(fit['precisions'])}"
 
 
 def count_text(number: float) -> str:

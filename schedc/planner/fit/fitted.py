@@ -28,6 +28,8 @@ from schedc.source import NOWHERE, Source
 
 SCHEMA = "schedc.fit/1"
 
+_WIDE = frozenset({"bf16", "fp16"})
+
 
 @dataclass(frozen=True)
 class Fit:
@@ -219,9 +221,13 @@ def fit_for(cluster: Cluster, precision: str, path: Path | None = None, forced: 
 
 
 def matched(fit: Fit, devices: Iterable[str], precisions: Iterable[str], forced: bool) -> Fit:
-    """The fit, if its rows have these devices and precisions. Raises `DiagnosticError` (S726) unless it is forced."""
+    """The fit, if its rows have these devices and precisions. Raises `DiagnosticError` (S726) unless it is forced.
+
+    Both types of 16 bits have the same constants.
+    """
     lacks = [("device", name, fit.devices) for name in sorted(set(devices) - set(fit.devices))]
-    lacks += [("precision", name, fit.precisions) for name in sorted(set(precisions) - set(fit.precisions))]
+    seen = set(fit.precisions) | (_WIDE if _WIDE & set(fit.precisions) else set())
+    lacks += [("precision", name, fit.precisions) for name in sorted(set(precisions) - seen)]
     if lacks and not forced:
         raise DiagnosticError([_foreign(fit, *lack) for lack in lacks])
     return replace(fit, unseen=tuple(name for _, name, _ in lacks))

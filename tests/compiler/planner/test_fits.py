@@ -27,6 +27,7 @@ from schedc.planner.times.memory import rank_memory
 from schedc.planner.times.run import TrainingRun
 from schedc.planner.times.step import step_times
 from schedc.planner.times.table import RunTable
+from schedc.report.shipped import library_json, library_text
 from support.paths import ROOT
 
 PUBLISHED = ROOT / "benchmarks" / "published"
@@ -177,12 +178,22 @@ def test_a_cluster_names_its_fit() -> None:
     fit = fit_for(open_cluster("ascend-910b"), "bf16")
     assert fit is not None
     assert (fit.name, fit.devices, fit.unseen) == ("mindspeed_rc2", ("Ascend 910B 64 GB",), ())
+    fp16 = fit_for(open_cluster("a100-80"), "bf16")  # its rows are in fp16, whose products take as long
+    assert fp16 is not None
+    assert (fp16.precisions, fp16.unseen) == (("fp16",), ())
+    clocked = fit_for(open_cluster("h100"), "fp8")
+    assert clocked is not None
+    assert not [name for name in clocked.constants if name.startswith("sustained")]
+    assert clocked.constants["fp8"] > load_fit(files("fits")["mbridge_26_04_01"]).constants["fp8"]
     assert fit_for(open_cluster("h800"), "bf16") is None  # nobody has published rows of it with sizes
 
 
 def test_shipped_fits_are_those_beside_their_rows() -> None:
     for name, path in files("fits").items():
         assert path.read_text(encoding="utf-8") == (PUBLISHED / f"{name}.fit.toml").read_text(encoding="utf-8")
+    facts = library_json()
+    assert set(facts["fits"]) == set(files("fits"))
+    assert any("mindspeed_rc2" in line and "32 rows" in line for line in library_text(facts))
     named = {open_cluster(name).fit for name in files("clusters")} - {""}
     assert named == set(files("fits"))
 
@@ -222,6 +233,7 @@ def test_a_cluster_names_a_fit_beside_its_file(tmp_path: Path) -> None:
         ("interleaved_1f1b", "4,2,4,64", "takes"),
         ("1f1b", "4,2,8,64", "has 4 stages on 4 ranks, pp*vpp is 8"),
         ("one_f_one_b", "4,1,8,64", "`one_f_one_b` at pp = 4"),
+        ("x" * 3000, "4,1,8,64", "xxx` at pp = 4"),
         ("1f1b", "4,1,1,1000000", "ops; 500,000 are the most"),
     ],
 )
