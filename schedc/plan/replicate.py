@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -23,6 +24,7 @@ from schedc.layout.costs import LayerCosts
 from schedc.layout.parts import Layout
 from schedc.passes.place_replica_works import ReplicaBytes, ShardingRoom, lane_times, place_replica_works
 from schedc.plan.directives.base import Directives
+from schedc.plan.directives.parallel import MOST_ZERO
 from schedc.plan.held_memory import HeldMemory, held_memory
 from schedc.plan.peak_memory import Sharded, check_memory
 from schedc.plan.place_works import Offloading
@@ -74,7 +76,8 @@ def replicate(
     """The works of ``replicas`` replicas of every rank, beside those of offloads.
 
     costs: those of the stages. Raises `DiagnosticError`: S410 without a time `dp` or without parameters. S406 for a
-    rank that holds too much. S144 for a number of replicas that the ranks of experts do not divide.
+    rank that holds too much. S144 for a number of replicas that the ranks of experts do not divide. S156
+    where the plan's `parallel` line says something else.
     """
     schedule, in_bytes = dependencies.schedule, _in_bytes(directives, plan)
     layers = _with_experts(layers, plan) if in_bytes else layers
@@ -162,6 +165,21 @@ def _check(directives: Directives, plan: Attachments, costs: Costs, sizes: Repli
         message = f"the costs give no dp, and {replicas} replicas sum gradients"
         help = "write the time of 1 GB as `dp` into [ops] of the cost file, or say it here: `--cost dp=NUMBER`"
         raise refuse("S410", message, help, "parameters")
+    for message, help in _against_devices(plan, replicas):
+        raise refuse("S156", message, help, "parallel")
+
+
+def _against_devices(plan: Attachments, replicas: int) -> Iterator[tuple[str, str]]:
+    """(message, help) of what ``replicas`` contradict in the `parallel` line."""
+    if (parallel := plan.parallel) is None:
+        return
+    same = parallel.cp * parallel.dp
+    if replicas != same:
+        message = f"{replicas} replicas, and cp {parallel.cp} x dp {parallel.dp} ranks hold the same dense parameters"
+        yield message, f"give {same} replicas, or write another number of ranks"
+    if parallel.zero == MOST_ZERO and not plan.shard_dense:
+        message = f"zero {parallel.zero}, and nothing says whether `parameters` are those before sharding"
+        yield message, "write `shard dense` beside it, with the parameters of whole stages"
 
 
 def unplanned(schedule: Schedule, replicas: int) -> DiagnosticError:

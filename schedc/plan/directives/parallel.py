@@ -16,7 +16,7 @@ from schedc.syntax.plan import GivenValue, ParallelLine, Word, WordPair
 
 _NAMES = ("tp", "cp", "ep", "dp", "zero", "devices", "node")
 _DEFAULTS = {field.name: field.default for field in fields(Parallel)}
-_MOST_ZERO = 3
+MOST_ZERO = 3
 
 
 def _read(reading: Reading, line: ParallelLine) -> None:
@@ -49,7 +49,7 @@ def _read_number(reading: Reading, part: GivenValue, values: dict[str, Any]) -> 
     if part.name in values:
         reading.fault("S144", f"`{part.name}` is said twice", part.span, "keep one of the two")
         return False
-    if part.name == "zero" and part.value > _MOST_ZERO:
+    if part.name == "zero" and part.value > MOST_ZERO:
         help = "0 shards nothing, 1 the optimizer's state, 2 gradients too, 3 parameters too"
         reading.fault("S156", f"no stage {part.value} of ZeRO", part.span, help)
         return False
@@ -73,7 +73,7 @@ def _contradictions(plan: Attachments, _ranks: int | None) -> Iterator[Contradic
     if (parallel := plan.parallel) is None:
         return
     faults = [*_number_faults(parallel)] or [*_device_faults(parallel)] or [*_expert_faults(parallel, plan)]
-    if not faults and plan.shard_dense and parallel.zero != _MOST_ZERO:
+    if not faults and plan.shard_dense and parallel.zero != MOST_ZERO:
         faults.append((f"`shard dense` beside zero {parallel.zero}", "write `zero 3`, which says the same"))
     block = plan.block
     if not faults and block is not None and block.heads % parallel.tp:
@@ -87,8 +87,8 @@ def _number_faults(parallel: Parallel) -> Iterator[tuple[str, str]]:
     """(message, help) of numbers that mean nothing; a line of a plan is refused earlier, at the number."""
     if min(parallel.tp, parallel.cp, parallel.ep, parallel.dp) < 1 or min(parallel.devices, parallel.node) < 0:
         yield f"{parallel} has an axis without ranks", "numbers of ranks begin at 1"
-    if not 0 <= parallel.zero <= _MOST_ZERO or parallel.of not in ("", OF_ATTENTION):
-        yield f"{parallel}", f"`zero` is from 0 to {_MOST_ZERO}, `of` is `{OF_ATTENTION}` or empty"
+    if not 0 <= parallel.zero <= MOST_ZERO or parallel.of not in ("", OF_ATTENTION):
+        yield f"{parallel}", f"`zero` is from 0 to {MOST_ZERO}, `of` is `{OF_ATTENTION}` or empty"
 
 
 def _device_faults(parallel: Parallel) -> Iterator[tuple[str, str]]:

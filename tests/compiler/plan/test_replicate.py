@@ -119,6 +119,31 @@ def test_what_has_no_time_or_no_bytes_is_refused(tmp_path: Path, lines: str, cos
     assert (finding.code, message in finding.message) == ("S410", True)
 
 
+@pytest.mark.parametrize(
+    ("parallel", "message"),
+    [
+        ("parallel dp 4", "8 replicas, and cp 1 x dp 4 ranks hold the same dense parameters"),
+        ("parallel cp 4 dp 4  shard dense", "`shard dense` beside zero 0"),
+        ("parallel dp 8 zero 3", "zero 3, and nothing says whether `parameters` are those before sharding"),
+    ],
+)
+def test_what_contradicts_the_devices_of_a_plan_is_refused(tmp_path: Path, parallel: str, message: str) -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        price(open_input(plan(tmp_path, f"{LINES}  {parallel}")), {}, Costs(dp=1.0), 8)
+    (finding,) = caught.value.diagnostics
+    assert (finding.code, message in finding.message) == ("S156", True)
+
+
+def test_zero_3_beside_shard_dense_is_shard_dense(tmp_path: Path) -> None:
+    """The same works at the same places; cp ranks hold the same parameters as dp ranks do."""
+    lines = ("shard dense", "shard dense  parallel dp 8 zero 3", "shard dense  parallel cp 2 dp 4 zero 3")
+    works = [price(open_input(plan(tmp_path, f"{LINES}  {line}")), {}, Costs(dp=1.0), 8).works for line in lines]
+    places = [(each.placed.start.tolist(), each.placed.join.tolist()) for each in works if each is not None]
+    assert len(places) == 3
+    assert places[0] == places[1] == places[2]
+    assert all((each.works.kind == WorkKind.GATHER).any() for each in works if each is not None)
+
+
 def test_the_step_from_inside_has_the_works(tmp_path: Path) -> None:
     """Where cells of dense layers send at their ends, the step is that of their ops, sums behind the last cell too."""
     file = tmp_path / "a.sched"
