@@ -39,3 +39,23 @@ def complete_size(ctx: click.Context, _parameter: click.Parameter, incomplete: s
         return []
     texts = [(p, f"{p.name}={'' if p.default is None else p.default}") for p in parameters]
     return [CompletionItem(text, help=p.role) for p, text in texts if text.startswith(incomplete)]
+
+
+def complete_model(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Completes the names of shipped models, and files."""
+    return _shipped("models", incomplete)
+
+
+def complete_cluster(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Completes the names of shipped clusters, and files."""
+    return _shipped("clusters", incomplete)
+
+
+def _shipped(kind: str, incomplete: str) -> list[CompletionItem]:
+    """Completes the names of shipped files of a kind; the last item is a file of the user."""
+    from click.shell_completion import CompletionItem
+
+    from schedc.planner.presets.tables import files
+
+    names = [CompletionItem(name) for name in files(kind) if name.startswith(incomplete)]
+    return [*names, CompletionItem(incomplete, type="file")]

@@ -39,7 +39,7 @@ def pareto_plot(facts: Mapping[str, Any]) -> ParetoPlot:
 
 
 def _point(place: int, plan: PlanFacts) -> PlanPoint:
-    bytes = plan["memory"]["peak_bytes"]
+    bytes = plan["memory"]["needed_bytes"]
     words = f"{seconds_text(plan['step_s'])} s, {bytes / 1e9:.1f} GB, {axes_text(plan['axes'])}"
     return PlanPoint(plan["step_s"], bytes, str(place), words)
 

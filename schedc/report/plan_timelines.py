@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+from schedc.analysis.memory import Memory, RankBytes
 from schedc.analysis.timeline import Timeline
 from schedc.compiler import Priced, price
 from schedc.cost.costs import load_costs
@@ -31,6 +33,15 @@ def priced_file(plan: Path) -> tuple[Priced, Timeline]:
 
 
 def timeline_svg(plan: Path) -> str:
-    """The picture of a plan's order under its costs. Raises `DiagnosticError` for files that do not compile."""
+    """The picture of a plan's order, in seconds and GB. Raises `DiagnosticError` for files that do not compile."""
     step, timeline = priced_file(plan)
-    return picture(step.schedule, timeline, step.memory(), step.works, width=_WIDTH).text
+    memory, title = _in_gigabytes(step.memory()), f"{plan.name}: {step.schedule.name}, in seconds and GB"
+    return picture(step.schedule, timeline, memory, step.works, title=title, width=_WIDTH).text
+
+
+def _in_gigabytes(memory: Memory) -> Memory:
+    scaled = replace(memory, memory=memory.memory / 1e9, memory_inside=memory.memory_inside / 1e9)
+    held = memory.held
+    if held is None:
+        return scaled
+    return replace(scaled, held=RankBytes(held.peak / 1e9, None if held.inside is None else held.inside / 1e9))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -96,7 +97,7 @@ TABLE: tuple[PlanColumn, ...] = (
     ),
     PlanColumn("MFU", lambda plan: f"{100 * plan['mfu']:.1f}%", lambda plan: plan["mfu"]),
     PlanColumn(
-        "GB", lambda plan: f"{plan['memory']['peak_bytes'] / 1e9:.1f}", lambda plan: plan["memory"]["peak_bytes"]
+        "GB", lambda plan: f"{plan['memory']['needed_bytes'] / 1e9:.1f}", lambda plan: plan["memory"]["needed_bytes"]
     ),
     _axis("tp", "tp"),
     _axis("pp", "pp"),
@@ -125,7 +126,8 @@ def to_text(facts: Mapping[str, Any], stages: bool = False) -> Iterator[str]:
     if facts["plans"]:
         yield from plan_table(facts["plans"])
         yield ""
-    yield from remarks(facts)
+    for remark in remarks(facts):
+        yield from textwrap.wrap(remark, COLUMNS, subsequent_indent="  ", break_on_hyphens=False)
     yield certificate_text(facts)
 
 
@@ -218,26 +220,40 @@ def _row(cells: Sequence[str], shown: Sequence[PlanColumn], widths: Sequence[int
 
 
 def remarks(facts: Mapping[str, Any]) -> Iterator[str]:
-    """What the space leaves out, and which axes no row of the fit has seen."""
+    """What the space leaves out, which sizes no row of the fit has, and what was not ordered."""
     if facts["space"]["restrictions"]:
-        yield f"not in this space: {'; '.join(facts['space']['restrictions'])}"
+        yield f"the space: {'; '.join(facts['space']['restrictions'])}"
     for left in facts["left_out"]:
         yield f"left out: {left['schedule']}: {left['reason']}"
     if facts["extrapolates"]:
         yield f"beyond what the fit has seen: {', '.join(facts['extrapolates'])}"
+    policies = facts["certificate"]["policies"]
+    if policies["left"]:
+        words = f"{policies['left']:,} plans whose order follows the costs were not ordered"
+        yield f"{words}; none of them takes less than {seconds_text(policies['bound_s'])} s"
 
 
 def certificate_text(facts: Mapping[str, Any]) -> str:
     """What no plan of the space undercuts, or what the search left open."""
     certificate, plans = facts["certificate"], facts["plans"]
     if not plans:
-        return "no plan of this space is legal and fits in memory"
-    bound = certificate["bound_s"]
-    if certificate["complete"]:
-        last = "" if len(plans) < 2 else f"; the {ordinal(len(plans))} takes {seconds_text(certificate['kth_s'])} s"
-        return f"no plan of this space is faster than {seconds_text(bound)} s{last}"
-    gap = 100 * (1 - bound / plans[0]["step_s"])
-    return f"the search ended early: a plan may take {seconds_text(bound)} s, {gap:.1f} % less than the best one found"
+        if certificate["complete"]:
+            return "no plan of this space is legal and fits in memory"
+        least = (
+            "" if certificate["bound_s"] is None else f"; none takes less than {seconds_text(certificate['bound_s'])} s"
+        )
+        return f"the search ended early, before it had a plan{least}"
+    apart = ", these apart" if certificate["policies"]["left"] else ""
+    bound, best = certificate["bound_s"], plans[0]["step_s"]
+    if not certificate["complete"]:
+        gap = 100 * (1 - bound / best)
+        return (
+            f"the search ended early: a plan may take {seconds_text(bound)} s, {gap:.1f} % less than the best one found"
+        )
+    if facts["objective"] == "memory":
+        return f"no plan of this space needs less than {plans[0]['memory']['needed_bytes'] / 1e9:.2f} GB{apart}"
+    last = "" if len(plans) < 2 else f"; the {ordinal(len(plans))} takes {seconds_text(certificate['kth_s'])} s"
+    return f"no plan of this space is faster than {seconds_text(bound)} s{apart}{last}"
 
 
 def ordinal(number: int) -> str:

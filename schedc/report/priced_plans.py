@@ -42,10 +42,10 @@ def plan_facts(plan: PricedPlan, place: int, fit: Fit | None, free: Sequence[str
 
 
 def memory_facts(plan: PricedPlan) -> dict[str, Any]:
-    """Bytes of the fullest rank at its peak, and its parts, which add up to it.
+    """What the fullest rank needs, in bytes, and its parts, which add up to it.
 
-    reserve_bytes: what no order counts, such as the largest gradients and the buffers of exchanges. A device needs it
-    on top of the peak.
+    peak_bytes: the peak that `schedc check` counts. needed_bytes: with what no order counts, such as the largest
+    gradients and the buffers of exchanges.
     """
     planned = plan.planned
     rank = int(np.argmax(plan.peaks))
@@ -54,7 +54,11 @@ def memory_facts(plan: PricedPlan) -> dict[str, Any]:
     peak = float(plan.peaks[rank])
     return {
         "peak_bytes": peak,
+        "needed_bytes": peak + plan.reserve,
         "rank": rank,
-        "parts": {"weights, gradients, optimizer": states, "activations": peak - states},
-        "reserve_bytes": plan.reserve,
+        "parts": {
+            "weights, gradients, optimizer": states,
+            "activations": peak - states,
+            "buffers, largest gradients": plan.reserve,
+        },
     }

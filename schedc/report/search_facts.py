@@ -1,4 +1,4 @@
-"""The facts of a search for plans: what `schedc plan --json` prints, and `plans.json` holds."""
+"""The facts of what a search for plans is about: its problem, its fit, and the sizes beyond the fit."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def to_json(first: PlanFacts, second: PlanFacts) -> dict[str, Any]:
         "version": 1,
         "files": [first["file"], second["file"]],
         "step_s": [first["step_s"], second["step_s"]],
-        "peak_bytes": [first["memory"]["peak_bytes"], second["memory"]["peak_bytes"]],
+        "needed_bytes": [first["memory"]["needed_bytes"], second["memory"]["needed_bytes"]],
         "axes": axes,
         "bars": bars,
     }
@@ -54,8 +54,8 @@ def _beside(
 def to_text(facts: Mapping[str, Any]) -> Iterator[str]:
     """The lines of `schedc plan --compare A B`, of its JSON."""
     files, steps, bars = facts["files"], facts["step_s"], facts["bars"]
-    yield f"A  {files[0]}  {seconds_text(steps[0])} s, {facts['peak_bytes'][0] / 1e9:.1f} GB"
-    yield f"B  {files[1]}  {seconds_text(steps[1])} s, {facts['peak_bytes'][1] / 1e9:.1f} GB"
+    yield f"A  {files[0]}  {seconds_text(steps[0])} s, {facts['needed_bytes'][0] / 1e9:.1f} GB"
+    yield f"B  {files[1]}  {seconds_text(steps[1])} s, {facts['needed_bytes'][1] / 1e9:.1f} GB"
     axes = ", ".join(f"{name} {word(a)} | {word(b)}" for name, (a, b) in facts["axes"].items())
     yield from textwrap.wrap(
         f"axes  {axes or 'all equal'}", COLUMNS, subsequent_indent="      ", break_on_hyphens=False

@@ -32,10 +32,14 @@ def plan_facts(number: int, **changes: Any) -> dict[str, Any]:
         "tokens_per_s_per_device": 4608 * 8192 / 6144 / step,
         "mfu": 7.1 / step,
         "memory": {
-            "peak_bytes": 52_000_000_000 - 3_000_000_000 * number,
+            "peak_bytes": 51_000_000_000 - 3_000_000_000 * number,
+            "needed_bytes": 52_000_000_000 - 3_000_000_000 * number,
             "rank": 0,
-            "parts": {"states": 12_000_000_000, "activations": 40_000_000_000 - 3_000_000_000 * number},
-            "reserve_bytes": 1_000_000_000,
+            "parts": {
+                "states": 12_000_000_000,
+                "activations": 39_000_000_000 - 3_000_000_000 * number,
+                "buffers": 1_000_000_000,
+            },
         },
         "waterfall": [{"what": bar, "seconds": each} for bar, each in zip(BARS, seconds, strict=True)],
         "floor_s": 0.97 * step,
@@ -54,15 +58,17 @@ def search_facts(*plans: dict[str, Any]) -> dict[str, Any]:
             "name": "ascend-910b", "devices": 6144, "per_node": 8, "device": "910B", "usable_bytes": 60_000_000_000,
         },
         "batch": {"sequences": 4608, "seq": 8192},
+        "objective": "step",
         "fit": {"name": "mindspeed", "rows": 44, "cv_mape_pct": 11.2, "hash": "1f2e", "forced": False},
         "space": {"raw": 7_340_032, "legal": 1_120_000, "fit": 402_113,
                   "restrictions": ["experts are not split by tp"]},
         "counts": {"bounded": 1_120_000, "simulated": 2419, "orders": 93, "priced": 14},
         "seconds": {"cpu": 24.9, "wall": 26.5, "by_stage": {"bound": 2.1, "simulate": 8.2, "price": 14.6}},
-        "certificate": {"complete": True, "bound_s": best, "kth_s": last, "policies": {}},
+        "certificate": {"complete": True, "bound_s": best, "kth_s": last,
+                        "policies": {"ordered": 0, "left": 0, "bound_s": None}},
         "plans": found,
         "pareto": [
-            {"step_s": plan["step_s"], "bytes": plan["memory"]["peak_bytes"], "file": plan["file"]} for plan in found
+            {"step_s": plan["step_s"], "bytes": plan["memory"]["needed_bytes"], "file": plan["file"]} for plan in found
         ]
         + [{"step_s": best + 2, "bytes": 30_000_000_000, "file": ""}],
         "extrapolates": [],

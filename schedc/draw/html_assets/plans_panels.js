@@ -107,7 +107,7 @@ function showBarsOfChosen() {
   const falls = shown.map((plan) => new Map(plan.waterfall.map(({ what, seconds: each }) => [what, each])));
   showBars(byId("waterfall"), falls, (value) => `${seconds(value)} s`, shown.map((plan) => plan.step_s));
   const parts = shown.map((plan) => new Map(Object.entries(plan.memory.parts).map(([name, each]) => [name, each / GB])));
-  const peaks = shown.map((plan) => plan.memory.peak_bytes / GB);
+  const peaks = shown.map((plan) => plan.memory.needed_bytes / GB);
   showBars(byId("memory"), parts, (value) => `${value.toFixed(2)} GB`, peaks);
   byId("difference").textContent = shown.length > 1 ? difference(...shown) : "";
 }

@@ -29,7 +29,7 @@ function buildPlot() {
   const { width, height, left, right, top, bottom } = PLOT;
   const memory = facts.cluster.usable_bytes ? [facts.cluster.usable_bytes / GB] : [];
   const bound = facts.certificate.bound_s;
-  const points = [...plans.map((plan) => [plan.memory.peak_bytes / GB, plan.step_s])];
+  const points = [...plans.map((plan) => [plan.memory.needed_bytes / GB, plan.step_s])];
   const front = facts.pareto.map((each) => [each.bytes / GB, each.step_s]).sort((a, b) => a[0] - b[0] || b[1] - a[1]);
   const all = [...points, ...front];
   if (!all.length) return;
@@ -40,6 +40,7 @@ function buildPlot() {
   drawLimits(svg, x, y, memory[0], bound);
   if (front.length) drawFront(svg, front.map(([gb, step]) => [x.at(gb), y.at(step)]));
   points.forEach(([gb, step], number) => drawPlan(svg, number, x.at(gb), y.at(step)));
+  draw("circle", { id: "chosen", r: 6 }, svg);
 }
 
 function drawAxes(svg, x, y) {
@@ -106,8 +107,9 @@ function drawPlan(svg, number, cx, cy) {
   circles.push(mark);
 }
 
-// The chosen plans last, above the others.
+// The chosen plan is drawn once more above the others, which may lie on its point.
 function showPlot() {
   circles.forEach((mark, number) => mark.classList.toggle("first", number === state.chosen));
   circles.forEach((mark, number) => mark.classList.toggle("second", number === state.beside));
+  for (const name of ["cx", "cy"]) byId("chosen").setAttribute(name, circles[state.chosen].getAttribute(name));
 }

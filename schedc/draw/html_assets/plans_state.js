@@ -24,7 +24,7 @@ function describePlan(number) {
   return [
     `${placeOf(number)}: ${planName(number)}`,
     `${seconds(plan.step_s)} s${within}`,
-    `${gigabytes(plan.memory.peak_bytes)} GB on rank ${plan.memory.rank}`,
+    `${gigabytes(plan.memory.needed_bytes)} GB on rank ${plan.memory.rank}`,
     ...Object.entries(plan.axes).map(([name, value]) => `${name} ${word(value)}`),
     ...free,
   ];

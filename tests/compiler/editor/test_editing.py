@@ -45,6 +45,11 @@ def test_the_shell_completes_schedules_sizes_and_targets() -> None:
     assert completions("export", "1f1b", "--to", "csv") == ["csv", "csv-lowered"]
 
 
+def test_the_shell_completes_models_and_clusters() -> None:
+    assert completions("plan", "gpt-") == ["gpt-oss-120b", "gpt-oss-20b"]
+    assert completions("plan", "gpt2", "h") == ["h100", "h200", "h800"]
+
+
 # Highlighting.
 
 

@@ -236,8 +236,8 @@ def test_the_command_prints_counts_and_refuses_what_it_cannot_read(tmp_path: Pat
     [
         (("deepseek-v4", "--show-model"), "did you mean `deepseek-v3`"),
         (("deepseek-v3", "h8000", "--show-model"), "error[S709]"),
-        (("deepseek-v3",), "say what to show"),
-        ((), "say what to show"),
+        (("deepseek-v3",), "say what to do"),
+        ((), "say what to do"),
         (("deepseek-v3", "--show-model", "-D", "devices=8"), "needs a CLUSTER"),
         (("deepseek-v3", "h800", "--show-model", "-D", "P=8"), "no size 'P'"),
         (("deepseek-v3", "h800", "--show-model", "-D", "devices=0"), "one device"),

@@ -23,7 +23,7 @@ def test_the_facts_of_a_plan_add_up() -> None:
     for place, plan in enumerate(small_plans(), 1):
         facts = plan_facts(plan, place, FIT, ["zero"], 0.5 * plan.step)
         assert sum(bar["seconds"] for bar in facts["waterfall"]) == pytest.approx(facts["step_s"], rel=1e-9)
-        assert sum(facts["memory"]["parts"].values()) == pytest.approx(facts["memory"]["peak_bytes"], rel=1e-9)
+        assert sum(facts["memory"]["parts"].values()) == pytest.approx(facts["memory"]["needed_bytes"], rel=1e-9)
         assert min(facts["memory"]["parts"].values()) > 0
         assert facts["step_low_s"] == pytest.approx(0.875 * facts["step_s"])
         assert facts["step_high_s"] == pytest.approx(1.125 * facts["step_s"])

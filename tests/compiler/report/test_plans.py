@@ -29,7 +29,7 @@ step s       within  tok/s/dev    MFU    GB  ep dp zero mb  schedule            
 the same in all: tp 8, pp 16, vpp 2, cp 1, M 96, layout balanced
 * free: other values of this axis give the same step and memory
 
-not in this space: experts are not split by tp
+the space: experts are not split by tp
 no plan of this space is faster than 18.00 s; the 3rd takes 18.20 s"""
     )
 
@@ -70,6 +70,8 @@ def test_what_a_search_leaves_open_is_said() -> None:
     assert "it has not seen this device" in list(to_text(facts))[4]
     empty = search_facts() | {"plans": [], "pareto": []}
     assert list(to_text(empty))[-1] == "no plan of this space is legal and fits in memory"
+    empty["certificate"] |= {"complete": False, "kth_s": None}
+    assert certificate_text(empty) == "the search ended early, before it had a plan; none takes less than 18.00 s"
 
 
 def test_ordinals() -> None:
