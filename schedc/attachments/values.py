@@ -150,7 +150,7 @@ class Level(StrEnum):
     @property
     def place(self) -> int:
         """Number of the level in ascending order, from 0."""
-        return tuple(Level).index(self)
+        return _PLACES[self]
 
     def __lt__(self, other: str) -> bool:
         return self.place < Level(other).place
@@ -170,6 +170,9 @@ class By(StrEnum):
 
     RANK = "rank"
     GROUP = "group"
+
+
+_PLACES = {level: number for number, level in enumerate(Level)}
 
 
 class LevelRun(NamedTuple):

@@ -123,4 +123,10 @@ S7: tuple[DiagnosticCode, ...] = (
         "an unknown restriction",
         "`--restrict` takes the name of a shipped set of conditions, such as `megatron`. Raised by `schedc plan`.",
     ),
+    DiagnosticCode(
+        "S714",
+        "a space of which no plan fits",
+        "Every legal plan holds more than a device has, by a bound or by the peak of its order. The message names the "
+        "plan whose bound is least. Raised by `schedc plan`.",
+    ),
 )

@@ -217,6 +217,6 @@ class _BlockBound:
     ) -> Floats:
         counts, levels = group.counts, self.inner.levels
         least = np.minimum(held, pending[:, None]) if group.facts.splits else held
-        whole = any_bytes(counts, parameters, held, levels, np.ones(len(self.many), np.int64))
-        many = [np.array([peak.of_rank.min() for peak in of_order]) for of_order in peaks]
+        many = [np.stack([peak.of_rank for peak in of_order]) for of_order in peaks]
+        whole = any_bytes(counts, parameters, held, levels, np.ones_like(many[0]))
         return np.stack([np.maximum(whole, any_bytes(counts, parameters, least, levels, one)) for one in many], axis=1)

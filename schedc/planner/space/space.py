@@ -30,6 +30,7 @@ RESTRICTIONS = (
     "tensor ranks split attention and dense layers, no expert",
     "tensor ranks share norms and residuals (sequence parallelism)",
     "recomputation of one level: on all stages, on the first stage of each rank, or on the first half of the ranks",
+    "stages hold equally many layers, the first ones one more; predictions and the head are in the last stage",
     "nothing is offloaded to host memory",
     "rows of tokens are even over experts: no hot experts",
     "ranks lie in the order tensor, context, data, pipeline",
@@ -112,6 +113,7 @@ class PlanSpace:
             (f"{self.cluster.devices:,} devices are tp*cp*pp*dp", c["devices"] == self.cluster.devices),
             (f"{self.batch:,} sequences are dp*microbatch*microbatches", wholes),
             (f"a stage of the {self.model.layers} layers is not empty", inside),
+            ("a pipeline of one rank has one stage", (c["pp"] > 1) | (c["vpp"] == 1)),
             ("ep divides tp*cp*dp", c["tp"] * c["cp"] * c["dp"] % c["ep"] == 0),
             (f"ranks share {self.seq:,} tokens evenly", self.seq % (c["tp"] * c["cp"]) == 0),
             ("an expert group fills whole nodes, or a node holds whole groups", self._whole_nodes(c)),
@@ -183,7 +185,7 @@ class PlanSpace:
         return InnerAxes(
             tuple(option for option in options if not (option.overlap and alone)),
             tuple(level for level in v.levels if level[1] in wheres),
-            v.layouts if pp * vpp > 1 else ("even",),
+            v.layouts if pp > 1 and vpp == 1 else v.layouts[:1],
             ("flat",) if alone else v.methods,
             v.zero,
         )

@@ -1,0 +1,291 @@
+"""Finds the best plans of a space best first: no plan is simulated or priced before one whose bound is smaller."""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
+from itertools import count
+from math import inf
+
+import numpy as np
+
+from schedc.diagnostics import Diagnostic, DiagnosticError, RequestError
+from schedc.ir.arrays import Floats
+from schedc.planner.price.files import PlannedStep
+from schedc.planner.price.part_table import PartTable
+from schedc.planner.price.priced import PricedPlan, price_plan
+from schedc.planner.price.problem import PlanProblem
+from schedc.planner.search.answer import Answer, ExactPlan, pareto_front
+from schedc.planner.search.bound import BoundedBlock, PlanBounds, splits_of
+from schedc.planner.search.candidates import gather
+from schedc.planner.search.orders import Orders
+from schedc.planner.search.result import (
+    FoundPlan,
+    PolicyCounts,
+    SearchCertificate,
+    SearchCounts,
+    SearchResult,
+    SearchSeconds,
+    SpaceCounts,
+)
+from schedc.planner.search.simulated import SimulatedPlan, simulate_plans
+from schedc.planner.space.nothing_legal import refuse_nothing_legal
+from schedc.planner.space.schedules import LeftOut
+from schedc.planner.space.space import PlanSpace
+
+_FIRST, _LARGEST = 64, 512
+"""Plans of the first batch of simulations, and of a later one: batches double."""
+
+_ALIKE = 1e-12
+"""Steps that differ by less, relatively, are equal."""
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """What is asked for. top: plans of the answer. objective: `step`, `memory` or `pareto`.
+
+    exhaustive: simulate and price every plan, whatever its bound. seconds: CPU seconds after which the search stops;
+    None for no limit. policies: plans that are ordered by their own costs, at most.
+    """
+
+    top: int = 10
+    objective: str = "step"
+    exhaustive: bool = False
+    seconds: float | None = None
+    policies: int = 50
+
+
+@dataclass(eq=False)
+class _Clock:
+    """CPU seconds by stage."""
+
+    by_stage: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    cpu: float = field(default_factory=time.process_time)
+    wall: float = field(default_factory=time.perf_counter)
+
+    @contextmanager
+    def of(self, stage: str) -> Iterator[None]:
+        start = time.process_time()
+        try:
+            yield
+        finally:
+            self.by_stage[stage] += time.process_time() - start
+
+    @property
+    def used(self) -> float:
+        return time.process_time() - self.cpu
+
+    def seconds(self) -> SearchSeconds:
+        return SearchSeconds(self.used, time.perf_counter() - self.wall, dict(self.by_stage))
+
+
+def search(
+    space: PlanSpace,
+    problem: PlanProblem,
+    options: SearchOptions = SearchOptions(),
+    progress: Callable[[str, int], None] | None = None,
+) -> SearchResult:
+    """The best plans of a space, with what is proven of the others.
+
+    progress: takes the name of a stage, and how many plans it has seen. Raises `RequestError`: S712 where no plan is
+    legal, S714 where none fits into the device.
+    """
+    return _BestFirst(space, problem, options, progress or (lambda _stage, _plans: None)).run()
+
+
+class _BestFirst:
+    """One run of a search."""
+
+    def __init__(
+        self, space: PlanSpace, problem: PlanProblem, options: SearchOptions, progress: Callable[[str, int], None]
+    ) -> None:
+        self.space, self.problem, self.options, self.progress = space, problem, options, progress
+        self.clock, self.counts = _Clock(), SearchCounts()
+        self.orders = Orders(space.choice)
+        self.exact: list[ExactPlan] = []
+        self.refused: dict[str, str] = {}
+        self.waiting: list[tuple[tuple[float, float], int, ExactPlan | SimulatedPlan]] = []
+        self.number = count()
+        self.next, self.width = 0, _FIRST
+
+    def run(self) -> SearchResult:
+        with self.clock.of("space"):
+            refuse_nothing_legal(self.space)
+            splits = splits_of(self.space)
+        with self.clock.of("table"):
+            self.table = PartTable.of(self.problem, splits)
+        with self.clock.of("bound"):
+            bounds = PlanBounds(self.space, self.problem, self.table)
+            self.usable = bounds.usable
+            self.candidates = gather(self._told(bounds), self.options.objective == "memory")
+            self.counts = replace(self.counts, bounded=self.candidates.legal)
+        answer, complete = self._best()
+        if not complete:
+            for exact in self.exact:
+                answer.add(exact, exact.peak if self.options.objective == "memory" else exact.step)
+        answer, policies = self._with_policies(answer)
+        if not answer and complete:
+            raise self._nothing_fits()
+        return self._result(answer, complete, policies)
+
+    def _told(self, bounds: PlanBounds) -> Iterator[BoundedBlock]:
+        seen = 0
+        for block in bounds.blocks():
+            seen += len(block.block)
+            self.progress("bounded", seen)
+            yield block
+
+    # The queue: candidates by bound, and in front of it plans that were simulated or priced.
+
+    def _best(self) -> tuple[Answer, bool]:
+        """The best plans, and whether nothing open is better than the last of them."""
+        answer = Answer(self.options.top)
+        while not self._out_of_time():
+            opened = self._next_bound()
+            head = self.waiting[0][0] if self.waiting else (inf, inf)
+            if answer.full and min(head[0], opened) > answer.last * (1 + _ALIKE) and not self.options.exhaustive:
+                return answer, True
+            if opened < head[0] or (self.options.exhaustive and opened < inf):
+                self._simulate()
+            elif self.waiting:
+                self._take(answer)
+            else:
+                return answer, True
+        return answer, False
+
+    def _out_of_time(self) -> bool:
+        return self.options.seconds is not None and self.clock.used > self.options.seconds
+
+    def _next_bound(self) -> float:
+        """What bounds all plans that were not looked at."""
+        if self.next >= len(self.candidates):
+            return inf
+        return float(self._bounds[self.next])
+
+    @property
+    def _bounds(self) -> Floats:
+        return self.candidates.memory if self.options.objective == "memory" else self.candidates.step
+
+    def _simulate(self) -> None:
+        """Looks at the next candidates: more of them each time."""
+        places = range(self.next, min(self.next + self.width, len(self.candidates)))
+        self.next, self.width = places.stop, min(2 * self.width, _LARGEST)
+        fixed = [(place, self._planned(place)) for place in places if not self.candidates.policy[place]]
+        with self.clock.of("simulated"):
+            found, refused = simulate_plans(fixed, self.orders, self.usable)
+        self.refused |= {each.key.schedule: each.reason for each in refused}
+        self.counts = replace(self.counts, simulated=self.counts.simulated + len(fixed), orders=len(self.orders.made))
+        self.progress("simulated", self.counts.simulated)
+        for each in found:
+            self._wait(each)
+
+    def _planned(self, place: int) -> PlannedStep:
+        axes = self.candidates.axes(place)
+        return PlannedStep(self.problem, axes, self.space.choice(axes.schedule), self.table)
+
+    def _wait(self, each: SimulatedPlan) -> None:
+        if each.planned.axes.overlap:
+            self._push(each.step, each.peak, each)
+        else:
+            exact = ExactPlan(each.planned, each.step, each.peak, each.digest, self._bound(each.place))
+            self.exact.append(exact)
+            self._push(each.step, each.peak, exact)
+
+    def _bound(self, place: int) -> float:
+        return float(self.candidates.step[place])
+
+    def _push(self, step: float, peak: float, each: ExactPlan | SimulatedPlan) -> None:
+        value = (peak, step) if self.options.objective == "memory" else (step, peak)
+        heapq.heappush(self.waiting, (value, next(self.number), each))
+
+    def _take(self, answer: Answer) -> None:
+        """Takes the best plan that waits: into the answer if its step is exact, else to the compiler."""
+        _, _, best = heapq.heappop(self.waiting)
+        if isinstance(best, ExactPlan):
+            answer.add(best, best.peak if self.options.objective == "memory" else best.step)
+            return
+        if (priced := self._priced(best.planned)) is not None and priced.fits:
+            exact = ExactPlan(best.planned, priced.step, _peak(priced), best.digest, best.step, priced)
+            self.exact.append(exact)
+            self._push(exact.step, exact.peak, exact)
+
+    def _priced(self, planned: PlannedStep) -> PricedPlan | None:
+        """The plan through the compiler; None where it is refused, which is noted."""
+        with self.clock.of("priced"):
+            try:
+                priced = price_plan(planned)
+            except DiagnosticError as error:
+                self.refused[planned.axes.schedule] = error.diagnostics[0].message
+                return None
+        self.counts = replace(self.counts, priced=self.counts.priced + 1)
+        self.progress("priced", self.counts.priced)
+        return priced
+
+    # Schedules that are ordered by the costs.
+
+    def _with_policies(self, answer: Answer) -> tuple[Answer, PolicyCounts]:
+        """The answer with plans whose order follows the costs: the most promising ones are ordered and priced."""
+        last = answer.last if answer.full else inf
+        places = np.flatnonzero(self.candidates.policy & (self._bounds < last)).tolist()
+        ordered = 0
+        for place in places[: self.options.policies]:
+            if self._out_of_time():
+                break
+            ordered += 1
+            floor = float(self.candidates.step[place])
+            if (priced := self._priced(self._planned(int(place)))) is None or not priced.fits:
+                continue
+            exact = ExactPlan(priced.planned, priced.step, _peak(priced), b"", floor, priced)
+            self.exact.append(exact)
+            answer.add(exact, exact.peak if self.options.objective == "memory" else exact.step)
+        left = places[ordered:]
+        least = min((float(self.candidates.step[place]) for place in left), default=None)
+        return answer, PolicyCounts(ordered, len(left), least)
+
+    # The answer.
+
+    def _result(self, answer: Answer, complete: bool, policies: PolicyCounts) -> SearchResult:
+        plans = tuple(self._found(exact, free) for exact, free in answer.plans())
+        open_step = inf
+        if not complete:
+            open_step = min(self._open_steps(), default=inf)
+        certificate = SearchCertificate(
+            complete,
+            min([open_step, *(plan.step_s for plan in plans[:1])]),
+            plans[-1].step_s if plans else None,
+            policies,
+        )
+        left_out = [*self.space.left_out, *(LeftOut(name, reason) for name, reason in self.refused.items())]
+        space = SpaceCounts(
+            self.space.raw, self.candidates.legal, len(self.candidates), self.space.restrictions, tuple(left_out)
+        )
+        return SearchResult(space, self.counts, self.clock.seconds(), certificate, plans, pareto_front(self.exact))
+
+    def _open_steps(self) -> Iterator[float]:
+        left = self.candidates.step[self.next :][~self.candidates.policy[self.next :]]
+        yield float(left.min(initial=inf))
+        for _, _, each in self.waiting:
+            yield each.step
+
+    def _found(self, exact: ExactPlan, free: dict[str, tuple[str, ...]]) -> FoundPlan:
+        priced = exact.priced or self._priced(exact.planned)
+        return FoundPlan(exact.axes, exact.step, exact.peak, exact.floor, free, priced)
+
+    def _nothing_fits(self) -> RequestError:
+        """S714 with the plan that holds least, as far as the search knows."""
+        least = self.candidates.least
+        assert least is not None
+        bytes, axes = least
+        message = f"no plan of {self.problem.model.name} fits into {self.usable / 1e9:.1f} GB of a device"
+        words = ", ".join(f"{each.name} {getattr(axes, each.name)}" for each in fields(axes))
+        notes = (f"the plan of least memory holds {bytes / 1e9:.1f} GB at least: {words}",)
+        help = "take more devices, a cluster with more memory, or `--space wide`"
+        return RequestError([Diagnostic("S714", message, notes=notes, help=help)])
+
+
+def _peak(priced: PricedPlan) -> float:
+    return max(priced.peaks) + priced.reserve

@@ -1,0 +1,67 @@
+"""Orders of schedules at the sizes of plans, each made once: dependencies, peak counts, and what tells them apart."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from schedc.analysis.dependencies import Dependencies
+from schedc.analysis.peak_counts import PeakCounts
+from schedc.compiler import price
+from schedc.planner.space.axes import PlanAxes
+from schedc.planner.space.schedules import ScheduleChoice
+
+
+@dataclass(frozen=True, order=True)
+class OrderKey:
+    """What the order of a schedule depends on, where it does not follow the costs."""
+
+    schedule: str
+    pp: int
+    microbatches: int
+    vpp: int
+    limit: int
+
+    @classmethod
+    def of(cls, axes: PlanAxes) -> OrderKey:
+        return cls(axes.schedule, axes.pp, axes.microbatches, axes.vpp, axes.limit)
+
+
+@dataclass(frozen=True, eq=False)
+class KnownOrder:
+    """A legal order, with the dependencies of its cells."""
+
+    dependencies: Dependencies
+
+    @cached_property
+    def peaks(self) -> PeakCounts:
+        return PeakCounts.of(self.dependencies)
+
+    @cached_property
+    def digest(self) -> bytes:
+        """Equal for equal orders on equal places, whatever the schedule is called."""
+        schedule = self.dependencies.schedule
+        columns = (schedule.rank_start, schedule.kind, schedule.stage, schedule.microbatch, schedule.pair)
+        text = hashlib.blake2b(schedule.placement.rank_of_stage.tobytes(), digest_size=16)
+        for column in columns:
+            text.update(column.tobytes())
+        return text.digest()
+
+
+@dataclass(frozen=True, eq=False)
+class Orders:
+    """Orders that were made. choice: the schedule of a name."""
+
+    choice: Callable[[str], ScheduleChoice]
+    made: dict[OrderKey, KnownOrder] = field(default_factory=dict)
+
+    def of(self, key: OrderKey) -> KnownOrder:
+        """The order of a key. Raises `DiagnosticError` where the compiler finds it illegal."""
+        if key not in self.made:
+            choice = self.choice(key.schedule)
+            sizes = choice.sizes(key.pp, key.microbatches, key.vpp, key.limit)
+            assert sizes is not None
+            self.made[key] = KnownOrder(price(choice.tree, sizes).dependencies)
+        return self.made[key]

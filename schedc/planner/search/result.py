@@ -1,0 +1,106 @@
+"""What a search over plans found: the best plans, what was counted on the way, and what nothing else undercuts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from schedc.planner.price.priced import PricedPlan
+from schedc.planner.space.axes import PlanAxes
+from schedc.planner.space.schedules import LeftOut
+
+
+@dataclass(frozen=True)
+class SpaceCounts:
+    """Sizes of a space. raw: points. legal: plans among them. fit: those whose bound of memory fits.
+
+    restrictions: what no plan has, as sentences. left_out: schedules without plans.
+    """
+
+    raw: int
+    legal: int
+    fit: int
+    restrictions: tuple[str, ...]
+    left_out: tuple[LeftOut, ...] = ()
+
+
+@dataclass(frozen=True)
+class SearchCounts:
+    """Plans bounded, simulated in batches, and priced one by one through the compiler; orders that were made."""
+
+    bounded: int = 0
+    simulated: int = 0
+    orders: int = 0
+    priced: int = 0
+
+
+@dataclass(frozen=True)
+class SearchSeconds:
+    """CPU and wall seconds of a search. by_stage: CPU seconds by the name of a stage."""
+
+    cpu: float
+    wall: float
+    by_stage: dict[str, float]
+
+
+@dataclass(frozen=True)
+class PolicyCounts:
+    """Plans whose order follows the costs. ordered: those that were ordered under their costs.
+
+    left: those that were not, although their bound is below the last plan found. bound_s: the least bound of these,
+    None without any.
+    """
+
+    ordered: int = 0
+    left: int = 0
+    bound_s: float | None = None
+
+
+@dataclass(frozen=True)
+class SearchCertificate:
+    """What is proven.
+
+    complete: whether no plan outside of the answer is better than its last one, those of `policies` apart. bound_s: no
+    plan takes less, those of `policies` apart. kth_s: seconds of the last plan of the answer, None where nothing fits.
+    """
+
+    complete: bool
+    bound_s: float
+    kth_s: float | None
+    policies: PolicyCounts = PolicyCounts()
+
+
+@dataclass(frozen=True, eq=False)
+class FoundPlan:
+    """A plan of the answer. step_s: seconds of a step. peak_bytes: of the fullest rank, with what no order counts.
+
+    floor_s: what the search had as its bound before the plan was priced. free: axes without effect, with the further
+    values that give the same plan. priced: its files and what the compiler says of them.
+    """
+
+    axes: PlanAxes
+    step_s: float
+    peak_bytes: float
+    floor_s: float
+    free: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    priced: PricedPlan | None = None
+
+
+@dataclass(frozen=True)
+class ParetoPoint:
+    """A plan than which no other is both faster and smaller. bytes: those of the fullest rank."""
+
+    step_s: float
+    bytes: float
+    axes: PlanAxes
+
+
+@dataclass(frozen=True, eq=False)
+class SearchResult:
+    """The answer of a search. plans: best first."""
+
+    space: SpaceCounts
+    counts: SearchCounts
+    seconds: SearchSeconds
+    certificate: SearchCertificate
+    plans: tuple[FoundPlan, ...]
+    pareto: tuple[ParetoPoint, ...]

@@ -1,0 +1,83 @@
+"""Simulates plans in batches: those of one order share its walk, and differ in the times of their stages."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from schedc.analysis.batch import simulate_batch
+from schedc.diagnostics import DiagnosticError
+from schedc.planner.price.files import PlannedStep
+from schedc.planner.search.cell_floors import pipeline_floors
+from schedc.planner.search.orders import OrderKey, Orders
+from schedc.planner.search.stage_columns import StageColumns
+
+
+@dataclass(frozen=True, eq=False)
+class SimulatedPlan:
+    """A plan of a fixed order. place: its place among the candidates.
+
+    step: seconds; exact unless exchanges run beside compute, and then a floor. peak: bytes of the fullest rank.
+    digest: the one of its order.
+    """
+
+    place: int
+    planned: PlannedStep
+    step: float
+    peak: float
+    digest: bytes
+
+
+@dataclass(frozen=True)
+class RefusedOrder:
+    """An order that the compiler refuses, and why."""
+
+    key: OrderKey
+    reason: str
+
+
+def simulate_plans(
+    plans: Sequence[tuple[int, PlannedStep]], orders: Orders, usable: float
+) -> tuple[list[SimulatedPlan], list[RefusedOrder]]:
+    """The plans that fit, given with their places. Plans of an order that the compiler refuses are left out.
+
+    usable: bytes of a device.
+    """
+    groups: defaultdict[OrderKey, list[tuple[int, PlannedStep]]] = defaultdict(list)
+    for place, planned in plans:
+        groups[OrderKey.of(planned.axes)].append((place, planned))
+    found: list[SimulatedPlan] = []
+    refused: list[RefusedOrder] = []
+    for key, group in groups.items():
+        try:
+            found += _of_one_order(key, group, orders, usable)
+        except DiagnosticError as error:
+            refused.append(RefusedOrder(key, error.diagnostics[0].message))
+    return found, refused
+
+
+def _of_one_order(
+    key: OrderKey, group: list[tuple[int, PlannedStep]], orders: Orders, usable: float
+) -> list[SimulatedPlan]:
+    order = orders.of(key)
+    plans = [planned for _, planned in group]
+    peaks = StageColumns(plans).peaks(order)
+    fit = [number for number, peak in enumerate(peaks.tolist()) if peak <= usable]
+    makespan = np.full(len(group), np.nan)
+    serial = [number for number in fit if not plans[number].axes.overlap]
+    if serial:
+        costs = StageColumns([plans[number] for number in serial]).costs()
+        makespan[serial] = simulate_batch(order.dependencies, costs).makespan
+    beside = [number for number in fit if plans[number].axes.overlap]
+    if beside:
+        makespan[beside] = pipeline_floors([plans[number] for number in beside])
+    if not fit:
+        return []
+    steps = StageColumns([plans[number] for number in fit]).steps(makespan[fit])
+    return [
+        SimulatedPlan(*group[number], float(step), float(peaks[number]), order.digest)
+        for number, step in zip(fit, steps.tolist(), strict=True)
+    ]

@@ -1,0 +1,66 @@
+"""A search finds what trying every plan finds, its figures are the compiler's, and it says what it left open."""
+
+from __future__ import annotations
+
+import pytest
+
+from schedc.diagnostics import RequestError
+from schedc.planner.presets.library import open_cluster, open_model
+from schedc.planner.price.problem import PlanProblem
+from schedc.planner.search.best_first import SearchOptions, search
+from schedc.planner.search.result import SearchResult
+from schedc.planner.space.conditions import read_condition
+from schedc.planner.space.space import PlanSpace
+
+
+def searched(model: str, devices: int, conditions: tuple[str, ...], **options: object) -> SearchResult:
+    required = [read_condition(text) for text in conditions]
+    space = PlanSpace.of(open_model(model), open_cluster("h100", devices), 64, 4096, "standard", required)
+    return search(space, PlanProblem(space.model, space.cluster, 64), SearchOptions(policies=0, **options))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("model", "devices", "conditions"),
+    [
+        ("llama-3.1-8b", 16, ("pp >= 2", "tp <= 2", "microbatch == 1", "zero == 1", "cp == 1")),
+        ("qwen3-30b-a3b", 16, ("pp == 4", "tp == 1", "cp == 1", "zero == 1", "ep in 1, 4", "not overlap", "vpp <= 2")),
+    ],
+)
+def test_a_search_finds_what_trying_all_plans_finds(model: str, devices: int, conditions: tuple[str, ...]) -> None:
+    best, every = (searched(model, devices, conditions, exhaustive=all_plans) for all_plans in (False, True))
+    assert best.certificate.complete
+    assert [plan.step_s for plan in best.plans] == pytest.approx([plan.step_s for plan in every.plans], rel=1e-12)
+    assert every.counts.simulated > best.counts.simulated
+    assert best.counts.bounded == best.space.legal == every.space.legal
+    keys = {(plan.step_s, plan.peak_bytes, plan.axes.schedule) for plan in best.plans}
+    assert len(keys) == len(best.plans) == 10
+    for plan in best.plans:
+        assert plan.priced is not None
+        assert plan.floor_s <= plan.step_s * (1 + 1e-12)
+        assert plan.priced.step == pytest.approx(plan.step_s, rel=1e-9)
+        assert max(plan.priced.peaks) + plan.priced.reserve == pytest.approx(plan.peak_bytes, rel=1e-9)
+    steps = [point.step_s for point in best.pareto]
+    assert steps == sorted(steps)
+    assert [point.bytes for point in best.pareto] == sorted((point.bytes for point in best.pareto), reverse=True)
+
+
+def test_overlapped_plans_are_priced_inside_cells() -> None:
+    conditions = ("pp == 2", "tp == 1", "cp == 1", "zero == 1", "ep == 8", "overlap", "vpp == 2", "recompute == act")
+    result = searched("qwen3-30b-a3b", 16, (*conditions, "microbatch == 1", "alltoall == flat"), top=1)
+    assert result.certificate.complete
+    assert result.counts.priced >= 1
+    assert result.plans[0].axes.overlap
+    assert result.plans[0].floor_s <= result.plans[0].step_s * (1 + 1e-12)
+
+
+def test_a_limit_of_time_leaves_a_gap() -> None:
+    result = searched("llama-3.1-8b", 16, ("pp >= 2",), seconds=0.0)
+    assert not result.certificate.complete
+    assert result.certificate.bound_s > 0
+    assert result.certificate.kth_s is None
+
+
+def test_what_does_not_fit_is_said() -> None:
+    with pytest.raises(RequestError) as raised:
+        searched("llama-3.1-405b", 8, ("pp == 8",))
+    assert raised.value.diagnostics[0].code == "S714"
