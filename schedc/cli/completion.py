@@ -51,6 +51,11 @@ def complete_cluster(_ctx: click.Context, _parameter: click.Parameter, incomplet
     return _shipped("clusters", incomplete)
 
 
+def complete_restriction(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Completes the names of shipped restrictions."""
+    return _shipped("restrictions", incomplete)[:-1]
+
+
 def _shipped(kind: str, incomplete: str) -> list[CompletionItem]:
     """Completes the names of shipped files of a kind; the last item is a file of the user."""
     from click.shell_completion import CompletionItem

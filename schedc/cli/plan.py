@@ -1,4 +1,4 @@
-"""`schedc plan`: what a model holds and computes, what a cluster gives, and written plans beside each other."""
+"""`schedc plan`: searches the plans of a model on a cluster, and shows what the planner knows of both."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import click
 from click.core import ParameterSource
 
 from schedc.cli.common import EPILOG, json_argument, sizes_argument
-from schedc.cli.completion import complete_cluster, complete_model
-from schedc.cli.plan_request import PlanRequest, PlanUse, use_of
+from schedc.cli.completion import complete_cluster, complete_model, complete_restriction
+from schedc.cli.plan_request import BEST, PlanRequest, PlanUse, read_axes, read_batch, use_of
 from schedc.cli.plan_shown import SEQUENCE
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -21,13 +21,65 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.argument("cluster", required=False, shell_complete=complete_cluster)
 @sizes_argument
 @click.option(
+    "--batch",
+    metavar="NxSEQ",
+    callback=read_batch,
+    help="Sequences of a step, and tokens of each, for example 4608x8192: search for plans.",
+)
+@click.option("--top", type=click.IntRange(1, 1000), default=BEST, show_default=True, help="Plans to give.")
+@click.option(
     "-o",
     "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE.html",
-    help="With --compare: write the waterfalls as a page.",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="Write plan files, their costs, plans.json, pareto.svg and index.html into a new folder. With --compare: a "
+    "page, FILE.html.",
 )
-@click.option("--force", is_flag=True, help="Write over a page that is there already.")
+@click.option("--force", is_flag=True, help="Write over plans that are there already.")
+@click.option(
+    "--require", multiple=True, metavar="CONDITION", help="Search only plans that meet it: 'pp >= 4 and ep <= 64'."
+)
+@click.option("--exclude", multiple=True, metavar="CONDITION", help="Search no plan that meets it.")
+@click.option(
+    "--restrict",
+    multiple=True,
+    metavar="NAME",
+    shell_complete=complete_restriction,
+    help="Search only what a named software stack has.",
+)
+@click.option(
+    "--space",
+    type=click.Choice(["standard", "wide"]),
+    default="standard",
+    show_default=True,
+    help="How many values the axes take.",
+)
+@click.option(
+    "--objective",
+    type=click.Choice(["step", "memory", "pareto"]),
+    default="step",
+    show_default=True,
+    help="What is best: the shortest step, the least memory, or plans than which none has less of both.",
+)
+@click.option(
+    "--schedules",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="FOLDER",
+    help="Search with the schedules of these .sched files too.",
+)
+@click.option("--exhaustive", is_flag=True, help="Price every plan, without bounds; for small spaces.")
+@click.option(
+    "--explain",
+    metavar="AXIS=VALUE,...",
+    callback=read_axes,
+    help="Say where the plan with these axes stands, and why it is not first: tp=8,pp=16,ep=32.",
+)
+@click.option("--time", "show_time", is_flag=True, help="Show the seconds of each stage of the search.")
+@click.option(
+    "--limit-seconds",
+    type=click.FloatRange(min=0.1),
+    help="End the search after so many CPU seconds; say what is certain until then.",
+)
 @click.option("--show-model", is_flag=True, help="Print parameters, FLOPs and held tensors of MODEL, part by part.")
 @click.option("--list", "as_list", is_flag=True, help="List the shipped models, clusters and fits with their sources.")
 @click.option(
@@ -58,11 +110,13 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--force-fit", is_flag=True, help="Use a fit of another device or precision, and say so in the output.")
 @json_argument
 def plan(**options: Any) -> None:
-    """Show what MODEL holds and computes, and what CLUSTER gives.
+    """Search for the best plans of MODEL on CLUSTER.
 
-    MODEL is a shipped name, a config.json of Hugging Face or its folder, or a model file in TOML. Nothing of it is
-    downloaded or run. CLUSTER is a shipped name or a cluster file in TOML; -D devices=N gives it another size.
-    --predict ROWS.csv and --compare need neither.
+    A plan says how a training step is spread: over tensor, context, expert, data and pipeline ranks, by which schedule,
+    with which recomputation. The last line of the output says what no plan of the space undercuts. MODEL is a shipped
+    name, a config.json of Hugging Face or its folder, or a model file in TOML. Nothing of it is downloaded or run.
+    CLUSTER is a shipped name or a cluster file in TOML; -D devices=N gives it another size. --list has the shipped
+    ones. --predict and --compare need neither.
     """
     request = PlanRequest(**options)
     context = click.get_current_context()
@@ -84,3 +138,7 @@ def plan(**options: Any) -> None:
             from schedc.cli.plan_compared import compared
 
             compared(request)
+        case PlanUse.SEARCH:
+            from schedc.cli.plan_searched import searched
+
+            searched(request)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
@@ -9,10 +10,16 @@ from pathlib import Path
 
 import click
 
+BEST = 10
+"""Plans that a search gives by default."""
+
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """The arguments and options of `schedc plan`, by the names that click gives them."""
+    """The arguments and options of `schedc plan`, by the names that click gives them.
+
+    batch: sequences, and tokens of each. explain: conditions on axes. limit_seconds: CPU seconds of the search.
+    """
 
     model: str | None
     cluster: str | None
@@ -22,10 +29,22 @@ class PlanRequest:
     seq: int | None
     predict: Path | None
     compare: tuple[Path, Path] | None
+    batch: tuple[int, int] | None
+    top: int
     output: Path | None
     force: bool
+    require: tuple[str, ...]
+    exclude: tuple[str, ...]
+    restrict: tuple[str, ...]
+    space: str
+    objective: str
+    schedules: Path | None
+    exhaustive: bool
+    explain: tuple[str, ...]
+    show_time: bool
     fit_file: Path | None
     force_fit: bool
+    limit_seconds: float | None
     as_json: bool
 
 
@@ -36,6 +55,14 @@ class PlanUse(Enum):
     SHOW = "--show-model", ("show_model", "model", "cluster", "sizes", "seq")
     PREDICT = "--predict", ("predict", "fit_file", "force_fit")
     COMPARE = "--compare", ("compare", "output", "force")
+    SEARCH = (
+        "a search for plans",
+        (
+            *("model", "cluster", "sizes", "batch", "top", "output", "force", "require", "exclude", "restrict"),
+            *("space", "objective", "schedules", "exhaustive", "explain", "show_time", "fit_file", "force_fit"),
+            "limit_seconds",
+        ),
+    )
 
     @property
     def words(self) -> str:
@@ -57,9 +84,12 @@ def use_of(request: PlanRequest, given: Collection[str]) -> PlanUse:
         PlanUse.PREDICT: request.predict is not None,
         PlanUse.COMPARE: request.compare is not None,
     }
-    use = next((each for each, wanted in asked.items() if wanted), None)
-    if use is None:
-        raise click.UsageError("say what to do: MODEL --show-model, --list, --predict ROWS.csv or --compare A B")
+    use = next((each for each, wanted in asked.items() if wanted), PlanUse.SEARCH)
+    if use is PlanUse.SEARCH and not request.batch:
+        raise click.UsageError(
+            "say what to do: MODEL CLUSTER --batch NxSEQ searches for plans; others are --show-model, --list, "
+            "--predict and --compare"
+        )
     if foreign := [name for name in given if name not in use.takes]:
         raise click.UsageError(f"{_option(foreign[0])} does not go with {use.words}")
     _check_names(request, use)
@@ -74,13 +104,37 @@ def _option(parameter: str) -> str:
 
 def _check_names(request: PlanRequest, use: PlanUse) -> None:
     """Raises `click.UsageError` where MODEL, CLUSTER or a size of it is missing or unknown."""
-    if use is PlanUse.SHOW and request.model is None:
+    if use in (PlanUse.SHOW, PlanUse.SEARCH) and request.model is None:
         raise click.UsageError(f"{use.words} needs a MODEL; --list has the shipped ones")
+    if use is PlanUse.SEARCH and request.cluster is None:
+        raise click.UsageError(f"{use.words} needs a CLUSTER; --list has the shipped ones")
     if other := sorted(request.sizes.keys() - {"devices"}):
         raise click.UsageError(f"a cluster has no size {other[0]!r}; write -D devices=N")
     if request.sizes and request.cluster is None:
         raise click.UsageError("-D devices=N needs a CLUSTER")
     if request.sizes and request.sizes["devices"] < 1:
         raise click.UsageError("a cluster has one device at least")
-    if request.force and request.output is None:
-        raise click.UsageError("--force needs -o FILE.html")
+    if use is PlanUse.SEARCH and request.force and request.output is None:
+        raise click.UsageError("--force needs -o FOLDER")
+
+
+def read_batch(_ctx: click.Context, _parameter: click.Parameter, text: str | None) -> tuple[int, int] | None:
+    """The sequences of a step, and the tokens of each: ``4608x8192``."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"\s*([0-9_,]{1,12})\s*[xX*]\s*([0-9_,]{1,12})\s*", text)
+    numbers = [int(re.sub("[_,]", "", part) or 0) for part in match.groups()] if match else []
+    if not match or min(numbers) < 1:
+        raise click.BadParameter(f"{text!r} is not SEQUENCESxTOKENS (for example 4608x8192)")
+    return numbers[0], numbers[1]
+
+
+def read_axes(_ctx: click.Context, _parameter: click.Parameter, text: str | None) -> tuple[str, ...]:
+    """Axes of a plan as conditions: ``tp=8,pp=16`` is ``tp == 8`` and ``pp == 16``."""
+    axes: dict[str, str] = {}
+    for part in text.split(",") if text is not None else ():
+        name, equals, value = (each.strip() for each in part.partition("="))
+        if not equals or not name.isidentifier() or not re.fullmatch(r"\w+", value) or name in axes:
+            raise click.BadParameter(f"{part!r} is not AXIS=VALUE, each axis once (for example tp=8,pp=16,ep=32)")
+        axes[name] = value
+    return tuple(f"{name} == {value}" for name, value in axes.items())

@@ -1,15 +1,56 @@
-"""The facts of what a search for plans is about: its problem, its fit, and the sizes beyond the fit."""
+"""The facts of a search for plans: what `schedc plan --json` prints, and `plans.json` holds."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
+from math import isfinite
 from typing import Any
 
 from schedc.planner.fit.fitted import Fit
 from schedc.planner.fit.seen import beyond
 from schedc.planner.ledger.parameters import model_parameters
 from schedc.planner.price.problem import PlanProblem
+from schedc.planner.search.result import FoundPlan, SearchResult
 from schedc.report.model import cluster_facts
+from schedc.report.priced_plans import plan_facts
+
+
+def search_to_json(problem: PlanProblem, found: SearchResult, fit: Fit | None, objective: str) -> dict[str, Any]:
+    """The facts of a search: its problem, its counts, what is certain, and its plans, best first.
+
+    objective: what is best, `step`, `memory` or `pareto`.
+    """
+    plans = [_entry(plan, place, fit) for place, plan in enumerate(found.plans, 1)]
+    files = {plan.axes: entry["file"] for plan, entry in zip(found.plans, plans, strict=True)}
+    space, certificate = found.space, found.certificate
+    bound = certificate.bound_s if isfinite(certificate.bound_s) else None
+    return {
+        "schema": "schedc.plans",
+        "version": 1,
+        **problem_facts(problem, fit),
+        "objective": objective,
+        "space": {
+            "raw": space.raw,
+            "legal": space.legal,
+            "fit": space.fit,
+            "restrictions": list(space.restrictions),
+        },
+        "counts": asdict(found.counts),
+        "seconds": asdict(found.seconds),
+        "certificate": asdict(certificate) | {"bound_s": bound},
+        "plans": plans,
+        "pareto": [
+            {"step_s": point.step_s, "bytes": point.bytes, "file": files.get(point.axes, "")} for point in found.pareto
+        ],
+        "extrapolates": extrapolated(fit, plans),
+        "left_out": [{"schedule": each.schedule, "reason": each.reason} for each in space.left_out],
+    }
+
+
+def _entry(plan: FoundPlan, place: int, fit: Fit | None) -> dict[str, Any]:
+    assert plan.priced is not None
+    return plan_facts(plan.priced, place, fit, list(plan.free), plan.floor_s)
 
 
 def problem_facts(problem: PlanProblem, fit: Fit | None) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""`schedc plan`: options that do not go together, and two plan files beside each other."""
+"""`schedc plan`: options that do not go together, two plan files beside each other, and the line of progress."""
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from schedc.cli import main
+from schedc.cli.plan_progress import ProgressLine
 from support.html_page import PageReader
 from support.written_plans import written_plans
 
@@ -27,10 +29,19 @@ def folder(tmp_path: Path) -> Path:
     [
         ("", "say what to do"),
         ("gpt2 h100", "say what to do"),
+        ("gpt2 --batch 8x1024", "needs a CLUSTER"),
+        ("--batch 8x1024", "needs a MODEL"),
+        ("gpt2 h100 --batch 8", "is not SEQUENCESxTOKENS"),
+        ("gpt2 h100 --batch 0x1024", "is not SEQUENCESxTOKENS"),
+        ("gpt2 h100 --batch 8x1024 --explain tp", "'tp' is not AXIS=VALUE"),
+        ("gpt2 h100 --batch 8x1024 --explain tp=1,tp=2", "each axis once"),
+        ("gpt2 h100 --batch 8x1024 --seq 9", "--seq does not go with a search for plans"),
+        ("gpt2 h100 --batch 8x1024 --show-model", "--batch does not go with --show-model"),
+        ("gpt2 h100 --batch 8x1024 --force", "--force needs -o FOLDER"),
+        ("gpt2 h100 --batch 8x1024 -D P=4", "no size 'P'"),
+        ("gpt2 --show-model --top 3", "--top does not go with --show-model"),
         ("gpt2 --list", "MODEL"),
-        ("gpt2 --show-model --force", "--force does not go with --show-model"),
-        ("--compare pyproject.toml pyproject.toml --force", "--force needs -o"),
-        ("--list --seq 9", "--seq does not go with --list"),
+        ("--list --require pp>4", "--require does not go with --list"),
         ("--show-model", "needs a MODEL"),
         ("--compare pyproject.toml pyproject.toml --fit pyproject.toml", "--fit does not go with --compare"),
         ("--predict pyproject.toml gpt2", "does not go with --predict"),
@@ -69,3 +80,22 @@ def test_a_plan_without_waterfall_is_a_finding(folder: Path) -> None:
     stranger.write_text("a plan")
     result = schedc("--compare", str(folder / "01.sched"), str(stranger))
     assert (result.exit_code, "error[S751]" in result.stderr) == (1, True)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_is_one_line_that_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([1.0, 1.0, 1.01, 2.0, 2.0])
+    monkeypatch.setattr("schedc.cli.plan_progress.time.monotonic", lambda: next(clock))
+    screen, pipe = Terminal(), io.StringIO()
+    with ProgressLine(screen) as progress:
+        progress("bounds", 12_000)
+        progress("bounds", 13_000)
+        progress("prices", 3)
+    assert screen.getvalue() == "\rbounds: 12,000 plans\rprices: 3 plans     \r               \r"
+    with ProgressLine(pipe) as progress:
+        progress("bounds", 12_000)
+    assert pipe.getvalue() == ""

@@ -1,0 +1,112 @@
+"""`schedc plan MODEL CLUSTER --batch NxSEQ`: searches plans, prints them, and writes them into a folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import click
+
+from schedc.cli.plan_progress import ProgressLine
+from schedc.cli.plan_request import PlanRequest
+
+if TYPE_CHECKING:
+    from schedc.planner.fit.fitted import Fit
+    from schedc.planner.price.problem import PlanProblem
+    from schedc.planner.search.best_first import SearchOptions
+    from schedc.planner.space.conditions import PlanCondition
+    from schedc.planner.space.space import PlanSpace
+
+PRECISION = "bf16"
+"""The type of products that searches price."""
+
+
+def searched(request: PlanRequest) -> None:
+    """Searches, prints the result, and writes the folder if there is one."""
+    from schedc.planner.search.best_first import search
+    from schedc.report.explained import to_text as explained_text
+    from schedc.report.explaining import explain_plan
+    from schedc.report.plan_folder import check_folder
+    from schedc.report.plan_output import write_plans
+    from schedc.report.plans import to_text
+    from schedc.report.search_facts import search_to_json
+
+    if request.output is not None:
+        check_folder(request.output, request.force)
+    problem, fit = problem_of(request)
+    space = space_of(request, problem)
+    wanted = conditions_of(request.explain, request)
+    with ProgressLine() as progress, about_files():
+        found = search(space, problem, options_of(request), progress)
+    facts = search_to_json(problem, found, fit, request.objective)
+    if wanted:
+        facts["explain"] = explain_plan(space, problem, wanted, fit, options_of(request), facts["plans"])
+    if request.output is not None:
+        plans = [plan.priced for plan in found.plans if plan.priced is not None]
+        write_plans(request.output, request.force, facts, plans)
+    if request.as_json:
+        click.echo(json.dumps(facts))
+    else:
+        explanation = ["", *explained_text(facts["explain"])] if wanted else []
+        click.echo("\n".join([*to_text(facts, request.show_time), *explanation]))
+    if request.output is not None:
+        click.echo(f"wrote {request.output}", err=True)
+
+
+@contextmanager
+def about_files() -> Iterator[None]:
+    """A block whose findings are about the model and the cluster that were read, not about the command line alone."""
+    from schedc.diagnostics import DiagnosticError, RequestError
+
+    try:
+        yield
+    except RequestError as error:
+        raise DiagnosticError(error.diagnostics) from None
+
+
+def problem_of(request: PlanRequest) -> tuple[PlanProblem, Fit | None]:
+    """What is planned, with the constants of a fit if there is one."""
+    from schedc.planner.fit.fitted import fit_for
+    from schedc.planner.presets.library import open_cluster, open_model
+    from schedc.planner.price.problem import PlanProblem
+
+    assert request.model is not None
+    assert request.cluster is not None
+    assert request.batch is not None
+    sequences, seq = request.batch
+    model = open_model(request.model).at(seq)
+    cluster = open_cluster(request.cluster, request.sizes.get("devices"))
+    fit = fit_for(cluster, PRECISION, request.fit_file, request.force_fit)
+    return PlanProblem(model, cluster, sequences, {} if fit is None else fit.constants, PRECISION), fit
+
+
+def space_of(request: PlanRequest, problem: PlanProblem) -> PlanSpace:
+    """The plans to search."""
+    from schedc.planner.space.restrict import open_restriction
+    from schedc.planner.space.space import PlanSpace
+
+    conditions = conditions_of(request.require, request) + conditions_of(request.exclude, request, wanted=False)
+    for name in request.restrict:
+        conditions += open_restriction(name).conditions
+    batch, seq = problem.sequences, problem.model.seq
+    return PlanSpace.of(problem.model, problem.cluster, batch, seq, request.space, conditions, request.schedules)
+
+
+def conditions_of(texts: tuple[str, ...], request: PlanRequest, wanted: bool = True) -> list[PlanCondition]:
+    """Conditions that plans meet, or do not meet unless ``wanted``."""
+    if not texts:
+        return []
+    from schedc.planner.space.conditions import read_condition
+    from schedc.planner.space.schedules import all_schedules
+
+    names = tuple(choice.name for choice in all_schedules(request.schedules)[0])
+    return [read_condition(text, wanted, names) for text in texts]
+
+
+def options_of(request: PlanRequest) -> SearchOptions:
+    """What the search is asked for."""
+    from schedc.planner.search.best_first import SearchOptions
+
+    return SearchOptions(request.top, request.objective, request.exhaustive, request.limit_seconds)

@@ -1,0 +1,77 @@
+"""Finds where a given plan stands: the best plan with its axes, searched for beside the whole space."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from schedc.diagnostics import RequestError
+from schedc.planner.fit.fitted import Fit
+from schedc.planner.price.problem import PlanProblem
+from schedc.planner.search.best_first import SearchOptions, search
+from schedc.planner.space.conditions import PlanCondition
+from schedc.planner.space.space import PlanSpace
+from schedc.report.plans import PlanFacts
+from schedc.report.priced_plans import plan_facts
+from schedc.report.waterfalls import to_json as compared
+
+_NOTHING_FITS = "S714"
+
+
+def explain_plan(
+    space: PlanSpace,
+    problem: PlanProblem,
+    wanted: Sequence[PlanCondition],
+    fit: Fit | None,
+    options: SearchOptions,
+    plans: Sequence[PlanFacts],
+) -> dict[str, Any]:
+    """The ``explain`` of a search's JSON, as `schedc.report.explained` describes it.
+
+    wanted: conditions that say the axes of the plan; of several plans that meet them the best one is explained. plans:
+    the best plans of the whole space, in their JSON form.
+    """
+    own = replace(space, conditions=(*space.conditions, *wanted), _orders={})
+    asked = ", ".join(condition.text for condition in wanted)
+    try:
+        found = next(iter(search(own, problem, replace(options, top=1)).plans), None)
+    except RequestError as error:
+        (finding, *_) = error.diagnostics
+        reason = ": ".join([finding.message, *finding.notes])
+        return _absent(asked, legal=finding.code == _NOTHING_FITS, reason=reason)
+    if found is None or found.priced is None:
+        return _absent(asked, legal=True, reason="the search for it ended early")
+    plan = plan_facts(found.priced, 1, fit, list(found.free), found.floor_s)
+    best = plans[0] if plans else plan
+    comparison = compared(plan, best)
+    return {
+        "asked": asked,
+        "axes": plan["axes"],
+        "legal": True,
+        "fits": True,
+        "reason": "",
+        "step_s": plan["step_s"],
+        "tokens_per_s_per_device": plan["tokens_per_s_per_device"],
+        "needed_bytes": plan["memory"]["needed_bytes"],
+        "gap_pct": 100.0 * (plan["step_s"] / best["step_s"] - 1.0),
+        "rank": _rank(plan, plans),
+        "among": len(plans),
+        "differs": comparison["axes"],
+        "why": [{"what": bar["what"], "seconds": -bar["difference_s"]} for bar in comparison["bars"]],
+        "waterfall": plan["waterfall"],
+        "region": [],
+    }
+
+
+def _absent(asked: str, legal: bool, reason: str) -> dict[str, Any]:
+    """The facts of a plan that is not in the space, or that fits into no device."""
+    nothing: dict[str, Any] = {"step_s": None, "needed_bytes": None, "gap_pct": None, "rank": None}
+    lists: dict[str, Any] = {"axes": {}, "differs": {}, "why": [], "region": []}
+    return {"asked": asked, "legal": legal, "fits": False, "reason": reason, **nothing, **lists}
+
+
+def _rank(plan: Mapping[str, Any], plans: Sequence[PlanFacts]) -> int | None:
+    """The place of a plan among the best ones; None behind them."""
+    slower = [place for place, each in enumerate(plans, 1) if each["step_s"] >= plan["step_s"] * (1 - 1e-12)]
+    return slower[0] if slower else None

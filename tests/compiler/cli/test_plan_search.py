@@ -1,0 +1,131 @@
+"""`schedc plan MODEL CLUSTER --batch`: what it prints, the folder that it writes, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from schedc.cli import main
+
+SEARCH = ("gpt2", "h100", "-D", "devices=8", "--batch", "32x1024", "--require", "pp >= 2 and schedule in 1f1b, zbh1")
+
+KEYS = {
+    "": "schema version model cluster batch precision fit objective space counts seconds certificate plans pareto "
+    "extrapolates left_out",
+    "batch": "sequences seq",
+    "fit": "name rows cv_mape_pct hash forced unseen",
+    "space": "raw legal fit restrictions",
+    "counts": "bounded simulated orders priced",
+    "seconds": "cpu wall by_stage",
+    "certificate": "complete bound_s kth_s policies",
+}
+PLAN_KEYS = (
+    "file axes free step_s step_low_s step_high_s makespan_s tokens_per_s_per_device mfu memory waterfall floor_s"
+)
+
+
+def schedc(*arguments: str) -> Result:
+    return CliRunner().invoke(main, list(arguments))
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
+    folder = tmp_path_factory.mktemp("search") / "plans"
+    result = schedc("plan", *SEARCH, "--top", "3", "-o", str(folder), "--json")
+    assert (result.exit_code, result.stderr) == (0, f"wrote {folder}\n")
+    return json.loads(result.stdout), folder
+
+
+def test_the_facts_of_a_search(found: tuple[dict[str, Any], Path]) -> None:
+    facts, folder = found
+    for part, keys in KEYS.items():
+        assert list(facts[part] if part else facts) == keys.split()
+    assert (facts["schema"], facts["version"]) == ("schedc.plans", 1)
+    assert json.loads((folder / "plans.json").read_text()) == facts
+    assert facts["certificate"]["complete"] is True
+    assert facts["counts"]["bounded"] == facts["space"]["legal"] > facts["counts"]["simulated"] > 0
+    steps = [plan["step_s"] for plan in facts["plans"]]
+    assert steps == sorted(steps)
+    assert facts["certificate"]["bound_s"] == steps[0]
+    assert facts["certificate"]["kth_s"] == steps[-1]
+    for plan in facts["plans"]:
+        assert list(plan) == PLAN_KEYS.split()
+        assert sum(bar["seconds"] for bar in plan["waterfall"]) == pytest.approx(plan["step_s"], rel=1e-9)
+        assert plan["floor_s"] <= plan["step_s"] * (1 + 1e-12)
+        assert plan["axes"]["pp"] >= 2
+    fronts = [(point["step_s"], point["bytes"]) for point in facts["pareto"]]
+    assert not [(a, b) for a in fronts for b in fronts if a != b and a[0] <= b[0] and a[1] <= b[1]]
+
+
+def test_the_files_of_a_search_compile(found: tuple[dict[str, Any], Path]) -> None:
+    facts, folder = found
+    for plan in facts["plans"]:
+        path = folder / plan["file"]
+        assert schedc("fmt", "--check", str(path)).exit_code == 0
+        result = schedc("check", str(path), "--cost-file", str(path.with_suffix(".costs.toml")), "--json")
+        assert result.exit_code == 0, result.output
+        checked = json.loads(result.stdout)
+        assert checked["makespan"] == pytest.approx(plan["makespan_s"], rel=1e-9)
+        assert max(checked["peak_memory"]) == pytest.approx(plan["memory"]["peak_bytes"], rel=1e-9)
+    assert {"index.html", "pareto.svg"} <= {path.name for path in folder.iterdir()}
+
+
+def test_a_folder_of_plans_is_refused_before_the_search(found: tuple[dict[str, Any], Path]) -> None:
+    _, folder = found
+    result = schedc("plan", *SEARCH, "-o", str(folder))
+    assert (result.exit_code, "error[S750]" in result.stderr, result.stdout) == (1, True, "")
+    again = schedc("plan", *SEARCH, "--top", "1", "-o", str(folder), "--force")
+    assert again.exit_code == 0
+    assert again.stdout.splitlines()[-1].startswith("no plan of this space is faster than ")
+    assert sorted(path.name for path in folder.glob("*.sched")) == ["01.sched"]
+
+
+def test_where_a_plan_stands() -> None:
+    result = schedc("plan", *SEARCH, "--explain", "pp=4,schedule=zbh1", "--json")
+    explain = json.loads(result.stdout)["explain"]
+    assert (explain["legal"], explain["fits"], explain["asked"]) == (True, True, "pp == 4, schedule == zbh1")
+    assert (explain["axes"]["pp"], explain["axes"]["schedule"]) == (4, "zbh1")
+    assert explain["gap_pct"] >= 0
+    best = json.loads(result.stdout)["plans"][0]["step_s"]
+    assert sum(bar["seconds"] for bar in explain["why"]) == pytest.approx(explain["step_s"] - best, abs=1e-9)
+    text = schedc("plan", *SEARCH, "--explain", "tp=7").stdout
+    assert "the plan with tp == 7\nis not in the space: " in text
+
+
+def test_other_objectives() -> None:
+    result = schedc("plan", *SEARCH, "--objective", "memory", "--top", "2", "--json")
+    facts = json.loads(result.stdout)
+    needed = [plan["memory"]["needed_bytes"] for plan in facts["plans"]]
+    assert needed == sorted(needed)
+    assert needed[0] == min(point["bytes"] for point in facts["pareto"])
+    text = schedc("plan", *SEARCH, "--objective", "memory", "--top", "1").stdout
+    assert text.splitlines()[-1] == f"no plan of this space needs less than {needed[0] / 1e9:.2f} GB"
+
+
+@pytest.mark.parametrize(
+    ("more", "status", "text"),
+    [
+        (("--require", "pp >= 200"), 1, "error[S712]"),
+        (("--require", "pp > > 2"), 2, "error[S711]"),
+        (("--restrict", "megatorn"), 2, "error[S713]"),
+        (("--explain", "qq=3"), 2, "error[S711]"),
+        (("--fit", "pyproject.toml"), 1, "error[S725]"),
+    ],
+)
+def test_what_is_refused(more: tuple[str, ...], status: int, text: str) -> None:
+    result = schedc("plan", *SEARCH, *more)
+    assert (result.exit_code, text in result.stderr) == (status, True), result.stderr
+
+
+def test_a_search_that_ends_early_says_what_is_open() -> None:
+    wide = ("llama-3.1-8b", "h100", "-D", "devices=64", "--batch", "512x4096", "--require", "pp >= 4")
+    result = schedc("plan", *wide, "--limit-seconds", "0.1", "--json")
+    facts = json.loads(result.stdout)
+    certificate = facts["certificate"]
+    assert (result.exit_code, certificate["complete"]) == (0, False)
+    best = min((plan["step_s"] for plan in facts["plans"]), default=float("inf"))
+    assert 0 < certificate["bound_s"] <= best
