@@ -1,0 +1,65 @@
+"""The instrument of benchmarks/waterfall.py: drawn routing has its skew, and predictions follow from what it sends."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+FOLDER = Path(__file__).parents[3] / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def waterfall() -> Iterator[ModuleType]:
+    sys.path.insert(0, str(FOLDER))
+    try:
+        import waterfall  # type: ignore[import-not-found]
+
+        yield waterfall
+    finally:
+        sys.path.remove(str(FOLDER))
+
+
+@pytest.mark.parametrize("rho", [1.0, 1.2, 1.6])
+def test_all_layers_have_the_stated_skew(waterfall: ModuleType, rho: float) -> None:
+    fullest = [waterfall.rank_rows(waterfall.expected(layer, rho)).max() for layer in range(6)]
+    assert fullest == pytest.approx([rho] * 6, rel=0.03)
+    assert len({int(waterfall.rank_rows(waterfall.expected(layer, 1.6)).argmax()) for layer in range(12)}) > 1
+
+
+@pytest.mark.parametrize("method", ["flat", "hierarchical"])
+def test_uniform_routing_sends_the_rows_of_the_closed_form(waterfall: ModuleType, method: str) -> None:
+    sent = waterfall.sent_rows(method, waterfall.expected(0, 1.0))
+    assert sent == pytest.approx(waterfall.uniform_rows(method), rel=0.02)
+
+
+def test_lent_experts_take_rows_from_the_fullest_rank(waterfall: ModuleType) -> None:
+    times, step = waterfall.Times.of(1.0), waterfall.STEPS[3]
+    choices = waterfall.expected(0, 1.6)
+    hot = waterfall.hot_of(choices, step, times)
+    assert hot
+    assert waterfall.rank_rows(choices, hot).max() < waterfall.rank_rows(choices).max()
+    assert waterfall.rank_rows(choices, hot).mean() == pytest.approx(1.0)
+    assert waterfall.sent_rows("flat", choices, hot).rail < waterfall.sent_rows("flat", choices).rail
+    assert waterfall.hot_of(waterfall.expected(0, 1.0), step, times) == ()
+
+
+def test_each_step_is_predicted_to_be_shorter(waterfall: ModuleType) -> None:
+    times = waterfall.Times.of(1.1)
+    seconds = [waterfall.predicted(step, times, 1.5) for step in waterfall.STEPS]
+    assert (np.diff(seconds) < 0).all()
+    even = waterfall.predicted(waterfall.STEPS[0], times, 1.0)
+    assert even < seconds[0]
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_a_step_takes_as_long_as_predicted(waterfall: ModuleType) -> None:
+    times, step = waterfall.Times.of(1.1), waterfall.STEPS[-1]
+    run = waterfall.measured(step, times, 1.4, 1)
+    assert run["seconds"] == pytest.approx(waterfall.predicted(step, times, 1.4), rel=0.04)
+    assert run["lent"] > 0
