@@ -6,7 +6,6 @@ add and compare the same float64 values in the same order.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -15,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-_IMPORT_SECONDS = 0.4
-"""What importing numba and loading the compiled loops costs: less work than this is left to numpy."""
+from schedc.ir.compiled import IMPORT_SECONDS, compile_seconds, jit
 
 _COMPILE_SECONDS = 13.0
 """What compiling them costs, once on a machine: numba keeps the machine code on disk."""
@@ -60,9 +58,9 @@ def kernels(numpy_seconds: float) -> Kernels | None:
     if _loaded:
         return _loaded[0] if numpy_seconds >= _CALL_SECONDS else None
     _left_to_numpy[0] += numpy_seconds
-    if _left_to_numpy[0] < _IMPORT_SECONDS:  # most processes: they need not look for machine code
+    if _left_to_numpy[0] < IMPORT_SECONDS:  # most processes: they need not look for machine code
         return None
-    if _left_to_numpy[0] < _IMPORT_SECONDS + _compile_seconds():
+    if _left_to_numpy[0] < IMPORT_SECONDS + _compile_seconds():
         return None
     _loaded.append(load())
     return _loaded[0]
@@ -70,34 +68,15 @@ def kernels(numpy_seconds: float) -> Kernels | None:
 
 @cache
 def _compile_seconds() -> float:
-    """What the loops still have to be compiled for: nothing, if machine code of this file is on disk.
-
-    Where numba keeps it elsewhere, because this folder cannot be written, it is taken to be there.
-    """
-    source = Path(__file__)
-    chosen = os.environ.get("NUMBA_CACHE_DIR")
-    folder = Path(chosen) if chosen else source.parent / "__pycache__"
-    if not chosen and not os.access(folder if folder.exists() else source.parent, os.W_OK):
-        return 0.0
-    newest = max((file.stat().st_mtime for file in folder.glob(f"**/{source.stem}.*.nbi")), default=0.0)
-    return 0.0 if newest >= source.stat().st_mtime else _COMPILE_SECONDS
+    """What the loops of this file still have to be compiled for."""
+    return compile_seconds(Path(__file__), _COMPILE_SECONDS)
 
 
 @cache
 def load() -> Kernels | None:
     """The compiled loops, None without numba. The machine code is kept on disk where a folder can be written."""
-    try:
-        import numba
-    except ImportError:
+    if (compiled := jit()) is None:
         return None
-
-    @cache
-    def compiled(function: Callable[..., Any]) -> Any:
-        try:
-            return numba.njit(cache=True, nogil=True)(function)
-        except RuntimeError:  # nowhere to keep it
-            return numba.njit(nogil=True)(function)
-
     return Kernels(compiled(lockstep), compiled(assign_rows), compiled(advance), compiled(ends), compiled)
 
 

@@ -6,8 +6,10 @@ import random
 from collections.abc import Sequence
 from itertools import zip_longest
 from math import inf
+from time import thread_time
 from typing import NamedTuple
 
+from schedc.cell.compiled_search import CompiledSearch, SearchLoops, interpreted, loops_for
 from schedc.cell.graph import QUEUES
 from schedc.cell.list_scheduler import COMPUTE, MANNERS, LaneClock, Placed, Priority
 from schedc.cell.tasks import Tasks
@@ -72,11 +74,34 @@ def improved(tasks: Tasks, duration: Sequence[float], starts: Sequence[Sequence[
     """
     kinds = [_distinct(tasks, kind, bound) for kind in starts]
     orders = [order for ranked in zip_longest(*kinds) for order in ranked if order is not None]
-    search = _Search(tasks, duration, bound)
     tries = min(TRIES_PER_TASK * len(tasks), MOST_STEPS // max(1, len(tasks)))
-    search.shortest(orders, int(tries * (1 - SHARE_FOR_LEAVING)) // ROUNDS)
-    search.leave_earlier(int(tries * SHARE_FOR_LEAVING))
+    each, last = int(tries * (1 - SHARE_FOR_LEAVING)) // ROUNDS, int(tries * SHARE_FOR_LEAVING)
+    if loops := loops_for(tries):
+        return in_order(tasks, duration, _by_loops(tasks, duration, orders, bound, (each, last), loops))
+    search, begin = _Search(tasks, duration, bound), thread_time()
+    search.shortest(orders, each)
+    search.leave_earlier(last)
+    interpreted(thread_time() - begin)
     return search.placed()
+
+
+def _by_loops(
+    tasks: Tasks,
+    duration: Sequence[float],
+    orders: Sequence[list[int]],
+    bound: float,
+    tries: tuple[int, int],
+    loops: SearchLoops,
+) -> list[int]:
+    """The best order, by `schedc.cell.search_loops`. tries: of each round, and of those that make outputs earlier."""
+    search = CompiledSearch(tasks, duration, _tails(tasks, duration), SAME * bound, loops)
+    for number in range(ROUNDS):
+        slack = bound * SLACK[number % len(SLACK)]
+        if search.shorten(orders[number % len(orders)], bound, slack, tries[0], SORTED):
+            break
+    search.make_earlier(_leaves(tasks, _heads(tasks, duration)) + search.near, tries[1])
+    order: list[int] = search.best.tolist()
+    return order
 
 
 def in_order(tasks: Tasks, duration: Sequence[float], order: list[int]) -> Placed:

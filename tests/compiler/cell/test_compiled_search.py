@@ -1,0 +1,119 @@
+"""The search for orders inside cells by loops over arrays: interpreted or compiled, the orders are the same."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schedc.analysis import cell_pricing
+from schedc.cell import CellCosts, CellProgram, StageShape, cell_program, local_search
+from schedc.cell import compiled_search as compiled
+from schedc.cell.bounds import lower_bound
+from schedc.cell.compiled_search import SearchLoops
+from schedc.cell.list_scheduler import MANNERS, LaneClock, Placed, Priority
+from schedc.cell.schedule import forget_programs
+from schedc.cell.tasks import Tasks, tasks_of
+from schedc.cli import main
+from support.cell_cases import cells, shapes_of
+
+LOOPS = compiled.load() or SearchLoops()
+ROOT = Path(__file__).parents[3]
+
+
+def searched_by(loops: SearchLoops | None, search: Callable[[], object], tries: int = 1500) -> object:
+    """What the search gives by these loops, by methods if None."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(local_search, "loops_for", lambda tries: loops)
+        patch.setattr(local_search, "TRIES_PER_TASK", tries)
+        return search()
+
+
+def random_starts(tasks: Tasks, duration: list[float], seed: int) -> list[Placed]:
+    """List schedules of random priorities: far from the best, so that the search has work."""
+    choose = Random(seed)
+    rules = [Priority([choose.random() for _ in duration], *manner) for manner in MANNERS]
+    return [LaneClock(tasks, duration).run(rule) for rule in rules]
+
+
+@settings(max_examples=60, deadline=None)
+@given(cells(), st.integers(0, 2**32), st.sampled_from([0.5, 1.0, 1.02]))
+def test_loops_find_what_the_methods_find(
+    cell: tuple[str, StageShape, StageShape, CellCosts, tuple[int, ...]], seed: int, share: float
+) -> None:
+    """No search reaches less than its bound, so that one with a smaller bound makes all tries."""
+    kind, forward, backward, _, again = cell
+    tasks = tasks_of(kind, *shapes_of(kind, forward, backward), again)
+    rng = np.random.default_rng(seed)
+    duration: list[float] = (rng.uniform(0, 5, len(tasks)) * (rng.random(len(tasks)) < 0.8)).tolist()
+    starts, bound = random_starts(tasks, duration, seed), share * lower_bound(tasks, duration)
+    found = [
+        searched_by(loops, lambda: local_search.improved(tasks, duration, (starts[:1], starts[1:]), bound), 60)
+        for loops in (None, SearchLoops(), LOOPS)
+    ]
+    assert found[1] == found[0]
+    assert found[2] == found[0]
+
+
+def test_draws_are_those_of_python() -> None:
+    for seed in (0, 1, 97, 2**40):
+        draws, plain = compiled._Draws(seed), Random(seed)
+        for ahead, taken in ((5, 2), (700, 700), (3, 0), (1400, 9)):
+            known = draws.ahead(ahead)[:taken].tolist()
+            draws.take(taken)
+            assert known == [plain.random() for _ in range(taken)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("costs", ["cells", "hops", "moe2"])
+@pytest.mark.parametrize("schedule", ["dualpipev", "zbh1_overlap"])
+def test_cells_of_the_examples_have_the_programs_of_the_methods(
+    costs: str, schedule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[CellProgram] = []
+
+    def noted(*arguments: object) -> CellProgram:
+        found.append(cell_program(*arguments))  # type: ignore[arg-type]
+        return found[-1]
+
+    def programs() -> list[CellProgram]:
+        forget_programs()
+        found.clear()
+        file = ROOT / "examples" / "costs" / f"{costs}.toml"
+        main(["check", schedule, "-D", "P=4", "-D", "M=16", "--cost-file", str(file)], standalone_mode=False)
+        forget_programs()
+        return list(found)
+
+    monkeypatch.setattr(cell_pricing, "cell_program", noted)
+    by_loops = searched_by(LOOPS, programs)
+    assert by_loops
+    assert by_loops == searched_by(None, programs)
+
+
+def test_loops_are_loaded_when_interpreted_searches_have_cost_as_much(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    loops = SearchLoops()
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(compiled, "_interpreted_seconds", [0.0])
+    monkeypatch.setattr(compiled, "_compile_seconds", compiled._compile_seconds.__wrapped__)
+    monkeypatch.setattr(compiled, "load", lambda: loops)
+    assert compiled.loops_for(10**6) is None
+    compiled.interpreted(0.3)
+    assert compiled.loops_for(10**6) is None
+    compiled.interpreted(0.2)
+    assert compiled.loops_for(10**6) is None, "they have to be compiled"
+    kept = tmp_path / "search_loops.shorten-1.nbi"
+    kept.write_bytes(b"")
+    assert compiled.loops_for(10**6) is loops
+    assert compiled.loops_for(10) is None
+    os.utime(kept, (0, 0))
+    assert compiled.loops_for(10**6) is None, "older than the source"
+    compiled.interpreted(10.0)
+    assert compiled.loops_for(10**6) is loops
