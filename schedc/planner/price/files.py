@@ -15,8 +15,7 @@ from schedc.ir.arrays import Floats
 from schedc.ir.placement import Placement
 from schedc.layout.parts import WORK, Layout
 from schedc.layout.writer import write_layout
-from schedc.planner.price.layouts import balanced_layout, even_layout
-from schedc.planner.price.part_table import LEVELS, OP, PartTable, RankSplit, activation_line
+from schedc.planner.price.part_table import LEVELS, OP, PartTable, RankSplit, activation_line, layout_of
 from schedc.planner.price.plan_lines import dense_layers, device_lines, model_lines
 from schedc.planner.price.problem import PlanProblem
 from schedc.planner.price.states import Spread, held_parameters
@@ -80,17 +79,7 @@ class PlannedStep:
     def layout(self) -> Layout:
         if self.placed is not None:
             return self.placed
-        if self.axes.layout == "even":
-            return even_layout(self.problem.model, self.placement.stages)
-        return balanced_layout(self.problem.model, self.placement, self.part_seconds)
-
-    @property
-    def part_seconds(self) -> Floats:
-        """[kinds] seconds of one microbatch in a part of each kind, forward and backward, recomputation included."""
-        table, row = self.table, self.row
-        factor = table.split_factor(self.choice.splits)
-        backward = (table.input[row] + table.weight[row])[:OP] * factor
-        return np.asarray(table.forward[row, :OP] + backward + table.again[row, int(self.levels.max())])
+        return layout_of(self.problem, self.placement, self.axes.layout)
 
     @cached_property
     def parameter_bytes(self) -> Floats:

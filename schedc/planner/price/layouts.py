@@ -8,15 +8,12 @@ import numpy as np
 
 from schedc.ir.arrays import Floats
 from schedc.ir.placement import Placement
-from schedc.layout.balancing import balance
-from schedc.layout.costs import LayerCosts, PerKind
 from schedc.layout.even import even
-from schedc.layout.parts import WORK, Layout, Model
+from schedc.layout.parts import WORK, Layout, Model, ModelPart, PartKind
 from schedc.planner.model.values import ModelSizes
 from schedc.planner.price.plan_lines import dense_layers
 
-_DIGITS = 4
-"""Digits of the times that layouts are balanced by: plans that differ in less share one."""
+_FIRST, _DENSE, _MOE, _MTP, _LAST = (WORK.index(kind) for kind in PartKind if kind in WORK)
 
 
 def model_of(model: ModelSizes) -> Model:
@@ -38,22 +35,40 @@ def even_layout(model: ModelSizes, stages: int) -> Layout:
     return even(model_of(model), stages)
 
 
-def balanced_layout(model: ModelSizes, placement: Placement, times: Floats) -> Layout:
-    """The layout with the least time of the fullest rank. times: [kinds] of one microbatch, in any unit."""
-    most = max(float(times.max()), 1e-300)
-    rounded = tuple(round(time / most, _DIGITS) for time in times.tolist())
-    rows = tuple(map(tuple, placement.rank_of_stage.tolist()))
-    return _balanced(model, rows, placement.ranks, rounded)
+def balanced_layout(model: ModelSizes, placement: Placement, weights: Floats) -> Layout:
+    """A layout whose ranks have about equally much to do, embedding, predictions and head included.
+
+    One layer after the other goes to the rank that has least, and there to the stage that has least. It takes less than
+    a millisecond: searches want thousands. `schedc.layout.balancing` proves its layouts the best, and takes a hundred
+    times as long. weights: [kinds] of a part of each kind, in any unit; those of `WORK`.
+    """
+    places = tuple(placement.rank_of_stage[0].tolist())
+    return _balanced(model, places, tuple(weights.tolist()))
 
 
 @lru_cache(maxsize=4096)
-def _balanced(
-    model: ModelSizes,
-    rank_of_stage: tuple[tuple[int, ...], ...],
-    ranks: int,
-    times: tuple[float, ...],
-) -> Layout:
-    pipes = len(rank_of_stage)
-    placement = Placement(np.array(rank_of_stage, np.int32), tuple(range(pipes + 1)), ranks)
-    costs = LayerCosts(time=PerKind(**{str(kind): time for kind, time in zip(WORK, times, strict=True)}))
-    return balance(model_of(model), placement, costs).layout
+def _balanced(model: ModelSizes, rank_of_stage: tuple[int, ...], weights: tuple[float, ...]) -> Layout:
+    stages, dense = len(rank_of_stage), dense_layers(model)
+    layer = weights[_MOE if model.moe else _DENSE]
+    of_stage = [0.0] * stages
+    of_stage[0] += weights[_FIRST] + (dense * (weights[_DENSE] - layer) if model.moe else 0.0)
+    of_stage[-1] += weights[_LAST] + model.mtp * weights[_MTP]
+    of_rank = [0.0] * (max(rank_of_stage) + 1)
+    for stage, rank in enumerate(rank_of_stage):
+        of_rank[rank] += of_stage[stage]
+    counts = [0] * stages
+    for _ in range(model.layers):
+        stage = min(range(stages), key=lambda at: (of_rank[rank_of_stage[at]], of_stage[at], at))
+        counts[stage] += 1
+        of_stage[stage] += layer
+        of_rank[rank_of_stage[stage]] += layer
+    return _of_counts(model_of(model), counts)
+
+
+def _of_counts(parts: Model, counts: list[int]) -> Layout:
+    """The layout with so many layers in each stage; predictions stand in front of the head."""
+    ends = np.cumsum(counts).tolist()
+    rows = [parts.decoder[end - count : end] for end, count in zip(ends, counts, strict=True)]
+    rows[0] = (ModelPart(PartKind.EMBEDDING), *rows[0])
+    rows[-1] = (*rows[-1], *parts.predictions, ModelPart(PartKind.HEAD))
+    return Layout(tuple(rows))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +13,7 @@ from schedc.attachments.units import digits
 from schedc.attachments.values import Attachments, Level, Recompute
 from schedc.cell.costs import CellCosts, SegmentTimes
 from schedc.ir.arrays import Floats
+from schedc.ir.placement import Placement
 from schedc.layout.costs import LayerCosts, PerKind
 from schedc.layout.parts import WORK, Layout, ModelPart, PartKind
 from schedc.plan.activation_memory import kept_share, pending_share
@@ -20,6 +21,7 @@ from schedc.plan.apply import layer_costs
 from schedc.plan.directives.base import Directives
 from schedc.plan.level_shares import recomputation_time
 from schedc.planner.model.values import LayerKind
+from schedc.planner.price.layouts import balanced_layout, even_layout
 from schedc.planner.price.plan_lines import attached, model_lines, rank_lines
 from schedc.planner.price.problem import PlanProblem
 from schedc.planner.times.network import exchange_lanes, message
@@ -150,6 +152,27 @@ class PartTable:
             for way in ("dispatch", "combine")
             for lane, time in lanes.items()
         }
+
+
+def layout_of(problem: PlanProblem, placement: Placement, name: str) -> Layout:
+    """The layout of a name, `even` or `balanced`. It does not depend on how ranks are split.
+
+    So a bound knows the stages of all plans of a placement. Balanced ones weigh parts by their seconds in one split.
+    """
+    if name == "even":
+        return even_layout(problem.model, placement.stages)
+    return balanced_layout(problem.model, placement, _weights(problem))
+
+
+@lru_cache(maxsize=64)
+def _weights(problem: PlanProblem) -> Floats:
+    """[kinds] seconds of one microbatch in a part of each kind, where groups fill a node and experts lie on four."""
+    model, near = problem.model, problem.cluster.levels[0].size
+    tp = max(tp for tp in range(1, near + 1) if model.attention.heads % tp == 0 and model.seq % tp == 0)
+    experts, most = (model.moe.experts, min(4 * near, problem.cluster.devices)) if model.moe else (1, 1)
+    ep = max(ep for ep in range(1, most + 1) if experts % ep == 0 and (ep <= near or ep % near == 0))
+    table = PartTable.of(problem, [RankSplit(tp, 1, ep, 1, "hierarchical" if ep > near else "flat")])
+    return np.asarray((table.forward + table.input + table.weight)[0, :OP])
 
 
 _WAYS = ("forward", "input", "weight")

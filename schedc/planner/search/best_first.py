@@ -49,7 +49,8 @@ class SearchOptions:
     """What is asked for. top: plans of the answer. objective: `step`, `memory` or `pareto`.
 
     exhaustive: simulate and price every plan, whatever its bound. seconds: CPU seconds after which the search stops;
-    None for no limit. policies: plans that are ordered by their own costs, at most.
+    None for no limit. policies: plans that are ordered by their own costs, at most. inside: whether pairs are priced
+    from inside; without it their floors stand for them, and no plan has files.
     """
 
     top: int = 10
@@ -57,6 +58,7 @@ class SearchOptions:
     exhaustive: bool = False
     seconds: float | None = None
     policies: int = 50
+    inside: bool = True
 
 
 @dataclass(eq=False)
@@ -208,7 +210,9 @@ class _BestFirst:
         if isinstance(best, ExactPlan):
             answer.add(best, best.peak if self.options.objective == "memory" else best.step)
             return
-        if (priced := self._priced(best.planned)) is not None and priced.fits:
+        if not self.options.inside:
+            self._push(best.step, best.peak, ExactPlan(best.planned, best.step, best.peak, best.digest, best.step))
+        elif (priced := self._priced(best.planned)) is not None and priced.fits:
             exact = ExactPlan(best.planned, priced.step, _peak(priced), best.digest, best.step, priced)
             self.exact.append(exact)
             self._push(exact.step, exact.peak, exact)
@@ -272,7 +276,7 @@ class _BestFirst:
             yield each.step
 
     def _found(self, exact: ExactPlan, free: dict[str, tuple[str, ...]]) -> FoundPlan:
-        priced = exact.priced or self._priced(exact.planned)
+        priced = exact.priced or (self._priced(exact.planned) if self.options.inside else None)
         return FoundPlan(exact.axes, exact.step, exact.peak, exact.floor, free, priced)
 
     def _nothing_fits(self) -> RequestError:

@@ -8,14 +8,13 @@ from functools import cached_property
 
 import numpy as np
 
-from schedc.ir.arrays import Bools, Floats, Int64
+from schedc.ir.arrays import Bools, Floats, Int64, repeat
 from schedc.ir.placement import Placement
-from schedc.planner.price.layouts import even_layout
-from schedc.planner.price.part_table import LEVELS, OP, PartTable, RankSplit
+from schedc.planner.price.part_table import LEVELS, OP, PartTable, RankSplit, layout_of
 from schedc.planner.price.problem import PlanProblem
 from schedc.planner.price.states import Spread, beside_pipeline, held_parameters, kind_parameters
-from schedc.planner.search.bound_memory import HeldOfRanks, any_bytes, even_bytes
-from schedc.planner.search.bound_time import OrderFacts, bound_of_counts, bound_of_totals
+from schedc.planner.search.bound_memory import HeldOfRanks, bytes_of_counts
+from schedc.planner.search.bound_time import OrderFacts, bound_of_counts
 from schedc.planner.search.held_counts import ClaimedPeaks, claimed_peaks
 from schedc.planner.search.lanes import LaneSeconds, overlapped_lanes, serial_lane
 from schedc.planner.search.placed_counts import PlacedCounts, placed_counts
@@ -45,10 +44,13 @@ class BoundedBlock:
 
 @dataclass(frozen=True, eq=False)
 class _AlikeOrders:
-    """Orders with one placement, which are alike in what the bound knows of them. numbers: those among the orders."""
+    """Orders with one placement, which are alike in what the bound knows of them.
+
+    numbers: those among the orders. counts: by the name of a layout.
+    """
 
     numbers: tuple[int, ...]
-    counts: PlacedCounts
+    counts: dict[str, PlacedCounts]
     facts: OrderFacts
 
 
@@ -103,11 +105,15 @@ class PlanBounds:
         for number, option in enumerate(block.inner.orders):
             facts = OrderFacts(option.choice.splits, option.overlap)
             alike.setdefault((self._placed(option, block), facts), []).append(number)
-        layout = even_layout(self.problem.model, block.pp * block.vpp)
         return [
-            _AlikeOrders(tuple(numbers), placed_counts(layout, placed, block.pp), facts)
+            _AlikeOrders(tuple(numbers), self._counts(placed, block), facts)
             for (placed, facts), numbers in alike.items()
         ]
+
+    def _counts(self, placed: bytes, block: PlanBlock) -> dict[str, PlacedCounts]:
+        placement = Placement(np.frombuffer(placed, np.int32)[None, :], (0, 1), block.pp)
+        layouts = {name: layout_of(self.problem, placement, name) for name in block.inner.layouts}
+        return {name: placed_counts(layout, placed, block.pp) for name, layout in layouts.items()}
 
     def _placed(self, option: OrderOption, block: PlanBlock) -> bytes:
         taken = next(prefix for prefix in block.prefixes if option in self.space.orders(*prefix.order_key))
@@ -141,30 +147,26 @@ class _BlockBound:
         memory = np.empty((*shape[:4], shape[5]))
         for group in self.bounds.groups(self.block):
             for layout, name in enumerate(self.inner.layouts):
-                seconds, parameters, hidden = self._seconds(group, name == "even")
+                counts = group.counts[name]
+                seconds, parameters, hidden = self._seconds(group, counts)
                 whole = self._with_rest(seconds, parameters, hidden)
-                bytes = self._bytes(group, name == "even")
+                bytes = self._bytes(group, counts)
                 for row, number in enumerate(group.numbers):
                     step[:, number, :, layout] = whole
                     memory[:, number, :, layout] = bytes[:, row]
         fits = self.block.legal & (memory <= self.bounds.usable)[:, :, :, :, None, :]
         return BoundedBlock(self.block, step * (1 - _ROUNDING), memory, fits)
 
-    def _seconds(self, group: _AlikeOrders, even: bool) -> tuple[Floats, Floats, Floats]:
+    def _seconds(self, group: _AlikeOrders, counts: PlacedCounts) -> tuple[Floats, Floats, Floats]:
         """Seconds of the pipeline [prefixes, levels, methods], parameters of the fullest rank, its least backward."""
-        rows, counts = self.rows.ravel(), group.counts
+        rows = self.rows.ravel()
         lanes = self._lanes(rows, group.facts)
-        many = np.repeat(self.many, self.rows.shape[1])
+        many = repeat(self.many, self.rows.shape[1])
         on_rank = counts.on_rank @ counts.of_stage
         kinds = kind_parameters(self.problem.model, self.one_stage)
         backward = (self.table.input[rows] + self.table.weight[rows])[:, :OP]
-        if even:
-            seconds = bound_of_counts(counts, lanes, self.inner.levels, many, self.table.p2p[rows], group.facts)
-            parameters, hidden = (on_rank @ kinds).max(axis=0), (backward @ on_rank.T).min(axis=1)
-        else:
-            seconds = bound_of_totals(counts, lanes, self.inner.levels, many, group.facts)
-            total = counts.of_stage.sum(axis=0)
-            parameters, hidden = total @ kinds / counts.ranks, backward @ total / counts.ranks
+        seconds = bound_of_counts(counts, lanes, self.inner.levels, many, self.table.p2p[rows], group.facts)
+        parameters, hidden = (on_rank @ kinds).max(axis=0), (backward @ on_rank.T).min(axis=1)
         shape = (*self.rows.shape, len(self.inner.levels))
         return seconds.reshape(shape).transpose(0, 2, 1), parameters, hidden.reshape(self.rows.shape)
 
@@ -191,7 +193,7 @@ class _BlockBound:
         )
         return Spread(tp, cp, ep, dp, np.array(self.inner.zeros))
 
-    def _bytes(self, group: _AlikeOrders, even: bool) -> Floats:
+    def _bytes(self, group: _AlikeOrders, counts: PlacedCounts) -> Floats:
         """[prefixes, orders of the group, levels, zeros] bytes of the fullest rank."""
         held = self.table.held[self.rows].min(axis=1)
         pending = self.table.pending[self.rows].min(axis=1)
@@ -200,23 +202,9 @@ class _BlockBound:
         numbers = [_LEVEL_NUMBERS[level] for level, _ in self.inner.levels]
         reserve = self.table.reserve[self.rows].min(axis=1)[:, numbers, int(group.facts.overlaps)]
         peaks = [self._peaks(self.inner.orders[number]) for number in group.numbers]
-        bytes = (self._even if even else self._any)(group, parameters, held, pending, peaks)
+        of_ranks = HeldOfRanks(counts, held, pending, self.inner.levels, group.facts.splits)
+        bytes = bytes_of_counts(counts, parameters, of_ranks, peaks)
         return np.asarray(bytes + reserve[:, None, :, None])
 
     def _peaks(self, option: OrderOption) -> list[ClaimedPeaks]:
         return [self.bounds.peaks_of(option, *prefix.order_key) for prefix in self.block.prefixes]
-
-    def _even(
-        self, group: _AlikeOrders, parameters: Floats, held: Floats, pending: Floats, peaks: list[list[ClaimedPeaks]]
-    ) -> Floats:
-        of_ranks = HeldOfRanks(group.counts, held, pending, self.inner.levels, group.facts.splits)
-        return even_bytes(group.counts, parameters, of_ranks, peaks)
-
-    def _any(
-        self, group: _AlikeOrders, parameters: Floats, held: Floats, pending: Floats, peaks: list[list[ClaimedPeaks]]
-    ) -> Floats:
-        counts, levels = group.counts, self.inner.levels
-        least = np.minimum(held, pending[:, None]) if group.facts.splits else held
-        many = [np.stack([peak.of_rank for peak in of_order]) for of_order in peaks]
-        whole = any_bytes(counts, parameters, held, levels, np.ones_like(many[0]))
-        return np.stack([np.maximum(whole, any_bytes(counts, parameters, least, levels, one)) for one in many], axis=1)

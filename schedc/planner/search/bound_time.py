@@ -12,8 +12,6 @@ from schedc.planner.price.part_table import LEVELS
 from schedc.planner.search.lanes import LaneSeconds
 from schedc.planner.search.placed_counts import PlacedCounts
 
-_HALVINGS = 24
-
 
 class OrderFacts(NamedTuple):
     """What the bound knows of orders.
@@ -80,97 +78,3 @@ class _LaneTerms:
         """What recomputation adds to the work of a rank, and to the backwards of the stages before its first one."""
         stages = (self.lane.again[:, level] @ self.counts.of_stage.T) * mask
         return stages @ self.counts.on_rank.T, stages @ self.counts.before.T
-
-
-def bound_of_totals(
-    counts: PlacedCounts,
-    lanes: Sequence[LaneSeconds],
-    levels: Sequence[tuple[str, str]],
-    microbatches: Floats,
-    facts: OrderFacts,
-) -> Floats:
-    """[rows, levels] seconds of a pipeline for any layout of the same parts on the same stages.
-
-    The ranks share all work. With a stage per rank, rank r waits for forwards of the ranks before it, and they for its
-    backwards: at best the work of ranks falls geometrically. Recomputation of some stages may be of empty ones.
-    """
-    ranks, total = counts.ranks, counts.of_stage.sum(axis=0)
-    stages = counts.of_stage.shape[0]
-    result = np.zeros((microbatches.size, len(levels)))
-    names = [str(each) for each in LEVELS]
-    for lane in lanes:
-        each = lane.forward + lane.input + lane.weight
-        plain = each @ total + stages * lane.op.sum(axis=1)
-        for column, (level, where) in enumerate(levels):
-            again = lane.again[:, names.index(level)] if where == "all" else np.zeros_like(each)
-            work = plain + again @ total
-            spread = work * microbatches / ranks
-            if counts.linear:
-                spread = np.maximum(spread, _geometric(work, each + again, lane, microbatches, counts, facts))
-                chain = (lane.forward + lane.input + again) @ total + stages * (lane.op[:, 0] + lane.op[:, 1])
-                spread = np.maximum(spread, _falling(chain, np.ones_like(chain), microbatches, ranks))
-            fullest = fullest_rank(each + again, lane.op.sum(axis=1), counts)
-            result[:, column] = np.maximum.reduce([result[:, column], spread, fullest * microbatches])
-    return result
-
-
-def fullest_rank(parts: Floats, op: Floats, counts: PlacedCounts) -> Floats:
-    """[rows] seconds of one microbatch on the fullest rank, at least: parts are whole, and heads take a layer's place.
-
-    parts: [rows, kinds]; op: [rows] what both ops of a stage take on top. The largest time at which all layers of the
-    most frequent kind do not fit beside head and prediction on the ranks, found by halving; nothing else takes room.
-    """
-    total = counts.of_stage.sum(axis=0)
-    layer = int(np.argmax(total))
-    own = op * (counts.of_stage.shape[0] / counts.ranks)
-    low: Floats = np.add((parts * (total > 0)).max(axis=1), own)
-    if not (parts[:, layer] > 0).all():
-        return low
-    high = np.maximum(low, parts @ total + own * counts.ranks)
-    ends = [parts[:, kind] for kind in np.flatnonzero(total == 1) if kind != layer]
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        fits = _room(middle - own, parts[:, layer], ends, counts.ranks) >= total[layer]
-        low, high = np.where(fits, low, middle), np.where(fits, middle, high)
-    return low
-
-
-def _room(seconds: Floats, layer: Floats, ends: Sequence[Floats], ranks: int) -> Floats:
-    """[rows] layers that ranks can compute in so many seconds, beside at most two of the other parts, as it suits."""
-
-    def beside(*parts: Floats) -> Floats:
-        left = (seconds - np.sum(parts, axis=0)) / layer if parts else seconds / layer
-        return np.asarray(np.floor(np.maximum(left * (1 + 1e-12), 0.0)), np.float64)
-
-    largest = sorted(ends, key=lambda part: float(part.max()))[-2:]
-    free = beside()
-    whole: Floats = np.multiply(ranks, free)
-    if not largest:
-        return whole
-    together: Floats = beside(*largest) + np.multiply(ranks - 1, free)
-    if ranks < len(largest):
-        return together
-    apart = np.sum([beside(part) for part in largest], axis=0) + (ranks - len(largest)) * free
-    return np.asarray(np.maximum(apart, together))
-
-
-def _geometric(
-    work: Floats, parts: Floats, lane: LaneSeconds, microbatches: Floats, counts: PlacedCounts, facts: OrderFacts
-) -> Floats:
-    """[rows] the least T with T >= M w(r) + share x (w(0) + ... + w(r - 1)) on every rank, where w sums to ``work``."""
-    share = np.ones(microbatches.size)
-    if facts.splits or facts.overlaps:
-        there = counts.of_stage.sum(axis=0) > 0
-        ratio = np.divide(lane.forward, parts, out=np.ones_like(parts), where=parts > 0)
-        op = lane.op.sum(axis=1)
-        of_op = np.divide(lane.op[:, 0], op, out=np.ones_like(share), where=op > 0)
-        share = np.minimum(np.min(ratio[:, there], axis=1, initial=1.0), of_op)
-    return _falling(work, share, microbatches, counts.ranks)
-
-
-def _falling(work: Floats, share: Floats, microbatches: Floats, ranks: int) -> Floats:
-    """[rows] the least T of `_geometric`. work, share: [rows]."""
-    late = np.minimum(share / microbatches, 1.0 - 1e-12)
-    rest = -np.expm1(ranks * np.log1p(-late))
-    least: Floats = np.divide(share * work, rest, out=np.zeros_like(work), where=late > 1e-9)
-    return least

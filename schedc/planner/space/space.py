@@ -185,7 +185,7 @@ class PlanSpace:
         return InnerAxes(
             tuple(option for option in options if not (option.overlap and alone)),
             tuple(level for level in v.levels if level[1] in wheres),
-            v.layouts if pp > 1 and vpp == 1 else v.layouts[:1],
+            v.layouts if pp > 1 else v.layouts[:1],
             ("flat",) if alone else v.methods,
             v.zero,
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -30,7 +29,6 @@ def random_block(rng: random.Random) -> tuple[PlanSpace, PlanBlock] | None:
     cluster = open_cluster(rng.choice(cluster_names()), 8 * rng.choice([1, 2, 4, 8, 12]))
     batch, seq = rng.choice([16, 48, 64, 96]), rng.choice([2048, 4096, 8192])
     space = PlanSpace.of(model, cluster, batch, seq, "wide")
-    space = replace(space, values=replace(space.values, layouts=("even", "balanced")))
     prefixes = [each for each in space.prefixes() if each.pp * each.vpp * each.microbatches <= _LARGEST]
     if not prefixes:
         return None
