@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from schedc.diagnostics import CompilerBug
 
@@ -83,8 +83,13 @@ class Node:
     @property
     def role(self) -> str:
         """``attention``, ``experts``, ``dispatch``: the name without its layer and its lane."""
-        parts = self.name.split(".")
-        return parts[1] if len(parts) > 1 and parts[0].isdecimal() else parts[0]
+        return _role_in(self.name)
+
+
+@lru_cache(maxsize=1 << 14)
+def _role_in(name: str) -> str:
+    parts = name.split(".")
+    return parts[1] if len(parts) > 1 and parts[0].isdecimal() else parts[0]
 
 
 @dataclass(frozen=True)

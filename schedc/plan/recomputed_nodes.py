@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from schedc.attachments.recompute_bytes import recomputed_share
 from schedc.attachments.values import Attachments, By, Level, Recompute
@@ -71,20 +72,23 @@ def in_backwards(shapes: Sequence[StageShape], plan: Attachments) -> tuple[Stage
 
     A dense layer is one node, whose backward recomputes inside itself.
     """
-    graphs = []
-    for stage, shape in enumerate(shapes):
-        level = plan.recompute_of(stage)
-        marked, dense = with_recomputed(shape, _at_the_mean(level, shape)), _dense_nodes(level, shape, plan)
-        inside = tuple(replace(node, inside=dense.get(index, 0.0)) for index, node in enumerate(marked.nodes))
-        graphs.append(StageShape(inside, shape.outputs) if dense else marked)
-    return tuple(graphs)
+    sizes = without_choices(plan)
+    return tuple(_in_backward(shape, plan.recompute_of(stage), sizes) for stage, shape in enumerate(shapes))
 
 
-def _dense_nodes(level: Recompute, shape: StageShape, plan: Attachments) -> dict[int, float]:
+@lru_cache(maxsize=1024)
+def _in_backward(shape: StageShape, level: Recompute, sizes: Attachments) -> StageShape:
+    """The graph of a stage of this level. sizes: the part of a plan that shares follow from."""
+    marked, dense = with_recomputed(shape, _at_the_mean(level, shape)), _dense_nodes(level, shape, sizes)
+    inside = tuple(replace(node, inside=dense.get(index, 0.0)) for index, node in enumerate(marked.nodes))
+    return StageShape(inside, shape.outputs) if dense else marked
+
+
+def _dense_nodes(level: Recompute, shape: StageShape, sizes: Attachments) -> dict[int, float]:
     """The dense layers that a level recomputes: node index -> share of its forward, where the plan says its sizes."""
     if level.adaptive is not None or level.level is Level.NONE:
         return {}
-    places, sizes = layers_of_nodes(shape), without_choices(plan)
+    places = layers_of_nodes(shape)
     shares = {
         index: time_share(sizes, PartKind.DENSE, level.of_layer(places[index]))
         for index, node in enumerate(shape.nodes)
@@ -104,16 +108,19 @@ def in_recomputations(shapes: Sequence[StageShape], plan: Attachments) -> tuple[
     They are those of the stage's level. Where the plan says none, they are those of `full` in a stage with exchanges,
     and all nodes in a stage without.
     """
-    graphs = []
-    for stage, shape in enumerate(shapes):
-        level = plan.recompute_of(stage)
-        unsaid = level.level is Level.NONE
-        whole = unsaid and not any(node.exchange for node in shape.nodes)
-        assumed = Recompute(Level.FULL) if unsaid else level
-        nodes = dict.fromkeys(shape.backward, 1.0) if whole else _at_the_mean(assumed, shape)
-        nodes |= {} if unsaid else _dense_nodes(level, shape, plan)
-        graphs.append(with_recomputed(shape, nodes))
-    return tuple(graphs)
+    sizes = without_choices(plan)
+    return tuple(_in_recomputation(shape, plan.recompute_of(stage), sizes) for stage, shape in enumerate(shapes))
+
+
+@lru_cache(maxsize=1024)
+def _in_recomputation(shape: StageShape, level: Recompute, sizes: Attachments) -> StageShape:
+    """The graph of a stage of this level. sizes: the part of a plan that shares follow from."""
+    unsaid = level.level is Level.NONE
+    whole = unsaid and not any(node.exchange for node in shape.nodes)
+    assumed = Recompute(Level.FULL) if unsaid else level
+    nodes = dict.fromkeys(shape.backward, 1.0) if whole else _at_the_mean(assumed, shape)
+    nodes |= {} if unsaid else _dense_nodes(level, shape, sizes)
+    return with_recomputed(shape, nodes)
 
 
 def graphs_of(shapes: Sequence[StageShape], plan: Attachments) -> tuple[tuple[StageShape, ...], tuple[StageShape, ...]]:

@@ -10,6 +10,7 @@ from functools import cached_property
 from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.peak_counts import PeakCounts
 from schedc.compiler import price
+from schedc.planner.search.cell_floors import CellFloors
 from schedc.planner.space.axes import PlanAxes
 from schedc.planner.space.schedules import ScheduleChoice
 
@@ -52,10 +53,11 @@ class KnownOrder:
 
 @dataclass(frozen=True, eq=False)
 class Orders:
-    """Orders that were made. choice: the schedule of a name."""
+    """Orders that were made, and floors inside cells. choice: the schedule of a name."""
 
     choice: Callable[[str], ScheduleChoice]
     made: dict[OrderKey, KnownOrder] = field(default_factory=dict)
+    floors: CellFloors = field(default_factory=CellFloors)
 
     def of(self, key: OrderKey) -> KnownOrder:
         """The order of a key. Raises `DiagnosticError` where the compiler finds it illegal."""

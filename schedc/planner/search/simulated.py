@@ -11,7 +11,6 @@ import numpy as np
 from schedc.analysis.batch import simulate_batch
 from schedc.diagnostics import DiagnosticError
 from schedc.planner.price.files import PlannedStep
-from schedc.planner.search.cell_floors import pipeline_floors
 from schedc.planner.search.orders import OrderKey, Orders
 from schedc.planner.search.stage_columns import StageColumns
 
@@ -73,7 +72,7 @@ def _of_one_order(
         makespan[serial] = simulate_batch(order.dependencies, costs).makespan
     beside = [number for number in fit if plans[number].axes.overlap]
     if beside:
-        makespan[beside] = pipeline_floors([plans[number] for number in beside])
+        makespan[beside] = orders.floors.of([plans[number] for number in beside], order.dependencies)
     if not fit:
         return []
     steps = StageColumns([plans[number] for number in fit]).steps(makespan[fit])
