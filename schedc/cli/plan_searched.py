@@ -42,7 +42,9 @@ def searched(request: PlanRequest) -> None:
         found = search(space, problem, options_of(request), progress)
     facts = search_to_json(problem, found, fit, request.objective)
     if wanted:
-        facts["explain"] = explain_plan(space, problem, wanted, fit, options_of(request), facts["plans"])
+        with ProgressLine() as progress, about_files():
+            plans, options = facts["plans"], options_of(request)
+            facts["explain"] = explain_plan(space, problem, wanted, fit, options, plans, progress)
     if request.output is not None:
         plans = [plan.priced for plan in found.plans if plan.priced is not None]
         write_plans(request.output, request.force, facts, plans)

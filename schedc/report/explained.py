@@ -55,6 +55,6 @@ def _region(explain: Mapping[str, Any]) -> Iterator[str]:
         return
     yield f"it is among the best {explain['among']} where one of these holds, with all else as it is:"
     for each in explain["region"]:
-        low, high = (None if each[end] is None else f"{each[end]:.4g}" for end in ("low", "high"))
-        where = f"{low} to {high}" if low and high else f"from {low}" if low else f"up to {high}" if high else "nowhere"
-        yield f"  {each['what']:<30} {where}, now {each['value']:.4g} {each['unit']}"
+        tried = f"{each['tried'][0]:.4g} to {each['tried'][-1]:.4g}"
+        where = "nowhere" if each["low"] is None else f"at {each['low']:.4g} to {each['high']:.4g}"
+        yield f"  {each['what']:<42} {where} of {tried}, now {each['value']:.4g} {each['unit']}"

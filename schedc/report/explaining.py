@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +10,7 @@ from schedc.diagnostics import RequestError
 from schedc.planner.fit.fitted import Fit
 from schedc.planner.price.problem import PlanProblem
 from schedc.planner.search.best_first import SearchOptions, search
+from schedc.planner.search.region import FigureRegion, region_of
 from schedc.planner.space.conditions import PlanCondition
 from schedc.planner.space.space import PlanSpace
 from schedc.report.plans import PlanFacts
@@ -26,16 +27,17 @@ def explain_plan(
     fit: Fit | None,
     options: SearchOptions,
     plans: Sequence[PlanFacts],
+    progress: Callable[[str, int], None],
 ) -> dict[str, Any]:
     """The ``explain`` of a search's JSON, as `schedc.report.explained` describes it.
 
     wanted: conditions that say the axes of the plan; of several plans that meet them the best one is explained. plans:
-    the best plans of the whole space, in their JSON form.
+    the best plans of the whole space, in their JSON form. progress: as for `search`.
     """
     own = replace(space, conditions=(*space.conditions, *wanted), _orders={})
     asked = ", ".join(condition.text for condition in wanted)
     try:
-        found = next(iter(search(own, problem, replace(options, top=1)).plans), None)
+        found = next(iter(search(own, problem, replace(options, top=1), progress).plans), None)
     except RequestError as error:
         (finding, *_) = error.diagnostics
         reason = ": ".join([finding.message, *finding.notes])
@@ -60,7 +62,22 @@ def explain_plan(
         "differs": comparison["axes"],
         "why": [{"what": bar["what"], "seconds": -bar["difference_s"]} for bar in comparison["bars"]],
         "waterfall": plan["waterfall"],
-        "region": [],
+        "region": [_region(each) for each in region_of(space, own, problem, options.top, progress)],
+    }
+
+
+def _region(figure: FigureRegion) -> dict[str, Any]:
+    """The ends of the values of a figure, among those tried, at which the plan is among the best; null for none."""
+    inside, tried = figure.inside, figure.tried
+    low = inside[0] if inside else None
+    high = inside[-1] if inside else None
+    return {
+        "what": figure.what,
+        "unit": figure.unit,
+        "value": figure.value,
+        "tried": list(tried),
+        "low": low,
+        "high": high,
     }
 
 

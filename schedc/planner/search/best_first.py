@@ -50,7 +50,7 @@ class SearchOptions:
 
     exhaustive: simulate and price every plan, whatever its bound. seconds: CPU seconds after which the search stops;
     None for no limit. policies: plans that are ordered by their own costs, at most. inside: whether pairs are priced
-    from inside; without it their floors stand for them, and no plan has files.
+    from inside; without it their floors are taken for their steps, and no plan has files.
     """
 
     top: int = 10

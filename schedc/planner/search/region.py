@@ -7,25 +7,20 @@ from dataclasses import dataclass, replace
 
 from schedc.diagnostics import RequestError
 from schedc.planner.cluster.values import Cluster
-from schedc.planner.price.files import PlannedStep
-from schedc.planner.price.part_table import PartTable, RankSplit
 from schedc.planner.price.problem import PlanProblem
 from schedc.planner.search.best_first import SearchOptions, search
-from schedc.planner.search.orders import Orders
-from schedc.planner.search.simulated import simulate_plans
-from schedc.planner.space.axes import PlanAxes
 from schedc.planner.space.space import PlanSpace
 from schedc.planner.times.constants import BY_NAME
 
-FACTORS = (0.5, 0.7071, 1.0, 1.4142, 2.0)
+FACTORS = (0.5, 0.6, 0.7, 0.85, 1.0, 1.4, 2.0)
 """What each figure is multiplied by."""
 
 _ALIKE = 1e-9
 
 
 @dataclass(frozen=True)
-class Figure:
-    """A figure of the machine or of its software. of: its value; at: the problem with another value of it."""
+class ClusterFigure:
+    """A figure of the machine or of its software, which has a value in a problem, and other values in other ones."""
 
     what: str
     unit: str
@@ -68,22 +63,23 @@ def _on(problem: PlanProblem, cluster: Cluster) -> PlanProblem:
 
 
 FIGURES = (
-    Figure("speed of the outer network", "GB/s", lambda p: p.cluster.levels[-1].Bps / 1e9,
+    ClusterFigure("speed of the outer network", "GB/s", lambda p: p.cluster.levels[-1].Bps / 1e9,
            lambda p, value: _with_rail(p, value * 1e9)),
-    Figure("products of experts", "of peak", lambda p: p.constant("grouped"),
+    ClusterFigure("products of experts", "of peak", lambda p: p.constant("grouped"),
            lambda p, value: _with_constant(p, "grouped", value), BY_NAME["grouped"].most),
-    Figure("usable memory", "GB", lambda p: p.cluster.device.usable_bytes / 1e9, _with_usable),
-    Figure("start of an exchange between tensor ranks", "us", lambda p: p.constant("tp_alpha") * 1e6,
+    ClusterFigure("usable memory", "GB", lambda p: p.cluster.device.usable_bytes / 1e9, _with_usable),
+    ClusterFigure("start of an exchange between tensor ranks", "us", lambda p: p.constant("tp_alpha") * 1e6,
            lambda p, value: _with_constant(p, "tp_alpha", value / 1e6)),
 )  # fmt: skip
 
 
 def region_of(
-    space: PlanSpace, problem: PlanProblem, axes: PlanAxes, among: int, progress: Callable[[str, int], None]
+    space: PlanSpace, own: PlanSpace, problem: PlanProblem, among: int, progress: Callable[[str, int], None]
 ) -> Iterator[FigureRegion]:
-    """By figure, where the plan of these axes is one of the ``among`` best plans of the space.
+    """By figure, where the best plan of ``own`` is one of the ``among`` best plans of the space.
 
-    Pairs count with their floors, so that no cell is ordered. progress: as for `search`.
+    own: the part of the space that has the axes of the plan. Pairs count with their floors, so that no cell is ordered.
+    progress: as for `search`.
     """
     for number, figure in enumerate(FIGURES):
         now = figure.of(problem)
@@ -91,29 +87,24 @@ def region_of(
         inside = []
         for place, value in enumerate(tried):
             progress("machines", number * len(FACTORS) + place + 1)
-            if _is_among(space, figure.at(problem, value), axes, among):
+            if _is_among(space, own, figure.at(problem, value), among):
                 inside.append(value)
         yield FigureRegion(figure.what, figure.unit, now, tried, tuple(inside))
 
 
-def _is_among(space: PlanSpace, problem: PlanProblem, axes: PlanAxes, among: int) -> bool:
-    own = _floor(space, problem, axes)
-    if own is None:
+def _is_among(space: PlanSpace, own: PlanSpace, problem: PlanProblem, among: int) -> bool:
+    best = _last(own, problem, 1)
+    if best is None:
         return False
+    last = _last(space, problem, among)
+    return last is None or best <= last * (1 + _ALIKE)
+
+
+def _last(space: PlanSpace, problem: PlanProblem, top: int) -> float | None:
+    """Seconds of the last of the best plans, by floors; None where fewer fit."""
     there = replace(space, cluster=problem.cluster, _orders={})
     try:
-        found = search(there, problem, SearchOptions(top=among, policies=0, inside=False))
+        found = search(there, problem, SearchOptions(top=top, policies=0, inside=False))
     except RequestError:
-        return True  # nothing else fits, and this plan does
-    last = found.certificate.kth_s
-    return len(found.plans) < among or last is None or own <= last * (1 + _ALIKE)
-
-
-def _floor(space: PlanSpace, problem: PlanProblem, axes: PlanAxes) -> float | None:
-    """Seconds of a step of the plan, from stage 2; None where it does not fit."""
-    choice = space.choice(axes.schedule)
-
-    split = RankSplit(axes.tp, axes.cp, axes.ep, axes.microbatch, axes.alltoall)
-    planned = PlannedStep(problem, axes, choice, PartTable.of(problem, [split]))
-    found, _ = simulate_plans([(0, planned)], Orders(space.choice), problem.cluster.device.usable_bytes)
-    return found[0].step if found else None
+        return None
+    return found.certificate.kth_s if len(found.plans) == top else None

@@ -30,7 +30,7 @@ RESTRICTIONS = (
     "tensor ranks split attention and dense layers, no expert",
     "tensor ranks share norms and residuals (sequence parallelism)",
     "recomputation of one level: on all stages, on the first stage of each rank, or on the first half of the ranks",
-    "stages hold equally many layers, the first ones one more; predictions and the head are in the last stage",
+    "stages hold equally many layers, or as many as balance the ranks; predictions and the head are in the last stage",
     "nothing is offloaded to host memory",
     "rows of tokens are even over experts: no hot experts",
     "ranks lie in the order tensor, context, data, pipeline",

@@ -16,9 +16,9 @@ def explained(**changes: Any) -> dict[str, Any]:
         "differs": {"ep": [32, 16], "overlap": [True, False]},
         "why": [{"what": "ideal", "seconds": 0.0}, {"what": "bubbles", "seconds": -0.2},
                 {"what": "EP exposed", "seconds": 0.65}],
-        "region": [{"what": "rail bandwidth", "unit": "B/s", "value": 25e9, "low": 3e10, "high": None},
-                   {"what": "usable memory", "unit": "B", "value": 60e9, "low": 48e9, "high": 52e9},
-                   {"what": "latency", "unit": "s", "value": 3e-6, "low": None, "high": None}],
+        "region": [{"what": "usable memory", "unit": "GB", "value": 60.0, "tried": [30.0, 40.0, 60.0],
+                    "low": 30.0, "high": 40.0},
+                   {"what": "latency", "unit": "us", "value": 3.0, "tried": [1.5, 3.0], "low": None, "high": None}],
     } | changes  # fmt: skip
 
 
@@ -34,9 +34,8 @@ the best plan has ep 16, overlap no; the seconds between them:
   EP exposed                          +0.65 s
   bubbles                              -0.2 s
 it is among the best 10 where one of these holds, with all else as it is:
-  rail bandwidth                 from 3e+10, now 2.5e+10 B/s
-  usable memory                  4.8e+10 to 5.2e+10, now 6e+10 B
-  latency                        nowhere, now 3e-06 s"""
+  usable memory                              at 30 to 40 of 30 to 60, now 60 GB
+  latency                                    nowhere of 1.5 to 3, now 3 us"""
     )
 
 
