@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import inf
@@ -12,29 +12,33 @@ from typing import Any
 
 import numpy as np
 
-from schedc.cell import search_loops
+from schedc.cell import list_loops, search_loops
 from schedc.cell.graph import QUEUES
-from schedc.cell.list_scheduler import COMPUTE
+from schedc.cell.list_scheduler import COMPUTE, LaneClock, Placed, Priority
 from schedc.cell.search_loops import DRAWS, Graph, Round
 from schedc.cell.tasks import Tasks
 from schedc.ir.arrays import Floats, Int64
 from schedc.ir.compiled import IMPORT_SECONDS, called_from_loops, compile_seconds, jit
 
-_COMPILE_SECONDS = 6.0
-"""What compiling the loops costs, once on a machine."""
+_COMPILE_SECONDS = {search_loops: 6.0, list_loops: 3.0}
+"""What compiling the loops of each file costs, once on a machine."""
 
 _WORTH = 1500
 """Tries that the interpreted search makes in about the time that the loops take to be given a cell."""
 
-_HELPERS = ("fill_times", "is_among", "pick_move", "move_task", "sort_by_end", "latest", "largest")
+_HELPERS = {
+    search_loops: ("fill_times", "is_among", "pick_move", "move_task", "sort_by_end", "latest", "largest"),
+    list_loops: ("end_running", "enqueue", "remove_ready", "add_running", "pick_ready", "is_before", "may_start"),
+}
 
 
 @dataclass(frozen=True)
 class SearchLoops:
-    """`schedc.cell.search_loops.shorten` and `make_earlier`, compiled or not."""
+    """`shorten` and `make_earlier` of `schedc.cell.search_loops`, `run_list` of `list_loops`, compiled or not."""
 
     shorten: Any = search_loops.shorten
     make_earlier: Any = search_loops.make_earlier
+    run_list: Any = list_loops.run_list
 
 
 _interpreted_seconds = [0.0]
@@ -57,7 +61,7 @@ def loops_for(tries: int) -> SearchLoops | None:
 
 @cache
 def _compile_seconds() -> float:
-    return compile_seconds(Path(search_loops.__file__), _COMPILE_SECONDS)
+    return sum(compile_seconds(Path(module.__file__ or ""), cost) for module, cost in _COMPILE_SECONDS.items())
 
 
 @cache
@@ -65,9 +69,35 @@ def load() -> SearchLoops | None:
     """The compiled loops, None without numba."""
     if (compiled := jit()) is None:
         return None
-    for name in _HELPERS:
-        called_from_loops(getattr(search_loops, name))
-    return SearchLoops(compiled(search_loops.shorten), compiled(search_loops.make_earlier))
+    for module, names in _HELPERS.items():
+        for name in names:
+            called_from_loops(getattr(module, name))
+    return SearchLoops(
+        compiled(search_loops.shorten), compiled(search_loops.make_earlier), compiled(list_loops.run_list)
+    )
+
+
+def list_runs(tasks: Tasks, duration: Sequence[float]) -> Callable[[Priority], Placed]:
+    """What runs list schedules of one cell, by loops where they are loaded. duration: [tasks] in time units."""
+    if loops := loops_for(_WORTH):
+        return ListRuns(tasks, duration, loops)
+    return lambda rule: LaneClock(tasks, duration).run(rule)
+
+
+class ListRuns:
+    """`LaneClock.run` under any `Priority`, by loops. duration: [tasks] in time units."""
+
+    def __init__(self, tasks: Tasks, duration: Sequence[float], loops: SearchLoops) -> None:
+        self.graph = graph_of_tasks(tasks, duration, [0.0] * len(tasks))
+        self.needs = np.array(tasks.needs, np.int64)
+        self.run_list = loops.run_list
+
+    def __call__(self, rule: Priority) -> Placed:
+        order, begins = np.zeros(self.needs.size, np.int64), np.zeros(self.needs.size)
+        priority, manner = np.array(rule.priority, float), (rule.patience, rule.courtesy)
+        count, ends = self.run_list(self.graph, self.needs.copy(), priority, manner, COMPUTE, order, begins)
+        placed = order[:count]
+        return list(zip(placed.tolist(), begins[:count].tolist(), ends[placed].tolist(), strict=True))
 
 
 class CompiledSearch:

@@ -9,9 +9,9 @@ from math import inf
 from time import thread_time
 from typing import NamedTuple
 
-from schedc.cell.compiled_search import CompiledSearch, SearchLoops, interpreted, loops_for
+from schedc.cell.compiled_search import CompiledSearch, SearchLoops, interpreted, list_runs, loops_for
 from schedc.cell.graph import QUEUES
-from schedc.cell.list_scheduler import COMPUTE, MANNERS, LaneClock, Placed, Priority
+from schedc.cell.list_scheduler import COMPUTE, MANNERS, Placed, Priority
 from schedc.cell.tasks import Tasks
 
 VARIED = 100
@@ -47,7 +47,8 @@ def varied(tasks: Tasks, duration: Sequence[float], start: Priority, bound: floa
     duration: [tasks] in time units; bound: that of `schedc.cell.bounds.lower_bound`.
     """
     source = random.Random(len(tasks))
-    best, schedules = start, [LaneClock(tasks, duration).run(start)]
+    run = list_runs(tasks, duration)
+    best, schedules = start, [run(start)]
     least = merit(tasks, schedules[0], bound)
     reach = max(1, round(bound / 4 * 1024))
     for _ in range(VARIED):
@@ -57,7 +58,7 @@ def varied(tasks: Tasks, duration: Sequence[float], start: Priority, bound: floa
         for _ in range(source.choice((1, 2, 4))):
             priority[source.randrange(len(priority))] += source.randint(-reach, reach) / 1024
         changed = Priority(priority, *source.choice(MANNERS))
-        placed = LaneClock(tasks, duration).run(changed)
+        placed = run(changed)
         if (value := merit(tasks, placed, bound)) <= least:
             best, least = changed, value
             schedules.append(placed)

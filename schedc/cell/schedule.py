@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 from schedc.cell.bounds import lower_bound
+from schedc.cell.compiled_search import list_runs
 from schedc.cell.costs import CellCosts
 from schedc.cell.graph import QUEUES, StageShape
 from schedc.cell.host_lane import without_host
@@ -74,7 +75,7 @@ def _searched(tasks: Tasks, duration: tuple[float, ...], *starts: Placed) -> Pla
     """The best schedule of the search. starts: schedules from which it begins before all others."""
     bound = lower_bound(tasks, duration)
     rules = list(_rules(tasks, duration))
-    tried = [LaneClock(tasks, duration).run(rule) for rule in rules]
+    tried = list(map(list_runs(tasks, duration), rules))
     merits = [merit(tasks, placed, bound) for placed in tried]
     more = varied(tasks, duration, rules[merits.index(min(merits))], bound)
     return improved(tasks, duration, (starts, tried, more), bound)

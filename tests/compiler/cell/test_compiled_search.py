@@ -16,7 +16,7 @@ from schedc.analysis import cell_pricing
 from schedc.cell import CellCosts, CellProgram, StageShape, cell_program, local_search
 from schedc.cell import compiled_search as compiled
 from schedc.cell.bounds import lower_bound
-from schedc.cell.compiled_search import SearchLoops
+from schedc.cell.compiled_search import ListRuns, SearchLoops
 from schedc.cell.list_scheduler import MANNERS, LaneClock, Placed, Priority
 from schedc.cell.schedule import forget_programs
 from schedc.cell.tasks import Tasks, tasks_of
@@ -35,11 +35,13 @@ def searched_by(loops: SearchLoops | None, search: Callable[[], object], tries: 
         return search()
 
 
-def random_starts(tasks: Tasks, duration: list[float], seed: int) -> list[Placed]:
+def random_starts(tasks: Tasks, duration: list[float], seed: int, loops: SearchLoops | None = None) -> list[Placed]:
     """List schedules of random priorities: far from the best, so that the search has work."""
     choose = Random(seed)
-    rules = [Priority([choose.random() for _ in duration], *manner) for manner in MANNERS]
-    return [LaneClock(tasks, duration).run(rule) for rule in rules]
+    rules = [Priority([choose.randint(0, 9) / 8 for _ in duration], *manner) for manner in MANNERS]
+    if loops is None:
+        return [LaneClock(tasks, duration).run(rule) for rule in rules]
+    return list(map(ListRuns(tasks, duration, loops), rules))
 
 
 @settings(max_examples=60, deadline=None)
@@ -52,6 +54,8 @@ def test_loops_find_what_the_methods_find(
     tasks = tasks_of(kind, *shapes_of(kind, forward, backward), again)
     rng = np.random.default_rng(seed)
     duration: list[float] = (rng.uniform(0, 5, len(tasks)) * (rng.random(len(tasks)) < 0.8)).tolist()
+    for loops in (SearchLoops(), LOOPS):
+        assert random_starts(tasks, duration, seed, loops) == random_starts(tasks, duration, seed)
     starts, bound = random_starts(tasks, duration, seed), share * lower_bound(tasks, duration)
     found = [
         searched_by(loops, lambda: local_search.improved(tasks, duration, (starts[:1], starts[1:]), bound), 60)
@@ -111,6 +115,7 @@ def test_loops_are_loaded_when_interpreted_searches_have_cost_as_much(
     assert compiled.loops_for(10**6) is None, "they have to be compiled"
     kept = tmp_path / "search_loops.shorten-1.nbi"
     kept.write_bytes(b"")
+    (tmp_path / "list_loops.run_list-1.nbi").write_bytes(b"")
     assert compiled.loops_for(10**6) is loops
     assert compiled.loops_for(10) is None
     os.utime(kept, (0, 0))
