@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
 from schedc.analysis.timeline import Timeline
@@ -9,6 +10,7 @@ from schedc.compiler import Priced, price
 from schedc.cost.costs import parse_costs
 from schedc.diagnostics import DiagnosticError
 from schedc.inputs import open_input
+from schedc.ir.schedule import Schedule
 from schedc.layout.compare import load_per_rank
 from schedc.layout.parts import WORK
 from schedc.load.library import Text
@@ -26,7 +28,8 @@ class PricedPlan:
 
     makespan: seconds of the pipeline, as `schedc check` says it of the files: from inside cells where exchanges run
     beside compute. beside: seconds of a step beside it. peaks: [P] bytes of each rank at its peak, parameters
-    included. reserve: bytes that no order counts. usable: bytes of a device.
+    included. reserve: bytes that no order counts. usable: bytes of a device. digest: of
+    the order (`order_digest`).
     """
 
     planned: PlannedStep
@@ -37,6 +40,7 @@ class PricedPlan:
     peaks: tuple[float, ...]
     reserve: float
     usable: float
+    digest: bytes
 
     @property
     def step(self) -> float:
@@ -60,8 +64,18 @@ def price_plan(planned: PlannedStep, name: str = "planned", notes: tuple[str, ..
             raise
         text = planned.plan_file(name, _ANY, notes)
         result = _read(name, text, costs)
+    digest = order_digest(result.schedule)
     makespan, peaks = _timeline(result).makespan, tuple(result.memory().peak_memory.tolist())
-    return PricedPlan(planned, text, costs, makespan, _beside(planned, makespan), peaks, reserve, usable)
+    return PricedPlan(planned, text, costs, makespan, _beside(planned, makespan), peaks, reserve, usable, digest)
+
+
+def order_digest(schedule: Schedule) -> bytes:
+    """Equal for equal orders on equal places, whatever the schedule is called."""
+    columns = (schedule.rank_start, schedule.kind, schedule.stage, schedule.microbatch, schedule.pair)
+    text = hashlib.blake2b(schedule.placement.rank_of_stage.tobytes(), digest_size=16)
+    for column in columns:
+        text.update(column.tobytes())
+    return text.digest()
 
 
 def pipeline_of(planned: PlannedStep) -> tuple[float, float]:

@@ -14,7 +14,7 @@ from schedc.planner.space.axes import PlanAxes
 
 @dataclass(frozen=True, eq=False)
 class ExactPlan:
-    """A plan with its exact step and bytes. digest: of its order; empty where that follows the costs.
+    """A plan with its exact step and bytes. digest: of its order.
 
     floor: seconds that bounded it before. priced: what the compiler says, where it was asked.
     """

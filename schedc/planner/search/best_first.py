@@ -243,7 +243,7 @@ class _BestFirst:
             floor = float(self.candidates.step[place])
             if (priced := self._priced(self._planned(int(place)))) is None or not priced.fits:
                 continue
-            exact = ExactPlan(priced.planned, priced.step, _peak(priced), b"", floor, priced)
+            exact = ExactPlan(priced.planned, priced.step, _peak(priced), priced.digest, floor, priced)
             self.exact.append(exact)
             answer.add(exact, exact.peak if self.options.objective == "memory" else exact.step)
         left = places[ordered:]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -10,6 +9,7 @@ from functools import cached_property
 from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.peak_counts import PeakCounts
 from schedc.compiler import price
+from schedc.planner.price.priced import order_digest
 from schedc.planner.search.cell_floors import CellFloors
 from schedc.planner.space.axes import PlanAxes
 from schedc.planner.space.schedules import ScheduleChoice
@@ -42,13 +42,8 @@ class KnownOrder:
 
     @cached_property
     def digest(self) -> bytes:
-        """Equal for equal orders on equal places, whatever the schedule is called."""
-        schedule = self.dependencies.schedule
-        columns = (schedule.rank_start, schedule.kind, schedule.stage, schedule.microbatch, schedule.pair)
-        text = hashlib.blake2b(schedule.placement.rank_of_stage.tobytes(), digest_size=16)
-        for column in columns:
-            text.update(column.tobytes())
-        return text.digest()
+        """What tells the order from others: `schedc.planner.price.priced.order_digest`."""
+        return order_digest(self.dependencies.schedule)
 
 
 @dataclass(frozen=True, eq=False)
