@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from functools import update_wrapper
 from typing import Concatenate, ParamSpec, TypeVar
-from weakref import WeakKeyDictionary
 
 from schedc.analysis.dependencies import Dependencies
 
@@ -21,12 +20,14 @@ def kept(
 ) -> Callable[Concatenate[Dependencies, More], Value]:
     """The function that calls ``function`` once for each `Dependencies` and its further, hashable arguments.
 
-    A value lives no longer than the dependencies. It must not hold them, and nobody may change it.
+    A value lives no longer than the dependencies, which hold it. Nobody may change it. A dictionary of weak keys would
+    do the same by a callback at their end, and Python drops a Ctrl-C that comes within one.
     """
-    values: WeakKeyDictionary[Dependencies, dict[Hashable, Value]] = WeakKeyDictionary()
+    place = f"kept by {function.__module__}.{function.__qualname__}"
 
     def once(dependencies: Dependencies, /, *args: More.args, **options: More.kwargs) -> Value:
-        own, key = values.setdefault(dependencies, {}), (args, tuple(options.items()))
+        own: dict[Hashable, Value] = vars(dependencies).setdefault(place, {})
+        key = args, tuple(options.items())
         if key not in own:
             value = function(dependencies, *args, **options)
             if len(own) >= MOST:
