@@ -80,6 +80,19 @@ class Gelu(nn.Module):
         return output
 
 
+class Gathering(nn.Module):
+    """[batch, tokens, width] to [2, batch * tokens, inner]: every token goes to two experts."""
+
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(2, width, inner) / width**0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.flatten(0, 1)
+        index = torch.arange(2 * len(rows), device=x.device) % len(rows)
+        return torch.bmm(rows[index].view(2, len(rows), -1), self.weight)
+
+
 def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """[batch, heads, tokens, d] rotated, as Hugging Face's models do."""
     half = x.shape[-1] // 2
@@ -157,5 +170,6 @@ def measure(setting: Setting) -> dict[str, Any]:
     entries |= {row: compared(setting, block, (row,), x, angle.cos(), angle.sin()) for row in whole}
     gelus = {"gelu_tanh": tanh_written_out, "gelu_erf": erf_written_out, "bias_gelu": with_bias}
     entries |= {row: compared(setting, of(Gelu(width, inner, act)), (row,), x) for row, act in gelus.items()}
+    entries["permute"] = compared(setting, of(Gathering(width, inner)), ("permute",), x)
     assert set(entries) == {"block", *FUSIONS}
     return {"fusion": {"width": width, "inner": inner, "tokens": tokens, **entries}}
