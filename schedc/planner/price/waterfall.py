@@ -17,6 +17,9 @@ from schedc.planner.price.part_table import OP, PartTable
 from schedc.planner.price.priced import PricedPlan, pipeline_of
 from schedc.planner.price.problem import PlanProblem
 
+_ROUNDING = 1e-12
+"""Differences of sums that are no larger, relatively, are none."""
+
 _ENDLESS = 1e30
 """A share of a link over which everything arrives at once."""
 
@@ -37,7 +40,8 @@ def waterfall(plan: PricedPlan) -> tuple[Bar, ...]:
     reached = 0.0
     bars = []
     for what, seconds in _evaluations(plan):
-        bars.append(Bar(what, seconds - reached))
+        grown = seconds - reached
+        bars.append(Bar(what, grown if abs(grown) > _ROUNDING * seconds else 0.0))
         reached = seconds
     return tuple(bars)
 
