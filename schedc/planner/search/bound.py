@@ -104,7 +104,8 @@ class PlanBounds:
         alike: dict[tuple[bytes, OrderFacts], list[int]] = {}
         for number, option in enumerate(block.inner.orders):
             facts = OrderFacts(option.choice.splits, option.overlap)
-            alike.setdefault((self._placed(option, block), facts), []).append(number)
+            if (placed := self._placed(option, block)) is not None:
+                alike.setdefault((placed, facts), []).append(number)
         return [
             _AlikeOrders(tuple(numbers), self._counts(placed, block), facts)
             for (placed, facts), numbers in alike.items()
@@ -115,8 +116,11 @@ class PlanBounds:
         layouts = {name: layout_of(self.problem, placement, name) for name in block.inner.layouts}
         return {name: placed_counts(layout, placed, block.pp) for name, layout in layouts.items()}
 
-    def _placed(self, option: OrderOption, block: PlanBlock) -> bytes:
-        taken = next(prefix for prefix in block.prefixes if option in self.space.orders(*prefix.order_key))
+    def _placed(self, option: OrderOption, block: PlanBlock) -> bytes | None:
+        """Where stages lie in an order; None where no prefix of the block takes it."""
+        takes = (prefix for prefix in block.prefixes if option in self.space.orders(*prefix.order_key))
+        if (taken := next(takes, None)) is None:
+            return None
         placement = option.choice.placement(*taken.order_key)
         assert isinstance(placement, Placement)
         return placement.rank_of_stage.tobytes()
@@ -143,8 +147,8 @@ class _BlockBound:
 
     def bounded(self) -> BoundedBlock:
         shape = self.block.legal.shape
-        step = np.empty(shape)
-        memory = np.empty((*shape[:4], shape[5]))
+        step = np.full(shape, np.inf)
+        memory = np.full((*shape[:4], shape[5]), np.inf)
         for group in self.bounds.groups(self.block):
             for layout, name in enumerate(self.inner.layouts):
                 counts = group.counts[name]
