@@ -84,6 +84,7 @@ def test_a_folder_of_plans_is_refused_before_the_search(found: tuple[dict[str, A
     assert sorted(path.name for path in folder.glob("*.sched")) == ["01.sched"]
 
 
+@pytest.mark.slow
 def test_where_a_plan_stands() -> None:
     result = schedc("plan", *SEARCH, "--explain", "pp=4,schedule=zbh1", "--json")
     explain = json.loads(result.stdout)["explain"]

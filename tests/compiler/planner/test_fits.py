@@ -95,6 +95,7 @@ def test_constants_are_found_again() -> None:
     assert "attention" not in estimate.at_bound
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_fit_and_names_what_it_left_out(tmp_path: Path) -> None:
     pytest.importorskip("scipy")
     out = tmp_path / "k.fit.toml"

@@ -58,6 +58,7 @@ def check_one(rng: random.Random) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_no_price_is_below_its_bound() -> None:
     rng = random.Random(20)
     assert sum(check_one(rng) for _ in range(PLANS)) > 0.8 * PLANS

@@ -26,6 +26,7 @@ def space_of(
     return PlanSpace.of(open_model(model), open_cluster("h100", devices), batch, 4096, kind, required)
 
 
+@pytest.mark.slow
 def test_plans_are_legal_and_distinct() -> None:
     space = space_of(conditions=("pp in 2, 4", "zero == 1", "tp <= 2", "microbatch == 2"))
     plans = [block.axes(int(number)) for block in space.blocks() for number in block.numbers()]
