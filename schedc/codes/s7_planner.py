@@ -116,6 +116,7 @@ S7: tuple[DiagnosticCode, ...] = (
         "a space without a legal plan",
         "Constraints are asked one after the other: products of ranks, the batch, the layers, the experts, conditions, "
         "and what schedules require. The message names the one that leaves no plan, and the help what is nearest. "
+        "Plan files place layers without experts in front, so a model that has them elsewhere has no plan. "
         "Raised by `schedc plan`.",
     ),
     DiagnosticCode(

@@ -11,6 +11,7 @@ import numpy as np
 from schedc.attachments.units import digits
 from schedc.attachments.values import Level
 from schedc.cell.table import CellTable, write_table
+from schedc.cost.costs import SCHEMA
 from schedc.ir.arrays import Floats
 from schedc.ir.placement import Placement
 from schedc.layout.parts import WORK, Layout
@@ -21,8 +22,6 @@ from schedc.planner.price.problem import PlanProblem
 from schedc.planner.price.states import Spread, held_parameters
 from schedc.planner.space.axes import PlanAxes
 from schedc.planner.space.schedules import ScheduleChoice
-
-COSTS_SCHEMA = "schedc.costs/1"
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +123,7 @@ class PlannedStep:
     def cost_file(self) -> str:
         """The text of the cost file: seconds of the parts, and inside cells where exchanges run beside compute."""
         table, row, factor = self.table, self.row, self.table.split_factor(self.choice.splits)
-        lines = [f'schema = "{COSTS_SCHEMA}"', "", "[ops]", f"p2p = {float(table.p2p[row])!r}", "", "[parts]"]
+        lines = [f'schema = "{SCHEMA}"', "", "[ops]", f"p2p = {float(table.p2p[row])!r}", "", "[parts]"]
         for column, kind in enumerate([*map(str, WORK), "op"]):
             if column == OP or self.layout.total(WORK[column]):
                 again = 1.0 if column == OP else factor

@@ -17,16 +17,8 @@ _FIRST, _DENSE, _MOE, _MTP, _LAST = (WORK.index(kind) for kind in PartKind if ki
 
 
 def model_of(model: ModelSizes) -> Model:
-    """The parts of a model, as layouts place them. Layers without experts come first (`unplaceable`)."""
+    """The parts of a model, as layouts place them. Layers without experts come first, as `PlanSpace` asks for."""
     return Model(model.layers, dense_layers(model) if model.moe else None, model.mtp)
-
-
-def unplaceable(model: ModelSizes) -> str:
-    """Why no plan can say where the layers of a model are; empty where one can."""
-    kinds = model.kinds
-    if model.moe and list(kinds) != sorted(kinds, key=lambda kind: kind.value):
-        return "layers without experts follow layers with experts, and a plan has them in front"
-    return ""
 
 
 @lru_cache(maxsize=4096)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from schedc.attachments.units import digits
-from schedc.attachments.values import Attachments, Level, Recompute
+from schedc.attachments.values import Level, Recompute
 from schedc.cell.costs import CellCosts, SegmentTimes
 from schedc.ir.arrays import Floats
 from schedc.ir.placement import Placement
@@ -115,7 +115,7 @@ class PartTable:
 
     def split_factor(self, splits_backward: bool) -> float:
         """How much longer input and weight gradients take where they are ops of their own."""
-        return float(self.problem.vectors["split"].item()) if splits_backward else 1.0
+        return self.problem.constant("split") if splits_backward else 1.0
 
     def cell_costs(self, row: int, splits_backward: bool) -> CellCosts:
         """The times inside cells of a split; all segments of a stage one after the other take what the table says."""
@@ -222,7 +222,7 @@ def _level_shares(problem: PlanProblem, split: RankSplit) -> _LevelShares:
     time = [recomputation_time(one, _ONE_EACH, even, np.ones(len(WORK))) for one in at]
     held = [kept_share(one, _ONE_EACH, layers.activations) * whole for one in at]
     return _LevelShares(
-        np.array(time), np.array(held), np.asarray(pending_share(_bare(plan), _ONE_EACH, layers.activations) * whole)
+        np.array(time), np.array(held), np.asarray(pending_share(plan, _ONE_EACH, layers.activations) * whole)
     )
 
 
@@ -238,10 +238,6 @@ def _reserve(problem: PlanProblem, split: RankSplit, held: Floats) -> Floats:
     again = (held[0] - held).max(axis=1)
     buffers = 2.0 * 2.0 * tokens / split.tp * top * model.hidden
     return np.stack([gradients + again + buffers, gradients + again + 2.0 * buffers], axis=1)
-
-
-def _bare(plan: Attachments) -> Attachments:
-    return replace(plan, recompute=())
 
 
 def split_directives(problem: PlanProblem, split: RankSplit) -> Directives:

@@ -28,8 +28,7 @@ class PricedPlan:
 
     makespan: seconds of the pipeline, as `schedc check` says it of the files: from inside cells where exchanges run
     beside compute. beside: seconds of a step beside it. peaks: [P] bytes of each rank at its peak, parameters
-    included. reserve: bytes that no order counts. usable: bytes of a device. digest: of
-    the order (`order_digest`).
+    included. reserve: bytes that no order counts. usable: bytes of a device. digest: of the order (`order_digest`).
     """
 
     planned: PlannedStep
@@ -80,8 +79,13 @@ def order_digest(schedule: Schedule) -> bytes:
 
 def pipeline_of(planned: PlannedStep) -> tuple[float, float]:
     """Seconds that the busiest rank computes and exchanges rows, and seconds of the pipeline."""
-    timeline = _timeline(_read("planned", planned.plan_file("planned", _ANY), planned.cost_file()))
+    timeline = _timeline(read_back(planned))
     return float(timeline.busy.max()), timeline.makespan
+
+
+def read_back(planned: PlannedStep) -> Priced:
+    """The files of a plan through the compiler, with memory for any peak."""
+    return _read("planned", planned.plan_file("planned", _ANY), planned.cost_file())
 
 
 def _read(name: str, plan: str, costs: str) -> Priced:

@@ -15,18 +15,11 @@ from schedc.analysis.floors import form_bounds
 from schedc.analysis.message_batch import simulate_messages_batch
 from schedc.cell.cost_batch import CellCostBatch
 from schedc.cell.graph import StageShape
-from schedc.compiler import price
-from schedc.cost.costs import parse_costs
-from schedc.inputs import open_input
 from schedc.ir.arrays import Floats
-from schedc.load.library import Text
 from schedc.plan.price_cells import stage_graphs
 from schedc.planner.price.files import PlannedStep
 from schedc.planner.price.part_table import PartTable
-from schedc.source import Source
-
-_ANY = 1e18
-"""Bytes of a memory that no plan fills."""
+from schedc.planner.price.priced import read_back
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,6 +107,5 @@ def _graphs_key(planned: PlannedStep) -> tuple[object, ...]:
 
 
 def _graphs_of(planned: PlannedStep) -> tuple[StageShape, ...]:
-    tree = open_input(Text(Source("floor.sched", planned.plan_file("floor", _ANY)), "floor"))
-    result = price(tree, {}, parse_costs(Source("floor.costs.toml", planned.cost_file())))
+    result = read_back(planned)
     return stage_graphs(result.schedule, result.costs)[0]

@@ -7,12 +7,20 @@ from dataclasses import replace
 import numpy as np
 
 from schedc.diagnostics import Diagnostic, RequestError
+from schedc.planner.model.values import LayerKind, ModelSizes
 from schedc.planner.space.conditions import INNER
 from schedc.planner.space.space import PlanSpace
 
 
 def refuse_nothing_legal(space: PlanSpace) -> None:
     """Raises `RequestError` (S712) for a space without a plan."""
+    if _unplaceable(space.model):
+        message = (
+            f"no plan can place the layers of {space.model.name}: "
+            "layers without experts follow layers with experts, and a plan has them in front"
+        )
+        help = "write a model file whose first layers are the dense ones"
+        raise RequestError([Diagnostic("S712", message, help=help)])
     if next(space.blocks(), None) is not None:
         return
     before = 0
@@ -26,6 +34,12 @@ def refuse_nothing_legal(space: PlanSpace) -> None:
         met = replace(space, conditions=(*outer, *conditions[: number + 1]))
         if next(met.blocks(), None) is None:
             raise _refusal(space, condition.option, before)
+
+
+def _unplaceable(model: ModelSizes) -> bool:
+    """Whether layers without experts follow layers with experts."""
+    kinds = model.kinds
+    return LayerKind.MOE in kinds and LayerKind.DENSE in kinds[kinds.index(LayerKind.MOE) :]
 
 
 def _refusal(space: PlanSpace, what: str, before: int) -> RequestError:

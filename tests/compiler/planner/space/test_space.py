@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,21 @@ def test_an_empty_space_names_what_took_the_last(asked: dict[str, object], words
     assert finding.code == "S712"
     assert words in finding.message
     assert finding.help
+
+
+@pytest.mark.parametrize(("moe", "placed"), [({"every": 2}, False), ({"first_dense": 2}, True)])
+def test_dense_layers_lie_in_front(moe: dict[str, int], placed: bool) -> None:
+    space = space_of(conditions=("pp == 2", "tp == 1", "cp == 1"))
+    assert space.model.moe is not None
+    mixed = replace(space, model=replace(space.model, moe=replace(space.model.moe, **moe)))  # type: ignore[arg-type]
+    if placed:
+        refuse_nothing_legal(mixed)
+        return
+    with pytest.raises(RequestError) as raised:
+        refuse_nothing_legal(mixed)
+    (finding,) = raised.value.diagnostics
+    assert finding.code == "S712"
+    assert "a plan has them in front" in finding.message
 
 
 def test_nearest_batches_have_a_plan() -> None:
