@@ -59,6 +59,6 @@ def memory_facts(plan: PricedPlan) -> dict[str, Any]:
         "parts": {
             "weights, gradients, optimizer": states,
             "activations": peak - states,
-            "buffers, largest gradients": plan.reserve,
+            "buffers, largest gradients, gathered weights": plan.reserve,
         },
     }

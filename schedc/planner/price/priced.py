@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
+import numpy as np
+
 from schedc.analysis.timeline import Timeline
 from schedc.compiler import Priced, price
 from schedc.cost.costs import parse_costs
@@ -15,7 +17,8 @@ from schedc.layout.compare import load_per_rank
 from schedc.layout.parts import WORK
 from schedc.load.library import Text
 from schedc.planner.price.files import PlannedStep
-from schedc.planner.price.states import BesidePipeline, beside_pipeline, kind_parameters
+from schedc.planner.price.rank_loads import rank_loads
+from schedc.planner.price.states import BesidePipeline, RankLoads, beside_pipeline, gathered_bytes
 from schedc.source import Source
 
 _ANY = 1e18
@@ -53,7 +56,7 @@ class PricedPlan:
 
 def price_plan(planned: PlannedStep, name: str = "planned", notes: tuple[str, ...] = ()) -> PricedPlan:
     """The plan through the compiler. Raises `DiagnosticError` where its schedule refuses its sizes."""
-    reserve = float(planned.table.reserve[planned.row, int(planned.levels.max()), int(planned.axes.overlap)])
+    reserve = _reserve(planned)
     usable, costs = planned.problem.cluster.device.usable_bytes, planned.cost_file()
     text = planned.plan_file(name, max(usable - reserve, 1.0), notes)
     try:
@@ -66,6 +69,11 @@ def price_plan(planned: PlannedStep, name: str = "planned", notes: tuple[str, ..
     digest = order_digest(result.schedule)
     makespan, peaks = _timeline(result).makespan, tuple(result.memory().peak_memory.tolist())
     return PricedPlan(planned, text, costs, makespan, _beside(planned, makespan), peaks, reserve, usable, digest)
+
+
+def _reserve(planned: PlannedStep) -> float:
+    buffers = planned.table.reserve[planned.row, int(planned.levels.max()), int(planned.axes.overlap)]
+    return float(buffers + gathered_bytes(planned.problem.model, planned.spread, planned.placement.stages == 1))
 
 
 def order_digest(schedule: Schedule) -> bytes:
@@ -102,14 +110,8 @@ def _timeline(result: Priced) -> Timeline:
 
 
 def _beside(planned: PlannedStep, makespan: float) -> BesidePipeline:
-    axes, layout, placement = planned.axes, planned.layout, planned.placement
-    counts = layout.counts[:, : len(WORK)]
-    parameters = counts @ kind_parameters(planned.problem.model, placement.stages == 1)
-    own, experts = (load_per_rank(placement, parameters[:, column]) for column in range(2))
-    own, experts = own / axes.tp, experts / axes.ep
-    table, row = planned.table, planned.row
-    backward = (table.input[row] + table.weight[row])[: counts.shape[1]]
-    hidden = load_per_rank(placement, counts @ backward).min()
-    return beside_pipeline(
-        planned.problem, planned.spread, own.max(), experts.max(), axes.microbatches, makespan, float(hidden)
-    )
+    placement, parts = planned.placement, planned.layout.counts[:, : len(WORK)].astype(np.float64)
+    counts = np.stack([load_per_rank(placement, column) for column in parts.T], axis=1)
+    loads = rank_loads(planned.table, np.array([planned.row]), counts, placement.stages)
+    one = RankLoads(loads.own, loads.experts, loads.backward[0], loads.late[:, 0], loads.busy[:, 0])
+    return beside_pipeline(planned.problem, planned.spread, one, planned.axes.microbatches, makespan)

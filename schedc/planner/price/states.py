@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from schedc.ir.arrays import Floats
-from schedc.layout.parts import WORK, PartKind
+from schedc.layout.parts import DECODER, WORK, PartKind
 from schedc.planner.ledger.parameters import Counts, LedgerPart, layer_parameters, model_parameters
 from schedc.planner.model.values import LayerKind, ModelSizes
 from schedc.planner.price.problem import GRAD_BYTES, PlanProblem
@@ -80,6 +80,30 @@ def held_parameters(model: ModelSizes, spread: Spread, one_stage: bool = False) 
     return np.asarray(np.multiply.outer(dense / spread.tp, own) + np.multiply.outer(expert / spread.ep, experts))
 
 
+def gathered_bytes(model: ModelSizes, spread: Spread, one_stage: bool = False) -> Floats:
+    """[...] bytes of weights that level 3 holds whole for a moment: of the largest part, and of a layer ahead of it."""
+    own, experts = kind_parameters(model, one_stage).T
+    dense, expert = (1.0 / np.asarray(ranks, np.float64) for ranks in (spread.tp, spread.ep))
+    parts = WEIGHT * (np.multiply.outer(dense, own) + np.multiply.outer(expert, experts))
+    layers = parts[..., [kind in DECODER for kind in WORK]]
+    return np.where(np.asarray(spread.zero) >= 3, parts.max(axis=-1) + layers.max(axis=-1), 0.0)
+
+
+class RankLoads(NamedTuple):
+    """What decides of a rank how long a step is beside its pipeline; numbers, or arrays of one shape.
+
+    own, experts: parameters of the fullest device without its experts, and of its experts. backward: seconds that
+    the last backward of a rank computes, the least. late, busy: [2, ...] seconds in which rows and messages keep the
+    links of a node, and the NICs, busy. late: in the last backward of a rank. busy: in a whole microbatch.
+    """
+
+    own: Floats
+    experts: Floats
+    backward: Floats
+    late: Floats
+    busy: Floats
+
+
 class BesidePipeline(NamedTuple):
     """Seconds of a step beside its pipeline; numbers, or [plans] each. gradients: their exposed sums."""
 
@@ -91,19 +115,20 @@ class BesidePipeline(NamedTuple):
 def beside_pipeline(
     problem: PlanProblem,
     spread: Spread,
-    own: Floats,
-    experts: Floats,
+    loads: RankLoads,
     microbatches: Floats | int,
     pipeline: Floats | float,
-    hidden: Floats | float,
 ) -> BesidePipeline:
     """What a step takes beside its pipeline.
 
-    own, experts: parameters of the fullest device without its experts, and of its experts. pipeline: seconds of the
-    pipeline. hidden: seconds of the last backward of a rank, beside which sums of gradients run. Level 2 sums gradients
-    in every microbatch, level 3 gathers parameters twice on top: what a microbatch computes hides them.
+    pipeline: seconds of the pipeline. Sums of gradients run beside the last backward of a rank, and not beside its
+    rows and messages, which take the same network. Level 2 sums gradients in every microbatch, level 3 gathers
+    parameters twice on top: what a microbatch computes hides them.
     """
-    links = _links(problem)
+    links, own, experts = _links(problem), loads.own / spread.tp, loads.experts / spread.ep
+    far = spread.replicas * spread.tp > links.near
+    late, busy = (np.where(far, over, inside) for inside, over in (loads.late, loads.busy))
+    hidden = np.maximum(0.0, loads.backward - late)
     zero, count = np.asarray(spread.zero), np.asarray(microbatches, np.float64)
     width = GRAD_BYTES + np.where(zero >= 1, WEIGHT, float(GRAD_BYTES))
 
@@ -111,11 +136,10 @@ def beside_pipeline(
     whole = whole + links.seconds(experts * width, spread.expert_replicas, np.asarray(spread.ep, np.float64))
     scattered = whole * GRAD_BYTES / width
     gathered = whole * WEIGHT / width
-    one, backward = pipeline / count, hidden
-    late = np.maximum(0.0, whole - hidden)
-    level_2 = count * np.maximum(0.0, scattered - backward) + gathered
-    level_3 = count * np.maximum(0.0, scattered + 2.0 * gathered - one)
-    gradients = np.where(zero >= 3, level_3, np.where(zero == 2, np.maximum(late, level_2), late))
+    once = np.maximum(0.0, whole - hidden)
+    level_2 = count * np.maximum(0.0, scattered - hidden) + gathered
+    level_3 = count * np.maximum(0.0, scattered + 2.0 * gathered + busy - pipeline / count)
+    gradients = np.where(zero >= 3, level_3, np.where(zero == 2, np.maximum(once, level_2), once))
     shards = [np.where(zero >= 1, ranks, 1.0) for ranks in (spread.replicas, spread.expert_replicas)]
     states = OPTIMIZER_BYTES * (own / shards[0] + experts / shards[1])
     optimizer = states / (problem.cluster.device.hbm_Bps * problem.constant("hbm"))
@@ -127,5 +151,6 @@ def _links(problem: PlanProblem) -> ReplicaLinks:
     outer = cluster.levels[1] if len(cluster.levels) > 1 else cluster.levels[0]
     inner = cluster.levels[0]
     return ReplicaLinks(
-        inner.size, cluster.device_Bps(inner), cluster.device_Bps(outer), problem.constant("tp"), problem.constant("dp")
-    )
+        inner.size, cluster.device_Bps(inner), cluster.device_Bps(outer), inner.alpha_s, outer.alpha_s,
+        problem.constant("tp"), problem.constant("dp"),
+    )  # fmt: skip

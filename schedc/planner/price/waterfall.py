@@ -60,7 +60,7 @@ def mfu(problem: PlanProblem, step: float) -> float:
 
 _NO_TENSOR = {"tp": _ENDLESS, "tp_nodes": _ENDLESS, "tp_alpha": 0.0}
 _NO_CONTEXT = {"cp": _ENDLESS}
-_NO_EXPERTS = {"ep": _ENDLESS}
+_NO_EXPERTS = {"ep": _ENDLESS, "ep_alpha": 0.0, "ep_peer": 0.0}
 _NO_EXCHANGE = _NO_TENSOR | _NO_CONTEXT | _NO_EXPERTS
 _NO_MEMORY = {"hbm": _ENDLESS, "launch": 0.0, "chunk": 0.0}
 

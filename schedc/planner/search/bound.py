@@ -10,9 +10,10 @@ import numpy as np
 
 from schedc.ir.arrays import Bools, Floats, Int64, repeat
 from schedc.ir.placement import Placement
-from schedc.planner.price.part_table import LEVELS, OP, PartTable, RankSplit, layout_of
+from schedc.planner.price.part_table import LEVELS, PartTable, RankSplit, layout_of
 from schedc.planner.price.problem import PlanProblem
-from schedc.planner.price.states import Spread, beside_pipeline, held_parameters, kind_parameters
+from schedc.planner.price.rank_loads import rank_loads
+from schedc.planner.price.states import RankLoads, Spread, beside_pipeline, gathered_bytes, held_parameters
 from schedc.planner.search.bound_memory import HeldOfRanks, bytes_of_counts
 from schedc.planner.search.bound_time import OrderFacts, bound_of_counts
 from schedc.planner.search.held_counts import ClaimedPeaks, claimed_peaks
@@ -152,8 +153,7 @@ class _BlockBound:
         for group in self.bounds.groups(self.block):
             for layout, name in enumerate(self.inner.layouts):
                 counts = group.counts[name]
-                seconds, parameters, hidden = self._seconds(group, counts)
-                whole = self._with_rest(seconds, parameters, hidden)
+                whole = self._with_rest(*self._seconds(group, counts))
                 bytes = self._bytes(group, counts)
                 for row, number in enumerate(group.numbers):
                     step[:, number, :, layout] = whole
@@ -161,32 +161,30 @@ class _BlockBound:
         fits = self.block.legal & (memory <= self.bounds.usable)[:, :, :, :, None, :]
         return BoundedBlock(self.block, step * (1 - _ROUNDING), memory, fits)
 
-    def _seconds(self, group: _AlikeOrders, counts: PlacedCounts) -> tuple[Floats, Floats, Floats]:
-        """Seconds of the pipeline [prefixes, levels, methods], parameters of the fullest rank, its least backward."""
+    def _seconds(self, group: _AlikeOrders, counts: PlacedCounts) -> tuple[Floats, RankLoads]:
+        """Seconds of the pipeline [prefixes, levels, methods], and loads of ranks that fit beside them."""
         rows = self.rows.ravel()
         lanes = self._lanes(rows, group.facts)
         many = repeat(self.many, self.rows.shape[1])
-        on_rank = counts.on_rank @ counts.of_stage
-        kinds = kind_parameters(self.problem.model, self.one_stage)
-        backward = (self.table.input[rows] + self.table.weight[rows])[:, :OP]
         seconds = bound_of_counts(counts, lanes, self.inner.levels, many, self.table.p2p[rows], group.facts)
-        parameters, hidden = (on_rank @ kinds).max(axis=0), (backward @ on_rank.T).min(axis=1)
-        shape = (*self.rows.shape, len(self.inner.levels))
-        return seconds.reshape(shape).transpose(0, 2, 1), parameters, hidden.reshape(self.rows.shape)
+        loads = rank_loads(self.table, rows, counts.on_rank @ counts.of_stage, counts.of_stage.shape[0])
+        shape, beside = self.rows.shape, (self.rows.shape[0], 1, self.rows.shape[1], 1)
+        per_row = loads._replace(
+            backward=loads.backward.reshape(beside),
+            late=loads.late.reshape(2, *beside),
+            busy=loads.busy.reshape(2, *beside),
+        )
+        return seconds.reshape(*shape, len(self.inner.levels)).transpose(0, 2, 1), per_row
 
     def _lanes(self, rows: Int64, facts: OrderFacts) -> list[LaneSeconds]:
         if facts.overlaps:
             return overlapped_lanes(self.table, rows, facts.splits)
         return [serial_lane(self.table, rows, facts.splits)]
 
-    def _with_rest(self, seconds: Floats, parameters: Floats, hidden: Floats) -> Floats:
+    def _with_rest(self, seconds: Floats, loads: RankLoads) -> Floats:
         """[prefixes, levels, methods, zeros] seconds of a step."""
-        spread = self._spread(3)
-        own, experts = parameters[0] / spread.tp, parameters[1] / spread.ep
-        pipeline = seconds[..., None]
-        beside = beside_pipeline(
-            self.problem, spread, own, experts, self.many[:, None, None, None], pipeline, hidden[:, None, :, None]
-        )
+        pipeline, many = seconds[..., None], self.many[:, None, None, None]
+        beside = beside_pipeline(self.problem, self._spread(3), loads, many, pipeline)
         return np.asarray(pipeline + beside.gradients + beside.optimizer + beside.step)
 
     def _spread(self, axes: int) -> Spread:
@@ -208,7 +206,8 @@ class _BlockBound:
         peaks = [self._peaks(self.inner.orders[number]) for number in group.numbers]
         of_ranks = HeldOfRanks(counts, held, pending, self.inner.levels, group.facts.splits)
         bytes = bytes_of_counts(counts, parameters, of_ranks, peaks)
-        return np.asarray(bytes + reserve[:, None, :, None])
+        gathered = gathered_bytes(self.problem.model, self._spread(1), self.one_stage)
+        return np.asarray(bytes + reserve[:, None, :, None] + gathered[:, None, None, :])
 
     def _peaks(self, option: OrderOption) -> list[ClaimedPeaks]:
         return [self.bounds.peaks_of(option, *prefix.order_key) for prefix in self.block.prefixes]

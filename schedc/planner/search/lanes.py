@@ -9,10 +9,8 @@ import numpy as np
 from schedc.attachments.recompute_bytes import recomputed_share
 from schedc.attachments.values import Level
 from schedc.ir.arrays import Floats, Int64
-from schedc.layout.parts import WITH_EXPERTS, WORK
 from schedc.planner.price.part_table import LEVELS, OP, PartTable
-
-_HAS_EXPERTS = np.array([kind in WITH_EXPERTS for kind in WORK], np.float64)
+from schedc.planner.price.rank_loads import HAS_EXPERTS
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,8 +49,8 @@ def overlapped_lanes(table: PartTable, rows: Int64, splits: bool) -> list[LaneSe
     factor = table.split_factor(splits)
     whole = serial_lane(table, rows, splits)
     rail, node = table.rail[rows], table.node[rows]
-    exchanges = 2.0 * (rail + node)[:, None] * _HAS_EXPERTS
-    again = np.stack([_again(table, rows, level) for level in LEVELS], axis=1)[:, :, None] * _HAS_EXPERTS
+    exchanges = 2.0 * (rail + node)[:, None] * HAS_EXPERTS
+    again = np.stack([_again(table, rows, level) for level in LEVELS], axis=1)[:, :, None] * HAS_EXPERTS
     forward, input, weight = _not_in_cells(table, rows)
     compute = LaneSeconds(
         whole.forward - exchanges - forward,
@@ -75,15 +73,15 @@ def _not_in_cells(table: PartTable, rows: Int64) -> tuple[Floats, Floats, Floats
     if model.moe is None or model.moe.shared or "shared" not in table.segments:
         return none, none, none
     part = table.segments["shared"]
-    forward, input, weight = (time[rows][:, None] * _HAS_EXPERTS for time in (part.forward, part.input, part.weight))
+    forward, input, weight = (time[rows][:, None] * HAS_EXPERTS for time in (part.forward, part.input, part.weight))
     return forward, input, weight
 
 
 def _links(seconds: Floats, factor: float) -> LaneSeconds:
     """A lane of links that one dispatch, or one combine, takes for ``seconds`` [rows]."""
-    layer = 2.0 * seconds[:, None] * _HAS_EXPERTS
+    layer = 2.0 * seconds[:, None] * HAS_EXPERTS
     sent_again = np.array([float(level.exchanges) for level in LEVELS])
-    again = seconds[:, None, None] * sent_again[None, :, None] * _HAS_EXPERTS
+    again = seconds[:, None, None] * sent_again[None, :, None] * HAS_EXPERTS
     return LaneSeconds(layer, layer * factor, np.zeros_like(layer), again, np.zeros((seconds.size, 3)))
 
 

@@ -12,7 +12,8 @@ from schedc.cost.batch import CostBatch
 from schedc.ir.arrays import Floats, Int64
 from schedc.planner.price.files import PlannedStep
 from schedc.planner.price.part_table import LEVELS, OP
-from schedc.planner.price.states import Spread, beside_pipeline, held_parameters, kind_parameters
+from schedc.planner.price.rank_loads import rank_loads
+from schedc.planner.price.states import Spread, beside_pipeline, gathered_bytes, held_parameters
 from schedc.planner.search.orders import KnownOrder
 from schedc.planner.search.placed_counts import KINDS
 
@@ -71,7 +72,8 @@ class StageColumns:
         pending = self._stages(table.pending[rows]) if self.plans[0].choice.splits else held
         activations = order.peaks.peaks(held, pending)
         reserve = table.reserve[rows, self.levels.max(axis=1), [int(plan.axes.overlap) for plan in self.plans]]
-        return np.asarray((activations + self._on_ranks(self._parameter_bytes)).max(axis=0) + reserve)
+        gathered = gathered_bytes(self.plans[0].problem.model, self.spread, self._one_stage)
+        return np.asarray((activations + self._on_ranks(self._parameter_bytes)).max(axis=0) + reserve + gathered)
 
     def _on_ranks(self, of_parts: Floats) -> Floats:
         """[P, K] sums over the parts of ranks. of_parts: [K, kinds]."""
@@ -93,18 +95,7 @@ class StageColumns:
 
     def steps(self, makespan: Floats) -> Floats:
         """[K] seconds of a step. makespan: [K] of its pipeline."""
-        first, table, rows = self.plans[0], self.plans[0].table, self.rows
-        parameters = kind_parameters(first.problem.model, self._one_stage)
-        many = np.broadcast_to(parameters.T[:, None], (2, rows.size, KINDS))
-        own, experts = (self._on_ranks(column).max(axis=0) for column in many)
-        backward = (table.input[rows] + table.weight[rows])[:, :OP]
-        beside = beside_pipeline(
-            first.problem,
-            self.spread,
-            own / self.spread.tp,
-            experts / self.spread.ep,
-            first.axes.microbatches,
-            makespan,
-            self._on_ranks(backward).min(axis=0),
-        )
+        first = self.plans[0]
+        loads = rank_loads(first.table, self.rows, self.on_rank @ self.counts, self.on_rank.shape[1])
+        beside = beside_pipeline(first.problem, self.spread, loads, first.axes.microbatches, makespan)
         return np.asarray(makespan + beside.gradients + beside.optimizer + beside.step)

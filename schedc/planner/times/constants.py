@@ -54,6 +54,7 @@ CONSTANTS: tuple[FitConstant, ...] = (
     ),
     FitConstant("ep", 0.6, 0.4, "of link", "rows to experts and back", 1.5, "moe"),
     FitConstant("ep_alpha", 50e-6, 0.7, "s", "start of an exchange of rows", 1e-2, "ep"),
+    FitConstant("ep_peer", 2e-6, 0.7, "s", "start of the rows to one more rank; assumed", 1e-3, "ep"),
     FitConstant("cp", 0.6, 0.4, "of link", "keys and values to other context ranks", 1.5, "cp"),
     FitConstant("blocks", 0.93, 0.08, "of fp8", "products in 8 bits with a scale per block", 1.2, "block_scales"),
     FitConstant("graphed", 0.5, 0.4, "", "launches of a MoE layer that graphs of its attention leave", 1.0, "graphed"),

@@ -33,7 +33,8 @@ def message(x: RunTable, c: ConstantVectors) -> Floats:
     bytes = bytes / np.where(x.flag("sequence_parallel"), x.tp[:, None], 1.0)
     near = x.once("message.near", lambda: (x.column(lambda run: run.devices) <= x.near)[:, None])
     speed = np.where(near, x.link[:, None] * np.minimum(c["p2p"], 1.0), x.rail[:, None] * c["p2p"])
-    return np.where(x.flag("pipelined"), bytes / speed, 0.0)
+    start = np.where(near, x.link_start[:, None], x.rail_start[:, None])
+    return np.where(x.flag("pipelined"), start + bytes / speed, 0.0)
 
 
 def expert_exchange(x: RunTable, c: ConstantVectors) -> Floats:
@@ -46,11 +47,21 @@ def exchange_lanes(x: RunTable, c: ConstantVectors) -> tuple[Floats, Floats]:
     """[runs, K] seconds of one dispatch over the NICs, and over the links of a node.
 
     Rows go by the method of the run: those of other nodes over the NICs, the others over links. All ranks of a group
-    get as many, but for the skew of the fullest one.
+    get as many, but for the skew of the fullest one. An exchange starts once, and with each rank that rows go to.
     """
     rail, node = x.once("sent", lambda: _sent_bytes(x))
+    far, near = x.once("peers", lambda: np.array([_peers(run) for run in x.runs], np.float64).T[:, :, None])
     start = c["ep_alpha"] * (x.ep[:, None] > 1)
-    return rail[:, None] / (x.rail[:, None] * c["ep"]), node[:, None] / (x.link[:, None] * c["ep"]) + start
+    over_rail = rail[:, None] / (x.rail[:, None] * c["ep"]) + c["ep_peer"] * far
+    return over_rail, node[:, None] / (x.link[:, None] * c["ep"]) + c["ep_peer"] * near + start
+
+
+def _peers(run: TrainingRun) -> tuple[int, int]:
+    """Ranks in other nodes that a rank sends rows to, and in its own. Only `flat` sends to all of other nodes."""
+    if run.model.moe is None or run.ep == 1:
+        return 0, 0
+    near = min(run.cluster.levels[0].size, run.ep)
+    return (run.ep - near if run.alltoall == "flat" else run.ep // near - 1), near - 1
 
 
 def _sent_bytes(x: RunTable) -> tuple[Floats, Floats]:
@@ -77,7 +88,8 @@ def context_exchange(x: RunTable, c: ConstantVectors) -> Floats:
     """[runs, K] seconds in which keys and values of a layer travel once around the context ranks."""
     bytes = x.once("keys", lambda: _key_bytes(x))[:, None] * (x.cp - 1.0)[:, None]
     near = ((x.tp * x.cp) <= x.near)[:, None]
-    return np.asarray(bytes / (np.where(near, x.link[:, None], x.rail[:, None]) * c["cp"]))
+    start = (x.cp - 1.0)[:, None] * np.where(near, x.link_start[:, None], x.rail_start[:, None])
+    return np.asarray(start + bytes / (np.where(near, x.link[:, None], x.rail[:, None]) * c["cp"]))
 
 
 def _key_bytes(x: RunTable) -> Floats:
@@ -89,7 +101,8 @@ def gradient_sum(x: RunTable, c: ConstantVectors, bytes: Floats, ranks: Floats, 
 
     bytes: [runs] of a rank. ranks: [runs] replicas. stride: [runs] devices from one replica to the next.
     """
-    links = ReplicaLinks(x.near[:, None], x.link[:, None], x.rail[:, None], c["tp"], c["dp"])
+    near, link, rail = x.near[:, None], x.link[:, None], x.rail[:, None]
+    links = ReplicaLinks(near, link, rail, x.link_start[:, None], x.rail_start[:, None], c["tp"], c["dp"])
     return links.seconds(bytes[:, None], ranks[:, None], stride[:, None])
 
 
@@ -97,19 +110,26 @@ class ReplicaLinks(NamedTuple):
     """What sums of gradients travel over; arrays of one shape, or numbers.
 
     near: devices of a node. link, rail: bytes per second of a device inside its node, and its share of the NICs.
-    inside, beside: shares of either that are reached.
+    link_start, rail_start: seconds until the first byte of a message arrives. inside, beside: shares of either speed
+    that are reached.
     """
 
     near: Floats | float
     link: Floats | float
     rail: Floats | float
+    link_start: Floats | float
+    rail_start: Floats | float
     inside: Floats | float
     beside: Floats | float
 
     def seconds(self, bytes: Floats, ranks: Floats, stride: Floats) -> Floats:
-        """Seconds of one collective of ``bytes`` of a rank. Replicas that share a node use its NICs together."""
+        """Seconds of one collective of ``bytes`` of a rank. Replicas that share a node use its NICs together.
+
+        Bytes go around rings: one over the nodes, and one in each of them.
+        """
         sharing = np.maximum(1.0, np.minimum(ranks, self.near / stride))
+        start = (sharing - 1.0) * self.link_start + (ranks / sharing - 1.0) * self.rail_start
         inside = self.link * self.inside
         far = np.minimum(self.rail * sharing * self.beside, inside)
         speed = np.where(ranks * stride <= self.near, inside, far)
-        return np.asarray((ranks - 1) / ranks * bytes / speed)
+        return np.asarray(np.where(ranks > 1, start, 0.0) + (ranks - 1) / ranks * bytes / speed)

@@ -14,9 +14,10 @@ from schedc.cost.batch import CostBatch
 from schedc.cost.costs import Costs
 from schedc.ir.arrays import Floats, Int64
 from schedc.planner.times.constants import ConstantVectors
-from schedc.planner.times.network import gradient_sum, message
+from schedc.planner.times.network import exchange_lanes, gradient_sum, message
 from schedc.planner.times.orders import order_of, ordered_by
 from schedc.planner.times.parts import PartTimes, dense_layer, embedding, head, moe_layer
+from schedc.planner.times.run import TrainingRun
 from schedc.planner.times.states import OPTIMIZER_BYTES, dense_parameters, expert_parameters
 from schedc.planner.times.table import RunTable
 
@@ -51,12 +52,12 @@ def step_times(x: RunTable, c: ConstantVectors) -> StepSeconds:
     parts = (dense_layer(x, c), moe_layer(x, c), embedding(x, c), head(x, c))
     p2p = message(x, c)
     pipeline = np.zeros((len(x), len(c)))
-    hidden = np.zeros((len(x), len(c)))
+    hidden, late = np.zeros((len(x), len(c))), _rows_beside_sums(x, c)
     for rows in x.once("orders", lambda: _same_order(x)):
         stages = _stage_times(x, rows, parts, c)
         pipeline[rows] = _simulated(x, rows, stages, p2p[rows])
         hidden[rows] = (stages[1] + stages[2])[:, :, :: x.runs[rows[0]].pp].sum(axis=2)
-    gradients = _gradients(x, c, pipeline, hidden)
+    gradients = _gradients(x, c, pipeline, hidden, late)
     states = x.once("states", lambda: _optimizer_bytes(x))
     optimizer = (states / x.hbm)[:, None] / c["hbm"]
     return StepSeconds(pipeline, gradients, optimizer, np.broadcast_to(c["step"], pipeline.shape))
@@ -104,19 +105,35 @@ def _simulated(x: RunTable, rows: Int64, stages: Stages, p2p: Floats) -> Floats:
     return time.reshape(count, K)
 
 
-def _gradients(x: RunTable, c: ConstantVectors, pipeline: Floats, hidden: Floats) -> Floats:
+def _rows_beside_sums(x: RunTable, c: ConstantVectors) -> Floats:
+    """[runs, K] seconds in which rows of the last backward of a rank take the network that sums of gradients need."""
+    rail, node = exchange_lanes(x, c)
+    far = (x.replicas * x.tp > x.near)[:, None]
+    return np.asarray(
+        2.0 * np.where(far, rail, node) * x.once("rank.layers", lambda: x.column(_expert_layers))[:, None]
+    )
+
+
+def _expert_layers(run: TrainingRun) -> float:
+    """Layers with experts of the first pipeline rank."""
+    return float(np.asarray(run.layers_of())[:: run.pp, 1].sum())
+
+
+def _gradients(x: RunTable, c: ConstantVectors, pipeline: Floats, hidden: Floats, late: Floats) -> Floats:
     """[runs, K] seconds of sums of gradients that nothing hides.
 
-    hidden: [runs, K] seconds of the last backward of a rank, beside which the sums run where they overlap. With FSDP
-    each microbatch gathers parameters twice and scatters gradients once, beside its compute.
+    hidden: [runs, K] seconds of the last backward of a rank, beside which the sums run where they overlap, but for the
+    ``late`` ones of its rows. With FSDP each microbatch gathers parameters twice and scatters gradients once, beside
+    its compute.
     """
     dense, experts = x.once("gradient.bytes", lambda: _gradient_bytes(x))
     copies = np.maximum(1.0, x.replicas * x.tp / x.ep)
     time = gradient_sum(x, c, dense, x.replicas, x.tp) + gradient_sum(x, c, experts, copies, x.ep)
     microbatches = x.once("microbatches", lambda: x.column(lambda run: run.microbatches))[:, None]
-    sharded = microbatches * np.maximum(0.0, _FSDP_PASSES * time - pipeline / microbatches)
-    late = np.where(x.flag("overlap"), np.maximum(0.0, time - hidden), time)
-    return np.where(x.flag("fully_sharded"), sharded, late)
+    sharded = microbatches * np.maximum(0.0, _FSDP_PASSES * time + 2.0 * late - pipeline / microbatches)
+    beside = np.maximum(0.0, hidden - late)
+    once = np.where(x.flag("overlap"), np.maximum(0.0, time - beside), time)
+    return np.where(x.flag("fully_sharded"), sharded, once)
 
 
 def _gradient_bytes(x: RunTable) -> tuple[Floats, Floats]:

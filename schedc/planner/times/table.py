@@ -32,7 +32,8 @@ class RunTable:
 
     tokens: tokens of a microbatch, in a rank's part of the context. shared_rows: rows of norms and residuals on a rank.
     peak, wide_peak: FLOP/s of products; of those that stay in 16 bits. link, rail: bytes per second and direction of a
-    device inside its node, and its share of the NICs. near: devices that reach each other over the innermost level.
+    device inside its node, and its share of the NICs. link_start, rail_start: seconds until the first byte of a message
+    arrives. near: devices that reach each other over the innermost level.
     attended: keys that a query looks at, the mean over layers, not halved for causal scores.
     """
 
@@ -144,6 +145,14 @@ class RunTable:
     @cached_property
     def rail(self) -> Floats:
         return self.machine(lambda cluster: cluster.device_Bps(_outer(cluster)))
+
+    @cached_property
+    def link_start(self) -> Floats:
+        return self.machine(lambda cluster: cluster.levels[0].alpha_s)
+
+    @cached_property
+    def rail_start(self) -> Floats:
+        return self.machine(lambda cluster: _outer(cluster).alpha_s)
 
     @cached_property
     def attended(self) -> Floats:

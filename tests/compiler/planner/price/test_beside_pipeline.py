@@ -1,0 +1,94 @@
+"""What a step takes beside its pipeline: sums of gradients share the network with rows of experts and messages."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from schedc.planner.cluster.values import Cluster
+from schedc.planner.presets.library import open_cluster, open_model
+from schedc.planner.price.part_table import PartTable, RankSplit
+from schedc.planner.price.problem import PlanProblem
+from schedc.planner.price.rank_loads import rank_loads
+from schedc.planner.price.states import RankLoads, Spread, beside_pipeline, gathered_bytes, kind_parameters
+from schedc.planner.times.network import exchange_lanes, message
+from schedc.planner.times.table import RunTable
+
+CLUSTER = open_cluster("h800", 256)
+PROBLEM = PlanProblem(open_model("qwen3-30b-a3b").at(4096), CLUSTER, 256)
+SPREAD = Spread(tp=1, cp=1, ep=8, dp=64, zero=3)
+
+
+def loads(backward: float = 0.0, late: tuple[float, float] = (0.0, 0.0)) -> RankLoads:
+    of_network = np.array(late)
+    return RankLoads(np.array(1e9), np.array(4e9), np.array(backward), of_network, 2.0 * of_network)
+
+
+def sums(zero: int, pipeline: float, of_rank: RankLoads) -> float:
+    return float(beside_pipeline(PROBLEM, SPREAD._replace(zero=zero), of_rank, 4, pipeline).gradients)
+
+
+def test_gathers_wait_for_rows_that_take_the_nics() -> None:
+    alone = sums(3, 0.0, loads())
+    assert alone > 0
+    assert sums(3, 0.0, loads(late=(0.0, 0.5))) == pytest.approx(alone + 4 * 2 * 0.5)
+    assert sums(3, alone + 4.0, loads(late=(0.0, 0.5))) == 0
+    assert sums(3, 0.0, loads(late=(0.5, 0.0))) == alone, "rows inside a node leave the NICs free"
+
+
+@pytest.mark.parametrize("zero", [0, 1])
+def test_sums_hide_beside_compute_alone(zero: int) -> None:
+    alone = sums(zero, 10.0, loads())
+    assert sums(zero, 10.0, loads(backward=0.25 * alone)) == pytest.approx(0.75 * alone)
+    assert sums(zero, 10.0, loads(0.25 * alone, (0.0, 0.125 * alone))) == pytest.approx(0.875 * alone)
+    assert sums(zero, 10.0, loads(0.25 * alone, (0.0, 9.0 * alone))) == alone
+
+
+def test_loads_are_those_of_the_fullest_rank() -> None:
+    splits = [RankSplit(1, 1, 8, 1, "flat"), RankSplit(1, 1, 64, 1, "hierarchical")]
+    table = PartTable.of(PROBLEM, splits)
+    counts = np.zeros((2, table.forward.shape[1] - 1))
+    counts[:, 2] = 20, 28
+    shared = rank_loads(table, np.arange(2), counts, 2)
+    each = [rank_loads(table, np.array([row]), counts[None], 2) for row in range(2)]
+    for row, one in enumerate(each):
+        np.testing.assert_array_equal(one.backward, shared.backward[[row]])
+        np.testing.assert_array_equal(one.busy[:, 0], shared.busy[:, row])
+    assert shared.experts == pytest.approx(28 * kind_parameters(PROBLEM.model)[2, 1])
+    np.testing.assert_allclose(shared.late, [2 * 28 * table.node, 2 * 28 * table.rail])
+    np.testing.assert_allclose(shared.busy - 2 * shared.late, np.broadcast_to(2 * table.p2p, (2, 2)))
+
+
+def test_parts_that_are_gathered_lie_there_whole() -> None:
+    own, experts = kind_parameters(PROBLEM.model).T
+    layer = 2 * (own[2] + experts[2] / SPREAD.ep)
+    assert gathered_bytes(PROBLEM.model, SPREAD) == pytest.approx(layer + max(layer, 2 * own[0], 2 * own[4]))
+    assert gathered_bytes(PROBLEM.model, SPREAD._replace(zero=2)) == 0
+
+
+def with_start(seconds: float) -> Cluster:
+    levels = tuple(replace(level, alpha_s=seconds) for level in CLUSTER.levels)
+    return replace(CLUSTER, levels=levels)
+
+
+def test_networks_take_their_start() -> None:
+    """The start of a level enters messages, keys around context ranks and sums of gradients."""
+    run = PROBLEM.run(1, 4, 8, 1)
+    slow = replace(PROBLEM, cluster=with_start(1.0))
+    at_once = replace(PROBLEM, cluster=with_start(0.0))
+    times = [message(RunTable([replace(run, cluster=each.cluster)]), PROBLEM.vectors) for each in (slow, at_once)]
+    assert (times[0] - times[1]).item() == pytest.approx(1.0)
+    rings = [float(beside_pipeline(each, SPREAD, loads(), 1, 0.0).gradients) for each in (slow, at_once)]
+    dense, experts = (8 - 1) + (8 - 1), 8 - 1
+    assert rings[0] - rings[1] == pytest.approx((dense + experts) * (4 + 2 * 2) / (4 + 2))
+
+
+@pytest.mark.parametrize(("method", "far", "near"), [("flat", 56, 7), ("hierarchical", 7, 7), ("allgather", 7, 7)])
+def test_rows_start_with_each_rank_they_go_to(method: str, far: int, near: int) -> None:
+    table = RunTable([PROBLEM.run(1, 1, 64, 1, method)])
+    slow, at_once = (replace(PROBLEM, constants={"ep_peer": seconds, "ep_alpha": 0.0}) for seconds in (1.0, 0.0))
+    lanes = [exchange_lanes(table, each.vectors) for each in (slow, at_once)]
+    started = [(late - early).item() for late, early in zip(*lanes, strict=True)]
+    assert started == pytest.approx([far, near])
