@@ -82,13 +82,52 @@ def _uses(schedule: Schedule) -> Int64:
 
 def _codes(dependencies: Dependencies, graphs: Sequence[_Graphs], uses: Int64) -> Int64:
     """[cells] a number for the kind of each cell and the graphs of its stages; of W, B and I the first is unused."""
-    schedule, kinds = dependencies.schedule, len(OpKind)
     numbers: dict[StageShape, int] = {}
     number = np.array([[numbers.setdefault(of.of(use), len(numbers)) for use in range(3)] for of in graphs], np.int64)
-    code = schedule.kind * np.int64(len(numbers)) + number[schedule.stage, uses]
+    return _numbered(dependencies, number, len(numbers), uses)
+
+
+def _numbered(dependencies: Dependencies, number: Int64, numbers: int, uses: Int64) -> Int64:
+    """[cells] a number for the kind of each cell and the numbers of its graphs. number: [stages, uses] of a graph."""
+    schedule, kinds = dependencies.schedule, len(OpKind)
+    code = schedule.kind * np.int64(numbers) + number[schedule.stage, uses]
     first, second = dependencies.first, dependencies.second
     behind = np.where(second >= 0, 1 + code[second], 0)
-    return np.asarray(code[first] * (1 + kinds * len(numbers)) + behind)
+    return np.asarray(code[first] * (1 + kinds * numbers) + behind)
+
+
+class OpOnStage(NamedTuple):
+    """An op of a cell. kind: its letter. ready: whether its backward recomputes nothing, since an R did."""
+
+    kind: str
+    stage: int
+    ready: bool
+
+
+@dataclass(frozen=True, eq=False)
+class StageForms:
+    """The cells of a schedule by their ops and stages, whatever the graphs. form: [cells] index into ``forms``."""
+
+    forms: tuple[tuple[OpOnStage, ...], ...]
+    form: Int64
+
+
+@kept
+def stage_forms(dependencies: Dependencies) -> StageForms:
+    """The ops and stages that the cells of a schedule have."""
+    schedule, uses = dependencies.schedule, _uses(dependencies.schedule)
+    stages = schedule.stages
+    number = np.arange(3 * stages).reshape(stages, 3)
+    _, cells, form = np.unique(
+        _numbered(dependencies, number, 3 * stages, uses), return_index=True, return_inverse=True
+    )
+    rows = zip(dependencies.first[cells].tolist(), dependencies.second[cells].tolist(), strict=True)
+    forms = tuple(tuple(_op(schedule, uses, row) for row in pair if row >= 0) for pair in rows)
+    return StageForms(forms, form.astype(np.int64))
+
+
+def _op(schedule: Schedule, uses: Int64, row: int) -> OpOnStage:
+    return OpOnStage(LETTERS[schedule.kind[row]], int(schedule.stage[row]), bool(uses[row] == 1))
 
 
 def _form(dependencies: Dependencies, cell: int, count: int, graphs: Sequence[_Graphs], uses: Int64) -> CellForm:

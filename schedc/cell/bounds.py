@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from schedc.cell.graph import QUEUES
 from schedc.cell.program import MESSAGED
 from schedc.cell.tasks import Tasks
 from schedc.ir.arrays import Floats
@@ -29,14 +30,22 @@ def delay_bounds(tasks: Tasks, duration: Floats) -> Floats:
 
     duration: [tasks, K] in time units, as the bounds.
     """
-    of_half = [[0.0 if task.half is half else -np.inf for task in tasks.all] for half in MESSAGED]
-    reached = _chains(tasks, duration, np.array([[0.0] * len(tasks), *of_half]).T)
+    reached = reached_from(tasks, duration)
     completing = (None, *tasks.leaving)
     ends = [reached if last is None else reached[list(last)] for last in completing]
     bounds = np.stack([of.max(axis=0, initial=-np.inf) for of in ends])
     bounds[:, 0] = np.maximum(bounds[:, 0], 0.0)
     bounds[[last is None for last in completing], 0] = _lower_bounds(tasks, duration, reached[:, 0])
     return bounds
+
+
+def reached_from(tasks: Tasks, duration: Floats) -> Floats:
+    """[tasks, 3, K] the longest chain up to the end of each task: from any, and from those of halves with messages.
+
+    duration: [tasks, K] in time units, as the chains; -inf where none leads there.
+    """
+    of_half = [[0.0 if task.half is half else -np.inf for task in tasks.all] for half in MESSAGED]
+    return _chains(tasks, duration, np.array([[0.0] * len(tasks), *of_half]).T)
 
 
 def _chains(tasks: Tasks, duration: Floats, start: Floats) -> Floats:
@@ -55,18 +64,33 @@ def _chains(tasks: Tasks, duration: Floats, start: Floats) -> Floats:
 
 def _lower_bounds(tasks: Tasks, duration: Floats, heads: Floats) -> Floats:
     """`lower_bounds`. heads: [tasks, K] the earliest end of each task."""
-    tails = _tails(tasks, duration)
-    bound = heads.max(axis=0, initial=0.0)
-    queue_of = np.array(tasks.queues, np.int64)
+    chain = heads.max(axis=0, initial=0.0)
+    return np.maximum(chain, busy_bounds(*queue_work(tasks, duration, heads)))
+
+
+def queue_work(tasks: Tasks, duration: Floats, heads: Floats) -> tuple[Floats, Floats, Floats]:
+    """[queues, K] the work of each queue, and the shortest chains in front of a task on it and behind one.
+
+    The queues are those of `schedc.cell.graph.QUEUES`; chains are inf on those without work. duration: [tasks, K] in
+    time units. heads: [tasks, K] the earliest end of each task.
+    """
+    tails, queue_of = _tails(tasks, duration), np.array(tasks.queues, np.int64)
+    work, before, behind = np.zeros((3, len(QUEUES), duration.shape[1]))
+    before[:], behind[:] = np.inf, np.inf
     for queue in np.unique(queue_of):
         members = queue_of == queue
         time = duration[members]
-        work = np.cumsum(time, axis=0)[-1]  # in order: `sum` may add in another one
+        work[queue] = np.cumsum(time, axis=0)[-1]  # in order: `sum` may add in another one
         runs = time > 0
-        before = np.where(runs, heads[members] - time, np.inf).min(axis=0)
-        behind = np.where(runs, tails[members], np.inf).min(axis=0)
-        bound = np.maximum(bound, np.where(runs.any(axis=0), before + work + behind, 0.0))
-    return np.asarray(bound)
+        before[queue] = np.where(runs, heads[members] - time, np.inf).min(axis=0)
+        behind[queue] = np.where(runs, tails[members], np.inf).min(axis=0)
+    return work, before, behind
+
+
+def busy_bounds(work: Floats, before: Floats, behind: Floats) -> Floats:
+    """[K] the longest work of a queue with what precedes and follows it. The arguments are those of `queue_work`."""
+    whole = np.where(np.isfinite(before), before + work + behind, 0.0)
+    return np.asarray(whole.max(axis=0, initial=0.0))
 
 
 def _tails(tasks: Tasks, duration: Floats) -> Floats:

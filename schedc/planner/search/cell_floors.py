@@ -9,64 +9,73 @@ from typing import NamedTuple
 
 import numpy as np
 
-from schedc.analysis.cell_forms import CellForm, cell_forms
+from schedc.analysis.cell_forms import OpOnStage, stage_forms
 from schedc.analysis.dependencies import Dependencies
-from schedc.analysis.floors import form_bounds
 from schedc.analysis.message_batch import simulate_messages_batch
 from schedc.cell.cost_batch import CellCostBatch
 from schedc.cell.graph import StageShape
+from schedc.cell.op_bounds import OpBounds, delays_of
+from schedc.cell.tasks import tasks_of
 from schedc.ir.arrays import Floats
-from schedc.plan.price_cells import stage_graphs
 from schedc.planner.price.files import PlannedStep
+from schedc.planner.price.graphs import planned_graphs
 from schedc.planner.price.part_table import PartTable
-from schedc.planner.price.priced import read_back
 
 
 @dataclass(frozen=True, eq=False)
 class CellFloors:
     """Graphs of stages and bounds of cells that plans of a search share, each made once.
 
-    graphs: [stages] by what they follow from. costs: of all splits whose exchanges take the same lanes. bounds:
-    [3, 3, splits] delays of a form of cells under these costs, as in `schedc.cell.delays`.
+    graphs: [stages] by what they follow from. costs: of all splits whose exchanges take the same lanes. ops: bounds of
+    an op on a graph under these costs. bounds: [3, 3, splits] delays of the cells of one op or two.
     """
 
     graphs: dict[tuple[object, ...], tuple[StageShape, ...]] = field(default_factory=dict)
     costs: dict[CostsKey, AlikeCosts] = field(default_factory=dict)
-    bounds: dict[tuple[object, ...], Floats] = field(default_factory=dict)
+    ops: dict[OpKey, OpBounds] = field(default_factory=dict)
+    bounds: dict[tuple[OpKey, ...], Floats] = field(default_factory=dict)
 
     def of(self, plans: Sequence[PlannedStep], order: Dependencies) -> Floats:
-        """[plans] seconds that the pipelines of plans of one order take at least. Raises `DiagnosticError` as `price`.
+        """[plans] seconds that the pipelines of plans of one order take at least.
 
-        The floors are those of `schedc.analysis.floors.floor_batch`.
+        The floors are those of `schedc.analysis.floors.floor_batch`, but for rounding. No schedule of a plan has an R.
         """
-        floors = np.empty(len(plans))
+        cells = stage_forms(order)
+        delay = np.empty((len(cells.forms), 3, 3, len(plans)))
         groups: defaultdict[tuple[object, ...], list[int]] = defaultdict(list)
         for number, planned in enumerate(plans):
             groups[_graphs_key(planned)].append(number)
         for key, numbers in groups.items():
             alike = [plans[number] for number in numbers]
             if key not in self.graphs:
-                self.graphs[key] = _graphs_of(alike[0])
-            floors[numbers] = self._of_one_graph(alike, order, self.graphs[key])
-        return floors
+                self.graphs[key] = planned_graphs(alike[0])
+            delay[..., numbers] = self._delays(alike, cells.forms, self.graphs[key])
+        p2p = plans[0].table.p2p[[planned.row for planned in plans]]
+        return simulate_messages_batch(order, cells.form, delay, p2p).makespan
 
-    def _of_one_graph(
-        self, plans: Sequence[PlannedStep], order: Dependencies, graphs: tuple[StageShape, ...]
+    def _delays(
+        self, plans: Sequence[PlannedStep], forms: Sequence[Sequence[OpOnStage]], graphs: Sequence[StageShape]
     ) -> Floats:
-        table, rows = plans[0].table, [planned.row for planned in plans]
+        """[forms, 3, 3, plans] bounds of the delays of cells, of plans with the same graphs. graphs: [stages]."""
         key = CostsKey(plans[0].split.alltoall, *_lanes(plans[0]), plans[0].choice.splits)
         if key not in self.costs:
-            self.costs[key] = AlikeCosts.of(table, key)
-        columns = [self.costs[key].column[row] for row in rows]
-        known = cell_forms(order, graphs, graphs)
-        delay = np.stack([self._bound(key, form)[:, :, columns] for form in known.forms])
-        return simulate_messages_batch(order, known.form, delay, table.p2p[rows]).makespan
+            self.costs[key] = AlikeCosts.of(plans[0].table, key)
+        columns = [self.costs[key].column[planned.row] for planned in plans]
+        numbers: dict[tuple[OpKey, ...], int] = {}
+        cell = [numbers.setdefault(tuple(_op_key(key, op, graphs) for op in ops), len(numbers)) for ops in forms]
+        return np.stack([self._bound(ops)[..., columns] for ops in numbers])[cell]
 
-    def _bound(self, key: CostsKey, form: CellForm) -> Floats:
-        cell = (key, form.kind, form.forward, form.backward)
-        if cell not in self.bounds:
-            self.bounds[cell] = form_bounds(form, self.costs[key].batch)
-        return self.bounds[cell]
+    def _bound(self, ops: tuple[OpKey, ...]) -> Floats:
+        if ops not in self.bounds:
+            self.bounds[ops] = delays_of(*map(self._of_op, ops))
+        return self.bounds[ops]
+
+    def _of_op(self, op: OpKey) -> OpBounds:
+        if op not in self.ops:
+            graphs = (op.graph, None) if op.kind == "F" else (None, op.graph)
+            tasks = tasks_of(op.kind, *graphs)
+            self.ops[op] = OpBounds.of(tasks, self.costs[op.costs].batch.durations(tasks))
+        return self.ops[op]
 
 
 class CostsKey(NamedTuple):
@@ -76,6 +85,19 @@ class CostsKey(NamedTuple):
     rail: bool
     node: bool
     splits: bool
+
+
+class OpKey(NamedTuple):
+    """An op on a graph, under the costs of a key."""
+
+    costs: CostsKey
+    kind: str
+    graph: StageShape
+
+
+def _op_key(costs: CostsKey, op: OpOnStage, graphs: Sequence[StageShape]) -> OpKey:
+    graph = graphs[op.stage]
+    return OpKey(costs, op.kind, graph.ready if op.ready else graph)
 
 
 class AlikeCosts(NamedTuple):
@@ -104,8 +126,3 @@ def _graphs_key(planned: PlannedStep) -> tuple[object, ...]:
     axes = planned.axes
     placed = planned.levels.tobytes() if axes.where != "all" else b""
     return axes.recompute, placed, axes.alltoall, planned.layout, *_lanes(planned)
-
-
-def _graphs_of(planned: PlannedStep) -> tuple[StageShape, ...]:
-    result = read_back(planned)
-    return stage_graphs(result.schedule, result.costs)[0]

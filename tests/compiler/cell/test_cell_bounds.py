@@ -13,6 +13,7 @@ from schedc.cell import CellCosts, SegmentTimes, StageShape, stage_shape
 from schedc.cell.bounds import delay_bounds, lower_bounds
 from schedc.cell.cost_batch import CellCostBatch
 from schedc.cell.costs import SliceFactor
+from schedc.cell.op_bounds import OpBounds, delays_of
 from schedc.cell.program import MESSAGED
 from schedc.cell.slices import sliced
 from schedc.cell.tasks import Tasks, tasks_of
@@ -96,3 +97,17 @@ def test_post_is_part_of_the_attention_behind_an_exchange() -> None:
     tasks = tasks_of("F", shape, None)
     times = dict(zip(shape.names, CellCostBatch.of([costs]).durations(tasks)[:, 0].tolist(), strict=True))
     assert (times["0.attention"], times["1.attention"], times["1.post"]) == (5, 7, 2)
+
+
+@given(cells(), st.integers(0, 2**32))
+def test_bounds_of_pairs_are_those_of_their_ops(cell: Cell, seed: int) -> None:
+    kind, forward, backward, *_ = cell
+    graphs = shapes_of(kind, forward, backward)
+    whole, own = tasks_of(kind, *graphs), [graph for graph in graphs if graph is not None]
+    sides = [(graph, None) if letter == "F" else (None, graph) for letter, graph in zip(kind, own, strict=True)]
+    ops = [tasks_of(letter, *side) for letter, side in zip(kind, sides, strict=True)]
+    rng = np.random.default_rng(seed)
+    duration = rng.uniform(0, 5, (len(whole), 3)) * (rng.random((len(whole), 3)) < 0.7)
+    parts = np.split(duration, [len(ops[0])])
+    bounds = delays_of(*(OpBounds.of(op, part) for op, part in zip(ops, parts[: len(ops)], strict=True)))
+    np.testing.assert_allclose(bounds, delay_bounds(whole, duration), rtol=1e-12)
