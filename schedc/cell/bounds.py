@@ -65,7 +65,7 @@ def _chains(tasks: Tasks, duration: Floats, start: Floats) -> Floats:
 def _lower_bounds(tasks: Tasks, duration: Floats, heads: Floats) -> Floats:
     """`lower_bounds`. heads: [tasks, K] the earliest end of each task."""
     chain = heads.max(axis=0, initial=0.0)
-    return np.maximum(chain, busy_bounds(*queue_work(tasks, duration, heads)))
+    return np.asarray(np.maximum(chain, busy_bounds(*queue_work(tasks, duration, heads))))
 
 
 def queue_work(tasks: Tasks, duration: Floats, heads: Floats) -> tuple[Floats, Floats, Floats]:

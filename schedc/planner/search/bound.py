@@ -15,9 +15,10 @@ from schedc.planner.price.problem import PlanProblem
 from schedc.planner.price.rank_loads import rank_loads
 from schedc.planner.price.states import RankLoads, Spread, beside_pipeline, gathered_bytes, held_parameters
 from schedc.planner.search.bound_memory import HeldOfRanks, bytes_of_counts
+from schedc.planner.search.bound_pairs import bound_of_pairs
 from schedc.planner.search.bound_time import OrderFacts, bound_of_counts
 from schedc.planner.search.held_counts import ClaimedPeaks, claimed_peaks
-from schedc.planner.search.lanes import LaneSeconds, overlapped_lanes, serial_lane
+from schedc.planner.search.lanes import LaneSeconds, chain_seconds, overlapped_lanes, serial_lane
 from schedc.planner.search.placed_counts import PlacedCounts, placed_counts
 from schedc.planner.space.blocks import OrderOption, PlanBlock
 from schedc.planner.space.space import PlanSpace
@@ -166,7 +167,12 @@ class _BlockBound:
         rows = self.rows.ravel()
         lanes = self._lanes(rows, group.facts)
         many = repeat(self.many, self.rows.shape[1])
-        seconds = bound_of_counts(counts, lanes, self.inner.levels, many, self.table.p2p[rows], group.facts)
+        asked = (self.inner.levels, many, self.table.p2p[rows])
+        if group.facts.overlaps:
+            chains = chain_seconds(self.table, rows, group.facts.splits)
+            seconds = bound_of_pairs(counts, lanes, chains, *asked, group.facts.splits)
+        else:
+            seconds = bound_of_counts(counts, lanes, *asked, group.facts)
         loads = rank_loads(self.table, rows, counts.on_rank @ counts.of_stage, counts.of_stage.shape[0])
         shape, beside = self.rows.shape, (self.rows.shape[0], 1, self.rows.shape[1], 1)
         per_row = loads._replace(

@@ -49,7 +49,7 @@ def bound_of_counts(
         best = np.zeros(microbatches.size)
         for lane, (own, _) in zip(per_lane, again, strict=True):
             work = lane.work + own
-            if facts.splits or facts.overlaps:
+            if facts.splits:
                 late = np.maximum(many * work, many * (work - lane.weight) + tail)
             else:
                 late = many * work + tail + lane.tail_weight

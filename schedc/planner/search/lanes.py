@@ -64,13 +64,32 @@ def overlapped_lanes(table: PartTable, rows: Int64, splits: bool) -> list[LaneSe
     return [compute, *(_links(lane, factor) for lane in (on_rail, np.where(flat, 0.0, node)))]
 
 
+def chain_seconds(table: PartTable, rows: Int64, splits: bool) -> tuple[Floats, Floats]:
+    """[rows, kinds + 1] seconds of a chain through a part, forward and of input gradients; of an op in the last column.
+
+    A shared expert may run beside the exchanges of its layer, and is left out. rows: [rows] of the table.
+    """
+    factor, whole = table.split_factor(splits), serial_lane(table, rows, splits)
+    forward, input, _ = _shared(table, rows)
+    return (
+        np.concatenate([whole.forward - forward, whole.op[:, :1]], axis=1),
+        np.concatenate([whole.input - input * factor, whole.op[:, 1:2]], axis=1),
+    )
+
+
 def _not_in_cells(table: PartTable, rows: Int64) -> tuple[Floats, Floats, Floats]:
     """[rows, kinds] seconds of F, I and W that the table has and cells leave out: of experts that a model has not.
 
     Cells have a shared expert only where the model has one.
     """
     model, none = table.problem.model, np.zeros((rows.size, OP))
-    if model.moe is None or model.moe.shared or "shared" not in table.segments:
+    return (none, none, none) if model.moe is None or model.moe.shared else _shared(table, rows)
+
+
+def _shared(table: PartTable, rows: Int64) -> tuple[Floats, Floats, Floats]:
+    """[rows, kinds] seconds of F, I and W of the shared experts of parts."""
+    none = np.zeros((rows.size, OP))
+    if "shared" not in table.segments:
         return none, none, none
     part = table.segments["shared"]
     forward, input, weight = (time[rows][:, None] * HAS_EXPERTS for time in (part.forward, part.input, part.weight))

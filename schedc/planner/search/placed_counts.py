@@ -48,11 +48,35 @@ class PlacedCounts:
         return (np.arange(self.of_stage.shape[0]) < self.first[:, None]).astype(np.float64)
 
     @cached_property
+    def behind(self) -> Floats:
+        """[P, stages] 1 for the stages behind the last one of each rank."""
+        return (np.arange(self.of_stage.shape[0]) > self._last[:, None]).astype(np.float64)
+
+    @cached_property
     def hops(self) -> Floats:
         """[P] messages from stage 0 to the first stage of each rank."""
+        return np.asarray(self._sent[self.first], np.float64)
+
+    @cached_property
+    def hops_behind(self) -> Floats:
+        """[P] messages from the last stage of each rank to the last one of all."""
+        return np.asarray(self._sent[-1] - self._sent[self._last], np.float64)
+
+    @property
+    def sent(self) -> float:
+        """Messages from stage 0 to the last one."""
+        return float(self._sent[-1])
+
+    @cached_property
+    def _last(self) -> Int64:
+        """[P] the last stage of each rank."""
+        return np.asarray(self.on_rank.shape[1] - 1 - np.argmax(self.on_rank[:, ::-1] > 0, axis=1), np.int64)
+
+    @cached_property
+    def _sent(self) -> Int64:
+        """[stages] messages from stage 0 to each."""
         ranks = self.placement.rank_of_stage[0]
-        sent = np.concatenate([[0], np.cumsum(ranks[1:] != ranks[:-1])])
-        return np.asarray(sent[self.first], np.float64)
+        return np.concatenate([[0], np.cumsum(ranks[1:] != ranks[:-1])])
 
     @cached_property
     def linear(self) -> bool:
