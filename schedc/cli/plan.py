@@ -10,7 +10,7 @@ from click.core import ParameterSource
 
 from schedc.cli.common import EPILOG, json_argument, sizes_argument
 from schedc.cli.completion import complete_cluster, complete_model, complete_restriction
-from schedc.cli.plan_request import BEST, PlanRequest, PlanUse, read_axes, read_batch, use_of
+from schedc.cli.plan_request import BEST, PlanRequest, PlanUse, read_axes, read_batch, read_skew, use_of
 from schedc.cli.plan_shown import SEQUENCE
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -53,6 +53,22 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     default="standard",
     show_default=True,
     help="How many values the axes take.",
+)
+@click.option(
+    "--precision",
+    type=click.Choice(["bf16", "fp16", "fp8", "fp4"]),
+    default="bf16",
+    show_default=True,
+    help="Type of products; CLUSTER needs a peak for it, and the fit rows with it.",
+)
+@click.option(
+    "--skew",
+    type=float,
+    default=1.0,
+    show_default=True,
+    metavar="RHO",
+    callback=read_skew,
+    help="Rows that come to the fullest rank of an expert group, over the mean.",
 )
 @click.option(
     "--objective",

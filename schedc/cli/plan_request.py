@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
+from math import inf
 from pathlib import Path
 
 import click
@@ -19,6 +20,7 @@ class PlanRequest:
     """The arguments and options of `schedc plan`, by the names that click gives them.
 
     batch: sequences, and tokens of each. explain: conditions on axes. limit_seconds: CPU seconds of the search.
+    precision: type of products. skew: rows of the fullest rank of an expert group over the mean.
     """
 
     model: str | None
@@ -45,6 +47,8 @@ class PlanRequest:
     fit_file: Path | None
     force_fit: bool
     limit_seconds: float | None
+    precision: str
+    skew: float
     as_json: bool
 
 
@@ -60,7 +64,7 @@ class PlanUse(Enum):
         (
             *("model", "cluster", "sizes", "batch", "top", "output", "force", "require", "exclude", "restrict"),
             *("space", "objective", "schedules", "exhaustive", "explain", "show_time", "fit_file", "force_fit"),
-            "limit_seconds",
+            *("limit_seconds", "precision", "skew"),
         ),
     )
 
@@ -127,6 +131,13 @@ def read_batch(_ctx: click.Context, _parameter: click.Parameter, text: str | Non
     if not match or min(numbers) < 1:
         raise click.BadParameter(f"{text!r} is not SEQUENCESxTOKENS (for example 4608x8192)")
     return numbers[0], numbers[1]
+
+
+def read_skew(_ctx: click.Context, _parameter: click.Parameter, skew: float) -> float:
+    """The rows of the fullest rank over the mean, 1 at least."""
+    if not 1.0 <= skew < inf:
+        raise click.BadParameter(f"{skew:g} is no skew: the fullest rank has 1 or more times the mean rows")
+    return skew
 
 
 def read_axes(_ctx: click.Context, _parameter: click.Parameter, text: str | None) -> tuple[str, ...]:

@@ -14,13 +14,11 @@ from schedc.cli.plan_request import PlanRequest
 
 if TYPE_CHECKING:
     from schedc.planner.fit.fitted import Fit
+    from schedc.planner.model.values import ModelSizes
     from schedc.planner.price.problem import PlanProblem
     from schedc.planner.search.best_first import SearchOptions
     from schedc.planner.space.conditions import PlanCondition
     from schedc.planner.space.space import PlanSpace
-
-PRECISION = "bf16"
-"""The type of products that searches price."""
 
 
 def searched(request: PlanRequest) -> None:
@@ -69,7 +67,11 @@ def about_files() -> Iterator[None]:
 
 
 def problem_of(request: PlanRequest) -> tuple[PlanProblem, Fit | None]:
-    """What is planned, with the constants of a fit if there is one."""
+    """What is planned, with the constants of a fit if there is one.
+
+    Raises `DiagnosticError`: S708 for a precision that the cluster has no peak for, S726 for a fit without it, S715 for
+    a skew of a model without experts.
+    """
     from schedc.planner.fit.fitted import fit_for
     from schedc.planner.presets.library import open_cluster, open_model
     from schedc.planner.price.problem import PlanProblem
@@ -80,8 +82,23 @@ def problem_of(request: PlanRequest) -> tuple[PlanProblem, Fit | None]:
     sequences, seq = request.batch
     model = open_model(request.model).at(seq)
     cluster = open_cluster(request.cluster, request.sizes.get("devices"))
-    fit = fit_for(cluster, PRECISION, request.fit_file, request.force_fit)
-    return PlanProblem(model, cluster, sequences, {} if fit is None else fit.constants, PRECISION), fit
+    _check_skew(request, model)
+    precision = request.precision
+    cluster.peak(precision)
+    fit = fit_for(cluster, precision, request.fit_file, request.force_fit)
+    constants = {} if fit is None else fit.constants
+    return PlanProblem(model, cluster, sequences, constants, precision, request.skew), fit
+
+
+def _check_skew(request: PlanRequest, model: ModelSizes) -> None:
+    """Raises `DiagnosticError` (S715) for a skew of rows that a model without experts does not have."""
+    from schedc.diagnostics import Diagnostic, DiagnosticError, Label
+    from schedc.source import NOWHERE
+
+    if request.skew == 1.0 or model.moe:
+        return
+    message = f"{model.name} has no experts, so no expert rank has {request.skew:g} times the mean rows"
+    raise DiagnosticError([Diagnostic("S715", message, Label(NOWHERE), help="leave out --skew")])
 
 
 def space_of(request: PlanRequest, problem: PlanProblem) -> PlanSpace:

@@ -130,4 +130,10 @@ S7: tuple[DiagnosticCode, ...] = (
         "Every legal plan holds more than a device has, by a bound or by the peak of its order. The message names the "
         "plan whose bound is least. Raised by `schedc plan`.",
     ),
+    DiagnosticCode(
+        "S715",
+        "a skew of rows for a model without experts",
+        "`--skew` says how many times the mean rows come to the fullest rank of an expert group. A model without "
+        "experts sends no rows. Raised by `schedc plan`.",
+    ),
 )

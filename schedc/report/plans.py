@@ -135,7 +135,9 @@ def title_text(facts: Mapping[str, Any]) -> str:
     """Model, cluster and batch."""
     cluster, batch = facts["cluster"], facts["batch"]
     step = f"a step of {batch['sequences']:,} sequences of {batch['seq']:,} tokens"
-    return f"{facts['model']['name']} on {cluster['devices']:,} devices of {cluster['name']}, {step}"
+    precision = "" if facts["precision"] == "bf16" else f", products in {facts['precision']}"
+    skew = "" if facts["skew"] == 1.0 else f", fullest expert ranks at {facts['skew']:g} times the mean rows"
+    return f"{facts['model']['name']} on {cluster['devices']:,} devices of {cluster['name']}, {step}{precision}{skew}"
 
 
 def _counts(facts: Mapping[str, Any], with_stages: bool) -> Iterator[str]:

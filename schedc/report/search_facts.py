@@ -34,7 +34,7 @@ def search_to_json(problem: PlanProblem, found: SearchResult, fit: Fit | None, o
             "raw": space.raw,
             "legal": space.legal,
             "fit": space.fit,
-            "restrictions": list(space.restrictions),
+            "restrictions": [*space.restrictions, *rows_of(problem)],
         },
         "counts": asdict(found.counts),
         "seconds": asdict(found.seconds),
@@ -67,8 +67,21 @@ def problem_facts(problem: PlanProblem, fit: Fit | None) -> dict[str, Any]:
         "cluster": cluster_facts(problem.cluster),
         "batch": {"sequences": problem.sequences, "seq": problem.model.seq},
         "precision": problem.precision,
+        "skew": problem.skew,
         "fit": fit_facts(fit),
     }
+
+
+def rows_of(problem: PlanProblem) -> list[str]:
+    """How rows lie on the ranks of an expert group in every plan, as sentences."""
+    if problem.model.moe is None:
+        return []
+    if problem.skew == 1.0:
+        return ["rows of tokens are even over the ranks of an expert group"]
+    return [
+        f"the fullest rank of an expert group has {problem.skew:g} times the mean rows of tokens, all the time",
+        "bytes held are those of even rows",
+    ]
 
 
 def fit_facts(fit: Fit | None) -> dict[str, Any]:

@@ -58,6 +58,8 @@ def search_facts(*plans: dict[str, Any]) -> dict[str, Any]:
             "name": "ascend-910b", "devices": 6144, "per_node": 8, "device": "910B", "usable_bytes": 60_000_000_000,
         },
         "batch": {"sequences": 4608, "seq": 8192},
+        "precision": "bf16",
+        "skew": 1.0,
         "objective": "step",
         "fit": {"name": "mindspeed", "rows": 44, "cv_mape_pct": 11.2, "hash": "1f2e", "forced": False},
         "space": {"raw": 7_340_032, "legal": 1_120_000, "fit": 402_113,

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from schedc.attachments.units import digits
-from schedc.attachments.values import Level
+from schedc.attachments.values import BYTES, Level
 from schedc.cell.table import CellTable, write_table
 from schedc.cost.costs import SCHEMA
 from schedc.ir.arrays import Floats
@@ -22,6 +22,14 @@ from schedc.planner.price.problem import PlanProblem
 from schedc.planner.price.states import Spread, held_parameters
 from schedc.planner.space.axes import PlanAxes
 from schedc.planner.space.schedules import ScheduleChoice
+
+
+def _unsaid(problem: PlanProblem) -> Iterator[str]:
+    """What the times rest on, and no line of a plan file says."""
+    if problem.precision not in BYTES or BYTES[problem.precision] < 2:
+        yield f"Times of products in {problem.precision}; no line says it."
+    if problem.skew != 1.0:
+        yield f"Times with {problem.skew:g} times the mean rows on the fullest expert rank; no line says it."
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +100,7 @@ class PlannedStep:
         given = ", ".join(f"{size} = {value}" for size, value in sizes.items())
         lines = [*self._lines(), f"memory {digits(memory / 1e9)} GB"]
         before = "sched 1" if self.choice.shipped else self.choice.tree.source.text.rstrip()
-        doc = [f"## {note}" for note in notes]
+        doc = [f"## {note}" for note in (*notes, *_unsaid(self.problem))]
         body = [f"  {line}" for line in lines]
         return "\n".join([before, "", *doc, f"plan {name} = {self.choice.name}({given}) {{", *body, "}", ""])
 

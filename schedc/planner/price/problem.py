@@ -23,7 +23,7 @@ class PlanProblem:
 
     model: with the tokens of a sequence. sequences: of a step. constants: of the cost model by name, those of a fit;
     the others are at their prior medians. precision: of products. skew: rows of the fullest rank of an expert group
-    over the mean.
+    over the mean; a group of fewer ranks than that has all rows on one of them.
     """
 
     model: ModelSizes
@@ -54,5 +54,5 @@ class PlanProblem:
         return TrainingRun(
             self.model, self.cluster, tp, pp=2, dp=replicas, ep=ep, cp=cp, microbatch=microbatch,
             precision=self.precision, sequence_parallel=tp > 1, grad_bytes=GRAD_BYTES, alltoall=alltoall,
-            skew=self.skew,
+            skew=min(self.skew, ep),
         )  # fmt: skip

@@ -32,7 +32,7 @@ RESTRICTIONS = (
     "recomputation of one level: on all stages, on the first stage of each rank, or on the first half of the ranks",
     "stages hold equally many layers, or as many as balance the ranks; predictions and the head are in the last stage",
     "nothing is offloaded to host memory",
-    "rows of tokens are even over experts: no hot experts",
+    "no expert is hot: none has copies on all ranks of its group",
     "ranks lie in the order tensor, context, data, pipeline",
 )
 """What no plan of any space has, as sentences."""

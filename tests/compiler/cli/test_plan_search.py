@@ -10,11 +10,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from schedc.cli import main
+from schedc.planner.presets.library import files
 
 SEARCH = ("gpt2", "h100", "-D", "devices=8", "--batch", "32x1024", "--require", "pp >= 2 and schedule in 1f1b, zbh1")
 
 KEYS = {
-    "": "schema version model cluster batch precision fit objective space counts seconds certificate plans pareto "
+    "": "schema version model cluster batch precision skew fit objective space counts seconds certificate plans pareto "
     "extrapolates left_out",
     "batch": "sequences seq",
     "fit": "name rows cv_mape_pct hash forced unseen",
@@ -26,6 +27,14 @@ KEYS = {
 PLAN_KEYS = (
     "file axes free step_s step_low_s step_high_s makespan_s tokens_per_s_per_device mfu memory waterfall floor_s"
 )
+
+
+def shipped(fit: str) -> str:
+    return str(files("fits")[fit])
+
+
+def shipped_text(cluster: str) -> str:
+    return files("clusters")[cluster].read_text()
 
 
 def schedc(*arguments: str) -> Result:
@@ -115,11 +124,57 @@ def test_other_objectives() -> None:
         (("--restrict", "megatorn"), 2, "error[S713]"),
         (("--explain", "qq=3"), 2, "error[S711]"),
         (("--fit", "pyproject.toml"), 1, "error[S725]"),
+        (("--precision", "fp4"), 1, "error[S708]"),
+        (("--precision", "int8"), 2, "'int8' is not one of"),
+        (("--skew", "1.4"), 1, "error[S715]"),
+        (("--skew", "0.9"), 2, "0.9 is no skew"),
+        (("--skew", "nan"), 2, "nan is no skew"),
     ],
 )
 def test_what_is_refused(more: tuple[str, ...], status: int, text: str) -> None:
     result = schedc("plan", *SEARCH, *more)
     assert (result.exit_code, text in result.stderr) == (status, True), result.stderr
+
+
+def test_a_fit_without_the_precision_is_refused_unless_forced(tmp_path: Path) -> None:
+    model = ("gpt2", "a100-80", "-D", "devices=8", "--batch", "32x1024", "--top", "1", "--fit", shipped("bloom"))
+    half = ("--require", "pp == 2 and tp == 1 and schedule in 1f1b and microbatch == 1 and zero == 1")
+    assert schedc("plan", *model, *half, "--precision", "fp16").exit_code == 0
+    eight = tmp_path / "eight.toml"
+    eight.write_text(shipped_text("a100-80").replace("bf16 = 312e12", "bf16 = 312e12, fp8 = 624e12"))
+    refused = schedc("plan", "gpt2", str(eight), *model[2:], *half, "--precision", "fp8")
+    assert "error[S726]: the fit `bloom` has no row with precision fp8" in refused.stderr
+    forced = schedc("plan", "gpt2", str(eight), *model[2:], *half, "--precision", "fp8", "--force-fit")
+    first, *rest = forced.stdout.splitlines()
+    assert first.endswith("a step of 32 sequences of 1,024 tokens, products in fp8")
+    assert any(line.endswith("it has not seen this device or this precision (--force-fit)") for line in rest)
+
+
+SKEWED = ("qwen3-30b-a3b", "h100", "-D", "devices=16", "--batch", "64x4096", "--top", "1", "--precision", "fp8")
+
+
+@pytest.mark.slow
+def test_a_skew_and_a_precision_reach_the_files(tmp_path: Path) -> None:
+    """The fullest rank takes longer, a precision of 8 bits less long, and `check` says the same of the files."""
+    same = "pp == 4 and ep == 4 and tp == 1 and cp == 1 and vpp == 1 and zero == 1 and microbatch == 1"
+    axes = ("--require", f"{same} and schedule in 1f1b and recompute == act and layout == even and alltoall == flat")
+    folder = tmp_path / "plans"
+    result = schedc("plan", *SKEWED, *axes, "--skew", "1.5", "--json", "-o", str(folder))
+    facts = json.loads(result.stdout)
+    assert (facts["precision"], facts["skew"]) == ("fp8", 1.5)
+    assert "bytes held are those of even rows" in facts["space"]["restrictions"]
+    (plan,) = facts["plans"]
+    bars = {bar["what"]: bar["seconds"] for bar in plan["waterfall"]}
+    assert bars["expert imbalance"] > 0
+    even = json.loads(schedc("plan", *SKEWED, *axes, "--json").stdout)
+    assert even["plans"][0]["step_s"] < plan["step_s"]
+    wide = json.loads(schedc("plan", *SKEWED[:-2], *axes, "--json").stdout)
+    assert wide["plans"][0]["step_s"] > even["plans"][0]["step_s"]
+    path = folder / "01.sched"
+    assert "## Times of products in fp8; no line says it.\n## Times with 1.5 times" in path.read_text()
+    assert schedc("fmt", "--check", str(path)).exit_code == 0
+    checked = schedc("check", str(path), "--cost-file", str(path.with_suffix(".costs.toml")), "--json")
+    assert json.loads(checked.stdout)["makespan"] == pytest.approx(plan["makespan_s"], rel=1e-9)
 
 
 def test_a_search_that_ends_early_says_what_is_open() -> None:
