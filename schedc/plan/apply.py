@@ -51,7 +51,8 @@ def layer_costs(directives: Directives) -> LayerCosts:
     """The costs of the model's parts: those of the plan, defaults for the others.
 
     Memory is in bytes where the plan's memory has a unit. The activations of layers then follow from the experts,
-    the block and the tokens. Parameters of MoE layers follow from the experts and the ranks. A line goes before both.
+    the block and the tokens; a prediction of a plan without experts is a dense layer. Parameters of MoE layers follow
+    from the experts and the ranks. A line goes before both.
     """
     costs, plan = LayerCosts(), directives.tree
     in_bytes = plan.memory is not None and bool(plan.memory.unit)
@@ -59,7 +60,8 @@ def layer_costs(directives: Directives) -> LayerCosts:
     if activations is not None and in_bytes:
         costs = replace(costs, activations=costs.activations._replace(moe=activations, mtp=activations))
     if (dense := dense_activation_bytes(directives.plan)) is not None and in_bytes:
-        costs = replace(costs, activations=costs.activations._replace(dense=dense))
+        own = {"dense": dense} if directives.plan.experts else {"dense": dense, "mtp": dense}
+        costs = replace(costs, activations=costs.activations._replace(**own))
     if parameters is not None and in_bytes:
         costs = replace(costs, parameters=costs.parameters._replace(moe=float(parameters), mtp=float(parameters)))
     loss = directives.plan.loss

@@ -19,10 +19,15 @@ def dense_activation_bytes(plan: Attachments) -> float | None:
     return per_token * plan.tokens if per_token and plan.tokens else None
 
 
+def _has_experts(plan: Attachments, kind: PartKind) -> bool:
+    """Whether layers of a kind have experts; a prediction is a dense layer where the plan has no experts."""
+    return kind in WITH_EXPERTS and (kind is not PartKind.MTP or plan.experts is not None)
+
+
 @lru_cache(maxsize=256)
 def held_share(plan: Attachments, kind: PartKind, level: Level) -> float:
     """Share of the activations of a layer of this kind that a level holds; 1 where its sizes are not known."""
-    experts = kind in WITH_EXPERTS
+    experts = _has_experts(plan, kind)
     saved, whole = counted_saving(plan, experts, level), counted_bytes(plan, experts)
     return 1 - saved.bytes / whole if saved and whole else 1.0
 
@@ -30,7 +35,7 @@ def held_share(plan: Attachments, kind: PartKind, level: Level) -> float:
 @lru_cache(maxsize=256)
 def time_share(plan: Attachments, kind: PartKind, level: Level) -> float:
     """Recomputed FLOPs of a level over those of the layer's forward, a scalar; 0 where sizes are not known."""
-    experts = kind in WITH_EXPERTS
+    experts = _has_experts(plan, kind)
     saved, forward = counted_saving(plan, experts, level), counted_flops(plan, experts)
     return saved.flops / forward if saved and forward else 0.0
 

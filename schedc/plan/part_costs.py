@@ -40,9 +40,10 @@ def whole_times(parts: PartCosts) -> PerKind:
 
 
 def forward_times(parts: PartCosts) -> PerKind:
-    """Time of a forward in a part of each kind. A prediction has that of its layer, where MoE layers have one.
+    """Time of a forward in a part of each kind. A prediction has that of its layer: of a MoE one, else of a dense one.
 
     Levels recompute layers, and neither heads nor what a prediction has beside its layer.
     """
     forward = PerKind(*(getattr(parts, kind).F for kind in WORK))
-    return forward._replace(mtp=min(forward.mtp, forward.moe)) if forward.moe else forward
+    layer = forward.moe or forward.dense
+    return forward._replace(mtp=min(forward.mtp, layer)) if layer else forward

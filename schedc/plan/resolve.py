@@ -41,7 +41,8 @@ def _unknown_memory(directives: Directives, layout: Layout) -> Iterator[Diagnost
         return
     tables = [line for line in directives.tree.lines if isinstance(line, TableLine) and line.word == "activations"]
     known = {entry.name for line in tables for entry in line.entries}
-    known |= {"dense"} if dense_activation_bytes(directives.plan) is not None else set()
+    if dense_activation_bytes(directives.plan) is not None:
+        known |= {"dense"} if directives.plan.experts else {"dense", "mtp"}
     known |= {"moe", "mtp"} if activation_bytes(directives.plan) is not None else set()
     missing = [kind for kind in (*DECODER, PartKind.MTP) if layout.total(kind) and str(kind) not in known]
     if missing:

@@ -14,7 +14,7 @@ from schedc.analysis.batch import simulate_batch
 from schedc.analysis.peak_counts import PeakCounts
 from schedc.cli import main
 from schedc.cost.batch import CostBatch
-from schedc.layout.parts import WORK
+from schedc.layout.parts import WORK, PartKind
 from schedc.planner.ledger.held import held_bytes_of
 from schedc.planner.model.values import LayerKind
 from schedc.planner.presets.library import open_cluster, open_model
@@ -24,6 +24,7 @@ from schedc.planner.price.priced import PricedPlan, price_plan
 from schedc.planner.price.problem import PlanProblem
 from schedc.planner.price.states import Spread, held_parameters
 from schedc.planner.price.waterfall import mfu, waterfall
+from schedc.planner.search.stage_columns import StageColumns
 from schedc.planner.space.axes import PlanAxes
 from schedc.planner.space.schedules import all_schedules
 from schedc.planner.times.orders import order_of
@@ -121,3 +122,18 @@ def test_skew_is_a_bar_of_its_own() -> None:
     assert skewed["expert imbalance"] > 0
     assert skewed["expert exchanges"] > even["expert exchanges"]
     assert skewed["efficiency of products"] == pytest.approx(even["efficiency of products"])
+
+
+@pytest.mark.parametrize("recompute", ["none", "full", "layer"])
+def test_a_prediction_of_a_model_without_experts_is_a_dense_layer(recompute: str) -> None:
+    problem = replace(LLAMA, model=replace(LLAMA.model, mtp=1))
+    axes = PlanAxes(2, 1, 4, 1, 1, 8, 1, 2, 32, "1f1b", recompute=recompute)
+    plan = priced(problem, axes)
+    table, level = plan.planned.table, LEVELS.index(recompute)
+    dense, prediction = WORK.index(PartKind.DENSE), WORK.index(PartKind.MTP)
+    assert table.held[0, level, prediction] == table.held[0, level, dense] > 0
+    assert table.again[0, level, prediction] == table.again[0, level, dense]
+    assert (table.again[0, level, dense] > 0) == (recompute != "none")
+    columns = StageColumns([plan.planned])
+    makespan = simulate_batch(order_of("1f1b", axes.pp, axes.microbatches), columns.costs()).makespan
+    assert makespan[0] == pytest.approx(plan.makespan, rel=1e-12)
