@@ -35,7 +35,8 @@ def bound_of_counts(
 
     A rank cannot start before a forward of all stages before its first one. Then it does all of its work. Behind its
     last backward of its first stage the backwards of the stages before that one must come. If weight gradients can be
-    late, only input gradients must. lanes: those of a rank, each of which must do its work. microbatches, p2p: [rows].
+    late, only input gradients must. Inside cells those stages recompute before their gradients arrive. lanes: those of
+    a rank, each of which must do its work. microbatches, p2p: [rows].
     """
     per_lane = [_LaneTerms(counts, lane) for lane in lanes]
     head = np.maximum.reduce([lane.head for lane in per_lane]) + p2p[:, None] * counts.hops
@@ -44,7 +45,8 @@ def bound_of_counts(
     for column, (level, where) in enumerate(levels):
         mask, number = counts.applies(where), [str(each) for each in LEVELS].index(level)
         again = [lane.again(number, mask) for lane in per_lane]
-        tail = np.maximum.reduce([lane.tail + before for lane, (_, before) in zip(per_lane, again, strict=True)])
+        before = [0.0 if facts.overlaps else repeated for _, repeated in again]
+        tail = np.maximum.reduce([lane.tail + repeated for lane, repeated in zip(per_lane, before, strict=True)])
         tail = tail + p2p[:, None] * counts.hops
         best = np.zeros(microbatches.size)
         for lane, (own, _) in zip(per_lane, again, strict=True):

@@ -2,66 +2,76 @@
 
 from __future__ import annotations
 
-import os
 import random
 
 import numpy as np
 import pytest
 
-from schedc.planner.presets.library import cluster_names, model_names, open_cluster, open_model
+from schedc.plan.price_cells import price_cells
+from schedc.planner.presets.library import open_cluster, open_model
 from schedc.planner.price.files import PlannedStep
-from schedc.planner.price.part_table import PartTable, RankSplit
-from schedc.planner.price.priced import price_plan
+from schedc.planner.price.part_table import PartTable
+from schedc.planner.price.priced import PricedPlan, price_plan, read_back
 from schedc.planner.price.problem import PlanProblem
 from schedc.planner.search.bound import PlanBounds, splits_of
-from schedc.planner.space.blocks import PlanBlock
+from schedc.planner.search.orders import Orders
+from schedc.planner.search.simulated import simulate_plans
 from schedc.planner.space.conditions import read_condition
 from schedc.planner.space.space import PlanSpace
+from support.random_plans import DrawnPlan, random_plan
+from support.sweeps import swept
 
-PLANS = 10_000 if os.environ.get("SCHEDC_SWEEP") == "full" else 24
-_LARGEST = 1_500
-"""Forwards of an order, so that one price takes a fraction of a second."""
-
-
-def random_block(rng: random.Random) -> tuple[PlanSpace, PlanBlock] | None:
-    """The plans of a random prefix of a random space; None where it has none that is small."""
-    model = open_model(rng.choice(model_names()))
-    cluster = open_cluster(rng.choice(cluster_names()), 8 * rng.choice([1, 2, 4, 8, 12]))
-    batch, seq = rng.choice([16, 48, 64, 96]), rng.choice([2048, 4096, 8192])
-    space = PlanSpace.of(model, cluster, batch, seq, "wide")
-    prefixes = [each for each in space.prefixes() if each.pp * each.vpp * each.microbatches <= _LARGEST]
-    if not prefixes:
-        return None
-    block = space.block([rng.choice(prefixes)])
-    return (space, block) if len(block) else None
+PLANS = swept(10_000, 24)
+_CLOSE = 1 + 1e-9
 
 
 def check_one(rng: random.Random) -> bool:
-    """Whether there was a plan: its bound, its price."""
-    drawn = random_block(rng)
+    """Whether there was a plan. Its bound is at most its floor, that at most its price, that at most the atomic one."""
+    drawn = random_plan(rng)
     if drawn is None:
         return False
-    space, block = drawn
-    problem = PlanProblem(space.model, space.cluster, space.batch)
-    prefix = block.prefixes[0]
-    splits = [RankSplit(prefix.tp, prefix.cp, prefix.ep, prefix.microbatch, method) for method in block.inner.methods]
-    table = PartTable.of(problem, splits)
-    bounded = PlanBounds(space, problem, table).of(block)
-    number = int(rng.choice(block.numbers().tolist()))
-    axes = block.axes(number)
-    place = np.unravel_index(number, block.legal.shape)
-    priced = price_plan(PlannedStep(problem, axes, space.choice(axes.schedule), table))
-    assert bounded.step[place] <= priced.step * (1 + 1e-9), axes
-    held = max(priced.peaks) + priced.reserve
-    assert bounded.memory[(*place[:4], place[5])] <= held * (1 + 1e-9), axes
-    assert bounded.fits[place] or not priced.fits, axes
+    planned = drawn.planned
+    priced = price_plan(planned)
+    assert drawn.step <= priced.step * _CLOSE, planned.axes
+    assert drawn.memory <= (max(priced.peaks) + priced.reserve) * _CLOSE, planned.axes
+    assert drawn.fits or not priced.fits, planned.axes
+    if not planned.choice.by_policy:
+        check_floor(drawn, priced)
+    if planned.axes.overlap:
+        check_cells(planned, priced.makespan)
     return True
+
+
+def check_floor(drawn: DrawnPlan, priced: PricedPlan) -> None:
+    """What a search simulates lies between bound and price, and is the price where nothing overlaps."""
+    planned = drawn.planned
+    (simulated,), refused = simulate_plans([(0, planned)], Orders(lambda _name: planned.choice), np.inf)
+    assert not refused
+    assert drawn.step <= simulated.step * _CLOSE, planned.axes
+    assert simulated.step <= priced.step * _CLOSE, planned.axes
+    assert simulated.peak == pytest.approx(max(priced.peaks) + priced.reserve, rel=1e-9), planned.axes
+    if not planned.axes.overlap:
+        assert simulated.step == pytest.approx(priced.step, rel=1e-9), planned.axes
+
+
+def check_cells(planned: PlannedStep, makespan: float) -> None:
+    read = read_back(planned)
+    inside = price_cells(read.dependencies, read.costs)
+    assert inside is not None
+    assert inside.floor <= inside.late_wait.makespan * _CLOSE, planned.axes
+    assert inside.late_wait.makespan == pytest.approx(makespan, rel=1e-9), planned.axes
+    assert makespan <= inside.serial.makespan * _CLOSE, planned.axes
 
 
 @pytest.mark.slow
 def test_no_price_is_below_its_bound() -> None:
-    rng = random.Random(20)
-    assert sum(check_one(rng) for _ in range(PLANS)) > 0.8 * PLANS
+    assert sum(check_one(random.Random(number)) for number in range(PLANS)) > 0.7 * PLANS
+
+
+@pytest.mark.slow
+def test_stages_recompute_before_their_gradients_arrive() -> None:
+    """One microbatch in 15 stages: inside cells the stages before the last one recompute while they wait."""
+    assert check_one(random.Random(479))
 
 
 @pytest.mark.parametrize("kind", ["standard", "wide"])
