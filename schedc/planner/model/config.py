@@ -121,6 +121,8 @@ def _attention(keys: Keys, family: Family, hidden: int, layers: int) -> Attentio
     windowed = _windowed(keys, family, layers)
     window = keys.integer("sliding_window") if windowed else 0
     norms = _says(keys, family.head_norms)
+    if family.head_norms is True and keys.table.get("use_qk_norm") is True:
+        keys.taken.add("use_qk_norm")
     return AttentionSizes(
         heads,
         kv_heads,

@@ -19,7 +19,7 @@ pretraining_tp ep_size tp_plan quantization_config expert_dtype swiglu_limit swi
 n_ctx use_mtp router_aux_loss_coef aux_loss_alpha seq_aux router_jitter_noise scoring_func topk_method
 norm_topk_prob routed_scaling_factor scale_attn_weights scale_attn_by_inverse_layer_idx reorder_and_upcast_attn
 attn_implementation _attn_implementation _attn_implementation_internal attn_impl loss_type special_tokens_map
-rotary_dim
+rotary_dim rope_interleaved max_sequence_length n_special predict_special_tokens is_llama_config
 """
 IRRELEVANT = frozenset(_WORDS.split())
 """What they set: names and token ids; generation; initial values, dropout and scales; how positions are turned; the
@@ -33,6 +33,8 @@ ONLY: dict[str, tuple[object, ...]] = {
     "cross_attention_hidden_size": (),
     "use_sliding_window": (False,),
     "pruned_heads": ({},),
+    "qkv_bias": (False,),
+    "shared_expert_intermediate_size": (0,),
 }
 """By its key, the values that leave a decoder as it is counted here. null does, too."""
 

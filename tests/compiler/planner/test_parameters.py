@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,8 +15,10 @@ from schedc.attachments.values import BlockSizes, ExpertSizes, Level
 from schedc.planner.ledger.flops import layer_flops, model_flops, seen
 from schedc.planner.ledger.held import held_bytes_of, held_tensors
 from schedc.planner.ledger.parameters import LedgerPart, model_parameters
+from schedc.planner.model.config import parse_config
 from schedc.planner.model.read import load_model
 from schedc.planner.model.values import AttentionKind, AttentionSizes, LayerKind, ModelSizes, MoeSizes
+from schedc.source import Source
 from support.paths import ROOT
 
 CONFIGS = ROOT / "tests" / "data" / "models"
@@ -40,6 +44,46 @@ PUBLISHED = {
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_totals_are_the_published_ones(name: str) -> None:
     assert model_parameters(load_model(CONFIGS / f"{name}.json")).total == pytest.approx(PUBLISHED[name], rel=0.005)
+
+
+FURTHER = [
+    ("llama-3.1-8b", (16, 2048, 32, 8, 8192, 128_256), {"head_dim": 64, "tie_word_embeddings": True}, 1_235_814_400),
+    ("llama-3.1-8b", (80, 8192, 64, 8, 28_672, 32_000), {"max_sequence_length": 2048}, 68_976_648_192),
+    ("llama-3.1-8b", (30, 576, 9, 3, 1536, 49_152), {"tie_word_embeddings": True, "rotary_dim": 64}, 134_515_008),
+    ("qwen3-8b", (28, 1024, 16, 8, 3072, 151_936), {"tie_word_embeddings": True}, 596_049_920),
+    ("qwen3-8b", (64, 5120, 64, 8, 25_600, 151_936), {}, 32_762_123_264),
+    (
+        "qwen3-30b-a3b",
+        (62, 6144, 96, 8, 8192, 151_936),
+        {
+            "num_experts": 160, "moe_intermediate_size": 2560, "qkv_bias": False, "use_qk_norm": True,
+            "shared_expert_intermediate_size": 0,
+        },
+        480_154_875_392,
+    ),
+]  # fmt: skip
+"""Other sizes of the same families: layers, columns, heads, heads of keys, columns of an MLP, words."""
+
+_SIZES = (
+    "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "sizes", "more", "total"), FURTHER, ids=lambda value: str(value)[:20])
+def test_totals_of_other_sizes(name: str, sizes: tuple[int, ...], more: dict[str, Any], total: int) -> None:
+    values = json.loads((CONFIGS / f"{name}.json").read_text(encoding="utf-8"))
+    text = json.dumps(values | dict(zip(_SIZES, sizes, strict=True)) | more)
+    assert model_parameters(parse_config(Source("config.json", text))).total == total
+
+
+@pytest.mark.parametrize(
+    ("layers", "hidden", "heads", "total"), [(24, 1024, 16, 354_823_168), (36, 1280, 20, 774_030_080)]
+)
+def test_totals_of_the_other_gpt2(layers: int, hidden: int, heads: int, total: int) -> None:
+    """Their configurations have keys that the smallest one has not."""
+    values = json.loads((CONFIGS / "gpt2.json").read_text(encoding="utf-8"))
+    values |= {"n_layer": layers, "n_embd": hidden, "n_head": heads, "n_special": 0, "predict_special_tokens": True}
+    assert model_parameters(parse_config(Source("config.json", json.dumps(values)))).total == total
 
 
 def test_glm_counts_mtp_and_leaves_out_words() -> None:
