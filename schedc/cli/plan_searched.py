@@ -23,18 +23,24 @@ if TYPE_CHECKING:
 
 def searched(request: PlanRequest) -> None:
     """Searches, prints the result, and writes the folder if there is one."""
-    from schedc.planner.search.best_first import search
-    from schedc.report.explained import to_text as explained_text
-    from schedc.report.explaining import explain_plan
     from schedc.report.plan_folder import check_folder
-    from schedc.report.plan_output import write_plans
-    from schedc.report.plans import to_text
-    from schedc.report.search_facts import search_to_json
 
     if request.output is not None:
         check_folder(request.output, request.force)
     problem, fit = problem_of(request)
     space = space_of(request, problem)
+    _search(request, problem, fit, space)
+
+
+def _search(request: PlanRequest, problem: PlanProblem, fit: Fit | None, space: PlanSpace) -> None:
+    """`searched`, once the request is read: what it imports takes longer than reading it."""
+    from schedc.planner.search.best_first import search
+    from schedc.report.explained import to_text as explained_text
+    from schedc.report.explaining import explain_plan
+    from schedc.report.plan_output import write_plans
+    from schedc.report.plans import to_text
+    from schedc.report.search_facts import search_to_json
+
     wanted = conditions_of(request.explain, request)
     with ProgressLine() as progress, about_files():
         found = search(space, problem, options_of(request), progress)

@@ -52,7 +52,7 @@ class Keys:
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int):
-            return self._wrong(names, f"is {_shown(value)}, not a whole number", least, f"write {names[0]} = {least}")
+            return self._wrong(names, f"is {_shown(value)}, not a whole number", least, "write one whole number")
         if not least <= value <= most:
             return self._wrong(names, f"is {_shown(value)}", least, f"write a whole number from {least:,} to {most:,}")
         return value

@@ -23,7 +23,7 @@ class _NotJson(ValueError):
 def read_source(path: Path, code: str, what: str) -> Source:
     """The text of a file. Raises `DiagnosticError` (``code``) for one that cannot be read, or has over 1 MB.
 
-    what: "model" or "cluster", for the message.
+    what: "model", "cluster" or "file of rows", for example, for the message.
     """
     try:
         with path.open("rb") as file:
@@ -32,7 +32,8 @@ def read_source(path: Path, code: str, what: str) -> Source:
         raise _refused(code, f"cannot read the {what} `{path}`: {error}", "name a file that can be read") from error
     if len(raw) > MOST_BYTES:
         message = f"the {what} `{path}` has more than {MOST_BYTES:,} bytes"
-        raise _refused(code, message, "name the file with the sizes, not that with the weights")
+        help = "name the file with the sizes, not that with the weights" if what == "model" else "write a shorter file"
+        raise _refused(code, message, help)
     try:
         return Source(str(path), raw.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
