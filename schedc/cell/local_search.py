@@ -40,7 +40,18 @@ SAME = 1e-9
 """Times that differ by less than this share of the cell count as equal."""
 
 
-def varied(tasks: Tasks, duration: Sequence[float], start: Priority, bound: float) -> list[Placed]:
+class Tried(NamedTuple):
+    """A list schedule, and its `merit`."""
+
+    merit: tuple[int, int]
+    placed: Placed
+
+    @classmethod
+    def of(cls, tasks: Tasks, placed: Placed, bound: float) -> Tried:
+        return cls(merit(tasks, placed, bound), placed)
+
+
+def varied(tasks: Tasks, duration: Sequence[float], start: Priority, bound: float) -> list[Tried]:
     """List schedules of changed priorities, beginning with ``start``; none is longer than the one before.
 
     A changed priority moves all tasks that depend on the change; a changed order moves a single task.
@@ -48,24 +59,23 @@ def varied(tasks: Tasks, duration: Sequence[float], start: Priority, bound: floa
     """
     source = random.Random(len(tasks))
     run = list_runs(tasks, duration)
-    best, schedules = start, [run(start)]
-    least = merit(tasks, schedules[0], bound)
+    best, schedules = start, [Tried.of(tasks, run(start), bound)]
     reach = max(1, round(bound / 4 * 1024))
     for _ in range(VARIED):
-        if least[0] <= _steps_of(bound, bound):
+        if schedules[-1].merit[0] <= _steps_of(bound, bound):
             break
         priority = list(best.priority)
         for _ in range(source.choice((1, 2, 4))):
             priority[source.randrange(len(priority))] += source.randint(-reach, reach) / 1024
         changed = Priority(priority, *source.choice(MANNERS))
-        placed = run(changed)
-        if (value := merit(tasks, placed, bound)) <= least:
-            best, least = changed, value
-            schedules.append(placed)
+        tried = Tried.of(tasks, run(changed), bound)
+        if tried.merit <= schedules[-1].merit:
+            best = changed
+            schedules.append(tried)
     return schedules
 
 
-def improved(tasks: Tasks, duration: Sequence[float], starts: Sequence[Sequence[Placed]], bound: float) -> Placed:
+def improved(tasks: Tasks, duration: Sequence[float], starts: Sequence[Sequence[Tried]], bound: float) -> Placed:
     """The best schedule found from starting schedules of several kinds. It is the same on every machine.
 
     First the search minimizes the cell's time. Each round begins with another schedule and moves one task at a time
@@ -73,7 +83,7 @@ def improved(tasks: Tasks, duration: Sequence[float], starts: Sequence[Sequence[
     Then the search makes outputs complete earlier, in a cell of the same time.
     duration: [tasks] in time units; bound: that of `schedc.cell.bounds.lower_bound`.
     """
-    kinds = [_distinct(tasks, kind, bound) for kind in starts]
+    kinds = [_distinct(kind) for kind in starts]
     orders = [order for ranked in zip_longest(*kinds) for order in ranked if order is not None]
     tries = min(TRIES_PER_TASK * len(tasks), MOST_STEPS // max(1, len(tasks)))
     each, last = int(tries * (1 - SHARE_FOR_LEAVING)) // ROUNDS, int(tries * SHARE_FOR_LEAVING)
@@ -120,11 +130,14 @@ def merit(tasks: Tasks, placed: Placed, bound: float) -> tuple[int, int]:
     return _steps_of(max(ends, default=0.0), bound), _steps_of(_leaves(tasks, ends), bound)
 
 
-def _distinct(tasks: Tasks, starts: Sequence[Placed], bound: float) -> list[list[int]]:
+def _distinct(starts: Sequence[Tried]) -> list[list[int]]:
     """The orders of the best schedules, best first."""
-    ranked = sorted(starts, key=lambda placed: merit(tasks, placed, bound))
-    orders = dict.fromkeys(tuple(index for index, _, _ in placed) for placed in ranked)
-    return [list(order) for order in orders][:STARTS]
+    orders: dict[tuple[int, ...], None] = {}
+    for each in sorted(starts, key=lambda tried: tried.merit):
+        if len(orders) == STARTS:
+            break
+        orders[tuple(index for index, _, _ in each.placed)] = None
+    return [list(order) for order in orders]
 
 
 class _Times(NamedTuple):

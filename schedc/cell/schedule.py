@@ -11,7 +11,7 @@ from schedc.cell.costs import CellCosts
 from schedc.cell.graph import QUEUES, StageShape
 from schedc.cell.host_lane import without_host
 from schedc.cell.list_scheduler import MANNERS, LaneClock, Placed, Priority
-from schedc.cell.local_search import improved, in_order, merit, varied
+from schedc.cell.local_search import Tried, improved, in_order, varied
 from schedc.cell.predict import longest_paths
 from schedc.cell.program import Action, CellProgram, Half, PlanOrder, Step
 from schedc.cell.simulate import play_tasks
@@ -75,10 +75,10 @@ def _searched(tasks: Tasks, duration: tuple[float, ...], *starts: Placed) -> Pla
     """The best schedule of the search. starts: schedules from which it begins before all others."""
     bound = lower_bound(tasks, duration)
     rules = list(_rules(tasks, duration))
-    tried = list(map(list_runs(tasks, duration), rules))
-    merits = [merit(tasks, placed, bound) for placed in tried]
+    tried = [Tried.of(tasks, placed, bound) for placed in map(list_runs(tasks, duration), rules)]
+    merits = [each.merit for each in tried]
     more = varied(tasks, duration, rules[merits.index(min(merits))], bound)
-    return improved(tasks, duration, (starts, tried, more), bound)
+    return improved(tasks, duration, ([Tried.of(tasks, each, bound) for each in starts], tried, more), bound)
 
 
 def _rules(tasks: Tasks, duration: tuple[float, ...]) -> Iterator[Priority]:

@@ -56,17 +56,26 @@ class PricedPlan:
 
 def price_plan(planned: PlannedStep, name: str = "planned", notes: tuple[str, ...] = ()) -> PricedPlan:
     """The plan through the compiler. Raises `DiagnosticError` where its schedule refuses its sizes."""
-    reserve = _reserve(planned)
-    usable, costs = planned.problem.cluster.device.usable_bytes, planned.cost_file()
-    text = planned.plan_file(name, max(usable - reserve, 1.0), notes)
+    fitting = price_fitting(planned, name, notes)
+    return fitting or _priced(planned, planned.plan_file(name, _ANY, notes), name)
+
+
+def price_fitting(planned: PlannedStep, name: str = "planned", notes: tuple[str, ...] = ()) -> PricedPlan | None:
+    """The plan through the compiler, None where the compiler refuses its files for their memory. Raises as above."""
+    memory = max(planned.problem.cluster.device.usable_bytes - _reserve(planned), 1.0)
     try:
-        result = _read(name, text, costs)
+        return _priced(planned, planned.plan_file(name, memory, notes), name)
     except DiagnosticError as error:
         if any(finding.code != "S406" for finding in error.diagnostics):
             raise
-        text = planned.plan_file(name, _ANY, notes)
-        result = _read(name, text, costs)
-    digest = order_digest(result.schedule)
+        return None
+
+
+def _priced(planned: PlannedStep, text: str, name: str) -> PricedPlan:
+    """The plan of a plan file."""
+    usable, costs = planned.problem.cluster.device.usable_bytes, planned.cost_file()
+    result = _read(name, text, costs)
+    digest, reserve = order_digest(result.schedule), _reserve(planned)
     makespan, peaks = _timeline(result).makespan, tuple(result.memory().peak_memory.tolist())
     return PricedPlan(planned, text, costs, makespan, _beside(planned, makespan), peaks, reserve, usable, digest)
 

@@ -17,7 +17,7 @@ from schedc.diagnostics import Diagnostic, DiagnosticError, RequestError
 from schedc.ir.arrays import Floats
 from schedc.planner.price.files import PlannedStep
 from schedc.planner.price.part_table import PartTable
-from schedc.planner.price.priced import PricedPlan, price_plan
+from schedc.planner.price.priced import PricedPlan, price_fitting, price_plan
 from schedc.planner.price.problem import PlanProblem
 from schedc.planner.search.answer import Answer, ExactPlan, pareto_front
 from schedc.planner.search.bound import BoundedBlock, PlanBounds, splits_of
@@ -217,11 +217,13 @@ class _BestFirst:
             self.exact.append(exact)
             self._push(exact.step, exact.peak, exact)
 
-    def _priced(self, planned: PlannedStep) -> PricedPlan | None:
+    def _priced(
+        self, planned: PlannedStep, by: Callable[[PlannedStep], PricedPlan | None] = price_plan
+    ) -> PricedPlan | None:
         """The plan through the compiler; None where it is refused, which is noted."""
         with self.clock.of("priced"):
             try:
-                priced = price_plan(planned)
+                priced = by(planned)
             except DiagnosticError as error:
                 self.refused[planned.axes.schedule] = error.diagnostics[0].message
                 return None
@@ -233,20 +235,18 @@ class _BestFirst:
 
     def _with_policies(self, answer: Answer) -> tuple[Answer, PolicyCounts]:
         """The answer with plans whose order follows the costs: the most promising ones are ordered and priced."""
-        last = answer.last if answer.full else inf
-        places = np.flatnonzero(self.candidates.policy & (self._bounds < last)).tolist()
-        ordered = 0
+        places, ordered = np.flatnonzero(self.candidates.policy & (self._bounds < _limit(answer))).tolist(), 0
         for place in places[: self.options.policies]:
-            if self._out_of_time():
+            if self._out_of_time() or self._bounds[place] >= _limit(answer):
                 break
             ordered += 1
             floor = float(self.candidates.step[place])
-            if (priced := self._priced(self._planned(int(place)))) is None or not priced.fits:
+            if (priced := self._priced(self._planned(int(place)), price_fitting)) is None or not priced.fits:
                 continue
             exact = ExactPlan(priced.planned, priced.step, _peak(priced), priced.digest, floor, priced)
             self.exact.append(exact)
             answer.add(exact, exact.peak if self.options.objective == "memory" else exact.step)
-        left = places[ordered:]
+        left = [place for place in places[ordered:] if self._bounds[place] < _limit(answer)]
         least = min((float(self.candidates.step[place]) for place in left), default=None)
         return answer, PolicyCounts(ordered, len(left), least)
 
@@ -293,3 +293,8 @@ class _BestFirst:
 
 def _peak(priced: PricedPlan) -> float:
     return max(priced.peaks) + priced.reserve
+
+
+def _limit(answer: Answer) -> float:
+    """What a plan has to be below to enter an answer."""
+    return answer.last if answer.full else inf

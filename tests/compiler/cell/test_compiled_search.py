@@ -56,7 +56,8 @@ def test_loops_find_what_the_methods_find(
     duration: list[float] = (rng.uniform(0, 5, len(tasks)) * (rng.random(len(tasks)) < 0.8)).tolist()
     for loops in (SearchLoops(), LOOPS):
         assert random_starts(tasks, duration, seed, loops) == random_starts(tasks, duration, seed)
-    starts, bound = random_starts(tasks, duration, seed), share * lower_bound(tasks, duration)
+    bound = share * lower_bound(tasks, duration)
+    starts = [local_search.Tried.of(tasks, each, bound) for each in random_starts(tasks, duration, seed)]
     found = [
         searched_by(loops, lambda: local_search.improved(tasks, duration, (starts[:1], starts[1:]), bound), 60)
         for loops in (None, SearchLoops(), LOOPS)

@@ -20,7 +20,7 @@ from schedc.planner.model.values import LayerKind
 from schedc.planner.presets.library import open_cluster, open_model
 from schedc.planner.price.files import PlannedStep
 from schedc.planner.price.part_table import LEVELS, OP, PartTable, RankSplit
-from schedc.planner.price.priced import PricedPlan, price_plan
+from schedc.planner.price.priced import PricedPlan, price_fitting, price_plan
 from schedc.planner.price.problem import PlanProblem
 from schedc.planner.price.states import Spread, held_parameters
 from schedc.planner.price.waterfall import mfu, waterfall
@@ -42,10 +42,14 @@ CASES = [
 ]
 
 
-def priced(problem: PlanProblem, axes: PlanAxes) -> PricedPlan:
+def planned(problem: PlanProblem, axes: PlanAxes) -> PlannedStep:
     choices = {choice.name: choice for choice in all_schedules()[0]}
     table = PartTable.of(problem, [RankSplit(axes.tp, axes.cp, axes.ep, axes.microbatch, axes.alltoall)])
-    return price_plan(PlannedStep(problem, axes, choices[axes.schedule], table))
+    return PlannedStep(problem, axes, choices[axes.schedule], table)
+
+
+def priced(problem: PlanProblem, axes: PlanAxes) -> PricedPlan:
+    return price_plan(planned(problem, axes))
 
 
 @pytest.mark.parametrize(("problem", "axes"), CASES, ids=lambda value: getattr(value, "schedule", ""))
@@ -62,6 +66,16 @@ def test_check_says_what_the_planner_says(problem: PlanProblem, axes: PlanAxes, 
     makespan = facts["cells"]["makespan"]["inside"] if "cells" in facts else facts["makespan"]
     assert makespan == pytest.approx(plan.makespan, rel=1e-9)
     assert max(facts["peak_memory"]) == pytest.approx(max(plan.peaks), rel=1e-9)
+
+
+def test_a_plan_that_does_not_fit_has_a_price_only_where_it_is_asked_for() -> None:
+    small, large = (planned(LLAMA, PlanAxes(tp, 1, 1, 1, 1, 64 // tp, 0, 1, 8 * tp, "1f1b")) for tp in (8, 1))
+    fitting = price_fitting(small)
+    assert fitting is not None
+    assert fitting.fits
+    assert fitting.step == price_plan(small).step
+    assert price_fitting(large) is None
+    assert not price_plan(large).fits
 
 
 def test_files_say_what_the_tables_say() -> None:
