@@ -68,7 +68,7 @@ class Answer:
             del self._alike[worst], self._value[worst]
 
     def plans(self) -> Iterator[tuple[ExactPlan, dict[str, tuple[str, ...]]]]:
-        """The plans, best first, with the axes that have no effect in them. Of equal plans a fixed order is named."""
+        """The plans, best first, with the axes that have no effect in them; of equal ones, a fixed order is named."""
         for key in sorted(self._alike, key=lambda key: (self._value[key], key)):
             alike = sorted(self._alike[key], key=lambda exact: (exact.planned.choice.by_policy, exact.axes))
             yield alike[0], free_axes([exact.axes for exact in alike])

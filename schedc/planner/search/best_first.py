@@ -32,7 +32,7 @@ from schedc.planner.search.result import (
     SearchSeconds,
     SpaceCounts,
 )
-from schedc.planner.search.simulated import SimulatedPlan, simulate_plans
+from schedc.planner.search.simulated import SimulatedPlan, simulate_plans, with_program
 from schedc.planner.space.nothing_legal import refuse_nothing_legal
 from schedc.planner.space.schedules import LeftOut
 from schedc.planner.space.space import PlanSpace
@@ -205,15 +205,19 @@ class _BestFirst:
         heapq.heappush(self.waiting, (value, next(self.number), each))
 
     def _take(self, answer: Answer) -> None:
-        """Takes the best plan that waits: into the answer if its step is exact, else to the compiler."""
+        """Takes the best plan that waits: into the answer if its step is exact, else to a closer bound or a price."""
         _, _, best = heapq.heappop(self.waiting)
         if isinstance(best, ExactPlan):
             answer.add(best, best.peak if self.options.objective == "memory" else best.step)
             return
         if not self.options.inside:
             self._push(best.step, best.peak, ExactPlan(best.planned, best.step, best.peak, best.digest, best.step))
+        elif not best.programmed:
+            with self.clock.of("priced"):
+                known = with_program(best, self.orders)
+            self._push(known.step, known.peak, known)
         elif (priced := self._priced(best.planned)) is not None and priced.fits:
-            exact = ExactPlan(best.planned, priced.step, _peak(priced), best.digest, best.step, priced)
+            exact = ExactPlan(best.planned, priced.step, _peak(priced), best.digest, best.floor, priced)
             self.exact.append(exact)
             self._push(exact.step, exact.peak, exact)
 

@@ -13,10 +13,12 @@ from schedc.analysis.cell_forms import OpOnStage, stage_forms
 from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.message_batch import simulate_messages_batch
 from schedc.cell.cost_batch import CellCostBatch
+from schedc.cell.delays import program_delays
 from schedc.cell.graph import StageShape
 from schedc.cell.op_bounds import OpBounds, delays_of
+from schedc.cell.schedule import cell_program
 from schedc.cell.tasks import tasks_of
-from schedc.ir.arrays import Floats
+from schedc.ir.arrays import Floats, bincount
 from schedc.planner.price.files import PlannedStep
 from schedc.planner.price.graphs import planned_graphs
 from schedc.planner.price.part_table import PartTable
@@ -45,13 +47,37 @@ class CellFloors:
         groups: defaultdict[tuple[object, ...], list[int]] = defaultdict(list)
         for number, planned in enumerate(plans):
             groups[_graphs_key(planned)].append(number)
-        for key, numbers in groups.items():
+        for numbers in groups.values():
             alike = [plans[number] for number in numbers]
-            if key not in self.graphs:
-                self.graphs[key] = planned_graphs(alike[0])
-            delay[..., numbers] = self._delays(alike, cells.forms, self.graphs[key])
+            delay[..., numbers] = self._delays(alike, cells.forms, self._graphs(alike[0]))
         p2p = plans[0].table.p2p[[planned.row for planned in plans]]
         return simulate_messages_batch(order, cells.form, delay, p2p).makespan
+
+    def with_program(self, planned: PlannedStep, order: Dependencies) -> float:
+        """Seconds that the pipeline of a plan takes at least, where one kind of pairs runs the program of its price.
+
+        It is the kind that takes most of the time. All other cells keep their bounds, so that no price is below.
+        """
+        cells, graphs, row = stage_forms(order), self._graphs(planned), planned.row
+        delay = self._delays([planned], cells.forms, graphs)
+        ops = [tuple(OpOnGraph(op.kind, _graph(op, graphs)) for op in form) for form in cells.forms]
+        spent: defaultdict[tuple[OpOnGraph, ...], float] = defaultdict(float)
+        for number, count in enumerate(bincount(cells.form, minlength=len(ops)).tolist()):
+            if ops[number][0].kind == "F" and len(ops[number]) == 2:
+                spent[ops[number]] += count * float(delay[number, 0, 0, 0])
+        if spent:
+            most = max(spent, key=spent.__getitem__)
+            costs = planned.table.cell_costs(row, planned.choice.splits)
+            cell = most[0].kind + most[1].kind, most[0].graph, most[1].graph
+            delay[[each == most for each in ops]] = program_delays(cell_program(*cell, costs), *cell[1:], costs)[
+                ..., None
+            ]
+        return float(simulate_messages_batch(order, cells.form, delay, planned.table.p2p[[row]]).makespan[0])
+
+    def _graphs(self, planned: PlannedStep) -> tuple[StageShape, ...]:
+        if (key := _graphs_key(planned)) not in self.graphs:
+            self.graphs[key] = planned_graphs(planned)
+        return self.graphs[key]
 
     def _delays(
         self, plans: Sequence[PlannedStep], forms: Sequence[Sequence[OpOnStage]], graphs: Sequence[StageShape]
@@ -95,9 +121,19 @@ class OpKey(NamedTuple):
     graph: StageShape
 
 
+class OpOnGraph(NamedTuple):
+    """An op on a graph, under any costs."""
+
+    kind: str
+    graph: StageShape
+
+
 def _op_key(costs: CostsKey, op: OpOnStage, graphs: Sequence[StageShape]) -> OpKey:
-    graph = graphs[op.stage]
-    return OpKey(costs, op.kind, graph.ready if op.ready else graph)
+    return OpKey(costs, op.kind, _graph(op, graphs))
+
+
+def _graph(op: OpOnStage, graphs: Sequence[StageShape]) -> StageShape:
+    return graphs[op.stage].ready if op.ready else graphs[op.stage]
 
 
 class AlikeCosts(NamedTuple):

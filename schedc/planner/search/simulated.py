@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,8 +19,9 @@ from schedc.planner.search.stage_columns import StageColumns
 class SimulatedPlan:
     """A plan of a fixed order. place: its place among the candidates.
 
-    step: seconds; exact unless exchanges run beside compute, and then a floor. peak: bytes of the fullest rank.
-    digest: the one of its order.
+    step: seconds; exact unless exchanges run beside compute, and then a bound. peak: bytes of the fullest rank.
+    digest: the one of its order. floor: the step of no order inside cells is smaller. programmed: whether ``step``
+    knows the program of a kind of pairs (`with_program`).
     """
 
     place: int
@@ -28,6 +29,8 @@ class SimulatedPlan:
     step: float
     peak: float
     digest: bytes
+    floor: float
+    programmed: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,14 @@ def simulate_plans(
     return found, refused
 
 
+def with_program(plan: SimulatedPlan, orders: Orders) -> SimulatedPlan:
+    """The plan with pairs under a bound that knows more of them: the program of those that take most of the time."""
+    order = orders.of(OrderKey.of(plan.planned.axes)).dependencies
+    makespan = orders.floors.with_program(plan.planned, order)
+    (step,) = StageColumns([plan.planned]).steps(np.array([makespan])).tolist()
+    return replace(plan, step=max(plan.step, step), programmed=True)
+
+
 def _of_one_order(
     key: OrderKey, group: list[tuple[int, PlannedStep]], orders: Orders, usable: float
 ) -> list[SimulatedPlan]:
@@ -77,6 +88,6 @@ def _of_one_order(
         return []
     steps = StageColumns([plans[number] for number in fit]).steps(makespan[fit])
     return [
-        SimulatedPlan(*group[number], float(step), float(peaks[number]), order.digest)
+        SimulatedPlan(*group[number], float(step), float(peaks[number]), order.digest, float(step))
         for number, step in zip(fit, steps.tolist(), strict=True)
     ]

@@ -13,12 +13,12 @@ from schedc.planner.presets.library import open_cluster, open_model
 from schedc.planner.price.files import PlannedStep
 from schedc.planner.price.graphs import planned_graphs
 from schedc.planner.price.part_table import PartTable
-from schedc.planner.price.priced import read_back
+from schedc.planner.price.priced import price_plan, read_back
 from schedc.planner.price.problem import PlanProblem
 from schedc.planner.search.bound import PlanBounds, splits_of
 from schedc.planner.search.candidates import gather
 from schedc.planner.search.orders import OrderKey, Orders
-from schedc.planner.search.simulated import simulate_plans
+from schedc.planner.search.simulated import simulate_plans, with_program
 from schedc.planner.space.conditions import read_condition
 from schedc.planner.space.space import PlanSpace
 
@@ -74,3 +74,13 @@ def test_no_floor_is_below_its_bound(drawn: Drawn) -> None:
     assert len(found) > 20
     assert share.max() <= 1.0
     assert np.median(share) > 0.85
+
+
+@pytest.mark.slow
+def test_the_program_of_one_kind_of_pairs_gives_a_bound_between_floor_and_price(drawn: Drawn) -> None:
+    found, _ = simulate_plans(list(drawn.plans.items()), drawn.orders, drawn.usable)
+    known = [with_program(each, drawn.orders) for each in found[:6]]
+    prices = [price_plan(each.planned).step for each in known]
+    assert all(each.programmed and each.floor == first.step for each, first in zip(known, found, strict=False))
+    assert all(each.floor <= each.step <= price * (1 + 1e-12) for each, price in zip(known, prices, strict=True))
+    assert any(each.step > each.floor * (1 + 1e-6) for each in known)
