@@ -8,6 +8,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from schedc.cell.serial import serial
 from schedc.ir.program import Program
@@ -83,7 +84,7 @@ class SerialCheck:
     """All ranks of the mesh in this process, cells in serial order, without recomputation.
 
     A plan may change the speed of these steps, but not a bit of their results. Slices do: these steps have the same.
-    They choose by the same ``kernels``.
+    They choose by the same ``kernels``. Where parameters are sharded, each rank compares the rows that it holds.
     The loss is a scalar. Batch and targets are [rows, ...], those of all replicas, one after the other.
     """
 
@@ -119,4 +120,6 @@ class SerialCheck:
 
 
 def _same(grad: Tensor | None, expected: Tensor | None) -> bool:
+    if isinstance(grad, DTensor):
+        grad = grad.to_local()
     return grad is expected if grad is None or expected is None else torch.equal(grad, expected)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from schedc_runtime.ranks.mesh import Mesh
 from schedc_runtime.testing import pool
 from support.mesh_cases import batch_of
 from support.runtime_cases import next_token_loss, small_gpt
+from support.warm_command import run_schedc
 
 
 @pytest.mark.processes
@@ -143,3 +145,25 @@ def test_a_plan_shards_as_a_mesh_does() -> None:
     assert mesh_for(Attachments(), program, mesh) == mesh
     with pytest.raises(RuntimeFault, match="the plan says `shard dense` and zero 1"):
         mesh_for(Attachments(shard_dense=True, parallel=parallel), program, None)
+
+
+ZERO_3 = """sched 1
+
+plan sharded = 1f1b(P = 1, M = 2) {
+  layers 2 dense 1
+  experts 4 top 2 width 8 hidden 16
+  topology nodes 1 x 2
+  parallel tp 1 cp 1 ep 2 dp 4 zero 3 devices 4
+}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_a_run_compares_the_rows_that_each_rank_holds(tmp_path: Path) -> None:
+    plan = tmp_path / "sharded.sched"
+    plan.write_text(ZERO_3, encoding="utf-8")
+    done = run_schedc(["run", str(plan), "--check", "bitwise", "--steps", "2", "--width", "16", "--tokens", "8"])
+    assert (done.returncode, done.stdout.splitlines()[-1:]) == (
+        0, ["check passed: loss and gradients of 2 steps, all ranks"],
+    ), done.stderr  # fmt: skip
