@@ -23,7 +23,7 @@ def span_ratios(span: Floats, busy: Floats) -> Floats:
 
 
 def ratios(whole: npt.ArrayLike, part: npt.ArrayLike) -> Floats:
-    """1 - part / whole, element by element for arrays of any shape; 0 where there is nothing to do."""
+    """1 - part / whole, element by element for arrays of any shape; 0 where there is nothing to do, as in `idle`."""
     whole = np.asarray(whole, np.float64)
     safe = np.where(whole > 0, whole, 1.0)
-    return np.asarray(np.where(whole > 0, (whole - part) / safe, 0.0))
+    return np.asarray(np.where(whole > 0, idle(whole, np.asarray(part, np.float64)) / safe, 0.0))

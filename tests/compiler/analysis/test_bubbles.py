@@ -131,3 +131,9 @@ def test_the_critical_path_has_no_holes(name: str, p2p: float) -> None:
 def test_rounding_leaves_no_gaps() -> None:
     costs = Costs(F=0.1, I=0.1, W=0.1)
     assert len(classify(simulate(named("gpipe", P=1, M=64), costs), costs)) == 0
+
+
+def test_a_rank_without_gaps_has_no_bubble() -> None:
+    costs = [Costs(F=time, I=time, W=time) for time in (0.1, 0.7, 1 / 3, 0.123)]
+    alone = [simulate(named("gpipe", P=1, M=64), each) for each in costs]
+    assert [(f"{each.bubble_ratio}", f"{each.span_bubble_ratio}") for each in alone] == [("0.0", "0.0")] * len(costs)
