@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
@@ -46,3 +48,18 @@ def test_04_every_plan_is_legal_and_carries_its_layers(path: Path) -> None:
     for name in re.findall(r"^plan (\w+)", path.read_text(encoding="utf-8"), re.MULTILINE):
         schedule = schedc.analyse(f"{path}:{name}", {}).schedule
         assert (schedule.name, schedule.layers > 0) == (name, True)
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_plan_local_trains_and_emulates_the_best_plans(tmp_path: Path) -> None:
+    pytest.importorskip("scipy")
+    environment = {**os.environ, "BIN": str(Path(sys.executable).parent)}
+    command = ["bash", str(EXAMPLES / "plan_local.sh"), str(tmp_path / "out")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert done.stdout.count("check passed: loss and gradients of 2 steps, all ranks") == 3
+    rows = [line.split() for line in done.stdout.partition("== predicted and emulated")[2].splitlines()[2:]]
+    assert [row[0] for row in rows] == [f"{place:02}.sched" for place in range(1, 7)]
+    assert max(abs(float(row[-2])) for row in rows) <= 5
+    assert subprocess.run(command, env=environment, capture_output=True, timeout=60, check=False).returncode == 2
