@@ -20,13 +20,13 @@ browser:  ## for tests/compiler/draw/test_html_*.py, which are skipped without i
 	@command -v chromium >/dev/null \
 	  || { apt-get update -qq && apt-get install -yqq --no-install-recommends chromium; }
 
-trainers: build/trainers/.ready  ## for tests/compiler/interchange/test_trainers.py, which is skipped without it: torchtitan and NeMo AutoModel
+trainers: build/trainers/.ready  ## for test_trainers.py and test_megatron_core.py of tests/compiler/interchange, skipped without it: torchtitan, NeMo AutoModel and megatron-core
 
 # Without their dependencies, which would move the pins above (NeMo AutoModel wants another transformers).
 build/trainers/.ready: constraints.txt | setup
 	rm -rf build/trainers
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target build/trainers -c constraints.txt \
-	  torchtitan nemo-automodel tyro docstring-parser typeguard dill spmd-types
+	  torchtitan nemo-automodel megatron-core tyro docstring-parser typeguard dill spmd-types
 	touch $@
 
 pictures:  ## for tests/compiler/draw/test_pictures.py and test_graphs.py, which skip what lacks them: cairo and graphviz, as browser does

@@ -23,6 +23,9 @@ from schedc.interchange.targets import TARGETS
 
 if TYPE_CHECKING:
     from schedc.cost.costs import Costs
+    from schedc.inputs import Input
+    from schedc.ir.schedule import Schedule
+    from schedc.layout.parts import Layout
     from schedc.load.library import Given
 
 
@@ -79,7 +82,15 @@ def export(
         click.echo(f"note: {chosen.note}", err=True)
     if chosen.without_works and step.works is not None and len(step.works):
         click.echo(f"note: {chosen.without_works}", err=True)
-    write(chosen.write(order, costs, step.works), output)
+    write(chosen.write(order, costs, step.works, _layout_of(tree, order)), output)
+
+
+def _layout_of(tree: Input, order: Schedule) -> Layout | None:
+    """The layout of a plan, which knows dense from MoE layers."""
+    from schedc.plan.apply import layout_of_plan
+    from schedc.plan.read import ReadPlan
+
+    return layout_of_plan(tree.tree, order) if isinstance(tree, ReadPlan) and order.layout else None
 
 
 @click.command("import", epilog=EPILOG)

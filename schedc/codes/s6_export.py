@@ -100,4 +100,11 @@ S6: tuple[DiagnosticCode, ...] = (
         "`memory`. Schedules of other trainers have no such instructions, and their ranks would hold more. Raised by "
         "`schedc export`; `schedc compile` leaves out its schedule.csv.",
     ),
+    DiagnosticCode(
+        "S614",
+        "a target has no flag for a line of a plan",
+        "Lines of a plan such as `hot`, `slices`, `cell` or `fuse` say how this project's runtime runs a layer. "
+        "Megatron has no flag for them, so its steps would differ from the plan's in time or memory. Sizes, experts, "
+        "exchanges, levels, parallel groups and the batch have flags. Raised by `schedc export --to megatron`.",
+    ),
 )

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from schedc.attachments.values import Attachments
 from schedc.cost.costs import Costs
 from schedc.diagnostics import DiagnosticError
 from schedc.elaborate import elaborate
+from schedc.interchange.megatron_plan import MegatronPlan
 from schedc.interchange.refusals import cannot, one_copy, only_exported_kinds, placement_form
 from schedc.ir.schedule import Schedule
 from schedc.layout.parser import parse_layout
@@ -25,6 +25,7 @@ from schedc.plan import plan_of
 
 _COLUMNS = ("rank_start", "kind", "stage", "microbatch")
 _CHUNKS = "--num-virtual-stages-per-pipeline-rank"
+_OVERLAP = "--overlap-moe-expert-parallel-comm"
 Flags = tuple[str, ...]
 
 
@@ -59,18 +60,21 @@ def _has_groups(ranks: int, microbatches: int, chunks: int) -> bool:
 
 _MODES = (
     _MegatronMode("1f1b", lambda P, M, v: v == 1, lambda P, M, v: ()),
+    _MegatronMode("1f1b_overlap", lambda P, M, v: P == v == 1, lambda P, M, v: (_OVERLAP,)),
     _MegatronMode("interleaved_1f1b", _has_groups, _interleaved),
     _MegatronMode(
         "interleaved_overlap",
         _has_groups,
-        lambda P, M, v: (*_interleaved(P, M, v), "--overlap-moe-expert-parallel-comm"),
+        lambda P, M, v: (*_interleaved(P, M, v), _OVERLAP),
     ),
 )
 
 
-def export(schedule: Schedule, _costs: Costs) -> str:
-    """The target ``megatron``, with the layout that the schedule carries; see `to_megatron`."""
-    return to_megatron(schedule, parse_layout(schedule.layout) if schedule.layout else None)
+def export(schedule: Schedule, _costs: Costs, layout: Layout | None = None) -> str:
+    """The target ``megatron``; see `to_megatron`. layout: that of the schedule, with dense and MoE layers."""
+    if layout is None and schedule.layout:
+        layout = parse_layout(schedule.layout, dense=None if plan_of(schedule).experts is None else 0)
+    return to_megatron(schedule, layout)
 
 
 def to_megatron(schedule: Schedule, layout: Layout | None = None) -> str:
@@ -78,7 +82,7 @@ def to_megatron(schedule: Schedule, layout: Layout | None = None) -> str:
 
     layout: the layers of each stage. Its paddings are left out, because they hold nothing.
     Raises `DiagnosticError`: S603 for two copies of a stage, S609 for an order with Rs. S607 for an order that
-    Megatron does not make, for a layout with other stages, and for states that it does not shard.
+    Megatron does not make, for a layout with other stages, and for what `MegatronPlan` refuses; S614 for its lines.
     """
     one_copy(schedule.placement, "Megatron", schedule.source)
     only_exported_kinds(schedule, "Megatron")
@@ -93,8 +97,9 @@ def to_megatron(schedule: Schedule, layout: Layout | None = None) -> str:
         theirs = _megatron_order(mode, ranks, microbatches, chunks)
         if theirs is not None and _same(schedule, theirs):
             flags = mode.flags(ranks, microbatches, chunks)
+            plan = MegatronPlan(plan_of(schedule), layout, _OVERLAP in flags, schedule.source)
             flags = flags if layout is None else _with_layout(schedule, layout, flags)
-            return _text(schedule, flags, plan_of(schedule))
+            return _text(schedule, flags, plan)
     nearest = modes[0].schedule if modes else "1f1b"
     raise _refusal(schedule, _reason(schedule, modes[0] if modes else None, chunks), nearest)
 
@@ -121,6 +126,9 @@ def _with_layout(schedule: Schedule, layout: Layout, flags: Flags) -> Flags:
         why = "Megatron's layout names every stage of every rank, chunk after chunk"
         raise cannot("S607", message, why, "`schedc layout --schedule` makes one that fits", schedule.source)
     predictions = layout.counts[:, list(PartKind).index(PartKind.MTP)]
+    if predictions[: -schedule.ranks].any():
+        message = "the layout has multi-token predictions on a chunk that is not the last of its rank"
+        raise cannot("S607", message, "Megatron has them on the last one", "put them there", schedule.source)
     if np.count_nonzero(predictions) > 1:
         message = "the layout has multi-token predictions in several stages"
         raise cannot("S607", message, "Megatron runs all of them in one", "put them into one stage", schedule.source)
@@ -130,7 +138,8 @@ def _with_layout(schedule: Schedule, layout: Layout, flags: Flags) -> Flags:
     return (f"--num-layers {layout.layers}", *mtp, f'--pipeline-model-parallel-layout "{write_layout(bare)}"', *kept)
 
 
-def _text(schedule: Schedule, flags: Flags, plan: Attachments) -> str:
+def _text(schedule: Schedule, flags: Flags, attached: MegatronPlan) -> str:
+    plan, more = attached.plan, attached.flags()
     sizes = ", ".join(f"{name} = {value}" for name, value in schedule.sizes.items())
     lines = [f"# {schedule.name}: {sizes}"]
     if plan.parallel is not None:
@@ -138,34 +147,9 @@ def _text(schedule: Schedule, flags: Flags, plan: Attachments) -> str:
     if plan.parallel is None or plan.batch is None:
         batch = f"{schedule.microbatches} x --micro-batch-size x the data-parallel size"
         lines.append(f"# --global-batch-size must be {batch}.")
-    lines += [f"--pipeline-model-parallel-size {schedule.ranks}", *flags]
-    lines += [*_parallel_flags(plan, schedule), *_batch_flags(plan)]
+    lines += [f"# {note}" for note in attached.notes()]
+    lines += [f"--pipeline-model-parallel-size {schedule.ranks}", *flags, *more]
     return "\n".join(lines) + "\n"
-
-
-def _parallel_flags(plan: Attachments, schedule: Schedule) -> Flags:
-    """The flags of a plan's ``parallel`` line. Raises `DiagnosticError` (S607) for states that Megatron does not shard.
-
-    Tensor parallel ranks split the sequence where no product is split, as the plan's tokens of a rank do.
-    """
-    if (parallel := plan.parallel) is None:
-        return ()
-    if parallel.zero > 1:
-        why = "its distributed optimizer shards the optimizer's state, neither gradients nor parameters"
-        raise cannot("S607", f"Megatron has no zero {parallel.zero} in a pipeline", why, "`zero 1`", schedule.source)
-    flags = (f"--tensor-model-parallel-size {parallel.tp}",) + ("--sequence-parallel",) * (parallel.tp > 1)
-    flags += (f"--context-parallel-size {parallel.cp}",)
-    if plan.experts is not None:
-        flags += (f"--expert-model-parallel-size {parallel.ep}",)
-        flags += (f"--expert-tensor-parallel-size {parallel.expert_tp}",)
-    return flags + ("--use-distributed-optimizer",) * parallel.zero
-
-
-def _batch_flags(plan: Attachments) -> Flags:
-    if (batch := plan.batch) is None:
-        return ()
-    sizes = f"--micro-batch-size {batch.by}", f"--global-batch-size {batch.sequences}"
-    return (*sizes, f"--seq-length {batch.tokens}")
 
 
 def _reason(schedule: Schedule, mode: _MegatronMode | None, chunks: int) -> str:

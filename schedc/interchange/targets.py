@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from schedc.analysis.work_runs import WorkRuns
     from schedc.cost.costs import Costs
     from schedc.ir.schedule import Schedule
+    from schedc.layout.parts import Layout
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Target:
     purpose: its help text. writer: ``file`` or ``file:function`` in this folder; the function is `export` by default.
     trains: another trainer is to run what is written. note: what to print about a schedule with two directions.
     works: whether the writer takes works. without_works: what to print where works are left out; a target with neither
-    refuses a plan that has any.
+    refuses a plan that has any. kinds: whether the writer takes the layout, whose layers are dense or have experts.
     """
 
     purpose: str
@@ -35,14 +36,19 @@ class Target:
     note: str = ""
     works: bool = False
     without_works: str = ""
+    kinds: bool = False
 
-    def write(self, schedule: Schedule, costs: Costs, works: WorkRuns | None = None) -> str:
-        """The text of a legal schedule under the costs of its stages. Raises `DiagnosticError` (S6xx) for one that
-        the target cannot express."""
+    def write(
+        self, schedule: Schedule, costs: Costs, works: WorkRuns | None = None, layout: Layout | None = None
+    ) -> str:
+        """The text of a legal schedule under the costs of its stages. layout: that of a plan.
+
+        Raises `DiagnosticError` (S6xx) for one that the target cannot express.
+        """
         file, _, function = self.writer.partition(":")
         module = import_module(f"schedc.interchange.{file}")
-        facts = (schedule, costs, works) if self.works else (schedule, costs)
-        return cast(str, getattr(module, function or "export")(*facts))
+        more = ((works,) if self.works else ()) + ((layout,) if self.kinds else ())
+        return cast(str, getattr(module, function or "export")(schedule, costs, *more))
 
 
 TARGETS: Mapping[str, Target] = {
@@ -56,7 +62,7 @@ TARGETS: Mapping[str, Target] = {
     "nemo": Target(
         "the lines of a NeMo AutoModel recipe that go with the CSV", "csv_trainers:export_nemo_automodel", trains=True
     ),
-    "megatron": Target("Megatron's flags", "megatron", trains=True),
+    "megatron": Target("Megatron's flags", "megatron", trains=True, kinds=True),
     "trace": Target("the predicted timeline for Perfetto and chrome://tracing", "trace", works=True),
     "dot": Target(
         "the dependency graph of a small schedule for graphviz, critical path marked",

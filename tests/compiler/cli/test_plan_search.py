@@ -185,3 +185,17 @@ def test_a_search_that_ends_early_says_what_is_open() -> None:
     assert (result.exit_code, certificate["complete"]) == (0, False)
     best = min((plan["step_s"] for plan in facts["plans"]), default=float("inf"))
     assert 0 < certificate["bound_s"] <= best
+
+
+@pytest.mark.slow
+def test_plans_of_megatron_core_are_exported(tmp_path: Path) -> None:
+    """Every plan of the restriction, with experts and without, becomes flags."""
+    for model, axes in (("qwen3-30b-a3b", "tp <= 2 and microbatch <= 2"), ("llama-3.1-8b", "cp == 1")):
+        folder = tmp_path / model
+        search = (model, "h100", "-D", "devices=16", "--batch", "64x4096", "--restrict", "megatron-core")
+        assert schedc("plan", *search, "--require", axes, "--top", "12", "-o", str(folder)).exit_code == 0
+        plans = sorted(folder.glob("*.sched"))
+        assert len(plans) == 12
+        for plan in plans:
+            result = schedc("export", str(plan), "--to", "megatron")
+            assert result.exit_code == 0, result.output

@@ -86,3 +86,22 @@ def test_restrictions_are_read() -> None:
         open_restriction("megatrom")
     assert raised.value.diagnostics[0].code == "S713"
     assert "megatron" in raised.value.diagnostics[0].help
+
+
+def test_a_plan_of_megatron_core_has_an_order_and_levels_that_can_be_exported() -> None:
+    conditions = open_restriction("megatron-core").conditions
+    plan = {"zero": 1, "pp": 2, "ep": 8, "overlap": True, "recompute": "none", "where": "all", "alltoall": "flat"}
+
+    def held(**axes: object) -> bool:
+        return all(bool(each.holds(plan | axes)) for each in conditions)
+
+    assert held(schedule="interleaved_overlap")
+    assert not held(schedule="interleaved_overlap", ep=1)
+    assert not held(schedule="interleaved_overlap", recompute="layer")
+    assert not held(schedule="interleaved_overlap", alltoall="allgather")
+    assert held(schedule="interleaved_1f1b", overlap=False, recompute="layer")
+    assert not held(schedule="interleaved_1f1b", overlap=False, recompute="layer", where="chunk0")
+    assert not held(schedule="interleaved_1f1b", overlap=False, recompute="act")
+    assert held(schedule="1f1b_overlap", pp=1)
+    assert not held(schedule="1f1b_overlap")
+    assert not held(schedule="dualpipev")
