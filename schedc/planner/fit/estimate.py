@@ -14,7 +14,13 @@ from schedc.planner.times.step import step_times
 from schedc.planner.times.table import RunTable
 
 SPREAD = 0.05
-"""Logarithm by which a measured step differs from a good prediction. Larger ones count less: see `_soft`."""
+"""Logarithm by which a measured step differs from a good prediction, before any is compared, and at most."""
+
+_LEAST_SPREAD = 0.01
+"""Logarithm by which steps differ at least: printed figures are rounded, and runs of one day differ by a percent."""
+
+_MEDIAN = 0.6745
+"""The median of the absolute values of a normal variable, in its standard deviations."""
 
 _STEP = 1e-4
 """Derivatives are those from below: a share of a link of 1 has none from above."""
@@ -31,13 +37,15 @@ class Estimate:
     """Constants, and how far the rows decide them.
 
     constants: the estimated ones by name. position: [constants] widths of the prior from its median. at_bound: names of
-    those that would go beyond what makes sense. at_prior: names of those of which the rows say nothing.
+    those that would go beyond what makes sense. at_prior: names of those of which the rows say nothing. decided: how
+    many constants the rows decide, one that they decide by half as a half.
     """
 
     constants: dict[str, float]
     position: Floats
     at_bound: tuple[str, ...]
     at_prior: tuple[str, ...]
+    decided: float
 
 
 class Estimator:
@@ -75,13 +83,33 @@ class Estimator:
         return step_times(self.table, self.vectors(positions)).step
 
     def _times(self, positions: Floats) -> Floats:
-        """[times, K] residuals of what was calibrated, in units of a row's."""
+        """[times, K] residuals of what was calibrated, in their spreads."""
         calibration = self.calibration
         ratios = np.log(calibration.predict(self.vectors(positions))) - np.log(calibration.seconds)[:, None]
-        return np.asarray(ratios * (SPREAD / calibration.spreads)[:, None])
+        return np.asarray(ratios / calibration.spreads[:, None])
 
     def estimate(self, rows: Int64, start: Floats | None = None) -> Estimate:
-        """The constants from some rows.
+        """The constants from some rows, twice: the second time with the spread that the first one leaves.
+
+        Rows that agree within a percent say more beside the priors than rows that differ by a factor.
+        rows: [n] their numbers. start: position to begin at; by default the priors' medians.
+        """
+        first = self.at_spread(rows, SPREAD, start)
+        return self.at_spread(rows, self.spread_of(rows, first), first.position)
+
+    def spread_of(self, rows: Int64, found: Estimate) -> float:
+        """The spread of rows about an estimate from them: that of most, with what the constants took away.
+
+        rows: [n] their numbers. The spread is a logarithm.
+        """
+        free = rows.size - found.decided
+        if free < 1.0:
+            return SPREAD
+        typical = np.median(np.abs(np.log(self.predict(found.position)[rows] / self.step_s[rows]))) / _MEDIAN
+        return float(np.clip(typical * np.sqrt(rows.size / free), _LEAST_SPREAD, SPREAD))
+
+    def at_spread(self, rows: Int64, spread: float, start: Floats | None = None) -> Estimate:
+        """The constants from rows that differ from good predictions by a logarithm of ``spread``.
 
         rows: [n] their numbers. start: position to begin at; by default the priors' medians.
         """
@@ -91,7 +119,7 @@ class Estimator:
 
         def residuals(positions: Floats) -> Floats:
             steps = np.log(self._steps(positions)[rows]) - measured
-            return _soft(np.vstack([steps, self._times(positions)]))
+            return _soft(np.vstack([steps / spread, self._times(positions)]))
 
         def all_residuals(position: Floats) -> Floats:
             return np.concatenate([residuals(position)[:, 0], position])
@@ -121,12 +149,12 @@ class Estimator:
             position,
             tuple(name for name, there in zip(self.names, at_bound, strict=True) if there),
             tuple(name for name, free in zip(self.names, width > _FREE, strict=True) if free),
+            float((1.0 - width**2).sum()),
         )
 
 
-def _soft(residual: Floats) -> Floats:
-    """Soft L1: quadratic up to `SPREAD`, then linear. Published rows have anomalies of a factor of two."""
-    scaled = residual / SPREAD
+def _soft(scaled: Floats) -> Floats:
+    """Soft L1: quadratic up to a spread, then linear. Published rows have anomalies of a factor of two."""
     return np.asarray(np.sign(scaled) * np.sqrt(2.0 * (np.sqrt(1.0 + scaled**2) - 1.0)))
 
 

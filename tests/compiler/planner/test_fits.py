@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from schedc.cli import main
 from schedc.diagnostics import DiagnosticError
 from schedc.planner.cluster.read import load_cluster
-from schedc.planner.fit.estimate import Estimator, at
+from schedc.planner.fit.estimate import SPREAD, Estimator, at
 from schedc.planner.fit.fitted import fit_for, fit_text, load_fit
 from schedc.planner.fit.rows import load_rows
 from schedc.planner.fit.seen import beyond
@@ -93,6 +93,20 @@ def test_constants_are_found_again() -> None:
         dict.fromkeys(truth, 1.0), rel=0.15
     )
     assert "attention" not in estimate.at_bound
+
+
+@pytest.mark.parametrize(("noise", "spread"), [(0.0, 0.01), (0.4, 0.05)])
+def test_rows_that_agree_outweigh_priors(noise: float, spread: float) -> None:
+    """Steps far from the prior's decide where all agree; where they differ by factors, the prior keeps its weight."""
+    pytest.importorskip("scipy")
+    runs = [TrainingRun(MODEL, A100, microbatch=size, microbatches=count) for size in (1, 4) for count in (1, 2, 4)]
+    seconds = steps(*runs, step=0.4)
+    estimator = Estimator(RunTable(runs), seconds * np.exp(noise * np.resize([-1.0, 1.0], seconds.size)))
+    rows = np.arange(len(runs))
+    first, found = estimator.at_spread(rows, SPREAD), estimator.estimate(rows)
+    assert estimator.spread_of(rows, first) == pytest.approx(spread)
+    off = [abs(np.log(each.constants["step"] / 0.4)) for each in (first, found)]
+    assert off[1] < 0.5 * off[0] if noise == 0 else off[1] == pytest.approx(off[0], rel=1e-2)
 
 
 @pytest.mark.slow
