@@ -30,7 +30,7 @@ def plan_facts(plan: PricedPlan, place: int, fit: Fit | None, free: Sequence[str
         "axes": asdict(plan.planned.axes),
         "free": list(free),
         "step_s": step,
-        "step_low_s": step * (1.0 - off) if off else None,
+        "step_low_s": step / (1.0 + off) if off else None,
         "step_high_s": step * (1.0 + off) if off else None,
         "makespan_s": plan.makespan,
         "tokens_per_s_per_device": problem.tokens / problem.cluster.devices / step,

@@ -39,7 +39,7 @@ class Validation:
     """Errors on rows that a fit has not seen.
 
     cv_mape_pct: mean error on rows left out in folds. models: errors by model left out; empty for rows of one model.
-    interval_pct: four fifths of these rows differ by no more from their prediction.
+    interval_pct: four fifths of these rows differ by no more from their prediction, whichever of both is larger.
     """
 
     cv_mape_pct: float
@@ -61,7 +61,7 @@ def validate(estimator: Estimator, rows: Sequence[MeasuredRow], whole: Estimate)
         for number in range(min(FOLDS, every.size)):
             part = estimator.estimate(every[fold != number], whole.position)
             unseen.append(errors(estimator, part.position)[fold == number])
-    folds = np.abs(np.concatenate(unseen))
+    folds = np.concatenate(unseen)
     models = {}
     names = np.array([row.run.model.name for row in rows])
     for name in dict.fromkeys(names.tolist()):
@@ -69,9 +69,9 @@ def validate(estimator: Estimator, rows: Sequence[MeasuredRow], whole: Estimate)
         if not inside.all():
             part = estimator.estimate(every[~inside], whole.position)
             models[name] = _left_out(estimator, rows, every[inside], part)
-    ratios = np.array([abs(ratio) for model in models.values() for ratio in model.ratios]) if models else folds
-    interval = float(np.quantile(ratios, _INTERVAL))
-    return Validation(100.0 * float(folds.mean()), models, 100.0 * interval)
+    ratios = np.array([ratio for model in models.values() for ratio in model.ratios]) if models else folds
+    interval = float(np.expm1(np.quantile(np.abs(np.log1p(ratios)), _INTERVAL)))
+    return Validation(100.0 * float(np.abs(folds).mean()), models, 100.0 * interval)
 
 
 def _left_out(estimator: Estimator, rows: Sequence[MeasuredRow], own: Floats, part: Estimate) -> ModelLeftOut:
