@@ -18,6 +18,7 @@ CLUSTERS = {
     ("korthikanti22_t5", "A100-80GB-SXM"): "a100-80",
     ("bloom_topology", "A100-80GB-SXM (Jean Zay, 4xOmniPath/node)"): "jean-zay-a100",
     ("zerobubble_t4", "A100-80GB-SXM (RoCE)"): "clusters/a100-roce.toml",
+    ("zerobubble_t6", "A100-80GB-SXM (RoCE)"): "clusters/a100-roce.toml",
 }
 BY_HARDWARE = {
     "H100-80GB-SXM": "h100",
@@ -44,11 +45,19 @@ VOCABULARIES = {
     "Qwen-7B": 151936,
     "Qwen-14B": 152064,
     "Gemma-2B": 256000,
+    **dict.fromkeys(("GPT-1.5B", "GPT-6.2B", "GPT-14.6B", "GPT-28.3B"), 32000),
 }
-"""`vocab_size` of the publishers' config.json, where the collected rows have none."""
+"""`vocab_size` of the publishers' config.json, where the collected rows have none.
+
+The zero-bubble papers print none. Sizes of 6.2, 14.6 and 28.3 billion leave 25,400 to 33,600 words, counted once, and
+their code reads text with SentencePiece: 32,000.
+"""
 WINDOWS = {"Mistral-7B": 4096}
 """`sliding_window` of the publishers' config.json, of all layers."""
-OLD_MEGATRON = ("vtrain_multi", "vtrain_single", "bloom_topology", "korthikanti22_t5", "zerobubble_t4")
+OLD_MEGATRON = (
+    *("vtrain_multi", "vtrain_single", "bloom_topology", "korthikanti22_t5"),
+    *("zerobubble_t4", "zerobubble_t6"),
+)
 """Stacks of 2020 to 2023: scores of attention in memory, dropout, sums of gradients behind the last backward."""
 
 COLUMNS = [
@@ -115,6 +124,7 @@ FILES = {
     "bloom": "bloom_topology",
     "korthikanti": "korthikanti22_t5",
     "zerobubble_t4": "zerobubble_t4",
+    "zerobubble_t6": "zerobubble_t6",
     "simumax_b200": "simumax_b200",
     "mindspeed_rc2": "mindspeed_rc2",
 }
@@ -201,8 +211,8 @@ def schedule(row: dict[str, str]) -> dict[str, object]:
     called = row["schedule"].strip("-") or "1F1B"
     if called.lower() in ("zb-1p", "zb-2p"):
         return {"schedule": "zb_auto", "limit": int(called[3]) * int(row["pp"]), "called": called}
-    plain = called.lower() == "1f1b"
-    return {"schedule": "1f1b" if plain else "interleaved_1f1b", "limit": "", "called": called}
+    named = {"1f1b": "1f1b", "zb-v": "zbv"}.get(called.lower(), "interleaved_1f1b")
+    return {"schedule": named, "limit": "", "called": called}
 
 
 def recompute(text: str) -> str:
