@@ -86,7 +86,7 @@ class PlannedStep:
     def layout(self) -> Layout:
         if self.placed is not None:
             return self.placed
-        return layout_of(self.problem, self.placement, self.axes.layout)
+        return layout_of(self.problem, self.placement, self.axes.layout, self.axes.overlap)
 
     @cached_property
     def parameter_bytes(self) -> Floats:

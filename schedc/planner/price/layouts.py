@@ -1,4 +1,4 @@
-"""Layouts of a model on the stages of a plan: even ones, and those that balance the ranks."""
+"""Layouts of a model on the stages of a plan: even ones, and those that balance the ranks or the stages."""
 
 from __future__ import annotations
 
@@ -57,10 +57,34 @@ def _balanced(model: ModelSizes, rank_of_stage: tuple[int, ...], weights: tuple[
     return _of_counts(model_of(model), counts)
 
 
-def _of_counts(parts: Model, counts: list[int]) -> Layout:
-    """The layout with so many layers in each stage; predictions stand in front of the head."""
+def apart_layout(model: ModelSizes, stages: int, weights: Floats) -> Layout:
+    """A layout whose stages have about equally much to do, with predictions in a stage of their own or with layers.
+
+    The head, which makes the logits of all predictions, is alone in the last stage. Stages that are alike matter where
+    a rank has several and each waits for the next one. weights: [kinds] as for `balanced_layout`.
+    """
+    return _apart(model, stages, tuple(weights.tolist()))
+
+
+@lru_cache(maxsize=4096)
+def _apart(model: ModelSizes, stages: int, weights: tuple[float, ...]) -> Layout:
+    dense, layer = dense_layers(model), weights[_MOE if model.moe else _DENSE]
+    of_stage = [0.0] * (stages - 1)
+    of_stage[0] += weights[_FIRST] + (dense * (weights[_DENSE] - layer) if model.moe else 0.0)
+    of_stage[-1] += model.mtp * weights[_MTP]
+    counts = [0] * stages
+    for _ in range(model.layers):
+        stage = min(range(stages - 1), key=of_stage.__getitem__)
+        counts[stage] += 1
+        of_stage[stage] += layer
+    return _of_counts(model_of(model), counts, stages - 2)
+
+
+def _of_counts(parts: Model, counts: list[int], predicts: int = -1) -> Layout:
+    """The layout with so many layers in each stage. predicts: the stage of the predictions."""
     ends = np.cumsum(counts).tolist()
     rows = [parts.decoder[end - count : end] for end, count in zip(ends, counts, strict=True)]
     rows[0] = (ModelPart(PartKind.EMBEDDING), *rows[0])
-    rows[-1] = (*rows[-1], *parts.predictions, ModelPart(PartKind.HEAD))
+    rows[predicts] = (*rows[predicts], *parts.predictions)
+    rows[-1] = (*rows[-1], ModelPart(PartKind.HEAD))
     return Layout(tuple(rows))

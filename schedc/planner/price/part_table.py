@@ -15,13 +15,13 @@ from schedc.cell.costs import CellCosts, SegmentTimes
 from schedc.ir.arrays import Floats
 from schedc.ir.placement import Placement
 from schedc.layout.costs import LayerCosts, PerKind
-from schedc.layout.parts import WORK, Layout, ModelPart, PartKind
+from schedc.layout.parts import WITH_EXPERTS, WORK, Layout, ModelPart, PartKind
 from schedc.plan.activation_memory import kept_share, pending_share
 from schedc.plan.apply import layer_costs
 from schedc.plan.directives.base import Directives
 from schedc.plan.level_shares import recomputation_time
 from schedc.planner.model.values import LayerKind
-from schedc.planner.price.layouts import balanced_layout, even_layout
+from schedc.planner.price.layouts import apart_layout, balanced_layout, even_layout
 from schedc.planner.price.plan_lines import attached, model_lines, rank_lines
 from schedc.planner.price.problem import PlanProblem
 from schedc.planner.times.network import exchange_lanes, message
@@ -30,6 +30,9 @@ from schedc.planner.times.table import RunTable
 
 LEVELS = (Level.NONE, Level.ACT, Level.MEDIUM, Level.FULL, Level.LAYER)
 """The levels of recomputation that plans differ in: those between them cost as much and hold more."""
+
+HAS_EXPERTS = np.array([kind in WITH_EXPERTS for kind in WORK], np.float64)
+"""[kinds] 1 where a part has experts."""
 
 OP = len(WORK)
 """The column of what each op takes, behind those of the kinds of `WORK`."""
@@ -154,25 +157,29 @@ class PartTable:
         }
 
 
-def layout_of(problem: PlanProblem, placement: Placement, name: str) -> Layout:
-    """The layout of a name, `even` or `balanced`. It does not depend on how ranks are split.
+def layout_of(problem: PlanProblem, placement: Placement, name: str, overlap: bool) -> Layout:
+    """The layout of a name: `even`, `balanced` or `apart`. It does not depend on how ranks are split.
 
-    So a bound knows the stages of all plans of a placement. Balanced ones weigh parts by their seconds in one split.
+    So a bound knows the stages of all plans of a placement. Others than even ones weigh parts by their seconds in one
+    split; where exchanges run beside compute (``overlap``), by those of compute.
     """
     if name == "even":
         return even_layout(problem.model, placement.stages)
-    return balanced_layout(problem.model, placement, _weights(problem))
+    if name == "apart":
+        return apart_layout(problem.model, placement.stages, _weights(problem, overlap))
+    return balanced_layout(problem.model, placement, _weights(problem, overlap))
 
 
 @lru_cache(maxsize=64)
-def _weights(problem: PlanProblem) -> Floats:
+def _weights(problem: PlanProblem, overlap: bool) -> Floats:
     """[kinds] seconds of one microbatch in a part of each kind, where groups fill a node and experts lie on four."""
     model, near = problem.model, problem.cluster.levels[0].size
     tp = max(tp for tp in range(1, near + 1) if model.attention.heads % tp == 0 and model.seq % tp == 0)
     experts, most = (model.moe.experts, min(4 * near, problem.cluster.devices)) if model.moe else (1, 1)
     ep = max(ep for ep in range(1, most + 1) if experts % ep == 0 and (ep <= near or ep % near == 0))
     table = PartTable.of(problem, [RankSplit(tp, 1, ep, 1, "hierarchical" if ep > near else "flat")])
-    return np.asarray((table.forward + table.input + table.weight)[0, :OP])
+    hidden = 4.0 * (table.rail[0] + table.node[0]) * HAS_EXPERTS if overlap else 0.0
+    return np.asarray((table.forward + table.input + table.weight)[0, :OP] - hidden)
 
 
 _WAYS = ("forward", "input", "weight")
@@ -192,8 +199,14 @@ def _part_times(problem: PlanProblem, x: RunTable) -> list[PartTimes]:
     last = moe_layer if problem.model.kind_of(problem.model.layers) is LayerKind.MOE else dense_layer
     layer = {PartKind.DENSE: dense_layer(x, c), PartKind.MTP: last(x, c) + prediction(x, c)}
     layer[PartKind.MOE] = moe_layer(x, c) if problem.model.moe else layer[PartKind.DENSE]
-    outside = {PartKind.EMBEDDING: embedding(x, c), PartKind.HEAD: head(x, c)}
+    outside = {PartKind.EMBEDDING: embedding(x, c), PartKind.HEAD: _heads(problem, head(x, c))}
     return [(layer | outside)[kind] for kind in WORK]
+
+
+def _heads(problem: PlanProblem, one: PartTimes) -> PartTimes:
+    """The head makes the logits of the model and of each prediction. one: seconds of one of them."""
+    count = 1.0 + problem.model.mtp
+    return PartTimes(count * one.forward, count * one.input, count * one.weight)
 
 
 def _recomputed(problem: PlanProblem, forward: Floats) -> Floats:

@@ -5,12 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from schedc.ir.arrays import Floats, Int64
-from schedc.layout.parts import WITH_EXPERTS, WORK
-from schedc.planner.price.part_table import OP, PartTable
+from schedc.planner.price.part_table import HAS_EXPERTS, OP, PartTable
 from schedc.planner.price.states import RankLoads, kind_parameters
-
-HAS_EXPERTS = np.array([kind in WITH_EXPERTS for kind in WORK], np.float64)
-"""[kinds] 1 where a part has experts."""
 
 
 def rank_loads(table: PartTable, rows: Int64, counts: Floats, stages: int) -> RankLoads:

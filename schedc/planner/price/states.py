@@ -23,7 +23,7 @@ WEIGHT, GRADIENT, STATES = 2.0, 4.0, 12.0
 def kind_parameters(model: ModelSizes, one_stage: bool = False) -> Floats:
     """[kinds, 2] parameters of a part of each kind: without its experts, and of its experts.
 
-    A head that uses the embedding has a copy of it, unless both are in one stage.
+    A head that uses the embedding has a copy of it, and so has a prediction, unless all are in one stage.
     """
     outside, kinds = model_parameters(model).outside, model.kinds
     word = outside[LedgerPart.EMBEDDING]
@@ -34,6 +34,8 @@ def kind_parameters(model: ModelSizes, one_stage: bool = False) -> Floats:
         PartKind.MOE: layers.get(LayerKind.MOE, {}),
         PartKind.MTP: layer_parameters(model, model.layers) if model.mtp else {},
     }
+    if model.mtp and not one_stage:
+        of_kind[PartKind.MTP] = {**of_kind[PartKind.MTP], LedgerPart.EMBEDDING: word}
     whole = {PartKind.EMBEDDING: (word, 0), PartKind.HEAD: (head, 0)}
     return np.array([whole.get(kind) or _divided(of_kind[kind]) for kind in WORK], np.float64)
 

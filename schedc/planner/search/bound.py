@@ -109,13 +109,13 @@ class PlanBounds:
             if (placed := self._placed(option, block)) is not None:
                 alike.setdefault((placed, facts), []).append(number)
         return [
-            _AlikeOrders(tuple(numbers), self._counts(placed, block), facts)
+            _AlikeOrders(tuple(numbers), self._counts(placed, facts.overlaps, block), facts)
             for (placed, facts), numbers in alike.items()
         ]
 
-    def _counts(self, placed: bytes, block: PlanBlock) -> dict[str, PlacedCounts]:
+    def _counts(self, placed: bytes, overlap: bool, block: PlanBlock) -> dict[str, PlacedCounts]:
         placement = Placement(np.frombuffer(placed, np.int32)[None, :], (0, 1), block.pp)
-        layouts = {name: layout_of(self.problem, placement, name) for name in block.inner.layouts}
+        layouts = {name: layout_of(self.problem, placement, name, overlap) for name in block.inner.layouts}
         return {name: placed_counts(layout, placed, block.pp) for name, layout in layouts.items()}
 
     def _placed(self, option: OrderOption, block: PlanBlock) -> bytes | None:

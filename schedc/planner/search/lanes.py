@@ -9,8 +9,7 @@ import numpy as np
 from schedc.attachments.recompute_bytes import recomputed_share
 from schedc.attachments.values import Level
 from schedc.ir.arrays import Floats, Int64
-from schedc.planner.price.part_table import LEVELS, OP, PartTable
-from schedc.planner.price.rank_loads import HAS_EXPERTS
+from schedc.planner.price.part_table import HAS_EXPERTS, LEVELS, OP, PartTable
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,8 @@ class PlanAxes:
     microbatch: sequences of a microbatch. microbatches: those of a pipeline and step.
     schedule: name of the schedule. limit: its size of role `count`; 0 where it has none.
     recompute: level of recomputation, a `Level` name. where: what it applies to: `all`, `chunk0` (the first stage of
-    each rank) or `first_half` (the first half of the ranks). layout: `even` or `balanced`.
+    each rank) or `first_half` (the first half of the ranks). layout: `even`, `balanced`, or `apart`
+    (predictions in a stage before that of the head).
     alltoall: method of the exchanges of experts; `flat` where ep is 1. overlap: whether pairs run their exchanges
     beside compute.
     """

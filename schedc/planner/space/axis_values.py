@@ -66,7 +66,7 @@ def axis_values(
         microbatch=(1, 2, 4, 8) if wide else (1, 2, 4),
         zero=(0, 1, 2, 3) if wide else (1, 2, 3),
         levels=_WIDE_LEVELS if wide else _STANDARD_LEVELS,
-        layouts=("even", "balanced"),
+        layouts=("even", "balanced", "apart") if model.mtp else ("even", "balanced"),
         methods=(("flat", "hierarchical", "allgather") if wide else ("flat", "hierarchical")) if moe else ("flat",),
         overlaps=(False, True) if moe else (False,),
         schedules=schedules,

@@ -195,7 +195,7 @@ class _ConditionCheck:
 VALUES: dict[str, tuple[str, ...]] = {
     "recompute": ("none", "norm", "act", "light", "medium", "full", "layer"),
     "where": ("all", "chunk0", "first_half"),
-    "layout": ("even", "balanced"),
+    "layout": ("even", "balanced", "apart"),
     "alltoall": ("flat", "hierarchical", "allgather"),
 }
 """The values of the axes that have names, schedules apart."""

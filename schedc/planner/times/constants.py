@@ -48,9 +48,9 @@ CONSTANTS: tuple[FitConstant, ...] = (
     FitConstant("split", 1.0, 0.1, "", "time of I and W beside that of B", 1.5, "split"),
     FitConstant("fp8", 0.6, 0.2, "of peak", "large products in 8 bits", 1.0, "fp8"),
     FitConstant("fp4", 0.4, 0.3, "of peak", "large products in 4 bits", 1.0, "fp4"),
-    FitConstant("grouped", 0.6, 0.25, "of peak", "products of experts", 1.0, "moe"),
+    FitConstant("grouped", 0.44, 0.25, "of peak", "products of experts; median of six fits", 1.0, "moe"),
     FitConstant(
-        "grouped_r0", 200.0, 0.8, "rows", "products of experts are half as fast at so many rows", 4000.0, "moe"
+        "grouped_r0", 400.0, 0.8, "rows", "products of experts are half as fast at so many rows", 4000.0, "moe"
     ),
     FitConstant("ep", 0.6, 0.4, "of link", "rows to experts and back", 1.5, "moe"),
     FitConstant("ep_alpha", 50e-6, 0.7, "s", "start of an exchange of rows", 1e-2, "ep"),
@@ -61,7 +61,7 @@ CONSTANTS: tuple[FitConstant, ...] = (
     FitConstant(
         "pieces", 1.3, 0.3, "", "launches of a MoE layer that runs in pieces beside another", 4.0, "hides_rows"
     ),
-    FitConstant("moe_launch", 1.0, 0.5, "", "launches of a MoE layer over those of a dense one", 10.0, "moe"),
+    FitConstant("moe_launch", 1.5, 0.5, "", "launches of a MoE layer over those of a dense one", 10.0, "moe"),
 )
 
 NAMES = tuple(constant.name for constant in CONSTANTS)

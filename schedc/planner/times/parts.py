@@ -86,18 +86,23 @@ def head(x: RunTable, c: ConstantVectors) -> PartTimes:
 
 
 def prediction(x: RunTable, c: ConstantVectors) -> PartTimes:
-    """What a layer that predicts a further token takes beyond a layer of the model: its projection, and its head.
+    """What a layer that predicts a further token takes beyond a layer of the model: its embedding, its projection.
 
-    Two vectors of a token are normed and projected to one (DeepSeek-V3, arXiv 2412.19437, section 2.2).
+    Two vectors of a token are normed and projected to one (DeepSeek-V3, arXiv 2412.19437, section 2.2). Its logits are
+    made where the head is, which it shares.
     """
     norms = x.once("mtp.bytes", lambda: 8.0 * x.shared_rows * x.hidden)
-    return _products(x, "mtp", c) + _elementwise(x, c, norms) + head(x, c)
+    return _products(x, "mtp", c) + _elementwise(x, c, norms) + embedding(x, c)
 
 
 def embedding(x: RunTable, c: ConstantVectors) -> PartTimes:
-    """The rows that are looked up, and summed over tensor ranks."""
-    looked = _moved(x, c, 4.0 * x.tokens * x.hidden) + tensor_exchange(x, c)
-    return PartTimes(looked, np.zeros_like(looked), 3.0 * looked)
+    """The rows that are looked up, and summed over tensor ranks.
+
+    Ranks with parts of a sequence scatter their rows forward, and gather gradients backward; others sum them forward.
+    """
+    looked, exchanged = _moved(x, c, 4.0 * x.tokens * x.hidden), tensor_exchange(x, c)
+    back = np.where(x.flag("sequence_parallel"), 0.5, 0.0) * exchanged
+    return PartTimes(looked + exchanged - back, np.zeros_like(looked), 3.0 * looked + back)
 
 
 # Products, by part.
