@@ -90,7 +90,16 @@ def test_restrictions_are_read() -> None:
 
 def test_a_plan_of_megatron_core_has_an_order_and_levels_that_can_be_exported() -> None:
     conditions = open_restriction("megatron-core").conditions
-    plan = {"zero": 1, "pp": 2, "ep": 8, "overlap": True, "recompute": "none", "where": "all", "alltoall": "flat"}
+    plan = {
+        "zero": 1,
+        "pp": 2,
+        "vpp": 2,
+        "ep": 8,
+        "overlap": True,
+        "recompute": "none",
+        "where": "all",
+        "alltoall": "flat",
+    }
 
     def held(**axes: object) -> bool:
         return all(bool(each.holds(plan | axes)) for each in conditions)
@@ -102,6 +111,7 @@ def test_a_plan_of_megatron_core_has_an_order_and_levels_that_can_be_exported() 
     assert held(schedule="interleaved_1f1b", overlap=False, recompute="layer")
     assert not held(schedule="interleaved_1f1b", overlap=False, recompute="layer", where="chunk0")
     assert not held(schedule="interleaved_1f1b", overlap=False, recompute="act")
-    assert held(schedule="1f1b_overlap", pp=1)
-    assert not held(schedule="1f1b_overlap")
+    assert held(schedule="1f1b_overlap", pp=1, vpp=1)
+    assert not held(schedule="1f1b_overlap", vpp=1)
+    assert not held(schedule="interleaved_overlap", vpp=1)
     assert not held(schedule="dualpipev")
