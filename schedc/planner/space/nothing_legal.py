@@ -9,7 +9,7 @@ import numpy as np
 from schedc.diagnostics import Diagnostic, RequestError
 from schedc.planner.model.values import LayerKind, ModelSizes
 from schedc.planner.space.conditions import INNER
-from schedc.planner.space.space import PlanSpace
+from schedc.planner.space.space import OUTER, PlanSpace
 
 
 def refuse_nothing_legal(space: PlanSpace) -> None:
@@ -55,11 +55,20 @@ def _nearest(space: PlanSpace, what: str) -> str:
         near = nearest_batches(space)
         return f"batches that a plan of these devices divides, nearest first: {', '.join(f'{each:,}' for each in near)}"
     if what.startswith("--"):
-        return "leave it out, or weaken one of the conditions before it"
+        return _met_alone(space, what) or "leave it out, or weaken one of the conditions before it"
     if "devices are" in what:
         values = space.values
         return f"tp is one of {_list(values.tp)}, cp of {_list(values.cp)}, pp of {_list(values.pp)}"
     return "take another number of devices or another batch, or `--space wide`"
+
+
+def _met_alone(space: PlanSpace, what: str) -> str:
+    """Which values the axes of a condition have, where no combination of them meets it alone; else nothing."""
+    condition = next(each for each in space.conditions if each.option == what)
+    if condition.names & INNER or condition.holds(space.grid).any():
+        return ""
+    asked = [name for name in OUTER if name in condition.names]
+    return "; ".join(f"{name} is one of {_list(getattr(space.values, name))}" for name in asked)
 
 
 def nearest_batches(space: PlanSpace, count: int = 3) -> list[int]:

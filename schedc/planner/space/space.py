@@ -24,7 +24,8 @@ from schedc.planner.space.schedules import LeftOut, ScheduleChoice, all_schedule
 _BLOCK = 200_000
 """Points of a block, about."""
 
-_OUTER = ("tp", "cp", "pp", "vpp", "ep", "microbatch")
+OUTER = ("tp", "cp", "pp", "vpp", "ep", "microbatch")
+"""The axes whose values are chosen; the other outer ones follow from them."""
 
 RESTRICTIONS = (
     "tensor ranks split attention and dense layers, no expert",
@@ -94,8 +95,8 @@ class PlanSpace:
     @cached_property
     def grid(self) -> dict[str, Int64]:
         """[points] the outer axes of every combination of their values, with what follows from them."""
-        grid = np.meshgrid(*(np.array(getattr(self.values, name)) for name in _OUTER), indexing="ij")
-        columns = {name: column.ravel().astype(np.int64) for name, column in zip(_OUTER, grid, strict=True)}
+        grid = np.meshgrid(*(np.array(getattr(self.values, name)) for name in OUTER), indexing="ij")
+        columns = {name: column.ravel().astype(np.int64) for name, column in zip(OUTER, grid, strict=True)}
         ranks = columns["tp"] * columns["cp"] * columns["pp"]
         columns["dp"] = np.maximum(1, self.cluster.devices // ranks)
         columns["microbatches"] = np.maximum(1, self.batch // (columns["dp"] * columns["microbatch"]))

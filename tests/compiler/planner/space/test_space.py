@@ -114,6 +114,15 @@ def test_an_empty_space_names_what_took_the_last(asked: dict[str, object], words
     assert finding.help
 
 
+def test_values_of_the_axes_of_a_condition_that_none_meets() -> None:
+    with pytest.raises(RequestError) as raised:
+        refuse_nothing_legal(space_of(conditions=("pp == 2", "tp == 7")))
+    assert raised.value.diagnostics[0].help.startswith("tp is one of 1, 2, 4, ")
+    with pytest.raises(RequestError) as raised:
+        refuse_nothing_legal(space_of(conditions=("pp == 2", "pp == 4")))
+    assert raised.value.diagnostics[0].help == "leave it out, or weaken one of the conditions before it"
+
+
 @pytest.mark.parametrize(("moe", "placed"), [({"every": 2}, False), ({"first_dense": 2}, True)])
 def test_dense_layers_lie_in_front(moe: dict[str, int], placed: bool) -> None:
     space = space_of(conditions=("pp == 2", "tp == 1", "cp == 1"))
