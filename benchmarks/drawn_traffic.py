@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
+from lending_device import LendingDevice
 from torch import Tensor
 
 from schedc.cell.costs import SegmentTimes
 from schedc.cell.program import Half
 from schedc.ir.arrays import Int64
 from schedc_runtime.execute.micro_steps import MicroStep
-from schedc_runtime.measure.emulated_device import Device, Started
 from schedc_runtime.moe.counts import Shape, counts_of
 from schedc_runtime.moe.hot import Lending
-from schedc_runtime.moe.hot_slots import StepLender
 from schedc_runtime.moe.router import Router
 
 RANKS, EXPERTS, TOP, TOKENS = 4, 16, 2, 256
@@ -84,7 +82,7 @@ class Traffic:
         return cls(float(max(out.max(), into.max())), between.sum(0), borrowed, out + into)
 
 
-class DrawnTrafficDevice(Device):
+class DrawnTrafficDevice(LendingDevice):
     """A device on which experts take time by their rows, and exchanges by their bytes, as the routing was drawn."""
 
     rank: int
@@ -101,40 +99,11 @@ class DrawnTrafficDevice(Device):
         times = dict(zip((Half.FORWARD, Half.BACKWARD, Half.WEIGHT), EXPERT, strict=True))
         return int(traffic.own[self.rank] + traffic.borrowed[self.rank]) * times[half] / MEAN * self.unit
 
-    def carries(self, lender: StepLender, stage: int, layer: int) -> None:
-        """Let the weights and gradients of a layer's hot experts take their time in the queue of the dispatches."""
-        start, borrowed, give_back, take_back = lender.start, lender.borrowed, lender.give_back, lender.take_back
-        out, back = (stage, -1, layer, Half.FORWARD), (stage, -1, layer, Half.BACKWARD)
+    def lent_queue(self) -> str:
+        return QUEUE
 
-        def started() -> None:
-            new = bool(lender.lending.hot) and lender._travelling is None
-            start()
-            if new:
-                self._queue(out, weight_rows(lender.lending.hot))
-
-        def joined() -> tuple[Tensor, ...]:
-            slots = borrowed()
-            if out in self.queued[QUEUE] or out in self.due:
-                self.clock = max(self.clock, self.carried(QUEUE, out).end)
-            return slots
-
-        def given() -> list[Any]:
-            if handles := give_back():
-                self._queue(back, gradient_rows(lender.lending.hot))
-            return handles
-
-        def taken() -> None:
-            take_back()
-            self.clock = max(self.clock, self.carried(QUEUE, back).end)
-
-        lender.start, lender.give_back, lender.take_back = started, given, taken  # type: ignore[method-assign]
-        lender.experts.lent = joined
-
-    def _queue(self, key: tuple[int, int, int, Half], rows: float) -> None:
-        assert self.starts is not None
-        time = rows * PER_ROW * self.unit
-        ticket = self.starts.post_among(tuple(range(RANKS)), "expert", self.clock, time)
-        self.queued[QUEUE][key] = Started(self.clock, time, ticket)
+    def lent_seconds(self, hot: tuple[int, ...]) -> tuple[float, float]:
+        return weight_rows(hot) * PER_ROW * self.unit, gradient_rows(hot) * PER_ROW * self.unit
 
 
 def weight_rows(hot: tuple[int, ...]) -> float:

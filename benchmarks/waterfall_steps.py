@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from drawn_routing import EXPERTS, PER_NODE, RANKS, TOP, drawn
+from lending_device import LendingDevice
 from torch import Tensor
 from torch.nn import functional
 
@@ -20,11 +21,9 @@ from schedc.load.library import Text
 from schedc.source import Source
 from schedc_runtime import Mesh, Pipeline
 from schedc_runtime.execute.micro_steps import MicroStep
-from schedc_runtime.measure.emulated_device import Device, Started
 from schedc_runtime.measure.shared_starts import SharedStarts
 from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer
 from schedc_runtime.models.sequences import counting_sequences
-from schedc_runtime.moe.hot_slots import StepLender
 from schedc_runtime.moe.layer import MoELayer, moe_layers
 from schedc_runtime.moe.router import Router, RouterConfig
 from schedc_runtime.ranks.expert_group import ExpertGroup
@@ -57,7 +56,7 @@ class Drawn(Router):
 
 
 @dataclass
-class SplitsDevice(Device):
+class SplitsDevice(LendingDevice):
     """A device on which experts take time by their rows, exchanges by the rows that they really sent and got.
 
     rail_row, node_row: seconds of a row over either kind of link. beside: what the first segment of a stage, or
@@ -123,43 +122,11 @@ class SplitsDevice(Device):
         others = [other for other in range(members.size) if other != members.rank]
         return _most(send, receive, others) * (self.rail_row if name == "rail" else self.node_row)
 
-    def carries(self, lender: StepLender, stage: int, layer: int) -> None:
-        """Let weights and gradients of a layer's hot experts take their time in the queue of the rail."""
-        start, borrowed, give_back, take_back = lender.start, lender.borrowed, lender.give_back, lender.take_back
-        out, back = (stage, -1, layer, Half.FORWARD), (stage, -1, layer, Half.BACKWARD)
+    def lent_queue(self) -> str:
+        return QUEUE
 
-        def started() -> None:
-            new = bool(lender.lending.hot) and lender._travelling is None
-            start()
-            if new:
-                self._queue(out, len(lender.lending.hot))
-
-        def joined() -> tuple[Tensor, ...]:
-            slots = borrowed()
-            if out in self.queued[QUEUE] or out in self.due:
-                self.clock = max(self.clock, self.carried(QUEUE, out).end)
-            return slots
-
-        def given() -> list[Any]:
-            if handles := give_back():
-                self._queue(back, len(lender.lending.hot))
-            return handles
-
-        def taken() -> None:
-            take_back()
-            if back in self.queued[QUEUE] or back in self.due:
-                self.clock = max(self.clock, self.carried(QUEUE, back).end)
-
-        lender.start, lender.give_back, lender.take_back = started, given, taken  # type: ignore[method-assign]
-        lender.experts.lent = joined
-
-    def _queue(self, key: tuple[int, int, int, Half], experts: int) -> None:
-        assert self.starts is not None
-        mesh = self.starts.mesh
-        first = self.starts.process - mesh.coordinate(self.starts.process).replica
-        time = experts * EXPERT_ROWS * self.rail_row
-        ticket = self.starts.post_among(tuple(range(first, first + RANKS)), "expert", self.clock, time)
-        self.queued[QUEUE][key] = Started(self.clock, time, ticket)
+    def lent_seconds(self, hot: tuple[int, ...]) -> tuple[float, float]:
+        return (len(hot) * EXPERT_ROWS * self.rail_row,) * 2
 
 
 def _most(send: Any, receive: Any, others: list[int]) -> int:

@@ -1,0 +1,63 @@
+"""An emulated device whose lent experts take their time among the exchanges; for `hot_experts` and `waterfall`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from schedc.cell.program import Half
+from schedc_runtime.measure.emulated_device import Device, ExchangeKey, Started
+from schedc_runtime.moe.hot_slots import StepLender
+
+
+class LendingDevice(Device):
+    """A device whose weights and gradients of lent experts travel in one queue of its exchanges."""
+
+    def lent_queue(self) -> str:
+        """The queue in which they stand."""
+        raise NotImplementedError
+
+    def lent_seconds(self, hot: tuple[int, ...]) -> tuple[float, float]:
+        """Seconds that the weights of these experts take, and their gradients."""
+        raise NotImplementedError
+
+    def carries(self, lender: StepLender, stage: int, layer: int) -> None:
+        """Let weights and gradients of a layer's hot experts take their time in the queue."""
+        start, borrowed, give_back, take_back = lender.start, lender.borrowed, lender.give_back, lender.take_back
+        out, back = (stage, -1, layer, Half.FORWARD), (stage, -1, layer, Half.BACKWARD)
+
+        def started() -> None:
+            new = bool(lender.lending.hot) and lender._travelling is None
+            start()
+            if new:
+                self._queue(out, self.lent_seconds(lender.lending.hot)[0])
+
+        def joined() -> tuple[Tensor, ...]:
+            slots = borrowed()
+            self._arrived(out)
+            return slots
+
+        def given() -> list[Any]:
+            if handles := give_back():
+                self._queue(back, self.lent_seconds(lender.lending.hot)[1])
+            return handles
+
+        def taken() -> None:
+            take_back()
+            self._arrived(back)
+
+        lender.start, lender.give_back, lender.take_back = started, given, taken  # type: ignore[method-assign]
+        lender.experts.lent = joined
+
+    def _arrived(self, key: ExchangeKey) -> None:
+        queue = self.lent_queue()
+        if key in self.queued[queue] or key in self.due:
+            self.clock = max(self.clock, self.carried(queue, key).end)
+
+    def _queue(self, key: ExchangeKey, time: float) -> None:
+        assert self.starts is not None
+        mesh = self.starts.mesh
+        sharing = tuple(mesh.sharing(mesh.coordinate(self.starts.process)))
+        ticket = self.starts.post_among(sharing, "expert", self.clock, time)
+        self.queued[self.lent_queue()][key] = Started(self.clock, time, ticket)
