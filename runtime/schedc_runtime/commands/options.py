@@ -6,10 +6,12 @@ import argparse
 import os
 import sys
 from dataclasses import replace
+from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 
 from schedc.diagnostics import DiagnosticError
 from schedc.ir.load import load_program
@@ -40,9 +42,22 @@ def program_of(options: argparse.Namespace) -> Program:
 
 
 def report_failure(error: Exception) -> int:
-    """Print on stderr what the user has to mend; the exit status of a failed command."""
-    print(error if isinstance(error, DiagnosticError) else f"error: {error}", file=sys.stderr, flush=True)
+    """Print on stderr what the user has to mend, once for all ranks of `launch`; return the status of a failure."""
+    text = str(error) if isinstance(error, DiagnosticError) else f"error: {error}"
+    if _is_first(text):
+        print(text, file=sys.stderr, flush=True)
     return 1
+
+
+def _is_first(text: str) -> bool:
+    """Whether no other rank of `launch` has said the same. torchrun keeps a log for each rank: there all say it."""
+    if not dist.is_initialized() or "TORCHELASTIC_RUN_ID" in os.environ:
+        return True
+    said = f"schedc/said/{blake2b(text.encode(), digest_size=16).hexdigest()}"
+    try:
+        return dist.distributed_c10d._get_default_store().add(said, 1) == 1
+    except RuntimeError:  # the store has gone
+        return True
 
 
 def _readable(path: str) -> Content:

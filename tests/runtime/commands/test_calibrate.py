@@ -257,3 +257,13 @@ def test_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "ask for 512 processes" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         run.main(["--program", str(path), "--topology", "2"])
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_ranks_say_the_same_error_once(tmp_path: Path) -> None:
+    plan = tmp_path / "sliced.sched"
+    lines = "layers 2\n  experts 4 top 2 width 16 hidden 64\n  overlap auto\n  slices 3"
+    plan.write_text(f"sched 1\n\nplan sliced = 1f1b_overlap(P = 2, M = 2) {{\n  {lines}\n}}\n", encoding="utf-8")
+    done = run_schedc(["run", str(plan), "--steps", "1"])
+    assert (done.returncode, done.stderr.count("which do not divide into the 3 slices of stage 0")) == (1, 1)
