@@ -38,7 +38,7 @@ class RankClock:
         self.microbatch: list[int] = schedule.microbatch.tolist()
         self.times = times
         self.time: list[float] = np.array(times.alone)[schedule.kind, schedule.stage].tolist()
-        places = _OpValues.of(schedule)
+        places = OpValues.of(schedule)
         self.there: list[float] = [inf] * (places.always + 2)
         self.there[places.always] = 0.0
         self.needs: list[tuple[int, int]] = list(zip(places.first.tolist(), places.second.tolist(), strict=True))
@@ -79,7 +79,7 @@ class RankClock:
         return self.pair_times[key]
 
 
-class _OpValues(NamedTuple):
+class OpValues(NamedTuple):
     """[ops] places in `RankClock.there` of what an op needs and sets, and the rank that it sends to.
 
     always: the place of what is always there; the one behind it is that of what nobody reads.
@@ -93,7 +93,7 @@ class _OpValues(NamedTuple):
     always: int
 
     @classmethod
-    def of(cls, schedule: Schedule) -> _OpValues:
+    def of(cls, schedule: Schedule) -> OpValues:
         kind, stage, count = schedule.kind, schedule.stage.astype(np.int64), schedule.microbatches
         slot, size = stage * count + schedule.microbatch, schedule.stages * count
         gradient, started, split, always = size, 2 * size, 3 * size, 4 * size

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 
 import numpy as np
@@ -13,8 +14,10 @@ from schedc.check.computed_orders import AIMS
 from schedc.cost.costs import Costs
 from schedc.cost.op_times import OpTimes, Pricer
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
-from schedc.elaborate.list_schedule import SimulatedOrder, in_run_order, list_schedule
-from schedc.elaborate.rules import Rule, Searched
+from schedc.elaborate.in_turn import run_turns
+from schedc.elaborate.list_schedule import list_schedule
+from schedc.elaborate.rules import InTurn, Rule, Searched
+from schedc.elaborate.simulated_order import SimulatedOrder, in_run_order
 from schedc.elaborate.zero_bubble import WAYS, search, searchable
 from schedc.ir.schedule import Schedule
 from schedc.source import Source
@@ -80,15 +83,14 @@ def place_computed(
         return orders[0].schedule
     if findings := [_unsearchable(order, source) for order in orders if _is_unsearchable(order)]:
         raise DiagnosticError(findings)
-    times = [_times(order, costs, pricer) for order in orders]
-    runs = [_run(order, order.rule, of_order) for order, of_order in zip(orders, times, strict=True)]
+    runs = [_run(order, order.rule, partial(_times, order, costs, pricer)) for order in orders]
     complete = [(order, ran) for order, ran in zip(orders, runs, strict=True) if ran.complete]
     if pricer is not None and len(complete) > 1:
         return _judged([_as_run(order, ran) for order, ran in complete], pricer, aim)
     if complete:
         return _as_run(*min(complete, key=lambda order_and_run: getattr(order_and_run[1], aim)))
     first = orders[0]
-    if first.rule is not None and _run(first, None, times[0]).complete:
+    if first.rule is not None and _run(first, None, partial(_times, first, costs, pricer)).complete:
         raise DiagnosticError([_stuck(first, runs[0], source)])
     return first.schedule
 
@@ -139,19 +141,22 @@ def _unsearchable(order: WrittenOrder, source: Source) -> Diagnostic:
     return Diagnostic("S126", message, Label(order.rule.span), help=help, source=source)
 
 
-def _run(order: WrittenOrder, rule: Rule | None, times: OpTimes) -> SimulatedOrder:
+def _run(order: WrittenOrder, rule: Rule | None, times: Callable[[], OpTimes]) -> SimulatedOrder:
+    """One order by a rule. times: asked only where the rule follows them."""
     if isinstance(rule, Searched):
-        return search(order.schedule, rule, times)
+        return search(order.schedule, rule, times())
+    if isinstance(rule, InTurn):
+        return run_turns(order.schedule, rule)
     computed = order.computed[order.schedule.span] if order.computed.size else np.zeros(0, bool)
-    return list_schedule(order.schedule, computed.tolist(), rule, times)
+    return list_schedule(order.schedule, computed.tolist(), rule, times())
 
 
 def _stuck(order: WrittenOrder, ran: SimulatedOrder, source: Source) -> Diagnostic:
     """The finding (S128) for a rule under which all ranks wait for each other. ran: the order up to there."""
     assert order.rule is not None
-    left = set(range(len(order.schedule))) - {row for rank in ran.cells for cell in rank for row in cell}
+    left = np.setdiff1d(np.arange(len(order.schedule)), ran.rows)
     where = ", ".join(f"{name} = {value}" for name, value in order.schedule.sizes.items())
-    message = f"under this rule all ranks come to wait, {len(left)} ops before the end, for {where}"
+    message = f"under this rule all ranks come to wait, {left.size} ops before the end, for {where}"
     help = "raise the limit, or write the ops in an order that keeps within it"
-    waiting = Label(order.schedule.spans[order.schedule.span[min(left)]], "the first op of the text that never runs")
+    waiting = Label(order.schedule.spans[order.schedule.span[left[0]]], "the first op of the text that never runs")
     return Diagnostic("S128", message, Label(order.rule.span), (waiting,), help=help, source=source)

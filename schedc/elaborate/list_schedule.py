@@ -8,41 +8,25 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 
-import numpy as np
-
-from schedc.cost.costs import Costs
 from schedc.cost.op_times import OpTimes
 from schedc.elaborate.clock import CellRows, RankClock
-from schedc.elaborate.ready_ops import InTurnPool, OpPool, PreferencePool
-from schedc.elaborate.rules import InTurn, Preferred, Rule
+from schedc.elaborate.ready_ops import PreferencePool
+from schedc.elaborate.rules import Preferred
+from schedc.elaborate.simulated_order import SimulatedOrder
 from schedc.ir.schedule import Schedule
 
 
-@dataclass(frozen=True)
-class SimulatedOrder:
-    """The order that a simulation gives, and its times in the time unit of the costs.
-
-    cells: [ranks] ops and pairs of each rank in the order of their start.
-    makespan: when the last op ends. span: longest time from a rank's first op to the end of its last.
-    complete: whether all ops ran; otherwise the ranks deadlock.
-    """
-
-    cells: list[list[CellRows]]
-    makespan: float
-    span: float
-    complete: bool
-
-
-def list_schedule(schedule: Schedule, computed: Sequence[bool], rule: Rule | None, times: OpTimes) -> SimulatedOrder:
+def list_schedule(
+    schedule: Schedule, computed: Sequence[bool], rule: Preferred | None, times: OpTimes
+) -> SimulatedOrder:
     """Simulate a schedule: ops of the computed order start by ``rule``, the others in the order of the schedule.
 
     computed: [ops] whether an op belongs to the computed order. Those of a rank are consecutive.
-    times: durations of ops, pairs and messages; a `timed` block always takes those of unit costs.
+    times: durations of ops, pairs and messages.
     """
-    clock = RankClock(schedule, OpTimes.of(Costs(), schedule.stages) if isinstance(rule, InTurn) else times)
+    clock = RankClock(schedule, times)
     ranks = [_RankQueue(clock, rank, computed, rule) for rank in range(schedule.ranks)]
     free = [0.0] * schedule.ranks
     first = [0.0] * schedule.ranks
@@ -62,35 +46,20 @@ def list_schedule(schedule: Schedule, computed: Sequence[bool], rule: Rule | Non
             heappush(events, wake)
     span = max((end - start for start, end in zip(first, free, strict=True)), default=0.0)
     complete = sum(map(len, (c for r in cells for c in r))) == len(schedule)
-    return SimulatedOrder(cells, max(free, default=0.0), span, complete)
-
-
-def in_run_order(schedule: Schedule, ran: SimulatedOrder) -> Schedule:
-    """The schedule with its ops in the order in which they ran."""
-    cells = [cell for rank in ran.cells for cell in rank]
-    rows = np.array([row for cell in cells for row in cell], np.int64)
-    numbers = [number if len(cell) > 1 else -1 for number, cell in enumerate(cells) for _ in cell]
-    pair = np.array(numbers, np.int32)
-    pair[pair >= 0] = np.unique(pair[pair >= 0], return_inverse=True)[1]
-    columns = {name: getattr(schedule, name)[rows] for name in ("kind", "stage", "microbatch", "phase", "span")}
-    return replace(schedule, pair=pair, **columns)
+    return SimulatedOrder.of_cells(cells, max(free, default=0.0), span, complete)
 
 
 class _RankQueue:
     """The ops that a rank has not started: those before its computed order, the computed order, and those after it."""
 
-    def __init__(self, clock: RankClock, rank: int, computed: Sequence[bool], rule: Rule | None) -> None:
+    def __init__(self, clock: RankClock, rank: int, computed: Sequence[bool], rule: Preferred | None) -> None:
         self.clock = clock
         start, stop = clock.schedule.rank_start[rank : rank + 2].tolist()
         pool = [row for row in range(start, stop) if computed[row]] if rule is not None else []
         edge = pool[0] if pool else stop
         self.before = deque(_cells(clock.schedule, start, edge))
         self.after = deque(_cells(clock.schedule, edge + len(pool), stop))
-        self.pool: OpPool | None = None
-        if isinstance(rule, InTurn):
-            self.pool = InTurnPool(clock, rank, pool, rule)
-        if isinstance(rule, Preferred):
-            self.pool = PreferencePool(clock, rank, pool, rule)
+        self.pool = None if rule is None else PreferencePool(clock, rank, pool, rule)
 
     def next(self, now: float) -> CellRows | None:
         """Take the op or pair that the rank starts at time ``now``; None if it has to wait."""

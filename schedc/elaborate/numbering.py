@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from schedc.ir.arrays import Int8, Int64, repeat
+from schedc.ir.arrays import Int8, Int64, bincount, repeat
 from schedc.ir.op_tables import TURN
 from schedc.ir.ops import OpKind
 
@@ -21,14 +21,15 @@ _BY_BACKWARD = np.array([kind in (OpKind.I, OpKind.B, OpKind.R) for kind in OpKi
 
 @dataclass(frozen=True)
 class RankOps:
-    """The ops of one rank, in order.
+    """The ops of some ranks, rank by rank in order.
 
-    kind: [ops]. chunk: [ops], -1 for a W of any chunk. explicit: [ops] microbatch that the text names, or -1.
-    segments: number of segments of a microbatch, which are consecutive microbatches here. Backwards and R take the
-        segments of a microbatch from last to first.
+    kind: [ops]. rank: [ops] numbers, ascending. chunk: [ops], -1 for a W of any chunk. explicit: [ops] microbatch that
+    the text names, or -1. segments: number of segments of a microbatch, which are consecutive microbatches here.
+    Backwards and R take the segments of a microbatch from last to first.
     """
 
     kind: Int8
+    rank: Int64
     chunk: Int64
     explicit: Int64
     segments: int = 1
@@ -36,10 +37,10 @@ class RankOps:
 
 @dataclass(frozen=True)
 class NumberedOps:
-    """Chunks and microbatches of the ops of one rank.
+    """Chunks and microbatches of the ops of some ranks.
 
     chunk: [ops]. microbatch: [ops] counted within the pipe.
-    starved: [n] rows of the W for which no input gradient is pending.
+    starved: [n] rows of the W for which no input gradient is pending, ascending.
     """
 
     chunk: Int64
@@ -48,7 +49,7 @@ class NumberedOps:
 
 
 def number_microbatches(rows: RankOps) -> NumberedOps:
-    """Number the ops of one rank.
+    """Number the ops of some ranks, each rank on its own.
 
     An op without an explicit microbatch takes the lowest one that no earlier op of its queue has taken. If no op of the
     queue has an ``@``, this is the number of earlier ops. A W takes the oldest pending input gradient of its chunk, or
@@ -58,7 +59,7 @@ def number_microbatches(rows: RankOps) -> NumberedOps:
     if rows.segments > 1:  # backwards are counted in the order in which they run; `@` names the segment
         turn = np.where(backward & named, reversed_segments(rows.explicit, rows.segments), rows.explicit)
         rows = replace(rows, explicit=turn)
-    microbatch = _count_up(rows)
+    microbatch = occurrences_before(_queue(rows))
     if named.any():
         _respect_named(rows, named, microbatch)
     if rows.segments > 1:
@@ -67,16 +68,10 @@ def number_microbatches(rows: RankOps) -> NumberedOps:
     weights = np.flatnonzero(rows.kind == OpKind.W)
     if not weights.size:
         return NumberedOps(chunk, microbatch, weights)
-    free = chunk[weights] < 0
-    if named[weights].any() or (free.any() and not free.all()):
-        source, starved = _match_one_by_one(rows, microbatch)
-    elif free.all():
-        source, starved = _match_oldest(weights, np.flatnonzero(rows.kind == OpKind.I))
-    else:
-        source, starved = _match_by_chunk(rows, weights)
+    source = _inputs_of(rows, weights, microbatch)
     fed = weights[source >= 0]
     chunk[fed], microbatch[fed] = rows.chunk[source[source >= 0]], microbatch[source[source >= 0]]
-    return NumberedOps(chunk, microbatch, starved)
+    return NumberedOps(chunk, microbatch, weights[source < 0])
 
 
 def reversed_segments(microbatch: Int64, segments: int) -> Int64:
@@ -88,9 +83,11 @@ def reversed_segments(microbatch: Int64, segments: int) -> Int64:
     return np.asarray(microbatch - within + (segments - 1 - within), np.int64)
 
 
-def _count_up(rows: RankOps) -> Int64:
-    """[ops] number of earlier ops in the queue of each op."""
-    return occurrences_before((rows.chunk + 1) * _QUEUES + TURN[rows.kind])
+def _queue(rows: RankOps) -> Int64:
+    """[ops] number of the queue of each op, not negative."""
+    chunks = int(rows.chunk.max(initial=0)) + 2
+    rank = rows.rank - rows.rank[:1].sum()
+    return np.asarray((rank * chunks + rows.chunk + 1) * _QUEUES + TURN[rows.kind], np.int64)
 
 
 def occurrences_before(keys: Int64) -> Int64:
@@ -107,12 +104,12 @@ def occurrences_before(keys: Int64) -> Int64:
 
 def _respect_named(rows: RankOps, named: npt.NDArray[np.bool_], microbatch: Int64) -> None:
     """Renumber in place the queues in which ``@`` names a microbatch."""
-    keys = rows.chunk * _QUEUES + TURN[rows.kind]
-    for key in np.unique(keys[named]):
-        queue = np.flatnonzero(keys == key)
+    keys = _queue(rows)
+    order = np.argsort(keys, kind="stable")
+    for queue in np.split(order, np.flatnonzero(np.diff(keys[order])) + 1):
         if named[queue].all():
             microbatch[queue] = rows.explicit[queue]
-        else:
+        elif named[queue].any():
             microbatch[queue] = _lowest_free(rows.explicit[queue].tolist())
 
 
@@ -130,44 +127,48 @@ def _lowest_free(explicit: Sequence[int]) -> list[int]:
     return numbers
 
 
-def _match_oldest(weights: Int64, inputs: Int64) -> tuple[Int64, Int64]:
-    """The k-th W of the rank takes the k-th I, which must come before it.
+def _inputs_of(rows: RankOps, weights: Int64, microbatch: Int64) -> Int64:
+    """[W] row of the I that each W takes, -1 where none is pending. weights: [W] rows; microbatch: [ops]."""
+    rank, ranks = rows.rank - rows.rank[0], int(rows.rank[-1] - rows.rank[0]) + 1
+    free = rows.chunk[weights] < 0
+    of_rank = bincount(rank[weights], minlength=ranks)
+    any_chunk = bincount(rank[weights], free, minlength=ranks)
+    named = bincount(rank[weights], rows.explicit[weights] >= 0, minlength=ranks)
+    single = (named > 0) | ((any_chunk > 0) & (any_chunk < of_rank))
+    chunk = np.where((any_chunk > 0)[rank], 0, rows.chunk)  # where every W takes any chunk, a rank has one queue
+    source = _match_in_turn(rank * (int(chunk.max(initial=0)) + 1) + chunk, rows.kind, weights)
+    for number in np.flatnonzero(single).tolist():
+        own = slice(*np.searchsorted(rank, [number, number + 1]).tolist())
+        found = _match_one_by_one(rows.kind[own], rows.chunk[own], rows.explicit[own], microbatch[own])
+        source[rank[weights] == number] = np.where(found >= 0, found + own.start, -1)
+    return source
 
-    weights, inputs: rows of the W and the I. Returns for each W the row of its I or -1, and the rows of starved W.
-    """
+
+def _match_in_turn(queue: Int64, kind: Int8, weights: Int64) -> Int64:
+    """The k-th W of a queue takes its k-th I, which must come before it. queue, kind: [ops]; the rest as above."""
+    inputs = np.flatnonzero(kind == OpKind.I)
+    inputs = inputs[np.argsort(queue[inputs], kind="stable")]
+    ordered, queue_of_weight = queue[inputs], queue[weights]
+    first, stop = (np.searchsorted(ordered, queue_of_weight, side=side) for side in ("left", "right"))
+    nth = first + occurrences_before(queue_of_weight)
     source = np.full(weights.size, -1, np.int64)
-    both = min(weights.size, inputs.size)
-    source[:both] = np.where(inputs[:both] < weights[:both], inputs[:both], -1)
-    return source, weights[source < 0]
-
-
-def _match_by_chunk(rows: RankOps, weights: Int64) -> tuple[Int64, Int64]:
-    """The k-th W of a chunk takes the k-th I of that chunk, which must come before it. Returns as `_match_oldest`."""
-    inputs = np.flatnonzero(rows.kind == OpKind.I)
-    inputs = inputs[np.argsort(rows.chunk[inputs], kind="stable")]
-    chunk_of_input, chunk_of_weight = rows.chunk[inputs], rows.chunk[weights]
-    nth = np.searchsorted(chunk_of_input, chunk_of_weight) + occurrences_before(chunk_of_weight)
-    there = nth < np.searchsorted(chunk_of_input, chunk_of_weight, side="right")
-    source = np.full(weights.size, -1, np.int64)
+    there = nth < stop
     source[there] = inputs[nth[there]]
     source[source > weights] = -1
-    return source, weights[source < 0]
+    return source
 
 
-def _match_one_by_one(rows: RankOps, microbatch: Int64) -> tuple[Int64, Int64]:
-    """The general case, in which some W name a chunk or a microbatch. Returns as `_match_oldest`."""
+def _match_one_by_one(kind: Int8, chunk: Int64, explicit: Int64, microbatch: Int64) -> Int64:
+    """The general case of one rank, in which some W name a chunk or a microbatch. All [ops]; gives [W] rows or -1."""
     pending: dict[int, OrderedDict[int, int]] = {}  # by chunk: microbatch -> row of its input gradient, oldest first
     source: list[int] = []
-    starved: list[int] = []
-    columns = zip(rows.kind.tolist(), rows.chunk.tolist(), rows.explicit.tolist(), microbatch.tolist(), strict=True)
-    for row, (kind, chunk, explicit, numbered) in enumerate(columns):
-        if kind == OpKind.I:
-            pending.setdefault(chunk, OrderedDict())[numbered] = row
-        elif kind == OpKind.W:
-            source.append(_take(pending, chunk, explicit))
-            if source[-1] < 0:
-                starved.append(row)
-    return np.array(source, np.int64), np.array(starved, np.int64)
+    columns = zip(kind.tolist(), chunk.tolist(), explicit.tolist(), microbatch.tolist(), strict=True)
+    for row, (letter, queue, wanted, numbered) in enumerate(columns):
+        if letter == OpKind.I:
+            pending.setdefault(queue, OrderedDict())[numbered] = row
+        elif letter == OpKind.W:
+            source.append(_take(pending, queue, wanted))
+    return np.array(source, np.int64)
 
 
 def _take(pending: dict[int, OrderedDict[int, int]], chunk: int, explicit: int) -> int:

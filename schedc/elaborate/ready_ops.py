@@ -1,117 +1,33 @@
-"""Chooses the next op of a rank among those of its computed order that have not run, by each rule."""
+"""Chooses the next op of a rank among those of its computed order that have not run, by the rule `Preferred`."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
 
 from schedc.elaborate.clock import CellRows, RankClock
-from schedc.elaborate.rules import InTurn, OpPattern, Preferred
+from schedc.elaborate.rules import OpPattern, Preferred
 from schedc.ir.ops import OpKind
-
-
-@dataclass
-class OpPool(ABC):
-    """The ops of a rank's computed order.
-
-    rows: all of them, as rows of the schedule, in the order of the text. left: how many of them have not run.
-    """
-
-    clock: RankClock
-    rank: int
-    rows: list[int]
-
-    def __post_init__(self) -> None:
-        self.left = len(self.rows)
-
-    @abstractmethod
-    def choose(self, now: float) -> CellRows | None:
-        """Take the op or pair to start at time ``now``; None to wait."""
-
-    @abstractmethod
-    def note(self, cell: CellRows) -> None:
-        """Count an op or pair of the rank that has started, whether of the computed order or not."""
-
-
-_HELD = [(kind is OpKind.F) - (kind in (OpKind.W, OpKind.B)) for kind in OpKind]
-_IN_FLIGHT = [(kind is OpKind.F) - (kind in (OpKind.I, OpKind.B)) for kind in OpKind]
-"""[kinds] by how many an op changes the activations that its rank holds, and the microbatches in flight."""
-
-
-@dataclass
-class InTurnPool(OpPool):
-    """The rule `InTurn` on one rank.
-
-    held: activations that the rank holds: forwards less W. in_flight: forwards less I.
-    weights: rows of the pending weight gradients, oldest first.
-    """
-
-    rule: InTurn
-    held: int = 0
-    in_flight: int = 0
-    weights: deque[int] = field(default_factory=deque)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        clock = self.clock
-        self.turns = deque(row for row in self.rows if clock.kind[row] != OpKind.W)
-        self.weight_of = {
-            (clock.stage[row], clock.microbatch[row]): row for row in self.rows if clock.kind[row] == OpKind.W
-        }
-        self.most = inf if self.rule.most is None else self.rule.most[self.rank]
-
-    def choose(self, now: float) -> CellRows | None:
-        turns = self.turns
-        if turns and self._runs(turns[0], now):
-            return self._taken(turns.popleft())
-        if self.weights:
-            return self._taken(self.weights.popleft())
-        if len(turns) > 1 and self._overtakes(turns[0], turns[1], now):
-            first, second = turns.popleft(), turns.popleft()
-            turns.appendleft(first)
-            return self._taken(second)
-        return None
-
-    def _taken(self, row: int) -> CellRows:
-        self.left -= 1
-        return (row,)
-
-    def _runs(self, row: int, now: float) -> bool:
-        room = self.clock.kind[row] != OpKind.F or self.held < self.most
-        return room and self.clock.ready(row, now)
-
-    def _overtakes(self, first: int, second: int, now: float) -> bool:
-        """Whether the op behind the next one may run before it."""
-        kind, stage = self.clock.kind, self.clock.stage
-        if (kind[first], stage[first]) == (kind[second], stage[second]):
-            return False
-        room = kind[second] != OpKind.F or self.in_flight + (kind[first] == OpKind.F) < self.most
-        return room and self._runs(second, now)
-
-    def note(self, cell: CellRows) -> None:
-        for row in cell:
-            kind = self.clock.kind[row]
-            self.held += _HELD[kind]
-            self.in_flight += _IN_FLIGHT[kind]
-            if kind == OpKind.I:
-                self.weights.append(self.weight_of[self.clock.stage[row], self.clock.microbatch[row]])
-
 
 _Key = tuple[int, int]
 """Kind and stage of an op. Ops with the same key run in the order of the text."""
 
 
 @dataclass
-class PreferencePool(OpPool):
-    """The rule `Preferred` on one rank."""
+class PreferencePool:
+    """The ops of a rank's computed order that have not run, under the rule `Preferred`.
 
+    rows: all ops of the order, as rows of the schedule, in the order of the text. left: how many of them have not run.
+    """
+
+    clock: RankClock
+    rank: int
+    rows: list[int]
     rule: Preferred
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        self.left = len(self.rows)
         self.queues: dict[_Key, list[int]] = {}
         for row in self.rows:
             self.queues.setdefault((self.clock.kind[row], self.clock.stage[row]), []).append(row)
@@ -137,6 +53,7 @@ class PreferencePool(OpPool):
         return [key for key in keys if key in self.queues]
 
     def choose(self, now: float) -> CellRows | None:
+        """Take the op or pair to start at time ``now``; None to wait."""
         for keys_of_ops in self.preferences:
             cell: CellRows = ()
             for keys in keys_of_ops:
@@ -185,6 +102,7 @@ class PreferencePool(OpPool):
         return True
 
     def note(self, cell: CellRows) -> None:
+        """Count an op or pair of the rank that has started, whether of the computed order or not."""
         for row in cell:
             key = self.clock.kind[row], self.clock.stage[row]
             for number, change in self.changes.get(key, ()):

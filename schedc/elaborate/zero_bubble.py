@@ -11,8 +11,8 @@ import numpy as np
 
 from schedc.cost.op_times import OpTimes
 from schedc.elaborate.clock import CellRows
-from schedc.elaborate.list_schedule import SimulatedOrder
 from schedc.elaborate.rules import Searched
+from schedc.elaborate.simulated_order import SimulatedOrder
 from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Schedule
 
@@ -61,12 +61,12 @@ def search(schedule: Schedule, rule: Searched, times: OpTimes) -> SimulatedOrder
     attempts = [_Ranks(schedule.microbatches, times, rule) for _ in SETTINGS]
     complete = [ranks for ranks, switches in zip(attempts, SETTINGS, strict=True) if ranks.run(switches)]
     if not complete:
-        return SimulatedOrder([[] for _ in range(schedule.ranks)], 0.0, 0.0, complete=False)
+        return SimulatedOrder.of_cells([], 0.0, 0.0, complete=False)
     best = min(complete, key=lambda ranks: ranks.span)
     rows = np.zeros((len(OpKind), schedule.stages, schedule.microbatches), np.int64)
     rows[schedule.kind, schedule.stage, schedule.microbatch] = np.arange(len(schedule))
     cells = [list(_cells(rows[:, rank].tolist(), order)) for rank, order in enumerate(best.order)]
-    return SimulatedOrder(cells, max(best.free), best.span, complete=True)
+    return SimulatedOrder.of_cells(cells, max(best.free), best.span, complete=True)
 
 
 def _cells(rows: list[list[int]], order: Sequence[int]) -> Iterator[CellRows]:
