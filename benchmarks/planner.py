@@ -7,6 +7,8 @@ A section measures one thing and prints its own figures; `SECTIONS` lists them.
 ``simulations``: complete timelines of 500 distinct orders of the library under costs per stage, none of them repeated.
 Elaborating the orders and finding their dependencies is included. Schedules whose order follows from their costs have
 no order to share, and are left out.
+``bound``: bounds of every legal plan of the 718B model on 6,144 devices, in the standard and in the wide space. What
+plans share, the parts of the model and what schedules claim, is included. The rate is that of the slower space.
 ``delays``: simulations from inside of cells under given delays, by `simulate_messages_batch`.
 ``floors``: steps below which no order inside the cells brings a schedule, by `floor_batch`.
 ``peaks``: peaks of memory of every rank, by `PeakCounts`.
@@ -43,9 +45,14 @@ from schedc.cell.schedule import forget_programs
 from schedc.cost.batch import CostBatch
 from schedc.cost.costs import Costs
 from schedc.diagnostics import DiagnosticError
-from schedc.elaborate import elaborate
+from schedc.elaborate import elaborate, in_turn
 from schedc.ir.schedule import Schedule
 from schedc.load.library import names, open_schedule
+from schedc.planner.presets.library import open_cluster, open_model
+from schedc.planner.price.part_table import PartTable
+from schedc.planner.price.problem import PlanProblem
+from schedc.planner.search.bound import PlanBounds, splits_of
+from schedc.planner.space.space import PlanSpace
 from schedc.syntax.tree import ScheduleTree
 
 ORDERED_BY_COSTS = ("adaptive_pipe", "zb_auto", "zb_greedy")
@@ -141,6 +148,30 @@ def compare_timeline(schedule: Schedule, costs: CostBatch, makespan: Any) -> Non
     assert costs.p2p is not None
     if simulate(schedule, Costs(**alone, p2p=float(costs.p2p[middle]))).makespan != makespan[middle]:
         raise SystemExit(f"{schedule.name}: a simulation among many differs from the same one alone")
+
+
+# Bounds of all plans.
+
+
+def measure_bound(_arguments: argparse.Namespace) -> Facts:
+    """Bounds of both spaces of the largest model, one after the other."""
+    model, cluster = open_model("pangu-ultra-moe-718b"), open_cluster("ascend-910b", 6144)
+    spaces = {kind: PlanSpace.of(model, cluster, 4608, 8192, kind) for kind in ("standard", "wide")}
+    rows = {kind: bounds_of(space) for kind, space in spaces.items()}
+    return {"bound": {"legal_plans_per_s": min(row["legal_plans_per_s"] for row in rows.values()), **rows}}
+
+
+def bounds_of(space: PlanSpace) -> Facts:
+    """Legal plans of a space that get a bound, those among them that may fit, and processor time."""
+    bounded, fit = 0, 0
+    with (clock := Clock()):
+        problem = PlanProblem(space.model, space.cluster, space.batch)
+        bounds = PlanBounds(space, problem, PartTable.of(problem, splits_of(space)))
+        for block in bounds.blocks():
+            bounded += len(block.block)
+            fit += int(np.count_nonzero(block.fits))
+    rate = bounded / clock.seconds
+    return {"raw": space.raw, "bounded": bounded, "fit": fit, "seconds": clock.seconds, "legal_plans_per_s": rate}
 
 
 # One order from inside its cells.
@@ -255,6 +286,7 @@ def fastest(run: Callable[[], Any]) -> tuple[Any, float]:
 
 SECTIONS: Mapping[str, Callable[[argparse.Namespace], Facts]] = {
     "simulations": measure_simulations,
+    "bound": measure_bound,
     "delays": measure_delays,
     "floors": measure_floors,
     "peaks": measure_peaks,
@@ -273,6 +305,8 @@ def main() -> None:
     facts: Facts = {"instrument": "CPU time of one thread", "numba": compiled.kernels(float("inf")) is not None}
     warm = Dependencies.of(elaborate(open_schedule("1f1b"), {"P": 8, "M": 2000}))
     simulate_batch(warm, costs_of(np.random.default_rng(0), 100, warm.schedule.stages))
+    in_turn.load()
+    elaborate(open_schedule("vhalf"), {})
     for name in arguments.only:
         facts |= SECTIONS[name](arguments)
     print(json.dumps(facts) if arguments.json else "\n".join(lines(facts)))
