@@ -258,9 +258,9 @@ class _BestFirst:
 
     def _result(self, answer: Answer, complete: bool, policies: PolicyCounts) -> SearchResult:
         plans = tuple(self._found(exact, free) for exact, free in answer.plans())
-        open_step = inf
-        if not complete:
-            open_step = min(self._open_steps(), default=inf)
+        open_step = inf if complete else min(self._open_steps(), default=inf)
+        if self.options.objective == "memory":  # plans that hold more may be faster than all of the answer
+            open_step = float(self.candidates.step[~self.candidates.policy].min(initial=inf))
         certificate = SearchCertificate(
             complete,
             min([open_step, *(plan.step_s for plan in plans[:1])]),

@@ -112,6 +112,8 @@ def test_other_objectives() -> None:
     needed = [plan["memory"]["needed_bytes"] for plan in facts["plans"]]
     assert needed == sorted(needed)
     assert needed[0] == min(point["bytes"] for point in facts["pareto"])
+    fastest = json.loads(schedc("plan", *SEARCH, "--top", "1", "--json").stdout)["plans"][0]["step_s"]
+    assert 0 < facts["certificate"]["bound_s"] <= fastest < facts["plans"][0]["step_s"]
     text = schedc("plan", *SEARCH, "--objective", "memory", "--top", "1").stdout
     assert text.splitlines()[-1] == f"no plan of this space needs less than {needed[0] / 1e9:.2f} GB"
 
