@@ -48,7 +48,7 @@ def test_a_message_takes_the_time_of_the_slowest_boundary(name: str, nodes: int)
 
 
 def test_boundaries_inside_a_node_take_little_from_a_step() -> None:
-    conditions = ("pp == 8", "vpp == 2", "tp == 1", "cp == 1", "zero == 1", "microbatch == 1")
+    conditions = ("schedule in zbv", "pp == 8", "tp == 1", "cp == 1", "zero == 1", "microbatch == 1")
     required = [read_condition(text) for text in conditions]
     space = PlanSpace.of(open_model("llama-3.1-8b"), open_cluster("h100", 16), 64, 4096, "standard", required)
     problem = PlanProblem(space.model, space.cluster, 64)
@@ -67,11 +67,11 @@ def test_boundaries_inside_a_node_take_little_from_a_step() -> None:
     )
     assert priced == pytest.approx(plan.priced.makespan, rel=1e-12)
     assert fastest <= own < priced
-    assert (priced - own) / plan.step_s < 0.003
+    assert (priced - own) / plan.step_s < 0.01
 
 
 def makespan_of(planned: object, latency: Callable[[int, int], float]) -> float:
-    """Seconds of a pipeline without cells, op by op, with a latency for each pair of ranks."""
+    """Seconds of a pipeline without pairs, op by op, with a latency for each pair of ranks."""
     result = read_back(planned)  # type: ignore[arg-type]
     cells, times = result.dependencies, OpTimes.of(result.costs, result.schedule.stages).alone
     kind, stage, rank = result.schedule.kind, result.schedule.stage, cells.rank.tolist()
