@@ -35,11 +35,18 @@ class ExactPlan:
         return f"{self.step:.11e}", f"{self.peak:.11e}", self.digest
 
 
-class Answer:
-    """The best plans, at most ``top`` of them; each with the plans that are the same in other words."""
+_ALIKE = 1e-12
+"""Steps and bytes that differ by less, relatively, are equal."""
 
-    def __init__(self, top: int) -> None:
-        self.top = top
+
+class Answer:
+    """The best plans, at most ``top`` of them; each with the plans that are the same in other words.
+
+    by_memory: the best are those that hold least, not the fastest.
+    """
+
+    def __init__(self, top: int, by_memory: bool = False) -> None:
+        self.top, self.by_memory = top, by_memory
         self._alike: dict[tuple[str, str, bytes], list[ExactPlan]] = {}
         self._value: dict[tuple[str, str, bytes], float] = {}
 
@@ -55,9 +62,18 @@ class Answer:
     def __bool__(self) -> bool:
         return bool(self._alike)
 
-    def add(self, exact: ExactPlan, value: float) -> None:
-        """Takes a plan, if it is one of the best. value: what plans are compared by."""
-        key = exact.key()
+    @property
+    def smallest(self) -> float:
+        """Bytes of the plan that holds least; infinite where there is none."""
+        return min((alike[0].peak for alike in self._alike.values()), default=inf)
+
+    def takes(self, step: float, memory: float) -> bool:
+        """Whether a plan of so many seconds and bytes, or more, may be one of the best."""
+        return not self.full or (memory if self.by_memory else step) <= self.last * (1 + _ALIKE)
+
+    def add(self, exact: ExactPlan) -> None:
+        """Takes a plan, if it is one of the best."""
+        key, value = exact.key(), exact.peak if self.by_memory else exact.step
         if key in self._alike:
             if all(each.axes != exact.axes for each in self._alike[key]):
                 self._alike[key].append(exact)
@@ -72,6 +88,30 @@ class Answer:
         for key in sorted(self._alike, key=lambda key: (self._value[key], key)):
             alike = sorted(self._alike[key], key=lambda exact: (exact.planned.choice.by_policy, exact.axes))
             yield alike[0], free_axes([exact.axes for exact in alike])
+
+
+class Front(Answer):
+    """The plans than which none found has a shorter step and less memory, or as much of one and less of the other."""
+
+    def __init__(self) -> None:
+        super().__init__(top=0)
+
+    @property
+    def full(self) -> bool:
+        return False
+
+    def takes(self, step: float, memory: float) -> bool:
+        return all(step < each.step or memory < each.peak for (each, *_) in self._alike.values())
+
+    def add(self, exact: ExactPlan) -> None:
+        key = exact.key()
+        if key in self._alike:
+            super().add(exact)
+        elif self.takes(exact.step, exact.peak):
+            for other, (each, *_) in list(self._alike.items()):
+                if exact.step <= each.step and exact.peak <= each.peak:
+                    del self._alike[other], self._value[other]
+            self._alike[key], self._value[key] = [exact], exact.step
 
 
 def free_axes(alike: Sequence[PlanAxes]) -> dict[str, tuple[str, ...]]:

@@ -5,21 +5,21 @@ from __future__ import annotations
 import heapq
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
-from itertools import count
+from itertools import count, islice
 from math import inf
 
 import numpy as np
 
 from schedc.diagnostics import Diagnostic, DiagnosticError, RequestError
-from schedc.ir.arrays import Floats
+from schedc.ir.arrays import Floats, Int64
 from schedc.planner.price.files import PlannedStep
 from schedc.planner.price.part_table import PartTable
 from schedc.planner.price.priced import PricedPlan, price_fitting, price_plan
 from schedc.planner.price.problem import PlanProblem
-from schedc.planner.search.answer import Answer, ExactPlan, pareto_front
+from schedc.planner.search.answer import Answer, ExactPlan, Front, pareto_front
 from schedc.planner.search.bound import BoundedBlock, PlanBounds, splits_of
 from schedc.planner.search.candidates import gather
 from schedc.planner.search.orders import Orders
@@ -37,17 +37,18 @@ from schedc.planner.space.nothing_legal import refuse_nothing_legal
 from schedc.planner.space.schedules import LeftOut
 from schedc.planner.space.space import PlanSpace
 
+_AT_ONCE = 65_536
+"""Candidates among which the next one is sought at once."""
+
 _FIRST, _LARGEST = 64, 512
 """Plans of the first batch of simulations, and of a later one: batches double."""
-
-_ALIKE = 1e-12
-"""Steps that differ by less, relatively, are equal."""
 
 
 @dataclass(frozen=True)
 class SearchOptions:
     """What is asked for. top: plans of the answer. objective: `step`, `memory` or `pareto`.
 
+    The answer has the ``top`` fastest plans of a front (`pareto`), and `SearchResult.pareto` has all.
     exhaustive: simulate and price every plan, whatever its bound. seconds: CPU seconds after which the search stops;
     None for no limit. policies: plans that are ordered by their own costs, at most. inside: whether pairs are priced
     from inside; without it their floors are taken for their steps, and no plan has files.
@@ -128,7 +129,7 @@ class _BestFirst:
         answer, complete = self._best()
         if not complete:
             for exact in self.exact:
-                answer.add(exact, exact.peak if self.options.objective == "memory" else exact.step)
+                answer.add(exact)
         answer, policies = self._with_policies(answer)
         if not answer and complete:
             raise self._nothing_fits()
@@ -145,38 +146,59 @@ class _BestFirst:
 
     def _best(self) -> tuple[Answer, bool]:
         """The best plans, and whether nothing open is better than the last of them."""
-        answer = Answer(self.options.top)
+        answer = self._empty()
         while not self._out_of_time():
-            opened = self._next_bound()
+            opened = self._next_bound(answer)
             head = self.waiting[0][0] if self.waiting else (inf, inf)
-            if answer.full and min(head[0], opened) > answer.last * (1 + _ALIKE) and not self.options.exhaustive:
+            least = min(head[0], opened)
+            if answer.full and not self.options.exhaustive and not answer.takes(least, least):
                 return answer, True
             if opened < head[0] or (self.options.exhaustive and opened < inf):
-                self._simulate()
+                self._simulate(answer)
             elif self.waiting:
                 self._take(answer)
             else:
                 return answer, True
         return answer, False
 
+    def _empty(self) -> Answer:
+        if self.options.objective == "pareto":
+            return Front()
+        return Answer(self.options.top, self.options.objective == "memory")
+
+    def _dominates(self, answer: Answer) -> bool:
+        """Whether plans are left out that hold as much as a faster one."""
+        return isinstance(answer, Front) and not self.options.exhaustive
+
     def _out_of_time(self) -> bool:
         return self.options.seconds is not None and self.clock.used > self.options.seconds
 
-    def _next_bound(self) -> float:
-        """What bounds all plans that were not looked at."""
-        if self.next >= len(self.candidates):
-            return inf
-        return float(self._bounds[self.next])
+    def _next_bound(self, answer: Answer) -> float:
+        """What bounds all plans that were not looked at, those apart that a front dominates.
+
+        Plans of a front are taken in ascending order, so that all of them are as fast as what is open.
+        """
+        if self._dominates(answer):
+            smallest = answer.smallest
+            while self.next < len(self.candidates):
+                smaller = self.candidates.memory[self.next : self.next + _AT_ONCE] < smallest
+                if smaller.any():
+                    self.next += int(smaller.argmax())
+                    break
+                self.next += smaller.size
+        return inf if self.next >= len(self.candidates) else float(self._bounds[self.next])
 
     @property
     def _bounds(self) -> Floats:
         return self.candidates.memory if self.options.objective == "memory" else self.candidates.step
 
-    def _simulate(self) -> None:
+    def _simulate(self, answer: Answer) -> None:
         """Looks at the next candidates: more of them each time."""
         places = range(self.next, min(self.next + self.width, len(self.candidates)))
         self.next, self.width = places.stop, min(2 * self.width, _LARGEST)
-        fixed = [(place, self._planned(place)) for place in places if not self.candidates.policy[place]]
+        most = answer.smallest if self._dominates(answer) else inf
+        open = [place for place in places if self.candidates.memory[place] < most]
+        fixed = [(place, self._planned(place)) for place in open if not self.candidates.policy[place]]
         with self.clock.of("simulated"):
             found, refused = simulate_plans(fixed, self.orders, self.usable)
         self.refused |= {each.key.schedule: each.reason for each in refused}
@@ -208,9 +230,10 @@ class _BestFirst:
         """Takes the best plan that waits: into the answer if its step is exact, else to a closer bound or a price."""
         _, _, best = heapq.heappop(self.waiting)
         if isinstance(best, ExactPlan):
-            answer.add(best, best.peak if self.options.objective == "memory" else best.step)
+            answer.add(best)
+        elif self._dominates(answer) and not answer.takes(best.step, best.peak):
             return
-        if not self.options.inside:
+        elif not self.options.inside:
             self._push(best.step, best.peak, ExactPlan(best.planned, best.step, best.peak, best.digest, best.step))
         elif not best.programmed:
             with self.clock.of("priced"):
@@ -239,9 +262,9 @@ class _BestFirst:
 
     def _with_policies(self, answer: Answer) -> tuple[Answer, PolicyCounts]:
         """The answer with plans whose order follows the costs: the most promising ones are ordered and priced."""
-        places, ordered = np.flatnonzero(self.candidates.policy & (self._bounds < _limit(answer))).tolist(), 0
+        places, ordered = self._open_policies(answer, np.flatnonzero(self.candidates.policy)), 0
         for place in places[: self.options.policies]:
-            if self._out_of_time() or self._bounds[place] >= _limit(answer):
+            if self._out_of_time() or not self._open_policies(answer, [place]):
                 break
             ordered += 1
             floor = float(self.candidates.step[place])
@@ -249,15 +272,23 @@ class _BestFirst:
                 continue
             exact = ExactPlan(priced.planned, priced.step, _peak(priced), priced.digest, floor, priced)
             self.exact.append(exact)
-            answer.add(exact, exact.peak if self.options.objective == "memory" else exact.step)
-        left = [place for place in places[ordered:] if self._bounds[place] < _limit(answer)]
+            answer.add(exact)
+        left = self._open_policies(answer, places[ordered:])
         least = min((float(self.candidates.step[place]) for place in left), default=None)
         return answer, PolicyCounts(ordered, len(left), least)
+
+    def _open_policies(self, answer: Answer, places: Sequence[int] | Int64) -> list[int]:
+        """Those of the places whose bounds let them into the answer."""
+        if not isinstance(answer, Front):
+            limit = answer.last if answer.full else inf
+            return [int(place) for place in places if self._bounds[place] < limit]
+        step, memory = self.candidates.step, self.candidates.memory
+        return [int(place) for place in places if answer.takes(float(step[place]), float(memory[place]))]
 
     # The answer.
 
     def _result(self, answer: Answer, complete: bool, policies: PolicyCounts) -> SearchResult:
-        plans = tuple(self._found(exact, free) for exact, free in answer.plans())
+        plans = tuple(self._found(exact, free) for exact, free in islice(answer.plans(), self.options.top))
         open_step = inf if complete else min(self._open_steps(), default=inf)
         if self.options.objective == "memory":  # plans that hold more may be faster than all of the answer
             open_step = float(self.candidates.step[~self.candidates.policy].min(initial=inf))
@@ -297,8 +328,3 @@ class _BestFirst:
 
 def _peak(priced: PricedPlan) -> float:
     return max(priced.peaks) + priced.reserve
-
-
-def _limit(answer: Answer) -> float:
-    """What a plan has to be below to enter an answer."""
-    return answer.last if answer.full else inf

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from schedc.diagnostics import RequestError
@@ -49,6 +50,29 @@ def test_a_search_finds_what_trying_all_plans_finds(model: str, devices: int, co
     assert [point.bytes for point in best.pareto] == sorted((point.bytes for point in best.pareto), reverse=True)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "conditions"),
+    [
+        ("llama-3.1-8b", ("pp in 2, 4", "tp == 1", "microbatch == 1", "cp == 1", "vpp == 1")),
+        (
+            "qwen3-30b-a3b",
+            ("pp == 2", "tp == 1", "cp == 1", "ep == 8", "overlap", "vpp == 2", "microbatch == 1", "alltoall == flat"),
+        ),
+    ],
+)
+def test_a_front_is_that_of_all_plans(model: str, conditions: tuple[str, ...]) -> None:
+    front, every = (
+        searched(model, 16, conditions, objective="pareto", exhaustive=all_plans) for all_plans in (False, True)
+    )
+    assert front.certificate.complete
+    points, all_points = ([(point.step_s, point.bytes) for point in found.pareto] for found in (front, every))
+    assert len(points) == len(all_points) > 1
+    np.testing.assert_allclose(points, all_points, rtol=1e-12)
+    assert every.counts.priced + every.counts.simulated > front.counts.priced + front.counts.simulated
+    assert [(plan.step_s, plan.peak_bytes) for plan in front.plans] == points[:10]
+
+
 def test_overlapped_plans_are_priced_inside_cells() -> None:
     conditions = ("pp == 2", "tp == 1", "cp == 1", "zero == 1", "ep == 8", "overlap", "vpp == 2", "recompute == act")
     result = searched("qwen3-30b-a3b", 16, (*conditions, "microbatch == 1", "alltoall == flat"), top=1)
@@ -65,7 +89,7 @@ def test_of_equal_plans_one_with_a_fixed_order_is_named() -> None:
     table = PartTable.of(problem, [RankSplit(1, 1, 8, 1)])
     for name in ("adaptive_pipe", "interleaved_overlap"):
         axes = PlanAxes(1, 1, 2, 2, 8, 8, 1, 1, 8, name, overlap=True)
-        answer.add(ExactPlan(PlannedStep(problem, axes, choices[name], table), 1.0, 2.0, b"order", 1.0), 1.0)
+        answer.add(ExactPlan(PlannedStep(problem, axes, choices[name], table), 1.0, 2.0, b"order", 1.0))
     ((named, free),) = answer.plans()
     assert named.axes.schedule == "interleaved_overlap"
     assert free == {"schedule": ("adaptive_pipe",)}
