@@ -256,7 +256,7 @@ def certificate_text(facts: Mapping[str, Any]) -> str:
         return f"no plan of this space needs less than {plans[0]['memory']['needed_bytes'] / 1e9:.2f} GB{apart}"
     if facts["objective"] == "pareto":
         front = len(facts["pareto"])
-        return f"each plan of this space is no faster, or no smaller, than one of the front of {front}{apart}"
+        return f"for each plan of this space{apart}, one of the {front} of the front is as fast and as small"
     last = "" if len(plans) < 2 else f"; the {ordinal(len(plans))} takes {seconds_text(certificate['kth_s'])} s"
     return f"no plan of this space is faster than {seconds_text(bound)} s{apart}{last}"
 
