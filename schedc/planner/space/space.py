@@ -31,8 +31,8 @@ RESTRICTIONS = (
     "tensor ranks split attention and dense layers, no expert",
     "tensor ranks share norms and residuals (sequence parallelism)",
     "recomputation of one level: on all stages, on the first stage of each rank, or on the first half of the ranks",
-    "stages hold equally many layers, or as many as balance the ranks; predictions are in the last stage with the head, "
-    "or in the one before, and then as many as balance the stages",
+    "stages hold equally many layers, or as many as balance the ranks, or the stages",
+    "predictions are in the last stage with the head; where layers balance the stages, in the one before",
     "nothing is offloaded to host memory",
     "no expert is hot: none has copies on all ranks of its group",
     "ranks lie in the order tensor, context, data, pipeline",
