@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import ceil, floor, log, log10
 
 from schedc.draw.frame import header
 from schedc.draw.layout import MARGIN, tick_step
@@ -18,6 +19,8 @@ _LEFT, _BELOW = MARGIN + 56.0, 56.0
 _GB = 1e9
 _SIZE = 11.0
 _RADIUS = 4.5
+_FAR = 8.0
+"""Values that differ by a larger factor get a logarithmic axis."""
 _BESIDE = ((0, 6, -6), (0, 7, 4), (1, -7, 4), (0.5, 0, -8), (0.5, 0, 17), (0, 6, 15), (1, -6, -6), (1, -6, 15))
 """Where a name may stand: how much of its width is left of its point, and px right of the point and below it."""
 
@@ -67,29 +70,37 @@ _SHEET = sheet(
 
 @dataclass(frozen=True)
 class _Scale:
-    """One axis: the values at its ends, and px per unit."""
+    """One axis: the values at its ends, its length in px, and whether equal factors are as far apart."""
 
     low: float
     high: float
     px: float
-
-    @property
-    def per_unit(self) -> float:
-        return self.px / (self.high - self.low)
+    by_factors: bool = False
 
     def at(self, value: float) -> float:
         """px from the low end."""
-        return (value - self.low) * self.per_unit
+        if self.by_factors:
+            return log(value / self.low) / log(self.high / self.low) * self.px
+        return (value - self.low) / (self.high - self.low) * self.px
 
     def ticks(self, apart: float) -> list[float]:
-        step = tick_step(self.per_unit, apart)
+        if self.by_factors:
+            decades = range(floor(log10(self.low)), ceil(log10(self.high)))
+            return [tick for i in decades for tick in (10.0**i, 2 * 10.0**i, 5 * 10.0**i) if self._within(tick)]
+        step = tick_step(self.px / (self.high - self.low), apart)
         first, last = int(-(-self.low // step)), int(self.high // step)
         return [i * step for i in range(first, last + 1)]
+
+    def _within(self, value: float) -> bool:
+        return self.low <= value <= self.high
 
 
 def _scale(values: Sequence[float], px: float) -> _Scale:
     """An axis around the values, with room at both ends."""
     low, high = min(values), max(values)
+    if low > 0 and high > _FAR * low:
+        room = (high / low) ** 0.08
+        return _Scale(low / room, high * room, px, True)
     room = 0.08 * (high - low) or 0.08 * abs(high) or 1.0
     return _Scale(max(0.0, low - room), high + room, px)
 

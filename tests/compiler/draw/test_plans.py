@@ -11,7 +11,7 @@ import pytest
 
 from schedc.draw.html_plans import draw_plans
 from schedc.draw.palette import DARK, LIGHT
-from schedc.draw.pareto import draw_pareto
+from schedc.draw.pareto import ParetoPlot, PlanPoint, draw_pareto
 from schedc.report.plan_pictures import pareto_plot, plans_page
 from support.chromium import Browser
 from support.html_page import PAYLOADS, PageReader
@@ -49,6 +49,18 @@ def test_the_plot_has_every_plan_and_both_limits() -> None:
     assert float(limits[0].attrib["y1"]) == pytest.approx(places[0][1], abs=0.02)
     assert DARK.paper in plot
     assert LIGHT.paper in plot
+
+
+def test_steps_far_apart_stand_on_a_logarithmic_axis() -> None:
+    steps = (2.0, 4.0, 8.0, 64.0)
+    points = tuple(PlanPoint(step, (10 - at) * 1e9, "") for at, step in enumerate(steps))
+    tree = ElementTree.fromstring(draw_pareto(ParetoPlot("far", ("four plans",), (), points)))
+    down = sorted(float(each.attrib["cy"]) for each in tree.iter(f"{SPACE}circle") if each.get("class") == "on-front")
+    down = down[-4:]
+    assert down[3] - down[2] == pytest.approx(down[2] - down[1], abs=0.02)
+    assert down[1] - down[0] == pytest.approx(3 * (down[2] - down[1]), abs=0.05)
+    words = [text.text for text in tree.iter(f"{SPACE}text")]
+    assert {"2", "5", "10", "20", "50"} <= set(words)
 
 
 def test_names_of_points_stand_apart() -> None:
