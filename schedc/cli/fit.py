@@ -35,7 +35,8 @@ def fit(rows: Path, only: str | None, cross_validate: bool, output: Path | None,
     """
     from importlib.util import find_spec
 
-    from schedc.planner.fit.fitted import fit_rows, fit_text
+    from schedc.planner.fit.fitted import fit_text
+    from schedc.planner.fit.fitting import fit_rows
     from schedc.planner.fit.rows import load_rows
     from schedc.report.fit import fit_to_json, fit_to_text
 

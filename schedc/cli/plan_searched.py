@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from schedc.planner.price.problem import PlanProblem
     from schedc.planner.search.best_first import SearchOptions
     from schedc.planner.space.conditions import PlanCondition
+    from schedc.planner.space.offered import OfferedSchedules
     from schedc.planner.space.space import PlanSpace
 
 
@@ -41,7 +42,7 @@ def _search(request: PlanRequest, problem: PlanProblem, fit: Fit | None, space: 
     from schedc.report.plans import to_text
     from schedc.report.search_facts import search_to_json
 
-    wanted = conditions_of(request.explain, request)
+    wanted = conditions_of(request.explain, space.offered)
     with ProgressLine() as progress, about_files():
         found = search(space, problem, options_of(request), progress)
     facts = search_to_json(problem, found, fit, request.objective)
@@ -108,25 +109,33 @@ def _check_skew(request: PlanRequest, model: ModelSizes) -> None:
 
 
 def space_of(request: PlanRequest, problem: PlanProblem) -> PlanSpace:
-    """The plans to search."""
+    """The plans to search. Raises `DiagnosticError` (S712) where conditions leave none."""
+    from schedc.planner.space.conditions import INNER
+    from schedc.planner.space.nothing_legal import refuse_nothing_legal, refuse_nothing_met
+    from schedc.planner.space.offered import OfferedSchedules
     from schedc.planner.space.restrict import open_restriction
     from schedc.planner.space.space import PlanSpace
 
-    conditions = conditions_of(request.require, request) + conditions_of(request.exclude, request, wanted=False)
+    offered = OfferedSchedules(request.schedules)
+    conditions = conditions_of(request.require, offered) + conditions_of(request.exclude, offered, wanted=False)
     for name in request.restrict:
         conditions += open_restriction(name).conditions
     batch, seq = problem.sequences, problem.model.seq
-    return PlanSpace.of(problem.model, problem.cluster, batch, seq, request.space, conditions, request.schedules)
+    space = PlanSpace.of(problem.model, problem.cluster, batch, seq, request.space, conditions, offered)
+    with about_files():
+        refuse_nothing_met(space)
+        if any(condition.names & INNER for condition in conditions):
+            refuse_nothing_legal(space)
+    return space
 
 
-def conditions_of(texts: tuple[str, ...], request: PlanRequest, wanted: bool = True) -> list[PlanCondition]:
-    """Conditions that plans meet, or do not meet unless ``wanted``."""
+def conditions_of(texts: tuple[str, ...], offered: OfferedSchedules, wanted: bool = True) -> list[PlanCondition]:
+    """Conditions that plans meet, or do not meet unless ``wanted``. Schedules are read where one names them."""
     if not texts:
         return []
     from schedc.planner.space.conditions import read_condition
-    from schedc.planner.space.schedules import all_schedules
 
-    names = tuple(choice.name for choice in all_schedules(request.schedules)[0])
+    names = offered.names if any("schedule" in text for text in texts) else ()
     return [read_condition(text, wanted, names) for text in texts]
 
 

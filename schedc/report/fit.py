@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from schedc.planner.fit.fitted import FitResult
+from schedc.planner.fit.fitting import FitResult
 from schedc.planner.fit.validate import ModelLeftOut
 from schedc.planner.times.constants import described
 

@@ -1,29 +1,23 @@
-"""A fit: constants, the rows they come from, and how well they predict; written as TOML and read back."""
+"""A fit: constants, the rows they come from, and how well they predict; written as TOML and read back.
+
+A search reads a fit without what makes one, which is `schedc.planner.fit.fitting`.
+"""
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label, did_you_mean
-from schedc.ir.arrays import Bools, Floats
 from schedc.planner.cluster.values import Cluster
-from schedc.planner.fit.calibration import Calibration
-from schedc.planner.fit.estimate import Estimator
-from schedc.planner.fit.rows import MeasuredRows
-from schedc.planner.fit.seen import SEEN_AXES, SeenRanges, seen_ranges
-from schedc.planner.fit.validate import Validation, errors, validate
+from schedc.planner.fit.seen import SEEN_AXES, SeenRanges
 from schedc.planner.presets.tables import files
 from schedc.planner.reading.keys import Keys, place_of
 from schedc.planner.reading.texts import parse_table, read_source
 from schedc.planner.times.constants import BY_NAME, SUSTAINED, described, on_device
-from schedc.planner.times.table import RunTable
 from schedc.source import NOWHERE, Source
 
 SCHEMA = "schedc.fit/1"
@@ -54,68 +48,6 @@ class Fit:
     unseen: tuple[str, ...] = ()
     seen: SeenRanges = field(default_factory=dict)
     calibrated: int = 0
-
-
-@dataclass(frozen=True, eq=False)
-class FitResult:
-    """A fit with its errors.
-
-    ratios: [rows] predicted over measured, less one. validation: None if none was asked for. times: [times] the same of
-    the calibrated ones.
-    """
-
-    fit: Fit
-    measured: MeasuredRows
-    ratios: tuple[float, ...]
-    validation: Validation | None
-    times: tuple[float, ...] = ()
-
-    @property
-    def mape_pct(self) -> float:
-        return 100.0 * _mean(np.abs(self.ratios))
-
-    @property
-    def bias_pct(self) -> float:
-        return 100.0 * _mean(np.array(self.ratios))
-
-    @property
-    def times_mape_pct(self) -> float:
-        return 100.0 * _mean(np.abs(self.times))
-
-    @property
-    def within_10_pct(self) -> float:
-        """Share of rows, in percent, whose prediction is within a tenth of the measurement."""
-        return 100.0 * _mean(np.abs(self.ratios) <= 0.1)
-
-
-def _mean(values: Floats | Bools) -> float:
-    return float(values.mean()) if values.size else 0.0
-
-
-def fit_rows(measured: MeasuredRows, name: str, cross_validate: bool) -> FitResult:
-    """Fits constants to rows. Needs scipy."""
-    rows = measured.rows
-    calibration = Calibration(measured.calibrated)
-    estimator = Estimator(RunTable([row.run for row in rows]), np.array([row.step_s for row in rows]), calibration)
-    whole = estimator.estimate(np.arange(len(rows)))
-    validation = validate(estimator, rows, whole) if cross_validate and rows else None
-    fit = Fit(
-        name,
-        tuple(sorted(measured.devices)),
-        tuple(sorted(measured.precisions)),
-        len(rows),
-        hashlib.sha256(measured.source.text.encode()).hexdigest()[:16],
-        whole.constants,
-        round(validation.interval_pct, 3) if validation else 0.0,
-        round(validation.cv_mape_pct, 3) if validation else 0.0,
-        whole.at_bound,
-        whole.at_prior,
-        seen=seen_ranges(measured.runs),
-        calibrated=len(calibration),
-    )
-    ratios = errors(estimator, whole.position)
-    times = estimator.predict_times(whole.position) / calibration.seconds - 1.0
-    return FitResult(fit, measured, tuple(ratios.tolist()), validation, tuple(times.tolist()))
 
 
 def fit_text(fit: Fit) -> str:

@@ -7,7 +7,6 @@ from math import prod
 
 from schedc.planner.cluster.values import Cluster
 from schedc.planner.model.values import ModelSizes
-from schedc.planner.space.schedules import ScheduleChoice
 
 _LARGEST_TP = 16
 _LARGEST_CP = 16
@@ -38,20 +37,16 @@ class AxisValues:
     layouts: tuple[str, ...]
     methods: tuple[str, ...]
     overlaps: tuple[bool, ...]
-    schedules: tuple[ScheduleChoice, ...]
 
     @property
     def raw(self) -> int:
-        """Number of points before any constraint: a schedule with a limit counts once for each of its three limits."""
-        orders = sum(3 if choice.limiting else 1 for choice in self.schedules)
+        """Number of points before any constraint, for each order of a schedule."""
         outer = (self.tp, self.cp, self.pp, self.vpp, self.ep, self.microbatch)
         inner = (self.zero, self.levels, self.layouts, self.methods, self.overlaps)
-        return prod(len(values) for values in (*outer, *inner)) * orders
+        return prod(len(values) for values in (*outer, *inner))
 
 
-def axis_values(
-    model: ModelSizes, cluster: Cluster, seq: int, kind: str, schedules: tuple[ScheduleChoice, ...]
-) -> AxisValues:
+def axis_values(model: ModelSizes, cluster: Cluster, seq: int, kind: str) -> AxisValues:
     """The values for a model on a cluster, for sequences of ``seq`` tokens. kind: `standard` or `wide`."""
     wide, moe = kind == "wide", model.moe is not None
     experts = model.moe.experts if model.moe else 1
@@ -69,7 +64,6 @@ def axis_values(
         layouts=("even", "balanced", "apart") if model.mtp else ("even", "balanced"),
         methods=(("flat", "hierarchical", "allgather") if wide else ("flat", "hierarchical")) if moe else ("flat",),
         overlaps=(False, True) if moe else (False,),
-        schedules=schedules,
     )
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from schedc.ir.arrays import Bools, Int64
 from schedc.planner.space.axes import PlanAxes
-from schedc.planner.space.schedules import ScheduleChoice
+
+if TYPE_CHECKING:
+    from schedc.planner.space.schedules import ScheduleChoice
 
 
 @dataclass(frozen=True, order=True)

@@ -21,19 +21,30 @@ def refuse_nothing_legal(space: PlanSpace) -> None:
         )
         help = "write a model file whose first layers are the dense ones"
         raise RequestError([Diagnostic("S712", message, help=help)])
+    refuse_nothing_met(space)
     if next(space.blocks(), None) is not None:
         return
-    before = 0
-    for left in space.funnel:
-        if not left.combinations:
-            raise _refusal(space, left.what, before)
-        before = left.combinations
+    before, ordered = space.met[-1].combinations, space.ordered
+    if not ordered.combinations:
+        raise _refusal(space, ordered.what, before)
     conditions = [condition for condition in space.conditions if condition.names & INNER]
     for number, condition in enumerate(conditions):
         outer = (each for each in space.conditions if not each.names & INNER)
         met = replace(space, conditions=(*outer, *conditions[: number + 1]))
         if next(met.blocks(), None) is None:
-            raise _refusal(space, condition.option, before)
+            raise _refusal(space, condition.option, ordered.combinations)
+
+
+def refuse_nothing_met(space: PlanSpace) -> None:
+    """Raises `RequestError` (S712) for a space whose outer axes have no values that meet all laws and conditions.
+
+    No schedule is read for it. `refuse_nothing_legal` asks this first.
+    """
+    before = 0
+    for left in space.met:
+        if not left.combinations:
+            raise _refusal(space, left.what, before)
+        before = left.combinations
 
 
 def _unplaceable(model: ModelSizes) -> bool:

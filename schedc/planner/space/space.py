@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -19,7 +18,10 @@ from schedc.planner.space.axes import PlanAxes
 from schedc.planner.space.axis_values import AxisValues, axis_values
 from schedc.planner.space.blocks import InnerAxes, OrderOption, PlanBlock, Prefix
 from schedc.planner.space.conditions import INNER, PlanCondition
-from schedc.planner.space.schedules import LeftOut, ScheduleChoice, all_schedules
+from schedc.planner.space.offered import OfferedSchedules
+
+if TYPE_CHECKING:
+    from schedc.planner.space.schedules import LeftOut, ScheduleChoice
 
 _BLOCK = 200_000
 """Points of a block, about."""
@@ -51,7 +53,7 @@ class Remaining(NamedTuple):
 class PlanSpace:
     """Legal plans of a model on a cluster.
 
-    batch, seq: sequences of a step, and tokens of each. kind: `standard` or `wide`. left_out: schedules without plans.
+    batch, seq: sequences of a step, and tokens of each. kind: `standard` or `wide`. offered: schedules.
     """
 
     model: ModelSizes
@@ -61,7 +63,7 @@ class PlanSpace:
     kind: str
     values: AxisValues
     conditions: tuple[PlanCondition, ...] = ()
-    left_out: tuple[LeftOut, ...] = ()
+    offered: OfferedSchedules = field(default_factory=OfferedSchedules)
     _orders: dict[tuple[int, int, int], tuple[OrderOption, ...]] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -73,17 +75,21 @@ class PlanSpace:
         seq: int,
         kind: str = "standard",
         conditions: Sequence[PlanCondition] = (),
-        folder: Path | None = None,
+        offered: OfferedSchedules | None = None,
     ) -> PlanSpace:
-        """The space with the schedules of the library, and those of ``folder``."""
-        schedules, left_out = all_schedules(folder)
-        values = axis_values(model, cluster, seq, kind, schedules)
-        return cls(model.at(seq), cluster, batch, seq, kind, values, tuple(conditions), left_out)
+        """The space of a kind. offered: schedules; None for those of the library."""
+        values = axis_values(model, cluster, seq, kind)
+        return cls(model.at(seq), cluster, batch, seq, kind, values, tuple(conditions), offered or OfferedSchedules())
 
     @property
     def raw(self) -> int:
-        """Points before any constraint."""
-        return self.values.raw
+        """Points before any constraint: a schedule with a limit counts once for each of its three limits."""
+        return self.values.raw * sum(3 if choice.limiting else 1 for choice in self.offered.choices)
+
+    @property
+    def left_out(self) -> tuple[LeftOut, ...]:
+        """Schedules without plans."""
+        return self.offered.left_out
 
     @property
     def restrictions(self) -> tuple[str, ...]:
@@ -104,8 +110,8 @@ class PlanSpace:
         return columns | {"devices": columns["dp"] * ranks, "batch": np.full(ranks.size, self.batch)}
 
     @cached_property
-    def _funnel(self) -> tuple[tuple[Remaining, ...], Bools]:
-        """What each constraint leaves, in order, and [points] the combinations that have a plan."""
+    def _met(self) -> tuple[tuple[Remaining, ...], Bools]:
+        """What each constraint but those of schedules leaves, in order, and [points] the combinations that are left."""
         c = self.grid
         left: Bools = np.ones(c["tp"].size, bool)
         steps: list[Remaining] = []
@@ -124,11 +130,16 @@ class PlanSpace:
         for what, law in laws:
             left = left & law
             steps.append(Remaining(what, int(np.count_nonzero(left))))
+        return tuple(steps), left
+
+    @cached_property
+    def _ordered(self) -> Bools:
+        """[points] the combinations that have a plan."""
+        left = self._met[1].copy()
         points = np.flatnonzero(left)
         none = [not self.orders(*self._order_key(int(point))) for point in points]
         left[points[np.array(none, np.bool_)]] = False
-        steps.append(Remaining("a schedule takes so many ranks, microbatches and stages", int(np.count_nonzero(left))))
-        return tuple(steps), left
+        return left
 
     def _whole_nodes(self, c: dict[str, Int64]) -> Bools:
         """[points] whether expert groups lie on nodes evenly, and tensor groups of a model without experts.
@@ -139,9 +150,15 @@ class PlanSpace:
         return np.asarray((node % group == 0) | (group % node == 0), np.bool_)
 
     @property
-    def funnel(self) -> tuple[Remaining, ...]:
-        """What each constraint on the outer axes leaves, in the order in which they are asked."""
-        return self._funnel[0]
+    def met(self) -> tuple[Remaining, ...]:
+        """What each constraint on the outer axes leaves, in the order in which they are asked. No schedule is read."""
+        return self._met[0]
+
+    @property
+    def ordered(self) -> Remaining:
+        """What schedules leave behind `met`."""
+        count = int(np.count_nonzero(self._ordered))
+        return Remaining("a schedule takes so many ranks, microbatches and stages", count)
 
     def _order_key(self, point: int) -> tuple[int, int, int]:
         c = self.grid
@@ -153,7 +170,7 @@ class PlanSpace:
         if key not in self._orders:
             self._orders[key] = tuple(
                 OrderOption(choice, limit, overlap)
-                for choice in self.values.schedules
+                for choice in self.offered.choices
                 for limit in choice.limits(*key)
                 for overlap in (self.values.overlaps if choice.has_pairs else (False,))
             )
@@ -163,7 +180,7 @@ class PlanSpace:
         """The outer axes of all legal plans."""
         c = self.grid
         names = ("tp", "cp", "pp", "vpp", "ep", "dp", "microbatch", "microbatches")
-        for point in np.flatnonzero(self._funnel[1]):
+        for point in np.flatnonzero(self._ordered):
             yield Prefix(*(int(c[name][point]) for name in names))
 
     def blocks(self) -> Iterator[PlanBlock]:
@@ -212,7 +229,7 @@ class PlanSpace:
 
     def choice(self, name: str) -> ScheduleChoice:
         """The schedule of a name that a plan has."""
-        return next(choice for choice in self.values.schedules if choice.name == name)
+        return next(choice for choice in self.offered.choices if choice.name == name)
 
     def holds(self, axes: PlanAxes) -> bool:
         """Whether a plan is one of this space."""

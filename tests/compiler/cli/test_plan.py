@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from click.testing import CliRunner, Result
 
 from schedc.cli import main
 from schedc.cli.plan_progress import ProgressLine
+from schedc.planner.presets.tables import files
 from support.html_page import PageReader
 from support.written_plans import written_plans
 
@@ -80,6 +83,25 @@ def test_a_plan_without_waterfall_is_a_finding(folder: Path) -> None:
     stranger.write_text("a plan")
     result = schedc("--compare", str(folder / "01.sched"), str(stranger))
     assert (result.exit_code, "error[S751]" in result.stderr) == (1, True)
+
+
+def test_no_refusal_loads_the_compiler() -> None:
+    """Neither the parser of schedules nor the search, which take longer than all else of a refusal."""
+    lines = [
+        "gpt2 h100 -D devices=12 --batch 8x1024",
+        "gpt2 h100 -D devices=8 --batch 8x1024 --require pp>=200",
+        f"gpt2 b200 -D devices=8 --batch 8x1024 --fit {files('fits')['bloom']}",
+    ]
+    program = (
+        "import sys\nfrom schedc.cli import main\n"
+        f"for line in {lines!r}:\n"
+        "    try: main(['plan', *line.split()])\n"
+        "    except SystemExit: pass\n"
+        "print([name for name in ('lark', 'schedc.compiler', 'schedc.planner.search') if name in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert all(f"error[{code}]" in result.stderr for code in ("S707", "S712", "S726"))
+    assert result.stdout == "[]\n"
 
 
 class Terminal(io.StringIO):

@@ -1,0 +1,79 @@
+"""Makes a fit of measured rows: constants, and how far predictions are off with them."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+
+from schedc.ir.arrays import Bools, Floats
+from schedc.planner.fit.calibration import Calibration
+from schedc.planner.fit.estimate import Estimator
+from schedc.planner.fit.fitted import Fit
+from schedc.planner.fit.rows import MeasuredRows
+from schedc.planner.fit.seen import seen_ranges
+from schedc.planner.fit.validate import Validation, errors, validate
+from schedc.planner.times.table import RunTable
+
+
+@dataclass(frozen=True, eq=False)
+class FitResult:
+    """A fit with its errors.
+
+    ratios: [rows] predicted over measured, less one. validation: None if none was asked for. times: [times] the same of
+    the calibrated ones.
+    """
+
+    fit: Fit
+    measured: MeasuredRows
+    ratios: tuple[float, ...]
+    validation: Validation | None
+    times: tuple[float, ...] = ()
+
+    @property
+    def mape_pct(self) -> float:
+        return 100.0 * _mean(np.abs(self.ratios))
+
+    @property
+    def bias_pct(self) -> float:
+        return 100.0 * _mean(np.array(self.ratios))
+
+    @property
+    def times_mape_pct(self) -> float:
+        return 100.0 * _mean(np.abs(self.times))
+
+    @property
+    def within_10_pct(self) -> float:
+        """Share of rows, in percent, whose prediction is within a tenth of the measurement."""
+        return 100.0 * _mean(np.abs(self.ratios) <= 0.1)
+
+
+def _mean(values: Floats | Bools) -> float:
+    return float(values.mean()) if values.size else 0.0
+
+
+def fit_rows(measured: MeasuredRows, name: str, cross_validate: bool) -> FitResult:
+    """Fits constants to rows. Needs scipy."""
+    rows = measured.rows
+    calibration = Calibration(measured.calibrated)
+    estimator = Estimator(RunTable([row.run for row in rows]), np.array([row.step_s for row in rows]), calibration)
+    whole = estimator.estimate(np.arange(len(rows)))
+    validation = validate(estimator, rows, whole) if cross_validate and rows else None
+    fit = Fit(
+        name,
+        tuple(sorted(measured.devices)),
+        tuple(sorted(measured.precisions)),
+        len(rows),
+        hashlib.sha256(measured.source.text.encode()).hexdigest()[:16],
+        whole.constants,
+        round(validation.interval_pct, 3) if validation else 0.0,
+        round(validation.cv_mape_pct, 3) if validation else 0.0,
+        whole.at_bound,
+        whole.at_prior,
+        seen=seen_ranges(measured.runs),
+        calibrated=len(calibration),
+    )
+    ratios = errors(estimator, whole.position)
+    times = estimator.predict_times(whole.position) / calibration.seconds - 1.0
+    return FitResult(fit, measured, tuple(ratios.tolist()), validation, tuple(times.tolist()))
