@@ -30,7 +30,7 @@ class FitConstant:
 
 CONSTANTS: tuple[FitConstant, ...] = (
     FitConstant("gemm", 0.80, 0.15, "of peak", "large products; A100 tables of cuBLAS", 1.0),
-    FitConstant("gemm_k0", 200.0, 1.0, "columns", "products are half as fast at so many summed columns", 4000.0),
+    FitConstant("gemm_k0", 200.0, 1.0, "columns", "summed, where products of an A100 are half as fast", 4000.0),
     FitConstant("hbm", 0.75, 0.2, "of memory", "norms, activations, residuals, optimizer", 1.0),
     FitConstant("attention", 0.5, 0.5, "of peak", "scores of attention and their sums", 1.0),
     FitConstant("launch", 1.2e-3, 0.8, "s", "launches of one layer in one direction", 0.1),

@@ -14,6 +14,13 @@ from schedc.planner.times.table import RunTable
 _TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.97), (128, 64, 0.85), (64, 64, 0.85))
 """Rows and columns that one block computes, and its speed beside the largest."""
 
+_FLOP_PER_BYTE = 153.0
+"""FLOP in the time of a byte of memory on an A100, where ``gemm_k0`` is counted.
+
+A block of results reads its first operands, and writes what it made, while it multiplies nothing. That takes the time
+of memory: the columns that could be summed meanwhile grow with FLOP per byte of the device, and with fewer bits.
+"""
+
 
 @dataclass(frozen=True, eq=False)
 class LayerProduct:
@@ -56,11 +63,12 @@ class ProductWork:
         """[runs, K] the longer of compute and memory, behind the conversion of what is multiplied."""
         blocks = np.where(self.blocks, c["blocks"], 1.0)
         if self.grouped:
-            efficiency = c["grouped"] * self.rows / (self.rows + c["grouped_r0"]) * blocks
+            best = c["grouped"] * self.rows / (self.rows + c["grouped_r0"]) * blocks
         else:
-            best = np.where(self.bits == 0, c["gemm"], np.where(self.bits == 1, c["fp8"] * blocks, c["fp4"]))
-            efficiency = best * self.fill * self.summed / (self.summed + c["gemm_k0"])
-        compute = self.flops / (self.peak * efficiency)
+            wide = np.where(self.bits == 0, c["gemm"], np.where(self.bits == 1, c["fp8"] * blocks, c["fp4"]))
+            best = wide * self.fill
+        start = c["gemm_k0"] * (self.peak / self.hbm / _FLOP_PER_BYTE)
+        compute = self.flops * (self.summed + start) / (self.peak * best * self.summed)
         memory = self.hbm * c["hbm"]
         return np.asarray(np.maximum(compute, self.bytes / memory) + self.cast / memory)
 
