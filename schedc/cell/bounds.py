@@ -9,7 +9,7 @@ import numpy as np
 from schedc.cell.graph import QUEUES
 from schedc.cell.program import MESSAGED
 from schedc.cell.tasks import Tasks
-from schedc.ir.arrays import Floats
+from schedc.ir.arrays import Bools, Floats
 
 
 def lower_bounds(tasks: Tasks, duration: Floats) -> Floats:
@@ -26,14 +26,14 @@ def lower_bound(tasks: Tasks, duration: Sequence[float]) -> float:
 
 
 def delay_bounds(tasks: Tasks, duration: Floats) -> Floats:
-    """[3, 3, K] a lower bound of each of a cell's delays (`schedc.cell.delays`): longest chains of dependent tasks.
+    """[3, 3, K] a lower bound of each of a cell's delays (`schedc.cell.delays`): chains of dependent tasks, and work.
 
     duration: [tasks, K] in time units, as the bounds.
     """
     reached = reached_from(tasks, duration)
     completing = (None, *tasks.leaving)
-    ends = [reached if last is None else reached[list(last)] for last in completing]
-    bounds = np.stack([of.max(axis=0, initial=-np.inf) for of in ends])
+    end = end_bounds(tasks, duration, reached)
+    bounds = np.stack([end if last is None else latest(reached[list(last)]) for last in completing])
     bounds[:, 0] = np.maximum(bounds[:, 0], 0.0)
     bounds[[last is None for last in completing], 0] = _lower_bounds(tasks, duration, reached[:, 0])
     return bounds
@@ -46,6 +46,26 @@ def reached_from(tasks: Tasks, duration: Floats) -> Floats:
     """
     of_half = [[0.0 if task.half is half else -np.inf for task in tasks.all] for half in MESSAGED]
     return _chains(tasks, duration, np.array([[0.0] * len(tasks), *of_half]).T)
+
+
+def end_bounds(tasks: Tasks, duration: Floats, reached: Floats) -> Floats:
+    """[3, K] what the cell's end is behind its start, and behind the messages of its halves, at least.
+
+    It is the longest chain, and behind a message the work of a queue for that half too. duration: [tasks, K] in time
+    units, as the bounds. reached: `reached_from` of them.
+    """
+    end = latest(reached)
+    for column, half in enumerate(MESSAGED, 1):
+        waits = np.array([task.half is half for task in tasks.all], np.bool_)
+        if waits.any():
+            busy = busy_bounds(*queue_work(tasks, duration, reached[:, column], waits))
+            np.maximum(end[column], busy, out=end[column])
+    return end
+
+
+def latest(reached: Floats) -> Floats:
+    """[3, K] the longest of the chains of tasks; -inf without one."""
+    return np.asarray(reached.max(axis=0, initial=-np.inf))
 
 
 def _chains(tasks: Tasks, duration: Floats, start: Floats) -> Floats:
@@ -68,17 +88,20 @@ def _lower_bounds(tasks: Tasks, duration: Floats, heads: Floats) -> Floats:
     return np.asarray(np.maximum(chain, busy_bounds(*queue_work(tasks, duration, heads))))
 
 
-def queue_work(tasks: Tasks, duration: Floats, heads: Floats) -> tuple[Floats, Floats, Floats]:
+def queue_work(
+    tasks: Tasks, duration: Floats, heads: Floats, counted: Bools | None = None
+) -> tuple[Floats, Floats, Floats]:
     """[queues, K] the work of each queue, and the shortest chains in front of a task on it and behind one.
 
     The queues are those of `schedc.cell.graph.QUEUES`; chains are inf on those without work. duration: [tasks, K] in
-    time units. heads: [tasks, K] the earliest end of each task.
+    time units. heads: [tasks, K] the earliest end of each task. counted: [tasks] which tasks; None for all.
     """
     tails, queue_of = _tails(tasks, duration), np.array(tasks.queues, np.int64)
     work, before, behind = np.zeros((3, len(QUEUES), duration.shape[1]))
     before[:], behind[:] = np.inf, np.inf
-    for queue in np.unique(queue_of):
-        members = queue_of == queue
+    of = np.ones(len(tasks), np.bool_) if counted is None else counted
+    for queue in np.unique(queue_of[of]):
+        members = of & (queue_of == queue)
         time = duration[members]
         work[queue] = np.cumsum(time, axis=0)[-1]  # in order: `sum` may add in another one
         runs = time > 0

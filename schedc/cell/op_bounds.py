@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from schedc.cell.bounds import busy_bounds, queue_work, reached_from
+from schedc.cell.bounds import busy_bounds, end_bounds, latest, queue_work, reached_from
 from schedc.cell.program import HALVES
 from schedc.cell.tasks import Tasks
 from schedc.ir.arrays import Floats
@@ -17,8 +17,8 @@ class OpBounds:
     """What bounds cells with an op under K costs, whatever their programs.
 
     place: 0 for an op on the first graph of a cell, 1 on the second (`schedc.cell.program.HALVES`).
-    end, leaving: [3, K] the longest chain to any task, and to those that complete the op's message, from any task, and
-    from tasks of the halves with messages; -inf without one. leaving: None where the op has no message.
+    end: [3, K] `schedc.cell.bounds.end_bounds`. leaving: [3, K] the longest chain to the tasks that complete the op's
+    message, from any task, and from tasks of the halves with messages; -inf without one. None without a message.
     work, before, behind: [queues, K] time of the op's tasks on a queue, the least chain in front of one, and behind.
     """
 
@@ -35,12 +35,8 @@ class OpBounds:
         place = int(not HALVES[tasks.kind][0])
         reached = reached_from(tasks, duration)
         last = tasks.leaving[place]
-        leaving = None if last is None else _latest(reached[list(last)])
-        return cls(place, _latest(reached), leaving, *queue_work(tasks, duration, reached[:, 0]))
-
-
-def _latest(reached: Floats) -> Floats:
-    return np.asarray(reached.max(axis=0, initial=-np.inf))
+        leaving = None if last is None else latest(reached[list(last)])
+        return cls(place, end_bounds(tasks, duration, reached), leaving, *queue_work(tasks, duration, reached[:, 0]))
 
 
 def delays_of(*ops: OpBounds) -> Floats:

@@ -31,16 +31,16 @@ def chain(tasks: Tasks, duration: Sequence[float], starts: Sequence[int], ends: 
     return max((reached[index] for index in ends), default=-math.inf)
 
 
-def plain_bound(tasks: Tasks, duration: Sequence[float]) -> float:
-    """The longest chain, or the work of a queue with the shortest chains before and behind it."""
+def plain_bound(tasks: Tasks, duration: Sequence[float], starts: Sequence[int]) -> float:
+    """The longest chain from ``starts``, or their work on a queue with the shortest chains before and behind it."""
     every = range(len(tasks))
-    heads = [chain(tasks, duration, every, [index]) for index in every]
+    heads = [chain(tasks, duration, starts, [index]) for index in every]
     tails = [0.0] * len(tasks)
     for index in reversed(every):
         tails[index] = max((tails[after] + duration[after] for after in tasks.followers[index]), default=0.0)
-    bound = max(heads, default=0.0)
+    bound = max(heads, default=-math.inf)
     for queue in set(tasks.queues):
-        own = [index for index in every if tasks.queues[index] == queue and duration[index]]
+        own = [index for index in starts if tasks.queues[index] == queue and duration[index]]
         work = 0.0
         for index in own:
             work += duration[index]
@@ -57,7 +57,9 @@ def plain_delays(tasks: Tasks, duration: Sequence[float]) -> list[list[float]]:
         [chain(tasks, duration, of, every if to is None else to) for of in starts] for to in (None, *tasks.leaving)
     ]
     for row, to in zip(delays, (None, *tasks.leaving), strict=True):
-        row[0] = plain_bound(tasks, duration) if to is None else max(row[0], 0.0)
+        row[0] = max(row[0], 0.0)
+        if to is None:
+            row[:] = [max(bound, plain_bound(tasks, duration, of)) for bound, of in zip(row, starts, strict=True)]
     return delays
 
 
@@ -70,7 +72,7 @@ def test_bounds_are_those_of_a_plain_walk(cell: Cell, seed: int) -> None:
     bounds, delays = lower_bounds(tasks, duration), delay_bounds(tasks, duration)
     for k in range(4):
         alone = duration[:, k].tolist()
-        assert bounds[k] == plain_bound(tasks, alone)
+        assert bounds[k] == max(plain_bound(tasks, alone, range(len(tasks))), 0.0)
         assert delays[:, :, k].tolist() == plain_delays(tasks, alone)
 
 

@@ -74,6 +74,12 @@ def test_stages_recompute_before_their_gradients_arrive() -> None:
     assert check_one(random.Random(479))
 
 
+@pytest.mark.slow
+def test_floors_know_the_work_behind_a_message() -> None:
+    """Two stages with shared experts: compute behind the first message takes longer than the longest chain."""
+    assert check_one(random.Random(3249))
+
+
 @pytest.mark.parametrize("kind", ["standard", "wide"])
 def test_all_plans_are_bounded(kind: str) -> None:
     conditions = [read_condition("pp in 2, 4"), read_condition("microbatch == 1")]
