@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from schedc.attachments.values import Attachments
 from schedc.cost.costs import Costs
 from schedc.diagnostics import DiagnosticError
 from schedc.elaborate import elaborate
-from schedc.interchange.megatron_plan import MegatronPlan
+from schedc.interchange.megatron_plan import RELEASE, MegatronPlan
 from schedc.interchange.refusals import cannot, one_copy, only_exported_kinds, placement_form
 from schedc.ir.schedule import Schedule
 from schedc.layout.parser import parse_layout
@@ -141,7 +142,9 @@ def _with_layout(schedule: Schedule, layout: Layout, flags: Flags) -> Flags:
 def _text(schedule: Schedule, flags: Flags, attached: MegatronPlan) -> str:
     plan, more = attached.plan, attached.flags()
     sizes = ", ".join(f"{name} = {value}" for name, value in schedule.sizes.items())
-    lines = [f"# {schedule.name}: {sizes}"]
+    lines = [f"# {schedule.name}: {sizes}", f"# Flags of Megatron-LM with megatron-core {RELEASE}."]
+    if plan != Attachments() and all(open_schedule(name).doc != schedule.doc for name in _shipped()):
+        lines += [f"# From its comment: {line}" for line in schedule.doc.splitlines() if line.strip()]
     if plan.parallel is not None:
         lines.append(f"# For {plan.parallel.per_rank * schedule.ranks} processes.")
     if plan.parallel is None or plan.batch is None:
@@ -150,6 +153,11 @@ def _text(schedule: Schedule, flags: Flags, attached: MegatronPlan) -> str:
     lines += [f"# {note}" for note in attached.notes()]
     lines += [f"--pipeline-model-parallel-size {schedule.ranks}", *flags, *more]
     return "\n".join(lines) + "\n"
+
+
+def _shipped() -> list[str]:
+    """The schedules of the library with Megatron's orders, whose comments say nothing of a plan."""
+    return [mode.schedule for mode in _MODES if mode.schedule in names()]
 
 
 def _reason(schedule: Schedule, mode: _MegatronMode | None, chunks: int) -> str:

@@ -1,6 +1,6 @@
 """Megatron-LM's flags for what a plan attaches to a schedule; what Megatron has no flag for is refused.
 
-Names and rules are those of megatron/training/arguments.py and of `TransformerConfig` in megatron-core 0.16.1.
+Names and rules are those of megatron/training/arguments.py and of `TransformerConfig` in megatron-core, see `RELEASE`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from schedc.interchange.refusals import cannot
 from schedc.layout.parts import Layout, PartKind
 from schedc.source import Source
 
+RELEASE = "0.16.1"
+"""The megatron-core whose configurations have these flags."""
 _DEEPEP_NODE = 8
 """Ranks of a node in DeepEP, whose rows take two hops."""
 
@@ -84,6 +86,7 @@ class MegatronPlan:
             found.append(
                 "The model needs flags that no plan says: activation, norms, positions, vocabulary, tied tables."
             )
+            found.append("Windows and sinks of attention are among them, where the model has some.")
         if parallel and parallel.tp * parallel.cp > 1:
             found.append("Before Blackwell, tp and cp need CUDA_DEVICE_MAX_CONNECTIONS=1 in the environment.")
         if self._dispatcher == "flex":
@@ -180,6 +183,9 @@ class MegatronPlan:
             yield f"--expert-tensor-parallel-size {parallel.expert_tp}"
         if parallel.zero:
             yield "--use-distributed-optimizer"
+        ranks, experts = parallel.dp * parallel.cp, parallel.ep * parallel.expert_tp
+        if ranks > 1 or (self.plan.experts is not None and ranks * parallel.tp > experts):
+            yield "--overlap-grad-reduce" + (" --overlap-param-gather" if parallel.zero else "")
 
     def _batch(self) -> Iterator[str]:
         if (batch := self.plan.batch) is None:

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from megatron.core import __version__
+from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig
 from megatron.core.pipeline_parallel.schedules import get_pp_rank_microbatches, get_schedule_table
 from megatron.core.transformer import MLATransformerConfig, TransformerConfig
@@ -47,7 +48,7 @@ def parser() -> argparse.ArgumentParser:
     back = {field: flag for flag, field in RENAMED.items()}
     fields = {
         field.name: str(field.type)
-        for kind in (MLATransformerConfig, OptimizerConfig)
+        for kind in (MLATransformerConfig, OptimizerConfig, DistributedDataParallelConfig)
         for field in dataclasses.fields(kind)
     }
     fields |= {name: kind.__name__ for name, kind in TRAINING.items()}

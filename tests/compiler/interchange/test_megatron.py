@@ -40,22 +40,24 @@ def test_megatron_flags() -> None:
 
 
 SPREAD = """layers 4  experts 8 top 2  {parallel}
-  batch 32 x 128 by 2"""
+  {batch}"""
 
 
 def test_megatron_flags_of_a_plan_that_spreads_a_step(tmp_path: Path) -> None:
     """The names are those of `megatron/training/arguments.py`; Megatron needs the sequence split beside experts."""
 
-    def export(parallel: str) -> Result:
-        return schedc("export", written(tmp_path, SPREAD.format(parallel=parallel)), "--to", "megatron")
+    def export(parallel: str, batch: str = "batch 32 x 128 by 2") -> Result:
+        return schedc("export", written(tmp_path, SPREAD.format(parallel=parallel, batch=batch)), "--to", "megatron")
 
     lines = export("parallel tp 2 of attention cp 2 ep 8 dp 4 zero 1").stdout.splitlines()
-    assert lines[1:4] == [
+    assert lines[1:6] == [
+        "# Flags of Megatron-LM with megatron-core 0.16.1.",
         "# For 32 processes.",
         "# The model needs flags that no plan says: activation, norms, positions, vocabulary, tied tables.",
+        "# Windows and sinks of attention are among them, where the model has some.",
         "# Before Blackwell, tp and cp need CUDA_DEVICE_MAX_CONNECTIONS=1 in the environment.",
     ]
-    assert lines[7:] == [
+    assert lines[9:] == [
         "--num-experts 8 --moe-router-topk 2",
         "--moe-grouped-gemm",
         "--moe-token-dispatcher-type alltoall",
@@ -65,12 +67,26 @@ def test_megatron_flags_of_a_plan_that_spreads_a_step(tmp_path: Path) -> None:
         "--expert-model-parallel-size 8",
         "--expert-tensor-parallel-size 1",
         "--use-distributed-optimizer",
+        "--overlap-grad-reduce --overlap-param-gather",
         "--micro-batch-size 2",
         "--global-batch-size 32",
         "--seq-length 128",
     ]
+    assert "--overlap-grad-reduce\n" in export("parallel ep 4 dp 4").stdout
+    alone, experts = (export(f"parallel tp 4 of attention ep {ep} dp 1 zero 1", "batch 8 x 128 by 2") for ep in (4, 2))
+    assert "--use-distributed-optimizer\n--micro-batch-size" in alone.stdout
+    assert "--overlap-grad-reduce --overlap-param-gather" in experts.stdout
     assert "--expert-tensor-parallel-size 2" in export("parallel tp 2 ep 4 dp 4").stdout
     assert "S607" in export("parallel dp 4 zero 3").stderr
+
+
+def test_what_only_comments_of_a_plan_say_is_kept(tmp_path: Path) -> None:
+    path = Path(written(tmp_path, "layers 4  tokens 128 dtype bf16", "1f1b(P = 2, M = 4)"))
+    assert "# From" not in schedc("export", str(path), "--to", "megatron").stdout
+    path.write_text(path.read_text().replace("plan ", "## Times of products in fp8; no line says it.\nplan ", 1))
+    lines = schedc("export", str(path), "--to", "megatron").stdout.splitlines()
+    assert "# From its comment: Times of products in fp8; no line says it." in lines
+    assert "# From" not in schedc("export", "1f1b", "--to", "megatron").stdout
 
 
 LATENT = """layout "Et|tt|tt|tmL" dense 1

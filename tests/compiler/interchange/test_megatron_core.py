@@ -19,6 +19,7 @@ from click.testing import CliRunner
 from schedc.cli import main
 from schedc.compiler import price
 from schedc.inputs import open_input
+from schedc.interchange.megatron_plan import RELEASE
 from schedc.ir.ops import OpKind
 from schedc.layout.parser import parse_layout
 from schedc.layout.parts import PartKind
@@ -26,7 +27,6 @@ from support.paths import ROOT
 from support.plan_cases import written
 
 TRAINERS = ROOT / "build" / "trainers"
-RELEASE = "0.16.1"
 
 SIZES = """experts 16 top 2 groups 4 limit 2 {shared} width 16 hidden 64
   block heads 8 head 16 inner 96 {attention} sequence 128
