@@ -37,7 +37,8 @@ S7_FITS: tuple[DiagnosticCode, ...] = (
         "S723",
         "a row that contradicts itself",
         "tp*pp*dp*cp are the devices; dp and the microbatch divide the batch; the schedule takes the sizes; the step "
-        "time and the tokens per second agree within 2 %; a calibration has as many stages as the row. A row that "
+        "time and the tokens per second agree within 2 %; a calibration has as many stages as the row; no step is "
+        "about a thousand times off what most rows say, which is another unit. A row that "
         "fails this has a slip somewhere, and no fit can tell where. Correct it, or write the reason in the column "
         "`left_out`; reasons are printed.",
         _HEAD + _ROW.replace("10240", "12000"),

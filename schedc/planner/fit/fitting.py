@@ -13,6 +13,7 @@ from schedc.planner.fit.estimate import Estimator
 from schedc.planner.fit.fitted import Fit
 from schedc.planner.fit.rows import MeasuredRows
 from schedc.planner.fit.seen import seen_ranges
+from schedc.planner.fit.units import check_units
 from schedc.planner.fit.validate import Validation, errors, validate
 from schedc.planner.times.table import RunTable
 
@@ -54,7 +55,8 @@ def _mean(values: Floats | Bools) -> float:
 
 
 def fit_rows(measured: MeasuredRows, name: str, cross_validate: bool) -> FitResult:
-    """Fits constants to rows. Needs scipy."""
+    """Fits constants to rows. Needs scipy. Raises as `check_units`."""
+    check_units(measured)
     rows = measured.rows
     calibration = Calibration(measured.calibrated)
     estimator = Estimator(RunTable([row.run for row in rows]), np.array([row.step_s for row in rows]), calibration)

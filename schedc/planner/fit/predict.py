@@ -10,6 +10,7 @@ import numpy as np
 
 from schedc.planner.fit.estimate import at
 from schedc.planner.fit.rows import MeasuredRow, MeasuredRows
+from schedc.planner.fit.units import check_units
 from schedc.planner.times.memory import rank_memory
 from schedc.planner.times.step import step_times
 from schedc.planner.times.table import RunTable
@@ -57,7 +58,11 @@ class ErrorSummary:
 
 
 def predict(measured: MeasuredRows, constants: dict[str, float]) -> list[PredictedRow]:
-    """The predictions of all rows. Constants that are not given stay at their priors' medians."""
+    """The predictions of all rows. Constants that are not given stay at their priors' medians.
+
+    Raises as `check_units`.
+    """
+    check_units(measured)
     rows = measured.rows
     steps = step_times(RunTable([row.run for row in rows]), at(constants)).step[:, 0]
     memory = [float(rank_memory(row.run).total.max()) if row.peak_bytes else None for row in rows]

@@ -74,7 +74,7 @@ class MeasuredRows:
         if not kept:
             names = sorted({row.called for row in self.rows})
             help = did_you_mean(called, names)
-            raise DiagnosticError([_finding(self.source, 1, "S720", f"no row has the schedule `{called}`", help)])
+            raise DiagnosticError([finding_at(self.source, 1, "S720", f"no row has the schedule `{called}`", help)])
         others = [(row.line, row.name, f"not of schedule {called}") for row in self.rows if row not in kept]
         return replace(self, rows=kept, left_out=(*self.left_out, *others))
 
@@ -91,13 +91,13 @@ def parse_rows(source: Source, folder: Path) -> MeasuredRows:
         lines = [(reader.line_num, cells) for cells in reader if any(cell.strip() for cell in cells)]
     except csv.Error as error:
         raise DiagnosticError(
-            [_finding(source, reader.line_num, "S720", f"not CSV: {error}", "quote cells")]
+            [finding_at(source, reader.line_num, "S720", f"not CSV: {error}", "quote cells")]
         ) from error
     if len(lines) < 2:
-        raise DiagnosticError([_finding(source, 1, "S720", "no rows", "write a head and one row per measured step")])
+        raise DiagnosticError([finding_at(source, 1, "S720", "no rows", "write a head and one row per measured step")])
     if len(lines) > MOST_ROWS:
         message = f"{len(lines):,} rows; {MOST_ROWS:,} are the most"
-        raise DiagnosticError([_finding(source, 1, "S720", message, "split the file by device and software")])
+        raise DiagnosticError([finding_at(source, 1, "S720", message, "split the file by device and software")])
     (_, names), *body = lines
     names = [name.strip() for name in names]
     _check_head(source, names)
@@ -109,15 +109,15 @@ def _check_head(source: Source, names: Sequence[str]) -> None:
     for name in names:
         if name not in COLUMNS:
             help = did_you_mean(name, COLUMNS) or f"columns are {', '.join(COLUMNS)}"
-            findings.append(_finding(source, 1, "S721", f"no column is called `{name[:40]}`", help))
+            findings.append(finding_at(source, 1, "S721", f"no column is called `{name[:40]}`", help))
     findings += [
-        _finding(source, 1, "S721", f"column `{name}` is missing", "add it") for name in REQUIRED if name not in names
+        finding_at(source, 1, "S721", f"column `{name}` is missing", "add it") for name in REQUIRED if name not in names
     ]
     if not set(names) & set(MEASURED):
-        findings.append(_finding(source, 1, "S721", "no column has a measurement", f"add {' or '.join(MEASURED)}"))
+        findings.append(finding_at(source, 1, "S721", "no column has a measurement", f"add {' or '.join(MEASURED)}"))
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        findings.append(_finding(source, 1, "S721", f"column `{twice}` stands twice", "keep one"))
+        findings.append(finding_at(source, 1, "S721", f"column `{twice}` stands twice", "keep one"))
     if findings:
         raise DiagnosticError(findings)
 
@@ -154,7 +154,7 @@ class _Reading:
         if self.findings:
             raise DiagnosticError(self.findings[:50])
         if not rows and not calibrated:
-            raise DiagnosticError([_finding(self.source, 1, "S720", "every row is left out", "keep some rows")])
+            raise DiagnosticError([finding_at(self.source, 1, "S720", "every row is left out", "keep some rows")])
         return MeasuredRows(self.source, tuple(rows), tuple(left_out), with_spreads(calibrated))
 
     def _cells(self, line: int, texts: Mapping[str, str]) -> dict[str, Any] | None:
@@ -235,10 +235,11 @@ class _Reading:
         return self.clusters[name]
 
     def _say(self, line: int, code: str, message: str, help: str) -> None:
-        self.findings.append(_finding(self.source, line, code, message, help))
+        self.findings.append(finding_at(self.source, line, code, message, help))
 
 
-def _finding(source: Source, line: int, code: str, message: str, help: str) -> Diagnostic:
+def finding_at(source: Source, line: int, code: str, message: str, help: str) -> Diagnostic:
+    """A finding whose place is a whole line of a file of rows, from 1."""
     start = sum(len(text) + 1 for text in source.lines[: line - 1])
     width = len(source.lines[line - 1]) if line <= len(source.lines) else 0
     label = Label(source.span_at(min(start, len(source.text)), min(start + width, len(source.text))))

@@ -18,6 +18,7 @@ from schedc.planner.fit.estimate import SPREAD, Estimator, at
 from schedc.planner.fit.fitted import fit_for, fit_text, load_fit
 from schedc.planner.fit.rows import load_rows
 from schedc.planner.fit.seen import beyond
+from schedc.planner.fit.units import check_units
 from schedc.planner.fit.validate import spearman
 from schedc.planner.model.values import AttentionSizes, ModelSizes
 from schedc.planner.presets.library import open_cluster, open_model
@@ -197,6 +198,19 @@ def test_rows_are_refused_in_their_place(old: str, new: str, code: str, tmp_path
     with pytest.raises(DiagnosticError) as caught:
         load_rows(path)
     assert caught.value.diagnostics[0].code == code
+
+
+@pytest.mark.parametrize(("factor", "words"), [(1000.0, "milliseconds"), (0.001, "kiloseconds")])
+def test_a_row_in_another_unit_is_refused_in_its_place(factor: float, words: str) -> None:
+    rows = load_rows(PUBLISHED / "zerobubble_t4.csv")
+    check_units(rows)
+    check_units(replace(rows, rows=tuple(replace(row, step_s=row.step_s * factor) for row in rows.rows)))
+    second = replace(rows.rows[1], step_s=rows.rows[1].step_s * factor)
+    with pytest.raises(DiagnosticError) as raised:
+        check_units(replace(rows, rows=(rows.rows[0], second, *rows.rows[2:])))
+    (finding,) = raised.value.diagnostics
+    assert (finding.code, finding.primary.span.line) == ("S723", second.line)
+    assert words in finding.message
 
 
 def test_a_cluster_names_its_fit() -> None:
