@@ -46,7 +46,7 @@ def in_order(setting: Setting, dtype: torch.dtype, columns: int) -> bool:
     at = torch.randint(0, 200, (entries,), generator=generator)
     summands, at, counts = summands.to(setting.device, dtype), at.to(setting.device), counts.to(setting.device)
     # Entries behind the last offset belong to no bag.
-    bags = Bags(torch.cat([at, at[:5]]), functional.pad(counts.cumsum(0), (1, 0)))
+    bags = Bags.of(torch.cat([at, at[:5]]), functional.pad(counts.cumsum(0), (1, 0)), padded=True)
     exact = added(summands, at, counts.tolist())
     result = bags.total(summands)
     missed = (result.to(exact.dtype) - exact).abs()

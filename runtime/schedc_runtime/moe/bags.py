@@ -19,29 +19,42 @@ from torch.nn import functional
 
 from schedc_runtime.transport.rows import RowFormat
 
+_UNREAD = 64
+"""The most entries of a bag that nobody reads: a device adds the entries of a bag one after the other."""
+
 
 @dataclass(frozen=True)
 class Bags:
     """The entries that each row sums, in their order.
 
-    at: [entries] index of each entry among the summands. offsets: [rows + 1] where the entries of a row begin and end.
-    Entries behind the last offset are not read.
+    at: [entries] index of each entry among the summands. offsets: [bags] where the entries of each bag begin. The first
+    is 0, and the last bag runs to the end of the entries. rows: how many bags are rows: the first ones.
     """
 
     at: Tensor
     offsets: Tensor
+    rows: int
+
+    @staticmethod
+    def of(at: Tensor, ends: Tensor, *, padded: bool) -> Bags:
+        """The bags of rows whose entries lie between neighbours of ``ends`` [rows + 1], from 0 on.
+
+        padded: whether entries of ``at`` [entries] may lie behind the last end; ends behind the last entry are cut.
+        torch gives such entries to the last bag, on a CPU or on a GPU. Here bags that nobody reads take them.
+        """
+        rows = len(ends) - 1
+        if padded:
+            unread = torch.arange(_UNREAD, max(len(at), _UNREAD), _UNREAD, device=at.device).clamp_(min=ends[-1])
+            ends = torch.cat((ends, unread)).clamp_(max=len(at))
+        return Bags(at, ends, rows)
 
     def total(self, summands: Tensor) -> Tensor:
         """[summands, ...] to [rows, ...]."""
-        rows = len(self.offsets) - 1
-        if not rows or not len(summands):
-            return summands.new_zeros(rows, *summands.shape[1:])
+        if not self.rows or not len(summands):
+            return summands.new_zeros(self.rows, *summands.shape[1:])
         flat = summands.reshape(len(summands), -1)
-        if flat.dtype is torch.float64:  # on a CPU the last bag of doubles would go on to the end of the entries
-            sums = functional.embedding_bag(self.at, flat, self.offsets, mode="sum")[:rows]
-        else:
-            sums = functional.embedding_bag(self.at, flat, self.offsets, mode="sum", include_last_offset=True)
-        return sums.view(rows, *summands.shape[1:])
+        sums = functional.embedding_bag(self.at, flat, self.offsets, mode="sum")[: self.rows]
+        return sums.view(self.rows, *summands.shape[1:])
 
 
 class Tree(Protocol):

@@ -143,10 +143,10 @@ def flat_levels(
     for start, counted, runs_begun, room in zip(*own, bags, strict=True):
         table = last.expand(room + 2).clone()
         table.scatter_(0, (counted * start).flatten(), places)  # entry 0 takes what begins no run
-        levels.append(Bags(at, table[1:]))
+        levels.append(Bags.of(at, table[1:], padded=kept is not None))
         at, places, last = arange(room, at), counted.flatten() - 1, runs_begun
         ends = functional.pad(counted[:, -1], (1, 0))
-    return (*levels, Bags(at, ends))
+    return (*levels, Bags.of(at, ends, padded=kept is not None))
 
 
 def flat_landing(counts: Counts, rows: int) -> Trees:
@@ -208,14 +208,14 @@ def fan(owner: Tensor, targets: int, blocks: int, room: int | None, length: int)
     if room is None:
         row, key = floor_divided(entry, top), owner.reshape(-1).index_select(0, entry)
         leaf = places_by_target(key, row, targets, rows)
-        return Copies(torch.empty_like(row).scatter_(0, leaf, row), (Bags(leaf, ends),))
+        return Copies(torch.empty_like(row).scatter_(0, leaf, row), (Bags.of(leaf, ends, padded=False),))
     chosen = entry.clamp(min=0)
     row, key = floor_divided(chosen, top), taken(owner.reshape(-1), chosen, None)
     key = key.long() * blocks + row.div(max(1, rows // blocks), rounding_mode="floor")
     layout, order, leaf = in_blocks(torch.where(entry < 0, targets * blocks, key), targets * blocks, room)
     direct, blank = layout.sources(length)
-    ends = ends.clamp(max=length)
-    return Copies(row.index_select(0, order.index_select(0, direct)), (Bags(leaf, ends),), blank)
+    bags = Bags.of(leaf, ends, padded=True)
+    return Copies(row.index_select(0, order.index_select(0, direct)), (bags,), blank)
 
 
 def places_by_target(target: Tensor, row: Tensor, targets: int, rows: int) -> Tensor:
@@ -238,7 +238,7 @@ def fan_to_all(targets: int, rows: int, like: Tensor) -> Copies:
     """A copy of each row for every target. like: [...] a tensor of the device."""
     number = arange(rows, like)
     at = (number[:, None] + arange(targets, like) * rows).flatten()
-    return Copies(number.repeat(targets), (Bags(at, arange(rows + 1, like) * targets),))
+    return Copies(number.repeat(targets), (Bags.of(at, arange(rows + 1, like) * targets, padded=False),))
 
 
 def hop_landing(counts: Counts, ids: Tensor, room: int | None, rows: int) -> Trees:
@@ -257,7 +257,7 @@ def hop_landing(counts: Counts, ids: Tensor, room: int | None, rows: int) -> Tre
     key, blank = expert * shape.ranks + source, None
     if shape.capacity is None:
         if shape.bounds is not None:
-            key, sums = torch.where(pair < 0, groups, key), sums.clamp(max=rows)
+            key = torch.where(pair < 0, groups, key)
         order = key.to(torch.int16 if groups < 2**15 - 1 else torch.int64).argsort(stable=True)
         leaf, direct = inverse(order), order
         if shape.bounds is not None:
@@ -269,7 +269,7 @@ def hop_landing(counts: Counts, ids: Tensor, room: int | None, rows: int) -> Tre
     where = torch.where(pair < 0, received * top, pair)
     back = torch.zeros(received * top + 1, dtype=torch.int64, device=ids.device).scatter_(0, where, leaf)[:-1]
     return Trees(
-        Copies(row.index_select(0, direct), (Bags(leaf, sums),), blank),
+        Copies(row.index_select(0, direct), (Bags.of(leaf, sums, padded=shape.padded),), blank),
         Moves(chosen.index_select(0, direct), back, blank, ~held.flatten()),
     )
 

@@ -64,6 +64,8 @@ class StageSnapshot:
         self._handle: Any = None
         self._started = self._whole = False
         self._copies: dict[Any, Tensor] = {}
+        self._sent: list[tuple[Tensor, Tensor]] = []
+        """(copy, tensor) from START to JOIN: nobody else holds the buffers as they were before the step."""
 
     @property
     def bytes(self) -> int:
@@ -78,7 +80,8 @@ class StageSnapshot:
             starts.append(end)
             end += -(-source.tensor.nbytes // _ALIGNED) * _ALIGNED
         self._make_room(end)
-        self._whole, self._copies, pairs = False, {}, []
+        self._whole, self._copies = False, {}
+        pairs: list[tuple[Tensor, Tensor]] = []
         for source, start in zip(sources, starts, strict=True):
             tensor = source.tensor.clone() if source.written else source.tensor
             copy = self._slot(tensor, start)
@@ -89,6 +92,7 @@ class StageSnapshot:
             for copy, tensor in pairs:
                 copy.copy_(tensor, non_blocking=True)
 
+        self._sent = pairs
         self._handle, self._started = self.lanes.run(TO_HOST, work), True
         return sum(source.tensor.nbytes for source in sources)
 
@@ -97,7 +101,10 @@ class StageSnapshot:
         if not self._started:
             raise StageError(f"stage {self.index}: a snapshot is joined that was not started")
         self._started = False
-        self.lanes.join(self._handle)
+        try:
+            self.lanes.join(self._handle)
+        finally:
+            self._sent = []
         self._whole = True
 
     def read(self) -> dict[Any, Tensor]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,7 +21,8 @@ from schedc_runtime import Cut, Pipeline
 from schedc_runtime.errors import StageError
 from schedc_runtime.execute.executor import InstructionError
 from schedc_runtime.measure.step_trace import chrome_trace
-from schedc_runtime.offload.lanes import ThreadLanes
+from schedc_runtime.offload.lanes import AtOnce, ThreadLanes
+from schedc_runtime.offload.snapshot import StageSnapshot
 from schedc_runtime.pipeline import offloading, snapshots
 from schedc_runtime.pipeline.batch import BatchRefused
 from support.expert_cases import compiled
@@ -130,3 +133,28 @@ def test_a_step_that_fails_leaves_the_state_before_it(monkeypatch: pytest.Monkey
         with pytest.raises(BatchRefused, match="the optimizer has 1 parameters that no stage here holds"):
             pipe.step(rows, rows, snapshot=other)
         pipe.step(rows, rows)
+
+
+@pytest.mark.parametrize("lanes", [AtOnce, ThreadLanes])
+@pytest.mark.parametrize("ends", [StageSnapshot.join, StageSnapshot.reset, StageSnapshot.release])
+def test_clones_live_until_the_join(lanes: Any, ends: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream of copies may read them until then; the allocator gives what is freed to compute at once."""
+    clones: list[weakref.ref[torch.Tensor]] = []
+    clone = torch.Tensor.clone
+
+    def noted(tensor: torch.Tensor) -> torch.Tensor:
+        clones.append(weakref.ref(copy := clone(tensor)))
+        return copy
+
+    monkeypatch.setattr(torch.Tensor, "clone", noted)
+    snapshot = StageSnapshot(Block(), 0, lanes())
+    for _ in range(2):
+        snapshot.start()
+        gc.collect()
+        assert len(clones) == 3  # mean, variance and number of batches
+        assert all(each() is not None for each in clones)
+        ends(snapshot)
+        gc.collect()
+        assert all(each() is None for each in clones)
+        clones.clear()
+    snapshot.lanes.close()
