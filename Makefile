@@ -3,11 +3,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+BARE := .venv-bare
 
 # Tests start many processes. Without files of bytecode each of them would compile both packages anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup browser pictures trainers demo test test-fast sweep check docs dist bench gpu figures clean
+.PHONY: setup browser pictures trainers programs demo test test-fast test-bare sweep check docs dist bench gpu figures clean
 
 setup: $(READY)
 
@@ -33,18 +34,38 @@ pictures:  ## for tests/compiler/draw/test_pictures.py and test_graphs.py, which
 	@{ command -v dot && $(BIN)/python -c 'import cairosvg'; } >/dev/null 2>&1 \
 	  || { apt-get update -qq && apt-get install -yqq --no-install-recommends libcairo2 graphviz; }
 
+# Where they cannot be installed, the tests that need them skip.
+programs: setup
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  $(MAKE) --no-print-directory browser pictures trainers || echo "tests that need these programs will be skipped"; fi
+
 demo: setup  ## compile dualpipev and train a small transformer with it on 4 local ranks, checked bitwise
 	$(BIN)/schedc compile dualpipev -o build/dualpipev
 	$(BIN)/schedc run dualpipev -D P=4 -D M=10 --check bitwise
 
 ROOM ?=
 WORKERS ?= 2
+# Its last lines are the skipped tests by reason.
+PYTEST = python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -rfEs
 
-test: setup  ## the whole suite, with the long sweeps in their reduced form; `make test ROOM=runtime/moe` for one room
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder tests/$(ROOM)
+test: programs  ## the whole suite, with the long sweeps in their reduced form; `make test ROOM=runtime/moe` for one room
+	$(BIN)/$(PYTEST) tests/$(ROOM)
 
 test-fast: setup  ## what starts no ranks and is not marked slow
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m 'not processes and not slow' tests/$(ROOM)
+	$(BIN)/$(PYTEST) -m 'not processes and not slow' tests/$(ROOM)
+
+$(BARE)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(BARE)
+	$(BARE)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[runtime]' pytest pytest-xdist hypothesis
+	touch $@
+
+# The programs that tests may take for granted. dot, Chromium and compilers are not among them.
+build/bare: Makefile
+	rm -rf $@ && mkdir -p $@
+	for name in bash cat env git head make sh sleep; do ln -s "$$(command -v $$name)" $@/; done
+
+test-bare: $(BARE)/.ready build/bare  ## the fast tests as on a machine that has Python, git and make: no extra but `runtime`, none of the programs above
+	SCHEDC_BARE=1 PATH="$(CURDIR)/$(BARE)/bin:$(CURDIR)/build/bare" $(BARE)/bin/$(PYTEST) -m 'not processes and not slow' tests/$(ROOM)
 
 sweep: setup  ## the long sweeps in full; the suite runs them reduced
 	SCHEDC_SWEEP=full $(BIN)/python -m pytest -m sweep
@@ -75,4 +96,4 @@ figures: setup  ## the drawings of the README and the docs
 	$(BIN)/schedc show dualpipev --cell FB --cost-file examples/costs/hops.toml -o docs/figures/cell.svg
 
 clean:
-	rm -rf $(VENV) build dist
+	rm -rf $(VENV) $(BARE) build dist

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import schedc
+from support.needs import needed
 from support.paths import ROOT
 
 EXAMPLES = ROOT / "examples"
@@ -53,7 +54,7 @@ def test_04_every_plan_is_legal_and_carries_its_layers(path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.processes
 def test_plan_local_trains_and_emulates_the_best_plans(tmp_path: Path) -> None:
-    pytest.importorskip("scipy")
+    needed("scipy")
     environment = {**os.environ, "BIN": str(Path(sys.executable).parent)}
     command = ["bash", str(EXAMPLES / "plan_local.sh"), str(tmp_path / "out")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)

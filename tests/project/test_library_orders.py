@@ -21,6 +21,7 @@ from schedc.ir.schedule import Schedule
 from schedc.load.library import load, names, open_schedule
 from schedc.syntax.tree import ScheduleTree
 from support import orders
+from support.needs import needed
 from support.sweeps import swept
 
 TREES: dict[str, ScheduleTree] = {name: open_schedule(name) for name in names()}
@@ -109,7 +110,7 @@ def sizes_of_torch() -> Iterator[tuple[str, str, int, dict[str, int]]]:
 
 @pytest.mark.slow
 def test_torchs_orders() -> None:
-    schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
+    schedules = needed("torch.distributed.pipelining.schedules")
     compared = Counter[str]()
     for name, torch_name, local, sizes in sizes_of_torch():
         expected = torch_lines(getattr(schedules, torch_name), sizes["P"], sizes["M"], local)

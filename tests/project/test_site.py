@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -14,13 +13,11 @@ import schedc_runtime
 from schedc.cli import COMMANDS
 from schedc.codes import CODES
 from schedc.load.library import names
+from support.needs import needs
 from support.paths import ROOT
 from support.warm_command import run_python
 
-if lacking := [name for name in ("sphinx", "furo", "myst_parser") if find_spec(name) is None]:
-    pytest.skip(f"no {lacking[0]}", allow_module_level=True)
-
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, needs("sphinx", "furo", "myst_parser")]
 
 
 @pytest.fixture(scope="module")

@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader
 
 import schedc
 from schedc_runtime import Loss, Pipeline
+from support.needs import TRAINERS, needed, needs
 from support.paths import ROOT
 from support.runtime_cases import next_token_loss, small_gpt, tokens
 
@@ -81,7 +82,7 @@ def test_each_is_short() -> None:
 
 
 def test_accelerate(tmp_path: Path) -> None:
-    pytest.importorskip("accelerate")
+    needed("accelerate")
     data = DataLoader(list(zip(*(torch.cat(part) for part in zip(*batches(), strict=True)), strict=True)), ROWS)  # type: ignore[arg-type]
     losses = list(load("accelerate_loop").train(pipeline(), data, RATE, 1, str(tmp_path)))
     expected, model = plain_curve(factor=lambda step: 1.0 / (1 + step))
@@ -90,7 +91,7 @@ def test_accelerate(tmp_path: Path) -> None:
 
 
 def test_lightning(tmp_path: Path) -> None:
-    lightning = pytest.importorskip("pytorch_lightning")
+    lightning = needed("pytorch_lightning")
     module = load("lightning_module").PipelineModule(pipeline("dualpipev"), RATE)
     losses: list[float] = []
     module.log = lambda name, value, **_: losses.append(float(value)) if name == "loss" else None
@@ -119,8 +120,8 @@ def token_loss(output: Any, labels: Tensor) -> Loss:
 
 
 def test_hugging_face(tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
-    pytest.importorskip("accelerate")
+    transformers = needed("transformers")
+    needed("accelerate")
 
     def make() -> nn.Module:
         torch.manual_seed(0)
@@ -207,10 +208,10 @@ def test_torchtitan() -> None:
     assert (first, last) == (True, True)
 
 
-TRAINER = ROOT / "build" / "trainers" / "torchtitan" / "trainer.py"
+TRAINER = TRAINERS / "torchtitan" / "trainer.py"
 
 
-@pytest.mark.skipif(not TRAINER.exists(), reason="`make trainers` installs torchtitan")
+@needs("torchtitan")
 def test_torchtitan_calls_it_so() -> None:
     text = TRAINER.read_text(encoding="utf-8")
     for call in ("pp_schedule.step(", "model_spec.pipelining_fn("):
@@ -235,7 +236,7 @@ print(json.dumps([[p.name for p in parameters], *named]))
 """
 
 
-@pytest.mark.skipif(not TRAINER.exists(), reason="`make trainers` installs torchtitan")
+@needs("torchtitan")
 def test_it_takes_what_torchtitan_s_own_function_takes() -> None:
     environment = {**os.environ, "PYTHONPATH": str(TRAINER.parent.parent)}
     printed = subprocess.run(

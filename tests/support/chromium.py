@@ -6,14 +6,15 @@ import fcntl
 import json
 import os
 import select
-import shutil
 import subprocess
 import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-PATH = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+from support.needs import program
+
+PATH = program("chromium")
 
 _FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",

@@ -14,6 +14,7 @@ from schedc.compiler import analyse
 from schedc.cost.costs import Costs, dump_costs, load_costs, parse_costs
 from schedc.diagnostics import Diagnostic, DiagnosticError
 from schedc.source import Source
+from support.needs import needs
 from support.paths import ROOT
 
 EXAMPLE = ROOT / "examples" / "costs" / "uneven.toml"
@@ -154,14 +155,20 @@ def test_a_file_in_a_unit_of_its_own_gives_all_times() -> None:
     assert missing("", "zbh1", "F=2") == []
 
 
-def test_every_command_says_what_a_file_leaves_out(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "line",
+    [
+        "check zbh1 --sweep P==2,M==4", "show zbh1",
+        pytest.param("tune 1f1b --split -D P=2 -D M=2 --effort 1", marks=needs("ortools")),
+    ],
+)  # fmt: skip
+def test_every_command_says_what_a_file_leaves_out(line: str, tmp_path: Path) -> None:
     """The refusal holds for a sweep as for one size, and for backwards that a search may split."""
     path = tmp_path / "whole.toml"
     path.write_text(GOOD + "[ops]\nF = 3\nB = 6\n")
-    for line in ("check zbh1 --sweep P==2,M==4", "show zbh1", "tune 1f1b --split -D P=2 -D M=2 --effort 1"):
-        result = CliRunner().invoke(main, [*line.split(), "--cost-file", str(path)])
-        assert result.exit_code == 1, line
-        assert "S410" in result.output + str(result.exception), line
+    result = CliRunner().invoke(main, [*line.split(), "--cost-file", str(path)])
+    assert result.exit_code == 1
+    assert "S410" in result.output + str(result.exception)
 
 
 def test_times_of_pairs_stand_for_their_halves(tmp_path: Path) -> None:

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from support import chromium
 from support.chromium import Browser
+from support.needs import lacking
 
 
 @pytest.fixture(scope="session")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    if not chromium.PATH:
-        pytest.skip("needs chromium, google-chrome or chromium-browser on the PATH")
+    if reason := lacking("chromium"):
+        pytest.skip(reason)
     with Browser(tmp_path_factory.mktemp("profile")) as started:
         yield started

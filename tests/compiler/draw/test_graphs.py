@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 import xml.etree.ElementTree as ET
 from dataclasses import replace
@@ -26,13 +25,14 @@ from schedc.draw.graph import MOST_NODES, drawn
 from schedc.draw.stage_graph import longest_chain, stage_graph
 from schedc.interchange.dot import schedule_graph
 from schedc.load.library import open_schedule
+from support.needs import needs
 from support.paths import ROOT
 
 HOPS = str(ROOT / "examples" / "costs" / "hops.toml")
 PLAN = str(ROOT / "examples" / "04_plan" / "dsv3.sched")
 SVG = "{http://www.w3.org/2000/svg}"
 
-needs_dot = pytest.mark.skipif(shutil.which("dot") is None, reason="no program dot: make pictures")
+needs_dot = needs("dot")
 
 
 def schedc(*arguments: str) -> Result:

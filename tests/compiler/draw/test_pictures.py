@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import shutil
 import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -14,8 +13,8 @@ from click.testing import CliRunner, Result
 from schedc.cli import main
 from schedc.cli.pictures import FORMATS, NARROWEST, SUFFIXES, format_of
 from schedc.draw import layout, palette, raster
-from support import chromium
 from support.chromium import Browser
+from support.needs import needs, program
 from support.paths import ROOT
 
 HOPS = str(ROOT / "examples" / "costs" / "hops.toml")
@@ -26,16 +25,7 @@ def schedc(*arguments: str) -> Result:
     return CliRunner().invoke(main, list(arguments))
 
 
-def has_cairo() -> bool:
-    try:
-        import cairosvg  # noqa: F401
-    except (ImportError, OSError):
-        return False
-    return True
-
-
-needs_cairo = pytest.mark.skipif(not has_cairo(), reason="no CairoSVG, or no library cairo: make setup pictures")
-needs_browser = pytest.mark.skipif(chromium.PATH is None, reason="no Chromium: make browser")
+needs_cairo, needs_browser = needs("cairosvg"), needs("chromium")
 
 
 # Formats
@@ -173,7 +163,7 @@ def test_a_browser_draws_on_the_ground_that_its_user_prefers(tmp_path: Path) -> 
     chart, graph = tmp_path / "chart.svg", tmp_path / "graph.svg"
     assert schedc("show", "dualpipev", "-o", str(chart)).exit_code == 0
     drawings = {chart: CHART}
-    if shutil.which("dot"):
+    if program("dot"):
         assert schedc("show", "1f1b", "-D", "M=4", "--graph", "-o", str(graph)).exit_code == 0
         drawings[graph] = GRAPH
     with Browser(tmp_path / "profile") as browser:

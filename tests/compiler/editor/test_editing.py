@@ -22,6 +22,7 @@ from schedc.load.library import names
 from schedc.source import Source
 from schedc.syntax.plan_words import FORMS, PLAN_LINES
 from schedc.syntax.words import BUILTINS, METRICS, OP_LETTERS, PLACEMENTS, ROLES
+from support.needs import needed
 from support.paths import ROOT
 
 LIBRARY = sorted((ROOT / "schedules").glob("*.sched"))
@@ -79,7 +80,7 @@ def test_both_highlighters_know_the_words_of_the_grammar() -> None:
 
 @pytest.mark.parametrize("path", LIBRARY, ids=lambda path: path.stem)
 def test_pygments_leaves_nothing_of_the_library_unknown(path: Path) -> None:
-    pygments = pytest.importorskip("pygments")
+    pygments = needed("pygments")
     from pygments.lexers import get_lexer_for_filename
     from pygments.token import Error, Keyword, Name
 
@@ -203,7 +204,7 @@ class Client:
 
 @pytest.fixture
 def client() -> Iterator[Client]:
-    pytest.importorskip("pygls")
+    needed("pygls")
     running = Client()
     yield running
     running.process.kill()

@@ -11,6 +11,7 @@ from compiler.elaborate.computed_cases import findings, orders, tree_of
 from schedc.elaborate import assemble, elaborate, in_turn
 from schedc.ir.schedule import Schedule
 from schedc.load.library import names, open_schedule
+from support.needs import needed
 
 Elaborate = Callable[[], Schedule]
 
@@ -23,7 +24,7 @@ def same(one: Schedule, other: Schedule) -> bool:
 @pytest.fixture
 def both(monkeypatch: pytest.MonkeyPatch) -> Callable[[Elaborate], list[Schedule]]:
     """What the interpreted loop gives, and what the compiled one gives."""
-    pytest.importorskip("numba")
+    needed("numba")
 
     def run(make: Elaborate) -> list[Schedule]:
         made = []
@@ -55,7 +56,7 @@ def test_limits_and_overtaking_are_alike(within: int, both: Callable[[Elaborate]
 
 
 def test_a_deadlock_of_the_compiled_loop_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("numba")
+    needed("numba")
     monkeypatch.setattr(in_turn, "_compiled", in_turn.load)
     (finding,) = findings("timed fill W within 0 { F at 0  I at 1  F at 2  I at 3 }")
     assert finding.code == "S128"

@@ -31,6 +31,7 @@ from schedc.ir.schedule import Schedule
 from schedc.load.library import open_schedule
 from schedc.passes.insert_communication import insert_communication
 from schedc.source import Source
+from support.needs import needed
 from support.orders import orders
 from support.sweeps import swept
 
@@ -107,7 +108,7 @@ def test_any_legal_order_is_lowered_and_read_again_if_it_has_one_pipe(schedule: 
 
 @pytest.mark.parametrize(("name", "sizes"), LIBRARY, ids=[name for name, _ in LIBRARY])
 def test_gathers_and_reductions_are_those_of_torch(name: str, sizes: dict[str, int]) -> None:
-    torch = pytest.importorskip("torch.distributed.pipelining.schedules")
+    torch = needed("torch.distributed.pipelining.schedules")
     schedule = at(name, **sizes)
     lines = to_lowered_csv(insert_communication(schedule)).splitlines()
     for ours, compute in zip(lines, to_torch_csv(schedule).splitlines(), strict=True):
@@ -133,7 +134,7 @@ def _by_compute(cells: list[str]) -> list[frozenset[str] | str]:
 
 @pytest.mark.parametrize("name", ["1f1b", "interleaved_1f1b", "zbv", "dualpipev"])
 def test_what_torch_lowers_is_found_right(name: str, tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch.distributed.pipelining.schedules")
+    torch = needed("torch.distributed.pipelining.schedules")
     schedule = at(name)
     home = schedule.placement.rank_of_stage[0].tolist()
     actions = {

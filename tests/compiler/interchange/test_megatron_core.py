@@ -23,10 +23,9 @@ from schedc.interchange.megatron_plan import RELEASE
 from schedc.ir.ops import OpKind
 from schedc.layout.parser import parse_layout
 from schedc.layout.parts import PartKind
+from support.needs import TRAINERS, needs
 from support.paths import ROOT
 from support.plan_cases import written
-
-TRAINERS = ROOT / "build" / "trainers"
 
 SIZES = """experts 16 top 2 groups 4 limit 2 {shared} width 16 hidden 64
   block heads 8 head 16 inner 96 {attention} sequence 128
@@ -93,7 +92,7 @@ def case(name: str, folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not (TRAINERS / "megatron").exists(), reason="`make trainers` installs megatron-core")
+@needs("megatron")
 def test_megatron_core_takes_the_flags_of_plans(tmp_path: Path) -> None:
     cases = [case(name, tmp_path) for name in PLANS]
     broken = ["allgather" if word == "flex" else word for word in cases[0]["flags"]]

@@ -9,6 +9,7 @@ import pytest
 
 from schedc.diagnostics import DiagnosticError
 from schedc.interchange.torch_csv import from_torch_csv, to_torch_csv
+from support.needs import needed
 from support.paths import ROOT
 
 QUICKSTART = """0F0,0F1,0F2,0F3,0B0,0B1,0B2,0B3
@@ -66,7 +67,7 @@ def test_every_wrong_cell_is_reported_in_one_run() -> None:
 
 
 def test_torch_reads_what_we_write() -> None:
-    schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
+    schedules = needed("torch.distributed.pipelining.schedules")
     for line in to_torch_csv(from_torch_csv(QUICKSTART)).splitlines():
         assert [str(schedules._Action.from_str(cell)) for cell in line.split(",")] == line.split(",")
 

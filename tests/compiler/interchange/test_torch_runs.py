@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
-
 from schedc.compiler import compile_at, legal_schedule
 from schedc.interchange.torch_csv import to_torch_csv
 from schedc.interchange.torch_lowered import to_lowered_csv
 from schedc.load.library import names, open_schedule
 from schedc_runtime.testing import pool
+from support.needs import needed
 from support.sweeps import swept
 
 CASES = [
@@ -27,7 +26,7 @@ CASES = [
 @pytest.fixture(scope="module", autouse=True)
 def _pipelining() -> None:
     """Loads torch's pipelines where a test runs, not where tests are collected: that takes a second."""
-    pytest.importorskip("torch.distributed.pipelining")
+    needed("torch.distributed.pipelining")
 
 
 @pytest.mark.processes

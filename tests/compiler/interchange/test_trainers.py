@@ -23,9 +23,8 @@ from schedc.compiler import legal_schedule
 from schedc.interchange.csv_trainers import NEMO_AUTOMODEL, TORCHTITAN
 from schedc.interchange.torch_csv import to_torch_csv
 from schedc.load.library import names, open_schedule
+from support.needs import TRAINERS, needs
 from support.paths import ROOT
-
-TRAINERS = ROOT / "build" / "trainers"
 
 
 def refusal(name: str) -> str:
@@ -140,7 +139,7 @@ def case(what: str, folder: Path) -> dict[str, Any]:
     }
 
 
-@pytest.mark.skipif(not (TRAINERS / ".ready").exists(), reason="`make trainers` installs torchtitan and NeMo AutoModel")
+@needs("torchtitan", "nemo_automodel")
 def test_both_trainers_take_the_settings_of_every_schedule(tmp_path: Path) -> None:
     """Their parsers read them, their placements are those of the order, and the order that they load is ours."""
     cases = [case(what, tmp_path) for what in CASES]

@@ -23,6 +23,7 @@ from schedc.passes import place_offload
 from schedc.passes.insert_communication import insert_communication
 from schedc.passes.offload_search import OffloadSearch
 from schedc.passes.place_offload import LaneSpeeds, stays_of
+from support.needs import needed
 from support.random_schedules import random_schedule, with_recomputation
 from support.random_works import placed_under, random_replica_works
 from support.sweeps import swept
@@ -83,8 +84,8 @@ def test_tries_that_are_left_lengthen_the_step_and_unchanged_ones_keep_every_tim
 
 
 def test_compiled_loops_choose_and_insert_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    if (compiled := numba_kernels.load()) is None:
-        pytest.skip("no numba")
+    needed("numba")
+    compiled = numba_kernels.load()
     results = []
     for loops in (None, compiled):
         monkeypatch.setattr(place_offload, "kernels", lambda seconds, loops=loops: loops)

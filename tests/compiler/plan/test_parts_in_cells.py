@@ -27,6 +27,7 @@ from schedc.inputs import open_input
 from schedc.layout.parser import parse_layout
 from schedc.plan.price_cells import stage_graphs, with_layout
 from schedc.source import Source
+from support.needs import needs
 from support.paths import ROOT
 from support.plan_cases import written
 from support.sweeps import swept
@@ -277,6 +278,7 @@ def test_slices_cut_parts_too(tmp_path: Path) -> None:
     assert {"op.s0", "embedding.s1", "mtp.0.s1", "head.s0"} <= names
 
 
+@needs("dot")
 def test_cells_with_parts_are_drawn(tmp_path: Path) -> None:
     path, plan = tmp_path / "c.toml", written(tmp_path, LAYERS, ORDERS[3])
     path.write_text(TABLES, encoding="utf-8")

@@ -16,6 +16,7 @@ from schedc.planner.fit.estimate import at
 from schedc.planner.fit.rows import MeasuredRows, load_rows
 from schedc.planner.presets.tables import files
 from schedc.planner.times.table import RunTable
+from support.needs import needed
 
 HEAD = (
     "model,layers,hidden,ffn,heads,seq,cluster,microbatch,batch,pp,dp,ep,gated,experts,top,width,shared,kv_heads,"
@@ -57,7 +58,7 @@ def cost_text(line: str, folder: Path) -> str:
 
 
 def test_constants_are_found_again_without_a_step(tmp_path: Path) -> None:
-    pytest.importorskip("scipy")
+    needed("scipy")
     measured = calibrated(tmp_path, SMALL, LARGE, DENSE)
     assert [len(row.times) for row in measured.calibrated] == [18, 18, 7]
     assert not measured.rows

@@ -29,6 +29,7 @@ from schedc.planner.times.run import TrainingRun
 from schedc.planner.times.step import step_times
 from schedc.planner.times.table import RunTable
 from schedc.report.shipped import library_json, library_text
+from support.needs import needed
 from support.paths import ROOT
 
 PUBLISHED = ROOT / "benchmarks" / "published"
@@ -79,7 +80,7 @@ def test_shipped_fits_predict_published_steps(name: str, most: float) -> None:
 
 def test_constants_are_found_again() -> None:
     """Steps that the model itself made, by constants away from their priors, lead back to these constants."""
-    pytest.importorskip("scipy")
+    needed("scipy")
     runs = [
         TrainingRun(MODEL, A100, tp=tp, pp=pp, microbatch=size, microbatches=count)
         for tp, pp in ((1, 1), (2, 1), (1, 2), (8, 1), (2, 2))
@@ -99,7 +100,7 @@ def test_constants_are_found_again() -> None:
 @pytest.mark.parametrize(("noise", "spread"), [(0.0, 0.01), (0.4, 0.05)])
 def test_rows_that_agree_outweigh_priors(noise: float, spread: float) -> None:
     """Steps far from the prior's decide where all agree; where they differ by factors, the prior keeps its weight."""
-    pytest.importorskip("scipy")
+    needed("scipy")
     runs = [TrainingRun(MODEL, A100, microbatch=size, microbatches=count) for size in (1, 4) for count in (1, 2, 4)]
     seconds = steps(*runs, step=0.4)
     estimator = Estimator(RunTable(runs), seconds * np.exp(noise * np.resize([-1.0, 1.0], seconds.size)))
@@ -112,7 +113,7 @@ def test_rows_that_agree_outweigh_priors(noise: float, spread: float) -> None:
 
 @pytest.mark.slow
 def test_the_command_writes_a_fit_and_names_what_it_left_out(tmp_path: Path) -> None:
-    pytest.importorskip("scipy")
+    needed("scipy")
     out = tmp_path / "k.fit.toml"
     arguments = ["fit", str(PUBLISHED / "zerobubble_t4.csv"), "--only", "1f1b", "--json", "-o", str(out)]
     result = CliRunner().invoke(main, arguments)
@@ -293,7 +294,7 @@ def test_rows_whose_schedule_does_not_take_their_sizes_are_refused(
 
 
 def test_fewer_rows_than_constants_and_one_model_are_said(tmp_path: Path) -> None:
-    pytest.importorskip("scipy")
+    needed("scipy")
     path = tmp_path / "rows.csv"
     head = "model,layers,hidden,heads,seq,ffn,cluster,microbatch,batch,dp,step_s\n"
     path.write_text(f"{head}GPT,24,2048,16,1024,8192,a100-80,4,64,8,0.8\n", encoding="utf-8")
@@ -303,7 +304,7 @@ def test_fewer_rows_than_constants_and_one_model_are_said(tmp_path: Path) -> Non
 
 
 def test_rank_correlation_is_that_of_scipy() -> None:
-    stats = pytest.importorskip("scipy.stats")
+    stats = needed("scipy.stats")
     draw = np.random.default_rng(3)
     for _ in range(20):
         a, b = draw.integers(0, 6, 9).astype(float), draw.random(9)

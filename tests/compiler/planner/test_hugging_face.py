@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from schedc.planner.ledger.parameters import model_parameters
 from schedc.planner.model.config import parse_config
 from schedc.source import Source
+from support.needs import needed
 from support.paths import ROOT
 
 pytestmark = pytest.mark.slow
@@ -29,9 +29,10 @@ def test_parameters_are_those_of_hugging_face(path: Path) -> None:
         config["layer_types"] = config["layer_types"][:5]
     model_type = config["model_type"].replace("kimi_k2", "deepseek_v3")
     left_out = ("auto_map", "model_type", "quantization_config")
-    sizes = CONFIG_MAPPING[model_type](**{k: v for k, v in config.items() if k not in left_out})
+    transformers = needed("transformers")
+    sizes = transformers.CONFIG_MAPPING[model_type](**{k: v for k, v in config.items() if k not in left_out})
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(sizes)
+        model = transformers.AutoModelForCausalLM.from_config(sizes)
     counts = model_parameters(parse_config(Source("config.json", json.dumps(config))))
     assert counts.total == sum(parameter.numel() for parameter in model.parameters())
     for number, layer in enumerate(counts.layers):

@@ -31,9 +31,10 @@ from schedc.search.solver import Effort
 from schedc.search.split import split_backwards
 from schedc.search.ticks import grid_for
 from schedc.search.tune import MAX_OPS, TuningResult, tune, with_cell_order
+from support.needs import needed
 from support.random_schedules import random_schedule
 
-pytest.importorskip("ortools")
+needed("ortools")
 
 QUICK = Effort(seconds=None, work=2.0, workers=1)
 SPLIT = Freedom(split=True)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from schedc_runtime.checkpoint.huggingface import under_model_names
 from schedc_runtime.checkpoint.opened import open_checkpoint
 from schedc_runtime.errors import MaterializeError
+from support.needs import needed
 
 STATE = {
     "a.weight": torch.arange(12.0).view(4, 3),
@@ -108,7 +109,7 @@ def test_a_file_that_ends_too_early_says_so(tmp_path: Path) -> None:
 
 
 def test_experts_of_mixtral_are_fused_as_transformers_does(tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers", minversion="5")
+    transformers = needed("transformers")
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
     sizes |= {"intermediate_size": 24, "vocab_size": 32, "num_local_experts": 12}
     model: nn.Module = transformers.MixtralForCausalLM(transformers.MixtralConfig(**sizes))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import shutil
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.checkpoint import checkpoint
 
 from schedc_runtime.compiled.backends import cut_aot_eager, cut_inductor
+from support.needs import needs
 from support.split_models import Splitting, differing, plain
 
 WIDTH = 16
@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),  # Dynamo's own
     pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
 ]
-needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler on the CPU")
+needs_compiler = needs("g++")
 
 
 class Mlp(nn.Module):

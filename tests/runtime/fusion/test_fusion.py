@@ -26,6 +26,7 @@ from schedc_runtime.moe.layer import MoELayer
 from schedc_runtime.moe.router import Router, RouterConfig
 from schedc_runtime.partition import partition
 from schedc_runtime.pipeline.fused import check_exact
+from support.needs import needed
 from support.recompute_cases import block_stage, moe
 from support.runtime_cases import next_token_loss, small_gpt, tokens
 
@@ -282,7 +283,7 @@ MODELS = [
 def test_models_of_hugging_face(
     config: str, name: str, sizes: dict[str, Any], schedule: str, fuse: Fuse, dtype: torch.dtype, told: str
 ) -> None:
-    transformers = pytest.importorskip("transformers")
+    transformers = needed("transformers")
     drawn = torch.randint(0, 64, (2, 8, 12), generator=torch.Generator().manual_seed(1))
 
     def loss_fn(output: Any, targets: Tensor) -> Tensor:

@@ -16,8 +16,9 @@ from schedc_runtime import Cut, Mesh, Pipeline
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.huggingface import original_state_dict, swap_experts
 from schedc_runtime.moe.layer import MoELayer
+from support.needs import needed
 
-transformers = pytest.importorskip("transformers")
+transformers = needed("transformers")
 
 torch.set_num_threads(1)
 VOCAB = 64

@@ -15,8 +15,9 @@ from schedc_runtime.errors import PartitionError
 from schedc_runtime.parity.reference import reference_step
 from schedc_runtime.partition import partition
 from schedc_runtime.partition.boundary import TensorSpec, infer_boundaries
+from support.needs import needed
 
-transformers = pytest.importorskip("transformers")
+transformers = needed("transformers")
 
 VOCAB, TOKENS = 64, 12
 SIZES: dict[str, Any] = {

@@ -16,6 +16,7 @@ from schedc_runtime.models.gpt import GPT, GPTConfig, next_token_loss
 from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer
 from schedc_runtime.moe.huggingface import swap_experts
 from schedc_runtime.testing import pool
+from support.needs import needed
 
 CONFIG = GPTConfig(vocab=16, width=8, heads=2, blocks=4, context=6)
 TOKENS = torch.randint(0, 16, (32, 6), generator=torch.Generator().manual_seed(1))
@@ -127,7 +128,7 @@ def test_experts_that_are_spread_over_ranks() -> None:
 
 @pytest.mark.slow
 def test_swapped_experts_read_the_checkpoint_of_the_original(tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers", minversion="5")
+    transformers = needed("transformers")
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
     config = transformers.MixtralConfig(**sizes, intermediate_size=24, vocab_size=16, num_local_experts=4)
     saved: nn.Module = transformers.MixtralForCausalLM(config)

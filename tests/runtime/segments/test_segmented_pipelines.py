@@ -31,6 +31,7 @@ from schedc_runtime.moe.huggingface import swap_experts
 from schedc_runtime.ranks.mesh import Mesh
 from schedc_runtime.segments import InSegments
 from schedc_runtime.testing import pool
+from support.needs import needed
 from support.runtime_cases import differences, next_token_loss, oracle, plain, small_gpt, tokens
 from support.segmented_cases import COSTS, listed, shuffled, small_moe, together, unequal
 from support.sweeps import swept
@@ -203,7 +204,7 @@ def _fail(*_: Any) -> None:
 
 def test_hugging_face_layers_are_cut_like_others() -> None:
     """Masks and rotary embeddings, a tuple, go to every segment that has an attention."""
-    transformers = pytest.importorskip("transformers")
+    transformers = needed("transformers")
     torch.manual_seed(0)
     config = transformers.Qwen3MoeConfig(
         vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=4, num_attention_heads=2,
