@@ -42,7 +42,8 @@ class Memory:
     memory, memory_inside: [cells] the same weighted by the costs: ``activation`` of its stage from F to B or I,
         ``pending_weight`` from I to W, in the unit of the costs.
     peak_activations: [P] inside cells; peak_activations_between: [P] after cells; peak_pending_weight: [P].
-    peak_memory: [P] inside cells, in the unit of the costs; that of ``held`` where it is there.
+    peak_memory: [P] inside cells and between them, in the unit of the costs; that of ``held`` where it is there.
+    between: [P] the most between cells, where works hold memory there; else None.
     held: bytes of ranks whose plan has a memory in bytes, with parameters and what else it counts; else None.
     """
 
@@ -52,6 +53,7 @@ class Memory:
     pending_weight: Int64
     memory: Floats
     memory_inside: Floats
+    between: Floats | None = None
     held: RankBytes | None = None
 
     @property
@@ -68,7 +70,10 @@ class Memory:
 
     @property
     def peak_memory(self) -> Floats:
-        return self._peaks(self.memory_inside) if self.held is None else self.held.peak
+        if self.held is not None:
+            return self.held.peak
+        inside: Floats = self._peaks(self.memory_inside)
+        return inside if self.between is None else np.maximum(inside, self.between)
 
     def _peaks(self, curve: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return reduce_by_rank(np.maximum, curve, self.dependencies.rank_start)
@@ -109,6 +114,7 @@ def without(memory: Memory, placed: PlacedWorks) -> Memory:
         activations_inside=memory.activations_inside - count,
         memory=memory.memory - away,
         memory_inside=memory.memory_inside - away,
+        between=None if placed.moves_activations_alone else placed.peaks_between(cells, memory.memory),
     )
 
 

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from schedc.analysis.dependencies import Dependencies
+from schedc.analysis.dependencies import Dependencies, reduce_by_rank
 from schedc.analysis.numba_kernels import kernels
-from schedc.ir.arrays import Bools, Floats, Int8, Int32, Int64, bincount
+from schedc.ir.arrays import Bools, Floats, Int8, Int32, Int64, bincount, repeat
 from schedc.ir.works import DTYPES, FACTS, NO_WORKS, WorkGroup, WorkKind, WorkLane, Works
 
 _PYTHON_CELL = 4e-6
@@ -28,8 +28,11 @@ _PYTHON_CELL = 4e-6
 _LANES = np.array([FACTS[kind].lane for kind in WorkKind])
 _UNDISTURBED: Floats = np.zeros(0)
 """Lanes that slow no compute down."""
-_AT_START = np.array([FACTS[kind].at_start for kind in WorkKind], np.float64)
-_AT_JOIN = np.array([FACTS[kind].at_join for kind in WorkKind], np.float64)
+_ON_DEVICE, _ON_HOST = (
+    np.array([[getattr(FACTS[kind], f"{half}{where}") for kind in WorkKind] for half in ("at_start", "at_join")], float)
+    for where in ("", "_on_host")
+)
+"""[2, kinds] how many times the bytes of a work device and host hold more from its START on, and from its JOIN on."""
 _ACTIVATIONS = np.array([WorkKind.OFFLOAD, WorkKind.FETCH])
 
 
@@ -173,31 +176,48 @@ class PlacedWorks:
         the JOIN of its offload, and from the START of its fetch on. Whole parameters and buckets of gradients are less
         than 0 away.
         """
-        works, ranks = self.works, dependencies.rank_start.size - 1
-        gap = np.concatenate([self.start, self.join])
-        change = -np.concatenate([_AT_START[works.kind] * works.bytes, _AT_JOIN[works.kind] * works.bytes])
-        by_gap = bincount(gap, weights=change, minlength=len(dependencies) + ranks)
-        total = np.cumsum(by_gap)
-        before = np.concatenate([[0.0], total])[dependencies.rank_start[:-1] + np.arange(ranks)]
-        cells = np.arange(len(dependencies)) + dependencies.rank
-        return np.asarray(total[cells] - before[dependencies.rank])
+        total = self._running(_ON_DEVICE)
+        ends = np.searchsorted(self.events.gap, np.arange(len(dependencies)) + dependencies.rank, side="right")
+        return np.asarray(self._before(total, dependencies)[dependencies.rank] - total[ends])
+
+    def on_host(self, dependencies: Dependencies) -> Floats:
+        """[gaps] the most memory on the host in each gap: an activation from the START of its offload on.
+
+        It is there until the JOIN of its fetch, which stands behind the STARTs of its gap.
+        """
+        return self._most_in_gaps(_ON_HOST, dependencies)
+
+    def most_between(self, dependencies: Dependencies, after: Floats | Int64) -> Floats:
+        """[cells] the most that a rank holds from the end of each cell to the start of the next.
+
+        after: [cells] memory behind each cell, without works; in the unit of the works' bytes, as the result.
+        """
+        behind = np.arange(len(dependencies)) + dependencies.rank + 1
+        return np.asarray(after + self._most_in_gaps(_ON_DEVICE, dependencies)[behind])
 
     def peaks_between(self, dependencies: Dependencies, after: Floats) -> Floats:
-        """[P] the most that each rank holds between its cells, in the unit of the works' bytes; 0 without works.
+        """[P] the most that each rank holds between its cells, and in front of the first one; ``after`` as above."""
+        first = dependencies.rank_start[:-1] + np.arange(dependencies.rank_start.size - 1)
+        held = reduce_by_rank(np.maximum, self.most_between(dependencies, after), dependencies.rank_start)
+        return np.asarray(np.maximum(held, self._most_in_gaps(_ON_DEVICE, dependencies)[first]))
 
-        after: [cells] memory behind each cell, without works.
-        """
-        events, works = self.events, self.works
+    def _most_in_gaps(self, steps: Floats, dependencies: Dependencies) -> Floats:
+        """[gaps] the most of a running count in each gap, what it begins with included; steps: as for `_running`."""
+        total, ranks = self._running(steps), dependencies.rank_start.size - 1
+        most = total[np.searchsorted(self.events.gap, np.arange(len(dependencies) + ranks))]
+        np.maximum.at(most, self.events.gap, total[1:])
+        return np.asarray(most - repeat(self._before(total, dependencies), np.diff(dependencies.rank_start) + 1))
+
+    def _running(self, steps: Floats) -> Floats:
+        """[events + 1] a count in front of the events and behind each. steps: [2, kinds] what STARTs and JOINs add."""
+        works, events = self.works, self.events
         kind = works.kind[events.work]
-        change = np.where(events.joins, _AT_JOIN[kind], _AT_START[kind]) * works.bytes[events.work]
-        total, rank = np.cumsum(change), self.rank_of(events.gap, dependencies)
-        first = np.searchsorted(rank, rank)
-        cell = events.gap - rank - 1
-        inside = cell >= dependencies.rank_start[rank]
-        held = np.where(inside, after[np.maximum(cell, 0)], 0.0) + total - (total - change)[first]
-        peaks = np.zeros(dependencies.rank_start.size - 1)
-        np.maximum.at(peaks, rank, held)
-        return peaks
+        return np.concatenate([[0.0], np.cumsum(steps[events.joins.astype(np.int8), kind] * works.bytes[events.work])])
+
+    def _before(self, total: Floats, dependencies: Dependencies) -> Floats:
+        """[P] the count of `_running` in front of each rank's events."""
+        first = dependencies.rank_start[:-1] + np.arange(dependencies.rank_start.size - 1)
+        return np.asarray(total[np.searchsorted(self.events.gap, first)])
 
     @cached_property
     def events(self) -> Events:

@@ -73,13 +73,10 @@ class WorkRuns:
     def held_between(self, after: Floats | Int64, counted: bool = False) -> Floats:
         """[cells] the most that a rank holds from the end of each cell to the start of the next.
 
-        A fetch counts from its START on, which is in front of the cell; an offload counts until its JOIN there.
         after: [cells] what is held behind each cell, as `Memory` has it. counted: in activations, not in memory.
         """
-        away = (self.placed.of_activations.counted() if counted else self.placed).away(self.dependencies)
-        comes = np.append(away[:-1] - away[1:], 0.0)
-        comes[self.dependencies.rank_start[1:] - 1] = 0.0
-        return np.asarray(after + np.maximum(comes, 0.0))
+        placed = self.placed.of_activations.counted() if counted else self.placed
+        return placed.most_between(self.dependencies, after + placed.away(self.dependencies))
 
 
 @dataclass(frozen=True, eq=False)

@@ -70,6 +70,10 @@ class WorkFacts:
     """How many times the bytes of the work the device holds more from the START on."""
     at_join: int = 0
     """The same from the JOIN on."""
+    at_start_on_host: int = 0
+    """How many times these bytes the host holds more from the START on."""
+    at_join_on_host: int = 0
+    """The same from the JOIN on."""
     groups: tuple[WorkGroup, ...] = (WorkGroup.LOCAL,)
     """Who may take part."""
     of_stage: bool = False
@@ -79,13 +83,13 @@ class WorkFacts:
 _AMONG = (WorkGroup.REPLICAS, WorkGroup.SAME_EXPERTS)
 
 FACTS: dict[WorkKind, WorkFacts] = {
-    WorkKind.OFFLOAD: WorkFacts("offload", WorkLane.D2H, at_join=-1),
-    WorkKind.FETCH: WorkFacts("fetch", WorkLane.H2D, at_start=+1),
+    WorkKind.OFFLOAD: WorkFacts("offload", WorkLane.D2H, at_join=-1, at_start_on_host=+1),
+    WorkKind.FETCH: WorkFacts("fetch", WorkLane.H2D, at_start=+1, at_join_on_host=-1),
     WorkKind.GATHER: WorkFacts("gather", WorkLane.DP, at_start=+1, groups=_AMONG, of_stage=True),
     WorkKind.DROP: WorkFacts("drop", WorkLane.DP, at_join=-1, of_stage=True),
     WorkKind.SCATTER: WorkFacts("scatter", WorkLane.DP, at_start=+1, groups=_AMONG, of_stage=True),
     WorkKind.SPREAD: WorkFacts("spread", WorkLane.DP, at_join=-1, groups=_AMONG, of_stage=True),
-    WorkKind.SNAPSHOT: WorkFacts("snapshot", WorkLane.D2H, of_stage=True),
+    WorkKind.SNAPSHOT: WorkFacts("snapshot", WorkLane.D2H, at_start_on_host=+1, of_stage=True),
 }
 """The facts of each kind."""
 

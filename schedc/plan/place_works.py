@@ -15,10 +15,10 @@ from schedc.attachments.units import amount, plain, shown
 from schedc.attachments.values import Attachments, Host
 from schedc.cost.costs import Costs, StageCosts
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
-from schedc.ir.arrays import Floats, bincount
+from schedc.ir.arrays import Floats
 from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Schedule
-from schedc.ir.works import WorkKind, WorkLane
+from schedc.ir.works import WorkLane
 from schedc.layout.costs import LayerCosts
 from schedc.layout.parts import Layout
 from schedc.passes.offload_search import OffloadSearch
@@ -207,19 +207,9 @@ def _shortest(step: _Step, search: OffloadSearch, limit: float) -> Offloading | 
     return None if left_out else best
 
 
-def host_bytes(placed: PlacedWorks, dependencies: Dependencies) -> Floats:
-    """[gaps] memory on the host behind each gap: from the START of an offload to the JOIN of the fetch behind it."""
-    gaps = len(dependencies) + dependencies.rank_start.size - 1
-    placed = placed.of_activations
-    comes = placed.works.kind == WorkKind.FETCH
-    gap = np.where(comes, placed.join, placed.start)
-    change = np.where(comes, -placed.works.bytes, placed.works.bytes)
-    return np.cumsum(bincount(gap, weights=change, minlength=gaps))
-
-
 def check_host(directives: Directives, placed: PlacedWorks, dependencies: Dependencies) -> None:
     """Raises `DiagnosticError` (S155) where a rank has more on the host than the plan says."""
-    host, on_host = directives.plan.host, host_bytes(placed, dependencies)
+    host, on_host = directives.plan.host, placed.on_host(dependencies)
     if host is None or not on_host.size or on_host.max() <= host.size * (1 + 1e-12):
         return
     gap = int(np.argmax(on_host))

@@ -11,7 +11,7 @@ from schedc.analysis.dependencies import Dependencies, reduce_by_rank
 from schedc.attachments.units import plain, shown
 from schedc.cost.costs import Costs
 from schedc.plan.lane_engines import engine_facts, engine_text
-from schedc.plan.place_works import Offloading, host_bytes, lane_facts
+from schedc.plan.place_works import Offloading, lane_facts
 
 
 def to_json(offloading: Offloading, dependencies: Dependencies, costs: Costs, in_bytes: bool) -> dict[str, Any]:
@@ -21,7 +21,7 @@ def to_json(offloading: Offloading, dependencies: Dependencies, costs: Costs, in
     """
     engines = list(engine_facts(offloading, dependencies, costs))
     gaps = dependencies.rank_start + np.arange(dependencies.rank_start.size)
-    on_host = reduce_by_rank(np.maximum, host_bytes(offloading.placed, dependencies), gaps)
+    on_host = reduce_by_rank(np.maximum, offloading.placed.on_host(dependencies), gaps)
     return {
         "moved": len(offloading.placed) // 2,
         "in_bytes": in_bytes,

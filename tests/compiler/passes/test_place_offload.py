@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -102,14 +103,15 @@ class ReplicaStates:
         return not any(self.parameters.values()) and not any(self.sums.values())
 
 
-def replayed(program: Program, sizes: dict[int, float]) -> tuple[bool, list[float]]:
+def replayed(program: Program, sizes: dict[int, float]) -> tuple[bool, list[float], list[float]]:
     """Whether no op and no work finds activations where they are not, and [n] memory behind every row, by hand.
 
-    sizes: memory of an activation by stage. A rank's rows run in order, so one walk over each is every run.
+    Memory is that of the device, then that of the host. sizes: memory of an activation by stage. A rank's rows run in
+    order, so one walk over each is every run.
     """
-    sound, memory = True, []
+    sound, memory, host = True, [], []
     for rank in range(program.ranks):
-        held, where, open_works = 0.0, Counter[tuple[int, int]](), set()
+        held, there, where, open_works = 0.0, 0.0, Counter[tuple[int, int]](), set()
         done = set()
         stages = ReplicaStates(program, rank)
         for row in program.instructions(rank):
@@ -119,6 +121,7 @@ def replayed(program: Program, sizes: dict[int, float]) -> tuple[bool, list[floa
                 if work.microbatch < 0:
                     held += stages.meet(row.work, row.kind)
                     memory.append(held)
+                    host.append(there)
                     continue
                 slot = (work.stage, work.microbatch)
                 comes = work.kind is WorkKind.FETCH
@@ -128,12 +131,14 @@ def replayed(program: Program, sizes: dict[int, float]) -> tuple[bool, list[floa
                     open_works.add(row.work)
                     where[slot] = 4 if comes else 2
                     held += work.bytes * comes
+                    there += work.bytes * (not comes)
                 else:
                     sound &= where[slot] == (4 if comes else 2)
                     open_works.discard(row.work)
                     done.add(row.work)
                     where[slot] = 1 if comes else 3
                     held -= work.bytes * (not comes)
+                    there -= work.bytes * comes
             for kind, stage, microbatch in row.ops if row.computes else ():
                 stages.compute(kind, stage)
                 slot = (stage, microbatch)
@@ -143,13 +148,32 @@ def replayed(program: Program, sizes: dict[int, float]) -> tuple[bool, list[floa
                     sound &= where[slot] == 1
                 held -= sizes[stage] * FACTS[kind].weight
             memory.append(held)
+            host.append(there)
         sound &= (
             stages.sound
             and stages.at_rest
             and not open_works
             and not any(state in (2, 3, 4) for state in where.values())
         )
-    return sound, memory
+    return sound, memory, host
+
+
+def most_by_gap(program: Program, values: list[float], from_cells: bool) -> list[float]:
+    """[gaps] the most of ``values`` [n] behind the rows of each gap; from_cells: with what the cell before it leaves.
+
+    Without that a gap begins with what the gap before it has left.
+    """
+    most = []
+    for rank in range(program.ranks):
+        most.append(0.0)
+        begins = 0.0
+        for row in range(program.rank_start[rank], program.rank_start[rank + 1]):
+            if program.kind[row] <= InstructionKind.CELL:
+                most.append(values[row] if from_cells else begins)
+            elif program.work[row] >= 0:
+                most[-1] = max(most[-1], values[row])
+            begins = values[row]
+    return most
 
 
 def damaged(program: Program, rng: random.Random) -> Program:
@@ -193,14 +217,20 @@ def test_random_programs_and_damaged_ones_are_judged_as_a_walk_by_hand_does() ->
         placed = placed if seed % 2 else placed.beside(random_replica_works(dependencies, costs, rng))
         program = insert_works(insert_communication(schedule, costs, dependencies), dependencies, placed)
         assert verify_program(program) == []
-        sound, memory = replayed(program, dict.fromkeys(range(program.stages), 1.0))
+        sound, memory, host = replayed(program, dict.fromkeys(range(program.stages), 1.0))
         assert sound
         compute = program.kind <= InstructionKind.CELL
         curve = without(measured, placed)
         assert np.array(memory)[compute].tolist() == curve.memory.tolist()
+        assert placed.on_host(dependencies).tolist() == most_by_gap(program, host, from_cells=False)
+        behind = np.arange(len(dependencies)) + dependencies.rank + 1
+        between = np.array(most_by_gap(program, memory, from_cells=True))
+        assert placed.most_between(dependencies, measured.memory).tolist() == between[behind].tolist()
+        most = [max(memory[low:high], default=0.0) for low, high in pairwise(program.rank_start.tolist())]
+        assert np.maximum(curve.peak_memory, most).tolist() == curve.peak_memory.tolist()
         if len(placed):
             wrong = damaged(program, rng)
-            sound, _ = replayed(wrong, dict.fromkeys(range(program.stages), 1.0))
+            sound, _, _ = replayed(wrong, dict.fromkeys(range(program.stages), 1.0))
             codes = {finding.code for finding in verify_program(wrong)}
             verdicts[sound] += 1
             assert codes <= {"S330", "S331", "S319", "S314"}  # S314: a work between the messages of a batch

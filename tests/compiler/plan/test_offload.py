@@ -89,7 +89,7 @@ def test_lines_are_values_and_back(text: str, host: Host, rules: tuple[Offload, 
         ("host 5 at 1   offload stage 4", "S155", "there is no stage 4"),
         ("host 5 at 1   offload stage 1   offload stage [0, 1]", "S155", "two lines for the same stage"),
         ("host 5 at 1   offload stage 3", "S155", "stage 3 reads at once what its forward leaves"),
-        ("host 5 at 1   offload all", "S155", "rank 0 has 6 on the host in front of 0F3, and the plan says 5"),
+        ("host 7 at 1   offload all", "S155", "rank 0 has 8 on the host in front of 0B0, and the plan says 7"),
         ("memory 1   host 5 at 1   offload auto", "S406", "rank 0 holds 2 at 0F0, and the plan allows 1"),
     ],
 )
