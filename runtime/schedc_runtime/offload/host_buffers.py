@@ -23,6 +23,8 @@ class HostBuffers:
         self.pinned = pinned
         self.limit: float | None = None
         """The most bytes that may lie on the host; None for as many as it has."""
+        self.slack = float("inf")
+        """How many times as large as what lies in it a buffer may be: ``limit`` over the most that lies there."""
         self.name = "this rank"
         """What errors call the rank."""
         self.held = 0
@@ -30,8 +32,8 @@ class HostBuffers:
         self.most = 0
         """The most bytes that all buffers have had."""
         self._free: list[Tensor] = []
-        self._taken: dict[int, int] = {}
-        """By the `id` of a buffer in use: the bytes that were asked for."""
+        self._taken: dict[int, tuple[int, int]] = {}
+        """By the `id` of a buffer in use: the bytes that were asked for, and how many of them are padding."""
         self._had_pinned, self._told = False, False
 
     @property
@@ -44,12 +46,14 @@ class HostBuffers:
         """The kind of memory that the buffers have had."""
         return "pinned" if self.pinned else "in part pageable" if self._had_pinned else "pageable"
 
-    def take(self, count: int) -> Tensor:
+    def take(self, count: int, padding: int = 0) -> Tensor:
         """[at least ``count``] uint8: a buffer, for `give` to take back.
 
+        padding: bytes of these between tensors; ``limit`` does not count them, since a plan knows nothing of them.
         Raises `RuntimeFault` where this and what is in use come to more than ``limit``.
         """
-        self._check(count)
+        room = None if self.limit is None else int(self.limit) + padding + sum(each for _, each in self._taken.values())
+        self._check(count, room, padding)
         fitting = [buffer for buffer in self._free if count <= buffer.nbytes <= max(2 * count, _LEAST)]
         if fitting:
             buffer = min(fitting, key=lambda buffer: buffer.nbytes)
@@ -59,10 +63,10 @@ class HostBuffers:
                 unfit = min(self._free, key=lambda buffer: buffer.nbytes)
                 self._free = [free for free in self._free if free is not unfit]
                 self.held -= unfit.nbytes
-            buffer = self._new(self._size(count))
+            buffer = self._new(self._size(count, room, padding))
             self.held += buffer.nbytes
             self.most = max(self.most, self.held)
-        self._taken[id(buffer)] = count
+        self._taken[id(buffer)] = count, padding
         return buffer
 
     def give(self, buffer: Tensor) -> None:
@@ -70,28 +74,30 @@ class HostBuffers:
         del self._taken[id(buffer)]
         self._free.append(buffer)
 
-    def _check(self, count: int) -> None:
-        if self.limit is not None and (total := sum(self._taken.values()) + count) > self.limit:
+    def _check(self, count: int, room: int | None, padding: int) -> None:
+        """room: the limit, and the padding of this buffer and those in use; None without a limit."""
+        total = count + sum(taken for taken, _ in self._taken.values())
+        if self.limit is not None and room is not None and total > room:
             raise RuntimeFault(
-                f"{self.name} would have {total:,} bytes on the host, {count:,} of them anew, and the plan says"
-                f" {int(self.limit):,}",
+                f"{self.name} would have {total - room + int(self.limit):,} bytes on the host,"
+                f" {count - padding:,} of them anew, and the plan says {int(self.limit):,}",
                 "say more in `host`, or let less leave: `keep` more microbatches, or allow more `memory`",
             )
 
-    def _size(self, count: int) -> int:
-        """Bytes of a new buffer for ``count`` bytes: rounded up as far as ``limit`` has room."""
-        wanted = rounded(count)
-        if self.limit is None or self.held + wanted <= self.limit:
+    def _size(self, count: int, room: int | None, padding: int) -> int:
+        """Bytes of a new buffer for ``count`` bytes: rounded up as far as there is room, which is that of `_check`."""
+        wanted = int(min(rounded(count), count + (count - padding) * (self.slack - 1)))
+        if self.limit is None or room is None or self.held + wanted <= room:
             return wanted
         self.close()
-        if self.held + count > self.limit and not self._told:
+        if self.held + count > room and not self._told:
             self._told = True
             warnings.warn(
                 f"{self.name} holds {self.held + count:,} bytes of host buffers, and the plan says {int(self.limit):,}:"
                 " buffers are larger than what lies in them, where microbatches differ",
                 stacklevel=3,
             )
-        return max(count, min(wanted, int(self.limit) - self.held))
+        return max(count, min(wanted, room - self.held))
 
     def close(self) -> None:
         """Free the buffers that are not in use."""

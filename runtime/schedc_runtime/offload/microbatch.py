@@ -158,7 +158,7 @@ class MicrobatchOffload:
             end += -(-box.bytes // _ALIGNED) * _ALIGNED
         if not boxes:
             return []
-        self._buffer = buffer = self._lanes.buffers.take(end)
+        self._buffer = buffer = self._lanes.buffers.take(end, end - sum(box.bytes for box in boxes))
         return [_Journey(box, buffer[start : start + box.bytes]) for box, start in zip(boxes, starts, strict=True)]
 
     def _place(self, place: PlaceOfBox) -> None:

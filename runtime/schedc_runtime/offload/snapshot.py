@@ -79,7 +79,7 @@ class StageSnapshot:
         for source in sources:
             starts.append(end)
             end += -(-source.tensor.nbytes // _ALIGNED) * _ALIGNED
-        self._make_room(end)
+        self._make_room(end, end - sum(source.tensor.nbytes for source in sources))
         self._whole, self._copies = False, {}
         pairs: list[tuple[Tensor, Tensor]] = []
         for source, start in zip(sources, starts, strict=True):
@@ -158,12 +158,12 @@ class StageSnapshot:
             listed += [_Source.of(tensor, [key], False) for key, tensor in self.optimizer(self.module).items()]
         return listed
 
-    def _make_room(self, count: int) -> None:
+    def _make_room(self, count: int, padding: int) -> None:
         if self._buffer is not None and self._buffer.nbytes < count:
             self.lanes.buffers.give(self._buffer)
             self._buffer = None
         if self._buffer is None:
-            self._buffer = self.lanes.buffers.take(max(1, count))
+            self._buffer = self.lanes.buffers.take(max(1, count), padding)
 
     def _slot(self, tensor: Tensor, start: int) -> Tensor:
         """The part of the buffer that begins at byte ``start``, in the type and shape of a tensor [...]."""

@@ -7,9 +7,11 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 
+from schedc.analysis.dependencies import Dependencies
 from schedc.attachments.values import Attachments
-from schedc.ir.program import InstructionKind, Program
+from schedc.ir.program import InstructionKind, Program, computation
 from schedc.ir.works import WorkKind
+from schedc.passes.insert_works import placed_in
 from schedc.plan.directives.offload import is_chosen, rule_per_stage
 from schedc_runtime.offload.lanes import Lanes, lanes_for
 from schedc_runtime.offload.rules import OffloadSettings
@@ -29,7 +31,8 @@ def offload_stages(
         return None
     lanes = lanes_for(device)
     lanes.buffers.name = name
-    lanes.buffers.limit = host.size if host is not None and host.in_bytes else None
+    if host is not None and host.in_bytes:
+        lanes.buffers.limit, lanes.buffers.slack = host.size, max(1.0, host.size / _most_on_host(program, rank))
     rules = {} if is_chosen(plan) else rule_per_stage(plan.offload, program.stages, program.placement)
     for stage, microbatches in moving.items():
         named = frozenset(rules[stage].roles) if stage in rules else frozenset()
@@ -37,6 +40,13 @@ def offload_stages(
         roles = named & there if there else named - {"dense"}  # a dense stage that runs as a whole moves as a whole
         held[stage].set_offload(OffloadSettings(lanes, roles=roles, microbatches=frozenset(microbatches)))
     return lanes
+
+
+def _most_on_host(program: Program, rank: int) -> float:
+    """The most bytes that lie on the host of a rank, by the works of the program; at least 1."""
+    dependencies = Dependencies.of(computation(program)[0])
+    low, high = dependencies.rank_start[rank : rank + 2] + np.array([rank, rank + 1])
+    return max(1.0, float(placed_in(program).on_host(dependencies)[low:high].max()))
 
 
 def told_buffers(lanes: Iterable[Lanes]) -> list[str]:

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from torch import nn
 
 import schedc
+from schedc.analysis.dependencies import Dependencies
+from schedc.diagnostics import DiagnosticError
+from schedc.ir.program import computation
+from schedc.passes.insert_works import placed_in
 from schedc_runtime import Cut, Pipeline
 from schedc_runtime.execute.executor import InstructionError
 from schedc_runtime.execute.instruction_names import label, sentence
 from schedc_runtime.offload import microbatch
 from schedc_runtime.offload.account import Reason
+from schedc_runtime.offload.host_buffers import HostBuffers
 from schedc_runtime.offload.lanes import AtOnce, ThreadLanes
 from schedc_runtime.segments import SegmentedStage
 from support.expert_cases import compiled
@@ -60,6 +68,20 @@ def test_gradients_keep_their_bits(
 EXPERTS = "experts 8 top 2 width 4 hidden 8\n  tokens 6"
 
 
+@contextmanager
+def host_moves() -> Iterator[dict[int, int]]:
+    """By number of a rank's buffers: the most microbatches that lay on the host at once, inside."""
+    take, most = HostBuffers.take, dict[int, int]()
+
+    def counted(buffers: HostBuffers, count: int, padding: int = 0) -> torch.Tensor:
+        buffer = take(buffers, count, padding)
+        most[id(buffers)] = max(most.get(id(buffers), 0), len(buffers._taken))
+        return buffer
+
+    with patch.object(HostBuffers, "take", counted):
+        yield most
+
+
 @pytest.mark.parametrize(
     ("schedule", "sizes", "lines"),
     [("dualpipev", {"P": 2, "M": 6}, "offload stage 0"), ("1f1b", {"P": 3, "M": 5}, "memory 2\n  offload auto")],
@@ -70,8 +92,10 @@ def test_offloads_of_a_plan_run(schedule: str, sizes: dict[str, int], lines: str
     experts = schedule == "dualpipev"
     expected, _ = stepped(compiled(schedule, sizes, ""), moe(0.2) if experts else model_for(program), steps=1)
     watch = Watch()
-    with watch():
+    with watch(), host_moves() as most:
         results, pipe = stepped(program, moe(0.2) if experts else model_for(program), steps=1)
+    on_host = placed_in(program).counted().on_host(Dependencies.of(computation(program)[0]))
+    assert sorted(most.values()) == [on_host.max()]  # rank 0 alone moves
     assert [name for name in expected if not torch.equal(results[name], expected[name])] == []
     assert watch.released == watch.moved == accounts(pipe)["moved"] > 0
     assert {index for stage in pipe._held() if stage.offload for index in (stage.index,)} == {0}
@@ -103,6 +127,27 @@ class Careless(nn.Module):
         if self.writes:
             inner.detach().add_(1)
         return output
+
+
+def test_a_host_of_the_predicted_size_is_enough() -> None:
+    """A byte less is refused by the compiler, and what it accepts runs: padding between tensors does not count."""
+    torch.manual_seed(0)
+    model, rows = nn.Sequential(*[Careless() for _ in range(3)]), torch.randn(14, 8)
+
+    def moved_by(lines: str) -> int:
+        program = compiled("1f1b", {"P": 3, "M": 7}, f"  offload stage 0\n  {lines}", "3")
+        pipe = Pipeline(model, program, loss_fn=Squares(), in_process=True, example=rows, cut=Cut(segmented=False))
+        pipe.step(rows, rows)
+        moved: int = accounts(pipe)["moved"]
+        pipe.close()
+        return moved // 7
+
+    moved = moved_by("host 99 at 1")
+    assert moved % 512
+    lines = f"memory 9 GB\n  activations dense {moved / 1000} KB\n  host {{}} KB at 1 GB/s"
+    assert moved_by(lines.format(3 * moved / 1000)) == moved
+    with pytest.raises(DiagnosticError, match="on the host in front of 0B0, and the plan says"):
+        moved_by(lines.format((3 * moved - 1) / 1000))
 
 
 class Squares:
@@ -161,10 +206,10 @@ def test_what_a_user_may_do_wrong_is_told_and_the_pipeline_stays(monkeypatch: py
         patch.setattr(microbatch, "_copy", broken)
         fails_then_works("the host is gone")
     lanes[0].buffers.close()
-    lanes[0].buffers.limit = 500
+    lanes[0].buffers.limit = 50
     with monkeypatch.context() as patch:
         patch.setattr(lanes[0], "run", lambda *_: pytest.fail("the copy had begun"))
-        with pytest.raises(InstructionError, match=r"rank 0 would have [\d,]+ bytes on the host, .* the plan says 500"):
+        with pytest.raises(InstructionError, match=r"rank 0 would have [\d,]+ bytes on the host, .* the plan says 50"):
             pipe.step(rows, rows)
     lanes[0].buffers.limit = None
     careless.keeps = True
