@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from schedc.analysis.dependencies import Dependencies
+from schedc.analysis.placed_works import PlacedWorks
+from schedc.attachments.units import shown
 from schedc.ir.program import Program, computation
-from schedc.passes.insert_works import insert_works
+from schedc.passes.insert_works import insert_works, placed_in
 from schedc.passes.place_snapshots import place_snapshots
 from schedc_runtime.errors import RuntimeFault, StageError
 from schedc_runtime.offload.lanes import Lanes, lanes_for
@@ -73,12 +75,24 @@ class Snapshots:
         self._bytes, self.key = sizes, f"snapshots of {sizes.astype(np.int64).tolist()}"
 
     def program(self, program: Program) -> Program:
-        """The program with a snapshot of every stage, beside its other works."""
+        """The program with a snapshot of every stage, beside its other works. Raises `BatchRefused` as `agree` does."""
         if self._program is None or self._program[0] is not program or self._program[1] != self.key:
             dependencies = Dependencies.of(computation(program)[0])
             placed = place_snapshots(dependencies, self._bytes)
+            self._check_host(placed.beside(placed_in(program)), dependencies)
             self._program = program, self.key, insert_works(program, dependencies, placed)
         return self._program[2]
+
+    def _check_host(self, placed: PlacedWorks, dependencies: Dependencies) -> None:
+        """Raise `BatchRefused` where snapshots and what leaves need more of a host than the plan says."""
+        host, most = self.assembly.plan.host, placed.on_host(dependencies)
+        if host is None or not host.in_bytes or not most.size or most.max() <= host.size:
+            return
+        rank = int(placed.rank_of(np.array([most.argmax()]), dependencies)[0])
+        message = f"with a snapshot rank {rank} has {shown(float(most.max()), up=True)} on the host"
+        raise BatchRefused(
+            f"{message}, and the plan says {shown(host.size)}", "say more in `host`, or leave snapshot=... out"
+        )
 
     def read(self) -> Snapshot:
         """The last snapshot. Waits for its copies. Raises `StageError` where there is none."""

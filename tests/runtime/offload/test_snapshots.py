@@ -6,7 +6,7 @@ import gc
 import json
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -158,3 +158,15 @@ def test_clones_live_until_the_join(lanes: Any, ends: Any, monkeypatch: pytest.M
         assert all(each() is None for each in clones)
         clones.clear()
     snapshot.lanes.close()
+
+
+def test_a_snapshot_for_which_the_host_has_no_room_is_refused_before_the_step() -> None:
+    """Rank 0 has at most three microbatches of 2 KB on the host, beside its state of 152 bytes."""
+    lines = "  memory 9 GB\n  activations dense 2 KB\n  host {} KB at 1 GB/s\n  offload all"
+    model, rows = nn.Sequential(*[Block() for _ in range(3)]), torch.randn(8, 4)
+    for room, refused in ((6.1, True), (6.2, False)):
+        program = compiled("1f1b", {"P": 3, "M": 4}, lines.format(room), "3")
+        pipe = Pipeline(model, program, loss_fn=squares, in_process=True, example=rows, cut=Cut())
+        with pytest.raises(BatchRefused, match=r"rank 0 has 6\.152 KB on the host") if refused else nullcontext():
+            pipe.step(rows, rows, snapshot=True)
+        pipe.close()
