@@ -5,10 +5,13 @@
     rows x gradients     a program for each expert and tile of its weight, which goes through the expert's rows
 
 Sums are in float32, whatever the dtype. They run over tiles in order, so that the same rows give the same bits.
+
+Arguments of kernels have no annotations but `tl.constexpr`: Triton's compiler evaluates them as code of the kernel.
 """
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -16,14 +19,25 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+if os.environ.get("TRITON_INTERPRET") == "1":
+    from triton.runtime import interpreter
+
+    _patch_tensors = interpreter._patch_lang_tensor
+
+    def _with_index(tensor: Any, scope: Any) -> None:
+        _patch_tensors(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = _with_index  # numpy 2.4 makes no number of an array [1], which Triton 3.6 wants
+
 ROWS, COLUMNS, INNER = 64, 64, 32
 """Sizes of a tile."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _rows_times_weights(
-    left: Any, right: Any, output: Any, ends: Any, experts: Any, inner: Any, columns: Any,
-    left_row: Any, left_column: Any, right_expert: Any, right_row: Any, right_column: Any, output_row: Any,
+def _rows_times_weights(  # type: ignore[no-untyped-def]
+    left, right, output, ends, experts, inner, columns,
+    left_row, left_column, right_expert, right_row, right_column, output_row,
     TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr, TILE_INNER: tl.constexpr,
 ) -> None:  # fmt: skip
     tile = tl.program_id(0)
@@ -54,10 +68,9 @@ def _rows_times_weights(
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _rows_times_gradients(
-    left: Any, right: Any, output: Any, ends: Any, inner: Any, columns: Any,
-    left_row: Any, left_column: Any, right_row: Any, right_column: Any,
-    output_expert: Any, output_row: Any, output_column: Any,
+def _rows_times_gradients(  # type: ignore[no-untyped-def]
+    left, right, output, ends, inner, columns,
+    left_row, left_column, right_row, right_column, output_expert, output_row, output_column,
     TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr, TILE_INNER: tl.constexpr,
 ) -> None:  # fmt: skip
     expert = tl.program_id(0)
@@ -82,6 +95,7 @@ def _rows_times_gradients(
 
 def triton_products(left: Tensor, right: Tensor, ends: Tensor, weight: Tensor) -> Tensor:
     """As `schedc_runtime.moe.products.Multiply` says, with ends [E] int32 on the device in place of groups."""
+    left, right = _near(left), _near(right)
     experts, (rows, inner), columns = len(weight), left.shape, right.shape[-1]
     tiles = {"TILE_ROWS": ROWS, "TILE_COLUMNS": COLUMNS, "TILE_INNER": INNER}
     if right.dim() == 3:
@@ -97,3 +111,8 @@ def triton_products(left: Tensor, right: Tensor, ends: Tensor, weight: Tensor) -
         left, right, result, ends, inner, columns, *left.stride(), *right.stride(), *result.stride(), **tiles
     )
     return result
+
+
+def _near(matrix: Tensor) -> Tensor:
+    """[..., columns] the same, with columns so near that the kernels' int32 holds their offsets in a row."""
+    return matrix if matrix.stride(-1) * matrix.shape[-1] < 2**31 else matrix.contiguous()

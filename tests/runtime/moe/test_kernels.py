@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import warnings
 from dataclasses import replace
-from importlib.util import find_spec
 
 import pytest
 import torch
@@ -84,31 +83,6 @@ def test_gradients_are_those_of_the_loop(name: str, counts: tuple[int, ...]) -> 
     experts.products = Products("loop")
     for result, expected in zip(measured, results(experts, rows, gates, groups), strict=True):
         torch.testing.assert_close(result, expected, rtol=1e-12, atol=1e-13)
-
-
-@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_triton_kernels_have_the_numbers_of_the_loop(dtype: torch.dtype) -> None:
-    """On a GPU, or with TRITON_INTERPRET=1 in Triton's interpreter, whose products of bfloat16 are none."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if reason := PROVIDERS["triton"].why_not(Case(device, dtype, (40, 72, 36), False)):
-        pytest.skip(reason)
-    if device.type == "cpu" and dtype is torch.bfloat16:
-        pytest.skip("the interpreter multiplies the bits of bfloat16")
-    for counts, turned in (((5, 0, 70), False), ((0, 33, 1), True), ((0, 0), False)):
-        torch.manual_seed(0)
-        rows, grads = torch.randn(sum(counts) + 3, 40), torch.randn(sum(counts) + 3, 72)
-        weight = torch.randn(len(counts), 72, 40).transpose(1, 2) if turned else torch.randn(len(counts), 40, 72)
-        groups = RowGroups(counts)
-        for left, right in ((rows, weight), (grads, weight.transpose(1, 2)), (rows, grads)):
-            narrow = [x.to(device, dtype) for x in (left, right, weight)]
-            exact = PROVIDERS["loop"].multiply(*(x.double() for x in narrow[:2]), groups, narrow[2].double())
-            product = PROVIDERS["triton"].multiply(*narrow[:2], groups, narrow[2])
-            filled = len(product) if right is grads else sum(counts)
-            error = (product[:filled] - exact[:filled]).norm()
-            bound = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 6e-3}[dtype]
-            assert error <= bound * exact[:filled].norm()
-            assert right is not grads or product.stride() == weight.stride()
 
 
 def test_a_layer_takes_the_choice_and_a_comparison_of_bits_takes_only_providers_with_the_bits_of_the_loop() -> None:
