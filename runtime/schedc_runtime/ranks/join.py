@@ -52,7 +52,10 @@ def join(backend: str | None = None, *, timeout: float = 300.0) -> torch.device:
     store.set_timeout(limit)
     names = [f"rank {process}" for process in range(size)]
     store = meet(store, "join", rank, names, timeout)
-    dist.init_process_group(backend or ("nccl" if gpus else "gloo"), store=store, rank=rank, world_size=size)
+    dist.init_process_group(
+        backend or ("nccl" if gpus else "gloo"), store=store, rank=rank, world_size=size,
+        device_id=device if device.type == "cuda" else None,
+    )  # fmt: skip
     return device
 
 
