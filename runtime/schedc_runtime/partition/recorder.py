@@ -22,6 +22,7 @@ from schedc_runtime.partition.fake_failures import NEEDS_VALUES, fake_only
 from schedc_runtime.partition.python_state import python_random_kept
 from schedc_runtime.partition.recorded_functions import Apply, ContainerFill, hidden
 from schedc_runtime.partition.structure import Part, Template, hides_tensors, parts, tensors_in
+from schedc_runtime.partition.tensor_hooks import TensorHooks, hooked, refuse_effect, shown
 from schedc_runtime.partition.unit_calls import ASSUMED, CHECKPOINTED, TAPS, in_checkpoint, specs
 from schedc_runtime.partition.user_line import user_line
 from schedc_runtime.random_numbers.counting import CountedDraws
@@ -103,6 +104,7 @@ class ForwardRecorder(TorchFunctionMode):
         self._checkpointing = False
         self._ambient = ambient()
         self._latest: fx.Node | None = None
+        self._hooks = TensorHooks()
 
     def enter(self, name: str, value: Any) -> None:
         """An argument of the model."""
@@ -112,6 +114,7 @@ class ForwardRecorder(TorchFunctionMode):
         """The output of the model."""
         self.recording.output, leaves = Template.of(output)
         self.recording.graph.output(tuple(self.argument(leaf, "the model's output") for leaf in leaves))
+        self._hooks.finish(self.recording.graph)
 
     # Functions.
 
@@ -119,11 +122,14 @@ class ForwardRecorder(TorchFunctionMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        refuse_effect(func)
+        if func is Tensor.register_hook and args[0].requires_grad:
+            return self._hook(*args, **kwargs)
         versions = [(tensor, tensor._version) for tensor in tensors_in((tuple(args), dict(kwargs)))]
         result = func(*args, **kwargs)
         written = [tensor for tensor, version in versions if tensor._version != version]
         if not written and next(tensors_in(result), None) is None:
-            return result
+            return shown(func, result)
         target, given = _callable(func), tuple(args)
         if target is getattr:
             given = (args[0], func.__self__.__name__)
@@ -135,6 +141,12 @@ class ForwardRecorder(TorchFunctionMode):
         self._know(result, node)
         self._write(written, node, result)
         return result
+
+    def _hook(self, tensor: Tensor, hook: Any) -> Any:
+        source, latest = self.node(tensor), self._latest
+        handle = self._hooks.add(self._add("call_function", hooked, (source, hook), {}), source, hook)
+        self._latest = latest  # its stage does not follow from its place
+        return handle
 
     def _add(self, op: str, target: Any, args: Any, kwargs: Any, name: str | None = None) -> fx.Node:
         name = str(name or (getattr(target, "__name__", "value") if callable(target) else target))

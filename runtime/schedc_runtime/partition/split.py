@@ -24,6 +24,7 @@ from schedc_runtime.errors import PartitionError
 from schedc_runtime.partition.effects import after
 from schedc_runtime.partition.recorded_stage import attribute_of
 from schedc_runtime.partition.recorder import Recording
+from schedc_runtime.partition.tensor_hooks import BESIDE
 from schedc_runtime.partition.units import parameter_count
 from schedc_runtime.random_numbers.counting import DrawEvent
 
@@ -97,7 +98,7 @@ class CutRecording:
         for position, node in enumerate(self.recording.graph.nodes):
             if node.op == "placeholder":
                 stages[node] = 0
-            elif (whole := node.meta.get("part_of")) is not None:
+            elif (whole := node.meta.get("part_of") or node.meta.get(BESIDE)) is not None:
                 stages[node] = stages[whole]
             else:
                 stages[node] = sum(position >= begin for begin in self.begins)
@@ -206,8 +207,12 @@ def of_batch_alone(graph: fx.Graph) -> frozenset[fx.Node]:
                 continue
             fine = all(n in alone or n in attributes or _small(n) for n in node.all_input_nodes)
             written = node.meta.get("mutates", set())
-            if fine and not any(
-                _memory(n) & written for n in (*attributes, *(p for p in graph.nodes if p.op == "placeholder"))
+            if (
+                fine
+                and not getattr(value, "requires_grad", False)
+                and not any(
+                    _memory(n) & written for n in (*attributes, *(p for p in graph.nodes if p.op == "placeholder"))
+                )
             ):
                 alone.add(node)
     return frozenset(alone)
