@@ -10,15 +10,37 @@ import torch
 
 
 class Ambient(NamedTuple):
-    """gradients: whether they are computed. autocast: per device, whether it is on, and its dtype."""
+    """gradients: whether they are computed. autocast: per device, whether it is on, and its dtype. inference: whether
+    inference mode is on."""
 
     gradients: bool
     autocast: tuple[tuple[str, bool, torch.dtype], ...]
+    inference: bool = False
 
 
 def ambient() -> Ambient:
     """The state around this line."""
-    return Ambient(torch.is_grad_enabled(), tuple(_autocast(kind) for kind in _kinds()))
+    return Ambient(
+        torch.is_grad_enabled(), tuple(_autocast(kind) for kind in _kinds()), torch.is_inference_mode_enabled()
+    )
+
+
+@contextmanager
+def as_around() -> Iterator[None]:
+    """Lets a model be recorded inside inference mode, whose tensors do not tell when they are written to.
+
+    The mode is off inside, and `torch.is_inference_mode_enabled`, which a model may ask, says what is around.
+    """
+    state, asked = ambient(), torch.is_inference_mode_enabled
+    if not state.inference:
+        yield
+        return
+    with torch.inference_mode(False), torch.set_grad_enabled(state.gradients):
+        torch.is_inference_mode_enabled = lambda: True  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            torch.is_inference_mode_enabled = asked
 
 
 def enter(state: Ambient) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 from schedc_runtime.errors import BoundaryError, PartitionError
@@ -18,6 +19,13 @@ def first_recording(
     model: nn.Module, rule: NodeRule, inputs: Sequence[str] | None, example: Any
 ) -> tuple[dict[str, Any], Recording]:
     """(arguments by name, recording). Raises `PartitionError` if no guess fits, with what the first one failed of."""
+    with torch.enable_grad():
+        return _first(model, rule, inputs, example)
+
+
+def _first(
+    model: nn.Module, rule: NodeRule, inputs: Sequence[str] | None, example: Any
+) -> tuple[dict[str, Any], Recording]:
     device = device_of(model)
     if example is not None:
         named = named_arguments(model, *arguments(example), inputs)

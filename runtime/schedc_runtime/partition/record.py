@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from schedc_runtime.errors import BoundaryError, PartitionError, RuntimeFault
 from schedc_runtime.partition.boundary import TensorSpec
+from schedc_runtime.partition.effects import as_around
 from schedc_runtime.partition.example import call
 from schedc_runtime.partition.fake_failures import NEEDS_VALUES
 from schedc_runtime.partition.fake_model import lent, mode_of, quiet, without_cache
@@ -69,11 +70,13 @@ def record(
 ) -> Recording:
     """The forward of ``model`` on arguments by name; a `TensorSpec` may replace a tensor.
 
-    training: the mode of the modules around units. Raises `PartitionError` for what cannot be recorded, and
-    `BoundaryError` for arguments on which the model fails. Compiled code is recorded as if it were not compiled.
+    training: the mode of the modules around units. Gradients, inference mode and autocast are as around this call.
+    Raises `PartitionError` for what cannot be recorded, and `BoundaryError` for arguments on which the model fails.
+    Compiled code is recorded as if it were not compiled.
     """
     try:
-        return _record(model, named, rule, training=training, device=device)
+        with as_around():
+            return _record(model, named, rule, training=training, device=device)
     except _NeedsWhole as error:
         # A module without parameters, which takes a branch on values, is called and not recorded.
         whole = replace(rule, whole=rule.whole | {error.path})
@@ -98,7 +101,6 @@ def _record(
     ]
     with (
         FakeTensorMode(allow_non_fake_inputs=True),
-        torch.enable_grad(),
         quiet(),
         without_cache(model),
         torch.compiler.set_stance("force_eager"),

@@ -125,7 +125,8 @@ class Records:
     def keep_first(self, recording: Recording, named: Mapping[str, Any]) -> Record:
         """Cut the first recording, which decides the parameters of each stage. It was made in the model's mode."""
         self.first = self._cut(recording, named)
-        self._kept[self._key(named, self.model.training)] = self.first
+        with torch.enable_grad():  # as it was recorded
+            self._kept[self._key(named, self.model.training)] = self.first
         self.select(self.first)
         return self.first
 
