@@ -107,7 +107,7 @@ def reference_step(
             else:
                 grads[m] = stage.backward(m, grads[m], defer=kind is OpKind.I)
     tied = _tied_sums(ranks, partition.shared, program.placement) if program is not None else {}
-    return _results([stage for held in ranks for stage in held.values()], tied)
+    return _results([stage for held in ranks for stage in held.values()], tied, partition.first_names)
 
 
 def _bound(
@@ -176,8 +176,8 @@ def _tied_sums(
     return sums
 
 
-def _results(stages: Sequence[Stage], tied: Mapping[str, Tensor]) -> Reference:
-    """tied: the gradients of tied weights, which replace those of their copies."""
+def _results(stages: Sequence[Stage], tied: Mapping[str, Tensor], first: Mapping[str, str]) -> Reference:
+    """tied: the gradients of tied weights, which replace those of their copies. first: as of `first_names`."""
     losses: dict[int, Tensor] = {}
     grads: dict[str, Tensor] = {}
     seen: set[int] = set()
@@ -187,5 +187,6 @@ def _results(stages: Sequence[Stage], tied: Mapping[str, Tensor]) -> Reference:
         for name, parameter in stage.module.named_parameters():
             if parameter.grad is not None and id(parameter) not in seen:
                 seen.add(id(parameter))
+                name = first.get(name, name)
                 grads[name] = grads[name] + parameter.grad if name in grads else parameter.grad
     return Reference(mean_loss(losses), {**grads, **tied})

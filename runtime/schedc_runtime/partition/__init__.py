@@ -25,7 +25,7 @@ from schedc_runtime.partition.refusals import (
     warn_of_empty_stages,
 )
 from schedc_runtime.partition.result import Partition
-from schedc_runtime.partition.shared import refuse_tied, shared_parameters
+from schedc_runtime.partition.shared import first_names, refuse_tied, shared_parameters
 from schedc_runtime.partition.split import Entries, parameter_costs
 from schedc_runtime.partition.units import find_units
 
@@ -102,7 +102,10 @@ def _partition_of(records: Records, placement: Placement | None, chosen_here: bo
     warn_of_compiled(records.model, records.rule.around)
     if not by_layout:
         warn_of_empty_stages(modules, names)
-    return Partition(modules, first.inputs, first.values, names, shared, aliases=records.aliases, records=records)
+    return Partition(
+        modules, first.inputs, first.values, names, shared,
+        aliases=records.aliases, first_names=first_names(records.model), records=records,
+    )  # fmt: skip
 
 
 def _count(layout: Layout | None) -> int | None:

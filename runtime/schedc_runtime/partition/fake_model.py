@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +40,8 @@ def lent(model: nn.Module, device: torch.device) -> Iterator[dict[int, str]]:
             if isinstance(value, Tensor):
                 paths.setdefault(id(value), f"{name}.{key}" if name else key)
     try:
-        yield paths
+        with mock.patch.object(nn.Module, "_apply", _converted):
+            yield paths
     finally:
         for identity, module in modules.items():
             _restore(module, *before[identity])
@@ -82,6 +84,20 @@ def mode_of(model: nn.Module, through: Sequence[str], training: bool) -> Iterato
                 stack.callback(setattr, module, "training", module.training)
                 module.training = training
         yield
+
+
+def _converted(module: nn.Module, convert: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+    """``module``, its parameters and buffers converted: a forward may say `self.head.to(x.dtype)`.
+
+    torch exchanges the insides of fake parameters, which fails for one that has been used.
+    """
+    for part in module.modules() if recurse else [module]:
+        for key, parameter in part._parameters.items():
+            if parameter is not None and (other := convert(parameter)) is not parameter:
+                part._parameters[key] = nn.Parameter(other.detach(), parameter.requires_grad)
+        for key, buffer in part._buffers.items():
+            part._buffers[key] = None if buffer is None else convert(buffer)
+    return module
 
 
 def _tables(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:

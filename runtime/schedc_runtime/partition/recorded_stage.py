@@ -77,10 +77,16 @@ class RecordedStage(nn.Module):
 
 
 def equip(stage: RecordedStage, model: nn.Module) -> None:
-    """Register what the current code of a stage uses and the stage lacks, under the model's names."""
-    for node in stage.current.graph.nodes:
-        if node.op in ("get_attr", "call_module") and not _has(stage, str(node.target)):
-            target = str(node.target)
+    """Register what the current code of a stage uses and the stage lacks, under the model's names.
+
+    What lies in a module that is called comes with it, also where the model reads it before the call.
+    """
+    nodes = [node for node in stage.current.graph.nodes if node.op in ("get_attr", "call_module")]
+    called = {str(node.target) for node in nodes if node.op == "call_module"}
+    for target in dict.fromkeys(str(node.target) for node in nodes):
+        words = target.split(".")
+        inside = any(".".join(words[:depth]) in called for depth in range(1, len(words)))
+        if not inside and not _has(stage, target, called=target in called):
             graft(stage, target, attribute_of(model, target), persistent=is_persistent(model, target))
 
 
@@ -90,11 +96,12 @@ def attribute_of(model: nn.Module, target: str) -> object:
     return getattr(model.get_submodule(owner), name, None)
 
 
-def _has(stage: nn.Module, path: str) -> bool:
+def _has(stage: nn.Module, path: str, *, called: bool) -> bool:
+    """Whether a stage has what lies at a path; a module that only holds what is read of it cannot be called."""
     part: object = stage
     for word in path.split("."):
         part = getattr(part, word, None)
-    return part is not None
+    return part is not None and not (called and type(part) is nn.Module)
 
 
 def _other_shapes(values: Sequence[Any], shapes: Sequence[Any]) -> BoundaryError:

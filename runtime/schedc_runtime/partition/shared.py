@@ -40,6 +40,12 @@ class SharedParameter:
         return next((modules[stage].get_parameter(names[0]) for stage, names in self.uses if stage in modules), None)
 
 
+def first_names(model: nn.Module) -> dict[str, str]:
+    """By each name of a parameter: the first one, under which `model.named_parameters()` has it."""
+    first = {id(parameter): name for name, parameter in model.named_parameters()}
+    return {name: first[id(parameter)] for name, parameter in model.named_parameters(remove_duplicate=False)}
+
+
 def shared_parameters(modules: Sequence[nn.Module]) -> tuple[SharedParameter, ...]:
     """The parameters that several stages use, in the order of their first uses. modules: [stages]."""
     uses: dict[int, dict[int, list[str]]] = {}

@@ -22,7 +22,8 @@ class StageModules:
         several later stages use passes through the stages between.
     blocks: [stages] qualified names of the blocks of each stage.
     shared: the parameters that several stages use, as they were before any rank got a copy of its own.
-    aliases: by name of a module that the model has under several names: the first of them.
+    aliases: by name of a module that the model has under several names: the first of them. first_names: the same of
+        parameters, of each name.
     """
 
     modules: tuple[nn.Module, ...]
@@ -31,6 +32,7 @@ class StageModules:
     blocks: tuple[tuple[str, ...], ...]
     shared: tuple[SharedParameter, ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict, kw_only=True)
+    first_names: Mapping[str, str] = field(default_factory=dict, kw_only=True)
 
     @property
     def stages(self) -> int:

@@ -237,13 +237,14 @@ class Pipeline:
         return result if outputs else result.loss
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """The parameters of the stages held here, each once, under the model's own names."""
+        """The parameters of the stages held here, each once, under the names of ``model.named_parameters()``."""
         seen: set[int] = set()
+        first = self.partition.first_names
         for stage in self._held():
             for name, parameter in stage.module.named_parameters():
                 if id(parameter) not in seen:
                     seen.add(id(parameter))
-                    yield name, parameter
+                    yield first.get(name, name), parameter
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """The parameters of the stages held here."""
