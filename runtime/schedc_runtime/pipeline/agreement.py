@@ -79,8 +79,8 @@ def plan_prints(plan: Attachments, stages: Iterable[Stage]) -> dict[str, str]:
     }
 
 
-def check_fingerprints(everyone: Sequence[Mapping[str, str]], names: Sequence[str]) -> None:
-    """Raise `RuntimeFault`, the same on every rank, if two ranks differ in something that both have.
+def difference(everyone: Sequence[Mapping[str, str]], names: Sequence[str]) -> str:
+    """In what two ranks differ that both have; "" if in nothing.
 
     everyone: [processes] the fingerprints of each. names: [processes] what the error calls them.
     """
@@ -89,10 +89,16 @@ def check_fingerprints(everyone: Sequence[Mapping[str, str]], names: Sequence[st
         for what, digest in prints.items():
             first_name, first_digest = first.setdefault(what, (name, digest))
             if first_digest != digest:
-                raise RuntimeFault(
-                    f"{first_name} and {name} differ in their {what}",
-                    "build the same program and plan and, with the same seed, the same model on every rank",
-                )
+                return f"{first_name} and {name} differ in their {what}"
+    return ""
+
+
+def check_fingerprints(different: str) -> None:
+    """Raise `RuntimeFault` for a `difference`."""
+    if different:
+        raise RuntimeFault(
+            different, "build the same program and plan and, with the same seed, the same model on every rank"
+        )
 
 
 def _bytes(parameter: Tensor) -> bytes:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from torch import nn
 
@@ -26,7 +27,7 @@ from schedc_runtime.execute.cell_programs import asks_on_lane, cell_source, cell
 from schedc_runtime.materialize.construction import construction_of
 from schedc_runtime.partition import partition
 from schedc_runtime.partition.shared import tied_apart, ties_of
-from schedc_runtime.pipeline.agreement import check_fingerprints, fingerprint, plan_prints
+from schedc_runtime.pipeline.agreement import check_fingerprints, difference, fingerprint, plan_prints
 from schedc_runtime.pipeline.apply_plan import attach, check_contradictions, mesh_for, recompute_stages
 from schedc_runtime.pipeline.assembly import Assembly, Settings
 from schedc_runtime.pipeline.batch import one_microbatch
@@ -38,7 +39,7 @@ from schedc_runtime.pipeline.loss_function import LossHead
 from schedc_runtime.pipeline.offloading import offload_stages
 from schedc_runtime.pipeline.plan_fit import FirstBatch, check_model
 from schedc_runtime.pipeline.random_steps import check_way, number_stages
-from schedc_runtime.pipeline.replica_works import agree_on_bytes, bytes_of_stages, place_works
+from schedc_runtime.pipeline.replica_works import agree_on_bytes, bytes_of_stages, place_works, together
 from schedc_runtime.pipeline.shard_stages import sharding_of, take_shards
 from schedc_runtime.pipeline.stages import (
     copied_stages,
@@ -263,9 +264,13 @@ def compare_ranks(assembly: Assembly) -> None:
         **plan_prints(assembly.plan, assembly.held()),
         **fingerprint(assembly.program, assembly.names, assembly.partition.blocks, assembly.copied, assembly.cells),
     }
-    everyone = control.gather("building the pipeline", [prints, bytes_of_stages(assembly)])
-    check_fingerprints([theirs for theirs, _ in everyone], control.names)
-    agree_on_bytes(assembly, [theirs for _, theirs in everyone])
+
+    def compared(everyone: list[Any]) -> tuple[str, Any]:
+        return difference([theirs for theirs, _ in everyone], control.names), together(sizes for _, sizes in everyone)
+
+    different, all_bytes = control.fold("building the pipeline", [prints, bytes_of_stages(assembly)], compared)
+    check_fingerprints(different)
+    agree_on_bytes(assembly, all_bytes)
     if assembly.tied and not assembly.construction.deferred:
         everyone = control.gather("comparing tied weights", assembly.weights.facts(training=False))
         check_copies([copy for part in everyone for copy in part])

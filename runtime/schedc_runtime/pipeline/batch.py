@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -124,10 +124,20 @@ def agree(
         raise not_padded(batch, targets, rows, replicas, *reason)
     if rows is not None:
         _check_slices(rows, slices, microbatches * replicas)
-    counts = {request.replica: request.counted for request in requests if request.counted is not None}
-    total = sum(counts.values()) if len(counts) == counting else None
+    total = total_of((count for request in requests if (count := count_of(request)) is not None), counting)
     padded = batch if rows is None or batch is None else with_rows(batch, rows.size * microbatches)
     return Agreement(padded, rows, total, targets is not None)
+
+
+def count_of(request: StepRequest) -> tuple[int, float] | None:
+    """A replica and its number of targets; None where the rank has not counted them."""
+    return None if request.counted is None else (request.replica, request.counted)
+
+
+def total_of(counts: Iterable[tuple[int, float]], counting: int) -> float | None:
+    """The number of targets of all replicas; None if fewer than ``counting`` have counted. counts: as of `count_of`."""
+    by_replica = dict(counts)
+    return sum(by_replica.values()) if len(by_replica) == counting else None
 
 
 def _check_slices(rows: Rows, slices: Sequence[int], parts: int) -> None:

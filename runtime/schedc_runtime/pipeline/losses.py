@@ -118,15 +118,23 @@ def gathered(
     and [ranks of its expert group] `Flag`s that are still on the device. Raises `RoutingFault`, on every rank, for a
     flag that is an error.
     """
-    everyone = control.gather("the end of the step, to share the loss", _on_host(formed, list(flags)))
+    everyone: list[Any] = control.fold("the end of the step, to share the loss", _on_host(formed, list(flags)), _told)
     marks = [(where, values) for part in everyone for where, values in part["flags"]]
     for where, values in marks:
         check_flags(values, where)
     return everyone, marks
 
 
-def _on_host(formed: Mapping[int, Formed], flags: Sequence[tuple[str, Tensor]]) -> dict[str, Any]:
-    """What was formed here as JSON, which holds a float of any of torch's dtypes exactly. One copy to the host."""
+def _told(everyone: Sequence[Any]) -> list[Any]:
+    """Those that formed a loss or have flags."""
+    return [each for each in everyone if each is not None]
+
+
+def _on_host(formed: Mapping[int, Formed], flags: Sequence[tuple[str, Tensor]]) -> dict[str, Any] | None:
+    """What was formed here as JSON, which holds a float of any of torch's dtypes exactly. One copy to the host.
+
+    None if there is nothing to tell.
+    """
     flat = [value for each in formed.values() for value in (each.sum, each.targets, *each.metrics.values())]
     tensors = [value.reshape(1) for value in flat if isinstance(value, Tensor)]
     tensors += [values for _, values in flags]
@@ -140,7 +148,8 @@ def _on_host(formed: Mapping[int, Formed], flags: Sequence[tuple[str, Tensor]]) 
         },
     }
     marks = [(where, [int(next(copied)) for _ in range(len(values))]) for where, values in flags]
-    return facts | {"flags": [(where, values) for where, values in marks if any(values)]}
+    raised = [(where, values) for where, values in marks if any(values)]
+    return facts | {"flags": raised} if formed or raised else None
 
 
 def _joined(values: Sequence[Any], dtype: torch.dtype, agreed: float | None) -> Shared:
@@ -194,7 +203,7 @@ def _culprit(control: ControlPlane, losses: Mapping[int, float], executors: Sequ
         for forward, probes in executor.registers.probes
         if not all(bool(torch.isfinite(probe)) for probe in probes)
     ]
-    everyone: list[Any] = control.gather("naming what is not finite", mine)
+    everyone: list[Any] = control.fold("naming what is not finite", mine or None, _told)
     stages = executors[0].program.stages
     culprits = [(microbatch, stage) for part in everyone for microbatch, stage in part]
     microbatches = executors[0].program.microbatches

@@ -16,7 +16,7 @@ from schedc_runtime.materialize.fill import fill_modules
 from schedc_runtime.materialize.values import Rule, Values
 from schedc_runtime.moe.huggingface import original_names, with_swapped_names
 from schedc_runtime.moe.shards import first_rows
-from schedc_runtime.pipeline.agreement import check_fingerprints, fingerprint
+from schedc_runtime.pipeline.agreement import check_fingerprints, difference, fingerprint
 from schedc_runtime.pipeline.assembly import Assembly
 from schedc_runtime.pipeline.shard_stages import take_shards
 
@@ -37,7 +37,9 @@ def materialize(assembly: Assembly, seed: int, source: CheckpointSource | None, 
             parts = {name: row for module in modules for name, row in first_rows(module).items()}
             fill_modules(modules, values, assembly.device, parts)
         prints = fingerprint(assembly.program, assembly.names, assembly.partition.blocks, assembly.copied, {})
-        check_fingerprints(assembly.guard.control.gather("materialized", prints), assembly.guard.control.names)
+        names = assembly.guard.control.names
+        different = assembly.guard.control.fold("materialized", prints, lambda everyone: difference(everyone, names))
+        check_fingerprints(different)
         if assembly.shards is not None and deferred:
             for place in assembly.places:
                 take_shards(assembly, place, [stage.module for stage in assembly.stages[place].values()])

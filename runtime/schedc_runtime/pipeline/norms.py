@@ -44,15 +44,21 @@ def total_norm(assembly: Assembly, kind: float, *, refuse: bool) -> tuple[float,
     counted = list(_counted(assembly))
     wide = any(each.gradient.dtype is torch.float64 for each in counted)
     norms = _norms([each.gradient for each in counted], kind)
-    mine = [wide, [[each.name, each.part, norm] for each, norm in zip(counted, norms, strict=True)]]
+    parts = [[each.name, each.part, norm] for each, norm in zip(counted, norms, strict=True)]
+    order = list(assembly.names)
+
+    def together(everyone: Sequence[Any]) -> tuple[float, bool, str]:
+        told = [each for each in everyone if each is not None]
+        by_name = {(name, part): norm for _, parts in told for name, part, norm in parts}
+        norm = _together(list(by_name.values()), kind)
+        return norm, any(wide for wide, _ in told), "" if math.isfinite(norm) else _first_bad(by_name, order)
+
     with assembly.guard("adding up the norm of the gradients"):
-        everyone: list[Any] = assembly.guard.control.gather("the norm of the gradients", mine)
-    by_name = {(name, part): norm for _, parts in everyone for name, part, norm in parts}
-    values = list(by_name.values())
-    dtype = torch.float64 if any(wide for wide, _ in everyone) else torch.float32
-    norm = _together(values, kind)
-    if refuse and not math.isfinite(norm):
-        raise NonFiniteNorm(norm, _first_bad(by_name, list(assembly.names)))
+        mine = [wide, parts] if parts else None
+        norm, wide, bad = assembly.guard.control.fold("the norm of the gradients", mine, together)
+    if refuse and bad:
+        raise NonFiniteNorm(norm, bad)
+    dtype = torch.float64 if wide else torch.float32
     return float(torch.tensor(norm, dtype=dtype)), dtype
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.pipeline.assembly import Assembly
-from schedc_runtime.pipeline.replica_works import agree_on_bytes, bytes_of_stages, program_with_works
+from schedc_runtime.pipeline.replica_works import agree_on_bytes, bytes_of_stages, program_with_works, together
 
 ParallelizeStage = Callable[[nn.Module, Any], Any]
 """fn(stage module, device mesh): changes the module in place."""
@@ -37,7 +37,8 @@ def parallelize(assembly: Assembly, function: ParallelizeStage) -> None:
         shards.adopt(modules)
         assembly.shards.shard()
     with assembly.guard("parallelizing the stages"):
-        agree_on_bytes(assembly, assembly.guard.control.gather("parallelizing the stages", bytes_of_stages(assembly)))
+        mine = bytes_of_stages(assembly)
+        agree_on_bytes(assembly, assembly.guard.control.fold("parallelizing the stages", mine or None, together))
     assembly.program = program_with_works(assembly)
     assembly.bound_code.shards = assembly.shards
     assembly.bound_code.forget()

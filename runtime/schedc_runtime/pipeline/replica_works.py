@@ -73,9 +73,14 @@ def bytes_of_stages(assembly: Assembly) -> dict[int, StageBytes]:
     return sizes
 
 
-def agree_on_bytes(assembly: Assembly, everyone: Iterable[Mapping[Any, Sequence[float]]]) -> None:
-    """Keep the bytes of all stages. everyone: [processes] those that each process knows."""
-    assembly.stage_bytes = {int(stage): StageBytes(*sizes) for part in everyone for stage, sizes in part.items()}
+def together(everyone: Iterable[Mapping[Any, Sequence[float]] | None]) -> dict[Any, Sequence[float]]:
+    """The bytes of all stages. everyone: [processes] those that each process knows."""
+    return {stage: sizes for part in everyone for stage, sizes in (part or {}).items()}
+
+
+def agree_on_bytes(assembly: Assembly, all_bytes: Mapping[Any, Sequence[float]]) -> None:
+    """Keep the bytes of all stages."""
+    assembly.stage_bytes = {int(stage): StageBytes(*sizes) for stage, sizes in all_bytes.items()}
 
 
 def place_works(assembly: Assembly) -> None:

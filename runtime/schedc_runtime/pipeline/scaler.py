@@ -22,7 +22,7 @@ def unscale(assembly: Assembly, scaler: Any, optimizer: torch.optim.Optimizer | 
     flags = scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
     mine = any(bool(flag) for flag in flags.values())
     with assembly.guard("looking for gradients that are not finite"):
-        bad = any(assembly.guard.control.gather("looking for gradients that are not finite", mine))
+        bad = assembly.guard.control.fold("looking for gradients that are not finite", mine or None, any)
     # A rank without gradients has no flag, and `GradScaler.step` demands one.
     flags.setdefault(assembly.device, torch.zeros((), device=assembly.device))
     for flag in flags.values():

@@ -46,7 +46,7 @@ def gather_state(assembly: Assembly) -> dict[str, Tensor]:
         for name in module.state_dict():  # the first stage of several
             owner.setdefault(name, int(assembly.program.placement.rank_of_stage[0, stage]))
     with assembly.guard("gathering the state dict"):
-        assembly.guard.control.gather("full_state_dict", None)
+        assembly.guard.control.agree("full_state_dict", None)
         wanted = {name: (owner[name], *spec) for name, spec in names.items() if name in owner and name not in first}
         gathered = network.gather_tensors(wanted, _whole_state(assembly), assembly.device)
     return _with_all_names(gathered, names, first) if gathered and assembly.places[0].replica == 0 else {}

@@ -39,6 +39,7 @@ from schedc_runtime.pipeline.random_steps import random_numbers
 from schedc_runtime.pipeline.repeated_step import Undo, exact_sizes, layers_over
 from schedc_runtime.pipeline.running_statistics import RunningStatistics
 from schedc_runtime.pipeline.snapshots import Snapshots, Wanted
+from schedc_runtime.pipeline.start import CallStart
 from schedc_runtime.pipeline.step_facts import StepFacts, check_facts, differing
 from schedc_runtime.pipeline.tied import check_copies
 from schedc_runtime.random_numbers.numbering import StepKey
@@ -98,6 +99,7 @@ class StepRunner:
         self._replica = assembly.places[0].replica
         self._replicas_here = mesh.replicas if network.in_process else 1
         self._counting = 1 if network.in_process else mesh.replicas
+        self._start = CallStart(self.control, self._counting)
 
     def run(self, call: PipelineCall, batch: Any, targets: Any) -> StepResult:
         """Agree on the batch, run the program, share the loss. batch, targets: [rows, ...] as of `Pipeline.step`."""
@@ -248,14 +250,18 @@ class StepRunner:
             mixing=mixing(self.assembly.held(), call.training) if self.assembly.plan.slices else "",
             snapshot=self.snapshots.prepare(call.snapshot, self.trained) if call.snapshot else (),
         )  # fmt: skip
-        answers = self.control.gather(f"the start of {call.name} {self.steps}", mine)
-        requests = [StepRequest(*answer) for answer in answers]
+        what = f"the start of {call.name} {self.steps}"
+        known = self._start.agree(what, mine, self.counted, lambda requests: self._checked(call, requests))
+        if call.snapshot:
+            self.snapshots.agree(known.snapshots)
+        return known.agreement
+
+    def _checked(self, call: PipelineCall, requests: Sequence[StepRequest]) -> Agreement:
+        """What follows from the requests of all ranks. A collective; raises on every rank alike."""
         microbatches, here = call.program.microbatches, self._replicas_here
         agreed = agree(
             requests, self.control.names, microbatches, here, self._counting, self.counted, self.assembly.plan.slices
         )
-        if call.snapshot:
-            self.snapshots.agree([request.snapshot for request in requests])
         check_copies([copy for request in requests for copy in request.tied])
         if different := differing([request.digests for request in requests]):
             facts = self.facts.facts(different, call.training, call.gradients)
@@ -265,8 +271,8 @@ class StepRunner:
     def agree_on_update(self) -> None:
         """Begin an update of biases together, where ranks exchange loads. Raises `BatchRefused` on every rank alike."""
         request = StepRequest(None, None, False, False, {"call": "update_biases"})
-        answers = self.control.gather("the start of update_biases", request)
-        check_calls([StepRequest(*answer) for answer in answers], self.control.names)
+        if (requests := self._start.exchange("the start of update_biases", request)) is not None:
+            check_calls(requests, self.control.names)
 
     def _check_form(self, call: PipelineCall, agreed: Agreement, targets: Any) -> None:
         """Refuse, on every rank, a batch that cannot be padded, and a `Loss` whose targets cannot be counted."""
@@ -276,8 +282,8 @@ class StepRunner:
             self._check_output(agreed, rows.size)
         uncounted = call.training and agreed.total is None
         if counted is None and (padded or uncounted):
-            forms = self.control.gather("what the loss function returns", self._form(targets))
-            counted = next((form for form in forms if form is not None), None)
+            what, mine = "what the loss function returns", self._form(targets)
+            counted = self.control.fold(what, mine, lambda forms: next((x for x in forms if x is not None), None))
         if padded and rows is not None and not counted:
             unseen = "what the loss function returns is not known before it has run once", "begin with a whole batch"
             why = unseen if counted is None else SCALAR

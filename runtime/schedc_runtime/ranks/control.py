@@ -1,33 +1,40 @@
 """Exchanges values beside the messages of the program: agreements and failures, and what a failure means.
 
-All values are JSON in the store of the processes (no pickle). A rank that waits here looks for failures of others, so
-that all ranks report the cause and not its echo, "connection closed by peer".
+All values are JSON in the store of the processes (no pickle). Ranks meet in rounds. In each they add to one counter,
+and those with something to tell append a text. The rank that comes last reads the texts and publishes one answer, for
+which the others wait. A rank that waits here looks for failures of others, so that all ranks report the cause and not
+its echo, "connection closed by peer".
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from enum import StrEnum
 from typing import Any, NamedTuple, TypeVar
 
 import torch.distributed as dist
 
-from schedc_runtime.errors import PeerFailure, RuntimeFault, StepTimeout
-from schedc_runtime.ranks.presence import LOST, Presence
+from schedc_runtime.errors import PeerFailure, RanksDisagree, RuntimeFault, StepTimeout
+from schedc_runtime.ranks.attendance import MOST, Alike, amount, attendance
+from schedc_runtime.ranks.presence import LOST, Presence, answer_key
 from schedc_runtime.ranks.progress import Position
 
 _SLICE = 5.0
 """Seconds between two looks for a failed peer while waiting for an answer; the store prints a warning after each. A
 failed rank answers the next round with `LOST`, which wakes the others at once. The looks serve ranks that wait for a
 third rank."""
+_LONG = 1 << 16
+"""Bytes of texts of earlier rounds from which on texts go into another list."""
 _CAUSE = 1.0
 """Seconds within which the rank that broke a connection publishes a reason, or is seen to be dead."""
 _REPORT = 2.0
 """Seconds that the reporting rank may take, besides its looks at other machines."""
 _Answer = TypeVar("_Answer")
+Function = Callable[[list[Any]], Any]
+"""fn([processes] what each has sent, None for a rank that sent nothing) -> JSON."""
 
 
 class FailureKind(StrEnum):
@@ -53,6 +60,33 @@ class RankFailure(NamedTuple):
     text: str
 
 
+class Unlike(Exception):
+    """Ranks of a group brought different values. Every rank raises the same. details: [processes] as of `fold`."""
+
+    def __init__(self, details: list[Any]) -> None:
+        self.details = details
+        super().__init__("values differ between ranks")
+
+
+class _Lists(NamedTuple):
+    """Where ranks count and tell: one counter and one list of texts for several rounds.
+
+    number: which. total, length: of the counter and of the texts in bytes, at the end of the last round.
+    """
+
+    number: int = 0
+    total: int = 0
+    length: int = 0
+
+    @property
+    def counter(self) -> str:
+        return f"count/{self.number}"
+
+    @property
+    def texts(self) -> str:
+        return f"texts/{self.number}"
+
+
 def as_error(failure: RankFailure, name: str) -> RuntimeFault:
     """The error of rank ``name`` for another rank's report. For a broken connection it names the other end."""
     if failure.kind is FailureKind.ERROR:
@@ -68,7 +102,7 @@ class ControlPlane:
     store: a torch.distributed Store for this pipeline alone (its type stub lacks half of its methods); None for a
         pipeline in one process.
     process: number of this process. names: names of all processes in errors (`Mesh.names`).
-    timeout: seconds that `gather` waits for the slowest rank. describe: puts a rank's position into words.
+    timeout: seconds that a round waits for the slowest rank. describe: puts a rank's position into words.
     """
 
     def __init__(
@@ -79,12 +113,19 @@ class ControlPlane:
         # connecting either: torch asks for the peer's name there, and a slow name server takes seconds.
         self._store: Any = None if store is None else store.clone()
         reports: Any = None if store is None else store.clone()
-        self._round = 0
+        self._round, self._lists = 0, _Lists()
+        self.everyone = tuple(range(len(names)))
+        """The numbers of all processes."""
         self._interval = min(1.0, timeout / 5)
         for connection in (self._store, reports):
             if connection is not None:
                 connection.set_timeout(timedelta(seconds=min(_SLICE, timeout / 2)))
         self.presence = Presence(self._store, reports, process, names, self._interval, describe)
+
+    @property
+    def alone(self) -> bool:
+        """Whether all ranks are in this process."""
+        return self._store is None
 
     @property
     def name(self) -> str:
@@ -96,41 +137,124 @@ class ControlPlane:
         if self._store is not None:
             self.presence.meet(self.gather("building the pipeline", self.presence.introduction()))
 
-    def gather(self, what: str, value: Any) -> list[Any]:
-        """[processes] the ``value`` (JSON) of every process, in order. what: the occasion, for errors.
+    def agree(self, what: str, value: Any) -> list[Any] | None:
+        """Compare the ``value`` (JSON) of all processes by checksums: None if all are equal, else [processes] values.
 
-        Raises `PeerFailure` if a rank failed or died before it came here, and `StepTimeout` if a rank did not come in
-        time.
+        what: the occasion, for errors. A collective, with the errors of `fold`.
+        """
+        try:
+            self.fold(what, None, _nothing, alike=[Alike(value, self.everyone)], details=lambda: value)
+        except Unlike as unlike:
+            return unlike.details
+        return None
+
+    def gather(self, what: str, value: Any) -> list[Any]:
+        """[processes] the ``value`` (JSON) of every process, in order, on every rank: for reports and rare occasions.
+
+        Each rank reads what all have sent. `agree` and `fold` are for what happens at every step.
+        """
+        values: list[Any] = self.fold(what, [value], lambda told: [each[0] for each in told])
+        return values
+
+    def fold(
+        self,
+        what: str,
+        value: Any,
+        function: Function,
+        *,
+        alike: Iterable[Alike] = (),
+        details: Callable[[], Any] = lambda: None,
+        occasion: str = "",
+    ) -> Any:
+        """What ``function`` makes of the values (JSON) of all processes, in order. One rank calls it for all.
+
+        value: None where this rank has nothing to tell, which spares a message. what: the occasion, for errors.
+        alike: values that groups of ranks must have in common; ``details`` tells more about them where they differ.
+        occasion: tells occasions apart that must not meet; ``what`` by default.
+
+        Raises `PeerFailure` if a rank failed or died before it came here, or ``function`` failed on another rank, and
+        `StepTimeout` if a rank did not come in time. Raises, on every rank alike, `Unlike` where values of a group
+        differ, and `RanksDisagree` where ranks came for different occasions.
         """
         if self._store is None:
-            return [value]
-        self._round += 1
-        self.presence.awaited = self._round
-        keys = [f"round/{self._round}/{process}" for process in range(len(self.names))]
+            return function([value])
+        occasion = occasion or what
+        groups = [Alike(occasion, self.everyone), *alike]
+        equal, result = self._meet(what, None if value is None else json.dumps(value), groups, function)
+        if equal:
+            return result
+        _, everyone = self._meet(what, json.dumps([occasion, what, details()]), (), lambda told: told)
+        _check_occasions(self.names, everyone)
+        raise Unlike([each[2] for each in everyone])
+
+    def _meet(self, what: str, text: str | None, alike: Iterable[Alike], function: Function) -> tuple[bool, Any]:
+        """A round of all ranks: whether values agree, and the result if they do. text: what this rank tells."""
+        ranks, number = len(self.names), self._round + 1
+        mine = amount(self.process, ranks, number, alike, text is not None)
+        self._round = self.presence.awaited = number
         try:
-            self._store.set(keys[self.process], json.dumps(value))
-            self._refuse_dead(keys, what)
-            answers = self._wait_all(keys, what)
+            if text is not None:
+                self._store.append(self._lists.texts, f"{self.process} {text}\n")
+            total = self._store.add(self._lists.counter, mine)
+            if attendance(total - self._lists.total, ranks).come == ranks:
+                answer = self._answer(total, function)
+            else:
+                answer = self._wait(what)
         except dist.DistError as error:
             view = f"{self.name} lost the store that all ranks meet at, waiting for {what}: {error}"
             raise self.diagnose(view, broken=True) from None
-        if self._round > 1:
-            # Every rank is in this round, hence has read the one before.
-            self.presence.read.append(f"round/{self._round - 1}/{self.process}")
-        if LOST.encode() in answers:
-            lost = self.names[answers.index(LOST.encode())]
+        if answer.startswith(LOST):
+            lost = self.names[int(answer.removeprefix(LOST))]
             if (failure := self._failure(wait=_CAUSE)) is not None:
                 raise as_error(failure, self.name)
             raise self.diagnose(f"{self.name} waited for {lost} at {what}", broken=True, peer=lost)
-        return [json.loads(answer) for answer in answers]
+        lists, failed, equal, result = json.loads(answer)
+        self._lists = _Lists(*lists)
+        if failed is not None:
+            name = self.names[failed[0]]
+            raise PeerFailure(name, f"{name} failed at {what}, and with it all ranks:\n{failed[1]}")
+        return equal, result
 
-    def _refuse_dead(self, keys: Sequence[str], what: str) -> None:
-        """Raise `PeerFailure` for a rank of this machine that has ended without its answer."""
-        late = [process for process in self.presence.ended() if not self._store.check([keys[process]])]
-        if late:
-            names = ", ".join(self.names[process] for process in late)
-            view = f"{self.name} waited for {names} at {what}"
-            raise self.diagnose(view, broken=True, peer=self.names[late[0]])
+    def _answer(self, total: int, function: Function) -> str:
+        """Publish the answer of a round to which this rank came last. total: of the counter."""
+        lists = self._lists
+        come = attendance(total - lists.total, len(self.names))
+        told = self._store.get(lists.texts)[lists.length :] if come.telling else b""
+        after = _Lists(lists.number, total, lists.length + len(told))
+        if total > MOST or after.length > _LONG:
+            after = _Lists(lists.number + 1)
+            self.presence.read += [lists.counter, lists.texts]
+        key = answer_key(self._round)
+        try:
+            result = function(_by_process(told, len(self.names))) if come.equal else None
+            answer = json.dumps([after, None, come.equal, result])
+        except BaseException as error:
+            cause = f"{type(error).__name__}: {error}"
+            self._lists = after
+            self._store.compare_set(key, "", json.dumps([after, [self.process, cause], False, None]))
+            raise
+        if self._round > 1:
+            # Every rank is in this round, hence has read the answer of the one before.
+            self.presence.read.append(answer_key(self._round - 1))
+        return str(self._store.compare_set(key, "", answer).decode())
+
+    def _wait(self, what: str) -> str:
+        """The answer of this round, which another rank will give."""
+        key, deadline = answer_key(self._round), time.monotonic() + self.timeout
+        while True:
+            if (dead := self.presence.ended()) and not self._store.check([key]):
+                names = ", ".join(self.names[process] for process in dead)
+                view = f"{self.name} waited for {names} at {what}"
+                raise self.diagnose(view, broken=True, peer=self.names[dead[0]])
+            try:
+                return str(self._store.get(key).decode())
+            except dist.DistStoreError:
+                if (failure := self._failure(wait=0.0)) is not None:
+                    raise as_error(failure, self.name) from None
+                if time.monotonic() > deadline and (late := self.presence.late(key)):
+                    names = ", ".join(self.names[process] for process in late)
+                    view = f"{names} did not come to {what} within {self.timeout:g} s"
+                    raise self.diagnose(view, broken=False) from None
 
     def publish(self, text: str) -> None:
         """Tell the others that this rank failed by itself."""
@@ -138,7 +262,7 @@ class ControlPlane:
 
     def leave(self) -> None:
         """Wake the ranks that wait for the next answer of this rank, which will not come."""
-        self._ask(lambda store: store.set(f"round/{self._round + 1}/{self.process}", LOST), None)
+        self._ask(lambda store: store.compare_set(answer_key(self._round + 1), "", f"{LOST}{self.process}"), None)
 
     def diagnose(self, view: str, *, broken: bool, peer: str = "") -> RuntimeFault:
         """The error for a failed wait of this rank: another rank's failure if there is one, else what this rank sees.
@@ -200,24 +324,28 @@ class ControlPlane:
         except dist.DistError:
             return otherwise
 
-    def _wait_all(self, keys: list[str], what: str) -> list[bytes]:
-        assert self._store is not None
-        deadline = time.monotonic() + self.timeout
-        while True:
-            try:
-                if self._store.has_extended_api():
-                    return list(self._store.multi_get(keys))
-                return [self._store.get(key) for key in keys]
-            except dist.DistStoreError:
-                late = [process for process, key in enumerate(keys) if not self._store.check([key])]
-                if (failure := self._failure(wait=0.0)) is not None:
-                    raise as_error(failure, self.name) from None
-                names = ", ".join(self.names[process] for process in late)
-                if set(late) & set(self.presence.ended()):
-                    raise self.diagnose(f"{self.name} waited for {names} at {what}", broken=True) from None
-                if time.monotonic() > deadline:
-                    view = f"{names} did not come to {what} within {self.timeout:g} s"
-                    raise self.diagnose(view, broken=False) from None
+
+def _nothing(told: list[Any]) -> None:
+    """The result of a round in which ranks only meet."""
+
+
+def _by_process(told: bytes, ranks: int) -> list[Any]:
+    """[ranks] the texts of a round, as values; None for a rank that sent nothing."""
+    values: list[Any] = [None] * ranks
+    for line in told.decode().splitlines():
+        process, _, text = line.partition(" ")
+        values[int(process)] = json.loads(text)
+    return values
+
+
+def _check_occasions(names: Sequence[str], everyone: Sequence[Any]) -> None:
+    """Raise `RanksDisagree` where ranks met for different occasions. everyone: [processes] occasion, its name, ..."""
+    for name, (occasion, what, _) in zip(names, everyone, strict=True):
+        if occasion != everyone[0][0]:
+            raise RanksDisagree(
+                f"{names[0]} is at {everyone[0][1]}, {name} at {what}",
+                "call step, evaluate, clip_grad_norm_ and all that ranks do together in the same order on every rank",
+            )
 
 
 def _published(store: Any) -> list[RankFailure]:

@@ -17,13 +17,18 @@ from typing import Any, NamedTuple, TypeVar
 from schedc_runtime.ranks.processes import Condition, Process, condition, has_ended, this_process
 from schedc_runtime.ranks.progress import PeerProgress, Position, Progress
 
-LOST = "null lost"
-"""The answer of a failed rank, which is no JSON."""
+LOST = "lost "
+"""How the answer of a round begins in place of JSON if a rank has failed; then comes its number."""
 _END = 2.0
 """Seconds to wait at the end of a pipeline for the thread that reports to the store."""
 
 
 _Value = TypeVar("_Value")
+
+
+def answer_key(number: int) -> str:
+    """The key of a round's answer."""
+    return f"round/{number}"
 
 
 class _Peer(NamedTuple):
@@ -54,7 +59,7 @@ class Presence:
         self.names, self.process = names, process
         self.progress = Progress(shared=store is not None)
         self.awaited = 0
-        """Number of the last round of `ControlPlane.gather` that this rank has begun."""
+        """Number of the last round of `ControlPlane` that this rank has begun."""
         self.read: deque[str] = deque()
         """Keys of the store that all ranks have read. The thread deletes them outside of the step."""
         self._store, self._interval, self._describe = store, interval, describe
@@ -62,9 +67,9 @@ class Presence:
         self._peers = [_Peer(None, False, None) for _ in names]
         stop, threads = threading.Event(), []
         if store is not None:
-            position = _weakly(self._report)
+            position = _weakly(self._news)
             watchdog = threading.Thread(
-                target=_watch, args=(reports, process, interval, position, self.read, stop, _weakly(self._dead)),
+                target=_watch, args=(reports, process, interval, position, self.read, stop, _weakly(self._lost)),
                 daemon=True, name="schedc-watchdog",
             )  # fmt: skip
             watchdog.start()
@@ -88,9 +93,21 @@ class Presence:
             if number != self.process and peer.here and peer.process is not None and has_ended(peer.process)
         ]
 
-    def _dead(self) -> list[str]:
-        """Keys under which the ranks that have ended would answer the round that this rank is in."""
-        return [f"round/{self.awaited}/{process}" for process in self.ended()] if self.awaited else []
+    def _lost(self) -> tuple[str, str] | None:
+        """The key of the round that this rank is in, and its answer if a rank has ended."""
+        ended = self.ended() if self.awaited else []
+        return (answer_key(self.awaited), f"{LOST}{ended[0]}") if ended else None
+
+    def late(self, key: str) -> list[int]:
+        """Numbers of the ranks whose reports do not say that they have come to the round that this rank is in.
+
+        It waits for a further report of each. Empty if the round has its answer by then. key: of the answer.
+        """
+        time.sleep(1.5 * self._interval)
+        others = [process for process in range(len(self.names)) if process != self.process]
+        reports = self._reports(others)
+        late = [each for each in others if reports[each] is None or reports[each]["round"] < self.awaited]
+        return [] if self._store.check([key]) else late or others
 
     def troubles(self) -> list[str]:
         """A line for each rank of this machine that is dead or stopped: how, and where it stood."""
@@ -152,6 +169,10 @@ class Presence:
     def _report(self) -> str:
         return self._describe(self.progress.read())
 
+    def _news(self) -> dict[str, Any]:
+        """What the others may read in the store: where this rank stands, and the last round it came to."""
+        return {"at": self._report(), "round": self.awaited}
+
     def _reports(self, processes: Sequence[int]) -> dict[int, Any]:
         """The newest report of each rank; None without a report, or if the store is gone."""
         reports: dict[int, Any] = dict.fromkeys(processes)
@@ -187,25 +208,25 @@ def _watch(
     store: Any,
     process: int,
     interval: float,
-    position: Callable[[], str | None],
+    position: Callable[[], dict[str, Any] | None],
     read: deque[str],
     stop: threading.Event,
-    dead: Callable[[], list[str] | None],
+    lost: Callable[[], tuple[str, str] | None],
 ) -> None:
     """Run the watchdog: report where the rank stands, also while its main thread is stuck in Python or in a wait.
 
-    It also deletes the answers that all ranks have ``read``, so that the store does not grow. It answers in place of
-    ranks that are ``dead``, which wakes the ranks that wait for them.
+    It also deletes the keys that all ranks have ``read``, so that the store does not grow. It answers the round that a
+    ``lost`` rank will not complete, which wakes the ranks that wait.
     """
     for number in count():
         if (place := position()) is None:
             return
         try:
-            store.set(f"position/{process}", json.dumps({"count": number, "at": place}))
+            store.set(f"position/{process}", json.dumps({"count": number, **place}))
             while read:
                 store.delete_key(read.popleft())
-            for key in dead() or ():
-                store.compare_set(key, "", LOST)  # only where the rank has not answered before its end
+            if (answer := lost()) is not None:
+                store.compare_set(answer[0], "", answer[1])  # only where the round has no answer yet
         except RuntimeError:
             return  # the store is gone with the process that held it
         if stop.wait(interval):

@@ -1,0 +1,84 @@
+"""The start of a call: what all ranks bring is compared by checksums, and exchanged only where it is new.
+
+A rank that brings what it brought before expects of the others what they brought then. All ranks say by a number which
+exchange they refer to. Where these numbers or the options of the call differ, all ranks exchange their requests.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from schedc_runtime.pipeline.batch import Agreement, StepRequest, count_of, total_of
+from schedc_runtime.ranks.attendance import Alike
+from schedc_runtime.ranks.control import ControlPlane, Unlike
+
+_MOST = 256
+"""Exchanges to remember. A rank that has forgotten one begins the next."""
+
+
+class Known(NamedTuple):
+    """What followed from an exchange. number: which. snapshots: [processes] as of `StepRequest`."""
+
+    number: int
+    agreement: Agreement
+    snapshots: list[Any]
+
+
+class CallStart:
+    """The starts of all calls of one pipeline. counting: number of processes that count targets."""
+
+    def __init__(self, control: ControlPlane, counting: int) -> None:
+        self._control, self._counting = control, counting
+        self._exchanges = 0
+        self._known: dict[str, Known] = {}
+
+    def agree(
+        self,
+        what: str,
+        request: StepRequest,
+        counted: bool | None,
+        check: Callable[[Sequence[StepRequest]], Agreement],
+    ) -> Known:
+        """What all ranks know of a call. A collective.
+
+        what: the call, for errors. counted: as of `schedc_runtime.pipeline.batch.agree`. check: makes an agreement of
+        the requests of all ranks, or raises on every rank alike.
+        """
+        call = request.call
+        own = json.dumps([call["call"], counted, *request._replace(call=None, counted=None)])
+        known = self._known.get(own)
+        total, requests = self._meet(what, request, -1 if known is None else known.number)
+        if requests is not None:
+            agreement = check(requests)
+            if len(self._known) == _MOST:
+                self._known.clear()
+            known = Known(self._exchanges, agreement, [each.snapshot for each in requests])
+            self._known[own], total = known, agreement.total
+        assert known is not None
+        return known._replace(agreement=known.agreement._replace(total=total))
+
+    def exchange(self, what: str, request: StepRequest) -> Sequence[StepRequest] | None:
+        """The requests of all ranks for a call without a batch; None where all are equal. A collective."""
+        return self._meet(what, request, 0)[1]
+
+    def _meet(self, what: str, request: StepRequest, number: int) -> tuple[Any, Sequence[StepRequest] | None]:
+        """The number of targets, and the requests of all ranks where they are new. number: -1 for a new request."""
+        control = self._control
+        if control.alone:
+            return self._total([count_of(request)]), [request] if number < 0 else None
+        # Numbers of ranks tell new requests apart, so that they never agree.
+        expected = [request.call, number if number >= 0 else f"new on {control.name}"]
+        try:
+            alike = [Alike(expected, control.everyone)]
+            total = control.fold(
+                what, count_of(request), self._total, alike=alike, details=lambda: request, occasion="a call"
+            )
+        except Unlike as unlike:
+            self._exchanges += 1
+            return None, [StepRequest(*each) for each in unlike.details]
+        return total, None
+
+    def _total(self, told: Sequence[Any]) -> float | None:
+        return total_of((each for each in told if each is not None), self._counting)
