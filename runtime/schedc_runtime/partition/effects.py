@@ -36,7 +36,7 @@ def as_around() -> Iterator[None]:
         yield
         return
     with torch.inference_mode(False), torch.set_grad_enabled(state.gradients):
-        torch.is_inference_mode_enabled = lambda: True  # type: ignore[assignment]
+        torch.is_inference_mode_enabled = lambda: True
         try:
             yield
         finally:

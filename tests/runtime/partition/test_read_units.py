@@ -1,4 +1,4 @@
-"""Units whose parts a model reads outside of their call, parameters of several names, and models that convert theirs."""
+"""Units whose parts a model reads before their call, parameters of several names, models that convert their modules."""
 
 from __future__ import annotations
 
