@@ -192,7 +192,14 @@ def capture_segments(assembly: Assembly) -> None:
     """Let segments replay their launches, if the cut says so; each is captured at its first call."""
     if not assembly.settings.cut.graphs:
         return
-    others = {"compile=": assembly.compile is not None, "shard_dense": assembly.mesh.shard_dense}
+    mesh = assembly.mesh
+    if mesh.pipeline > 1 or mesh.experts > 1:
+        raise RuntimeFault(
+            f"graphs=True on {mesh.pipeline} pipeline and {mesh.experts} expert ranks: segments are captured inside of"
+            " a step, and a GPU captures nothing while messages of other ranks come in",
+            "leave graphs=True out, or take a pipeline of one rank without shared experts",
+        )
+    others = {"compile=": assembly.compile is not None, "shard_dense": mesh.shard_dense}
     if taken := [name for name, chosen in others.items() if chosen]:
         raise RuntimeFault(f"graphs=True and {taken[0]} exclude each other", "leave one of the two out")
     for stage in assembly.held():

@@ -10,6 +10,7 @@ from torch.nn import functional
 from schedc.compiler import compile as compile_schedule
 from schedc_runtime import Cut, Pipeline
 from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.ranks.mesh import Mesh
 from schedc_runtime.segments.launches import CaptureRefused, LaunchTape
 
 
@@ -45,7 +46,7 @@ def steps(schedule: str, graphs: bool, drawing: bool = False, lengths: tuple[int
     blocks = [kind() for _ in range(4) for kind in ((Drawing, Attended, Drawing) if drawing else (Attended,))]
     model = nn.Sequential(*blocks).double()
     pipe = Pipeline(
-        model, compile_schedule(schedule, P=2, M=4), loss_fn=functional.mse_loss, in_process=True,
+        model, compile_schedule(schedule, P=1, M=4), loss_fn=functional.mse_loss, in_process=True,
         cut=Cut(blocks="", segmented=True, graphs=graphs),
     )  # fmt: skip
     optimizer = torch.optim.SGD(pipe.parameters(), lr=0.1)
@@ -64,7 +65,7 @@ def steps(schedule: str, graphs: bool, drawing: bool = False, lengths: tuple[int
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("schedule", ["1f1b", "zbv"])
+@pytest.mark.parametrize("schedule", ["gpipe", "zbv"])
 def test_steps_have_the_same_bits(schedule: str) -> None:
     expected, results = steps(schedule, graphs=False), steps(schedule, graphs=True)
     assert all(map(torch.equal, results, expected))
@@ -82,7 +83,7 @@ def test_a_capture_whose_backward_never_runs_is_free_again() -> None:
     model = nn.Sequential(Attended(), Attended()).requires_grad_(False)
     model[1].requires_grad_(True)
     pipe = Pipeline(
-        model, compile_schedule("1f1b", P=2, M=4), loss_fn=functional.mse_loss, in_process=True,
+        model, compile_schedule("zbv", P=1, M=4), loss_fn=functional.mse_loss, in_process=True,
         cut=Cut(blocks="", segmented=True, graphs=True),
     )  # fmt: skip
     batch = torch.randn(4, 3, 8)
@@ -104,6 +105,16 @@ def test_graphs_need_segments() -> None:
         Pipeline(
             nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), compile_schedule("1f1b", P=1, M=1),
             loss_fn=functional.mse_loss, cut=Cut(blocks="", graphs=True),
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("mesh", [Mesh(2), Mesh(1, experts=2)])
+def test_graphs_need_a_pipeline_whose_steps_no_message_enters(mesh: Mesh) -> None:
+    blocks = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    with pytest.raises(RuntimeFault, match=f"graphs=True on {mesh.pipeline} pipeline and {mesh.experts} expert ranks"):
+        Pipeline(
+            blocks, compile_schedule("1f1b", P=mesh.pipeline, M=2), loss_fn=functional.mse_loss, in_process=True,
+            mesh=mesh, cut=Cut(blocks="", segmented=True, graphs=True),
         )  # fmt: skip
 
 
