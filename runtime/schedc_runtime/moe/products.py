@@ -33,7 +33,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from schedc.attachments.values import Products
 from schedc_runtime.errors import RuntimeFault
-from schedc_runtime.moe.fp8 import as_fp8, fp8_products
+from schedc_runtime.moe.fp8 import WEIGHTS, as_fp8, fp8_products
 
 
 class RowGroups(NamedTuple):
@@ -246,8 +246,8 @@ def _not_grouped(case: Case) -> str:
     if case.dtype not in served:
         shown = ", ".join(str(dtype).removeprefix("torch.") for dtype in served) or "none"
         return f"{str(case.dtype).removeprefix('torch.')} on {case.device.type}: grouped products take {shown} there"
-    if case.device.type == "cuda" and torch.cuda.get_device_capability(case.device) < (8, 0):
-        return "a GPU older than compute capability 8.0"
+    if case.device.type == "cuda" and (reason := _not_native(case.device)):
+        return f"{reason}: torch would copy the ends to the host, and multiply expert after expert"
     item = torch.empty((), dtype=case.dtype).element_size()
     if odd := [count for count in case.columns if count * item % _STRIDE]:
         return f"{odd[0]} columns of {item} bytes: strides have to be multiples of {_STRIDE} bytes"
@@ -259,7 +259,19 @@ _GROUPED_DTYPES: Mapping[str, tuple[torch.dtype, ...]] = {
     "meta": (torch.float32, torch.bfloat16, torch.float16),
     "cuda": (torch.bfloat16,),
 }
-"""Dtypes by type of device. Elsewhere torch runs its own loop, which waits for the ends."""
+"""Dtypes by type of device. Elsewhere torch runs its own loop, for which the host waits for the ends."""
+
+
+_NATIVE = (9, 10)
+"""Major compute capabilities for which torch has grouped products, as its own check says; 8 and 12 are others."""
+
+
+def _not_native(device: torch.device) -> str:
+    """Why a GPU multiplies in groups by a loop of the host; empty where it has kernels for it."""
+    if torch.version.hip:
+        return "a GPU of ROCm"
+    major, minor = torch.cuda.get_device_capability(device)
+    return "" if major in _NATIVE else f"a GPU of compute capability {major}.{minor}, and grouped products need 9 or 10"
 
 
 _SCALED_COLUMNS = 16
@@ -270,8 +282,8 @@ def _not_scaled(case: Case) -> str:
     if case.device.type != "cuda" or case.dtype is not torch.bfloat16:
         here = f"{str(case.dtype).removeprefix('torch.')} on {case.device.type}"
         return f"{here}: fp8 products take bfloat16 rows on a GPU of compute capability 9 or 10"
-    if (major := torch.cuda.get_device_capability(case.device)[0]) not in (9, 10):
-        return f"a GPU of compute capability {major}: fp8 products need 9 or 10"
+    if reason := _not_native(case.device):
+        return reason
     if odd := [count for count in case.columns if count % _SCALED_COLUMNS]:
         return f"{odd[0]} columns: fp8 products take multiples of {_SCALED_COLUMNS}"
     return ""
@@ -288,8 +300,7 @@ def _quantized(left: Tensor, right: Tensor, groups: RowGroups, weight: Tensor) -
     multiply = _loop if _not_grouped(case) else _grouped
     if right.dim() == 2:
         return multiply(left, right, groups, weight)
-    rounded = right.transpose(1, 2)
-    return multiply(as_fp8(left), as_fp8(rounded).transpose(1, 2), groups, weight)
+    return multiply(as_fp8(left), WEIGHTS.as_fp8(right.transpose(1, 2)).transpose(1, 2), groups, weight)
 
 
 PROVIDERS: dict[str, Provider] = {

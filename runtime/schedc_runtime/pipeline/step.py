@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from schedc.ir.program import Program
 from schedc_runtime.execute.executor import Executor, Interval, run_together
+from schedc_runtime.moe.fp8 import WEIGHTS
 from schedc_runtime.moe.sizes import Marks, overflowed
 from schedc_runtime.pipeline import routing_flags
 from schedc_runtime.pipeline.assembly import Assembly
@@ -179,6 +180,7 @@ class StepRunner:
             isolated_gradients(assembly.copied, assembly.weights.parameters()),
             random_numbers(assembly.stages, key, call.program.microbatches),
             self.hot.step(call.training),
+            WEIGHTS.step(),
         ):
             self._execute(call, *rest)
         with guard(f"at the end of {number}, sharing the loss"):

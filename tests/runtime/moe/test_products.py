@@ -17,7 +17,7 @@ from schedc.attachments.values import PRODUCTS, Products
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.experts import Experts, gated
 from schedc_runtime.moe.fp8 import as_fp8, fp8_products
-from schedc_runtime.moe.products import PROVIDERS, Case, RowGroups, compared_bitwise, provider_for
+from schedc_runtime.moe.products import PROVIDERS, Case, RowGroups, compared_bitwise, passed_over, provider_for
 from schedc_runtime.moe.stacked_linear import stacked_linear, weighted_linear
 from schedc_runtime.stage.split import SplitBackward
 
@@ -270,6 +270,37 @@ def test_a_provider_that_is_not_there(setting: Case, wanted: str, reason: str, f
     with pytest.raises(RuntimeFault, match=reason):
         provider_for(Products(wanted), setting)
     assert provider_for(Products(wanted, or_fallback=True), setting).name == fallback
+
+
+@pytest.mark.parametrize(
+    ("capability", "hip", "reason"),
+    [
+        ((9, 0), None, ""),
+        ((10, 3), None, ""),
+        ((8, 0), None, "a GPU of compute capability 8.0, and grouped products need 9 or 10"),
+        ((8, 9), None, "a GPU of compute capability 8.9, and grouped products need 9 or 10"),
+        ((11, 0), None, "a GPU of compute capability 11.0, and grouped products need 9 or 10"),
+        ((12, 0), None, "a GPU of compute capability 12.0, and grouped products need 9 or 10"),
+        ((9, 4), "6.4", "a GPU of ROCm"),
+    ],
+)
+def test_grouped_products_need_a_gpu_on_which_torch_does_not_ask_the_host(
+    capability: tuple[int, int], hip: str | None, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The check of torch 2.13, `_grouped_mm_cuda`: elsewhere it copies the ends to the host and loops."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    setting = Case(torch.device("cuda", 0), torch.bfloat16, (32, 64, 32), False, counted=False)
+    provider_for.cache_clear()
+    try:
+        for name, fallback in (("grouped", "loop"), ("scaled_grouped", "quantized")):
+            assert PROVIDERS[name].why_not(setting).startswith(reason)
+            assert PROVIDERS[name].available(setting) == (not reason)
+            assert provider_for(Products(name, or_fallback=True), setting).name == (fallback if reason else name)
+        assert provider_for(Products(), setting).name == ("loop" if reason else "grouped")
+        assert ("copy the ends to the host" in passed_over(Products(), setting).get("grouped", "")) == bool(reason)
+    finally:
+        provider_for.cache_clear()
 
 
 def test_a_name_that_is_none() -> None:
