@@ -25,6 +25,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from schedc.ir.program import Program
+from schedc_runtime.data_parallel.mixed_lists import let_optimizers_take_shards
 from schedc_runtime.data_parallel.sharding import check_sharding
 from schedc_runtime.data_parallel.stage_replicas import kept_whole
 from schedc_runtime.ranks.mesh import Coordinate, Mesh
@@ -215,6 +216,7 @@ class DenseSharding:
 
     def __init__(self, program: Program, mesh: Mesh, timeout: float) -> None:
         check_sharding(program, mesh)
+        let_optimizers_take_shards()
         self.mesh, self.timeout = mesh, timeout
         self._group: dist.ProcessGroup | None = None
         self._shards: dict[int, DenseShards] = {}

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from schedc_runtime.pipeline.batch import BatchRefused
 
@@ -75,11 +74,3 @@ class Accumulation(NamedTuple):
         if self.guess is None or not self.total:
             return 1.0
         return self.guess * self.calls / self.total
-
-
-@torch.no_grad()
-def scale_gradients(parameters: Iterable[nn.Parameter], factor: float) -> None:
-    """Multiply the gradients, of any shapes, by ``factor``."""
-    grads = list({id(p.grad): p.grad for p in parameters if p.grad is not None}.values())
-    if grads and factor != 1.0:
-        torch._foreach_mul_(grads, factor)

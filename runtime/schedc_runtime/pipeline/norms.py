@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from schedc_runtime.data_parallel.gradient_sums import is_dense_shard, is_expert
+from schedc_runtime.data_parallel.mixed_lists import alike, here, scale_gradients
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.pipeline.assembly import Assembly
 from schedc_runtime.ranks.mesh import Coordinate
@@ -62,14 +63,11 @@ def total_norm(assembly: Assembly, kind: float, *, refuse: bool) -> tuple[float,
     return float(torch.tensor(norm, dtype=dtype)), dtype
 
 
-@torch.no_grad()
 def clip(parameters: Sequence[nn.Parameter], norm: float, most: float) -> None:
     """Scale the gradients, of any shapes, so that their ``norm`` is at most ``most``. As torch's `clip_grad_norm_`."""
     factor = most / (norm + 1e-6)
     if not factor >= 1.0:  # also for NaN
-        grads = list({id(p.grad): p.grad for p in parameters if p.grad is not None}.values())
-        if grads:
-            torch._foreach_mul_(grads, factor)
+        scale_gradients(parameters, factor)
 
 
 def _counted(assembly: Assembly) -> Iterator[CountedGradient]:
@@ -101,7 +99,7 @@ def _parts(assembly: Assembly, place: Coordinate, name: str, parameter: nn.Param
         coordinate: list[int] = list(gradient.device_mesh.get_coordinate() or ())
         again = [x for x, placement in zip(coordinate, gradient.placements, strict=True) if placement.is_replicate()]
         if not any(again):
-            yield CountedGradient(name, place.replica, gradient.to_local())
+            yield CountedGradient(name, place.replica, here(gradient))
     elif is_dense_shard(parameter):
         yield CountedGradient(name, place.replica, gradient)
     elif is_expert(parameter):
@@ -114,11 +112,8 @@ def _parts(assembly: Assembly, place: Coordinate, name: str, parameter: nn.Param
 def _norms(gradients: Sequence[Tensor], kind: float) -> list[float]:
     """The norm of each gradient in float64. One copy to the host for each device and type."""
     norms = [0.0] * len(gradients)
-    groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
-    for position, gradient in enumerate(gradients):
-        groups.setdefault((gradient.device, gradient.dtype), []).append(position)
     with torch.no_grad():
-        for positions in groups.values():
+        for positions in alike(gradients):
             values = torch._foreach_norm([gradients[i] for i in positions], kind, dtype=torch.float64)
             for position, value in zip(positions, torch.stack(values).tolist(), strict=True):
                 norms[position] = value

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from schedc_runtime.data_parallel.mixed_lists import gradients_here
 from schedc_runtime.pipeline.assembly import Assembly
 
 
@@ -18,7 +19,8 @@ def unscale(assembly: Assembly, scaler: Any, optimizer: torch.optim.Optimizer | 
         return
     scaler.scale(torch.zeros((), device=assembly.device))  # makes the scale, where this is its first use
     if optimizer is not None:
-        scaler.unscale_(optimizer)
+        with gradients_here(optimizer):
+            scaler.unscale_(optimizer)
     flags = scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
     mine = any(bool(flag) for flag in flags.values())
     with assembly.guard("looking for gradients that are not finite"):

@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from schedc.ir.program import Program
+from schedc_runtime.data_parallel.mixed_lists import scale_gradients
 from schedc_runtime.execute.executor import Executor, Interval, run_together
 from schedc_runtime.moe.fp8 import WEIGHTS
 from schedc_runtime.moe.sizes import Marks, overflowed
@@ -30,7 +31,7 @@ from schedc_runtime.pipeline.batch import (
     with_rows,
 )
 from schedc_runtime.pipeline.contexts import isolated_gradients
-from schedc_runtime.pipeline.counts import Accumulation, CountOfTargets, counted, scale_gradients
+from schedc_runtime.pipeline.counts import Accumulation, CountOfTargets, counted
 from schedc_runtime.pipeline.hot_steps import HotSteps
 from schedc_runtime.pipeline.loss_function import Expected, Loss, LossWithHead, count_of
 from schedc_runtime.pipeline.losses import Leftovers, Shared, StepResult, gathered, joined_outputs, share

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -16,7 +18,8 @@ from schedc.cost.costs import Costs
 from schedc.ir.program import Program
 from schedc.load.library import Text
 from schedc.source import Source
-from schedc_runtime import ChunkedLoss, Pipeline
+from schedc_runtime import ChunkedLoss, Loss, Pipeline
+from schedc_runtime.pipeline.norms import NonFiniteNorm
 from schedc_runtime.ranks.mesh import Mesh
 from support.mesh_cases import batch_of
 from support.recompute_cases import with_rs
@@ -77,6 +80,68 @@ def parity(rank: int, world_size: int, schedule: str, kind: str, experts: int, d
         "compared": len(plain["tensors"]),
         **{f"{key} {name}": x[key] for name, x in (("plain", plain), ("sharded", sharded_run)) for key in FACTS},
     }
+
+
+def updates(rank: int, world_size: int, cases: list[tuple[str, int, int, dict[str, bool]]]) -> list[list[str]]:
+    """Per case what of two updates differs from those of whole replicas. cases: kind, expert ranks, further replicas,
+    and how the optimizer goes through its parameters."""
+    return [_updates(*case) for case in cases]
+
+
+def _updates(kind: str, experts: int, data: int, how: dict[str, bool]) -> list[str]:
+    program, mesh = compile_schedule("1f1b", P=2, M=2), Mesh(2, experts, data)
+    plain, sharded = [_updated(kind, program, replace(mesh, shard_dense=shard), how) for shard in (False, True)]
+    assert plain.keys() == sharded.keys()
+    return [key for key in plain if not torch.equal(plain[key], sharded[key])]
+
+
+def _updated(kind: str, program: Program, mesh: Mesh, how: dict[str, bool]) -> dict[str, Tensor]:
+    """Two updates: calls with other counts that add up, a scaler, a norm that scales. Then a gradient that is NaN."""
+    batch, targets = batch_of(mesh, program.microbatches)
+    targets = targets.where(torch.rand(targets.shape, generator=torch.Generator().manual_seed(3)) < 0.7, -100)
+    pipe = Pipeline(
+        MODELS[kind](), program, loss_fn=_counted_loss, mesh=mesh, timeout=60, example=batch.chunk(mesh.replicas)[0]
+    )
+    mine = [part.chunk(mesh.replicas)[pipe.replica] for part in (batch, targets)]
+    fewer = mine[0], mine[1].where(torch.arange(mine[1].shape[1]) < 3, -100)
+    optimizer, scaler = (
+        torch.optim.AdamW(pipe.parameters(), lr=1e-2, **how),
+        torch.amp.GradScaler("cpu", init_scale=256.0),
+    )
+    results: dict[str, Tensor] = {}
+    for step, largest in enumerate((1.0, 0.5)):
+        for number, part in enumerate((mine, fewer)):
+            results[f"loss {step} {number}"] = pipe.step(*part, accumulate=2, scale=scaler.get_scale())
+        pipe.unscale_(scaler, optimizer)
+        norm = pipe.clip_grad_norm_(math.inf, math.inf)
+        results[f"norm {step}"] = pipe.clip_grad_norm_(float(largest * norm) / 2, math.inf)
+        clipped = pipe.clip_grad_norm_(math.inf, math.inf)
+        assert clipped < 0.51 * norm, "the norm scales"
+        results |= {f"grad {step} {name}": _whole(p.grad) for name, p in pipe.named_parameters() if p.grad is not None}
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        results |= {f"value {step} {name}": _whole(p).detach().clone() for name, p in pipe.named_parameters()}
+    pipe.step(*mine, scale=scaler.get_scale())
+    if mesh.process(pipe.places[0]) == 0:
+        _here(next(p.grad for p in pipe.parameters() if p.grad is not None)).flatten()[0] = math.nan
+    with pytest.raises(NonFiniteNorm):
+        pipe.clip_grad_norm_(1.0, error_if_nonfinite=True)
+    pipe.unscale_(scaler, optimizer)
+    scaler.step(optimizer)
+    assert all(torch.equal(_whole(p), results[f"value 1 {name}"]) for name, p in pipe.named_parameters())
+    (group,) = optimizer.param_groups
+    assert list(map(id, group["params"])) == list(map(id, pipe.parameters()))
+    pipe.close()
+    return results
+
+
+def _counted_loss(output: Tensor, target: Tensor) -> Loss:
+    """The sum over targets that count, for parts of a whole."""
+    summed = torch.nn.functional.cross_entropy(
+        output.flatten(0, 1), target.flatten(), ignore_index=-100, reduction="sum"
+    )
+    return Loss(summed, (target != -100).sum())
 
 
 def snapshots(rank: int, world_size: int, schedule: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,14 @@ def test_sharded_dense_parts_give_the_bits_of_whole_ones(
 
 
 @pytest.mark.processes
+def test_updates_of_shards_beside_whole_parameters_have_the_bits_of_whole_ones() -> None:
+    """Experts and tied weights stay whole: factors, scalers, norms that scale, and optimizers that take all at once."""
+    cases = [("moe", 2, 1, {"foreach": True}), ("tied", 1, 2, {"fused": True}), ("mixed", 1, 2, {"foreach": True})]
+    for wrong in pool(4).run("runtime.data_parallel.sharding_cases:updates", timeout=240, cases=cases):
+        assert wrong == [[]] * len(cases)
+
+
+@pytest.mark.processes
 def test_snapshots_have_the_shards_before_the_step() -> None:
     for results in pool(4).run("runtime.data_parallel.sharding_cases:snapshots", timeout=120, schedule="1f1b"):
         assert results["wrong"] == []
@@ -105,7 +114,10 @@ def test_replicas_in_one_process_are_sharded_with_the_same_bits(schedule: str, m
         )  # fmt: skip
         optimizer = torch.optim.AdamW(pipe.parameters(), lr=1e-2)
         tensors = {"loss": pipe.step(batch, targets), "again": pipe.step(batch, targets)}
-        norm = pipe.clip_grad_norm_(1e9)
+        norm, largest = pipe.clip_grad_norm_(math.inf), pipe.clip_grad_norm_(math.inf, math.inf)
+        pipe.clip_grad_norm_(float(largest) / 3, math.inf)  # the largest of parts is that of the whole, bit by bit
+        tensors["clipped"] = pipe.clip_grad_norm_(math.inf, math.inf)
+        assert tensors["clipped"] < 0.34 * largest
         optimizer.step()
         optimizer.zero_grad()
         tensors |= {"evaluated": pipe.evaluate(batch, targets)} | pipe.full_state_dict()
