@@ -1,13 +1,13 @@
-"""Measures what comparing the ranks' modes, frozen parameters and settings costs at each step.
+"""Measures what comparing the ranks' modes, frozen parameters, settings and batches costs at each step.
 
     python benchmarks/agreement.py [--json] [--repetitions 25]
 
 Instrument: processor time of this process on one thread. Steps of a small model with experts (P = 1, four microbatches)
-take turns with the digests of its facts, which every step sends along; the least of each. Nothing changes in between,
-as in training.
+take turns with the digests of its facts and the checksums of batch and targets, which every step sends along. The least
+of each counts. Nothing changes in between, as in training.
 
-Printed: `step_ms`, `digests_us`, `changed_us` (with the facts forgotten each time), `share_of_step` (digests over
-step).
+Printed: `step_ms`, `digests_us`, `given_us` (checksums), `changed_us` (with the facts forgotten each time),
+`share_of_step` (digests and checksums over step).
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ import schedc
 from schedc_runtime import Pipeline
 from schedc_runtime.models.gpt import next_token_loss
 from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer
+from schedc_runtime.pipeline.contents import GivenBatches
+from schedc_runtime.ranks.attendance import amount
 
 
 def main() -> None:
@@ -37,12 +39,16 @@ def main() -> None:
 
 
 def measured(repetitions: int) -> dict[str, float]:
-    """Milliseconds of a step, microseconds of digests, and their ratio."""
+    """Milliseconds of a step, microseconds of digests and checksums, and their ratio."""
     torch.manual_seed(0)
     tokens = torch.arange(8 * 16).reshape(8, 16) % 64
     program, model = schedc.compile("1f1b", P=1, M=4), MoETransformer(MoEConfig(vocab=64))
     pipe = Pipeline(model, program, loss_fn=next_token_loss, in_process=True, example=tokens)
-    facts = pipe._runner.facts
+    facts, batches, members = pipe._runner.facts, GivenBatches(later=False), (0, 1)
+
+    def given() -> None:
+        batches.begin("step", tokens, tokens)
+        amount(0, 2, 1, batches.alike({"batch": members, "targets": members}), tells=False)
 
     def changed() -> None:
         facts.refresh()  # not counted: modules are looked up once
@@ -53,6 +59,7 @@ def measured(repetitions: int) -> dict[str, float]:
     works: dict[str, Callable[[], Any]] = {
         "step": lambda: pipe.step(tokens, tokens),
         "digests": lambda: facts.digests(True, True),
+        "given": given,
         "changed": changed,
     }
     times: dict[str, list[float]] = {name: [] for name in works}
@@ -64,9 +71,10 @@ def measured(repetitions: int) -> dict[str, float]:
             begin = time.process_time()
             work()
             times[name].append(time.process_time() - (started.pop() if started else begin))
-    step, digests, anew = (min(values) for values in times.values())
+    step, digests, compared, anew = (min(values) for values in times.values())
     return {
-        "step_ms": step * 1e3, "digests_us": digests * 1e6, "changed_us": anew * 1e6, "share_of_step": digests / step,
+        "step_ms": step * 1e3, "digests_us": digests * 1e6, "given_us": compared * 1e6, "changed_us": anew * 1e6,
+        "share_of_step": (digests + compared) / step,
     }  # fmt: skip
 
 

@@ -23,7 +23,7 @@ class PlanMismatch(RuntimeFault):
 
 
 class RanksDisagree(RuntimeFault):
-    """Ranks differ in what they must have alike before a step: modes, frozen parameters, settings, numbers of updates.
+    """Ranks differ in what they must have alike before a step: modes, settings, batches, copies of parameters.
 
     Every rank raises the same, before the first message. The pipeline stays usable.
     """

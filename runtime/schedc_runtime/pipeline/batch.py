@@ -44,6 +44,7 @@ class StepRequest(NamedTuple):
     stages in slices, where slices would change results.
     tied: facts of tied weights, as of `TiedWeights.facts`. digests: of what ranks must have alike, as of `StepFacts`.
     snapshot: what a step copies to the host, as of `Snapshots.prepare`.
+    given: checksums of what the rank was given, as of `GivenBatches.told`. loaded: whether a state was loaded here.
     """
 
     batch: Json
@@ -59,6 +60,8 @@ class StepRequest(NamedTuple):
     digests: Json = ()
     mixing: str = ""
     snapshot: Json = ()
+    given: Json = ("", {})
+    loaded: bool = False
 
 
 class Agreement(NamedTuple):

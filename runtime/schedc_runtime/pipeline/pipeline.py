@@ -74,6 +74,7 @@ class Pipeline:
         stand, which gives other numbers with every number of ranks.
     timeout: seconds that a rank waits for another before the step fails and names what every rank waits on.
     check_finite: name the stage and microbatch that made the loss NaN or infinite.
+    compare_copies: number of steps between comparisons of parameters that several ranks hold; 0: never.
     example: a batch as of `step`, of which only shapes and plain values count: the model is cut by what it does on it.
         By default the dummy inputs of a Hugging Face model, or a guess by the model's layers.
     compile: True, or `torch.compile`'s keywords as a dict: ``{"mode": ..., "fullgraph": True, "dynamic": ...}``.
@@ -101,6 +102,7 @@ class Pipeline:
         seed: int = 0,
         timeout: float = 300.0,
         check_finite: bool = True,
+        compare_copies: int = 100,
         example: Any = None,
         compile: bool | Mapping[str, Any] | None = None,
         kernels: Kernels = (),
@@ -118,7 +120,7 @@ class Pipeline:
         self._assembly, self._guard, self._bound_code = assembly, assembly.guard, assembly.bound_code
         self._network = assembly.network
         self._local, self._stages = assembly.places, assembly.stages
-        self._runner = StepRunner(assembly, check_finite, count_fn)
+        self._runner = StepRunner(assembly, check_finite, count_fn, compare_copies)
         self._evaluation: Program | None = None
 
     @property

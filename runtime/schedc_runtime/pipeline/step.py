@@ -30,6 +30,7 @@ from schedc_runtime.pipeline.batch import (
     split,
     with_rows,
 )
+from schedc_runtime.pipeline.contents import GivenBatches, check_given
 from schedc_runtime.pipeline.contexts import isolated_gradients
 from schedc_runtime.pipeline.counts import Accumulation, CountOfTargets, counted
 from schedc_runtime.pipeline.hot_steps import HotSteps
@@ -41,6 +42,7 @@ from schedc_runtime.pipeline.random_steps import random_numbers
 from schedc_runtime.pipeline.repeated_step import Undo, exact_sizes, layers_over
 from schedc_runtime.pipeline.running_statistics import RunningStatistics
 from schedc_runtime.pipeline.snapshots import Snapshots, Wanted
+from schedc_runtime.pipeline.stage_copies import StageCopies
 from schedc_runtime.pipeline.start import CallStart
 from schedc_runtime.pipeline.step_facts import StepFacts, check_facts, differing
 from schedc_runtime.pipeline.tied import check_copies
@@ -74,7 +76,9 @@ class PipelineCall(NamedTuple):
 class StepRunner:
     """Runs the calls of one pipeline, and keeps what they leave for later calls."""
 
-    def __init__(self, assembly: Assembly, check_finite: bool, count_fn: CountOfTargets) -> None:
+    def __init__(
+        self, assembly: Assembly, check_finite: bool, count_fn: CountOfTargets, compare_copies: int = 0
+    ) -> None:
         self.assembly, self.check_finite = assembly, check_finite
         self.count_fn = count_of(assembly.settings.loss_fn, count_fn)
         self.head, self.control = assembly.head, assembly.guard.control
@@ -101,7 +105,9 @@ class StepRunner:
         self._replica = assembly.places[0].replica
         self._replicas_here = mesh.replicas if network.in_process else 1
         self._counting = 1 if network.in_process else mesh.replicas
-        self._start = CallStart(self.control, self._counting)
+        self._batches = GivenBatches(later=assembly.device.type != "cpu")
+        self._start = CallStart(self.control, self._counting, self._batches)
+        self._copies = StageCopies(assembly, self.control, compare_copies)
 
     def run(self, call: PipelineCall, batch: Any, targets: Any) -> StepResult:
         """Agree on the batch, run the program, share the loss. batch, targets: [rows, ...] as of `Pipeline.step`."""
@@ -252,11 +258,16 @@ class StepRunner:
             digests=self.facts.digests(call.training, call.gradients),
             mixing=mixing(self.assembly.held(), call.training) if self.assembly.plan.slices else "",
             snapshot=self.snapshots.prepare(call.snapshot, self.trained) if call.snapshot else (),
+            loaded=self._copies.loaded(call.training),
         )  # fmt: skip
         what = f"the start of {call.name} {self.steps}"
+        if not self.control.alone:
+            self._batches.begin(f"{call.name} {self.steps}", batch, targets)
         known = self._start.agree(what, mine, self.counted, lambda requests: self._checked(call, requests))
         if call.snapshot:
             self.snapshots.agree(known.snapshots)
+        if call.training:
+            self._copies.begin(self.trained, known.loaded)
         return known.agreement
 
     def _checked(self, call: PipelineCall, requests: Sequence[StepRequest]) -> Agreement:
@@ -266,6 +277,8 @@ class StepRunner:
             requests, self.control.names, microbatches, here, self._counting, self.counted, self.assembly.plan.slices
         )
         check_copies([copy for request in requests for copy in request.tied])
+        names = self.control.names
+        check_given([(name, each.replica, each.given) for name, each in zip(names, requests, strict=True)])
         if different := differing([request.digests for request in requests]):
             facts = self.facts.facts(different, call.training, call.gradients)
             check_facts(self.control.gather("comparing what ranks must have alike", facts))

@@ -6,7 +6,7 @@ Digests travel with the request of the step. Only where two differ do ranks exch
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -167,11 +167,18 @@ def check_facts(everyone: Sequence[Sequence[tuple[str, Facts]]]) -> None:
 
 def _contrast(by_rank: Mapping[str, str]) -> str:
     """The value that the fewest ranks have, with the first of them, beside that of the others."""
+    ranks, name = odd_ranks(by_rank)
+    odd = next(value for rank, value in by_rank.items() if rank == ranks.split(",")[0])
+    return f"{odd} on {ranks}, and {by_rank[name]} on {name}"
+
+
+def odd_ranks(by_rank: Mapping[str, Hashable]) -> tuple[str, str]:
+    """The ranks with the value that the fewest have, and the first rank with another."""
     counts = Counter(by_rank.values())
     odd = min(reversed(counts), key=lambda value: counts[value])
     ranks = [name for name, value in by_rank.items() if value == odd]
-    name, value = next((name, value) for name, value in by_rank.items() if value != odd)
-    return f"{odd} on {', '.join(ranks[:4])}{', ...' if len(ranks) > 4 else ''}, and {value} on {name}"
+    name = next(name for name, value in by_rank.items() if value != odd)
+    return f"{', '.join(ranks[:4])}{', ...' if len(ranks) > 4 else ''}", name
 
 
 def _digest(facts: Facts) -> str:

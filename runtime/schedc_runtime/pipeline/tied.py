@@ -44,6 +44,8 @@ class TiedWeights:
         self.shared, self._stages, self._mesh = tuple(shared), stages, mesh
         self.changed = True
         """Whether the copies may have changed outside of steps: the next step compares their bits."""
+        self.loads = 0
+        """How often a state was loaded."""
         self._steps = 0
 
     def parameters(self) -> list[nn.Parameter]:
@@ -100,6 +102,7 @@ class TiedWeights:
             if present:
                 whole |= {name: state[present[0]] for name in shared.names if name not in state}
         self.changed = True
+        self.loads += 1
         return whole
 
     def _copies(self, place: Coordinate) -> Iterator[tuple[SharedParameter, nn.Parameter]]:
