@@ -47,11 +47,12 @@ class Hooked(nn.Module):
         kept = x
         for number, block in enumerate(self.blocks):
             x = block(x)
-            self.between(self, number, x)
+            if torch.is_grad_enabled():  # else torch refuses hooks
+                self.between(self, number, x)
             if number == 1:
                 kept = x
-            if number == 3:
-                self.between(self, -1, kept)  # lives in an earlier stage, where blocks are few
+            if number == 3 and torch.is_grad_enabled():
+                self.between(self, -1, kept)  # the output of a block of an earlier stage
         return x + kept * self.strength
 
 
