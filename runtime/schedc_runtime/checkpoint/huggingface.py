@@ -103,4 +103,4 @@ class _Converted:
 
 def _natural(key: str) -> list[tuple[int, int, str]]:
     """Sorts numbers in names as numbers: expert 2 before expert 10."""
-    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"\.", key)]
+    return [(0, int(part), "") if re.fullmatch("[0-9]{1,18}", part) else (1, 0, part) for part in key.split(".")]
