@@ -62,7 +62,7 @@ class Parallel:
             return GroupShape(1, self.ep)
         if group % node == 0 and node % self.expert_tp == 0:
             return GroupShape(group // node, node // self.expert_tp)
-        return GroupShape(self.ep, 1) if group % node == 0 and self.expert_tp % node == 0 else None
+        return GroupShape(self.ep, 1) if group % node == 0 and self.expert_tp >= node else None
 
 
 @dataclass(frozen=True)

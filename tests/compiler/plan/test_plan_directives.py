@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from dataclasses import replace
+from itertools import product
+from math import lcm
 from pathlib import Path
 
 import pytest
@@ -217,6 +220,31 @@ def test_forms_of_lines_are_right_and_all_their_words_are_known(tmp_path: Path) 
     )
     analyse(written(tmp_path, "layers 4\n  recompute full in\n    bubbles"), {})  # a line may be broken anywhere
     assert {*Level, *Method, *Drop, *By, *BYTES_OF, *PerKind._fields} - {"rank", "dtype"} <= INSIDE
+
+
+def nodes_by_hand(tp: int, ep: int, node: int) -> tuple[int, int] | None:
+    """On how many nodes the ranks that share experts lie, and how many on each; None where groups begin inside nodes.
+
+    Devices are counted one by one, for every group of a few nodes.
+    """
+    group, shapes = tp * ep, set()
+    for first in range(0, lcm(group, node), group):
+        for part in range(tp):
+            on_nodes = Counter((first + part + tp * rank) // node for rank in range(ep))
+            shapes.add((len(on_nodes), *set(on_nodes.values())))
+    (shape, *others) = shapes
+    return None if others or len(shape) > 2 or (node % group and group % node) else (shape[0], shape[1])
+
+
+def test_ranks_that_share_experts_lie_on_nodes_as_counted_by_hand() -> None:
+    """With and without tensor parallel experts, whose ranks lie between those that share experts."""
+    shapes = Counter[bool]()
+    for tp, ep, node in product((1, 2, 3, 4, 8), (2, 3, 4, 6, 8), (1, 2, 3, 4, 6, 8, 16)):
+        expected = nodes_by_hand(tp, ep, node)
+        assert Parallel(tp=tp, ep=ep, dp=ep, node=node).shape() == expected, (tp, ep, node)
+        assert Parallel(tp=tp, of="attention", ep=ep, dp=ep, node=node).shape() == nodes_by_hand(1, ep, node)
+        shapes[expected is None] += 1
+    assert min(shapes.values()) > 50
 
 
 def test_sharded_dense_parameters_need_a_schedule_with_one_copy_of_each_stage(tmp_path: Path) -> None:
