@@ -153,6 +153,16 @@ def test_what_stands_still_is_waiting_exposed_or_idle() -> None:
     assert np.isclose(busy + pricing.late_wait.bubble.sum(), pricing.late_wait.makespan * 2)
 
 
+def test_the_step_is_that_of_the_rank_that_ends_last() -> None:
+    """Weight gradients behind the last exchange take each rank the time of its own rows."""
+    for rows in ("[0.7, 1.5, 0.8]", "[1.5, 0.5]"):
+        pricing = priced(f"per_rank = {rows}", "zbh1")
+        assert pricing.group is not None
+        ends = pricing.group.ends
+        assert ends.min() < ends.max() == ends[pricing.group.rank] == pricing.late_wait.makespan
+        assert pricing.late_wait.end.max() == ends.max()
+
+
 def recorded(folder: Path, rows: object, **header: object) -> str:
     (folder / "routing.json").write_text(json.dumps({"schema": "schedc.routing/1", "rows": rows} | header))
     return 'recorded = "routing.json"'

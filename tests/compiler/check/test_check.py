@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from schedc.check.names import check
 from schedc.diagnostics import Diagnostic
 from schedc.source import Source
+from schedc.syntax import tree as t
 from schedc.syntax.parser import parse
+from support.paths import ROOT
 
 
 def findings(text: str) -> list[Diagnostic]:
@@ -31,6 +35,7 @@ def in_schedule(text: str) -> list[Diagnostic]:
         ("repeat m { F0 }", ("S101", 2, 8), "`M`"),
         ("let half = 1 F[hlaf]", ("S101", 2, 16), "`half`"),
         ("F0 @ mb", ("S101", 2, 6), "`mb` is not known"),
+        ("for k in 0 ..< m { }", ("S101", 2, 16), "`m` is not known"),
         ("repeat 2 { let x = 1 } F[x]", ("S101", 2, 26), "`x` is not known"),
         ("for k in 0 ..< 2 { } F[k]", ("S101", 2, 24), "`k` is not known"),
         ("let x = g(1)", ("S101", 2, 9), "f, max"),
@@ -164,3 +169,45 @@ def test_everything_is_found_in_one_run() -> None:
         ("S101", 2, 22), ("S104", 3, 7), ("S101", 5, 24), ("S108", 5, 28), ("S102", 6, 9), ("S101", 6, 17),
         ("S101", 8, 14),
     ]  # fmt: skip
+
+
+FORMS = """sched 1
+schedule forms(P: ranks, M: microbatches) {
+  place v
+  let two = P
+  rank r {
+    let w = r
+    policy prefer F[two] > B[two] & F[w]  cap F[w] - B[two] <= 4 { F[w] & B[two] }
+    timed fill W within w { for m in w ..< w + M { F @ m at 2*m + w  I @ m at 2*m + w } }
+    if r == 0 and not w < 1 { repeat w { F & B @ w } } else { let x = (w if r else -w) }
+  }
+}
+"""
+"""Forms that the library has in few places, or not at all."""
+
+
+def names_of(node: object, place: str = "") -> Iterator[tuple[str, t.Name]]:
+    """The names in a tree that must have a meaning, each with the kind of place that it stands in."""
+    for part in node if isinstance(node, tuple) else (node,):
+        if isinstance(part, t.Name):
+            yield place, part
+        for slot in getattr(type(part), "__slots__", ()) if not isinstance(part, t.Index) else ():
+            own = f"{type(part).__name__}.{slot}"
+            inside = place if isinstance(part, t.Binary | t.Unary) else f"{place.split(' ')[-1]} {own}"
+            yield from names_of(getattr(part, slot), inside)
+
+
+def test_a_name_is_checked_wherever_it_stands() -> None:
+    """One name for each kind of place in the library is replaced by one that nobody has defined."""
+    places = set()
+    for text in (FORMS, *(path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("schedules/*.sched")))):
+        (tree,) = parse(Source("test.sched", text)).schedules
+        for place, name in names_of(tree):
+            if place in places:
+                continue
+            places.add(place)
+            lines = text.splitlines()
+            line, column = name.span.line, name.span.column
+            lines[line - 1] = lines[line - 1][: column - 1] + "nope" + lines[line - 1][column - 1 + len(name.id) :]
+            found = [finding.position[1:] for finding in findings("\n".join(lines))]
+            assert (line, column) in found, place

@@ -124,6 +124,14 @@ def test_where_a_claim_does_not_speak_of_the_given_costs(claim: str, costs: Cost
     assert (result.status, result.applies, result.aside) == ("proved", False, why)
 
 
+def test_a_claim_of_a_split_backward_speaks_of_one_that_takes_both_times() -> None:
+    file = GPIPE.replace("{ B }", "{ I  W }")
+    for B, why in ((5.0, "it speaks of B = I + W"), (4.0, "it speaks of B = I + W"), (4.5, ""), (None, "")):
+        result = check("makespan >= M*(F + I + W)", Costs(I=2.5, W=2.0, B=B), file)
+        assert (result.status, result.applies, result.aside) == ("proved", not why, why)
+    assert check("makespan >= M*(F + B)", Costs(B=5)).applies  # nothing is split
+
+
 def test_the_given_costs_are_looked_at_too() -> None:
     assert check("makespan < 10000").status == "refuted"
     result = check("makespan < 10000", Costs(F=5000.5))

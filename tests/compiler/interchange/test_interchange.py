@@ -349,6 +349,13 @@ def test_the_trace_is_the_timeline() -> None:
     for track in {(op["pid"], op["tid"]) for op in ops}:  # ops of one track never overlap
         mine = sorted((op["ts"], op["ts"] + op["dur"]) for op in ops if (op["pid"], op["tid"]) == track)
         assert all(end <= start for (_, end), (start, _) in pairwise(mine))
+    tracks = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert {(tracks[op["pid"], op["tid"]], op["cat"]) for op in ops} == {
+        ("forward", "F"), ("backward", "B"), ("backward", "I"), ("backward", "W")
+    }  # fmt: skip
+    assert {(tracks[e["pid"], e["tid"]], e["name"]) for e in events if e["ph"] in "sf"} == {
+        ("forward", "forward"), ("backward", "backward")
+    }  # fmt: skip
     pairs = [op for op in ops if op["args"].get("overlapped")]
     assert {op["tid"] for op in pairs} == {0, 1}
     assert len(pairs) == int((schedule.pair >= 0).sum())

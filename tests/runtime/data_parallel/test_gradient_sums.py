@@ -12,7 +12,8 @@ from schedc.ir.works import WorkKind
 from schedc_runtime import Mesh, Pipeline
 from schedc_runtime.data_parallel import gradient_sums
 from schedc_runtime.data_parallel.gradient_sums import StageSums
-from schedc_runtime.data_parallel.stage_replicas import stage_replicas
+from schedc_runtime.data_parallel.hot_returns import trained_by
+from schedc_runtime.data_parallel.stage_replicas import stage_replicas, summed_stages
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.ranks.mesh import Coordinate, in_process_peer_groups
 from support.runtime_cases import next_token_loss, small_gpt, tokens
@@ -75,6 +76,22 @@ def test_sums_start_behind_the_last_weight_gradient(schedule: str) -> None:
             assert not any(x.kind is InstructionKind.REDUCE for x in later)
             before = [x.last_slot[0] for x in stream[:position] if x.kind in weights]
             assert schedule == "dualpipe" or before[-1] == stage
+
+
+@pytest.mark.parametrize("schedule", ["zbv", "interleaved_1f1b", "dualpipev"])
+def test_what_stages_of_a_rank_share_is_summed_with_the_one_that_is_complete_last(schedule: str) -> None:
+    program = schedc.compile(schedule, P=2, M=4)
+    for rank in range(2):
+        modules: dict[int, nn.Module] = {
+            int(stage): nn.Linear(2, 2) for stage in program.placement.stage_of_chunk[rank]
+        }
+        shared = nn.Parameter(torch.zeros(3))
+        for module in modules.values():
+            module.register_parameter("shared", shared)
+        *_, last = (trained_by(x) for x in program.instructions(rank) if trained_by(x) >= 0)
+        summed = summed_stages(program.instructions(rank), modules)
+        assert [stage.index for stage in summed if any(p is shared for p in stage.now)] == [last]
+        assert sorted(len(stage.now) for stage in summed) == [2, 3]
 
 
 def test_a_pipeline_without_replicas_has_no_sums() -> None:

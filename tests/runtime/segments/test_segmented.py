@@ -122,10 +122,11 @@ def toy_stage(kind: type[nn.Module], blocks: int = 2) -> SegmentedStage:
     return bound(nn.Sequential(*[kind() for _ in range(blocks)]).double(), "")
 
 
-def bound(model: nn.Module, blocks: str) -> SegmentedStage:
-    """The model as the first of two stages, ready to run."""
+def bound(model: nn.Module, blocks: str, loss_fn: Callable[[Any, Any], Tensor] | None = None) -> SegmentedStage:
+    """The model as the first of two stages, or as the last of two where it forms a loss, ready to run."""
     parts = partition(model, 1, blocks=blocks, example=torch.ones(3, 4, dtype=torch.float64))
-    stage = SegmentedStage(parts.modules[0], 0, 2, inputs=1, blocks=parts.blocks[0])
+    index = int(loss_fn is not None)
+    stage = SegmentedStage(parts.modules[0], index, 2, loss_fn=loss_fn, inputs=1, blocks=parts.blocks[0])
     spec = TensorSpec((3, 4), torch.float64, True)
     edge = Boundary((spec,), pytree.tree_structure((0,)), ("x",))
     out = Boundary((spec,), pytree.tree_structure(0), ("y",))
@@ -201,6 +202,24 @@ def test_a_block_that_cannot_be_cut_is_refused(block: type[nn.Module], message: 
 
 
 # Micro-steps.
+
+
+def test_a_loss_that_multiplies_leaves_its_weight_gradients_for_w() -> None:
+    torch.manual_seed(0)
+    model, head = nn.Sequential(Toy()).double(), nn.Linear(4, 4).double()
+    stage = bound(model, "", lambda y, target: (head(y) - target).square().mean())
+    x, target = torch.randn(2, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    (head(model(x)) - target).square().mean().backward()
+    expected = [parameter.grad for parameter in head.parameters()]
+    head.zero_grad()
+    stage.module.zero_grad()
+    stage.forward(0, (x,), target)
+    stage.backward(0, defer=True)
+    assert [parameter.grad for parameter in head.parameters()] == [None, None]
+    assert stage.pending == (0,)
+    stage.weight(0)
+    stage.check_empty()
+    assert all(torch.equal(p.grad, grad) for p, grad in zip(head.parameters(), expected, strict=True))  # type: ignore[arg-type]
 
 
 class Writer(Toy):
