@@ -32,6 +32,8 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
 ROWS, COLUMNS, INNER = 64, 64, 32
 """Sizes of a tile."""
+OPTIONS = {"enable_fp_fusion": False}
+"""Options of the compiler, whose own choice changes with Triton 3.10: sums have the same bits in each version."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -97,7 +99,7 @@ def triton_products(left: Tensor, right: Tensor, ends: Tensor, weight: Tensor) -
     """As `schedc_runtime.moe.products.Multiply` says, with ends [E] int32 on the device in place of groups."""
     left, right = _near(left), _near(right)
     experts, (rows, inner), columns = len(weight), left.shape, right.shape[-1]
-    tiles = {"TILE_ROWS": ROWS, "TILE_COLUMNS": COLUMNS, "TILE_INNER": INNER}
+    tiles = {"TILE_ROWS": ROWS, "TILE_COLUMNS": COLUMNS, "TILE_INNER": INNER, **OPTIONS}
     if right.dim() == 3:
         result = left.new_empty(rows, columns)
         over_rows = (triton.cdiv(rows, ROWS) + experts, triton.cdiv(columns, COLUMNS))

@@ -53,7 +53,7 @@ def compiled(kernel: Any, module: ModuleType, capability: int, dtype: str, *, al
         if aligned and name not in fixed and name != "experts"
     }
     source = ASTSource(fn=kernel, signature=signature, constexprs=fixed, attrs=multiples)
-    return triton.compile(source, target=GPUTarget("cuda", capability, 32))
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=module.OPTIONS)
 
 
 def spilled(binary: bytes, folder: Path) -> str:
