@@ -7,7 +7,7 @@ token_mean_error  the largest difference to one mean over all tokens by autograd
 ragged_error      the same for batches whose rows do not divide into microbatches
 death_seconds     the longest time from the next call to the error that names the rank, of ranks that died between
                   two steps
-recipes           whether the loss curve of each trainer of examples/06_trainers is that of a plain loop
+recipes           whether the tests of each trainer around a pipeline pass
 """
 
 from __future__ import annotations
@@ -40,7 +40,11 @@ ONE_ORDER = (
 )  # fmt: skip
 OTHER_ORDER = (("dualpipe", 2), ("dualpipe", 4), ("chimera", 2), ("looped_bfs", 2))
 """Two copies of every stage, or a backward that takes microbatches in another order."""
-RECIPES = ("accelerate", "lightning", "hugging_face", "torchtitan", "checkpoints_are_loaded_at_another_number_of_ranks")
+RECIPES = (
+    "accelerate_trains_as_a_plain_loop", "lightning_trains_as_a_plain_loop", "torchtitan_trains_as_a_plain_loop",
+    "hugging_face_honours_its_arguments", "a_killed_run_goes_on_bit_by_bit",
+    "another_number_of_ranks_goes_on_with_the_same_bits",
+)  # fmt: skip
 
 
 def measure() -> dict[str, Any]:
@@ -157,7 +161,7 @@ def dying(rank: int, world_size: int, dead: int) -> dict[str, Any]:
 
 def recipes() -> list[dict[str, Any]]:
     """The tests of the trainers' examples, each by itself. One that its missing library skips is not right."""
-    command = [sys.executable, "-m", "pytest", "-q", "-rA", "tests/project/test_trainer_examples.py"]
+    command = [sys.executable, "-m", "pytest", "-q", "-rA", "tests/runtime/trainers"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     passed = set(re.findall(r"^PASSED \S+::test_(\w+)", result.stdout, re.MULTILINE))
     return [{"case": "recipe", "name": name, "right": name in passed} for name in RECIPES]

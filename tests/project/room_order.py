@@ -36,7 +36,7 @@ LEVELS = {
         ("execute",),
         ("data_parallel",),
         ("pipeline",),
-        ("parity", "measure"),
+        ("parity", "measure", "trainers"),
         ("commands",),
     ),
 }

@@ -31,7 +31,7 @@ class TorchTransport:
 
     def __init__(self, group: dist.ProcessGroup, timeout: float, *, coalesce: bool = False) -> None:
         self.rank = dist.get_rank(group)
-        self._group = group
+        self.group = group
         self._timeout = timedelta(seconds=timeout)
         self._coalesce = coalesce
         self._post_all = self._post_coalesced if coalesce else self._post_each
@@ -58,12 +58,12 @@ class TorchTransport:
 
     def close(self) -> None:
         # A group closes with its last reference, and tracebacks may keep this object alive.
-        del self._group, self._post_all
+        del self.group, self._post_all
 
     def _post_each(self, batch: Sequence[Transfer]) -> list[_Posted]:
         """For gloo: receives first, for a peer that posts the same batch the other way round."""
         posted: list[_Posted | None] = [None] * len(batch)
-        group = self._group
+        group = self.group
         for receive in (True, False):
             start = group.recv if receive else group.send
             for position, transfer in enumerate(batch):
@@ -76,7 +76,7 @@ class TorchTransport:
         """For NCCL: one group call per batch. Otherwise crossing messages of two ranks would deadlock."""
         kept = [t.tensors if t.receive else _contiguous(t.tensors) for t in batch]
         operations = [
-            dist.P2POp(dist.irecv if t.receive else dist.isend, tensor, group=self._group, group_peer=t.peer)
+            dist.P2POp(dist.irecv if t.receive else dist.isend, tensor, group=self.group, group_peer=t.peer)
             for t, tensors in zip(batch, kept, strict=True)
             for tensor in tensors
         ]
