@@ -8,7 +8,7 @@ BARE := .venv-bare
 # Tests start many processes. Without files of bytecode each of them would compile both packages anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup browser pictures trainers programs demo test test-fast test-bare sweep check docs dist bench gpu figures clean
+.PHONY: setup browser pictures trainers programs demo test test-fast test-bare sweep check lock docs dist bench gpu figures clean
 
 setup: $(READY)
 
@@ -74,6 +74,13 @@ check: setup  ## what CI demands besides the tests: style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+UPGRADE ?=
+
+lock: setup  ## requirements.lock: every package with its hashes; what it pins stays but for constraints.txt and `make lock UPGRADE=--upgrade`
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --target build/uv -c constraints.txt uv
+	build/uv/bin/uv pip compile pyproject.toml --all-extras --constraints constraints.txt --universal --python-version 3.11 \
+	  --generate-hashes --no-annotate --custom-compile-command 'make lock' $(UPGRADE) --quiet --output-file requirements.lock
 
 docs: setup  ## the site in build/docs; a warning is an error
 	$(BIN)/python -m sphinx -W --keep-going -n -q -b html -d build/doctrees docs build/docs
