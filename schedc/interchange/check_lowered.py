@@ -22,13 +22,15 @@ SHOWN = 3
 
 
 def check_lowered(cells: TorchCells, schedule: Schedule) -> list[Diagnostic]:
-    """All findings about a lowered file besides its computation, which is ``schedule``. A compute-level file has none.
+    """All findings about a lowered file besides its computation, which is ``schedule``.
+
+    A compute-level file has none, but where it has reductions of gradients, as torch's own orders do (GPipe, 1F1B).
 
     Codes: S604 messages, S605 parameters and reductions. `schedc.ir.verify_program` adds S310 and S313: it simulates
     the messages so that a send completes only with its receive, and a rank's messages in the order of their cells.
     """
     if not cells.lowered:
-        return []
+        return _stages(cells) if (cells.kind == TorchCellKind.REDUCE_GRAD).any() else []
     values = LoweredValues(cells, schedule)
     return _ends(values) or _times(values) + _stages(cells) or verify_program(program_of(values))
 

@@ -73,8 +73,8 @@ class TorchCells:
 
     @property
     def lowered(self) -> bool:
-        """Whether the file has cells besides computation."""
-        return bool((self.kind > TorchCellKind.B).any())
+        """Whether the file has messages, or gathers of parameters."""
+        return bool(((self.kind > TorchCellKind.B) & (self.kind != TorchCellKind.REDUCE_GRAD)).any())
 
     def finding(self, code: str, row: int, message: str, label: str = "this cell", help: str = "",
                 other: tuple[int, str] | None = None) -> Diagnostic:  # fmt: skip

@@ -6,6 +6,7 @@ import json
 import re
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -44,6 +45,8 @@ LOWERED = (
 )
 
 
+REDUCED = TWO.replace("\n", "{}REDUCE_GRAD\n").format(",0", ",1")
+"""The order with reductions of gradients and no messages, as torch writes it."""
 UNSENT = re.sub(r",\dSEND_\w\d", "", LOWERED)
 
 
@@ -177,6 +180,11 @@ WRONG = {
     "reduced too early": (lowered("1B1,1SEND_B1,1REDUCE_GRAD", "1REDUCE_GRAD,1B1,1SEND_B1"), [("S605", 2, 49)]),
     "never reduced": (lowered("0REDUCE_GRAD,", ""), [("S605", 1, 58)]),
     "reduced twice": (lowered("0REDUCE_GRAD", "0REDUCE_GRAD,0REDUCE_GRAD"), [("S605", 1, 75)]),
+    "order, reduced too early": (REDUCED.replace("1B1,1REDUCE_GRAD", "1REDUCE_GRAD,1B1"), [("S605", 2, 13)]),
+    "order, one stage never reduced": (REDUCED.replace(",0REDUCE_GRAD", ""), [("S605", 1, 13)]),
+    "order, reduced twice": (REDUCED.replace("1REDUCE_GRAD", "1REDUCE_GRAD,1REDUCE_GRAD"), [("S605", 2, 30)]),
+    "order, reduced elsewhere": (REDUCED.replace("0REDUCE_GRAD", "0REDUCE_GRAD,1REDUCE_GRAD"), [("S605", 1, 30)]),
+    "order with reductions, one message": (REDUCED.replace("0F0", "0F0,0SEND_F0"), [("S604", 1, 14), ("S604", 2, 5)]),
     "computes before its weights are there": (lowered("0UNSHARD,0F0", "0F0,0UNSHARD"), [("S605", 1, 1)]),
     "gathered twice": (lowered("1UNSHARD", "1UNSHARD,1UNSHARD"), [("S605", 2, 10)]),
     "given up twice": (lowered("1RESHARD", "1RESHARD,1RESHARD"), [("S605", 2, 84)]),
@@ -192,6 +200,16 @@ WRONG = {
 def test_a_wrong_file_is_refused_at_its_cell(what: str, tmp_path: Path) -> None:
     text, expected = WRONG[what]
     assert findings(text, tmp_path)[: len(expected)] == expected
+
+
+@pytest.mark.parametrize(("ranks", "microbatches"), [(1, 2), (2, 1), (3, 5)])
+def test_torch_s_own_order_ends_with_reductions(ranks: int, microbatches: int, tmp_path: Path) -> None:
+    torch = needed("torch.distributed.pipelining.schedules")
+    sizes = SimpleNamespace(_num_stages=ranks, _n_microbatches=microbatches)
+    order = torch.ScheduleGPipe._get_pipeline_order(sizes)
+    text = "".join(",".join(str(cell or "") for cell in order[rank]) + "\n" for rank in range(ranks))
+    assert text.count("REDUCE_GRAD\n") == ranks
+    assert to_torch_csv(read(text, tmp_path)) == to_torch_csv(at("gpipe", P=ranks, M=microbatches))
 
 
 def test_the_right_files_are_right(tmp_path: Path) -> None:
