@@ -73,7 +73,7 @@ def compile_command(
     has all ops of the schedule. Files of these names from an earlier compile into the same folder are replaced or
     removed. With --replicas the program has the works of replicas at their places; without, the runtime puts them in.
     """
-    from schedc.interchange.refusals import foreign_kind
+    from schedc.interchange.refusals import foreign_op
     from schedc.report.check import to_json, to_text
 
     analysis = _analysed("schedc.compile", schedule, sizes, costs, as_json, replicas)
@@ -84,8 +84,8 @@ def compile_command(
         click.echo(json.dumps(facts))
     else:
         click.echo(to_text(to_json(analysis), ranks == "all"))
-        foreign = foreign_kind(analysis.schedule)
-        without = f"; no schedule.csv: torch's has no op {foreign.name}" if foreign is not None else ""
+        foreign = foreign_op(analysis.schedule)
+        without = f"; no schedule.csv: torch's has no {foreign}" if foreign else ""
         without = without or "; no schedule.csv: torch's has no works beside compute" * bool(len(program.works))
         click.echo(f"{len(program)} instructions; wrote {', '.join(files)}{without}")
     finish(analysis.diagnostics)
@@ -94,12 +94,12 @@ def compile_command(
 def _write_files(analysis: Analysis, program: Program, forms: tuple[str, ...], folder: Path) -> list[str]:
     """Writes program, drawing and CSV into a folder, without files of an earlier program; returns their paths."""
     from schedc.draw.svg import draw_svg
-    from schedc.interchange.refusals import foreign_kind
+    from schedc.interchange.refusals import foreign_op
     from schedc.interchange.torch_csv import to_torch_csv
     from schedc.ir.save import FORMS, forms_of
 
     schedule = analysis.schedule
-    lacks = foreign_kind(schedule) is not None or len(program.works) > 0
+    lacks = bool(foreign_op(schedule)) or len(program.works) > 0
     written = [FORMS[name] for name in FORMS if name in (forms or forms_of(program))]
     files = {
         **{form.file: form.content(program) for form in written},

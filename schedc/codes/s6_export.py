@@ -107,4 +107,12 @@ S6: tuple[DiagnosticCode, ...] = (
         "Megatron has no flag for them, so its steps would differ from the plan's in time or memory. Sizes, experts, "
         "exchanges, levels, parallel groups and the batch have flags. Raised by `schedc export --to megatron`.",
     ),
+    DiagnosticCode(
+        "S615",
+        "a target has no pairs with a weight gradient",
+        "`F & W` and `I & W` run the weight gradients of an older microbatch beside another op, so that they fill its "
+        "waits. Schedules of torch.distributed.pipelining and Megatron overlap a forward with a backward alone; there "
+        "the two ops would run one after the other. Raised by `schedc export`; `schedc compile` leaves out its "
+        "schedule.csv.",
+    ),
 )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from schedc.cost.costs import Costs
 from schedc.diagnostics import DiagnosticError
-from schedc.interchange.refusals import cannot, one_copy, only_exported_kinds, placement_form
+from schedc.interchange.refusals import cannot, one_copy, only_exported_ops, placement_form
 from schedc.ir.schedule import Schedule
 
 
@@ -93,7 +93,7 @@ def to_nemo_automodel(schedule: Schedule) -> str:
 def _placed(schedule: Schedule, trainer: Trainer) -> tuple[str, int]:
     """The schedule of torch that has this placement, and the stages per rank. Raises `DiagnosticError` if none has."""
     one_copy(schedule.placement, trainer.name, schedule.source)
-    only_exported_kinds(schedule, trainer.name)
+    only_exported_ops(schedule, trainer.name)
     if schedule.ranks == 1:
         raise _refusal(schedule, trainer, "it pipelines from two ranks on; here is one", "two ranks are the nearest")
     form = placement_form(schedule.placement)

@@ -16,7 +16,7 @@ from schedc.cost.costs import Costs
 from schedc.diagnostics import DiagnosticError
 from schedc.elaborate import elaborate
 from schedc.interchange.megatron_plan import RELEASE, MegatronPlan
-from schedc.interchange.refusals import cannot, one_copy, only_exported_kinds, placement_form
+from schedc.interchange.refusals import cannot, one_copy, only_exported_ops, placement_form
 from schedc.ir.schedule import Schedule
 from schedc.layout.parser import parse_layout
 from schedc.layout.parts import Layout, PartKind
@@ -86,7 +86,7 @@ def to_megatron(schedule: Schedule, layout: Layout | None = None) -> str:
     Megatron does not make, for a layout with other stages, and for what `MegatronPlan` refuses; S614 for its lines.
     """
     one_copy(schedule.placement, "Megatron", schedule.source)
-    only_exported_kinds(schedule, "Megatron")
+    only_exported_ops(schedule, "Megatron")
     form = placement_form(schedule.placement)
     ranks, microbatches = schedule.ranks, schedule.microbatches
     if form is None or form[0] != "loop":

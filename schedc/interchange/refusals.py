@@ -10,7 +10,6 @@ from schedc.analysis.work_runs import WorkRuns
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
 from schedc.ir.ops import FACTS, OpKind
 from schedc.ir.placement import Placement
-from schedc.ir.program import Program
 from schedc.ir.schedule import Schedule
 from schedc.ir.works import WorkKind
 from schedc.source import NOWHERE, Source
@@ -39,19 +38,36 @@ def one_copy(placement: Placement, target: str, source: Source | None) -> None:
     )
 
 
-def foreign_kind(order: Schedule | Program) -> OpKind | None:
-    """The first kind of op in an order that other trainers lack; None if they have all kinds."""
-    return next((kind for kind in FACTS if not FACTS[kind].exported and (order.kind == kind).any()), None)
+def foreign_op(schedule: Schedule) -> str:
+    """What of an order other trainers lack: the first op kind, as ``op R``, else ``pair F & W``; empty if nothing."""
+    kind, pair = _foreign_kind(schedule), _weight_pair(schedule)
+    return f"op {kind.name}" if kind is not None else pair and f"pair {pair}"
 
 
-def only_exported_kinds(order: Schedule | Program, target: str) -> None:
-    """Raise S609 for an order with a kind of op that other trainers lack, such as R (`schedc.ir.ops.FACTS`)."""
-    kind = foreign_kind(order)
-    if kind is None:
-        return
-    why, nearest = _NO_SUCH_OP.get(kind, ("", f"leave the {kind.name}s out"))
-    nearest = f"{nearest}; `text`, `program`, `json`, `trace` and `dot` have them"
-    raise cannot("S609", f"{target} has no op for {FACTS[kind].name}", why, nearest, order.source)
+def only_exported_ops(schedule: Schedule, target: str) -> None:
+    """Raise S609 for an order with a kind of op that other trainers lack, such as R (`schedc.ir.ops.FACTS`).
+
+    Raise S615 for one with pairs that have a W.
+    """
+    kept = "`text`, `program`, `json`, `trace` and `dot` have them"
+    if (kind := _foreign_kind(schedule)) is not None:
+        why, nearest = _NO_SUCH_OP.get(kind, ("", f"leave the {kind.name}s out"))
+        raise cannot("S609", f"{target} has no op for {FACTS[kind].name}", why, f"{nearest}; {kept}", schedule.source)
+    if pair := _weight_pair(schedule):
+        why = "there a cell overlaps a forward with a backward alone: the two ops would follow each other"
+        nearest = f"write them one after the other, {pair.replace(' & ', '  ')} for {pair}"
+        raise cannot("S615", f"{target} has no pair {pair}", why, f"{nearest}; {kept}", schedule.source)
+
+
+def _foreign_kind(schedule: Schedule) -> OpKind | None:
+    return next((kind for kind in FACTS if not FACTS[kind].exported and (schedule.kind == kind).any()), None)
+
+
+def _weight_pair(schedule: Schedule) -> str:
+    """The first pair of an order that has a W, as ``F & W``; empty if none has."""
+    second = np.flatnonzero((schedule.pair[1:] >= 0) & (schedule.pair[1:] == schedule.pair[:-1])) + 1
+    row = next(iter(second[schedule.kind[second] == OpKind.W].tolist()), 0)
+    return f"{OpKind(int(schedule.kind[row - 1])).name} & W" if row else ""
 
 
 _NO_SUCH_OP = {

@@ -2,8 +2,7 @@
 
 It has one line per rank, with ops separated by commas: ``0F3``, ``5I2``, ``5W2``, ``2B1``, and for an overlapped pair
 ``(3F4;2B1)OVERLAP_F_B``. With two pipes, the microbatches of the second follow those of the first. The notation is
-that of torch.distributed.pipelining 2.13. It does not express phases, names and claims. Nor does it express a pair with
-a W, of which both ops are written one after the other.
+that of torch.distributed.pipelining 2.13. It does not express phases, names and claims.
 """
 
 from __future__ import annotations
@@ -13,10 +12,9 @@ from itertools import pairwise
 import numpy as np
 
 from schedc.cost.costs import Costs
-from schedc.interchange.refusals import only_exported_kinds
+from schedc.interchange.refusals import only_exported_ops
 from schedc.interchange.torch_cells import TorchCellKind, TorchCells, read_cells
 from schedc.interchange.torch_placement import infer_placement
-from schedc.ir.op_tables import BACKWARD
 from schedc.ir.ops import LETTERS
 from schedc.ir.placement import Placement
 from schedc.ir.schedule import Schedule
@@ -29,8 +27,11 @@ def export(schedule: Schedule, _costs: Costs) -> str:
 
 
 def to_torch_csv(schedule: Schedule) -> str:
-    """The compute order of every rank; ends with a newline. Raises `DiagnosticError` (S609) for one with Rs."""
-    only_exported_kinds(schedule, "torch's schedule CSV")
+    """The compute order of every rank; ends with a newline.
+
+    Raises `DiagnosticError`: S609 for an order with Rs, S615 for one with pairs that have a W.
+    """
+    only_exported_ops(schedule, "torch's schedule CSV")
     # one string per stage and kind, and one per microbatch: far fewer than ops
     ops = np.array([f"{stage}{letter}" for stage in range(schedule.stages) for letter in LETTERS], object)
     numbers = np.array([str(microbatch) for microbatch in range(schedule.microbatches)], object)
@@ -45,10 +46,10 @@ def to_torch_csv(schedule: Schedule) -> str:
 
 
 def _starts_pair(schedule: Schedule) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """[ops] whether an op is the forward of an overlapped pair with a backward."""
+    """[ops] whether an op is the forward of an overlapped pair."""
     pair = schedule.pair
     starts = np.zeros(pair.size, bool)
-    starts[:-1] = (pair[:-1] >= 0) & (pair[:-1] == pair[1:]) & BACKWARD[schedule.kind[1:]]
+    starts[:-1] = (pair[:-1] >= 0) & (pair[:-1] == pair[1:])
     return starts
 
 

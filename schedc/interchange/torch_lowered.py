@@ -12,10 +12,10 @@ from itertools import pairwise
 import numpy as np
 
 from schedc.cost.costs import Costs
-from schedc.interchange.refusals import one_copy, only_exported_kinds
+from schedc.interchange.refusals import one_copy, only_exported_ops
 from schedc.ir.arrays import Int64
 from schedc.ir.op_tables import WEIGHT
-from schedc.ir.ops import FACTS, OpKind
+from schedc.ir.ops import OpKind
 from schedc.ir.program import Channel, InstructionKind, Program, computation
 from schedc.ir.schedule import Schedule
 from schedc.passes.insert_communication import insert_communication
@@ -41,15 +41,15 @@ def export(schedule: Schedule, costs: Costs) -> str:
 
 def to_lowered_csv(program: Program) -> str:
     """The lowered order of every rank; ends with a newline. Raises `DiagnosticError`: S603 for two copies of a
-    stage, S609 for an order with Rs.
+    stage, S609 for an order with Rs, S615 for pairs with a W.
 
     SEND stands behind what it sends and RECV where the Program posts it; torch waits for a message by itself.
     UNSHARD comes before the first use of a stage and again after a RESHARD. A RESHARD makes room for the stages that
     are used sooner. REDUCE_GRAD comes behind the last weight gradient of a stage. All three do nothing without FSDP.
     """
     one_copy(program.placement, "torch's lowered CSV", program.source)
-    only_exported_kinds(program, "torch's lowered CSV")
     schedule, row = computation(program)
+    only_exported_ops(schedule, "torch's lowered CSV")
     texts = _texts(program)
     before, after = _of_stages(schedule, row)
     lines = []
@@ -80,12 +80,9 @@ def _texts(program: Program) -> list[str]:
 
 
 def _compute(program: Program, index: int) -> str:
-    """The text of an op or a pair. torch has no pairs with a W: their ops follow each other."""
-    ops = program.instruction(index).ops
-    texts = [f"{stage}{kind.name}{microbatch}" for kind, stage, microbatch in ops]
-    if len(ops) == 1 or not FACTS[ops[1][0]].backward:
-        return ",".join(texts)
-    return f"({';'.join(texts)})OVERLAP_F_B"
+    """The text of an op or a pair."""
+    texts = [f"{stage}{kind.name}{microbatch}" for kind, stage, microbatch in program.instruction(index).ops]
+    return texts[0] if len(texts) == 1 else f"({';'.join(texts)})OVERLAP_F_B"
 
 
 def _of_stages(schedule: Schedule, row: Int64) -> tuple[dict[int, list[str]], dict[int, list[str]]]:

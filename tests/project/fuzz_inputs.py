@@ -15,6 +15,7 @@ from project.fuzz_plans import plan
 from project.fuzz_programs import Writer
 from schedc.cost.costs import Costs, dump_costs
 from schedc.cost.parts import NAMES
+from schedc.interchange.refusals import foreign_op
 from schedc.interchange.torch_csv import to_torch_csv
 from schedc.interchange.torch_lowered import to_lowered_csv
 from schedc.ir.json import program_to_json
@@ -197,7 +198,8 @@ def _orders(form: str) -> tuple[str, ...]:
     """Texts of legal schedules and programs, to be mutated."""
     if form == "csv" and ORDERS:
         published = [path.read_text(encoding="utf-8") for path in ORDERS]
-        return (*published, *(to_torch_csv(random_schedule(seed)) for seed in range(20)))
+        drawn = [schedule for seed in range(40) if not foreign_op(schedule := random_schedule(seed))]
+        return (*published, *map(to_torch_csv, drawn[:20]))
     schedules = [random_schedule(seed) for seed in range(40)]
     if form == "schedule":
         return tuple(map(print_schedule, schedules))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from schedc.analysis.batch import simulate_batch
 from schedc.analysis.dependencies import Dependencies
@@ -12,10 +15,11 @@ from schedc.analysis.timeline import simulate
 from schedc.cell import CellCosts, SegmentTimes, cell_program, stage_shape
 from schedc.cell.predict import predict
 from schedc.cell.serial import serial
+from schedc.cli import main
 from schedc.compiler import analyse
 from schedc.cost.costs import Costs, load_costs
-from schedc.interchange.torch_csv import from_torch_csv, to_torch_csv
-from schedc.interchange.torch_lowered import to_lowered_csv
+from schedc.diagnostics import DiagnosticError
+from schedc.interchange.targets import TARGETS
 from schedc.ir.json import program_from_json, program_to_json
 from schedc.ir.npz import program_from_npz, program_to_npz
 from schedc.ir.ops import OpKind, pair_number
@@ -58,15 +62,20 @@ def test_both_ops_of_a_pair_have_their_stage_and_microbatch() -> None:
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_torch_has_both_ops_one_after_the_other(name: str) -> None:
-    schedule, program = schedule_of_pairs(PAIRS[name]), program_of(name)
-    text = to_torch_csv(schedule)
-    assert "OVERLAP" not in text
-    again = from_torch_csv(text, schedule.placement)
-    assert np.array_equal(again.kind, schedule.kind)
-    assert (again.pair == -1).all()
-    lowered = [cell for cell in to_lowered_csv(program).replace("\n", ",").split(",") if cell[1:2] in tuple("FIWB")]
-    assert lowered == [cell for cell in text.replace("\n", ",").split(",") if cell]
+def test_other_trainers_have_no_such_pair(name: str) -> None:
+    """They would run its ops one after the other, in silence."""
+    schedule, pair = schedule_of_pairs(PAIRS[name]), "I & W" if name == "IW" else "F & W"
+    for target in ("csv", "csv-lowered", "torchtitan", "nemo", "megatron"):
+        with pytest.raises(DiagnosticError, match=f"has no pair {pair}") as caught:
+            TARGETS[target].write(schedule, Costs())
+        assert [finding.code for finding in caught.value.diagnostics] == ["S615"]
+
+
+def test_compile_leaves_the_csv_out(tmp_path: Path) -> None:
+    (tmp_path / "schedule.csv").write_text("0F0,0B0\n", encoding="utf-8")
+    result = CliRunner().invoke(main, ["compile", "zbh1_overlap", "-D", "P=2", "-D", "M=5", "-o", str(tmp_path)])
+    assert (result.exit_code, "no schedule.csv: torch's has no pair F & W" in result.output) == (0, True)
+    assert not (tmp_path / "schedule.csv").exists()
 
 
 @pytest.mark.parametrize("name", PAIRS)

@@ -17,10 +17,12 @@ from schedc.analysis.timeline import simulate
 from schedc.cost.costs import Costs
 from schedc.draw.svg import draw_svg
 from schedc.elaborate import elaborate
+from schedc.interchange.refusals import foreign_op
 from schedc.interchange.torch_csv import to_torch_csv
 from schedc.ir.arrays import as_index, bincount, distinct, reduceat, repeat
 from schedc.ir.npz import program_from_npz, program_to_npz
 from schedc.ir.program import Program
+from schedc.ir.text import print_schedule
 from schedc.ir.verify import verify
 from schedc.ir.verify_program import verify_program
 from schedc.load.library import names, open_schedule
@@ -80,7 +82,8 @@ def results(name: str) -> tuple[Program, float, str, str]:
     assert verify_program(program) == []
     assert program_from_npz(program_to_npz(program)) == program
     idle = float(sum(np.sum(part) for part in vars(classify(timeline, costs)).values() if isinstance(part, np.ndarray)))
-    return program, idle, draw_svg(schedule, timeline, memory), to_torch_csv(schedule)
+    text = print_schedule(schedule) if foreign_op(schedule) else to_torch_csv(schedule)
+    return program, idle, draw_svg(schedule, timeline, memory), text
 
 
 @pytest.fixture(scope="module")
