@@ -54,8 +54,10 @@ def lines_of(source: Source) -> Iterator[HeaderLine]:
 
 @dataclass
 class Header:
-    """Everything of a Schedule or Program but the ops, while it is read."""
+    """Everything of a Schedule or Program but the ops, while it is read. opening: the line with form and version."""
 
+    opening: HeaderLine
+    version: int
     name: str | None = None
     doc: list[str] = field(default_factory=list)
     source: str = ""
@@ -75,7 +77,10 @@ class Header:
     """The line of each JOIN, and the number and kind of the work that it names."""
 
     def table_of_works(self) -> Works:
-        """The works by number. Fails at a JOIN of nothing or of another kind, and at a number that is too large."""
+        """The works by number. Fails at a JOIN of nothing or of another kind, and at a number that is too large.
+
+        Fails at the version where works contradict it.
+        """
         for line, number, kind in self.joined:
             if number not in self.works:
                 line.fail(f"work {number} is started nowhere")
@@ -84,6 +89,8 @@ class Header:
         for number, (line, _) in self.works.items():
             if number >= len(self.works):
                 line.fail(f"{len(self.works)} works are numbered from 0, and this one is {number}")
+        if bool(self.works) != (self.version == WITH_WORKS):
+            self.opening.fail(f"version {WITH_WORKS} has works, and version {VERSION} has none")
         return Works.of(self.works[number][1] for number in range(len(self.works)))
 
     def placement(self) -> Placement:
@@ -138,7 +145,7 @@ def read_header(form: str, source: Source) -> tuple[Header, HeaderLine | None, I
         readable = " and ".join(map(str, versions))
         line.fail(f"version {first[2]} is not one that this schedc reads ({readable})", code="S392",
                   help="write it again with this schedc")  # fmt: skip
-    header = Header()
+    header = Header(line, int(first[2]))
     for line in lines:
         keyword, _, rest = line.text.partition(" ")
         if keyword == "rank":

@@ -149,6 +149,7 @@ def test_a_damaged_schedule_text_is_refused_at_its_place(old: str, new: str, pos
     ("old", "new", "code"),
     [
         ("program 1", "program 7", "S392"),
+        ("program 1", "program 2", "S390"),
         ("  SEND 0A0 to 1 #0 ", "  SEND 0X0 to 1 #0 ", "S390"),
         ("  SEND 0A0 to 1 #0 ", "  SEND 0A0 to -1 #0 ", "S390"),
         ("| 0 0@0", "| 0 1@0", "S390"),

@@ -16,6 +16,7 @@ from schedc.analysis.placed_works import PlacedWorks, order_of, run_with_works
 from schedc.analysis.timeline import durations, run_durations
 from schedc.compiler import legal_schedule
 from schedc.cost.costs import Costs
+from schedc.diagnostics import DiagnosticError
 from schedc.inputs import open_input
 from schedc.ir.json import program_from_json, program_to_json
 from schedc.ir.npz import program_from_npz, program_to_npz
@@ -263,3 +264,6 @@ def test_programs_with_works_go_through_every_form() -> None:
     assert "START offload 0A" in print_program(program)
     assert print_program(program).startswith("program 2\n")
     assert print_program(plain).startswith("program 1\n")
+    with pytest.raises(DiagnosticError, match="version 2 has works, and version 1 has none") as caught:
+        parse_program(print_program(program).replace("program 2", "program 1"))
+    assert caught.value.diagnostics[0].position == ("S390", 1, 1)
