@@ -160,7 +160,8 @@ S3: tuple[DiagnosticCode, ...] = (
         "A work runs on a lane beside compute: d2h to the host, h2d back, dp among replicas. Every work has one START "
         "and, behind it, one JOIN. Both stand on a rank that holds the stage, and name the same stage and microbatch. "
         "What concerns a whole stage names no microbatch. "
-        "Works are numbered in the order of their STARTs. " + _PROGRAM,
+        "Works are numbered in the order of their STARTs. A fetch moves the bytes of its offload, a drop those of its "
+        "gather, and a spread those of its scatter. " + _PROGRAM,
     ),
     DiagnosticCode(
         "S331",

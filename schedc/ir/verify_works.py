@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import Enum
-from itertools import islice
+from itertools import chain, islice
 
 import numpy as np
 
 from schedc.diagnostics import Diagnostic
-from schedc.ir.arrays import Bools, Int64, bincount
+from schedc.ir.arrays import Bools, Int32, Int64, bincount
 from schedc.ir.ops import FACTS as OP_FACTS
 from schedc.ir.ops import OpKind
 from schedc.ir.program import InstructionKind, Program
 from schedc.ir.program_table import SHOWN, ProgramTable
-from schedc.ir.works import FACTS, LANE_NAMES, WorkKind, Works
+from schedc.ir.works import FACTS, LANE_NAMES, WorkGroup, WorkKind, Works
 
 START, JOIN = InstructionKind.START, InstructionKind.JOIN
 
@@ -49,7 +49,7 @@ def matched_works(table: ProgramTable) -> list[Diagnostic]:
     report(early, "this JOIN stands before the START of its work", "join a work behind its START")
     found += [
         table.finding("S330", int(start[work]), f"the {works.work(work)} {fault}")
-        for work, fault in islice(_faults(works), SHOWN)
+        for work, fault in islice(chain(_faults(works), _unequal(works, program.rank[start])), SHOWN)
     ]
     unordered = np.flatnonzero(np.diff(start) < 0)[:1]
     report(np.isin(rows, start[unordered]), "works are numbered in the order of their STARTs, rank by rank")
@@ -77,6 +77,23 @@ def _faults(works: Works) -> Iterator[tuple[int, str]]:
         elif work.group not in facts.groups:
             names = " or ".join(group.name.lower() for group in facts.groups)
             yield row, f"is of the group {work.group.name.lower()}, and may be of {names}"
+
+
+_ENDS = {WorkKind.FETCH: WorkKind.OFFLOAD, WorkKind.DROP: WorkKind.GATHER, WorkKind.SPREAD: WorkKind.SCATTER}
+"""By kind of a work that ends something: the kind of the work that has begun it."""
+
+
+def _unequal(works: Works, rank: Int32) -> Iterator[tuple[int, str]]:
+    """(work, what is wrong with it) for each that ends with other bytes than it began with. rank: [works]."""
+    begun: dict[tuple[int, ...], list[float]] = {}
+    kinds, keys = works.kind.tolist(), (rank, works.stage, works.microbatch)
+    groups = np.where(np.isin(works.kind, (WorkKind.SCATTER, WorkKind.SPREAD)), works.group, WorkGroup.LOCAL)
+    columns = zip(*(column.tolist() for column in (*keys, groups, works.bytes)), strict=True)
+    for row, (kind, (*key, size)) in enumerate(zip(kinds, columns, strict=True)):
+        if kind not in _ENDS:
+            begun.setdefault((kind, *key), []).append(size)
+        elif (open_works := begun.get((_ENDS[WorkKind(kind)], *key))) and (first := open_works.pop(0)) != size:
+            yield row, f"moves {size:,.15g} bytes, and the {FACTS[_ENDS[WorkKind(kind)]].name} before it {first:,.15g}"
 
 
 class Whereabouts(Enum):

@@ -22,6 +22,7 @@ from schedc.ir.verify_program import verify_program
 from schedc.ir.works import WorkGroup, WorkKind
 from schedc.passes.insert_communication import insert_communication
 from schedc.passes.insert_works import insert_works, placed_in, without_works
+from support.random_works import placed_under
 
 GATHER, DROP, SCATTER, SPREAD = WorkKind.GATHER, WorkKind.DROP, WorkKind.SCATTER, WorkKind.SPREAD
 
@@ -32,16 +33,16 @@ def program() -> Program:
     schedule = legal_schedule(open_input("1f1b"), {"P": 2, "M": 2})
     dependencies = Dependencies.of(schedule)
     rows = [
-        (kind, stage, first + shift, last + shift, group)
+        (kind, stage, first + shift, last + shift, group, size + stage)
         for stage in (0, 1)
         for shift in [5 * stage]
-        for kind, first, last, group in [
-            (GATHER, 0, 0, 0), (SCATTER, 4, 4, 0), (DROP, 4, 4, -1), (SPREAD, 4, 4, 0), (SCATTER, 4, 4, 1),
-            (SPREAD, 4, 4, 1), (WorkKind.SNAPSHOT, 0, 4, -1),
+        for kind, first, last, group, size in [
+            (GATHER, 0, 0, 0, 1.5), (SCATTER, 4, 4, 0, 3.5), (DROP, 4, 4, -1, 1.5), (SPREAD, 4, 4, 0, 3.5),
+            (SCATTER, 4, 4, 1, 5.5), (SPREAD, 4, 4, 1, 5.5), (WorkKind.SNAPSHOT, 0, 4, -1, 7.5),
         ]
     ]  # fmt: skip
-    kind, stage, start, join, group = (np.array(column) for column in zip(*rows, strict=True))
-    microbatch, size = np.full(kind.size, -1), 1.5 + np.arange(kind.size)
+    kind, stage, start, join, group, size = (np.array(column) for column in zip(*rows, strict=True))
+    microbatch = np.full(kind.size, -1)
     placed = PlacedWorks.of(kind.astype(np.int8), stage, microbatch, size, start, join, group.astype(np.int8))
     return insert_works(insert_communication(schedule, Costs(), dependencies), dependencies, placed)
 
@@ -131,3 +132,19 @@ def test_facts_of_kinds_are_checked(program: Program) -> None:
         changed[1] = value
         (finding,) = verify_program(replace(program, works=replace(program.works, **{column: changed})))
         assert (finding.code, message in finding.message) == ("S330", True)
+
+
+@pytest.mark.parametrize(("ends", "begins"), [(DROP, "gather"), (SPREAD, "scatter"), (WorkKind.FETCH, "offload")])
+def test_a_work_that_ends_another_moves_its_bytes(program: Program, ends: WorkKind, begins: str) -> None:
+    if ends is WorkKind.FETCH:
+        schedule = legal_schedule(open_input("1f1b"), {"P": 2, "M": 4})
+        dependencies = Dependencies.of(schedule)
+        placed = placed_under(dependencies, Costs(activation=1.5), 1.5, 1.0)
+        program = insert_works(insert_communication(schedule, Costs(), dependencies), dependencies, placed)
+    assert verify_program(program) == []
+    size = program.works.bytes.copy()
+    row = np.flatnonzero(program.works.kind == ends)[-1]
+    size[row] += 0.25
+    (finding,) = verify_program(replace(program, works=replace(program.works, bytes=size)))
+    assert finding.code == "S330"
+    assert finding.message.endswith(f"moves {size[row]:g} bytes, and the {begins} before it {size[row] - 0.25:g}")
