@@ -26,6 +26,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from schedc.interrupts import end_with
+
 _START_TIMEOUT = 120.0
 
 PRELOADED = ["schedc_runtime", "torch._dynamo", "schedc.compiler", "schedc.syntax.grammar_tables"]
@@ -138,6 +140,7 @@ def pool(world_size: int) -> RankPool:
 def _serve(rank: int, world_size: int, port: int, channel: Connection) -> None:
     """Run a worker: join the others, then answer requests until the channel closes."""
     gc.freeze()  # the modules that the server has loaded stay
+    end_with(os.getppid())  # the server, which ends with the process that runs the tests
     os.setsid()  # Ctrl-C is for the process that runs the tests, which then closes the pool
     os.environ.update(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
     torch.set_num_threads(1)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from schedc.cli.common import EPILOG, output_argument, schedule_arguments
-from schedc.cli.processes import run_to_end
+from schedc.cli.processes import handed_over, run_to_end
 from schedc.cli.run import dense_layers
 
 if TYPE_CHECKING:
@@ -42,27 +42,18 @@ def calibrate(
     overlaps. `schedc check --cost-file` and `schedc run --cost-file` read it. Further options go to the runtime:
     --repetitions, --warmup, --slices 2 4, --topology 2x2; for the toy models --blocks, --width, --tokens, --rows.
     """
-    import tempfile
     from importlib.util import find_spec
 
     from schedc.compiler import compile_at
-    from schedc.ir.save import save_program
+    from schedc.ir.save import form_of
 
     if find_spec("torch") is None or find_spec("schedc_runtime") is None:
         raise click.UsageError("measuring needs the runtime: pip install 'schedc[runtime]'")
     if model and toy:
         raise click.UsageError("--model and --toy exclude each other")
     program = compile_at(schedule, sizes)
-    with tempfile.TemporaryDirectory(prefix="schedc-") as folder:
-        path = save_program(program, Path(folder))
-        options = {"--model": model, "--toy": toy, "--topology": f"1x{ranks}" if ranks else None, "-o": output}
-        command = [
-            sys.executable,
-            "-m",
-            "schedc_runtime.commands.calibrate",
-            "--program",
-            str(path),
-            *dense_layers(schedule),
-        ]
-        command += [str(part) for option, value in options.items() if value is not None for part in (option, value)]
-        sys.exit(run_to_end([*command, *runtime_options]))
+    options = {"--model": model, "--toy": toy, "--topology": f"1x{ranks}" if ranks else None, "-o": output}
+    command = [sys.executable, "-m", "schedc_runtime.commands.calibrate", *dense_layers(schedule)]
+    command += [str(part) for option, value in options.items() if value is not None for part in (option, value)]
+    with handed_over({"--program": form_of(program).content(program)}) as files:
+        sys.exit(run_to_end([*command, *files.options, *runtime_options], files.descriptors))

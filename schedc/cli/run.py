@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from schedc.cli.common import EPILOG, cost_arguments, schedule_arguments, slices_argument
-from schedc.cli.processes import run_to_end
+from schedc.cli.processes import handed_over, run_to_end
 
 if TYPE_CHECKING:
     from schedc.cost.costs import Costs
@@ -48,26 +48,23 @@ def run(
     the topology of the plan says. The table [cell] of a cost file decides the order inside overlapped pairs. Further
     options go to the runtime: --topology 1x2, --blocks, --width, --tokens, --rows, --in-process.
     """
-    import tempfile
     from importlib.util import find_spec
 
     from schedc.compiler import compile_at
     from schedc.cost.costs import dump_costs
-    from schedc.ir.save import save_program
+    from schedc.ir.save import form_of
 
     if find_spec("torch") is None or find_spec("schedc_runtime") is None:
         raise click.UsageError("running needs the runtime: pip install 'schedc[runtime]'")
     program = compile_at(schedule, sizes, costs)
-    with tempfile.TemporaryDirectory(prefix="schedc-") as folder:
-        path = save_program(program, Path(folder))
-        command = [sys.executable, "-m", "schedc_runtime.commands.run", "--program", str(path), "--steps", str(steps)]
-        command += dense_layers(schedule)
-        command += ["--check", parity] if parity != "none" else []
-        command += ["--trace", str(trace)] if trace else []
-        if costs.cell is not None:
-            (cost_file := Path(folder) / "costs.toml").write_text(dump_costs(costs), encoding="utf-8")
-            command += ["--cost-file", str(cost_file)]
-        sys.exit(run_to_end([*command, *runtime_options]))
+    command = [sys.executable, "-m", "schedc_runtime.commands.run", "--steps", str(steps), *dense_layers(schedule)]
+    command += ["--check", parity] if parity != "none" else []
+    command += ["--trace", str(trace)] if trace else []
+    contents = {"--program": form_of(program).content(program)}
+    if costs.cell is not None:
+        contents["--cost-file"] = dump_costs(costs).encode()
+    with handed_over(contents) as files:
+        sys.exit(run_to_end([*command, *files.options, *runtime_options], files.descriptors))
 
 
 def dense_layers(name: Given) -> list[str]:

@@ -38,9 +38,14 @@ def forms_of(program: Program) -> tuple[str, ...]:
     return ("json", "text") if len(program) <= SMALL else ("npz",)
 
 
+def form_of(program: Program) -> FileForm:
+    """The one form that other processes load at this size."""
+    return FORMS[forms_of(program)[0]]
+
+
 def save_program(program: Program, folder: Path) -> Path:
-    """Writes the program in the one form that other processes load at this size; gives the file."""
-    form = FORMS[forms_of(program)[0]]
+    """Writes the program in the form that other processes load; gives the file."""
+    form = form_of(program)
     path = folder / form.file
     path.write_bytes(form.content(program))
     return path

@@ -82,7 +82,7 @@ def _schedc() -> None:
     main()
 
 
-def _to_end(command: Sequence[str]) -> int:
+def _to_end(command: Sequence[str], _descriptors: Sequence[int] = ()) -> int:
     sys.stdout.flush()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     sys.argv = list(command)

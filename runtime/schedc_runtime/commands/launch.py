@@ -15,20 +15,19 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from types import FrameType
 
 import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from schedc.interrupts import unheard
+from schedc.interrupts import end_with, ended_by_signals, unheard
 from schedc_runtime.ranks.processes import is_stopped, signal_name
 
 _GRACE = 10.0
 """Seconds in which the other ranks may report their errors after one has failed, before they are ended."""
 
 
-_INTERRUPTED, _TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
-"""Exit statuses after these signals, as shells give them."""
+_INTERRUPTED = 128 + signal.SIGINT
+"""Exit status after Ctrl-C, as shells give it."""
 
 
 def launched() -> bool:
@@ -39,11 +38,17 @@ def launched() -> bool:
 def launch(module: str, arguments: Sequence[str], ranks: int) -> int:
     """Run ``main(arguments)`` of a module on ``ranks`` processes: 0 if all of them succeed, else 1; 130 on Ctrl-C.
 
+    This process takes Ctrl-C, SIGTERM and SIGHUP, and ends the others. The last two end it with 128 + the signal. When
+    this process is killed, the kernel kills the others.
+
     A rank that was ended by a signal cannot report it: stderr names it.
-    The processes meet at a store of this process, on a port that the system chooses. This process takes Ctrl-C and
-    SIGTERM, and ends the others.
+    The processes meet at a store of this process, on a port that the system chooses.
     """
-    signal.signal(signal.SIGTERM, _terminated)
+    with ended_by_signals():
+        return _launch(module, arguments, ranks)
+
+
+def _launch(module: str, arguments: Sequence[str], ranks: int) -> int:
     import_module("torch._dynamo")  # fake tensors and optimizers load it, on every rank if not here
     shared = {
         "MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks),
@@ -58,7 +63,7 @@ def launch(module: str, arguments: Sequence[str], ranks: int) -> int:
             for rank in range(ranks):
                 own = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
                 theirs, ours = context.Pipe(duplex=False)
-                started = context.Process(target=_run, args=(module, arguments, own, theirs))
+                started = context.Process(target=_run, args=(module, arguments, own, theirs, os.getpid()))
                 started.start()
                 theirs.close()
                 processes.append(started)
@@ -74,21 +79,25 @@ def launch(module: str, arguments: Sequence[str], ranks: int) -> int:
     except KeyboardInterrupt:
         return _INTERRUPTED
     finally:
-        for process in processes:
+        alive = multiprocessing.active_children()  # one may not be in the list yet
+        for process in alive:
             process.kill()
+        for process in alive:
             process.join()
     return int(any(process.exitcode for process in processes))
 
 
-def _run(module: str, arguments: Sequence[str], environment: Mapping[str, str], channel: Connection) -> None:
+def _run(
+    module: str, arguments: Sequence[str], environment: Mapping[str, str], channel: Connection, launcher: int
+) -> None:
     """A rank: ``main`` of the module in this environment. The channel gives the port of the store."""
+    end_with(launcher)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
     os.environ.update(environment, MASTER_PORT=str(channel.recv()))
     torch.set_num_threads(1)  # as torchrun does
     sys.exit(import_module(module).main(arguments))
-
-
-def _terminated(_number: int, _frame: FrameType | None) -> None:
-    raise SystemExit(_TERMINATED)
 
 
 def _wait(processes: list[BaseProcess]) -> None:

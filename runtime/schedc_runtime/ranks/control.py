@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from enum import StrEnum
 from typing import Any, NamedTuple, TypeVar
@@ -19,6 +20,7 @@ import torch.distributed as dist
 
 from schedc_runtime.errors import PeerFailure, RanksDisagree, RuntimeFault, StepTimeout
 from schedc_runtime.ranks.attendance import MOST, Alike, amount, attendance
+from schedc_runtime.ranks.last_words import speak_at_the_end
 from schedc_runtime.ranks.presence import LOST, Presence, answer_key
 from schedc_runtime.ranks.progress import Position
 
@@ -112,15 +114,15 @@ class ControlPlane:
         # Separate connections: the limit set here must not hold for other users of the store. It must not hold for
         # connecting either: torch asks for the peer's name there, and a slow name server takes seconds.
         self._store: Any = None if store is None else store.clone()
-        reports: Any = None if store is None else store.clone()
+        self._reports: Any = None if store is None else store.clone()
         self._round, self._lists = 0, _Lists()
         self.everyone = tuple(range(len(names)))
         """The numbers of all processes."""
         self._interval = min(1.0, timeout / 5)
-        for connection in (self._store, reports):
+        for connection in (self._store, self._reports):
             if connection is not None:
                 connection.set_timeout(timedelta(seconds=min(_SLICE, timeout / 2)))
-        self.presence = Presence(self._store, reports, process, names, self._interval, describe)
+        self.presence = Presence(self._store, self._reports, process, names, self._interval, describe)
 
     @property
     def alone(self) -> bool:
@@ -136,6 +138,7 @@ class ControlPlane:
         """Learn which processes take part. A collective; before it no rank can be reported as dead."""
         if self._store is not None:
             self.presence.meet(self.gather("building the pipeline", self.presence.introduction()))
+            speak_at_the_end(self)
 
     def agree(self, what: str, value: Any) -> list[Any] | None:
         """Compare the ``value`` (JSON) of all processes by checksums: None if all are equal, else [processes] values.
@@ -290,6 +293,14 @@ class ControlPlane:
         self._tell(failure)
         whole = "\n".join([*troubles, view, "where every rank stands:", *lines])
         return PeerFailure(failure.rank, whole) if failure.kind is FailureKind.PEER else StepTimeout(whole)
+
+    def last_words(self) -> str:
+        """One line for SIGTERM: ranks of this machine that are lost, or else a report of a failure; then this rank."""
+        known = self.presence.troubles()
+        with suppress(dist.DistError):
+            known = known or [failure.text for failure in _published(self._reports)[:1]]
+        own = f"{self.name} was ended by SIGTERM; it was {self.presence.place()}"
+        return "; ".join(" ".join(text.split()) for text in [*known, own])
 
     def close(self) -> None:
         """Stop reporting where this rank stands."""

@@ -114,6 +114,10 @@ class Presence:
         conditions = ((process, self._condition(process)) for process in range(len(self.names)))
         return [self._line(process, state, None) for process, state in conditions if state.ended or state.stopped]
 
+    def place(self) -> str:
+        """Where this rank stands, in words."""
+        return self._describe(self.progress.read())
+
     def lines(self) -> list[str]:
         """[ranks] a line per rank: where it stands, and what keeps it from running.
 
@@ -156,7 +160,7 @@ class Presence:
         elif peer.process is not None and not peer.here and process != self.process:
             who += f" on {peer.process.host}"
         if process == self.process or peer.page is not None:
-            place = self._report() if peer.page is None else self._describe(peer.page.read())
+            place = self.place() if peer.page is None else self._describe(peer.page.read())
             then = f"; it {'was' if state.ended else 'is'} {place}"
         else:
             old, new = seen or (None, None)
@@ -166,12 +170,9 @@ class Presence:
                 return f"{who} {'no longer reports: dead, stopped, or cut off' if new else 'has never reported'}{then}"
         return f"{who} is {'dead: ' * state.ended}{state.why}{then}" if state.why else f"{who} is {place}"
 
-    def _report(self) -> str:
-        return self._describe(self.progress.read())
-
     def _news(self) -> dict[str, Any]:
         """What the others may read in the store: where this rank stands, and the last round it came to."""
-        return {"at": self._report(), "round": self.awaited}
+        return {"at": self.place(), "round": self.awaited}
 
     def _reports(self, processes: Sequence[int]) -> dict[int, Any]:
         """The newest report of each rank; None without a report, or if the store is gone."""

@@ -14,7 +14,8 @@ import torch
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from schedc_runtime.errors import PeerFailure, RanksDisagree, StepTimeout
-from schedc_runtime.pipeline.batch import Agreement, StepRequest
+from schedc_runtime.pipeline.batch import Agreement, StepRequest, signature_of
+from schedc_runtime.pipeline.contents import GivenBatches
 from schedc_runtime.pipeline.loss_function import Formed
 from schedc_runtime.pipeline.losses import gathered
 from schedc_runtime.pipeline.start import CallStart
@@ -71,13 +72,15 @@ def test_a_plain_step_reads_and_writes_at_most_eight_keys_for_each_rank(ranks: i
     """A call with its batch, the loss of the last rank, and the norm with gradients on all ranks: 21 steps of these."""
 
     def train(plane: ControlPlane) -> list[Any]:
-        start, results = CallStart(plane, 1), []
+        batches, tokens, results = GivenBatches(later=False), torch.arange(32).reshape(8, 4), []
+        start = CallStart(plane, 1, batches)
         last = plane.process == ranks - 1
         for step in range(22):
             if step == 1 and plane.process == 0:
                 first.update(counts)  # the first step exchanges what later ones expect
             call = {"call": "step", "steps": step}
-            request = StepRequest({"shape": [8, 4], "dtype": "int64"}, None, plane.process == 0, last, call)
+            batches.begin(f"step {step}", tokens + step, tokens)
+            request = StepRequest(signature_of(tokens), signature_of(tokens), plane.process == 0, last, call)
             start.agree(f"the start of step {step}", request, False, lambda requests: Agreement({}, None, None, True))
             formed = {0: Formed(torch.tensor(0.5), 1.0, {}, False)} if last else {}
             everyone, _ = gathered(plane, formed, ())
