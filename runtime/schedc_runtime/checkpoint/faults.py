@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from schedc_runtime.checkpoint.pickled import UnknownName
-from schedc_runtime.errors import MaterializeError
+from schedc_runtime.errors import MaterializeError, RuntimeFault
 
 FORMS = "a .safetensors or torch.save file, its .index.json, a directory with these, or a DCP directory"
 
@@ -28,7 +28,7 @@ def reading(path: Path | str, name: str = "") -> Iterator[None]:
     """
     try:
         yield
-    except MaterializeError:
+    except RuntimeFault:
         raise
     except UnknownName as error:
         raise MaterializeError(

@@ -13,7 +13,6 @@ import base64
 import io
 import json
 import os
-import pickle
 import shutil
 import warnings
 from collections.abc import Mapping
@@ -46,6 +45,8 @@ from schedc_runtime.trainers.optimizer_state import (
 _FACTS = "facts"
 _FORM = 1
 """Of the facts: another number is refused."""
+_KINDS = {"form": int, "steps": int, "hot": dict, "optimizer": list, "extra": dict}
+"""Types of the facts."""
 
 
 def save(
@@ -131,7 +132,7 @@ def unpacked(text: str) -> Any:
     """The value of `packed`: tensors, containers and plain values alone. Raises `MaterializeError` for others."""
     try:
         return torch.load(io.BytesIO(base64.b64decode(text)), weights_only=True)
-    except (ValueError, RuntimeError, pickle.UnpicklingError):
+    except Exception:  # whatever torch says of a broken file, and its advice to read it unchecked
         raise MaterializeError(
             "the checkpoint has a trainer's state that is more than tensors and plain values", "save it again"
         ) from None
@@ -183,7 +184,8 @@ def _planned(path: Path, assembly: Assembly, optimizer: Optimizer | None) -> _Pl
         held = OptimizerFacts(*facts["optimizer"])
         if not held.options:
             raise MaterializeError(f"{path} has no optimizer", "load it without one")
-        options = group_options(optimizer, once, held)
+        with reading(path / METADATA, _FACTS):
+            options = group_options(optimizer, once, held)
         return _Plan(stored, facts, parts, once, empty_slots(optimizer, once, stored), options, held.numbers)
     except RuntimeFault as fault:
         return _told(fault)
@@ -207,6 +209,9 @@ def _facts(path: Path, stored: Mapping[str, Stored]) -> dict[str, Any]:
         facts: dict[str, Any] = json.loads(raw.numpy().tobytes())
         if facts["form"] != _FORM:
             raise ValueError(f"form {facts['form']} in place of {_FORM}")
+        kinds = [type(each) for each in facts["optimizer"]]
+        if {name: type(facts[name]) for name in _KINDS} != _KINDS or kinds != [list, dict, dict]:
+            raise ValueError("it is none that `save` writes")
     return facts
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 
 import schedc
 from schedc_runtime import Mesh, Pipeline
@@ -137,6 +140,28 @@ def test_what_does_not_fit_is_refused_and_nothing_changes(tmp_path: Path) -> Non
     state = pipe.full_state_dict()
     assert all(torch.equal(state[name], value) for name, value in before.items())
     checkpoint.load(kept, pipe, optimizer)  # the pipeline stays usable
+
+
+@pytest.mark.parametrize(
+    "facts", [7, {}, {"steps": "3"}, {"hot": []}, {"optimizer": {}}, {"optimizer": [[], [], {}]}, {"extra": None}]
+)
+def test_facts_that_no_run_has_written_are_refused(facts: Any, tmp_path: Path) -> None:
+    right = {"form": 1, "steps": 3, "hot": {}, "optimizer": [[], {}, {}], "extra": {"number": 1}}
+    for written in (right, {**right, **facts} if facts and isinstance(facts, dict) else facts):
+        content = torch.frombuffer(bytearray(json.dumps(written).encode()), dtype=torch.uint8)
+        with warnings.catch_warnings(action="ignore"):
+            dcp.save({"facts": content}, checkpoint_id=tmp_path, no_dist=True)
+        if written is right:
+            assert checkpoint.extra_of(tmp_path) == {"number": 1}
+    with pytest.raises(MaterializeError, match="`facts` cannot be read"):
+        checkpoint.extra_of(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "AAAA", "no base64", "gAJjcG9zaXgKc3lzdGVtCnEALg=="])
+def test_states_of_trainers_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(MaterializeError, match="more than tensors and plain values"):
+        checkpoint.unpacked(text)
+    assert checkpoint.unpacked(checkpoint.packed({"a": [1, 2.5]})) == {"a": [1, 2.5]}
 
 
 def other_model() -> Pipeline:
