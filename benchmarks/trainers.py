@@ -18,6 +18,7 @@ COMMANDS = {
     "loop": "trainers.loop",
     "shapes": "trainers.shapes",
     "split-cost": "trainers.split_cost",
+    "stale": "trainers.stale",
     "tied": "trainers.tied",
 }
 """The module of each command. Its `measure()` gives the object that is printed."""

@@ -28,14 +28,15 @@ def module_calls_to(recorder: ForwardRecorder, model: nn.Module) -> Iterator[Non
             if running and running[-1] is self:  # a class with a call of its own, which calls that of nn.Module
                 return original(self, *args, **kwargs)
             running.append(self)
-            if (compiled := self._compiled_call_impl) is not None:
-                self._compiled_call_impl = None
-            try:
-                return recorder.call(self, args, kwargs, original)
-            finally:
-                if compiled is not None:
-                    self._compiled_call_impl = compiled
-                running.pop()
+            with recorder.notes.switched(False):
+                if (compiled := self._compiled_call_impl) is not None:
+                    self._compiled_call_impl = None
+                try:
+                    return recorder.call(self, args, kwargs, original)
+                finally:
+                    if compiled is not None:
+                        self._compiled_call_impl = compiled
+                    running.pop()
 
         return call
 

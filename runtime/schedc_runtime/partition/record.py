@@ -21,6 +21,7 @@ from schedc_runtime.partition.fake_model import lent, mode_of, quiet, without_ca
 from schedc_runtime.partition.intercepted import module_calls_to
 from schedc_runtime.partition.left_out import check_head, leave_out
 from schedc_runtime.partition.python_state import python_state_watched
+from schedc_runtime.partition.read_notes import ReadNotes
 from schedc_runtime.partition.recorder import ForwardRecorder, Recording
 from schedc_runtime.partition.user_line import user_line
 from schedc_runtime.random_numbers.counting import CountedDraws
@@ -96,10 +97,10 @@ def _record(
 ) -> Recording:
     if rule.head:
         check_head(model, rule.head)
-    through = [
-        name for name, module in model.named_modules() if not _inside(name, rule.units) and name not in rule.units
-    ]
+    through = modules_outside(model, rule)
+    notes = ReadNotes(model)
     with (
+        notes.put_back_behind(),
         FakeTensorMode(allow_non_fake_inputs=True),
         quiet(),
         without_cache(model),
@@ -110,7 +111,7 @@ def _record(
     ):
         aliases = aliases_of(model)
         counted = CountedDraws(model, aliases)
-        recorder = ForwardRecorder(model, paths, rule, counted, aliases)
+        recorder = ForwardRecorder(model, paths, rule, counted, aliases, notes)
         recording = recorder.recording
         inputs = pytree.tree_map(lambda leaf: _fake(leaf, device), dict(named))
         recording.inputs = tuple(inputs)
@@ -118,7 +119,8 @@ def _record(
             recorder.enter(name, value)
         try:
             # Inside of `named_random` another listener notes draws.
-            with listening(counted) if session() is None else nullcontext(), module_calls_to(recorder, model), recorder:
+            draws = listening(counted) if session() is None else nullcontext()
+            with draws, module_calls_to(recorder, model), recorder, notes.noting():
                 output = call(model, inputs)
             recorder.leave(output)
         except RuntimeFault:
@@ -132,6 +134,11 @@ def _record(
     if rule.head:
         leave_out(recording, rule.head)
     return recording
+
+
+def modules_outside(model: nn.Module, rule: NodeRule) -> list[str]:
+    """The names of the modules that are neither units nor inside of them."""
+    return [name for name, _ in model.named_modules() if not _inside(name, rule.units) and name not in rule.units]
 
 
 def _needs_values(error: BaseException, model: nn.Module, unit: str) -> RuntimeFault:

@@ -47,6 +47,10 @@ class RecordedStage(nn.Module):
     def __init__(self, slot: CodeSlot) -> None:
         super().__init__()
         self.slot = slot
+        self.copied = False
+        """Whether it is a deep copy, whose tensors are its own."""
+        self.placed: dict[str, int] = {}
+        """By path: the identity of the model's buffer or module that the stage has, or has a copy of."""
 
     @property
     def code(self) -> str:
@@ -79,21 +83,30 @@ class RecordedStage(nn.Module):
 def equip(stage: RecordedStage, model: nn.Module) -> None:
     """Register what the current code of a stage uses and the stage lacks, under the model's names.
 
-    What lies in a module that is called comes with it, also where the model reads it before the call.
+    What lies in a module that is called comes with it, also where the model reads it before the call. What the model
+    has replaced is registered anew; a copy of a stage gets a copy of a buffer.
     """
     nodes = [node for node in stage.current.graph.nodes if node.op in ("get_attr", "call_module")]
     called = {str(node.target) for node in nodes if node.op == "call_module"}
     for target in dict.fromkeys(str(node.target) for node in nodes):
-        words = target.split(".")
+        value = attribute_of(model, target)
+        words, identity = target.split("."), id(value)
         inside = any(".".join(words[:depth]) in called for depth in range(1, len(words)))
-        if not inside and not _has(stage, target, called=target in called):
-            graft(stage, target, attribute_of(model, target), persistent=is_persistent(model, target))
+        replaced = stage.placed.get(target, identity) != identity
+        if replaced or (not inside and not _has(stage, target, called=target in called)):
+            if replaced and stage.copied and isinstance(value, Tensor):
+                value = value.clone()
+            graft(stage, target, value, persistent=is_persistent(model, target))
+        stage.placed[target] = identity
 
 
 def attribute_of(model: nn.Module, target: str) -> object:
     """The attribute at a path; None where there is none."""
     owner, _, name = target.rpartition(".")
-    return getattr(model.get_submodule(owner), name, None)
+    try:
+        return getattr(model.get_submodule(owner), name, None)
+    except AttributeError:
+        return None
 
 
 def _has(stage: nn.Module, path: str, *, called: bool) -> bool:

@@ -20,6 +20,8 @@ from schedc_runtime.errors import PartitionError
 from schedc_runtime.partition.effects import after, ambient
 from schedc_runtime.partition.fake_failures import NEEDS_VALUES, fake_only
 from schedc_runtime.partition.python_state import python_random_kept
+from schedc_runtime.partition.read_notes import ReadNotes, paused
+from schedc_runtime.partition.reads import Read
 from schedc_runtime.partition.recorded_functions import Apply, ContainerFill, hidden
 from schedc_runtime.partition.structure import Part, Template, hides_tensors, parts, tensors_in
 from schedc_runtime.partition.tensor_hooks import TensorHooks, hooked, refuse_effect, shown
@@ -50,7 +52,7 @@ class Recording:
     calls: the calls of chosen modules, in order. entries: (path, last node before it) of every module call
     between units. output, inputs: structure of the result, and names of the arguments.
     assumed: submodules whose output was taken to have the shape of their first argument. head: the layer that was left
-    out behind the last node (`left_out`), or "".
+    out behind the last node (`left_out`), or "". reads: what Python reads between units.
     """
 
     graph: fx.Graph = field(default_factory=fx.Graph)
@@ -60,6 +62,7 @@ class Recording:
     output: Template | None = None
     inputs: tuple[str, ...] = ()
     head: str = ""
+    reads: list[Read] = field(default_factory=list)
 
     @property
     def called(self) -> list[str]:
@@ -71,7 +74,7 @@ class ForwardRecorder(TorchFunctionMode):
     """The mode under which a model is recorded. It writes `recording`.
 
     paths: path of each tensor of the model, by id. is_node: whether the module at a path is a single node. draws: notes
-    the draws. aliases: those of the model.
+    the draws. aliases: those of the model. notes: what Python reads.
     """
 
     def __init__(
@@ -81,15 +84,14 @@ class ForwardRecorder(TorchFunctionMode):
         is_node: Callable[[str, nn.Module], bool],
         draws: CountedDraws,
         aliases: Mapping[str, str],
+        notes: ReadNotes | None = None,
     ) -> None:
         super().__init__()
-        self.recording = Recording()
+        self.recording, self.notes = Recording(), notes or ReadNotes(model)
         self._paths, self._is_node, self._draws, self._aliases = paths, is_node, draws, aliases
         self._through: list[str] = []
         """Paths of the modules that are being recorded through, the innermost last."""
-        self._modules: dict[int, str] = {}
-        for name, module in model.named_modules():
-            self._modules.setdefault(id(module), name)
+        self._modules = {id(module): name for name, module in model.named_modules()}
         self._nodes: dict[int, fx.Node] = {}
         self._alive: list[Any] = []
         """Everything that has been recorded: an id must not be used again."""
@@ -115,9 +117,11 @@ class ForwardRecorder(TorchFunctionMode):
         self.recording.output, leaves = Template.of(output)
         self.recording.graph.output(tuple(self.argument(leaf, "the model's output") for leaf in leaves))
         self._hooks.finish(self.recording.graph)
+        self.recording.reads = self.notes.reads()
 
     # Functions.
 
+    @paused
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
@@ -252,12 +256,14 @@ class ForwardRecorder(TorchFunctionMode):
 
     # Calls of modules and of functions with a backward of their own.
 
+    @paused
     def custom(self, kind: Any, original: Original, args: tuple[Any, ...]) -> Any:
         """A call of a `torch.autograd.Function`. Reentrant checkpointing calls what it was given, with gradients."""
         if kind is CheckpointFunction:
             outer, self._checkpointing = self._checkpointing, True
             try:
-                return args[0](*args[2:])
+                with self.notes.switched(True):
+                    return args[0](*args[2:])
             finally:
                 self._checkpointing = outer
         if self._call is not None:
@@ -284,7 +290,8 @@ class ForwardRecorder(TorchFunctionMode):
         """A call of a module that is recorded through."""
         self._through += [path] if path is not None else []
         try:
-            return original(module, *args, **kwargs)
+            with self.notes.switched(True):
+                return original(module, *args, **kwargs)
         except NEEDS_VALUES:
             self.stopped_in = self.stopped_in or path or ""
             raise

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,8 +17,9 @@ from schedc_runtime.partition.boundary import Boundary, Constant, TensorSpec
 from schedc_runtime.partition.effects import ambient
 from schedc_runtime.partition.example import named_arguments
 from schedc_runtime.partition.graft import graft
-from schedc_runtime.partition.record import NodeRule, record
-from schedc_runtime.partition.recorded_stage import CodeSlot, RecordedStage, StageCode, equip
+from schedc_runtime.partition.reads import Reads
+from schedc_runtime.partition.record import NodeRule, modules_outside, record
+from schedc_runtime.partition.recorded_stage import CodeSlot, RecordedStage, StageCode, attribute_of, equip
 from schedc_runtime.partition.recorder import Recording
 from schedc_runtime.partition.split import CutRecording, Entries
 from schedc_runtime.partition.stage_code import compiled
@@ -71,15 +73,22 @@ class Records:
         self.slots = tuple(CodeSlot() for _ in range(len(cuts) + 1))
         self.first: Record | None = None
         self.current: Record | None = None
+        self.recordings = 1
+        """How often the model has run on fake tensors."""
         self._kept: OrderedDict[str, Record] = OrderedDict()
+        self.reads = Reads(model, {name: model.get_submodule(name) for name in modules_outside(model, rule)})
         self._orders: dict[tuple[int, tuple[str, ...]], tuple[int, ...]] = {}
         """By number of positional arguments and keywords of a call: the order in which the values enter stage 0."""
+        self._homes: dict[str, object] = {}
+        """By path: the parameters, and the modules with parameters, that stages hold."""
 
     def of(self, args: Sequence[Any], kwargs: Mapping[str, Any], *, training: bool) -> Record:
         """The record of a microbatch; a `TensorSpec` may replace a tensor. training: the mode around units."""
         named = named_arguments(self.model, args, kwargs, self.inputs)
+        self.reads.refresh()
         key = self._key(named, training)
         if key not in self._kept:
+            self.recordings += 1
             recording = record(self.model, named, self.rule, training=training, device=device_of(self.model))
             self._kept[key] = self._cut(recording, named)
             while len(self._kept) > _KEPT:
@@ -128,19 +137,39 @@ class Records:
         with torch.enable_grad():  # as it was recorded
             self._kept[self._key(named, self.model.training)] = self.first
         self.select(self.first)
+        self.accept()
         return self.first
+
+    @contextmanager
+    def changed_by_pipeline(self) -> Iterator[None]:
+        """Takes what changes in the model inside for no change: the pipeline does it."""
+        self.reads.refresh()
+        try:
+            yield
+        finally:
+            self.accept()
+
+    def accept(self) -> None:
+        """Take the model as it is for the one that was recorded: the pipeline has changed it, and nobody else."""
+        self.reads.accept()
+        paths = [path for paths in self.first.parameters for path in paths] if self.first else []
+        self._homes = {path: attribute_of(self.model, path) for path in paths}
 
     def _key(self, named: Mapping[str, Any], training: bool) -> str:
         """What a recording depends on besides the model."""
-        return f"{pytree.tree_map(_sign, named)} {training} {device_of(self.model)} {ambient()}"
+        return (
+            f"{pytree.tree_map(_sign, named)} {training} {device_of(self.model)} {ambient()} {self.reads.key(training)}"
+        )
 
     def _cut(self, recording: Recording, named: Mapping[str, Any]) -> Record:
+        self.reads.add(recording.reads)
         entries = Entries.of(recording, self.wanted)
         if entries.names != self.entered:
             raise PartitionError(
                 f"{type(self.model).__name__} calls other units on inputs of the shapes {_shapes(named)} than on those"
                 f" that it was partitioned for: {_difference(entries.names, self.entered)}",
-                "let every batch and both modes run the same units in one order",
+                "let every batch and both modes run the same units in one order. For a model that has other units now,"
+                " make a new Pipeline",
             )
         graphs = CutRecording(recording, entries.stages(self.cuts))
         stages = [graphs.graph(stage) for stage in range(graphs.stages)]
@@ -186,6 +215,12 @@ class Records:
         """Refuse a recording in which a stage uses parameters that it does not hold."""
         if self.first is None:
             return
+        for path, held in self._homes.items():
+            if attribute_of(self.model, path) is not held:
+                raise PartitionError(
+                    f"`{path}` of {type(self.model).__name__} was replaced: stages and optimizer hold what was there",
+                    "write into the parameters that are there, or make a new Pipeline and a new optimizer",
+                )
         for stage, (before, now) in enumerate(zip(self.first.parameters, parameters, strict=True)):
             if new := sorted(now - before):
                 raise PartitionError(

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-_HIDDEN = (str(Path(__file__).parent), str(Path(torch.__file__).parent), "<")
+HIDDEN = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
+"""Folders of code that is no model's."""
 _LIBRARY = sysconfig.get_path("stdlib")
 
 
@@ -39,4 +40,4 @@ def user_line(error: BaseException | None = None) -> str:
 
 
 def _in_a_model(path: str) -> bool:
-    return not path.startswith(_HIDDEN) and ("site-packages" in path or not path.startswith(_LIBRARY))
+    return not path.startswith((*HIDDEN, "<")) and ("site-packages" in path or not path.startswith(_LIBRARY))

@@ -2,7 +2,7 @@
 
     find_device  choose_mesh  connect  check_attachments  cut_model  tie_weights  make_stages  compile_units
     capture_segments  open_lanes  order_cells  prepare_code  guard_failures  release_modules  compare_ranks
-    place_works  shard_parameters
+    place_works  shard_parameters  accept_model
 
 A step reads what earlier steps have set. Ranks wait for each other in `connect` and from `guard_failures` on; every
 other step is this rank's own.
@@ -297,6 +297,11 @@ def shard_parameters(assembly: Assembly) -> None:
         )
 
 
+def accept_model(assembly: Assembly) -> None:
+    """What the steps before have changed in the model is no change of the user's."""
+    assembly.partition.records.accept()
+
+
 STEPS: tuple[Callable[[Assembly], None], ...] = (
     find_device,
     choose_mesh,
@@ -315,5 +320,6 @@ STEPS: tuple[Callable[[Assembly], None], ...] = (
     compare_ranks,
     place_works,
     shard_parameters,
+    accept_model,
 )
 """What `assemble` does, in order."""

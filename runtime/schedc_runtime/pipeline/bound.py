@@ -79,8 +79,9 @@ class BoundCode:
         call: tells programs apart, ``step`` or ``evaluate``.
         """
         training = any(stage.module.training for held in self.stages.values() for stage in held.values())
-        # What a model may ask changes what it does. A stage that was frozen has no sums.
-        key = f"{call} {signature} {training} {ambient()} {self._trained()}"
+        # What a model may ask or read changes what it does. A stage that was frozen has no sums.
+        read = self.partition.records.reads.key(training)
+        key = f"{call} {signature} {training} {ambient()} {self._trained()} {read}"
         if key not in self._bound:
             self._bound[key] = self._bind(program, signature, transports, peer_groups, training)
             while len(self._bound) > _KEPT:

@@ -30,7 +30,7 @@ def materialize(assembly: Assembly, seed: int, source: CheckpointSource | None, 
     Raises `MaterializeError` on every rank alike, before anything is made, if a name gets no values on any of them.
     """
     deferred = any(each.tensor.is_meta for stage in assembly.held() for each in named_tensors(stage.module))
-    with assembly.guard("materializing the model"):
+    with assembly.guard("materializing the model"), assembly.partition.records.changed_by_pipeline():
         values = _agreed_values(assembly, seed, source, rule)
         for place in assembly.places:
             modules = [stage.module for stage in assembly.stages[place].values()]

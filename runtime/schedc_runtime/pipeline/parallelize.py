@@ -24,18 +24,19 @@ def parallelize(assembly: Assembly, function: ParallelizeStage) -> None:
         )
     modules = [stage.module for stage in assembly.held()]
     mesh = _device_mesh(assembly)
-    for module in modules:
-        function(module, mesh)
-    if any(_is_sharded(part) for module in modules for part in module.modules()):
-        if assembly.network.in_process:
-            raise RuntimeFault(
-                "FSDP2 shards over processes, and all ranks are in this one", "shard by Mesh(..., shard_dense=True)"
-            )
-        from schedc_runtime.data_parallel.fsdp import DenseSharding  # FSDP2 takes a second to import
+    with assembly.partition.records.changed_by_pipeline():
+        for module in modules:
+            function(module, mesh)
+        if any(_is_sharded(part) for module in modules for part in module.modules()):
+            if assembly.network.in_process:
+                raise RuntimeFault(
+                    "FSDP2 shards over processes, and all ranks are in this one", "shard by Mesh(..., shard_dense=True)"
+                )
+            from schedc_runtime.data_parallel.fsdp import DenseSharding  # FSDP2 takes a second to import
 
-        assembly.shards = shards = DenseSharding(assembly.alone, assembly.mesh, assembly.settings.timeout)
-        shards.adopt(modules)
-        assembly.shards.shard()
+            assembly.shards = shards = DenseSharding(assembly.alone, assembly.mesh, assembly.settings.timeout)
+            shards.adopt(modules)
+            assembly.shards.shard()
     with assembly.guard("parallelizing the stages"):
         mine = bytes_of_stages(assembly)
         agree_on_bytes(assembly, assembly.guard.control.fold("parallelizing the stages", mine or None, together))

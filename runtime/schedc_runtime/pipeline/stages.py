@@ -16,6 +16,7 @@ from schedc.layout.parser import parse_layout
 from schedc.layout.parts import Layout
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.partition import Partition
+from schedc_runtime.partition.recorded_stage import RecordedStage
 from schedc_runtime.partition.shared import give_copies, tied_apart
 from schedc_runtime.pipeline.loss_function import LossHead
 from schedc_runtime.ranks.mesh import Coordinate
@@ -78,6 +79,8 @@ def _copied(modules: dict[int, nn.Module]) -> dict[int, nn.Module]:
     """A deep copy of modules, whose parameters keep the hooks that were registered on them."""
     result = deepcopy(modules)
     for index, module in modules.items():
+        if isinstance(duplicated := result[index], RecordedStage):
+            duplicated.copied = True
         for parameter, duplicate in zip(module.parameters(), result[index].parameters(), strict=True):
             if not duplicate._backward_hooks:
                 for hook in (parameter._backward_hooks or {}).values():

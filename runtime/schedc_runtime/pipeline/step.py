@@ -91,7 +91,8 @@ class StepRunner:
         self.counted: bool | None = None
         """Whether the loss function returns a `Loss`; None before the first call that forms one."""
         self.accumulation = Accumulation()
-        self.facts = StepFacts(assembly.settings.model, assembly.stages, assembly.mesh, assembly.device.type)
+        reads = assembly.partition.records.reads
+        self.facts = StepFacts(reads, assembly.stages, assembly.mesh, assembly.device.type)
         self.intervals: dict[int, list[Interval]] = {}
         """When each instruction of the last traced step ran, by local rank of the first replica here."""
         self.snapshots = Snapshots(assembly)

@@ -15,6 +15,7 @@ from torch import nn
 
 from schedc_runtime.errors import RanksDisagree
 from schedc_runtime.moe.layer import moe_layers
+from schedc_runtime.partition.reads import Reads
 from schedc_runtime.pipeline.stages import StagesByIndex
 from schedc_runtime.ranks.mesh import Coordinate, Mesh
 
@@ -39,6 +40,8 @@ _KINDS = {
     "model": Kind("the model `{}` is", _MODE),
     "stages": Kind("its stages of `{}` are", _MODE),
     "module": Kind("the module `{}` is", _MODE),
+    "around": Kind("the module `{}` is", _MODE),
+    "reads": Kind("`{}`, which the model's forward reads between its units, is", "change it alike on every rank"),
     "parameter": Kind("the parameter `{}` is", "set requires_grad alike on every rank that holds the parameter"),
     "settings": Kind("the experts of `{}` are attached with", "attach them alike on every rank that holds the layer"),
     "biases": Kind("the biases of `{}` were updated", "call pipe.update_biases() on all ranks, equally often"),
@@ -93,8 +96,9 @@ class StageFacts:
 class StepFacts:
     """The facts of all places of this process. updates: number of calls of `Pipeline.update_biases`."""
 
-    def __init__(self, model: nn.Module, stages: Mapping[Coordinate, StagesByIndex], mesh: Mesh, kind: str) -> None:
-        self._model, self._stages, self._mesh, self._device = model, stages, mesh, kind
+    def __init__(self, reads: Reads, stages: Mapping[Coordinate, StagesByIndex], mesh: Mesh, kind: str) -> None:
+        self._reads, self._stages, self._mesh, self._device = reads, stages, mesh, kind
+        self._model = reads.model
         self.updates = 0
         self._last: Facts = {}
         self._digest = ""
@@ -109,7 +113,8 @@ class StepFacts:
 
     def digests(self, training: bool, gradients: bool) -> Digests:
         """What travels with a request. gradients: whether they were enabled around the call."""
-        facts = self._everywhere(training, gradients)
+        self._reads.refresh()
+        facts = {**self._everywhere(training, gradients), "reads ": self._reads.state(training)}
         if facts != self._last:
             self._last, self._digest = facts, _digest(facts)
         return [
@@ -121,11 +126,17 @@ class StepFacts:
         """By name of a rank: the facts behind the digests of ``keys``."""
         described = []
         for name, held in self._held:
-            facts = self._everywhere(training, gradients) if _EVERYWHERE in keys else {}
+            facts = {**self._everywhere(training, gradients), **self._read(training)} if _EVERYWHERE in keys else {}
             for index in keys:
                 facts |= held[index].facts(training) if index in held else {}
             described.append((name, facts))
         return described
+
+    def _read(self, training: bool) -> Facts:
+        """What the forward reads between units, and the modes of the modules there."""
+        facts = {f"reads {name}": value for name, value in self._reads.facts().items()}
+        modes = self._reads.modes() if training else {}
+        return facts | {f"around {name}": _TRAINING[mode] for name, mode in modes.items() if name}
 
     def _everywhere(self, training: bool, gradients: bool) -> Facts:
         kind = self._device

@@ -27,12 +27,13 @@ class Model(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         routing = RouterConfig(4, 2, scores="sigmoid", biased=True, bias_rate=0.0)
+        self.factor = 1.0
         self.layers = nn.ModuleList([nn.Linear(WIDTH, WIDTH), MoELayer(Router(WIDTH, routing), Experts(4, WIDTH, 2))])
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
             x = layer(x)
-        return x
+        return x * self.factor
 
 
 @dataclass
@@ -71,7 +72,10 @@ CHANGES = {
     "one module": Change(lambda pipe, model: model.layers.eval(), lambda pipe, model: model.train()),
     "autocast": Change(around=lambda: torch.autocast("cpu", torch.bfloat16)),
     "no_grad": Change(around=torch.no_grad),
+        lambda pipe, model: setattr(model, "factor", 2.0), lambda pipe, model: setattr(model, "factor", 1.0)
+    ),
     "update_biases": Change(_updates(1), _updates(-1)),
+    "reads": Change(
 }
 
 

@@ -21,6 +21,7 @@ SAYS = {
     "autocast": "autocast is bfloat16 on cpu on {odd}, and off on rank 0 of replica 0",
     "no_grad": "gradients are off on {odd}, and on on rank 0 of replica 0",
     "update_biases": "the biases of `layers.1` were updated 7 times on {odd}, and 6 times on {other}",
+    "reads": "`factor`, which the model's forward reads between its units, is 2.0 on {odd}, and as it was recorded on",
 }
 
 
