@@ -180,7 +180,7 @@ def case(name: str) -> dict[str, Any]:
     entry: dict[str, Any] = {"case": name, "happened": "refused", "plain": None, "pipe": None, "right": True}
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a counter
+            warnings.simplefilter("ignore")  # the counter has one
             entry |= _compared(name)
     except RuntimeFault as error:
         entry["reason"] = str(error)

@@ -39,7 +39,7 @@ MISSING: Final = _Missing()
 
 
 class Contents(NamedTuple):
-    """A container as it was, or a tensor [...] with its dtype. keys: empty where there are none."""
+    """A container as it was, or a tensor [...] with its dtype. keys: empty for containers without keys."""
 
     kind: type
     keys: tuple[Any, ...]
@@ -102,7 +102,7 @@ def same(before: Any, now: Any) -> bool:
 
 
 def shallow(value: Any, depth: int = _DEPTH) -> Iterator[Shallow | Tensor | Any]:
-    """The containers and tensors in a value, and what else is compared by more than its identity."""
+    """The containers, tensors [...], sets and arrays in a value: what is compared by more than its identity."""
     if isinstance(value, (Tensor, set, np.ndarray)):
         yield value
     elif not isinstance(value, PLAIN) and depth and (inner := contents(value)) is not None:

@@ -72,10 +72,10 @@ CHANGES = {
     "one module": Change(lambda pipe, model: model.layers.eval(), lambda pipe, model: model.train()),
     "autocast": Change(around=lambda: torch.autocast("cpu", torch.bfloat16)),
     "no_grad": Change(around=torch.no_grad),
-        lambda pipe, model: setattr(model, "factor", 2.0), lambda pipe, model: setattr(model, "factor", 1.0)
-    ),
     "update_biases": Change(_updates(1), _updates(-1)),
     "reads": Change(
+        lambda pipe, model: setattr(model, "factor", 2.0), lambda pipe, model: setattr(model, "factor", 1.0)
+    ),
 }
 
 
