@@ -80,7 +80,7 @@ def elsewhere(folder: str) -> None:
 
 def command(folder: str) -> None:
     with handed_over({"--file": b"handed over"}) as files:
-        script = f"touch {folder}/$$.pid; cat {files.options[1]} > {folder}/read; exec sleep 60"
+        script = f"cat {files.options[1]} > {folder}/read; touch {folder}/$$.pid; exec sleep 60"
         sys.exit(run_to_end(["sh", "-c", script], files.descriptors))
 
 
