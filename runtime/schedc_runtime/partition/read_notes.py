@@ -207,27 +207,30 @@ class ReadNotes:
 
     def _called(self, frame: FrameType, event: str, _argument: Any) -> None:
         if event == "call" and self.on and frame.f_code not in self._code:
-            self._ran(frame)
+            self._frame(frame)
 
     def _stack(self, frame: FrameType | None) -> None:
         """The frames on the stack, where another profiler does not let calls be seen."""
         while frame is not None and frame.f_code is not _NOTING:
             if frame.f_code not in self._code:
-                self._ran(frame)
+                self._frame(frame)
             frame = frame.f_back
 
-    def _ran(self, frame: FrameType) -> None:
+    def _frame(self, frame: FrameType) -> None:
         code = frame.f_code
-        self._code[code] = frame.f_globals
+        self._ran(code, frame.f_globals, frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None)
+
+    def _ran(self, code: CodeType, table: dict[str, Any], owner: Any) -> None:
+        """Code that runs, with its globals and its first argument."""
+        self._code[code] = table
         if not is_users(code):
             return
         with self._quietly():
-            names = code_names(code, frame.f_globals.get("__package__") or "")
-            if code.co_argcount and (owner := frame.f_locals.get(code.co_varnames[0])) is not None:
-                kind = owner if isinstance(owner, type) else type(owner)
-                self._of_owner(kind, code, names.attributes)
+            names = code_names(code, table.get("__package__") or "")
+            if owner is not None:
+                self._of_owner(owner if isinstance(owner, type) else type(owner), code, names.attributes)
             for chain in names.chains:
-                first, table = chain.names[0], frame.f_globals
+                first = chain.names[0]
                 if chain.kind == "module" and first in sys.modules:
                     self._follow(code, chain, sys.modules[first], first)
                 elif chain.kind == "global" and first in table:
@@ -339,7 +342,10 @@ class ReadNotes:
             with suppress(ValueError):
                 if isinstance(cell.cell_contents, (FunctionType, MethodType)):
                     self._watch(cell.cell_contents, function.__qualname__)
-        if function.__code__ in self._code and is_users(function.__code__):
+        code = function.__code__
+        if not self._profiles and code not in self._code and "site-packages" not in code.co_filename:
+            self._ran(code, function.__globals__, None)  # it may run, and nobody will tell
+        elif code in self._code and is_users(code):
             self._closure(function)
 
     @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cProfile
 import functools
 import os
 import sys
@@ -165,6 +166,18 @@ def test_values_are_compared_by_what_they_hold(name: str, monkeypatch: pytest.Mo
     if isinstance(model.kept, torch.utils.hooks.RemovableHandle):
         model.kept.remove()
     assert records.reads.key(True) != before
+
+
+@pytest.mark.parametrize("name", ["a closure", "the defaults of a method", "a list in a global dict"])
+def test_changes_are_seen_beside_another_profiler(name: str) -> None:
+    profiler = cProfile.Profile()
+    profiler.enable()
+    try:
+        entry = stale.case(name)
+        assert sys.getprofile() is profiler
+    finally:
+        profiler.disable()
+    assert (entry["right"], entry["happened"]) == (True, "recorded anew")
 
 
 def test_values_that_come_back_find_their_recording() -> None:
