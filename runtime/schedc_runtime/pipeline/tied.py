@@ -88,6 +88,11 @@ class TiedWeights:
         self.changed = False
         return described
 
+    def loaded(self) -> None:
+        """A state was loaded here."""
+        self.changed = True
+        self.loads += 1
+
     def load(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """``state`` with every name of a tied parameter of which it has one; raises `RuntimeFault` if two differ."""
         whole = dict(state)
@@ -101,8 +106,7 @@ class TiedWeights:
                     )
             if present:
                 whole |= {name: state[present[0]] for name in shared.names if name not in state}
-        self.changed = True
-        self.loads += 1
+        self.loaded()
         return whole
 
     def _copies(self, place: Coordinate) -> Iterator[tuple[SharedParameter, nn.Parameter]]:

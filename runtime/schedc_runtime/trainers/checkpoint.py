@@ -109,7 +109,7 @@ def load(folder: str | os.PathLike[str], pipe: Pipeline, optimizer: Optimizer | 
             read_part(part, plan.stored[part.key])
         if optimizer is not None:
             fill(optimizer, plan.once, plan.options, plan.numbers, plan.slots)
-        assembly.weights.changed = True
+        assembly.weights.loaded()
     pipe.steps = plan.facts["steps"]
     if plan.facts["hot"]:
         pipe.load_hot_state(plan.facts["hot"])
