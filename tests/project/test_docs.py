@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -129,10 +130,16 @@ def resolves(name: str) -> bool:
     """Whether a dotted name is a module, or an attribute of one."""
     parts = name.split(".")
     for count in range(len(parts), 0, -1):
+        module = ".".join(parts[:count])
         try:
-            value: object = import_module(".".join(parts[:count]))
+            if find_spec(module) is None:
+                continue
         except ImportError:
             continue
+        try:
+            value: object = import_module(module)
+        except ImportError:
+            return True  # it is there, and needs a package that is not
         for part in parts[count:]:
             if not hasattr(value, part):
                 return False
