@@ -72,8 +72,8 @@ def code_names(code: CodeType, package: str) -> CodeNames:
             current = NamePath("module", (*importing.names, name), line)
         elif op == "STORE_FAST" and before and before.kind == "module":
             modules[name] = before
-        elif op == "LOAD_FAST":
-            current = modules.get(name)
+        elif op.startswith("LOAD_FAST"):
+            current = modules.get(name) if isinstance(name, str) else None
         elif op in _STORE:
             stores.add(Store(_STORE[op], name, line))
         if current is not None:

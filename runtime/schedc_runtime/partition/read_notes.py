@@ -74,6 +74,8 @@ class ReadNotes:
             for name in [name for name in hooks if name.startswith("_global_")]:
                 self._note(name, hooks, name, True)
             type(os.environ).__getitem__ = self._environment  # type: ignore[method-assign, assignment]
+            if self._profiles and not _SWITCHES:
+                sys.setprofile(self._called)
             with self.switched(True):
                 yield
         finally:
@@ -95,7 +97,7 @@ class ReadNotes:
             self._switch(before)
 
     def _switch(self, on: bool) -> None:
-        if self._profiles and on != self.on and (_SWITCHES or on):
+        if self._profiles and _SWITCHES and on != self.on:
             sys.setprofile(self._called if on else None)
         self.on = on
 

@@ -25,6 +25,8 @@ from schedc_runtime.partition.frozen import MISSING, Contents, Shallow, frozen, 
 
 _VARIANTS = 8
 """Variants that are kept."""
+_LONGEST = 120
+"""Characters of a value in an error."""
 _UNCHANGED = "as it was recorded"
 _OFTEN = 4
 """After so many new variants there is a warning."""
@@ -134,7 +136,7 @@ class Reads:
             if same(first, now):
                 facts.setdefault(read.name, _UNCHANGED)
             else:
-                facts[read.name] = shown(now)
+                facts[read.name] = _short(shown(now))
         return facts
 
     def modes(self) -> dict[str, bool]:
@@ -203,6 +205,13 @@ class Reads:
 
 def _columns(rows: Sequence[tuple[Any, str, Any]]) -> tuple[list[Any], list[str], list[Any]]:
     return [row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows]
+
+
+def _short(text: str) -> str:
+    """A text that fits into an error, and still tells two long ones apart."""
+    if len(text) <= _LONGEST:
+        return text
+    return f"{text[:_LONGEST]}... (digest {blake2b(text.encode(), digest_size=4).hexdigest()})"
 
 
 def _of_library(name: str) -> bool:
