@@ -16,6 +16,7 @@ COMMANDS = {
     "families": "trainers.families",
     "large": "trainers.large",
     "loop": "trainers.loop",
+    "masks": "trainers.masks",
     "shapes": "trainers.shapes",
     "split-cost": "trainers.split_cost",
     "stale": "trainers.stale",

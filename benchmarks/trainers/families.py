@@ -74,6 +74,18 @@ _LATENT |= {
 }
 _BART = {"d_model": 32, "encoder_layers": 4, "decoder_layers": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48}
 _BART |= {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "decoder_start_token_id": 2}
+_IMAGE, _PATCHES = 1, 4
+"""The token of an image's patch, and how many an image has."""
+
+
+def _with_images(vision: str, text: str, **options: Any) -> dict[str, Any]:
+    """The configuration of a model of images and text. Images are of 16 pixels, patches of 8."""
+    seen = {"image_size": 16, "patch_size": 8, "projection_dim": 32, "model_type": f"{vision}_vision_model"}
+    texts = {"tie_word_embeddings": False, "model_type": text, "attention_bias": False}
+    parts = {"vision_config": SIZES | NO_DROPOUT | seen, "text_config": SIZES | NO_DROPOUT | texts}
+    return {**parts, "image_token_index": _IMAGE, **options}
+
+
 FAMILIES: dict[str, Family] = {
     "llama": _causal("Llama"),
     "mistral": _causal("Mistral", sliding_window=5),
@@ -99,6 +111,9 @@ FAMILIES: dict[str, Family] = {
     "t5": Family("T5ForConditionalGeneration", "T5Config", "pairs", {
         "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 4, "num_heads": 4, "decoder_start_token_id": 0}),
     "bart": Family("BartForConditionalGeneration", "BartConfig", "pairs", _BART),
+    "llava": Family("LlavaForConditionalGeneration", "LlavaConfig", "captions", _with_images("clip", "llama")),
+    "paligemma": Family("PaliGemmaForConditionalGeneration", "PaliGemmaConfig", "captions",
+                        _with_images("siglip", "gemma", projection_dim=32)),
 }  # fmt: skip
 
 
@@ -148,6 +163,9 @@ def batch(family: Family, length: int, masked: bool) -> dict[str, Tensor]:
         fields["attention_mask"][::2, length - 3 :] = 0
     if family.kind == "pairs":
         fields["decoder_input_ids"] = tokens.flip(1)[:, : length - 2].contiguous()
+    if family.kind == "captions":
+        tokens[:, :_PATCHES] = _IMAGE
+        fields["pixel_values"] = torch.randn(ROWS, 3, 16, 16, generator=generator, dtype=family.dtype)
     return fields
 
 

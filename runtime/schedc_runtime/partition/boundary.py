@@ -7,7 +7,7 @@ infers all boundaries by itself, with fake tensors through the whole model, with
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from schedc_runtime.errors import BoundaryError
+from schedc_runtime.partition.values import KnownValues
 
 
 @dataclass(frozen=True)
@@ -23,12 +24,15 @@ class TensorSpec:
     """Shape and dtype of a tensor that crosses.
 
     differentiable: a gradient comes back, because the tensor has a floating type and depends on a parameter. Frozen
-    parameters count too, so that freezing does not change the messages.
+    parameters count too, so that freezing does not change the messages. known: what is known of the values of an
+    argument, see `values`. rows: dimension of an argument that has the rows; None if all microbatches share it.
     """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     differentiable: bool = False
+    known: KnownValues | None = field(default=None, compare=False, repr=False)
+    rows: int | None = field(default=0, compare=False, repr=False)
 
     @classmethod
     def of(cls, tensor: Tensor) -> TensorSpec:
@@ -74,7 +78,7 @@ class Boundary:
     @cached_property
     def _flat(self) -> bool:
         """Whether the values are a plain tuple of tensors, without constants: the usual, fast case."""
-        return len(self.tensors) == len(self.entries) == self.tree.num_children and self.tree.type is tuple
+        return len(self.tensors) == len(self.entries) and self.tree == pytree.tree_structure((0,) * len(self.tensors))
 
     def pack(self, values: Any) -> tuple[Tensor, ...]:
         """The tensors of ``values``, in order. Checks their number; the transport checks shapes."""

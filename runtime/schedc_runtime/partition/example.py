@@ -60,6 +60,13 @@ def named_arguments(
     return dict(sorted(bound.items(), key=lambda item: (ranks.get(item[0], len(ranks)), item[0])))
 
 
+def positional_names(model: nn.Module, order: Sequence[str] | None = None) -> tuple[list[str], bool]:
+    """(names of the arguments of ``model`` by position, whether it takes any other keyword). order: as above."""
+    taken = _parameters(model)
+    own = [name for name, p in taken.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+    return list(dict.fromkeys([*(order or ()), *own])), any(p.kind is p.VAR_KEYWORD for p in taken.values())
+
+
 def call(model: nn.Module, named: Mapping[str, Any]) -> Any:
     """The result of the model on arguments by name, as of `named_arguments`."""
     taken = _parameters(model)

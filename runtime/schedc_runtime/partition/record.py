@@ -24,6 +24,7 @@ from schedc_runtime.partition.python_state import python_state_watched
 from schedc_runtime.partition.read_notes import ReadNotes
 from schedc_runtime.partition.recorder import ForwardRecorder, Recording
 from schedc_runtime.partition.user_line import user_line
+from schedc_runtime.partition.values import plain_branches
 from schedc_runtime.random_numbers.counting import CountedDraws
 from schedc_runtime.random_numbers.interception import listening, session
 from schedc_runtime.random_numbers.names import aliases_of
@@ -116,11 +117,11 @@ def _record(
         inputs = pytree.tree_map(lambda leaf: _fake(leaf, device), dict(named))
         recording.inputs = tuple(inputs)
         for name, value in inputs.items():
-            recorder.enter(name, value)
+            recorder.enter(name, value, [getattr(leaf, "known", None) for leaf in pytree.tree_leaves(named[name])])
         try:
             # Inside of `named_random` another listener notes draws.
             draws = listening(counted) if session() is None else nullcontext()
-            with draws, module_calls_to(recorder, model), recorder, notes.noting():
+            with draws, module_calls_to(recorder, model), plain_branches(recorder), recorder, notes.noting():
                 output = call(model, inputs)
             recorder.leave(output)
         except RuntimeFault:

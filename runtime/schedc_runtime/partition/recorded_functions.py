@@ -7,6 +7,7 @@ from typing import Any
 
 from schedc_runtime.errors import PartitionError
 from schedc_runtime.partition.structure import Template
+from schedc_runtime.partition.user_line import user_line
 
 
 class ContainerFill:
@@ -27,6 +28,18 @@ class Apply:
 
     def __call__(self, *args: Any) -> Any:
         return self.kind.apply(*args)
+
+
+def called(func: Any) -> Any:
+    """A torch function, as stage code calls it: a property becomes getattr."""
+    if getattr(func, "__name__", "") == "__get__":
+        return getattr
+    if getattr(func, "__name__", "") == "__set__":
+        raise PartitionError(
+            f"the attribute `{func.__self__.__name__}` of a tensor is assigned between blocks{user_line()}",
+            "do this in a submodule of its own: modules are called, not recorded",
+        )
+    return func
 
 
 def hidden(value: Any, where: str) -> PartitionError:

@@ -22,11 +22,12 @@ from schedc_runtime.partition.fake_failures import NEEDS_VALUES, fake_only
 from schedc_runtime.partition.python_state import python_random_kept
 from schedc_runtime.partition.read_notes import ReadNotes, paused
 from schedc_runtime.partition.reads import Read
-from schedc_runtime.partition.recorded_functions import Apply, ContainerFill, hidden
+from schedc_runtime.partition.recorded_functions import Apply, ContainerFill, called, hidden
 from schedc_runtime.partition.structure import Part, Template, hides_tensors, parts, tensors_in
 from schedc_runtime.partition.tensor_hooks import TensorHooks, hooked, refuse_effect, shown
 from schedc_runtime.partition.unit_calls import ASSUMED, CHECKPOINTED, TAPS, in_checkpoint, specs
 from schedc_runtime.partition.user_line import user_line
+from schedc_runtime.partition.values import AskedValues
 from schedc_runtime.random_numbers.counting import CountedDraws
 from schedc_runtime.random_numbers.names import NamedCall, may_draw
 
@@ -52,7 +53,8 @@ class Recording:
     calls: the calls of chosen modules, in order. entries: (path, last node before it) of every module call
     between units. output, inputs: structure of the result, and names of the arguments.
     assumed: submodules whose output was taken to have the shape of their first argument. head: the layer that was left
-    out behind the last node (`left_out`), or "". reads: what Python reads between units.
+    out behind the last node (`left_out`), or "". reads: what Python reads between units. asked: arguments whose values
+    were asked for.
     """
 
     graph: fx.Graph = field(default_factory=fx.Graph)
@@ -63,6 +65,7 @@ class Recording:
     inputs: tuple[str, ...] = ()
     head: str = ""
     reads: list[Read] = field(default_factory=list)
+    asked: set[str] = field(default_factory=set)
 
     @property
     def called(self) -> list[str]:
@@ -107,10 +110,14 @@ class ForwardRecorder(TorchFunctionMode):
         self._ambient = ambient()
         self._latest: fx.Node | None = None
         self._hooks = TensorHooks()
+        self.values = AskedValues(self.recording.graph, self.recording.asked, self._nodes)
 
-    def enter(self, name: str, value: Any) -> None:
-        """An argument of the model."""
-        self._know(value, self.recording.graph.create_node("placeholder", name.strip("*_") or "value"))
+    def enter(self, name: str, value: Any, known: Sequence[Any] = ()) -> None:
+        """An argument of the model. known: [leaves] what is known of each, or None; () for nothing."""
+        node = self.recording.graph.create_node("placeholder", name.strip("*_") or "value")
+        node.meta["argument"] = name
+        self._know(value, node)
+        self.values.note(value, known)
 
     def leave(self, output: Any) -> None:
         """The output of the model."""
@@ -130,11 +137,16 @@ class ForwardRecorder(TorchFunctionMode):
         if func is Tensor.register_hook and args[0].requires_grad:
             return self._hook(*args, **kwargs)
         versions = [(tensor, tensor._version) for tensor in tensors_in((tuple(args), dict(kwargs)))]
-        result = func(*args, **kwargs)
+        try:
+            result = func(*args, **kwargs)
+        except NEEDS_VALUES:
+            if (value := self.values.read(func, args, kwargs)) is None:
+                raise
+            return value
         written = [tensor for tensor, version in versions if tensor._version != version]
         if not written and next(tensors_in(result), None) is None:
             return shown(func, result)
-        target, given = _callable(func), tuple(args)
+        target, given = called(func), tuple(args)
         if target is getattr:
             given = (args[0], func.__self__.__name__)
         what = f"`{getattr(target, '__name__', target)}`"
@@ -381,18 +393,6 @@ class ForwardRecorder(TorchFunctionMode):
         for name, value in named.items():
             if next(tensors_in(value), None) is None and hides_tensors(value):
                 raise hidden(value, f"{name} of `{path}`")
-
-
-def _callable(func: Any) -> Any:
-    """A torch function, as stage code calls it: a property becomes getattr."""
-    if getattr(func, "__name__", "") == "__get__":
-        return getattr
-    if getattr(func, "__name__", "") == "__set__":
-        raise PartitionError(
-            f"the attribute `{func.__self__.__name__}` of a tensor is assigned between blocks{user_line()}",
-            "do this in a submodule of its own: modules are called, not recorded",
-        )
-    return func
 
 
 def _storage(tensor: Tensor) -> int:

@@ -77,6 +77,8 @@ class Records:
         """How often the model has run on fake tensors."""
         self._kept: OrderedDict[str, Record] = OrderedDict()
         self.reads = Reads(model, {name: model.get_submodule(name) for name in modules_outside(model, rule)})
+        self.asked: dict[tuple[str, ...], frozenset[str]] = {}
+        """By names of a call's arguments: those whose values a recording asked for."""
         self._orders: dict[tuple[int, tuple[str, ...]], tuple[int, ...]] = {}
         """By number of positional arguments and keywords of a call: the order in which the values enter stage 0."""
         self._homes: dict[str, object] = {}
@@ -90,7 +92,9 @@ class Records:
         if key not in self._kept:
             self.recordings += 1
             recording = record(self.model, named, self.rule, training=training, device=device_of(self.model))
-            self._kept[key] = self._cut(recording, named)
+            code = self._cut(recording, named)
+            key = self._note_asked(recording, named, training)
+            self._kept[key] = code
             while len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(key)
@@ -135,7 +139,7 @@ class Records:
         """Cut the first recording, which decides the parameters of each stage. It was made in the model's mode."""
         self.first = self._cut(recording, named)
         with torch.enable_grad():  # as it was recorded
-            self._kept[self._key(named, self.model.training)] = self.first
+            self._kept[self._note_asked(recording, named, self.model.training)] = self.first
         self.select(self.first)
         self.accept()
         return self.first
@@ -155,11 +159,24 @@ class Records:
         paths = [path for paths in self.first.parameters for path in paths] if self.first else []
         self._homes = {path: attribute_of(self.model, path) for path in paths}
 
+    def values_asked(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> frozenset[str | int] | None:
+        """The arguments of a call, by position or keyword, whose values recordings ask for; None if not known yet."""
+        keys = dict(zip(kwargs, kwargs, strict=True))
+        places = named_arguments(self.model, range(len(args)), keys, self.inputs)
+        asked = self.asked.get(tuple(places))
+        return None if asked is None else frozenset(place for name, place in places.items() if name in asked)
+
+    def _note_asked(self, recording: Recording, named: Mapping[str, Any], training: bool) -> str:
+        """Note of which arguments values were asked. Returns the key of the recording."""
+        names = tuple(named)
+        self.asked[names] = self.asked.get(names, frozenset()) | recording.asked
+        return self._key(named, training)
+
     def _key(self, named: Mapping[str, Any], training: bool) -> str:
-        """What a recording depends on besides the model."""
-        return (
-            f"{pytree.tree_map(_sign, named)} {training} {device_of(self.model)} {ambient()} {self.reads.key(training)}"
-        )
+        """What a recording depends on besides the model. Values count where recordings ask for them."""
+        asked = self.asked.get(tuple(named), frozenset(named))
+        signs = {name: pytree.tree_map(_known if name in asked else _sign, value) for name, value in named.items()}
+        return f"{signs} {training} {device_of(self.model)} {ambient()} {self.reads.key(training)}"
 
     def _cut(self, recording: Recording, named: Mapping[str, Any]) -> Record:
         self.reads.add(recording.reads)
@@ -263,6 +280,10 @@ def _shape(node: fx.Node) -> tuple[int, ...] | None:
 
 def _sign(leaf: Any) -> Any:
     return (tuple(leaf.shape), leaf.dtype) if isinstance(leaf, (Tensor, TensorSpec)) else leaf
+
+
+def _known(leaf: Any) -> Any:
+    return _sign(leaf), getattr(leaf, "known", None)
 
 
 def _shapes(named: Mapping[str, Any]) -> str:

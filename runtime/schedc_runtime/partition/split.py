@@ -26,6 +26,7 @@ from schedc_runtime.partition.recorded_stage import attribute_of
 from schedc_runtime.partition.recorder import Recording
 from schedc_runtime.partition.tensor_hooks import BESIDE
 from schedc_runtime.partition.units import parameter_count
+from schedc_runtime.partition.values import checked
 from schedc_runtime.random_numbers.counting import DrawEvent
 
 
@@ -75,6 +76,10 @@ def parameter_costs(model: nn.Module, recording: Recording, entries: Entries) ->
     if recording.head:
         costs[-1] += parameter_count(model.get_submodule(recording.head))
     return costs
+
+
+_NOT_ALONE = ("random", "light")
+"""Keys in the meta of nodes whose values do not follow from the batch alone, or that stages copy anyway."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,7 +206,7 @@ def of_batch_alone(graph: fx.Graph) -> frozenset[fx.Node]:
         if node.op == "get_attr":
             if isinstance(value, Tensor) and not value.requires_grad:
                 attributes.add(node)
-        elif node.op == "call_function" and not node.meta.get("random") and not node.meta.get("light"):
+        elif node.op == "call_function" and node.target is not checked and not any(map(node.meta.get, _NOT_ALONE)):
             base = node.meta.get("part_of")
             if base is not None and base.op == "placeholder":
                 continue

@@ -114,7 +114,7 @@ def cut_model(assembly: Assembly) -> None:
         blocks=cut.blocks,
         inputs=cut.inputs,
         placement=program.placement,
-        example=one_microbatch(assembly.settings.example, program.microbatches),
+        example=one_microbatch(assembly.settings.example, program.microbatches, assembly.settings.dims),
         head=assembly.head.left_out,
     )
     assembly.first_batch = FirstBatch(model, assembly.plan)

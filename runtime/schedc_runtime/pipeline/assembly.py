@@ -28,6 +28,7 @@ from schedc_runtime.partition import Partition
 from schedc_runtime.partition.shared import SharedParameter
 from schedc_runtime.pipeline.bound import BoundCode
 from schedc_runtime.pipeline.cut import Cut
+from schedc_runtime.pipeline.example_dims import Dim, Dims, dims_of
 from schedc_runtime.pipeline.guard import FailureGuard
 from schedc_runtime.pipeline.loss_function import LossHead, LossOfMicrobatch
 from schedc_runtime.pipeline.plan_fit import FirstBatch
@@ -58,8 +59,14 @@ class Settings:
     rng: str = "by name"
     seed: int = 0
     example: Any = None
+    example_dims: Mapping[str, Dim] | None = None
     compile: bool | Mapping[str, Any] | None = None
     kernels: Kernels = ()
+
+    @property
+    def dims(self) -> Dims:
+        """The dimensions of the rows of a batch's tensors. Raises `RuntimeFault` for what is none."""
+        return dims_of(self.model, self.example_dims, self.cut.inputs)
 
 
 @dataclass

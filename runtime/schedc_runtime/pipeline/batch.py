@@ -12,6 +12,9 @@ from torch import Tensor
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.partition.boundary import TensorSpec
 from schedc_runtime.partition.example import arguments
+from schedc_runtime.partition.values import KNOWN, KnownValues
+from schedc_runtime.pipeline.batch_facts import batch_facts, common_facts, mapped, with_facts
+from schedc_runtime.pipeline.example_dims import ROWS_FIRST, Dim, Dims, dim_of, inside
 from schedc_runtime.pipeline.rows import Rows
 from schedc_runtime.transport.base import describe
 
@@ -45,6 +48,7 @@ class StepRequest(NamedTuple):
     tied: facts of tied weights, as of `TiedWeights.facts`. digests: of what ranks must have alike, as of `StepFacts`.
     snapshot: what a step copies to the host, as of `Snapshots.prepare`.
     given: checksums of what the rank was given, as of `GivenBatches.told`. loaded: whether a state was loaded here.
+    facts: [tensors of the batch] what is known of their values, see `values`; None where nothing was looked at.
     """
 
     batch: Json
@@ -62,6 +66,7 @@ class StepRequest(NamedTuple):
     snapshot: Json = ()
     given: Json = ("", {})
     loaded: bool = False
+    facts: Json = None
 
 
 class Agreement(NamedTuple):
@@ -78,16 +83,22 @@ class Agreement(NamedTuple):
     has_targets: bool
 
 
-def signature_of(value: Any) -> Json:
-    """The signature of a batch, as JSON. A batch is nested tuples, lists and dicts of tensors and plain values."""
+def signature_of(value: Any, dims: Dims = ROWS_FIRST, dim: Dim = 0) -> Json:
+    """The signature of a batch, as JSON. A batch is nested tuples, lists and dicts of tensors and plain values.
+
+    dims: dimensions of rows by argument. dim: that of ``value``. The signature of a tensor has it if it is not 0.
+    """
     if value is None:
         return None
     if isinstance(value, Tensor):
-        return {"shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
+        rows = dim_of(value, dim) if value.dim() else 0
+        signature = {"shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
+        return signature if rows == 0 else {**signature, "rows": rows}
     if isinstance(value, (tuple, list)):
-        return {"items": [signature_of(item) for item in value]}
+        return {"items": [signature_of(*item) for item in inside(value, dims, dim)]}
     if isinstance(value, Mapping):
-        return {"fields": {str(key): signature_of(item) for key, item in value.items()}}
+        items = inside(value, dims, dim)
+        return {"fields": {str(key): signature_of(*item) for key, item in zip(value, items, strict=True)}}
     if isinstance(value, (bool, int, float, str)):
         return {"value": value}
     return {"refused": type(value).__name__}
@@ -129,6 +140,7 @@ def agree(
         _check_slices(rows, slices, microbatches * replicas)
     total = total_of((count for request in requests if (count := count_of(request)) is not None), counting)
     padded = batch if rows is None or batch is None else with_rows(batch, rows.size * microbatches)
+    padded = with_facts(padded, common_facts([r.facts for r in requests if r.batch is not None]))
     return Agreement(padded, rows, total, targets is not None)
 
 
@@ -196,10 +208,13 @@ def _unpaddable(requests: Sequence[StepRequest], counted: bool | None) -> tuple[
     return SCALAR if counted is False else None
 
 
-def _rows(batch: Json, targets: Json, microbatches: int, replicas: int) -> Rows | None:
-    """The rows that all tensors have in common. Raises `BatchRefused` for different numbers of rows, and for 0."""
+def _rows(batch: Json, targets: Json, microbatches: int, replicas: int, what: str = "batch") -> Rows | None:
+    """The rows that all tensors have in common. Raises `BatchRefused` for different numbers of rows, and for 0.
+
+    what: the name of the batch in errors.
+    """
     sizes: dict[int, str] = {}
-    for name, signature in (("batch", batch), ("targets", targets)):
+    for name, signature in ((what, batch), ("targets", targets)):
         for path, leaf in _leaves(signature, name):
             if "refused" in leaf:
                 raise BatchRefused(
@@ -207,13 +222,22 @@ def _rows(batch: Json, targets: Json, microbatches: int, replicas: int) -> Rows 
                     " passed",
                     "build other objects inside the model",
                 )
-            if leaf.get("shape"):
-                sizes.setdefault(leaf["shape"][0], f"{path} ({_show(leaf)})")
+            dim = leaf.get("rows", 0)
+            if leaf.get("shape") and dim is not None:
+                if not 0 <= dim < len(leaf["shape"]):
+                    raise BatchRefused(
+                        f"{path} ({_show(leaf)}) has no dimension {dim}, which example_dims names",
+                        "name the dimension of its rows, counted from 0",
+                    )
+                in_dimension = f" in dimension {dim}" if dim else ""
+                sizes.setdefault(leaf["shape"][dim], f"{path} ({_show(leaf)}{in_dimension})")
     if len(sizes) > 1:
         first, second, *_ = sizes.values()
+        differing = "number of rows" if " in dimension " in first + second else "first dimension"
         raise BatchRefused(
-            f"{first} and {second} differ in their first dimension, along which the batch is split",
-            "give all tensors one batch dimension; make what is the same for every microbatch a buffer of the model",
+            f"{first} and {second} differ in their {differing}, along which the batch is split",
+            "say where the rows are not in the first dimension: Pipeline(..., example_dims={'position_ids': 1}); None"
+            " for a tensor that is the same for every microbatch",
         )
     for number, where in sizes.items():
         if not number:
@@ -222,24 +246,34 @@ def _rows(batch: Json, targets: Json, microbatches: int, replicas: int) -> Rows 
     return None
 
 
-def split(value: Any, microbatches: int, device: torch.device, *, pad: bool = False) -> list[Any]:
-    """[microbatches] parts of ``value``, on ``device``: tensors split along dimension 0, all else repeated.
+def split(
+    value: Any,
+    microbatches: int,
+    device: torch.device,
+    *,
+    pad: bool = False,
+    dims: Dims = ROWS_FIRST,
+    dim: Dim = 0,
+) -> list[Any]:
+    """[microbatches] parts of ``value``, on ``device``: tensors split along their rows, all else repeated.
 
-    pad: repeat rows, so that all parts have as many. Otherwise the first parts have one row more where [rows, ...]
-    tensors do not divide. Lists come back as tuples.
+    pad: repeat rows, so that all parts have as many. Otherwise the first parts have one row more where tensors do not
+    divide. dims: dimensions of rows by argument. dim: that of ``value``. Lists come back as tuples.
     """
     if isinstance(value, Tensor):
-        if not value.dim():
+        along = dim_of(value, dim) if value.dim() else None
+        if along is None:
             return [value.to(device, non_blocking=True)] * microbatches
-        rows = Rows(value.shape[0], microbatches)
-        whole = value.index_select(0, rows.sources(value.device)) if pad and rows.padded else value
-        return list(whole.to(device, non_blocking=True).tensor_split(microbatches))
-    if isinstance(value, (tuple, list)):
-        parts = [split(item, microbatches, device, pad=pad) for item in value]
-        return [tuple(items) for items in zip(*parts, strict=True)] if parts else [()] * microbatches
-    if isinstance(value, Mapping):
-        fields = {key: split(item, microbatches, device, pad=pad) for key, item in value.items()}
-        return [{key: items[m] for key, items in fields.items()} for m in range(microbatches)]
+        rows = Rows(value.shape[along], microbatches)
+        whole = value.index_select(along, rows.sources(value.device)) if pad and rows.padded else value
+        return list(whole.to(device, non_blocking=True).tensor_split(microbatches, along))
+    if isinstance(value, (tuple, list, Mapping)):
+        parts = [
+            split(item, microbatches, device, pad=pad, dims=inner, dim=own)
+            for item, inner, own in inside(value, dims, dim)
+        ]
+        each = list(zip(*parts, strict=True)) if parts else [()] * microbatches
+        return [dict(zip(value, items, strict=True)) for items in each] if isinstance(value, Mapping) else each
     return [value] * microbatches
 
 
@@ -249,27 +283,39 @@ def microbatch_of(signature: Json, microbatches: int) -> Any:
     def tensor(leaf: Json) -> Any:
         if "shape" not in leaf:
             return leaf["value"]
-        rows = [leaf["shape"][0] // microbatches] if leaf["shape"] else []
-        return TensorSpec((*rows, *leaf["shape"][1:]), getattr(torch, leaf["dtype"]))
+        shape, dim = list(leaf["shape"]), leaf.get("rows", 0)
+        if shape and dim is not None:
+            shape[dim] //= microbatches
+        known = KnownValues(*leaf[KNOWN]) if KNOWN in leaf else None
+        return TensorSpec(tuple(shape), getattr(torch, leaf["dtype"]), known=known, rows=dim)
 
     return _map(signature, tensor)
 
 
 def with_rows(signature: Json, rows: int) -> Json:
     """A signature whose tensors have ``rows`` rows."""
-    if "items" in signature:
-        return {"items": [item and with_rows(item, rows) for item in signature["items"]]}
-    if "fields" in signature:
-        return {"fields": {key: item and with_rows(item, rows) for key, item in signature["fields"].items()}}
-    return {**signature, "shape": [rows, *signature["shape"][1:]]} if signature.get("shape") else signature
+
+    def sized(leaf: Json) -> Json:
+        dim = leaf.get("rows", 0)
+        if not leaf.get("shape") or dim is None:
+            return leaf
+        return {**leaf, "shape": [*leaf["shape"][:dim], rows, *leaf["shape"][dim + 1 :]]}
+
+    return mapped(signature, sized)
 
 
-def one_microbatch(example: Any, microbatches: int) -> Any:
-    """An example batch with the rows of one microbatch, as `TensorSpec`; all rows where they do not divide."""
+def one_microbatch(example: Any, microbatches: int, dims: Dims = ROWS_FIRST) -> Any:
+    """An example batch with the rows of one microbatch, as `TensorSpec`; all rows where they do not divide.
+
+    dims: dimensions of rows by argument. Raises `BatchRefused` for what cannot be passed.
+    """
     if example is None:
         return None
-    signature = signature_of(example)
-    rows = [leaf["shape"][0] for _, leaf in _leaves(signature, "example") if leaf.get("shape")]
+    signature = signature_of(example, dims, dims.get(0, 0))
+    _rows(signature, None, 1, 1, "example")
+    signature = with_facts(signature, batch_facts(example, signature))
+    sized = [leaf for _, leaf in _leaves(signature, "example") if leaf.get("shape") and leaf.get("rows", 0) is not None]
+    rows = [leaf["shape"][leaf.get("rows", 0)] for leaf in sized]
     return microbatch_of(signature, microbatches if all(n and n % microbatches == 0 for n in rows) else 1)
 
 

@@ -77,6 +77,7 @@ class Pipeline:
     compare_copies: number of steps between comparisons of parameters that several ranks hold; 0: never.
     example: a batch as of `step`, of which only shapes and plain values count: the model is cut by what it does on it.
         By default the dummy inputs of a Hugging Face model, or a guess by the model's layers.
+    example_dims: dimension of rows by argument, where it is not 0: ``{"position_ids": 1}``; None where all share one.
     compile: True, or `torch.compile`'s keywords as a dict: ``{"mode": ..., "fullgraph": True, "dynamic": ...}``.
         Each unit of a stage becomes one graph, and its backward two: for I and W. The backend is ``"inductor"``, or
         ``"aot_eager"`` without a compiler; others compute all weight gradients in I.
@@ -104,6 +105,7 @@ class Pipeline:
         check_finite: bool = True,
         compare_copies: int = 100,
         example: Any = None,
+        example_dims: Mapping[str, int | None] | None = None,
         compile: bool | Mapping[str, Any] | None = None,
         kernels: Kernels = (),
         **old: Any,
@@ -112,13 +114,12 @@ class Pipeline:
         groups = grouped(Groups(cut or Cut(), mesh, cells), old, program, plan)
         place = None if device is None else torch.device(device)
         settings = (model, program, loss_fn, groups.cut, groups.mesh, plan, groups.cells, group, in_process, timeout)
-        assembly = assemble(Settings(*settings, device=place, rng=rng, seed=seed, example=example, compile=compile,
-                                     kernels=tuple(kernels)))  # fmt: skip
+        others = (place, rng, seed, example, example_dims, compile, tuple(kernels))
+        assembly = assemble(Settings(*settings, *others))
         self.program = assembly.program
         self.plan, self.mesh, self.partition = assembly.plan, assembly.mesh, assembly.partition
-        self.control = assembly.guard.control
+        self.control, self._network = assembly.guard.control, assembly.network
         self._assembly, self._guard, self._bound_code = assembly, assembly.guard, assembly.bound_code
-        self._network = assembly.network
         self._local, self._stages = assembly.places, assembly.stages
         self._runner = StepRunner(assembly, check_finite, count_fn, compare_copies)
         self._evaluation: Program | None = None
@@ -202,8 +203,8 @@ class Pipeline:
         """One training step: forward and backward of all microbatches; gradients are added to ``parameter.grad``.
 
         batch: [rows, ...] a tensor, or a tuple (positional arguments of the model) or dict (keywords) of tensors and
-            plain values. Tensors are split along dimension 0. Needed on ranks that hold a first stage; others may pass
-            None. Rows that do not divide into microbatches are padded where that changes nothing, else refused.
+            plain values. Tensors are split by rows. Needed on ranks that hold a first stage; others may pass None. Rows
+            that do not divide into microbatches are padded where that changes nothing, else refused.
         targets: [rows, ...] given to ``loss_fn``, split likewise. Needed where a last stage is held.
         outputs: return a `StepResult`, which has the model's outputs where a last stage is.
         scale: factor of the gradients, such as that of a gradient scaler. The loss is without it.
@@ -388,10 +389,9 @@ class Pipeline:
         self._guard.forget()
         for stage in self._held():
             stage.release()
-        if self._assembly.compiled is not None:
-            self._assembly.compiled.release()
-        if self._assembly.fused is not None:
-            self._assembly.fused.release()
+        for changed in (self._assembly.compiled, self._assembly.fused):
+            if changed is not None:
+                changed.release()
         for lanes in self._assembly.lanes:
             lanes.close()
         self._network.close()

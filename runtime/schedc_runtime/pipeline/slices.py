@@ -62,7 +62,11 @@ def _of_slice(
     def rows(leaf: Any) -> Any:
         if not isinstance(leaf, (Tensor, TensorSpec)) or not leaf.shape:
             return leaf
-        return TensorSpec((leaf.shape[0] // count, *leaf.shape[1:]), leaf.dtype)
+        dim = getattr(leaf, "rows", 0)
+        if dim is None:
+            return leaf
+        shape = (*leaf.shape[:dim], leaf.shape[dim] // count, *leaf.shape[dim + 1 :])
+        return TensorSpec(shape, leaf.dtype, known=getattr(leaf, "known", None))
 
     part = pytree.tree_map(rows, (tuple(args), dict(kwargs)), is_leaf=lambda leaf: isinstance(leaf, TensorSpec))
     layers = [layer for _, layer in moe_layers(partition.records.model)]

@@ -30,6 +30,7 @@ from schedc_runtime.pipeline.batch import (
     split,
     with_rows,
 )
+from schedc_runtime.pipeline.batch_facts import batch_facts
 from schedc_runtime.pipeline.contents import GivenBatches, check_given
 from schedc_runtime.pipeline.contexts import isolated_gradients
 from schedc_runtime.pipeline.counts import Accumulation, CountOfTargets, counted
@@ -103,7 +104,7 @@ class StepRunner:
         self.hot = HotSteps(assembly.stages, assembly.program, assembly.mesh.experts, self.control)
         self._meeting, self._statistics = candidates(assembly.held()), RunningStatistics(assembly)
         network, mesh = assembly.network, assembly.mesh
-        self._replica = assembly.places[0].replica
+        self._replica, self._dims = assembly.places[0].replica, assembly.settings.dims
         self._replicas_here = mesh.replicas if network.in_process else 1
         self._counting = 1 if network.in_process else mesh.replicas
         self._batches = GivenBatches(later=assembly.device.type != "cpu")
@@ -245,14 +246,15 @@ class StepRunner:
 
     def _agree(self, call: PipelineCall, batch: Any, targets: Any) -> Agreement:
         """What all ranks know of the call, with the signature of its batch."""
-        last, count = self._holds(self.assembly.program.stages - 1), None
+        last, count, dims = self._holds(self.assembly.program.stages - 1), None, self._dims
         if call.training and last and targets is not None and self.counted is not False:
             count = counted(self.count_fn, targets)
         options = {"call": call.name, "scale": call.scale, "accumulate": call.accumulate, "outputs": call.outputs}
         options |= {"steps": self.trained, "snapshot": "yes" if call.snapshot else False}
         shown = {"scale": call.scale, **{key: value for key, value in options.items() if value not in (1, False)}}
+        signatures = signature_of(batch, dims, dims.get(0, 0)), signature_of(targets)
         mine = StepRequest(
-            signature_of(batch), signature_of(targets), self._holds(0), last, {"call": call.name, **shown},
+            *signatures, self._holds(0), last, {"call": call.name, **shown},
             has_loss=self.head.loss_fn is not None or not (call.training or targets is not None),
             replica=self._replica, counted=count, meeting=meeting(self._meeting, call.training),
             tied=self.assembly.weights.facts(call.training),
@@ -260,6 +262,7 @@ class StepRunner:
             mixing=mixing(self.assembly.held(), call.training) if self.assembly.plan.slices else "",
             snapshot=self.snapshots.prepare(call.snapshot, self.trained) if call.snapshot else (),
             loaded=self._copies.loaded(call.training),
+            facts=batch_facts(batch, signatures[0], self.assembly.partition.records),
         )  # fmt: skip
         what = f"the start of {call.name} {self.steps}"
         if not self.control.alone:
@@ -346,7 +349,8 @@ class StepRunner:
         expected: list[Expected] | None = None
         if batch is not None and self._holds(0):
             entry = assembly.bound_code.boundaries[0]
-            pieces = split(batch, microbatches * here, assembly.device, pad=True)
+            dims = self._dims
+            pieces = split(batch, microbatches * here, assembly.device, pad=True, dims=dims, dim=dims.get(0, 0))
             inputs = [entry.pack(assembly.partition.bind(*arguments(piece))) for piece in pieces]
         if self._holds(assembly.program.stages - 1):
             wanted = split(targets, microbatches * here, assembly.device)
