@@ -14,6 +14,7 @@ from schedc_runtime.partition.frozen import MISSING, PLAIN, Contents, contents, 
 from schedc_runtime.partition.reads import Read
 from schedc_runtime.partition.structure import tensors_in
 
+_LENT = ("_parameters", "_buffers", "_modules")
 Place = tuple[CodeType, int]
 """Code, and the number of a line."""
 
@@ -25,6 +26,7 @@ class Noted:
         self.read = read
         self.places: set[Place] = set()
         self.updates: dict[Place, str] = {}
+        self._beside_fakes = True
         self._value = read.now()
         self._first = frozen(self._value)
         self._inside = contents(self._value) if type(self._value) in (dict, list) else None
@@ -34,6 +36,7 @@ class Noted:
 
         Raises `PartitionError` for a value that each forward makes of its own last value, and uses.
         """
+        self._beside_fakes = _keeps_fakes(self.read.holder)
         now = frozen(self.read.now())
         if same(self._first, now):
             return True
@@ -52,9 +55,12 @@ class Noted:
         return bool(others)
 
     def put_back(self) -> None:
-        """Put back what the forward keeps for a later one, such as a table and the length that it was made for."""
+        """Put back what the forward keeps for a later one, such as a table and the length that it was made for.
+
+        A mark of what was prepared once stays, as what was prepared does: hooks of submodules are.
+        """
         holder, key = self.read.holder, self.read.key
-        if self.updates and self.places - self.updates.keys():
+        if self._beside_fakes and self.updates and self.places - self.updates.keys():
             if not self.read.table:
                 setattr(holder, key, self._value)
             elif self._value is MISSING:
@@ -79,3 +85,10 @@ class Noted:
                 " Python, which a pipeline records and does not run again: count in the training loop, or in a unit",
                 stacklevel=2,
             )
+
+
+def _keeps_fakes(holder: Any) -> bool:
+    """Whether an object keeps a fake tensor that is no parameter or buffer."""
+    table = holder if isinstance(holder, dict) else getattr(holder, "__dict__", {})
+    own = [value for key, value in table.items() if key not in _LENT]
+    return any(isinstance(tensor, FakeTensor) for tensor in tensors_in(own))
