@@ -83,8 +83,17 @@ class _InParts:
 def stored_in(directory: Path) -> dict[str, Stored]:
     """The tensors of a DCP checkpoint by name; ``model.`` before all names, as training scripts save them, is left out.
 
-    A name that begins so in the model itself is there under both. Raises `MaterializeError` for metadata with anything
-    beside what torch writes, and for parts that lie outside of the directory, overlap, or leave something out.
+    A name that begins so in the model itself is there under both. Raises `MaterializeError` as `stored_as_written`.
+    """
+    stored = stored_as_written(directory)
+    return {key.removeprefix("model."): value for key, value in stored.items()} | stored
+
+
+def stored_as_written(directory: Path) -> dict[str, Stored]:
+    """The tensors of a DCP checkpoint by the names that it has.
+
+    Raises `MaterializeError` for metadata with anything beside what torch writes, and for parts that lie outside of the
+    directory, overlap, or leave something out.
     """
     path = directory / METADATA
     with reading(path):
@@ -96,7 +105,7 @@ def stored_in(directory: Path) -> dict[str, Stored]:
             if isinstance(name, str) and isinstance(entry, Called) and entry.name == _TENSOR:
                 with reading(path, name):
                     stored[name] = _tensor(name, _state(entry, _TENSOR), places, directory, lengths)
-    return {key.removeprefix("model."): value for key, value in stored.items()} | stored
+    return stored
 
 
 def _state(record: Any, name: str) -> Mapping[str, Any]:

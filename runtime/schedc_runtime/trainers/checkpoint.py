@@ -24,7 +24,7 @@ from torch.distributed.checkpoint import state_dict_saver
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.optim import Optimizer
 
-from schedc_runtime.checkpoint.distributed import METADATA, stored_in
+from schedc_runtime.checkpoint.distributed import METADATA, stored_as_written
 from schedc_runtime.checkpoint.faults import reading
 from schedc_runtime.checkpoint.stored import Stored
 from schedc_runtime.data_parallel.shards_in_process import InProcessSharding
@@ -197,7 +197,7 @@ def _opened(path: Path) -> dict[str, Stored]:
         path = _previous(path)
     if not (path / METADATA).is_file():
         raise MaterializeError(f"{path} is no complete checkpoint", "give a folder that `save` has written")
-    return stored_in(path)
+    return stored_as_written(path)
 
 
 def _facts(path: Path, stored: Mapping[str, Stored]) -> dict[str, Any]:

@@ -94,9 +94,9 @@ def test_processes() -> None:
         ("zbh1", {"P": 2, "M": 3}, 1, 2, True),
     ]
     everyone = pool(4).run("support.mesh_cases:parity", cases=cases, timeout=120)
-    every_name = sorted(name for name, _ in small_gpt().named_parameters())
     for number, case in enumerate(cases):
-        assert sorted({name for rank in everyone for name in rank[number]}) == every_name, case
+        every_name = {name for name, _ in small_gpt(tied=len(case) > 4).named_parameters()}
+        assert {name for rank in everyone for name in rank[number]} == every_name, case
 
 
 @pytest.mark.slow
