@@ -1,0 +1,195 @@
+"""Figures of the shipped models and of random plans, as digests of their bits, by group.
+
+    python tests/compiler/model/stored_figures.py > tests/data/model_figures.json     (with tests/ on the path)
+
+A reader of the table of parts gives the figures that stood before it: `test_figures.py` compares them.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator, Mapping
+from hashlib import sha256
+from typing import Any
+
+from schedc.attachments.head_products import PRODUCTS, held_bytes
+from schedc.attachments.layer_counts import counted_bytes, counted_flops, counted_saving
+from schedc.attachments.parameter_counts import moe_parameter_bytes, moe_parameters
+from schedc.attachments.recompute_bytes import (
+    RowsPerToken,
+    adaptive_bytes,
+    held_by_role,
+    level_share,
+    output_gradient_bytes,
+    passing_bytes,
+    recomputed_share,
+    slot_bytes,
+    slot_gradient_bytes,
+    whole_bytes,
+)
+from schedc.attachments.values import (
+    BYTES,
+    Attachments,
+    BlockSizes,
+    By,
+    ExpertSizes,
+    Fuse,
+    HeadLoss,
+    Level,
+    Method,
+    Recompute,
+)
+from schedc.attachments.working_bytes import arrived_bytes, head_bytes, working_bytes
+from schedc.cost.exchange import Topology
+from schedc.planner.ledger.flops import model_flops
+from schedc.planner.ledger.held import held_bytes_of, held_tensors
+from schedc.planner.ledger.parameters import model_parameters
+from schedc.planner.model.values import ModelSizes
+from schedc.planner.presets.library import model_names, open_model
+
+Figure = tuple[str, Any]
+"""What is counted, and how many; None where the sizes are not known."""
+
+SEQ = 4096
+
+
+def digests() -> dict[str, dict[str, str]]:
+    """By model, and for random plans: the digest of each group of figures."""
+    of_models = {name: _digests(of_model(open_model(name))) for name in model_names()}
+    return {**of_models, "random plans": _digests(of_plans())}
+
+
+def count() -> int:
+    """How many figures the digests hold."""
+    groups = [of_plans(), *(of_model(open_model(name)) for name in model_names())]
+    return sum(len(list(figures)) for group in groups for figures in group.values())
+
+
+def of_model(model: ModelSizes) -> dict[str, Iterator[Figure]]:
+    return {"parameters": _parameters(model), "flops": _flops(model), "held": _held(model)}
+
+
+def _parameters(model: ModelSizes) -> Iterator[Figure]:
+    counts = model_parameters(model)
+    for name in ("total", "mtp", "active", "inactive"):
+        yield name, getattr(counts, name)
+    yield from _by_part("all", counts.by_part)
+    yield from _by_part("outside", counts.outside)
+    for number, layer in enumerate((*counts.layers, *counts.further)):
+        yield from _by_part(f"layer {number}", layer)
+
+
+def _flops(model: ModelSizes) -> Iterator[Figure]:
+    for seq, causal in ((SEQ, True), (SEQ, False), (1000, True)):
+        flops, case = model_flops(model, seq, causal), f"{seq} {causal}"
+        yield from ((f"{case} {name}", getattr(flops, name)) for name in ("head", "total", "mtp"))
+        yield from _by_part(f"{case} all", flops.by_part)
+        for number, layer in enumerate((*flops.layers, *flops.further)):
+            yield from _by_part(f"{case} layer {number}", layer)
+
+
+def _held(model: ModelSizes) -> Iterator[Figure]:
+    for kind in dict.fromkeys(model.kinds):
+        for dtype in BYTES:
+            for x in held_tensors(model, kind, dtype):
+                yield f"{kind} {dtype} {x.name} of {x.part} dropped by {x.dropped}", x.bytes
+            yield from ((f"{kind} {dtype} {level}", held_bytes_of(model, kind, level, dtype)) for level in Level)
+
+
+def _by_part(case: str, counts: Mapping[Any, Any]) -> Iterator[Figure]:
+    return ((f"{case} {part}", figure) for part, figure in counts.items())
+
+
+def of_plans(number: int = 150) -> dict[str, Iterator[Figure]]:
+    plans = [_random_plan(random.Random(seed)) for seed in range(number)]
+    return {
+        "layers": (figure for plan in plans for figure in _of_layers(plan)),
+        "levels": (figure for plan in plans for figure in _of_levels(plan)),
+        "experts": (figure for plan in plans for figure in _of_experts(plan)),
+        "heads": (figure for plan in plans for figure in _of_head(plan)),
+    }
+
+
+def _random_plan(draw: random.Random) -> Attachments:
+    """A plan with sizes of layers, some of which it does not say."""
+    hidden, heads = draw.choice((64, 96, 100)), draw.choice((0, 2, 4))
+    head = draw.choice((0, 8, 20)) if heads else 0
+    narrow = (draw.choice((0, 12)), draw.choice((0, 16)), draw.choice((0, 4)))
+    keys, inner, sequence = draw.choice((0, 1, 2)) if heads else 0, draw.choice((0, 96, 160)), draw.choice((0, 255))
+    block = BlockSizes(hidden, heads, head, keys, *narrow, inner, draw.choice((2, 3)), sequence)
+    sizes = draw.choice((0, 32)), draw.choice((0, hidden))
+    experts = ExpertSizes(8, draw.choice((1, 2, 3)), shared=draw.choice((0, 1, 2)), width=sizes[0], hidden=sizes[1])
+    return Attachments(
+        experts=draw.choice((None, experts, experts)),
+        block=draw.choice((None, block, block, block)),
+        topology=draw.choice((None, Topology(1, 4), Topology(2, 2))),
+        method=draw.choice((Method.FLAT, Method.HIERARCHICAL, Method.AUTO)),
+        tokens=draw.choice((0, 100)),
+        dtype=draw.choice(("", *BYTES)),
+        bound=draw.choice((None, 1.3, 2.0)),
+        states=draw.choice((0.0, 16.0, 2.5)),
+        attention=draw.choice((0.0, 0.0, 777.5)),
+        fuse=draw.choice((None, None, Fuse(), Fuse(("rope",)))),
+        loss=draw.choice((None, *(HeadLoss(form, 32, vocab) for form in PRODUCTS for vocab in (0, 1000)))),
+    )
+
+
+def _of_layers(plan: Attachments) -> Iterator[Figure]:
+    for experts in (False, True):
+        for count in (counted_bytes, counted_flops, working_bytes):
+            yield f"{count.__name__} {experts}", count(plan, experts)
+        for level in Level:
+            saving = counted_saving(plan, experts, level)
+            yield f"saving {experts} {level}", saving and (saving.bytes, saving.flops)
+
+
+def _of_levels(plan: Attachments) -> Iterator[Figure]:
+    for level in Level:
+        yield f"share {level}", level_share(plan.moe_sizes, plan.dtype, level, 1.7, plan.bound or 1.0)
+        if plan.moe_sizes:
+            yield from held_by_role(plan.moe_sizes, plan.dtype, level, plan.bound or 1.0).items()
+        for role in ("experts", "shared", "attention"):
+            yield f"{role} again {level}", recomputed_share(role, level)
+
+
+def _of_experts(plan: Attachments) -> Iterator[Figure]:
+    yield "arrived", arrived_bytes(plan)
+    yield "parameters", moe_parameters(plan)
+    yield "bytes of parameters", moe_parameter_bytes(plan)
+    if experts := plan.moe_sizes:
+        most = RowsPerToken(experts.top * 2.7, experts.top * 1.9)
+        for level in Level:
+            for by in By:
+                adaptive = Recompute(level, 1.5, by)
+                yield f"adaptive {level} {by}", adaptive_bytes(experts, plan.dtype, adaptive, most)
+        for count in (whole_bytes, passing_bytes):
+            yield count.__name__, count(experts, plan.dtype, most)
+        yield "output gradients", output_gradient_bytes(experts, plan.dtype, 3.3)
+        yield "slot", (slot_bytes(experts, plan.dtype), slot_gradient_bytes(experts))
+
+
+def _of_head(plan: Attachments) -> Iterator[Figure]:
+    yield "logits", head_bytes(plan)
+    for form in PRODUCTS:
+        yield form, held_bytes(plan, form)
+
+
+def _digests(groups: Mapping[str, Iterator[Figure]]) -> dict[str, str]:
+    return {name: _digest(figures) for name, figures in groups.items()}
+
+
+def _digest(figures: Iterator[Figure]) -> str:
+    lines = (f"{name} {_hex(value)}\n" for name, value in figures)
+    return sha256("".join(lines).encode()).hexdigest()
+
+
+def _hex(value: Any) -> str:
+    """The bits of a number, or of several."""
+    if isinstance(value, tuple):
+        return " ".join(map(_hex, value))
+    return f"{type(value).__name__} {'' if value is None else float(value).hex()}"
+
+
+if __name__ == "__main__":
+    print(json.dumps(digests(), indent=1))
