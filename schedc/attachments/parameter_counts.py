@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from math import ceil
 
-from schedc.attachments.values import Attachments, bytes_per_number
+from schedc.attachments.plan_parts import moe_parts
+from schedc.attachments.values import Attachments, ExpertSizes, bytes_per_number
+from schedc.model.counts import part_parameters
+from schedc.model.parts import PartName
+
+
+def expert_parameters(experts: ExpertSizes) -> int:
+    """Parameters of the matrices of one expert."""
+    return part_parameters(moe_parts(experts)[PartName.EXPERTS]) // experts.count
 
 
 def moe_parameters(plan: Attachments) -> int | None:
@@ -16,8 +24,8 @@ def moe_parameters(plan: Attachments) -> int | None:
     experts = plan.experts
     if experts is None or plan.topology is None or not (experts.width and experts.hidden):
         return None
-    held = experts.count // plan.topology.ranks + experts.shared
-    return experts.hidden * (3 * experts.width * held + experts.count)
+    of_tokens = sum(part_parameters(moe_parts(experts)[name]) for name in (PartName.SHARED, PartName.ROUTER))
+    return experts.count // plan.topology.ranks * expert_parameters(experts) + of_tokens
 
 
 def moe_parameter_bytes(plan: Attachments) -> int | None:

@@ -1,15 +1,6 @@
 """Levels of recomputation in closed form: bytes that a layer holds per token, bytes that a level saves, its FLOPs.
 
-A token has H columns, an expert F. There are E experts; a token takes k of them. Its s shared ones are as wide as s
-experts side by side. With rows balanced between the ranks, a MoE layer holds per token, in numbers of the type of
-activations:
-
-    attention   its input and output, query, key, value, and the input of what follows: 6 H, or what its sizes say
-    norms       their outputs, in front of attention and of the experts: 2 H, and of narrow vectors
-    router      its scores: E numbers of 4 bytes
-    rows        in the order of the experts, k H
-    experts     out of the first product 2 k F, out of the activation k F; gates take their gradients from the latter
-    shared      the same: 2 s F, and s F
+`schedc.model.parts` has the tensors. By default rows are balanced between the ranks.
 
 The arrived rows are not held beside their copies in the order of the experts. A level that recomputes the copies, but
 does not dispatch a second time, holds the arrived rows instead: `a` per token, which is k where every expert's row
@@ -22,11 +13,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from schedc.attachments.block_counts import attention_bytes, attention_flops
-from schedc.attachments.held_tensors import NORMS, ROUTER, ROWS, SHARED, HeldTensor, columns, widths_of
+from schedc.attachments.parameter_counts import expert_parameters
+from schedc.attachments.plan_parts import moe_parts
 from schedc.attachments.values import By, ExpertSizes, Level, Recompute, bytes_per_number
-
-_SCORE = 4
-"""Bytes of a score: routers compute in fp32."""
+from schedc.model.counts import part_bytes, product_flops
+from schedc.model.parts import PartName
 
 
 @dataclass(frozen=True)
@@ -45,8 +36,6 @@ class RowsPerToken:
     arrive: float
 
 
-_OF_TOKENS = (*NORMS, *SHARED)
-"""What a MoE layer holds per token beside attention and the router's scores."""
 _BESIDE = 36
 """Bytes per row that no level saves: at most four indexes for its way, and its gate."""
 
@@ -64,11 +53,13 @@ def held_bytes(
     travels alone.
     """
     of_rows, rows = of_rows or level, rows or RowsPerToken(experts.top, experts.top)
-    arrived = experts.hidden if Level.LIGHT <= of_rows < Level.FULL else 0
-    numbers = _left(_OF_TOKENS, experts, level) + rows.experts * _left(ROWS, experts, of_rows)
-    scores = _SCORE * _left(ROUTER, experts, level)
+    parts = moe_parts(experts)
+    norms, shared, scores = (
+        part_bytes(parts[name], level, dtype) for name in (PartName.NORMS, PartName.SHARED, PartName.ROUTER)
+    )
+    computed, arrived = (part_bytes(parts[PartName.EXPERTS], of_rows, dtype, per) for per in ("row", "arrived"))
     attention = attention_bytes(experts.block, experts.hidden, dtype, level)
-    return attention + bytes_per_number(dtype) * (numbers + rows.arrive * arrived) + scores
+    return attention + (norms + shared + rows.experts * computed + rows.arrive * arrived) + scores
 
 
 def held_by_role(experts: ExpertSizes, dtype: str, level: Level = Level.NONE, filled: float = 1.0) -> dict[str, float]:
@@ -78,16 +69,9 @@ def held_by_role(experts: ExpertSizes, dtype: str, level: Level = Level.NONE, fi
     """
     rows = experts.top * filled
     whole = held_bytes(experts, dtype, level, rows=RowsPerToken(rows, rows))
-    shared = bytes_per_number(dtype) * _left(SHARED, experts, level)
+    shared = part_bytes(moe_parts(experts)[PartName.SHARED], level, dtype)
     others = whole - held_bytes(experts, dtype, level, rows=RowsPerToken(0, 0))
     return {"attention": whole - others - shared, "shared": shared, "experts": others}
-
-
-def _left(tensors: tuple[HeldTensor, ...], experts: ExpertSizes, level: Level) -> int:
-    widths = widths_of(experts.block, experts.hidden)._replace(
-        width=experts.width, shared=experts.shared * experts.width, experts=experts.count
-    )
-    return columns((tensor for tensor in tensors if tensor.held_at(level)), widths)
 
 
 def layer_bytes(experts: ExpertSizes, dtype: str, filled: float = 1.0) -> float:
@@ -153,14 +137,14 @@ def saving(experts: ExpertSizes, dtype: str, level: Level, arrive: float | None 
     routed = level >= Level.LIGHT
     per_row, per_shared = _PRODUCTS.get(level, (0, 0))
     products = per_row * experts.top * filled + per_shared * experts.shared
-    flops = 2 * experts.hidden * experts.count * routed + products * experts.hidden * experts.width
+    flops = product_flops(moe_parts(experts)[PartName.ROUTER]) * routed + products * experts.hidden * experts.width
     flops += attention_flops(experts.block, experts.hidden) * (level >= Level.LAYER)
     return Saving(saved, round(flops))
 
 
 def forward_flops(experts: ExpertSizes, filled: float = 1.0) -> float:
     """FLOPs per token of a MoE layer's forward: attention, router, and three products of each expert."""
-    router = 2 * experts.hidden * experts.count
+    router = product_flops(moe_parts(experts)[PartName.ROUTER])
     products = _FORWARD * (experts.top * filled + experts.shared) * experts.hidden * experts.width
     return attention_flops(experts.block, experts.hidden) + router + products
 
@@ -182,9 +166,9 @@ def recomputed_share(role: str, level: Level) -> float:
 
 def slot_bytes(experts: ExpertSizes, dtype: str) -> int:
     """Bytes of a hot expert's three matrices in its slot. The gradients of one microbatch take as many."""
-    return 3 * experts.hidden * experts.width * bytes_per_number(dtype)
+    return expert_parameters(experts) * bytes_per_number(dtype)
 
 
 def slot_gradient_bytes(experts: ExpertSizes) -> int:
     """Bytes of the gradients of a hot expert's three matrices, summed over a step in float32."""
-    return 3 * experts.hidden * experts.width * bytes_per_number("fp32")
+    return expert_parameters(experts) * bytes_per_number("fp32")

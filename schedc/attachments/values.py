@@ -9,16 +9,9 @@ from typing import NamedTuple
 
 from schedc.attachments.parallel import GlobalBatch, Parallel
 from schedc.cost.exchange import Topology
-
-BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
-"""Bytes per number, by the name of its type."""
-DEFAULT_DTYPE = "bf16"
-"""The type of numbers that a plan counts with where it says none."""
-
-
-def bytes_per_number(dtype: str) -> int:
-    """Bytes of a number of type ``dtype``; those of `DEFAULT_DTYPE` for ""."""
-    return BYTES[dtype or DEFAULT_DTYPE]
+from schedc.model.levels import BYTES as BYTES
+from schedc.model.levels import Level as Level
+from schedc.model.levels import bytes_per_number as bytes_per_number
 
 
 @dataclass(frozen=True)
@@ -131,48 +124,11 @@ class Hot:
     by_microbatch: bool = False
 
 
-class Level(StrEnum):
-    """What the backward recomputes, in ascending order: each level includes those before it."""
-
-    NONE = "none"
-    NORM = "norm"
-    ACT = "act"
-    LIGHT = "light"
-    MEDIUM = "medium"
-    FULL = "full"
-    LAYER = "layer"
-
-    @property
-    def exchanges(self) -> bool:
-        """Whether the recomputed region holds collectives."""
-        return self >= Level.FULL
-
-    @property
-    def place(self) -> int:
-        """Number of the level in ascending order, from 0."""
-        return _PLACES[self]
-
-    def __lt__(self, other: str) -> bool:
-        return self.place < Level(other).place
-
-    def __le__(self, other: str) -> bool:
-        return self.place <= Level(other).place
-
-    def __gt__(self, other: str) -> bool:
-        return self.place > Level(other).place
-
-    def __ge__(self, other: str) -> bool:
-        return self.place >= Level(other).place
-
-
 class By(StrEnum):
     """Who decides: each rank by its own rows, or the ranks of a group together by the fullest of them."""
 
     RANK = "rank"
     GROUP = "group"
-
-
-_PLACES = {level: number for number, level in enumerate(Level)}
 
 
 class LevelRun(NamedTuple):

@@ -13,14 +13,17 @@ collectives take beside the rows.
 
 from __future__ import annotations
 
-from schedc.attachments.held_tensors import LayerWidths, widths_of
 from schedc.attachments.layer_counts import is_dense_sized, is_sized
+from schedc.attachments.plan_parts import dense_parts
 from schedc.attachments.recompute_bytes import RowsPerToken, passing_bytes
 from schedc.attachments.row_counts import filled
 from schedc.attachments.values import Attachments, BlockSizes, bytes_per_number
+from schedc.model.parts import PartName
 
 _ON_THEIR_WAY = 4
 """Rows of H columns between the parts of a layer: its input and output, and those of the part that runs."""
+_OF_HEADS = ("query", "key", "value", "attention result")
+"""Tensors whose gradients attention computes at once."""
 _WIDE = 4
 """Bytes of a number in which losses are formed."""
 
@@ -38,12 +41,9 @@ def working_bytes(plan: Attachments, experts: bool) -> float | None:
 
 
 def _of_layer(plan: Attachments, block: BlockSizes, largest: float) -> float:
-    widths, size = widths_of(block, plan.hidden), bytes_per_number(plan.dtype)
-    return _ON_THEIR_WAY * plan.hidden * size + max(largest, _attention(widths) * size)
-
-
-def _attention(widths: LayerWidths) -> int:
-    return widths.queries + widths.keys + widths.values + widths.results
+    attention, size = dense_parts(block, plan.hidden)[PartName.ATTENTION], bytes_per_number(plan.dtype)
+    heads = sum(tensor.columns for tensor in attention.held if tensor.name in _OF_HEADS)
+    return _ON_THEIR_WAY * plan.hidden * size + max(largest, heads * size)
 
 
 def arrived_bytes(plan: Attachments) -> float:

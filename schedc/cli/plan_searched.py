@@ -13,8 +13,8 @@ from schedc.cli.plan_progress import ProgressLine
 from schedc.cli.plan_request import PlanRequest
 
 if TYPE_CHECKING:
+    from schedc.model.sizes import ModelSizes
     from schedc.planner.fit.fitted import Fit
-    from schedc.planner.model.values import ModelSizes
     from schedc.planner.price.problem import PlanProblem
     from schedc.planner.search.best_first import SearchOptions
     from schedc.planner.space.conditions import PlanCondition

@@ -1,1 +1,1 @@
-"""What the planner searches with: models, clusters, and what a model's layers hold and compute."""
+"""What the planner searches with: models, clusters, spaces of plans, and the times of steps."""

@@ -7,11 +7,10 @@ from itertools import groupby
 from typing import Any
 
 from schedc.attachments.values import Level
+from schedc.model.counts import held_bytes_of, held_tensors, model_flops, model_parameters
+from schedc.model.parts import PartName
+from schedc.model.sizes import LayerKind, ModelSizes
 from schedc.planner.cluster.values import Cluster
-from schedc.planner.ledger.flops import model_flops
-from schedc.planner.ledger.held import held_bytes_of, held_tensors
-from schedc.planner.ledger.parameters import LedgerPart, model_parameters
-from schedc.planner.model.values import LayerKind, ModelSizes
 from schedc.planner.presets.library import PublishedCount
 from schedc.report.shipped import count_text
 
@@ -24,7 +23,7 @@ _PUBLISHED = "published"
 def to_json(model: ModelSizes, seq: int, published: PublishedCount | None, cluster: Cluster | None) -> dict[str, Any]:
     """The facts of a model on sequences of ``seq`` tokens, and of a cluster if there is one. Bytes are per token."""
     counts, flops = model_parameters(model), model_flops(model, seq)
-    words = counts.by_part.get(LedgerPart.EMBEDDING, 0)
+    words = counts.by_part.get(PartName.EMBEDDING, 0)
     facts: dict[str, Any] = {
         "schema": "schedc.model_facts",
         "version": 1,

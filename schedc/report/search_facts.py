@@ -7,9 +7,9 @@ from dataclasses import asdict
 from math import isfinite
 from typing import Any
 
+from schedc.model.counts import model_parameters
 from schedc.planner.fit.fitted import Fit
 from schedc.planner.fit.seen import beyond
-from schedc.planner.ledger.parameters import model_parameters
 from schedc.planner.price.problem import PlanProblem
 from schedc.planner.search.result import FoundPlan, SearchResult
 from schedc.report.model import cluster_facts

@@ -8,7 +8,7 @@ LEVELS = {
     "schedc": (
         ("source", "interrupts"),
         ("diagnostics", "codes"),
-        ("ir",),
+        ("ir", "model"),
         ("syntax", "cell"),
         ("cost",),
         ("check",),

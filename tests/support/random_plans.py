@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from schedc.model.sizes import AttentionKind, AttentionSizes, ModelSizes, MoeSizes
 from schedc.planner.cluster.values import Accelerator, Cluster, NetworkLevel
 from schedc.planner.model.check import contradictions
-from schedc.planner.model.values import AttentionKind, AttentionSizes, ModelSizes, MoeSizes
 from schedc.planner.presets.library import cluster_names, model_names, open_cluster, open_model
 from schedc.planner.price.files import PlannedStep
 from schedc.planner.price.part_table import PartTable, RankSplit

@@ -7,9 +7,9 @@ from dataclasses import fields
 from typing import Any
 
 from schedc.diagnostics import DiagnosticError
+from schedc.model.sizes import AttentionKind, AttentionSizes, ModelSizes, MoeSizes
 from schedc.planner.cluster.values import Cluster
 from schedc.planner.fit.columns import COLUMNS
-from schedc.planner.model.values import AttentionKind, AttentionSizes, ModelSizes, MoeSizes
 from schedc.planner.times.orders import stages_at
 from schedc.planner.times.run import TrainingRun
 

@@ -1,1 +1,1 @@
-"""The sizes of a model: as values, as TOML, and as a Hugging Face ``config.json`` says them."""
+"""Reads the sizes of a model: from TOML, and as a Hugging Face ``config.json`` says them."""

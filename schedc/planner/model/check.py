@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from schedc.planner.model.values import AttentionKind, LayerKind, ModelSizes, MoeSizes
+from schedc.model.sizes import AttentionKind, LayerKind, ModelSizes, MoeSizes
 
 Contradiction = tuple[str, str, str]
 """Size at fault (a field of `ModelSizes` or of its parts), message, remedy."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from schedc.diagnostics import did_you_mean
+from schedc.model.sizes import AttentionKind, AttentionSizes, ModelSizes, MoeSizes
 from schedc.planner.model.config_keys import ACTIVATIONS, IRRELEVANT, ONLY, SIZES
 from schedc.planner.model.families import FAMILIES, FAMILY_KEYS, Family
 from schedc.planner.model.file import MOST_LAYERS, check_model
-from schedc.planner.model.values import AttentionKind, AttentionSizes, ModelSizes, MoeSizes
 from schedc.planner.reading.keys import Keys
 from schedc.planner.reading.texts import parse_json
 from schedc.source import Source

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from schedc.model.sizes import ModelSizes
 from schedc.planner.model.config import parse_config
 from schedc.planner.model.file import parse_model
-from schedc.planner.model.values import ModelSizes
 from schedc.planner.reading.texts import read_source
 
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from schedc.diagnostics import Diagnostic, RequestError, did_you_mean
+from schedc.model.sizes import ModelSizes
 from schedc.planner.cluster.read import load_cluster, with_devices
 from schedc.planner.cluster.values import Cluster
 from schedc.planner.model.read import load_model
-from schedc.planner.model.values import ModelSizes
 from schedc.planner.presets.tables import files, tables
 
 

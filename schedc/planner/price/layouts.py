@@ -10,7 +10,7 @@ from schedc.ir.arrays import Floats
 from schedc.ir.placement import Placement
 from schedc.layout.even import even
 from schedc.layout.parts import WORK, Layout, Model, ModelPart, PartKind
-from schedc.planner.model.values import ModelSizes
+from schedc.model.sizes import ModelSizes
 from schedc.planner.price.plan_lines import dense_layers
 
 _FIRST, _DENSE, _MOE, _MTP, _LAST = (WORK.index(kind) for kind in PartKind if kind in WORK)

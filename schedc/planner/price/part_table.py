@@ -16,11 +16,11 @@ from schedc.ir.arrays import Floats
 from schedc.ir.placement import Placement
 from schedc.layout.costs import LayerCosts, PerKind
 from schedc.layout.parts import WITH_EXPERTS, WORK, Layout, ModelPart, PartKind
+from schedc.model.sizes import LayerKind
 from schedc.plan.activation_memory import kept_share, pending_share
 from schedc.plan.apply import layer_costs
 from schedc.plan.directives.base import Directives
 from schedc.plan.level_shares import recomputation_time
-from schedc.planner.model.values import LayerKind
 from schedc.planner.price.layouts import apart_layout, balanced_layout, even_layout
 from schedc.planner.price.plan_lines import attached, model_lines, rank_lines
 from schedc.planner.price.problem import PlanProblem

@@ -11,11 +11,11 @@ from schedc.attachments.units import digits
 from schedc.attachments.values import Level
 from schedc.inputs import open_input
 from schedc.load.library import Text
+from schedc.model.counts import held_bytes_of, held_tensors
+from schedc.model.parts import PartName
+from schedc.model.sizes import LayerKind, ModelSizes
 from schedc.plan.directives.base import Directives
 from schedc.plan.read import ReadPlan
-from schedc.planner.ledger.held import held_bytes_of, held_tensors
-from schedc.planner.ledger.parameters import LedgerPart
-from schedc.planner.model.values import LayerKind, ModelSizes
 from schedc.planner.price.problem import PlanProblem
 from schedc.planner.space.axes import PlanAxes
 from schedc.source import Source
@@ -29,7 +29,7 @@ def model_lines(model: ModelSizes) -> Iterator[str]:
     yield from _size_lines(model)
     if not _is_counted(model):
         tensors = held_tensors(model, model.kind_of(model.layers - 1))
-        held = sum(tensor.bytes for tensor in tensors if tensor.part is LedgerPart.ATTENTION)
+        held = sum(tensor.bytes for tensor in tensors if tensor.part is PartName.ATTENTION)
         yield f"attention {digits(held / 1e3)} KB"
 
 

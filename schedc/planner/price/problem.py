@@ -8,8 +8,8 @@ from functools import cached_property
 
 import numpy as np
 
+from schedc.model.sizes import ModelSizes
 from schedc.planner.cluster.values import Cluster
-from schedc.planner.model.values import ModelSizes
 from schedc.planner.times.constants import CONSTANTS, ConstantVectors
 from schedc.planner.times.run import TrainingRun
 

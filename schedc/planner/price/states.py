@@ -9,8 +9,9 @@ import numpy as np
 
 from schedc.ir.arrays import Floats
 from schedc.layout.parts import DECODER, WORK, PartKind
-from schedc.planner.ledger.parameters import Counts, LedgerPart, layer_parameters, model_parameters
-from schedc.planner.model.values import LayerKind, ModelSizes
+from schedc.model.counts import Counts, layer_parameters, model_parameters
+from schedc.model.parts import PartName
+from schedc.model.sizes import LayerKind, ModelSizes
 from schedc.planner.price.problem import GRAD_BYTES, PlanProblem
 from schedc.planner.times.network import ReplicaLinks
 from schedc.planner.times.states import OPTIMIZER_BYTES
@@ -26,8 +27,8 @@ def kind_parameters(model: ModelSizes, one_stage: bool = False) -> Floats:
     A head that uses the embedding has a copy of it, and so has a prediction, unless all are in one stage.
     """
     outside, kinds = model_parameters(model).outside, model.kinds
-    word = outside[LedgerPart.EMBEDDING]
-    head = outside.get(LedgerPart.HEAD, 0 if one_stage else word) + outside.get(LedgerPart.NORMS, 0)
+    word = outside[PartName.EMBEDDING]
+    head = outside.get(PartName.HEAD, 0 if one_stage else word) + outside.get(PartName.NORMS, 0)
     layers = {kind: layer_parameters(model, kinds.index(kind)) for kind in LayerKind if kind in kinds}
     of_kind: dict[PartKind, Counts] = {
         PartKind.DENSE: layers.get(LayerKind.DENSE, {}),
@@ -35,13 +36,13 @@ def kind_parameters(model: ModelSizes, one_stage: bool = False) -> Floats:
         PartKind.MTP: layer_parameters(model, model.layers) if model.mtp else {},
     }
     if model.mtp and not one_stage:
-        of_kind[PartKind.MTP] = {**of_kind[PartKind.MTP], LedgerPart.EMBEDDING: word}
+        of_kind[PartKind.MTP] = {**of_kind[PartKind.MTP], PartName.EMBEDDING: word}
     whole = {PartKind.EMBEDDING: (word, 0), PartKind.HEAD: (head, 0)}
     return np.array([whole.get(kind) or _divided(of_kind[kind]) for kind in WORK], np.float64)
 
 
 def _divided(counts: Counts) -> tuple[int, int]:
-    experts = counts.get(LedgerPart.EXPERTS, 0)
+    experts = counts.get(PartName.EXPERTS, 0)
     return sum(counts.values()) - experts, experts
 
 

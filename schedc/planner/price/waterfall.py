@@ -11,7 +11,7 @@ import numpy as np
 from schedc.ir.arrays import Floats
 from schedc.layout.compare import load_per_rank
 from schedc.layout.parts import WORK
-from schedc.planner.ledger.flops import model_flops
+from schedc.model.counts import model_flops
 from schedc.planner.price.files import PlannedStep
 from schedc.planner.price.part_table import OP, PartTable
 from schedc.planner.price.priced import PricedPlan, pipeline_of

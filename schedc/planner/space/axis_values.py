@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
+from schedc.model.sizes import ModelSizes
 from schedc.planner.cluster.values import Cluster
-from schedc.planner.model.values import ModelSizes
 
 _LARGEST_TP = 16
 _LARGEST_CP = 16

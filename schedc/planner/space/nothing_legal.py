@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from schedc.diagnostics import Diagnostic, RequestError
-from schedc.planner.model.values import LayerKind, ModelSizes
+from schedc.model.sizes import LayerKind, ModelSizes
 from schedc.planner.space.conditions import INNER
 from schedc.planner.space.space import OUTER, PlanSpace
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from schedc.ir.arrays import Bools, Int64
+from schedc.model.sizes import ModelSizes
 from schedc.planner.cluster.values import Cluster
-from schedc.planner.model.values import ModelSizes
 from schedc.planner.space.axes import PlanAxes
 from schedc.planner.space.axis_values import AxisValues, axis_values
 from schedc.planner.space.blocks import InnerAxes, OrderOption, PlanBlock, Prefix

@@ -10,8 +10,8 @@ from schedc.analysis.memory import measure_memory
 from schedc.attachments.values import Level
 from schedc.cost.costs import Costs
 from schedc.ir.arrays import Floats
-from schedc.planner.ledger.held import held_bytes_of
-from schedc.planner.model.values import LayerKind
+from schedc.model.counts import held_bytes_of
+from schedc.model.sizes import LayerKind
 from schedc.planner.times.orders import order_of, ordered_by
 from schedc.planner.times.run import TrainingRun
 from schedc.planner.times.states import rank_parameters
@@ -52,7 +52,7 @@ def rank_memory(run: TrainingRun) -> RankMemory:
 
 
 def held_of_stages(run: TrainingRun) -> list[float]:
-    """[stages] bytes that a microbatch holds on each stage: the tensors of the ledger, and the input of the head."""
+    """[stages] bytes that a microbatch holds on each stage: the tensors of the layers, and the input of the head."""
     rows = run.tokens / run.tp
     each = {kind: _held_of_layer(run, kind) for kind in LayerKind}
     held = [rows * sum(each[run.model.kind_of(layer)] for layer in layers) for layers in run.layer_ranges()]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from schedc.model.sizes import LayerKind, ModelSizes
 from schedc.planner.cluster.values import Cluster
-from schedc.planner.model.values import LayerKind, ModelSizes
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from schedc.ir.arrays import Floats
-from schedc.planner.ledger.parameters import LedgerPart, layer_parameters, model_parameters
+from schedc.model.counts import layer_parameters, model_parameters
+from schedc.model.parts import PartName
 from schedc.planner.times.run import TrainingRun
 from schedc.planner.times.table import RunTable
 
@@ -27,7 +28,7 @@ def rank_parameters(run: TrainingRun) -> list[tuple[float, float]]:
     A head that uses the embedding has a copy of it where it is on another rank.
     """
     outside = model_parameters(run.model).outside
-    word = outside[LedgerPart.EMBEDDING]
+    word = outside[PartName.EMBEDDING]
     result = []
     for rank in range(run.pp):
         layers = [
@@ -35,11 +36,11 @@ def rank_parameters(run: TrainingRun) -> list[tuple[float, float]]:
             for stage in range(rank, run.stages, run.pp)
             for layer in run.layer_ranges()[stage]
         ]
-        experts = sum(layer.get(LedgerPart.EXPERTS, 0) for layer in layers)
+        experts = sum(layer.get(PartName.EXPERTS, 0) for layer in layers)
         dense = sum(sum(layer.values()) for layer in layers) - experts
         if rank == 0:
             dense += word
         if rank == run.pp - 1:
-            dense += outside.get(LedgerPart.HEAD, word if run.pp > 1 else 0)
+            dense += outside.get(PartName.HEAD, word if run.pp > 1 else 0)
         result.append((dense / run.tp, experts / run.ep))
     return result

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from schedc.ir.arrays import Bools, Floats
+from schedc.model.sizes import AttentionKind, AttentionSizes, ModelSizes, MoeSizes
 from schedc.planner.cluster.values import Cluster, NetworkLevel
-from schedc.planner.model.values import AttentionKind, AttentionSizes, ModelSizes, MoeSizes
 from schedc.planner.times.run import TrainingRun
 
 _NO_EXPERTS = MoeSizes(0, 0, 0)

@@ -42,10 +42,8 @@ from schedc.attachments.values import (
 )
 from schedc.attachments.working_bytes import arrived_bytes, head_bytes, working_bytes
 from schedc.cost.exchange import Topology
-from schedc.planner.ledger.flops import model_flops
-from schedc.planner.ledger.held import held_bytes_of, held_tensors
-from schedc.planner.ledger.parameters import model_parameters
-from schedc.planner.model.values import ModelSizes
+from schedc.model.counts import held_bytes_of, held_tensors, model_flops, model_parameters
+from schedc.model.sizes import ModelSizes
 from schedc.planner.presets.library import model_names, open_model
 
 Figure = tuple[str, Any]

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from schedc.cli import main
 from schedc.diagnostics import DiagnosticError
+from schedc.model.sizes import AttentionSizes, ModelSizes
 from schedc.planner.cluster.read import load_cluster
 from schedc.planner.fit.estimate import SPREAD, Estimator, at
 from schedc.planner.fit.fitted import fit_for, fit_text, load_fit
@@ -20,7 +21,6 @@ from schedc.planner.fit.rows import load_rows
 from schedc.planner.fit.seen import beyond
 from schedc.planner.fit.units import check_units
 from schedc.planner.fit.validate import spearman
-from schedc.planner.model.values import AttentionSizes, ModelSizes
 from schedc.planner.presets.library import open_cluster, open_model
 from schedc.planner.presets.tables import files
 from schedc.planner.times.constants import CONSTANTS

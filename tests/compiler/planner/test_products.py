@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from schedc.model.sizes import AttentionSizes, ModelSizes
 from schedc.planner.fit.estimate import at
-from schedc.planner.model.values import AttentionSizes, ModelSizes
 from schedc.planner.presets.library import open_cluster
 from schedc.planner.times.constants import CONSTANTS
 from schedc.planner.times.products import LayerProduct, directions

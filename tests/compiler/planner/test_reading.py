@@ -13,12 +13,12 @@ from click.testing import CliRunner, Result
 from schedc.cli import main
 from schedc.codes.s7_planner import _CLUSTER as CLUSTER
 from schedc.diagnostics import DiagnosticError
+from schedc.model.sizes import AttentionKind, LayerKind
 from schedc.planner.cluster.read import parse_cluster, with_devices
 from schedc.planner.cluster.values import PRECISIONS
 from schedc.planner.model.config import parse_config
 from schedc.planner.model.file import parse_model, write_model
 from schedc.planner.model.read import load_model
-from schedc.planner.model.values import AttentionKind, LayerKind
 from schedc.planner.presets.library import cluster_names, model_names, open_cluster, open_model
 from schedc.planner.presets.tables import tables
 from schedc.source import Source

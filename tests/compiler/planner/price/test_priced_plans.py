@@ -15,8 +15,8 @@ from schedc.analysis.peak_counts import PeakCounts
 from schedc.cli import main
 from schedc.cost.batch import CostBatch
 from schedc.layout.parts import WORK, PartKind
-from schedc.planner.ledger.held import held_bytes_of
-from schedc.planner.model.values import LayerKind
+from schedc.model.counts import held_bytes_of
+from schedc.model.sizes import LayerKind
 from schedc.planner.presets.library import open_cluster, open_model
 from schedc.planner.price.files import PlannedStep
 from schedc.planner.price.part_table import LEVELS, OP, PartTable, RankSplit
@@ -96,7 +96,7 @@ def test_files_say_what_the_tables_say() -> None:
 
 
 @pytest.mark.parametrize("name", ["pangu-ultra-moe-718b", "deepseek-v3", "qwen3-30b-a3b", "llama-3.1-8b", "gpt2-xl"])
-def test_plan_lines_hold_the_bytes_of_the_ledger(name: str) -> None:
+def test_plan_lines_hold_the_bytes_of_the_table(name: str) -> None:
     model = open_model(name).at(4096)
     experts = 8 if model.moe else 1
     problem = PlanProblem(model, open_cluster("h100", 64), 64)

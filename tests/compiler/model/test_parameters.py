@@ -12,12 +12,11 @@ import pytest
 from schedc.attachments.block_counts import attention_flops, dense_bytes
 from schedc.attachments.recompute_bytes import held_bytes
 from schedc.attachments.values import BlockSizes, ExpertSizes, Level
-from schedc.planner.ledger.flops import layer_flops, model_flops, seen
-from schedc.planner.ledger.held import held_bytes_of, held_tensors
-from schedc.planner.ledger.parameters import LedgerPart, model_parameters
+from schedc.model.counts import held_bytes_of, held_tensors, layer_flops, model_flops, model_parameters, seen
+from schedc.model.parts import PartName
+from schedc.model.sizes import AttentionKind, AttentionSizes, LayerKind, ModelSizes, MoeSizes
 from schedc.planner.model.config import parse_config
 from schedc.planner.model.read import load_model
-from schedc.planner.model.values import AttentionKind, AttentionSizes, LayerKind, ModelSizes, MoeSizes
 from schedc.source import Source
 from support.paths import ROOT
 
@@ -89,7 +88,7 @@ def test_totals_of_the_other_gpt2(layers: int, hidden: int, heads: int, total: i
 def test_glm_counts_mtp_and_leaves_out_words() -> None:
     """Its report counts the layers of MTP, and neither embedding nor head (arXiv:2508.06471, table 1)."""
     counts = model_parameters(load_model(CONFIGS / "glm-4.5.json"))
-    words = counts.by_part[LedgerPart.EMBEDDING] + counts.by_part[LedgerPart.HEAD]
+    words = counts.by_part[PartName.EMBEDDING] + counts.by_part[PartName.HEAD]
     assert counts.total + counts.mtp - words == pytest.approx(355e9, rel=0.005)
 
 
@@ -97,7 +96,7 @@ def test_active_parameters_are_the_published_ones() -> None:
     """gpt-oss counts the head among them and not the embedding (model card, table 1)."""
     for name, published in (("gpt-oss-120b", 5.13e9), ("gpt-oss-20b", 3.61e9)):
         counts = model_parameters(load_model(CONFIGS / f"{name}.json"))
-        assert counts.active - counts.by_part[LedgerPart.EMBEDDING] == pytest.approx(published, rel=0.005)
+        assert counts.active - counts.by_part[PartName.EMBEDDING] == pytest.approx(published, rel=0.005)
     assert model_parameters(load_model(CONFIGS / "deepseek-v3.json")).active == pytest.approx(37e9, rel=0.02)
 
 
@@ -126,7 +125,7 @@ def test_held_tensors_and_flops_are_those_that_plans_count() -> None:
                 assert held_bytes_of(model, LayerKind.MOE, level) == held_bytes(experts, "bf16", level)
             else:
                 assert held_bytes_of(model, LayerKind.DENSE, level) == dense_bytes(experts.block, 64, "bf16", level)
-        flops = layer_flops(model, 0, 256)[LedgerPart.ATTENTION]
+        flops = layer_flops(model, 0, 256)[PartName.ATTENTION]
         assert flops == attention_flops(experts.block, 64)
 
 
@@ -146,9 +145,9 @@ def test_flops_of_products_are_twice_the_parameters_they_multiply() -> None:
     """Without scores: two FLOPs for each active parameter of a product, here of a model without biases and norms."""
     model = load_model(CONFIGS / "mixtral-8x7b.json")
     counts, flops = model_parameters(model), model_flops(model, 4096)
-    norms = counts.by_part[LedgerPart.NORMS]
+    norms = counts.by_part[PartName.NORMS]
     scores = model.layers * 2 * 32 * 2 * 128 * 4096 / 2
-    assert flops.total - scores == 2 * (counts.active - counts.by_part[LedgerPart.EMBEDDING] - norms)
+    assert flops.total - scores == 2 * (counts.active - counts.by_part[PartName.EMBEDDING] - norms)
     assert sum(flops.by_part.values()) == flops.total + flops.mtp
 
 
@@ -158,5 +157,5 @@ def test_tokens_that_a_token_looks_at() -> None:
     exact = sum(min(position, 128) for position in range(1, 4097)) / 4096
     assert seen(4096, 128, True) == pytest.approx(exact, rel=0.005)
     oss = load_model(CONFIGS / "gpt-oss-20b.json")
-    windowed, whole = (layer_flops(oss, layer, 4096)[LedgerPart.ATTENTION] for layer in (0, 1))
+    windowed, whole = (layer_flops(oss, layer, 4096)[PartName.ATTENTION] for layer in (0, 1))
     assert whole - windowed == 2 * 64 * 128 * (2048 - (128 - 2))

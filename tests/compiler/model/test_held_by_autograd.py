@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 
-from schedc.planner.ledger.held import held_bytes_of
-from schedc.planner.model.values import AttentionSizes, LayerKind, ModelSizes
+from schedc.model.counts import held_bytes_of
+from schedc.model.sizes import AttentionSizes, LayerKind, ModelSizes
 
 TOKENS, HIDDEN, HEADS, HEAD, INNER = 16, 24, 3, 8, 40
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from schedc.planner.ledger.parameters import model_parameters
+from schedc.model.counts import model_parameters
 from schedc.planner.model.config import parse_config
 from schedc.source import Source
 from support.needs import needed
