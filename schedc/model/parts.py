@@ -141,7 +141,7 @@ def _attention(model: ModelSizes, window: int) -> LayerPart:
     else:
         products.append(WeightProduct(into, hidden, sizes.qkv_bias * into))
     products.append(WeightProduct(hidden, h * v, sizes.out_bias * hidden))
-    vectors = mla * (q + sizes.kv_lora) + sizes.head_norms * 2 * sizes.qk_dim + sizes.sinks * h
+    vectors = q + sizes.kv_lora if mla else sizes.head_norms * 2 * sizes.qk_dim + sizes.sinks * h
     columns = {
         "query": h * s,
         "key": pairs * s,

@@ -1,4 +1,4 @@
-"""Figures of the shipped models and of random plans, as digests of their bits, by group.
+"""Figures of the shipped models, of random ones and of random plans, as digests of their bits, by group.
 
     python tests/compiler/model/stored_figures.py > tests/data/model_figures.json     (with tests/ on the path)
 
@@ -43,7 +43,7 @@ from schedc.attachments.values import (
 from schedc.attachments.working_bytes import arrived_bytes, head_bytes, working_bytes
 from schedc.cost.exchange import Topology
 from schedc.model.counts import held_bytes_of, held_tensors, model_flops, model_parameters
-from schedc.model.sizes import ModelSizes
+from schedc.model.sizes import AttentionKind, AttentionSizes, ModelSizes, MoeSizes
 from schedc.planner.presets.library import model_names, open_model
 
 Figure = tuple[str, Any]
@@ -54,14 +54,36 @@ SEQ = 4096
 
 def digests() -> dict[str, dict[str, str]]:
     """By model, and for random plans: the digest of each group of figures."""
-    of_models = {name: _digests(of_model(open_model(name))) for name in model_names()}
-    return {**of_models, "random plans": _digests(of_plans())}
+    return {name: _digests(of_model(model)) for name, model in _models()} | {"random plans": _digests(of_plans())}
 
 
 def count() -> int:
     """How many figures the digests hold."""
-    groups = [of_plans(), *(of_model(open_model(name)) for name in model_names())]
+    groups = [of_plans(), *(of_model(model) for _, model in _models())]
     return sum(len(list(figures)) for group in groups for figures in group.values())
+
+
+def _models(number: int = 20) -> Iterator[tuple[str, ModelSizes]]:
+    yield from ((name, open_model(name)) for name in model_names())
+    yield from ((f"random model {seed}", _random_model(random.Random(seed))) for seed in range(number))
+
+
+def _random_model(draw: random.Random) -> ModelSizes:
+    """A model with any of the mechanisms that are counted, and no two sizes alike."""
+
+    def maybe() -> bool:
+        return draw.random() < 0.5
+
+    mla, gated, moe = maybe(), maybe(), maybe()
+    attention = AttentionSizes(
+        4, 4 if mla else 2, 24, 20, AttentionKind.MLA if mla else AttentionKind.GQA,
+        12 * (mla and maybe()), 16 * mla, 6 * mla, maybe(), maybe(), maybe(), maybe(), window=300, windowed=(1,),
+    )  # fmt: skip
+    experts = MoeSizes(8, 3, 36, shared=draw.choice((0, 2)), first_dense=1, every=draw.choice((1, 2)), bias=maybe())
+    return ModelSizes(
+        "random", 4, 64, 100, attention, 132, gated or moe, experts if moe else None, draw.choice((0, 2)), maybe(),
+        norms=draw.choice((2, 4)), positions=draw.choice((0, 50)), norm_bias=maybe(), mlp_bias=maybe(),
+    )  # fmt: skip
 
 
 def of_model(model: ModelSizes) -> dict[str, Iterator[Figure]]:
