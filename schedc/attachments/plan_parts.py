@@ -23,8 +23,10 @@ def moe_parts(experts: ExpertSizes) -> Parts:
 
 
 def _sizes(block: BlockSizes, hidden: int, moe: MoeSizes | None = None) -> ModelSizes:
-    """Without sizes of heads h d = hidden, and g = h."""
+    """Without sizes of heads h d = hidden, and g = h. Every head of grouped keys has rotary columns of its own."""
     h, d = block.heads_or(1), block.head_or(hidden)
-    kind = AttentionKind.MLA if block.latent else AttentionKind.GQA
-    attention = AttentionSizes(h, block.keys or h, d, d, kind, block.query, block.latent, block.rotary)
+    if block.latent:
+        attention = AttentionSizes(h, h, d, d, AttentionKind.MLA, block.query, block.latent, block.rotary)
+    else:
+        attention = AttentionSizes(h, block.keys or h, d + block.rotary, d, q_lora=block.query)
     return ModelSizes("", 1, hidden, 0, attention, block.inner, block.matrices == 3, moe)

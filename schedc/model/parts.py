@@ -4,7 +4,7 @@ A token has H columns, an MLP F inside, an expert w. Attention has h heads of qu
 columns, and r more that carry the position: s together. A value has v columns; narrow vectors have q and l. Products
 are columns x summed columns:
 
-    attention   GQA: h s + g (s + v) x H; H x h v
+    attention   GQA: h d + g (d + v) x H; H x h v
                 MLA: q x H, h s x q (or h s x H); l + r x H, h (d + v) x l; H x h v
     dense       2 F x H where it is gated, else F x H; H x F
     router      E x H
@@ -125,23 +125,24 @@ def _holding(since: Level, dropped: Level | None) -> frozenset[Level]:
 
 def _attention(model: ModelSizes, window: int) -> LayerPart:
     sizes, hidden = model.attention, model.hidden
-    h, v, q, s = sizes.heads, sizes.v_dim, sizes.q_lora, sizes.score_dim
+    h, d, v, q, s = sizes.heads, sizes.qk_dim, sizes.v_dim, sizes.q_lora, sizes.score_dim
     mla = sizes.kind is AttentionKind.MLA
     pairs, narrow = (h, sizes.kv_lora + sizes.rope_dim) if mla else (sizes.kv_heads, sizes.kv_lora)
-    products, into = [], 0 if mla else pairs * (s + v)
+    queries, into = h * (s if mla else d), 0 if mla else pairs * (d + v)
+    products = []
     if q:
-        products += [WeightProduct(q, hidden, sizes.qkv_bias * q), WeightProduct(h * s, q)]
+        products += [WeightProduct(q, hidden, sizes.qkv_bias * q), WeightProduct(queries, q)]
     elif mla:
-        products.append(WeightProduct(h * s, hidden))
+        products.append(WeightProduct(queries, hidden))
     else:
-        into += h * s
+        into += queries
     if mla:
         products.append(WeightProduct(narrow, hidden, sizes.qkv_bias * narrow))
-        products.append(WeightProduct(h * (sizes.qk_dim + v), sizes.kv_lora))
+        products.append(WeightProduct(h * (d + v), sizes.kv_lora))
     else:
         products.append(WeightProduct(into, hidden, sizes.qkv_bias * into))
     products.append(WeightProduct(hidden, h * v, sizes.out_bias * hidden))
-    vectors = q + sizes.kv_lora if mla else sizes.head_norms * 2 * sizes.qk_dim + sizes.sinks * h
+    vectors = q + sizes.kv_lora if mla else sizes.head_norms * 2 * d + sizes.sinks * h
     columns = {
         "query": h * s,
         "key": pairs * s,

@@ -77,7 +77,8 @@ def _random_model(draw: random.Random) -> ModelSizes:
     mla, gated, moe = maybe(), maybe(), maybe()
     attention = AttentionSizes(
         4, 4 if mla else 2, 24, 20, AttentionKind.MLA if mla else AttentionKind.GQA,
-        12 * (mla and maybe()), 16 * mla, 6 * mla, maybe(), maybe(), maybe(), maybe(), window=300, windowed=(1,),
+        12 * (mla and maybe()), 16 * mla, 6 * (mla or maybe()), maybe(), maybe(), maybe(), maybe(),
+        window=300, windowed=(1,),
     )  # fmt: skip
     experts = MoeSizes(8, 3, 36, shared=draw.choice((0, 2)), first_dense=1, every=draw.choice((1, 2)), bias=maybe())
     return ModelSizes(
