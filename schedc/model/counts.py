@@ -98,6 +98,12 @@ def layer_parameters(model: ModelSizes, layer: int) -> Counts:
     return _parameters(layer_parts(model, layer))
 
 
+def without_experts(counts: Counts) -> tuple[int, int]:
+    """Parameters that are no experts' own, and those of experts, which the ranks of an expert group share."""
+    experts = counts.get(PartName.EXPERTS, 0)
+    return sum(counts.values()) - experts, experts
+
+
 def _parameters(parts: Parts) -> Counts:
     counts = {name: part_parameters(parts[name]) for name in PartName if name in parts}
     return {name: count for name, count in counts.items() if count}

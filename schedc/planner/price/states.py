@@ -9,7 +9,7 @@ import numpy as np
 
 from schedc.ir.arrays import Floats
 from schedc.layout.parts import DECODER, WORK, PartKind
-from schedc.model.counts import Counts, layer_parameters, model_parameters
+from schedc.model.counts import Counts, layer_parameters, model_parameters, without_experts
 from schedc.model.parts import PartName
 from schedc.model.sizes import LayerKind, ModelSizes
 from schedc.planner.price.problem import GRAD_BYTES, PlanProblem
@@ -38,12 +38,7 @@ def kind_parameters(model: ModelSizes, one_stage: bool = False) -> Floats:
     if model.mtp and not one_stage:
         of_kind[PartKind.MTP] = {**of_kind[PartKind.MTP], PartName.EMBEDDING: word}
     whole = {PartKind.EMBEDDING: (word, 0), PartKind.HEAD: (head, 0)}
-    return np.array([whole.get(kind) or _divided(of_kind[kind]) for kind in WORK], np.float64)
-
-
-def _divided(counts: Counts) -> tuple[int, int]:
-    experts = counts.get(PartName.EXPERTS, 0)
-    return sum(counts.values()) - experts, experts
+    return np.array([whole.get(kind) or without_experts(of_kind[kind]) for kind in WORK], np.float64)
 
 
 class Spread(NamedTuple):

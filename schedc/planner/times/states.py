@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from schedc.ir.arrays import Floats
-from schedc.model.counts import layer_parameters, model_parameters
+from schedc.model.counts import layer_parameters, model_parameters, without_experts
 from schedc.model.parts import PartName
 from schedc.planner.times.run import TrainingRun
 from schedc.planner.times.table import RunTable
@@ -31,13 +31,9 @@ def rank_parameters(run: TrainingRun) -> list[tuple[float, float]]:
     word = outside[PartName.EMBEDDING]
     result = []
     for rank in range(run.pp):
-        layers = [
-            layer_parameters(run.model, layer)
-            for stage in range(rank, run.stages, run.pp)
-            for layer in run.layer_ranges()[stage]
-        ]
-        experts = sum(layer.get(PartName.EXPERTS, 0) for layer in layers)
-        dense = sum(sum(layer.values()) for layer in layers) - experts
+        stages = run.layer_ranges()[rank :: run.pp]
+        layers = [without_experts(layer_parameters(run.model, layer)) for stage in stages for layer in stage]
+        dense, experts = (sum(each[part] for each in layers) for part in (0, 1))
         if rank == 0:
             dense += word
         if rank == run.pp - 1:
