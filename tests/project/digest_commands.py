@@ -127,7 +127,7 @@ SINGLE = (
 )
 
 WRITTEN = ("out", "out.html", "out.svg", "out.order", "messy.sched", "zb_auto.P3-M7.order")
-WRITERS = ("compile", "show", "tune", "fmt", "freeze")
+WRITERS = ("compile", "show", "tune", "fmt", "freeze", "plan")
 WRONG = (
     "check no_such_schedule", "check 1f1b.sched -D Q=3", "check 1f1b.sched -D P=0", "check 1f1b.sched --cost X=3",
     "check zbv.sched -D M=1", "check 1f1b.sched --sweep 'P<='", "export chimera.sched --to megatron",

@@ -10,9 +10,10 @@ The tool uses stable interfaces alone (the command line, `schedc.compile`, `Pipe
 runs on old and new commits: call it with the interpreter of the commit's environment, from the root of its checkout.
 
 Groups: `compile`: programs (JSON, text, columns), CSV and SVG of the library at several sizes. `text`: what all other
-commands print or write. `steps`: losses, gradients, parameters and the order of execution of training steps.
+commands print or write. `plans`: prices, bounds, predictions and files of 200 plans, each double in hex.
+`steps`: losses, gradients, parameters and the order of execution of training steps.
 `words`: sentences for people: diagnostics, help, explanations, hover texts. An intended change of wording shows in
-`words` alone, or in a table of `text`; `compile` and `steps` never change.
+`words` alone, or in a table of `text`; `compile`, `steps` and `plans` never change.
 
 Comment lines of schedules and examples are left out before they are compiled: rewording them changes `words` alone.
 """
@@ -28,7 +29,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-GROUPS = ("compile", "text", "words", "steps")
+GROUPS = ("compile", "text", "words", "steps", "plans")
 
 
 def main() -> int:
@@ -59,6 +60,7 @@ def main() -> int:
 def cases_of(group: str) -> Iterator[tuple[str, str]]:
     """(case, sha256) of a group, worked out in a folder of its own."""
     import digest_commands
+    import digest_plans
     import digest_steps
 
     root = Path.cwd()
@@ -67,6 +69,8 @@ def cases_of(group: str) -> Iterator[tuple[str, str]]:
         try:
             if group == "steps":
                 yield from digest_steps.cases()
+            elif group == "plans":
+                yield from digest_plans.cases(root)
             else:
                 yield from digest_commands.cases(group, root)
         finally:
