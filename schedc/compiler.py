@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from schedc.analysis.lane_walk import TimedWorks
     from schedc.analysis.work_runs import WorkRuns
     from schedc.attachments.values import Attachments
-    from schedc.cost.op_times import Pricer
     from schedc.layout.parts import Layout
     from schedc.plan.attached import AttachedPlan
     from schedc.plan.choose_recomputation import ChosenRecomputation
     from schedc.plan.place_works import Offloading
     from schedc.plan.read import ReadPlan
     from schedc.plan.replicate import Replication
+    from schedc.step.op_times import Pricer
 
 
 @dataclass(frozen=True)

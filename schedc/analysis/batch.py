@@ -8,15 +8,15 @@ from itertools import pairwise
 
 import numpy as np
 
+from schedc.analysis.cell_durations import cell_classes, durations_of
 from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.kept import kept
 from schedc.analysis.numba_kernels import COST, FRESH, RANK, kernels
 from schedc.analysis.ratios import idle, ratios, span_ratios
-from schedc.cost.batch import CostBatch, CostRows
+from schedc.cost.batch import CostBatch
 from schedc.cost.costs import Costs
 from schedc.diagnostics import CompilerBug
-from schedc.ir.arrays import Bools, Floats, Int32, Int64, bincount, distinct, reduceat
-from schedc.ir.ops import OpKind
+from schedc.ir.arrays import Bools, Floats, Int32, Int64, bincount, reduceat
 
 _WIDTH = 256
 """Cost vectors that the compiled loop runs at a time: the rows that it reads and writes then stay in the caches."""
@@ -68,41 +68,10 @@ def simulate_batch(dependencies: Dependencies, costs: CostBatch | Sequence[Costs
     stages = dependencies.schedule.stages
     batch = costs if isinstance(costs, CostBatch) else CostBatch.of(costs, stages)
     rows = batch.rows(stages)
-    classes, duration = _classes(dependencies, rows)
+    groups, classes = cell_classes(dependencies, len(rows.F))
+    duration = durations_of(groups, rows)
     begin, end = edges(dependencies, classes, duration, rows.p2p)
     return Outcomes(end.max(axis=0, initial=0.0), _busy(dependencies, classes, duration), end - begin)
-
-
-def _classes(dependencies: Dependencies, costs: CostRows) -> tuple[Int64, Floats]:
-    """[cells] class of every cell and [classes, K] durations: cells of a class take equally long whatever the costs."""
-    rows, kinds = costs.F.shape[0], len(OpKind)
-    found, classes = _codes(dependencies, rows)
-    duration = np.empty((found.size, costs.F.shape[1]))
-    single = found < kinds * rows
-    by_kind = np.concatenate([getattr(costs, kind.name) for kind in OpKind])
-    duration[single] = by_kind[found[single]]
-    rest, second_row = np.divmod(found - kinds * rows, rows)
-    backward = ~single & (rest < 2 * rows)
-    duration[backward] = costs.pair(rest[backward] // 2, second_row[backward], rest[backward] % 2 == 1)
-    weight = rest >= 2 * rows
-    duration[weight] = by_kind[rest[weight] - 2 * rows] + costs.W[second_row[weight]]
-    return classes, duration
-
-
-@kept
-def _codes(dependencies: Dependencies, rows: int) -> tuple[Int64, Int64]:
-    """[classes] codes of the classes that occur, with costs of so many rows, and [cells] the class of each cell."""
-    schedule = dependencies.schedule
-    row = schedule.stage if rows > 1 else np.zeros_like(schedule.stage)
-    first, second, kinds = dependencies.first, dependencies.second, len(OpKind)
-    code = schedule.kind[first] * np.int64(rows) + row[first]
-    pairs = np.flatnonzero(dependencies.pairs)
-    kind = schedule.kind[second[pairs]]
-    # behind the classes of single ops those of pairs with an I and with a B, then those of an F and of an I with a W
-    way = np.where(kind == OpKind.W, 2 * rows + schedule.kind[first[pairs]] * np.int64(rows), 0)
-    way += np.where(kind == OpKind.W, row[first[pairs]], row[first[pairs]] * np.int64(2) + (kind == OpKind.B))
-    code[pairs] = (kinds + way) * rows + row[second[pairs]]
-    return distinct(code, kinds * rows + 4 * rows * rows)
 
 
 def _busy(dependencies: Dependencies, classes: Int64, duration: Floats) -> Floats:

@@ -8,12 +8,12 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from schedc.analysis.cell_durations import cell_classes
 from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.timeline import Timeline, durations
 from schedc.analysis.work_runs import WorkRuns
 from schedc.cost.costs import Costs, StageCosts
 from schedc.ir.arrays import Floats, Int32, Int64, bincount
-from schedc.ir.ops import OpKind
 
 CLASSES = ("warm-up", "cooldown", "dependency", "message", "imbalance")
 WARM_UP, COOLDOWN, DEPENDENCY, MESSAGE, IMBALANCE = range(len(CLASSES))
@@ -167,9 +167,7 @@ def _excess(timeline: Timeline, costs: StageCosts, producer: Int64, before: Int3
 
 def _deviation(dependencies: Dependencies, duration: Floats) -> Floats:
     """[cells] duration less the mean over the cells of the same kind; exactly 0 where they do not differ."""
-    kind = dependencies.schedule.kind.astype(np.int64)
-    signature = kind[dependencies.first] + len(OpKind) * np.where(dependencies.pairs, 1 + kind[dependencies.second], 0)
-    count = np.maximum(bincount(signature), 1)
-    mean = (bincount(signature, duration) / count)[signature]
+    _, classes = cell_classes(dependencies, 1)
+    mean = (bincount(classes, duration) / bincount(classes))[classes]
     difference = duration - mean
     return np.where(np.abs(difference) <= _ROUNDING * mean, 0.0, difference)

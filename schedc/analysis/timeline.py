@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from schedc.analysis.cell_durations import cell_groups, durations_of
 from schedc.analysis.dependencies import Dependencies, reduce_by_rank
 from schedc.analysis.numba_kernels import kernels
 from schedc.analysis.ratios import idle, ratios, span_ratios
@@ -144,20 +145,11 @@ def run_times(dependencies: Dependencies, costs: Costs) -> tuple[Floats, Floats]
 
 def durations(dependencies: Dependencies, costs: StageCosts) -> Floats:
     """[cells] the time of every cell. A pair with a W takes as long as both ops: what it hides lies inside the cell."""
-    schedule = dependencies.schedule
-    by_kind = np.stack([getattr(costs, kind.name) for kind in OpKind])
-    first, second = dependencies.first, dependencies.second
-    result = np.asarray(by_kind[schedule.kind[first], schedule.stage[first]])
-    pairs = np.flatnonzero(dependencies.pairs)
-    result[pairs] += by_kind[schedule.kind[second[pairs]], schedule.stage[second[pairs]]]
-    pairs = np.flatnonzero(dependencies.with_backward)
-    backward = second[pairs]
-    full = schedule.kind[backward] == OpKind.B
-    result[pairs] = costs.pair(schedule.stage[first[pairs]], schedule.stage[backward], full)
+    result = durations_of(cell_groups(dependencies, costs.F.size), costs)
     if costs.recompute_in_backward.any():
         last = dependencies.backward
-        inside = (last >= 0) & ~recomputed_ops(schedule)[last]
-        result[inside] += costs.recompute_in_backward[schedule.stage[last[inside]]]
+        inside = (last >= 0) & ~recomputed_ops(dependencies.schedule)[last]
+        result[inside] += costs.recompute_in_backward[dependencies.schedule.stage[last[inside]]]
     return result
 
 

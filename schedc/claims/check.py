@@ -112,8 +112,8 @@ def check_claims(
 
     The symbols F, I, W, B, R, FB and p2p are what each stage costs, the same for all. Each is greater than 0 but p2p,
     which is at least 0. FB is between max(F, B) and F + B, and B = I + W where the order has an I. A claim that does
-    not name p2p covers p2p = 0 only. A claim that does not compare sums of times and costs is tried at up to `VECTORS`
-    cost vectors.
+    not name p2p covers p2p = 0 only; so it is with a key that every op takes. A claim that does not compare sums of
+    times and costs is tried at up to `VECTORS` cost vectors.
 
     memory: the peaks of the schedule, if they are measured already.
     follows_costs: whether other costs would have chosen another order (`policy`).

@@ -16,11 +16,11 @@ from schedc.analysis.legality import check_schedule
 from schedc.claims.check import STATUSES, Status, check_claims
 from schedc.cost.costs import Costs
 from schedc.cost.given import check_given
-from schedc.cost.op_times import Pricer
 from schedc.diagnostics import Diagnostic, DiagnosticError
 from schedc.elaborate import elaborate
 from schedc.elaborate.fastest import has_policy
 from schedc.interrupts import unheard
+from schedc.step.op_times import Pricer
 from schedc.syntax.tree import ScheduleTree
 
 REFUSED = frozenset({"S113", "S114"})

@@ -14,7 +14,7 @@ from schedc.analysis.claim_values import COMPARISONS, Environment, evaluate, men
 from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.memory import Memory, measure_memory
 from schedc.cost.costs import Costs
-from schedc.cost.keys import COST_SYMBOLS
+from schedc.cost.keys import BY_NAME, COST_SYMBOLS, ZERO_SYMBOLS
 from schedc.ir.ops import OpKind
 from schedc.ir.recomputed import has_recomputation
 from schedc.ir.schedule import Schedule
@@ -130,8 +130,9 @@ class Trials:
             return ""
         if not self.costs.uniform:
             return "the given costs differ between stages"
-        if self.costs.p2p and "p2p" not in names:
-            return "it speaks of p2p = 0"
+        for symbol in sorted(ZERO_SYMBOLS - names):
+            if _symbol(scalars(self.costs), symbol):
+                return f"it speaks of {symbol} = 0"
         F, I, W, B, FB = (_symbol(scalars(self.costs), s) for s in ("F", "I", "W", "B", "FB"))  # noqa: E741
         if self.split and abs(B - (I + W)) > 1e-9 * B:
             return "it speaks of B = I + W"
@@ -143,7 +144,8 @@ class Trials:
         """Integer cost vectors at which a claim with these names is tried if it cannot be decided.
 
         FB varies from max(F, B) to F + B where the claim names FB or the schedule pairs forwards with backwards. R
-        varies from 0 to 3/2 F where the claim names R or the schedule has Rs. p2p varies where the claim names p2p.
+        varies from 0 to 3/2 F where the claim names R or the schedule has Rs. p2p and what every op
+        takes vary where the claim names them.
         """
         overlaps = "FB" in names or bool(self.dependencies.with_backward.any())
         recomputes = "R" in names or self.recomputes
@@ -153,9 +155,9 @@ class Trials:
                 # how far FB is from F + B down to max(F, B), in halves
                 share = (0, 2, 1)[(number + turn) % 3] if overlaps else 0
                 FB = float(F + B - min(F, B) * share // 2)
-                p2p = float(number % 4) if "p2p" in names else 0.0
+                more: dict[str, Any] = dict.fromkeys(ZERO_SYMBOLS & names, float(number % 4))
                 R = float(F * ((number + turn) % 4) // 2) if recomputes else float(F)
-                yield Costs(float(F), float(I), float(W), float(B), FB, p2p, R=R)
+                yield Costs(float(F), float(I), float(W), float(B), FB, R=R, **more)
 
 
 # (F, I, W), chosen so that every order and equality among F, I, W, B occurs, with W from small to large.
@@ -171,10 +173,11 @@ def scalars(costs: Costs) -> Costs:
     """Uniform costs with one number for all stages, and the defaults of B, R and FB filled in."""
     if not costs.uniform:
         return scalars(Costs())  # for claims that no cost matters to
-    values = {s: value[0] if isinstance(value := getattr(costs, s), tuple) else value for s in COST_SYMBOLS}
-    values["B"] = values["I"] + values["W"] if values["B"] is None else values["B"]
-    values["R"] = values["F"] if values["R"] is None else values["R"]
-    values["FB"] = values["F"] + values["B"] if values["FB"] is None else values["FB"]
+    values: dict[str, Any] = {}
+    for symbol in COST_SYMBOLS:  # keys come behind those whose sum they default to
+        value = getattr(costs, symbol)
+        value = value[0] if isinstance(value, tuple) else value
+        values[symbol] = BY_NAME[symbol].summed(values) if value is None else value
     return Costs(**values)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from schedc.cost.checks import Cost, problem, problem_in, too_many_values, validated
 from schedc.cost.kernels import KernelFamily, read_kernels, write_kernels
-from schedc.cost.keys import DEFAULTS, KEYS, NAMES, TABLES
+from schedc.cost.keys import CELL_KEYS, DEFAULTS, KEYS, NAMES, TABLES, with_keys
 from schedc.cost.lanes import LaneEngine, read_lanes, slowdowns, write_lanes
 from schedc.cost.parts import PartCosts, read_parts, write_parts
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label, did_you_mean
@@ -29,15 +29,12 @@ ANCHORS = frozenset({"F", "B"})
 
 
 @dataclass(frozen=True)
+@with_keys(default=lambda key: key.default)
 class Costs:
-    """Costs as they are given; the keys are the rows of `schedc.cost.keys.KEYS`.
+    """Costs as they are given; the keys are the rows of `schedc.cost.keys.KEYS`, also those without a line here.
 
     Times are per chunk (one stage), in any one unit. B defaults to I + W, R to F, and FB, an overlapped pair, to F + B.
-    A pair takes the FB of its forward's stage. p2p: latency of one message between two ranks.
-    dp: time in which a replica sends 1 GB to the other replicas of its rank, or 1 unit of a memory without unit.
-    activation: memory, in any one unit, that one microbatch holds on one stage from its F to its backward.
-    pending_weight: the part of it still held between I and W (the zero-bubble papers' M_W over M_B).
-    recomputed: the part of it that a microbatch with an R holds between its F and that R.
+    A pair takes the FB of its forward's stage. pending_weight over activation is the zero-bubble papers' M_W over M_B.
     recompute_in_backward: time. How much longer a backward without an R takes, because it recomputes inside itself.
         Set by plans, never read from a file.
     restored: memory that a microbatch with an R holds from that R on; by default ``activation``. Set by plans, never
@@ -97,10 +94,8 @@ class Costs:
     @property
     def uniform(self) -> bool:
         """Whether every stage costs the same time."""
-        return all(not isinstance(cost, tuple) or len(set(cost)) == 1 for cost in self._times())
-
-    def _times(self) -> tuple[Cost | None, ...]:
-        return (self.F, self.I, self.W, self.B, self.R, self.FB, self.recompute_in_backward)
+        times = (getattr(self, name) for name in (*CELL_KEYS, "recompute_in_backward"))
+        return all(not isinstance(cost, tuple) or len(set(cost)) == 1 for cost in times)
 
     def resolved(self, stages: int) -> StageCosts:
         """The costs of each of ``stages`` stages.
@@ -121,9 +116,10 @@ class Costs:
 
         columns: dict[str, Any] = {}
         for key in KEYS:  # keys come behind those whose sum they default to
-            cost = getattr(self, key.name)
-            columns[key.name] = lane(cost) if cost is not None else sum(columns[name] for name in key.sums)
-        columns |= {"FB": None if self.FB is None else lane(self.FB), "p2p": float(self.p2p), "dp": float(self.dp)}
+            if (cost := getattr(self, key.name)) is None:
+                columns[key.name] = None if key.enters == "pair" else key.summed(columns)
+            else:
+                columns[key.name] = lane(cost) if key.per_stage else float(cost)
         restored = lane(self.activation if self.restored is None else self.restored)
         return StageCosts(**columns, recompute_in_backward=lane(self.recompute_in_backward), restored=restored,
                           slowdown=slowdowns(self.lanes))  # fmt: skip
@@ -137,10 +133,11 @@ class Costs:
 
 
 @dataclass(frozen=True, eq=False)
+@with_keys()
 class StageCosts:
     """`Costs` of a known number of stages.
 
-    F, I, W, B, R, recompute_in_backward: [stages] times.
+    F, I, W, B, R, keys that every op takes, recompute_in_backward: [stages] times.
     FB: [stages] time of a pair, by the stage of its forward; None where a pair takes F + B of its two stages.
     p2p, dp: time, as there. activation, pending_weight, recomputed, restored: [stages] memory.
     slowdown: [lanes of works] by how much more than alone compute takes while a lane is busy; 0.08 for 8 % more.
@@ -160,17 +157,6 @@ class StageCosts:
     recomputed: Floats
     restored: Floats
     slowdown: Floats
-
-    def pair(self, forward_stage: Any, backward_stage: Any, full: Any) -> Floats:
-        """Time of overlapped pairs, elementwise; ``full`` says whether the backward is B and not I.
-
-        A pair with an I is one with a B less the deferred W, and never shorter than either of its two ops.
-        """
-        F, B = self.F[forward_stage], np.where(full, self.B[backward_stage], self.I[backward_stage])
-        if self.FB is None:
-            return np.asarray(F + B)
-        whole = self.FB[forward_stage]
-        return np.asarray(np.where(full, whole, np.maximum(whole - self.W[backward_stage], np.maximum(F, B))))
 
 
 SCHEMA = "schedc.costs/1"

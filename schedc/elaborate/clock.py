@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from schedc.cost.op_times import OpTimes
 from schedc.ir.arrays import Int64
 from schedc.ir.op_tables import BACKWARD
 from schedc.ir.ops import LETTERS, OpKind
 from schedc.ir.schedule import Schedule
+from schedc.step.op_times import OpTimes
 
 CellRows = tuple[int, ...]
 """The row of an op in the schedule, or the two rows of a pair."""

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 
 from schedc.cost.costs import Costs
-from schedc.cost.op_times import OpTimes
 from schedc.elaborate import turn_loops
 from schedc.elaborate.clock import OpValues
 from schedc.elaborate.rules import InTurn
@@ -21,6 +20,7 @@ from schedc.ir.arrays import Int64
 from schedc.ir.compiled import IMPORT_SECONDS, called_from_loops, compile_seconds, jit
 from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Schedule
+from schedc.step.op_times import OpTimes
 
 _COMPILE_SECONDS = 3.0
 """What compiling the loop costs, once on a machine."""

@@ -10,12 +10,12 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heappush
 
-from schedc.cost.op_times import OpTimes
 from schedc.elaborate.clock import CellRows, RankClock
 from schedc.elaborate.ready_ops import PreferencePool
 from schedc.elaborate.rules import Preferred
 from schedc.elaborate.simulated_order import SimulatedOrder
 from schedc.ir.schedule import Schedule
+from schedc.step.op_times import OpTimes
 
 
 def list_schedule(

@@ -9,7 +9,6 @@ import numpy as np
 
 from schedc.check.names import check
 from schedc.cost.costs import Costs
-from schedc.cost.op_times import Pricer
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label, RequestError
 from schedc.elaborate.assemble import ExpandedOrder, assemble
 from schedc.elaborate.computed import ComputedExpander
@@ -37,6 +36,7 @@ from schedc.elaborate.sizes import (
 from schedc.ir.arrays import bincount
 from schedc.ir.placement import Placement
 from schedc.ir.schedule import Schedule
+from schedc.step.op_times import Pricer
 from schedc.syntax import tree as t
 
 

@@ -9,12 +9,12 @@ from math import inf
 
 import numpy as np
 
-from schedc.cost.op_times import OpTimes
 from schedc.elaborate.clock import CellRows
 from schedc.elaborate.rules import Searched
 from schedc.elaborate.simulated_order import SimulatedOrder
 from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Schedule
+from schedc.step.op_times import OpTimes
 
 WAYS = 8
 """Number of orders that are tried: one per setting of the switches."""

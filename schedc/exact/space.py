@@ -29,13 +29,13 @@ class Bound:
 class Space:
     """Costs, the same for every stage, as vectors of integers: one coordinate per free symbol.
 
-    symbols: the free costs, of F, I, W, B, R, FB, p2p, in this order.
+    symbols: the free costs, in the order of `COST_SYMBOLS`.
     split: whether B is I + W, as it is where the order has an I; else B is a symbol of its own.
     constant: whether there is a last coordinate `ONE`.
     narrowed: further bounds that all vectors satisfy.
     equal: whether F, I and W are one cost, called F.
 
-    Every cost is greater than 0, p2p at least 0, and FB between max(F, B) and F + B.
+    Every cost is greater than 0, but those of `ZERO_SYMBOLS` at least 0, and FB between max(F, B) and F + B.
     """
 
     symbols: tuple[str, ...]
@@ -67,7 +67,7 @@ class Space:
         return (*self.symbols, ONE) if self.constant else self.symbols
 
     def form(self, cost: str) -> Vector:
-        """[coordinates] coefficients of a cost, or of `ONE`; all 0 for a latency outside the space."""
+        """[coordinates] coefficients of a cost, or of `ONE`; all 0 for what is 0 outside of the space, as a latency."""
         if self.equal and cost in ("I", "W"):
             return self.form("F")
         if cost == "B" and self.split:
@@ -102,7 +102,7 @@ class Space:
     def texts(self) -> tuple[str, ...]:
         """The bounds and ties of the space as comparisons, to be printed."""
         tied = (*(("F == I", "I == W") if self.equal else ()), *(("B == I + W",) if self.split else ()))
-        still = () if "p2p" in self.symbols else ("p2p == 0",)
+        still = (f"{s} == 0" for s in COST_SYMBOLS if s in ZERO_SYMBOLS and s not in self.symbols)
         return (*(bound.text for bound in self.bounds if bound.text), *tied, *still)
 
     def costs(self, vector: Sequence[int]) -> dict[str, float]:

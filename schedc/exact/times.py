@@ -16,12 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from schedc.analysis.batch import edges
+from schedc.analysis.cell_durations import cell_classes
 from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.timeline import run_durations
 from schedc.exact.cone import Cone, Vector, dot, minus
 from schedc.exact.space import Space
-from schedc.ir.arrays import Int64, bincount, distinct
-from schedc.ir.ops import OpKind
+from schedc.ir.arrays import Int64, bincount
+from schedc.step.durations import sums, totals
 
 Quantity = tuple[str, int]
 """A time: its name and its rank; rank -1 for a time of all ranks together.
@@ -295,50 +296,24 @@ class LinearTimes:
         return form
 
 
-@dataclass(frozen=True, eq=False)
-class Kinds:
-    """The cells of a schedule by what they compute.
+def simulations_on(dependencies: Dependencies, space: Space, cone: Cone) -> list[tuple[Cone, Simulations]]:
+    """The cone, cut where the time of a class of cells changes which of its sums is the longest, and its simulations.
 
-    classes: [cells] the kind of each. codes: [kinds] the op, and the op that overlaps it, if there is one.
+    Such a time, as max(FB - W, F, I) of a pair with an I, is linear in each part, not in all.
     """
-
-    dependencies: Dependencies
-    classes: Int64
-    codes: tuple[tuple[OpKind, OpKind | None], ...]
-
-    @classmethod
-    def of(cls, dependencies: Dependencies) -> Kinds:
-        kind = dependencies.schedule.kind
-        first = kind[dependencies.first].astype(np.int64)
-        second = np.where(dependencies.pairs, kind[dependencies.second].astype(np.int64) + 1, 0)
-        values, classes = distinct(first * (len(OpKind) + 1) + second, (len(OpKind) + 1) ** 2)
-        codes = [divmod(int(code), len(OpKind) + 1) for code in values]
-        return cls(dependencies, classes, tuple((OpKind(a), OpKind(b - 1) if b else None) for a, b in codes))
-
-
-def simulations_on(kinds: Kinds, space: Space, cone: Cone) -> list[tuple[Cone, Simulations]]:
-    """The cone, cut where an overlapped pair with an I changes which of its terms is the longest, and its simulations.
-
-    Such a pair takes max(FB - W, F, I) (`schedc.cost.costs.StageCosts.pair`): linear in each part, not in all.
-    """
-
-    def simulations(split_pair: Vector) -> Simulations:
-        durations = tuple(_duration(space, first, second, split_pair) for first, second in kinds.codes)
-        return Simulations(kinds.dependencies, kinds.classes, durations, space.form("p2p"))
-
-    if not any(second == OpKind.I for _, second in kinds.codes):
-        return [(cone, simulations(()))]
-    terms = [minus(space.form("FB"), space.form("W")), space.form("F"), space.form("I")]
-    parts = ((cone.cut_all(minus(term, other) for other in terms if other is not term), term) for term in terms)
-    return [(part, simulations(longest)) for part, longest in parts if part.rays]
-
-
-def _duration(space: Space, kind: OpKind, second: OpKind | None, split_pair: Vector) -> Vector:
-    if second is None:
-        return space.form(kind.name)
-    if second == OpKind.W:
-        return tuple(a + b for a, b in zip(space.form(kind.name), space.form("W"), strict=True))
-    return space.form("FB") if second == OpKind.B else split_pair
+    groups, classes = cell_classes(dependencies, 1)
+    parts: list[tuple[Cone, tuple[Vector, ...]]] = [(cone, ())]
+    for group in sorted(groups, key=lambda group: int(group.cells[0])):
+        longest = sums(group.first, group.second, joint=True)
+        forms = [tuple(form.tolist()) for form in totals(longest, lambda key, _: np.array(space.form(key)))]
+        parts = [
+            (smaller, (*durations, form))
+            for part, durations in parts
+            for form in forms
+            if (smaller := part.cut_all(minus(form, rest) for rest in forms if rest is not form)).rays
+        ]
+    latency = space.form("p2p")
+    return [(part, Simulations(dependencies, classes, durations, latency)) for part, durations in parts]
 
 
 def linear_parts(times: LinearTimes, quantity: Quantity, cone: Cone) -> list[tuple[Cone, Vector]]:
@@ -357,12 +332,14 @@ def linear_parts(times: LinearTimes, quantity: Quantity, cone: Cone) -> list[tup
     return parts
 
 
-def times_on(kinds: Kinds, space: Space, cone: Cone, ranks: Iterable[int] = ()) -> list[tuple[Cone, LinearTimes]]:
+def times_on(
+    dependencies: Dependencies, space: Space, cone: Cone, ranks: Iterable[int] = ()
+) -> list[tuple[Cone, LinearTimes]]:
     """Parts that cover the cone, with the times on each. ranks: those whose starts a statement needs."""
     result = []
-    for part, simulations in simulations_on(kinds, space, cone):
+    for part, simulations in simulations_on(dependencies, space, cone):
         starts = {rank: simulations.chains[rank] for rank in ranks}
-        count = kinds.dependencies.schedule.ranks
+        count = dependencies.schedule.ranks
         split: list[tuple[Cone, Mapping[int, Vector | None]]] = [(part, starts)]
         for rank, form in starts.items():
             if form is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Literal
 
 from schedc.analysis.dependencies import Dependencies
@@ -24,7 +23,7 @@ from schedc.exact.statement import (
     stripped,
     true_at,
 )
-from schedc.exact.times import Kinds, LinearTimes, simulations_on, times_on
+from schedc.exact.times import LinearTimes, simulations_on, times_on
 from schedc.ir.schedule import Schedule
 from schedc.syntax import tree
 
@@ -73,11 +72,6 @@ class Facts:
     def schedule(self) -> Schedule:
         return self.dependencies.schedule
 
-    @cached_property
-    def kinds(self) -> Kinds:
-        """The kinds of cells, which all claims share."""
-        return Kinds.of(self.dependencies)
-
 
 def decide_claim(claim: tree.Claim, facts: Facts, costs: frozenset[str], variables: frozenset[str]) -> Verdict:
     """Decide a claim for all costs.
@@ -102,7 +96,7 @@ def _statements(
     claim: tree.Claim, facts: Facts, space: Space, variables: frozenset[str]
 ) -> tuple[Statement, Statement]:
     """(condition, claim), each for every rank that the variables may be."""
-    works = [simulations.work for _, simulations in simulations_on(facts.kinds, space, space.cone)]
+    works = [simulations.work for _, simulations in simulations_on(facts.dependencies, space, space.cone)]
     work = [forms[0] if len(set(forms)) == 1 else None for forms in zip(*works, strict=True)]
 
     def for_ranks(node: tree.Expr | None) -> Statement:
@@ -141,7 +135,7 @@ def _search(statement: Statement, condition: Statement, facts: Facts, space: Spa
         ranks = list(range(facts.schedule.ranks))
     simulated = 0
     for region in regions_of(condition, space):
-        parts = times_on(facts.kinds, space, region.cone, ranks)
+        parts = times_on(facts.dependencies, space, region.cone, ranks)
         likely, refuted = None, None
         for part, times in parts:
             if refuted := refuted_in(statement, region, part, times):

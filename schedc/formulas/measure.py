@@ -11,7 +11,7 @@ from schedc.analysis.dependencies import Dependencies
 from schedc.exact.cone import Cone, Vector, dot
 from schedc.exact.pieces import Epigraph, linear_pieces
 from schedc.exact.space import Space
-from schedc.exact.times import BUBBLE, SPAN_BUBBLE, Kinds, LinearTimes, Quantity, times_on
+from schedc.exact.times import BUBBLE, SPAN_BUBBLE, LinearTimes, Quantity, times_on
 from schedc.ir.arrays import Floats
 
 TIMES: dict[str, Quantity] = {"bubble": BUBBLE, "span_bubble": SPAN_BUBBLE}
@@ -22,7 +22,7 @@ def times_at(cells: Dependencies, space: Space) -> LinearTimes | None:
 
     Times are not convex where an overlapped pair has an I, or where two chains of cells lead to a rank's first cell.
     """
-    parts = times_on(Kinds.of(cells), space, space.cone, range(cells.schedule.ranks))
+    parts = times_on(cells, space, space.cone, range(cells.schedule.ranks))
     return parts[0][1] if len(parts) == 1 else None
 
 

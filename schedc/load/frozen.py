@@ -9,7 +9,6 @@ from pathlib import Path
 
 from schedc.analysis.legality import check_schedule
 from schedc.cost.costs import Costs
-from schedc.cost.op_times import Pricer
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label, RequestError
 from schedc.elaborate import elaborate
 from schedc.elaborate.fastest import has_policy
@@ -17,6 +16,7 @@ from schedc.elaborate.sizes import bind_sizes
 from schedc.ir.schedule import Schedule
 from schedc.ir.text import parse_schedule, print_schedule
 from schedc.source import Source
+from schedc.step.op_times import Pricer
 from schedc.syntax.tree import ScheduleTree
 
 SUFFIX = ".order"

@@ -15,7 +15,7 @@ from schedc.attachments.units import amount
 from schedc.attachments.values import Attachments, Level
 from schedc.cost.checks import Cost
 from schedc.cost.costs import Costs
-from schedc.cost.keys import KEYS
+from schedc.cost.keys import EVERY_OP, KEYS
 from schedc.diagnostics import DiagnosticError, Label
 from schedc.ir.arrays import Floats
 from schedc.ir.schedule import Schedule
@@ -44,7 +44,7 @@ MOST_BALANCED = 1 << 14
 
 _TABLES = {"costs": "time", "parameters": "parameters", "activations": "activations"}
 """Which table of `LayerCosts` each line gives."""
-_PER_LAYER = tuple(key.name for key in KEYS if key.table == "ops" and key.per_stage)
+_PER_LAYER = tuple(key.name for key in KEYS if key.of_cells and key.name not in EVERY_OP)
 
 
 def layer_costs(directives: Directives) -> LayerCosts:

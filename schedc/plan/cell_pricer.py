@@ -6,16 +6,16 @@ from dataclasses import dataclass, replace
 
 from schedc.analysis.legality import check_dependencies
 from schedc.cost.costs import Costs
-from schedc.cost.op_times import OpTimes, StepTimes
 from schedc.ir.schedule import Schedule
 from schedc.plan.attached import AttachedPlan
 from schedc.plan.in_slices import with_slices
 from schedc.plan.price_cells import op_times, price_order
+from schedc.step.op_times import OpTimes, StepTimes
 
 
 @dataclass(frozen=True)
 class CellPricer:
-    """The `schedc.cost.op_times.Pricer` of costs with a table of cells.
+    """The `schedc.step.op_times.Pricer` of costs with a table of cells.
 
     attached: the plan whose schedule is ordered, if it is a plan; ``costs`` are then those of its stages.
     slices: number of slices of a microbatch, where no plan says it.

@@ -20,7 +20,6 @@ from schedc.cell.standard_blocks import BESIDE_LAYERS
 from schedc.cell.table import CellTable
 from schedc.cost.checks import problem
 from schedc.cost.costs import Costs
-from schedc.cost.op_times import OpTimes
 from schedc.diagnostics import DiagnosticError
 from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Schedule
@@ -29,6 +28,7 @@ from schedc.plan import Attachments, Method, plan_of
 from schedc.plan.group_rows import group_of
 from schedc.plan.recomputed_nodes import graphs_of, shares_of_forward
 from schedc.source import Source
+from schedc.step.op_times import OpTimes
 
 
 def price_cells(dependencies: Dependencies, costs: Costs, works: TimedWorks | None = None) -> CellPricing | None:

@@ -27,6 +27,7 @@ from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Schedule
 from schedc.search.split import split_backwards
 from schedc.search.ticks import TickGrid, grid_for
+from schedc.step.durations import alone, duration
 
 F, I, W, B = OpKind.F, OpKind.I, OpKind.W, OpKind.B  # noqa: E741
 
@@ -246,9 +247,11 @@ def _limits(seed: Schedule, schedule: Schedule, costs: StageCosts) -> tuple[str,
     """The restrictions that keep the search from covering every order of the seed's ops, in words."""
     paired = bool((seed.pair >= 0).any())
     kept = bool((schedule.pair >= 0).any())
-    apart = costs.F + np.maximum(costs.B, costs.I + costs.W).max()
-    pays = costs.FB is not None and bool((apart > costs.FB).any())
-    dear = (costs.I + costs.W > costs.B) | (costs.pending_weight > costs.activation)
+    times = alone(costs)
+    split, pair = times[I] + times[W], (np.arange(schedule.stages), np.arange(schedule.stages))
+    apart = times[F] + np.maximum(times[B], split).max()
+    pays = costs.FB is not None and bool((apart > duration(costs, F, B, pair)).any())
+    dear = (split > times[B]) | (costs.pending_weight > costs.activation)
     applies = {
         PAIRS_KEPT: kept,
         NO_PAIRS: not kept and (paired or pays),

@@ -45,7 +45,7 @@ def cases(root: Path) -> Iterator[tuple[str, str]]:
         files = ((file, digest) for file, digest in ran.files.items() if file.endswith((".sched", ".toml")))
         yield from ((f"{line} > {file}", digest) for file, digest in files)
     for line in EXPLAINED:
-        yield line, sha(in_hex(json.loads(invoke(f"plan {line} --top 1 --json").stdout)["explained"]))
+        yield line, sha(in_hex(json.loads(invoke(f"plan {line} --top 1 --json").stdout)["explain"]))
     for name in PREDICTED:
         table = next(root.glob(f"benchmarks/**/{name}.csv"))
         yield f"predicted {name}", sha(in_hex(json.loads(invoke(f"plan --predict {table} --json").stdout)))

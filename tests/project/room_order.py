@@ -11,6 +11,7 @@ LEVELS = {
         ("ir", "model"),
         ("syntax", "cell"),
         ("cost",),
+        ("step",),
         ("check",),
         ("elaborate", "analysis"),
         ("exact",),

@@ -175,7 +175,7 @@ def names_of(schedule: Schedule, given: Given) -> dict[str, Any]:
     """The names that claims and formulas speak of, by the reference; a metric of ranks is the largest."""
     step = Step(orders_of(schedule), given)
     work, ranks = sum(step.busy), schedule.ranks
-    costs = {key: cost(given, key) for key in ("F", "I", "W", "B", "R", "p2p")}
+    costs = {key: cost(given, key) for key in ("F", "I", "W", "B", "R", "p2p", "launch")}
     return {
         **schedule.sizes, **costs, "FB": cost(given, "FB") if "FB" in given else costs["F"] + costs["B"],
         "makespan": step.makespan, "bubble": max(step.bubble), "span_bubble": max(step.span_bubble),
@@ -188,15 +188,17 @@ def holds(text: str, names: dict[str, Any]) -> Any:
     return eval(re.sub(r"\b(\d+)\b", r"Fraction(\1)", text) if text else "True", {"Fraction": Fraction}, names)
 
 
-def judge_claims(run: Run, source: str, sizes: dict[str, int], given: Given, costs: Costs | None = None) -> list[str]:
+def judge_claims(
+    run: Run, source: str, sizes: dict[str, int], given: Given, costs: Costs | None = None, order: str = ""
+) -> list[str]:
     """Whether the times and the verdicts of `check` are those of the reference.
 
-    costs: those that a `policy` orders by. Returns the status of each claim of times that covers the given costs, or
-    is refuted.
+    costs: those that a `policy` orders by. order: a source of the same order, where only ``run`` reads the
+    other. Returns the status of each claim of times that covers the given costs, or is refuted.
     """
     defined = [part for name, value in sizes.items() for part in ("-D", f"{name}={value}")]
     facts = json.loads(run("check", source, *defined, *options(given), "--json")[1].splitlines()[0])
-    schedule = legal_schedule(open_input(source), sizes, costs)
+    schedule = legal_schedule(open_input(order or source), sizes, costs)
     names, statuses = names_of(schedule, given), []
     assert same([facts["makespan"], max(facts["bubble"])], [names["makespan"], names["bubble"]])
     for claim in facts["expect"]:
@@ -290,41 +292,15 @@ def test_layers(seed: int, tmp_path: Path) -> None:
     assert same([measured["makespan"], *measured["work"]], [step.makespan, *step.busy])
 
 
-LAUNCH = """--- a/schedc/cost/keys.py
-+++ b/schedc/cost/keys.py
-@@ -43,2 +43,3 @@
-     *map(_of_kind, OpKind),
-+    CostKey("launch", "ops", "time that every op takes besides", 0.0),
-     CostKey("FB", "ops", "time of an overlapped pair, F & B", sums=("F", "B"), symbol=True),
---- a/schedc/cost/costs.py
-+++ b/schedc/cost/costs.py
-@@ -51,2 +51,3 @@
-     pending_weight: Cost = DEFAULTS["pending_weight"]
-+    launch: Cost = DEFAULTS["launch"]
-     R: Cost | None = None
-@@ -133,2 +134,3 @@
-     pending_weight: Floats
-+    launch: Floats
-     recomputed: Floats
---- a/schedc/analysis/timeline.py
-+++ b/schedc/analysis/timeline.py
-@@ -163,2 +163,5 @@
-     result[pairs] = costs.pair(schedule.stage[first[pairs]], schedule.stage[backward], full)
-+    result += costs.launch[schedule.stage[first]]
-+    pairs = np.flatnonzero(dependencies.pairs)
-+    result[pairs] += costs.launch[schedule.stage[second[pairs]]]
-     if costs.recompute_in_backward.any():
-"""
-"""A key that every op takes, as CONTRIBUTING.md adds one: a row, its field, and whoever computes with it."""
-
-
 @pytest.fixture(scope="module")
 def planted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """The commands of a copy of the package that has the key ``launch``."""
+    """The commands of a copy that has the key ``launch``, which every op takes, as CONTRIBUTING.md adds it."""
     folder = tmp_path_factory.mktemp("launch")
-    for name in ("schedc", "schedules"):
+    for name in ("schedc", "schedules", "docs/guide"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    applied = subprocess.run(["git", "apply", "-"], cwd=folder, input=LAUNCH, capture_output=True, text=True)
+    section = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split("### A cost key")[1]
+    diff = section.split("```diff\n")[1].split("```")[0]
+    applied = subprocess.run(["git", "apply", "-"], cwd=folder, input=diff, capture_output=True, text=True)
     if applied.returncode:
         raise RuntimeError(applied.stderr)
     with CommandServer(sys.executable, folder, {**os.environ, "PYTHONPATH": str(folder)}) as server:
@@ -336,9 +312,50 @@ def test_a_key_that_every_op_takes_is_in_the_table(planted: Run) -> None:
     assert (facts["makespan"], facts["bubble"]) == (16.0, [4.0, 4.0])
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="several simulators write the duration of a cell")
-def test_a_key_that_every_op_takes_counts_everywhere(planted: Run, tmp_path: Path) -> None:
-    """`check 1f1b` proves a bubble of (P-1)*(F+B) = 3 for all costs, and it is 4."""
-    given, sizes = {"launch": Fraction(1, 2)}, {"P": 2, "M": 3}
-    judge_order(planted, tmp_path, legal_schedule(open_input("dualpipe"), {"P": 4, "M": 8}), given, tuned=False)
-    judge_claims(planted, "1f1b", sizes, given)
+@pytest.mark.parametrize("seed", range(6))
+def test_a_key_that_every_op_takes_counts_in_every_time(planted: Run, seed: int, tmp_path: Path) -> None:
+    """In ops and pairs, by stage too, in every command that takes an order."""
+    draw, schedule = Random(seed), random_schedule(seed)
+    schedule = with_recomputation(schedule, seed) if seed % 3 == 0 else schedule
+    values = [Fraction(draw.randint(1, 16), 8) for _ in range(schedule.stages)]
+    given = drawn(draw, schedule.stages) | {"launch": values if seed % 2 and len(values) > 1 else values[0]}
+    judge_order(planted, tmp_path, schedule, given, tuned=seed == 1 and find_spec("ortools") is not None)
+
+
+@pytest.mark.parametrize(("name", "sizes", "kinds"), LIBRARY[:6], ids=[name for name, _, _ in LIBRARY[:6]])
+def test_a_key_that_every_op_takes_counts_in_proofs(planted: Run, name: str, sizes: dict[str, int], kinds: str) -> None:
+    """A claim that does not name it speaks of 0, and says so."""
+    given = positive(Random(name), kinds) | {"launch": Fraction(1, 2)}
+    assert "proved" not in judge_claims(planted, name, sizes, given)
+    facts = json.loads(planted("check", name, *options(given), "--json")[1].splitlines()[0])
+    timed = [claim for claim in facts["expect"] if claim["domain"]]
+    assert timed
+    assert all("launch == 0" in claim["domain"] and not claim["applies"] for claim in timed)
+
+
+def test_claims_name_a_key_that_every_op_takes(planted: Run, tmp_path: Path) -> None:
+    claims = {
+        "1f1b": ("bubble == (P-1)*(F+B + 2*launch)", "makespan == (M+P-1)*(F+B) + 2*(M+P-1)*launch"),
+        "1f1b_overlap": ("makespan >= M*(FB + 2*launch)", "makespan <= (M+P-1)*(F+B)"),
+        "zbh1_overlap": ("makespan >= M*(F+I+W) + 3*launch", "makespan <= 2*M*P*(F+I+W) + launch"),
+    }
+    for (name, texts), kinds in zip(claims.items(), ("FB", "FB", "FIW"), strict=True):
+        text = (ROOT / "schedules" / f"{name}.sched").read_text(encoding="utf-8").rstrip().removesuffix("}")
+        file = tmp_path / f"{name}.sched"
+        file.write_text(text + "".join(f"  expect {claim}\n" for claim in texts) + "}\n", encoding="utf-8")
+        for seed in range(4):
+            given = positive(Random(seed), kinds) | {"launch": Fraction(seed, 8)}
+            statuses = judge_claims(planted, str(file), {"P": 2, "M": 4}, given, order=name)
+        assert statuses, name
+
+
+def test_layers_do_not_multiply_a_key_that_every_op_takes(planted: Run, tmp_path: Path) -> None:
+    file = tmp_path / "layers.sched"
+    file.write_text("sched 1\nplan layers = zbh1(P = 3, M = 4) {\n  layers 7\n}\n", encoding="utf-8")
+    facts = json.loads(planted("check", str(file), "--cost", "launch=0.5", "--cost", "F=2", "--json")[1])
+    schedule = legal_schedule(open_input("zbh1"), {"P": 3, "M": 4})
+    of_stages = {
+        key: [number * (1 + (key == "F")) for number in map(Fraction, facts["layers_per_stage"])] for key in "FIW"
+    }
+    step = Step(orders_of(schedule), {**of_stages, "launch": Fraction(1, 2)})
+    assert same([facts["makespan"], *facts["busy"]], [step.makespan, *step.busy])

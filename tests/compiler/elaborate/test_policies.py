@@ -14,12 +14,12 @@ from schedc.analysis.memory import measure_memory
 from schedc.analysis.timeline import simulate
 from schedc.compiler import compile_at, legal_schedule
 from schedc.cost.costs import Costs
-from schedc.cost.op_times import OpTimes
 from schedc.elaborate import elaborate
 from schedc.elaborate.list_schedule import list_schedule
 from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Schedule
 from schedc.load.library import open_schedule
+from schedc.step.op_times import OpTimes
 from support.sweeps import swept
 
 

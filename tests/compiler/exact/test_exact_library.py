@@ -16,7 +16,7 @@ from schedc.elaborate import elaborate
 from schedc.elaborate.fastest import has_policy
 from schedc.exact.cone import dot
 from schedc.exact.space import Space
-from schedc.exact.times import Edges, Kinds, Simulations, simulations_on
+from schedc.exact.times import Edges, Simulations, simulations_on
 from schedc.ir.schedule import Schedule
 from schedc.load.library import names, open_schedule
 from support.claim_oracle import grid, symbols_of
@@ -41,7 +41,7 @@ def legal(name: str, text: str) -> Iterator[Schedule]:
 def simulations(schedule: Schedule) -> tuple[Space, list[Simulations]]:
     known = Dependencies.of(schedule)
     space = Space.of(known, {"p2p"})
-    return space, [part for _, part in simulations_on(Kinds.of(known), space, space.cone)]
+    return space, [part for _, part in simulations_on(known, space, space.cone)]
 
 
 def vectors(schedule: Schedule, count: int) -> list[tuple[int, ...]]:

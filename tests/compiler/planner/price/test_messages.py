@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from schedc.cost.op_times import OpTimes
 from schedc.planner.cluster.values import Cluster
 from schedc.planner.presets.library import cluster_names, open_cluster, open_model
 from schedc.planner.price.part_table import PartTable, RankSplit
@@ -17,6 +16,7 @@ from schedc.planner.price.problem import PlanProblem
 from schedc.planner.search.best_first import SearchOptions, search
 from schedc.planner.space.conditions import read_condition
 from schedc.planner.space.space import PlanSpace
+from schedc.step.op_times import OpTimes
 
 
 def same_node(cluster: Cluster, block: int, rank: int, other: int) -> bool:

@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 from schedc.cost.costs import Costs
 from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Schedule
+from schedc.step.durations import alone, duration
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,14 +29,11 @@ class OpTimes:
     def of(cls, costs: Costs, stages: int) -> OpTimes:
         """The times that costs give to ops. Raises `DiagnosticError` (S404) for costs of another number of stages."""
         table = costs.resolved(stages)
-        alone: list[list[float]] = [getattr(table, kind.name).tolist() for kind in OpKind]
 
         def pair(kind: str, first: int, second: int) -> float:
-            if kind.endswith("W"):
-                return alone[OpKind[kind[0]]][first] + alone[OpKind.W][second]
-            return float(table.pair(first, second, kind == "FB"))
+            return float(duration(table, OpKind[kind[0]], OpKind[kind[1]], (first, second)))
 
-        return cls(alone, pair, table.p2p)
+        return cls(alone(table).tolist(), pair, table.p2p)
 
 
 class StepTimes(NamedTuple):
