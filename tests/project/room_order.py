@@ -30,7 +30,7 @@ LEVELS = {
         ("errors", "testing", "transport"),
         ("random_numbers",),
         ("ranks", "partition", "checkpoint", "offload"),
-        ("recompute", "materialize"),
+        ("recompute", "materialize", "row_flow"),
         ("stage",),
         ("moe", "head_loss", "compiled", "fusion"),
         ("segments", "models"),

@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -334,6 +335,17 @@ class MoELayer(nn.Module):
 def moe_layers(model: nn.Module) -> Iterator[tuple[str, MoELayer]]:
     """(name, layer) of every expert layer of ``model``."""
     return ((name, module) for name, module in model.named_modules() if isinstance(module, MoELayer))
+
+
+@contextmanager
+def outlines_kept(model: nn.Module) -> Iterator[None]:
+    """Lets the layers of ``model`` run on fake tensors inside without a note of how many tokens these had."""
+    before = [(layer, layer.outlined) for _, layer in moe_layers(model)]
+    try:
+        yield
+    finally:
+        for layer, tokens in before:
+            layer.outlined = tokens
 
 
 def set_loss_scale(model: nn.Module, scale: float) -> None:

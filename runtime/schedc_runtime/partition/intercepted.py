@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.function import _SingleLevelFunction
 
 from schedc_runtime.partition.recorder import ForwardRecorder, Original
 
@@ -40,17 +41,37 @@ def module_calls_to(recorder: ForwardRecorder, model: nn.Module) -> Iterator[Non
 
         return call
 
-    apply = vars(torch.autograd.Function)["apply"]
-
-    def custom(kind: Any, *args: Any, **kwargs: Any) -> Any:
-        return recorder.custom(kind, partial(apply.__func__, kind, **kwargs), args)
+    def custom(kind: Any, apply: Original, args: tuple[Any, ...]) -> Any:
+        return recorder.custom(kind, apply, args)
 
     try:
         for kind, own in before.items():
             kind.__call__ = replaced(plain if kind is nn.Module else own)  # type: ignore[method-assign]
-        torch.autograd.Function.apply = classmethod(custom)  # type: ignore[assignment]
-        yield
+        with custom_functions_to(custom):
+            yield
     finally:
         for kind, own in before.items():
             kind.__call__ = own  # type: ignore[method-assign]
-        torch.autograd.Function.apply = apply  # type: ignore[method-assign]
+
+
+@contextmanager
+def custom_functions_to(take: Callable[[Any, Original, tuple[Any, ...]], Any]) -> Iterator[None]:
+    """Sends the calls of functions with a backward of their own to ``take(kind, apply, args)``.
+
+    It replaces what `apply` of such a function calls: a model may keep `apply` itself, as ``f = MyFunction.apply``.
+    """
+    base: Any = _SingleLevelFunction
+    before = vars(base).get("apply")
+    plain = before or vars(torch._C._FunctionBase)["apply"]
+
+    def custom(kind: Any, *args: Any, **kwargs: Any) -> Any:
+        return take(kind, partial(plain.__get__(None, kind), **kwargs), args)
+
+    base.apply = classmethod(custom)
+    try:
+        yield
+    finally:
+        if before is None:
+            del base.apply
+        else:
+            base.apply = before

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -67,9 +67,14 @@ class NodeRule:
         )
 
 
+Around = Callable[[ForwardRecorder, Mapping[str, Any]], AbstractContextManager[None]]
+"""What is put around a forward that is recorded: a context, given the recorder and the fake arguments by name."""
+
+
 def record(
-    model: nn.Module, named: Mapping[str, Any], rule: NodeRule, *, training: bool, device: torch.device
-) -> Recording:
+    model: nn.Module, named: Mapping[str, Any], rule: NodeRule, *, training: bool, device: torch.device,
+    around: Around | None = None,
+) -> Recording:  # fmt: skip
     """The forward of ``model`` on arguments by name; a `TensorSpec` may replace a tensor.
 
     training: the mode of the modules around units. Gradients, inference mode and autocast are as around this call.
@@ -78,11 +83,11 @@ def record(
     """
     try:
         with as_around():
-            return _record(model, named, rule, training=training, device=device)
+            return _record(model, named, rule, training=training, device=device, around=around)
     except _NeedsWhole as error:
         # A module without parameters, which takes a branch on values, is called and not recorded.
         whole = replace(rule, whole=rule.whole | {error.path})
-    return record(model, named, whole, training=training, device=device)
+    return record(model, named, whole, training=training, device=device, around=around)
 
 
 class _NeedsWhole(Exception):
@@ -94,8 +99,9 @@ class _NeedsWhole(Exception):
 
 
 def _record(
-    model: nn.Module, named: Mapping[str, Any], rule: NodeRule, *, training: bool, device: torch.device
-) -> Recording:
+    model: nn.Module, named: Mapping[str, Any], rule: NodeRule, *, training: bool, device: torch.device,
+    around: Around | None,
+) -> Recording:  # fmt: skip
     if rule.head:
         check_head(model, rule.head)
     through = modules_outside(model, rule)
@@ -121,7 +127,9 @@ def _record(
         try:
             # Inside of `named_random` another listener notes draws.
             draws = listening(counted) if session() is None else nullcontext()
-            with draws, module_calls_to(recorder, model), plain_branches(recorder), recorder, notes.noting():
+            outside = nullcontext() if around is None else around(recorder, inputs)
+            calls = module_calls_to(recorder, model)
+            with draws, calls, plain_branches(recorder), outside, recorder, notes.noting():
                 output = call(model, inputs)
             recorder.leave(output)
         except RuntimeFault:

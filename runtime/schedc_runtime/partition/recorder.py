@@ -135,7 +135,7 @@ class ForwardRecorder(TorchFunctionMode):
         kwargs = kwargs or {}
         refuse_effect(func)
         if func is Tensor.register_hook and args[0].requires_grad:
-            return self._hook(*args, **kwargs)
+            return self.hook(*args, **kwargs)
         versions = [(tensor, tensor._version) for tensor in tensors_in((tuple(args), dict(kwargs)))]
         try:
             result = func(*args, **kwargs)
@@ -158,7 +158,8 @@ class ForwardRecorder(TorchFunctionMode):
         self._write(written, node, result)
         return result
 
-    def _hook(self, tensor: Tensor, hook: Any) -> Any:
+    def hook(self, tensor: Tensor, hook: Any) -> Any:
+        """Record that ``hook`` is registered on ``tensor`` [...]; returns its handle."""
         source, latest = self.node(tensor), self._latest
         handle = self._hooks.add(self._add("call_function", hooked, (source, hook), {}), source, hook)
         self._latest = latest  # its stage does not follow from its place

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-HIDDEN = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
+_OWN = Path(__file__).parents[1]
+HIDDEN = (*(str(_OWN / room) for room in ("partition", "random_numbers", "row_flow")), str(Path(torch.__file__).parent))
 """Folders of code that is no model's."""
 _LIBRARY = sysconfig.get_path("stdlib")
 

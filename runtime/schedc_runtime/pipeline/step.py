@@ -38,7 +38,7 @@ from schedc_runtime.pipeline.hot_steps import HotSteps
 from schedc_runtime.pipeline.loss_function import Expected, Loss, LossWithHead, count_of
 from schedc_runtime.pipeline.losses import Leftovers, Shared, StepResult, gathered, joined_outputs, share
 from schedc_runtime.pipeline.materialize import check_materialized
-from schedc_runtime.pipeline.meeting_rows import candidates, meeting, mixing
+from schedc_runtime.pipeline.meeting_rows import RowChecks, candidates, meeting, mixing
 from schedc_runtime.pipeline.random_steps import random_numbers
 from schedc_runtime.pipeline.repeated_step import Undo, exact_sizes, layers_over
 from schedc_runtime.pipeline.running_statistics import RunningStatistics
@@ -103,6 +103,7 @@ class StepRunner:
         self._undo = Undo(modules, self._experts, generators=assembly.settings.rng == "torch")
         self.hot = HotSteps(assembly.stages, assembly.program, assembly.mesh.experts, self.control)
         self._meeting, self._statistics = candidates(assembly.held()), RunningStatistics(assembly)
+        self._rows = RowChecks(assembly)
         network, mesh = assembly.network, assembly.mesh
         self._replica, self._dims = assembly.places[0].replica, assembly.settings.dims
         self._replicas_here = mesh.replicas if network.in_process else 1
@@ -286,6 +287,7 @@ class StepRunner:
         if different := differing([request.digests for request in requests]):
             facts = self.facts.facts(different, call.training, call.gradients)
             check_facts(self.control.gather("comparing what ranks must have alike", facts))
+        self._rows.check(agreed, microbatches, here)
         return agreed
 
     def agree_on_update(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -317,3 +318,32 @@ def test_a_write_to_what_another_stage_made_has_the_gradients_of_the_model(sched
 def test_a_write_to_what_another_segment_made_is_refused() -> None:
     with pytest.raises(InstructionError, match=r"(?s)writes into a value of another segment.*x = x \+ y rather than"):
         trained(Writing(), cut=Cut(segmented=True))
+
+
+class Tripled(torch.autograd.Function):
+    """Has another gradient than its forward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return -3 * gradient
+
+
+kept_apply = Tripled.apply
+
+
+def test_functions_with_a_backward_of_their_own_keep_it() -> None:
+    """Also where a model has kept their `apply` before it is recorded."""
+
+    class Applying(Chain):
+        def called(self, block: nn.Module, x: Tensor) -> Tensor:
+            return kept_apply(Tripled.apply(block(x)))  # type: ignore[no-untyped-call]
+
+    model = Applying()
+    whole = copy.deepcopy(model)
+    mine, expected = trained(model), serial(whole)
+    for name, grad in expected.items():
+        torch.testing.assert_close(mine[name], grad, rtol=1e-5, atol=1e-7, msg=name)

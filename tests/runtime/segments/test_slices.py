@@ -161,8 +161,8 @@ def test_layers_that_mix_rows_are_refused_where_they_train() -> None:
     pipe.close()
 
 
-class Mean(nn.Module):
-    """Its second block takes a mean over rows."""
+class Scaled(nn.Module):
+    """Its second block takes a number that follows from a parameter alone."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -170,14 +170,14 @@ class Mean(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.blocks[0](x)
-        scale = x.mean()
+        scale = self.blocks[0].weight.mean()
         output: Tensor = self.blocks[1](x) * scale
         return output
 
 
-def test_a_value_of_all_rows_between_stages_is_refused() -> None:
+def test_a_value_without_rows_between_stages_is_refused() -> None:
     program = schedc.compile(InSlices("1f1b", 2), P=2, M=2)
-    pipe = Pipeline(Mean().double(), program, loss_fn=_squares, in_process=True)
+    pipe = Pipeline(Scaled().double(), program, loss_fn=_squares, in_process=True)
     rows = torch.randn(8, 4, dtype=torch.float64)
     with pytest.raises(PartitionError, match="that depends on parameters leaves a stage in slices, and has no rows"):
         pipe.step(rows, rows)
