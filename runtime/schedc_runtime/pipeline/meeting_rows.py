@@ -137,5 +137,5 @@ def _folded(layout: RowPlace | None) -> bool:
 def _kind(leaf: Any) -> Any:
     """A leaf of a batch without its sizes, on which the operations of a model seldom depend."""
     if isinstance(leaf, TensorSpec):
-        return len(leaf.shape), leaf.dtype, getattr(leaf, "rows", 0)
+        return len(leaf.shape), leaf.dtype, leaf.rows, leaf.known
     return leaf

@@ -249,7 +249,8 @@ def _with_rows(rows: int, leaf: Any) -> Any:
     """A leaf of a batch with another number of rows."""
     if (dim := _rows_dim(leaf)) is None:
         return leaf
-    return TensorSpec((*leaf.shape[:dim], rows, *leaf.shape[dim + 1 :]), leaf.dtype)
+    shape = (*leaf.shape[:dim], rows, *leaf.shape[dim + 1 :])
+    return TensorSpec(shape, leaf.dtype, known=getattr(leaf, "known", None))
 
 
 def _is_spec(leaf: Any) -> bool:
