@@ -7,6 +7,7 @@ units, and of torch, is not looked at.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Callable, Collection, Iterator
@@ -66,7 +67,9 @@ class ReadNotes:
 
     @contextmanager
     def noting(self) -> Iterator[None]:
-        """Classes note reads inside."""
+        """Classes note reads inside. The garbage collector waits: its callbacks and finalizers are not the model's."""
+        collects = gc.isenabled()
+        gc.disable()
         self._profiles = sys.getprofile() is None  # else frames are looked at where something else happens
         try:
             self._patch(nn.Module)
@@ -81,6 +84,8 @@ class ReadNotes:
         finally:
             if self._profiles:
                 sys.setprofile(None)
+            if collects:
+                gc.enable()
             type(os.environ).__getitem__ = _ENVIRONMENT  # type: ignore[method-assign]
             for kind, own in self._patched.items():
                 for name in ("__getattribute__", "__setattr__"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import cProfile
 import functools
+import gc
 import os
 import sys
 import warnings
@@ -275,6 +276,28 @@ def test_a_family_of_transformers_is_recorded_once() -> None:
         first.append(pipe.partition.records.recordings)
     assert first == [1, 1, 1, 2]
     pipe.close()
+
+
+_COLLECTIONS = [0]
+
+
+def _collected(phase: str, info: dict[str, int]) -> None:
+    global _COLLECTIONS
+    _COLLECTIONS = [_COLLECTIONS[0] + 1]
+
+
+def test_callbacks_of_the_garbage_collector_are_not_the_model_s() -> None:
+    threshold = gc.get_threshold()
+    gc.callbacks.append(_collected)
+    gc.set_threshold(1)
+    try:
+        _, records = recorded(lambda m, x: x * len([[] for _ in range(100)]))
+        assert gc.isenabled()
+        records.of((ROWS,), {}, training=True)
+    finally:
+        gc.callbacks.remove(_collected)
+        gc.set_threshold(*threshold)
+    assert records.recordings == 1
 
 
 def test_parts_of_a_namespace_are_reached() -> None:

@@ -50,6 +50,7 @@ def test_each_part_is_set_by_one_step() -> None:
         "compare_ranks": {"stage_bytes"},
         "place_works": {"alone", "placed"},
         "shard_parameters": set(),
+        "accept_model": set(),
     }
 
 
