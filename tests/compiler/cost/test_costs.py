@@ -11,11 +11,9 @@ from hypothesis import strategies as st
 
 from schedc.cli import main
 from schedc.compiler import analyse
-from schedc.cost.costs import Costs, StageCosts, dump_costs, load_costs, parse_costs
+from schedc.cost.costs import Costs, dump_costs, load_costs, parse_costs
 from schedc.diagnostics import Diagnostic, DiagnosticError
-from schedc.ir.ops import OpKind
 from schedc.source import Source
-from schedc.step.durations import duration
 from support.needs import needs
 from support.paths import ROOT
 
@@ -111,21 +109,9 @@ def test_lists_have_one_value_per_stage() -> None:
         Costs(F=(1.0, 2.0)).resolved(1)
 
 
-def pair(costs: StageCosts, kinds: str, *stages: int) -> float:
-    return float(duration(costs, OpKind[kinds[0]], OpKind[kinds[1]], stages))
-
-
 def test_defaults_are_per_stage() -> None:
     costs = Costs(F=(1.0, 2.0), I=(3.0, 4.0), W=5.0).resolved(2)
     assert costs.B.tolist() == [8, 9]
-    assert pair(costs, "FB", 0, 1) == 1 + 9
-    assert pair(costs, "FI", 1, 0) == 2 + 3
-
-
-def test_the_cost_of_a_pair() -> None:
-    costs = Costs(F=2.0, I=3.0, W=1.0, FB=(4.5, 5.5)).resolved(2)
-    assert [pair(costs, kinds, *at) for kinds, *at in (("FB", 0, 1), ("FB", 1, 0), ("FI", 0, 1))] == [4.5, 5.5, 3.5]
-    assert pair(Costs(F=3.0, I=2.0, W=2.0, FB=4.0).resolved(1), "FI", 0, 0) == 3
 
 
 numbers = st.floats(0, 1e15)

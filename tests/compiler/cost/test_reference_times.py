@@ -30,6 +30,7 @@ from schedc.inputs import open_input
 from schedc.ir.schedule import Schedule
 from schedc.ir.text import print_schedule
 from support import reference
+from support.needs import needs
 from support.paths import ROOT
 from support.random_schedules import random_schedule, with_recomputation
 from support.reference import Cell, Given, Times, cost, duration
@@ -331,6 +332,16 @@ def test_a_key_that_every_op_takes_counts_in_proofs(planted: Run, name: str, siz
     timed = [claim for claim in facts["expect"] if claim["domain"]]
     assert timed
     assert all("launch == 0" in claim["domain"] and not claim["applies"] for claim in timed)
+
+
+@needs("ortools")
+def test_a_search_knows_that_a_split_backward_takes_the_key_twice(planted: Run, tmp_path: Path) -> None:
+    limits = []
+    for launch in (0, 1):
+        arguments = ("--split", "--effort", "0.01", "--workers", "1", "-o", str(tmp_path / f"{launch}.txt"))
+        sizes = ("-D", "P=2", "-D", "M=3", "--cost", f"launch={launch}")
+        limits.append(json.loads(planted("tune", "1f1b", *sizes, *arguments, "--json")[1])["limits"])
+    assert limits == [[], ["every backward split"]]
 
 
 def test_claims_name_a_key_that_every_op_takes(planted: Run, tmp_path: Path) -> None:
