@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from schedc_runtime.errors import BoundaryError, PartitionError, RuntimeFault
+from schedc_runtime.partition.block_masks import recorded_masks
 from schedc_runtime.partition.boundary import TensorSpec
 from schedc_runtime.partition.effects import as_around
 from schedc_runtime.partition.example import call
@@ -129,7 +130,7 @@ def _record(
             draws = listening(counted) if session() is None else nullcontext()
             outside = nullcontext() if around is None else around(recorder, inputs)
             calls = module_calls_to(recorder, model)
-            with draws, calls, plain_branches(recorder), outside, recorder, notes.noting():
+            with draws, calls, plain_branches(recorder), recorded_masks(), outside, recorder, notes.noting():
                 output = call(model, inputs)
             recorder.leave(output)
         except RuntimeFault:

@@ -279,7 +279,7 @@ class ForwardRecorder(TorchFunctionMode):
                     return args[0](*args[2:])
             finally:
                 self._checkpointing = outer
-        if self._call is not None:
+        if self._call is not None or not torch._C._len_torch_function_stack():  # inside of a unit, or of a function
             return original(*args)
         with _pop_mode_temporarily():
             result = original(*args)

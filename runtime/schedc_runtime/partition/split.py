@@ -78,10 +78,6 @@ def parameter_costs(model: nn.Module, recording: Recording, entries: Entries) ->
     return costs
 
 
-_NOT_ALONE = ("random", "light")
-"""Keys in the meta of nodes whose values do not follow from the batch alone, or that stages copy anyway."""
-
-
 @dataclass(frozen=True, eq=False)
 class CutRecording:
     """The graphs of all stages.
@@ -206,7 +202,7 @@ def of_batch_alone(graph: fx.Graph) -> frozenset[fx.Node]:
         if node.op == "get_attr":
             if isinstance(value, Tensor) and not value.requires_grad:
                 attributes.add(node)
-        elif node.op == "call_function" and node.target is not checked and not any(map(node.meta.get, _NOT_ALONE)):
+        elif node.op == "call_function" and node.target is not checked and not node.meta.get("random"):
             base = node.meta.get("part_of")
             if base is not None and base.op == "placeholder":
                 continue

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from schedc_runtime.partition.block_masks import is_mask, leaf_of, opened
+
 _DEPTH = 5
 """How deep an object is searched for tensors."""
 _OPAQUE = (type, FunctionType, MethodType, ModuleType, nn.Module, torch.dtype, torch.device, str, bytes, int, float)
@@ -25,11 +27,13 @@ class Part(NamedTuple):
 
 
 def parts(value: Any) -> list[Part]:
-    """The parts of a tuple, list, mapping or dataclass; [] for everything else."""
+    """The parts of a tuple, list, mapping, dataclass or block mask; [] for everything else."""
     if isinstance(value, (tuple, list)) and not isinstance(value, torch.Size):
         return [Part(getitem, position, item) for position, item in enumerate(value)]
     if isinstance(value, Mapping):
         return [Part(getitem, key, item) for key, item in value.items()]
+    if is_mask(value):
+        return [Part(leaf_of, number, leaf) for number, leaf in enumerate(opened(value)[0])]
     if is_dataclass(value) and not isinstance(value, type):
         return [Part(getattr, field.name, getattr(value, field.name)) for field in fields(value)]
     return []
@@ -85,22 +89,24 @@ class Template(NamedTuple):
 
 
 class _Shell(NamedTuple):
-    """The class of a container and the names of its parts."""
+    """The class of a container and the names of its parts. rest: what a block mask has besides its parts."""
 
-    kind: type
+    kind: Any
     keys: tuple[Any, ...]
+    rest: Any = None
 
     @classmethod
     def of(cls, value: Any) -> _Shell:
-        return cls(type(value), tuple(part.key for part in parts(value)))
+        keys = tuple(part.key for part in parts(value))
+        return cls(type(value), keys, opened(value)[1] if is_mask(value) else None)
 
     def build(self, values: list[Any]) -> Any:
-        kind = self.kind
+        kind: Any = self.kind
+        if self.rest is not None:
+            return kind._unflatten(tuple(values), self.rest)
         if issubclass(kind, tuple):
             return kind(*values) if hasattr(kind, "_fields") else tuple(values)
         if issubclass(kind, list):
             return list(values)
         pairs = dict(zip(self.keys, values, strict=True))
-        if is_dataclass(kind):
-            return kind(**pairs)
-        return pairs if kind is dict else kind(pairs)  # type: ignore[call-arg]
+        return pairs if kind is dict else kind(**pairs) if is_dataclass(self.kind) else kind(pairs)

@@ -128,6 +128,9 @@ def plain_branches(recorder: AskingRecorder) -> Iterator[None]:
     library: Any = sys.modules.get("transformers.utils.import_utils")
     is_fake, check_all = getattr(library, "is_fake_tensor", None), torch._check_tensor_all_with
 
+    def known(value: Any) -> bool:
+        return not recorder.unit and recorder.values.knows(value)
+
     def recorded(error_type: Any, condition: Any, message: Any = None) -> None:
         if isinstance(condition, FakeTensor):
             if not recorder.unit:  # a unit checks by itself whenever it runs
@@ -139,9 +142,7 @@ def plain_branches(recorder: AskingRecorder) -> Iterator[None]:
     try:
         torch._check_tensor_all_with = recorded
         if is_fake is not None:
-            library.is_fake_tensor = lambda value: (
-                is_fake(value) and (recorder.unit or not recorder.values.knows(value))
-            )
+            library.is_fake_tensor = lambda value: is_fake(value) and not known(value)
         yield
     finally:
         torch._check_tensor_all_with = check_all

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch._guards import TracingContext
+from torch._ops import _higher_order_ops
 
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.random_numbers.names import caller, random_operators, runs_in
@@ -48,6 +49,7 @@ def listening(listener: Listener) -> Iterator[None]:
             "random numbers by name begin inside of others", "end `named_random` before a pipeline steps"
         )
     _register()
+    _pass_by(len(_higher_order_ops))
     _listener = listener
     for name, function in _DROPOUTS.items():
         setattr(torch._VF, name, partial(_dropout, function))
@@ -128,6 +130,13 @@ _KEY_NAME = "TESTING_ONLY_GenericMode"
 _KEY = torch._C._dispatch_key_parse(_KEY_NAME)
 _include = torch._C._dispatch_tls_set_dispatch_key_included
 _included = torch._C._dispatch_tls_is_dispatch_key_included
+
+
+@cache
+def _pass_by(_count: int) -> None:
+    """Let operators of higher order, such as flex attention, pass by the key, as others do by a fallback."""
+    for operator in _higher_order_ops.values():
+        operator.non_fallthrough_keys = operator.non_fallthrough_keys.remove(_KEY)
 
 
 @cache

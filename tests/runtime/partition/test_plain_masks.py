@@ -96,3 +96,38 @@ def test_positions_of_grids_are_split_by_rows_without_a_word() -> None:
     expected.backward()
     torch.testing.assert_close(pipe.step(fields, target), expected.detach(), rtol=1e-12, atol=0)
     same_gradients(pipe, whole)
+
+
+class Asking(nn.Module):
+    """Asks inside of a unit whether it is traced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        if not transformers.utils.import_utils.is_tracing(mask) and mask.all():
+            return self.inner(x) * 2
+        return self.inner(x) * 2 * mask.unsqueeze(-1)
+
+
+class Units(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.units = nn.ModuleList([Asking(), Asking()])
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        for unit in self.units:
+            x = unit(x, mask)
+        return x
+
+
+def test_units_are_traced_whatever_is_known() -> None:
+    """A unit runs anew for each microbatch, so that what it asks of values is no part of a recording."""
+    program = schedc.compile("1f1b", P=2, M=2)
+    batch = {"x": torch.ones(4, 3, 4), "mask": torch.ones(4, 3)}
+    pipe = Pipeline(Units(), program, loss_fn=lambda output, _: output.sum(), in_process=True, example=batch)
+    assert pipe.partition.records.first is not None
+    assert pipe.partition.records.first.assumed == ()
+    assert len(pipe.partition.records.asked) == 1
+    assert set(pipe.partition.records.asked.values()) == {frozenset()}
