@@ -95,6 +95,7 @@ def _partition_of(records: Records, placement: Placement | None, chosen_here: bo
         refuse_one_rank(records.model, modules, placement, records.entered)
     separate(modules)
     adopt(records.model, modules)
+    records.homes.hold(modules)
     shared = shared_parameters(modules)
     refuse_tied(modules, shared, placement)
     bounds = [0, *records.cuts, len(records.entered)]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from itertools import takewhile
 
 from torch import Tensor, nn
 
@@ -42,17 +43,53 @@ def is_persistent(model: nn.Module, path: str) -> bool:
 def adopt(model: nn.Module, stages: Sequence[nn.Module]) -> None:
     """Give every parameter and buffer that no stage has to a stage: the stages' state is then the whole model's.
 
-    A tensor that the forward never uses goes to the first stage. A second name of a tensor goes where the first is.
+    What the forward never uses goes where its neighbour is, which is registered beside it; a module goes whole. The
+    second name of a tensor goes where the first is.
     """
     home: dict[int, int] = {}
-    names: set[str] = set()
+    homes: dict[str, int] = {}
     for index, stage in enumerate(stages):
         for name, tensor in _tensors(stage):
             home.setdefault(id(tensor), index)
-            names.add(name)
-    for name, tensor in _tensors(model):
-        if name not in names:
-            graft(stages[home.get(id(tensor), 0)], name, tensor, persistent=is_persistent(model, name))
+            homes.setdefault(name, index)
+    own = _tensors(model)
+    names, used = [name for name, _ in own], dict(homes)
+    for name, tensor in own:
+        if name not in homes:
+            stage_of_name = home.get(id(tensor), -1)
+            target = stages[stage_of_name if stage_of_name >= 0 else _beside(name, names, used)]
+            path = name if stage_of_name >= 0 else _unused(name, own, home, used)
+            graft(target, path, _at(model, path), persistent=is_persistent(model, path))
+            homes |= {key: 0 for key in names if key == path or key.startswith(f"{path}.")}
+
+
+def _beside(name: str, names: Sequence[str], used: Mapping[str, int]) -> int:
+    """The stage of what is registered beside a name: in the same module, and before it rather than behind it.
+
+    names: those of the model, in its order. used: stages of those that some stage has.
+    """
+    own, words = names.index(name), name.split(".")
+
+    def near(position: int) -> tuple[int, bool, int]:
+        alike = (a == b for a, b in zip(words, names[position].split("."), strict=False))
+        return sum(takewhile(bool, alike)), position < own, -abs(position - own)
+
+    return used[names[max((names.index(other) for other in used if other in names), key=near)]] if used else 0
+
+
+def _unused(name: str, own: Sequence[tuple[str, Tensor]], home: Collection[int], used: Collection[str]) -> str:
+    """The path of the outermost module around a tensor of which no stage has anything; else that of the tensor."""
+    words = name.split(".")
+    for path in (".".join(words[:depth]) for depth in range(1, len(words))):
+        inside = [(key, tensor) for key, tensor in own if key.startswith(f"{path}.")]
+        if not any(key in used or id(tensor) in home for key, tensor in inside):
+            return path
+    return name
+
+
+def _at(model: nn.Module, path: str) -> object:
+    owner, _, name = path.rpartition(".")
+    return getattr(model.get_submodule(owner), name)
 
 
 def separate(stages: Sequence[nn.Module]) -> None:

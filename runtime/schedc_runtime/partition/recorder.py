@@ -24,7 +24,7 @@ from schedc_runtime.partition.read_notes import ReadNotes, paused
 from schedc_runtime.partition.reads import Read
 from schedc_runtime.partition.recorded_functions import Apply, ContainerFill, called, hidden
 from schedc_runtime.partition.structure import Part, Template, hides_tensors, parts, tensors_in
-from schedc_runtime.partition.tensor_hooks import TensorHooks, hooked, refuse_effect, shown
+from schedc_runtime.partition.tensor_hooks import TensorHooks, hooked, refuse_effect, refuse_written, shown
 from schedc_runtime.partition.unit_calls import ASSUMED, CHECKPOINTED, TAPS, in_checkpoint, specs
 from schedc_runtime.partition.user_line import user_line
 from schedc_runtime.partition.values import AskedValues
@@ -95,6 +95,7 @@ class ForwardRecorder(TorchFunctionMode):
         self._through: list[str] = []
         """Paths of the modules that are being recorded through, the innermost last."""
         self._modules = {id(module): name for name, module in model.named_modules()}
+        self._parameters = {_storage(parameter): name for name, parameter in model.named_parameters()}
         self._nodes: dict[int, fx.Node] = {}
         self._alive: list[Any] = []
         """Everything that has been recorded: an id must not be used again."""
@@ -106,8 +107,7 @@ class ForwardRecorder(TorchFunctionMode):
         """Path of the single node that is being called; "" between them."""
         self.stopped_in = ""
         """Path of the innermost module, recorded through, in which a value was needed; "" for the model itself."""
-        self._checkpointing = False
-        self._ambient = ambient()
+        self._checkpointing, self._ambient = False, ambient()
         self._latest: fx.Node | None = None
         self._hooks = TensorHooks()
         self.values = AskedValues(self.recording.graph, self.recording.asked, self._nodes)
@@ -195,8 +195,8 @@ class ForwardRecorder(TorchFunctionMode):
         if not written:
             return
         storages = {_storage(tensor) for tensor in written}
-        node.meta["mutates"] = storages
-        node.meta["line"] = user_line()
+        refuse_written(self._parameters, storages, node)
+        node.meta |= {"mutates": storages, "line": user_line()}
         own = {id(tensor) for tensor in tensors_in(result)}
         for tensor in self._sharing(storages):
             if id(tensor) not in own:

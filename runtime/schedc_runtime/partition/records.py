@@ -17,6 +17,7 @@ from schedc_runtime.partition.boundary import Boundary, Constant, TensorSpec
 from schedc_runtime.partition.effects import ambient
 from schedc_runtime.partition.example import named_arguments
 from schedc_runtime.partition.graft import graft
+from schedc_runtime.partition.homes import Homes
 from schedc_runtime.partition.reads import Reads
 from schedc_runtime.partition.record import NodeRule, modules_outside, record
 from schedc_runtime.partition.recorded_stage import CodeSlot, RecordedStage, StageCode, attribute_of, equip
@@ -70,6 +71,7 @@ class Records:
         self.model, self.rule, self.inputs = model, rule, inputs
         self.aliases = aliases_of(model)
         self.wanted, self.entered, self.cuts = wanted, entered, tuple(cuts)
+        self.homes = Homes(model, entered, cuts)
         self.slots = tuple(CodeSlot() for _ in range(len(cuts) + 1))
         self.first: Record | None = None
         self.current: Record | None = None
@@ -180,15 +182,7 @@ class Records:
 
     def _cut(self, recording: Recording, named: Mapping[str, Any]) -> Record:
         self.reads.add(recording.reads)
-        entries = Entries.of(recording, self.wanted)
-        if entries.names != self.entered:
-            raise PartitionError(
-                f"{type(self.model).__name__} calls other units on inputs of the shapes {_shapes(named)} than on those"
-                f" that it was partitioned for: {_difference(entries.names, self.entered)}",
-                "let every batch and both modes run the same units in one order. For a model that has other units now,"
-                " make a new Pipeline",
-            )
-        graphs = CutRecording(recording, entries.stages(self.cuts))
+        graphs = CutRecording(recording, self.homes.begins(Entries.of(recording, self.wanted)))
         stages = [graphs.graph(stage) for stage in range(graphs.stages)]
         parameters = tuple(frozenset(_used(graph, self.model)) for graph in stages)
         self._check_homes(parameters, named)
@@ -239,12 +233,13 @@ class Records:
                     "write into the parameters that are there, or make a new Pipeline and a new optimizer",
                 )
         for stage, (before, now) in enumerate(zip(self.first.parameters, parameters, strict=True)):
-            if new := sorted(now - before):
+            if new := sorted(path for path in now - before if self.homes.lacks(stage, path)):
                 raise PartitionError(
                     f"on inputs of the shapes {_shapes(named)} stage {stage} uses `{new[0]}`"
-                    f"{f' and {len(new) - 1} more' if len(new) > 1 else ''}, which it did not use in the example that"
-                    " the model was partitioned with: stages hold what they use there",
-                    "give an example that runs all parts of the model: Pipeline(..., example=batch)",
+                    f"{f' and {len(new) - 1} more' if len(new) > 1 else ''}, which it does not hold: a stage holds what"
+                    " it uses in the example that the model was partitioned with, and what is registered beside that",
+                    "give an example that uses it (Pipeline(..., example=batch)), or register it beside the units that"
+                    " run with it. For a model that has other units now, make a new Pipeline",
                 )
 
 
@@ -291,10 +286,3 @@ def _shapes(named: Mapping[str, Any]) -> str:
         f"{name} {list(value.shape) if isinstance(value, (Tensor, TensorSpec)) else value}"
         for name, value in named.items()
     )
-
-
-def _difference(now: Sequence[str], before: Sequence[str]) -> str:
-    for a, b in zip(now, before, strict=False):
-        if a != b:
-            return f"`{a}` where it called `{b}`"
-    return f"{len(now)} calls, not {len(before)}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any, NoReturn
@@ -35,11 +35,29 @@ _EFFECTS: dict[Any, tuple[str, str]] = {
 """What is refused between units, with its name and a remedy."""
 
 
+_ONCE = frozenset({"clamp_", "clamp_min_", "clamp_max_", "clip_", "copy_", "fill_", "zero_", "__setitem__"})
+"""Writes that change nothing when they are done again."""
+
+
 def refuse_effect(func: Any) -> None:
     """Raise `PartitionError` for a torch function whose effect is no result, and which a recording would lose."""
     if func in _EFFECTS:
         name, remedy = _EFFECTS[func]
         raise PartitionError(f"`{name}` is called between units{user_line()}", remedy)
+
+
+def refuse_written(parameters: Mapping[int, str], storages: Iterable[int], node: fx.Node) -> None:
+    """Raise `PartitionError` for a change of a parameter between units that every microbatch would make again.
+
+    parameters: names by storage. storages: those to which ``node`` writes.
+    """
+    done = getattr(node.target, "__name__", str(node.target))
+    if (name := next((parameters[s] for s in storages if s in parameters), "")) and done not in _ONCE:
+        raise PartitionError(
+            f"`{done}` writes to the parameter `{name}` between units: every microbatch would do it again{user_line()}",
+            "write to parameters outside of the forward, or turn this off. RWKV scales its weights in an evaluation,"
+            " unless config.rescale_every is 0",
+        )
 
 
 def hooked(tensor: Tensor, hook: Hook) -> None:

@@ -35,7 +35,6 @@ WIDTH = 4
 ROWS = torch.ones(2, WIDTH)
 REFUSED = {
     "a parameter": "`gain` of Model was replaced",
-    "the number of blocks": "3 calls, not 4",
     "a block": "`blocks.1` of Model was replaced",
     "a counter in the forward": r"(?s)reads `calls` between its units, and each forward changes it.*stale.py:\d+: ",
 }
