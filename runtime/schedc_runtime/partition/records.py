@@ -236,8 +236,8 @@ class Records:
             if new := sorted(path for path in now - before if self.homes.lacks(stage, path)):
                 raise PartitionError(
                     f"on inputs of the shapes {_shapes(named)} stage {stage} uses `{new[0]}`"
-                    f"{f' and {len(new) - 1} more' if len(new) > 1 else ''}, which it does not hold: a stage holds what"
-                    " it uses in the example that the model was partitioned with, and what is registered beside that",
+                    f"{f' and {len(new) - 1} more' if len(new) > 1 else ''}, which it does not hold. A stage holds what"
+                    " it uses in the example, and what is registered beside that",
                     "give an example that uses it (Pipeline(..., example=batch)), or register it beside the units that"
                     " run with it. For a model that has other units now, make a new Pipeline",
                 )
