@@ -1,4 +1,4 @@
-"""Binds the instruction stream of one rank to its stages: rows become `Code`, once per input signature."""
+"""Binds the instruction stream of one rank to its stages: rows become `Code`. Shapes of messages may change later."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from schedc_runtime.execute.operands import (
     WorkOperands,
     probes_of,
     replica_keys,
+    specs_of,
 )
 from schedc_runtime.execute.tied_sums import TiedOperands
 from schedc_runtime.partition.boundary import Boundary
 from schedc_runtime.partition.shared import SharedParameter
 from schedc_runtime.stage.stage import Stage
-from schedc_runtime.transport.base import Spec
 
 
 def bind(
@@ -69,7 +69,7 @@ def bind(
         for (channel, stage, microbatch), slot in binder.slot_of.items()
         if channel == Channel.ACTIVATION and stage == -1
     }
-    return Code(steps, binder.slot_names, len(binder.handle_of), inputs)
+    return Code(steps, binder.slot_names, len(binder.handle_of), inputs, specs_of(boundaries))
 
 
 @dataclass
@@ -195,15 +195,8 @@ class _Binder:
 
     def message(self, x: Instruction) -> MessageOperands:
         slot = self.slot(x.channel, x.stage, x.microbatch)
-        return MessageOperands(x.kind is InstructionKind.RECV, x.peer, self.specs(x), slot, self.handle(x.message))
-
-    def specs(self, x: Instruction) -> tuple[Spec, ...]:
-        """Shape and dtype of each tensor of a message; boundary k lies before stage k."""
-        if x.channel == Channel.ACTIVATION:
-            carried = self.boundaries[x.stage + 1].tensors
-        else:
-            carried = self.boundaries[x.stage].gradients
-        return tuple([(spec.shape, spec.dtype) for spec in carried])
+        edge = x.stage + 1 if x.channel == Channel.ACTIVATION else len(self.boundaries) + x.stage
+        return MessageOperands(x.kind is InstructionKind.RECV, x.peer, edge, slot, self.handle(x.message))
 
     def slot(self, channel: int, stage: int, microbatch: int) -> int:
         """The slot of what ``stage`` produces for ``microbatch``; numbered on first use."""

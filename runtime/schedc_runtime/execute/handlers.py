@@ -78,14 +78,13 @@ def post(registers: Registers, batch: tuple[MessageOperands, ...]) -> None:
     """SEND and RECV: start all messages of a batch at once."""
     transfers = []
     for message in batch:
+        specs = registers.specs[message.edge]
         if message.receive:
             # New ones each time: they become inputs of a stage, which keeps them until its backward.
-            tensors = tuple(
-                [torch.empty(shape, dtype=dtype, device=registers.device) for shape, dtype in message.specs]
-            )
+            tensors = tuple([torch.empty(shape, dtype=dtype, device=registers.device) for shape, dtype in specs])
         else:
             tensors = registers.take(message.slot)
-            check_tensors(tensors, message.specs)
+            check_tensors(tensors, specs)
         transfers.append(Transfer(message.peer, message.receive, tensors))
     for message, transfer, handle in zip(batch, transfers, registers.transport.post(transfers), strict=True):
         registers.handles[message.handle] = (handle, transfer.tensors)

@@ -12,6 +12,7 @@ from schedc.ir.ops import OpKind
 from schedc.ir.program import Instruction, InstructionKind
 from schedc.ir.works import FACTS as WORK_FACTS
 from schedc.ir.works import WorkGroup, WorkKind, Works
+from schedc_runtime.partition.boundary import Boundary
 from schedc_runtime.transport.base import Spec
 
 
@@ -66,13 +67,13 @@ class PairOperands(NamedTuple):
 class MessageOperands(NamedTuple):
     """Operands of one SEND or RECV of a posted batch.
 
-    specs: shape and dtype of each tensor that the boundary between the two stages carries.
+    edge: position of its shapes and dtypes in those that the executor carries (`specs_of`).
     slot: where the value to send lies. handle: where the transport's handle is kept until the WAIT.
     """
 
     receive: bool
     peer: int
-    specs: tuple[Spec, ...]
+    edge: int
     slot: int
     handle: int
 
@@ -181,6 +182,15 @@ class ReduceOperands(NamedTuple):
 
     peer: int
     parameters: tuple[torch.nn.Parameter, ...]
+
+
+def specs_of(boundaries: Sequence[Boundary]) -> tuple[tuple[Spec, ...], ...]:
+    """[2 * (stages + 1)] shape and dtype of each tensor of a message: activations over each boundary, then gradients.
+
+    They alone change with the input signature: bound code has positions in them.
+    """
+    carried = [boundary.tensors for boundary in boundaries] + [boundary.gradients for boundary in boundaries]
+    return tuple([tuple([(spec.shape, spec.dtype) for spec in tensors]) for tensors in carried])
 
 
 def probes_of(dtypes: Sequence[torch.dtype]) -> tuple[tuple[int, Mapping[str, Any]], ...]:

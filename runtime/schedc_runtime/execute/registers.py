@@ -10,7 +10,7 @@ from torch import Tensor
 
 from schedc_runtime.execute.operands import ComputeOperands
 from schedc_runtime.execute.tied_sums import TiedSum
-from schedc_runtime.transport.base import Transport
+from schedc_runtime.transport.base import Spec, Transport
 
 
 class PendingSum(Protocol):
@@ -33,8 +33,17 @@ class Registers:
     device: where receive buffers are made.
     """
 
-    def __init__(self, slot_names: Sequence[str], handles: int, transport: Transport, device: torch.device) -> None:
+    def __init__(
+        self,
+        slot_names: Sequence[str],
+        handles: int,
+        transport: Transport,
+        device: torch.device,
+        specs: Sequence[tuple[Spec, ...]] = (),
+    ) -> None:
         self.slot_names, self._handle_count = slot_names, handles
+        self.specs = specs
+        """What messages carry, of the current input signature (`schedc_runtime.execute.operands.specs_of`)."""
         self.transport, self.device = transport, device
         self.cooperative = transport.cooperative
         """Whether a WAIT must return rather than block, since other ranks run in this process."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from schedc_runtime.errors import BoundaryError
-from schedc_runtime.partition.values import KnownValues
+from schedc_runtime.partition.known_values import KnownValues
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,11 @@ class TensorSpec:
     differentiable: bool = False
     known: KnownValues | None = field(default=None, compare=False, repr=False)
     rows: int | None = field(default=0, compare=False, repr=False)
+
+    @property
+    def form(self) -> tuple[torch.dtype, bool]:
+        """What does not change with the sizes of a batch."""
+        return self.dtype, self.differentiable
 
     @classmethod
     def of(cls, tensor: Tensor) -> TensorSpec:

@@ -1,9 +1,9 @@
-"""Bound code of this process: executors for each input signature and program, bound once and kept."""
+"""Bound code of this process: executors per program, and what each input signature changes in them."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,11 +15,11 @@ from schedc_runtime.data_parallel.stage_replicas import StageReplicas, check_sum
 from schedc_runtime.execute.bind import bind
 from schedc_runtime.execute.cell_programs import CellSource
 from schedc_runtime.execute.executor import Executor
-from schedc_runtime.execute.operands import ReplicaKey
+from schedc_runtime.execute.operands import ReplicaKey, specs_of
 from schedc_runtime.partition import Partition
 from schedc_runtime.partition.boundary import Boundary
+from schedc_runtime.partition.cut_record import Record
 from schedc_runtime.partition.effects import ambient
-from schedc_runtime.partition.records import Record
 from schedc_runtime.partition.shared import SharedParameter, copies_in
 from schedc_runtime.pipeline.batch import arguments, microbatch_of
 from schedc_runtime.pipeline.random_steps import DrawPlan, draw_plan
@@ -27,17 +27,25 @@ from schedc_runtime.pipeline.slices import bind_stage, record_in_slices
 from schedc_runtime.pipeline.stages import StagesByIndex
 from schedc_runtime.ranks.mesh import Coordinate, Mesh, PeerGroups
 from schedc_runtime.transport import Transport
+from schedc_runtime.transport.base import Spec
 
 _KEPT = 16
-"""Bound streams kept, one per input signature and program: batches of changing length must not use ever more memory."""
+"""Bound streams kept."""
+_SIGNATURES = 256
+"""Signatures kept: batches of changing length must not use ever more memory."""
 
 
 class BoundSignature(NamedTuple):
-    """What is kept for one signature and program. draws: None if random numbers are not by name."""
+    """What is kept for one signature and program. draws: None if random numbers are not by name.
+
+    executors: one per place here, which signatures with the same tensors of other shapes share. specs: what their
+    messages carry, as of `specs_of`.
+    """
 
     record: Record
     draws: DrawPlan | None
     executors: dict[Coordinate, Executor]
+    specs: tuple[tuple[Spec, ...], ...]
 
 
 class BoundCode:
@@ -65,6 +73,7 @@ class BoundCode:
         """[stages + 1] what crosses before each stage and after the last, for the last signature."""
         self._record: Record | None = None
         self._bound: OrderedDict[str, BoundSignature] = OrderedDict()
+        self._streams: OrderedDict[Hashable, dict[Coordinate, Executor]] = OrderedDict()
 
     def executors(
         self,
@@ -81,13 +90,24 @@ class BoundCode:
         training = any(stage.module.training for held in self.stages.values() for stage in held.values())
         # What a model may ask or read changes what it does. A stage that was frozen has no sums.
         read = self.partition.records.reads.key(training)
-        key = f"{call} {signature} {training} {ambient()} {self._trained()} {read}"
+        way = f"{call} {training} {ambient()} {self._trained()} {read}"
+        key = f"{signature} {way}"
         if key not in self._bound:
-            self._bound[key] = self._bind(program, signature, transports, peer_groups, training)
-            while len(self._bound) > _KEPT:
-                self._bound.popitem(last=False)
+            args, kwargs = arguments(microbatch_of(signature, program.microbatches))
+            record = record_in_slices(self.partition, args, kwargs, self.slices, training=training)
+            self._select(record)
+            draws = draw_plan(record, [stage for held in self.stages.values() for stage in held.values()])
+            form = way, tuple([tuple([spec.form for spec in boundary.tensors]) for boundary in record.boundaries])
+            if form not in self._streams:
+                self._streams[form] = self._bind(program, record.boundaries, transports, peer_groups)
+                _shorten(self._streams, _KEPT)
+            self._bound[key] = BoundSignature(record, draws, self._streams[form], specs_of(record.boundaries))
+            _shorten(self._bound, _SIGNATURES)
+            self._streams.move_to_end(form)
         self._bound.move_to_end(key)
-        record, draws, executors = self._bound[key]
+        record, draws, executors, specs = self._bound[key]
+        for executor in executors.values():
+            executor.registers.specs = specs
         if record is not self._record:
             boundaries = record.boundaries
             self._select(record)
@@ -113,27 +133,21 @@ class BoundCode:
 
     def forget(self) -> None:
         """Drop all executors, with whatever they hold: after a failure their messages no longer match."""
-        for _, _, executors in self._bound.values():
-            for executor in executors.values():
+        for bound in self._bound.values():
+            for executor in bound.executors.values():
                 executor.reset()
         self._bound.clear()
+        self._streams.clear()
         if self.shards is not None:
             self.shards.reset()
 
     def _bind(
         self,
         program: Program,
-        signature: Any,
+        boundaries: Sequence[Boundary],
         transports: Mapping[Coordinate, Transport],
         peer_groups: Mapping[Coordinate, PeerGroups],
-        training: bool,
-    ) -> BoundSignature:
-        args, kwargs = arguments(microbatch_of(signature, program.microbatches))
-        here = [stage for held in self.stages.values() for stage in held.values()]
-        record = record_in_slices(self.partition, args, kwargs, self.slices, training=training)
-        boundaries = record.boundaries
-        self._select(record)
-        draws = draw_plan(record, here)
+    ) -> dict[Coordinate, Executor]:
         replicas = {place: self._replicas(program, place, peer_groups[place]) for place in self.stages}
         codes = {
             place: with_hot_returns(
@@ -144,11 +158,10 @@ class BoundCode:
             )
             for place, held in self.stages.items()
         }  # fmt: skip
-        executors = {
+        return {
             place: Executor(program, code, transports[place], self.device, self.mesh.name(place))
             for place, code in codes.items()
         }
-        return BoundSignature(record, draws, executors)
 
     def _replicas(
         self, program: Program, place: Coordinate, peer_groups: PeerGroups
@@ -161,3 +174,9 @@ class BoundCode:
         replicas = stage_replicas(stream, held, peer_groups, tied, shards)
         check_summed(replicas, stream, program.works)
         return replicas
+
+
+def _shorten(kept: OrderedDict[Any, Any], most: int) -> None:
+    """Drop what was used least lately, beyond so many."""
+    while len(kept) > most:
+        kept.popitem(last=False)
