@@ -266,7 +266,7 @@ class MoELayer(nn.Module):
 
     def _outline(self, x: Tensor) -> Tensor:
         """The result for fake tensors, which have no values to route by: right shape, dtype and dependence."""
-        self.outlined = x.shape[:-1].numel()
+        self.outlined = math.prod(x.shape[:-1])  # `numel` asks for numbers, where sizes may be symbols
         return x + self.router.weight.sum().to(x.dtype)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MoELayer:

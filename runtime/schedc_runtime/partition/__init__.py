@@ -79,7 +79,7 @@ def partition(
         refuse_few_units(model, stages, entries.names, recording.called, rule.around)
     cuts = choose_cuts(entries.names, parameter_costs(model, recording, entries), stages, costs, split_points, layout)
     records = Records(model, rule, inputs, wanted, entries.names, cuts)
-    records.keep_first(recording, named)
+    records.keep_first(recording, named, guessed=example is None)
     return _partition_of(records, placement, chosen_here=chosen_here, by_layout=layout is not None)
 
 

@@ -8,7 +8,7 @@ from importlib.util import resolve_name
 from types import CodeType
 from typing import Any, NamedTuple
 
-_GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME")
+GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME")
 _CELL = ("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF")
 _ATTRIBUTE = ("LOAD_ATTR", "LOAD_METHOD")
 _BETWEEN = ("CACHE", "PUSH_NULL", "COPY", "NOP", "EXTENDED_ARG")
@@ -55,7 +55,7 @@ def code_names(code: CodeType, package: str) -> CodeNames:
         if op in _BETWEEN:
             continue
         before, current = current, None
-        if op in _GLOBAL:
+        if op in GLOBAL:
             current = NamePath("global", (name,), line)
         elif op in _CELL and name in code.co_freevars:
             current = NamePath("cell", (name,), line)

@@ -17,6 +17,7 @@ from schedc_runtime.errors import PartitionError
 from schedc_runtime.partition.recorder import Recording
 from schedc_runtime.partition.stage_code import compiled
 from schedc_runtime.partition.structure import Template
+from schedc_runtime.partition.symbols import NotSymbolic, has_sizes
 
 BY_ELEMENT = frozenset(
     ("float", "double", "half", "bfloat16", "to", "mul", "multiply", "__mul__", "__rmul__", "div", "divide",
@@ -90,6 +91,8 @@ def leave_out(recording: Recording, head: str) -> None:
     hidden = call.args[0]
     assert isinstance(hidden, fx.Node)
     assert recording.output is not None
+    if any(map(has_sizes, tail)):
+        raise NotSymbolic("a size is in what the model does with its logits")
     after = _function(tail, call) if tail else None
     recording.output = _with_leaf(recording.output, places[0], Template(_InPlaceOfLogits(after), (Template(None, ()),)))
     last.replace_all_uses_with(call)

@@ -13,7 +13,7 @@ from schedc_runtime.partition.user_line import HIDDEN
 
 _HEAP_TYPE = 1 << 9
 """The flag of a class that Python code has made."""
-_KNOWN = sys.stdlib_module_names | {"torch", "numpy"}
+_KNOWN = sys.stdlib_module_names | {"torch", "numpy", "sympy", "mpmath"}
 """Packages whose objects are compared by identity."""
 _NAMESPACES = ("argparse", "__main__")
 """Modules of Python with objects that keep what a user sets."""

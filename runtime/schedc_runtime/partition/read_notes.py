@@ -110,6 +110,10 @@ class ReadNotes:
         """What the recording depends on, behind the forward. Raises `PartitionError` as `Noted.counts`."""
         return [noted.read for noted in self._noted.values() if noted.counts(self.model)]
 
+    def ran(self) -> list[CodeType]:
+        """The code between units that has run, torch's excepted."""
+        return [code for code in self._code if is_users(code)]
+
     @contextmanager
     def put_back_behind(self) -> Iterator[None]:
         """Puts what the forward reads, and keeps for a later one, back to what it was."""

@@ -15,15 +15,18 @@ from torch.utils import _pytree as pytree
 from schedc_runtime.errors import BoundaryError, PartitionError, RuntimeFault
 from schedc_runtime.partition.block_masks import recorded_masks
 from schedc_runtime.partition.boundary import TensorSpec
+from schedc_runtime.partition.description import described
 from schedc_runtime.partition.effects import as_around
 from schedc_runtime.partition.example import call
 from schedc_runtime.partition.fake_failures import NEEDS_VALUES
 from schedc_runtime.partition.fake_model import lent, mode_of, quiet, without_cache
 from schedc_runtime.partition.intercepted import module_calls_to
 from schedc_runtime.partition.left_out import check_head, leave_out
+from schedc_runtime.partition.plain_numbers import asks_for_class, symbols_in_python
 from schedc_runtime.partition.python_state import python_state_watched
 from schedc_runtime.partition.read_notes import ReadNotes
 from schedc_runtime.partition.recorder import ForwardRecorder, Recording
+from schedc_runtime.partition.symbols import Conditions, NotSymbolic, Places, Symbols, sizes_of
 from schedc_runtime.partition.user_line import user_line
 from schedc_runtime.partition.values import plain_branches
 from schedc_runtime.random_numbers.counting import CountedDraws
@@ -74,21 +77,22 @@ Around = Callable[[ForwardRecorder, Mapping[str, Any]], AbstractContextManager[N
 
 def record(
     model: nn.Module, named: Mapping[str, Any], rule: NodeRule, *, training: bool, device: torch.device,
-    around: Around | None = None,
+    around: Around | None = None, varying: Places = frozenset(),
 ) -> Recording:  # fmt: skip
     """The forward of ``model`` on arguments by name; a `TensorSpec` may replace a tensor.
 
     training: the mode of the modules around units. Gradients, inference mode and autocast are as around this call.
-    Raises `PartitionError` for what cannot be recorded, and `BoundaryError` for arguments on which the model fails.
-    Compiled code is recorded as if it were not compiled.
+    varying: the sizes for which symbols stand; the recording then says which batches it holds for, or `NotSymbolic` is
+    raised. Raises `PartitionError` for what cannot be recorded, and `BoundaryError` for arguments on which the model
+    fails. Compiled code is recorded as if it were not compiled.
     """
     try:
         with as_around():
-            return _record(model, named, rule, training=training, device=device, around=around)
+            return _record(model, named, rule, training=training, device=device, around=around, varying=varying)
     except _NeedsWhole as error:
         # A module without parameters, which takes a branch on values, is called and not recorded.
         whole = replace(rule, whole=rule.whole | {error.path})
-    return record(model, named, whole, training=training, device=device, around=around)
+    return record(model, named, whole, training=training, device=device, around=around, varying=varying)
 
 
 class _NeedsWhole(Exception):
@@ -101,28 +105,30 @@ class _NeedsWhole(Exception):
 
 def _record(
     model: nn.Module, named: Mapping[str, Any], rule: NodeRule, *, training: bool, device: torch.device,
-    around: Around | None,
+    around: Around | None, varying: Places,
 ) -> Recording:  # fmt: skip
     if rule.head:
         check_head(model, rule.head)
     through = modules_outside(model, rule)
-    notes = ReadNotes(model)
+    notes, symbols = ReadNotes(model), Symbols() if varying else None
     with (
         notes.put_back_behind(),
-        FakeTensorMode(allow_non_fake_inputs=True),
+        FakeTensorMode(allow_non_fake_inputs=True, shape_env=None if symbols is None else symbols.env),
         quiet(),
         without_cache(model),
         torch.compiler.set_stance("force_eager"),
         mode_of(model, through, training),
         lent(model, device) as paths,
         python_state_watched(model, {n: m for n in through if not rule(n, m := model.get_submodule(n))}),
+        nullcontext() if symbols is None else symbols_in_python(model, through, symbols),
     ):
         aliases = aliases_of(model)
         counted = CountedDraws(model, aliases)
         recorder = ForwardRecorder(model, paths, rule, counted, aliases, notes)
         recording = recorder.recording
-        inputs = pytree.tree_map(lambda leaf: _fake(leaf, device), dict(named))
+        inputs = _inputs(named, device, symbols, varying)
         recording.inputs = tuple(inputs)
+        recorder.values.sizes = {} if symbols is None else symbols.hints
         for name, value in inputs.items():
             recorder.enter(name, value, [getattr(leaf, "known", None) for leaf in pytree.tree_leaves(named[name])])
         try:
@@ -133,7 +139,7 @@ def _record(
             with draws, calls, plain_branches(recorder), recorded_masks(), outside, recorder, notes.noting():
                 output = call(model, inputs)
             recorder.leave(output)
-        except RuntimeFault:
+        except (RuntimeFault, NotSymbolic):
             raise
         except NEEDS_VALUES as error:
             if not recorder.unit and recorder.stopped_in not in rule.around:
@@ -141,9 +147,18 @@ def _record(
             raise _needs_values(error, model, recorder.unit) from error
         except Exception as error:
             raise _fails(error, model, inputs, recorder.unit) from error
+        recording.description = described(recording)
+        recording.conditions = None if symbols is None else _conditions(symbols, named, recorder)
     if rule.head:
         leave_out(recording, rule.head)
     return recording
+
+
+def _conditions(symbols: Symbols, named: Mapping[str, Any], recorder: ForwardRecorder) -> Conditions:
+    """The batches that a recording with symbols holds for."""
+    if any(map(asks_for_class, recorder.notes.ran())):
+        raise NotSymbolic("code compares the type of what may be a size")
+    return symbols.conditions(sizes_of(pytree.tree_leaves(dict(named))), recorder.values.questions)
 
 
 def modules_outside(model: nn.Module, rule: NodeRule) -> list[str]:
@@ -185,7 +200,12 @@ def _inside(name: str, units: frozenset[str]) -> bool:
     return any(name.startswith(f"{unit}.") for unit in units)
 
 
-def _fake(leaf: Any, device: torch.device) -> Any:
-    if isinstance(leaf, (Tensor, TensorSpec)):
-        return torch.empty(tuple(leaf.shape), dtype=leaf.dtype, device=device)
-    return leaf
+def _inputs(named: Mapping[str, Any], device: torch.device, symbols: Symbols | None, varying: Places) -> dict[str, Any]:
+    """The arguments with fake tensors, whose ``varying`` sizes are symbols."""
+    leaves, tree = pytree.tree_flatten(dict(named))
+    for number, leaf in enumerate(leaves):
+        if isinstance(leaf, (Tensor, TensorSpec)):
+            shape = tuple(leaf.shape) if symbols is None else symbols.shape(number, leaf.shape, varying)
+            leaves[number] = torch.empty(shape, dtype=leaf.dtype, device=device)
+    inputs: dict[str, Any] = pytree.tree_unflatten(leaves, tree)
+    return inputs

@@ -19,11 +19,13 @@ from torch.utils.checkpoint import CheckpointFunction
 from schedc_runtime.errors import PartitionError
 from schedc_runtime.partition.effects import after, ambient
 from schedc_runtime.partition.fake_failures import NEEDS_VALUES, fake_only
+from schedc_runtime.partition.plain_numbers import sized
 from schedc_runtime.partition.python_state import python_random_kept
 from schedc_runtime.partition.read_notes import ReadNotes, paused
 from schedc_runtime.partition.reads import Read
 from schedc_runtime.partition.recorded_functions import Apply, ContainerFill, called, hidden
-from schedc_runtime.partition.structure import Part, Template, hides_tensors, parts, tensors_in
+from schedc_runtime.partition.structure import Part, Template, hides_tensors, parts, storage_of, tensors_in
+from schedc_runtime.partition.symbols import Conditions
 from schedc_runtime.partition.tensor_hooks import TensorHooks, hooked, refuse_effect, refuse_written, shown
 from schedc_runtime.partition.unit_calls import ASSUMED, CHECKPOINTED, TAPS, in_checkpoint, specs
 from schedc_runtime.partition.user_line import user_line
@@ -54,7 +56,7 @@ class Recording:
     between units. output, inputs: structure of the result, and names of the arguments.
     assumed: submodules whose output was taken to have the shape of their first argument. head: the layer that was left
     out behind the last node (`left_out`), or "". reads: what Python reads between units. asked: arguments whose values
-    were asked for.
+    were asked for. conditions: the batches that it holds for, where sizes are symbols. description: see `described`.
     """
 
     graph: fx.Graph = field(default_factory=fx.Graph)
@@ -66,6 +68,8 @@ class Recording:
     head: str = ""
     reads: list[Read] = field(default_factory=list)
     asked: set[str] = field(default_factory=set)
+    conditions: Conditions | None = None
+    description: tuple[Any, ...] = ()
 
     @property
     def called(self) -> list[str]:
@@ -95,7 +99,7 @@ class ForwardRecorder(TorchFunctionMode):
         self._through: list[str] = []
         """Paths of the modules that are being recorded through, the innermost last."""
         self._modules = {id(module): name for name, module in model.named_modules()}
-        self._parameters = {_storage(parameter): name for name, parameter in model.named_parameters()}
+        self._parameters = {storage_of(parameter): name for name, parameter in model.named_parameters()}
         self._nodes: dict[int, fx.Node] = {}
         self._alive: list[Any] = []
         """Everything that has been recorded: an id must not be used again."""
@@ -194,7 +198,7 @@ class ForwardRecorder(TorchFunctionMode):
         """``node`` has written to tensors: all that share their memory are behind it from now on."""
         if not written:
             return
-        storages = {_storage(tensor) for tensor in written}
+        storages = {storage_of(tensor) for tensor in written}
         refuse_written(self._parameters, storages, node)
         node.meta |= {"mutates": storages, "line": user_line()}
         own = {id(tensor) for tensor in tensors_in(result)}
@@ -205,7 +209,7 @@ class ForwardRecorder(TorchFunctionMode):
 
     def _sharing(self, storages: set[int]) -> list[Tensor]:
         known = {id(tensor): tensor for tensor in self._alive if isinstance(tensor, Tensor)}
-        return [tensor for tensor in known.values() if _storage(tensor) in storages]
+        return [tensor for tensor in known.values() if storage_of(tensor) in storages]
 
     # Arguments.
 
@@ -217,8 +221,8 @@ class ForwardRecorder(TorchFunctionMode):
             return slice(*(self.argument(bound, where) for bound in (value.start, value.stop, value.step)))
         if type(value) is dict:
             return {key: self.argument(item, where) for key, item in value.items()}
-        if type(value) in (tuple, list):
-            return type(value)(self.argument(item, where) for item in value)
+        if type(value) in (tuple, list, torch.Size):
+            return (list if type(value) is list else tuple)(self.argument(item, where) for item in value)
         if next(tensors_in(value), None) is not None:
             template, leaves = Template.of(value)
             node = self._add("call_function", ContainerFill(template), (self.argument(leaves, where),), {}, "built")
@@ -226,7 +230,7 @@ class ForwardRecorder(TorchFunctionMode):
             return node
         if hides_tensors(value):
             raise hidden(value, where)
-        return value
+        return sized(value, where)
 
     def node(self, tensor: Tensor) -> fx.Node:
         """The node whose result ``tensor`` is, of any shape. Raises `PartitionError` for a tensor of unknown origin."""
@@ -394,7 +398,3 @@ class ForwardRecorder(TorchFunctionMode):
         for name, value in named.items():
             if next(tensors_in(value), None) is None and hides_tensors(value):
                 raise hidden(value, f"{name} of `{path}`")
-
-
-def _storage(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)

@@ -1,55 +1,37 @@
-"""The recordings of a partitioned model, one per input signature and mode, with the code of every stage."""
+"""The records of a partitioned model, one per input signature and mode, with the code of every stage."""
 
 from __future__ import annotations
 
+import warnings
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from schedc_runtime.errors import PartitionError
-from schedc_runtime.partition.boundary import Boundary, Constant, TensorSpec
+from schedc_runtime.partition.boundary import TensorSpec
+from schedc_runtime.partition.cut_record import CutModel, Record
 from schedc_runtime.partition.effects import ambient
 from schedc_runtime.partition.example import named_arguments
+from schedc_runtime.partition.forms import Form
 from schedc_runtime.partition.graft import graft
 from schedc_runtime.partition.homes import Homes
 from schedc_runtime.partition.reads import Reads
 from schedc_runtime.partition.record import NodeRule, modules_outside, record
-from schedc_runtime.partition.recorded_stage import CodeSlot, RecordedStage, StageCode, attribute_of, equip
+from schedc_runtime.partition.recorded_stage import CodeSlot, RecordedStage, attribute_of, equip
 from schedc_runtime.partition.recorder import Recording
 from schedc_runtime.partition.split import CutRecording, Entries
-from schedc_runtime.partition.stage_code import compiled
-from schedc_runtime.random_numbers.counting import DrawEvent
+from schedc_runtime.partition.symbols import Places, sizes_of
 from schedc_runtime.random_numbers.names import aliases_of
 
-_KEPT = 32
-"""Recordings kept: batches of changing length must not use ever more memory."""
-
-
-@dataclass(frozen=True, eq=False)
-class Record:
-    """A model as it was recorded and cut for one input signature.
-
-    boundaries: [stages + 1]. inputs: names of the arguments. values: [stages - 1] names of the values that cross.
-    codes: [stages]. parameters: [stages] names of the parameters and modules that each stage uses. assumed: submodules
-    whose output was taken to have the shape of their first argument; the sender's check of shapes holds it.
-    draws: [stages] draws of random numbers, in the order of the model.
-    slices: by number of slices, [stages + 1] boundaries of one slice of a microbatch, where stages run in slices.
-    """
-
-    boundaries: tuple[Boundary, ...]
-    inputs: tuple[str, ...]
-    values: tuple[tuple[str, ...], ...]
-    codes: tuple[StageCode, ...]
-    parameters: tuple[frozenset[str], ...]
-    assumed: tuple[str, ...]
-    draws: tuple[tuple[DrawEvent, ...], ...]
-    slices: Mapping[int, tuple[Boundary, ...]] = field(default_factory=dict)
+_KEPT = 256
+"""Records kept: batches of changing length must not use ever more memory."""
+_FORMS = 32
+"""Forms of batches kept, each with its recordings."""
 
 
 class Records:
@@ -78,6 +60,7 @@ class Records:
         self.recordings = 1
         """How often the model has run on fake tensors."""
         self._kept: OrderedDict[str, Record] = OrderedDict()
+        self._forms: OrderedDict[str, Form] = OrderedDict()
         self.reads = Reads(model, {name: model.get_submodule(name) for name in modules_outside(model, rule)})
         self.asked: dict[tuple[str, ...], frozenset[str]] = {}
         """By names of a call's arguments: those whose values a recording asked for."""
@@ -86,17 +69,18 @@ class Records:
         self._homes: dict[str, object] = {}
         """By path: the parameters, and the modules with parameters, that stages hold."""
 
-    def of(self, args: Sequence[Any], kwargs: Mapping[str, Any], *, training: bool) -> Record:
-        """The record of a microbatch; a `TensorSpec` may replace a tensor. training: the mode around units."""
+    def of(self, args: Sequence[Any], kwargs: Mapping[str, Any], *, training: bool, slices: int = 1) -> Record:
+        """The record of a microbatch; a `TensorSpec` may replace a tensor. training: the mode around units.
+
+        slices: how many of them make a microbatch, if this is a slice. Its fewer rows are no change of sizes.
+        """
         named = named_arguments(self.model, args, kwargs, self.inputs)
         self.reads.refresh()
         key = self._key(named, training)
         if key not in self._kept:
-            self.recordings += 1
-            recording = record(self.model, named, self.rule, training=training, device=device_of(self.model))
-            code = self._cut(recording, named)
-            key = self._note_asked(recording, named, training)
-            self._kept[key] = code
+            record = self._new(named, training, slices)
+            key = self._key(named, training)  # values that were asked for count from now on
+            self._kept[key] = record
             while len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(key)
@@ -137,11 +121,19 @@ class Records:
         if isinstance(module, RecordedStage):
             equip(module, self.model)
 
-    def keep_first(self, recording: Recording, named: Mapping[str, Any]) -> Record:
-        """Cut the first recording, which decides the parameters of each stage. It was made in the model's mode."""
-        self.first = self._cut(recording, named)
+    def keep_first(self, recording: Recording, named: Mapping[str, Any], *, guessed: bool) -> Record:
+        """Cut the first recording, which decides the parameters of each stage. It was made in the model's mode.
+
+        guessed: whether its sizes are not those of a batch.
+        """
+        self.first = self._cut(recording, named).record(named, {})
         with torch.enable_grad():  # as it was recorded
-            self._kept[self._note_asked(recording, named, self.model.training)] = self.first
+            self._note_asked(recording, named)
+            if not guessed:
+                form = Form()
+                form.begin(sizes_of(pytree.tree_leaves(dict(named))), recording)
+                self._keep_form(form, named, self.model.training)
+            self._kept[self._key(named, self.model.training)] = self.first
         self.select(self.first)
         self.accept()
         return self.first
@@ -168,59 +160,61 @@ class Records:
         asked = self.asked.get(tuple(places))
         return None if asked is None else frozenset(place for name, place in places.items() if name in asked)
 
-    def _note_asked(self, recording: Recording, named: Mapping[str, Any], training: bool) -> str:
-        """Note of which arguments values were asked. Returns the key of the recording."""
+    def _note_asked(self, recording: Recording, named: Mapping[str, Any]) -> None:
+        """Note of which arguments values were asked: they count from now on, and those of others do not."""
         names = tuple(named)
         self.asked[names] = self.asked.get(names, frozenset()) | recording.asked
-        return self._key(named, training)
+
+    def _new(self, named: Mapping[str, Any], training: bool, slices: int) -> Record:
+        def recorded(varying: Places) -> CutModel:
+            self.recordings += 1
+            device = device_of(self.model)
+            with warnings.catch_warnings():
+                if varying:  # the recording of the first sizes has warned
+                    warnings.simplefilter("ignore")
+                recording = record(self.model, named, self.rule, training=training, device=device, varying=varying)
+            self._note_asked(recording, named)
+            return self._cut(recording, named)
+
+        key = self._form_key(named, training, slices)
+        form = self._forms.pop(key, None) or Form()
+        try:
+            model, values = form.model(sizes_of(pytree.tree_leaves(dict(named))), recorded)
+        finally:
+            self._keep_form(form, named, training, slices)
+        return model.record(named, values)
+
+    def _keep_form(self, form: Form, named: Mapping[str, Any], training: bool, slices: int = 1) -> None:
+        """Keep a form, behind recordings that may have asked for other values."""
+        self._forms[self._form_key(named, training, slices)] = form
+        while len(self._forms) > _FORMS:
+            self._forms.popitem(last=False)
+
+    def _form_key(self, named: Mapping[str, Any], training: bool, slices: int) -> str:
+        return f"{slices} {self._described(named, training, _kind)}"
 
     def _key(self, named: Mapping[str, Any], training: bool) -> str:
-        """What a recording depends on besides the model. Values count where recordings ask for them."""
+        return self._described(named, training, _sign)
+
+    def _described(self, named: Mapping[str, Any], training: bool, sign: Callable[[Any], Any]) -> str:
+        """What a recording depends on besides the model. Values count where recordings ask for them.
+
+        sign: what counts of a leaf of the arguments in any case.
+        """
+
+        def known(leaf: Any) -> Any:
+            return sign(leaf), getattr(leaf, "known", None)
+
         asked = self.asked.get(tuple(named), frozenset(named))
-        signs = {name: pytree.tree_map(_known if name in asked else _sign, value) for name, value in named.items()}
+        signs = {name: pytree.tree_map(known if name in asked else sign, value) for name, value in named.items()}
         return f"{signs} {training} {device_of(self.model)} {ambient()} {self.reads.key(training)}"
 
-    def _cut(self, recording: Recording, named: Mapping[str, Any]) -> Record:
+    def _cut(self, recording: Recording, named: Mapping[str, Any]) -> CutModel:
         self.reads.add(recording.reads)
-        graphs = CutRecording(recording, self.homes.begins(Entries.of(recording, self.wanted)))
-        stages = [graphs.graph(stage) for stage in range(graphs.stages)]
-        parameters = tuple(frozenset(_used(graph, self.model)) for graph in stages)
-        self._check_homes(parameters, named)
-        template = recording.output
-        assert template is not None
-        name = type(self.model).__name__
-        codes = tuple(
-            StageCode(
-                graph,
-                compiled(graph, f"stage {stage} of {name}"),
-                (lambda leaves: template.fill(iter(leaves))) if stage == graphs.stages - 1 else None,
-                tuple(_shape(node) for node in graph.nodes if node.op == "placeholder"),
-            )
-            for stage, graph in enumerate(stages)
-        )
-        values = tuple(tuple(node.name for node in nodes) for nodes in graphs.crossing)
-        return Record(
-            self._boundaries(recording, graphs, named),
-            recording.inputs,
-            values,
-            codes,
-            parameters,
-            tuple(dict.fromkeys(recording.assumed)),
-            graphs.draws(),
-        )
-
-    def _boundaries(self, recording: Recording, graphs: CutRecording, named: Mapping[str, Any]) -> tuple[Boundary, ...]:
-        between = [
-            boundary_of(tuple(n.meta["val"] for n in nodes), tuple(n.name for n in nodes)) for nodes in graphs.crossing
-        ]
-        (leaves,) = next(node for node in recording.graph.nodes if node.op == "output").args
-        values = [leaf.meta["val"] if isinstance(leaf, fx.Node) else leaf for leaf in leaves]
-        assert recording.output is not None
-        return (
-            boundary_of(tuple(named.values()), recording.inputs),
-            *between,
-            boundary_of(recording.output.fill(iter(values)), ("output",)),
-        )
+        begins = self.homes.begins(Entries.of(recording, self.wanted))
+        cut = CutModel(self.model, CutRecording(recording, begins))
+        self._check_homes(cut.parameters, named)
+        return cut
 
     def _check_homes(self, parameters: Sequence[frozenset[str]], named: Mapping[str, Any]) -> None:
         """Refuse a recording in which a stage uses parameters that it does not hold."""
@@ -243,42 +237,21 @@ class Records:
                 )
 
 
-def boundary_of(values: Any, names: tuple[str, ...]) -> Boundary:
-    """The boundary of values: nested containers of tensors, specs and constants."""
-    leaves, tree = pytree.tree_flatten(values)
-    entries = tuple(
-        TensorSpec.of(leaf) if isinstance(leaf, Tensor) else leaf if isinstance(leaf, TensorSpec) else Constant(leaf)
-        for leaf in leaves
-    )
-    return Boundary(entries, tree, names)
-
-
 def device_of(model: nn.Module) -> torch.device:
     """The device of the parameters that are not on the meta device; the CPU if all are."""
     real = (p.device for p in model.parameters() if p.device.type != "meta")
     return next(real, torch.device("cpu"))
 
 
-def _used(graph: fx.Graph, model: nn.Module) -> list[str]:
-    """Paths of the parameters that a graph uses, and of the modules with parameters that it calls."""
-    calls = [str(n.target) for n in graph.nodes if n.op == "call_module"]
-    reads = [
-        str(n.target) for n in graph.nodes if n.op == "get_attr" and getattr(n.meta.get("val"), "requires_grad", False)
-    ]
-    return [path for path in calls if next(model.get_submodule(path).parameters(), None) is not None] + reads
-
-
-def _shape(node: fx.Node) -> tuple[int, ...] | None:
-    value = node.meta.get("val")
-    return tuple(value.shape) if isinstance(value, Tensor) else None
-
-
 def _sign(leaf: Any) -> Any:
     return (tuple(leaf.shape), leaf.dtype) if isinstance(leaf, (Tensor, TensorSpec)) else leaf
 
 
-def _known(leaf: Any) -> Any:
-    return _sign(leaf), getattr(leaf, "known", None)
+def _kind(leaf: Any) -> Any:
+    """A tensor without its sizes. Sizes 0 and 1 count: torch computes otherwise with them."""
+    if not isinstance(leaf, (Tensor, TensorSpec)):
+        return leaf
+    return tuple(size if size < 2 else "n" for size in leaf.shape), leaf.dtype
 
 
 def _shapes(named: Mapping[str, Any]) -> str:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from schedc.ir.placement import Placement
 from schedc_runtime.partition.boundary import Boundary, infer_boundaries
-from schedc_runtime.partition.records import Record, Records
+from schedc_runtime.partition.cut_record import Record
+from schedc_runtime.partition.records import Records
 from schedc_runtime.partition.stage_modules import StageModules
 
 if TYPE_CHECKING:
@@ -28,9 +29,9 @@ class Partition(StageModules):
         """
         return self.records.ordered(args, kwargs or {})
 
-    def record(self, args: Sequence[Any], kwargs: Mapping[str, Any], *, training: bool) -> Record:
-        """The record of one microbatch; `Records.select` lets the stages run it."""
-        return self.records.of(args, kwargs, training=training)
+    def record(self, args: Sequence[Any], kwargs: Mapping[str, Any], *, training: bool, slices: int = 1) -> Record:
+        """The record of one microbatch, or of one of so many slices; `Records.select` lets the stages run it."""
+        return self.records.of(args, kwargs, training=training, slices=slices)
 
     def select(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Boundary, ...]:
         """The boundaries of one microbatch, in the mode of the first stage. The stages run its code from now on."""

@@ -48,6 +48,11 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
             yield from tensors_in(part.value)
 
 
+def storage_of(tensor: Tensor) -> int:
+    """What tells the memory of a tensor [...] from that of others, as long as it is there."""
+    return int(tensor.untyped_storage()._cdata)
+
+
 def hides_tensors(value: Any, depth: int = 0) -> bool:
     """Whether an object that is no container keeps tensors in its attributes, at any depth up to 5."""
     if isinstance(value, Tensor):
@@ -56,10 +61,11 @@ def hides_tensors(value: Any, depth: int = 0) -> bool:
         return False
     if inner := parts(value):
         return any(hides_tensors(part.value, depth + 1) for part in inner)
-    return any(hides_tensors(attribute, depth + 1) for attribute in _attributes(value))
+    return any(hides_tensors(attribute, depth + 1) for attribute in attributes(value))
 
 
-def _attributes(value: Any) -> list[Any]:
+def attributes(value: Any) -> list[Any]:
+    """The values of an object's attributes."""
     slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
     named = [getattr(value, name, None) for name in slots if isinstance(name, str) and not name.startswith("__")]
     return [*named, *getattr(value, "__dict__", {}).values()]

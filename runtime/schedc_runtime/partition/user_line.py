@@ -9,11 +9,15 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
+import sympy
 import torch
 
-_OWN = Path(__file__).parents[1]
-HIDDEN = (*(str(_OWN / room) for room in ("partition", "random_numbers", "row_flow")), str(Path(torch.__file__).parent))
-"""Folders of code that is no model's."""
+_OWN, _SYMPY = Path(__file__).parents[1], Path(sympy.__file__).parent
+HIDDEN = (
+    *(str(_OWN / room) for room in ("partition", "random_numbers", "row_flow")),
+    *map(str, (Path(torch.__file__).parent, _SYMPY, _SYMPY.with_name("mpmath"))),
+)
+"""Folders of code that is no model's. Torch computes with symbols by sympy."""
 _LIBRARY = sysconfig.get_path("stdlib")
 
 

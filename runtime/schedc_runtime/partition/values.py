@@ -21,6 +21,9 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.overrides import handle_torch_function
 from torch.utils import _pytree as pytree
 
+from schedc_runtime.partition.known_values import KnownValues
+from schedc_runtime.partition.symbols import Values, settled
+
 KNOWN = "known"
 """Key in the meta of a tensor of the batch: the `KnownValues` of its values."""
 
@@ -28,23 +31,18 @@ _FAKE = re.compile(r"FakeTensor\([^()]*(\([^()]*\))?[^()]*\)")
 """How a fake shows itself in the message of a check."""
 
 
-class KnownValues(NamedTuple):
-    """A fact about all values of a tensor: they are ``first``, or count from it along the last dimension."""
-
-    counting: bool
-    first: int
-
-    def tensor(self, like: Tensor) -> Tensor:
-        """A real tensor of the shape, dtype and device of ``like``, which may be a fake."""
-        row = torch.arange(like.shape[-1], device=like.device) if self.counting else torch.zeros((), device=like.device)
-        return (row + self.first).to(like.dtype).expand(tuple(like.shape)).contiguous()
-
-
 class AskingRecorder(Protocol):
     """What `plain_branches` needs of a recorder. unit: path of the unit that is being called; "" between units."""
 
     unit: str
     values: AskedValues
+
+
+class Question(NamedTuple):
+    """A question that known values have answered. ask: the answer for other sizes."""
+
+    ask: Callable[[Values], Any]
+    answer: Any
 
 
 class AskedValues:
@@ -56,6 +54,9 @@ class AskedValues:
 
     def __init__(self, graph: fx.Graph, asked: set[str], nodes: Mapping[int, fx.Node]) -> None:
         self.graph, self.asked, self.nodes = graph, asked, nodes
+        self.sizes: Values = {}
+        """The sizes of the recording, if it has symbols for them. Other sizes must have the same answers."""
+        self.questions: list[Question] = []
 
     def note(self, argument: Any, known: Sequence[KnownValues | None]) -> None:
         """What is known of the leaves of an argument, in order."""
@@ -73,11 +74,20 @@ class AskedValues:
         given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if _is_tensor(leaf)]
         if not all(map(self.knows, given)):
             return None
-        with unset_fake_temporarily():
-            real = {id(tensor): self._value(self.nodes[id(tensor)]) for tensor in given}
-            args, kwargs = pytree.tree_map_only(Tensor, lambda tensor: real[id(tensor)], (tuple(args), dict(kwargs)))
-            result = func(*args, **kwargs)
-        return None if any(map(_is_tensor, pytree.tree_leaves(result))) else result
+        nodes = {id(tensor): self.nodes[id(tensor)] for tensor in given}
+
+        def ask(sizes: Values) -> Any:
+            with unset_fake_temporarily():
+                real = {key: self._value(node, sizes) for key, node in nodes.items()}
+                form = pytree.tree_map_only(Tensor, lambda tensor: real[id(tensor)], (tuple(args), dict(kwargs)))
+                own, keywords = settled(form, sizes)
+                return func(*own, **keywords)
+
+        answer = ask(self.sizes)
+        if any(map(_is_tensor, pytree.tree_leaves(answer))):
+            return None
+        self.questions += [Question(ask, answer)] if self.sizes else []
+        return answer
 
     def _sources(self, node: fx.Node) -> set[fx.Node] | None:
         """The nodes from which the value of ``node`` follows; None if one of them is not known."""
@@ -100,7 +110,7 @@ class AskedValues:
         if base.op == "placeholder":
             self.asked.add(base.meta["argument"])
 
-    def _value(self, node: fx.Node) -> Tensor:
+    def _value(self, node: fx.Node, sizes: Values) -> Tensor:
         """The value of a node that is known. All that it follows from runs anew, in order: writes are repeated."""
         sources = self._sources(node)
         assert sources is not None
@@ -109,9 +119,10 @@ class AskedValues:
             if each not in sources:
                 continue
             if (known := each.meta.get(KNOWN)) is not None:
-                values[each] = known.tensor(each.meta["val"])
+                like = each.meta["val"]
+                values[each] = known.tensor(settled(tuple(like.shape), sizes), like)
             else:
-                args, kwargs = fx.map_arg((each.args, each.kwargs), values.__getitem__)
+                args, kwargs = settled(fx.map_arg((each.args, each.kwargs), values.__getitem__), sizes)
                 values[each] = each.target(*args, **kwargs)
         value = values[node]
         assert isinstance(value, Tensor)

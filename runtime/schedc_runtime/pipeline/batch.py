@@ -12,7 +12,8 @@ from torch import Tensor
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.partition.boundary import TensorSpec
 from schedc_runtime.partition.example import arguments
-from schedc_runtime.partition.values import KNOWN, KnownValues
+from schedc_runtime.partition.known_values import KnownValues
+from schedc_runtime.partition.values import KNOWN
 from schedc_runtime.pipeline.batch_facts import batch_facts, common_facts, mapped, with_facts
 from schedc_runtime.pipeline.example_dims import ROWS_FIRST, Dim, Dims, dim_of, inside
 from schedc_runtime.pipeline.rows import Rows

@@ -10,7 +10,7 @@ import torch
 
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.partition import Partition
-from schedc_runtime.partition.records import Record
+from schedc_runtime.partition.cut_record import Record
 from schedc_runtime.random_numbers.counting import first_draws
 from schedc_runtime.random_numbers.numbering import Numbering, StepKey, by_name
 from schedc_runtime.ranks.mesh import Coordinate

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from schedc_runtime.moe.layer import moe_layers
 from schedc_runtime.partition import Partition
 from schedc_runtime.partition.boundary import TensorSpec
-from schedc_runtime.partition.records import Record
+from schedc_runtime.partition.cut_record import Record
 from schedc_runtime.partition.sliced_boundary import SlicedBoundary, check_outputs
 from schedc_runtime.segments import SlicedStage
 from schedc_runtime.stage.stage import Stage
@@ -73,7 +73,7 @@ def _of_slice(
     before = [layer.outlined for layer in layers]
     for layer in layers:
         layer.outlined = 0
-    record = partition.record(*part, training=training)
+    record = partition.record(*part, training=training, slices=count)
     for layer, noted in zip(layers, before, strict=True):
         layer.outlined = layer.outlined * count or noted
     return record

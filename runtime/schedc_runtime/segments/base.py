@@ -48,11 +48,11 @@ class SegmentedBase(Stage):
         """The graph of microbatches with an R. It may recompute more nodes than the plan says."""
         self._memory_with_r = self._memory
         """The recomputation of microbatches with an R."""
-        self._code = module.current if isinstance(module, RecordedStage) else None
+        self._recorded = module.current.graph if isinstance(module, RecordedStage) else None
         self._graphs: WeakKeyDictionary[Any, StageGraph] = WeakKeyDictionary()
-        """The graph of each code of the stage, as long as the code is kept."""
-        if self._code is not None:
-            self._graphs[self._code] = self.graph
+        """The graph in segments of each recorded graph of the stage, as long as that one is kept."""
+        if self._recorded is not None:
+            self._graphs[self._recorded] = self.graph
         self._states: dict[int, MicrobatchState] = {}
         self.captures: CapturedSegments | None = None
         """The segments whose launches are replayed; None where all are launched as ever."""
@@ -145,12 +145,13 @@ class SegmentedBase(Stage):
             )
 
     def follow(self) -> None:
-        """Take the graph of the current code, which a recorded stage has for each input signature."""
-        if not isinstance(self.module, RecordedStage) or (code := self.module.current) is self._code:
+        """Take the graph of the current code, which may differ with the input signature."""
+        if not isinstance(self.module, RecordedStage) or (code := self.module.current).graph is self._recorded:
             return
-        graph = self._graphs.get(code)
+        graph = self._graphs.get(code.graph)
         if graph is None:
-            graph = self._graphs[code] = stage_graph(self.module, len(code.shapes), self.blocks, self._traces)
+            graph = stage_graph(self.module, len(code.shapes), self.blocks, self._traces)
+            self._graphs[code.graph] = graph
             if self._fuse is not None:
                 self._fuse_in(graph)
         if graph.shape.nodes != replace(self.graph, recomputed={}).shape.nodes:
@@ -159,7 +160,7 @@ class SegmentedBase(Stage):
                 " ordered for",
                 "give an example like the batches: Pipeline(..., example=batch)",
             )
-        self._code = code
+        self._recorded = code.graph
         self.graph = replace(graph, recomputed=self.graph.recomputed)
         self.graph_with_r = replace(graph, recomputed=self.graph_with_r.recomputed)
         self.__dict__.pop("_late", None)

@@ -226,7 +226,7 @@ def test_a_change_of_contents_between_units_is_a_warning() -> None:
 
 def test_what_cannot_be_compared_is_named_once() -> None:
     with pytest.warns(UserWarning, match=r"(?s)reads `value` between its units, a list_iterator.*test_reads.py:\d+: "):
-        _, records = recorded(lambda m, x: x * next(m.value), iter([1.0, 2.0]))
+        _, records = recorded(lambda m, x: x * next(m.value), iter([1.0] * 4))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         records.of((torch.ones(3, WIDTH),), {}, training=True)

@@ -12,7 +12,8 @@ import schedc
 from schedc_runtime import Pipeline
 from schedc_runtime.errors import PartitionError
 from schedc_runtime.execute.executor import InstructionError
-from schedc_runtime.partition.values import KnownValues, facts_of
+from schedc_runtime.partition.known_values import KnownValues
+from schedc_runtime.partition.values import facts_of
 from schedc_runtime.pipeline.batch import StepRequest, agree, signature_of
 
 WIDTH = 4
@@ -119,8 +120,8 @@ def test_facts_hold_for_parts_of_a_batch() -> None:
     ones, counting = KnownValues(False, 1), KnownValues(True, 0)
     wanted = [ones, KnownValues(False, 0), counting, KnownValues(True, 1), None, None, counting, None, None, None, None]
     assert facts_of(pairs) == wanted
-    assert torch.equal(counting.tensor(rows), rows)
-    assert torch.equal(ones.tensor(rows.bool()), rows >= 0)
+    assert torch.equal(counting.tensor(rows.shape, rows), rows)
+    assert torch.equal(ones.tensor(rows.shape, rows.bool()), rows >= 0)
 
 
 def test_a_fact_is_what_all_ranks_know() -> None:
