@@ -15,6 +15,7 @@ COMMANDS = {
     "dropout": "trainers.dropout",
     "families": "trainers.families",
     "large": "trainers.large",
+    "lengths": "trainers.lengths",
     "loop": "trainers.loop",
     "masks": "trainers.masks",
     "shapes": "trainers.shapes",
