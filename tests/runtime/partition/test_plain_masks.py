@@ -13,10 +13,14 @@ from torch import Tensor, nn
 import schedc
 from schedc_runtime import Pipeline
 from schedc_runtime.execute.executor import InstructionError
+from support.needs import needed
 
-transformers = pytest.importorskip("transformers")
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
-families, masks = pytest.importorskip("trainers.families"), pytest.importorskip("trainers.masks")
+
+transformers = needed("transformers")
+
+from trainers import families, masks  # noqa: E402
+
 pytestmark = pytest.mark.slow
 
 
