@@ -79,6 +79,7 @@ BETWEEN: dict[str, tuple[Callable[..., Any], int]] = {
     "dict": (lambda m, x, t: x * {6: 1.0, 9: 2.0}.get(t, 3.0), 9),
     "is an int": (lambda m, x, t: x * 2 if isinstance(t, int) and t > 10 else x, 8),
     "is exactly an int": (lambda m, x, t: x * 2 if type(t) is int and t > 10 else x, 9),
+    "is a symbol": (lambda m, x, t: x * 2 if hasattr(t, "node") else x, 9),
     "is true": (lambda m, x, t: x * 2 if (t > 10) is True else x * (3 if (x.shape[0] == 4) is False else 5), 8),
     "parity": (lambda m, x, t: x * 2 if t % 2 else x, 8),
     "square": (lambda m, x, t: x * 2 if t == WIDTH else x + (x.shape[0] == t), 7),
