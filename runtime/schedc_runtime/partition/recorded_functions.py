@@ -52,15 +52,3 @@ def hidden(value: Any, where: str) -> PartitionError:
         if cache
         else "pass tensors, or tuples, lists, dicts and dataclasses of tensors",
     )
-
-
-def as_called(func: Any) -> Any:
-    """A torch function, as stage code calls it: a property becomes getattr."""
-    if getattr(func, "__name__", "") == "__get__":
-        return getattr
-    if getattr(func, "__name__", "") == "__set__":
-        raise PartitionError(
-            f"the attribute `{func.__self__.__name__}` of a tensor is assigned between blocks{user_line()}",
-            "do this in a submodule of its own: modules are called, not recorded",
-        )
-    return func
