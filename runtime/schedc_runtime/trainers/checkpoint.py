@@ -44,7 +44,7 @@ from schedc_runtime.trainers.optimizer_state import (
 
 _FACTS = "facts"
 _FORM = 1
-"""Of the facts: another number is refused."""
+"""Version of the facts. Another version is refused."""
 _KINDS = {"form": int, "steps": int, "hot": dict, "optimizer": list, "extra": dict}
 """Types of the facts."""
 
