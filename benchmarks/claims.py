@@ -22,8 +22,6 @@ import time
 from collections import Counter
 from typing import Any
 
-from schedc.analysis import numba_kernels as compiled
-from schedc.analysis.dependencies import Dependencies
 from schedc.claims.check import check_claims
 from schedc.claims.size_range import sizes_in
 from schedc.claims.sweep import REFUSED
@@ -31,6 +29,8 @@ from schedc.diagnostics import DiagnosticError
 from schedc.elaborate import elaborate
 from schedc.elaborate.fastest import has_policy
 from schedc.load.library import names, open_schedule
+from schedc.step import numba_kernels as compiled
+from schedc.step.dependencies import Dependencies
 
 
 def at_one_size(ranks: int, microbatches: int, turns: int, repeats: int, policies: bool) -> list[dict[str, Any]]:

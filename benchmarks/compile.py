@@ -43,10 +43,10 @@ from typing import Any
 import numpy as np
 
 import schedc
-from schedc.analysis import numba_kernels as compiled
 from schedc.compiler import legal_schedule
 from schedc.ir.program import COLUMNS, InstructionKind, Program
 from schedc.load.library import open_schedule
+from schedc.step import numba_kernels as compiled
 
 CASES = {
     "dualpipev": ("ScheduleDualPipeV", 2, "v"),

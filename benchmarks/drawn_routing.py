@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from schedc.cost.exchange import Routing, Topology, rows
 from schedc.ir.arrays import Floats, Int64
+from schedc.step.costs.exchange import Routing, Topology, rows
 
 NODES, PER_NODE = 2, 2
 RANKS = NODES * PER_NODE

@@ -105,7 +105,7 @@ def opened_early(program: CellProgram) -> CellProgram:
 MESSAGES: dict[str, Callable[[CellProgram], CellProgram]] = {
     "overlapped": at_the_ends, "early": opened_early, "inside": lambda program: program,
 }  # fmt: skip
-"""How cells treat their messages, by its name in `schedc.analysis.cell_pricing.CellPricing.idle`."""
+"""How cells treat their messages, by its name in `schedc.step.cells.cell_pricing.CellPricing.idle`."""
 
 
 def rank_of_step(

@@ -10,8 +10,8 @@ benchmarks/overlap.py, with exchanges of ``--ratio`` of the compute. Experts, di
 their rank's rows; an exchange takes that of the fuller rank. The two ranks have 1 and 1 times the rows, 1.25 and 0.75,
 1.5 and 0.5, 2 and 1, and the second and third of these with the fuller rank drawn for every layer and microbatch.
 
-Predicted: `schedc.analysis.cell_pricing.price` from the same table, with the ranks in step. Printed for each case, and
-the largest of all cases:
+Predicted: `schedc.step.cells.cell_pricing.price` from the same table, with the ranks in step. Printed for each case,
+and the largest of all cases:
 
     step_error            |measured step / predicted - 1|; the shortest of the steps counts
     even_error            the same against the prediction that takes all ranks for equal
@@ -34,14 +34,14 @@ import numpy as np
 from emulated_steps import EXPERT_RANKS, RANKS, costs_at, emulated
 
 import schedc
-from schedc.analysis.cell_pricing import price
-from schedc.analysis.dependencies import Dependencies
-from schedc.analysis.group_pricing import RankRows
 from schedc.cell.costs import OF_ROWS, CellCosts
 from schedc.cell.program import Half
 from schedc.cell.table import CellTable
 from schedc.ir.arrays import Floats
 from schedc.ir.program import InstructionKind, computation
+from schedc.step.cells.cell_pricing import price
+from schedc.step.cells.group_pricing import RankRows
+from schedc.step.dependencies import Dependencies
 from schedc_runtime.execute.micro_steps import MicroStep
 from schedc_runtime.measure.emulated_device import Device
 from schedc_runtime.measure.shared_starts import SharedStarts

@@ -25,14 +25,14 @@ import numpy as np
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from schedc.analysis.dependencies import Dependencies
-from schedc.analysis.memory import curve, measure_memory, memory_changes, without
 from schedc.ir.arrays import Floats, Int64
 from schedc.ir.ops import OpKind
 from schedc.ir.program import InstructionKind, Program, computation
 from schedc.ir.recomputed import recomputed_ops
 from schedc.ir.works import FACTS, WorkKind
-from schedc.passes.insert_works import placed_in
+from schedc.step.dependencies import Dependencies
+from schedc.step.memory import curve, measure_memory, memory_changes, without
+from schedc.step.program.insert_works import placed_in
 from schedc_runtime.execute import executor
 from schedc_runtime.execute.executor import Interval
 from schedc_runtime.measure.held_bytes import alive, runtime_tensors

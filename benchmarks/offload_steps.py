@@ -11,10 +11,10 @@ from typing import Any
 
 from schedc.attachments.layer_counts import counted_bytes, counted_flops
 from schedc.compiler import Analysis, analyse
-from schedc.cost.costs import Costs
 from schedc.diagnostics import DiagnosticError
 from schedc.plan.writer import read_plan
 from schedc.report.check import to_json
+from schedc.step.costs.costs import Costs
 
 SPEED, FLOPS = 50e9, 400e12
 """Bytes per second of a lane to the host, and FLOPs per second of a device."""

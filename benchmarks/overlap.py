@@ -72,11 +72,11 @@ from emulated_steps import (
 )
 
 import schedc
-from schedc.analysis.cell_pricing import price
-from schedc.analysis.dependencies import Dependencies
 from schedc.cell.slices import sliced
 from schedc.cell.table import CellTable
 from schedc.ir.program import InstructionKind, computation
+from schedc.step.cells.cell_pricing import price
+from schedc.step.dependencies import Dependencies
 from schedc_runtime.testing import pool
 
 BLOCK_SCHEDULES = {"block": "1f1b", "block_split": "zbh1"}

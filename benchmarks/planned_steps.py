@@ -12,11 +12,11 @@ import torch.distributed as dist
 import schedc
 from schedc.cell.costs import CellCosts, SegmentTimes
 from schedc.cell.program import Half
-from schedc.cost.costs import parse_costs
 from schedc.ir.program import Program
 from schedc.load.library import Text
 from schedc.plan import plan_of
 from schedc.source import Source
+from schedc.step.costs.costs import parse_costs
 from schedc_runtime import Pipeline
 from schedc_runtime.commands.toy_models import counted, toy_model, toy_plan
 from schedc_runtime.execute.micro_steps import MicroStep

@@ -30,20 +30,9 @@ from typing import Any
 
 import numpy as np
 
-from schedc.analysis import numba_kernels as compiled
-from schedc.analysis.batch import simulate_batch
-from schedc.analysis.cell_pricing import price, simulate_messages
-from schedc.analysis.dependencies import Dependencies
-from schedc.analysis.floors import floor_batch
-from schedc.analysis.memory import measure_memory
-from schedc.analysis.message_batch import simulate_messages_batch
-from schedc.analysis.peak_counts import PeakCounts
-from schedc.analysis.timeline import simulate
 from schedc.cell import CellCosts, SegmentTimes, StageShape, stage_shape
 from schedc.cell.cost_batch import CellCostBatch
 from schedc.cell.schedule import forget_programs
-from schedc.cost.batch import CostBatch
-from schedc.cost.costs import Costs
 from schedc.diagnostics import DiagnosticError
 from schedc.elaborate import elaborate, in_turn
 from schedc.ir.schedule import Schedule
@@ -53,6 +42,17 @@ from schedc.planner.price.part_table import PartTable
 from schedc.planner.price.problem import PlanProblem
 from schedc.planner.search.bound import PlanBounds, splits_of
 from schedc.planner.space.space import PlanSpace
+from schedc.step import numba_kernels as compiled
+from schedc.step.batch import simulate_batch
+from schedc.step.cells.cell_pricing import price, simulate_messages
+from schedc.step.cells.floors import floor_batch
+from schedc.step.costs.batch import CostBatch
+from schedc.step.costs.costs import Costs
+from schedc.step.dependencies import Dependencies
+from schedc.step.memory import measure_memory
+from schedc.step.message_batch import simulate_messages_batch
+from schedc.step.peak_counts import PeakCounts
+from schedc.step.timeline import simulate
 from schedc.syntax.tree import ScheduleTree
 
 ORDERED_BY_COSTS = ("adaptive_pipe", "zb_auto", "zb_greedy")

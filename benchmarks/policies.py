@@ -28,8 +28,8 @@ from time import process_time
 from typing import Any, NamedTuple
 
 from schedc.compiler import analyse
-from schedc.cost.costs import Costs, load_costs, parse_costs
 from schedc.source import Source
+from schedc.step.costs.costs import Costs, load_costs, parse_costs
 
 CELLS_TOML = Path(__file__).parent.parent / "examples" / "costs" / "cells.toml"
 METHODS = ("flat", "hierarchical")

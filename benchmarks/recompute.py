@@ -38,8 +38,8 @@ import schedc
 from schedc.attachments.recompute_bytes import adaptive_bytes, saving, whole_bytes
 from schedc.attachments.row_counts import worst_case_rows
 from schedc.attachments.values import By, Level, Recompute
-from schedc.cost import exchange
 from schedc.plan import Attachments, ExpertSizes, Method
+from schedc.step.costs import exchange
 from schedc_runtime import Cut, Mesh, Pipeline
 from schedc_runtime.measure.held_bytes import held
 from schedc_runtime.moe.arrivals import arrivals

@@ -18,7 +18,7 @@ where they start; for other sums the second half at the end of the stream.
     exposed_reduce    the same for the sums of shards: 1 / v is the least
     step_over_former  the longest step with FSDP2 over that of the former way
     bitwise           whether losses and gradients of all four have the same bits on all ranks
-    predicted_*       the same figures by `schedc.analysis.placed_works`, from the same programs, bytes and times. Its
+    predicted_*       the same figures by `schedc.step.placed_works`, from the same programs, bytes and times. Its
                       cells send messages at their end
 """
 
@@ -35,15 +35,15 @@ import torch
 from torch import Tensor
 
 import schedc
-from schedc.analysis.dependencies import Dependencies
-from schedc.analysis.placed_works import LaneTimes, PlacedWorks, WorkPlace, run_with_works
-from schedc.analysis.timeline import durations
 from schedc.cell.costs import CellCosts, SegmentTimes
-from schedc.cost.costs import Costs
 from schedc.ir.program import Program, computation
 from schedc.ir.works import KIND_NAMES, WorkKind
-from schedc.passes.insert_works import insert_works, placed_in, without_works
-from schedc.passes.place_replica_works import ReplicaBytes, lane_times
+from schedc.step.costs.costs import Costs
+from schedc.step.dependencies import Dependencies
+from schedc.step.placed_works import LaneTimes, PlacedWorks, WorkPlace, run_with_works
+from schedc.step.program.insert_works import insert_works, placed_in, without_works
+from schedc.step.timeline import durations
+from schedc.step.works.place_replica_works import ReplicaBytes, lane_times
 from schedc_runtime import Cut, Mesh, Pipeline
 from schedc_runtime.measure.emulated_device import Device
 from schedc_runtime.measure.shared_starts import SharedStarts

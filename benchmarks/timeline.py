@@ -22,15 +22,15 @@ from typing import Any
 
 import numpy as np
 
-from schedc.analysis import numba_kernels as compiled
-from schedc.analysis.batch import simulate_batch
-from schedc.analysis.dependencies import Dependencies
-from schedc.analysis.timeline import simulate
-from schedc.cost.batch import CostBatch
-from schedc.cost.costs import Costs
 from schedc.elaborate import elaborate
 from schedc.ir.schedule import Schedule
 from schedc.load.library import open_schedule
+from schedc.step import numba_kernels as compiled
+from schedc.step.batch import simulate_batch
+from schedc.step.costs.batch import CostBatch
+from schedc.step.costs.costs import Costs
+from schedc.step.dependencies import Dependencies
+from schedc.step.timeline import simulate
 
 CASES = {
     "1f1b": {"P": 8, "M": 64},

@@ -19,13 +19,13 @@ import random
 from time import perf_counter
 from typing import Any
 
-from schedc.analysis.memory import measure_memory
 from schedc.compiler import legal_schedule
-from schedc.cost.costs import Costs
 from schedc.inputs import open_input
 from schedc.search.problem import Freedom
 from schedc.search.solver import Effort
 from schedc.search.tune import TuningResult, tune
+from schedc.step.costs.costs import Costs
+from schedc.step.memory import measure_memory
 
 UNEVEN = Costs(F=(1.3, *[1.0] * 14, 1.8), p2p=0.05)
 CASES: tuple[tuple[str, dict[str, int], Costs, Freedom, float], ...] = (

@@ -57,13 +57,13 @@ from schedc.cell.costs import CellCosts, SegmentTimes
 from schedc.cell.rows import CellRows, RecordedRows
 from schedc.cell.table import CellTable, write_table
 from schedc.compiler import Priced, price
-from schedc.cost.costs import parse_costs
 from schedc.inputs import open_input
 from schedc.layout.parts import Layout, Model, ModelPart, PartKind
 from schedc.layout.writer import write_layout
 from schedc.load.library import Text
 from schedc.plan.price_cells import price_order
 from schedc.source import Source
+from schedc.step.costs.costs import parse_costs
 from schedc_runtime.moe.hot_choice import HotPolicy, choose_for_step
 from schedc_runtime.testing import pool
 

@@ -16,9 +16,9 @@ from torch.nn import functional
 
 import schedc
 from schedc.cell.program import Half
-from schedc.cost.costs import parse_costs
 from schedc.load.library import Text
 from schedc.source import Source
+from schedc.step.costs.costs import parse_costs
 from schedc_runtime import Mesh, Pipeline
 from schedc_runtime.execute.micro_steps import MicroStep
 from schedc_runtime.measure.shared_starts import SharedStarts

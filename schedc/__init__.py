@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from schedc.compiler import Analysis, analyse, compile
-    from schedc.cost.costs import Costs
     from schedc.diagnostics import CompilerBug, Diagnostic, DiagnosticError
+    from schedc.step.costs.costs import Costs
 
 __version__ = "0.1.0"
 
@@ -17,7 +17,7 @@ _HOME = {
     "Analysis": "schedc.compiler",
     "analyse": "schedc.compiler",
     "compile": "schedc.compiler",
-    "Costs": "schedc.cost.costs",
+    "Costs": "schedc.step.costs.costs",
     "CompilerBug": "schedc.diagnostics",
     "Diagnostic": "schedc.diagnostics",
     "DiagnosticError": "schedc.diagnostics",

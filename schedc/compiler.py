@@ -6,13 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from schedc.analysis.dependencies import Dependencies
-from schedc.analysis.legality import check_dependencies
-from schedc.analysis.memory import Memory, RankBytes, measure_memory, without
-from schedc.analysis.timeline import Timeline, simulate
 from schedc.claims.check import ClaimResult, check_claims
-from schedc.cost.costs import Costs
-from schedc.cost.given import check_given
 from schedc.diagnostics import Diagnostic, DiagnosticError
 from schedc.elaborate import elaborate
 from schedc.elaborate.fastest import has_policy
@@ -21,13 +15,16 @@ from schedc.ir.program import Program
 from schedc.ir.schedule import Schedule
 from schedc.load.frozen import thaw
 from schedc.load.library import Given, Plan
-from schedc.passes.insert_communication import insert_communication
+from schedc.step.costs.costs import Costs
+from schedc.step.costs.given import check_given
+from schedc.step.dependencies import Dependencies
+from schedc.step.legality import check_dependencies
+from schedc.step.memory import Memory, RankBytes, measure_memory, without
+from schedc.step.program.insert_communication import insert_communication
+from schedc.step.timeline import Timeline, simulate
 from schedc.syntax.tree import ScheduleTree
 
 if TYPE_CHECKING:
-    from schedc.analysis.cell_pricing import CellPricing
-    from schedc.analysis.lane_walk import TimedWorks
-    from schedc.analysis.work_runs import WorkRuns
     from schedc.attachments.values import Attachments
     from schedc.layout.parts import Layout
     from schedc.plan.attached import AttachedPlan
@@ -35,7 +32,10 @@ if TYPE_CHECKING:
     from schedc.plan.place_works import Offloading
     from schedc.plan.read import ReadPlan
     from schedc.plan.replicate import Replication
+    from schedc.step.cells.cell_pricing import CellPricing
+    from schedc.step.lane_walk import TimedWorks
     from schedc.step.op_times import Pricer
+    from schedc.step.work_runs import WorkRuns
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ class Priced:
         program = insert_communication(self.schedule, self.costs, self.dependencies, times)
         if source is None:
             return program
-        from schedc.passes.insert_works import insert_works
+        from schedc.step.program.insert_works import insert_works
 
         return insert_works(program, self.dependencies, source.placed)
 

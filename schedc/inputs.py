@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, BinaryIO, TypeAlias
 
 import numpy as np
 
-from schedc.analysis.legality import check_schedule
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label, RequestError
 from schedc.ir.schedule import Schedule
 from schedc.load.library import Given, InSlices, Plan, Text, named, open_named, open_schedule
 from schedc.source import NOWHERE, Source
+from schedc.step.legality import check_schedule
 from schedc.syntax.tree import Claim, ScheduleTree, SizeParameter
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gpu.claims import Bound, Claim, not_measured
 from gpu.setting import NotMeasured, Setting, drawn, medians
-from schedc.cost.lanes import COPY, LaneEngine, write_lanes
+from schedc.step.costs.lanes import COPY, LaneEngine, write_lanes
 
 CLAIMS = (
     Claim(

@@ -130,7 +130,7 @@ _FORWARD = 6
 def saving(experts: ExpertSizes, dtype: str, level: Level, arrive: float | None = None, filled: float = 1.0) -> Saving:
     """The bytes that a level saves per token and MoE layer, and its FLOPs.
 
-    arrive: rows that a rank gets per token of its own (`schedc.cost.exchange.arrivals`); by default ``top``.
+    arrive: rows that a rank gets per token of its own (`schedc.step.costs.exchange.arrivals`); by default ``top``.
     """
     rows = RowsPerToken(experts.top * filled, (experts.top if arrive is None else arrive) * filled)
     saved = layer_bytes(experts, dtype, filled) - held_bytes(experts, dtype, level, rows=rows)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from schedc.attachments.recompute_bytes import RowsPerToken
 from schedc.attachments.values import Attachments, ExpertSizes, Method
-from schedc.cost.exchange import METHODS, MethodChoice, Routing, RowTraffic, arrivals, capacity_rows, choose, rows
+from schedc.step.costs.exchange import METHODS, MethodChoice, Routing, RowTraffic, arrivals, capacity_rows, choose, rows
 
 
 def routing_of(experts: ExpertSizes) -> Routing:
-    """The routing that these experts have in `schedc.cost.exchange`."""
+    """The routing that these experts have in `schedc.step.costs.exchange`."""
     return Routing(experts.count, experts.top, experts.groups, experts.limit)
 
 

@@ -8,10 +8,10 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from schedc.attachments.parallel import GlobalBatch, Parallel
-from schedc.cost.exchange import Topology
 from schedc.model.levels import BYTES as BYTES
 from schedc.model.levels import Level as Level
 from schedc.model.levels import bytes_per_number as bytes_per_number
+from schedc.step.costs.exchange import Topology
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class ExpertSizes:
 
 
 class Method(StrEnum):
-    """How rows travel to their experts. AUTO: `schedc.cost.exchange.choose` decides as soon as the ranks are known."""
+    """How rows travel to their experts. AUTO: `schedc.step.costs.exchange.choose` decides once the ranks are known."""
 
     FLAT = "flat"
     HIERARCHICAL = "hierarchical"

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from schedc.check.computed_orders import check_computed_orders
-from schedc.cost.keys import COST_SYMBOLS
 from schedc.diagnostics import Diagnostic, Label, did_you_mean
 from schedc.ir.ops import PAIR_NAMES, in_pair_order
 from schedc.source import Source, Span
+from schedc.step.costs.keys import COST_SYMBOLS
 from schedc.syntax import tree as t
 from schedc.syntax.walk import bound_in, indexes, is_statement, parts
 from schedc.syntax.words import BUILTINS, METRICS, OP_LETTERS, PLACEMENTS, ROLES

@@ -7,18 +7,18 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Literal, get_args
 
-from schedc.analysis.claim_values import NoValue, mentioned
-from schedc.analysis.dependencies import Dependencies
-from schedc.analysis.memory import Memory
 from schedc.claims.trials import COSTLY, COUNTS, Trials, rank_variables, scalars
-from schedc.cost.costs import Costs
-from schedc.cost.keys import COST_SYMBOLS, ZERO_SYMBOLS
 from schedc.diagnostics import Diagnostic, Label
 from schedc.exact.cone import Vector
 from schedc.exact.examples import near_vectors, small_vectors
 from schedc.exact.space import Space
 from schedc.exact.verdict import Facts, Verdict, decide_claim
 from schedc.ir.schedule import Schedule
+from schedc.step.claim_values import NoValue, mentioned
+from schedc.step.costs.costs import Costs
+from schedc.step.costs.keys import COST_SYMBOLS, ZERO_SYMBOLS
+from schedc.step.dependencies import Dependencies
+from schedc.step.memory import Memory
 from schedc.syntax import tree
 
 Status = Literal["proved", "refuted", "vacuous", "order", "tried"]

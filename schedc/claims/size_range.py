@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from schedc.analysis.claim_values import mentioned, walk
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label, did_you_mean
 from schedc.elaborate.evaluate import Evaluator, Scope
 from schedc.elaborate.sizes import unknown_sizes
 from schedc.source import Source, Span
+from schedc.step.claim_values import mentioned, walk
 from schedc.syntax import tree as t
 from schedc.syntax.parser import parse
 from schedc.syntax.words import BUILTINS

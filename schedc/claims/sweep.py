@@ -12,14 +12,14 @@ from math import prod
 from multiprocessing import active_children, get_context
 from typing import Any
 
-from schedc.analysis.legality import check_schedule
 from schedc.claims.check import STATUSES, Status, check_claims
-from schedc.cost.costs import Costs
-from schedc.cost.given import check_given
 from schedc.diagnostics import Diagnostic, DiagnosticError
 from schedc.elaborate import elaborate
 from schedc.elaborate.fastest import has_policy
 from schedc.interrupts import unheard
+from schedc.step.costs.costs import Costs
+from schedc.step.costs.given import check_given
+from schedc.step.legality import check_schedule
 from schedc.step.op_times import Pricer
 from schedc.syntax.tree import ScheduleTree
 

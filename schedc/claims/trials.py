@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from schedc.analysis.batch import Outcomes, simulate_batch
-from schedc.analysis.claim_values import COMPARISONS, Environment, evaluate, mentioned, walk
-from schedc.analysis.dependencies import Dependencies
-from schedc.analysis.memory import Memory, measure_memory
-from schedc.cost.costs import Costs
-from schedc.cost.keys import BY_NAME, COST_SYMBOLS, ZERO_SYMBOLS
 from schedc.ir.ops import OpKind
 from schedc.ir.recomputed import has_recomputation
 from schedc.ir.schedule import Schedule
+from schedc.step.batch import Outcomes, simulate_batch
+from schedc.step.claim_values import COMPARISONS, Environment, evaluate, mentioned, walk
+from schedc.step.costs.costs import Costs
+from schedc.step.costs.keys import BY_NAME, COST_SYMBOLS, ZERO_SYMBOLS
+from schedc.step.dependencies import Dependencies
+from schedc.step.memory import Memory, measure_memory
 from schedc.syntax import tree
 from schedc.syntax.words import METRICS
 

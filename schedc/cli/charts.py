@@ -10,10 +10,10 @@ import click
 from schedc.cli.pictures import HTML, TERM, Drawing, in_form
 
 if TYPE_CHECKING:
-    from schedc.cost.costs import Costs
     from schedc.draw.cell_chart import CellChart
     from schedc.draw.chart import Chart
     from schedc.load.library import Given
+    from schedc.step.costs.costs import Costs
 
 
 def drawing(charts: Sequence[Chart], form: str, *, columns: int, colours: int, width: int | None = None) -> Drawing:

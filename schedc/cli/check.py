@@ -23,9 +23,9 @@ from schedc.cli.common import (
 
 if TYPE_CHECKING:
     from schedc.compiler import Analysis
-    from schedc.cost.costs import Costs
     from schedc.ir.program import Program
     from schedc.load.library import Given
+    from schedc.step.costs.costs import Costs
 
 _ranks_argument = click.option(
     "--ranks",

@@ -14,12 +14,12 @@ import click
 from schedc.cli.completion import complete_size
 from schedc.cli.given import ScheduleArgument
 from schedc.cli.screen import coloured, painter
-from schedc.cost.keys import help_text
+from schedc.step.costs.keys import help_text
 
 if TYPE_CHECKING:
-    from schedc.cost.costs import Costs
     from schedc.diagnostics import Diagnostic
     from schedc.load.library import Given
+    from schedc.step.costs.costs import Costs
 
 FINDINGS, USAGE, INTERNAL, INTERRUPTED = 1, 2, 4, 130
 
@@ -125,7 +125,7 @@ def output_argument(command: F) -> F:
 
 def _costs(options: tuple[str, ...], path: Path | None) -> Costs:
     """The costs by the options and the file. A wrong option is wrong usage; a wrong file is a finding."""
-    from schedc.cost.costs import Costs, load_costs
+    from schedc.step.costs.costs import Costs, load_costs
 
     base = load_costs(path) if path else Costs()
     with asked():

@@ -12,9 +12,9 @@ from schedc.cli.common import EPILOG, FINDINGS, cost_arguments, json_argument, s
 from schedc.cli.given import ScheduleArgument
 
 if TYPE_CHECKING:
-    from schedc.cost.costs import Costs
     from schedc.ir.schedule import Schedule
     from schedc.load.library import Given
+    from schedc.step.costs.costs import Costs
 
 
 @click.command(epilog=EPILOG)
@@ -27,8 +27,8 @@ def diff(schedule: Given, other: Given, sizes: dict[str, int], costs: Costs, as_
 
     -D sets a size of both, or of the one that has it. Exit code 0 if both run the same ops in the same order, else 1.
     """
-    from schedc.analysis.difference import compare
     from schedc.report.difference import to_json, to_text
+    from schedc.step.difference import compare
 
     (first, first_costs), (second, second_costs) = _priced((schedule, other), sizes, costs)
     difference = compare(first, second, first_costs, second_costs)

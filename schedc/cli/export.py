@@ -22,11 +22,11 @@ from schedc.cli.pictures import DOT, SUFFIXES
 from schedc.interchange.targets import TARGETS
 
 if TYPE_CHECKING:
-    from schedc.cost.costs import Costs
     from schedc.inputs import Input
     from schedc.ir.schedule import Schedule
     from schedc.layout.parts import Layout
     from schedc.load.library import Given
+    from schedc.step.costs.costs import Costs
 
 
 @click.command(epilog=EPILOG)

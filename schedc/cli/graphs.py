@@ -16,8 +16,8 @@ from schedc.cli.pictures import DOT
 if TYPE_CHECKING:
     from graphviz import Digraph
 
-    from schedc.cost.costs import Costs
     from schedc.load.library import Given
+    from schedc.step.costs.costs import Costs
 
 DEPENDENCIES, CELLS = "dependencies", "cells"
 GRAPHS = (DEPENDENCIES, CELLS)

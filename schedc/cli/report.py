@@ -11,8 +11,8 @@ import click
 from schedc.cli.common import EPILOG, cost_arguments, json_argument, note_plan, schedule_arguments
 
 if TYPE_CHECKING:
-    from schedc.cost.costs import Costs
     from schedc.load.library import Given
+    from schedc.step.costs.costs import Costs
 
 
 @click.command(epilog=EPILOG)

@@ -12,8 +12,8 @@ from schedc.cli.common import EPILOG, cost_arguments, schedule_arguments, slices
 from schedc.cli.processes import handed_over, run_to_end
 
 if TYPE_CHECKING:
-    from schedc.cost.costs import Costs
     from schedc.load.library import Given
+    from schedc.step.costs.costs import Costs
 
 
 @click.command(epilog=EPILOG, context_settings={"ignore_unknown_options": True})
@@ -51,8 +51,8 @@ def run(
     from importlib.util import find_spec
 
     from schedc.compiler import compile_at
-    from schedc.cost.costs import dump_costs
     from schedc.ir.save import form_of
+    from schedc.step.costs.costs import dump_costs
 
     if find_spec("torch") is None or find_spec("schedc_runtime") is None:
         raise click.UsageError("running needs the runtime: pip install 'schedc[runtime]'")

@@ -35,9 +35,9 @@ from schedc.cli.pictures import (
 from schedc.cli.traced import charts_of_trace
 
 if TYPE_CHECKING:
-    from schedc.cost.costs import Costs
     from schedc.draw.chart import Chart
     from schedc.load.library import Given
+    from schedc.step.costs.costs import Costs
 
 
 KINDS = ("F", "I", "B", "W", "R", "FB", "FI", "FW", "IW")
@@ -198,7 +198,7 @@ def _cost_origin() -> str:
 
 def _over(costs: Costs, options: tuple[str, ...]) -> Costs:
     """The costs, overridden by --with-cost; a wrong option is wrong usage."""
-    from schedc.cost.costs import Costs
+    from schedc.step.costs.costs import Costs
 
     with asked():
         return Costs.from_options(options, base=costs)

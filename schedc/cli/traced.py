@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from schedc.cost.costs import Costs
     from schedc.draw.chart import Chart
     from schedc.load.library import Given
+    from schedc.step.costs.costs import Costs
 
 
 def charts_of_trace(

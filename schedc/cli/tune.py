@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from schedc.cost.costs import Costs
     from schedc.ir.schedule import Schedule
     from schedc.load.library import Given
     from schedc.search.problem import Freedom
     from schedc.search.solver import Effort
     from schedc.search.tune import TuningResult
+    from schedc.step.costs.costs import Costs
 
 _SECONDS = 30.0
 
@@ -141,7 +141,7 @@ def _caps(memory: str, seed: Schedule, costs: Costs) -> npt.NDArray[np.float64] 
     """[P] The cap of each rank, in the unit of the cost `activation`, as --memory gives it; None for no cap."""
     import numpy as np
 
-    from schedc.analysis.memory import measure_memory
+    from schedc.step.memory import measure_memory
 
     if memory == "none":
         return None

@@ -17,8 +17,8 @@ from schedc.cli.pictures import TERM, check_converter, check_width, format_of, w
 from schedc.cli.screen import coloured, colours_of, width_of
 
 if TYPE_CHECKING:
-    from schedc.cost.costs import Costs
     from schedc.load.library import Given
+    from schedc.step.costs.costs import Costs
 
 _INTERVAL = 0.2
 """Seconds between two looks at the file."""

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from schedc.analysis.cell_pricing import CellKind
-from schedc.analysis.group_pricing import GroupPricing, KindOfCell
 from schedc.cell.costs import CellCosts
 from schedc.cell.graph import EXCHANGE_LANES, Lane
 from schedc.cell.program import Half
@@ -15,6 +13,8 @@ from schedc.cell.serial import serial
 from schedc.cell.simulate import Played, StepSpan, play
 from schedc.draw.markup import quantity
 from schedc.ir.ops import OpKind
+from schedc.step.cells.cell_pricing import CellKind
+from schedc.step.cells.group_pricing import GroupPricing, KindOfCell
 
 KINDS = {Half.FORWARD: OpKind.F, Half.RECOMPUTE: OpKind.R, Half.BACKWARD: OpKind.I, Half.WEIGHT: OpKind.W}
 """The op kind whose colours each half has."""

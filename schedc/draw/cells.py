@@ -7,12 +7,12 @@ from functools import cached_property
 
 import numpy as np
 
-from schedc.analysis.memory import Memory
-from schedc.analysis.timeline import Timeline
-from schedc.analysis.work_runs import WorkRuns
 from schedc.ir.arrays import Floats, Int32, Int64, bincount, repeat
 from schedc.ir.ops import FACTS, OpKind
 from schedc.ir.schedule import Schedule
+from schedc.step.memory import Memory
+from schedc.step.timeline import Timeline
+from schedc.step.work_runs import WorkRuns
 
 _USUAL = [max(1.0, len(FACTS[kind].takes_as_long_as)) for kind in OpKind]
 """[kinds] time of an op of each kind where none runs alone, in time units: 2 for B, else 1."""

@@ -6,18 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from schedc.analysis.bubbles import Bubbles, classify, classify_run, critical_path
-from schedc.analysis.dependencies import Dependencies
-from schedc.analysis.memory import Memory, measure_memory
-from schedc.analysis.timeline import Timeline, simulate
-from schedc.analysis.work_runs import WorkRuns
-from schedc.cost.costs import Costs
 from schedc.draw.cells import CellColumns, cells_of
 from schedc.draw.facts import figures, sizes, weighted
 from schedc.draw.markup import plain
 from schedc.ir.arrays import Int64
 from schedc.ir.schedule import Schedule
 from schedc.source import first_sentence
+from schedc.step.bubbles import Bubbles, classify, classify_run, critical_path
+from schedc.step.costs.costs import Costs
+from schedc.step.dependencies import Dependencies
+from schedc.step.memory import Memory, measure_memory
+from schedc.step.timeline import Timeline, simulate
+from schedc.step.work_runs import WorkRuns
 
 
 @dataclass(frozen=True, eq=False)

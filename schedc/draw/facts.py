@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from schedc.analysis.memory import Memory
-from schedc.analysis.timeline import Timeline
 from schedc.draw.markup import quantity
 from schedc.ir.schedule import Schedule
+from schedc.step.memory import Memory
+from schedc.step.timeline import Timeline
 
 
 def figures(schedule: Schedule, timeline: Timeline, memory: Memory) -> dict[str, str]:

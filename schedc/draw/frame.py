@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from schedc.analysis.work_runs import WorkRuns
 from schedc.draw import palette
 from schedc.draw.cells import CellColumns
 from schedc.draw.layout import GUTTER, MARGIN, WIDEST_GUTTER, DrawingLayout, tick_step
@@ -16,6 +15,7 @@ from schedc.draw.work_lanes import legend_texts
 from schedc.ir.op_tables import BACKWARD
 from schedc.ir.ops import FACTS, OpKind
 from schedc.ir.works import WorkLane
+from schedc.step.work_runs import WorkRuns
 
 _SIZE = 12.0
 _ROW = 22.0

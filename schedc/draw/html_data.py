@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from schedc.analysis.bubbles import EXPOSED, IMBALANCE, MESSAGE, OVERHEAD, RUN_CLASSES, WORK_CLASSES
 from schedc.draw import palette
 from schedc.draw.chart import Chart, longest
 from schedc.draw.html_columns import Packer, Steps, in_steps
@@ -17,12 +16,13 @@ from schedc.draw.html_works import work_facts, work_table
 from schedc.draw.markup import plain
 from schedc.draw.offline_page import page_json
 from schedc.ir.ops import FACTS, LETTERS, OpKind
+from schedc.step.bubbles import EXPOSED, IMBALANCE, MESSAGE, OVERHEAD, RUN_CLASSES, WORK_CLASSES
 
 
 def page_data(charts: Sequence[Chart]) -> str:
     """One JSON object, as `schedc.draw.offline_page.page_json` writes it.
 
-    kinds: letter and name of each op kind, by its value. classes: names of `schedc.analysis.bubbles.RUN_CLASSES`,
+    kinds: letter and name of each op kind, by its value. classes: names of `schedc.step.bubbles.RUN_CLASSES`,
     or of `WORK_CLASSES` where a chart has works.
     timeUnit: "ms" where a run was measured, else "". fills: the two shades of each kind. inks, phaseTints: see
     `schedc.draw.palette`. longest: time at the end of the common axis.

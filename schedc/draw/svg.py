@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from schedc.analysis.memory import Memory
-from schedc.analysis.timeline import Timeline
-from schedc.analysis.work_runs import WorkRuns
 from schedc.diagnostics import CompilerBug
 from schedc.draw import frame, lanes, strips, work_lanes
 from schedc.draw.cells import CellColumns, cells_of
@@ -16,6 +13,9 @@ from schedc.draw.markup import quantity
 from schedc.draw.style import NO_MORE, WORKS, document
 from schedc.ir.schedule import Schedule
 from schedc.source import first_sentence
+from schedc.step.memory import Memory
+from schedc.step.timeline import Timeline
+from schedc.step.work_runs import WorkRuns
 
 LIMIT = 2_000_000
 """Bytes of the largest drawing: with more, viewers and browsers get slow."""

@@ -9,16 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from schedc.analysis.bubbles import (
-    COOLDOWN,
-    DEPENDENCY,
-    EXPOSED,
-    IMBALANCE,
-    MESSAGE,
-    WARM_UP,
-    WORK_CLASSES,
-)
-from schedc.analysis.work_runs import WorkRuns
 from schedc.draw import palette
 from schedc.draw.ansi import NORMAL, PLAIN, Style, StyledText, paint
 from schedc.draw.chart import Chart, longest
@@ -27,6 +17,16 @@ from schedc.draw.markup import quantity
 from schedc.draw.work_rows import CharacterGrid, lane_items, lane_rows
 from schedc.ir.arrays import Int64
 from schedc.ir.ops import FACTS, LETTERS, OpKind
+from schedc.step.bubbles import (
+    COOLDOWN,
+    DEPENDENCY,
+    EXPOSED,
+    IMBALANCE,
+    MESSAGE,
+    WARM_UP,
+    WORK_CLASSES,
+)
+from schedc.step.work_runs import WorkRuns
 
 _WIDEST_CELL = 8
 """Most columns of the shortest cell, since a tiny schedule need not fill a wide screen."""

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from schedc.analysis.work_runs import WorkRuns
 from schedc.draw import palette
 from schedc.draw.ansi import Style, StyledText
 from schedc.draw.chart import Chart
 from schedc.draw.work_lanes import legend_texts, numeral
 from schedc.ir.works import LANE_NAMES, WorkLane
+from schedc.step.work_runs import WorkRuns
 
 _INDENT = "  "
 _MOVES = "="

@@ -5,13 +5,13 @@ from __future__ import annotations
 from schedc.check.names import check
 from schedc.claims.check import check_claims
 from schedc.compiler import legal_schedule
-from schedc.cost.costs import Costs
 from schedc.diagnostics import Diagnostic, DiagnosticError
 from schedc.elaborate.fastest import has_policy
 from schedc.load.library import applied
 from schedc.plan.check_lines import check_plan_lines
 from schedc.plan.read import read_plan_lines
 from schedc.source import Source
+from schedc.step.costs.costs import Costs
 from schedc.syntax.parser import parse
 from schedc.syntax.plan import PlanTree
 from schedc.syntax.tree import FileTree, ScheduleTree

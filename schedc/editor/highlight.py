@@ -8,9 +8,9 @@ from __future__ import annotations
 from pygments.lexer import RegexLexer, bygroups, words  # type: ignore[import-untyped]
 from pygments.token import Comment, Keyword, Name, Number, Operator, Punctuation, String, Text  # type: ignore[import-untyped]
 
-from schedc.cost.keys import COST_SYMBOLS
 from schedc.editor.textmate import keywords
 from schedc.ir.ops import LETTERS
+from schedc.step.costs.keys import COST_SYMBOLS
 from schedc.syntax.plan_words import PLAN_LINES
 from schedc.syntax.words import BUILTINS, METRICS, PLACEMENTS, ROLES
 

@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 
-from schedc.cost.keys import KEYS
 from schedc.diagnostics import DiagnosticError
 from schedc.ir.ops import FACTS, LETTERS, OpKind
 from schedc.source import Source, Span
+from schedc.step.costs.keys import KEYS
 from schedc.syntax.parser import parse
 from schedc.syntax.plan_words import PLAN_WORDS
 from schedc.syntax.tree import Function, Let, ScheduleTree, SizeParameter
@@ -137,9 +137,9 @@ def _stages(tree: ScheduleTree, chunk: int) -> str:
 
 def _figures(tree: ScheduleTree) -> str:
     """The documentation of a schedule, and its times and memory at the default sizes and unit costs."""
-    from schedc.analysis.memory import measure_memory
-    from schedc.analysis.timeline import simulate
     from schedc.compiler import legal_schedule
+    from schedc.step.memory import measure_memory
+    from schedc.step.timeline import simulate
 
     try:
         schedule = legal_schedule(tree, {})

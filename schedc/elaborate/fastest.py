@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from schedc.check.computed_orders import AIMS
-from schedc.cost.costs import Costs
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
 from schedc.elaborate.in_turn import run_turns
 from schedc.elaborate.list_schedule import list_schedule
@@ -20,6 +19,7 @@ from schedc.elaborate.simulated_order import SimulatedOrder, in_run_order
 from schedc.elaborate.zero_bubble import WAYS, search, searchable
 from schedc.ir.schedule import Schedule
 from schedc.source import Source
+from schedc.step.costs.costs import Costs
 from schedc.step.op_times import OpTimes, Pricer
 from schedc.syntax import tree as t
 

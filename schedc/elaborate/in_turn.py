@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 
-from schedc.cost.costs import Costs
 from schedc.elaborate import turn_loops
 from schedc.elaborate.clock import OpValues
 from schedc.elaborate.rules import InTurn
@@ -20,6 +19,7 @@ from schedc.ir.arrays import Int64
 from schedc.ir.compiled import IMPORT_SECONDS, called_from_loops, compile_seconds, jit
 from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Schedule
+from schedc.step.costs.costs import Costs
 from schedc.step.op_times import OpTimes
 
 _COMPILE_SECONDS = 3.0

@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 
 from schedc.check.names import check
-from schedc.cost.costs import Costs
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label, RequestError
 from schedc.elaborate.assemble import ExpandedOrder, assemble
 from schedc.elaborate.computed import ComputedExpander
@@ -36,6 +35,7 @@ from schedc.elaborate.sizes import (
 from schedc.ir.arrays import bincount
 from schedc.ir.placement import Placement
 from schedc.ir.schedule import Schedule
+from schedc.step.costs.costs import Costs
 from schedc.step.op_times import Pricer
 from schedc.syntax import tree as t
 

@@ -8,11 +8,11 @@ from itertools import product
 import numpy as np
 import numpy.typing as npt
 
-from schedc.cost.keys import ZERO_SYMBOLS
 from schedc.exact.cone import Vector, dot
 from schedc.exact.decide import Refuted
 from schedc.exact.space import ONE, Space
 from schedc.exact.statement import Comparison, Statement, holds_at
+from schedc.step.costs.keys import ZERO_SYMBOLS
 
 _MOST_POINTS = 40_000
 _BATCH = 64

@@ -12,12 +12,12 @@ from fractions import Fraction
 from functools import reduce
 from itertools import product
 
-from schedc.analysis.claim_values import COMPARISONS, NoValue
-from schedc.cost.keys import COST_SYMBOLS, ZERO_SYMBOLS
 from schedc.exact.cone import Vector
 from schedc.exact.space import ONE, Space
 from schedc.exact.statement import Affine, Rational, Statement, compared, contrary, holds, join
 from schedc.exact.times import IDLE, MAKESPAN, SPAN, SPAN_BUBBLE, Quantity
+from schedc.step.claim_values import COMPARISONS, NoValue
+from schedc.step.costs.keys import COST_SYMBOLS, ZERO_SYMBOLS
 from schedc.syntax import tree
 from schedc.syntax.words import METRICS
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from schedc.analysis.dependencies import Dependencies
-from schedc.cost.keys import COST_SYMBOLS, ZERO_SYMBOLS
 from schedc.exact.cone import Cone, Vector, minus
 from schedc.ir.ops import OpKind
 from schedc.ir.recomputed import has_recomputation
+from schedc.step.costs.keys import COST_SYMBOLS, ZERO_SYMBOLS
+from schedc.step.dependencies import Dependencies
 
 ONE = "1"
 """The last coordinate where a statement has constants: the unit in which constants and costs are counted."""

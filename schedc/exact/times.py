@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from schedc.analysis.batch import edges
-from schedc.analysis.cell_durations import cell_classes
-from schedc.analysis.dependencies import Dependencies
-from schedc.analysis.timeline import run_durations
 from schedc.exact.cone import Cone, Vector, dot, minus
 from schedc.exact.space import Space
 from schedc.ir.arrays import Int64, bincount
+from schedc.step.batch import edges
+from schedc.step.cell_durations import cell_classes
+from schedc.step.dependencies import Dependencies
 from schedc.step.durations import sums, totals
+from schedc.step.timeline import run_durations
 
 Quantity = tuple[str, int]
 """A time: its name and its rank; rank -1 for a time of all ranks together.

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from schedc.analysis.dependencies import Dependencies
 from schedc.exact.cone import Cone, Vector, dot
 from schedc.exact.decide import Refuted, TooMany, decide
 from schedc.exact.read import ClaimReader, NotLinear
@@ -25,6 +24,7 @@ from schedc.exact.statement import (
 )
 from schedc.exact.times import LinearTimes, simulations_on, times_on
 from schedc.ir.schedule import Schedule
+from schedc.step.dependencies import Dependencies
 from schedc.syntax import tree
 
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from schedc.analysis.dependencies import Dependencies
 from schedc.exact.cone import Vector
 from schedc.exact.space import Bound, Space
 from schedc.ir.arrays import Int64
 from schedc.ir.ops import OpKind
+from schedc.step.dependencies import Dependencies
 
 LATENCY_SHARE = 10
 """In the space with latency, p2p is at most every other cost divided by this."""

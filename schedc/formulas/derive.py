@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from schedc.analysis.rank_counts import COUNTS, TOTALS, counts
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
 from schedc.exact.space import Space
 from schedc.exact.times import LinearTimes
@@ -22,6 +21,7 @@ from schedc.formulas.proof import DecidedSize, complete_in, left_out, prove
 from schedc.formulas.regimes import find_regimes
 from schedc.formulas.regions import SizeRegion
 from schedc.ir.arrays import Int64, repeat
+from schedc.step.rank_counts import COUNTS, TOTALS, counts
 from schedc.syntax.tree import ScheduleTree
 
 MOST_PIECES = 40

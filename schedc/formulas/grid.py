@@ -9,13 +9,13 @@ from random import Random
 
 import numpy as np
 
-from schedc.analysis.dependencies import Dependencies
-from schedc.analysis.legality import check_schedule
 from schedc.claims.sweep import REFUSED
 from schedc.diagnostics import Diagnostic, DiagnosticError
 from schedc.elaborate import elaborate
 from schedc.elaborate.sizes import meets_requirements, parameter_of_role
 from schedc.ir.arrays import Int64
+from schedc.step.dependencies import Dependencies
+from schedc.step.legality import check_schedule
 from schedc.syntax.tree import ScheduleTree, SizeParameter
 
 _AS_MANY = 12

@@ -7,12 +7,12 @@ from functools import cached_property
 
 import numpy as np
 
-from schedc.analysis.dependencies import Dependencies
 from schedc.exact.cone import Cone, Vector, dot
 from schedc.exact.pieces import Epigraph, linear_pieces
 from schedc.exact.space import Space
 from schedc.exact.times import BUBBLE, SPAN_BUBBLE, LinearTimes, Quantity, times_on
 from schedc.ir.arrays import Floats
+from schedc.step.dependencies import Dependencies
 
 TIMES: dict[str, Quantity] = {"bubble": BUBBLE, "span_bubble": SPAN_BUBBLE}
 

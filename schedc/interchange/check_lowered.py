@@ -1,6 +1,6 @@
 """Checks that a lowered CSV can run: messages match and are in time, parameters are gathered, and no ranks deadlock.
 
-The computation of the file must already be legal by `schedc.analysis.legality.check_schedule`. Each group of checks
+The computation of the file must already be legal by `schedc.step.legality.check_schedule`. Each group of checks
 relies on the groups before it.
 """
 

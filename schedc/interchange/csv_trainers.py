@@ -11,10 +11,10 @@ import json
 import shlex
 from dataclasses import dataclass
 
-from schedc.cost.costs import Costs
 from schedc.diagnostics import DiagnosticError
 from schedc.interchange.refusals import cannot, one_copy, only_exported_ops, placement_form
 from schedc.ir.schedule import Schedule
+from schedc.step.costs.costs import Costs
 
 
 @dataclass(frozen=True)

@@ -11,16 +11,16 @@ from collections.abc import Iterator
 import numpy as np
 from graphviz import Digraph
 
-from schedc.analysis.bubbles import critical_path
-from schedc.analysis.timeline import Timeline, simulate
-from schedc.analysis.work_runs import WorkRuns
-from schedc.cost.costs import Costs
 from schedc.draw.facts import sizes
 from schedc.draw.graph import CRITICAL, ORDER, VALUE, lines, new_graph, refuse_large, text
 from schedc.draw.markup import quantity
 from schedc.draw.palette import FILLS, LIGHT
 from schedc.ir.arrays import Int32
 from schedc.ir.schedule import Schedule
+from schedc.step.bubbles import critical_path
+from schedc.step.costs.costs import Costs
+from schedc.step.timeline import Timeline, simulate
+from schedc.step.work_runs import WorkRuns
 
 
 def export(schedule: Schedule, costs: Costs, works: WorkRuns | None = None) -> str:

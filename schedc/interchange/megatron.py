@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from schedc.attachments.values import Attachments
-from schedc.cost.costs import Costs
 from schedc.diagnostics import DiagnosticError
 from schedc.elaborate import elaborate
 from schedc.interchange.megatron_plan import RELEASE, MegatronPlan
@@ -23,6 +22,7 @@ from schedc.layout.parts import Layout, PartKind
 from schedc.layout.writer import write_layout
 from schedc.load.library import names, open_schedule
 from schedc.plan import plan_of
+from schedc.step.costs.costs import Costs
 
 _COLUMNS = ("rank_start", "kind", "stage", "microbatch")
 _CHUNKS = "--num-virtual-stages-per-pipeline-rank"

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from schedc.analysis.work_runs import WorkRuns
-from schedc.cost.costs import Costs
 from schedc.ir.json import program_to_json
 from schedc.ir.program import Program
 from schedc.ir.schedule import Schedule
 from schedc.ir.text import print_program, print_schedule
-from schedc.passes.insert_communication import insert_communication
-from schedc.passes.insert_works import insert_works
+from schedc.step.costs.costs import Costs
+from schedc.step.program.insert_communication import insert_communication
+from schedc.step.program.insert_works import insert_works
+from schedc.step.work_runs import WorkRuns
 
 
 def export_text(schedule: Schedule, _costs: Costs) -> str:

@@ -6,13 +6,13 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from schedc.analysis.work_runs import WorkRuns
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
 from schedc.ir.ops import FACTS, OpKind
 from schedc.ir.placement import Placement
 from schedc.ir.schedule import Schedule
 from schedc.ir.works import WorkKind
 from schedc.source import NOWHERE, Source
+from schedc.step.work_runs import WorkRuns
 from schedc.syntax.tree import SizeParameter
 
 

@@ -17,11 +17,11 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from schedc.analysis.dependencies import Dependencies
-from schedc.analysis.timeline import Timeline, observed
 from schedc.diagnostics import Diagnostic, DiagnosticError
 from schedc.ir.ops import LETTERS
 from schedc.source import Source
+from schedc.step.dependencies import Dependencies
+from schedc.step.timeline import Timeline, observed
 
 _OP = rf"(\d{{1,9}})([{LETTERS}])(\d{{1,9}})"
 _SLICE = re.compile(rf"(?:{_OP}|\({_OP};{_OP}\)OVERLAP_F_B)(?P<part> .*)?")

@@ -14,10 +14,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
-    from schedc.analysis.work_runs import WorkRuns
-    from schedc.cost.costs import Costs
     from schedc.ir.schedule import Schedule
     from schedc.layout.parts import Layout
+    from schedc.step.costs.costs import Costs
+    from schedc.step.work_runs import WorkRuns
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from itertools import pairwise
 
 import numpy as np
 
-from schedc.cost.costs import Costs
 from schedc.interchange.refusals import only_exported_ops
 from schedc.interchange.torch_cells import TorchCellKind, TorchCells, read_cells
 from schedc.interchange.torch_placement import infer_placement
@@ -19,6 +18,7 @@ from schedc.ir.ops import LETTERS
 from schedc.ir.placement import Placement
 from schedc.ir.schedule import Schedule
 from schedc.source import Source
+from schedc.step.costs.costs import Costs
 
 
 def export(schedule: Schedule, _costs: Costs) -> str:

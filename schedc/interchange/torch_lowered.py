@@ -11,14 +11,14 @@ from itertools import pairwise
 
 import numpy as np
 
-from schedc.cost.costs import Costs
 from schedc.interchange.refusals import one_copy, only_exported_ops
 from schedc.ir.arrays import Int64
 from schedc.ir.op_tables import WEIGHT
 from schedc.ir.ops import OpKind
 from schedc.ir.program import Channel, InstructionKind, Program, computation
 from schedc.ir.schedule import Schedule
-from schedc.passes.insert_communication import insert_communication
+from schedc.step.costs.costs import Costs
+from schedc.step.program.insert_communication import insert_communication
 
 GATHERED = 3
 """Most stages whose gathered parameters a rank holds at one time: the current one and the next two, as in torch."""

@@ -15,15 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from schedc.analysis.dependencies import Dependencies
-from schedc.analysis.memory import Memory, measure_memory, without
-from schedc.analysis.timeline import Timeline, simulate
-from schedc.analysis.work_runs import WorkRuns
-from schedc.cost.costs import Costs
 from schedc.ir.ops import LETTERS, OpKind
 from schedc.ir.schedule import Schedule
 from schedc.ir.works import FACTS, LANE_NAMES, WorkLane, WorkRow
 from schedc.source import NOWHERE
+from schedc.step.costs.costs import Costs
+from schedc.step.dependencies import Dependencies
+from schedc.step.memory import Memory, measure_memory, without
+from schedc.step.timeline import Timeline, simulate
+from schedc.step.work_runs import WorkRuns
 
 _UNIT = 1000.0
 """Microseconds, the format's unit, per unit of cost."""

@@ -25,7 +25,7 @@ SHOWN = 3
 
 def verify(schedule: Schedule) -> list[Diagnostic]:
     """Everything that is wrong with the ops of a schedule, rank by rank; whether ranks wait for each other in a
-    circle is asked by `schedc.analysis.legality`. Raises `CompilerBug` if the columns themselves are inconsistent.
+    circle is asked by `schedc.step.legality`. Raises `CompilerBug` if the columns themselves are inconsistent.
     """
     _check_columns(schedule)
     if found := _is_empty(schedule) or _names_nothing(schedule):

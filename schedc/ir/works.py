@@ -2,8 +2,8 @@
 
 A work is a message of a rank to itself. Its START never waits. Its JOIN waits for compute of the same rank before the
 START, and for earlier works of the lane. So works add no edge between the ranks of a pipeline, and the proof of
-`schedc.passes.insert_communication` stands as it is. In a work among replicas, processes of the same rank take part.
-They run the same program, and start and join the same works in one order (`schedc.cell.collectives`).
+`schedc.step.program.insert_communication` stands as it is. In a work among replicas, processes of the same rank take
+part. They run the same program, and start and join the same works in one order (`schedc.cell.collectives`).
 """
 
 from __future__ import annotations

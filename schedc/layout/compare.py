@@ -8,9 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from schedc.analysis.dependencies import Dependencies
-from schedc.analysis.memory import HELD, measure_memory
-from schedc.analysis.timeline import simulate
 from schedc.ir.arrays import Floats, Int64, bincount
 from schedc.ir.placement import Placement
 from schedc.ir.recomputed import recomputed_ops
@@ -20,6 +17,9 @@ from schedc.layout.costs import LayerCosts
 from schedc.layout.even import even
 from schedc.layout.parts import Layout, refusal
 from schedc.layout.writer import write_layout
+from schedc.step.dependencies import Dependencies
+from schedc.step.memory import HELD, measure_memory
+from schedc.step.timeline import simulate
 
 
 def peak_in_flight(schedule: Schedule) -> Int64:

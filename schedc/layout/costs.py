@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from schedc.cost.checks import problem, validated
-from schedc.cost.costs import Costs, parse_toml
 from schedc.diagnostics import Diagnostic, DiagnosticError, did_you_mean
 from schedc.ir.arrays import Floats
 from schedc.layout.parts import WORK, Layout
 from schedc.source import Source
+from schedc.step.costs.checks import problem, validated
+from schedc.step.costs.costs import Costs, parse_toml
 
 
 class PerKind(NamedTuple):

@@ -7,8 +7,6 @@ from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
-from schedc.analysis.legality import check_schedule
-from schedc.cost.costs import Costs
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label, RequestError
 from schedc.elaborate import elaborate
 from schedc.elaborate.fastest import has_policy
@@ -16,6 +14,8 @@ from schedc.elaborate.sizes import bind_sizes
 from schedc.ir.schedule import Schedule
 from schedc.ir.text import parse_schedule, print_schedule
 from schedc.source import Source
+from schedc.step.costs.costs import Costs
+from schedc.step.legality import check_schedule
 from schedc.step.op_times import Pricer
 from schedc.syntax.tree import ScheduleTree
 

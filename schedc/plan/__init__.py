@@ -16,7 +16,7 @@ from schedc.attachments.values import (
     Method,
     Recompute,
 )
-from schedc.cost.exchange import Topology
+from schedc.step.costs.exchange import Topology
 
 if TYPE_CHECKING:
     from schedc.ir.program import Program

@@ -13,9 +13,6 @@ from schedc.attachments.layer_counts import is_dense_sized, is_sized
 from schedc.attachments.parameter_counts import moe_parameter_bytes
 from schedc.attachments.units import amount
 from schedc.attachments.values import Attachments, Level
-from schedc.cost.checks import Cost
-from schedc.cost.costs import Costs
-from schedc.cost.keys import EVERY_OP, KEYS
 from schedc.diagnostics import DiagnosticError, Label
 from schedc.ir.arrays import Floats
 from schedc.ir.schedule import Schedule
@@ -37,6 +34,9 @@ from schedc.plan.head_times import in_layout, with_head_times
 from schedc.plan.level_shares import dense_activation_bytes, recomputation_time, recomputed_of_parts
 from schedc.plan.part_costs import check_parts, forward_times, whole_times, with_times_of_parts
 from schedc.source import Source, Span
+from schedc.step.costs.checks import Cost
+from schedc.step.costs.costs import Costs
+from schedc.step.costs.keys import EVERY_OP, KEYS
 from schedc.syntax.plan import ExpertsLine, LayersLine, LayoutLine, PlanTree, TableLine
 
 MOST_BALANCED = 1 << 14

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from schedc.analysis.dependencies import Dependencies
 from schedc.attachments.values import Attachments
-from schedc.cost.costs import Costs
 from schedc.ir.recomputed import has_recomputation
 from schedc.ir.schedule import Schedule
 from schedc.layout.parts import Layout
@@ -16,6 +14,8 @@ from schedc.plan.head_times import in_cells
 from schedc.plan.place_recomputation import place_recomputations, recompute_in_backwards
 from schedc.plan.price_cells import with_layout, with_recomputation
 from schedc.plan.writer import write_plan
+from schedc.step.costs.costs import Costs
+from schedc.step.dependencies import Dependencies
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from schedc.analysis.legality import check_dependencies
-from schedc.cost.costs import Costs
 from schedc.ir.schedule import Schedule
 from schedc.plan.attached import AttachedPlan
 from schedc.plan.in_slices import with_slices
 from schedc.plan.price_cells import op_times, price_order
+from schedc.step.costs.costs import Costs
+from schedc.step.legality import check_dependencies
 from schedc.step.op_times import OpTimes, StepTimes
 
 

@@ -13,10 +13,8 @@ from time import perf_counter
 
 import numpy as np
 
-from schedc.analysis.dependencies import Dependencies
 from schedc.attachments.units import amount
 from schedc.attachments.values import Attachments
-from schedc.cost.costs import Costs
 from schedc.diagnostics import DiagnosticError
 from schedc.layout.parts import Layout
 from schedc.plan.apply import layer_costs
@@ -25,6 +23,8 @@ from schedc.plan.directives.base import Directives
 from schedc.plan.held_memory import HeldMemory, held_memory
 from schedc.plan.peak_memory import Away
 from schedc.plan.place_works import Offloading, place_offloads
+from schedc.step.costs.costs import Costs
+from schedc.step.dependencies import Dependencies
 
 _STEPS = 6
 """Memories that are tried between the plan's own and that of a step without a cap."""

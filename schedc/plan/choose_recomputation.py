@@ -12,11 +12,8 @@ from time import perf_counter
 
 import numpy as np
 
-from schedc.analysis.dependencies import Dependencies
-from schedc.analysis.timeline import durations, run_times
 from schedc.attachments.units import amount
 from schedc.attachments.values import Attachments, Level, Recompute
-from schedc.cost.costs import Costs
 from schedc.ir.arrays import Floats, reduceat
 from schedc.ir.ops import OpKind
 from schedc.layout.parts import Layout, layers_in
@@ -29,6 +26,9 @@ from schedc.plan.part_costs import forward_times
 from schedc.plan.peak_memory import check_memory
 from schedc.plan.place_recomputation import recompute_in_backwards, with_every_recomputation
 from schedc.plan.search_levels import FittingMixes, LevelProblem, LevelSearch
+from schedc.step.costs.costs import Costs
+from schedc.step.dependencies import Dependencies
+from schedc.step.timeline import durations, run_times
 
 _Mixes = Mapping[int, Sequence[Mix]]
 """By stage, most held first."""

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from schedc.analysis.group_pricing import RankRows, layers_of
 from schedc.attachments.values import Attachments
 from schedc.cell.graph import StageShape
 from schedc.cell.issue_order import ExpertRanks
 from schedc.cell.table import CellTable
-from schedc.cost.checks import problem
 from schedc.diagnostics import Diagnostic, DiagnosticError
 from schedc.ir.schedule import Schedule
 from schedc.source import Source
+from schedc.step.cells.group_pricing import RankRows, layers_of
+from schedc.step.costs.checks import problem
 
 
 def group_of(

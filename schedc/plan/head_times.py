@@ -7,19 +7,19 @@ from dataclasses import replace
 
 import numpy as np
 
-from schedc.analysis.dependencies import Dependencies
-from schedc.analysis.timeline import simulate
 from schedc.attachments.head_products import PRODUCTS
 from schedc.attachments.values import LOSS_FORMS
 from schedc.cell.costs import SegmentTimes
 from schedc.cell.table import CellTable
-from schedc.cost.costs import Costs
-from schedc.cost.parts import PartCosts
 from schedc.ir.arrays import Floats
 from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Schedule
 from schedc.layout.costs import LayerCosts
 from schedc.layout.parts import WORK, Layout, PartKind
+from schedc.step.costs.costs import Costs
+from schedc.step.costs.parts import PartCosts
+from schedc.step.dependencies import Dependencies
+from schedc.step.timeline import simulate
 
 _SAME = 1e-9
 """Makespans closer than this share are one."""

@@ -7,11 +7,8 @@ from functools import cached_property
 
 import numpy as np
 
-from schedc.analysis.dependencies import Dependencies, reduce_by_rank
-from schedc.analysis.memory import memory_changes
 from schedc.attachments.recompute_bytes import slot_bytes, slot_gradient_bytes
 from schedc.attachments.values import Attachments
-from schedc.cost.costs import Costs, StageCosts
 from schedc.ir.arrays import Floats, repeat
 from schedc.ir.recomputed import recomputed_ops
 from schedc.ir.schedule import Schedule
@@ -20,6 +17,9 @@ from schedc.layout.costs import LayerCosts
 from schedc.layout.parts import Layout
 from schedc.plan.activation_memory import MOE, held_by_kind, worst_routing
 from schedc.plan.directives.base import Directives
+from schedc.step.costs.costs import Costs, StageCosts
+from schedc.step.dependencies import Dependencies, reduce_by_rank
+from schedc.step.memory import memory_changes
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Protocol
 
-from schedc.analysis.dependencies import Dependencies
-from schedc.analysis.placed_works import PlacedWorks
-from schedc.cost.costs import Costs
-from schedc.cost.lanes import COPY
 from schedc.ir.works import LANE_NAMES
+from schedc.step.costs.costs import Costs
+from schedc.step.costs.lanes import COPY
+from schedc.step.dependencies import Dependencies
+from schedc.step.placed_works import PlacedWorks
 
 
 class PricedWorks(Protocol):

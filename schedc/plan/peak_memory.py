@@ -8,9 +8,6 @@ from functools import cached_property
 
 import numpy as np
 
-from schedc.analysis.dependencies import Dependencies
-from schedc.analysis.memory import RankBytes
-from schedc.analysis.placed_works import PlacedWorks
 from schedc.attachments.layer_counts import is_sized
 from schedc.attachments.row_counts import worst_case_rows
 from schedc.attachments.units import amount, plain, shown
@@ -28,6 +25,9 @@ from schedc.plan.activation_memory import held_by_kind
 from schedc.plan.held_memory import HeldMemory
 from schedc.plan.working_memory import working_of_ops
 from schedc.source import NOWHERE
+from schedc.step.dependencies import Dependencies
+from schedc.step.memory import RankBytes
+from schedc.step.placed_works import PlacedWorks
 from schedc.syntax.plan import MemoryLine, PlanTree
 
 _RUNNING_ROWS = "the rows of the microbatch that runs"

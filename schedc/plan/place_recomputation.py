@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from schedc.analysis.dependencies import Dependencies
-from schedc.analysis.timeline import Timeline, simulate
-from schedc.cost.costs import Costs
 from schedc.ir.arrays import Bools, Int64
 from schedc.ir.op_tables import BACKWARD
 from schedc.ir.ops import OpKind
 from schedc.ir.recomputed import recomputed_ops
 from schedc.ir.schedule import Schedule
+from schedc.step.costs.costs import Costs
+from schedc.step.dependencies import Dependencies
+from schedc.step.timeline import Timeline, simulate
 
 MOST_ROUNDS = 16
 """The most simulations: an R moves everything after it, and so the bubbles."""

@@ -7,13 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from schedc.analysis.dependencies import Dependencies
-from schedc.analysis.placed_works import PlacedWorks
-from schedc.analysis.timeline import CellTimes
-from schedc.analysis.work_runs import StepWorks
 from schedc.attachments.units import amount, plain, shown
 from schedc.attachments.values import Attachments, Host
-from schedc.cost.costs import Costs, StageCosts
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
 from schedc.ir.arrays import Floats
 from schedc.ir.ops import OpKind
@@ -21,12 +16,17 @@ from schedc.ir.schedule import Schedule
 from schedc.ir.works import WorkLane
 from schedc.layout.costs import LayerCosts
 from schedc.layout.parts import Layout
-from schedc.passes.offload_search import OffloadSearch
-from schedc.passes.place_offload import ByStage, LaneSpeeds, Stays, stays_of
 from schedc.plan.directives.base import Directives
 from schedc.plan.directives.offload import rule_per_stage
 from schedc.plan.held_memory import HeldMemory
 from schedc.plan.role_memory import share_of_roles
+from schedc.step.costs.costs import Costs, StageCosts
+from schedc.step.dependencies import Dependencies
+from schedc.step.placed_works import PlacedWorks
+from schedc.step.timeline import CellTimes
+from schedc.step.work_runs import StepWorks
+from schedc.step.works.offload_search import OffloadSearch
+from schedc.step.works.place_offload import ByStage, LaneSpeeds, Stays, stays_of
 
 _KEPT_FREE = (0, 1, 2, 3)
 """Places, each of the largest activation of a rank, that `offload auto` tries to keep for what is on its way."""

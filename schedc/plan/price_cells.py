@@ -6,10 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from schedc.analysis.cell_pricing import CellPricing, price, price_step
-from schedc.analysis.dependencies import Dependencies
-from schedc.analysis.lane_walk import TimedWorks
-from schedc.analysis.timeline import Timeline
 from schedc.attachments.row_counts import chosen_method
 from schedc.cell.costs import CellCosts, SegmentTimes
 from schedc.cell.graph import Lane, StageShape
@@ -18,8 +14,6 @@ from schedc.cell.program import PlanOrder
 from schedc.cell.schedule import cell_program
 from schedc.cell.standard_blocks import BESIDE_LAYERS
 from schedc.cell.table import CellTable
-from schedc.cost.checks import problem
-from schedc.cost.costs import Costs
 from schedc.diagnostics import DiagnosticError
 from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Schedule
@@ -28,7 +22,13 @@ from schedc.plan import Attachments, Method, plan_of
 from schedc.plan.group_rows import group_of
 from schedc.plan.recomputed_nodes import graphs_of, shares_of_forward
 from schedc.source import Source
+from schedc.step.cells.cell_pricing import CellPricing, price, price_step
+from schedc.step.costs.checks import problem
+from schedc.step.costs.costs import Costs
+from schedc.step.dependencies import Dependencies
+from schedc.step.lane_walk import TimedWorks
 from schedc.step.op_times import OpTimes
+from schedc.step.timeline import Timeline
 
 
 def price_cells(dependencies: Dependencies, costs: Costs, works: TimedWorks | None = None) -> CellPricing | None:

@@ -12,7 +12,7 @@ from schedc.ir.ties import lies_apart
 from schedc.ir.works import WorkGroup
 from schedc.layout.costs import LayerCosts
 from schedc.layout.parts import WORK, Layout, PartKind
-from schedc.passes.place_replica_works import ReplicaBytes
+from schedc.step.works.place_replica_works import ReplicaBytes
 
 _EXPERTS = (PartKind.MOE, PartKind.MTP)
 

@@ -7,28 +7,28 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from schedc.analysis.dependencies import Dependencies
-from schedc.analysis.memory import RankBytes
-from schedc.analysis.placed_works import PlacedWorks
-from schedc.analysis.timeline import CellTimes
-from schedc.analysis.work_runs import StepWorks
 from schedc.attachments.parameter_counts import moe_parameter_bytes
 from schedc.attachments.units import amount
 from schedc.attachments.values import Attachments
-from schedc.cost.costs import Costs
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
 from schedc.ir.arrays import Floats
 from schedc.ir.schedule import Schedule
 from schedc.ir.works import WorkGroup, WorkLane
 from schedc.layout.costs import LayerCosts
 from schedc.layout.parts import Layout
-from schedc.passes.place_replica_works import ReplicaBytes, ShardingRoom, lane_times, place_replica_works
 from schedc.plan.directives.base import Directives
 from schedc.plan.directives.parallel import MOST_ZERO
 from schedc.plan.held_memory import HeldMemory, held_memory
 from schedc.plan.peak_memory import Sharded, check_memory
 from schedc.plan.place_works import Offloading
 from schedc.plan.replica_bytes import dense_parameters, group_sizes, replica_bytes
+from schedc.step.costs.costs import Costs
+from schedc.step.dependencies import Dependencies
+from schedc.step.memory import RankBytes
+from schedc.step.placed_works import PlacedWorks
+from schedc.step.timeline import CellTimes
+from schedc.step.work_runs import StepWorks
+from schedc.step.works.place_replica_works import ReplicaBytes, ShardingRoom, lane_times, place_replica_works
 from schedc.syntax.plan import TableLine
 
 _GIGABYTE = 1e9

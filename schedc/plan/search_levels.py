@@ -8,10 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from schedc.analysis.dependencies import Dependencies
-from schedc.analysis.timeline import run_times
 from schedc.attachments.values import Attachments, Level, Recompute
-from schedc.cost.costs import Costs
 from schedc.ir.arrays import Floats
 from schedc.ir.schedule import Schedule
 from schedc.layout.costs import LayerCosts
@@ -22,6 +19,9 @@ from schedc.plan.directives.base import Directives
 from schedc.plan.fitting_levels import ROUNDING, RankGroup
 from schedc.plan.held_memory import ExtraMemory, HeldMemory
 from schedc.plan.level_mixes import Mix
+from schedc.step.costs.costs import Costs
+from schedc.step.dependencies import Dependencies
+from schedc.step.timeline import run_times
 
 MOST_OPS = 700_000
 """Ops that the search may simulate, over all of its tries."""

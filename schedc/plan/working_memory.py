@@ -13,16 +13,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from schedc.analysis.dependencies import Dependencies
 from schedc.attachments.layer_counts import counted_saving
 from schedc.attachments.values import Attachments, Level
 from schedc.attachments.working_bytes import arrived_bytes, head_bytes, working_bytes
-from schedc.cost.costs import StageCosts
 from schedc.ir.arrays import Floats
 from schedc.ir.ops import OpKind
 from schedc.ir.recomputed import recomputed_ops
 from schedc.layout.costs import LayerCosts
 from schedc.layout.parts import WITH_EXPERTS, Layout, ModelPart, PartKind, layers_in
+from schedc.step.costs.costs import StageCosts
+from schedc.step.dependencies import Dependencies
 
 
 def working_of_ops(

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from schedc.analysis.cell_pricing import CellKind, CellPricing
-from schedc.analysis.group_pricing import GroupPricing
 from schedc.cell.graph import EXCHANGE_LANES
 from schedc.cell.predict import hidden_share
+from schedc.step.cells.cell_pricing import CellKind, CellPricing
+from schedc.step.cells.group_pricing import GroupPricing
 
 
 def to_json(inside: CellPricing) -> dict[str, Any]:
     """The facts of the cells; times are in units of the costs.
 
-    makespan, floor: see `schedc.analysis.cell_pricing.CellPricing`. idle: mean time over the ranks that a rank idles
+    makespan, floor: see `schedc.step.cells.cell_pricing.CellPricing`. idle: mean time over the ranks that a rank idles
     between cells and waits for messages inside them. hidden_step: 1 - exposed / communication over all cells.
     hidden_steady: the same over overlapped pairs. shares: parts of the ranks' time from 0 to the makespan: computing,
     waiting for exchanges inside cells, idle between cells. They sum to 1. bound: the largest share.

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from schedc.analysis.cell_pricing import CellPricing
-from schedc.analysis.dependencies import Dependencies
 from schedc.compiler import Priced, price, priced
-from schedc.cost.costs import Costs, load_costs
 from schedc.diagnostics import CompilerBug
 from schedc.draw.chart import Chart
 from schedc.inputs import Input, open_input
@@ -16,6 +13,9 @@ from schedc.interchange.run_trace import MeasuredRun, measured
 from schedc.ir.schedule import Schedule
 from schedc.load.library import Given
 from schedc.plan.price_cells import price_cells
+from schedc.step.cells.cell_pricing import CellPricing
+from schedc.step.costs.costs import Costs, load_costs
+from schedc.step.dependencies import Dependencies
 
 
 def chart_at(name: Given, sizes: Mapping[str, int], costs: Costs, replicas: int | None = None) -> Chart:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from schedc.analysis.difference import Difference, RankDifference
 from schedc.ir.schedule import Schedule
+from schedc.step.difference import Difference, RankDifference
 
 _RANKS_SHOWN = 8
 

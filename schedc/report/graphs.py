@@ -10,7 +10,6 @@ from graphviz import Digraph
 from schedc.cell.costs import CellCosts
 from schedc.cell.graph import StageShape
 from schedc.compiler import price, priced
-from schedc.cost.costs import Costs
 from schedc.draw.stage_graph import stage_graph
 from schedc.inputs import Input, open_input
 from schedc.interchange.dot import schedule_graph
@@ -18,6 +17,7 @@ from schedc.ir.schedule import Schedule
 from schedc.load.library import Given, Plan
 from schedc.plan.apply import layout_of_plan
 from schedc.plan.price_cells import stage_graphs, standard_table, with_layout
+from schedc.step.costs.costs import Costs
 
 
 def dependency_graph(name: Given, sizes: Mapping[str, int], costs: Costs) -> Digraph:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from schedc.analysis.memory import Memory, RankBytes
-from schedc.analysis.timeline import Timeline
 from schedc.compiler import Priced, price
-from schedc.cost.costs import load_costs
 from schedc.draw.svg import picture
 from schedc.inputs import open_input
 from schedc.plan.price_cells import price_order
 from schedc.report.plan_folder import COSTS_SUFFIX
+from schedc.step.costs.costs import load_costs
+from schedc.step.memory import Memory, RankBytes
+from schedc.step.timeline import Timeline
 
 _WIDTH = 1320.0
 """px of a timeline on a page."""

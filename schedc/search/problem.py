@@ -17,17 +17,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from schedc.analysis.dependencies import Dependencies
-from schedc.analysis.timeline import durations
-from schedc.cost.costs import Costs, StageCosts
-from schedc.cost.given import check_given
 from schedc.ir.arrays import Bools, Floats, Int32, Int64
 from schedc.ir.op_tables import TURN
 from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Schedule
 from schedc.search.split import split_backwards
 from schedc.search.ticks import TickGrid, grid_for
+from schedc.step.costs.costs import Costs, StageCosts
+from schedc.step.costs.given import check_given
+from schedc.step.dependencies import Dependencies
 from schedc.step.durations import alone, duration
+from schedc.step.timeline import durations
 
 F, I, W, B = OpKind.F, OpKind.I, OpKind.W, OpKind.B  # noqa: E741
 

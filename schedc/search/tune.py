@@ -8,11 +8,6 @@ from functools import reduce
 
 import numpy as np
 
-from schedc.analysis.dependencies import Dependencies
-from schedc.analysis.legality import check_schedule
-from schedc.analysis.memory import measure_memory
-from schedc.analysis.timeline import Timeline, simulate
-from schedc.cost.costs import Costs
 from schedc.diagnostics import CompilerBug, Diagnostic, DiagnosticError, Label, render
 from schedc.ir.arrays import Floats, Int64, repeat
 from schedc.ir.ops import OpKind
@@ -23,6 +18,11 @@ from schedc.search.problem import Freedom, SearchProblem, problem_of
 from schedc.search.solver import Effort, SolverResult, solve
 from schedc.search.split import join_backwards
 from schedc.source import NOWHERE
+from schedc.step.costs.costs import Costs
+from schedc.step.dependencies import Dependencies
+from schedc.step.legality import check_schedule
+from schedc.step.memory import measure_memory
+from schedc.step.timeline import Timeline, simulate
 
 MAX_OPS = 8_000
 """Most ops of a schedule that is searched. A split backward counts as two. With more ops, the solver needs gigabytes

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from schedc.cost.batch import CostRows
-from schedc.cost.costs import StageCosts
-from schedc.cost.keys import EVERY_OP
 from schedc.ir.arrays import Floats
 from schedc.ir.ops import FACTS, OpKind
+from schedc.step.costs.batch import CostRows
+from schedc.step.costs.costs import StageCosts
+from schedc.step.costs.keys import EVERY_OP
 
 
 class Term(NamedTuple):

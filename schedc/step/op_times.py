@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from schedc.cost.costs import Costs
 from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Schedule
+from schedc.step.costs.costs import Costs
 from schedc.step.durations import alone, duration
 
 

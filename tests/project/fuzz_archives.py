@@ -10,7 +10,7 @@ from random import Random
 import numpy as np
 
 from schedc.ir.npz import program_to_npz
-from schedc.passes.insert_communication import insert_communication
+from schedc.step.program.insert_communication import insert_communication
 from support.random_schedules import random_schedule
 
 _VALUES = (-1, 0, 1, 3, 7, 100, 2**31 - 1, 2**40, -(2**31))

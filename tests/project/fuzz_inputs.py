@@ -13,14 +13,14 @@ from project.fuzz_archives import archive
 from project.fuzz_models import cluster, fit, model, rows
 from project.fuzz_plans import plan
 from project.fuzz_programs import Writer
-from schedc.cost.costs import Costs, dump_costs
-from schedc.cost.parts import NAMES
 from schedc.interchange.refusals import foreign_op
 from schedc.interchange.torch_csv import to_torch_csv
 from schedc.interchange.torch_lowered import to_lowered_csv
 from schedc.ir.json import program_to_json
 from schedc.ir.text import print_program, print_schedule
-from schedc.passes.insert_communication import insert_communication
+from schedc.step.costs.costs import Costs, dump_costs
+from schedc.step.costs.parts import NAMES
+from schedc.step.program.insert_communication import insert_communication
 from support.paths import ROOT
 from support.random_schedules import ORDERS, random_schedule
 from support.random_works import with_random_works

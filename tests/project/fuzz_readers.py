@@ -9,17 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from project.fuzz_inputs import Case
-from schedc.analysis.bubbles import classify
-from schedc.analysis.dependencies import Dependencies
-from schedc.analysis.legality import check_schedule
-from schedc.analysis.memory import measure_memory
-from schedc.analysis.timeline import simulate
 from schedc.check.names import check
 from schedc.claims.check import check_claims
 from schedc.claims.size_range import sizes_in
 from schedc.codes import CODES
 from schedc.compiler import analyse, priced
-from schedc.cost.costs import Costs, parse_costs
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label, render
 from schedc.draw.chart import Chart
 from schedc.draw.html_page import draw_html
@@ -40,7 +34,6 @@ from schedc.ir.text import parse_program, parse_schedule, print_program, print_s
 from schedc.ir.verify_program import verify_program
 from schedc.layout.parser import parse_layout
 from schedc.load.library import Text, open_schedule
-from schedc.passes.insert_communication import insert_communication
 from schedc.plan import plan_of
 from schedc.plan.writer import write_plan
 from schedc.planner.cluster.read import parse_cluster, with_devices
@@ -55,6 +48,13 @@ from schedc.report.model import to_json as model_facts
 from schedc.report.model import to_text as model_text
 from schedc.report.plan import to_text
 from schedc.source import NOWHERE, Source
+from schedc.step.bubbles import classify
+from schedc.step.costs.costs import Costs, parse_costs
+from schedc.step.dependencies import Dependencies
+from schedc.step.legality import check_schedule
+from schedc.step.memory import measure_memory
+from schedc.step.program.insert_communication import insert_communication
+from schedc.step.timeline import simulate
 from schedc.syntax.formatter import format_source
 from schedc.syntax.parser import parse
 from schedc.syntax.tree import Claim

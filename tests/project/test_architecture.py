@@ -17,11 +17,9 @@ COMPILER, RUNTIME = house_imports.sources("schedc"), house_imports.sources("sche
 
 RUNTIME_MAY_USE = (
     "schedc.ir",
-    "schedc.passes",
+    "schedc.step",
     "schedc.compiler",
-    "schedc.cost",
     "schedc.diagnostics",
-    "schedc.analysis",
     "schedc.source",
     "schedc.interrupts",
     "schedc.layout",

@@ -9,11 +9,11 @@ import pytest
 from schedc.check.names import check
 from schedc.claims.check import check_claims
 from schedc.compiler import legal_schedule
-from schedc.cost.keys import COST_SYMBOLS, EVERY_OP
 from schedc.load.library import applied
 from schedc.plan.check_lines import check_plan_lines
 from schedc.plan.read import read_plan_lines
 from schedc.source import Source
+from schedc.step.costs.keys import COST_SYMBOLS, EVERY_OP
 from schedc.syntax.parser import parse
 from schedc.syntax.plan_words import FORMS
 from schedc.syntax.words import BUILTINS, METRICS, PLACEMENTS, ROLES

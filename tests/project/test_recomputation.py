@@ -12,12 +12,6 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schedc.analysis.batch import simulate_batch
-from schedc.analysis.cell_pricing import price
-from schedc.analysis.dependencies import Dependencies
-from schedc.analysis.legality import check_schedule
-from schedc.analysis.memory import measure_memory
-from schedc.analysis.timeline import simulate
 from schedc.cell import Action, CellCosts, Half, SegmentTimes, StageShape, Step, cell_program, stage_shape
 from schedc.cell.collectives import verify_collectives
 from schedc.cell.issue_order import CellOnRank, ExpertRanks
@@ -26,7 +20,6 @@ from schedc.cell.verify import verify as verify_cell
 from schedc.check.names import check
 from schedc.claims.check import check_claims
 from schedc.cli import main
-from schedc.cost.costs import Costs, dump_costs, parse_costs
 from schedc.diagnostics import Diagnostic, DiagnosticError
 from schedc.draw import palette
 from schedc.draw.svg import draw_svg
@@ -49,10 +42,17 @@ from schedc.ir.schedule import Schedule
 from schedc.ir.text import parse_program, parse_schedule, print_program, print_schedule
 from schedc.ir.verify import verify
 from schedc.ir.verify_program import verify_program
-from schedc.passes.forward_only import forward_only
-from schedc.passes.insert_communication import insert_communication
 from schedc.search.tune import tune
 from schedc.source import Source
+from schedc.step.batch import simulate_batch
+from schedc.step.cells.cell_pricing import price
+from schedc.step.costs.costs import Costs, dump_costs, parse_costs
+from schedc.step.dependencies import Dependencies
+from schedc.step.legality import check_schedule
+from schedc.step.memory import measure_memory
+from schedc.step.program.forward_only import forward_only
+from schedc.step.program.insert_communication import insert_communication
+from schedc.step.timeline import simulate
 from schedc.syntax import tree as t
 from schedc.syntax.parser import parse
 from support import orders

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from schedc.cost.costs import Costs
 from schedc.draw.chart import Chart
 from schedc.elaborate import elaborate
 from schedc.load.library import open_schedule
+from schedc.step.costs.costs import Costs
 
 
 def library_chart(name: str, costs: Costs | None = None, **sizes: int) -> Chart:

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from schedc.analysis.batch import simulate_batch
-from schedc.analysis.dependencies import Dependencies
-from schedc.analysis.memory import measure_memory
-from schedc.cost.batch import CostBatch
 from schedc.ir.ops import OpKind
+from schedc.step.batch import simulate_batch
+from schedc.step.costs.batch import CostBatch
+from schedc.step.dependencies import Dependencies
+from schedc.step.memory import measure_memory
 from schedc.syntax import tree
 
 SYMBOLS = ("F", "I", "W", "B", "R", "FB", "p2p")

@@ -11,9 +11,6 @@ from itertools import count as count_from
 
 import numpy as np
 
-from schedc.analysis.dependencies import Dependencies
-from schedc.analysis.timeline import Timeline, simulate
-from schedc.cost.costs import Costs
 from schedc.diagnostics import DiagnosticError
 from schedc.elaborate import elaborate
 from schedc.ir.ops import OpKind
@@ -21,6 +18,9 @@ from schedc.ir.recomputed import has_recomputation
 from schedc.ir.schedule import Schedule
 from schedc.load.library import names, open_schedule
 from schedc.source import Source
+from schedc.step.costs.costs import Costs
+from schedc.step.dependencies import Dependencies
+from schedc.step.timeline import Timeline, simulate
 from schedc.syntax import tree
 from schedc.syntax.parser import parse
 from support.claim_oracle import Grid, grid, symbols_of

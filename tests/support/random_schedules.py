@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from schedc.analysis.dependencies import Dependencies
 from schedc.interchange.torch_csv import from_torch_csv
 from schedc.ir.ops import OpKind, in_pair_order
 from schedc.ir.placement import Placement
 from schedc.ir.schedule import Schedule
+from schedc.step.dependencies import Dependencies
 
 ORDERS = sorted((Path(__file__).parent / "published_orders").glob("*.csv"))
 

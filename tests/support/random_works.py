@@ -6,17 +6,17 @@ from random import Random
 
 import numpy as np
 
-from schedc.analysis.dependencies import Dependencies
-from schedc.analysis.memory import measure_memory
-from schedc.analysis.placed_works import PlacedWorks
-from schedc.analysis.timeline import durations, run_durations
-from schedc.cost.costs import Costs
 from schedc.ir.program import Program
 from schedc.ir.schedule import Schedule
-from schedc.passes.insert_communication import insert_communication
-from schedc.passes.insert_works import insert_works
-from schedc.passes.place_offload import LaneSpeeds, choose_moves, stays_of
-from schedc.passes.place_replica_works import ReplicaBytes, ShardingRoom, place_replica_works
+from schedc.step.costs.costs import Costs
+from schedc.step.dependencies import Dependencies
+from schedc.step.memory import measure_memory
+from schedc.step.placed_works import PlacedWorks
+from schedc.step.program.insert_communication import insert_communication
+from schedc.step.program.insert_works import insert_works
+from schedc.step.timeline import durations, run_durations
+from schedc.step.works.place_offload import LaneSpeeds, choose_moves, stays_of
+from schedc.step.works.place_replica_works import ReplicaBytes, ShardingRoom, place_replica_works
 
 
 def placed_under(

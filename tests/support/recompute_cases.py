@@ -12,8 +12,8 @@ from torch.utils import _pytree as pytree
 from schedc.attachments.values import ExpertSizes, Recompute
 from schedc.compiler import compile as compile_schedule
 from schedc.ir.program import Program, computation
-from schedc.passes.insert_communication import insert_communication
-from schedc.passes.without_recomputation import without_recomputation
+from schedc.step.program.insert_communication import insert_communication
+from schedc.step.program.without_recomputation import without_recomputation
 from schedc_runtime import Cut, Pipeline
 from schedc_runtime.moe.experts import Experts
 from schedc_runtime.moe.layer import GatedMLP, MoELayer

@@ -27,11 +27,11 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from schedc.cell.costs import SliceFactor
 from schedc.cell.slices import MOST_SLICES
 from schedc.cell.table import CellTable
-from schedc.cost.costs import Costs, dump_costs
-from schedc.cost.kernels import KernelFamily
 from schedc.diagnostics import DiagnosticError
 from schedc.ir.program import Program
 from schedc.plan import Attachments, Topology, plan_of
+from schedc.step.costs.costs import Costs, dump_costs
+from schedc.step.costs.kernels import KernelFamily
 from schedc_runtime.commands.launch import launch, launched
 from schedc_runtime.commands.options import (
     add_program,

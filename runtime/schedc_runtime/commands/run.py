@@ -21,10 +21,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from schedc.cost.costs import Costs, dump_costs, load_costs
 from schedc.diagnostics import DiagnosticError
 from schedc.ir.program import Program
 from schedc.plan import Attachments, plan_of
+from schedc.step.costs.costs import Costs, dump_costs, load_costs
 from schedc_runtime.commands.launch import launch, launched
 from schedc_runtime.commands.options import (
     add_program,

@@ -88,7 +88,7 @@ class StageReplicas:
 
 
 class StageBytes(NamedTuple):
-    """Bytes of a stage that works among replicas move: columns of `schedc.passes.place_replica_works.ReplicaBytes`."""
+    """Bytes of a stage that works among replicas move: columns of `ReplicaBytes` in `schedc.step.works`."""
 
     summed: float = 0.0
     expert_summed: float = 0.0

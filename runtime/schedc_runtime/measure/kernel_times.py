@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from schedc.attachments.values import Products
-from schedc.cost.kernels import KERNEL_PROVIDERS, KernelBucket, KernelFamily
+from schedc.step.costs.kernels import KERNEL_PROVIDERS, KernelBucket, KernelFamily
 from schedc_runtime.moe.experts import Experts
 from schedc_runtime.moe.layer import MoELayer, moe_layers
 from schedc_runtime.moe.products import PROVIDERS, RowGroups

@@ -26,7 +26,7 @@ from schedc.cell.graph import StageShape
 from schedc.cell.program import Half
 from schedc.cell.table import ROLES, SIZES, CellTable
 from schedc.cell.written_order import EXCHANGES
-from schedc.cost.costs import Costs
+from schedc.step.costs.costs import Costs
 from schedc_runtime.partition import Partition
 from schedc_runtime.partition.boundary import Boundary
 from schedc_runtime.pipeline.stages import new_stage

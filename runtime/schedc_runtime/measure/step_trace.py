@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from schedc.analysis.timeline import simulate
-from schedc.cost.costs import Costs
-from schedc.cost.keys import TIMES
 from schedc.ir.ops import OpKind
 from schedc.ir.program import InstructionKind, Program, computation
 from schedc.ir.works import LANE_NAMES, WorkLane
 from schedc.source import NOWHERE
+from schedc.step.costs.costs import Costs
+from schedc.step.costs.keys import TIMES
+from schedc.step.timeline import simulate
 from schedc_runtime.execute.executor import Interval
 from schedc_runtime.execute.instruction_names import label, receives, sentence
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from schedc.attachments.values import Capacity, Drop
-from schedc.cost.exchange import Routing, capacity_rows
+from schedc.step.costs.exchange import Routing, capacity_rows
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.counts import ABSENT
 

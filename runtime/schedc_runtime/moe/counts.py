@@ -18,7 +18,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from schedc.cost.exchange import BoundedRows
+from schedc.step.costs.exchange import BoundedRows
 
 Method = Literal["flat", "hierarchical", "allgather"]
 

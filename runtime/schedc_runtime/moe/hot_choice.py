@@ -14,7 +14,7 @@ from torch import Tensor
 
 from schedc.attachments.values import Hot
 from schedc.cell.costs import CellCosts, SegmentTimes
-from schedc.cost.exchange import hot_break_even
+from schedc.step.costs.exchange import hot_break_even
 from schedc_runtime.errors import RuntimeFault
 
 MARGIN = 0.05

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from schedc.attachments.values import Products
-from schedc.cost.kernels import KernelBucket, KernelFamily
+from schedc.step.costs.kernels import KernelBucket, KernelFamily
 from schedc_runtime.moe.products import PROVIDERS, Case, Provider, provider_for
 
 Kernels = tuple[KernelFamily, ...]

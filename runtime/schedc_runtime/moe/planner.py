@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from schedc.cost.exchange import Topology, bounded_rows
+from schedc.step.costs.exchange import Topology, bounded_rows
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe import routes
 from schedc_runtime.moe.arrivals import arrivals

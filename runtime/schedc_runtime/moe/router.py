@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from schedc.attachments.values import Level
-from schedc.cost.exchange import Routing
+from schedc.step.costs.exchange import Routing
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.recompute.regions import keep, region
 

@@ -12,8 +12,8 @@ from torch.distributed.tensor import DTensor
 
 from schedc.cell.serial import serial
 from schedc.ir.program import Program
-from schedc.passes.without_recomputation import without_recomputation
 from schedc.plan import Attachments
+from schedc.step.program.without_recomputation import without_recomputation
 from schedc_runtime.moe.kernels import Kernels
 from schedc_runtime.parity.reference import Microbatch, Reference, reference_step
 from schedc_runtime.partition import partition

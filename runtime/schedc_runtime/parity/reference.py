@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from schedc.analysis.dependencies import Dependencies
 from schedc.ir.ops import OpKind
 from schedc.ir.placement import Placement
 from schedc.ir.program import Program, computation
 from schedc.ir.ties import Tie, copies_of
 from schedc.plan import plan_of
+from schedc.step.dependencies import Dependencies
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.partition import Partition
 from schedc_runtime.partition.boundary import Boundary

@@ -8,13 +8,13 @@ from dataclasses import replace
 from torch import nn
 
 from schedc.cell import CellCosts
-from schedc.cost import exchange
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
 from schedc.ir.program import Program
 from schedc.ir.recomputed import recomputed_slots
 from schedc.plan import Attachments, Method
 from schedc.plan.contradictions import contradictions
 from schedc.source import NOWHERE
+from schedc.step.costs import exchange
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.capacity import ExpertCapacity
 from schedc_runtime.moe.hot_choice import HotPolicy

@@ -18,8 +18,8 @@ from torch import nn
 
 from schedc.attachments.values import Level
 from schedc.cell import CellCosts
-from schedc.passes.tied import with_tied
 from schedc.plan import plan_of
+from schedc.step.program.tied import with_tied
 from schedc_runtime.compiled.settings import compile_settings
 from schedc_runtime.compiled.units import CompiledUnits
 from schedc_runtime.errors import RuntimeFault

@@ -10,11 +10,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from schedc.analysis.placed_works import PlacedWorks
 from schedc.cell import CellCosts
 from schedc.cell.issue_order import CellOnRank
 from schedc.ir.program import Program
 from schedc.plan import Attachments
+from schedc.step.placed_works import PlacedWorks
 from schedc_runtime.compiled.settings import CompileSettings
 from schedc_runtime.compiled.units import CompiledUnits
 from schedc_runtime.data_parallel.sharding import Sharding

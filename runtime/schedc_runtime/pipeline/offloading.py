@@ -7,12 +7,12 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 
-from schedc.analysis.dependencies import Dependencies
 from schedc.attachments.values import Attachments
 from schedc.ir.program import InstructionKind, Program, computation
 from schedc.ir.works import WorkKind
-from schedc.passes.insert_works import placed_in
 from schedc.plan.directives.offload import is_chosen, rule_per_stage
+from schedc.step.dependencies import Dependencies
+from schedc.step.program.insert_works import placed_in
 from schedc_runtime.offload.lanes import Lanes, lanes_for
 from schedc_runtime.offload.rules import OffloadSettings
 from schedc_runtime.pipeline.stages import StagesByIndex

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from schedc.analysis.dependencies import Dependencies
-from schedc.analysis.placed_works import PlacedWorks
-from schedc.analysis.timeline import durations
-from schedc.cost.costs import Costs
 from schedc.ir.program import Program, computation
 from schedc.ir.works import FACTS, WorkGroup, WorkKind
-from schedc.passes.forward_only import forward_only
-from schedc.passes.insert_works import insert_works, placed_in, without_works
-from schedc.passes.place_replica_works import ReplicaBytes, place_replica_works
+from schedc.step.costs.costs import Costs
+from schedc.step.dependencies import Dependencies
+from schedc.step.placed_works import PlacedWorks
+from schedc.step.program.forward_only import forward_only
+from schedc.step.program.insert_works import insert_works, placed_in, without_works
+from schedc.step.timeline import durations
+from schedc.step.works.place_replica_works import ReplicaBytes, place_replica_works
 from schedc_runtime.data_parallel.gradient_sums import is_dense_shard
 from schedc_runtime.data_parallel.stage_replicas import StageBytes, group_of, kept_whole, summed_stages
 from schedc_runtime.errors import RuntimeFault

@@ -8,10 +8,10 @@ from typing import Any
 from schedc.attachments.row_counts import chosen_method, routing_of, travelling_rows
 from schedc.attachments.units import shown
 from schedc.attachments.values import Attachments, Method
-from schedc.cost.exchange import choose
 from schedc.ir.schedule import Schedule
 from schedc.layout.parts import Layout
 from schedc.plan.directives.base import Directive, Directives, Reading
+from schedc.step.costs.exchange import choose
 from schedc.syntax.plan import SettingLine
 
 

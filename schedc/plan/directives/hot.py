@@ -8,9 +8,9 @@ from typing import Any
 from schedc.attachments.recompute_bytes import slot_bytes, slot_gradient_bytes
 from schedc.attachments.units import digits, shown
 from schedc.attachments.values import Attachments, Hot, bytes_per_number
-from schedc.cost.exchange import hot_break_even
 from schedc.layout.parts import Layout
 from schedc.plan.directives.base import Contradiction, Directive, Reading
+from schedc.step.costs.exchange import hot_break_even
 from schedc.syntax.plan import HotLine, Word
 
 

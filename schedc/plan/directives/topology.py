@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from schedc.attachments.units import exact_unit, speed_of
 from schedc.attachments.values import Attachments
-from schedc.cost.exchange import Topology
 from schedc.plan.directives.base import Directive, Reading
+from schedc.step.costs.exchange import Topology
 from schedc.syntax.plan import TopologyLine, Word
 
 MOST_RANKS = 65_536

@@ -10,13 +10,13 @@ import numpy as np
 
 from schedc.cell.graph import Lane
 from schedc.cell.table import CellTable
-from schedc.cost.costs import Costs
 from schedc.ir.arrays import Floats
 from schedc.planner.times.constants import ConstantVectors
 from schedc.planner.times.network import exchange_lanes, message
 from schedc.planner.times.parts import PartTimes, dense_layer, embedding, head, moe_segments
 from schedc.planner.times.run import TrainingRun
 from schedc.planner.times.table import RunTable
+from schedc.step.costs.costs import Costs
 
 _MS = 1e-3
 """Seconds of the unit that `schedc calibrate` writes."""

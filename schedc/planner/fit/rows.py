@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from schedc.cost.costs import load_costs
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label, did_you_mean
 from schedc.planner.cluster.read import load_cluster
 from schedc.planner.cluster.values import Cluster
@@ -21,6 +20,7 @@ from schedc.planner.presets.tables import files
 from schedc.planner.reading.texts import read_source
 from schedc.planner.times.run import TrainingRun
 from schedc.source import Source
+from schedc.step.costs.costs import load_costs
 
 MOST_ROWS = 20_000
 

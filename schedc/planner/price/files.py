@@ -11,7 +11,6 @@ import numpy as np
 from schedc.attachments.units import digits
 from schedc.attachments.values import BYTES, Level
 from schedc.cell.table import CellTable, write_table
-from schedc.cost.costs import SCHEMA
 from schedc.ir.arrays import Floats
 from schedc.ir.placement import Placement
 from schedc.layout.parts import WORK, Layout
@@ -22,6 +21,7 @@ from schedc.planner.price.problem import PlanProblem
 from schedc.planner.price.states import Spread, held_parameters
 from schedc.planner.space.axes import PlanAxes
 from schedc.planner.space.schedules import ScheduleChoice
+from schedc.step.costs.costs import SCHEMA
 
 
 def _unsaid(problem: PlanProblem) -> Iterator[str]:

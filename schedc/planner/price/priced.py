@@ -7,9 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from schedc.analysis.timeline import Timeline
 from schedc.compiler import Priced, price
-from schedc.cost.costs import parse_costs
 from schedc.diagnostics import DiagnosticError
 from schedc.inputs import open_input
 from schedc.ir.schedule import Schedule
@@ -20,6 +18,8 @@ from schedc.planner.price.files import PlannedStep
 from schedc.planner.price.rank_loads import rank_loads
 from schedc.planner.price.states import BesidePipeline, RankLoads, beside_pipeline, gathered_bytes
 from schedc.source import Source
+from schedc.step.costs.costs import parse_costs
+from schedc.step.timeline import Timeline
 
 _ANY = 1e18
 """Bytes of a memory that no plan fills."""

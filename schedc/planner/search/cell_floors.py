@@ -9,9 +9,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from schedc.analysis.cell_forms import OpOnStage, stage_forms
-from schedc.analysis.dependencies import Dependencies
-from schedc.analysis.message_batch import simulate_messages_batch
 from schedc.cell.cost_batch import CellCostBatch
 from schedc.cell.delays import program_delays
 from schedc.cell.graph import StageShape
@@ -22,6 +19,9 @@ from schedc.ir.arrays import Floats, bincount
 from schedc.planner.price.files import PlannedStep
 from schedc.planner.price.graphs import planned_graphs
 from schedc.planner.price.part_table import PartTable
+from schedc.step.cells.cell_forms import OpOnStage, stage_forms
+from schedc.step.dependencies import Dependencies
+from schedc.step.message_batch import simulate_messages_batch
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +40,7 @@ class CellFloors:
     def of(self, plans: Sequence[PlannedStep], order: Dependencies) -> Floats:
         """[plans] seconds that the pipelines of plans of one order take at least.
 
-        The floors are those of `schedc.analysis.floors.floor_batch`, but for rounding. No schedule of a plan has an R.
+        The floors equal `schedc.step.cells.floors.floor_batch`, but for rounding. No schedule of a plan has an R.
         """
         cells = stage_forms(order)
         delay = np.empty((len(cells.forms), 3, 3, len(plans)))

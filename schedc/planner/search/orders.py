@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from schedc.analysis.dependencies import Dependencies
-from schedc.analysis.peak_counts import PeakCounts
 from schedc.compiler import price
 from schedc.planner.price.priced import order_digest
 from schedc.planner.search.cell_floors import CellFloors
 from schedc.planner.space.axes import PlanAxes
 from schedc.planner.space.schedules import ScheduleChoice
+from schedc.step.dependencies import Dependencies
+from schedc.step.peak_counts import PeakCounts
 
 
 @dataclass(frozen=True, order=True)

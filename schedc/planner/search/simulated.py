@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from schedc.analysis.batch import simulate_batch
 from schedc.diagnostics import DiagnosticError
 from schedc.planner.price.files import PlannedStep
 from schedc.planner.search.orders import OrderKey, Orders
 from schedc.planner.search.stage_columns import StageColumns
+from schedc.step.batch import simulate_batch
 
 
 @dataclass(frozen=True, eq=False)

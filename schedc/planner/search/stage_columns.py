@@ -8,7 +8,6 @@ from functools import cached_property
 
 import numpy as np
 
-from schedc.cost.batch import CostBatch
 from schedc.ir.arrays import Floats, Int64
 from schedc.planner.price.files import PlannedStep
 from schedc.planner.price.part_table import LEVELS, OP
@@ -16,6 +15,7 @@ from schedc.planner.price.rank_loads import rank_loads
 from schedc.planner.price.states import Spread, beside_pipeline, gathered_bytes, held_parameters
 from schedc.planner.search.orders import KnownOrder
 from schedc.planner.search.placed_counts import KINDS
+from schedc.step.costs.batch import CostBatch
 
 
 @dataclass(frozen=True, eq=False)

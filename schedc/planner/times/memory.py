@@ -6,15 +6,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from schedc.analysis.memory import measure_memory
 from schedc.attachments.values import Level
-from schedc.cost.costs import Costs
 from schedc.ir.arrays import Floats
 from schedc.model.counts import held_bytes_of
 from schedc.model.sizes import LayerKind
 from schedc.planner.times.orders import order_of, ordered_by
 from schedc.planner.times.run import TrainingRun
 from schedc.planner.times.states import rank_parameters
+from schedc.step.costs.costs import Costs
+from schedc.step.memory import measure_memory
 
 _WEIGHT, _GRADIENT, _STATES = 2.0, 4.0, 12.0
 """Bytes of a parameter: its weight, its summed gradient, and master weight with two moments."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from schedc.analysis.dependencies import Dependencies
 from schedc.compiler import price
-from schedc.cost.costs import Costs
 from schedc.inputs import Input, open_input
+from schedc.step.costs.costs import Costs
+from schedc.step.dependencies import Dependencies
 
 
 @lru_cache(maxsize=64)

@@ -21,7 +21,7 @@ class TrainingRun:
     and router alone, are launched as graphs. dropout: whether layers drop activations. grad_bytes: bytes of a gradient
     as it is summed. block_scales: whether products in 8 bits have a scale per block. chunked_tp: whether exchanges
     between tensor ranks run in chunks beside their products. hides_rows: whether rows travel to experts beside compute
-    of other microbatches. alltoall: how rows reach their experts, a method of `schedc.cost.exchange`. skew: rows
+    of other microbatches. alltoall: how rows reach their experts, a method of `schedc.step.costs.exchange`. skew: rows
     of the fullest rank of an expert group over the mean.
     """
 

@@ -9,9 +9,6 @@ from typing import TypeAlias
 
 import numpy as np
 
-from schedc.analysis.batch import simulate_batch
-from schedc.cost.batch import CostBatch
-from schedc.cost.costs import Costs
 from schedc.ir.arrays import Floats, Int64
 from schedc.planner.times.constants import ConstantVectors
 from schedc.planner.times.network import exchange_lanes, gradient_sum, message
@@ -20,6 +17,9 @@ from schedc.planner.times.parts import PartTimes, dense_layer, embedding, head, 
 from schedc.planner.times.run import TrainingRun
 from schedc.planner.times.states import OPTIMIZER_BYTES, dense_parameters, expert_parameters
 from schedc.planner.times.table import RunTable
+from schedc.step.batch import simulate_batch
+from schedc.step.costs.batch import CostBatch
+from schedc.step.costs.costs import Costs
 
 _FSDP_PASSES = 1.5
 """Collectives of a microbatch with FSDP, two gathers and one scatter, over those of a step without it."""

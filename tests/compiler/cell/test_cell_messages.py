@@ -11,8 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schedc.analysis.cell_pricing import price, simulate_messages
-from schedc.analysis.dependencies import Dependencies
 from schedc.cell import Action, CellCosts, Half, SegmentTimes, StageShape, Step, stage_shape
 from schedc.cell.collectives import verify_collectives
 from schedc.cell.delays import lower_bound_delays, program_delays
@@ -21,10 +19,12 @@ from schedc.cell.program import MESSAGED, CellProgram, Edge
 from schedc.cell.tasks import tasks_of
 from schedc.cell.with_messages import POSTS
 from schedc.compiler import analyse, compile
-from schedc.cost.costs import load_costs
 from schedc.ir.ops import LETTERS
 from schedc.ir.program import COLUMNS, Channel, Instruction, InstructionKind, Program, computation
 from schedc.ir.rendezvous import QueueAction, QueueStep, Streams, find_stuck
+from schedc.step.cells.cell_pricing import price, simulate_messages
+from schedc.step.costs.costs import load_costs
+from schedc.step.dependencies import Dependencies
 from support.paths import ROOT
 from support.sweeps import swept
 

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schedc.analysis import cell_pricing
 from schedc.cell import CellCosts, CellProgram, StageShape, cell_program, local_search
 from schedc.cell import compiled_search as compiled
 from schedc.cell.bounds import lower_bound
@@ -21,6 +20,7 @@ from schedc.cell.list_scheduler import MANNERS, LaneClock, Placed, Priority
 from schedc.cell.schedule import forget_programs
 from schedc.cell.tasks import Tasks, tasks_of
 from schedc.cli import main
+from schedc.step.cells import cell_pricing
 from support.cell_cases import cells, shapes_of
 
 LOOPS = compiled.load() or SearchLoops()

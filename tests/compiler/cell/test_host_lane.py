@@ -20,9 +20,9 @@ from schedc.cell.tasks import tasks_of
 from schedc.cell.verify import verify
 from schedc.cli import main
 from schedc.compiler import analyse, compile
-from schedc.cost.costs import Costs
 from schedc.ir.program import Instruction
 from schedc.plan.price_cells import stage_graphs
+from schedc.step.costs.costs import Costs
 from support.cell_cases import REFERENCE, shapes_of
 from support.plan_cases import written
 

@@ -20,7 +20,7 @@ from schedc.cell.slices import sliced
 from schedc.cell.tasks import tasks_of
 from schedc.cell.verify import verify
 from schedc.cli import main
-from schedc.cost.costs import dump_costs, load_costs
+from schedc.step.costs.costs import dump_costs, load_costs
 
 ROOT = Path(__file__).resolve().parents[3]
 CELLS = ROOT / "examples/costs/cells.toml"

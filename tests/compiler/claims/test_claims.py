@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from schedc.analysis.legality import check_schedule
 from schedc.claims.check import VECTORS, ClaimResult, check_claims
-from schedc.cost.costs import Costs
 from schedc.diagnostics import DiagnosticError
 from schedc.elaborate import elaborate
 from schedc.ir.schedule import Schedule
 from schedc.load.library import open_schedule
 from schedc.source import Source
+from schedc.step.costs.costs import Costs
+from schedc.step.legality import check_schedule
 from schedc.syntax.parser import parse
 from schedc.syntax.tree import ScheduleTree
 

@@ -11,9 +11,9 @@ from click.testing import CliRunner
 from schedc.claims.size_range import sizes_in
 from schedc.claims.sweep import sweep
 from schedc.cli import main
-from schedc.cost.costs import Costs
 from schedc.diagnostics import DiagnosticError
 from schedc.load.library import names, open_schedule
+from schedc.step.costs.costs import Costs
 from support.sweeps import swept
 
 # Complete at every size but those with more than 2 ranks and an odd number of microbatches above 4.

@@ -151,9 +151,9 @@ def test_the_figure_of_the_docs_is_what_is_drawn() -> None:
 
 
 def test_recomputed_segments_are_drawn_with_an_edge() -> None:
-    from schedc.analysis.cell_pricing import CellKind
     from schedc.draw.cell_chart import CellChart
     from schedc.draw.cell_svg import draw_cell
+    from schedc.step.cells.cell_pricing import CellKind
 
     shape = stage_shape(["moe"])
     shape = type(shape)(

@@ -14,10 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from schedc.analysis.memory import Memory, measure_memory
-from schedc.analysis.timeline import Timeline, simulate
 from schedc.compiler import legal_schedule
-from schedc.cost.costs import Costs
 from schedc.draw import palette, svg
 from schedc.draw.cells import Curve
 from schedc.draw.layout import STRIP_LANE, STRIPS_ABOVE, Detail, DrawingLayout
@@ -28,6 +25,9 @@ from schedc.ir.ops import OpKind
 from schedc.ir.placement import linear
 from schedc.ir.schedule import Schedule
 from schedc.load.library import open_schedule
+from schedc.step.costs.costs import Costs
+from schedc.step.memory import Memory, measure_memory
+from schedc.step.timeline import Timeline, simulate
 from support.orders import FOLDER, published, schedule, two_pipes
 from support.paths import ROOT
 

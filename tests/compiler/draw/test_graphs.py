@@ -14,8 +14,6 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from schedc.analysis.bubbles import critical_path
-from schedc.analysis.timeline import simulate
 from schedc.cell import stage_shape
 from schedc.cell.costs import CellCosts, SegmentTimes
 from schedc.cli import main
@@ -25,6 +23,8 @@ from schedc.draw.graph import MOST_NODES, drawn
 from schedc.draw.stage_graph import longest_chain, stage_graph
 from schedc.interchange.dot import schedule_graph
 from schedc.load.library import open_schedule
+from schedc.step.bubbles import critical_path
+from schedc.step.timeline import simulate
 from support.needs import needs
 from support.paths import ROOT
 

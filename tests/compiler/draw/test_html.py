@@ -9,11 +9,11 @@ import re
 import numpy as np
 import pytest
 
-from schedc.cost.costs import Costs
 from schedc.draw import palette
 from schedc.draw.chart import Chart
 from schedc.draw.html_columns import in_steps
 from schedc.draw.html_page import draw_html
+from schedc.step.costs.costs import Costs
 from support.charts import library_chart
 from support.html_page import PAYLOADS, PageReader, hostile, tables_of
 from support.random_schedules import random_schedule

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from schedc.analysis.timeline import observed, simulate
-from schedc.cost.costs import Costs
 from schedc.draw.chart import Chart
 from schedc.ir.ops import OpKind
+from schedc.step.costs.costs import Costs
+from schedc.step.timeline import observed, simulate
 from support.charts import library_chart
 from support.chromium import Browser
 from support.html_page import PageView

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from schedc.cost.costs import Costs
 from schedc.draw import palette
 from schedc.ir.ops import OpKind
+from schedc.step.costs.costs import Costs
 from support.charts import library_chart
 from support.chromium import Browser
 from support.html_page import PAYLOADS, PageView, hostile

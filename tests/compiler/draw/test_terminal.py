@@ -20,12 +20,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schedc.cli import main
-from schedc.cost.costs import Costs
 from schedc.draw import palette
 from schedc.draw.ansi import CUBE, PLAIN, TRUE
 from schedc.draw.chart import Chart
 from schedc.draw.terminal import draw_terminal
 from schedc.ir.ops import OpKind
+from schedc.step.costs.costs import Costs
 from support.charts import library_chart
 from support.paths import ROOT
 from support.random_schedules import random_schedule

@@ -11,9 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from schedc.analysis.bubbles import EXPOSED
 from schedc.compiler import price
-from schedc.cost.costs import Costs
 from schedc.diagnostics import DiagnosticError
 from schedc.draw.ansi import TRUE
 from schedc.draw.chart import Chart
@@ -30,6 +28,8 @@ from schedc.ir.program import InstructionKind, Program
 from schedc.ir.works import FACTS, LANE_NAMES, WorkKind
 from schedc.load.library import Text
 from schedc.source import Source
+from schedc.step.bubbles import EXPOSED
+from schedc.step.costs.costs import Costs
 from support.charts import library_chart
 from support.chromium import Browser
 from support.html_page import PageReader, PageView, tables_of

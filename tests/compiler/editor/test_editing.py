@@ -14,12 +14,12 @@ import pytest
 from click.shell_completion import ShellComplete
 
 from schedc.cli import main
-from schedc.cost.keys import COST_SYMBOLS
 from schedc.editor.findings import findings
 from schedc.editor.hover import WORDS, explain
 from schedc.editor.textmate import keywords, textmate_grammar
 from schedc.load.library import names
 from schedc.source import Source
+from schedc.step.costs.keys import COST_SYMBOLS
 from schedc.syntax.plan_words import FORMS, PLAN_LINES
 from schedc.syntax.words import BUILTINS, METRICS, OP_LETTERS, PLACEMENTS, ROLES
 from support.needs import needed

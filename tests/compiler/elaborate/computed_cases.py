@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from hypothesis import strategies as st
 
-from schedc.analysis.timeline import simulate
-from schedc.cost.costs import Costs
 from schedc.diagnostics import Diagnostic, DiagnosticError
 from schedc.elaborate import elaborate
 from schedc.ir.schedule import Schedule
 from schedc.source import Source
+from schedc.step.costs.costs import Costs
+from schedc.step.timeline import simulate
 from schedc.syntax.parser import parse
 from schedc.syntax.tree import ScheduleTree
 

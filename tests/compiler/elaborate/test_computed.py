@@ -11,11 +11,11 @@ from click.testing import CliRunner
 from compiler.elaborate.computed_cases import ALL, findings, orders, tree_of
 from schedc.cli import main
 from schedc.compiler import analyse, compile_at, legal_schedule
-from schedc.cost.costs import Costs
 from schedc.diagnostics import DiagnosticError
 from schedc.elaborate import elaborate
 from schedc.load.frozen import freeze, frozen_path
 from schedc.load.library import open_schedule
+from schedc.step.costs.costs import Costs
 
 # Slots.
 

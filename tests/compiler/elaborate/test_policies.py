@@ -8,18 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compiler.elaborate.computed_cases import ALL, longest_span, orders, stage_costs, tree_of
-from schedc.analysis.dependencies import Dependencies
-from schedc.analysis.legality import check_schedule
-from schedc.analysis.memory import measure_memory
-from schedc.analysis.timeline import simulate
 from schedc.compiler import compile_at, legal_schedule
-from schedc.cost.costs import Costs
 from schedc.elaborate import elaborate
 from schedc.elaborate.list_schedule import list_schedule
 from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Schedule
 from schedc.load.library import open_schedule
+from schedc.step.costs.costs import Costs
+from schedc.step.dependencies import Dependencies
+from schedc.step.legality import check_schedule
+from schedc.step.memory import measure_memory
 from schedc.step.op_times import OpTimes
+from schedc.step.timeline import simulate
 from support.sweeps import swept
 
 

@@ -13,18 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compiler.elaborate.computed_cases import orders, tree_of
-from schedc.analysis.dependencies import Dependencies
 from schedc.cell.costs import CellCosts, SegmentTimes
 from schedc.cell.table import CellTable
 from schedc.claims.sweep import sweep
 from schedc.cli import main
 from schedc.compiler import analyse, legal_schedule, order_pricer
-from schedc.cost.costs import Costs, load_costs
 from schedc.diagnostics import DiagnosticError
 from schedc.elaborate import elaborate
 from schedc.ir.ops import OpKind
 from schedc.load.library import open_schedule
 from schedc.plan.price_cells import op_times, price_order
+from schedc.step.costs.costs import Costs, load_costs
+from schedc.step.dependencies import Dependencies
 
 CELLS = Path(__file__).parents[3] / "examples" / "costs" / "cells.toml"
 TIMES = st.integers(0, 40).map(float)

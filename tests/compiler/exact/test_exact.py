@@ -12,8 +12,6 @@ from math import lcm
 import numpy as np
 import pytest
 
-from schedc.analysis.dependencies import Dependencies
-from schedc.analysis.memory import measure_memory
 from schedc.claims.check import check_claims
 from schedc.elaborate import elaborate
 from schedc.exact.space import Space
@@ -21,6 +19,8 @@ from schedc.exact.verdict import Facts, Verdict, decide_claim
 from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Schedule
 from schedc.load.library import open_schedule
+from schedc.step.dependencies import Dependencies
+from schedc.step.memory import measure_memory
 from schedc.syntax import tree
 from support.claim_oracle import Grid, grid, in_domain, rank_variables, symbols_named, symbols_of, truth
 from support.random_claims import Maker, features, parsed, programs

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from schedc.analysis.dependencies import Dependencies
 from schedc.claims.check import check_claims
 from schedc.claims.size_range import sizes_in
 from schedc.diagnostics import DiagnosticError
@@ -19,6 +18,7 @@ from schedc.exact.space import Space
 from schedc.exact.times import Edges, Simulations, simulations_on
 from schedc.ir.schedule import Schedule
 from schedc.load.library import names, open_schedule
+from schedc.step.dependencies import Dependencies
 from support.claim_oracle import grid, symbols_of
 from support.random_claims import features
 from support.random_schedules import random_schedule, with_recomputation

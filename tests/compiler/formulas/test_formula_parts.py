@@ -13,11 +13,8 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schedc.analysis.dependencies import Dependencies
-from schedc.analysis.timeline import simulate
 from schedc.cli import main
 from schedc.compiler import legal_schedule
-from schedc.cost.costs import Costs
 from schedc.exact.pieces import volume
 from schedc.exact.space import Space
 from schedc.exact.times import BUBBLE
@@ -30,6 +27,9 @@ from schedc.formulas.proof import DecidedSize, complete_at, prove
 from schedc.formulas.regions import REGIONS
 from schedc.load.library import open_schedule
 from schedc.report.formulas import to_text
+from schedc.step.costs.costs import Costs
+from schedc.step.dependencies import Dependencies
+from schedc.step.timeline import simulate
 
 pytestmark = pytest.mark.slow
 

@@ -8,12 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from schedc.analysis.dependencies import Dependencies
-from schedc.analysis.memory import measure_memory
-from schedc.analysis.timeline import simulate
 from schedc.claims.check import check_claims
 from schedc.compiler import legal_schedule
-from schedc.cost.costs import Costs
 from schedc.diagnostics import DiagnosticError
 from schedc.formulas.cost_domains import spaces_of
 from schedc.formulas.derive import DEFINITIONS, derive
@@ -22,6 +18,10 @@ from schedc.formulas.measure import TIMES, measured, times_at
 from schedc.load.library import names, open_schedule
 from schedc.report.formulas import to_json, to_text
 from schedc.source import Source
+from schedc.step.costs.costs import Costs
+from schedc.step.dependencies import Dependencies
+from schedc.step.memory import measure_memory
+from schedc.step.timeline import simulate
 from schedc.syntax.parser import parse
 from schedc.syntax.tree import ScheduleTree
 from support.sweeps import swept

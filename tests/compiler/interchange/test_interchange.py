@@ -14,13 +14,8 @@ from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schedc.analysis.dependencies import Dependencies
-from schedc.analysis.legality import check_schedule
-from schedc.analysis.memory import measure_memory
-from schedc.analysis.timeline import simulate
 from schedc.cli import main
 from schedc.compiler import analyse, legal_schedule
-from schedc.cost.costs import Costs
 from schedc.diagnostics import DiagnosticError
 from schedc.inputs import open_input
 from schedc.interchange.check_lowered import check_lowered
@@ -30,8 +25,13 @@ from schedc.interchange.torch_lowered import to_lowered_csv
 from schedc.interchange.trace import to_trace
 from schedc.ir.schedule import Schedule
 from schedc.load.library import open_schedule
-from schedc.passes.insert_communication import insert_communication
 from schedc.source import Source
+from schedc.step.costs.costs import Costs
+from schedc.step.dependencies import Dependencies
+from schedc.step.legality import check_schedule
+from schedc.step.memory import measure_memory
+from schedc.step.program.insert_communication import insert_communication
+from schedc.step.timeline import simulate
 from support.needs import needed
 from support.orders import orders
 from support.sweeps import swept

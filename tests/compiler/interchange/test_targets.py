@@ -8,9 +8,9 @@ import sys
 import pytest
 
 from schedc.compiler import legal_schedule
-from schedc.cost.costs import Costs
 from schedc.inputs import open_input
 from schedc.interchange.targets import TARGETS
+from schedc.step.costs.costs import Costs
 
 
 @pytest.mark.parametrize("name", TARGETS)

@@ -13,7 +13,7 @@ from compiler.ir.program_cases import CELL, NAMES, RECV, REDUCE, SEND, WAIT, B, 
 from schedc.interchange.torch_csv import from_torch_csv
 from schedc.ir.program import InstructionKind, Program
 from schedc.ir.verify_program import verify_program
-from schedc.passes.insert_communication import insert_communication
+from schedc.step.program.insert_communication import insert_communication
 from support.random_schedules import published, random_schedule
 
 # Damage: every operator is applied at many places, and each damaged program is refused with one of its codes.

@@ -9,12 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from schedc.analysis import numba_kernels as compiled
-from schedc.analysis.bubbles import classify
-from schedc.analysis.dependencies import Dependencies
-from schedc.analysis.memory import measure_memory
-from schedc.analysis.timeline import simulate
-from schedc.cost.costs import Costs
 from schedc.draw.svg import draw_svg
 from schedc.elaborate import elaborate
 from schedc.interchange.refusals import foreign_op
@@ -26,7 +20,13 @@ from schedc.ir.text import print_schedule
 from schedc.ir.verify import verify
 from schedc.ir.verify_program import verify_program
 from schedc.load.library import names, open_schedule
-from schedc.passes.insert_communication import insert_communication
+from schedc.step import numba_kernels as compiled
+from schedc.step.bubbles import classify
+from schedc.step.costs.costs import Costs
+from schedc.step.dependencies import Dependencies
+from schedc.step.memory import measure_memory
+from schedc.step.program.insert_communication import insert_communication
+from schedc.step.timeline import simulate
 from support.paths import ROOT
 
 STRICT = {"repeat", "bincount", "reduceat"}

@@ -19,7 +19,7 @@ from schedc.ir.load import load_program
 from schedc.ir.npz import program_from_npz, program_to_npz
 from schedc.ir.program import COLUMNS
 from schedc.ir.text import print_program
-from schedc.passes.insert_communication import insert_communication
+from schedc.step.program.insert_communication import insert_communication
 from support.random_schedules import published
 
 PROGRAM = insert_communication(published("dualpipe"))

@@ -8,10 +8,7 @@ import numpy as np
 import pytest
 
 from compiler.ir.program_cases import CELL, NAMES, RECV, REDUCE, SEND, WAIT, B, Clock, F
-from schedc.analysis.dependencies import Dependencies
-from schedc.analysis.timeline import simulate
 from schedc.compiler import compile as compile_schedule
-from schedc.cost.costs import Costs
 from schedc.diagnostics import DiagnosticError
 from schedc.interchange.torch_csv import from_torch_csv
 from schedc.ir.json import program_to_json
@@ -21,7 +18,10 @@ from schedc.ir.schedule import Schedule
 from schedc.ir.text import print_program
 from schedc.ir.verify_program import verify_program
 from schedc.load import library
-from schedc.passes.insert_communication import insert_communication
+from schedc.step.costs.costs import Costs
+from schedc.step.dependencies import Dependencies
+from schedc.step.program.insert_communication import insert_communication
+from schedc.step.timeline import simulate
 from support.random_schedules import published, random_schedule
 from support.sweeps import swept
 

@@ -12,16 +12,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from schedc.analysis import dependencies, timeline
-from schedc.analysis import numba_kernels as compiled
 from schedc.compiler import compile as compile_schedule
 from schedc.compiler import legal_schedule
-from schedc.cost.costs import Costs
 from schedc.ir.program import COLUMNS, InstructionKind, Program
 from schedc.ir.schedule import Schedule
 from schedc.load.library import open_schedule
-from schedc.passes import insert_communication as insertion
-from schedc.passes.insert_communication import insert_communication
+from schedc.step import dependencies, timeline
+from schedc.step import numba_kernels as compiled
+from schedc.step.costs.costs import Costs
+from schedc.step.program import insert_communication as insertion
+from schedc.step.program.insert_communication import insert_communication
 from support.random_schedules import random_schedule
 
 ALL = ("rank_start", "kind", *COLUMNS)

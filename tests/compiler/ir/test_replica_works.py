@@ -8,10 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from schedc.analysis.dependencies import Dependencies
-from schedc.analysis.placed_works import PlacedWorks
 from schedc.compiler import legal_schedule
-from schedc.cost.costs import Costs
 from schedc.diagnostics import DiagnosticError
 from schedc.inputs import open_input
 from schedc.ir.json import program_from_json, program_to_json
@@ -20,8 +17,11 @@ from schedc.ir.program import EVERY_COLUMN, InstructionKind, Program
 from schedc.ir.text import parse_program, print_program
 from schedc.ir.verify_program import verify_program
 from schedc.ir.works import WorkGroup, WorkKind
-from schedc.passes.insert_communication import insert_communication
-from schedc.passes.insert_works import insert_works, placed_in, without_works
+from schedc.step.costs.costs import Costs
+from schedc.step.dependencies import Dependencies
+from schedc.step.placed_works import PlacedWorks
+from schedc.step.program.insert_communication import insert_communication
+from schedc.step.program.insert_works import insert_works, placed_in, without_works
 from support.random_works import placed_under
 
 GATHER, DROP, SCATTER, SPREAD = WorkKind.GATHER, WorkKind.DROP, WorkKind.SCATTER, WorkKind.SPREAD

@@ -20,8 +20,8 @@ from schedc.ir.npz import program_from_npz, program_to_npz
 from schedc.ir.program import Program
 from schedc.ir.schedule import Schedule
 from schedc.ir.text import parse_program, parse_schedule, print_program, print_schedule
-from schedc.passes.insert_communication import insert_communication
 from schedc.source import Span
+from schedc.step.program.insert_communication import insert_communication
 from support.random_schedules import ORDERS, published, random_schedule
 from support.sweeps import swept
 

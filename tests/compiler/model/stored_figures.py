@@ -41,10 +41,10 @@ from schedc.attachments.values import (
     Recompute,
 )
 from schedc.attachments.working_bytes import arrived_bytes, head_bytes, working_bytes
-from schedc.cost.exchange import Topology
 from schedc.model.counts import held_bytes_of, held_tensors, model_flops, model_parameters
 from schedc.model.sizes import AttentionKind, AttentionSizes, ModelSizes, MoeSizes
 from schedc.planner.presets.library import model_names, open_model
+from schedc.step.costs.exchange import Topology
 
 Figure = tuple[str, Any]
 """What is counted, and how many; None where the sizes are not known."""

@@ -11,13 +11,13 @@ from schedc.attachments.values import Attachments, Host, Offload, Recompute
 from schedc.cell.costs import CellCosts, SegmentTimes
 from schedc.cell.table import CellTable
 from schedc.compiler import analyse, compile
-from schedc.cost.costs import Costs
 from schedc.diagnostics import DiagnosticError
 from schedc.ir.verify_program import verify_program
 from schedc.ir.works import WorkKind
 from schedc.plan import plan_of
 from schedc.plan.writer import read_plan, write_plan
 from schedc.report.check import to_json, to_text
+from schedc.step.costs.costs import Costs
 
 
 def plan(tmp_path: Path, body: str, schedule: str = "1f1b(P = 4, M = 8)") -> str:

@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 
 from schedc.compiler import Analysis, analyse
-from schedc.cost.costs import Costs, parse_costs
-from schedc.cost.parts import PartCosts
 from schedc.diagnostics import Diagnostic, DiagnosticError
 from schedc.ir.ops import OpKind
 from schedc.layout.parser import parse_layout
@@ -19,6 +17,8 @@ from schedc.plan import plan_of
 from schedc.plan.level_shares import time_share
 from schedc.plan.writer import write_plan
 from schedc.source import Source
+from schedc.step.costs.costs import Costs, parse_costs
+from schedc.step.costs.parts import PartCosts
 from support.plan_cases import written
 
 GOOD = 'schema = "schedc.costs/1"\n'

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schedc import compiler
-from schedc.analysis.timeline import simulate
 from schedc.cell.costs import CellCosts, SegmentTimes
 from schedc.cell.program import Half, PlanOrder
 from schedc.cell.schedule import cell_program
@@ -21,12 +20,13 @@ from schedc.cell.tasks import tasks_of
 from schedc.cell.verify import verify
 from schedc.cli import main
 from schedc.compiler import Analysis, analyse
-from schedc.cost.costs import Costs, load_costs, parse_costs
-from schedc.cost.parts import PartCost, PartCosts
 from schedc.inputs import open_input
 from schedc.layout.parser import parse_layout
 from schedc.plan.price_cells import stage_graphs, with_layout
 from schedc.source import Source
+from schedc.step.costs.costs import Costs, load_costs, parse_costs
+from schedc.step.costs.parts import PartCost, PartCosts
+from schedc.step.timeline import simulate
 from support.needs import needs
 from support.paths import ROOT
 from support.plan_cases import written

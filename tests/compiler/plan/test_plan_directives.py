@@ -23,12 +23,6 @@ from schedc.attachments.values import PRODUCTS, Products
 from schedc.cell import CellCosts, PlanOrder, cell_program, stage_shape
 from schedc.cli import main
 from schedc.compiler import analyse, priced
-from schedc.cost.costs import load_costs
-from schedc.cost.exchange import (
-    Routing,
-    choose,
-    rows,
-)
 from schedc.diagnostics import DiagnosticError
 from schedc.inputs import open_input
 from schedc.ir.json import program_from_json, program_to_json
@@ -55,6 +49,12 @@ from schedc.plan.directives import DIRECTIVES
 from schedc.plan.writer import read_plan, write_plan
 from schedc.report.check import to_json as report
 from schedc.source import Source
+from schedc.step.costs.costs import load_costs
+from schedc.step.costs.exchange import (
+    Routing,
+    choose,
+    rows,
+)
 from schedc.syntax.formatter import format_source
 from schedc.syntax.plan_words import FORMS, INSIDE, PLAN_WORDS
 from support.paths import ROOT

@@ -13,10 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import schedc
-from schedc.analysis.timeline import simulate
 from schedc.cli import main
 from schedc.compiler import analyse, legal_schedule, priced
-from schedc.cost.costs import Costs
 from schedc.diagnostics import DiagnosticError
 from schedc.editor.findings import findings
 from schedc.inputs import open_family, open_input
@@ -27,6 +25,8 @@ from schedc.layout import LayerCosts, Model, PerKind, balance, even, padded, par
 from schedc.load.library import open_schedule
 from schedc.report.check import to_json as report
 from schedc.source import Source
+from schedc.step.costs.costs import Costs
+from schedc.step.timeline import simulate
 from schedc.syntax.formatter import format_source
 from support.paths import ROOT
 from support.sweeps import swept

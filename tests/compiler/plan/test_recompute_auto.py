@@ -10,10 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from schedc.analysis.dependencies import Dependencies
 from schedc.attachments.values import Level, Recompute
 from schedc.compiler import Analysis, analyse, compile
-from schedc.cost.costs import Costs
 from schedc.diagnostics import DiagnosticError
 from schedc.elaborate import elaborate
 from schedc.inputs import open_input
@@ -24,6 +22,8 @@ from schedc.plan.read import ReadPlan
 from schedc.plan.resolve import resolve
 from schedc.plan.search_levels import LevelProblem, LevelSearch
 from schedc.report.check import to_json, to_text
+from schedc.step.costs.costs import Costs
+from schedc.step.dependencies import Dependencies
 from support.paths import ROOT
 from support.plan_cases import written
 

@@ -13,17 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import schedc
-from schedc.analysis.dependencies import Dependencies
-from schedc.analysis.legality import check_schedule
-from schedc.analysis.memory import measure_memory
-from schedc.analysis.timeline import simulate
 from schedc.attachments.recompute_bytes import layer_bytes, level_share, output_gradient_bytes
 from schedc.attachments.values import Level
 from schedc.claims.size_range import sizes_in
 from schedc.claims.sweep import sweep
 from schedc.cli import main
 from schedc.compiler import analyse, priced
-from schedc.cost.costs import Costs, parse_costs
 from schedc.diagnostics import DiagnosticError
 from schedc.inputs import open_family, open_input
 from schedc.ir.op_tables import BACKWARD
@@ -34,6 +29,11 @@ from schedc.plan import Recompute, plan_of
 from schedc.plan.place_recomputation import place_recomputations
 from schedc.plan.writer import read_plan, write_plan
 from schedc.source import Source
+from schedc.step.costs.costs import Costs, parse_costs
+from schedc.step.dependencies import Dependencies
+from schedc.step.legality import check_schedule
+from schedc.step.memory import measure_memory
+from schedc.step.timeline import simulate
 from support.paths import ROOT
 from support.random_schedules import random_schedule
 from support.sweeps import swept

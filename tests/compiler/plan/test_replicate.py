@@ -13,10 +13,10 @@ from schedc.cell.costs import CellCosts, SegmentTimes
 from schedc.cell.table import CellTable
 from schedc.cli import main
 from schedc.compiler import analyse, price
-from schedc.cost.costs import Costs
 from schedc.diagnostics import DiagnosticError
 from schedc.inputs import open_input
 from schedc.ir.works import WorkKind
+from schedc.step.costs.costs import Costs
 
 LINES = "layers 8  parameters dense 400 MB embedding 200 MB head 200 MB  activations dense 100 MB"
 

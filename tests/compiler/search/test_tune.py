@@ -14,13 +14,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from schedc.analysis.dependencies import Dependencies
-from schedc.analysis.legality import check_schedule
-from schedc.analysis.memory import measure_memory
-from schedc.analysis.timeline import simulate
 from schedc.cli import main
 from schedc.compiler import legal_schedule
-from schedc.cost.costs import Costs
 from schedc.diagnostics import DiagnosticError
 from schedc.inputs import open_input, open_order
 from schedc.ir.ops import OpKind
@@ -31,6 +26,11 @@ from schedc.search.solver import Effort
 from schedc.search.split import split_backwards
 from schedc.search.ticks import grid_for
 from schedc.search.tune import MAX_OPS, TuningResult, tune, with_cell_order
+from schedc.step.costs.costs import Costs
+from schedc.step.dependencies import Dependencies
+from schedc.step.legality import check_schedule
+from schedc.step.memory import measure_memory
+from schedc.step.timeline import simulate
 from support.needs import needed
 from support.random_schedules import random_schedule
 

@@ -7,9 +7,9 @@ from fractions import Fraction
 
 import pytest
 
-from schedc.cost.costs import Costs, StageCosts
 from schedc.ir.ops import OpKind
 from schedc.step import durations
+from schedc.step.costs.costs import Costs, StageCosts
 from schedc.step.durations import Sum, duration, sums, totals
 
 

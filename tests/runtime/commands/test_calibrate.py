@@ -19,9 +19,9 @@ from schedc.cell.standard_blocks import stage_shape
 from schedc.cell.table import CellTable
 from schedc.cli import main as schedc_main
 from schedc.compiler import analyse
-from schedc.cost.costs import Costs, dump_costs, load_costs, parse_costs
 from schedc.ir.json import program_to_json
 from schedc.source import Source
+from schedc.step.costs.costs import Costs, dump_costs, load_costs, parse_costs
 from schedc_runtime import Pipeline
 from schedc_runtime.commands import calibrate, run
 from schedc_runtime.execute.cell_programs import asks_on_lane

@@ -14,10 +14,10 @@ from torch.distributed.tensor import DTensor
 
 from schedc.compiler import compile as compile_schedule
 from schedc.compiler import compile_at
-from schedc.cost.costs import Costs
 from schedc.ir.program import Program
 from schedc.load.library import Text
 from schedc.source import Source
+from schedc.step.costs.costs import Costs
 from schedc_runtime import ChunkedLoss, Loss, Pipeline
 from schedc_runtime.pipeline.norms import NonFiniteNorm
 from schedc_runtime.ranks.mesh import Mesh

@@ -14,11 +14,11 @@ import schedc
 from runtime.data_parallel.sharding_cases import DROPPING, MODELS, dropping
 from schedc.attachments.parallel import Parallel
 from schedc.compiler import compile_at
-from schedc.cost.costs import Costs
 from schedc.ir.works import WorkKind
 from schedc.load.library import Text
 from schedc.plan import Attachments
 from schedc.source import Source
+from schedc.step.costs.costs import Costs
 from schedc_runtime import Pipeline
 from schedc_runtime.data_parallel.sharding import check_sharding
 from schedc_runtime.errors import RuntimeFault

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import schedc
-from schedc.analysis.cell_pricing import price
-from schedc.analysis.dependencies import Dependencies
-from schedc.analysis.group_pricing import RankRows
 from schedc.cell.predict import predict
 from schedc.ir.program import computation
+from schedc.step.cells.cell_pricing import price
+from schedc.step.cells.group_pricing import RankRows
+from schedc.step.dependencies import Dependencies
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.execute.code import BoundStep, Code
 from schedc_runtime.execute.handlers import forward

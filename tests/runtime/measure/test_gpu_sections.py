@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from schedc.cost.costs import parse_costs
 from schedc.source import Source
+from schedc.step.costs.costs import parse_costs
 from support.paths import ROOT
 
 sys.path.insert(0, str(ROOT / "benchmarks"))

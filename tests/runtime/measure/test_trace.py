@@ -14,15 +14,15 @@ import pytest
 from click.testing import CliRunner
 
 import schedc
-from schedc.analysis.dependencies import Dependencies
-from schedc.analysis.timeline import simulate
 from schedc.cli import main
 from schedc.compiler import analyse
-from schedc.cost.costs import Costs, dump_costs, load_costs
 from schedc.diagnostics import DiagnosticError
 from schedc.interchange.run_trace import measured, read_run
 from schedc.ir.npz import program_to_npz
 from schedc.ir.program import InstructionKind, Program, computation
+from schedc.step.costs.costs import Costs, dump_costs, load_costs
+from schedc.step.dependencies import Dependencies
+from schedc.step.timeline import simulate
 from schedc_runtime import Pipeline
 from schedc_runtime.commands import run
 from schedc_runtime.execute.executor import Interval

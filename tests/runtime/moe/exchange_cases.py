@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from schedc.cost.exchange import Routing, Topology, bounded_rows
+from schedc.step.costs.exchange import Routing, Topology, bounded_rows
 from schedc_runtime.moe.counts import DROPPED, Counts, ascending, counted
 from schedc_runtime.moe.exchange import CountsExchange, RowExchange
 from schedc_runtime.moe.routes import (

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from schedc.cost.kernels import KernelBucket, KernelFamily
+from schedc.step.costs.kernels import KernelBucket, KernelFamily
 from schedc_runtime.moe.kernels import MeasuredProducts, _say_once
 from schedc_runtime.moe.layer import METHODS
 from schedc_runtime.moe.products import PROVIDERS

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from schedc.attachments.values import Products
-from schedc.cost.costs import Costs, dump_costs, parse_costs
-from schedc.cost.kernels import KERNEL_PROVIDERS, KernelBucket, KernelFamily
 from schedc.diagnostics import DiagnosticError
 from schedc.source import Source
+from schedc.step.costs.costs import Costs, dump_costs, parse_costs
+from schedc.step.costs.kernels import KERNEL_PROVIDERS, KernelBucket, KernelFamily
 from schedc_runtime.moe import kernels
 from schedc_runtime.moe.experts import Experts
 from schedc_runtime.moe.kernels import MeasuredProducts, adding_alike

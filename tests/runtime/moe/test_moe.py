@@ -15,7 +15,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.nn import functional
 
 from runtime.moe.moe_cases import ROUTING, WIDTH, plain, small_layer, tokens
-from schedc.cost import exchange
+from schedc.step.costs import exchange
 from schedc_runtime.data_parallel.gradient_sums import is_expert
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.balance import Balance, Tally, load_of, loss_slope, updated_bias

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import torch
 
-from schedc.cost.kernels import KernelBucket, KernelFamily
+from schedc.step.costs.kernels import KernelBucket, KernelFamily
 from schedc_runtime import Pipeline
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.fp8 import packed, unpacked

@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 import schedc
-from schedc.analysis.dependencies import Dependencies
 from schedc.diagnostics import DiagnosticError
 from schedc.ir.program import computation
-from schedc.passes.insert_works import placed_in
+from schedc.step.dependencies import Dependencies
+from schedc.step.program.insert_works import placed_in
 from schedc_runtime import Cut, Pipeline
 from schedc_runtime.execute.executor import InstructionError
 from schedc_runtime.execute.instruction_names import label, sentence

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import schedc
 from schedc.ir.ties import Tie
-from schedc.passes.tied import with_tied
+from schedc.step.program.tied import with_tied
 from schedc_runtime import Pipeline
 from schedc_runtime.errors import PartitionError, RuntimeFault
 from schedc_runtime.models.gpt import GPT

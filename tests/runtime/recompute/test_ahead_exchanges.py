@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 
 import schedc
-from schedc.analysis.memory import measure_memory
 from schedc.attachments.values import Recompute
 from schedc.cell.serial import serial
-from schedc.cost.costs import Costs
 from schedc.ir.ops import OpKind
 from schedc.ir.program import Program, computation
 from schedc.ir.recomputed import recomputed_slots
-from schedc.passes.without_recomputation import without_recomputation
+from schedc.step.costs.costs import Costs
+from schedc.step.memory import measure_memory
+from schedc.step.program.without_recomputation import without_recomputation
 from schedc_runtime.errors import PartitionError
 from schedc_runtime.execute.cell_programs import CellSource
 from schedc_runtime.measure.held_bytes import held

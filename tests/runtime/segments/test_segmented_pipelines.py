@@ -17,10 +17,10 @@ from schedc.cell.program import Action, Half
 from schedc.cell.serial import serial
 from schedc.cell.standard_blocks import BESIDE_LAYERS
 from schedc.cell.table import CellTable
-from schedc.cost.costs import Costs, dump_costs, parse_costs
 from schedc.ir.program import InstructionKind
 from schedc.plan import Attachments
 from schedc.source import Source
+from schedc.step.costs.costs import Costs, dump_costs, parse_costs
 from schedc_runtime import Cut, Pipeline
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.execute.cell_programs import cell_source

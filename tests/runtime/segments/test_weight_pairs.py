@@ -11,7 +11,7 @@ import pytest
 from schedc.cell.serial import serial
 from schedc.cell.verify import verify
 from schedc.ir.program import InstructionKind, Program
-from schedc.passes.insert_communication import insert_communication
+from schedc.step.program.insert_communication import insert_communication
 from schedc_runtime import Cut, Pipeline
 from schedc_runtime.ranks.mesh import Mesh
 from support.runtime_cases import differences, next_token_loss, oracle, small_gpt, tokens

@@ -10,10 +10,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from schedc.analysis.batch import simulate_batch
-from schedc.analysis.peak_counts import PeakCounts
 from schedc.cli import main
-from schedc.cost.batch import CostBatch
 from schedc.layout.parts import WORK, PartKind
 from schedc.model.counts import held_bytes_of
 from schedc.model.sizes import LayerKind
@@ -28,6 +25,9 @@ from schedc.planner.search.stage_columns import StageColumns
 from schedc.planner.space.axes import PlanAxes
 from schedc.planner.space.schedules import all_schedules
 from schedc.planner.times.orders import order_of
+from schedc.step.batch import simulate_batch
+from schedc.step.costs.batch import CostBatch
+from schedc.step.peak_counts import PeakCounts
 
 PANGU = PlanProblem(open_model("pangu-ultra-moe-718b").at(8192), open_cluster("ascend-910b", 6144), 4608)
 LLAMA = PlanProblem(open_model("llama-3.1-8b").at(4096), open_cluster("h100", 64), 512)

@@ -7,7 +7,6 @@ import random
 import numpy as np
 import pytest
 
-from schedc.analysis.floors import floor_batch
 from schedc.plan.price_cells import stage_graphs
 from schedc.planner.presets.library import open_cluster, open_model
 from schedc.planner.price.files import PlannedStep
@@ -21,6 +20,7 @@ from schedc.planner.search.orders import OrderKey, Orders
 from schedc.planner.search.simulated import simulate_plans, with_program
 from schedc.planner.space.conditions import read_condition
 from schedc.planner.space.space import PlanSpace
+from schedc.step.cells.floors import floor_batch
 
 SMALL = ("overlap", "cp == 1", "microbatch == 1", "pp in 1, 2, 4", "tp <= 2", "ep >= 8")
 

@@ -1,1 +1,0 @@
-"""What turns one IR into the next; one file per pass."""

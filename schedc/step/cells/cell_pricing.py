@@ -1,0 +1,318 @@
+"""Prices a schedule by the segments and exchanges inside its cells: one timeline per treatment of messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from schedc.cell.costs import CellCosts
+from schedc.cell.delays import Delays, closed_delays, lower_bound_delays, program_delays
+from schedc.cell.graph import EXCHANGE_LANES, LINKS, StageShape
+from schedc.cell.predict import Prediction, hidden_share, predict
+from schedc.cell.program import CellProgram, PlanOrder
+from schedc.cell.schedule import cell_program
+from schedc.diagnostics import CompilerBug
+from schedc.ir.arrays import Floats, Int64
+from schedc.ir.works import LANE_NAMES
+from schedc.step.cells.cell_forms import CellForm, cell_forms
+from schedc.step.cells.group_pricing import GroupPricing, KindOfCell, RankRows, price_group
+from schedc.step.dependencies import Dependencies
+from schedc.step.lane_walk import LaneWalk, TimedWorks, walk_of
+from schedc.step.timeline import Timeline, timeline_of
+
+
+@dataclass(frozen=True)
+class CellKind:
+    """Cells that share one program: they have one kind, and their stages have equal graphs.
+
+    stages: the stages of the forward and of the backward in one such cell (the same twice for a cell of one op).
+    count: how many the schedule has. forward, backward: the graphs of both halves, None where there is no such half.
+    serial: the time of all its segments and exchanges one after the other.
+    """
+
+    kind: str
+    stages: tuple[int, int]
+    count: int
+    program: CellProgram
+    prediction: Prediction
+    forward: StageShape | None
+    backward: StageShape | None
+
+    @property
+    def serial(self) -> float:
+        return self.prediction.compute + self.prediction.communication
+
+
+class WorksInside(NamedTuple):
+    """Works beside cells that are priced from inside.
+
+    exposed: [works] time that a rank stands at the JOIN, the mean over a group.
+    """
+
+    timed: TimedWorks
+    exposed: Floats
+
+    @property
+    def lanes(self) -> dict[str, tuple[float, float]]:
+        """(busy, exposed) of each lane that works use, summed over pipeline ranks, in the unit of the costs."""
+        lane = self.timed.placed.works.lane
+        return {
+            LANE_NAMES[at]: (float(self.timed.time[lane == at].sum()), float(self.exposed[lane == at].sum()))
+            for at in np.unique(lane).tolist()
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class CellPricing:
+    """A schedule priced by its segments and exchanges.
+
+    kinds: what cells there are; kind: [cells] index into it. costs: of their segments and exchanges.
+    serial: every cell runs its segments and exchanges one after the other, and its messages leave at its end.
+    overlapped: cells run their programs. They begin when all their messages are there; their messages leave at their
+        ends.
+    early_send: as overlapped, but a message leaves when the half that computes it is complete.
+    late_wait: as early_send; in addition each half waits for its message only before its own first step.
+    floor: makespan, in the unit of ``costs``, below which no order inside the cells brings the step.
+    group: the step of ``late_wait`` on all ranks of an expert group; None where all have as many rows. Timelines are
+        then those of the rank that ends last. The predictions of ``kinds`` are those at the mean rows.
+    works: what runs beside the cells in ``late_wait``; None without works. All four timelines have them.
+    """
+
+    kinds: tuple[CellKind, ...]
+    kind: Int64
+    costs: CellCosts
+    serial: Timeline
+    overlapped: Timeline
+    early_send: Timeline
+    late_wait: Timeline
+    floor: float
+    group: GroupPricing | None = None
+    works: WorksInside | None = None
+
+    def communication(self, pairs_only: bool = False) -> tuple[float, float]:
+        """(time, exposed) of all exchanges of the step, or of those in overlapped pairs; means over a group."""
+        if self.group is not None:
+            return self.group.communication(self.late_wait.dependencies.pairs if pairs_only else slice(None))
+        kinds = [kind for kind in self.kinds if len(kind.kind) == 2 or not pairs_only]
+        time = sum(kind.count * kind.prediction.communication for kind in kinds)
+        return time, sum(kind.count * kind.prediction.exposed for kind in kinds)
+
+    def kind_on(self, name: str, stages: tuple[int, int] | None) -> CellKind | None:
+        """The kind of the cells of one name, ``FB``, on these stages, else of the most of them; None without any."""
+        if stages is None:
+            return max((kind for kind in self.kinds if kind.kind == name), key=lambda kind: kind.count, default=None)
+        dependencies = self.late_wait.dependencies
+        stage = dependencies.schedule.stage
+        there = (stage[dependencies.first] == stages[0]) & (
+            stage[np.where(dependencies.second >= 0, dependencies.second, dependencies.first)] == stages[1]
+        )
+        kinds = (self.kinds[index] for index in np.unique(self.kind[there]).tolist())
+        return next((kind for kind in kinds if kind.kind == name), None)
+
+    @cached_property
+    def idle(self) -> dict[str, float]:
+        """Mean time of a rank in which it runs no cell or waits for a message, by treatment of messages."""
+        named = {"overlapped": self.overlapped, "early": self.early_send, "inside": self.late_wait}
+        return {name: float(timeline.bubble.mean()) for name, timeline in named.items()}
+
+    @property
+    def hidden_step(self) -> float:
+        """1 - exposed / communication, summed over all cells of all ranks; 1 where nothing is communicated."""
+        return hidden_share(*self.communication())
+
+    @property
+    def hidden_steady(self) -> float | None:
+        """1 - exposed / communication, summed over the overlapped pairs; None where the schedule has none."""
+        has_pairs = any(len(kind.kind) == 2 for kind in self.kinds)
+        return hidden_share(*self.communication(pairs_only=True)) if has_pairs else None
+
+    @cached_property
+    def lanes(self) -> dict[str, tuple[float, float]]:
+        """(busy, exposed) of each lane over the step, summed over pipeline ranks, the mean over a group.
+
+        The host has an entry where it is asked for sizes.
+        """
+        return {lane: use for lane, use in self._lanes.items() if lane in LINKS or use[0]}
+
+    @property
+    def _lanes(self) -> dict[str, tuple[float, float]]:
+        if self.group is not None:
+            spent = [lanes.sum(axis=1).mean(axis=1).tolist() for lanes in (self.group.carried, self.group.exposed)]
+            return {lane.value: pair for lane, pair in zip(EXCHANGE_LANES, zip(*spent, strict=True), strict=True)}
+        return {
+            lane.value: (
+                sum(kind.count * kind.prediction.lanes[at].busy for kind in self.kinds),
+                sum(kind.count * kind.prediction.lanes[at].exposed for kind in self.kinds),
+            )
+            for at, lane in enumerate(EXCHANGE_LANES)
+        }
+
+
+OrderOf = Callable[[str], PlanOrder | None]
+"""Gives the order by hand of a kind of cells, or None."""
+
+
+def price(
+    dependencies: Dependencies,
+    shapes: Sequence[StageShape],
+    costs: CellCosts,
+    p2p: float = 0.0,
+    order_of: OrderOf = lambda kind: None,
+    recomputed: Sequence[StageShape] | None = None,
+    group: RankRows | None = None,
+    works: TimedWorks | None = None,
+) -> CellPricing:
+    """Prices a legal schedule under the costs of its segments and exchanges; times in their unit.
+
+    shapes: [stages] graphs, marked with the nodes that a backward without an R recomputes.
+    recomputed: [stages] graphs, marked with the nodes that an R recomputes; by default ``shapes``.
+    p2p: latency of a message between ranks. group: ranks of an expert group with their rows, if they differ.
+    works: what runs beside the cells. A cell waits for the JOINs in front of it before its first step.
+    Raises `DiagnosticError` (S323) for an order by hand that cannot run.
+    """
+    kinds, kind = _kinds(dependencies, shapes, recomputed or shapes, costs, order_of)
+    if group is not None:
+        return _price_in_step(dependencies, kinds, kind, costs, p2p, group, works)
+
+    def walk() -> LaneWalk | None:
+        return walk_of(works, dependencies)
+
+    def timeline(duration: Iterable[float], delay: Iterable[Delays], lanes: LaneWalk | None) -> Timeline:
+        times, delays_of = np.array(list(duration)), np.array(list(delay)).reshape(-1, 3, 3)
+        return simulate_messages(dependencies, times[kind], delays_of[kind], p2p, lanes)
+
+    serial, duration = (
+        [kind_of_cells.serial for kind_of_cells in kinds],
+        [kind_of_cells.prediction.duration for kind_of_cells in kinds],
+    )
+    early = (_delays(kind_of_cells, costs, opens_late=False) for kind_of_cells in kinds)
+    lanes = walk()
+    return CellPricing(
+        kinds,
+        kind,
+        costs,
+        serial=timeline(serial, map(closed_delays, serial), walk()),
+        overlapped=timeline(duration, map(closed_delays, duration), walk()),
+        early_send=timeline(duration, early, walk()),
+        late_wait=timeline(duration, (_delays(kind_of_cells, costs) for kind_of_cells in kinds), lanes),
+        floor=_floor(dependencies, kinds, kind, costs, p2p),
+        works=WorksInside(works, lanes.exposed.mean(axis=1)) if works and lanes else None,
+    )
+
+
+def _price_in_step(
+    dependencies: Dependencies,
+    kinds: tuple[CellKind, ...],
+    kind: Int64,
+    costs: CellCosts,
+    p2p: float,
+    group: RankRows,
+    works: TimedWorks | None,
+) -> CellPricing:
+    """`price` on all ranks of a group in step."""
+    programs = [KindOfCell(of.program, of.forward, of.backward) for of in kinds]
+    early, one_by_one = [of.opened_early for of in programs], [of.serial for of in programs]
+    members = group.factors.shape[2]
+
+    def walk() -> LaneWalk | None:
+        return walk_of(works, dependencies, members)
+
+    lanes = walk()
+    late_wait = price_group(dependencies, programs, kind, costs, group, p2p, walk=lanes)
+    return CellPricing(
+        kinds,
+        kind,
+        costs,
+        serial=price_group(dependencies, one_by_one, kind, costs, group, p2p, True, walk()).timeline,
+        overlapped=price_group(dependencies, programs, kind, costs, group, p2p, True, walk()).timeline,
+        early_send=price_group(dependencies, early, kind, costs, group, p2p, walk=walk()).timeline,
+        late_wait=late_wait.timeline,
+        floor=_floor(dependencies, kinds, kind, costs.with_rows(group.least), p2p),
+        group=late_wait,
+        works=WorksInside(works, lanes.exposed.mean(axis=1)) if works and lanes else None,
+    )
+
+
+def _floor(dependencies: Dependencies, kinds: Sequence[CellKind], kind: Int64, costs: CellCosts, p2p: float) -> float:
+    """The makespan of a step, in the unit of ``costs``, below which no order inside the cells brings it."""
+    bounds = [lower_bound_delays(of.kind, of.forward, of.backward, costs) for of in kinds]
+    delays = np.array(bounds).reshape(-1, 3, 3)
+    return simulate_messages(dependencies, delays[kind, 0, 0], delays[kind], p2p).makespan
+
+
+def price_step(
+    dependencies: Dependencies,
+    shapes: Sequence[StageShape],
+    costs: CellCosts,
+    p2p: float = 0.0,
+    order_of: OrderOf = lambda kind: None,
+    recomputed: Sequence[StageShape] | None = None,
+    group: RankRows | None = None,
+) -> Timeline:
+    """The timeline ``late_wait`` of `price` alone; arguments are the same."""
+    kinds, kind = _kinds(dependencies, shapes, recomputed or shapes, costs, order_of)
+    if group is not None:
+        programs = [KindOfCell(of.program, of.forward, of.backward) for of in kinds]
+        return price_group(dependencies, programs, kind, costs, group, p2p).timeline
+    duration = np.array([kind_of_cells.prediction.duration for kind_of_cells in kinds])
+    delays = np.array([_delays(kind_of_cells, costs) for kind_of_cells in kinds]).reshape(-1, 3, 3)
+    return simulate_messages(dependencies, duration[kind], delays[kind], p2p)
+
+
+def simulate_messages(
+    dependencies: Dependencies, duration: Floats, delay: Floats, latency: float, walk: LaneWalk | None = None
+) -> Timeline:
+    """Simulates cells that send before their ends and wait for messages after their beginnings.
+
+    duration: [cells] times without waits for messages; such waits count as idle time before the start.
+    delay: [cells, 3, 3] delays as in `schedc.cell.delays`. latency: time of a message. walk: lanes of works beside
+    the cells, each of which waits for the JOINs in front of it before its first step. All in one unit.
+    A cell is bound by the arrival that its end waits for. Its gradient leaves no sooner than an activation that it
+    sends: a Program posts the activation of a pair first (`schedc.step.program.insert_communication`).
+    """
+    levels, cells = dependencies.levels, len(dependencies)
+    if levels.stuck.size:
+        raise CompilerBug("timeline", f"a schedule with a deadlock, at cells {levels.stuck[:4]}")
+    there = np.zeros((3, cells + 1))  # end, output of the forward, input gradient; the last: of what nobody waits for
+    waits = np.stack([dependencies.previous, *dependencies.producers]).astype(np.int64)
+    after = np.concatenate([np.zeros((1, cells)), dependencies.remote * latency])
+    by_output = np.ascontiguousarray(delay.transpose(1, 2, 0))
+    arrival = np.zeros((3, cells))
+    row = np.arange(3)[:, None]
+    for low, high in pairwise(levels.start.tolist()):
+        now = levels.order[low:high]
+        arrival[:, now] = there[row, waits[:, now]] + after[:, now]
+        if walk:
+            arrival[0, now] = walk.reach(now, arrival[0, now, None])[:, 0]
+        there[:, now] = (by_output[:, :, now] + arrival[:, now]).max(axis=1)
+        behind = now[dependencies.sends_activation[now]]
+        there[2, behind] = there[1:, behind].max(axis=0)
+    timeline = timeline_of(dependencies, duration, there[0, :-1], arrival + (by_output[0] - duration))
+    return replace(timeline, makespan=float(walk.close(there[0, :-1, None]).max(initial=0.0))) if walk else timeline
+
+
+def _kinds(
+    dependencies: Dependencies,
+    shapes: Sequence[StageShape],
+    recomputed: Sequence[StageShape],
+    costs: CellCosts,
+    order_of: OrderOf,
+) -> tuple[tuple[CellKind, ...], Int64]:
+    """The kinds of cells of a schedule with their programs, and [cells] the index of each cell's kind."""
+    known = cell_forms(dependencies, tuple(shapes), tuple(recomputed))
+    return tuple(_kind(form, costs, order_of) for form in known.forms), known.form
+
+
+def _kind(form: CellForm, costs: CellCosts, order_of: OrderOf) -> CellKind:
+    program = cell_program(form.kind, form.forward, form.backward, costs, order_of(form.kind))
+    prediction = predict(program, form.forward, form.backward, costs)
+    return CellKind(form.kind, form.stages, form.count, program, prediction, form.forward, form.backward)
+
+
+def _delays(kind: CellKind, costs: CellCosts, opens_late: bool = True) -> Delays:
+    return program_delays(replace(kind.program, opens_late=opens_late), kind.forward, kind.backward, costs)

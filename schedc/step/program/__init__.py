@@ -1,0 +1,1 @@
+"""Makes the instruction streams of a step, and other programs from them."""

@@ -1,0 +1,203 @@
+"""When every cell runs under given costs: in-order ranks, each cell as soon as what it waits for is there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from schedc.diagnostics import CompilerBug
+from schedc.ir.arrays import Floats, Int64
+from schedc.ir.ops import OpKind
+from schedc.ir.recomputed import recomputed_ops
+from schedc.ir.schedule import Schedule
+from schedc.step.cell_durations import cell_groups, durations_of
+from schedc.step.costs.costs import Costs, StageCosts
+from schedc.step.dependencies import Dependencies, reduce_by_rank
+from schedc.step.numba_kernels import kernels
+from schedc.step.ratios import idle, ratios, span_ratios
+
+_NUMPY_LEVEL = 3.4e-6
+"""Seconds that numpy takes for a level, roughly: what decides whether to load the compiled loop."""
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """A simulated step. Times are in the unit of the costs.
+
+    dependencies: the cells that the columns speak of.
+    start, end: [cells]
+    bound_by: [cells] the cell that the start waited for: the one before it on its rank, or a producer; -1 where
+        it starts at 0 and waited for nothing. Following it from a last cell gives the critical path.
+    busy: [P] time that a rank computes; span: [P] from a rank's first start to its last end.
+    makespan: the last end.
+    bubble: [P] makespan - busy, and bubble_ratio = 1 - all work / (P * makespan): idle time in a step that all
+        ranks begin together (DeepSeek, Megatron and Chimera count so).
+    span_bubble: [P] span - busy, and span_bubble_ratio = 1 - all work / (P * longest span): bubble_ratio where no rank
+        waits for another at the end of a step. Where all ranks do the same work it is the bubble rate of the
+        zero-bubble paper (arXiv 2401.10241, 5.3), which divides by the largest cost of a stage.
+    """
+
+    dependencies: Dependencies
+    start: Floats
+    end: Floats
+    bound_by: Int64
+    busy: Floats
+    span: Floats
+    makespan: float
+
+    @property
+    def bubble(self) -> Floats:
+        return idle(np.asarray(self.makespan), self.busy)
+
+    @property
+    def span_bubble(self) -> Floats:
+        return idle(self.span, self.busy)
+
+    @property
+    def recomputing(self) -> Floats:
+        """[P] the part of ``busy`` that the Rs of the schedule take."""
+        known = self.dependencies
+        again = known.schedule.kind[known.first] == OpKind.R
+        return reduce_by_rank(np.add, np.where(again, self.end - self.start, 0.0), known.rank_start)
+
+    @property
+    def bubble_ratio(self) -> float:
+        return float(ratios(self.makespan, self.busy.mean()))
+
+    @property
+    def span_bubble_ratio(self) -> float:
+        return float(span_ratios(self.span[:, None], self.busy[:, None])[0])
+
+
+@dataclass(frozen=True, eq=False)
+class CellTimes:
+    """When the cells of a step run without works beside them, under costs.
+
+    duration, start, end: [cells]; latency: time of a message; slowdown: [lanes of works] as in `StageCosts`.
+    """
+
+    dependencies: Dependencies
+    duration: Floats
+    start: Floats
+    end: Floats
+    latency: float
+    slowdown: Floats
+
+    @classmethod
+    def of(cls, dependencies: Dependencies, costs: StageCosts) -> CellTimes:
+        """The times under these costs. The schedule has no deadlock."""
+        duration = durations(dependencies, costs)
+        start, end = run_durations(dependencies, duration, costs.p2p)
+        return cls(dependencies, duration, start, end, costs.p2p, costs.slowdown)
+
+    @property
+    def makespan(self) -> float:
+        return float(self.end.max(initial=0.0))
+
+
+def simulate(schedule: Schedule, costs: Costs | None = None, dependencies: Dependencies | None = None) -> Timeline:
+    """The timeline of a schedule without deadlock (`schedc.step.legality.check_schedule` finds those).
+
+    Raises `DiagnosticError` (S404) for costs of another number of stages.
+    """
+    known = dependencies or Dependencies.of(schedule)
+    stage_costs = (costs or Costs()).resolved(schedule.stages)
+    duration = durations(known, stage_costs)
+    _, end = run_durations(known, duration, stage_costs.p2p)
+    return timeline_of(known, duration, end, _arrivals(known, end, stage_costs.p2p))
+
+
+def timeline_of(dependencies: Dependencies, duration: Floats, end: Floats, arrival: Floats) -> Timeline:
+    """The timeline of cells whose ends are known.
+
+    duration, end: [cells]; arrival: [3, cells] when the rank is free and each of the two producers' outputs is there,
+    or how much of the cell must be left then.
+    """
+    start = np.maximum.reduce(arrival)
+    candidates = np.stack([dependencies.previous, *dependencies.producers])
+    return Timeline(
+        dependencies=dependencies,
+        start=start,
+        end=end,
+        bound_by=candidates[np.argmax(arrival, axis=0), np.arange(len(dependencies))].astype(np.int64),
+        busy=reduce_by_rank(np.add, duration, dependencies.rank_start),
+        span=_spans(dependencies, start, end),
+        makespan=float(end.max(initial=0.0)),
+    )
+
+
+def observed(dependencies: Dependencies, start: Floats, end: Floats, latency: float = 0.0) -> Timeline:
+    """The timeline of a run whose starts and ends, [cells], were measured; latency: time of a message.
+
+    ``bound_by`` is what was there last of all that a cell needed: the cell before it on its rank, or a producer.
+    """
+    bound = timeline_of(dependencies, end - start, end, _arrivals(dependencies, end, latency))
+    return replace(bound, start=start, span=_spans(dependencies, start, end))
+
+
+def run_times(dependencies: Dependencies, costs: Costs) -> tuple[Floats, Floats]:
+    """[cells] start and end of every cell: of `simulate`, for those who ask for nothing else."""
+    stage_costs = costs.resolved(dependencies.schedule.stages)
+    return run_durations(dependencies, durations(dependencies, stage_costs), stage_costs.p2p)
+
+
+def durations(dependencies: Dependencies, costs: StageCosts) -> Floats:
+    """[cells] the time of every cell. A pair with a W takes as long as both ops: what it hides lies inside the cell."""
+    result = durations_of(cell_groups(dependencies, costs.F.size), costs)
+    if costs.recompute_in_backward.any():
+        last = dependencies.backward
+        inside = (last >= 0) & ~recomputed_ops(dependencies.schedule)[last]
+        result[inside] += costs.recompute_in_backward[dependencies.schedule.stage[last[inside]]]
+    return result
+
+
+def run_durations(dependencies: Dependencies, duration: Floats, latency: float) -> tuple[Floats, Floats]:
+    """[cells] start and end of every cell; duration: [cells].
+
+    Runs level by level, or cell by cell where that loop is compiled.
+    """
+    levels = dependencies.levels
+    order, cells = levels.order, len(dependencies)
+    if levels.stuck.size:
+        raise CompilerBug("timeline", f"a schedule with a deadlock, at cells {levels.stuck[:4]}")
+    if loops := kernels(len(levels) * _NUMPY_LEVEL):
+        start, end = np.empty(cells), np.empty(cells)
+        known = dependencies
+        loops.ends(order, known.previous, known.producers, known.remote, duration, latency, start, end)
+        return start, end
+    position = np.empty(cells + 1, np.intp)
+    position[order] = np.arange(cells)
+    position[-1] = cells  # where "nothing to wait for" is: it ended at 0
+    waits = position[np.stack([dependencies.previous, *dependencies.producers])[:, order]]
+    delay = dependencies.remote[:, order] * latency if latency else None
+    spent = duration[order]
+    start, end = np.empty(cells), np.zeros(cells + 1)
+    for low, high in pairwise(levels.start.tolist()):
+        arrival = end.take(waits[:, low:high])
+        if delay is not None:
+            arrival[1:] += delay[:, low:high]
+        begin = np.maximum.reduce(arrival, axis=0, out=start[low:high])
+        np.add(begin, spent[low:high], out=end[low:high])
+    place = position[:-1]
+    return start[place], end[place]
+
+
+def _arrivals(dependencies: Dependencies, end: Floats, latency: float) -> Floats:
+    """[3, cells] when the rank is free and when each of the two producers' outputs is there; 0 where none."""
+    arrival = np.zeros((3, len(dependencies)))
+    for row, (waits, delay) in enumerate(
+        zip((dependencies.previous, *dependencies.producers), (None, *dependencies.remote), strict=True)
+    ):
+        there = np.flatnonzero(waits >= 0)
+        arrival[row, there] = end[waits[there]]
+        if delay is not None and latency:
+            arrival[row] += delay * latency
+    return arrival
+
+
+def _spans(dependencies: Dependencies, start: Floats, end: Floats) -> Floats:
+    """[P] from the start of each rank's first cell to the end of its last."""
+    first = reduce_by_rank(np.minimum, start, dependencies.rank_start)
+    return np.asarray(reduce_by_rank(np.maximum, end, dependencies.rank_start) - first)

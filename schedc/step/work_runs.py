@@ -1,0 +1,101 @@
+"""When the works of a step run on their lanes, and how long ranks stand at their JOINs: what drawings show of works."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from schedc.ir.arrays import Floats, Int64
+from schedc.ir.works import WorkLane, Works
+from schedc.step.dependencies import Dependencies
+from schedc.step.lane_walk import TimedWorks
+from schedc.step.placed_works import LaneTimes, PlacedWorks, run_with_works
+from schedc.step.timeline import CellTimes, Timeline, observed
+
+
+@dataclass(frozen=True, eq=False)
+class WorkRuns:
+    """The works of a step with their places and times, rank by rank in the order of their STARTs.
+
+    times: when cells and works run, in time units. dependencies: those of the cells. in_bytes: whether the works'
+    ``bytes`` are bytes, or in the unit of the plan's memory.
+    """
+
+    placed: PlacedWorks
+    times: LaneTimes
+    dependencies: Dependencies
+    in_bytes: bool
+
+    def __len__(self) -> int:
+        return len(self.placed)
+
+    @property
+    def works(self) -> Works:
+        return self.placed.works
+
+    @cached_property
+    def rank(self) -> Int64:
+        """[works] the rank of each."""
+        return self.placed.rank_of(self.placed.start, self.dependencies)
+
+    def lanes_of(self, rank: int) -> list[WorkLane]:
+        """The lanes that the works of a rank use."""
+        return [WorkLane(lane) for lane in np.unique(self.works.lane[self.rank == rank]).tolist()]
+
+    def on(self, rank: int, lane: WorkLane) -> Int64:
+        """[works of the lane] the rows of a lane of a rank, in order of time."""
+        return np.flatnonzero((self.rank == rank) & (self.works.lane == lane))
+
+    @property
+    def waits(self) -> Iterator[tuple[int, float, float]]:
+        """(work, begin, end) of each time that a rank stands at a JOIN, in time units; rank by rank."""
+        exposed, finish = self.times.exposed, self.times.finish
+        for row in np.flatnonzero(exposed > 0).tolist():
+            yield row, float(finish[row] - exposed[row]), float(finish[row])
+
+    def exposed_in(self, rank: Int64, start: Floats, end: Floats) -> Floats:
+        """[intervals] how long ranks stand at JOINs inside intervals that are in order of rank and time; time units."""
+        total = np.zeros(rank.size)
+        for row, begin, finish in self.waits:
+            low, high = np.searchsorted(rank, [self.rank[row], self.rank[row] + 1])
+            place = low + int(np.searchsorted(start[low:high], (begin + finish) / 2, side="right")) - 1
+            if low <= place < high and begin < end[place]:
+                total[place] += finish - begin
+        return np.minimum(total, end - start)
+
+    def timeline(self, latency: float) -> Timeline:
+        """The timeline of the cells, with the waits for works; latency: time of a message."""
+        return observed(self.dependencies, self.times.start, self.times.end, latency)
+
+    def held_between(self, after: Floats | Int64, counted: bool = False) -> Floats:
+        """[cells] the most that a rank holds from the end of each cell to the start of the next.
+
+        after: [cells] what is held behind each cell, as `Memory` has it. counted: in activations, not in memory.
+        """
+        placed = self.placed.of_activations.counted() if counted else self.placed
+        return placed.most_between(self.dependencies, after + placed.away(self.dependencies))
+
+
+@dataclass(frozen=True, eq=False)
+class StepWorks(TimedWorks):
+    """The works of a step that is priced. cells: its cells without works. in_bytes: whether their bytes are bytes."""
+
+    cells: CellTimes
+    in_bytes: bool
+
+    @cached_property
+    def lanes(self) -> LaneTimes:
+        """When cells and works run."""
+        return self.beside(self.placed, self.time)
+
+    def beside(self, placed: PlacedWorks, time: Floats) -> LaneTimes:
+        """When the cells run beside other works than these. time: [works] on the lane."""
+        cells = self.cells
+        return run_with_works(cells.dependencies, cells.duration, cells.latency, placed, time, cells.slowdown)
+
+    def runs(self, dependencies: Dependencies) -> WorkRuns:
+        """The works at the times of their lanes."""
+        return WorkRuns(self.placed, self.lanes, dependencies, self.in_bytes)

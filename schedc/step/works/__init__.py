@@ -1,0 +1,1 @@
+"""Places works beside compute: offloads, sums and gathers of replicas, snapshots."""
