@@ -21,7 +21,7 @@ from schedc.cell.graph import StageShape
 from schedc.cell.predict import predict
 from schedc.cell.program import CellProgram
 from schedc.ir.program import Instruction, InstructionKind, Program
-from schedc.plan import Attachments
+from schedc.plan import Plan
 from schedc_runtime.execute.bind import bind
 from schedc_runtime.execute.cell_programs import CellSource, cell_source, segmented
 from schedc_runtime.execute.executor import Executor
@@ -164,7 +164,7 @@ def emulated(
     torch.manual_seed(0)
     parts = partition(model_of(layers * program.stages), program.stages, placement=program.placement)
     tokens = torch.randint(0, 32, (program.microbatches, slices, 8))
-    plan = Attachments(overlap=True, slices=(slices,) * program.stages if slices > 1 else ())
+    plan = Plan(overlap=True, slices=(slices,) * program.stages if slices > 1 else ())
     record = record_in_slices(parts, (tokens[0],), {}, plan.slices, training=True)
     parts.records.select(record)
     boundaries = record.boundaries

@@ -31,8 +31,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import schedc
 from schedc.attachments.values import By, Drop, Hot, Level, Recompute
-from schedc.plan import Attachments
 from schedc.plan import Method as PlanMethod
+from schedc.plan import Plan
 from schedc_runtime import Mesh, Pipeline
 from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer
 from schedc_runtime.moe.capacity import ExpertCapacity
@@ -165,7 +165,7 @@ def of_step(method: Method, microbatches: int) -> tuple[int, int]:
     """(asks, uploads) of a step of two ranks whose layers have hot experts."""
     torch.manual_seed(0)
     config = MoEConfig(vocab=32, width=16, dense_blocks=0, moe_blocks=LAYERS, routing=RouterConfig(8, 2))
-    plan = Attachments(method=PlanMethod(method), hot=Hot(2))
+    plan = Plan(method=PlanMethod(method), hot=Hot(2))
     pipe = Pipeline(
         MoETransformer(config), schedc.compile("1f1b", P=1, M=microbatches), in_process=True, plan=plan,
         loss_fn=lambda logits, tokens: functional.cross_entropy(logits.flatten(0, 1), tokens.flatten()),

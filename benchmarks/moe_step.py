@@ -40,7 +40,7 @@ import torch.distributed as dist
 import schedc
 from schedc.cell.costs import CellCosts, SegmentTimes
 from schedc.cell.program import Half
-from schedc.plan import Attachments, Capacity, Drop, Hot, Level, Method, Recompute
+from schedc.plan import Capacity, Drop, Hot, Level, Method, Plan, Recompute
 from schedc_runtime import Mesh, Pipeline
 from schedc_runtime.execute.micro_steps import MicroStep
 from schedc_runtime.measure.emulated_device import Device
@@ -71,15 +71,15 @@ MEAN_ROWS = ROWS * TOKENS * ROUTING.top
 DROPPING = Capacity(1.25, Drop.PROBS)
 LENT = Hot(2, 1.2, by_microbatch=True)  # an exchange of the cell, whose time the instrument knows
 RECOMPUTED = (Recompute(Level.MEDIUM),) * 2 * RANKS
-VARIANTS: dict[str, Attachments] = {
-    "off": Attachments(),
-    "overlap": Attachments(overlap=True),
-    "alltoall": Attachments(method=Method.AUTO),
-    "capacity": Attachments(capacity=DROPPING),
-    "hot": Attachments(hot=LENT),
-    "recompute": Attachments(recompute=RECOMPUTED),
-    "all": Attachments(overlap=True, method=Method.AUTO, capacity=DROPPING, hot=LENT, recompute=RECOMPUTED),
-    "all but capacity": Attachments(overlap=True, method=Method.AUTO, hot=LENT, recompute=RECOMPUTED),
+VARIANTS: dict[str, Plan] = {
+    "off": Plan(),
+    "overlap": Plan(overlap=True),
+    "alltoall": Plan(method=Method.AUTO),
+    "capacity": Plan(capacity=DROPPING),
+    "hot": Plan(hot=LENT),
+    "recompute": Plan(recompute=RECOMPUTED),
+    "all": Plan(overlap=True, method=Method.AUTO, capacity=DROPPING, hot=LENT, recompute=RECOMPUTED),
+    "all but capacity": Plan(overlap=True, method=Method.AUTO, hot=LENT, recompute=RECOMPUTED),
 }
 REORDERED = ("hot", "all but capacity")
 """Variants that drop nothing, but add in another order."""
@@ -120,7 +120,7 @@ class CountedTrafficDevice(Device):
         return super().time(op, half) * share
 
 
-def costs_of(plan: Attachments) -> CellCosts:
+def costs_of(plan: Plan) -> CellCosts:
     """The costs by which cells are ordered: the table, and exchanges at uniform routing."""
     rows = FLAT if plan.method is Method.FLAT else 2 * FLAT / ROUTING.top
     lanes = {f"{label}.rail": LATENCY + rows for label in ("dispatch", "combine")}

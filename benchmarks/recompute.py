@@ -38,7 +38,7 @@ import schedc
 from schedc.attachments.recompute_bytes import adaptive_bytes, saving, whole_bytes
 from schedc.attachments.row_counts import worst_case_rows
 from schedc.attachments.values import By, Level, Recompute
-from schedc.plan import Attachments, ExpertSizes, Method
+from schedc.plan import ExpertSizes, Method, Plan
 from schedc.step.costs import exchange
 from schedc_runtime import Cut, Mesh, Pipeline
 from schedc_runtime.measure.held_bytes import held
@@ -108,7 +108,7 @@ class Counter:
     """Four pipelines of one rank each that share their experts, whose bytes are counted when a backward begins."""
 
     def __init__(self, blocks: Sequence[nn.Module], recompute: Recompute, method: Method) -> None:
-        plan = Attachments(recompute=(recompute,), method=method)
+        plan = Plan(recompute=(recompute,), method=method)
         program = schedc.compile("1f1b", P=1, M=1)
         model = nn.Sequential(*blocks)
         self.pipe = Pipeline(
@@ -226,7 +226,7 @@ def worst() -> Iterator[dict[str, Any]]:
     for method in (Method.FLAT, Method.HIERARCHICAL):
         for level, by in ((Level.FULL, By.GROUP), (Level.MEDIUM, By.GROUP), (Level.MEDIUM, By.RANK)):
             recompute = Recompute(level, THRESHOLD, by)
-            most = worst_case_rows(Attachments(sizes, topology, TOKENS, "fp32", method, recompute=(recompute,)))
+            most = worst_case_rows(Plan(sizes, topology, TOKENS, "fp32", method, recompute=(recompute,)))
             assert most is not None
             torch.manual_seed(0)
             counter = Counter([Steered()], recompute, method)

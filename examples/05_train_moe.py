@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 import schedc
-from schedc.plan import Attachments, Capacity, Drop, Method
+from schedc.plan import Capacity, Drop, Method, Plan
 from schedc_runtime import Pipeline, join
 from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer, multi_token_loss
 from schedc_runtime.models.sequences import counting_sequences
@@ -34,7 +34,7 @@ def main() -> None:
     if options.per_node:
         mesh = replace(mesh, per_node=options.per_node)
     program = schedc.compile(options.schedule, P=ranks, M=options.microbatches)
-    plan = Attachments(
+    plan = Plan(
         method=Method(options.method),
         overlap=options.overlap,
         capacity=Capacity(options.capacity, Drop(options.drop)) if options.capacity else None,

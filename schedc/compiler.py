@@ -14,7 +14,7 @@ from schedc.inputs import Input, Order, open_input
 from schedc.ir.program import Program
 from schedc.ir.schedule import Schedule
 from schedc.load.frozen import thaw
-from schedc.load.library import Given, Plan
+from schedc.load.library import AppliedPlan, Given
 from schedc.step.costs.costs import Costs
 from schedc.step.costs.given import check_given
 from schedc.step.dependencies import Dependencies
@@ -25,7 +25,7 @@ from schedc.step.timeline import Timeline, simulate
 from schedc.syntax.tree import ScheduleTree
 
 if TYPE_CHECKING:
-    from schedc.attachments.values import Attachments
+    from schedc.attachments.values import Plan
     from schedc.layout.parts import Layout
     from schedc.plan.attached import AttachedPlan
     from schedc.plan.choose_recomputation import ChosenRecomputation
@@ -200,7 +200,7 @@ def price(tree: Input, sizes: Mapping[str, int], costs: Costs | None = None, rep
     Raises `DiagnosticError` as `legal_schedule` does, and S410 for replicas of what has no parameters.
     """
     costs = costs or Costs()
-    if isinstance(tree, Plan):
+    if isinstance(tree, AppliedPlan):
         planned = _planned(tree, sizes, costs, checked=replicas is None)
         return planned if replicas is None else _replicated(tree, planned, replicas)
     slices = 1 if isinstance(tree, Order) else tree.slices
@@ -277,7 +277,7 @@ def _planned(tree: ReadPlan, sizes: Mapping[str, int], costs: Costs, checked: bo
     return Priced(dependencies, of_stages, written, offloading, chosen, held=peaks)
 
 
-def _by_loss(tree: ReadPlan, layout: Layout, costs: Costs, plan: Attachments) -> dict[str, Costs] | None:
+def _by_loss(tree: ReadPlan, layout: Layout, costs: Costs, plan: Plan) -> dict[str, Costs] | None:
     """The costs of the stages by the form of the loss; None where the plan says none, or cells are priced."""
     from schedc.attachments.values import LOSS_FORMS
     from schedc.plan.apply import stage_costs
@@ -292,7 +292,7 @@ def _chosen_together(
     tree: ReadPlan,
     layout: Layout,
     costs: Costs,
-    plan: Attachments,
+    plan: Plan,
     dependencies: Dependencies,
     stages: Sequence[int],
     attached: AttachedPlan,
@@ -303,7 +303,7 @@ def _chosen_together(
     from schedc.plan.peak_memory import check_memory
     from schedc.plan.place_works import check_host
 
-    def attach(plan: Attachments) -> tuple[Dependencies, Costs, Dependencies | None]:
+    def attach(plan: Plan) -> tuple[Dependencies, Costs, Dependencies | None]:
         of_stages = stage_costs(tree.directives, layout, costs, plan)
         return replace(attached, plan=plan, costs=replace(of_stages, cell=costs.cell)).placed(dependencies)
 
@@ -382,7 +382,7 @@ def _follows_costs(tree: Input, sizes: Mapping[str, int]) -> bool:
     """Whether the costs chose the order: by a `policy` whose order is not frozen."""
     if isinstance(tree, Order):
         return False
-    schedule = tree.schedule if isinstance(tree, Plan) else tree
+    schedule = tree.schedule if isinstance(tree, AppliedPlan) else tree
     return has_policy(schedule) and thaw(schedule, sizes) is None
 
 

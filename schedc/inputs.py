@@ -13,7 +13,7 @@ import numpy as np
 
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label, RequestError
 from schedc.ir.schedule import Schedule
-from schedc.load.library import Given, InSlices, Plan, Text, named, open_named, open_schedule
+from schedc.load.library import AppliedPlan, Given, InSlices, Text, named, open_named, open_schedule
 from schedc.source import NOWHERE, Source
 from schedc.step.legality import check_schedule
 from schedc.syntax.tree import Claim, ScheduleTree, SizeParameter
@@ -83,7 +83,7 @@ def open_input(argument: Given) -> Input:
     if is_order(argument):
         return open_order(argument)
     tree = open_named(argument)
-    return _checked(tree) if isinstance(tree, Plan) else tree
+    return _checked(tree) if isinstance(tree, AppliedPlan) else tree
 
 
 def open_family(argument: Given) -> ScheduleTree:
@@ -103,7 +103,7 @@ def open_family(argument: Given) -> ScheduleTree:
 def plan_at(argument: Given) -> str:
     """A note that a plan's layers are left aside where only its schedule counts; empty for anything but a plan."""
     tree = None if is_order(argument) else open_named(argument)
-    if not isinstance(tree, Plan):
+    if not isinstance(tree, AppliedPlan):
         return ""
     return f"{tree.name} is a plan: what follows is said of its schedule `{tree.schedule.name}`, without its layers"
 
@@ -168,7 +168,7 @@ def _sizes(sizes: Mapping[str, int]) -> str:
 # What reads orders and plans is imported where it is used: most inputs are schedules, and start faster without it.
 
 
-def _checked(plan: Plan) -> ReadPlan:
+def _checked(plan: AppliedPlan) -> ReadPlan:
     """The plan with its directives, read once. Raises `DiagnosticError` with the findings of its lines."""
     from schedc.plan.check_lines import check_plan_lines
     from schedc.plan.read import read_plan_lines
@@ -185,7 +185,7 @@ def _in_slices(tree: Input, slices: int) -> Input:
 
     if isinstance(tree, Order):
         return replace(tree, schedule=with_slices(tree.schedule, slices))
-    if isinstance(tree, Plan):
+    if isinstance(tree, AppliedPlan):
         return plan_in_slices(tree, slices)
     return replace(tree, slices=slices)
 

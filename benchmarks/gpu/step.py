@@ -12,7 +12,7 @@ from torch.nn import functional
 import schedc
 from gpu.setting import Setting, drawn
 from schedc.attachments.values import Capacity, Level, Recompute
-from schedc.plan import Attachments
+from schedc.plan import Plan
 from schedc_runtime import Cut, Pipeline
 from schedc_runtime.models.moe_transformer import MoeBlock, MoEConfig
 from schedc_runtime.moe.router import RouterConfig
@@ -42,7 +42,7 @@ def pipeline(setting: Setting, level: Level = Level.NONE, capacity: float | None
     with torch.device(setting.device):
         blocks = [MoeBlock(config, dense=False) for _ in range(2 if setting.gpu else 1)]
     model = nn.Sequential(*blocks).to(setting.dtype)
-    plan = Attachments(recompute=(Recompute(level),), capacity=None if capacity is None else Capacity(capacity))
+    plan = Plan(recompute=(Recompute(level),), capacity=None if capacity is None else Capacity(capacity))
     program = schedc.compile("1f1b", P=1, M=MICROBATCHES)
     return Pipeline(
         model, program, loss_fn=functional.mse_loss, plan=plan, cut=Cut(blocks="", segmented=True), check_finite=False

@@ -39,7 +39,7 @@ from schedc.diagnostics import DiagnosticError
 from schedc.ir.ops import OpKind
 from schedc.ir.program import Program, computation
 from schedc.load.library import names
-from schedc.plan import Attachments
+from schedc.plan import Plan
 from schedc_runtime import Cut, Pipeline, named_random
 from schedc_runtime.models.gpt import next_token_loss
 from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer
@@ -126,7 +126,7 @@ def _levels() -> list[dict[str, Any]]:
     program = schedc.compile("zbh1", P=2, M=4)
     for level in Level:
         for segmented in (False, True):
-            plan = Attachments(recompute=(Recompute(level),) * program.stages)
+            plan = Plan(recompute=(Recompute(level),) * program.stages)
             results, stages = _piped(_noisy(), program, plan=plan, cut=Cut(segmented=segmented))
             case = {"case": "recompute", "level": level.name.lower(), "segmented": segmented}
             cases.append(case | _compared(results, parts, program, stages))

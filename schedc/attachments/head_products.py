@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from schedc.attachments.values import Attachments, bytes_per_number
+from schedc.attachments.values import Plan, bytes_per_number
 
 _WIDE = 4
 """Bytes of a number in which losses are formed."""
@@ -27,7 +27,7 @@ PRODUCTS = {
 """By the form of the loss."""
 
 
-def held_bytes(plan: Attachments, form: str) -> int | None:
+def held_bytes(plan: Plan, form: str) -> int | None:
     """Bytes of head and loss that a microbatch holds from F to its backward; None where the plan says too little.
 
     They are the hidden states; whole, the logits' log-probabilities; again, a log-sum of each row.

@@ -8,20 +8,20 @@ from __future__ import annotations
 from schedc.attachments.block_counts import attention_flops, dense_bytes, dense_flops, mlp_flops
 from schedc.attachments.recompute_bytes import Saving, forward_flops, layer_bytes, saving
 from schedc.attachments.row_counts import arriving_rows, filled
-from schedc.attachments.values import Attachments, Level
+from schedc.attachments.values import Level, Plan
 
 
-def is_sized(plan: Attachments) -> bool:
+def is_sized(plan: Plan) -> bool:
     """Whether the plan says the columns of an expert and of a token."""
     return plan.experts is not None and bool(plan.experts.width and plan.experts.hidden)
 
 
-def is_dense_sized(plan: Attachments) -> bool:
+def is_dense_sized(plan: Plan) -> bool:
     """Whether the plan says the sizes of a dense layer."""
     return plan.block is not None and bool(plan.block.inner and plan.hidden)
 
 
-def counted_bytes(plan: Attachments, experts: bool) -> float | None:
+def counted_bytes(plan: Plan, experts: bool) -> float | None:
     """Bytes that a layer holds without recomputation; None where its sizes are not known."""
     if experts and (sizes := plan.moe_sizes) is not None and is_sized(plan):
         return layer_bytes(sizes, plan.dtype, filled(plan))
@@ -30,7 +30,7 @@ def counted_bytes(plan: Attachments, experts: bool) -> float | None:
     return None
 
 
-def counted_flops(plan: Attachments, experts: bool) -> float | None:
+def counted_flops(plan: Plan, experts: bool) -> float | None:
     """FLOPs of a layer's forward; None where its sizes are not known."""
     if experts and (sizes := plan.moe_sizes) is not None and is_sized(plan):
         return forward_flops(sizes, filled(plan))
@@ -39,7 +39,7 @@ def counted_flops(plan: Attachments, experts: bool) -> float | None:
     return None
 
 
-def counted_saving(plan: Attachments, experts: bool, level: Level) -> Saving | None:
+def counted_saving(plan: Plan, experts: bool, level: Level) -> Saving | None:
     """What a level saves of a layer, and its FLOPs; None where the layer's sizes are not known."""
     if experts and (sizes := plan.moe_sizes) is not None and is_sized(plan):
         return saving(sizes, plan.dtype, level, arriving_rows(plan), filled(plan))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import ceil
 
 from schedc.attachments.plan_parts import moe_parts
-from schedc.attachments.values import Attachments, ExpertSizes, bytes_per_number
+from schedc.attachments.values import ExpertSizes, Plan, bytes_per_number
 from schedc.model.counts import part_parameters
 from schedc.model.parts import PartName
 
@@ -15,7 +15,7 @@ def expert_parameters(experts: ExpertSizes) -> int:
     return part_parameters(moe_parts(experts)[PartName.EXPERTS]) // experts.count
 
 
-def moe_parameters(plan: Attachments) -> int | None:
+def moe_parameters(plan: Plan) -> int | None:
     """Parameters that a rank holds of one MoE layer: 3HF(E/R + s) of experts, and HE of the router.
 
     None where the plan does not say the columns H and F, or the R ranks that share the E experts. s: shared experts.
@@ -28,7 +28,7 @@ def moe_parameters(plan: Attachments) -> int | None:
     return experts.count // plan.topology.ranks * expert_parameters(experts) + of_tokens
 
 
-def moe_parameter_bytes(plan: Attachments) -> int | None:
+def moe_parameter_bytes(plan: Plan) -> int | None:
     """Bytes of `moe_parameters`: weights in the plan's dtype, and what its `states` say beside them."""
     count = moe_parameters(plan)
     return None if count is None else ceil(count * (bytes_per_number(plan.dtype) + plan.states))

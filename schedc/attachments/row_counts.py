@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from schedc.attachments.recompute_bytes import RowsPerToken
-from schedc.attachments.values import Attachments, ExpertSizes, Method
+from schedc.attachments.values import ExpertSizes, Method, Plan
 from schedc.step.costs.exchange import METHODS, MethodChoice, Routing, RowTraffic, arrivals, capacity_rows, choose, rows
 
 
@@ -12,33 +12,33 @@ def routing_of(experts: ExpertSizes) -> Routing:
     return Routing(experts.count, experts.top, experts.groups, experts.limit)
 
 
-def chosen_method(plan: Attachments) -> MethodChoice | None:
+def chosen_method(plan: Plan) -> MethodChoice | None:
     """The method that `alltoall auto` chooses, and why; None for another method, or where the ranks are not known."""
     if plan.method is not Method.AUTO or plan.experts is None or plan.topology is None:
         return None
     return choose(routing_of(plan.experts), plan.topology, plan.dispatch_bytes)
 
 
-def travelling_rows(plan: Attachments) -> dict[str, RowTraffic]:
+def travelling_rows(plan: Plan) -> dict[str, RowTraffic]:
     """Rows per token that a rank sends in one dispatch, by method; empty where the plan says too little."""
     if plan.experts is None or plan.topology is None:
         return {}
     return {method: rows(method, routing_of(plan.experts), plan.topology) for method in METHODS}
 
 
-def arriving_rows(plan: Attachments) -> float | None:
+def arriving_rows(plan: Plan) -> float | None:
     """Rows that a rank gets per token of its own in one dispatch; None where the plan says too little."""
     if plan.experts is None or plan.topology is None or plan.method is Method.AUTO:
         return None
     return arrivals(plan.method, routing_of(plan.experts), plan.topology)
 
 
-def filled(plan: Attachments) -> float:
+def filled(plan: Plan) -> float:
     """Rows that a rank's buffers hold over the mean number: those of bounded sizes, else 1."""
     return plan.bound or 1.0
 
 
-def worst_case_rows(plan: Attachments) -> RowsPerToken | None:
+def worst_case_rows(plan: Plan) -> RowsPerToken | None:
     """The most rows that can come to a rank, per token of its own; None where the plan says too little.
 
     Without a capacity, all tokens of the group may come, each with as many rows as the rank has experts for. Hot

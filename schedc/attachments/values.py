@@ -254,7 +254,7 @@ class HeadLoss:
 
 
 @dataclass(frozen=True)
-class Attachments:
+class Plan:
     """Everything that a plan attaches to a schedule; a default is what holds without the directive.
 
     tokens: tokens of one microbatch on one rank; 0 where the plan does not say it. dtype: type of activations and

@@ -17,7 +17,7 @@ from schedc.attachments.layer_counts import is_dense_sized, is_sized
 from schedc.attachments.plan_parts import dense_parts
 from schedc.attachments.recompute_bytes import RowsPerToken, passing_bytes
 from schedc.attachments.row_counts import filled
-from schedc.attachments.values import Attachments, BlockSizes, bytes_per_number
+from schedc.attachments.values import BlockSizes, Plan, bytes_per_number
 from schedc.model.parts import PartName
 
 _ON_THEIR_WAY = 4
@@ -28,7 +28,7 @@ _WIDE = 4
 """Bytes of a number in which losses are formed."""
 
 
-def working_bytes(plan: Attachments, experts: bool) -> float | None:
+def working_bytes(plan: Plan, experts: bool) -> float | None:
     """Bytes per token of a MoE layer, or of a dense one, while it runs; None where its sizes are not known."""
     if experts and (sizes := plan.moe_sizes) is not None and is_sized(plan):
         rows = sizes.top * filled(plan)
@@ -40,19 +40,19 @@ def working_bytes(plan: Attachments, experts: bool) -> float | None:
     return None
 
 
-def _of_layer(plan: Attachments, block: BlockSizes, largest: float) -> float:
+def _of_layer(plan: Plan, block: BlockSizes, largest: float) -> float:
     attention, size = dense_parts(block, plan.hidden)[PartName.ATTENTION], bytes_per_number(plan.dtype)
     heads = sum(tensor.columns for tensor in attention.held if tensor.name in _OF_HEADS)
     return _ON_THEIR_WAY * plan.hidden * size + max(largest, heads * size)
 
 
-def arrived_bytes(plan: Attachments) -> float:
+def arrived_bytes(plan: Plan) -> float:
     """Bytes per token of the rows of a MoE layer as they arrive: with their copies, once both have been recomputed."""
     experts = plan.moe_sizes
     return experts.top * filled(plan) * experts.hidden * bytes_per_number(plan.dtype) if experts else 0.0
 
 
-def head_bytes(plan: Attachments) -> float:
+def head_bytes(plan: Plan) -> float:
     """Bytes per token of the logits while the loss is formed; 0 where the plan does not say the columns."""
     if plan.loss is None or not plan.loss.vocab or not plan.tokens:
         return 0.0

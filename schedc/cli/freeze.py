@@ -25,10 +25,10 @@ def freeze(schedule: Given, sizes: dict[str, int], costs: Costs) -> None:
     """
     from schedc.compiler import order_pricer
     from schedc.load.frozen import freeze as keep
-    from schedc.load.library import Plan, open_named
+    from schedc.load.library import AppliedPlan, open_named
 
     tree = open_named(schedule)
-    if isinstance(tree, Plan):
+    if isinstance(tree, AppliedPlan):
         message = f"{tree.name} is a plan: freeze its schedule {tree.schedule.name}, by costs per stage"
         raise click.UsageError(message)
     click.echo(str(keep(tree, sizes, costs, order_pricer(costs))))

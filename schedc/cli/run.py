@@ -70,9 +70,9 @@ def run(
 def dense_layers(name: Given) -> list[str]:
     """The runtime's option for the number of dense layers in a plan's model, which a program's layout does not say."""
     from schedc.inputs import open_input
-    from schedc.load.library import Plan
+    from schedc.load.library import AppliedPlan
     from schedc.plan.apply import dense_of
 
     tree = open_input(name)
-    dense = dense_of(tree.tree) if isinstance(tree, Plan) else None
+    dense = dense_of(tree.tree) if isinstance(tree, AppliedPlan) else None
     return [] if dense is None else ["--dense", str(dense)]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from schedc.attachments.values import Attachments
+from schedc.attachments.values import Plan
 from schedc.diagnostics import DiagnosticError
 from schedc.elaborate import elaborate
 from schedc.interchange.megatron_plan import RELEASE, MegatronPlan
@@ -143,7 +143,7 @@ def _text(schedule: Schedule, flags: Flags, attached: MegatronPlan) -> str:
     plan, more = attached.plan, attached.flags()
     sizes = ", ".join(f"{name} = {value}" for name, value in schedule.sizes.items())
     lines = [f"# {schedule.name}: {sizes}", f"# Flags of Megatron-LM with megatron-core {RELEASE}."]
-    if plan != Attachments() and all(open_schedule(name).doc != schedule.doc for name in _shipped()):
+    if plan != Plan() and all(open_schedule(name).doc != schedule.doc for name in _shipped()):
         lines += [f"# From its comment: {line}" for line in schedule.doc.splitlines() if line.strip()]
     if plan.parallel is not None:
         lines.append(f"# For {plan.parallel.per_rank * schedule.ranks} processes.")

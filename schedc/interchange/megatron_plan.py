@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from schedc.attachments.values import Attachments, Level, Method, Recompute
+from schedc.attachments.values import Level, Method, Plan, Recompute
 from schedc.diagnostics import DiagnosticError
 from schedc.interchange.refusals import cannot
 from schedc.layout.parts import Layout, PartKind
@@ -26,7 +26,7 @@ class _ForeignLine:
     """A line of plans that Megatron has no flag for. why: what it does instead."""
 
     word: str
-    is_in: Callable[[Attachments], bool]
+    is_in: Callable[[Plan], bool]
     why: str
 
 
@@ -59,7 +59,7 @@ class MegatronPlan:
     pairs. source: of the schedule, for findings.
     """
 
-    plan: Attachments
+    plan: Plan
     layout: Layout | None
     overlapped: bool
     source: Source | None

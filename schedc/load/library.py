@@ -22,7 +22,7 @@ _SUFFIX = ".sched"
 
 
 @dataclass(frozen=True)
-class Plan:
+class AppliedPlan:
     """A plan and the checked schedule that it applies, whose sizes have the plan's values as defaults.
 
     Name and documentation are the plan's. Parameters, claims and source are the schedule's.
@@ -132,22 +132,22 @@ def open_schedule(argument: Given) -> ScheduleTree:
     Raises `DiagnosticError` with the syntax errors (S0), or the faults of names and shapes (S1).
     """
     tree = open_named(argument)
-    return tree.schedule if isinstance(tree, Plan) else tree
+    return tree.schedule if isinstance(tree, AppliedPlan) else tree
 
 
-def open_named(argument: Given) -> ScheduleTree | Plan:
+def open_named(argument: Given) -> ScheduleTree | AppliedPlan:
     """The checked schedule or plan of that name; see `open_schedule`. A plan's lines are not checked here."""
     source, wanted = _asked(argument)
     return _shipped(source, source.path, wanted) if source.path else _named(source, wanted)
 
 
 @lru_cache(maxsize=64)
-def _shipped(source: Source, _path: str, wanted: str | None) -> ScheduleTree | Plan:
+def _shipped(source: Source, _path: str, wanted: str | None) -> ScheduleTree | AppliedPlan:
     """The tree of a shipped text, which is read once per process. A text in two places has two trees."""
     return _named(source, wanted)
 
 
-def _named(source: Source, wanted: str | None) -> ScheduleTree | Plan:
+def _named(source: Source, wanted: str | None) -> ScheduleTree | AppliedPlan:
     file = parse(source)
     tree = _choose(file, wanted, source)
     if isinstance(tree, PlanTree):
@@ -192,7 +192,7 @@ def _twice(tree: ScheduleTree | PlanTree, source: Source) -> Diagnostic:
     return Diagnostic("S102", f"`{tree.name}` is defined twice", Label(tree.span, "again here"), source=source)
 
 
-def applied(plan: PlanTree, file: FileTree) -> Plan:
+def applied(plan: PlanTree, file: FileTree) -> AppliedPlan:
     """The plan with its schedule, which is in the plan's file or else in the library.
 
     Raises `DiagnosticError`: S121 for an unknown schedule, S102, S111 and S113 for its sizes, those of the schedule.
@@ -202,7 +202,7 @@ def applied(plan: PlanTree, file: FileTree) -> Plan:
         raise DiagnosticError(findings)
     values = {size.name: int(size.value) for size in plan.sizes}
     parameters = (replace(p, default=values.get(p.name, p.default)) for p in schedule.parameters)
-    return Plan(plan, replace(schedule, parameters=tuple(parameters)))
+    return AppliedPlan(plan, replace(schedule, parameters=tuple(parameters)))
 
 
 def _schedule_of(plan: PlanTree, file: FileTree) -> ScheduleTree:

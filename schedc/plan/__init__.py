@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from schedc.attachments.values import (
-    Attachments,
     By,
     Capacity,
     CellPlan,
@@ -14,6 +13,7 @@ from schedc.attachments.values import (
     Hot,
     Level,
     Method,
+    Plan,
     Recompute,
 )
 from schedc.step.costs.exchange import Topology
@@ -21,6 +21,9 @@ from schedc.step.costs.exchange import Topology
 if TYPE_CHECKING:
     from schedc.ir.program import Program
     from schedc.ir.schedule import Schedule
+
+Attachments = Plan
+"""The name of a plan in scripts written before it was called `Plan`."""
 
 __all__ = [
     "Attachments",
@@ -32,13 +35,14 @@ __all__ = [
     "Hot",
     "Level",
     "Method",
+    "Plan",
     "Recompute",
     "Topology",
     "plan_of",
 ]
 
 
-def plan_of(value: Program | Schedule) -> Attachments:
+def plan_of(value: Program | Schedule) -> Plan:
     """What the plan of a program or schedule attaches; nothing where it has none.
 
     Raises `DiagnosticError` for a text that no plan has.

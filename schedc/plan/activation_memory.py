@@ -18,7 +18,7 @@ from schedc.attachments.recompute_bytes import (
     whole_bytes,
 )
 from schedc.attachments.row_counts import filled, worst_case_rows
-from schedc.attachments.values import Attachments, Level, Recompute
+from schedc.attachments.values import Level, Plan, Recompute
 from schedc.ir.arrays import Floats
 from schedc.layout.parts import WITH_EXPERTS, WORK, Layout, ModelPart, PartKind, layers_in
 from schedc.plan.level_shares import held_share, without_choices
@@ -27,7 +27,7 @@ MOE = [WORK.index(kind) for kind in WITH_EXPERTS]
 """Indices into `WORK` of the kinds of parts that have experts."""
 
 
-def activation_bytes(plan: Attachments) -> float | None:
+def activation_bytes(plan: Plan) -> float | None:
     """Bytes that a microbatch holds in one MoE layer without recomputation; None where the plan says too little."""
     experts = plan.moe_sizes
     if experts is None or not (experts.width and experts.hidden and plan.tokens):
@@ -35,7 +35,7 @@ def activation_bytes(plan: Attachments) -> float | None:
     return plan.tokens * layer_bytes(experts, plan.dtype, filled(plan))
 
 
-def held_by_kind(plan: Attachments, layout: Layout, activations: tuple[float, ...]) -> Floats:
+def held_by_kind(plan: Plan, layout: Layout, activations: tuple[float, ...]) -> Floats:
     """[stages, kinds of `WORK`] activations that a microbatch holds under the plan's recomputation.
 
     The unit is that of ``activations``, which has one number per kind as `LayerCosts.activations`. Levels apply to
@@ -47,7 +47,7 @@ def held_by_kind(plan: Attachments, layout: Layout, activations: tuple[float, ..
     return np.asarray(held)
 
 
-def _held_shares(plan: Attachments, recompute: Recompute, parts: Sequence[ModelPart]) -> Floats:
+def _held_shares(plan: Plan, recompute: Recompute, parts: Sequence[ModelPart]) -> Floats:
     """[kinds of `WORK`] share of a stage's activations of each kind that a microbatch holds. parts: of the stage."""
     layers, sizes = layers_in(parts), without_choices(plan)
     levels = list(zip((part.kind for part in layers), recompute.of_layers_up_to(len(layers)), strict=True))
@@ -62,7 +62,7 @@ def _held_shares(plan: Attachments, recompute: Recompute, parts: Sequence[ModelP
     return shares
 
 
-def _level_held(plan: Attachments, sizes: Attachments, kind: PartKind, level: Level, recompute: Recompute) -> float:
+def _level_held(plan: Plan, sizes: Plan, kind: PartKind, level: Level, recompute: Recompute) -> float:
     """Share that a layer of a level holds; of an adaptive one the worst case. sizes: by `without_choices`."""
     if recompute.adaptive is None:
         return held_share(sizes, kind, level)
@@ -73,32 +73,32 @@ def _level_held(plan: Attachments, sizes: Attachments, kind: PartKind, level: Le
     return adaptive_bytes(experts, plan.dtype, recompute, most) / layer_bytes(experts, plan.dtype, filled(plan))
 
 
-def kept_share(plan: Attachments, layout: Layout, activations: tuple[float, ...]) -> Floats:
+def kept_share(plan: Plan, layout: Layout, activations: tuple[float, ...]) -> Floats:
     """[stages] share of a microbatch's activations held from its forward on; arguments as for `held_by_kind`."""
     return _share(held_by_kind(plan, layout, activations), layout, activations)
 
 
-def restored_share(plan: Attachments, layout: Layout, activations: tuple[float, ...]) -> Floats:
+def restored_share(plan: Plan, layout: Layout, activations: tuple[float, ...]) -> Floats:
     """[stages] share of a microbatch's activations held from its R on; arguments as for `held_by_kind`.
 
     With adaptive levels it is above 1 where more rows than the mean may come.
     """
-    whole = held_by_kind(Attachments(), layout, activations)
+    whole = held_by_kind(Plan(), layout, activations)
     return _share(whole + worst_routing(plan, layout, activations).waiting, layout, activations)
 
 
-def pending_share(plan: Attachments, layout: Layout, activations: tuple[float, ...]) -> Floats:
+def pending_share(plan: Plan, layout: Layout, activations: tuple[float, ...]) -> Floats:
     """[stages] share of a microbatch's activations held between its I and its W; arguments as for `held_by_kind`.
 
     Recomputation does not reduce it: everything was recomputed for the I. It is above 1 with experts, because gradients
     of their outputs wait too, and with adaptive levels, where more rows than the mean may come.
     """
-    whole = held_by_kind(Attachments(), layout, activations)
+    whole = held_by_kind(Plan(), layout, activations)
     more = worst_routing(plan, layout, activations).waiting
     return _share(whole + more + _output_gradients(plan, whole), layout, activations)
 
 
-def _output_gradients(plan: Attachments, held: Floats) -> Floats:
+def _output_gradients(plan: Plan, held: Floats) -> Floats:
     """[stages, kinds of `WORK`] gradients of the experts' outputs, in the unit of the activations ``held``."""
     gradients = np.zeros_like(held)
     if is_sized(plan):
@@ -114,7 +114,7 @@ def _output_gradients(plan: Attachments, held: Floats) -> Floats:
 
 
 def _share(held: Floats, layout: Layout, activations: tuple[float, ...]) -> Floats:
-    whole = held_by_kind(Attachments(), layout, activations).sum(1)
+    whole = held_by_kind(Plan(), layout, activations).sum(1)
     return np.asarray(np.divide(held.sum(1), whole, out=np.ones(len(whole)), where=whole > 0))
 
 
@@ -130,9 +130,9 @@ class WorstRouting:
     passing: Floats
 
 
-def worst_routing(plan: Attachments, layout: Layout, activations: tuple[float, ...]) -> WorstRouting:
+def worst_routing(plan: Plan, layout: Layout, activations: tuple[float, ...]) -> WorstRouting:
     """The worst case of a plan; 0 where it says too little (`check_memory` refuses that). Arguments: `held_by_kind`."""
-    held = held_by_kind(Attachments(), layout, activations)
+    held = held_by_kind(Plan(), layout, activations)
     waiting, passing = np.zeros_like(held), np.zeros(len(held))
     most = worst_case_rows(plan)
     adaptive = [stage for stage, level in enumerate(plan.recompute) if level.adaptive is not None]
@@ -148,7 +148,7 @@ def worst_routing(plan: Attachments, layout: Layout, activations: tuple[float, .
     return WorstRouting(waiting, passing)
 
 
-def share_until_recomputed(plan: Attachments, layout: Layout, activations: tuple[float, ...]) -> Floats:
+def share_until_recomputed(plan: Plan, layout: Layout, activations: tuple[float, ...]) -> Floats:
     """[stages] share of its activations that a microbatch with an R holds between its forward and the R.
 
     It is that of the stage's level; where the plan says none, that of `full`. NaN where the plan says neither a level

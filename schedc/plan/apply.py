@@ -12,7 +12,7 @@ from schedc.attachments.head_products import held_bytes
 from schedc.attachments.layer_counts import is_dense_sized, is_sized
 from schedc.attachments.parameter_counts import moe_parameter_bytes
 from schedc.attachments.units import amount
-from schedc.attachments.values import Attachments, Level
+from schedc.attachments.values import Level, Plan
 from schedc.diagnostics import DiagnosticError, Label
 from schedc.ir.arrays import Floats
 from schedc.ir.schedule import Schedule
@@ -157,7 +157,7 @@ def _placed(plan: PlanTree, where: Callable[[Span], Span], memory: Span | None =
         ]) from None  # fmt: skip
 
 
-def stage_costs(directives: Directives, layout: Layout, costs: Costs, plan: Attachments) -> Costs:
+def stage_costs(directives: Directives, layout: Layout, costs: Costs, plan: Plan) -> Costs:
     """The costs of the stages of a layout, with the activations that the recomputation of ``plan`` leaves.
 
     A single number of ``costs`` is that of one layer of cost 1 (or of one that holds activations 1). It is multiplied
@@ -186,7 +186,7 @@ def stage_costs(directives: Directives, layout: Layout, costs: Costs, plan: Atta
     return _with_recomputation(of_stages, replace(costs, parts=None), plan, layout, layers)
 
 
-def _with_time(of_stages: Costs, costs: Costs, plan: Attachments, layout: Layout, layers: LayerCosts) -> Costs:
+def _with_time(of_stages: Costs, costs: Costs, plan: Plan, layout: Layout, layers: LayerCosts) -> Costs:
     """The costs of the stages with the time that backwards recompute for, where the plan says the sizes of layers.
 
     costs: those of a layer.
@@ -206,7 +206,7 @@ def _with_time(of_stages: Costs, costs: Costs, plan: Attachments, layout: Layout
     return replace(of_stages, R=tuple(np.where(levels, time, forward).tolist()))
 
 
-def _with_recomputation(of_stages: Costs, costs: Costs, plan: Attachments, layout: Layout, layers: LayerCosts) -> Costs:
+def _with_recomputation(of_stages: Costs, costs: Costs, plan: Plan, layout: Layout, layers: LayerCosts) -> Costs:
     """The costs of the stages with what a microbatch with an R holds before and after it. costs: those of a layer."""
     whole = costs.resolved(len(layout.stages)).activation
     if not isinstance(costs.activation, tuple):

@@ -14,7 +14,7 @@ from time import perf_counter
 import numpy as np
 
 from schedc.attachments.units import amount
-from schedc.attachments.values import Attachments
+from schedc.attachments.values import Plan
 from schedc.diagnostics import DiagnosticError
 from schedc.layout.parts import Layout
 from schedc.plan.apply import layer_costs
@@ -29,7 +29,7 @@ from schedc.step.dependencies import Dependencies
 _STEPS = 6
 """Memories that are tried between the plan's own and that of a step without a cap."""
 
-Attach = Callable[[Attachments], tuple[Dependencies, Costs, Dependencies | None]]
+Attach = Callable[[Plan], tuple[Dependencies, Costs, Dependencies | None]]
 """Carries a plan out on the order: dependencies, costs of the stages, and the order without Rs in bubbles."""
 
 
@@ -53,7 +53,7 @@ def choose_both(
     directives: Directives,
     layout: Layout,
     costs: Costs,
-    plan: Attachments,
+    plan: Plan,
     dependencies: Dependencies,
     stages: Sequence[int],
     attach: Attach,

@@ -13,7 +13,7 @@ from time import perf_counter
 import numpy as np
 
 from schedc.attachments.units import amount
-from schedc.attachments.values import Attachments, Level, Recompute
+from schedc.attachments.values import Level, Plan, Recompute
 from schedc.ir.arrays import Floats, reduceat
 from schedc.ir.ops import OpKind
 from schedc.layout.parts import Layout, layers_in
@@ -46,7 +46,7 @@ class ChosenRecomputation:
     for one that does not fit.
     """
 
-    plan: Attachments
+    plan: Plan
     stages: tuple[int, ...]
     makespan: float
     uncapped: float
@@ -64,7 +64,7 @@ def choose_recomputation(
     directives: Directives,
     layout: Layout,
     costs: Costs,
-    plan: Attachments,
+    plan: Plan,
     dependencies: Dependencies,
     stages: Sequence[int],
     limit: float | None = None,
@@ -104,7 +104,7 @@ def _problem(
     directives: Directives,
     layout: Layout,
     costs: Costs,
-    plan: Attachments,
+    plan: Plan,
     dependencies: Dependencies,
     limit: float | None,
 ) -> LevelProblem:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from schedc.attachments.values import Attachments
+from schedc.attachments.values import Plan
 from schedc.plan.directives import DIRECTIVES
 from schedc.plan.directives.base import Contradiction
 
 
-def contradictions(plan: Attachments, ranks: int | None) -> Iterator[Contradiction]:
+def contradictions(plan: Plan, ranks: int | None) -> Iterator[Contradiction]:
     """The contradictions of a plan.
 
     ranks: those that share the experts; None where that is not known.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from schedc.attachments.parameter_counts import moe_parameter_bytes, moe_parameters
-from schedc.attachments.values import Attachments
+from schedc.attachments.values import Plan
 from schedc.layout.parts import Layout, PartKind
 from schedc.syntax.plan import PlanTree, TableLine
 
@@ -19,7 +19,7 @@ _NAMES = {
 _EXPERTS = (PartKind.MOE, PartKind.MTP)
 
 
-def parameter_facts(tree: PlanTree, plan: Attachments, layout: Layout) -> dict[str, Any]:
+def parameter_facts(tree: PlanTree, plan: Plan, layout: Layout) -> dict[str, Any]:
     """``moe_layer`` and ``moe_layer_bytes``: experts and router of a layer on a rank; ``unknown``: counted as 0.
 
     ``states``: bytes of a parameter beside its weight, which ``moe_layer_bytes`` has in it.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from schedc.attachments.values import Attachments
+from schedc.attachments.values import Plan
 from schedc.cell.graph import StageShape
 from schedc.cell.issue_order import ExpertRanks
 from schedc.cell.table import CellTable
@@ -16,7 +16,7 @@ from schedc.step.costs.checks import problem
 
 
 def group_of(
-    schedule: Schedule, table: CellTable, shapes: Sequence[StageShape], plan: Attachments, source: Source | None
+    schedule: Schedule, table: CellTable, shapes: Sequence[StageShape], plan: Plan, source: Source | None
 ) -> RankRows | None:
     """The ranks of an expert group with their rows; None where the table does not give rows.
 

@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from schedc.attachments.recompute_bytes import slot_bytes, slot_gradient_bytes
-from schedc.attachments.values import Attachments
+from schedc.attachments.values import Plan
 from schedc.ir.arrays import Floats, repeat
 from schedc.ir.recomputed import recomputed_ops
 from schedc.ir.schedule import Schedule
@@ -63,21 +63,21 @@ class ExtraMemory:
 
 
 def extra_memory(
-    plan: Attachments, layout: Layout, activations: tuple[float, ...], schedule: Schedule, sized: bool
+    plan: Plan, layout: Layout, activations: tuple[float, ...], schedule: Schedule, sized: bool
 ) -> ExtraMemory:
     """The extra memory of a plan. sized: whether memory is in bytes; slots count only then.
 
     In an overlapped pair two microbatches run, one of them backward.
     """
-    slots = hot_slots(plan if sized else Attachments(), layout)
+    slots = hot_slots(plan if sized else Plan(), layout)
     worst = worst_routing(plan, layout, activations)
     adaptive = worst.waiting.any(1)
-    whole = (held_by_kind(Attachments(), layout, activations) + worst.waiting)[:, MOE].sum(1)
+    whole = (held_by_kind(Plan(), layout, activations) + worst.waiting)[:, MOE].sum(1)
     microbatches = 2 if (schedule.pair >= 0).any() else 1
     return ExtraMemory(slots, np.where(adaptive, whole + microbatches * worst.passing, 0.0))
 
 
-def hot_slots(plan: Attachments, layout: Layout) -> HotSlots:
+def hot_slots(plan: Plan, layout: Layout) -> HotSlots:
     """The memory of a plan's hot experts: 0 where it has none, does not say their sizes, or has a capacity."""
     none = np.zeros(len(layout.stages))
     if plan.hot is None or plan.experts is None or plan.capacity is not None:
@@ -138,7 +138,7 @@ class HeldMemory:
 
 
 def held_memory(
-    directives: Directives, plan: Attachments, layout: Layout, layers: LayerCosts, schedule: Schedule, costs: Costs
+    directives: Directives, plan: Plan, layout: Layout, layers: LayerCosts, schedule: Schedule, costs: Costs
 ) -> HeldMemory:
     """What ranks hold under a plan, in the unit of its memory, or of its host where it says no memory."""
     memory, host = directives.tree.memory, plan.host

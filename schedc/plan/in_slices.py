@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from schedc.attachments.values import Attachments
+from schedc.attachments.values import Plan
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
 from schedc.ir.schedule import Schedule
 from schedc.plan import plan_of
@@ -33,7 +33,7 @@ def plan_in_slices(plan: ReadPlan, slices: int) -> ReadPlan:
     return replace(plan, directives=replace(plan.directives, slices=(request,)))
 
 
-def _findings(plan: Attachments, span: Span) -> list[Diagnostic]:
+def _findings(plan: Plan, span: Span) -> list[Diagnostic]:
     return [
         Diagnostic(wrong.code, wrong.message, Label(span), notes=wrong.notes, help=wrong.help)
         for wrong in contradictions(plan, None)

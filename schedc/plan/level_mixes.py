@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from schedc.attachments.values import Attachments, Level, Recompute
+from schedc.attachments.values import Level, Plan, Recompute
 from schedc.ir.arrays import Floats, Int64
 from schedc.layout.costs import LayerCosts, PerKind
 from schedc.layout.parts import WORK, Layout, ModelPart, PartKind, layers_in
@@ -51,7 +51,7 @@ class StageSizes:
 
 
 def mixes_of(
-    plan: Attachments,
+    plan: Plan,
     layout: Layout,
     costs: LayerCosts,
     stage: int,
@@ -87,7 +87,7 @@ def _joined(mix: Mix, more: Mix) -> Mix:
     return Mix(mix.held + more.held, mix.time + more.time, mix.preferred + more.preferred, (*mix.runs, *more.runs))
 
 
-def _counts(plan: Attachments, kind: PartKind, layers: int, held: float, time: float) -> list[Mix]:
+def _counts(plan: Plan, kind: PartKind, layers: int, held: float, time: float) -> list[Mix]:
     """The mixes of so many layers of one kind. held, time: of a layer without recomputation."""
     levels = _LEVELS.get(kind, tuple(Level))
     left = np.array([held * held_share(plan, kind, level) for level in levels])

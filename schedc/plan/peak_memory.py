@@ -11,7 +11,7 @@ import numpy as np
 from schedc.attachments.layer_counts import is_sized
 from schedc.attachments.row_counts import worst_case_rows
 from schedc.attachments.units import amount, plain, shown
-from schedc.attachments.values import Attachments
+from schedc.attachments.values import Plan
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
 from schedc.ir.arrays import Floats
 from schedc.ir.op_tables import BACKWARD
@@ -64,14 +64,14 @@ class Sharded:
 
 def peak_of(
     rank: int,
-    plan: Attachments,
+    plan: Plan,
     held: HeldMemory,
     away: Away | None = None,
     sharded: Sharded | None = None,
 ) -> Peak:
     """The peak of ``rank`` with its parts. held: what ranks hold without works."""
     schedule, extra, of_stage = held.schedule, held.extra, held.of_stage
-    parameters = held_by_kind(Attachments(), held.layout, held.layers.parameters)
+    parameters = held_by_kind(Plan(), held.layout, held.layers.parameters)
     activations = held_by_kind(plan, held.layout, held.layers.activations)
     recomputed = recomputed_ops(schedule)
     low, high = schedule.rank_start[rank : rank + 2]
@@ -168,7 +168,7 @@ class Away:
 
 def check_memory(
     tree: PlanTree,
-    plan: Attachments,
+    plan: Plan,
     held: HeldMemory,
     dependencies: Dependencies,
     placed: PlacedWorks | None = None,
@@ -222,7 +222,7 @@ def _notes(peak: Peak, schedule: Schedule, write: Callable[[float], str]) -> Ite
         yield f"that op is written at {schedule.source.place}:{span}"
 
 
-def _recompute_help(plan: Attachments, peak: Peak) -> str:
+def _recompute_help(plan: Plan, peak: Peak) -> str:
     names = [name for name, _ in peak.parts[:3]]
     moe = any(name.startswith("activations of MoE") for name in names)
     less = "`recompute` more, " if moe and plan.experts and plan.experts.width else ""
@@ -230,7 +230,7 @@ def _recompute_help(plan: Attachments, peak: Peak) -> str:
     return f"{less}give experts a `capacity`, " if _RUNNING_ROWS in names and plan.capacity is None else less
 
 
-def _check_worst(tree: PlanTree, plan: Attachments, line: MemoryLine) -> None:
+def _check_worst(tree: PlanTree, plan: Plan, line: MemoryLine) -> None:
     """S146: a memory and adaptive levels, where the plan does not say how many rows may come to a rank."""
     if not any(level.adaptive is not None for level in plan.recompute) or (is_sized(plan) and worst_case_rows(plan)):
         return

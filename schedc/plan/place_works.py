@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from schedc.attachments.units import amount, plain, shown
-from schedc.attachments.values import Attachments, Host
+from schedc.attachments.values import Host, Plan
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
 from schedc.ir.arrays import Floats
 from schedc.ir.ops import OpKind
@@ -101,7 +101,7 @@ def times_of(host: Host) -> tuple[float, float]:
 
 def place_offloads(
     directives: Directives,
-    plan: Attachments,
+    plan: Plan,
     layout: Layout,
     layers: LayerCosts,
     dependencies: Dependencies,
@@ -123,7 +123,7 @@ def place_offloads(
 
 
 def _shares(
-    directives: Directives, plan: Attachments, layout: Layout, layers: LayerCosts, schedule: Schedule
+    directives: Directives, plan: Plan, layout: Layout, layers: LayerCosts, schedule: Schedule
 ) -> dict[int, float]:
     """By stage that a line speaks of: the share of its activations that leaves. Raises `DiagnosticError` (S155)."""
     shares: dict[int, float] = {}
@@ -145,7 +145,7 @@ def _shares(
     return shares
 
 
-def _as_written(directives: Directives, plan: Attachments, step: _Step, shares: Mapping[int, float]) -> PlacedWorks:
+def _as_written(directives: Directives, plan: Plan, step: _Step, shares: Mapping[int, float]) -> PlacedWorks:
     """What the lines say. Each stage is judged alone. shares: of its activations that leave, by stage."""
     schedule = step.dependencies.schedule
     rules = rule_per_stage(plan.offload, schedule.stages, schedule.placement)

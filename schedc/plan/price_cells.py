@@ -18,7 +18,7 @@ from schedc.diagnostics import DiagnosticError
 from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Schedule
 from schedc.layout.parts import DECODER, Layout, PartKind
-from schedc.plan import Attachments, Method, plan_of
+from schedc.plan import Method, Plan, plan_of
 from schedc.plan.group_rows import group_of
 from schedc.plan.recomputed_nodes import graphs_of, shares_of_forward
 from schedc.source import Source
@@ -116,7 +116,7 @@ def standard_table(schedule: Schedule) -> CellTable:
 
 def _attached(
     schedule: Schedule, table: CellTable, source: Source | None
-) -> tuple[CellTable, dict[str, PlanOrder], Attachments]:
+) -> tuple[CellTable, dict[str, PlanOrder], Plan]:
     """The table with the method of the plan, the plan's orders by kind of cell, and the plan. Raises S404."""
     if len(table.blocks) not in (1, schedule.stages):
         message = f"`stages` has the blocks of {len(table.blocks)} stages, the schedule has {schedule.stages}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from schedc.load.library import Plan
+from schedc.load.library import AppliedPlan
 from schedc.plan.contradictions import contradictions
 from schedc.plan.directives import DIRECTIVES
 from schedc.plan.directives.base import Directives, Reading, RecomputeRequest, SlicesRequest
@@ -13,13 +13,13 @@ from schedc.syntax.plan import PlanTree
 
 
 @dataclass(frozen=True)
-class ReadPlan(Plan):
+class ReadPlan(AppliedPlan):
     """A plan with its directives, read once for all that follows."""
 
     directives: Directives
 
 
-def read_plan_lines(plan: Plan) -> ReadPlan:
+def read_plan_lines(plan: AppliedPlan) -> ReadPlan:
     """The plan with its directives; what is wrong with them is in ``directives.findings``."""
     segments = next((size.name for size in plan.schedule.parameters if size.role == "segments"), "")
     return ReadPlan(plan.tree, plan.schedule, replace(read_directives(plan.tree), segments=segments))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from schedc.attachments.recompute_bytes import recomputed_share
-from schedc.attachments.values import Attachments, By, Level, Recompute
+from schedc.attachments.values import By, Level, Plan, Recompute
 from schedc.cell.costs import CellCosts
 from schedc.cell.graph import StageShape
 from schedc.cell.program import Half
@@ -67,7 +67,7 @@ def with_recomputed(shape: StageShape, nodes: Mapping[int, float]) -> StageShape
     return StageShape(tuple(marked), shape.outputs)
 
 
-def in_backwards(shapes: Sequence[StageShape], plan: Attachments) -> tuple[StageShape, ...]:
+def in_backwards(shapes: Sequence[StageShape], plan: Plan) -> tuple[StageShape, ...]:
     """[stages] graphs with the nodes that backwards without an R recompute, at the mean number of rows.
 
     A dense layer is one node, whose backward recomputes inside itself.
@@ -77,14 +77,14 @@ def in_backwards(shapes: Sequence[StageShape], plan: Attachments) -> tuple[Stage
 
 
 @lru_cache(maxsize=1024)
-def _in_backward(shape: StageShape, level: Recompute, sizes: Attachments) -> StageShape:
+def _in_backward(shape: StageShape, level: Recompute, sizes: Plan) -> StageShape:
     """The graph of a stage of this level. sizes: the part of a plan that shares follow from."""
     marked, dense = with_recomputed(shape, _at_the_mean(level, shape)), _dense_nodes(level, shape, sizes)
     inside = tuple(replace(node, inside=dense.get(index, 0.0)) for index, node in enumerate(marked.nodes))
     return StageShape(inside, shape.outputs) if dense else marked
 
 
-def _dense_nodes(level: Recompute, shape: StageShape, sizes: Attachments) -> dict[int, float]:
+def _dense_nodes(level: Recompute, shape: StageShape, sizes: Plan) -> dict[int, float]:
     """The dense layers that a level recomputes: node index -> share of its forward, where the plan says its sizes."""
     if level.adaptive is not None or level.level is Level.NONE:
         return {}
@@ -102,7 +102,7 @@ def _at_the_mean(level: Recompute, shape: StageShape) -> dict[int, float]:
     return recomputed_nodes_of(level, shape) if level.adaptive is None else {}
 
 
-def in_recomputations(shapes: Sequence[StageShape], plan: Attachments) -> tuple[StageShape, ...]:
+def in_recomputations(shapes: Sequence[StageShape], plan: Plan) -> tuple[StageShape, ...]:
     """[stages] graphs with the nodes that an R recomputes.
 
     They are those of the stage's level. Where the plan says none, they are those of `full` in a stage with exchanges,
@@ -113,7 +113,7 @@ def in_recomputations(shapes: Sequence[StageShape], plan: Attachments) -> tuple[
 
 
 @lru_cache(maxsize=1024)
-def _in_recomputation(shape: StageShape, level: Recompute, sizes: Attachments) -> StageShape:
+def _in_recomputation(shape: StageShape, level: Recompute, sizes: Plan) -> StageShape:
     """The graph of a stage of this level. sizes: the part of a plan that shares follow from."""
     unsaid = level.level is Level.NONE
     whole = unsaid and not any(node.exchange for node in shape.nodes)
@@ -123,7 +123,7 @@ def _in_recomputation(shape: StageShape, level: Recompute, sizes: Attachments) -
     return with_recomputed(shape, nodes)
 
 
-def graphs_of(shapes: Sequence[StageShape], plan: Attachments) -> tuple[tuple[StageShape, ...], tuple[StageShape, ...]]:
+def graphs_of(shapes: Sequence[StageShape], plan: Plan) -> tuple[tuple[StageShape, ...], tuple[StageShape, ...]]:
     """[stages] graphs as backwards without an R recompute them, and as Rs do; both in the plan's slices."""
     plain, again = (
         tuple(sliced(shape, plan.slices_of(stage)) for stage, shape in enumerate(marked))
@@ -132,7 +132,7 @@ def graphs_of(shapes: Sequence[StageShape], plan: Attachments) -> tuple[tuple[St
     return plain, again
 
 
-def shares_of_forward(shapes: Sequence[StageShape], plan: Attachments, costs: CellCosts) -> tuple[float, ...]:
+def shares_of_forward(shapes: Sequence[StageShape], plan: Plan, costs: CellCosts) -> tuple[float, ...]:
     """[stages] time of an R as a share of its forward, both run node after node.
 
     1 where the R has no node, as below `medium`, or where the costs do not know its nodes.

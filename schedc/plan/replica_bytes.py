@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from schedc.attachments.parameter_counts import moe_parameters
-from schedc.attachments.values import Attachments, bytes_per_number
+from schedc.attachments.values import Plan, bytes_per_number
 from schedc.ir.arrays import Floats
 from schedc.ir.schedule import Schedule
 from schedc.ir.ties import lies_apart
@@ -17,13 +17,13 @@ from schedc.step.works.place_replica_works import ReplicaBytes
 _EXPERTS = (PartKind.MOE, PartKind.MTP)
 
 
-def weight_share(plan: Attachments) -> float:
+def weight_share(plan: Plan) -> float:
     """Share of a part's parameters, in bytes, that weights take; gradients take as many. The rest is the `states`."""
     weight = bytes_per_number(plan.dtype)
     return weight / (weight + plan.states)
 
 
-def expert_share(plan: Attachments) -> float:
+def expert_share(plan: Plan) -> float:
     """Share of a MoE layer's parameters that are experts: by the sizes of the plan; 1 where it does not say them."""
     experts, count = plan.experts, moe_parameters(plan)
     if experts is None or plan.topology is None or not count:
@@ -31,20 +31,20 @@ def expert_share(plan: Attachments) -> float:
     return 3 * experts.hidden * experts.width * (experts.count // plan.topology.ranks) / count
 
 
-def group_sizes(plan: Attachments, replicas: int) -> dict[WorkGroup, int]:
+def group_sizes(plan: Plan, replicas: int) -> dict[WorkGroup, int]:
     """How many replicas take part in a work of each group."""
     ranks = plan.topology.ranks if plan.topology and plan.experts else 1
     return {WorkGroup.REPLICAS: replicas, WorkGroup.SAME_EXPERTS: max(1, replicas // ranks)}
 
 
-def dense_parameters(plan: Attachments, layout: Layout, layers: LayerCosts) -> Floats:
+def dense_parameters(plan: Plan, layout: Layout, layers: LayerCosts) -> Floats:
     """[stages] memory of all parameters but experts, with their `states`."""
     kinds = layout.counts[:, : len(WORK)] * np.array(layers.parameters, np.float64)
     share = np.array([1 - expert_share(plan) if kind in _EXPERTS else 1.0 for kind in WORK])
     return np.asarray(kinds @ share)
 
 
-def replica_bytes(plan: Attachments, layout: Layout, layers: LayerCosts, schedule: Schedule) -> ReplicaBytes:
+def replica_bytes(plan: Plan, layout: Layout, layers: LayerCosts, schedule: Schedule) -> ReplicaBytes:
     """What replicas sum and shard, in the unit of ``layers``.
 
     The table of a tied embedding is that of the embedding, on each stage that uses it. Stages that share all their

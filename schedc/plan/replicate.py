@@ -9,7 +9,7 @@ import numpy as np
 
 from schedc.attachments.parameter_counts import moe_parameter_bytes
 from schedc.attachments.units import amount
-from schedc.attachments.values import Attachments
+from schedc.attachments.values import Plan
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
 from schedc.ir.arrays import Floats
 from schedc.ir.schedule import Schedule
@@ -65,7 +65,7 @@ class Replication(StepWorks):
 
 def replicate(
     directives: Directives,
-    plan: Attachments,
+    plan: Plan,
     layout: Layout,
     layers: LayerCosts,
     dependencies: Dependencies,
@@ -104,7 +104,7 @@ def replicate(
     return Replication(placed, time, cells, in_bytes, members, sizes, sent, peaks)
 
 
-def _freed(plan: Attachments, layout: Layout, layers: LayerCosts, sizes: ReplicaBytes, replicas: int) -> Floats:
+def _freed(plan: Plan, layout: Layout, layers: LayerCosts, sizes: ReplicaBytes, replicas: int) -> Floats:
     """[stages] memory of a sharded stage that a replica does not hold between uses: the parts of the others.
 
     Gradients of a sharded stage are whole until they are summed, and count as whole for the step.
@@ -116,7 +116,7 @@ def _freed(plan: Attachments, layout: Layout, layers: LayerCosts, sizes: Replica
 
 def _room(
     directives: Directives,
-    plan: Attachments,
+    plan: Plan,
     held: HeldMemory,
     dependencies: Dependencies,
     placed: PlacedWorks,
@@ -130,7 +130,7 @@ def _room(
     return ShardingRoom(held.in_cells(dependencies) - placed.away(dependencies), amount(memory) - standing)
 
 
-def _with_experts(layers: LayerCosts, plan: Attachments) -> LayerCosts:
+def _with_experts(layers: LayerCosts, plan: Plan) -> LayerCosts:
     """The costs with the parameters of MoE layers that follow from sizes, where the plan gives none and no memory."""
     counted = moe_parameter_bytes(plan)
     if counted is None or layers.parameters.moe:
@@ -138,7 +138,7 @@ def _with_experts(layers: LayerCosts, plan: Attachments) -> LayerCosts:
     return replace(layers, parameters=layers.parameters._replace(moe=float(counted), mtp=float(counted)))
 
 
-def _in_bytes(directives: Directives, plan: Attachments) -> bool:
+def _in_bytes(directives: Directives, plan: Plan) -> bool:
     """Whether the parameters of a plan are in bytes; without a number of them, whether they follow from sizes."""
     tree = directives.tree
     tables = [line for line in tree.lines if isinstance(line, TableLine) and line.word == "parameters"]
@@ -147,7 +147,7 @@ def _in_bytes(directives: Directives, plan: Attachments) -> bool:
     return any(written) if written else moe_parameter_bytes(plan) is not None
 
 
-def _check(directives: Directives, plan: Attachments, costs: Costs, sizes: ReplicaBytes, replicas: int) -> None:
+def _check(directives: Directives, plan: Plan, costs: Costs, sizes: ReplicaBytes, replicas: int) -> None:
     """Raises `DiagnosticError` for what leaves sums without a time or a size."""
     source = directives.tree.source
 
@@ -169,7 +169,7 @@ def _check(directives: Directives, plan: Attachments, costs: Costs, sizes: Repli
         raise refuse("S156", message, help, "parallel")
 
 
-def _against_devices(plan: Attachments, replicas: int) -> Iterator[tuple[str, str]]:
+def _against_devices(plan: Plan, replicas: int) -> Iterator[tuple[str, str]]:
     """(message, help) of what ``replicas`` contradict in the `parallel` line."""
     if (parallel := plan.parallel) is None:
         return

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from schedc.attachments.values import Attachments
+from schedc.attachments.values import Plan
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
 from schedc.ir.schedule import Schedule
 from schedc.layout.parts import DECODER, Layout, PartKind
@@ -17,7 +17,7 @@ from schedc.plan.level_shares import dense_activation_bytes
 from schedc.syntax.plan import TableLine
 
 
-def resolve(directives: Directives, schedule: Schedule, layout: Layout) -> Attachments:
+def resolve(directives: Directives, schedule: Schedule, layout: Layout) -> Plan:
     """What a checked plan attaches to a schedule with this layout.
 
     Raises `DiagnosticError` (S145 to S149, S323) at the place in the plan.

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from schedc.attachments.layer_counts import counted_bytes
 from schedc.attachments.recompute_bytes import held_by_role
 from schedc.attachments.row_counts import filled
-from schedc.attachments.values import HELD_ROLES, Attachments, Level
+from schedc.attachments.values import HELD_ROLES, Level, Plan
 from schedc.layout.parts import WITH_EXPERTS, WORK, Layout, PartKind, layers_in
 from schedc.plan.level_shares import held_share, without_choices
 
@@ -15,7 +15,7 @@ _OF_EXPERTS = set(HELD_ROLES) - {"dense"}
 
 
 def share_of_roles(
-    plan: Attachments, layout: Layout, activations: tuple[float, ...], stage: int, roles: Collection[str]
+    plan: Plan, layout: Layout, activations: tuple[float, ...], stage: int, roles: Collection[str]
 ) -> float | None:
     """The share of what a microbatch holds on a stage from its forward on, under the plan's recomputation.
 
@@ -39,7 +39,7 @@ def share_of_roles(
     return of_roles / held if held else 0.0
 
 
-def _share_of_layer(plan: Attachments, level: Level, roles: Collection[str]) -> float:
+def _share_of_layer(plan: Plan, level: Level, roles: Collection[str]) -> float:
     """The share of what a MoE layer of a level holds."""
     assert plan.moe_sizes is not None, "its bytes are counted"
     by_role = held_by_role(plan.moe_sizes, plan.dtype, level, filled(plan))

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from schedc.attachments.values import Attachments, Level, Recompute
+from schedc.attachments.values import Level, Plan, Recompute
 from schedc.ir.arrays import Floats
 from schedc.ir.schedule import Schedule
 from schedc.layout.costs import LayerCosts
@@ -43,7 +43,7 @@ class LevelProblem:
     layout: Layout
     layers: LayerCosts
     costs: Costs
-    plan: Attachments
+    plan: Plan
     dependencies: Dependencies
     base: Costs
     limit: float
@@ -63,12 +63,12 @@ class LevelProblem:
         costs = replace(self.base, recompute_in_backward=tuple(time.tolist()))
         return float(run_times(self.dependencies, costs)[1].max(initial=0.0))
 
-    def with_levels(self, chosen: Mapping[int, Recompute]) -> Attachments:
+    def with_levels(self, chosen: Mapping[int, Recompute]) -> Plan:
         """The plan with the levels of some stages."""
         levels = [chosen.get(stage, self.plan.recompute_of(stage)) for stage in range(self.schedule.stages)]
         return replace(self.plan, recompute=tuple(levels))
 
-    def costs_of(self, plan: Attachments) -> Costs:
+    def costs_of(self, plan: Plan) -> Costs:
         """The costs of the stages under a plan."""
         return stage_costs(self.directives, self.layout, self.costs, plan)
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from schedc.attachments.layer_counts import counted_saving
-from schedc.attachments.values import Attachments, Level
+from schedc.attachments.values import Level, Plan
 from schedc.attachments.working_bytes import arrived_bytes, head_bytes, working_bytes
 from schedc.ir.arrays import Floats
 from schedc.ir.ops import OpKind
@@ -26,7 +26,7 @@ from schedc.step.dependencies import Dependencies
 
 
 def working_of_ops(
-    plan: Attachments, layout: Layout, layers: LayerCosts, costs: StageCosts, dependencies: Dependencies
+    plan: Plan, layout: Layout, layers: LayerCosts, costs: StageCosts, dependencies: Dependencies
 ) -> Floats | None:
     """[ops] bytes inside the cell of each op, beyond the activations before and behind it; None: sizes are not known.
 
@@ -53,16 +53,14 @@ def working_of_ops(
     return np.asarray(of_cell[dependencies.cell_of])
 
 
-def _running(plan: Attachments, parts: Sequence[ModelPart]) -> float:
+def _running(plan: Plan, parts: Sequence[ModelPart]) -> float:
     """Bytes per token of the part of a stage that takes most while it runs."""
     kinds = {part.kind in WITH_EXPERTS for part in layers_in(parts)}
     most = max((working_bytes(plan, experts) or 0.0 for experts in kinds), default=0.0)
     return max(most, head_bytes(plan)) if any(part.kind is PartKind.HEAD for part in parts) else most
 
 
-def _inside(
-    plan: Attachments, stage: int, layers: Sequence[ModelPart], whole: float, pending: float, held: float
-) -> float:
+def _inside(plan: Plan, stage: int, layers: Sequence[ModelPart], whole: float, pending: float, held: float) -> float:
     """Bytes of a microbatch while its backward runs, apart from the layer that runs.
 
     whole, pending, held: what it holds with everything recomputed, between I and W, and before its backward.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from schedc.attachments.values import Attachments
+from schedc.attachments.values import Plan
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
 from schedc.plan.directives import DIRECTIVES
 from schedc.plan.directives.base import Scoped
@@ -18,15 +18,15 @@ from schedc.syntax.parser import parse
 _GAP = "  "
 
 
-def write_plan(plan: Attachments) -> str:
+def write_plan(plan: Plan) -> str:
     """The text; empty for a plan that attaches nothing."""
     return _GAP.join(line for directive in DIRECTIVES.values() for line in directive.write(plan))
 
 
-def read_plan(text: str, stages: int) -> Attachments:
+def read_plan(text: str, stages: int) -> Plan:
     """The plan that `write_plan` wrote, for so many stages. Raises `DiagnosticError` for any other text."""
     if not text:
-        return Attachments()
+        return Plan()
     (tree,) = parse(Source("<plan>", f"plan p = p {{ {text} }}")).plans
     directives = read_directives(tree)
     requests: Sequence[Scoped] = [*directives.requests, *directives.slices]

@@ -9,7 +9,7 @@ from schedc.compiler import Analysis
 from schedc.diagnostics import Diagnostic
 from schedc.ir.recomputed import has_recomputation
 from schedc.ir.schedule import Schedule
-from schedc.load.library import Plan
+from schedc.load.library import AppliedPlan
 from schedc.report.ranks import rank_table
 
 # Reports of plans and cells are imported where they are used: most runs have none, and start faster without them.
@@ -53,7 +53,7 @@ def to_json(analysis: Analysis, schema: str = "schedc.check") -> dict[str, Any]:
 def _inside(analysis: Analysis) -> dict[str, Any]:
     """Bytes of each rank inside its cells, and the plan's memory; empty where the sizes of layers are not known."""
     held = analysis.memory.held
-    if held is None or held.inside is None or not isinstance(analysis.tree, Plan):
+    if held is None or held.inside is None or not isinstance(analysis.tree, AppliedPlan):
         return {}
     from schedc.attachments.units import amount
 
@@ -99,7 +99,7 @@ def _replicas(analysis: Analysis) -> dict[str, Any]:
 
 def _chosen(analysis: Analysis) -> dict[str, Any]:
     """The levels that the compiler chose; empty where it chose none."""
-    if analysis.chosen is None or not isinstance(analysis.tree, Plan):
+    if analysis.chosen is None or not isinstance(analysis.tree, AppliedPlan):
         return {}
     from schedc.report import chosen
 
@@ -124,7 +124,7 @@ def _attachments(analysis: Analysis) -> dict[str, Any]:
         return {}
     from schedc.plan import plan_of
 
-    if not isinstance(analysis.tree, Plan):
+    if not isinstance(analysis.tree, AppliedPlan):
         slices = plan_of(analysis.schedule).slices
         return {"slices": list(slices)} if slices else {}
 

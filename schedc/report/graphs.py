@@ -14,7 +14,7 @@ from schedc.draw.stage_graph import stage_graph
 from schedc.inputs import Input, open_input
 from schedc.interchange.dot import schedule_graph
 from schedc.ir.schedule import Schedule
-from schedc.load.library import Given, Plan
+from schedc.load.library import AppliedPlan, Given
 from schedc.plan.apply import layout_of_plan
 from schedc.plan.price_cells import stage_graphs, standard_table, with_layout
 from schedc.step.costs.costs import Costs
@@ -69,7 +69,7 @@ def _with_blocks(tree: Input, schedule: Schedule, costs: Costs) -> tuple[Costs, 
     if costs.cell is not None:
         return costs, ""
     table = standard_table(schedule)
-    if isinstance(tree, Plan):
+    if isinstance(tree, AppliedPlan):
         laid_out = with_layout(table, layout_of_plan(tree.tree, schedule))
         return replace(costs, cell=laid_out), "standard blocks as the plan lays them out"
     return replace(costs, cell=table), "one standard MoE block in every stage"

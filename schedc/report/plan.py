@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from schedc.attachments.units import shown
-from schedc.attachments.values import Attachments
+from schedc.attachments.values import Plan
 from schedc.ir.schedule import Schedule
 from schedc.layout.parts import Layout
 from schedc.plan.directives import DIRECTIVES
@@ -14,7 +14,7 @@ from schedc.plan.held_memory import hot_slots
 from schedc.plan.writer import write_plan
 
 
-def to_json(plan: Attachments, layout: Layout, schedule: Schedule) -> dict[str, Any]:
+def to_json(plan: Plan, layout: Layout, schedule: Schedule) -> dict[str, Any]:
     """The facts. Bytes and FLOPs are those of one microbatch; null where the plan says too little.
 
     ``held_bytes`` of hot experts are those of the fullest rank, at most.

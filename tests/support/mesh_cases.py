@@ -10,7 +10,7 @@ from torch import Tensor
 
 from schedc.compiler import compile as compile_schedule
 from schedc.ir.program import Program
-from schedc.plan import Attachments, Hot
+from schedc.plan import Hot, Plan
 from schedc_runtime import Pipeline
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.layer import moe_layers
@@ -78,7 +78,7 @@ def _auxiliary(rank: int, every: list[dict[str, Any]], experts: int, data: int) 
     mesh = Mesh(1, experts, data)
     batch, targets = batch_of(mesh, 2)
     mine = Pipeline(
-        balanced_moe(), _one_rank(), loss_fn=next_token_loss, mesh=mesh, plan=Attachments(overlap=True), timeout=30
+        balanced_moe(), _one_rank(), loss_fn=next_token_loss, mesh=mesh, plan=Plan(overlap=True), timeout=30
     )
     mine.step(*[part.chunk(mesh.replicas)[rank] for part in (batch, targets)])
     mine.update_biases()
@@ -136,7 +136,7 @@ def disagreements(rank: int, world_size: int) -> list[str]:
             errors.append(str(error).splitlines()[0])
     late = mesh.coordinate(rank).replica
     routings = RouterConfig(4, 2), RouterConfig(4, 2, balance=0.1 * late)
-    for routing, plan in (routings[0], Attachments(hot=Hot(1, 1.1 + late))), (routings[1], Attachments()):
+    for routing, plan in (routings[0], Plan(hot=Hot(1, 1.1 + late))), (routings[1], Plan()):
         try:
             Pipeline(small_moe(routing=routing), program, loss_fn=next_token_loss, mesh=mesh, plan=plan, timeout=30)
         except RuntimeFault as error:

@@ -21,7 +21,7 @@ from schedc.cell.schedule import cell_program
 from schedc.cell.serial import serial
 from schedc.compiler import compile as compile_schedule
 from schedc.ir.program import Program
-from schedc.plan import Attachments
+from schedc.plan import Plan
 from schedc_runtime.execute.bind import bind
 from schedc_runtime.execute.cell_programs import CellSource
 from schedc_runtime.execute.executor import Executor, Interval, run_together
@@ -154,7 +154,7 @@ class Ranks:
                         part.group = near.experts
                 held[index] = new_stage(parts, index, module, program, next_token_loss)
                 held[index].bind(boundaries[index], boundaries[index + 1])
-            recompute_stages([held], Attachments(), program)
+            recompute_stages([held], Plan(), program)
             self.stages[place] = held
             code = bind(program, place.pipeline, held, boundaries, cells=cells)
             self.executors[place] = Executor(program, code, transport, torch.device("cpu"))

@@ -29,7 +29,7 @@ from schedc.cell.slices import MOST_SLICES
 from schedc.cell.table import CellTable
 from schedc.diagnostics import DiagnosticError
 from schedc.ir.program import Program
-from schedc.plan import Attachments, Topology, plan_of
+from schedc.plan import Plan, Topology, plan_of
 from schedc.step.costs.costs import Costs, dump_costs
 from schedc.step.costs.kernels import KernelFamily
 from schedc_runtime.commands.launch import launch, launched
@@ -96,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _with_ranks(plan: Attachments) -> Attachments:
+def _with_ranks(plan: Plan) -> Plan:
     """The plan with a topology: under a launcher all processes share the experts, unless the plan says otherwise."""
     if plan.topology is not None or not launched():
         return plan
@@ -105,7 +105,7 @@ def _with_ranks(plan: Attachments) -> Attachments:
     return replace(plan, topology=Topology(world // per_node, per_node))
 
 
-def _calibrate(program: Program, plan: Attachments, sharing: int, options: argparse.Namespace) -> Costs | None:
+def _calibrate(program: Program, plan: Plan, sharing: int, options: argparse.Namespace) -> Costs | None:
     """The measured costs, on the first process; None on the others.
 
     Processes beyond the expert group only take part in timing a message.
@@ -142,7 +142,7 @@ class _Measured:
 
     parts: Partition
     program: Program
-    plan: Attachments
+    plan: Plan
     bench: Bench
     rank: int
     sharing: int
@@ -179,7 +179,7 @@ def _slice_counts(subject: Subject, options: argparse.Namespace) -> list[int]:
 
 
 def _kernels(
-    parts: Partition, plan: Attachments, sharing: int, device: torch.device, options: argparse.Namespace
+    parts: Partition, plan: Plan, sharing: int, device: torch.device, options: argparse.Namespace
 ) -> tuple[KernelFamily, ...]:
     """Who multiplies how many rows fastest, up to twice the rows that a microbatch brings to an expert on average."""
 
@@ -193,7 +193,7 @@ def _kernels(
     )  # fmt: skip
 
 
-def _subject(program: Program, plan: Attachments, options: argparse.Namespace) -> Subject:
+def _subject(program: Program, plan: Plan, options: argparse.Namespace) -> Subject:
     """The model to measure: the user's own, or a toy model."""
     if not options.model:
         return toy_model(options.toy or ("moe" if plan.experts else "gpt"), program, plan, options)
@@ -222,7 +222,7 @@ def _message(boundaries: Sequence[Boundary], device: torch.device) -> float:
     return message_time([torch.zeros(spec.shape, dtype=spec.dtype, device=device) for spec in specs])
 
 
-def _method(plan: Attachments, model: nn.Module, mesh: Mesh) -> str:
+def _method(plan: Plan, model: nn.Module, mesh: Mesh) -> str:
     layer = next((layer for _, layer in moe_layers(model)), None)
     return method_for(plan, layer, mesh) if layer is not None else "flat"
 
@@ -245,7 +245,7 @@ def _speeds(repetitions: int) -> tuple[float, float] | None:
     return host_speeds(torch.device("cuda" if torch.cuda.is_available() else "cpu"), repetitions)
 
 
-def _write(costs: Costs, plan: Attachments, options: argparse.Namespace) -> None:
+def _write(costs: Costs, plan: Plan, options: argparse.Namespace) -> None:
     sharing = plan.topology.ranks if plan.topology else 1
     where = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.machine()} CPU"
     what = options.model or f"the toy model, {options.rows} x {options.tokens} tokens, width {options.width}"

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from schedc.diagnostics import DiagnosticError
 from schedc.ir.load import load_program
 from schedc.ir.program import Program
-from schedc.plan import Attachments, Topology
+from schedc.plan import Plan, Topology
 from schedc_runtime.commands.launch import launched
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.pipeline.apply_plan import mesh_for
@@ -96,7 +96,7 @@ def _topology(text: str) -> tuple[int, int]:
     return int(nodes), int(per_node)
 
 
-def with_overrides(plan: Attachments, options: argparse.Namespace) -> Attachments:
+def with_overrides(plan: Plan, options: argparse.Namespace) -> Plan:
     """The plan with the topology that the options give, if they do; the speeds of its links stay.
 
     A plan that spreads a step over more devices then has one expert group.
@@ -111,7 +111,7 @@ def with_overrides(plan: Attachments, options: argparse.Namespace) -> Attachment
     return replace(plan, topology=replace(topology, nodes=nodes, per_node=per_node), parallel=parallel)
 
 
-def mesh_here(plan: Attachments, program: Program) -> Mesh:
+def mesh_here(plan: Plan, program: Program) -> Mesh:
     """The mesh of a run: as the plan's topology says, else as many expert ranks as the launcher's processes allow.
 
     Further processes are further replicas. Without a launcher the mesh says how many processes to start.

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from schedc.diagnostics import DiagnosticError
 from schedc.ir.program import Program
-from schedc.plan import Attachments, plan_of
+from schedc.plan import Plan, plan_of
 from schedc.step.costs.costs import Costs, dump_costs, load_costs
 from schedc_runtime.commands.launch import launch, launched
 from schedc_runtime.commands.options import (
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return report_failure(error)
 
 
-def _train(program: Program, plan: Attachments, mesh: Mesh, costs: Costs, options: argparse.Namespace) -> int:
+def _train(program: Program, plan: Plan, mesh: Mesh, costs: Costs, options: argparse.Namespace) -> int:
     device = join(options.in_process)
     subject = toy_model("moe" if plan.experts else "gpt", program, plan, options)
     model = subject.model.to(device)
@@ -116,7 +116,7 @@ def _train(program: Program, plan: Attachments, mesh: Mesh, costs: Costs, option
 def _parity_check(
     subject: Subject,
     program: Program,
-    plan: Attachments,
+    plan: Plan,
     mesh: Mesh,
     kernels: Kernels,
     options: argparse.Namespace,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from schedc.ir.program import Program
 from schedc.layout.parts import PartKind
-from schedc.plan import Attachments, ExpertSizes
+from schedc.plan import ExpertSizes, Plan
 from schedc_runtime.models.gpt import GPT, GPTConfig, next_token_loss
 from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer
 from schedc_runtime.moe.router import RouterConfig
@@ -37,7 +37,7 @@ class Subject(NamedTuple):
     targets: Any
 
 
-def toy_model(kind: str, program: Program, plan: Attachments, options: argparse.Namespace) -> Subject:
+def toy_model(kind: str, program: Program, plan: Plan, options: argparse.Namespace) -> Subject:
     """The model ``kind`` (``gpt`` or ``moe``), with the layers and experts of the plan if it has them.
 
     options: those of `schedc_runtime.commands.options.add_sizes`. Every process gets the same weights.
@@ -56,7 +56,7 @@ def toy_model(kind: str, program: Program, plan: Attachments, options: argparse.
     return Subject(model, loss_fn, *counted(options.rows, options.tokens, options.seed))
 
 
-def toy_plan(plan: Attachments) -> Attachments:
+def toy_plan(plan: Plan) -> Plan:
     """The plan without its model's sizes, which a toy model does not have: columns, tokens, batch, words, types."""
     experts = None if plan.experts is None else replace(plan.experts, width=0, hidden=0)
     loss = None if plan.loss is None else replace(plan.loss, vocab=0)

@@ -19,7 +19,7 @@ from schedc.diagnostics import DiagnosticError
 from schedc.ir.ops import FACTS, OpKind
 from schedc.ir.program import Instruction, Program
 from schedc.ir.recomputed import recomputed_slots
-from schedc.plan import Attachments
+from schedc.plan import Plan
 from schedc_runtime.execute.operands import ComputeOperands
 from schedc_runtime.ranks.expert_group import ExpertGroup
 from schedc_runtime.segments import InSegments
@@ -47,7 +47,7 @@ TYPICAL_COSTS = CellCosts.of(
 Measured of DeepSeek-V3-like blocks: attention and experts alike, an All-to-All a bit more than half as long."""
 
 
-def cell_source(plan: Attachments, costs: CellCosts | None) -> CellSource:
+def cell_source(plan: Plan, costs: CellCosts | None) -> CellSource:
     """The order inside cells: by the plan's own lines, else by ``costs``; serial where the plan overlaps nothing."""
     if not plan.ordered:
         return serial
@@ -60,7 +60,7 @@ def cell_source(plan: Attachments, costs: CellCosts | None) -> CellSource:
     return source
 
 
-def asks_on_lane(plan: Attachments, cells: CellCosts | CellSource | None, device: torch.device) -> bool:
+def asks_on_lane(plan: Plan, cells: CellCosts | CellSource | None, device: torch.device) -> bool:
     """Whether the copy of sizes to the host is a step of cells: where costs give it a time; without costs, on a GPU."""
     if isinstance(cells, CellCosts):
         return cells.asks_host

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from schedc.cell.serial import serial
 from schedc.ir.program import Program
-from schedc.plan import Attachments
+from schedc.plan import Plan
 from schedc.step.program.without_recomputation import without_recomputation
 from schedc_runtime.moe.kernels import Kernels
 from schedc_runtime.parity.reference import Microbatch, Reference, reference_step
@@ -96,7 +96,7 @@ class SerialCheck:
         program: Program,
         loss_fn: LossFunction,
         learning_rate: float,
-        plan: Attachments,
+        plan: Plan,
         mesh: Mesh,
         kernels: Kernels = (),
     ) -> None:

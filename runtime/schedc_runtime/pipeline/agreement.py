@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from schedc.ir.program import Program
-from schedc.plan import Attachments
+from schedc.plan import Plan
 from schedc_runtime.data_parallel.gradient_sums import is_expert
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.layer import moe_layers
@@ -65,7 +65,7 @@ def fingerprint(
     }
 
 
-def plan_prints(plan: Attachments, stages: Iterable[Stage]) -> dict[str, str]:
+def plan_prints(plan: Plan, stages: Iterable[Stage]) -> dict[str, str]:
     """What else all ranks must have in common: each field of the plan, how tokens choose, and measured kernels."""
     layers = [pair for stage in stages for pair in moe_layers(stage.module)]
     return {

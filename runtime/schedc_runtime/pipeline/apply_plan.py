@@ -11,7 +11,7 @@ from schedc.cell import CellCosts
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
 from schedc.ir.program import Program
 from schedc.ir.recomputed import recomputed_slots
-from schedc.plan import Attachments, Method
+from schedc.plan import Method, Plan
 from schedc.plan.contradictions import contradictions
 from schedc.source import NOWHERE
 from schedc.step.costs import exchange
@@ -28,7 +28,7 @@ from schedc_runtime.stage.stage import Stage
 from schedc_runtime.transport.collectives import Communicator
 
 
-def mesh_for(plan: Attachments, program: Program, mesh: Mesh | None) -> Mesh:
+def mesh_for(plan: Plan, program: Program, mesh: Mesh | None) -> Mesh:
     """``mesh``, or without one that of the plan's lines. Raises `RuntimeFault` where the two differ.
 
     Either of them may say that dense parts are sharded.
@@ -41,7 +41,7 @@ def mesh_for(plan: Attachments, program: Program, mesh: Mesh | None) -> Mesh:
     return replace(mesh, shard_dense=mesh.shard_dense or plan.shard_dense)
 
 
-def _mesh_of(plan: Attachments, program: Program, mesh: Mesh | None) -> Mesh:
+def _mesh_of(plan: Plan, program: Program, mesh: Mesh | None) -> Mesh:
     topology = plan.topology
     if plan.parallel is not None:
         mesh = parallel_mesh(plan, plan.parallel, program, mesh)
@@ -57,7 +57,7 @@ def _mesh_of(plan: Attachments, program: Program, mesh: Mesh | None) -> Mesh:
     return mesh
 
 
-def method_for(plan: Attachments, layer: MoELayer, mesh: Mesh) -> str:
+def method_for(plan: Plan, layer: MoELayer, mesh: Mesh) -> str:
     """How rows travel: the plan's method, or for `auto` the one with the shortest exchange by the rows expected."""
     if plan.method is not Method.AUTO:
         return plan.method.value
@@ -70,7 +70,7 @@ def method_for(plan: Attachments, layer: MoELayer, mesh: Mesh) -> str:
 
 def attach(
     modules: Iterable[nn.Module],
-    plan: Attachments,
+    plan: Plan,
     group: ExpertGroup,
     mesh: Mesh,
     replicas: Communicator | None = None,
@@ -109,7 +109,7 @@ def attach(
                 )  # fmt: skip
 
 
-def recompute_stages(stages: Iterable[Mapping[int, Stage]], plan: Attachments, program: Program) -> None:
+def recompute_stages(stages: Iterable[Mapping[int, Stage]], plan: Plan, program: Program) -> None:
     """Let every stage recompute what the plan says, and make it ready for the program's Rs."""
     ahead = {stage for stage, _ in recomputed_slots(program)}
     for held in stages:
@@ -120,7 +120,7 @@ def recompute_stages(stages: Iterable[Mapping[int, Stage]], plan: Attachments, p
                 stage.prepare_recompute()
 
 
-def check_contradictions(plan: Attachments, program: Program, mesh: Mesh) -> None:
+def check_contradictions(plan: Plan, program: Program, mesh: Mesh) -> None:
     """Checks the values of a plan that was made in Python, as the lines of a plan are checked.
 
     Raises `DiagnosticError`.
@@ -142,7 +142,7 @@ def check_contradictions(plan: Attachments, program: Program, mesh: Mesh) -> Non
         raise DiagnosticError(findings)
 
 
-def _take_products(plan: Attachments, name: str, layer: MoELayer, kernels: Kernels) -> None:
+def _take_products(plan: Plan, name: str, layer: MoELayer, kernels: Kernels) -> None:
     """Let the plan's provider multiply, if it can serve the layer. The dtype under autocast is known when it runs.
 
     kernels: who multiplies how many rows where the plan names nobody.

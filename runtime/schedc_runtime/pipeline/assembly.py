@@ -13,7 +13,7 @@ from torch import nn
 from schedc.cell import CellCosts
 from schedc.cell.issue_order import CellOnRank
 from schedc.ir.program import Program
-from schedc.plan import Attachments
+from schedc.plan import Plan
 from schedc.step.placed_works import PlacedWorks
 from schedc_runtime.compiled.settings import CompileSettings
 from schedc_runtime.compiled.units import CompiledUnits
@@ -50,7 +50,7 @@ class Settings:
     loss_fn: LossOfMicrobatch | None
     cut: Cut
     mesh: Mesh | None
-    plan: Attachments | None
+    plan: Plan | None
     cells: CellCosts | CellSource | None
     group: dist.ProcessGroup | None
     in_process: bool
@@ -92,7 +92,7 @@ class Assembly:
     construction: Construction = field(init=False)
     has_values: bool = False
     device: torch.device = field(init=False)
-    plan: Attachments = field(init=False)
+    plan: Plan = field(init=False)
     mesh: Mesh = field(init=False)
     network: Network = field(init=False)
     program: Program = field(init=False)

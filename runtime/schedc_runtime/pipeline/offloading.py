@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 
-from schedc.attachments.values import Attachments
+from schedc.attachments.values import Plan
 from schedc.ir.program import InstructionKind, Program, computation
 from schedc.ir.works import WorkKind
 from schedc.plan.directives.offload import is_chosen, rule_per_stage
@@ -19,7 +19,7 @@ from schedc_runtime.pipeline.stages import StagesByIndex
 
 
 def offload_stages(
-    program: Program, rank: int, held: StagesByIndex, device: torch.device, plan: Attachments, name: str
+    program: Program, rank: int, held: StagesByIndex, device: torch.device, plan: Plan, name: str
 ) -> Lanes | None:
     """Let the stages of a rank move what the program's works move; the rank's lanes, None where nothing moves.
 

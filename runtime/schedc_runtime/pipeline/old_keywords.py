@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from schedc.cell import CellCosts
 from schedc.ir.program import Program
-from schedc.plan import Attachments, plan_of
+from schedc.plan import Plan, plan_of
 from schedc_runtime.execute.cell_programs import CellSource
 from schedc_runtime.pipeline.apply_plan import mesh_for
 from schedc_runtime.pipeline.cut import Cut
@@ -42,7 +42,7 @@ class Groups(NamedTuple):
     cells: CellCosts | CellSource | None
 
 
-def grouped(groups: Groups, old: Mapping[str, Any], program: Program, plan: Attachments | None) -> Groups:
+def grouped(groups: Groups, old: Mapping[str, Any], program: Program, plan: Plan | None) -> Groups:
     """The settings with those of ``old`` keywords put where they belong now.
 
     Warns of each old keyword, at the caller of the `Pipeline`. Raises `TypeError` for a keyword that never was one.

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from schedc.attachments.parallel import Parallel
-from schedc.attachments.values import Attachments
+from schedc.attachments.values import Plan
 from schedc.ir.program import Program
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.ranks.mesh import Mesh
 
 
-def parallel_mesh(plan: Attachments, parallel: Parallel, program: Program, mesh: Mesh | None) -> Mesh:
+def parallel_mesh(plan: Plan, parallel: Parallel, program: Program, mesh: Mesh | None) -> Mesh:
     """The mesh of ``parallel``: pipeline ranks, ep ranks that share experts, dp / ep groups of them.
 
     With ``zero 3`` it shards parameters outside of experts. ``zero 0`` and ``zero 1`` are one mesh: the optimizer is

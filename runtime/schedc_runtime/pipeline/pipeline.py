@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from schedc.cell import CellCosts
 from schedc.ir.program import Program
-from schedc.plan import Attachments
+from schedc.plan import Plan
 from schedc_runtime.execute.cell_programs import CellSource
 from schedc_runtime.execute.executor import Interval
 from schedc_runtime.materialize.values import Rule
@@ -94,7 +94,7 @@ class Pipeline:
         count_fn: CountOfTargets = labels_counted,
         cut: Cut | None = None,
         mesh: Mesh | None = None,
-        plan: Attachments | None = None,
+        plan: Plan | None = None,
         cells: CellCosts | CellSource | None = None,
         group: dist.ProcessGroup | None = None,
         in_process: bool = False,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from schedc.plan import Attachments, ExpertSizes
+from schedc.plan import ExpertSizes, Plan
 from schedc.plan.directives import DIRECTIVES
 from schedc_runtime.errors import PlanMismatch
 from schedc_runtime.moe.layer import MoELayer, moe_layers
@@ -26,7 +26,7 @@ class SizeDifference(NamedTuple):
     actual: str
 
 
-def check_model(model: nn.Module, plan: Attachments) -> None:
+def check_model(model: nn.Module, plan: Plan) -> None:
     """Compare the plan with every MoE layer of a whole model, which may be on the meta device.
 
     Raises `PlanMismatch` with both values of each size, the layer's name and the plan's line. Sizes that the plan does
@@ -46,7 +46,7 @@ class FirstBatch:
     the recording that the model was cut by, which the first batch may share.
     """
 
-    def __init__(self, model: nn.Module, plan: Attachments) -> None:
+    def __init__(self, model: nn.Module, plan: Plan) -> None:
         self._plan, self._layers = plan, list(moe_layers(model))
         self._example = self._taken()
         self._due = bool(plan.tokens and self._layers)
@@ -78,7 +78,7 @@ class FirstBatch:
         return noted if any(noted) else []
 
 
-def unsaid(plan: Attachments, layers: Sequence[tuple[str, MoELayer]]) -> Iterator[str]:
+def unsaid(plan: Plan, layers: Sequence[tuple[str, MoELayer]]) -> Iterator[str]:
     """A line for each size of these layers that the plan does not say, with the model's own."""
     experts = plan.experts
     if experts is None or not layers:
@@ -139,7 +139,7 @@ def _named(dtype: torch.dtype) -> str:
     return next((name for name, types in _DTYPES.items() if dtype in types), str(dtype).removeprefix("torch."))
 
 
-def _mismatch(plan: Attachments, word: str, name: str, differences: Sequence[SizeDifference]) -> PlanMismatch:
+def _mismatch(plan: Plan, word: str, name: str, differences: Sequence[SizeDifference]) -> PlanMismatch:
     planned = ", ".join(f"{each.word} {each.planned}" for each in differences)
     actual = ", ".join(f"{each.word} {each.actual}" for each in differences)
     more = "" if word == "experts" else "; under autocast, build the pipeline under it, too"
@@ -149,6 +149,6 @@ def _mismatch(plan: Attachments, word: str, name: str, differences: Sequence[Siz
     )
 
 
-def _line(plan: Attachments, word: str) -> str:
+def _line(plan: Plan, word: str) -> str:
     """The plan's line of a word, as `schedc compile` writes it."""
     return next(iter(DIRECTIVES[word].write(plan)), word)

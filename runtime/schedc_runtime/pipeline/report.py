@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from schedc.plan import Attachments
+from schedc.plan import Plan
 from schedc_runtime.moe.layer import MoELayer, moe_layers
 from schedc_runtime.moe.products import passed_over
 from schedc_runtime.pipeline.plan_fit import unsaid
@@ -14,7 +14,7 @@ from schedc_runtime.segments import InSegments
 from schedc_runtime.stage.stage import Stage
 
 
-def report(modules: Iterable[nn.Module], plan: Attachments) -> str:
+def report(modules: Iterable[nn.Module], plan: Plan) -> str:
     """One line for each MoE layer of these stage modules, and one for each size that the plan does not say.
 
     Lines are not repeated. The text is empty where there is no MoE layer.
@@ -33,7 +33,7 @@ def told_graphs(stages: Iterable[Stage]) -> list[str]:
     ]
 
 
-def _products(name: str, layer: MoELayer, plan: Attachments) -> str:
+def _products(name: str, layer: MoELayer, plan: Plan) -> str:
     experts, padded = layer.experts, plan.capacity is not None
     case = experts.case(padded, plan.bound is None)
     chosen = experts.provider(padded, plan.bound is None)

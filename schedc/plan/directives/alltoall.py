@@ -7,7 +7,7 @@ from typing import Any
 
 from schedc.attachments.row_counts import chosen_method, routing_of, travelling_rows
 from schedc.attachments.units import shown
-from schedc.attachments.values import Attachments, Method
+from schedc.attachments.values import Method, Plan
 from schedc.ir.schedule import Schedule
 from schedc.layout.parts import Layout
 from schedc.plan.directives.base import Directive, Directives, Reading
@@ -20,8 +20,8 @@ def _read(reading: Reading, line: SettingLine) -> None:
         reading.give(method=Method(line.value.text))
 
 
-def _write(plan: Attachments) -> Iterator[str]:
-    if plan.method is not Attachments().method:
+def _write(plan: Plan) -> Iterator[str]:
+    if plan.method is not Plan().method:
         yield f"alltoall {plan.method}"
 
 
@@ -30,7 +30,7 @@ def _resolve(directives: Directives, _schedule: Schedule) -> dict[str, Any]:
     return {"method": Method(choice.method)} if choice else {}
 
 
-def _facts(plan: Attachments, _layout: Layout) -> dict[str, Any]:
+def _facts(plan: Plan, _layout: Layout) -> dict[str, Any]:
     """The method and why; rows and bytes per token that a rank sends in one dispatch, by method and lane."""
     traffic, row = travelling_rows(plan), plan.dispatch_row_bytes
     in_bytes = {method: {"rail": rows.rail * row, "node": rows.node * row} for method, rows in traffic.items()}
@@ -43,7 +43,7 @@ def _facts(plan: Attachments, _layout: Layout) -> dict[str, Any]:
     return {"alltoall": facts}
 
 
-def _why(plan: Attachments) -> str:
+def _why(plan: Plan) -> str:
     if plan.method is Method.AUTO:
         return "chosen when the ranks are known: the plan has no `topology`, or no `experts`"
     if plan.experts is None or plan.topology is None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from schedc.attachments.layer_counts import is_dense_sized, is_sized
 from schedc.attachments.units import bytes_of, exact_unit
-from schedc.attachments.values import Attachments
+from schedc.attachments.values import Plan
 from schedc.plan.directives.base import Contradiction, Directive, Reading
 from schedc.syntax.plan import AttentionLine
 
@@ -20,12 +20,12 @@ def _read(reading: Reading, line: AttentionLine) -> None:
         reading.give(attention=size)
 
 
-def _write(plan: Attachments) -> Iterator[str]:
+def _write(plan: Plan) -> Iterator[str]:
     if plan.attention:
         yield f"attention {exact_unit(plan.attention)}"
 
 
-def _contradictions(plan: Attachments, _ranks: int | None) -> Iterator[Contradiction]:
+def _contradictions(plan: Plan, _ranks: int | None) -> Iterator[Contradiction]:
     if not plan.attention:
         return
     if not 0 < plan.attention < float("inf"):

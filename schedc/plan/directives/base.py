@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from schedc.attachments.values import Attachments, Recompute
+from schedc.attachments.values import Plan, Recompute
 from schedc.diagnostics import Diagnostic, Label, did_you_mean
 from schedc.ir.placement import Placement
 from schedc.ir.schedule import Schedule
@@ -100,7 +100,7 @@ class Directives:
     """
 
     tree: PlanTree
-    plan: Attachments
+    plan: Plan
     requests: tuple[RecomputeRequest, ...]
     spans: Mapping[str, Span]
     findings: tuple[Diagnostic, ...] = ()
@@ -117,7 +117,7 @@ class Reading:
     """The directives of a plan while they are read; fields as in `Directives`."""
 
     tree: PlanTree
-    plan: Attachments = field(default_factory=Attachments)
+    plan: Plan = field(default_factory=Plan)
     requests: list[RecomputeRequest] = field(default_factory=list)
     spans: dict[str, Span] = field(default_factory=dict)
     findings: list[Diagnostic] = field(default_factory=list)
@@ -163,7 +163,7 @@ class Contradiction:
     index: int | None = None
 
 
-def no_contradictions(_plan: Attachments, _ranks: int | None) -> Iterator[Contradiction]:
+def no_contradictions(_plan: Plan, _ranks: int | None) -> Iterator[Contradiction]:
     """The default of `Directive.contradictions`."""
     return iter(())
 
@@ -189,11 +189,11 @@ class Directive:
 
     word: str
     read: Callable[[Reading, Any], None]
-    write: Callable[[Attachments], Iterator[str]]
+    write: Callable[[Plan], Iterator[str]]
     several: bool = False
     check_lines: Callable[[Reading], None] = lambda reading: None
-    contradictions: Callable[[Attachments, int | None], Iterator[Contradiction]] = no_contradictions
+    contradictions: Callable[[Plan, int | None], Iterator[Contradiction]] = no_contradictions
     check_schedule: Callable[[Directives, Schedule, Layout], Iterator[Diagnostic]] = no_findings
     resolve: Callable[[Directives, Schedule], dict[str, Any]] = lambda directives, schedule: {}
-    facts: Callable[[Attachments, Layout], dict[str, Any]] = lambda plan, layout: {}
+    facts: Callable[[Plan, Layout], dict[str, Any]] = lambda plan, layout: {}
     text: Callable[[dict[str, Any]], Iterator[str]] = lambda facts: iter(())

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from schedc.attachments.parallel import GlobalBatch, Parallel
-from schedc.attachments.values import Attachments
+from schedc.attachments.values import Plan
 from schedc.diagnostics import Diagnostic, Label
 from schedc.ir.schedule import Schedule
 from schedc.layout.parts import Layout
@@ -22,12 +22,12 @@ def _read(reading: Reading, line: BatchLine) -> None:
         reading.give(batch=GlobalBatch(line.sequences, line.tokens, int(line.by.value) if line.by else 1))
 
 
-def _write(plan: Attachments) -> Iterator[str]:
+def _write(plan: Plan) -> Iterator[str]:
     if (batch := plan.batch) is not None:
         yield f"batch {batch.sequences} x {batch.tokens} by {batch.by}"
 
 
-def _contradictions(plan: Attachments, _ranks: int | None) -> Iterator[Contradiction]:
+def _contradictions(plan: Plan, _ranks: int | None) -> Iterator[Contradiction]:
     if (batch := plan.batch) is None:
         return
     split = plan.parallel or Parallel()
@@ -74,7 +74,7 @@ def _sequence_fault(batch: GlobalBatch, parallel: Parallel | None, microbatches:
     return f"{batch.sequences:,} sequences, and {shape} x dp {parallel.dp} = {microbatches * step:,}", help
 
 
-def _token_fault(batch: GlobalBatch, plan: Attachments, parts: int) -> tuple[str, str] | None:
+def _token_fault(batch: GlobalBatch, plan: Plan, parts: int) -> tuple[str, str] | None:
     """(message, help) where ``tokens`` is not a microbatch's share of a rank. parts: segments of a microbatch."""
     split = plan.parallel or Parallel()
     tokens, rest = divmod(batch.by * batch.tokens, split.tp * split.cp * parts)
@@ -88,7 +88,7 @@ def _token_fault(batch: GlobalBatch, plan: Attachments, parts: int) -> tuple[str
     return message, f"a rank has its share of a microbatch's tokens: write `tokens {tokens}`"
 
 
-def _facts(plan: Attachments, _layout: Layout) -> dict[str, Any]:
+def _facts(plan: Plan, _layout: Layout) -> dict[str, Any]:
     """step_tokens: tokens of a step."""
     if (batch := plan.batch) is None:
         return {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import fields
 
-from schedc.attachments.values import Attachments, BlockSizes
+from schedc.attachments.values import BlockSizes, Plan
 from schedc.diagnostics import did_you_mean
 from schedc.plan.directives.base import Contradiction, Directive, Reading
 from schedc.syntax.plan import TableLine
@@ -29,14 +29,14 @@ def _read(reading: Reading, line: TableLine) -> None:
     reading.give(block=BlockSizes(**sizes))
 
 
-def _write(plan: Attachments) -> Iterator[str]:
+def _write(plan: Plan) -> Iterator[str]:
     if plan.block is not None:
         named = ((name, getattr(plan.block, name)) for name in _NAMES)
         said = " ".join(f"{name} {value}" for name, value in named if value and (name, value) != ("matrices", 3))
         yield f"block {said or 'matrices 3'}"
 
 
-def _contradictions(plan: Attachments, _ranks: int | None) -> Iterator[Contradiction]:
+def _contradictions(plan: Plan, _ranks: int | None) -> Iterator[Contradiction]:
     block, experts = plan.block, plan.experts
     if block is None:
         return

@@ -8,7 +8,7 @@ from typing import Any
 
 from schedc.attachments.row_counts import routing_of
 from schedc.attachments.units import digits
-from schedc.attachments.values import Attachments, Capacity, Drop
+from schedc.attachments.values import Capacity, Drop, Plan
 from schedc.layout.parts import Layout
 from schedc.plan.directives.base import Contradiction, Directive, Reading
 from schedc.step.costs.exchange import capacity_rows
@@ -26,12 +26,12 @@ def _read(reading: Reading, line: FactorLine) -> None:
     reading.give(capacity=Capacity(line.factor, drop))
 
 
-def _write(plan: Attachments) -> Iterator[str]:
+def _write(plan: Plan) -> Iterator[str]:
     if plan.capacity is not None:
         yield f"capacity {digits(plan.capacity.factor)} drop {plan.capacity.drop}"
 
 
-def _contradictions(plan: Attachments, _ranks: int | None) -> Iterator[Contradiction]:
+def _contradictions(plan: Plan, _ranks: int | None) -> Iterator[Contradiction]:
     capacity, experts, tokens = plan.capacity, plan.experts, plan.tokens
     if capacity is None:
         return
@@ -48,7 +48,7 @@ def _contradictions(plan: Attachments, _ranks: int | None) -> Iterator[Contradic
         )
 
 
-def _facts(plan: Attachments, _layout: Layout) -> dict[str, Any]:
+def _facts(plan: Plan, _layout: Layout) -> dict[str, Any]:
     """rows: how many an expert takes from one rank; null where the plan does not say how many tokens there are."""
     if plan.capacity is None:
         return {"capacity": None}

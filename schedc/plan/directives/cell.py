@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from schedc.attachments.values import Attachments, CellPlan
+from schedc.attachments.values import CellPlan, Plan
 from schedc.cell import PlanOrder, cell_program, stage_shape
 from schedc.cell.costs import CellCosts
 from schedc.cell.written_order import ALIASES, EXCHANGES, SEGMENTS
@@ -68,7 +68,7 @@ def _steps(reading: Reading, lane: CellLane | None, roles: tuple[str, ...], part
     return tuple(steps)
 
 
-def _write(plan: Attachments) -> Iterator[str]:
+def _write(plan: Plan) -> Iterator[str]:
     for cell in plan.cells:
         lanes = f"compute {' '.join(cell.compute)} " * bool(cell.compute)
         lanes += f"comm {' '.join(cell.communication)} " * bool(cell.communication)
@@ -122,7 +122,7 @@ def _turned(directives: Directives, cell: CellPlan) -> CellPlan:
     raise refused
 
 
-def _facts(plan: Attachments, _layout: Layout) -> dict[str, Any]:
+def _facts(plan: Plan, _layout: Layout) -> dict[str, Any]:
     cells = [
         {"cell": " & ".join(cell.kind), "compute": list(cell.compute), "comm": list(cell.communication)}
         for cell in plan.cells

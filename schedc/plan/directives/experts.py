@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from schedc.attachments.values import PRECISIONS, Attachments, ExpertSizes, Products
+from schedc.attachments.values import PRECISIONS, ExpertSizes, Plan, Products
 from schedc.diagnostics import Diagnostic, Label
 from schedc.ir.schedule import Schedule
 from schedc.layout.parts import Layout, PartKind
@@ -70,7 +70,7 @@ def _misfit(experts: ExpertSizes, written: dict[str, int]) -> tuple[str, str] | 
     return None
 
 
-def _write(plan: Attachments) -> Iterator[str]:
+def _write(plan: Plan) -> Iterator[str]:
     if (experts := plan.experts) is None:
         return
     groups = f" groups {experts.groups} limit {experts.limit}" if experts.groups > 1 else ""
@@ -78,7 +78,7 @@ def _write(plan: Attachments) -> Iterator[str]:
     yield f"experts {experts.count} top {experts.top}{groups}{sizes}"
 
 
-def _contradictions(plan: Attachments, ranks: int | None) -> Iterator[Contradiction]:
+def _contradictions(plan: Plan, ranks: int | None) -> Iterator[Contradiction]:
     if plan.experts and ranks and plan.experts.count % ranks:
         message = f"{plan.experts.count} experts on {ranks} ranks"
         yield Contradiction("S145", message, "topology", "every rank holds equally many: take ranks that divide them")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from schedc.attachments.fusions import COMPILED, FUSIONS, fused_names
-from schedc.attachments.values import Attachments, Fuse, bytes_per_number
+from schedc.attachments.values import Fuse, Plan, bytes_per_number
 from schedc.layout.parts import Layout
 from schedc.plan.directives.base import Contradiction, Directive, Reading
 from schedc.syntax.plan import FuseLine
@@ -32,18 +32,18 @@ def _read(reading: Reading, line: FuseLine) -> None:
         reading.give(fuse=Fuse(tuple(name for name in FUSIONS if name in rows), COMPILED in names))
 
 
-def _write(plan: Attachments) -> Iterator[str]:
+def _write(plan: Plan) -> Iterator[str]:
     if plan.fuse is not None:
         yield " ".join(["fuse", *(plan.fuse.names or [_AUTO]), *([COMPILED] if plan.fuse.compiled else [])])
 
 
-def _contradictions(plan: Attachments, _ranks: int | None) -> Iterator[Contradiction]:
+def _contradictions(plan: Plan, _ranks: int | None) -> Iterator[Contradiction]:
     for name in plan.fuse.names if plan.fuse is not None else ():
         if name not in FUSIONS:
             yield Contradiction("S144", f"`{name}` is no fusion", "fuse", f"write {', '.join(FUSIONS)}")
 
 
-def _facts(plan: Attachments, _layout: Layout) -> dict[str, Any]:
+def _facts(plan: Plan, _layout: Layout) -> dict[str, Any]:
     """exact: whether gradients keep their bits, by name. saved: bytes per token in a dense layer, by name, where its
     sizes tell them."""
     if plan.fuse is None:

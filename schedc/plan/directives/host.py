@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from schedc.attachments.units import bytes_of, digits, exact_unit, speed_of
-from schedc.attachments.values import Attachments, Host
+from schedc.attachments.values import Host, Plan
 from schedc.plan.directives.base import Contradiction, Directive, Reading
 from schedc.syntax.plan import GivenValue, HostLine, Word
 
@@ -55,7 +55,7 @@ def _speed(entry: GivenValue, in_bytes: bool) -> float | None:
     return speed if speed and speed > 0 else None
 
 
-def _write(plan: Attachments) -> Iterator[str]:
+def _write(plan: Plan) -> Iterator[str]:
     if (host := plan.host) is not None:
         write = exact_unit if host.in_bytes else digits
         per = "/s" * host.in_bytes
@@ -64,7 +64,7 @@ def _write(plan: Attachments) -> Iterator[str]:
         yield f"host {write(host.size)} {lanes}{f' shared by {host.shared}' if host.shared > 1 else ''}"
 
 
-def _contradictions(plan: Attachments, _ranks: int | None) -> Iterator[Contradiction]:
+def _contradictions(plan: Plan, _ranks: int | None) -> Iterator[Contradiction]:
     if (host := plan.host) is not None and host.shared < 1:
         yield Contradiction("S146", f"lanes shared by {host.shared} ranks", "host", "give a number from 1")
     if plan.host is not None and not (plan.host.size > 0 and plan.host.out > 0 and plan.host.back > 0):

@@ -7,7 +7,7 @@ from typing import Any
 
 from schedc.attachments.recompute_bytes import slot_bytes, slot_gradient_bytes
 from schedc.attachments.units import digits, shown
-from schedc.attachments.values import Attachments, Hot, bytes_per_number
+from schedc.attachments.values import Hot, Plan, bytes_per_number
 from schedc.layout.parts import Layout
 from schedc.plan.directives.base import Contradiction, Directive, Reading
 from schedc.step.costs.exchange import hot_break_even
@@ -33,14 +33,14 @@ def _by(line: HotLine) -> Iterator[tuple[Word, str]]:
     return zip(line.by, ("by", "microbatch"), strict=False)
 
 
-def _write(plan: Attachments) -> Iterator[str]:
+def _write(plan: Plan) -> Iterator[str]:
     if plan.hot is not None:
         until = "" if plan.hot.below is None else f" until imbalance < {digits(plan.hot.below)}"
         by = " by microbatch" if plan.hot.by_microbatch else ""
         yield f"hot {'auto' if plan.hot.most is None else plan.hot.most}{by}{until}"
 
 
-def _contradictions(plan: Attachments, ranks: int | None) -> Iterator[Contradiction]:
+def _contradictions(plan: Plan, ranks: int | None) -> Iterator[Contradiction]:
     hot, experts = plan.hot, plan.experts
     if hot is None or hot.most is None:
         return
@@ -52,7 +52,7 @@ def _contradictions(plan: Attachments, ranks: int | None) -> Iterator[Contradict
         yield Contradiction("S151", f"{hot.most} hot experts{own}", "hot", help)
 
 
-def _facts(plan: Attachments, _layout: Layout) -> dict[str, Any]:
+def _facts(plan: Plan, _layout: Layout) -> dict[str, Any]:
     """break_even_rows: rows from which on a copy of an expert moves fewer bytes than they do. By step they are those
     that leave the fullest rank, by microbatch those of the expert on a rank.
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from schedc.attachments.head_products import PRODUCTS, held_bytes
 from schedc.attachments.units import shown
-from schedc.attachments.values import LOSS_FORMS, Attachments, HeadLoss
+from schedc.attachments.values import LOSS_FORMS, HeadLoss, Plan
 from schedc.layout.parts import Layout
 from schedc.plan.directives.base import Contradiction, Directive, Reading
 from schedc.syntax.plan import LossLine, Word
@@ -30,13 +30,13 @@ def _read(reading: Reading, line: LossLine) -> None:
         reading.give(loss=HeadLoss(line.form.text, **sizes))
 
 
-def _write(plan: Attachments) -> Iterator[str]:
+def _write(plan: Plan) -> Iterator[str]:
     if plan.loss is not None:
         sizes = (f" {name} {value}" for name in _SIZES if (value := getattr(plan.loss, name)))
         yield f"loss {plan.loss.form}{''.join(sizes)}"
 
 
-def _contradictions(plan: Attachments, _ranks: int | None) -> Iterator[Contradiction]:
+def _contradictions(plan: Plan, _ranks: int | None) -> Iterator[Contradiction]:
     loss = plan.loss
     if loss is None:
         return
@@ -49,7 +49,7 @@ def _contradictions(plan: Attachments, _ranks: int | None) -> Iterator[Contradic
         yield Contradiction("S144", "a whole loss, in chunks", "loss", help)
 
 
-def _facts(plan: Attachments, _layout: Layout) -> dict[str, Any]:
+def _facts(plan: Plan, _layout: Layout) -> dict[str, Any]:
     """products: by op, how many products of the head it computes. held_bytes: by form, of a microbatch, or null."""
     if plan.loss is None:
         return {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from schedc.attachments.values import HELD_ROLES, Attachments, Offload
+from schedc.attachments.values import HELD_ROLES, Offload, Plan
 from schedc.diagnostics import Diagnostic, Label
 from schedc.ir.placement import Placement
 from schedc.ir.schedule import Schedule
@@ -70,14 +70,14 @@ def _is_numbered(part: RulePart) -> bool:
     return part.form in ("counted", "stages")
 
 
-def _write(plan: Attachments) -> Iterator[str]:
+def _write(plan: Plan) -> Iterator[str]:
     for rule in plan.offload:
         numbers = str(list(rule.numbers)) if len(rule.numbers) > 1 else "".join(map(str, rule.numbers))
         of = f" of {', '.join(rule.roles)}" if rule.roles else ""
         yield f"offload {rule.scope}{f' {numbers}' if numbers else ''}{of}{f' keep {rule.keep}' if rule.keep else ''}"
 
 
-def _contradictions(plan: Attachments, _ranks: int | None) -> Iterator[Contradiction]:
+def _contradictions(plan: Plan, _ranks: int | None) -> Iterator[Contradiction]:
     if plan.offload and plan.host is None:
         help = "write `host 200 GB at 50 GB/s`: memory of a rank on the host, and the speed of its lanes"
         yield Contradiction("S155", "activations leave, and the plan says nothing of host memory", "offload", help)
@@ -85,7 +85,7 @@ def _contradictions(plan: Attachments, _ranks: int | None) -> Iterator[Contradic
         yield Contradiction("S155", "`offload auto` beside another line", "offload", "keep one of them")
 
 
-def is_chosen(plan: Attachments) -> bool:
+def is_chosen(plan: Plan) -> bool:
     """Whether the compiler chooses what leaves."""
     return any(rule.scope == "auto" for rule in plan.offload)
 
@@ -125,7 +125,7 @@ def _missing_roles(
             yield Diagnostic("S155", message, label, help=help, source=source)
 
 
-def _facts(plan: Attachments, _layout: Layout) -> dict[str, Any]:
+def _facts(plan: Plan, _layout: Layout) -> dict[str, Any]:
     if plan.host is None:
         return {}
     host = {"size": plan.host.size, "d2h": plan.host.out, "h2d": plan.host.back, "in_bytes": plan.host.in_bytes}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from schedc.attachments.values import Attachments
+from schedc.attachments.values import Plan
 from schedc.layout.parts import Layout
 from schedc.plan.directives.base import Directive, Reading
 from schedc.syntax.plan import SettingLine
@@ -16,7 +16,7 @@ def _read(reading: Reading, line: SettingLine) -> None:
         reading.give(overlap=line.value.text == "auto")
 
 
-def _write(plan: Attachments) -> Iterator[str]:
+def _write(plan: Plan) -> Iterator[str]:
     if plan.overlap and not plan.cells:
         yield "overlap auto"
 
@@ -28,7 +28,7 @@ def _check_lines(reading: Reading) -> None:
         reading.fault("S144", message, reading.span("overlap"), "leave one of the two out")
 
 
-def _facts(plan: Attachments, _layout: Layout) -> dict[str, Any]:
+def _facts(plan: Plan, _layout: Layout) -> dict[str, Any]:
     return {"overlap": plan.overlap}
 
 

@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from schedc.attachments.parallel import OF_ATTENTION, Parallel
-from schedc.attachments.values import Attachments
+from schedc.attachments.values import Plan
 from schedc.diagnostics import Diagnostic, Label
 from schedc.ir.schedule import Schedule
 from schedc.layout.parts import Layout
@@ -60,7 +60,7 @@ def _read_number(reading: Reading, part: GivenValue, values: dict[str, Any]) -> 
     return True
 
 
-def _write(plan: Attachments) -> Iterator[str]:
+def _write(plan: Plan) -> Iterator[str]:
     if (parallel := plan.parallel) is not None:
         said = [f"tp {parallel.tp}" + f" of {parallel.of}" * bool(parallel.of)]
         for name in _NAMES[1:]:
@@ -69,7 +69,7 @@ def _write(plan: Attachments) -> Iterator[str]:
         yield f"parallel {' '.join(said)}"
 
 
-def _contradictions(plan: Attachments, _ranks: int | None) -> Iterator[Contradiction]:
+def _contradictions(plan: Plan, _ranks: int | None) -> Iterator[Contradiction]:
     if (parallel := plan.parallel) is None:
         return
     faults = [*_number_faults(parallel)] or [*_device_faults(parallel)] or [*_expert_faults(parallel, plan)]
@@ -100,7 +100,7 @@ def _device_faults(parallel: Parallel) -> Iterator[tuple[str, str]]:
         yield f"{parallel.devices:,} devices in nodes of {parallel.node}", "nodes are full: give a multiple"
 
 
-def _expert_faults(parallel: Parallel, plan: Attachments) -> Iterator[tuple[str, str]]:
+def _expert_faults(parallel: Parallel, plan: Plan) -> Iterator[tuple[str, str]]:
     group = f"ep {parallel.ep}" + f" x tp {parallel.expert_tp}" * (parallel.expert_tp > 1)
     if parallel.ep > 1 and plan.experts is None:
         yield f"ep {parallel.ep}, and no experts", "write `experts 256 top 8`, or leave `ep` out"
@@ -141,7 +141,7 @@ def _check_schedule(directives: Directives, schedule: Schedule, _layout: Layout)
     yield Diagnostic("S156", message, span, help=help, source=directives.tree.source)
 
 
-def _facts(plan: Attachments, _layout: Layout) -> dict[str, Any]:
+def _facts(plan: Plan, _layout: Layout) -> dict[str, Any]:
     """per_rank: devices of one pipeline rank. expert_replicas: how often these hold each expert."""
     if (parallel := plan.parallel) is None:
         return {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from schedc.attachments.values import PRODUCTS, Attachments, Products
+from schedc.attachments.values import PRODUCTS, Plan, Products
 from schedc.layout.parts import Layout
 from schedc.plan.directives.base import Contradiction, Directive, Reading
 from schedc.syntax.plan import ProductsLine
@@ -24,12 +24,12 @@ def _read(reading: Reading, line: ProductsLine) -> None:
     reading.give(products=wanted)
 
 
-def _write(plan: Attachments) -> Iterator[str]:
+def _write(plan: Plan) -> Iterator[str]:
     if plan.products != Products():
         yield f"products {plan.products.name}{' or fallback' if plan.products.or_fallback else ''}"
 
 
-def _contradictions(plan: Attachments, _ranks: int | None) -> Iterator[Contradiction]:
+def _contradictions(plan: Plan, _ranks: int | None) -> Iterator[Contradiction]:
     name = plan.products.name
     if name not in PRODUCTS:
         yield Contradiction("S144", f"`{name}` is no way to multiply", "products", f"write {', '.join(PRODUCTS)}")
@@ -41,7 +41,7 @@ def _contradictions(plan: Attachments, _ranks: int | None) -> Iterator[Contradic
         yield Contradiction("S144", message, "products", "write `sizes exact`, or `products padded or fallback`")
 
 
-def _facts(plan: Attachments, _layout: Layout) -> dict[str, Any]:
+def _facts(plan: Plan, _layout: Layout) -> dict[str, Any]:
     return {"products": {"name": plan.products.name, "or_fallback": plan.products.or_fallback}}
 
 

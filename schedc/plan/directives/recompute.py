@@ -12,7 +12,7 @@ import numpy as np
 from schedc.attachments.layer_counts import counted_bytes, counted_saving, is_dense_sized, is_sized
 from schedc.attachments.recompute_bytes import Saving
 from schedc.attachments.units import digits, shown
-from schedc.attachments.values import Attachments, By, Level, LevelRun, Recompute
+from schedc.attachments.values import By, Level, LevelRun, Plan, Recompute
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
 from schedc.ir.ops import OpKind
 from schedc.ir.placement import Placement
@@ -136,7 +136,7 @@ def _by_layer(reading: Reading, parts: list[RulePart]) -> Recompute | None:
     return Recompute.of_layers([(Level(part.name), int(part.numbers[0])) for part in runs], bubbles)
 
 
-def _write(plan: Attachments) -> Iterator[str]:
+def _write(plan: Plan) -> Iterator[str]:
     """A line for each level, with its stages."""
     levels = plan.recompute
     for level in dict.fromkeys(levels):
@@ -151,7 +151,7 @@ def shown_levels(recompute: Recompute) -> str:
     return " ".join(f"{run.level} {run.layers}" for run in recompute.layers) or str(recompute.level)
 
 
-def _contradictions(plan: Attachments, ranks: int | None) -> Iterator[Contradiction]:
+def _contradictions(plan: Plan, ranks: int | None) -> Iterator[Contradiction]:
     for index, recompute in enumerate(plan.recompute):
         if (fault := _contradiction(recompute, ranks)) is not None:
             yield Contradiction(fault[0], fault[1], "recompute", *fault[2:], index=index)
@@ -263,7 +263,7 @@ def _recomputed_nothing(
 # The report.
 
 
-def _facts(plan: Attachments, layout: Layout) -> dict[str, Any]:
+def _facts(plan: Plan, layout: Layout) -> dict[str, Any]:
     """[stages] the levels, and what they save and cost per microbatch over the stage.
 
     ``layers`` has the level of each layer; it is null where the stage has one level.
@@ -281,7 +281,7 @@ def _facts(plan: Attachments, layout: Layout) -> dict[str, Any]:
     return {"recompute": rows}
 
 
-def _savings(plan: Attachments, recompute: Recompute, parts: Sequence[ModelPart]) -> dict[str, float | None]:
+def _savings(plan: Plan, recompute: Recompute, parts: Sequence[ModelPart]) -> dict[str, float | None]:
     """Bytes and FLOPs of a microbatch over a stage's layers; null where the plan says the sizes of none.
 
     Layers whose sizes it does not say count as 0.

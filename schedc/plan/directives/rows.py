@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from schedc.attachments.units import shown
-from schedc.attachments.values import Attachments
+from schedc.attachments.values import Plan
 from schedc.layout.parts import Layout
 from schedc.plan.directives.base import Directive, Reading
 from schedc.syntax.plan import SettingLine
@@ -17,12 +17,12 @@ def _read(reading: Reading, line: SettingLine) -> None:
         reading.give(fp8_rows=line.value.text == "fp8")
 
 
-def _write(plan: Attachments) -> Iterator[str]:
+def _write(plan: Plan) -> Iterator[str]:
     if plan.fp8_rows:
         yield "rows fp8"
 
 
-def _facts(plan: Attachments, _layout: Layout) -> dict[str, Any]:
+def _facts(plan: Plan, _layout: Layout) -> dict[str, Any]:
     """dispatch, combine: bytes of a row to the experts and back; null where the plan does not say its columns."""
     if not plan.fp8_rows:
         return {"rows": None}

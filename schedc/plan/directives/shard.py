@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from schedc.attachments.values import Attachments
+from schedc.attachments.values import Plan
 from schedc.diagnostics import Diagnostic, Label
 from schedc.ir.schedule import Schedule
 from schedc.layout.parts import Layout
@@ -18,7 +18,7 @@ def _read(reading: Reading, line: SettingLine) -> None:
         reading.give(shard_dense=True)
 
 
-def _write(plan: Attachments) -> Iterator[str]:
+def _write(plan: Plan) -> Iterator[str]:
     if plan.shard_dense:
         yield "shard dense"
 
@@ -36,7 +36,7 @@ def _check_schedule(directives: Directives, schedule: Schedule, _layout: Layout)
         )
 
 
-def _facts(plan: Attachments, _layout: Layout) -> dict[str, Any]:
+def _facts(plan: Plan, _layout: Layout) -> dict[str, Any]:
     return {"shard": "dense"} if plan.shard_dense else {}
 
 

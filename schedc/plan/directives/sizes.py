@@ -8,7 +8,7 @@ from typing import Any
 
 from schedc.attachments.row_counts import routing_of
 from schedc.attachments.units import digits
-from schedc.attachments.values import Attachments
+from schedc.attachments.values import Plan
 from schedc.layout.parts import Layout
 from schedc.plan.directives.base import Contradiction, Directive, Reading
 from schedc.step.costs.exchange import bounded_rows
@@ -27,12 +27,12 @@ def _read(reading: Reading, line: SizesLine) -> None:
         reading.give(bound=line.factor)
 
 
-def _write(plan: Attachments) -> Iterator[str]:
+def _write(plan: Plan) -> Iterator[str]:
     if plan.bound is not None:
         yield f"sizes bounded {digits(plan.bound)}"
 
 
-def _contradictions(plan: Attachments, _ranks: int | None) -> Iterator[Contradiction]:
+def _contradictions(plan: Plan, _ranks: int | None) -> Iterator[Contradiction]:
     if plan.bound is None:
         return
     if not 1 <= plan.bound < inf:
@@ -46,7 +46,7 @@ def _contradictions(plan: Attachments, _ranks: int | None) -> Iterator[Contradic
         yield Contradiction("S144", "bounded sizes, and hot experts", "sizes", help)
 
 
-def _facts(plan: Attachments, _layout: Layout) -> dict[str, Any]:
+def _facts(plan: Plan, _layout: Layout) -> dict[str, Any]:
     """rows: size of the buffer for the rows of one rank's experts; null without tokens and ranks of the plan."""
     if plan.bound is None:
         return {"sizes": None}

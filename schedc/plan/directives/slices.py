@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import Any
 
-from schedc.attachments.values import Attachments
+from schedc.attachments.values import Plan
 from schedc.cell.slices import MOST_SLICES
 from schedc.diagnostics import Diagnostic
 from schedc.ir.placement import Placement
@@ -36,7 +36,7 @@ def _read(reading: Reading, line: SlicesLine) -> None:
     reading.slices.append(SlicesRequest(scope, numbers, line.count, line.span))
 
 
-def _write(plan: Attachments) -> Iterator[str]:
+def _write(plan: Plan) -> Iterator[str]:
     """A line for each number of slices, with its stages; none for the stages that have no slices."""
     for count in dict.fromkeys(plan.slices):
         stages = [stage for stage, own in enumerate(plan.slices) if own == count]
@@ -52,7 +52,7 @@ def _check_lines(reading: Reading) -> None:
         reading.fault("S144", message, reading.span("overlap"), "leave one of the two out")
 
 
-def _contradictions(plan: Attachments, _ranks: int | None) -> Iterator[Contradiction]:
+def _contradictions(plan: Plan, _ranks: int | None) -> Iterator[Contradiction]:
     for index, count in enumerate(plan.slices):
         if not 1 <= count <= MOST_SLICES:
             help = f"write a number from 1 to {MOST_SLICES}"
@@ -61,7 +61,7 @@ def _contradictions(plan: Attachments, _ranks: int | None) -> Iterator[Contradic
         yield from _refused(plan)
 
 
-def _refused(plan: Attachments) -> Iterator[Contradiction]:
+def _refused(plan: Plan) -> Iterator[Contradiction]:
     """What would give other results in slices than in whole microbatches, or means nothing there."""
     if plan.capacity is not None:
         message = "`slices`, and a `capacity`, which drops rows by those of a whole microbatch"
@@ -96,7 +96,7 @@ def _resolve(directives: Directives, schedule: Schedule) -> dict[str, Any]:
     return {"slices": slices_per_stage(directives.slices, schedule.stages, schedule.placement)}
 
 
-def _facts(plan: Attachments, _layout: Layout) -> dict[str, Any]:
+def _facts(plan: Plan, _layout: Layout) -> dict[str, Any]:
     return {"slices": list(plan.slices)} if plan.slices else {}
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from math import inf
 
 from schedc.attachments.units import digits
-from schedc.attachments.values import Attachments
+from schedc.attachments.values import Plan
 from schedc.plan.directives.base import Contradiction, Directive, Reading
 from schedc.syntax.plan import FactorLine
 
@@ -18,12 +18,12 @@ def _read(reading: Reading, line: FactorLine) -> None:
         reading.give(states=line.factor)
 
 
-def _write(plan: Attachments) -> Iterator[str]:
+def _write(plan: Plan) -> Iterator[str]:
     if plan.states:
         yield f"states {digits(plan.states)}"
 
 
-def _contradictions(plan: Attachments, _ranks: int | None) -> Iterator[Contradiction]:
+def _contradictions(plan: Plan, _ranks: int | None) -> Iterator[Contradiction]:
     if not 0 <= plan.states < inf:
         help = "16 for mixed precision with Adam; less where ranks share the optimizer's states; 0 for weights alone"
         yield Contradiction("S144", f"{plan.states:g} bytes for a parameter", "states", help)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from schedc.attachments.values import Attachments
+from schedc.attachments.values import Plan
 from schedc.diagnostics import Diagnostic, Label
 from schedc.ir.schedule import Schedule
 from schedc.ir.ties import Tie, lies_apart
@@ -16,7 +16,7 @@ from schedc.syntax.plan import SettingLine
 _USERS = (PartKind.EMBEDDING, PartKind.MTP, PartKind.HEAD)
 
 
-def ties_of_plan(plan: Attachments, layout: Layout) -> tuple[Tie, ...]:
+def ties_of_plan(plan: Plan, layout: Layout) -> tuple[Tie, ...]:
     """The stages that use the embedding's table, as one tie; its bytes are known once the model is there."""
     if not plan.tied:
         return ()
@@ -29,7 +29,7 @@ def _read(reading: Reading, line: SettingLine) -> None:
         reading.give(tied=True)
 
 
-def _write(plan: Attachments) -> Iterator[str]:
+def _write(plan: Plan) -> Iterator[str]:
     if plan.tied:
         yield "tied embedding"
 
@@ -48,7 +48,7 @@ def _check_schedule(directives: Directives, schedule: Schedule, layout: Layout) 
             )
 
 
-def _facts(plan: Attachments, layout: Layout) -> dict[str, Any]:
+def _facts(plan: Plan, layout: Layout) -> dict[str, Any]:
     """tied: the stages that use the embedding's table; null where they do not share it."""
     return {"tied": [list(tie.stages) for tie in ties_of_plan(plan, layout)] if plan.tied else None}
 

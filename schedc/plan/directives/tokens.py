@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from schedc.attachments.values import BYTES, Attachments
+from schedc.attachments.values import BYTES, Plan
 from schedc.plan.directives.base import Directive, Reading
 from schedc.syntax.plan import TokensLine
 
@@ -20,7 +20,7 @@ def _read(reading: Reading, line: TokensLine) -> None:
             reading.give(dtype=dtype.text)
 
 
-def _write(plan: Attachments) -> Iterator[str]:
+def _write(plan: Plan) -> Iterator[str]:
     if plan.tokens:
         yield f"tokens {plan.tokens}" + (f" dtype {plan.dtype}" if plan.dtype else "")
 

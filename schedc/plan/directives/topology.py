@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from schedc.attachments.units import exact_unit, speed_of
-from schedc.attachments.values import Attachments
+from schedc.attachments.values import Plan
 from schedc.plan.directives.base import Directive, Reading
 from schedc.step.costs.exchange import Topology
 from schedc.syntax.plan import TopologyLine, Word
@@ -34,7 +34,7 @@ def _read(reading: Reading, line: TopologyLine) -> None:
         reading.give(topology=Topology(line.nodes, line.per_node, **speeds))
 
 
-def _write(plan: Attachments) -> Iterator[str]:
+def _write(plan: Plan) -> Iterator[str]:
     if (topology := plan.topology) is not None:
         links = "".join(
             f" {name} {exact_unit(value)}/s" for name in ("rail", "node") if (value := getattr(topology, name))

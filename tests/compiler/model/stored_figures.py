@@ -30,7 +30,6 @@ from schedc.attachments.recompute_bytes import (
 )
 from schedc.attachments.values import (
     BYTES,
-    Attachments,
     BlockSizes,
     By,
     ExpertSizes,
@@ -38,6 +37,7 @@ from schedc.attachments.values import (
     HeadLoss,
     Level,
     Method,
+    Plan,
     Recompute,
 )
 from schedc.attachments.working_bytes import arrived_bytes, head_bytes, working_bytes
@@ -132,7 +132,7 @@ def of_plans(number: int = 150) -> dict[str, Iterator[Figure]]:
     }
 
 
-def _random_plan(draw: random.Random) -> Attachments:
+def _random_plan(draw: random.Random) -> Plan:
     """A plan with sizes of layers, some of which it does not say."""
     hidden, heads = draw.choice((64, 96, 100)), draw.choice((0, 2, 4))
     head = draw.choice((0, 8, 20)) if heads else 0
@@ -141,7 +141,7 @@ def _random_plan(draw: random.Random) -> Attachments:
     block = BlockSizes(hidden, heads, head, keys, *narrow, inner, draw.choice((2, 3)), sequence)
     sizes = draw.choice((0, 32)), draw.choice((0, hidden))
     experts = ExpertSizes(8, draw.choice((1, 2, 3)), shared=draw.choice((0, 1, 2)), width=sizes[0], hidden=sizes[1])
-    return Attachments(
+    return Plan(
         experts=draw.choice((None, experts, experts)),
         block=draw.choice((None, block, block, block)),
         topology=draw.choice((None, Topology(1, 4), Topology(2, 2))),
@@ -156,7 +156,7 @@ def _random_plan(draw: random.Random) -> Attachments:
     )
 
 
-def _of_layers(plan: Attachments) -> Iterator[Figure]:
+def _of_layers(plan: Plan) -> Iterator[Figure]:
     for experts in (False, True):
         for count in (counted_bytes, counted_flops, working_bytes):
             yield f"{count.__name__} {experts}", count(plan, experts)
@@ -165,7 +165,7 @@ def _of_layers(plan: Attachments) -> Iterator[Figure]:
             yield f"saving {experts} {level}", saving and (saving.bytes, saving.flops)
 
 
-def _of_levels(plan: Attachments) -> Iterator[Figure]:
+def _of_levels(plan: Plan) -> Iterator[Figure]:
     for level in Level:
         yield f"share {level}", level_share(plan.moe_sizes, plan.dtype, level, 1.7, plan.bound or 1.0)
         if plan.moe_sizes:
@@ -174,7 +174,7 @@ def _of_levels(plan: Attachments) -> Iterator[Figure]:
             yield f"{role} again {level}", recomputed_share(role, level)
 
 
-def _of_experts(plan: Attachments) -> Iterator[Figure]:
+def _of_experts(plan: Plan) -> Iterator[Figure]:
     yield "arrived", arrived_bytes(plan)
     yield "parameters", moe_parameters(plan)
     yield "bytes of parameters", moe_parameter_bytes(plan)
@@ -190,7 +190,7 @@ def _of_experts(plan: Attachments) -> Iterator[Figure]:
         yield "slot", (slot_bytes(experts, plan.dtype), slot_gradient_bytes(experts))
 
 
-def _of_head(plan: Attachments) -> Iterator[Figure]:
+def _of_head(plan: Plan) -> Iterator[Figure]:
     yield "logits", head_bytes(plan)
     for form in PRODUCTS:
         yield form, held_bytes(plan, form)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from schedc.attachments.layer_counts import counted_bytes, counted_saving
-from schedc.attachments.values import Attachments, BlockSizes, ExpertSizes, Level
+from schedc.attachments.values import BlockSizes, ExpertSizes, Level, Plan
 from schedc.compiler import analyse, compile
 from schedc.diagnostics import DiagnosticError
 from schedc.plan import plan_of
@@ -94,7 +94,7 @@ def test_sizes_that_are_refused(tmp_path: Path, line: str, code: str, message: s
 def test_a_plan_says_what_attention_holds() -> None:
     """In place of 6 H numbers, of MoE and dense layers; `layer` holds the input alone, or less where a plan says so."""
     experts, block = ExpertSizes(8, 2, width=32, hidden=64), BlockSizes(64, inner=96)
-    plain = Attachments(experts=experts, block=block, tokens=4)
+    plain = Plan(experts=experts, block=block, tokens=4)
     said = replace(plain, attention=1000.0)
     for moe in (True, False):
         held, whole = (counted_bytes(plan, moe) for plan in (said, plain))

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from schedc.attachments.values import Attachments, Host, Offload, Recompute
+from schedc.attachments.values import Host, Offload, Plan, Recompute
 from schedc.cell.costs import CellCosts, SegmentTimes
 from schedc.cell.table import CellTable
 from schedc.compiler import analyse, compile
@@ -49,8 +49,8 @@ HOST = Host(2e11, 5e10, 5e10)
     ],
 )
 def test_lines_are_values_and_back(text: str, host: Host, rules: tuple[Offload, ...]) -> None:
-    assert write_plan(Attachments(host=host, offload=rules)) == text
-    assert read_plan(text, 4) == Attachments(host=host, offload=rules)
+    assert write_plan(Plan(host=host, offload=rules)) == text
+    assert read_plan(text, 4) == Plan(host=host, offload=rules)
 
 
 @pytest.mark.parametrize(

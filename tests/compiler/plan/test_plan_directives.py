@@ -32,7 +32,6 @@ from schedc.ir.ties import Tie
 from schedc.ir.verify_program import verify_program
 from schedc.layout.costs import PerKind
 from schedc.plan import (
-    Attachments,
     By,
     Capacity,
     CellPlan,
@@ -41,6 +40,7 @@ from schedc.plan import (
     Hot,
     Level,
     Method,
+    Plan,
     Recompute,
     Topology,
     plan_of,
@@ -85,7 +85,7 @@ def test_a_plan_becomes_the_values_that_it_says(tmp_path: Path) -> None:
     path.write_text(FULL)
     plan = plan_of(schedc.compile(path))
     light = Recompute(Level.LIGHT)
-    assert plan == Attachments(
+    assert plan == Plan(
         experts=ExpertSizes(64, 8, 8, 4, 1, 1408, 2048),
         topology=Topology(4, 2, 50e9, 50e9),
         tokens=4096,
@@ -125,7 +125,7 @@ def test_everything_that_carries_a_plan_reads_back(tmp_path: Path) -> None:
     assert parse_schedule(print_schedule(schedule)) == schedule
     assert plan_of(schedule) == plan_of(program)
     bare = schedc.compile(written(tmp_path, "layers 4"))
-    assert (bare.plan, plan_of(bare)) == ("", Attachments())
+    assert (bare.plan, plan_of(bare)) == ("", Plan())
     with pytest.raises(DiagnosticError):
         read_plan("recompute stage [4] light", 4)
 
@@ -149,7 +149,7 @@ factors = st.floats(1, 1e4, exclude_min=True)
 @settings(max_examples=swept(100, 40))
 @given(
     st.builds(
-        Attachments,
+        Plan,
         experts=experts,
         tokens=st.integers(1, 1 << 20),
         dtype=st.sampled_from(("bf16", "fp32")),
@@ -177,7 +177,7 @@ factors = st.floats(1, 1e4, exclude_min=True)
         )
     )
 )
-def test_the_canonical_text_says_the_same(plan: Attachments) -> None:
+def test_the_canonical_text_says_the_same(plan: Plan) -> None:
     text = write_plan(plan)
     assert read_plan(text, 4) == plan
     assert write_plan(read_plan(text, 4)) == text

@@ -9,7 +9,7 @@ import pytest
 import schedc
 from schedc.attachments.block_counts import dense_bytes
 from schedc.attachments.fusions import FUSIONS, fused_names
-from schedc.attachments.values import Attachments, BlockSizes, Fuse, Level
+from schedc.attachments.values import BlockSizes, Fuse, Level, Plan
 from schedc.compiler import analyse
 from schedc.diagnostics import DiagnosticError
 from schedc.plan import plan_of
@@ -33,7 +33,7 @@ BLOCK = "layers 4  block hidden 64 heads 8 keys 2 inner 96  tokens 16 dtype bf16
 )
 def test_a_line_becomes_its_value_and_goes_round(tmp_path: Path, line: str, fuse: Fuse) -> None:
     assert plan_of(schedc.compile(written(tmp_path, f"layers 4  {line}", SIZES))).fuse == fuse
-    assert read_plan(write_plan(Attachments(fuse=fuse)), 2).fuse == fuse
+    assert read_plan(write_plan(Plan(fuse=fuse)), 2).fuse == fuse
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from schedc.compiler import legal_schedule
 from schedc.diagnostics import DiagnosticError
 from schedc.inputs import open_input
 from schedc.load.library import InSlices, Text
-from schedc.plan import Attachments, plan_of
+from schedc.plan import Plan, plan_of
 from schedc.plan.writer import read_plan, write_plan
 from schedc.source import NOWHERE, Source
 
@@ -87,7 +87,7 @@ def test_a_program_in_slices_differs_in_its_plan_alone() -> None:
     assert slices.plan == "slices 2"
     assert (slices.kind == whole.kind).all()
     assert (slices.microbatch == whole.microbatch).all()
-    assert Attachments() == plan_of(whole)
+    assert Plan() == plan_of(whole)
 
 
 def test_a_policy_orders_by_the_times_of_slices() -> None:

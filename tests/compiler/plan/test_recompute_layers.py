@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from schedc.attachments.recompute_bytes import layer_bytes, level_share, saving
-from schedc.attachments.values import Attachments, By, ExpertSizes, Level, Recompute
+from schedc.attachments.values import By, ExpertSizes, Level, Plan, Recompute
 from schedc.compiler import analyse, compile
 from schedc.diagnostics import DiagnosticError
 from schedc.ir.json import program_from_json, program_to_json
@@ -84,4 +84,4 @@ def test_levels_of_layers_made_in_python() -> None:
         Recompute(RUNS.level, 2.0, By.GROUP, layers=RUNS.layers),
         Recompute.of_layers([(Level.FULL, 1), (Level.NONE, 0)]),
     ]
-    assert [found.index for found in contradictions(Attachments(recompute=(RUNS, *wrong)), None)] == [1, 2, 3]
+    assert [found.index for found in contradictions(Plan(recompute=(RUNS, *wrong)), None)] == [1, 2, 3]

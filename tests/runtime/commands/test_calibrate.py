@@ -211,7 +211,7 @@ def test_cell_costs_of_a_file_order_cells() -> None:
     loaded = parse_costs(Source("costs.toml", dump_costs(Costs(cell=CellTable(costs))))).cell
     assert loaded is not None
     program = schedc.compile("1f1b", P=1, M=2)
-    plan = schedc.plan.Attachments(overlap=True)
+    plan = schedc.plan.Plan(overlap=True)
     pipe = Pipeline(small_moe(2, 0), program, loss_fn=next_token_loss, plan=plan, cells=loaded.costs)
     names = pipe.held(pipe.places[0])[0].shape.names
     steps = [f"{step.action} {names[step.node]}" for step in pipe._assembly.cells["F of 0"].program.steps]

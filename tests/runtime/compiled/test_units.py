@@ -12,7 +12,7 @@ from torch._dynamo.utils import counters
 import schedc
 from schedc.attachments.values import Level, Recompute
 from schedc.ir.program import Program
-from schedc.plan import Attachments
+from schedc.plan import Plan
 from schedc_runtime import Pipeline
 from schedc_runtime.compiled.settings import compile_settings
 from schedc_runtime.errors import RuntimeFault
@@ -197,7 +197,7 @@ def test_settings_that_make_no_sense_are_refused(given: Any, message: str) -> No
 
 
 def test_recomputation_by_level_is_refused() -> None:
-    program, plan = schedc.compile("1f1b", P=2, M=2), Attachments(recompute=(Recompute(Level.ACT),) * 2)
+    program, plan = schedc.compile("1f1b", P=2, M=2), Plan(recompute=(Recompute(Level.ACT),) * 2)
     with pytest.raises(RuntimeFault, match="exclude each other"):
         Pipeline(small_gpt(4), program, loss_fn=next_token_loss, in_process=True, compile=EAGER, plan=plan)
 

@@ -16,7 +16,7 @@ from schedc.attachments.parallel import Parallel
 from schedc.compiler import compile_at
 from schedc.ir.works import WorkKind
 from schedc.load.library import Text
-from schedc.plan import Attachments
+from schedc.plan import Plan
 from schedc.source import Source
 from schedc.step.costs.costs import Costs
 from schedc_runtime import Pipeline
@@ -153,10 +153,10 @@ def test_works_of_another_model_are_refused_and_one_replica_needs_none() -> None
 
 def test_a_plan_shards_as_a_mesh_does() -> None:
     program, mesh, parallel = schedc.compile("1f1b", P=2, M=2), Mesh(2, data=2), Parallel(dp=2, zero=1)
-    assert mesh_for(Attachments(shard_dense=True), program, mesh) == replace(mesh, shard_dense=True)
-    assert mesh_for(Attachments(), program, mesh) == mesh
+    assert mesh_for(Plan(shard_dense=True), program, mesh) == replace(mesh, shard_dense=True)
+    assert mesh_for(Plan(), program, mesh) == mesh
     with pytest.raises(RuntimeFault, match="the plan says `shard dense` and zero 1"):
-        mesh_for(Attachments(shard_dense=True, parallel=parallel), program, None)
+        mesh_for(Plan(shard_dense=True, parallel=parallel), program, None)
 
 
 ZERO_3 = """sched 1

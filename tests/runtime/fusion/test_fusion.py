@@ -14,7 +14,7 @@ from torch.nn import functional
 import schedc
 from runtime.fusion.chain_cases import BLOCKS, COLUMNS, INNER, TOKENS, WIDTH, P, gelu_tanh, gradients
 from schedc.attachments.fusions import FUSIONS
-from schedc.attachments.values import Attachments, Fuse, Level, Recompute
+from schedc.attachments.values import Fuse, Level, Plan, Recompute
 from schedc.diagnostics import DiagnosticError
 from schedc_runtime import Pipeline
 from schedc_runtime.errors import RuntimeFault
@@ -164,9 +164,9 @@ def test_a_plan_made_in_python_is_checked() -> None:
     program = schedc.compile("1f1b", P=2, M=2)
     options: dict[str, Any] = {"loss_fn": next_token_loss, "in_process": True, "example": tokens(2)[0]}
     with pytest.raises(DiagnosticError, match="`gatd` is no fusion"):
-        Pipeline(small_gpt(), program, plan=Attachments(fuse=Fuse(("gatd",))), **options)
+        Pipeline(small_gpt(), program, plan=Plan(fuse=Fuse(("gatd",))), **options)
     with pytest.raises(RuntimeFault, match="compile= and `fuse` in the plan exclude each other"):
-        Pipeline(small_gpt(), program, plan=Attachments(fuse=Fuse()), compile=True, **options)
+        Pipeline(small_gpt(), program, plan=Plan(fuse=Fuse()), compile=True, **options)
 
 
 def test_runs_that_compare_bits_refuse_what_rounds() -> None:
@@ -185,7 +185,7 @@ def test_units_are_told_before_anything_runs() -> None:
 def steps(model: nn.Module, schedule: str, fuse: Fuse | None, batch: Any, targets: Tensor, **options: Any) -> Any:
     """Losses and gradients of two steps, and what was fused."""
     program = schedc.compile(schedule, P=2, M=4)
-    plan = Attachments(fuse=fuse, recompute=options.pop("recompute", ()))
+    plan = Plan(fuse=fuse, recompute=options.pop("recompute", ()))
     pipe = Pipeline(model, program, in_process=True, plan=plan, example=batch, **options)
     losses = [pipe.step(batch, targets) for _ in range(2)]
     found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import schedc
-from schedc.plan import Attachments, Method
+from schedc.plan import Method, Plan
 from schedc_runtime import Pipeline
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.capacity import ExpertCapacity
@@ -23,7 +23,7 @@ from support.segmented_cases import small_moe
 Results = tuple[list[float], list[Tensor]]
 
 
-def trained(plan: Attachments) -> tuple[Results, list[MoELayer], Any]:
+def trained(plan: Plan) -> tuple[Results, list[MoELayer], Any]:
     """Two steps of the optimizer, the first of two calls: losses, parameters and buffers; layers; recorded rows.
 
     In the second call all tokens choose the same two experts.
@@ -68,8 +68,8 @@ def replaces_buffer(module: Any, _inputs: Any, _output: Any) -> None:
 @pytest.mark.slow
 def test_a_step_that_overflows_runs_again_with_exact_sizes() -> None:
     """Gradients of an earlier call, dropout, buffers, counts and recorded rows are those of a run with exact sizes."""
-    expected, _, rows = trained(Attachments())
-    results, layers, recorded = trained(Attachments(bound=1.5, method=Method.HIERARCHICAL))
+    expected, _, rows = trained(Plan())
+    results, layers, recorded = trained(Plan(bound=1.5, method=Method.HIERARCHICAL))
     assert rows[1] != rows[0]
     assert all(1 <= layer.statistics.overflowed <= 2 for layer in layers)
     assert results[0] == expected[0]

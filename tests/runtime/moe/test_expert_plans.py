@@ -8,7 +8,7 @@ import torch
 import schedc
 from schedc.diagnostics import DiagnosticError
 from schedc.ir.program import Program
-from schedc.plan import Attachments, Capacity, ExpertSizes
+from schedc.plan import Capacity, ExpertSizes, Plan
 from schedc_runtime import Mesh, Pipeline
 from schedc_runtime.data_parallel.gradient_sums import is_expert
 from schedc_runtime.errors import RuntimeFault
@@ -112,14 +112,14 @@ def test_a_plan_that_does_not_fit(lines: str, options: dict[str, Mesh], message:
     ("plan", "message"),
     [
         (
-            Attachments(ExpertSizes(8, 2), tokens=12, capacity=Capacity(1e-9)),
+            Plan(ExpertSizes(8, 2), tokens=12, capacity=Capacity(1e-9)),
             "a capacity of 3e-09 tokens: 12 tokens",
         ),
-        (Attachments(capacity=Capacity(0.0)), "a capacity of 0"),
-        (Attachments(capacity=Capacity(float("nan"))), "a capacity of nan"),
+        (Plan(capacity=Capacity(0.0)), "a capacity of 0"),
+        (Plan(capacity=Capacity(float("nan"))), "a capacity of nan"),
     ],
 )
-def test_capacities_of_plans_made_in_python_are_checked(plan: Attachments, message: str) -> None:
+def test_capacities_of_plans_made_in_python_are_checked(plan: Plan, message: str) -> None:
     program = schedc.compile("1f1b", P=2, M=2)
     with pytest.raises(DiagnosticError, match=message) as caught:
         Pipeline(model(), program, loss_fn=next_token_loss, in_process=True, plan=plan)

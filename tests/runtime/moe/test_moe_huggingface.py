@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import schedc
-from schedc.plan import Attachments, Method
+from schedc.plan import Method, Plan
 from schedc_runtime import Cut, Mesh, Pipeline
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.huggingface import original_state_dict, swap_experts
@@ -151,7 +151,7 @@ def test_swapped_experts_are_shared_by_two_nodes(name: str, sizes: dict[str, Any
     pipe = Pipeline(
         model, schedc.compile("1f1b_overlap", P=2, M=2), loss_fn=loss_fn, in_process=True,
         cut=Cut(inputs=["input_ids"]), mesh=Mesh(2, 2, per_node=1),
-        plan=Attachments(method=Method.HIERARCHICAL, overlap=True),
+        plan=Plan(method=Method.HIERARCHICAL, overlap=True),
     )  # fmt: skip
     tokens, targets = batch(8)
     loss = pipe.step({"input_ids": tokens}, targets)

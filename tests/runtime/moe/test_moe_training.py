@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import schedc
-from schedc.plan import Attachments, Method
+from schedc.plan import Method, Plan
 from schedc_runtime import Mesh, Pipeline
 from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer, multi_token_loss, turn
 from schedc_runtime.moe.layer import MoELayer, set_loss_scale, update_biases
@@ -92,7 +92,7 @@ def test_pipelines_that_share_experts_have_the_gradients_of_plain_autograd(sched
     loss_fn = multi_token_loss()
     pipe = Pipeline(
         transformer(), schedc.compile(schedule, P=2, M=4), loss_fn=loss_fn, mesh=Mesh(2, 2, per_node=1),
-        plan=Attachments(method=method, overlap=True), in_process=True,
+        plan=Plan(method=method, overlap=True), in_process=True,
     )  # fmt: skip
     loss = pipe.step(batch, targets)
     reference = transformer()

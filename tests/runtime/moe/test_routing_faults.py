@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import schedc
-from schedc.plan import Attachments, Capacity
+from schedc.plan import Capacity, Plan
 from schedc_runtime import Pipeline
 from schedc_runtime.moe.layer import moe_layers
 from schedc_runtime.ranks.mesh import Mesh
@@ -14,9 +14,9 @@ from support.runtime_cases import next_token_loss, tokens
 from support.segmented_cases import COSTS, small_moe
 
 
-@pytest.mark.parametrize("plan", [Attachments(), Attachments(capacity=Capacity(1.25)), Attachments(bound=2.0)])
+@pytest.mark.parametrize("plan", [Plan(), Plan(capacity=Capacity(1.25)), Plan(bound=2.0)])
 @pytest.mark.parametrize("call", ["step", "evaluate"])
-def test_a_score_that_is_not_a_number_is_named(plan: Attachments, call: str) -> None:
+def test_a_score_that_is_not_a_number_is_named(plan: Plan, call: str) -> None:
     """Exact sizes bring the flag when they are joined, by a plan or by a copy in cells; constant ones with the loss."""
     program = schedc.compile("1f1b", P=1, M=2)
     batch, targets = tokens(4)
@@ -26,7 +26,7 @@ def test_a_score_that_is_not_a_number_is_named(plan: Attachments, call: str) -> 
     )  # fmt: skip
     pipe.step(batch, targets)
     copies = {"0.sizes.host" in stage.shape.names for stage in pipe._held()}
-    assert copies == {call == "step" and plan == Attachments()}
+    assert copies == {call == "step" and plan == Plan()}
     layers = [layer for stage in pipe._held() for _, layer in moe_layers(stage.module)]
     with torch.no_grad():
         layers[1].router.weight[0, 0] = float("nan")

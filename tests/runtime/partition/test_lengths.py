@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import schedc
-from schedc.plan import Attachments
+from schedc.plan import Plan
 from schedc_runtime import ChunkedLoss, Cut, Pipeline
 from schedc_runtime.errors import BoundaryError
 from schedc_runtime.partition import Partition, partition
@@ -173,7 +173,7 @@ Way = tuple[str, Callable[[], nn.Module], Sequence[Any], Any, dict[str, Any], in
 WAYS: dict[str, Way] = {
     "dropout": ("zbh1", partial(small_gpt, dropout=0.1), TEXTS, _squares, {}, 4),
     "segments": ("zbv", small_gpt, TEXTS, _squares, {"cut": Cut(segmented=True)}, 4),
-    "slices": ("1f1b", small_gpt, TEXTS, _squares, {"plan": Attachments(slices=(2, 2))}, 8),
+    "slices": ("1f1b", small_gpt, TEXTS, _squares, {"plan": Plan(slices=(2, 2))}, 8),
     "head": ("1f1b", small_gpt, TEXTS, ChunkedLoss("head", chunk=5), {}, 4),
     "two inputs": ("1f1b", lambda: Towers().double(), IMAGES, _squares, {}, 4),
 }

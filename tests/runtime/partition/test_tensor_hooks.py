@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import schedc
-from schedc.attachments.values import Attachments, Level, Recompute
+from schedc.attachments.values import Level, Plan, Recompute
 from schedc_runtime import Cut, Pipeline
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.partition import partition
@@ -138,7 +138,7 @@ def test_hooks_between_units_have_the_bits_of_plain_autograd(schedule: str, case
 
 @pytest.mark.parametrize("level", [Level.ACT, Level.LAYER])
 def test_hooks_are_kept_under_recomputation(level: Level) -> None:
-    assert step(_twice, "zbv", plan=Attachments(recompute=(Recompute(level),) * 4)) == []
+    assert step(_twice, "zbv", plan=Plan(recompute=(Recompute(level),) * 4)) == []
 
 
 def test_hooks_are_refused_in_segments() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import schedc
 from schedc.attachments.values import HeadLoss
-from schedc.plan import Attachments
+from schedc.plan import Plan
 from schedc_runtime import ChunkedLoss, Cut, Loss, Pipeline
 from schedc_runtime.errors import PartitionError, PlanMismatch, RuntimeFault, StageError
 from schedc_runtime.models.gpt import GPT, next_token_loss
@@ -84,7 +84,7 @@ def test_slices_have_the_numbers_of_the_whole_model(schedule: str, form: str) ->
     loss_fn = ChunkedLoss("head", chunk=5, form=form)
     expected = whole(copy.deepcopy(model), next_token_loss, batch, targets)
     program = schedc.compile(schedule, P=2, M=4)
-    plan = Attachments(slices=(2,) * program.stages)
+    plan = Plan(slices=(2,) * program.stages)
     pipe = Pipeline(model, program, loss_fn=loss_fn, in_process=True, plan=plan, example=batch)
     close(pipe, pipe.step(batch, targets), expected)
 
@@ -241,12 +241,12 @@ def test_settings_that_say_nothing_are_refused(options: dict[str, Any]) -> None:
 def test_a_plan_that_says_another_loss_is_refused(planned: HeadLoss, loss_fn: Any, message: str) -> None:
     program = schedc.compile("1f1b", P=2, M=2)
     with pytest.raises(PlanMismatch, match=message) as refusal:
-        Pipeline(small_gpt(), program, loss_fn=loss_fn, in_process=True, plan=Attachments(loss=planned))
+        Pipeline(small_gpt(), program, loss_fn=loss_fn, in_process=True, plan=Plan(loss=planned))
     assert refusal.value.help
 
 
 def test_form_and_chunk_follow_the_plan() -> None:
-    model, plan = small_gpt(), Attachments(loss=HeadLoss("again", 5, 32))
+    model, plan = small_gpt(), Plan(loss=HeadLoss("again", 5, 32))
     twin, (batch, targets) = copy.deepcopy(model), batch_of(2)
     loss_fn = ChunkedLoss("head")
     pipe = Pipeline(model, schedc.compile("zbh1", P=2, M=2), loss_fn=loss_fn, in_process=True, plan=plan)

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 import schedc
 from schedc.load.library import InSlices
-from schedc.plan import Attachments
+from schedc.plan import Plan
 from schedc_runtime import Loss, Pipeline
 from schedc_runtime.partition import partition
 from schedc_runtime.pipeline.batch import BatchRefused
@@ -225,7 +225,7 @@ def squares(output: Tensor, target: Tensor) -> Loss:
 
 
 def pipeline(
-    function: Function, *, slices: int = 1, inside: bool = True, plan: Attachments | None = None
+    function: Function, *, slices: int = 1, inside: bool = True, plan: Plan | None = None
 ) -> tuple[Pipeline, nn.Module, Tensor]:
     torch.manual_seed(0)
     model = Model(function, inside).double()
@@ -271,7 +271,7 @@ def test_what_is_let_through_has_the_gradients_of_the_model(name: str, slices: i
 @pytest.mark.parametrize("slices", [(1, 2), (2, 1)])
 def test_only_stages_in_slices_must_keep_rows_apart(slices: tuple[int, int]) -> None:
     """Rows meet in stage 0."""
-    pipe, whole, rows = pipeline(MEETING["mean"], plan=Attachments(overlap=True, slices=slices))
+    pipe, whole, rows = pipeline(MEETING["mean"], plan=Plan(overlap=True, slices=slices))
     if slices[0] > 1:
         with pytest.raises(BatchRefused, match=r"see each other: stage 0, in `blocks\.0` `mean`"):
             pipe.step(rows, rows)

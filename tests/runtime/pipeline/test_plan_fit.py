@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import schedc
 import schedc_runtime
-from schedc.plan import Attachments, ExpertSizes
+from schedc.plan import ExpertSizes, Plan
 from schedc.plan.writer import write_plan
 from schedc_runtime import Pipeline
 from schedc_runtime.errors import PlanMismatch
@@ -20,7 +20,7 @@ from schedc_runtime.moe.router import Router, RouterConfig
 
 H, F, TOKENS = 6, 5, 4
 SIZES = ExpertSizes(8, 2, groups=4, limit=2, shared=2, width=F, hidden=H)
-FITTING = Attachments(SIZES, tokens=TOKENS, dtype="fp32")
+FITTING = Plan(SIZES, tokens=TOKENS, dtype="fp32")
 
 
 class Model(nn.Module):
@@ -37,7 +37,7 @@ class Model(nn.Module):
         return x
 
 
-def pipeline(plan: Attachments, model: nn.Module | None = None) -> Pipeline:
+def pipeline(plan: Plan, model: nn.Module | None = None) -> Pipeline:
     program, loss_fn = schedc.compile("1f1b", P=2, M=2), nn.functional.mse_loss
     example = torch.zeros(2, 3, H)
     return Pipeline(model or Model(), program, loss_fn=loss_fn, plan=plan, in_process=True, example=example)
@@ -94,7 +94,7 @@ def test_tokens_are_those_of_the_first_batch_of_training() -> None:
 
 
 def test_what_a_plan_does_not_say_is_in_the_report() -> None:
-    pipe = pipeline(Attachments(ExpertSizes(8, 2, groups=4, limit=2)))
+    pipe = pipeline(Plan(ExpertSizes(8, 2, groups=4, limit=2)))
     assert pipe.report().splitlines()[1:] == [
         "plan: the experts' width is not said: what follows from it is not known; the model has 5",
         "plan: the experts' hidden is not said: what follows from it is not known; the model has 6",

@@ -12,7 +12,7 @@ from torch.nn import functional
 from runtime.random_numbers.dropout_cases import batch_of, differing, drawing, loss_fn, noisy_loss, piped, serial
 from schedc.attachments.values import Level, Recompute
 from schedc.compiler import compile as compile_schedule
-from schedc.plan import Attachments
+from schedc.plan import Plan
 from schedc_runtime import Cut, Pipeline, named_random
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.random_numbers.names import aliases_of, may_draw
@@ -42,7 +42,7 @@ def test_dualpipe_differs_by_the_order_of_its_sums_alone() -> None:
 @pytest.mark.parametrize("level", [Level.NORM, Level.FULL, Level.LAYER])
 def test_recomputation_draws_again(level: Level) -> None:
     expected = serial(drawing(), 3)
-    plan = Attachments(recompute=(Recompute(level),) * 2)
+    plan = Plan(recompute=(Recompute(level),) * 2)
     for segmented in (False, True):
         mine = piped(
             drawing(), compile_schedule("zbh1", P=2, M=3), in_process=True, plan=plan, cut=Cut(segmented=segmented)

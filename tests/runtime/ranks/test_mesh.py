@@ -10,7 +10,7 @@ import torch
 
 from schedc.attachments.parallel import Parallel
 from schedc.compiler import compile as compile_schedule
-from schedc.plan import Attachments, Hot, Level, Method, Recompute, Topology
+from schedc.plan import Hot, Level, Method, Plan, Recompute, Topology
 from schedc_runtime import Pipeline
 from schedc_runtime.data_parallel.gradient_sums import is_expert
 from schedc_runtime.errors import RuntimeFault
@@ -63,10 +63,10 @@ def test_the_mesh_that_torchrun_started(monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_mesh_of_a_parallel_line() -> None:
     """What a pipeline does not carry out is refused with the way out, before any rank is asked."""
     program, of_node = compile_schedule("1f1b", P=2, M=4), Topology(2, 2)
-    plan = Attachments(parallel=Parallel(ep=4, dp=8, node=2))
+    plan = Plan(parallel=Parallel(ep=4, dp=8, node=2))
     assert mesh_for(plan, program, None) == Mesh(2, 4, 2, 2)
     assert mesh_for(replace(plan, topology=of_node), program, Mesh(2, 4, 2, 2)) == Mesh(2, 4, 2, 2)
-    whole = Attachments(parallel=Parallel(dp=2, zero=3))
+    whole = Plan(parallel=Parallel(dp=2, zero=3))
     assert mesh_for(whole, program, None) == Mesh(2, data=2, shard_dense=True)
     for refused, mesh, words in (
         (Parallel(tp=2, of="attention"), None, "tp 2 and cp 1.*(\n.*)*export PLAN --to megatron"),
@@ -76,10 +76,10 @@ def test_the_mesh_of_a_parallel_line() -> None:
         (Parallel(dp=2, zero=3), Mesh(2, data=2), "2 x 1 x 2 .* with sharded parameters, the mesh has 2 x 1 x 2"),
     ):
         with pytest.raises(RuntimeFault, match=words):
-            mesh_for(Attachments(parallel=refused), program, mesh)
+            mesh_for(Plan(parallel=refused), program, mesh)
     model = small_gpt(blocks=2)
     with pytest.raises(RuntimeFault, match="--to megatron"):
-        Pipeline(model, program, loss_fn=next_token_loss, plan=Attachments(parallel=Parallel(tp=2)), in_process=True)
+        Pipeline(model, program, loss_fn=next_token_loss, plan=Plan(parallel=Parallel(tp=2)), in_process=True)
 
 
 CASES = [("1f1b", {"M": 3}), ("zbh1", {"M": 3}), ("dualpipe", {"M": 4}), ("dualpipev", {"M": 4})]
@@ -143,9 +143,9 @@ def test_the_auxiliary_loss_is_that_of_all_replicas_however_they_share_experts()
     losses = {name: layer.statistics.balance_loss for name, layer in moe_layers(whole)}
     update_biases(whole)
     plans = [
-        Attachments(overlap=True, method=Method.HIERARCHICAL, hot=Hot(1, 1.0)),
-        Attachments(overlap=True, recompute=(Recompute(Level.FULL),) * 2),
-        Attachments(),
+        Plan(overlap=True, method=Method.HIERARCHICAL, hot=Hot(1, 1.0)),
+        Plan(overlap=True, recompute=(Recompute(Level.FULL),) * 2),
+        Plan(),
     ]
     first = set()
     for (experts, data), plan in zip(SPREADS, plans, strict=True):

@@ -10,7 +10,7 @@ from torch import nn
 
 import schedc
 from schedc.attachments.values import BlockSizes, ExpertSizes, Level, Recompute
-from schedc.plan import Attachments
+from schedc.plan import Plan
 from schedc.plan.contradictions import contradictions
 from schedc_runtime import Pipeline
 from schedc_runtime.commands.toy_models import toy_plan
@@ -58,7 +58,7 @@ def test_cells_recompute_the_nodes_of_their_layers() -> None:
 def test_mixed_levels_give_the_bits_of_none() -> None:
     """A dense layer and two MoE layers on a stage, three MoE layers on the other; dropout; two steps."""
     results = []
-    for plan in (Attachments(), Attachments(recompute=tuple(MIXED))):
+    for plan in (Plan(), Plan(recompute=tuple(MIXED))):
         program = schedc.compile("1f1b", P=2, M=2)
         pipe = Pipeline(moe(0.2, 6), program, loss_fn=next_token_loss, in_process=True, plan=plan)
         torch.manual_seed(1)
@@ -98,7 +98,7 @@ def test_dense_layers_of_a_stage_that_runs_whole(monkeypatch: pytest.MonkeyPatch
         gpt = small_gpt()
         torch.manual_seed(0)
         gpt.blocks = nn.ModuleList([_Dense().double() for _ in range(2)])
-        plan = Attachments(recompute=(recompute,))
+        plan = Plan(recompute=(recompute,))
         pipe = Pipeline(gpt, program, loss_fn=next_token_loss, in_process=True, plan=plan)
         (stage,) = pipe._held()
         stage.set_recomputation(recompute, count=True)
@@ -114,11 +114,11 @@ def test_dense_layers_of_a_stage_that_runs_whole(monkeypatch: pytest.MonkeyPatch
 
 def test_levels_of_more_layers_than_the_model_has() -> None:
     program = schedc.compile("1f1b", P=2, M=2)
-    plan = Attachments(recompute=(Recompute.of_layers([(Level.FULL, 5)]), Recompute()))
+    plan = Plan(recompute=(Recompute.of_layers([(Level.FULL, 5)]), Recompute()))
     with pytest.raises(StageError, match="stage 0: the plan has levels of 5 layers, and the model has 2 there"):
         Pipeline(moe(0.0), program, loss_fn=next_token_loss, in_process=True, plan=plan)
 
 
 def test_toy_models_have_no_sizes_of_blocks() -> None:
-    plan = toy_plan(Attachments(experts=ExpertSizes(8, 2, width=4, hidden=16), block=BlockSizes(heads=2, inner=8)))
+    plan = toy_plan(Plan(experts=ExpertSizes(8, 2, width=4, hidden=16), block=BlockSizes(heads=2, inner=8)))
     assert list(contradictions(plan, 1)) == []

@@ -21,7 +21,7 @@ from schedc.cell.program import Half
 from schedc.cell.verify import verify
 from schedc.diagnostics import DiagnosticError
 from schedc.ir.program import InstructionKind
-from schedc.plan import Attachments
+from schedc.plan import Plan
 from schedc_runtime import Cut, Mesh, Pipeline
 from schedc_runtime.errors import StageError
 from schedc_runtime.measure.held_bytes import held
@@ -77,7 +77,7 @@ def test_bits_under_autocast() -> None:
     program = schedc.compile("1f1b", P=1, M=1)
     grads = []
     for level in (Level.NONE, Level.NORM, Level.FULL):
-        plan = Attachments(recompute=(Recompute(level),))
+        plan = Plan(recompute=(Recompute(level),))
         pipe = Pipeline(copy.deepcopy(model), program, loss_fn=next_token_loss, plan=plan)
         with torch.autocast("cpu", torch.bfloat16):
             pipe.step(*tokens(1))
@@ -136,8 +136,8 @@ def test_dense_stages(level: Level, overlap: bool) -> None:
 
     program = schedc.compile("zbv", P=2, M=3)
     plans = [
-        Attachments(),
-        Attachments(recompute=(Recompute(level), Recompute(), Recompute(Level.ACT), Recompute(level))),
+        Plan(),
+        Plan(recompute=(Recompute(level), Recompute(), Recompute(Level.ACT), Recompute(level))),
     ]
     results = []
     for plan in plans:
@@ -218,7 +218,7 @@ def test_activations_that_are_called_as_functions(activation: Any, saved: int) -
     ],
 )
 def test_plans_made_in_python_are_checked(recompute: list[Recompute], mesh: Any, code: str, message: str) -> None:
-    plan = Attachments(recompute=tuple(recompute))
+    plan = Plan(recompute=tuple(recompute))
     program = schedc.compile("1f1b", P=2, M=2)
     with pytest.raises(DiagnosticError, match=message) as caught:
         Pipeline(moe(0.0), program, loss_fn=next_token_loss, in_process=True, plan=plan, mesh=mesh)
@@ -227,7 +227,7 @@ def test_plans_made_in_python_are_checked(recompute: list[Recompute], mesh: Any,
 
 @pytest.mark.slow
 def test_a_rank_alone_may_decide_about_collectives() -> None:
-    plan = Attachments(recompute=(Recompute(Level.FULL, 2.0, By.RANK),) * 2)
+    plan = Plan(recompute=(Recompute(Level.FULL, 2.0, By.RANK),) * 2)
     program = schedc.compile("1f1b", P=2, M=2)
     pipe = Pipeline(moe(0.0), program, loss_fn=next_token_loss, in_process=True, plan=plan)
     pipe.step(*tokens(2))

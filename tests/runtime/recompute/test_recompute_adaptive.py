@@ -16,7 +16,7 @@ import schedc
 from schedc.attachments.recompute_bytes import RowsPerToken, adaptive_bytes, whole_bytes
 from schedc.attachments.row_counts import worst_case_rows
 from schedc.attachments.values import By, ExpertSizes, Level, Method, Recompute
-from schedc.plan import Attachments
+from schedc.plan import Plan
 from schedc.step.costs.exchange import Topology
 from schedc_runtime import Mesh, Pipeline
 from schedc_runtime.measure.held_bytes import Bytes, held
@@ -119,7 +119,7 @@ class NoModules:
 
 
 @cache
-def skewed(plan: Attachments) -> tuple[list[list[int]], dict[str, Tensor], int]:
+def skewed(plan: Plan) -> tuple[list[list[int]], dict[str, Tensor], int]:
     """Microbatches of two that each rank recomputes, per step; then gradients and FLOPs of the third step.
 
     Routing is balanced from the second step on.
@@ -151,8 +151,8 @@ def skewed(plan: Attachments) -> tuple[list[list[int]], dict[str, Tensor], int]:
 @pytest.mark.parametrize(("by", "level"), [(By.GROUP, Level.FULL), (By.RANK, Level.MEDIUM)])
 def test_adaptive_recomputes_while_routing_is_skewed(by: By, level: Level) -> None:
     """In the first step all tokens go to the first rank: two layers, two microbatches."""
-    found, gradients, flops = skewed(Attachments(overlap=True, recompute=(Recompute(level, 1.5, by),)))
-    _, expected, least = skewed(Attachments(overlap=True))
+    found, gradients, flops = skewed(Plan(overlap=True, recompute=(Recompute(level, 1.5, by),)))
+    _, expected, least = skewed(Plan(overlap=True))
     assert found[0] == [4, 4]
     assert found[1] == ([4, 4] if by is By.GROUP else [4, 0])  # off on the rank that had no rows
     assert found[2] == [0, 0]
@@ -175,7 +175,7 @@ STEERED = ExpertSizes(EXPERTS, TOP, width=INNER, hidden=WIDTH)
 )
 def test_no_rank_ever_holds_more_than_the_memory_check_counts(method: Method, recompute: Recompute) -> None:
     """Four ranks; balanced in two steps, then all tokens of all ranks go to the experts of the first."""
-    plan = Attachments(STEERED, Topology(2, 2), TOKENS, "fp32", method, recompute=(recompute,))
+    plan = Plan(STEERED, Topology(2, 2), TOKENS, "fp32", method, recompute=(recompute,))
     most = worst_case_rows(plan)
     assert most == RowsPerToken(4 * TOP, 4 * TOP if method is Method.FLAT else 4)
     torch.manual_seed(0)

@@ -18,7 +18,7 @@ from schedc.cell.serial import serial
 from schedc.cell.standard_blocks import BESIDE_LAYERS
 from schedc.cell.table import CellTable
 from schedc.ir.program import InstructionKind
-from schedc.plan import Attachments
+from schedc.plan import Plan
 from schedc.source import Source
 from schedc.step.costs.costs import Costs, dump_costs, parse_costs
 from schedc_runtime import Cut, Pipeline
@@ -62,7 +62,7 @@ def test_times_of_parts_beside_layers_order_no_cell_of_the_runtime() -> None:
     """Embedding and head are in the first and last segments of a stage that runs; the nodes of prices are not there."""
     beside = {role: SegmentTimes(500, 500, 500) for role in BESIDE_LAYERS}
     costs = CellCosts.of({**dict(COSTS.segments), **beside}, dict(COSTS.exchanges))
-    program, plan = schedc.compile("dualpipev", P=2, M=4), Attachments(overlap=True)
+    program, plan = schedc.compile("dualpipev", P=2, M=4), Plan(overlap=True)
     batch, targets = tokens(program.microbatches)
     pipe = Pipeline(
         small_moe(3), program, loss_fn=next_token_loss, in_process=True, cells=costs, plan=plan, example=batch
@@ -157,7 +157,7 @@ def test_messages_leave_before_the_end_of_a_cell_and_are_waited_for_where_a_half
 def test_a_block_alone_computes_while_it_waits() -> None:
     """What `overlap auto` gives F and B outside of pairs: three of four exchanges are filled."""
     program = schedc.compile("1f1b", P=1, M=1)
-    ranks = together(Mesh(1), small_moe(1), program, cell_source(Attachments(overlap=True), None))
+    ranks = together(Mesh(1), small_moe(1), program, cell_source(Plan(overlap=True), None))
     ((_, executor),) = ranks.executors.items()
     parts = [step.label for step in executor.code.steps]
 

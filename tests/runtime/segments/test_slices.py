@@ -16,7 +16,7 @@ from schedc.cell.serial import serial
 from schedc.diagnostics import DiagnosticError
 from schedc.ir.program import Program
 from schedc.load.library import InSlices
-from schedc.plan import Attachments, Capacity
+from schedc.plan import Capacity, Plan
 from schedc_runtime import Cut, Pipeline
 from schedc_runtime.errors import PartitionError
 from schedc_runtime.measure.held_bytes import held
@@ -186,9 +186,9 @@ def test_a_value_without_rows_between_stages_is_refused() -> None:
 def test_plans_made_in_python_are_checked() -> None:
     program = schedc.compile("1f1b", P=2, M=2)
     for plan, message in (
-        (Attachments(slices=(2, 2), capacity=Capacity(1.25)), "and a `capacity`"),
-        (Attachments(slices=(2, 0)), "stage 1: a microbatch in 0 slices"),
-        (Attachments(slices=(2,)), "slices of 1 stages, and the program has 2"),
+        (Plan(slices=(2, 2), capacity=Capacity(1.25)), "and a `capacity`"),
+        (Plan(slices=(2, 0)), "stage 1: a microbatch in 0 slices"),
+        (Plan(slices=(2,)), "slices of 1 stages, and the program has 2"),
     ):
         with pytest.raises(DiagnosticError, match=message):
             Pipeline(small_gpt(4), program, loss_fn=next_token_loss, in_process=True, plan=plan)
@@ -224,7 +224,7 @@ def test_slices_hold_as_many_bytes_as_whole_microbatches(monkeypatch: pytest.Mon
 
         with monkeypatch.context() as patch:
             patch.setattr(kind, "begin_backward", count)
-            plan = Attachments(overlap=True, slices=(2,) if kind is SlicedStage else ())
+            plan = Plan(overlap=True, slices=(2,) if kind is SlicedStage else ())
             pipe = in_process(schedc.compile("1f1b", P=1, M=1), small_gpt(2), plan=plan, cut=Cut(segmented=True))
             (stage,) = (stage for place in pipe.places for stage in pipe.held(place))
             stage.set_recomputation(Recompute(), count=True)
