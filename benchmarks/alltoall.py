@@ -234,7 +234,8 @@ def sent_by_node() -> int:
 
 def summary(figures: dict[str, Any], rate: float) -> dict[str, Any]:
     """The ratios of times and of bytes by top-k and method. rate: bytes per second of a node's link."""
-    from schedc.step.costs.exchange import Routing, Topology, choose, rows
+    from schedc.ir.plan import Topology
+    from schedc.step.costs.exchange import Routing, choose, rows
 
     mesh = Topology(NODES, PER_NODE, rail=rate / PER_NODE, node=figures["node_bytes_per_s"])
     row = 4.0 * WIDTH

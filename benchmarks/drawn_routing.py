@@ -14,7 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from schedc.ir.arrays import Floats, Int64
-from schedc.step.costs.exchange import Routing, Topology, rows
+from schedc.ir.plan import Topology
+from schedc.step.costs.exchange import Routing, rows
 
 NODES, PER_NODE = 2, 2
 RANKS = NODES * PER_NODE

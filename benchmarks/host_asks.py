@@ -30,7 +30,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import schedc
-from schedc.attachments.values import By, Drop, Hot, Level, Recompute
+from schedc.ir.plan import By, Drop, Hot, Level, Recompute
 from schedc.plan import Method as PlanMethod
 from schedc.plan import Plan
 from schedc_runtime import Mesh, Pipeline

@@ -60,12 +60,12 @@ from torch.nn import functional
 
 import schedc
 from schedc.attachments.recompute_bytes import slot_bytes, slot_gradient_bytes
-from schedc.attachments.values import ExpertSizes
 from schedc.cell.costs import CellCosts, SegmentTimes
 from schedc.cell.graph import StageShape
 from schedc.cell.program import CellProgram
 from schedc.cell.schedule import cell_program
 from schedc.ir.arrays import Int64
+from schedc.ir.plan import ExpertSizes
 from schedc_runtime.data_parallel.hot_returns import with_hot_returns
 from schedc_runtime.execute.bind import bind
 from schedc_runtime.execute.executor import Executor

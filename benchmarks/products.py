@@ -41,7 +41,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
 from torch.nn import functional
 
-from schedc.attachments.values import Products
+from schedc.ir.plan import Products
 from schedc_runtime.moe.bags import Copies, spread_together
 from schedc_runtime.moe.experts import Experts
 from schedc_runtime.moe.layer import GatedMLP, MoELayer

@@ -37,7 +37,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import schedc
 from schedc.attachments.recompute_bytes import adaptive_bytes, saving, whole_bytes
 from schedc.attachments.row_counts import worst_case_rows
-from schedc.attachments.values import By, Level, Recompute
+from schedc.ir.plan import By, Level, Recompute
 from schedc.plan import ExpertSizes, Method, Plan
 from schedc.step.costs import exchange
 from schedc_runtime import Cut, Mesh, Pipeline

@@ -25,7 +25,7 @@ from schedc.step.timeline import Timeline, simulate
 from schedc.syntax.tree import ScheduleTree
 
 if TYPE_CHECKING:
-    from schedc.attachments.values import Plan
+    from schedc.ir.plan import Plan
     from schedc.layout.parts import Layout
     from schedc.plan.attached import AttachedPlan
     from schedc.plan.choose_recomputation import ChosenRecomputation
@@ -279,7 +279,7 @@ def _planned(tree: ReadPlan, sizes: Mapping[str, int], costs: Costs, checked: bo
 
 def _by_loss(tree: ReadPlan, layout: Layout, costs: Costs, plan: Plan) -> dict[str, Costs] | None:
     """The costs of the stages by the form of the loss; None where the plan says none, or cells are priced."""
-    from schedc.attachments.values import LOSS_FORMS
+    from schedc.ir.plan import LOSS_FORMS
     from schedc.plan.apply import stage_costs
 
     if (loss := plan.loss) is None or costs.cell is not None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from gpu.claims import Bound, Claim, not_measured
 from gpu.products import both_ways, counts_of
 from gpu.setting import Setting, drawn, medians
-from schedc.attachments.values import Products
+from schedc.ir.plan import Products
 from schedc_runtime.moe.experts import Experts
 from schedc_runtime.moe.products import PROVIDERS, RowGroups
 

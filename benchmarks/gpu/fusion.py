@@ -13,7 +13,7 @@ from torch.nn import functional
 from gpu.claims import Bound, Claim
 from gpu.setting import Setting, drawn, medians, peak
 from schedc.attachments.fusions import FUSIONS
-from schedc.attachments.values import Level
+from schedc.ir.plan import Level
 from schedc_runtime.fusion.fused_forward import FusedForward
 from schedc_runtime.fusion.fused_stages import request
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gpu.claims import Bound, Claim
 from gpu.setting import Setting, drawn, layer_of, medians
-from schedc.attachments.values import Products
+from schedc.ir.plan import Products
 from schedc.step.costs.kernels import KernelFamily, write_kernels
 from schedc_runtime.measure.kernel_times import measure_kernels
 from schedc_runtime.moe.experts import Experts

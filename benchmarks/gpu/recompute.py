@@ -7,7 +7,7 @@ from typing import Any
 from gpu.claims import Bound, Claim
 from gpu.setting import Setting, medians
 from gpu.step import pipeline, stepping
-from schedc.attachments.values import Level, Recompute
+from schedc.ir.plan import Level, Recompute
 from schedc_runtime.measure.held_bytes import held
 
 CLAIMS = (

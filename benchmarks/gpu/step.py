@@ -11,7 +11,7 @@ from torch.nn import functional
 
 import schedc
 from gpu.setting import Setting, drawn
-from schedc.attachments.values import Capacity, Level, Recompute
+from schedc.ir.plan import Capacity, Level, Recompute
 from schedc.plan import Plan
 from schedc_runtime import Cut, Pipeline
 from schedc_runtime.models.moe_transformer import MoeBlock, MoEConfig

@@ -34,9 +34,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import schedc
-from schedc.attachments.values import Level, Recompute
 from schedc.diagnostics import DiagnosticError
 from schedc.ir.ops import OpKind
+from schedc.ir.plan import Level, Recompute
 from schedc.ir.program import Program, computation
 from schedc.load.library import names
 from schedc.plan import Plan

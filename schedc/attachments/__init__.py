@@ -1,1 +1,1 @@
-"""What a plan attaches to a schedule, as values, and the rows, bytes and FLOPs that follow from them."""
+"""The rows, bytes and FLOPs that follow from the values of a plan (`schedc.ir.plan`)."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from schedc.attachments.fusions import unfused_numbers
 from schedc.attachments.plan_parts import dense_parts
-from schedc.attachments.values import BlockSizes, Fuse, Level, bytes_per_number
+from schedc.ir.plan import BlockSizes, Fuse, Level, bytes_per_number
 from schedc.model.counts import part_bytes, product_flops
 from schedc.model.parts import PartName
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from schedc.attachments.values import BlockSizes, Fuse, Level
+from schedc.ir.plan import BlockSizes, Fuse, Level
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from schedc.attachments.values import Plan, bytes_per_number
+from schedc.ir.plan import Plan, bytes_per_number
 
 _WIDE = 4
 """Bytes of a number in which losses are formed."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from schedc.attachments.block_counts import attention_flops, dense_bytes, dense_flops, mlp_flops
 from schedc.attachments.recompute_bytes import Saving, forward_flops, layer_bytes, saving
 from schedc.attachments.row_counts import arriving_rows, filled
-from schedc.attachments.values import Level, Plan
+from schedc.ir.plan import Level, Plan
 
 
 def is_sized(plan: Plan) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import ceil
 
 from schedc.attachments.plan_parts import moe_parts
-from schedc.attachments.values import ExpertSizes, Plan, bytes_per_number
+from schedc.ir.plan import ExpertSizes, Plan, bytes_per_number
 from schedc.model.counts import part_parameters
 from schedc.model.parts import PartName
 

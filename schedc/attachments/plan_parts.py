@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from schedc.attachments.values import BlockSizes, ExpertSizes
+from schedc.ir.plan import BlockSizes, ExpertSizes
 from schedc.model.parts import Parts, parts_of
 from schedc.model.sizes import AttentionKind, AttentionSizes, LayerKind, ModelSizes, MoeSizes
 

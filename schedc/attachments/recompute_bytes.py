@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from schedc.attachments.block_counts import attention_bytes, attention_flops
 from schedc.attachments.parameter_counts import expert_parameters
 from schedc.attachments.plan_parts import moe_parts
-from schedc.attachments.values import By, ExpertSizes, Level, Recompute, bytes_per_number
+from schedc.ir.plan import By, ExpertSizes, Level, Recompute, bytes_per_number
 from schedc.model.counts import part_bytes, product_flops
 from schedc.model.parts import PartName
 

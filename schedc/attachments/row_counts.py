@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from schedc.attachments.recompute_bytes import RowsPerToken
-from schedc.attachments.values import ExpertSizes, Method, Plan
+from schedc.ir.plan import ExpertSizes, Method, Plan
 from schedc.step.costs.exchange import METHODS, MethodChoice, Routing, RowTraffic, arrivals, capacity_rows, choose, rows
 
 

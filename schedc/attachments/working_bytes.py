@@ -17,7 +17,7 @@ from schedc.attachments.layer_counts import is_dense_sized, is_sized
 from schedc.attachments.plan_parts import dense_parts
 from schedc.attachments.recompute_bytes import RowsPerToken, passing_bytes
 from schedc.attachments.row_counts import filled
-from schedc.attachments.values import BlockSizes, Plan, bytes_per_number
+from schedc.ir.plan import BlockSizes, Plan, bytes_per_number
 from schedc.model.parts import PartName
 
 _ON_THEIR_WAY = 4

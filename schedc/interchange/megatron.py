@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from schedc.attachments.values import Plan
 from schedc.diagnostics import DiagnosticError
 from schedc.elaborate import elaborate
 from schedc.interchange.megatron_plan import RELEASE, MegatronPlan
 from schedc.interchange.refusals import cannot, one_copy, only_exported_ops, placement_form
+from schedc.ir.plan import Plan
 from schedc.ir.schedule import Schedule
 from schedc.layout.parser import parse_layout
 from schedc.layout.parts import Layout, PartKind

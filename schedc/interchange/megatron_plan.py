@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from schedc.attachments.values import Level, Method, Plan, Recompute
 from schedc.diagnostics import DiagnosticError
 from schedc.interchange.refusals import cannot
+from schedc.ir.plan import Level, Method, Plan, Recompute
 from schedc.layout.parts import Layout, PartKind
 from schedc.source import Source
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from schedc.attachments.values import (
+from schedc.ir.plan import (
     By,
     Capacity,
     CellPlan,
@@ -15,8 +15,8 @@ from schedc.attachments.values import (
     Method,
     Plan,
     Recompute,
+    Topology,
 )
-from schedc.step.costs.exchange import Topology
 
 if TYPE_CHECKING:
     from schedc.ir.program import Program

@@ -18,8 +18,8 @@ from schedc.attachments.recompute_bytes import (
     whole_bytes,
 )
 from schedc.attachments.row_counts import filled, worst_case_rows
-from schedc.attachments.values import Level, Plan, Recompute
 from schedc.ir.arrays import Floats
+from schedc.ir.plan import Level, Plan, Recompute
 from schedc.layout.parts import WITH_EXPERTS, WORK, Layout, ModelPart, PartKind, layers_in
 from schedc.plan.level_shares import held_share, without_choices
 

@@ -12,9 +12,9 @@ from schedc.attachments.head_products import held_bytes
 from schedc.attachments.layer_counts import is_dense_sized, is_sized
 from schedc.attachments.parameter_counts import moe_parameter_bytes
 from schedc.attachments.units import amount
-from schedc.attachments.values import Level, Plan
 from schedc.diagnostics import DiagnosticError, Label
 from schedc.ir.arrays import Floats
+from schedc.ir.plan import Level, Plan
 from schedc.ir.schedule import Schedule
 from schedc.layout.balancing import balance
 from schedc.layout.compare import peak_in_flight

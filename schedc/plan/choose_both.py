@@ -14,8 +14,8 @@ from time import perf_counter
 import numpy as np
 
 from schedc.attachments.units import amount
-from schedc.attachments.values import Plan
 from schedc.diagnostics import DiagnosticError
+from schedc.ir.plan import Plan
 from schedc.layout.parts import Layout
 from schedc.plan.apply import layer_costs
 from schedc.plan.choose_recomputation import ChosenRecomputation, choose_recomputation

@@ -13,9 +13,9 @@ from time import perf_counter
 import numpy as np
 
 from schedc.attachments.units import amount
-from schedc.attachments.values import Level, Plan, Recompute
 from schedc.ir.arrays import Floats, reduceat
 from schedc.ir.ops import OpKind
+from schedc.ir.plan import Level, Plan, Recompute
 from schedc.layout.parts import Layout, layers_in
 from schedc.plan.apply import layer_costs, stage_costs
 from schedc.plan.directives.base import Directives

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from schedc.attachments.values import Plan
+from schedc.ir.plan import Plan
 from schedc.plan.directives import DIRECTIVES
 from schedc.plan.directives.base import Contradiction
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from schedc.attachments.parameter_counts import moe_parameter_bytes, moe_parameters
-from schedc.attachments.values import Plan
+from schedc.ir.plan import Plan
 from schedc.layout.parts import Layout, PartKind
 from schedc.syntax.plan import PlanTree, TableLine
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from schedc.attachments.values import Plan
 from schedc.cell.graph import StageShape
 from schedc.cell.issue_order import ExpertRanks
 from schedc.cell.table import CellTable
 from schedc.diagnostics import Diagnostic, DiagnosticError
+from schedc.ir.plan import Plan
 from schedc.ir.schedule import Schedule
 from schedc.source import Source
 from schedc.step.cells.group_pricing import RankRows, layers_of

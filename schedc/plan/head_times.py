@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 
 from schedc.attachments.head_products import PRODUCTS
-from schedc.attachments.values import LOSS_FORMS
 from schedc.cell.costs import SegmentTimes
 from schedc.cell.table import CellTable
 from schedc.ir.arrays import Floats
 from schedc.ir.ops import OpKind
+from schedc.ir.plan import LOSS_FORMS
 from schedc.ir.schedule import Schedule
 from schedc.layout.costs import LayerCosts
 from schedc.layout.parts import WORK, Layout, PartKind

@@ -8,8 +8,8 @@ from functools import cached_property
 import numpy as np
 
 from schedc.attachments.recompute_bytes import slot_bytes, slot_gradient_bytes
-from schedc.attachments.values import Plan
 from schedc.ir.arrays import Floats, repeat
+from schedc.ir.plan import Plan
 from schedc.ir.recomputed import recomputed_ops
 from schedc.ir.schedule import Schedule
 from schedc.layout.compare import load_per_rank

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from schedc.attachments.values import Plan
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
+from schedc.ir.plan import Plan
 from schedc.ir.schedule import Schedule
 from schedc.plan import plan_of
 from schedc.plan.contradictions import contradictions

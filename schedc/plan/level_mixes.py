@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from schedc.attachments.values import Level, Plan, Recompute
 from schedc.ir.arrays import Floats, Int64
+from schedc.ir.plan import Level, Plan, Recompute
 from schedc.layout.costs import LayerCosts, PerKind
 from schedc.layout.parts import WORK, Layout, ModelPart, PartKind, layers_in
 from schedc.plan.level_shares import held_share, time_share, without_choices

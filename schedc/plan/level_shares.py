@@ -7,8 +7,8 @@ from functools import lru_cache
 import numpy as np
 
 from schedc.attachments.layer_counts import counted_bytes, counted_flops, counted_saving
-from schedc.attachments.values import Level, Plan
 from schedc.ir.arrays import Floats
+from schedc.ir.plan import Level, Plan
 from schedc.layout.costs import LayerCosts, PerKind
 from schedc.layout.parts import WITH_EXPERTS, WORK, Layout, PartKind, layers_in
 

@@ -11,11 +11,11 @@ import numpy as np
 from schedc.attachments.layer_counts import is_sized
 from schedc.attachments.row_counts import worst_case_rows
 from schedc.attachments.units import amount, plain, shown
-from schedc.attachments.values import Plan
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
 from schedc.ir.arrays import Floats
 from schedc.ir.op_tables import BACKWARD
 from schedc.ir.ops import OpKind
+from schedc.ir.plan import Plan
 from schedc.ir.recomputed import recomputed_ops
 from schedc.ir.schedule import Schedule
 from schedc.ir.works import WorkKind

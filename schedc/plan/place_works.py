@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from schedc.attachments.units import amount, plain, shown
-from schedc.attachments.values import Host, Plan
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
 from schedc.ir.arrays import Floats
 from schedc.ir.ops import OpKind
+from schedc.ir.plan import Host, Plan
 from schedc.ir.schedule import Schedule
 from schedc.ir.works import WorkLane
 from schedc.layout.costs import LayerCosts

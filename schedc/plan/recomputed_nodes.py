@@ -7,11 +7,11 @@ from dataclasses import replace
 from functools import lru_cache
 
 from schedc.attachments.recompute_bytes import recomputed_share
-from schedc.attachments.values import By, Level, Plan, Recompute
 from schedc.cell.costs import CellCosts
 from schedc.cell.graph import StageShape
 from schedc.cell.program import Half
 from schedc.cell.slices import sliced
+from schedc.ir.plan import By, Level, Plan, Recompute
 from schedc.layout.parts import PartKind
 from schedc.plan.level_shares import time_share, without_choices
 

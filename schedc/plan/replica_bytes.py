@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from schedc.attachments.parameter_counts import moe_parameters
-from schedc.attachments.values import Plan, bytes_per_number
 from schedc.ir.arrays import Floats
+from schedc.ir.plan import Plan, bytes_per_number
 from schedc.ir.schedule import Schedule
 from schedc.ir.ties import lies_apart
 from schedc.ir.works import WorkGroup

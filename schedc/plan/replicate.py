@@ -9,9 +9,9 @@ import numpy as np
 
 from schedc.attachments.parameter_counts import moe_parameter_bytes
 from schedc.attachments.units import amount
-from schedc.attachments.values import Plan
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
 from schedc.ir.arrays import Floats
+from schedc.ir.plan import Plan
 from schedc.ir.schedule import Schedule
 from schedc.ir.works import WorkGroup, WorkLane
 from schedc.layout.costs import LayerCosts

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from schedc.attachments.layer_counts import counted_bytes
 from schedc.attachments.recompute_bytes import held_by_role
 from schedc.attachments.row_counts import filled
-from schedc.attachments.values import HELD_ROLES, Level, Plan
+from schedc.ir.plan import HELD_ROLES, Level, Plan
 from schedc.layout.parts import WITH_EXPERTS, WORK, Layout, PartKind, layers_in
 from schedc.plan.level_shares import held_share, without_choices
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from schedc.attachments.values import Level, Plan, Recompute
 from schedc.ir.arrays import Floats
+from schedc.ir.plan import Level, Plan, Recompute
 from schedc.ir.schedule import Schedule
 from schedc.layout.costs import LayerCosts
 from schedc.layout.parts import Layout

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from schedc.attachments.layer_counts import counted_saving
-from schedc.attachments.values import Level, Plan
 from schedc.attachments.working_bytes import arrived_bytes, head_bytes, working_bytes
 from schedc.ir.arrays import Floats
 from schedc.ir.ops import OpKind
+from schedc.ir.plan import Level, Plan
 from schedc.ir.recomputed import recomputed_ops
 from schedc.layout.costs import LayerCosts
 from schedc.layout.parts import WITH_EXPERTS, Layout, ModelPart, PartKind, layers_in

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from schedc.attachments.values import Plan
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
+from schedc.ir.plan import Plan
 from schedc.plan.directives import DIRECTIVES
 from schedc.plan.directives.base import Scoped
 from schedc.plan.directives.recompute import per_stage

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import Any
 
-from schedc.attachments.values import Level
+from schedc.ir.plan import Level
 from schedc.model.counts import held_bytes_of, held_tensors, model_flops, model_parameters
 from schedc.model.parts import PartName
 from schedc.model.sizes import LayerKind, ModelSizes

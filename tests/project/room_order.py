@@ -8,7 +8,8 @@ LEVELS = {
     "schedc": (
         ("source", "interrupts"),
         ("diagnostics", "codes"),
-        ("ir", "model"),
+        ("model",),
+        ("ir",),
         ("syntax", "cell"),
         ("step",),
         ("check",),

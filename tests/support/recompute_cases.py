@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from schedc.attachments.values import ExpertSizes, Recompute
 from schedc.compiler import compile as compile_schedule
+from schedc.ir.plan import ExpertSizes, Recompute
 from schedc.ir.program import Program, computation
 from schedc.step.program.insert_communication import insert_communication
 from schedc.step.program.without_recomputation import without_recomputation

@@ -10,7 +10,7 @@ from functools import partial
 from torch import fx, nn
 
 from schedc.attachments.fusions import FUSIONS, fused_names
-from schedc.attachments.values import Fuse, Level
+from schedc.ir.plan import Fuse, Level
 from schedc_runtime.fusion.fused_forward import FusedForward, FusionRequest
 from schedc_runtime.ranks.exchange import Exchange
 from schedc_runtime.recompute.layers import called_parts

@@ -16,7 +16,7 @@ from torch import Tensor, fx
 from torch.nn import functional
 
 from schedc.attachments.fusions import FUSIONS
-from schedc.attachments.values import Level
+from schedc.ir.plan import Level
 from schedc_runtime.fusion.functions import BiasGelu, DropoutAdd, Gated, Rotary
 from schedc_runtime.fusion.patterns import Match, Pattern
 from schedc_runtime.recompute.regions import region

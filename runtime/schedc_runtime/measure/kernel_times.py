@@ -11,7 +11,7 @@ from statistics import median
 import torch
 from torch import Tensor, nn
 
-from schedc.attachments.values import Products
+from schedc.ir.plan import Products
 from schedc.step.costs.kernels import KERNEL_PROVIDERS, KernelBucket, KernelFamily
 from schedc_runtime.moe.experts import Experts
 from schedc_runtime.moe.layer import MoELayer, moe_layers

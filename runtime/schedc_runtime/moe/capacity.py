@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from schedc.attachments.values import Capacity, Drop
+from schedc.ir.plan import Capacity, Drop
 from schedc.step.costs.exchange import Routing, capacity_rows
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.counts import ABSENT

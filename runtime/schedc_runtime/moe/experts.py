@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from schedc.attachments.values import Level, Products
+from schedc.ir.plan import Level, Products
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.kernels import MeasuredProducts
 from schedc_runtime.moe.products import Case, Provider, RowCounts, RowGroups, groups_of, provider_for

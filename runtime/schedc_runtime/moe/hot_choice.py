@@ -12,8 +12,8 @@ from math import isfinite
 
 from torch import Tensor
 
-from schedc.attachments.values import Hot
 from schedc.cell.costs import CellCosts, SegmentTimes
+from schedc.ir.plan import Hot
 from schedc.step.costs.exchange import hot_break_even
 from schedc_runtime.errors import RuntimeFault
 

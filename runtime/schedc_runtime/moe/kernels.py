@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from schedc.attachments.values import Products
+from schedc.ir.plan import Products
 from schedc.step.costs.kernels import KernelBucket, KernelFamily
 from schedc_runtime.moe.products import PROVIDERS, Case, Provider, provider_for
 

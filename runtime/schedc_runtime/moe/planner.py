@@ -12,7 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from schedc.step.costs.exchange import Topology, bounded_rows
+from schedc.ir.plan import Topology
+from schedc.step.costs.exchange import bounded_rows
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe import routes
 from schedc_runtime.moe.arrivals import arrivals

@@ -31,7 +31,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.flop_counter import register_flop_formula
 
-from schedc.attachments.values import Products
+from schedc.ir.plan import Products
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.fp8 import WEIGHTS, as_fp8, fp8_products
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from schedc.attachments.values import Level
+from schedc.ir.plan import Level
 from schedc.step.costs.exchange import Routing
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.recompute.regions import keep, region

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from schedc.attachments.values import Level
+from schedc.ir.plan import Level
 from schedc_runtime.moe import routes
 from schedc_runtime.moe.products import RowGroups
 from schedc_runtime.moe.routes import Route

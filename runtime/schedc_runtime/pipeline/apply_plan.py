@@ -11,7 +11,7 @@ from schedc.cell import CellCosts
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
 from schedc.ir.program import Program
 from schedc.ir.recomputed import recomputed_slots
-from schedc.plan import Method, Plan
+from schedc.plan import Method, Plan, Topology
 from schedc.plan.contradictions import contradictions
 from schedc.source import NOWHERE
 from schedc.step.costs import exchange
@@ -64,7 +64,7 @@ def method_for(plan: Plan, layer: MoELayer, mesh: Mesh) -> str:
     routing = layer.router.routing
     rail, node = (plan.topology.rail, plan.topology.node) if plan.topology else (0.0, 0.0)
     per_node = mesh.per_node or mesh.experts
-    topology = exchange.Topology(mesh.experts // per_node, per_node, rail, node)
+    topology = Topology(mesh.experts // per_node, per_node, rail, node)
     return exchange.choose(routing, topology, plan.dispatch_bytes).method
 
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from torch import nn
 
-from schedc.attachments.values import Level
 from schedc.cell import CellCosts
+from schedc.ir.plan import Level
 from schedc.plan import plan_of
 from schedc.step.program.tied import with_tied
 from schedc_runtime.compiled.settings import compile_settings

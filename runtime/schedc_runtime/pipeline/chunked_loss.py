@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils import _pytree as pytree
 
-from schedc.attachments.values import HeadLoss
+from schedc.ir.plan import HeadLoss
 from schedc_runtime.errors import PlanMismatch, RuntimeFault, StageError
 from schedc_runtime.head_loss.chunks import Head, Rule, losses, wide_type, without_autocast
 from schedc_runtime.head_loss.functions import HeadRows, again, early

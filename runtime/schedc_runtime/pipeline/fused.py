@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from schedc.attachments.fusions import COMPILED, FUSIONS
-from schedc.attachments.values import Fuse
+from schedc.ir.plan import Fuse
 from schedc_runtime.compiled.settings import CompileSettings
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.fusion.fused_stages import FusedStages

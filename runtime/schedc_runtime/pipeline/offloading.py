@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 
-from schedc.attachments.values import Plan
+from schedc.ir.plan import Plan
 from schedc.ir.program import InstructionKind, Program, computation
 from schedc.ir.works import WorkKind
 from schedc.plan.directives.offload import is_chosen, rule_per_stage

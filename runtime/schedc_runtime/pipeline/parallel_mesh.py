@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from schedc.attachments.parallel import Parallel
-from schedc.attachments.values import Plan
+from schedc.ir.parallel import Parallel
+from schedc.ir.plan import Plan
 from schedc.ir.program import Program
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.ranks.mesh import Mesh

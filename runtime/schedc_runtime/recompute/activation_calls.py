@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from schedc.attachments.values import Level
+from schedc.ir.plan import Level
 from schedc_runtime.recompute.regions import SUMS, behind_attention, region
 
 ACTIVATIONS: frozenset[Any] = frozenset({

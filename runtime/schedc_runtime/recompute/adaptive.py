@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from schedc.attachments.values import By, Level
+from schedc.ir.plan import By, Level
 
 RELAX = 0.9
 """A layer stops recomputing once its step's fullest rank has less than this part of the threshold."""

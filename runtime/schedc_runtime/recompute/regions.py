@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from schedc.attachments.values import Level
+from schedc.ir.plan import Level
 from schedc_runtime.errors import StageError
 from schedc_runtime.offload.boxes import BoxNote
 from schedc_runtime.recompute.facts_of_tensors import autocast_of, is_parameter, storage_number, weak_reference

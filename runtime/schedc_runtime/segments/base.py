@@ -12,8 +12,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from schedc.attachments.values import Level, Recompute
 from schedc.cell.graph import StageShape
+from schedc.ir.plan import Level, Recompute
 from schedc_runtime.errors import StageError
 from schedc_runtime.moe.layer import moe_layers
 from schedc_runtime.partition.boundary import Boundary

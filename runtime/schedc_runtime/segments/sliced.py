@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from schedc.attachments.values import Recompute
 from schedc.cell.graph import StageShape
 from schedc.cell.slices import JOINT, sliced
+from schedc.ir.plan import Recompute
 from schedc_runtime.errors import StageError
 from schedc_runtime.offload.microbatch import MicrobatchOffload
 from schedc_runtime.offload.rules import OffloadSettings

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
-from schedc.attachments.values import Level, Recompute
+from schedc.ir.plan import Level, Recompute
 from schedc_runtime.errors import StageError
 from schedc_runtime.partition.boundary import Boundary
 from schedc_runtime.random_numbers.numbering import Numbering

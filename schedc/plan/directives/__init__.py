@@ -4,7 +4,7 @@ To add a directive:
 
 1. Give it a row in `schedc.syntax.plan_words.PLAN_WORDS` (word, token, form, meaning). Tokens, formatter, hover texts,
    Pygments and fuzzing follow. A line of a new form also needs its rule; see there.
-2. Give `Plan` its field in `schedc.attachments.values`, with "off" as the default.
+2. Give `Plan` its field in `schedc.ir.plan`, with "off" as the default.
 3. Write its file here, with a row ``DIRECTIVE``, and name it in `DIRECTIVES`.
 4. Where the runtime acts on it: `schedc_runtime.pipeline.apply_plan`.
 5. A mistake that no code has yet: an entry in `schedc.codes.s1_plans`.

@@ -7,7 +7,7 @@ from typing import Any
 
 from schedc.attachments.row_counts import chosen_method, routing_of, travelling_rows
 from schedc.attachments.units import shown
-from schedc.attachments.values import Method, Plan
+from schedc.ir.plan import Method, Plan
 from schedc.ir.schedule import Schedule
 from schedc.layout.parts import Layout
 from schedc.plan.directives.base import Directive, Directives, Reading

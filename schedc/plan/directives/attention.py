@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from schedc.attachments.layer_counts import is_dense_sized, is_sized
 from schedc.attachments.units import bytes_of, exact_unit
-from schedc.attachments.values import Plan
+from schedc.ir.plan import Plan
 from schedc.plan.directives.base import Contradiction, Directive, Reading
 from schedc.syntax.plan import AttentionLine
 

@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from schedc.attachments.values import Plan, Recompute
 from schedc.diagnostics import Diagnostic, Label, did_you_mean
 from schedc.ir.placement import Placement
+from schedc.ir.plan import Plan, Recompute
 from schedc.ir.schedule import Schedule
 from schedc.layout.parts import Layout
 from schedc.source import Source, Span

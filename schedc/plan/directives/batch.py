@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from schedc.attachments.parallel import GlobalBatch, Parallel
-from schedc.attachments.values import Plan
 from schedc.diagnostics import Diagnostic, Label
+from schedc.ir.parallel import GlobalBatch, Parallel
+from schedc.ir.plan import Plan
 from schedc.ir.schedule import Schedule
 from schedc.layout.parts import Layout
 from schedc.plan.directives.base import Contradiction, Directive, Directives, Reading

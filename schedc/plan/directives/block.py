@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import fields
 
-from schedc.attachments.values import BlockSizes, Plan
 from schedc.diagnostics import did_you_mean
+from schedc.ir.plan import BlockSizes, Plan
 from schedc.plan.directives.base import Contradiction, Directive, Reading
 from schedc.syntax.plan import TableLine
 

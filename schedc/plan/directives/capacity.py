@@ -8,7 +8,7 @@ from typing import Any
 
 from schedc.attachments.row_counts import routing_of
 from schedc.attachments.units import digits
-from schedc.attachments.values import Capacity, Drop, Plan
+from schedc.ir.plan import Capacity, Drop, Plan
 from schedc.layout.parts import Layout
 from schedc.plan.directives.base import Contradiction, Directive, Reading
 from schedc.step.costs.exchange import capacity_rows

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from schedc.attachments.values import CellPlan, Plan
 from schedc.cell import PlanOrder, cell_program, stage_shape
 from schedc.cell.costs import CellCosts
 from schedc.cell.written_order import ALIASES, EXCHANGES, SEGMENTS
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label, did_you_mean
 from schedc.ir.ops import OpKind
+from schedc.ir.plan import CellPlan, Plan
 from schedc.ir.schedule import Schedule
 from schedc.layout.parts import Layout
 from schedc.plan.directives.base import Directive, Directives, Reading

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from schedc.attachments.values import PRECISIONS, ExpertSizes, Plan, Products
 from schedc.diagnostics import Diagnostic, Label
+from schedc.ir.plan import PRECISIONS, ExpertSizes, Plan, Products
 from schedc.ir.schedule import Schedule
 from schedc.layout.parts import Layout, PartKind
 from schedc.plan.directives.base import Contradiction, Directive, Directives, Reading

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from schedc.attachments.fusions import COMPILED, FUSIONS, fused_names
-from schedc.attachments.values import Fuse, Plan, bytes_per_number
+from schedc.ir.plan import Fuse, Plan, bytes_per_number
 from schedc.layout.parts import Layout
 from schedc.plan.directives.base import Contradiction, Directive, Reading
 from schedc.syntax.plan import FuseLine

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from schedc.attachments.units import bytes_of, digits, exact_unit, speed_of
-from schedc.attachments.values import Host, Plan
+from schedc.ir.plan import Host, Plan
 from schedc.plan.directives.base import Contradiction, Directive, Reading
 from schedc.syntax.plan import GivenValue, HostLine, Word
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from schedc.attachments.recompute_bytes import slot_bytes, slot_gradient_bytes
 from schedc.attachments.units import digits, shown
-from schedc.attachments.values import Hot, Plan, bytes_per_number
+from schedc.ir.plan import Hot, Plan, bytes_per_number
 from schedc.layout.parts import Layout
 from schedc.plan.directives.base import Contradiction, Directive, Reading
 from schedc.step.costs.exchange import hot_break_even

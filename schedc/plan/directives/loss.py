@@ -7,7 +7,7 @@ from typing import Any
 
 from schedc.attachments.head_products import PRODUCTS, held_bytes
 from schedc.attachments.units import shown
-from schedc.attachments.values import LOSS_FORMS, HeadLoss, Plan
+from schedc.ir.plan import LOSS_FORMS, HeadLoss, Plan
 from schedc.layout.parts import Layout
 from schedc.plan.directives.base import Contradiction, Directive, Reading
 from schedc.syntax.plan import LossLine, Word

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from schedc.attachments.values import HELD_ROLES, Offload, Plan
 from schedc.diagnostics import Diagnostic, Label
 from schedc.ir.placement import Placement
+from schedc.ir.plan import HELD_ROLES, Offload, Plan
 from schedc.ir.schedule import Schedule
 from schedc.layout.parts import WITH_EXPERTS, Layout, PartKind, layers_in
 from schedc.plan.directives.base import (

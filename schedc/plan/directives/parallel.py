@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
-from schedc.attachments.parallel import OF_ATTENTION, Parallel
-from schedc.attachments.values import Plan
 from schedc.diagnostics import Diagnostic, Label
+from schedc.ir.parallel import OF_ATTENTION, Parallel
+from schedc.ir.plan import Plan
 from schedc.ir.schedule import Schedule
 from schedc.layout.parts import Layout
 from schedc.plan.directives.base import Contradiction, Directive, Directives, Reading

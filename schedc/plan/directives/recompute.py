@@ -12,10 +12,10 @@ import numpy as np
 from schedc.attachments.layer_counts import counted_bytes, counted_saving, is_dense_sized, is_sized
 from schedc.attachments.recompute_bytes import Saving
 from schedc.attachments.units import digits, shown
-from schedc.attachments.values import By, Level, LevelRun, Plan, Recompute
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
 from schedc.ir.ops import OpKind
 from schedc.ir.placement import Placement
+from schedc.ir.plan import By, Level, LevelRun, Plan, Recompute
 from schedc.ir.schedule import Schedule
 from schedc.layout.parts import WITH_EXPERTS, Layout, ModelPart, PartKind, layers_in
 from schedc.plan.directives.base import (

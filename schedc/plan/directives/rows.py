@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from schedc.attachments.units import shown
-from schedc.attachments.values import Plan
+from schedc.ir.plan import Plan
 from schedc.layout.parts import Layout
 from schedc.plan.directives.base import Directive, Reading
 from schedc.syntax.plan import SettingLine

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from schedc.attachments.values import Plan
 from schedc.diagnostics import Diagnostic, Label
+from schedc.ir.plan import Plan
 from schedc.ir.schedule import Schedule
 from schedc.layout.parts import Layout
 from schedc.plan.directives.base import Directive, Directives, Reading

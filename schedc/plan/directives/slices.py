@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import Any
 
-from schedc.attachments.values import Plan
 from schedc.cell.slices import MOST_SLICES
 from schedc.diagnostics import Diagnostic
 from schedc.ir.placement import Placement
+from schedc.ir.plan import Plan
 from schedc.ir.schedule import Schedule
 from schedc.layout.parts import Layout
 from schedc.plan.directives.base import (

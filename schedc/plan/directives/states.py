@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from math import inf
 
 from schedc.attachments.units import digits
-from schedc.attachments.values import Plan
+from schedc.ir.plan import Plan
 from schedc.plan.directives.base import Contradiction, Directive, Reading
 from schedc.syntax.plan import FactorLine
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from schedc.attachments.values import BYTES, Plan
+from schedc.ir.plan import BYTES, Plan
 from schedc.plan.directives.base import Directive, Reading
 from schedc.syntax.plan import TokensLine
 

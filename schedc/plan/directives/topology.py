@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from schedc.attachments.units import exact_unit, speed_of
-from schedc.attachments.values import Plan
+from schedc.ir.plan import Plan, Topology
 from schedc.plan.directives.base import Directive, Reading
-from schedc.step.costs.exchange import Topology
 from schedc.syntax.plan import TopologyLine, Word
 
 MOST_RANKS = 65_536

@@ -9,10 +9,10 @@ from functools import cached_property
 import numpy as np
 
 from schedc.attachments.units import digits
-from schedc.attachments.values import BYTES, Level
 from schedc.cell.table import CellTable, write_table
 from schedc.ir.arrays import Floats
 from schedc.ir.placement import Placement
+from schedc.ir.plan import BYTES, Level
 from schedc.layout.parts import WORK, Layout
 from schedc.layout.writer import write_layout
 from schedc.planner.price.part_table import LEVELS, OP, PartTable, RankSplit, activation_line, layout_of

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from schedc.attachments.values import Recompute
 from schedc.cell.graph import StageShape
 from schedc.cell.table import CellTable
+from schedc.ir.plan import Recompute
 from schedc.plan.price_cells import with_layout
 from schedc.plan.recomputed_nodes import graphs_of
 from schedc.planner.price.files import PlannedStep

@@ -10,10 +10,10 @@ from typing import NamedTuple
 import numpy as np
 
 from schedc.attachments.units import digits
-from schedc.attachments.values import Level, Recompute
 from schedc.cell.costs import CellCosts, SegmentTimes
 from schedc.ir.arrays import Floats
 from schedc.ir.placement import Placement
+from schedc.ir.plan import Level, Recompute
 from schedc.layout.costs import LayerCosts, PerKind
 from schedc.layout.parts import WITH_EXPERTS, WORK, Layout, ModelPart, PartKind
 from schedc.model.sizes import LayerKind

@@ -8,8 +8,8 @@ from math import isclose
 
 from schedc.attachments.layer_counts import counted_bytes
 from schedc.attachments.units import digits
-from schedc.attachments.values import Level
 from schedc.inputs import open_input
+from schedc.ir.plan import Level
 from schedc.load.library import Text
 from schedc.model.counts import held_bytes_of, held_tensors
 from schedc.model.parts import PartName

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from schedc.attachments.values import Level
 from schedc.ir.arrays import Floats
+from schedc.ir.plan import Level
 from schedc.model.counts import held_bytes_of
 from schedc.model.sizes import LayerKind
 from schedc.planner.times.orders import order_of, ordered_by

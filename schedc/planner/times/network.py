@@ -7,10 +7,11 @@ from typing import NamedTuple
 import numpy as np
 
 from schedc.ir.arrays import Floats
+from schedc.ir.plan import Topology
 from schedc.planner.times.constants import ConstantVectors
 from schedc.planner.times.run import TrainingRun
 from schedc.planner.times.table import RunTable
-from schedc.step.costs.exchange import Routing, Topology, rows
+from schedc.step.costs.exchange import Routing, rows
 
 
 def tensor_exchange(x: RunTable, c: ConstantVectors) -> Floats:

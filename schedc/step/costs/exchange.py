@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from schedc.ir.arrays import Floats
+from schedc.ir.plan import Topology
 from schedc.step.costs.limited_groups import drawn_counts
 
 MARGIN = 0.05
@@ -28,29 +29,12 @@ MARGIN = 0.05
 
 @dataclass(frozen=True)
 class Routing:
-    """How many experts there are and how a token chooses among them; see `schedc.attachments.values.Experts`."""
+    """How many experts there are and how a token chooses among them; see `schedc.ir.plan.Experts`."""
 
     experts: int
     top: int
     groups: int = 1
     limit: int = 1
-
-
-@dataclass(frozen=True)
-class Topology:
-    """The ranks that share the experts: ``nodes`` times ``per_node``, rank = node * per_node + position.
-
-    rail, node: bytes per second that a rank sends to other nodes, and to the others of its node; 0 where not said.
-    """
-
-    nodes: int
-    per_node: int
-    rail: float = 0.0
-    node: float = 0.0
-
-    @property
-    def ranks(self) -> int:
-        return self.nodes * self.per_node
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,8 @@ from schedc.attachments.recompute_bytes import (
     slot_gradient_bytes,
     whole_bytes,
 )
-from schedc.attachments.values import (
+from schedc.attachments.working_bytes import arrived_bytes, head_bytes, working_bytes
+from schedc.ir.plan import (
     BYTES,
     BlockSizes,
     By,
@@ -39,12 +40,11 @@ from schedc.attachments.values import (
     Method,
     Plan,
     Recompute,
+    Topology,
 )
-from schedc.attachments.working_bytes import arrived_bytes, head_bytes, working_bytes
 from schedc.model.counts import held_bytes_of, held_tensors, model_flops, model_parameters
 from schedc.model.sizes import AttentionKind, AttentionSizes, ModelSizes, MoeSizes
 from schedc.planner.presets.library import model_names, open_model
-from schedc.step.costs.exchange import Topology
 
 Figure = tuple[str, Any]
 """What is counted, and how many; None where the sizes are not known."""

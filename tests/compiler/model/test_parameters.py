@@ -11,7 +11,7 @@ import pytest
 
 from schedc.attachments.block_counts import attention_flops, dense_bytes
 from schedc.attachments.recompute_bytes import held_bytes
-from schedc.attachments.values import BlockSizes, ExpertSizes, Level
+from schedc.ir.plan import BlockSizes, ExpertSizes, Level
 from schedc.model.counts import held_bytes_of, held_tensors, layer_flops, model_flops, model_parameters, seen
 from schedc.model.parts import PartName
 from schedc.model.sizes import AttentionKind, AttentionSizes, LayerKind, ModelSizes, MoeSizes

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from schedc.attachments.layer_counts import counted_bytes, counted_saving
-from schedc.attachments.values import BlockSizes, ExpertSizes, Level, Plan
 from schedc.compiler import analyse, compile
 from schedc.diagnostics import DiagnosticError
+from schedc.ir.plan import BlockSizes, ExpertSizes, Level, Plan
 from schedc.plan import plan_of
 from schedc.plan.writer import read_plan, write_plan
 from schedc.report.check import to_json

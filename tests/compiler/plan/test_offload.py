@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from schedc.attachments.values import Host, Offload, Plan, Recompute
 from schedc.cell.costs import CellCosts, SegmentTimes
 from schedc.cell.table import CellTable
 from schedc.compiler import analyse, compile
 from schedc.diagnostics import DiagnosticError
+from schedc.ir.plan import Host, Offload, Plan, Recompute
 from schedc.ir.verify_program import verify_program
 from schedc.ir.works import WorkKind
 from schedc.plan import plan_of

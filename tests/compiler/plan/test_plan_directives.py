@@ -16,16 +16,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import schedc
-from schedc.attachments.parallel import GlobalBatch, Parallel
 from schedc.attachments.recompute_bytes import saving
-from schedc.attachments.values import BYTES as BYTES_OF
-from schedc.attachments.values import PRODUCTS, Products
 from schedc.cell import CellCosts, PlanOrder, cell_program, stage_shape
 from schedc.cli import main
 from schedc.compiler import analyse, priced
 from schedc.diagnostics import DiagnosticError
 from schedc.inputs import open_input
 from schedc.ir.json import program_from_json, program_to_json
+from schedc.ir.parallel import GlobalBatch, Parallel
+from schedc.ir.plan import BYTES as BYTES_OF
+from schedc.ir.plan import PRODUCTS, Products
 from schedc.ir.program import InstructionKind
 from schedc.ir.text import parse_program, parse_schedule, print_program, print_schedule
 from schedc.ir.ties import Tie

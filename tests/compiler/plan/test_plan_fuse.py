@@ -9,9 +9,9 @@ import pytest
 import schedc
 from schedc.attachments.block_counts import dense_bytes
 from schedc.attachments.fusions import FUSIONS, fused_names
-from schedc.attachments.values import BlockSizes, Fuse, Level, Plan
 from schedc.compiler import analyse
 from schedc.diagnostics import DiagnosticError
+from schedc.ir.plan import BlockSizes, Fuse, Level, Plan
 from schedc.plan import plan_of
 from schedc.plan.writer import read_plan, write_plan
 from schedc.report.check import to_json, to_text

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import schedc
-from schedc.attachments.values import HeadLoss
 from schedc.compiler import Analysis, analyse
 from schedc.diagnostics import DiagnosticError
+from schedc.ir.plan import HeadLoss
 from schedc.plan import plan_of
 from schedc.report.check import to_json, to_text
 from support.plan_cases import written

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from schedc.attachments.values import Level, Recompute
 from schedc.compiler import Analysis, analyse, compile
 from schedc.diagnostics import DiagnosticError
 from schedc.elaborate import elaborate
 from schedc.inputs import open_input
+from schedc.ir.plan import Level, Recompute
 from schedc.plan import plan_of
 from schedc.plan.apply import place_layers
 from schedc.plan.choose_recomputation import _problem

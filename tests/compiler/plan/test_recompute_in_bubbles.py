@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 import schedc
 from schedc.attachments.recompute_bytes import layer_bytes, level_share, output_gradient_bytes
-from schedc.attachments.values import Level
 from schedc.claims.size_range import sizes_in
 from schedc.claims.sweep import sweep
 from schedc.cli import main
@@ -23,6 +22,7 @@ from schedc.diagnostics import DiagnosticError
 from schedc.inputs import open_family, open_input
 from schedc.ir.op_tables import BACKWARD
 from schedc.ir.ops import OpKind
+from schedc.ir.plan import Level
 from schedc.ir.recomputed import recomputed_ops
 from schedc.ir.schedule import Schedule
 from schedc.plan import Recompute, plan_of

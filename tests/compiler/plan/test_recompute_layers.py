@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from schedc.attachments.recompute_bytes import layer_bytes, level_share, saving
-from schedc.attachments.values import By, ExpertSizes, Level, Plan, Recompute
 from schedc.compiler import analyse, compile
 from schedc.diagnostics import DiagnosticError
 from schedc.ir.json import program_from_json, program_to_json
+from schedc.ir.plan import By, ExpertSizes, Level, Plan, Recompute
 from schedc.plan import plan_of
 from schedc.plan.contradictions import contradictions
 from schedc.report.check import to_json, to_text

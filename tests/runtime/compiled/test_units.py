@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 import schedc
-from schedc.attachments.values import Level, Recompute
+from schedc.ir.plan import Level, Recompute
 from schedc.ir.program import Program
 from schedc.plan import Plan
 from schedc_runtime import Pipeline

@@ -12,8 +12,8 @@ import torch
 
 import schedc
 from runtime.data_parallel.sharding_cases import DROPPING, MODELS, dropping
-from schedc.attachments.parallel import Parallel
 from schedc.compiler import compile_at
+from schedc.ir.parallel import Parallel
 from schedc.ir.works import WorkKind
 from schedc.load.library import Text
 from schedc.plan import Plan

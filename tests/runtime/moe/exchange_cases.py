@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from schedc.step.costs.exchange import Routing, Topology, bounded_rows
+from schedc.ir.plan import Topology
+from schedc.step.costs.exchange import Routing, bounded_rows
 from schedc_runtime.moe.counts import DROPPED, Counts, ascending, counted
 from schedc_runtime.moe.exchange import CountsExchange, RowExchange
 from schedc_runtime.moe.routes import (

@@ -13,7 +13,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from schedc.attachments.values import Products
+from schedc.ir.plan import Products
 from schedc_runtime import Pipeline
 from schedc_runtime.moe import fp8
 from schedc_runtime.moe.experts import Experts

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from schedc.attachments.values import Products
 from schedc.diagnostics import DiagnosticError
+from schedc.ir.plan import Products
 from schedc.source import Source
 from schedc.step.costs.costs import Costs, dump_costs, parse_costs
 from schedc.step.costs.kernels import KERNEL_PROVIDERS, KernelBucket, KernelFamily

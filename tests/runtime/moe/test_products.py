@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
-from schedc.attachments.values import PRODUCTS, Products
+from schedc.ir.plan import PRODUCTS, Products
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.experts import Experts, gated
 from schedc_runtime.moe.fp8 import as_fp8, fp8_products

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils import _pytree as pytree
 
-from schedc.attachments.values import Level, Recompute
+from schedc.ir.plan import Level, Recompute
 from schedc_runtime.errors import StageError
 from schedc_runtime.measure.held_bytes import held
 from schedc_runtime.offload.account import Reason

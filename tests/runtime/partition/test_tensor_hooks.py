@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import schedc
-from schedc.attachments.values import Level, Plan, Recompute
+from schedc.ir.plan import Level, Plan, Recompute
 from schedc_runtime import Cut, Pipeline
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.partition import partition

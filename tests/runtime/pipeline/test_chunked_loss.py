@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import schedc
-from schedc.attachments.values import HeadLoss
+from schedc.ir.plan import HeadLoss
 from schedc.plan import Plan
 from schedc_runtime import ChunkedLoss, Cut, Loss, Pipeline
 from schedc_runtime.errors import PartitionError, PlanMismatch, RuntimeFault, StageError

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from runtime.random_numbers.dropout_cases import batch_of, differing, drawing, loss_fn, noisy_loss, piped, serial
-from schedc.attachments.values import Level, Recompute
 from schedc.compiler import compile as compile_schedule
+from schedc.ir.plan import Level, Recompute
 from schedc.plan import Plan
 from schedc_runtime import Cut, Pipeline, named_random
 from schedc_runtime.errors import RuntimeFault

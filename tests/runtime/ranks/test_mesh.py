@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from schedc.attachments.parallel import Parallel
 from schedc.compiler import compile as compile_schedule
+from schedc.ir.parallel import Parallel
 from schedc.plan import Hot, Level, Method, Plan, Recompute, Topology
 from schedc_runtime import Pipeline
 from schedc_runtime.data_parallel.gradient_sums import is_expert

@@ -14,10 +14,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.flop_counter import FlopCounterMode
 
 import schedc
-from schedc.attachments.values import Level, Recompute
 from schedc.cell.program import Half
 from schedc.ir.json import program_to_json
 from schedc.ir.ops import OpKind
+from schedc.ir.plan import Level, Recompute
 from schedc.ir.recomputed import recomputed_slots
 from schedc_runtime import Pipeline
 from schedc_runtime.commands import run

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import schedc
-from schedc.attachments.values import Recompute
 from schedc.cell.serial import serial
 from schedc.ir.ops import OpKind
+from schedc.ir.plan import Recompute
 from schedc.ir.program import Program, computation
 from schedc.ir.recomputed import recomputed_slots
 from schedc.step.costs.costs import Costs

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from schedc.attachments.values import Level, Recompute
 from schedc.compiler import analyse
+from schedc.ir.plan import Level, Recompute
 from schedc_runtime.models.gpt import GptBlock, GPTConfig
 from schedc_runtime.partition import partition
 from schedc_runtime.partition.boundary import Boundary, TensorSpec

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import schedc
-from schedc.attachments.values import BlockSizes, ExpertSizes, Level, Recompute
+from schedc.ir.plan import BlockSizes, ExpertSizes, Level, Recompute
 from schedc.plan import Plan
 from schedc.plan.contradictions import contradictions
 from schedc_runtime import Pipeline

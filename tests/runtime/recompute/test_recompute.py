@@ -13,13 +13,13 @@ from torch.nn import functional
 
 import schedc
 from schedc.attachments.recompute_bytes import saving
-from schedc.attachments.values import By, Level, Recompute
 from schedc.cell.collectives import verify_collectives
 from schedc.cell.costs import CellCosts, SegmentTimes
 from schedc.cell.issue_order import CellOnRank, ExpertRanks, events
 from schedc.cell.program import Half
 from schedc.cell.verify import verify
 from schedc.diagnostics import DiagnosticError
+from schedc.ir.plan import By, Level, Recompute
 from schedc.ir.program import InstructionKind
 from schedc.plan import Plan
 from schedc_runtime import Cut, Mesh, Pipeline

@@ -15,9 +15,8 @@ from torch.utils.flop_counter import FlopCounterMode
 import schedc
 from schedc.attachments.recompute_bytes import RowsPerToken, adaptive_bytes, whole_bytes
 from schedc.attachments.row_counts import worst_case_rows
-from schedc.attachments.values import By, ExpertSizes, Level, Method, Recompute
+from schedc.ir.plan import By, ExpertSizes, Level, Method, Recompute, Topology
 from schedc.plan import Plan
-from schedc.step.costs.exchange import Topology
 from schedc_runtime import Mesh, Pipeline
 from schedc_runtime.measure.held_bytes import Bytes, held
 from schedc_runtime.moe.arrivals import arrivals

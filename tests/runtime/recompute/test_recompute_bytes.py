@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from schedc.attachments.block_counts import dense_bytes, mlp_flops
 from schedc.attachments.recompute_bytes import saving
-from schedc.attachments.values import BlockSizes, Level, Recompute
+from schedc.ir.plan import BlockSizes, Level, Recompute
 from schedc_runtime.measure.held_bytes import held
 from schedc_runtime.models.gpt import GptBlock, GPTConfig
 from schedc_runtime.models.moe_transformer import MoeBlock, MoEConfig

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import schedc
-from schedc.attachments.values import Recompute
 from schedc.cell.serial import serial
 from schedc.diagnostics import DiagnosticError
+from schedc.ir.plan import Recompute
 from schedc.ir.program import Program
 from schedc.load.library import InSlices
 from schedc.plan import Capacity, Plan

@@ -7,11 +7,27 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NamedTuple
 
-from schedc.attachments.parallel import GlobalBatch, Parallel
+from schedc.ir.parallel import GlobalBatch, Parallel
 from schedc.model.levels import BYTES as BYTES
 from schedc.model.levels import Level as Level
 from schedc.model.levels import bytes_per_number as bytes_per_number
-from schedc.step.costs.exchange import Topology
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The ranks that share the experts: ``nodes`` times ``per_node``, rank = node * per_node + position.
+
+    rail, node: bytes per second that a rank sends to other nodes, and to the others of its node; 0 where not said.
+    """
+
+    nodes: int
+    per_node: int
+    rail: float = 0.0
+    node: float = 0.0
+
+    @property
+    def ranks(self) -> int:
+        return self.nodes * self.per_node
 
 
 @dataclass(frozen=True)
