@@ -40,7 +40,7 @@ def main() -> None:
 
 def predicted(name: str, fit: str) -> None:
     """Prints how far off the predictions of another file's fit are."""
-    command = [sys.executable, "-m", "schedc", "plan", "--predict", f"{name}.csv", "--fit", f"{fit}.fit.toml", "--json"]
+    command = [sys.executable, "-m", "schedc", "plan", "predict", f"{name}.csv", "--fit", f"{fit}.fit.toml", "--json"]
     facts = json.loads(subprocess.run(command, cwd=HERE, check=True, capture_output=True, text=True).stdout)
     errors = {called: round(each["mape_pct"], 2) for called, each in facts["by_schedule"].items()}
     print(f"{name:<18} predicted by {fit}: {errors}", flush=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Iterator
 
 import click
 
@@ -14,14 +15,31 @@ from .write import contents, fence
 
 def pages() -> dict[str, str]:
     context = click.Context(main)
-    commands = {name: command for name in COMMANDS if (command := main.get_command(context, name)) is not None}
-    return {"index.md": _index(commands), **{f"{name}.md": _page(name, each) for name, each in commands.items()}}
+    named = [(name, main.get_command(context, name)) for name in COMMANDS]
+    commands = {name: each for top, command in named for name, each in _with_own(top, command)}
+    return {"index.md": _index(commands), **{f"{_file(name)}.md": _page(name, each) for name, each in commands.items()}}
+
+
+def _with_own(name: str, command: click.Command | None) -> Iterator[tuple[str, click.Command]]:
+    """A command, and the commands of a group: ``plan``, ``plan search``."""
+    if command is not None:
+        yield name, command
+    if isinstance(command, click.Group):
+        yield from ((f"{name} {each}", own) for each, own in command.commands.items())
+
+
+def _file(name: str) -> str:
+    return name.replace(" ", "-")
 
 
 def _index(commands: dict[str, click.Command]) -> str:
-    rows = [f"| [`schedc {name}`]({name}.md) | {_first_sentence(_help(each))} |" for name, each in commands.items()]
+    files = [_file(name) for name in commands]
+    meanings = [_first_sentence(_help(each)) for each in commands.values()]
+    rows = [
+        f"| [`schedc {name}`]({file}.md) | {says} |" for name, file, says in zip(commands, files, meanings, strict=True)
+    ]
     head = ["# Commands", _help(main), "The exit status is the same for all: [commands](../../guide/commands.md)."]
-    return "\n\n".join([*head, "\n".join(["| command | what it does |", "|---|---|", *rows]), contents(list(commands))])
+    return "\n\n".join([*head, "\n".join(["| command | what it does |", "|---|---|", *rows]), contents(files)])
 
 
 def _page(name: str, command: click.Command) -> str:

@@ -31,7 +31,7 @@ def fit(rows: Path, only: str | None, cross_validate: bool, output: Path | None,
 
     ROWS is a CSV file with one training run per row: sizes of the model, groups of devices, schedule, and seconds per
     step. docs/guide/fitting.md has the columns. The constants are the most likely ones under priors that are printed
-    beside them. `schedc plan --predict` uses the fit.
+    beside them. `schedc plan predict` uses the fit.
     """
     from importlib.util import find_spec
 

@@ -1,41 +1,145 @@
-"""`schedc plan`: searches the plans of a model on a cluster, and shows what the planner knows of both."""
+"""`schedc plan`: a group of commands that search the plans of a model on a cluster, and show what is known of both."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
-from click.core import ParameterSource
 
 from schedc.cli.common import EPILOG, json_argument, sizes_argument
 from schedc.cli.completion import complete_cluster, complete_model, complete_restriction
-from schedc.cli.plan_request import BEST, PlanRequest, PlanUse, read_axes, read_batch, read_skew, use_of
-from schedc.cli.plan_shown import SEQUENCE
+from schedc.cli.plan_request import BEST, SearchRequest, devices_of, read_axes, read_batch, read_skew
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
+F = TypeVar("F", bound=Callable[..., Any])
 
-@click.command(epilog=EPILOG)
-@click.argument("model", required=False, shell_complete=complete_model)
+_OLD_SPELLINGS = {
+    "--list": ("list", 0),
+    "--show-model": ("show", 0),
+    "--predict": ("predict", 1),
+    "--compare": ("compare", 2),
+}
+"""By an option of `schedc plan` without a command, the command that it means, and how many values the option has.
+
+Without any of them the command is `search`.
+"""
+
+
+class _PlanGroup(click.Group):
+    """The commands of `schedc plan`. Arguments that do not begin with a command mean one by their options."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
+            args = _with_command(args)
+        return super().parse_args(ctx, args)
+
+
+def _with_command(args: list[str]) -> list[str]:
+    """Arguments without a command, with the command in front: ``--json --predict ROWS`` is ``predict ROWS --json``."""
+    for place, each in enumerate(args):
+        option, equals, value = each.partition("=")
+        if option in _OLD_SPELLINGS:
+            command, count = _OLD_SPELLINGS[option]
+            behind = [value, *args[place + 1 :]] if equals else args[place + 1 :]
+            return [command, *behind[:count], *args[:place], *behind[count:]]
+    return ["search", *args]
+
+
+@click.group(cls=_PlanGroup, epilog=EPILOG)
+def plan() -> None:
+    """Search for the best plans of a model on a cluster, and show what is known of both.
+
+    A plan says how a training step is spread: over tensor, context, expert, data and pipeline ranks, by which schedule,
+    with which recomputation. MODEL is a shipped name, a config.json of Hugging Face or its folder, or a model file in
+    TOML. Nothing of it is downloaded or run. CLUSTER is a shipped name or a cluster file in TOML; -D devices=N gives it
+    another size. `schedc plan MODEL CLUSTER --batch NxSEQ` searches, as `schedc plan search` does.
+    """
+
+
+def _output(help: str) -> Callable[[F], F]:
+    """Adds -o and --force."""
+    path = click.Path(path_type=Path)
+    output = click.option("-o", "--output", type=path, metavar="PATH", help=help)
+    force = click.option("--force", is_flag=True, help="Write over what is there already.")
+    return lambda command: output(force(command))
+
+
+def _fit(command: F) -> F:
+    """Adds --fit and --force-fit."""
+    file = click.option(
+        "--fit",
+        "fit_file",
+        type=_FILE,
+        metavar="X.fit.toml",
+        help="The fit to use; default the one that CLUSTER names, or that lies beside ROWS, else the priors.",
+    )
+    forced = click.option(
+        "--force-fit", is_flag=True, help="Use a fit of another device or precision, and say so in the output."
+    )
+    return file(forced(command))
+
+
+@plan.command("list", epilog=EPILOG)
+@json_argument
+def list_shipped(as_json: bool) -> None:
+    """List the shipped models, clusters and fits with their sources."""
+    from schedc.cli.plan_shown import listed
+
+    click.echo(listed(as_json))
+
+
+@plan.command(epilog=EPILOG)
+@click.argument("model", shell_complete=complete_model)
 @click.argument("cluster", required=False, shell_complete=complete_cluster)
+@sizes_argument
+@click.option("--seq", type=click.IntRange(1, 2**31), help="Tokens of a sequence; default MODEL's, else 4,096.")
+@json_argument
+def show(model: str, cluster: str | None, sizes: dict[str, int], seq: int | None, as_json: bool) -> None:
+    """Print parameters, FLOPs and held tensors of MODEL, part by part, and CLUSTER if it is given."""
+    from schedc.cli.plan_shown import shown
+
+    click.echo(shown(model, cluster, devices_of(sizes, cluster), seq, as_json))
+
+
+@plan.command(epilog=EPILOG)
+@click.argument("rows", type=_FILE, metavar="ROWS.csv")
+@_fit
+@json_argument
+def predict(rows: Path, fit_file: Path | None, force_fit: bool, as_json: bool) -> None:
+    """Predict measured steps, as `schedc fit` reads them, and print predictions beside measurements."""
+    from schedc.cli.plan_shown import predicted
+
+    click.echo(predicted(rows, fit_file, force_fit, as_json))
+
+
+@plan.command(epilog=EPILOG)
+@click.argument("first", type=_FILE, metavar="A.sched")
+@click.argument("second", type=_FILE, metavar="B.sched")
+@_output("Write a page, FILE.html.")
+@json_argument
+def compare(first: Path, second: Path, output: Path | None, force: bool, as_json: bool) -> None:
+    """Say why A is faster than B: the waterfalls of two written plans beside each other."""
+    from schedc.cli.plan_compared import compared
+
+    compared((first, second), output, force, as_json)
+
+
+@plan.command(epilog=EPILOG)
+@click.argument("model", shell_complete=complete_model)
+@click.argument("cluster", shell_complete=complete_cluster)
 @sizes_argument
 @click.option(
     "--batch",
     metavar="NxSEQ",
     callback=read_batch,
-    help="Sequences of a step, and tokens of each, for example 4608x8192: search for plans.",
+    required=True,
+    help="Sequences of a step, and tokens of each, for example 4608x8192.",
 )
 @click.option("--top", type=click.IntRange(1, 1000), default=BEST, show_default=True, help="Plans to give.")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    metavar="FOLDER",
-    help="Write plan files, their costs, plans.json, pareto.svg and index.html into a new folder. With --compare: a "
-    "page, FILE.html.",
-)
-@click.option("--force", is_flag=True, help="Write over plans that are there already.")
+@_output("Write plan files, their costs, plans.json, pareto.svg and index.html into a new folder.")
 @click.option(
     "--require", multiple=True, metavar="CONDITION", help="Search only plans that meet it: 'pp >= 4 and ep <= 64'."
 )
@@ -96,65 +200,14 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     type=click.FloatRange(min=0.1),
     help="End the search after so many CPU seconds; say what is certain until then.",
 )
-@click.option("--show-model", is_flag=True, help="Print parameters, FLOPs and held tensors of MODEL, part by part.")
-@click.option("--list", "as_list", is_flag=True, help="List the shipped models, clusters and fits with their sources.")
-@click.option(
-    "--seq",
-    type=click.IntRange(1, 2**31),
-    help=f"With --show-model: tokens of a sequence; default MODEL's, else {SEQUENCE:,}.",
-)
-@click.option(
-    "--predict",
-    type=_FILE,
-    metavar="ROWS.csv",
-    help="Predict measured steps, as `schedc fit` reads them, and print predictions beside measurements.",
-)
-@click.option(
-    "--compare",
-    type=_FILE,
-    nargs=2,
-    metavar="A.sched B.sched",
-    help="Why A is faster than B: the waterfalls of two written plans beside each other.",
-)
-@click.option(
-    "--fit",
-    "fit_file",
-    type=_FILE,
-    metavar="X.fit.toml",
-    help="The fit to use; default the one that CLUSTER names, or that lies beside ROWS, else the priors.",
-)
-@click.option("--force-fit", is_flag=True, help="Use a fit of another device or precision, and say so in the output.")
+@_fit
 @json_argument
-def plan(**options: Any) -> None:
+def search(sizes: dict[str, int], **options: Any) -> None:
     """Search for the best plans of MODEL on CLUSTER.
 
-    A plan says how a training step is spread: over tensor, context, expert, data and pipeline ranks, by which schedule,
-    with which recomputation. The last line of the output says what no plan of the space undercuts. MODEL is a shipped
-    name, a config.json of Hugging Face or its folder, or a model file in TOML. Nothing of it is downloaded or run.
-    CLUSTER is a shipped name or a cluster file in TOML; -D devices=N gives it another size. --list has the shipped
-    ones. --predict and --compare need neither.
+    The last line of the output says what no plan of the space undercuts. `schedc plan list` has the shipped models and
+    clusters.
     """
-    request = PlanRequest(**options)
-    context = click.get_current_context()
-    given = [name for name in options if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
-    match use_of(request, given):
-        case PlanUse.LIST:
-            from schedc.cli.plan_shown import listed
+    from schedc.cli.plan_searched import searched
 
-            click.echo(listed(request))
-        case PlanUse.SHOW:
-            from schedc.cli.plan_shown import shown
-
-            click.echo(shown(request))
-        case PlanUse.PREDICT:
-            from schedc.cli.plan_shown import predicted
-
-            click.echo(predicted(request))
-        case PlanUse.COMPARE:
-            from schedc.cli.plan_compared import compared
-
-            compared(request)
-        case PlanUse.SEARCH:
-            from schedc.cli.plan_searched import searched
-
-            searched(request)
+    searched(SearchRequest(devices=devices_of(sizes, options["cluster"]), **options))

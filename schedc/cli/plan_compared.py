@@ -1,35 +1,33 @@
-"""`schedc plan --compare A.sched B.sched`: the waterfalls of two plan files beside each other."""
+"""`schedc plan compare A.sched B.sched`: the waterfalls of two plan files beside each other."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import click
 
 from schedc.cli.common import write
-from schedc.cli.plan_request import PlanRequest
 
 
-def compared(request: PlanRequest) -> None:
+def compared(paths: tuple[Path, Path], output: Path | None, force: bool, as_json: bool) -> None:
     """Prints the comparison, or writes it as a page."""
     from schedc.report.plan_files import load_plan_facts
     from schedc.report.waterfalls import to_json, to_text
 
-    assert request.compare is not None
-    output = request.output
     if output is not None and output.suffix.lower() not in (".html", ".htm"):
-        raise click.UsageError(f"-o {output}: --compare writes a page, FILE.html")
-    if output is not None and output.exists() and not request.force:
+        raise click.UsageError(f"-o {output}: compare writes a page, FILE.html")
+    if output is not None and output.exists() and not force:
         raise click.UsageError(f"-o {output} is there already; write over it with --force")
-    loaded = [load_plan_facts(path) for path in request.compare]
-    first, second = ({**plan, "file": str(path)} for path, (_, plan) in zip(request.compare, loaded, strict=True))
+    loaded = [load_plan_facts(path) for path in paths]
+    first, second = ({**plan, "file": str(path)} for path, (_, plan) in zip(paths, loaded, strict=True))
     facts = to_json(first, second)
     if output is None:
-        click.echo(json.dumps(facts) if request.as_json else "\n".join(to_text(facts)))
+        click.echo(json.dumps(facts) if as_json else "\n".join(to_text(facts)))
         return
     from schedc.draw.html_plans import draw_plans
     from schedc.report.plan_pictures import comparison_page
     from schedc.report.plan_timelines import timeline_svg
 
-    pictures = {str(path): timeline_svg(path) for path in request.compare}
+    pictures = {str(path): timeline_svg(path) for path in paths}
     write(draw_plans(comparison_page(loaded[0][0], first, second, pictures)), output)

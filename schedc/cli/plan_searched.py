@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from schedc.cli.plan_progress import ProgressLine
-from schedc.cli.plan_request import PlanRequest
+from schedc.cli.plan_request import SearchRequest
 
 if TYPE_CHECKING:
     from schedc.model.sizes import ModelSizes
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from schedc.planner.space.space import PlanSpace
 
 
-def searched(request: PlanRequest) -> None:
+def searched(request: SearchRequest) -> None:
     """Searches, prints the result, and writes the folder if there is one."""
     from schedc.report.plan_folder import check_folder
 
@@ -33,7 +33,7 @@ def searched(request: PlanRequest) -> None:
     _search(request, problem, fit, space)
 
 
-def _search(request: PlanRequest, problem: PlanProblem, fit: Fit | None, space: PlanSpace) -> None:
+def _search(request: SearchRequest, problem: PlanProblem, fit: Fit | None, space: PlanSpace) -> None:
     """`searched`, once the request is read: what it imports takes longer than reading it."""
     from schedc.planner.search.best_first import search
     from schedc.report.explained import to_text as explained_text
@@ -73,7 +73,7 @@ def about_files() -> Iterator[None]:
         raise DiagnosticError(error.diagnostics) from None
 
 
-def problem_of(request: PlanRequest) -> tuple[PlanProblem, Fit | None]:
+def problem_of(request: SearchRequest) -> tuple[PlanProblem, Fit | None]:
     """What is planned, with the constants of a fit if there is one.
 
     Raises `DiagnosticError`: S708 for a precision that the cluster has no peak for, S726 for a fit without it, S715 for
@@ -83,12 +83,9 @@ def problem_of(request: PlanRequest) -> tuple[PlanProblem, Fit | None]:
     from schedc.planner.presets.library import open_cluster, open_model
     from schedc.planner.price.problem import PlanProblem
 
-    assert request.model is not None
-    assert request.cluster is not None
-    assert request.batch is not None
     sequences, seq = request.batch
     model = open_model(request.model).at(seq)
-    cluster = open_cluster(request.cluster, request.sizes.get("devices"))
+    cluster = open_cluster(request.cluster, request.devices)
     _check_skew(request, model)
     precision = request.precision
     cluster.peak(precision)
@@ -97,7 +94,7 @@ def problem_of(request: PlanRequest) -> tuple[PlanProblem, Fit | None]:
     return PlanProblem(model, cluster, sequences, constants, precision, request.skew), fit
 
 
-def _check_skew(request: PlanRequest, model: ModelSizes) -> None:
+def _check_skew(request: SearchRequest, model: ModelSizes) -> None:
     """Raises `DiagnosticError` (S715) for a skew of rows that a model without experts does not have."""
     from schedc.diagnostics import Diagnostic, DiagnosticError, Label
     from schedc.source import NOWHERE
@@ -108,7 +105,7 @@ def _check_skew(request: PlanRequest, model: ModelSizes) -> None:
     raise DiagnosticError([Diagnostic("S715", message, Label(NOWHERE), help="leave out --skew")])
 
 
-def space_of(request: PlanRequest, problem: PlanProblem) -> PlanSpace:
+def space_of(request: SearchRequest, problem: PlanProblem) -> PlanSpace:
     """The plans to search. Raises `DiagnosticError` (S712) where conditions leave none."""
     from schedc.planner.space.conditions import INNER
     from schedc.planner.space.nothing_legal import refuse_nothing_legal, refuse_nothing_met
@@ -139,7 +136,7 @@ def conditions_of(texts: tuple[str, ...], offered: OfferedSchedules, wanted: boo
     return [read_condition(text, wanted, names) for text in texts]
 
 
-def options_of(request: PlanRequest) -> SearchOptions:
+def options_of(request: SearchRequest) -> SearchOptions:
     """What the search is asked for."""
     from schedc.planner.search.best_first import SearchOptions
 

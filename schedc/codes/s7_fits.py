@@ -54,13 +54,13 @@ S7_FITS: tuple[DiagnosticCode, ...] = (
         "S725",
         "a fit that cannot be used",
         'A fit is a TOML text with schema = "schedc.fit/1", as `schedc fit` writes it: its name, the devices and '
-        "precisions of its rows, and a table `constants`. Raised by `schedc plan --predict` for other files.",
+        "precisions of its rows, and a table `constants`. Raised by `schedc plan predict` for other files.",
     ),
     DiagnosticCode(
         "S726",
         "a fit of another device or precision",
         "Constants hold for the device, the software and the precision that they were fitted on. A fit without a row "
-        "of a device or a precision says nothing about it. `schedc plan --predict --force-fit` goes on; every output "
+        "of a device or a precision says nothing about it. `schedc plan predict --force-fit` goes on; every output "
         "then says so.",
     ),
 )

@@ -15,7 +15,7 @@ S7_OUTPUTS: tuple[DiagnosticCode, ...] = (
     DiagnosticCode(
         "S751",
         "a plan file without its waterfall",
-        "`schedc plan --compare A.sched B.sched` reads the waterfalls from the `plans.json` that lies beside each "
+        "`schedc plan compare A.sched B.sched` reads the waterfalls from the `plans.json` that lies beside each "
         "plan file, as `schedc plan ... -o FOLDER` wrote them. A file that was moved away from it, or that no search "
         "wrote, has none. A plan that was edited since has another step than its waterfall, and is refused too.",
     ),

@@ -102,7 +102,7 @@ S7: tuple[DiagnosticCode, ...] = (
         "S709",
         "an unknown model or cluster",
         "A model is a shipped name, a file, or a folder with a `config.json`. A cluster is a shipped name or a file. "
-        "`schedc plan --list` has the shipped ones. Raised by `schedc plan`.",
+        "`schedc plan list` has the shipped ones. Raised by `schedc plan`.",
     ),
     DiagnosticCode(
         "S711",

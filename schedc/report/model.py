@@ -1,4 +1,4 @@
-"""What `schedc plan --show-model` tells: parameters, FLOPs and held tensors of a model, and a cluster."""
+"""What `schedc plan show` tells: parameters, FLOPs and held tensors of a model, and a cluster."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def cluster_facts(cluster: Cluster) -> dict[str, Any]:
 
 
 def to_text(facts: dict[str, Any]) -> Iterator[str]:
-    """The lines of `schedc plan --show-model`, of its JSON."""
+    """The lines of `schedc plan show`, of its JSON."""
     counts, flops = facts["parameters"], facts["flops_per_token"]
     further = f", and {count_text(counts['mtp'])} that predict further tokens" if counts["mtp"] else ""
     total, active = count_text(counts["total"]), count_text(counts["active"])

@@ -12,7 +12,7 @@ from schedc.planner.fit.rows import MeasuredRows
 
 
 def to_json(rows: Sequence[PredictedRow], measured: MeasuredRows, fit: Fit | None) -> dict[str, Any]:
-    """What `schedc plan --predict --json` prints. fit: None for constants at their priors."""
+    """What `schedc plan predict --json` prints. fit: None for constants at their priors."""
     memory = ErrorSummary.of(row.memory_error for row in rows)
     time = ErrorSummary.of(row.time_error for row in rows)
     return {
@@ -38,7 +38,7 @@ def _row(row: PredictedRow) -> dict[str, Any]:
 
 
 def to_text(facts: dict[str, Any]) -> str:
-    """What `schedc plan --predict` prints."""
+    """What `schedc plan predict` prints."""
     lines = []
     for row in facts["rows"]:
         line = f"{row['row']:<24} {row['measured_s']:10.4g} s  {row['step_s']:10.4g} s {row['error_pct']:+6.1f} %"

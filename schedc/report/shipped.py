@@ -1,4 +1,4 @@
-"""What `schedc plan --list` tells: the shipped models, clusters and fits, and where their figures are from."""
+"""What `schedc plan list` tells: the shipped models, clusters and fits, and where their figures are from."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def library_json() -> dict[str, Any]:
 
 
 def library_text(facts: dict[str, Any]) -> Iterator[str]:
-    """The lines of `schedc plan --list`, of its JSON."""
+    """The lines of `schedc plan list`, of its JSON."""
     yield "models, with the parameters that their authors state"
     for name, model in facts["models"].items():
         place = model["source"].removeprefix("https://").removesuffix(" (config.json)")

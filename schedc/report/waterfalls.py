@@ -16,7 +16,7 @@ _WIDTH = 24
 
 
 def to_json(first: PlanFacts, second: PlanFacts) -> dict[str, Any]:
-    """What `schedc plan --compare A B --json` prints.
+    """What `schedc plan compare A B --json` prints.
 
     bars: by cause, the seconds that it adds to either step, and what the second plan takes longer. They add up to the
     steps. axes: those in which the plans differ, with both values.
@@ -52,7 +52,7 @@ def _beside(
 
 
 def to_text(facts: Mapping[str, Any]) -> Iterator[str]:
-    """The lines of `schedc plan --compare A B`, of its JSON."""
+    """The lines of `schedc plan compare A B`, of its JSON."""
     files, steps, bars = facts["files"], facts["step_s"], facts["bars"]
     yield f"A  {files[0]}  {seconds_text(steps[0])} s, {facts['needed_bytes'][0] / 1e9:.1f} GB"
     yield f"B  {files[1]}  {seconds_text(steps[1])} s, {facts['needed_bytes'][1] / 1e9:.1f} GB"

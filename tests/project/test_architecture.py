@@ -126,7 +126,7 @@ def test_no_user_text_is_ever_executed() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["check", "1f1b"], ["export", "1f1b", "--to", "csv"], ["plan", "--help"], ["plan", "--list"]],
+    [["--help"], ["check", "1f1b"], ["export", "1f1b", "--to", "csv"], ["plan", "--help"], ["plan", "list"]],
 )
 def test_commands_load_neither_torch_nor_sympy(arguments: list[str]) -> None:
     """`compile` writes files; its imports are those of check and export and the drawing, tested in test_cli."""
@@ -141,6 +141,6 @@ def test_commands_load_neither_torch_nor_sympy(arguments: list[str]) -> None:
     expected = {
         "check": "['numpy']",
         "export": "['numpy']",
-        "plan": "['schedc.planner']" if "--list" in arguments else "[]",
+        "plan": "['schedc.planner']" if "list" in arguments else "[]",
     }
     assert f"PLANS {expected.get(arguments[0], '[]')}" in result.stdout

@@ -64,5 +64,5 @@ def _path(name: str, kind: str, what: str) -> Path:
     if "\0" not in name and Path(name).exists():
         return Path(name)
     near = did_you_mean(name, shipped)
-    help = near if near.startswith("did") else f"`schedc plan --list` has the names; a file needs its path, {what}.toml"
+    help = near if near.startswith("did") else f"`schedc plan list` has the names; a file needs its path, {what}.toml"
     raise RequestError([Diagnostic("S709", f"there is no {what} `{name}`, nor a file of that name", help=help)])

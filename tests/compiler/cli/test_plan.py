@@ -15,6 +15,7 @@ from schedc.cli import main
 from schedc.cli.plan_progress import ProgressLine
 from schedc.planner.presets.tables import files
 from support.html_page import PageReader
+from support.paths import ROOT
 from support.written_plans import written_plans
 
 
@@ -30,24 +31,24 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("line", "text"),
     [
-        ("", "say what to do"),
-        ("gpt2 h100", "say what to do"),
-        ("gpt2 --batch 8x1024", "needs a CLUSTER"),
-        ("--batch 8x1024", "needs a MODEL"),
+        ("", "Usage: "),
+        ("gpt2 h100", "Missing option '--batch'"),
+        ("gpt2 --batch 8x1024", "Missing argument 'CLUSTER'"),
+        ("--batch 8x1024", "Missing argument 'MODEL'"),
         ("gpt2 h100 --batch 8", "is not SEQUENCESxTOKENS"),
         ("gpt2 h100 --batch 0x1024", "is not SEQUENCESxTOKENS"),
         ("gpt2 h100 --batch 8x1024 --explain tp", "'tp' is not AXIS=VALUE"),
         ("gpt2 h100 --batch 8x1024 --explain tp=1,tp=2", "each axis once"),
-        ("gpt2 h100 --batch 8x1024 --seq 9", "--seq does not go with a search for plans"),
-        ("gpt2 h100 --batch 8x1024 --show-model", "--batch does not go with --show-model"),
+        ("gpt2 h100 --batch 8x1024 --seq 9", "No such option '--seq'"),
+        ("gpt2 h100 --batch 8x1024 --show-model", "No such option '--batch'"),
         ("gpt2 h100 --batch 8x1024 --force", "--force needs -o FOLDER"),
         ("gpt2 h100 --batch 8x1024 -D P=4", "no size 'P'"),
-        ("gpt2 --show-model --top 3", "--top does not go with --show-model"),
-        ("gpt2 --list", "MODEL"),
-        ("--list --require pp>4", "--require does not go with --list"),
-        ("--show-model", "needs a MODEL"),
-        ("--compare pyproject.toml pyproject.toml --fit pyproject.toml", "--fit does not go with --compare"),
-        ("--predict pyproject.toml gpt2", "does not go with --predict"),
+        ("gpt2 --show-model --top 3", "No such option '--top'"),
+        ("gpt2 --list", "unexpected extra argument (gpt2)"),
+        ("--list --require pp>4", "No such option '--require'"),
+        ("--show-model", "Missing argument 'MODEL'"),
+        ("--compare pyproject.toml pyproject.toml --fit pyproject.toml", "No such option '--fit'"),
+        ("--predict pyproject.toml gpt2", "unexpected extra argument (gpt2)"),
     ],
 )
 def test_options_that_do_not_go_together(line: str, text: str) -> None:
@@ -55,33 +56,49 @@ def test_options_that_do_not_go_together(line: str, text: str) -> None:
     assert (result.exit_code, text in result.stderr) == (2, True), result.stderr
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("--list --json", "list --json"),
+        ("gpt2 --seq 512 --show-model h100", "show gpt2 h100 --seq 512"),
+        ("--json --predict=simumax_b200.csv", "predict simumax_b200.csv --json"),
+        ("-o x --compare simumax_b200.csv ../README.md", "compare simumax_b200.csv ../README.md -o x"),
+        ("--batch 8x1024 gpt2 h100 -D P=8", "search gpt2 h100 -D P=8 --batch 8x1024"),
+    ],
+)
+def test_arguments_without_a_command_mean_one(old: str, new: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT / "benchmarks" / "published")
+    before, after = schedc(*old.split()), schedc(*new.split())
+    assert (before.exit_code, before.output) == (after.exit_code, after.output)
+
+
 def test_two_plan_files_are_compared(folder: Path) -> None:
     paths = [str(folder / name) for name in ("01.sched", "02.sched")]
-    result = schedc("--compare", *paths)
+    result = schedc("compare", *paths)
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout.splitlines()[-1].startswith("A is faster by ")
     assert "recomputation" in result.stdout.splitlines()[-1]
-    facts = json.loads(schedc("--compare", *paths, "--json").stdout)
+    facts = json.loads(schedc("compare", *paths, "--json").stdout)
     assert (facts["schema"], facts["files"]) == ("schedc.plan_comparison", paths)
 
 
 def test_a_comparison_is_a_page_too(folder: Path) -> None:
     paths = [str(folder / name) for name in ("01.sched", "02.sched")]
     page = folder / "compared.html"
-    assert schedc("--compare", *paths, "-o", str(page)).exit_code == 0
+    assert schedc("compare", *paths, "-o", str(page)).exit_code == 0
     assert "A is faster by " in page.read_text()
     assert sorted(PageReader(page.read_text()).page_data["pictures"]) == paths
-    again = schedc("--compare", *paths, "-o", str(page))
+    again = schedc("compare", *paths, "-o", str(page))
     assert (again.exit_code, "--force" in again.stderr) == (2, True)
-    assert schedc("--compare", *paths, "-o", str(page), "--force").exit_code == 0
-    other = schedc("--compare", *paths, "-o", str(folder / "compared.svg"))
+    assert schedc("compare", *paths, "-o", str(page), "--force").exit_code == 0
+    other = schedc("compare", *paths, "-o", str(folder / "compared.svg"))
     assert (other.exit_code, "FILE.html" in other.stderr) == (2, True)
 
 
 def test_a_plan_without_waterfall_is_a_finding(folder: Path) -> None:
     stranger = folder / "mine.sched"
     stranger.write_text("a plan")
-    result = schedc("--compare", str(folder / "01.sched"), str(stranger))
+    result = schedc("compare", str(folder / "01.sched"), str(stranger))
     assert (result.exit_code, "error[S751]" in result.stderr) == (1, True)
 
 

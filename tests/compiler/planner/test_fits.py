@@ -132,14 +132,14 @@ def test_the_command_writes_a_fit_and_names_what_it_left_out(tmp_path: Path) -> 
 @pytest.mark.parametrize("name", ["zerobubble_t4", "zerobubble_t6"])
 def test_constants_of_1f1b_predict_zero_bubble_schedules(name: str) -> None:
     fit = str(PUBLISHED / "zerobubble_t4.fit.toml")
-    arguments = ["plan", "--predict", str(PUBLISHED / f"{name}.csv"), "--fit", fit, "--json"]
+    arguments = ["plan", "predict", str(PUBLISHED / f"{name}.csv"), "--fit", fit, "--json"]
     facts = json.loads(CliRunner().invoke(main, arguments).stdout)
     assert {"1F1B", "ZB-1p", "ZB-2p"} < set(facts["by_schedule"])
     assert max(each["mape_pct"] for each in facts["by_schedule"].values()) <= 3
 
 
 def test_predictions_stand_beside_measured_time_and_memory() -> None:
-    arguments = ["plan", "--predict", str(PUBLISHED / "simumax_b200.csv"), "--json"]
+    arguments = ["plan", "predict", str(PUBLISHED / "simumax_b200.csv"), "--json"]
     facts = json.loads(CliRunner().invoke(main, arguments).stdout)
     assert facts["memory"]["mape_pct"] <= 3
     assert facts["memory"]["worst_pct"] <= 6

@@ -211,7 +211,7 @@ def test_each_figure_of_a_shipped_cluster_has_a_source() -> None:
 
 
 def test_the_command_prints_counts_and_refuses_what_it_cannot_read(tmp_path: Path) -> None:
-    facts = json.loads(schedc("deepseek-v3", "h800", "-D", "devices=2048", "--show-model", "--json").stdout)
+    facts = json.loads(schedc("show", "deepseek-v3", "h800", "-D", "devices=2048", "--json").stdout)
     assert facts["parameters"]["total"] == sum(facts["parameters"]["parts"].values()) - facts["parameters"]["mtp"]
     runs = facts["parameters"]["layers"]
     assert [(run["first"], run["last"], run["kind"]) for run in runs] == [
@@ -220,27 +220,25 @@ def test_the_command_prints_counts_and_refuses_what_it_cannot_read(tmp_path: Pat
         (61, 61, "mtp"),
     ]
     assert facts["cluster"]["levels"][1]["size"] == 2048
-    assert "671 B parameters" in schedc("deepseek-v3", "--show-model").stdout
+    assert "671 B parameters" in schedc("show", "deepseek-v3").stdout
     (tmp_path / "config.json").write_text(config("qwen3-8b"))
-    assert json.loads(schedc(str(tmp_path), "--show-model", "--json").stdout)["model"]["name"] == tmp_path.name
+    assert json.loads(schedc("show", str(tmp_path), "--json").stdout)["model"]["name"] == tmp_path.name
     large = tmp_path / "large.json"
     large.write_bytes(b" " * 1_000_001)
     for path, text in ((large, "more than 1,000,000 bytes"), (tmp_path / "x", "Is a directory")):
         (tmp_path / "x" / "config.json").mkdir(parents=True, exist_ok=True)
-        result = schedc(str(path), "--show-model")
+        result = schedc("show", str(path))
         assert (result.exit_code, "error[S701]" in result.stderr, text in result.stderr) == (1, True, True)
 
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (("deepseek-v4", "--show-model"), "did you mean `deepseek-v3`"),
-        (("deepseek-v3", "h8000", "--show-model"), "error[S709]"),
-        (("deepseek-v3",), "say what to do"),
-        ((), "say what to do"),
-        (("deepseek-v3", "--show-model", "-D", "devices=8"), "needs a CLUSTER"),
-        (("deepseek-v3", "h800", "--show-model", "-D", "P=8"), "no size 'P'"),
-        (("deepseek-v3", "h800", "--show-model", "-D", "devices=0"), "one device"),
+        (("show", "deepseek-v4"), "did you mean `deepseek-v3`"),
+        (("show", "deepseek-v3", "h8000"), "error[S709]"),
+        (("show", "deepseek-v3", "-D", "devices=8"), "needs a CLUSTER"),
+        (("show", "deepseek-v3", "h800", "-D", "P=8"), "no size 'P'"),
+        (("show", "deepseek-v3", "h800", "-D", "devices=0"), "one device"),
     ],
 )
 def test_wrong_usage(arguments: tuple[str, ...], text: str) -> None:
