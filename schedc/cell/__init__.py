@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from schedc.cell.costs import CellCosts, SegmentTimes
 from schedc.cell.graph import Lane, Node, StageShape
-from schedc.cell.program import Action, CellProgram, Half, PlanOrder, Step
+from schedc.cell.program import Action, CellProgram, CellStep, Half, PlanOrder
 from schedc.cell.schedule import cell_program
 from schedc.cell.standard_blocks import stage_shape
 
@@ -12,13 +12,13 @@ __all__ = [
     "Action",
     "CellCosts",
     "CellProgram",
+    "CellStep",
     "Half",
     "Lane",
     "Node",
     "PlanOrder",
     "SegmentTimes",
     "StageShape",
-    "Step",
     "cell_program",
     "stage_shape",
 ]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from schedc.cell.graph import Lane, Node, StageShape
-from schedc.cell.program import Action, CellProgram, Edge, Half, Step, graph_of
+from schedc.cell.program import Action, CellProgram, CellStep, Edge, Half, graph_of
 from schedc.cell.with_messages import POSTS, MovedMessage, batch_width, interleave_messages
 from schedc.ir.program import Instruction, InstructionKind, Program
 from schedc.ir.works import WorkGroup
@@ -179,14 +179,20 @@ def _of_work(
     return [Event(item.kind is InstructionKind.START, Collective(communicator, number, str(work), row))]
 
 
-def _alone(cell: CellOnRank, step: Step) -> bool:
+def _alone(cell: CellOnRank, step: CellStep) -> bool:
     """Whether a step involves no other rank: it asks the own host."""
     shape = graph_of(cell.program.kind, step.half, cell.forward, cell.backward)
     return shape is not None and shape.nodes[step.node].lane is Lane.HOST
 
 
 def _started(
-    item: Instruction, row: int, cell: CellOnRank, step: Step, group: ExpertRanks, replica: int, issued: dict[str, int]
+    item: Instruction,
+    row: int,
+    cell: CellOnRank,
+    step: CellStep,
+    group: ExpertRanks,
+    replica: int,
+    issued: dict[str, int],
 ) -> Collective:
     """The collective that a step of a cell starts, counted in ``issued``."""
     shape = graph_of(cell.program.kind, step.half, cell.forward, cell.backward)

@@ -31,7 +31,7 @@ class Action(StrEnum):
     """Wait for an exchange that was started; its outputs may be used afterwards."""
 
 
-class Step(NamedTuple):
+class CellStep(NamedTuple):
     """One micro-step. node: index in the graph on which the half runs (`HALVES`)."""
 
     action: Action
@@ -59,17 +59,17 @@ class CellProgram:
     opens_late: each half needs its message right before its own first step; else before the first step of the cell.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[CellStep, ...]
     activation_at: int
     gradient_at: int
     kind: str
     opens_late: bool = True
 
     @cached_property
-    def parts(self) -> tuple[Step | Edge, ...]:
+    def parts(self) -> tuple[CellStep | Edge, ...]:
         """The steps, and between them the edges of both halves."""
         complete = dict(zip(MESSAGED, (self.activation_at, self.gradient_at), strict=True))
-        parts: list[Step | Edge] = []
+        parts: list[CellStep | Edge] = []
         unopened = [half for half in MESSAGED if complete[half] >= 0]
 
         def open_(*halves: Half) -> None:

@@ -13,7 +13,7 @@ from schedc.cell.host_lane import without_host
 from schedc.cell.list_scheduler import MANNERS, LaneClock, Placed, Priority
 from schedc.cell.local_search import Tried, improved, in_order, varied
 from schedc.cell.predict import longest_paths
-from schedc.cell.program import Action, CellProgram, Half, PlanOrder, Step
+from schedc.cell.program import Action, CellProgram, CellStep, Half, PlanOrder
 from schedc.cell.simulate import play_tasks
 from schedc.cell.tasks import CellKey, Tasks, tasks_of
 from schedc.cell.written_order import chooser
@@ -128,12 +128,12 @@ def _steps(tasks: Tasks, placed: Placed) -> CellProgram:
 
     Waits come right before the first use."""
     slot = _Slots(tasks, placed)
-    steps: list[Step] = []
+    steps: list[CellStep] = []
     done = [False] * len(tasks)
 
     def emit(action: Action, index: int) -> None:
         task = tasks.all[index]
-        steps.append(Step(action, task.half, task.node))
+        steps.append(CellStep(action, task.half, task.node))
         done[index] = action is not Action.START
 
     def settle(index: int) -> None:
@@ -183,7 +183,7 @@ class _Slots:
         return next((number for number, begin in enumerate(self.begins) if begin >= time), len(self.begins))
 
 
-def _complete(tasks: Tasks, steps: Sequence[Step], wanted: tuple[int, ...] | None) -> int:
+def _complete(tasks: Tasks, steps: Sequence[CellStep], wanted: tuple[int, ...] | None) -> int:
     """Number of steps after which the ``wanted`` tasks are complete; -1 if the cell has no such tasks."""
     if wanted is None:
         return -1

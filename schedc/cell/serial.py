@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable
 from functools import cache
 
 from schedc.cell.graph import StageShape
-from schedc.cell.program import HALVES, Action, CellProgram, Half, Step
+from schedc.cell.program import HALVES, Action, CellProgram, CellStep, Half
 
 
 @cache
 def serial(kind: str, forward: StageShape | None, backward: StageShape | None) -> CellProgram:
     """The serial program of a cell of ``kind`` (`KINDS`), given the graphs of its halves' stages."""
-    steps: list[Step] = []
+    steps: list[CellStep] = []
     activation_at = gradient_at = -1
     for graph, halves in zip((forward, backward), HALVES[kind], strict=True):
         if graph is None:
@@ -39,7 +39,7 @@ _NODES: dict[Half, Callable[[StageShape], Iterable[int]]] = {
 """The nodes that each half runs, in order."""
 
 
-def _steps(half: Half, node: int, exchange: bool) -> list[Step]:
+def _steps(half: Half, node: int, exchange: bool) -> list[CellStep]:
     if not exchange:
-        return [Step(Action.RUN, half, node)]
-    return [Step(Action.START, half, node), Step(Action.WAIT, half, node)]
+        return [CellStep(Action.RUN, half, node)]
+    return [CellStep(Action.START, half, node), CellStep(Action.WAIT, half, node)]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from schedc.cell.costs import CellCosts
 from schedc.cell.graph import QUEUES, StageShape
-from schedc.cell.program import Action, CellProgram, Edge, Half, Step
+from schedc.cell.program import Action, CellProgram, CellStep, Edge, Half
 from schedc.cell.tasks import Task, Tasks, tasks_of
 
 
@@ -118,7 +118,7 @@ class _Run:
         else:
             self.complete[edge.half] = self.clock
 
-    def step(self, step: Step) -> None:
+    def step(self, step: CellStep) -> None:
         index = self.task_of[step.half, step.node]
         task, queue = self.tasks.all[index], self.tasks.queues[index]
         if step.action is Action.RUN:

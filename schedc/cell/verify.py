@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from schedc.cell.graph import StageShape
-from schedc.cell.program import Action, CellProgram, Half, Step, graph_of
+from schedc.cell.program import Action, CellProgram, CellStep, Half, graph_of
 from schedc.cell.tasks import Task, Tasks, tasks_of
 from schedc.diagnostics import Diagnostic
 
@@ -49,7 +49,12 @@ def verify(program: CellProgram, forward: StageShape | None, backward: StageShap
 
 
 def _too_early(
-    tasks: Tasks, step: Step, number: int, index: int, complete: dict[int, int], count: dict[tuple[Action, int], int]
+    tasks: Tasks,
+    step: CellStep,
+    number: int,
+    index: int,
+    complete: dict[int, int],
+    count: dict[tuple[Action, int], int],
 ) -> list[str]:
     """Complaints about what a step needs and what has not happened before it."""
     name = tasks.all[index].name
@@ -66,7 +71,7 @@ def _actions(task: Task) -> tuple[Action, ...]:
     return (Action.START, Action.WAIT) if task.exchange else (Action.RUN,)
 
 
-def _bare(step: Step) -> str:
+def _bare(step: CellStep) -> str:
     return f"{step.action} of node {step.node}, half {step.half},"
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from schedc.cell.program import CellProgram, Edge, Half, Step
+from schedc.cell.program import CellProgram, CellStep, Edge, Half
 from schedc.ir.ops import FACTS, OpKind
 from schedc.ir.program import Channel, Instruction, InstructionKind
 
@@ -29,7 +29,7 @@ class MovedMessage(NamedTuple):
     at: int
 
 
-Part = Step | Edge | MovedMessage
+Part = CellStep | Edge | MovedMessage
 Value = tuple[int, int, int]
 """What a message carries: its channel, the stage that produced it, its microbatch."""
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schedc.cell import Action, CellCosts, Half, SegmentTimes, StageShape, Step, cell_program, stage_shape
+from schedc.cell import Action, CellCosts, CellStep, Half, SegmentTimes, StageShape, cell_program, stage_shape
 from schedc.cell.collectives import verify_collectives
 from schedc.cell.issue_order import CellOnRank, ExpertRanks
 from schedc.cell.predict import predict
@@ -278,7 +278,7 @@ def test_a_cell_that_leaves_out_a_step_is_refused() -> None:
     node = next(step.node for step in program.steps if step.action is Action.RUN)
     less = replace(program, steps=tuple(step for step in program.steps if step.node != node))
     assert {found.code for found in verify_cell(less, None, SHAPE)} == {"S320"}
-    more = replace(program, steps=(*program.steps, Step(Action.RUN, Half.BACKWARD, 0)))
+    more = replace(program, steps=(*program.steps, CellStep(Action.RUN, Half.BACKWARD, 0)))
     assert {found.code for found in verify_cell(more, None, SHAPE)} == {"S320"}
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from schedc.cell.costs import CellCosts, SegmentTimes
 from schedc.cell.graph import StageShape
-from schedc.cell.program import Action, CellProgram, Half, Step
+from schedc.cell.program import Action, CellProgram, CellStep, Half
 from schedc.cell.schedule import cell_program
 from schedc.cell.serial import serial
 from schedc.compiler import compile as compile_schedule
@@ -69,15 +69,15 @@ def shuffled(seed: int) -> CellSource:
 
 
 def _shuffled(choose: random.Random, kind: str, forward: StageShape | None, backward: StageShape | None) -> CellProgram:
-    needs: dict[Step, list[Step]] = {}
+    needs: dict[CellStep, list[CellStep]] = {}
 
-    def add(half: Half, shape: StageShape, node: int, after: Sequence[Step]) -> None:
+    def add(half: Half, shape: StageShape, node: int, after: Sequence[CellStep]) -> None:
         if shape.nodes[node].exchange:
-            needs[Step(Action.START, half, node)] = list(after)
-            after = [Step(Action.START, half, node)]
+            needs[CellStep(Action.START, half, node)] = list(after)
+            after = [CellStep(Action.START, half, node)]
         needs[_done(half, shape, node)] = list(after)
 
-    ends: list[list[Step]] = [[], []]
+    ends: list[list[CellStep]] = [[], []]
     if forward is not None and kind[0] == "F":
         for node, what in enumerate(forward.nodes):
             add(Half.FORWARD, forward, node, [_done(Half.FORWARD, forward, needed) for needed in what.after])
@@ -97,8 +97,8 @@ def _shuffled(choose: random.Random, kind: str, forward: StageShape | None, back
         for node in weights.weights:
             before = [_done(Half.WEIGHT, weights, earlier) for earlier in _slice_before(weights, node, weights.weights)]
             own = [_done(Half.BACKWARD, weights, node)] if "B" in kind else []
-            needs[Step(Action.RUN, Half.WEIGHT, node)] = own + before
-    steps: list[Step] = []
+            needs[CellStep(Action.RUN, Half.WEIGHT, node)] = own + before
+    steps: list[CellStep] = []
     priority = {step: choose.random() for step in needs}
     while needs:
         steps.append(min((s for s, after in needs.items() if not any(x in needs for x in after)), key=priority.get))
@@ -113,8 +113,8 @@ def _slice_before(shape: StageShape, node: int, among: Sequence[int]) -> list[in
     return [] if own.exchange or own.behind not in among else [own.behind]
 
 
-def _done(half: Half, shape: StageShape, node: int) -> Step:
-    return Step(Action.WAIT if shape.nodes[node].exchange else Action.RUN, half, node)
+def _done(half: Half, shape: StageShape, node: int) -> CellStep:
+    return CellStep(Action.WAIT if shape.nodes[node].exchange else Action.RUN, half, node)
 
 
 def small_moe(moe_blocks: int = 3, dense_blocks: int = 1, **options: Any) -> MoETransformer:

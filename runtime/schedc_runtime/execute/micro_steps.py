@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from schedc.cell.program import Action, Edge, Half, Step, graph_of
+from schedc.cell.program import Action, CellStep, Edge, Half, graph_of
 from schedc.cell.with_messages import MovedMessage
 from schedc.cell.with_messages import Part as PartOfCell
 from schedc_runtime.execute.cell_programs import segmented
@@ -147,7 +147,7 @@ def expand(
             continue
         op = graph_of(kind, part.half, forward, backward)
         assert op is not None
-        calls.append(_on_graph(part, op) if isinstance(part, Step) else (EDGES[part], op))
+        calls.append(_on_graph(part, op) if isinstance(part, CellStep) else (EDGES[part], op))
         if [i] == ends[-1:]:
             calls.append((_end_backward, op))
     return _recomputing(calls, backward) if kind == "R" else calls
@@ -160,5 +160,5 @@ def _recomputing(calls: list[Call | MovedMessage], op: ComputeOperands | None) -
     return [(_begin_recompute, op), *calls[:first], (_recompute_rest, op), *calls[first:], (_end_recompute, op)]
 
 
-def _on_graph(step: Step, op: ComputeOperands) -> Call:
+def _on_graph(step: CellStep, op: ComputeOperands) -> Call:
     return MICRO[step.half, step.action], MicroStep(segmented(op.stage), op.microbatch, step.node)

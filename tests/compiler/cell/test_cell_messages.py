@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schedc.cell import Action, CellCosts, Half, SegmentTimes, StageShape, Step, stage_shape
+from schedc.cell import Action, CellCosts, CellStep, Half, SegmentTimes, StageShape, stage_shape
 from schedc.cell.collectives import verify_collectives
 from schedc.cell.delays import lower_bound_delays, program_delays
 from schedc.cell.issue_order import CellOnRank, ExpertRanks, Post, stream
@@ -29,9 +29,9 @@ from support.paths import ROOT
 from support.sweeps import swept
 
 EXAMPLES, DOCS = ROOT / "examples" / "costs", ROOT / "docs" / "inside" / "cells.md"
-RUN = Step(Action.RUN, Half.FORWARD, 0)
-BACK = Step(Action.RUN, Half.BACKWARD, 0)
-WEIGHT = Step(Action.RUN, Half.WEIGHT, 0)
+RUN = CellStep(Action.RUN, Half.FORWARD, 0)
+BACK = CellStep(Action.RUN, Half.BACKWARD, 0)
+WEIGHT = CellStep(Action.RUN, Half.WEIGHT, 0)
 
 
 def opens(half: Half) -> Edge:
@@ -65,7 +65,7 @@ def closes(half: Half) -> Edge:
         (CellProgram((WEIGHT,), -1, -1, "W", opens_late=False), [WEIGHT]),
     ],
 )  # fmt: skip
-def test_halves_open_before_their_first_step(program: CellProgram, parts: list[Step | Edge]) -> None:
+def test_halves_open_before_their_first_step(program: CellProgram, parts: list[CellStep | Edge]) -> None:
     assert list(program.parts) == parts
 
 
@@ -96,24 +96,26 @@ SMALL = st.integers(0, 6)
 def random_program(kind: str, forward: StageShape | None, backward: StageShape | None, choose: Random) -> CellProgram:
     """Any order in which nothing comes before what it needs; exchanges are waited for right before their first use."""
     tasks = tasks_of(kind, forward, backward)
-    steps: list[Step] = []
+    steps: list[CellStep] = []
     left, waiting = list(range(len(tasks))), set()
 
     def settle(wanted: Iterable[int]) -> None:
         for at in sorted(waiting & set(wanted)):
             waiting.remove(at)
-            steps.append(Step(Action.WAIT, tasks.all[at].half, tasks.all[at].node))
+            steps.append(CellStep(Action.WAIT, tasks.all[at].half, tasks.all[at].node))
 
     while left:
         at = choose.choice([at for at in left if not set(tasks.all[at].after) & set(left)])
         task = tasks.all[at]
         left.remove(at)
         settle(task.after)
-        steps.append(Step(Action.START if task.exchange else Action.RUN, task.half, task.node))
+        steps.append(CellStep(Action.START if task.exchange else Action.RUN, task.half, task.node))
         if task.exchange:
             waiting.add(at)
     settle(range(len(tasks)))
-    done = [steps.index(Step(Action.WAIT if task.exchange else Action.RUN, task.half, task.node)) for task in tasks.all]
+    done = [
+        steps.index(CellStep(Action.WAIT if task.exchange else Action.RUN, task.half, task.node)) for task in tasks.all
+    ]
     ends = [-1 if wanted is None else max((done[at] + 1 for at in wanted), default=0) for wanted in tasks.leaving]
     return CellProgram(tuple(steps), *ends, kind, choose.random() < 0.8)
 
