@@ -27,7 +27,6 @@ from schedc_runtime.pipeline.losses import StepResult
 from schedc_runtime.pipeline.materialize import CheckpointSource, check_materialized, materialize
 from schedc_runtime.pipeline.norms import clip, total_norm
 from schedc_runtime.pipeline.offloading import told_buffers
-from schedc_runtime.pipeline.old_keywords import Groups, grouped
 from schedc_runtime.pipeline.parallelize import ParallelizeStage, parallelize
 from schedc_runtime.pipeline.replica_works import evaluation_of
 from schedc_runtime.pipeline.report import report, told_graphs
@@ -81,8 +80,6 @@ class Pipeline:
     compile: True, or `torch.compile`'s keywords as a dict: ``{"mode": ..., "fullgraph": True, "dynamic": ...}``.
         Each unit of a stage becomes one graph, and its backward two: for I and W. The backend is ``"inductor"``, or
         ``"aot_eager"`` without a compiler; others compute all weight gradients in I.
-
-    Other keywords are those of the release before, see `schedc_runtime.pipeline.old_keywords`.
     """
 
     def __init__(
@@ -108,12 +105,10 @@ class Pipeline:
         example_dims: Mapping[str, int | None] | None = None,
         compile: bool | Mapping[str, Any] | None = None,
         kernels: Kernels = (),
-        **old: Any,
     ) -> None:
         check_kinds(model=model, program=program, loss_fn=loss_fn, count_fn=count_fn, cut=cut, mesh=mesh)
-        groups = grouped(Groups(cut or Cut(), mesh, cells), old, program, plan)
         place = None if device is None else torch.device(device)
-        settings = (model, program, loss_fn, groups.cut, groups.mesh, plan, groups.cells, group, in_process, timeout)
+        settings = (model, program, loss_fn, cut or Cut(), mesh, plan, cells, group, in_process, timeout)
         others = (place, rng, seed, example, example_dims, compile, tuple(kernels))
         assembly = assemble(Settings(*settings, *others))
         self.program = assembly.program
