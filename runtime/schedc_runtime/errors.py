@@ -41,6 +41,23 @@ class MaterializeError(RuntimeFault):
     """A model on the meta device cannot be given its values, or has none yet."""
 
 
+class NonFiniteLoss(RuntimeFault):
+    """The loss is NaN or infinite. microbatch, stage: the first that produced such a value.
+
+    ``stage`` counts stages; their number ``stages`` itself means the loss function.
+    """
+
+    def __init__(self, loss: float, microbatch: int, stage: int, stages: int) -> None:
+        self.microbatch, self.stage = microbatch, min(stage, stages - 1)
+        where = f"stage {stage} was the first to produce a value that is not finite, for microbatch {microbatch}"
+        if stage == stages:
+            where = f"all stages produced finite values; the loss function did not, for microbatch {microbatch}"
+        super().__init__(
+            f"the loss is {loss}: {where}",
+            "this step's gradients are spoilt: zero them before the next step",
+        )
+
+
 class PeerFailure(RuntimeFault):
     """This rank stopped because another rank failed or died, or because its connection broke.
 

@@ -244,9 +244,14 @@ def prepare_code(assembly: Assembly) -> None:
 
 def guard_failures(assembly: Assembly) -> None:
     """From here on a failure on one rank is raised on all of them."""
-    assembly.guard = FailureGuard(
-        assembly.network, assembly.settings.timeout, assembly.bound_code, tuple(assembly.held())
-    )
+    code, stages = assembly.bound_code, tuple(assembly.held())
+
+    def forget() -> None:
+        code.forget()
+        for stage in stages:
+            stage.reset()
+
+    assembly.guard = FailureGuard(assembly.network, assembly.settings.timeout, forget, code.abort)
 
 
 def release_modules(assembly: Assembly) -> None:

@@ -141,6 +141,11 @@ class BoundCode:
         if self.shards is not None:
             self.shards.reset()
 
+    def abort(self) -> None:
+        """Give up the collectives of the dense shards, if there are any."""
+        if self.shards is not None:
+            self.shards.abort()
+
     def _bind(
         self,
         program: Program,

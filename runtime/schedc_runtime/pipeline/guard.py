@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from schedc.ir.program import Program
 from schedc_runtime.errors import (
     BoundaryError,
     MaterializeError,
+    NonFiniteLoss,
     PartitionError,
     PeerFailure,
     PlanMismatch,
@@ -19,12 +20,9 @@ from schedc_runtime.errors import (
 from schedc_runtime.execute.executor import Executor, InstructionError
 from schedc_runtime.execute.instruction_names import sentence
 from schedc_runtime.pipeline.batch import BatchRefused
-from schedc_runtime.pipeline.bound import BoundCode
-from schedc_runtime.pipeline.losses import NonFiniteLoss
 from schedc_runtime.ranks.control import ControlPlane
 from schedc_runtime.ranks.network import Network
 from schedc_runtime.ranks.progress import Position
-from schedc_runtime.stage.stage import Stage
 from schedc_runtime.transport import TransportError
 
 _AGREED = (
@@ -40,12 +38,13 @@ class PipelineBroken(RuntimeFault):
 class FailureGuard:
     """A context around whatever other ranks wait for: ``with guard("in step 3"): ...``
 
-    timeout: seconds that a rank waits for another. bound_code, stages: hold the state of a step on this rank.
+    timeout: seconds that a rank waits for another. forget: drops everything of a step that will not be finished. abort:
+    gives up this rank's collectives besides those of `network`.
     """
 
-    def __init__(self, network: Network, timeout: float, bound_code: BoundCode, stages: Sequence[Stage]) -> None:
+    def __init__(self, network: Network, timeout: float, forget: Callable[[], None], abort: Callable[[], None]) -> None:
         self._network = network
-        self._bound_code, self._stages = bound_code, stages
+        self.forget, self._abort = forget, abort
         self._programs: dict[int, Program] = {}
         self._broken = ""
         self._activity, self.between = "", "between steps, before the first"
@@ -59,12 +58,6 @@ class FailureGuard:
         """Raise `PipelineBroken` after a failure on processes."""
         if self._broken:
             raise PipelineBroken(f"an earlier step failed: {self._broken}", "build a new Pipeline, on all ranks")
-
-    def forget(self) -> None:
-        """Drop everything of a step that will not be finished."""
-        self._bound_code.forget()
-        for stage in self._stages:
-            stage.reset()
 
     def watch(self, executors: Sequence[Executor], evaluating: bool) -> None:
         """Let the other ranks see how far the executors of this step have come; all ranks run the same program."""
@@ -108,8 +101,7 @@ class FailureGuard:
         self.control.presence.progress.say(f"giving up {self._activity}", keep=True)
         self.forget()
         self._network.abort()
-        if self._bound_code.shards is not None:
-            self._bound_code.shards.abort()
+        self._abort()
         first_line = f"{type(cause).__name__}: {cause}".splitlines()[0]
         self._broken = "" if self._network.in_process else first_line
         return cause

@@ -11,29 +11,12 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.errors import NonFiniteLoss
 from schedc_runtime.execute.executor import Executor
 from schedc_runtime.moe.sizes import Marks, check_flags
 from schedc_runtime.pipeline.batch import BatchRefused
 from schedc_runtime.pipeline.loss_function import Formed
 from schedc_runtime.ranks.control import ControlPlane
-
-
-class NonFiniteLoss(RuntimeFault):
-    """The loss is NaN or infinite. microbatch, stage: the first that produced such a value.
-
-    ``stage`` counts stages; their number ``stages`` itself means the loss function.
-    """
-
-    def __init__(self, loss: float, microbatch: int, stage: int, stages: int) -> None:
-        self.microbatch, self.stage = microbatch, min(stage, stages - 1)
-        where = f"stage {stage} was the first to produce a value that is not finite, for microbatch {microbatch}"
-        if stage == stages:
-            where = f"all stages produced finite values; the loss function did not, for microbatch {microbatch}"
-        super().__init__(
-            f"the loss is {loss}: {where}",
-            "this step's gradients are spoilt: zero them before the next step",
-        )
 
 
 class Leftovers(Exception):

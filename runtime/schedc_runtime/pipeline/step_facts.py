@@ -16,8 +16,8 @@ from torch import nn
 from schedc_runtime.errors import RanksDisagree
 from schedc_runtime.moe.layer import moe_layers
 from schedc_runtime.partition.reads import Reads
-from schedc_runtime.pipeline.stages import StagesByIndex
 from schedc_runtime.ranks.mesh import Coordinate, Mesh
+from schedc_runtime.stage.stage import Stage
 
 Facts = dict[str, str]
 """Values by what they are values of, as `<kind> <name>`; kinds are those of `_KINDS`."""
@@ -96,7 +96,7 @@ class StageFacts:
 class StepFacts:
     """The facts of all places of this process. updates: number of calls of `Pipeline.update_biases`."""
 
-    def __init__(self, reads: Reads, stages: Mapping[Coordinate, StagesByIndex], mesh: Mesh, kind: str) -> None:
+    def __init__(self, reads: Reads, stages: Mapping[Coordinate, Mapping[int, Stage]], mesh: Mesh, kind: str) -> None:
         self._reads, self._stages, self._mesh, self._device = reads, stages, mesh, kind
         self._model = reads.model
         self.updates = 0

@@ -12,10 +12,9 @@ from torch.distributed.fsdp import FSDPModule
 
 import schedc
 from schedc_runtime import Cut, Pipeline
-from schedc_runtime.errors import PartitionError, RuntimeFault
+from schedc_runtime.errors import NonFiniteLoss, PartitionError, RuntimeFault
 from schedc_runtime.execute.executor import InstructionError
 from schedc_runtime.pipeline.batch import BatchRefused
-from schedc_runtime.pipeline.losses import NonFiniteLoss
 from support.runtime_cases import differences, gradients, next_token_loss, oracle, plain_of, small_gpt, tokens
 
 
