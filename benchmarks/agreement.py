@@ -24,7 +24,7 @@ import schedc
 from schedc_runtime import Pipeline
 from schedc_runtime.models.gpt import next_token_loss
 from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer
-from schedc_runtime.pipeline.contents import GivenBatches
+from schedc_runtime.pipeline.agree.contents import GivenBatches
 from schedc_runtime.ranks.attendance import amount
 
 

@@ -41,7 +41,7 @@ from schedc.ir.program import Program
 from schedc_runtime import Pipeline
 from schedc_runtime.models.gpt import GPT, GPTConfig, next_token_loss
 from schedc_runtime.partition import Partition, partition
-from schedc_runtime.pipeline.stages import stages_on
+from schedc_runtime.pipeline.build.stages import stages_on
 from schedc_runtime.testing import pool
 
 STAGES, MICROBATCHES = 4, 16

@@ -78,8 +78,8 @@ from schedc_runtime.moe.router import RouterConfig
 from schedc_runtime.moe.shards import shard_experts
 from schedc_runtime.partition import partition
 from schedc_runtime.partition.boundary import infer_boundaries
-from schedc_runtime.pipeline.hot_steps import HotSteps
-from schedc_runtime.pipeline.stages import new_stage, stages_on
+from schedc_runtime.pipeline.build.stages import new_stage, stages_on
+from schedc_runtime.pipeline.step.hot_steps import HotSteps
 from schedc_runtime.ranks.mesh import Coordinate, Mesh, peer_groups
 from schedc_runtime.stage.stage import Stage
 from schedc_runtime.testing import pool

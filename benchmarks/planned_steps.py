@@ -22,8 +22,8 @@ from schedc_runtime.commands.toy_models import counted, toy_model, toy_plan
 from schedc_runtime.execute.micro_steps import MicroStep
 from schedc_runtime.measure.emulated_device import Device
 from schedc_runtime.measure.shared_starts import SharedStarts
-from schedc_runtime.pipeline.apply_plan import mesh_for
-from schedc_runtime.pipeline.cut import Cut
+from schedc_runtime.pipeline.build.apply_plan import mesh_for
+from schedc_runtime.pipeline.build.cut import Cut
 
 ENDLESS = 1e30
 """Bytes per second of what travels among replicas, which stands beside the pipeline in a plan's step."""

@@ -32,7 +32,7 @@ from schedc_runtime import Pipeline
 from schedc_runtime.models.gpt import GPT, GPTConfig, next_token_loss
 from schedc_runtime.parity.reference import reference_step
 from schedc_runtime.partition import partition
-from schedc_runtime.pipeline.tied import bits_of
+from schedc_runtime.pipeline.build.tied import bits_of
 from schedc_runtime.testing import pool
 
 CASES: tuple[tuple[str, dict[str, int]], ...] = (

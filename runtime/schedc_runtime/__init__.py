@@ -1,11 +1,11 @@
 """Runs compiled pipeline schedules on torch: `Pipeline(model, program, loss_fn=...)`, one of them or a `Mesh`."""
 
 from schedc_runtime.materialize.record import deferred
-from schedc_runtime.pipeline.chunked_loss import ChunkedLoss
-from schedc_runtime.pipeline.cut import Cut
-from schedc_runtime.pipeline.loss_function import Loss
-from schedc_runtime.pipeline.losses import StepResult
+from schedc_runtime.pipeline.build.chunked_loss import ChunkedLoss
+from schedc_runtime.pipeline.build.cut import Cut
+from schedc_runtime.pipeline.build.loss_function import Loss
 from schedc_runtime.pipeline.pipeline import Pipeline
+from schedc_runtime.pipeline.step.losses import StepResult
 from schedc_runtime.random_numbers.numbering import named_random
 from schedc_runtime.ranks.join import join
 from schedc_runtime.ranks.mesh import Mesh

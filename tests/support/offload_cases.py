@@ -22,7 +22,7 @@ from schedc_runtime.offload.boxes import Box
 from schedc_runtime.offload.lanes import FROM_HOST, TO_HOST, AtOnce, Lanes
 from schedc_runtime.offload.microbatch import MicrobatchOffload
 from schedc_runtime.offload.rules import OffloadSettings
-from schedc_runtime.pipeline import bound
+from schedc_runtime.pipeline.build import bound
 from schedc_runtime.stage.stage import Stage
 from support.runtime_cases import gradients, next_token_loss, tokens
 

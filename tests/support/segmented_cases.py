@@ -32,8 +32,8 @@ from schedc_runtime.moe.shards import shard_experts
 from schedc_runtime.moe.sizes import CopiedSizes, Sizes
 from schedc_runtime.partition import partition
 from schedc_runtime.partition.boundary import infer_boundaries
-from schedc_runtime.pipeline.apply_plan import recompute_stages
-from schedc_runtime.pipeline.stages import new_stage, stages_on
+from schedc_runtime.pipeline.build.apply_plan import recompute_stages
+from schedc_runtime.pipeline.build.stages import new_stage, stages_on
 from schedc_runtime.ranks.exchange import Exchange
 from schedc_runtime.ranks.mesh import Coordinate, Mesh, PeerGroups, in_process_peer_groups, peer_groups
 from schedc_runtime.segments import SegmentedStage

@@ -62,9 +62,9 @@ from schedc_runtime.measure.stage_times import (
 from schedc_runtime.moe.layer import MoELayer, moe_layers
 from schedc_runtime.partition import Partition, partition
 from schedc_runtime.partition.boundary import Boundary, infer_boundaries
-from schedc_runtime.pipeline.apply_plan import attach, method_for
-from schedc_runtime.pipeline.batch import arguments
-from schedc_runtime.pipeline.stages import layout_of, splits_backward
+from schedc_runtime.pipeline.agree.batch import arguments
+from schedc_runtime.pipeline.build.apply_plan import attach, method_for
+from schedc_runtime.pipeline.build.stages import layout_of, splits_backward
 from schedc_runtime.ranks.expert_group import ExpertGroup
 from schedc_runtime.ranks.mesh import Mesh
 

@@ -19,7 +19,7 @@ from schedc.ir.program import Program
 from schedc.plan import Plan, Topology
 from schedc_runtime.commands.launch import launched
 from schedc_runtime.errors import RuntimeFault
-from schedc_runtime.pipeline.apply_plan import mesh_for
+from schedc_runtime.pipeline.build.apply_plan import mesh_for
 from schedc_runtime.ranks.join import join as join_launched
 from schedc_runtime.ranks.mesh import Mesh
 

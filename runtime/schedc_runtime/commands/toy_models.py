@@ -16,8 +16,8 @@ from schedc.plan import ExpertSizes, Plan
 from schedc_runtime.models.gpt import GPT, GPTConfig, next_token_loss
 from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer
 from schedc_runtime.moe.router import RouterConfig
-from schedc_runtime.pipeline.chunked_loss import ChunkedLoss
-from schedc_runtime.pipeline.stages import layout_of
+from schedc_runtime.pipeline.build.chunked_loss import ChunkedLoss
+from schedc_runtime.pipeline.build.stages import layout_of
 
 VOCAB = 64
 FEW_EXPERTS = ExpertSizes(16, 2, shared=1)

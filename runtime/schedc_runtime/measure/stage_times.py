@@ -29,7 +29,7 @@ from schedc.cell.written_order import EXCHANGES
 from schedc.step.costs.costs import Costs
 from schedc_runtime.partition import Partition
 from schedc_runtime.partition.boundary import Boundary
-from schedc_runtime.pipeline.stages import new_stage
+from schedc_runtime.pipeline.build.stages import new_stage
 from schedc_runtime.ranks.expert_group import ExpertGroup
 from schedc_runtime.segments import SegmentedStage
 from schedc_runtime.stage.stage import LossFunction, Stage

@@ -17,11 +17,11 @@ from schedc.step.program.without_recomputation import without_recomputation
 from schedc_runtime.moe.kernels import Kernels
 from schedc_runtime.parity.reference import Microbatch, Reference, reference_step
 from schedc_runtime.partition import partition
-from schedc_runtime.pipeline.batch import split
-from schedc_runtime.pipeline.cut import Cut
-from schedc_runtime.pipeline.loss_function import LossWithHead
+from schedc_runtime.pipeline.agree.batch import split
+from schedc_runtime.pipeline.build.cut import Cut
+from schedc_runtime.pipeline.build.loss_function import LossWithHead
+from schedc_runtime.pipeline.build.stages import layout_of
 from schedc_runtime.pipeline.pipeline import Pipeline
-from schedc_runtime.pipeline.stages import layout_of
 from schedc_runtime.ranks.mesh import Mesh
 from schedc_runtime.stage.stage import LossFunction
 

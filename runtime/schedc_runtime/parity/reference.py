@@ -28,12 +28,12 @@ from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.partition import Partition
 from schedc_runtime.partition.boundary import Boundary
 from schedc_runtime.partition.shared import SharedParameter, tied_apart
-from schedc_runtime.pipeline.chunked_loss import planned_loss
-from schedc_runtime.pipeline.counts import CountOfTargets
-from schedc_runtime.pipeline.loss_function import Expected, LossHead, LossOfMicrobatch, count_of, labels_counted
-from schedc_runtime.pipeline.random_steps import draw_plan, number_stages
-from schedc_runtime.pipeline.slices import bind_stage, record_in_slices
-from schedc_runtime.pipeline.stages import new_stage, stages_on
+from schedc_runtime.pipeline.agree.counts import CountOfTargets
+from schedc_runtime.pipeline.build.chunked_loss import planned_loss
+from schedc_runtime.pipeline.build.loss_function import Expected, LossHead, LossOfMicrobatch, count_of, labels_counted
+from schedc_runtime.pipeline.build.random_steps import draw_plan, number_stages
+from schedc_runtime.pipeline.build.slices import bind_stage, record_in_slices
+from schedc_runtime.pipeline.build.stages import new_stage, stages_on
 from schedc_runtime.random_numbers.numbering import StepKey, by_name
 from schedc_runtime.stage.stage import Stage, device_holding, mean_loss
 

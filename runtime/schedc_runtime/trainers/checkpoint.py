@@ -29,8 +29,8 @@ from schedc_runtime.checkpoint.faults import reading
 from schedc_runtime.checkpoint.stored import Stored
 from schedc_runtime.data_parallel.shards_in_process import InProcessSharding
 from schedc_runtime.errors import MaterializeError, RuntimeFault
-from schedc_runtime.pipeline.assembly import Assembly
-from schedc_runtime.pipeline.materialize import check_materialized
+from schedc_runtime.pipeline.build.assembly import Assembly
+from schedc_runtime.pipeline.build.materialize import check_materialized
 from schedc_runtime.pipeline.pipeline import Pipeline
 from schedc_runtime.trainers.held_state import StatePart, as_written, model_parts, named_once, read_part
 from schedc_runtime.trainers.optimizer_state import (

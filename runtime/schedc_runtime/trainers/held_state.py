@@ -19,7 +19,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from schedc_runtime.checkpoint.stored import Stored
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.shards import first_rows
-from schedc_runtime.pipeline.assembly import Assembly
+from schedc_runtime.pipeline.build.assembly import Assembly
 
 
 class StatePart(NamedTuple):

@@ -7,8 +7,8 @@ from typing import Any
 import torch.distributed as dist
 
 from schedc_runtime.errors import RuntimeFault
-from schedc_runtime.pipeline.losses import StepResult
 from schedc_runtime.pipeline.pipeline import Pipeline
+from schedc_runtime.pipeline.step.losses import StepResult
 from schedc_runtime.ranks.mesh import Coordinate
 from schedc_runtime.transport import TorchTransport
 

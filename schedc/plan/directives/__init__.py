@@ -6,7 +6,7 @@ To add a directive:
    Pygments and fuzzing follow. A line of a new form also needs its rule; see there.
 2. Give `Plan` its field in `schedc.ir.plan`, with "off" as the default.
 3. Write its file here, with a row ``DIRECTIVE``, and name it in `DIRECTIVES`.
-4. Where the runtime acts on it: `schedc_runtime.pipeline.apply_plan`.
+4. Where the runtime acts on it: `schedc_runtime.pipeline.build.apply_plan`.
 5. A mistake that no code has yet: an entry in `schedc.codes.s1_plans`.
 6. ``python -m schedc.editor.textmate > editors/vscode/syntaxes/sched.tmLanguage.json``
 7. Cases in tests/compiler/plan/test_plan_directives.py; its line in docs/guide/plans.md and docs/guide/language.md.

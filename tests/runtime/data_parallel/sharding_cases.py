@@ -19,7 +19,7 @@ from schedc.load.library import Text
 from schedc.source import Source
 from schedc.step.costs.costs import Costs
 from schedc_runtime import ChunkedLoss, Loss, Pipeline
-from schedc_runtime.pipeline.norms import NonFiniteNorm
+from schedc_runtime.pipeline.step.norms import NonFiniteNorm
 from schedc_runtime.ranks.mesh import Mesh
 from support.mesh_cases import batch_of
 from support.recompute_cases import with_rs

@@ -23,7 +23,7 @@ from schedc_runtime import Pipeline
 from schedc_runtime.data_parallel.sharding import check_sharding
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.execute.executor import InstructionError
-from schedc_runtime.pipeline.apply_plan import mesh_for
+from schedc_runtime.pipeline.build.apply_plan import mesh_for
 from schedc_runtime.ranks.mesh import Mesh
 from schedc_runtime.testing import pool
 from support.mesh_cases import batch_of

@@ -21,7 +21,7 @@ from schedc_runtime.execute.operands import PairOperands
 from schedc_runtime.execute.registers import Registers
 from schedc_runtime.partition import partition
 from schedc_runtime.partition.boundary import infer_boundaries
-from schedc_runtime.pipeline.losses import Leftovers
+from schedc_runtime.pipeline.step.losses import Leftovers
 from schedc_runtime.stage.stage import Stage
 from schedc_runtime.transport import InProcessNetwork
 from support.runtime_cases import next_token_loss, small_gpt, tokens

@@ -19,7 +19,7 @@ from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer, mul
 from schedc_runtime.moe.layer import MoELayer, set_loss_scale, update_biases
 from schedc_runtime.moe.router import RouterConfig
 from schedc_runtime.parity.reference import reference_step
-from schedc_runtime.pipeline.batch import split
+from schedc_runtime.pipeline.agree.batch import split
 from support.paths import ROOT
 from support.warm_command import run_torchrun
 

@@ -17,7 +17,7 @@ import schedc
 from schedc_runtime import Pipeline
 from schedc_runtime.partition.block_masks import MaskFunction
 from schedc_runtime.partition.structure import Template, tensors_in
-from schedc_runtime.pipeline.batch import BatchRefused
+from schedc_runtime.pipeline.agree.batch import BatchRefused
 
 TRAINERS = Path(__file__).parents[3] / "build" / "trainers"
 WIDTH, LENGTH, ROWS = 8, 32, 8

@@ -14,7 +14,7 @@ from schedc_runtime.errors import PartitionError
 from schedc_runtime.execute.executor import InstructionError
 from schedc_runtime.partition.known_values import KnownValues
 from schedc_runtime.partition.values import facts_of
-from schedc_runtime.pipeline.batch import StepRequest, agree, signature_of
+from schedc_runtime.pipeline.agree.batch import StepRequest, agree, signature_of
 
 WIDTH = 4
 ROWS, LENGTH = 4, 6

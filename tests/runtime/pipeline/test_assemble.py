@@ -11,9 +11,9 @@ import schedc
 from schedc_runtime import Cut, Pipeline
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.execute.executor import InstructionError
-from schedc_runtime.pipeline import assemble as module
-from schedc_runtime.pipeline.assemble import STEPS, assemble
-from schedc_runtime.pipeline.assembly import Assembly, Settings
+from schedc_runtime.pipeline.build import assemble as module
+from schedc_runtime.pipeline.build.assemble import STEPS, assemble
+from schedc_runtime.pipeline.build.assembly import Assembly, Settings
 from schedc_runtime.ranks.mesh import Mesh
 from support.runtime_cases import next_token_loss, small_gpt, tokens
 

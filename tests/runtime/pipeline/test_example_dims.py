@@ -14,7 +14,7 @@ import schedc
 from schedc.load.library import InSlices
 from schedc_runtime import Loss, Pipeline
 from schedc_runtime.errors import RuntimeFault
-from schedc_runtime.pipeline.batch import BatchRefused
+from schedc_runtime.pipeline.agree.batch import BatchRefused
 
 WIDTH, LENGTH, GRIDS = 4, 6, 3
 DIMS: Mapping[str, int | None] = {"positions": 1, "table": None}

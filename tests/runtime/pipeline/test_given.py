@@ -10,7 +10,7 @@ import schedc
 from runtime.pipeline.given_cases import WIDTH, Model
 from schedc_runtime import Mesh, Pipeline
 from schedc_runtime.errors import RanksDisagree
-from schedc_runtime.pipeline.contents import HostNumbers, checksum
+from schedc_runtime.pipeline.agree.contents import HostNumbers, checksum
 from schedc_runtime.testing import pool
 
 

@@ -15,12 +15,12 @@ from schedc_runtime import Loss, Mesh, Pipeline, StepResult
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.execute.executor import InstructionError
 from schedc_runtime.models.gpt import GPT
-from schedc_runtime.pipeline.batch import BatchRefused
-from schedc_runtime.pipeline.counts import Accumulation
-from schedc_runtime.pipeline.losses import CountRefused
-from schedc_runtime.pipeline.norms import NonFiniteNorm
-from schedc_runtime.pipeline.rows import Rows
-from schedc_runtime.pipeline.running_statistics import serial
+from schedc_runtime.pipeline.agree.batch import BatchRefused
+from schedc_runtime.pipeline.agree.counts import Accumulation
+from schedc_runtime.pipeline.agree.rows import Rows
+from schedc_runtime.pipeline.step.losses import CountRefused
+from schedc_runtime.pipeline.step.norms import NonFiniteNorm
+from schedc_runtime.pipeline.step.running_statistics import serial
 from support.runtime_cases import next_token_loss, small_gpt, tokens
 
 IGNORED = -100

@@ -19,7 +19,7 @@ from schedc.load.library import InSlices
 from schedc.plan import Plan
 from schedc_runtime import Loss, Pipeline
 from schedc_runtime.partition import partition
-from schedc_runtime.pipeline.batch import BatchRefused
+from schedc_runtime.pipeline.agree.batch import BatchRefused
 from schedc_runtime.row_flow.follow import follow
 
 Function = Callable[[Tensor], Tensor]

@@ -14,7 +14,7 @@ import schedc
 from schedc_runtime import Cut, Pipeline
 from schedc_runtime.errors import NonFiniteLoss, PartitionError, RuntimeFault
 from schedc_runtime.execute.executor import InstructionError
-from schedc_runtime.pipeline.batch import BatchRefused
+from schedc_runtime.pipeline.agree.batch import BatchRefused
 from support.runtime_cases import differences, gradients, next_token_loss, oracle, plain_of, small_gpt, tokens
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import schedc
-from schedc_runtime.pipeline.stages import weights_follow
+from schedc_runtime.pipeline.build.stages import weights_follow
 
 
 @pytest.mark.parametrize("name", ["zbh1", "zbh2", "zbv", "vhalf", "vmin", "dualpipe", "zbh1_overlap"])

@@ -10,7 +10,7 @@ import schedc
 from runtime.pipeline.step_facts_cases import WIDTH, Model
 from schedc_runtime import Mesh, Pipeline
 from schedc_runtime.errors import RanksDisagree
-from schedc_runtime.pipeline.step_facts import StageFacts, check_facts, differing
+from schedc_runtime.pipeline.agree.step_facts import StageFacts, check_facts, differing
 from schedc_runtime.testing import pool
 
 SAYS = {

@@ -14,11 +14,11 @@ import torch
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from schedc_runtime.errors import PeerFailure, RanksDisagree, StepTimeout
-from schedc_runtime.pipeline.batch import Agreement, StepRequest, signature_of
-from schedc_runtime.pipeline.contents import GivenBatches
-from schedc_runtime.pipeline.loss_function import Formed
-from schedc_runtime.pipeline.losses import gathered
-from schedc_runtime.pipeline.start import CallStart
+from schedc_runtime.pipeline.agree.batch import Agreement, StepRequest, signature_of
+from schedc_runtime.pipeline.agree.contents import GivenBatches
+from schedc_runtime.pipeline.build.loss_function import Formed
+from schedc_runtime.pipeline.step.losses import gathered
+from schedc_runtime.pipeline.step.start import CallStart
 from schedc_runtime.ranks.attendance import Alike, amount, attendance
 from schedc_runtime.ranks.control import ControlPlane
 

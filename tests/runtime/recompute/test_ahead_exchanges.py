@@ -23,7 +23,7 @@ from schedc_runtime.execute.cell_programs import CellSource
 from schedc_runtime.measure.held_bytes import held
 from schedc_runtime.partition import partition
 from schedc_runtime.partition.boundary import infer_boundaries
-from schedc_runtime.pipeline.stages import new_stage
+from schedc_runtime.pipeline.build.stages import new_stage
 from schedc_runtime.ranks.exchange import Exchange, Pending, exchanged
 from schedc_runtime.ranks.mesh import Mesh
 from schedc_runtime.segments import SegmentedStage, stage_graph

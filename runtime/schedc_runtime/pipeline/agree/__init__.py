@@ -1,0 +1,1 @@
+"""What all ranks agree on: program, model, batch, settings and failures."""

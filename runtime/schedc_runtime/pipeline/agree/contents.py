@@ -1,0 +1,179 @@
+"""Checksums of tensors, to compare what ranks were given or hold: computed where a tensor lies, and waited for nowhere.
+
+A checksum adds up the bits of a tensor's elements, each times a number of its place, in whole numbers of 64 bits. A
+large tensor gives a sample, whose stride has no factor in common with its size: no column is left out for ever. On a
+GPU the sums begin their way to the host at once, and are read when the next call begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from math import gcd
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from schedc_runtime.errors import RanksDisagree
+from schedc_runtime.pipeline.agree.step_facts import odd_ranks
+from schedc_runtime.ranks.attendance import Alike
+
+_MOST = 1 << 16
+"""Elements of a tensor that its checksum reads."""
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@torch.no_grad()
+def checksum(tensor: Tensor, salt: int = 0) -> Tensor:
+    """[] int64, on the device of a dense tensor of any shape and type. salt: chooses the sample of a large one."""
+    with torch._C.DisableTorchFunctionSubclass():
+        flat = _local(tensor.detach()).reshape(-1)
+        flat = flat.resolve_conj().resolve_neg()
+        flat = torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat
+        if len(flat) > _MOST:
+            stride = _stride(len(flat))
+            flat = flat[salt % stride :: stride]
+        words = flat.view(_WORDS[flat.element_size()]).to(torch.int64)
+        return (words * _factors(words.device)[: len(words)]).sum()
+
+
+class HostNumbers:
+    """Whole numbers [] of 64 bits on their way from their devices to the host."""
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        by_device: dict[torch.device, list[Tensor]] = {}
+        self._places: list[tuple[torch.device, int]] = []
+        for tensor in tensors:
+            of_device = by_device.setdefault(tensor.device, [])
+            self._places.append((tensor.device, len(of_device)))
+            of_device.append(tensor)
+        self._vectors = {device: torch.stack(each) for device, each in by_device.items()}
+        self._events: list[torch.cuda.Event] = []
+        for device, vector in self._vectors.items():
+            if device.type == "cuda":
+                pinned = torch.empty(vector.shape, dtype=vector.dtype, pin_memory=True)
+                self._vectors[device] = pinned.copy_(vector, non_blocking=True)
+                event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                event.record(torch.cuda.current_stream(device))
+                self._events.append(event)
+
+    def read(self) -> list[int]:
+        """The numbers, in order. Waits for copies that have not arrived."""
+        for event in self._events:
+            event.synchronize()
+        numbers = {device: vector.tolist() for device, vector in self._vectors.items()}
+        return [numbers[device][place] for device, place in self._places]
+
+
+class Given(NamedTuple):
+    """What a rank was given in a call. parts: by ``batch`` and ``targets``, paths of tensors and their checksums.
+
+    members: numbers of the processes that were given the same part, if they are known yet.
+    """
+
+    call: str
+    parts: Mapping[str, tuple[list[str], HostNumbers]]
+    members: Mapping[str, tuple[int, ...]]
+
+    def alike(self, members: Mapping[str, tuple[int, ...]]) -> list[Alike]:
+        """What the members of each part must have in common."""
+        return [Alike([part, numbers.read()], members[part]) for part, (_, numbers) in self.parts.items()]
+
+    def told(self) -> Any:
+        """The call and, by part, checksums by path; for an error."""
+        parts = {part: dict(zip(paths, numbers.read(), strict=True)) for part, (paths, numbers) in self.parts.items()}
+        return [self.call, parts]
+
+
+class GivenBatches:
+    """The batches of one process, for comparison. later: compare those of a call when the next one begins."""
+
+    def __init__(self, later: bool) -> None:
+        self._later = later
+        self._new = self._old = Given("", {}, {})
+
+    def begin(self, call: str, batch: Any, targets: Any) -> None:
+        """A call begins with a batch and targets, of any shapes; None for what this rank was not given."""
+        parts: dict[str, tuple[list[str], HostNumbers]] = {}
+        for part, value in (("batch", batch), ("targets", targets)):
+            if value is not None:
+                named = [(path, tensor) for path, tensor in _tensors(value, part) if _is_dense(tensor)]
+                numbers = HostNumbers(checksum(tensor) for _, tensor in named)
+                parts[part] = [path for path, _ in named], numbers
+        self._new = Given(call, parts, {})
+
+    def alike(self, members: Mapping[str, tuple[int, ...]]) -> list[Alike]:
+        """What ranks must have in common as this call begins. members: of the parts given in this call."""
+        return self._old.alike(self._old.members) if self._later else self._new.alike(members)
+
+    def told(self) -> Any:
+        """What `check_given` compares."""
+        return (self._old if self._later else self._new).told()
+
+    def forget(self) -> None:
+        """The last call is not compared any more: it was, or it did not come about."""
+        self._old = Given("", {}, {})
+
+    def agreed(self, members: Mapping[str, tuple[int, ...]]) -> None:
+        """All ranks have agreed on this call."""
+        self._old = self._new._replace(members=members)
+
+
+def check_given(everyone: Sequence[tuple[str, int, Any]]) -> None:
+    """Raise `RanksDisagree`, the same on every rank, where ranks of a pipeline were given different tensors.
+
+    everyone: [processes] name, replica, and what `GivenBatches.told` gave.
+    """
+    numbers: dict[tuple[int, str], dict[str, int]] = {}
+    for name, replica, (_, parts) in everyone:
+        for of_part in parts.values():
+            for path, number in of_part.items():
+                numbers.setdefault((replica, path), {})[name] = number
+    for (_, path), by_rank in numbers.items():
+        if len(set(by_rank.values())) > 1:
+            odd, other = odd_ranks(by_rank)
+            raise RanksDisagree(
+                f"{path} of {everyone[0][2][0]} has other values on {odd} than on {other}",
+                "give every rank of a pipeline the same batch, or None where it has no first or last stage: let all"
+                " loaders skip, drop and shuffle alike",
+            )
+
+
+def _tensors(value: Any, path: str) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a batch, with their paths as in Python."""
+    if isinstance(value, Tensor):
+        yield path, value
+    elif isinstance(value, (tuple, list)):
+        for index, item in enumerate(value):
+            yield from _tensors(item, f"{path}[{index}]")
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _tensors(item, f"{path}[{str(key)!r}]")
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_meta and not tensor.is_quantized
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """What of a tensor lies here."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+@cache
+def _stride(size: int) -> int:
+    """The step between elements of a sample, without a factor in common with ``size``."""
+    stride = -(-size // _MOST)
+    while gcd(stride, size) > 1:
+        stride += 1
+    return stride
+
+
+@cache
+def _factors(device: torch.device) -> Tensor:
+    """[_MOST] int64 an odd factor for each place of a sample."""
+    with torch.inference_mode(False):
+        places = torch.arange(1, _MOST + 1, dtype=torch.int64, device=device) * 0x1E3779B97F4A7C15
+        return (places ^ (places >> 29)) * 0x3F58476D1CE4E5B9 | 1

@@ -1,0 +1,141 @@
+"""Failures of a step: the rank that fails tells the others, and every rank raises the cause rather than its echo."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from schedc.ir.program import Program
+from schedc_runtime.errors import (
+    BoundaryError,
+    MaterializeError,
+    NonFiniteLoss,
+    PartitionError,
+    PeerFailure,
+    PlanMismatch,
+    RanksDisagree,
+    RuntimeFault,
+    StepTimeout,
+)
+from schedc_runtime.execute.executor import Executor, InstructionError
+from schedc_runtime.execute.instruction_names import sentence
+from schedc_runtime.pipeline.agree.batch import BatchRefused
+from schedc_runtime.ranks.control import ControlPlane
+from schedc_runtime.ranks.network import Network
+from schedc_runtime.ranks.progress import Position
+from schedc_runtime.transport import TransportError
+
+_AGREED = (
+    BatchRefused, BoundaryError, MaterializeError, PartitionError, PlanMismatch, RanksDisagree, NonFiniteLoss,
+)  # fmt: skip
+"""Errors that every rank raises alike, with no message in flight: the pipeline stays usable."""
+
+
+class PipelineBroken(RuntimeFault):
+    """The pipeline has failed before: the messages of its ranks no longer match."""
+
+
+class FailureGuard:
+    """A context around whatever other ranks wait for: ``with guard("in step 3"): ...``
+
+    timeout: seconds that a rank waits for another. forget: drops everything of a step that will not be finished. abort:
+    gives up this rank's collectives besides those of `network`.
+    """
+
+    def __init__(self, network: Network, timeout: float, forget: Callable[[], None], abort: Callable[[], None]) -> None:
+        self._network = network
+        self.forget, self._abort = forget, abort
+        self._programs: dict[int, Program] = {}
+        self._broken = ""
+        self._activity, self.between = "", "between steps, before the first"
+        self.control = ControlPlane(network.store, network.process, network.names, timeout, self._describe)
+
+    def ready(self) -> None:
+        """Say that the pipeline is built, and that the trainer runs now."""
+        self.control.presence.progress.say(self.between)
+
+    def check(self) -> None:
+        """Raise `PipelineBroken` after a failure on processes."""
+        if self._broken:
+            raise PipelineBroken(f"an earlier step failed: {self._broken}", "build a new Pipeline, on all ranks")
+
+    def watch(self, executors: Sequence[Executor], evaluating: bool) -> None:
+        """Let the other ranks see how far the executors of this step have come; all ranks run the same program."""
+        if not self._network.in_process:
+            progress = self.control.presence.progress
+            executors[0].word = progress.word
+            progress.begin(int(evaluating), executors[0].labels)
+            self._programs[int(evaluating)] = executors[0].program
+
+    @contextmanager
+    def __call__(self, activity: str, *, partial: bool = False) -> Iterator[None]:
+        """Reports a failure inside to the other ranks, and raises here what another rank reports.
+
+        activity: what this rank does, as in "rank 0 is in step 3".
+        partial: whether a failure leaves incomplete gradients behind, which the error then says.
+        """
+        progress = self.control.presence.progress
+        self._activity = activity
+        progress.say(activity)
+        try:
+            yield
+        except BaseException as error:
+            cause = self._explain(error)
+            if partial:
+                cause.add_note("the gradients now hold a part of the failed step: zero them before the next one")
+            if cause is error:
+                raise
+            raise cause from error
+        finally:
+            if not self._broken:
+                progress.say(self.between)
+
+    def _explain(self, error: BaseException) -> BaseException:
+        """What to raise for ``error``: this rank's own error itself, else what the rank that caused it reports."""
+        if isinstance(error, _AGREED):
+            return error
+        cause = self._seen_here(error) if _is_echo(error) else error
+        if cause is error and not isinstance(error, (PeerFailure, StepTimeout)):
+            self.control.publish(f"{type(error).__name__}: {error}")
+        self.control.leave()
+        self.control.presence.progress.say(f"giving up {self._activity}", keep=True)
+        self.forget()
+        self._network.abort()
+        self._abort()
+        first_line = f"{type(cause).__name__}: {cause}".splitlines()[0]
+        self._broken = "" if self._network.in_process else first_line
+        return cause
+
+    def _seen_here(self, error: BaseException) -> BaseException:
+        """The failure of another rank, worked out from what reached this one."""
+        if isinstance(error, (PeerFailure, StepTimeout)):
+            return error
+        cause = error if isinstance(error, TransportError) else error.__cause__
+        assert isinstance(cause, TransportError)
+        broken = not cause.timed_out
+        where, peer = self._activity, ""
+        if isinstance(error, InstructionError):
+            where, peer = f"{where} at {error.instruction}\n  --> {error.where}", self._peer_of(error)
+        lost = f"lost {f'the connection with {peer}' if peer else 'a connection'}"
+        view = f"{self.control.name} {lost if broken else 'gave up'} {where}\n  {cause}"
+        return self.control.diagnose(view, broken=broken, peer=peer)
+
+    def _peer_of(self, error: InstructionError) -> str:
+        """The rank at the other end of the instruction's message; "" for an instruction without one."""
+        peer = error.program.instruction(error.row).peer
+        place = self._network.local[0]
+        return self._network.mesh.name(place._replace(pipeline=peer)) if peer >= 0 and not error.part else ""
+
+    def _describe(self, position: Position) -> str:
+        """What a rank does and where in its program, in words."""
+        program = self._programs.get(position.program)
+        if position.row < 0 or program is None:
+            return position.activity
+        part = f" ({position.part})" if position.part else ""
+        where = program.where(position.row)
+        return f"{position.activity} at {sentence(program, position.row)}{part} --> {where}"
+
+
+def _is_echo(error: BaseException) -> bool:
+    """Whether an error may be the consequence of another rank's."""
+    return isinstance(error, (PeerFailure, StepTimeout, TransportError)) or isinstance(error.__cause__, TransportError)

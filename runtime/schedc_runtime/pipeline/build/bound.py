@@ -1,0 +1,187 @@
+"""Bound code of this process: executors per program, and what each input signature changes in them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from schedc.ir.program import Program
+from schedc_runtime.data_parallel.hot_returns import with_hot_returns
+from schedc_runtime.data_parallel.sharding import Sharding
+from schedc_runtime.data_parallel.stage_replicas import StageReplicas, check_summed, stage_replicas
+from schedc_runtime.execute.bind import bind
+from schedc_runtime.execute.cell_programs import CellSource
+from schedc_runtime.execute.executor import Executor
+from schedc_runtime.execute.operands import ReplicaKey, specs_of
+from schedc_runtime.partition import Partition
+from schedc_runtime.partition.boundary import Boundary
+from schedc_runtime.partition.cut_record import Record
+from schedc_runtime.partition.effects import ambient
+from schedc_runtime.partition.shared import SharedParameter, copies_in
+from schedc_runtime.pipeline.agree.batch import arguments, microbatch_of
+from schedc_runtime.pipeline.build.random_steps import DrawPlan, draw_plan
+from schedc_runtime.pipeline.build.slices import bind_stage, record_in_slices
+from schedc_runtime.pipeline.build.stages import StagesByIndex
+from schedc_runtime.ranks.mesh import Coordinate, Mesh, PeerGroups
+from schedc_runtime.transport import Transport
+from schedc_runtime.transport.base import Spec
+
+_KEPT = 16
+"""Bound streams kept."""
+_SIGNATURES = 256
+"""Signatures kept: batches of changing length must not use ever more memory."""
+
+
+class BoundSignature(NamedTuple):
+    """What is kept for one signature and program. draws: None if random numbers are not by name.
+
+    executors: one per place here, which signatures with the same tensors of other shapes share. specs: what their
+    messages carry, as of `specs_of`.
+    """
+
+    record: Record
+    draws: DrawPlan | None
+    executors: dict[Coordinate, Executor]
+    specs: tuple[tuple[Spec, ...], ...]
+
+
+class BoundCode:
+    """What has been bound so far.
+
+    stages: stages of each place in this process. Binding or looking up a signature sets their boundaries.
+    cells: the order inside cells. shards: shards of the dense parts, where these are sharded. tied: the parameters that
+    stages of other ranks use, too. slices: [stages] number of slices of a microbatch; empty without slices.
+    """
+
+    def __init__(
+        self,
+        partition: Partition,
+        stages: Mapping[Coordinate, StagesByIndex],
+        mesh: Mesh,
+        device: torch.device,
+        cells: CellSource,
+        shards: Sharding | None = None,
+        tied: Sequence[SharedParameter] = (),
+        slices: Sequence[int] = (),
+    ) -> None:
+        self.partition, self.stages, self.device, self.cells = partition, stages, device, cells
+        self.mesh, self.shards, self.tied, self.slices = mesh, shards, tied, slices
+        self.boundaries: tuple[Boundary, ...] = ()
+        """[stages + 1] what crosses before each stage and after the last, for the last signature."""
+        self._record: Record | None = None
+        self._bound: OrderedDict[str, BoundSignature] = OrderedDict()
+        self._streams: OrderedDict[Hashable, dict[Coordinate, Executor]] = OrderedDict()
+
+    def executors(
+        self,
+        program: Program,
+        call: str,
+        signature: Any,
+        transports: Mapping[Coordinate, Transport],
+        peer_groups: Mapping[Coordinate, PeerGroups],
+    ) -> dict[Coordinate, Executor]:
+        """The executors of ``program`` for a batch of this signature, one per place here.
+
+        call: tells programs apart, ``step`` or ``evaluate``.
+        """
+        training = any(stage.module.training for held in self.stages.values() for stage in held.values())
+        # What a model may ask or read changes what it does. A stage that was frozen has no sums.
+        read = self.partition.records.reads.key(training)
+        way = f"{call} {training} {ambient()} {self._trained()} {read}"
+        key = f"{signature} {way}"
+        if key not in self._bound:
+            args, kwargs = arguments(microbatch_of(signature, program.microbatches))
+            record = record_in_slices(self.partition, args, kwargs, self.slices, training=training)
+            self._select(record)
+            draws = draw_plan(record, [stage for held in self.stages.values() for stage in held.values()])
+            form = way, tuple([tuple([spec.form for spec in boundary.tensors]) for boundary in record.boundaries])
+            if form not in self._streams:
+                self._streams[form] = self._bind(program, record.boundaries, transports, peer_groups)
+                _shorten(self._streams, _KEPT)
+            self._bound[key] = BoundSignature(record, draws, self._streams[form], specs_of(record.boundaries))
+            _shorten(self._bound, _SIGNATURES)
+            self._streams.move_to_end(form)
+        self._bound.move_to_end(key)
+        record, draws, executors, specs = self._bound[key]
+        for executor in executors.values():
+            executor.registers.specs = specs
+        if record is not self._record:
+            boundaries = record.boundaries
+            self._select(record)
+            for held in self.stages.values():
+                for stage in held.values():
+                    bind_stage(stage, record)
+                    if draws is not None:
+                        draws.set(stage)
+            self._record, self.boundaries = record, boundaries
+        return executors
+
+    def _trained(self) -> str:
+        """Which stages here have something to train."""
+        stages = (stage for held in self.stages.values() for stage in held.values())
+        return "".join(str(int(any(p.requires_grad for p in stage.module.parameters()))) for stage in stages)
+
+    def _select(self, record: Record) -> None:
+        """Let the stages run the code of a record."""
+        self.partition.records.select(record)
+        for held in self.stages.values():
+            for stage in held.values():
+                self.partition.records.equip(stage.module)
+
+    def forget(self) -> None:
+        """Drop all executors, with whatever they hold: after a failure their messages no longer match."""
+        for bound in self._bound.values():
+            for executor in bound.executors.values():
+                executor.reset()
+        self._bound.clear()
+        self._streams.clear()
+        if self.shards is not None:
+            self.shards.reset()
+
+    def abort(self) -> None:
+        """Give up the collectives of the dense shards, if there are any."""
+        if self.shards is not None:
+            self.shards.abort()
+
+    def _bind(
+        self,
+        program: Program,
+        boundaries: Sequence[Boundary],
+        transports: Mapping[Coordinate, Transport],
+        peer_groups: Mapping[Coordinate, PeerGroups],
+    ) -> dict[Coordinate, Executor]:
+        replicas = {place: self._replicas(program, place, peer_groups[place]) for place in self.stages}
+        codes = {
+            place: with_hot_returns(
+                bind(program, place.pipeline, held, boundaries, cells=self.cells, tied=self.tied,
+                     replicas=replicas[place]),
+                held,
+                summed=peer_groups[place].same_experts.size > 1,
+            )
+            for place, held in self.stages.items()
+        }  # fmt: skip
+        return {
+            place: Executor(program, code, transports[place], self.device, self.mesh.name(place))
+            for place, code in codes.items()
+        }
+
+    def _replicas(
+        self, program: Program, place: Coordinate, peer_groups: PeerGroups
+    ) -> dict[ReplicaKey, StageReplicas]:
+        """What the works among replicas of a place run on."""
+        held = self.stages[place]
+        tied = copies_in({index: stage.module for index, stage in held.items()}, self.tied)
+        shards = {index: self.shards.of(stage.module) for index, stage in held.items()} if self.shards else {}
+        stream = list(program.instructions(place.pipeline))
+        replicas = stage_replicas(stream, held, peer_groups, tied, shards)
+        check_summed(replicas, stream, program.works)
+        return replicas
+
+
+def _shorten(kept: OrderedDict[Any, Any], most: int) -> None:
+    """Drop what was used least lately, beyond so many."""
+    while len(kept) > most:
+        kept.popitem(last=False)

@@ -1,0 +1,191 @@
+"""`ChunkedLoss`: a loss function that multiplies by the head itself, a chunk of rows at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils import _pytree as pytree
+
+from schedc.ir.plan import HeadLoss
+from schedc_runtime.errors import PlanMismatch, RuntimeFault, StageError
+from schedc_runtime.head_loss.chunks import Head, Rule, losses, wide_type, without_autocast
+from schedc_runtime.head_loss.functions import HeadRows, again, early
+from schedc_runtime.partition.left_out import HeadInput
+from schedc_runtime.pipeline.build.loss_function import Loss, LossOfMicrobatch, LossWithHead, Weighing, labels_of
+
+FORMS = ("early", "again")
+MEANS = ("step", "microbatch")
+CHUNK = 1024
+"""Rows at a time where nobody says how many."""
+
+
+@dataclass(frozen=True)
+class ChunkedLoss(LossWithHead):
+    """Cross entropy of a language model whose logits are never there at once: head and loss in one.
+
+        pipe = Pipeline(model, program, loss_fn=ChunkedLoss(head="lm_head", chunk=1024))
+
+    The head's product is left out of the last stage. The loss multiplies hidden states [..., H] by the head's weight
+    [V, H], a chunk of rows at a time. Names of parameters and checkpoints stay as they are.
+
+    head: name of the `nn.Linear` that makes the logits. What the model does with them must be done element by element.
+    chunk: rows (tokens) whose logits are there at once; by default as the plan says, else 1024.
+    form: ``"early"`` computes all gradients in the forward, and nothing of the head is left for I and W. ``"again"``
+        keeps a number per row, and makes the logits anew in I and in W. By default as the plan says, else ``"early"``.
+    ignore_index: the target of rows that do not count.
+    mean: over the counted targets of the ``"step"``, or of each ``"microbatch"``.
+    shift: compare each token's logits with the label of the next token, as Hugging Face models do inside.
+
+    Targets are whole numbers [...], one per row of hidden states, or a mapping with ``labels``. Called by itself with
+    logits [..., V], or an output that has ``logits``, it gives the same loss of them, whole.
+    """
+
+    head: str
+    chunk: int | None = None
+    form: str | None = None
+    ignore_index: int = -100
+    mean: str = "step"
+    shift: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.head, str) or not self.head:
+            raise RuntimeFault(f"ChunkedLoss(head={self.head!r}) names no layer", "pass its name, as head='lm_head'")
+        rows = CHUNK if self.chunk is None else self.chunk
+        if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
+            raise RuntimeFault(
+                f"ChunkedLoss(chunk={self.chunk!r}) multiplies no rows", "pass a number of rows, as chunk=1024"
+            )
+        for name, value, values in (("form", self.form or FORMS[0], FORMS), ("mean", self.mean, MEANS)):
+            if value not in values:
+                allowed = " or ".join(map(repr, values))
+                raise RuntimeFault(f"ChunkedLoss({name}={value!r}) is not known", f"pass {name}={allowed}")
+
+    @property
+    def counted(self) -> bool:
+        return self.mean == "step"
+
+    def count(self, targets: Any) -> int | None:
+        """The number of targets that count; None where targets do not say it."""
+        labels = labels_of(targets)
+        return None if labels is None else int((self._shifted_labels(labels) != self.ignore_index).sum())
+
+    def __call__(self, output: Any, targets: Any) -> Tensor | Loss:
+        """A `Loss`, or [] the mean over a microbatch, of logits that are there."""
+        logits = output if isinstance(output, Tensor) else output["logits"]
+        logits = self._shifted(logits.to(wide_type(logits.dtype)))
+        labels = self._labels(targets, logits)
+        total = functional.cross_entropy(
+            logits.flatten(0, -2), labels.to(logits.device), ignore_index=self.ignore_index, reduction="sum"
+        )
+        return self._result(total, labels)
+
+    def of(self, module: nn.Module, output: Any, targets: Any, weighing: Weighing, *, at_once: bool) -> Tensor | Loss:
+        entering, rows, parameters = self._rows(module, output, targets)
+        rule = Rule(self.chunk or CHUNK, self.ignore_index, entering.after)
+        if not torch.is_grad_enabled():
+            with without_autocast(rows.hidden):
+                total, _ = losses(rows.hidden, parameters.like(rows.hidden), rows.targets, rule)
+        elif self.form == "again":
+            total = again(rows, parameters, rule)
+        else:
+            total = early(rows, parameters, rule, self._factor(rows, weighing), at_once=at_once)
+        return self._result(total, rows.targets)
+
+    def logits(self, module: nn.Module, output: Any) -> Any:
+        layer = module.get_submodule(self.head)
+
+        def product(entering: HeadInput) -> Tensor:
+            logits: Tensor = layer(entering.hidden)
+            return logits if entering.after is None else entering.after(logits)
+
+        with torch.no_grad():
+            return pytree.tree_map_only(HeadInput, product, output, is_leaf=_is_input)
+
+    def _rows(self, module: nn.Module, output: Any, targets: Any) -> tuple[HeadInput, HeadRows, Head]:
+        """What enters the head, as rows in the type that autocast gives them, and the head's parameters."""
+        (entering,) = [leaf for leaf in pytree.tree_leaves(output, is_leaf=_is_input) if _is_input(leaf)]
+        hidden, layer = self._shifted(entering.hidden), module.get_submodule(self.head)
+        kind = hidden.device.type
+        narrows = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+        if narrows and hidden.dtype is not torch.float64:
+            hidden = hidden.to(torch.get_autocast_dtype(kind))
+        labels = self._labels(targets, hidden).to(hidden.device)
+        return entering, HeadRows(hidden.flatten(0, -2), labels), Head(layer.weight, layer.bias)  # type: ignore[arg-type]
+
+    def _labels(self, targets: Any, rows: Tensor) -> Tensor:
+        """[N] the labels of ``rows`` [..., H or V]."""
+        labels = labels_of(targets)
+        if labels is None or labels.is_floating_point():
+            raise StageError(
+                "a ChunkedLoss compares with whole numbers, and the targets have none",
+                "pass targets of whole numbers, one per token, or a mapping with `labels`",
+            )
+        labels = self._shifted_labels(labels)
+        if labels.shape != rows.shape[:-1]:
+            raise StageError(
+                f"targets of shape {list(labels.shape)} for hidden states or logits of shape {list(rows.shape)}",
+                "pass a target for each row; shift=True compares tokens with the next token's label",
+            )
+        return labels.flatten()
+
+    def _shifted(self, rows: Tensor) -> Tensor:
+        return rows[..., :-1, :] if self.shift else rows
+
+    def _shifted_labels(self, labels: Tensor) -> Tensor:
+        return labels[..., 1:] if self.shift else labels
+
+    def _result(self, total: Tensor, labels: Tensor) -> Tensor | Loss:
+        """total: [] sum of the losses. labels: [N]."""
+        count = (labels != self.ignore_index).sum()
+        return Loss(total, count) if self.counted else total / count.clamp(min=1).to(total.device)
+
+    def _factor(self, rows: HeadRows, weighing: Weighing) -> Tensor | float:
+        """The factor of the sum of the losses that will be differentiated."""
+        if self.counted:
+            return weighing.scale * weighing.weight
+        count = (rows.targets != self.ignore_index).sum().clamp(min=1)
+        return weighing.scale / count.to(wide_type(rows.hidden.dtype))
+
+
+def planned_loss(loss_fn: LossOfMicrobatch | None, plan: HeadLoss | None) -> LossOfMicrobatch | None:
+    """The loss function with what the plan says of it. Raises `PlanMismatch` where they contradict each other."""
+    if plan is None or loss_fn is None:
+        return loss_fn
+    if not isinstance(loss_fn, ChunkedLoss):
+        if plan.form == "whole" or isinstance(loss_fn, LossWithHead):
+            return loss_fn
+        raise PlanMismatch(
+            f"the plan says `loss {plan.form}`, and loss_fn takes logits",
+            "pass loss_fn=ChunkedLoss(head='lm_head'), with the head's name in the model, or write `loss whole`",
+        )
+    for name, own, said in (("form", loss_fn.form, plan.form), ("chunk", loss_fn.chunk, plan.chunk or None)):
+        if own is not None and said is not None and own != said:
+            raise PlanMismatch(
+                f"the plan says `{said}` of the loss, and loss_fn is a ChunkedLoss({name}={own!r})",
+                f"leave {name}= out, which is then the plan's, or change the plan's line `loss`",
+            )
+    if plan.form == "whole":
+        raise PlanMismatch(
+            "the plan says `loss whole`, and loss_fn is a ChunkedLoss", "write `loss early` or `loss again` in the plan"
+        )
+    return replace(loss_fn, form=plan.form, chunk=plan.chunk or loss_fn.chunk)
+
+
+def check_vocab(model: nn.Module, loss_fn: LossOfMicrobatch | None, plan: HeadLoss | None) -> None:
+    """Raise `PlanMismatch` where the model's head has another number of words than the plan says."""
+    if plan is None or not plan.vocab or not isinstance(loss_fn, LossWithHead):
+        return
+    words = getattr(dict(model.named_modules()).get(loss_fn.head), "out_features", plan.vocab)
+    if words != plan.vocab:
+        raise PlanMismatch(
+            f"the plan says a vocab of {plan.vocab}, and the head `{loss_fn.head}` has {words} words",
+            f"write `vocab {words}` in the plan's line `loss`",
+        )
+
+
+def _is_input(value: Any) -> bool:
+    return isinstance(value, HeadInput)

@@ -1,0 +1,94 @@
+"""Materializes a pipeline's stages: every rank makes the tensors that it holds, the same for any number of ranks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+
+from schedc_runtime.checkpoint.huggingface import under_model_names
+from schedc_runtime.checkpoint.opened import open_checkpoint
+from schedc_runtime.checkpoint.stored import Stored
+from schedc_runtime.errors import MaterializeError
+from schedc_runtime.materialize.construction import named_tensors
+from schedc_runtime.materialize.fill import fill_modules
+from schedc_runtime.materialize.values import Rule, Values
+from schedc_runtime.moe.huggingface import original_names, with_swapped_names
+from schedc_runtime.moe.shards import first_rows
+from schedc_runtime.pipeline.agree.agreement import check_fingerprints, difference, fingerprint
+from schedc_runtime.pipeline.build.assembly import Assembly
+from schedc_runtime.pipeline.build.shard_stages import take_shards
+
+CheckpointSource = str | os.PathLike[str] | Mapping[str, Tensor]
+"""The path of a checkpoint, or a state dict with tensors [...] of the model's shapes."""
+
+
+def materialize(assembly: Assembly, seed: int, source: CheckpointSource | None, rule: Rule | None) -> None:
+    """Give the stages here their values. A collective of all ranks of the mesh.
+
+    Raises `MaterializeError` on every rank alike, before anything is made, if a name gets no values on any of them.
+    """
+    deferred = any(each.tensor.is_meta for stage in assembly.held() for each in named_tensors(stage.module))
+    with assembly.guard("materializing the model"), assembly.partition.records.changed_by_pipeline():
+        values = _agreed_values(assembly, seed, source, rule)
+        for place in assembly.places:
+            modules = [stage.module for stage in assembly.stages[place].values()]
+            parts = {name: row for module in modules for name, row in first_rows(module).items()}
+            fill_modules(modules, values, assembly.device, parts)
+        prints = fingerprint(assembly.program, assembly.names, assembly.partition.blocks, assembly.copied, {})
+        names = assembly.guard.control.names
+        different = assembly.guard.control.fold("materialized", prints, lambda everyone: difference(everyone, names))
+        check_fingerprints(different)
+        if assembly.shards is not None and deferred:
+            for place in assembly.places:
+                take_shards(assembly, place, [stage.module for stage in assembly.stages[place].values()])
+            assembly.shards.shard()
+
+
+def check_materialized(assembly: Assembly) -> None:
+    """Raise `MaterializeError` if a tensor of the stages here has no values yet."""
+    if assembly.has_values:
+        return
+    meta = [each.name for stage in assembly.held() for each in named_tensors(stage.module) if each.tensor.is_meta]
+    if meta:
+        more = f" and {len(meta) - 1} more tensors are" if len(meta) > 1 else " is"
+        raise MaterializeError(
+            f"the model has no values yet: `{meta[0]}`{more} on the meta device",
+            "call pipe.materialize(seed=...) or pipe.materialize(checkpoint=...) first, on all ranks",
+        )
+    assembly.has_values = True
+
+
+def _under_names(model: nn.Module, stored: Mapping[str, Stored]) -> Mapping[str, Stored]:
+    """The tensors of a checkpoint under the names of ``model``: those of Hugging Face, and of swapped layers."""
+    originals = original_names(model, model.state_dict())
+    return with_swapped_names(originals, under_model_names(model, originals.values(), stored))
+
+
+def _agreed_values(assembly: Assembly, seed: int, source: CheckpointSource | None, rule: Rule | None) -> Values:
+    """The values of all names, which every rank can give. A collective."""
+    problem, values = ("", ""), Values()
+    try:
+        if source is None and not assembly.construction.deferred:
+            raise MaterializeError(
+                "the model has its values already",
+                "make it inside `with schedc_runtime.deferred():`, or pass checkpoint=",
+            )
+        stored = None if source is None else _under_names(assembly.settings.model, open_checkpoint(source))
+        values = Values(assembly.construction, seed, stored, rule)
+        values.check()
+    except MaterializeError as error:
+        problem = (error.message, error.help)
+    how = f"seed={seed}, checkpoint={'given' if source is not None else None}, init={'given' if rule else None}"
+    control = assembly.guard.control
+    answers = control.gather("materializing the model", {"how": how, "problem": problem})
+    for name, answer in zip(control.names, answers, strict=True):
+        if any(answer["problem"]):
+            raise MaterializeError(*answer["problem"])
+        if answer["how"] != answers[0]["how"]:
+            raise MaterializeError(
+                f"{control.names[0]} materializes with {answers[0]['how']}, {name} with {answer['how']}",
+                "call pipe.materialize(...) with the same arguments on all ranks",
+            )
+    return values

@@ -1,0 +1,64 @@
+"""A user's function applied to the stages of a pipeline: FSDP2, compilation, tensor parallelism of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.pipeline.build.assembly import Assembly
+from schedc_runtime.pipeline.build.replica_works import agree_on_bytes, bytes_of_stages, program_with_works, together
+
+ParallelizeStage = Callable[[nn.Module, Any], Any]
+"""fn(stage module, device mesh): changes the module in place."""
+
+
+def parallelize(assembly: Assembly, function: ParallelizeStage) -> None:
+    """Apply ``function`` to the stages here. Stages in which it calls `fully_shard` are gathered by the stream."""
+    if assembly.shards is not None:
+        raise RuntimeFault(
+            "the dense parts are sharded already: the mesh has shard_dense", "leave shard_dense out of the mesh"
+        )
+    modules = [stage.module for stage in assembly.held()]
+    mesh = _device_mesh(assembly)
+    with assembly.partition.records.changed_by_pipeline():
+        for module in modules:
+            function(module, mesh)
+        if any(_is_sharded(part) for module in modules for part in module.modules()):
+            if assembly.network.in_process:
+                raise RuntimeFault(
+                    "FSDP2 shards over processes, and all ranks are in this one", "shard by Mesh(..., shard_dense=True)"
+                )
+            from schedc_runtime.data_parallel.fsdp import DenseSharding  # FSDP2 takes a second to import
+
+            assembly.shards = shards = DenseSharding(assembly.alone, assembly.mesh, assembly.settings.timeout)
+            shards.adopt(modules)
+            assembly.shards.shard()
+    with assembly.guard("parallelizing the stages"):
+        mine = bytes_of_stages(assembly)
+        agree_on_bytes(assembly, assembly.guard.control.fold("parallelizing the stages", mine or None, together))
+    assembly.program = program_with_works(assembly)
+    assembly.bound_code.shards = assembly.shards
+    assembly.bound_code.forget()
+
+
+def _is_sharded(module: nn.Module) -> bool:
+    return any(kind.__name__ == "FSDPModule" for kind in type(module).__mro__)
+
+
+def _device_mesh(assembly: Assembly) -> Any:
+    """A torch mesh [pipeline, replicas] of the processes, with the axes ``pp`` and ``dp``; None in one process."""
+    if assembly.network.in_process:
+        return None
+    if assembly.settings.group is not None:
+        raise RuntimeFault(
+            "a process group was given, and a device mesh spans all processes", "leave `group` out of the pipeline"
+        )
+    from torch.distributed.device_mesh import DeviceMesh
+
+    mesh = assembly.mesh
+    ranks = torch.arange(mesh.size).view(mesh.pipeline, mesh.replicas)
+    return DeviceMesh(assembly.device.type, ranks, mesh_dim_names=("pp", "dp"))

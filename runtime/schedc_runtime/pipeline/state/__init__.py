@@ -1,0 +1,1 @@
+"""The state of all stages: gathered, loaded, copied beside a step, reported."""

@@ -1,0 +1,46 @@
+"""Tells in lines for people what a pipeline has chosen by itself, and which sizes its plan leaves open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import nn
+
+from schedc.plan import Plan
+from schedc_runtime.moe.layer import MoELayer, moe_layers
+from schedc_runtime.moe.products import passed_over
+from schedc_runtime.pipeline.agree.plan_fit import unsaid
+from schedc_runtime.segments import InSegments
+from schedc_runtime.stage.stage import Stage
+
+
+def report(modules: Iterable[nn.Module], plan: Plan) -> str:
+    """One line for each MoE layer of these stage modules, and one for each size that the plan does not say.
+
+    Lines are not repeated. The text is empty where there is no MoE layer.
+    """
+    layers = [pair for module in modules for pair in moe_layers(module)]
+    lines = [*(_products(name, layer, plan) for name, layer in layers), *unsaid(plan, layers)]
+    return "\n".join(dict.fromkeys(lines))
+
+
+def told_graphs(stages: Iterable[Stage]) -> list[str]:
+    """A line for each stage whose segments replay their launches."""
+    return [
+        f"stage {stage.index}: {stage.captures.told()}"
+        for stage in stages
+        if isinstance(stage, InSegments) and stage.captures is not None
+    ]
+
+
+def _products(name: str, layer: MoELayer, plan: Plan) -> str:
+    experts, padded = layer.experts, plan.capacity is not None
+    case = experts.case(padded, plan.bound is None)
+    chosen = experts.provider(padded, plan.bound is None)
+    measured = experts.measured if experts.products.name == "auto" else None
+    if measured is not None and (told := measured.told(len(experts.gate_up), case)):
+        return f"{name}: products {told} ({str(case.dtype).removeprefix('torch.')} on {case.device.type})"
+    reasons = "".join(f"; not {better}: {reason}" for better, reason in passed_over(experts.products, case).items())
+    dtype = str(case.dtype).removeprefix("torch.")
+    rows = "; rows travel in fp8" if plan.fp8_rows else ""
+    return f"{name}: products {chosen.name} ({dtype} on {case.device.type}){reasons}{rows}"

@@ -1,0 +1,181 @@
+"""Snapshots of the stages here: what `Pipeline.step` copies to the host beside its compute, and the program of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from copy import copy
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from schedc.attachments.units import shown
+from schedc.ir.program import Program, computation
+from schedc.step.dependencies import Dependencies
+from schedc.step.placed_works import PlacedWorks
+from schedc.step.program.insert_works import insert_works, placed_in
+from schedc.step.works.place_snapshots import place_snapshots
+from schedc_runtime.errors import RuntimeFault, StageError
+from schedc_runtime.offload.lanes import Lanes, lanes_for
+from schedc_runtime.offload.snapshot import StageSnapshot
+from schedc_runtime.pipeline.agree.batch import BatchRefused
+from schedc_runtime.pipeline.build.assembly import Assembly
+
+Wanted = bool | torch.optim.Optimizer
+"""Whether a step takes a snapshot, or the optimizer whose state it takes, too."""
+
+
+class Snapshot(NamedTuple):
+    """The state of the stages here before a step, on the host.
+
+    steps: training steps before it. model: as `Pipeline.state_dict` was. optimizer: as its `state_dict` was; None
+    without one. Tensors are parts of buffers that the next snapshot writes. program: that of the step, by whose rows
+    `Pipeline.trace` speaks.
+    """
+
+    steps: int
+    model: dict[str, Any]
+    optimizer: dict[str, Any] | None
+    program: Program
+
+
+class Snapshots:
+    """The snapshots of one pipeline."""
+
+    def __init__(self, assembly: Assembly) -> None:
+        self.assembly = assembly
+        self.key = ""
+        """Tells the program of the last agreement from others."""
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._groups: dict[str, Any] | None = None
+        self._extra: dict[str, Any] = {}
+        self._steps = 0
+        self._program: tuple[Program, str, Program] | None = None
+        self._bytes = np.zeros(0)
+
+    def prepare(self, wanted: Wanted, steps: int) -> list[list[int]] | str:
+        """Stage and bytes of each stage here, for all ranks to agree on; a text if this rank cannot. steps: so far."""
+        try:
+            self._equip()
+            self._take(wanted)
+            self._steps = steps
+            return [[stage.index, stage.snapshot.bytes] for stage in self.assembly.held() if stage.snapshot is not None]
+        except RuntimeFault as fault:
+            return f"{fault.message}; {fault.help}"
+
+    def agree(self, everyone: Iterable[list[list[int]] | str]) -> None:
+        """Take what all ranks have said. Raises `BatchRefused` on every rank alike."""
+        sizes = np.zeros(self.assembly.program.stages)
+        for mine in everyone:
+            if isinstance(mine, str):
+                raise BatchRefused(f"a snapshot cannot be taken: {mine}", "leave snapshot=... out")
+            for stage, count in mine:
+                sizes[stage] = max(sizes[stage], count)
+        self._bytes, self.key = sizes, f"snapshots of {sizes.astype(np.int64).tolist()}"
+
+    def program(self, program: Program) -> Program:
+        """The program with a snapshot of every stage, beside its other works. Raises `BatchRefused` as `agree` does."""
+        if self._program is None or self._program[0] is not program or self._program[1] != self.key:
+            dependencies = Dependencies.of(computation(program)[0])
+            placed = place_snapshots(dependencies, self._bytes)
+            self._check_host(placed.beside(placed_in(program)), dependencies)
+            self._program = program, self.key, insert_works(program, dependencies, placed)
+        return self._program[2]
+
+    def _check_host(self, placed: PlacedWorks, dependencies: Dependencies) -> None:
+        """Raise `BatchRefused` where snapshots and what leaves need more of a host than the plan says."""
+        host, most = self.assembly.plan.host, placed.on_host(dependencies)
+        if host is None or not host.in_bytes or not most.size or most.max() <= host.size:
+            return
+        rank = int(placed.rank_of(np.array([most.argmax()]), dependencies)[0])
+        message = f"with a snapshot rank {rank} has {shown(float(most.max()), up=True)} on the host"
+        raise BatchRefused(
+            f"{message}, and the plan says {shown(host.size)}", "say more in `host`, or leave snapshot=... out"
+        )
+
+    def read(self) -> Snapshot:
+        """The last snapshot. Waits for its copies. Raises `StageError` where there is none."""
+        model: dict[str, Any] = {}
+        state: dict[int, dict[str, Any]] = {}
+        for stage in self.assembly.held():
+            if stage.snapshot is None:
+                raise StageError(f"stage {stage.index} has no snapshot", "call step(..., snapshot=True)")
+            for key, value in stage.snapshot.read().items():
+                if isinstance(key, str):
+                    model[key] = value
+                else:
+                    state.setdefault(key[0], {})[key[1]] = value
+        names = [name for stage in self.assembly.held() for name in stage.module.state_dict()]
+        whole = {name: model.get(name, self._extra.get(name)) for name in names}
+        optimizer = None if self._groups is None else _filled(self._groups, state)
+        assert self._program is not None
+        return Snapshot(self._steps, whole, optimizer, self._program[2])
+
+    def _equip(self) -> None:
+        """Give every stage here its snapshot, on the lanes of its rank."""
+        assembly = self.assembly
+        for place in assembly.places:
+            held = assembly.stages[place].values()
+            missing = [stage for stage in held if stage.snapshot is None]
+            if not missing:
+                continue
+            lanes = next((stage.offload.offload.lanes for stage in held if stage.offload is not None), None)
+            if lanes is None:
+                lanes = self._new_lanes(assembly.mesh.name(place))
+            for stage in missing:
+                stage.snapshot = StageSnapshot(stage.module, stage.index, lanes)
+
+    def _new_lanes(self, name: str) -> Lanes:
+        lanes, host = lanes_for(self.assembly.device), self.assembly.plan.host
+        lanes.buffers.name = name
+        lanes.buffers.limit = host.size if host is not None and host.in_bytes else None
+        self.assembly.lanes.append(lanes)
+        return lanes
+
+    def _take(self, wanted: Wanted) -> None:
+        """Note what an optimizer has, and what of the module's states is no tensor."""
+        optimizer = wanted if isinstance(wanted, torch.optim.Optimizer) else None
+        self._groups = None if optimizer is None else _copied(optimizer.state_dict())
+        numbers = {} if optimizer is None else _numbers(optimizer)
+        seen: set[int] = set()
+        for stage in self.assembly.held():
+            own = {number: parameter for parameter in stage.module.parameters()
+                   if (number := numbers.get(id(parameter))) is not None and number not in seen}  # fmt: skip
+            seen |= own.keys()
+            assert stage.snapshot is not None
+            stage.snapshot.optimizer = None if optimizer is None else _state_of(optimizer, own)
+            state = stage.module.state_dict(keep_vars=True)
+            self._extra |= {name: copy(value) for name, value in state.items() if not isinstance(value, Tensor)}
+        if left := len(numbers) - len(seen):
+            raise RuntimeFault(
+                f"the optimizer has {left} parameters that no stage here holds", "give it those of pipe.parameters()"
+            )
+
+
+def _numbers(optimizer: torch.optim.Optimizer) -> dict[int, int]:
+    """By id of a parameter: its number in the optimizer's `state_dict`."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return {id(parameter): number for number, parameter in enumerate(parameters)}
+
+
+def _state_of(optimizer: torch.optim.Optimizer, own: Mapping[int, nn.Parameter]) -> Any:
+    def state(_module: nn.Module) -> dict[tuple[int, str], Tensor]:
+        return {
+            (number, name): value
+            for number, parameter in own.items()
+            for name, value in optimizer.state.get(parameter, {}).items()
+            if isinstance(value, Tensor)
+        }
+
+    return state
+
+
+def _copied(groups: Mapping[str, Any]) -> dict[str, Any]:
+    """An optimizer's state dict whose numbers stay as they are now; its tensors are the optimizer's."""
+    return {**groups, "state": {number: dict(own) for number, own in groups["state"].items()}}
+
+
+def _filled(groups: Mapping[str, Any], state: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+    """An optimizer's state dict with the copies in place of its tensors."""
+    return {**groups, "state": {number: {**own, **state.get(number, {})} for number, own in groups["state"].items()}}

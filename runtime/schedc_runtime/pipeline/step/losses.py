@@ -1,0 +1,194 @@
+"""The end of a step: the loss and what else was formed, on every rank, and which stage made it NaN or infinite."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from schedc_runtime.errors import NonFiniteLoss
+from schedc_runtime.execute.executor import Executor
+from schedc_runtime.moe.sizes import Marks, check_flags
+from schedc_runtime.pipeline.agree.batch import BatchRefused
+from schedc_runtime.pipeline.build.loss_function import Formed
+from schedc_runtime.ranks.control import ControlPlane
+
+
+class Leftovers(Exception):
+    """A program ended before everything that it produced was used; the compiler makes no such program."""
+
+
+class CountRefused(BatchRefused):
+    """The loss function has counted other targets than were counted before the step. Every rank raises the same."""
+
+
+@dataclass(frozen=True, eq=False)
+class StepResult:
+    """The result of a step or an evaluation, on every rank.
+
+    loss: [] over all microbatches and replicas: the mean over what `Loss` counts, else over microbatches.
+    losses: [replicas * M] means of each microbatch; those of replica r from r * M on.
+    count: number of targets, or of microbatches under a scalar loss.
+    metrics: each metric of `Loss` summed over all microbatches and replicas, and divided by ``count``.
+    outputs: [rows, ...] the model's, for the microbatches of this process's last stages, without repeated rows. None
+        on ranks without a last stage, and where nobody asked for outputs.
+    microbatches: numbers of the microbatches that ``outputs`` has, ascending.
+    """
+
+    loss: Tensor
+    losses: Tensor
+    count: float
+    metrics: dict[str, float]
+    outputs: Any = None
+    microbatches: tuple[int, ...] = ()
+
+
+class Shared(NamedTuple):
+    """What all ranks formed in a step: [] loss, [replicas * M] losses, on the CPU.
+
+    targets: their number. counted: whether they are of `Loss`.
+    """
+
+    loss: Tensor
+    losses: Tensor
+    targets: float
+    metrics: dict[str, float]
+    counted: bool
+
+
+def share(
+    control: ControlPlane,
+    everyone: Sequence[Any],
+    executors: Sequence[Executor],
+    replicas: int,
+    *,
+    check_finite: bool,
+    count: float | None = None,
+) -> Shared:
+    """The losses of all ranks; the same bits on every rank.
+
+    everyone: what `gathered` gave. executors: those of this process, of the step that ends. count: number of targets
+    that the gradients were weighed with, if any.
+
+    Raises, on every rank, `NonFiniteLoss` if ``check_finite``, `BatchRefused` where no rank
+    formed a loss, and `CountRefused` for another count than ``count``.
+    """
+    program = executors[0].program
+    values = {int(number): value for part in everyone for number, value in part["formed"].items()}
+    dtype = next((part["dtype"] for part in everyone if part["dtype"]), "")
+    if not dtype:
+        raise BatchRefused("no rank formed a loss: no targets were given", "pass targets")
+    if missing := sorted(set(range(program.microbatches * replicas)) - values.keys()):
+        raise Leftovers(f"the program formed no loss for the microbatches {missing}")
+    shared = _joined([values[number] for number in sorted(values)], getattr(torch, dtype), count)
+    if check_finite and not torch.isfinite(shared.loss):
+        microbatch, stage = _culprit(control, {m: value[0] for m, value in values.items()}, executors)
+        raise NonFiniteLoss(float(shared.loss), microbatch, stage, program.stages)
+    return shared
+
+
+def gathered(
+    control: ControlPlane, formed: Mapping[int, Formed], flags: Iterable[tuple[str, Tensor]]
+) -> tuple[list[Any], Marks]:
+    """What every rank formed, and the flags of all MoE layers. A collective; the device is waited for once.
+
+    formed: by number of the microbatch; those of replica r from ``r * microbatches`` on. flags: layer and microbatch,
+    and [ranks of its expert group] `Flag`s that are still on the device. Raises `RoutingFault`, on every rank, for a
+    flag that is an error.
+    """
+    everyone: list[Any] = control.fold("the end of the step, to share the loss", _on_host(formed, list(flags)), _told)
+    marks = [(where, values) for part in everyone for where, values in part["flags"]]
+    for where, values in marks:
+        check_flags(values, where)
+    return everyone, marks
+
+
+def _told(everyone: Sequence[Any]) -> list[Any]:
+    """Those that formed a loss or have flags."""
+    return [each for each in everyone if each is not None]
+
+
+def _on_host(formed: Mapping[int, Formed], flags: Sequence[tuple[str, Tensor]]) -> dict[str, Any] | None:
+    """What was formed here as JSON, which holds a float of any of torch's dtypes exactly. One copy to the host.
+
+    None if there is nothing to tell.
+    """
+    flat = [value for each in formed.values() for value in (each.sum, each.targets, *each.metrics.values())]
+    tensors = [value.reshape(1) for value in flat if isinstance(value, Tensor)]
+    tensors += [values for _, values in flags]
+    copied = iter(torch.cat([tensor.to(torch.float64) for tensor in tensors]).tolist() if tensors else ())
+    plain = iter([next(copied) if isinstance(value, Tensor) else float(value) for value in flat])
+    facts = {
+        "dtype": str(next(iter(formed.values())).sum.dtype).removeprefix("torch.") if formed else "",
+        "formed": {
+            number: [next(plain), next(plain), {name: next(plain) for name in each.metrics}, each.counted]
+            for number, each in formed.items()
+        },
+    }
+    marks = [(where, [int(next(copied)) for _ in range(len(values))]) for where, values in flags]
+    raised = [(where, values) for where, values in marks if any(values)]
+    return facts | {"flags": raised} if formed or raised else None
+
+
+def _joined(values: Sequence[Any], dtype: torch.dtype, agreed: float | None) -> Shared:
+    """values: [replicas * M] of each microbatch: sum, count, metrics, whether it is counted."""
+    sums, counts, metrics, forms = zip(*values, strict=True)
+    counted = any(form for form, count in zip(forms, counts, strict=True) if count)
+    if not counted:
+        losses = torch.tensor(sums, dtype=dtype)
+        return Shared(losses.mean(), losses, len(values), {}, False)  # as `mean_loss`
+    if not all(forms):
+        raise CountRefused("loss_fn returned a `Loss` for some microbatches and a scalar for others", "return one kind")
+    total = math.fsum(counts)
+    if agreed is not None and not math.isclose(total, agreed, rel_tol=1e-9):
+        raise CountRefused(
+            f"loss_fn counted {total:g} targets, and {agreed:g} were counted before the step: the gradients have a"
+            " wrong weight",
+            "zero them, and pass Pipeline(count_fn=...), which counts the targets as loss_fn does; the default counts"
+            " labels that are not -100",
+        )
+    names = dict.fromkeys(name for each in metrics for name in each)
+    return Shared(
+        torch.tensor(math.fsum(sums) / total, dtype=dtype),
+        torch.tensor([value / (count or 1.0) for value, count in zip(sums, counts, strict=True)], dtype=dtype),
+        int(total) if total.is_integer() else total,
+        {name: math.fsum(each.get(name, 0.0) for each in metrics) / total for name in names},
+        True,
+    )
+
+
+def joined_outputs(outputs: Mapping[int, Any]) -> Any:
+    """The outputs of several microbatches, by number, in one: tensors joined along their rows.
+
+    Tensors are [rows, ...]; scalars are stacked to [microbatches]. What is no tensor is that of the first microbatch.
+    """
+    leaves, trees = zip(*[pytree.tree_flatten(outputs[number]) for number in sorted(outputs)], strict=True)
+    return pytree.tree_unflatten([_together(parts) for parts in zip(*leaves, strict=True)], trees[0])
+
+
+def _together(parts: Sequence[Any]) -> Any:
+    if not isinstance(parts[0], Tensor):
+        return parts[0]
+    return torch.cat(list(parts)) if parts[0].dim() else torch.stack(list(parts))
+
+
+def _culprit(control: ControlPlane, losses: Mapping[int, float], executors: Sequence[Executor]) -> tuple[int, int]:
+    """The first microbatch with a value that is not finite, and its first such stage; for the loss, the number of
+    stages."""
+    mine = [
+        (forward.microbatch, forward.stage.index)
+        for executor in executors
+        for forward, probes in executor.registers.probes
+        if not all(bool(torch.isfinite(probe)) for probe in probes)
+    ]
+    everyone: list[Any] = control.fold("naming what is not finite", mine or None, _told)
+    stages = executors[0].program.stages
+    culprits = [(microbatch, stage) for part in everyone for microbatch, stage in part]
+    microbatches = executors[0].program.microbatches
+    culprits += [(m % microbatches, stages) for m, value in losses.items() if not math.isfinite(value)]
+    return min(culprits, default=(0, stages))

@@ -1,0 +1,113 @@
+"""The start of a call: what all ranks bring is compared by checksums, and exchanged only where it is new.
+
+A rank that brings what it brought before expects of the others what they brought then. All ranks say by a number which
+exchange they refer to. Where these numbers or the options of the call differ, all ranks exchange their requests.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from schedc_runtime.pipeline.agree.batch import Agreement, StepRequest, count_of, total_of
+from schedc_runtime.pipeline.agree.contents import GivenBatches
+from schedc_runtime.ranks.attendance import Alike
+from schedc_runtime.ranks.control import ControlPlane, Unlike
+
+_MOST = 256
+"""Exchanges to remember. A rank that has forgotten one begins the next."""
+
+
+class Known(NamedTuple):
+    """What followed from an exchange. number: which. snapshots: [processes] as of `StepRequest`.
+
+    members: by ``batch`` and ``targets``, the processes of this replica that were given them. loaded: whether a state
+    was loaded on any rank.
+    """
+
+    number: int
+    agreement: Agreement
+    snapshots: list[Any]
+    members: dict[str, tuple[int, ...]]
+    loaded: bool
+
+
+class CallStart:
+    """The starts of all calls of one pipeline. counting: number of processes that count targets.
+
+    batches: those of this process.
+    """
+
+    def __init__(self, control: ControlPlane, counting: int, batches: GivenBatches) -> None:
+        self._control, self._counting, self._batches = control, counting, batches
+        self._exchanges = 0
+        self._known: dict[str, Known] = {}
+
+    def agree(
+        self,
+        what: str,
+        request: StepRequest,
+        counted: bool | None,
+        check: Callable[[Sequence[StepRequest]], Agreement],
+    ) -> Known:
+        """What all ranks know of a call. A collective.
+
+        what: the call, for errors. counted: as of `agree` in `schedc_runtime.pipeline.agree.batch`. check: makes an
+        agreement of the requests of all ranks, or raises on every rank alike.
+        """
+        call = request.call
+        own = json.dumps([call["call"], counted, *request._replace(call=None, counted=None)])
+        known = self._known.get(own)
+        given = [] if known is None or self._control.alone else self._batches.alike(known.members)
+        total, requests = self._meet(what, request, -1 if known is None else known.number, given)
+        if requests is not None:
+            self._batches.forget()
+            agreement = check(requests)
+            if len(self._known) == _MOST:
+                self._known.clear()
+            snapshots, loaded = [each.snapshot for each in requests], any(each.loaded for each in requests)
+            known = Known(self._exchanges, agreement, snapshots, _members(requests, request.replica), loaded)
+            self._known[own], total = known, agreement.total
+        assert known is not None
+        self._batches.agreed(known.members)
+        return known._replace(agreement=known.agreement._replace(total=total))
+
+    def exchange(self, what: str, request: StepRequest) -> Sequence[StepRequest] | None:
+        """The requests of all ranks for a call without a batch; None where all are equal. A collective."""
+        return self._meet(what, request, 0, [])[1]
+
+    def _meet(
+        self, what: str, request: StepRequest, number: int, alike: Sequence[Alike]
+    ) -> tuple[Any, Sequence[StepRequest] | None]:
+        """The number of targets, and the requests of all ranks where they are new or ranks differ.
+
+        number: that of the exchange to which this rank refers; -1 for a new request. alike: what else is compared.
+        """
+        control = self._control
+        if control.alone:
+            return self._total([count_of(request)]), [request] if number < 0 else None
+        # Numbers of ranks tell new requests apart, so that they never agree.
+        expected = [request.call, number if number >= 0 else f"new on {control.name}"]
+        try:
+            total = control.fold(
+                what, count_of(request), self._total, alike=[Alike(expected, control.everyone), *alike],
+                details=lambda: request._replace(given=self._batches.told()), occasion="a call",
+            )  # fmt: skip
+        except Unlike as unlike:
+            self._exchanges += 1
+            requests = [StepRequest(*each) for each in unlike.details]
+            return None, requests
+        return total, None
+
+    def _total(self, told: Sequence[Any]) -> float | None:
+        return total_of((each for each in told if each is not None), self._counting)
+
+
+def _members(requests: Sequence[StepRequest], replica: int) -> dict[str, tuple[int, ...]]:
+    """By part of a batch, the processes of a replica that were given it."""
+    here = [(process, each) for process, each in enumerate(requests) if each.replica == replica]
+    return {
+        "batch": tuple(process for process, each in here if each.batch is not None),
+        "targets": tuple(process for process, each in here if each.targets is not None),
+    }

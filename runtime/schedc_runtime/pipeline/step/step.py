@@ -1,0 +1,374 @@
+"""One call of a pipeline: the batch agreed on and split, the program run, and what was formed shared with all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
+
+from schedc.ir.program import Program
+from schedc_runtime.data_parallel.mixed_lists import scale_gradients
+from schedc_runtime.execute.executor import Executor, Interval, run_together
+from schedc_runtime.moe.fp8 import WEIGHTS
+from schedc_runtime.moe.sizes import Marks, overflowed
+from schedc_runtime.pipeline.agree.batch import (
+    SCALAR,
+    Agreement,
+    BatchRefused,
+    StepRequest,
+    agree,
+    arguments,
+    check_calls,
+    not_padded,
+    signature_of,
+    split,
+    with_rows,
+)
+from schedc_runtime.pipeline.agree.batch_facts import batch_facts
+from schedc_runtime.pipeline.agree.contents import GivenBatches, check_given
+from schedc_runtime.pipeline.agree.counts import Accumulation, CountOfTargets, counted
+from schedc_runtime.pipeline.agree.step_facts import StepFacts, check_facts, differing
+from schedc_runtime.pipeline.build.assembly import Assembly
+from schedc_runtime.pipeline.build.loss_function import Expected, Loss, LossWithHead, count_of
+from schedc_runtime.pipeline.build.materialize import check_materialized
+from schedc_runtime.pipeline.build.random_steps import random_numbers
+from schedc_runtime.pipeline.build.tied import check_copies
+from schedc_runtime.pipeline.state.snapshots import Snapshots, Wanted
+from schedc_runtime.pipeline.step import routing_flags
+from schedc_runtime.pipeline.step.contexts import isolated_gradients
+from schedc_runtime.pipeline.step.hot_steps import HotSteps
+from schedc_runtime.pipeline.step.losses import Leftovers, Shared, StepResult, gathered, joined_outputs, share
+from schedc_runtime.pipeline.step.meeting_rows import RowChecks, candidates, meeting, mixing
+from schedc_runtime.pipeline.step.repeated_step import Undo, exact_sizes, layers_over
+from schedc_runtime.pipeline.step.running_statistics import RunningStatistics
+from schedc_runtime.pipeline.step.stage_copies import StageCopies
+from schedc_runtime.pipeline.step.start import CallStart
+from schedc_runtime.random_numbers.numbering import StepKey
+
+Parts = tuple[list[tuple[Tensor, ...]] | None, list[Expected] | None]
+"""[M] tensors that enter the first stage, and [M] what the last stage compares; None where no stage here needs them."""
+
+
+class PipelineCall(NamedTuple):
+    """A call of `Pipeline.step` or `Pipeline.evaluate`, with the program to run. `Pipeline.step` has the rest.
+
+    gradients: whether they were enabled around the call. snapshot: what it copies to the host.
+    """
+
+    name: str
+    program: Program
+    scale: float = 1.0
+    accumulate: int = 1
+    outputs: bool = False
+    trace: bool = False
+    profile: bool = False
+    gradients: bool = True
+    snapshot: Wanted = False
+
+    @property
+    def training(self) -> bool:
+        return self.name == "step"
+
+
+class StepRunner:
+    """Runs the calls of one pipeline, and keeps what they leave for later calls."""
+
+    def __init__(
+        self, assembly: Assembly, check_finite: bool, count_fn: CountOfTargets, compare_copies: int = 0
+    ) -> None:
+        self.assembly, self.check_finite = assembly, check_finite
+        self.count_fn = count_of(assembly.settings.loss_fn, count_fn)
+        self.head, self.control = assembly.head, assembly.guard.control
+        self.result: StepResult | None = None
+        """The result of the last call."""
+        self.steps = 0
+        """Number of calls so far."""
+        self.trained = 0
+        """Number of training steps so far, which random numbers follow."""
+        self.counted: bool | None = None
+        """Whether the loss function returns a `Loss`; None before the first call that forms one."""
+        self.accumulation = Accumulation()
+        reads = assembly.partition.records.reads
+        self.facts = StepFacts(reads, assembly.stages, assembly.mesh, assembly.device.type)
+        self.intervals: dict[int, list[Interval]] = {}
+        """When each instruction of the last traced step ran, by local rank of the first replica here."""
+        self.snapshots = Snapshots(assembly)
+        self._held_layers = routing_flags.held_layers(assembly)
+        self._experts = [held.layer for held in self._held_layers]
+        modules = [stage.module for stage in assembly.held()]
+        self._undo = Undo(modules, self._experts, generators=assembly.settings.rng == "torch")
+        self.hot = HotSteps(assembly.stages, assembly.program, assembly.mesh.experts, self.control)
+        self._meeting, self._statistics = candidates(assembly.held()), RunningStatistics(assembly)
+        self._rows = RowChecks(assembly)
+        network, mesh = assembly.network, assembly.mesh
+        self._replica, self._dims = assembly.places[0].replica, assembly.settings.dims
+        self._replicas_here = mesh.replicas if network.in_process else 1
+        self._counting = 1 if network.in_process else mesh.replicas
+        self._batches = GivenBatches(later=assembly.device.type != "cpu")
+        self._start = CallStart(self.control, self._counting, self._batches)
+        self._copies = StageCopies(assembly, self.control, compare_copies)
+
+    def run(self, call: PipelineCall, batch: Any, targets: Any) -> StepResult:
+        """Agree on the batch, run the program, share the loss. batch, targets: [rows, ...] as of `Pipeline.step`."""
+        guard, assembly = self.assembly.guard, self.assembly
+        guard.check()
+        check_materialized(self.assembly)
+        self.steps += 1
+        number = f"{call.name} {self.steps}"
+        guard.between = f"between steps, behind {number}"
+        with guard(f"starting {number}"):
+            agreed = self._agree(call, batch, targets)
+            if call.snapshot:
+                call = call._replace(program=self.snapshots.program(call.program))
+            accumulation = self.accumulation.with_call(call.accumulate, agreed.total) if call.training else None
+            assembly.first_batch.begin()
+            executors = assembly.bound_code.executors(
+                call.program,
+                self._code_of(call),
+                agreed.signature,
+                assembly.network.transports,
+                assembly.network.peer_groups,
+            )
+            if call.training:
+                assembly.first_batch.check()
+            self._check_form(call, agreed, targets)
+            parts = self._split(call.program, agreed, batch, targets)
+        if accumulation is not None:
+            self.accumulation = Accumulation()  # what an error leaves behind
+        outputs, everyone = self._run_fitting(call, number, executors, parts, accumulation)
+        with guard(f"at the end of {number}, with the loss"):
+            joined = joined_outputs(outputs) if outputs else None
+            if not call.training and call.outputs and not agreed.has_targets:
+                nothing = torch.full((), float("nan"), device=assembly.device)
+                self.result = StepResult(nothing, nothing.new_empty(0), 0, {}, joined, tuple(sorted(outputs)))
+                return self.result
+            shared = share(
+                self.control, everyone, list(executors.values()), assembly.mesh.replicas,
+                check_finite=self.check_finite, count=agreed.total if call.training else None,
+            )  # fmt: skip
+        if accumulation is not None:
+            self._finish(accumulation, shared)
+            self.hot.commit()
+        self.counted = shared.counted
+        self.trained += call.training
+        if call.training and assembly.fused is not None:
+            assembly.fused.warn_once()
+        loss, losses = shared.loss.to(assembly.device), shared.losses
+        self.result = StepResult(loss, losses, shared.targets, shared.metrics, joined, tuple(sorted(outputs)))
+        return self.result
+
+    def _run_fitting(self, call: PipelineCall, number: str, *rest: Any) -> tuple[dict[int, Any], list[Any]]:
+        """Run the program, and again with exact sizes if any rank had more rows than bounded buffers hold.
+
+        Outputs by microbatch, and what every rank formed. rest: the other arguments of `_execute`.
+        """
+        bounded = self.assembly.plan.bound is not None
+        if bounded:
+            self._undo.begin(call.training)
+        outputs, everyone, marks = self._run_once(call, number, *rest)
+        if overflowed(marks):
+            over = list(layers_over(self._experts, marks))
+            self._undo.undo()
+            with exact_sizes(self._experts):
+                outputs, everyone, _ = self._run_once(call, f"{number}, again with exact sizes", *rest)
+            for layer in over if call.training else ():
+                layer.planner.overflowed += 1
+        if bounded:
+            self._undo.end()
+        return outputs, everyone
+
+    def _run_once(self, call: PipelineCall, number: str, *rest: Any) -> tuple[dict[int, Any], list[Any], Marks]:
+        """Run the program: outputs by microbatch, what every rank formed, and the flags of all layers."""
+        guard, assembly = self.assembly.guard, self.assembly
+        key = StepKey(assembly.settings.seed, self.trained, 0, call.name)
+        with (
+            guard(f"in {number}", partial=call.training),
+            isolated_gradients(assembly.copied, assembly.weights.parameters()),
+            random_numbers(assembly.stages, key, call.program.microbatches),
+            self.hot.step(call.training),
+            WEIGHTS.step(),
+        ):
+            self._execute(call, *rest)
+        with guard(f"at the end of {number}, sharing the loss"):
+            formed, outputs = self.head.take()
+            return outputs, *gathered(self.control, formed, routing_flags.collected(self._held_layers))
+
+    def _execute(
+        self,
+        call: PipelineCall,
+        executors: dict[Any, Executor],
+        parts: Sequence[Parts],
+        accumulation: Accumulation | None,
+    ) -> None:
+        """Run the streams of all places here to their end, and check that nothing is left."""
+        assembly, everyone = self.assembly, list(executors.values())
+        assembly.guard.watch(everyone, evaluating=not call.training)
+        microbatches = call.program.microbatches * assembly.mesh.replicas
+        guess = accumulation.guess if accumulation else None
+        loss_scale = call.scale / (microbatches * call.accumulate)
+        self.head.begin(microbatches / guess if guess else None, keep_outputs=call.outputs, scale=loss_scale)
+        if call.training:
+            self._statistics.begin()
+        for layer in self._experts:
+            layer.loss_scale = loss_scale
+        routing_flags.begin(self._held_layers, call.program)
+        for place, executor in executors.items():
+            inputs, expected = parts[place.replica - self._replica]
+            executor.start(
+                inputs, expected, loss_scale, probing=self.check_finite, trace=call.trace, profile=call.profile
+            )
+        if assembly.network.in_process:
+            run_together(everyone)
+        else:
+            everyone[0].advance()
+            everyone[0].finish()
+        if left := [item for executor in everyone for item in executor.registers.leftovers()]:
+            raise Leftovers(f"the program ended and left behind: {', '.join(left)}")
+        for stage in assembly.held():
+            stage.check_empty()
+            stage.end_step()
+            stage.take_losses()  # the head has them
+        if call.training:
+            self._statistics.combine()
+        if call.trace:
+            here = [(place.pipeline, x) for place, x in executors.items() if place.replica == self._replica]
+            self.intervals = {rank: executor.intervals or [] for rank, executor in here}
+
+    def _finish(self, accumulation: Accumulation, shared: Shared) -> None:
+        """Weigh the gradients by all targets of the calls that add up, once the last of these has run."""
+        self.accumulation = accumulation
+        if accumulation.last and shared.counted:
+            parameters = (p for stage in self.assembly.held() for p in stage.module.parameters())
+            scale_gradients(parameters, accumulation.correction)
+
+    def _agree(self, call: PipelineCall, batch: Any, targets: Any) -> Agreement:
+        """What all ranks know of the call, with the signature of its batch."""
+        last, count, dims = self._holds(self.assembly.program.stages - 1), None, self._dims
+        if call.training and last and targets is not None and self.counted is not False:
+            count = counted(self.count_fn, targets)
+        options = {"call": call.name, "scale": call.scale, "accumulate": call.accumulate, "outputs": call.outputs}
+        options |= {"steps": self.trained, "snapshot": "yes" if call.snapshot else False}
+        shown = {"scale": call.scale, **{key: value for key, value in options.items() if value not in (1, False)}}
+        signatures = signature_of(batch, dims, dims.get(0, 0)), signature_of(targets)
+        mine = StepRequest(
+            *signatures, self._holds(0), last, {"call": call.name, **shown},
+            has_loss=self.head.loss_fn is not None or not (call.training or targets is not None),
+            replica=self._replica, counted=count, meeting=meeting(self._meeting, call.training),
+            tied=self.assembly.weights.facts(call.training),
+            digests=self.facts.digests(call.training, call.gradients),
+            mixing=mixing(self.assembly.held(), call.training) if self.assembly.plan.slices else "",
+            snapshot=self.snapshots.prepare(call.snapshot, self.trained) if call.snapshot else (),
+            loaded=self._copies.loaded(call.training),
+            facts=batch_facts(batch, signatures[0], self.assembly.partition.records),
+        )  # fmt: skip
+        what = f"the start of {call.name} {self.steps}"
+        if not self.control.alone:
+            self._batches.begin(f"{call.name} {self.steps}", batch, targets)
+        known = self._start.agree(what, mine, self.counted, lambda requests: self._checked(call, requests))
+        if call.snapshot:
+            self.snapshots.agree(known.snapshots)
+        if call.training:
+            self._copies.begin(self.trained, known.loaded)
+        return known.agreement
+
+    def _checked(self, call: PipelineCall, requests: Sequence[StepRequest]) -> Agreement:
+        """What follows from the requests of all ranks. A collective; raises on every rank alike."""
+        microbatches, here = call.program.microbatches, self._replicas_here
+        agreed = agree(
+            requests, self.control.names, microbatches, here, self._counting, self.counted, self.assembly.plan.slices
+        )
+        check_copies([copy for request in requests for copy in request.tied])
+        names = self.control.names
+        check_given([(name, each.replica, each.given) for name, each in zip(names, requests, strict=True)])
+        if different := differing([request.digests for request in requests]):
+            facts = self.facts.facts(different, call.training, call.gradients)
+            check_facts(self.control.gather("comparing what ranks must have alike", facts))
+        self._rows.check(agreed, microbatches, here)
+        return agreed
+
+    def agree_on_update(self) -> None:
+        """Begin an update of biases together, where ranks exchange loads. Raises `BatchRefused` on every rank alike."""
+        request = StepRequest(None, None, False, False, {"call": "update_biases"})
+        if (requests := self._start.exchange("the start of update_biases", request)) is not None:
+            check_calls(requests, self.control.names)
+
+    def _check_form(self, call: PipelineCall, agreed: Agreement, targets: Any) -> None:
+        """Refuse, on every rank, a batch that cannot be padded, and a `Loss` whose targets cannot be counted."""
+        rows, counted = agreed.rows, self.counted
+        padded = rows is not None and rows.padded and (call.training or agreed.has_targets)
+        if padded and rows is not None:
+            self._check_output(agreed, rows.size)
+        uncounted = call.training and agreed.total is None
+        if counted is None and (padded or uncounted):
+            what, mine = "what the loss function returns", self._form(targets)
+            counted = self.control.fold(what, mine, lambda forms: next((x for x in forms if x is not None), None))
+        if padded and rows is not None and not counted:
+            unseen = "what the loss function returns is not known before it has run once", "begin with a whole batch"
+            why = unseen if counted is None else SCALAR
+            raise not_padded(with_rows(agreed.signature, rows.rows), None, rows, self._replicas_here, *why)
+        if uncounted and counted:
+            raise BatchRefused(
+                "loss_fn returns a `Loss`, and its count does not follow from the targets",
+                "pass Pipeline(count_fn=...): it gives the count of the whole targets, before the step",
+            )
+
+    def _check_output(self, agreed: Agreement, size: int) -> None:
+        for spec in self.assembly.bound_code.boundaries[-1].tensors:
+            if not spec.shape or spec.shape[0] != size:
+                assert agreed.rows is not None
+                raise not_padded(
+                    with_rows(agreed.signature, agreed.rows.rows), None, agreed.rows, self._replicas_here,
+                    f"the model's output has a {spec}, which does not show its repeated rows",
+                    "return outputs with the rows first",
+                )  # fmt: skip
+
+    def _form(self, targets: Any) -> bool | None:
+        """Whether the loss function returns a `Loss`, tried on fake tensors; None where this rank cannot tell."""
+        loss_fn, program = self.head.loss_fn, self.assembly.program
+        if loss_fn is None or not self._holds(program.stages - 1):
+            return None
+        if isinstance(loss_fn, LossWithHead):
+            return loss_fn.counted
+        output = self.assembly.bound_code.boundaries[-1]
+        target = split(targets, program.microbatches * self._replicas_here, self.assembly.device, pad=True)[0]
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.enable_grad():
+            shapes = [torch.empty(spec.shape, dtype=spec.dtype, device=self.assembly.device) for spec in output.tensors]
+            try:
+                result = loss_fn(output.unpack(shapes), pytree.tree_map_only(Tensor, mode.from_tensor, target))
+            except Exception:
+                return None  # it looks at values
+        return isinstance(result, Loss)
+
+    def _split(self, program: Program, agreed: Agreement, batch: Any, targets: Any) -> list[Parts]:
+        """[replicas here] what the first and the last stage take."""
+        assembly, rows = self.assembly, agreed.rows
+        microbatches, here = program.microbatches, self._replicas_here
+        inputs: list[tuple[Tensor, ...]] | None = None
+        expected: list[Expected] | None = None
+        if batch is not None and self._holds(0):
+            entry = assembly.bound_code.boundaries[0]
+            dims = self._dims
+            pieces = split(batch, microbatches * here, assembly.device, pad=True, dims=dims, dim=dims.get(0, 0))
+            inputs = [entry.pack(assembly.partition.bind(*arguments(piece))) for piece in pieces]
+        if self._holds(assembly.program.stages - 1):
+            wanted = split(targets, microbatches * here, assembly.device)
+            sizes = [(rows.of(part), rows.size) if rows else (0, 0) for part in range(microbatches * here)]
+            first = self._replica * microbatches
+            expected = [
+                Expected(first + part, target, *size)
+                for part, (target, size) in enumerate(zip(wanted, sizes, strict=True))
+            ]
+        spans = [slice(replica * microbatches, (replica + 1) * microbatches) for replica in range(here)]
+        return [(inputs and inputs[span], expected and expected[span]) for span in spans]
+
+    def _code_of(self, call: PipelineCall) -> str:
+        """What tells the call's program from others."""
+        return f"{call.name} with {self.snapshots.key}" if call.snapshot else call.name
+
+    def _holds(self, index: int) -> bool:
+        """Whether stage ``index`` is here."""
+        return any(stage.index == index for stage in self.assembly.held())
