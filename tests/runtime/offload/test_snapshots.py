@@ -24,7 +24,8 @@ from schedc_runtime.measure.step_trace import chrome_trace
 from schedc_runtime.offload.lanes import AtOnce, ThreadLanes
 from schedc_runtime.offload.snapshot import StageSnapshot
 from schedc_runtime.pipeline.agree.batch import BatchRefused
-from schedc_runtime.pipeline.build import offloading, snapshots
+from schedc_runtime.pipeline.build import offloading
+from schedc_runtime.pipeline.state import snapshots
 from support.expert_cases import compiled
 
 
