@@ -12,6 +12,7 @@ plans share, the parts of the model and what schedules claim, is included. The r
 ``delays``: simulations from inside of cells under given delays, by `simulate_messages_batch`.
 ``floors``: steps below which no order inside the cells brings a schedule, by `floor_batch`.
 ``peaks``: peaks of memory of every rank, by `PeakCounts`.
+``price``: `price_plan` of one plan of deepseek-v3 by `dualpipev` on 16 ranks.
 ``programs``: a `dualpipev` priced from inside, with new cell programs and then with those of cells that take as long.
 
 Instrument: processor time of one warm process, with one thread at work. Only drawing the costs, and comparing some
@@ -39,8 +40,11 @@ from schedc.ir.schedule import Schedule
 from schedc.load.library import names, open_schedule
 from schedc.planner.presets.library import open_cluster, open_model
 from schedc.planner.price.part_table import PartTable
+from schedc.planner.price.priced import price_plan
 from schedc.planner.price.problem import PlanProblem
+from schedc.planner.search.best_first import SearchOptions, search
 from schedc.planner.search.bound import PlanBounds, splits_of
+from schedc.planner.space.conditions import read_condition
 from schedc.planner.space.space import PlanSpace
 from schedc.step import numba_kernels as compiled
 from schedc.step.batch import simulate_batch
@@ -274,6 +278,18 @@ def measure_programs(_arguments: argparse.Namespace) -> Facts:
     return {"programs": {"kinds": len(priced.kinds), **seconds}}
 
 
+def measure_price(_arguments: argparse.Namespace) -> Facts:
+    """Milliseconds to price the best plan of deepseek-v3 by `dualpipev` on 16 ranks, the fastest of five times ten."""
+    model, cluster = open_model("deepseek-v3").at(4096), open_cluster("h800", 1024)
+    conditions = [read_condition(text, True, names()) for text in ("pp == 16", "schedule == dualpipev")]
+    space = PlanSpace.of(model, cluster, 1024, 4096, "standard", conditions)
+    (found,) = search(space, PlanProblem(model, cluster, 1024), SearchOptions(top=1)).plans
+    assert found.priced is not None
+    planned = found.priced.planned
+    _, seconds = fastest(lambda: [price_plan(planned) for _ in range(10)])
+    return {"price": {"plan": str(planned.axes), "ms": seconds * 100}}
+
+
 def fastest(run: Callable[[], Any]) -> tuple[Any, float]:
     """What ``run`` gives, and the least processor time of five runs, in seconds."""
     times = []
@@ -291,6 +307,7 @@ SECTIONS: Mapping[str, Callable[[argparse.Namespace], Facts]] = {
     "floors": measure_floors,
     "peaks": measure_peaks,
     "programs": measure_programs,
+    "price": measure_price,
 }
 """What is measured, by the name of the section; each gives keys of the JSON object that no other one gives."""
 
