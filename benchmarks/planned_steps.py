@@ -14,7 +14,6 @@ from schedc.cell.costs import CellCosts, SegmentTimes
 from schedc.cell.program import Half
 from schedc.ir.program import Program
 from schedc.load.library import Text
-from schedc.plan import plan_of
 from schedc.source import Source
 from schedc.step.costs.costs import parse_costs
 from schedc_runtime import Pipeline
@@ -68,7 +67,7 @@ def rank_of_plan(
     """
     given = parse_costs(Source("plan.costs.toml", costs))
     program = schedc.compile(Text(Source("plan.sched", plan), "planned"), costs=given)
-    attached = toy_plan(plan_of(program))
+    attached = toy_plan(program.plan)
     mesh = mesh_for(attached, program, None)
     kind = "moe" if attached.experts else "gpt"
     subject = toy_model(kind, program, attached, Namespace(seed=0, blocks=None, **sizes))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from schedc.ir import plan_text
+
 if TYPE_CHECKING:
     from schedc.compiler import Analysis, analyse, compile
     from schedc.diagnostics import CompilerBug, Diagnostic, DiagnosticError
@@ -22,6 +24,15 @@ _HOME = {
     "Diagnostic": "schedc.diagnostics",
     "DiagnosticError": "schedc.diagnostics",
 }
+
+
+def _language() -> plan_text.PlanLanguage:
+    from schedc.plan import writer
+
+    return writer
+
+
+plan_text.speak(_language)
 
 
 def __dir__() -> list[str]:

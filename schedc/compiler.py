@@ -218,11 +218,10 @@ def price(tree: Input, sizes: Mapping[str, int], costs: Costs | None = None, rep
 
 
 def _replicated(tree: ReadPlan, planned: Priced, replicas: int) -> Priced:
-    from schedc.plan import plan_of
     from schedc.plan.apply import layer_costs, layout_of_plan
     from schedc.plan.replicate import replicate
 
-    dependencies, plan = planned.dependencies, plan_of(planned.schedule)
+    dependencies, plan = planned.dependencies, planned.schedule.plan
     layout, layers = layout_of_plan(tree.tree, planned.schedule), layer_costs(tree.directives)
     replication = replicate(
         tree.directives, plan, layout, layers, dependencies, planned.costs, planned.offloading, replicas

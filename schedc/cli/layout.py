@@ -130,7 +130,7 @@ def layout(
         chosen = proof.layout if proof else _by_number(model, placement.stages, pad, at)
     with asked() if layout else nullcontext():  # the number of stages in LAYOUT is the command line's, too
         comparison = compare(chosen, order, costs, _one_chunk(order, against), others) if order else None
-    attached = _attached(order, chosen) if order and order.plan else None
+    attached = _attached(order, chosen) if order else None
     _print(to_json(chosen, placement, costs, proof, comparison), attached, as_json)
 
 
@@ -145,12 +145,12 @@ def _print(facts: dict[str, Any], attached: dict[str, Any] | None, as_json: bool
         click.echo("\n".join([to_text(facts), *(plan_text(attached) if attached else ())]))
 
 
-def _attached(order: Schedule, layout: Layout) -> dict[str, Any]:
-    """The facts of the plan of --schedule, for the layers as they are laid out here."""
-    from schedc.plan import plan_of
+def _attached(order: Schedule, layout: Layout) -> dict[str, Any] | None:
+    """The facts of the plan of --schedule, for the layers as they are laid out here; None for a schedule alone."""
+    from schedc.ir.plan import NO_PLAN
     from schedc.report.plan import to_json
 
-    return to_json(plan_of(order), layout, order)
+    return None if order.plan == NO_PLAN else to_json(order.plan, layout, order)
 
 
 def _check_usage(

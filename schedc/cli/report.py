@@ -77,8 +77,8 @@ def _attached(name: Given) -> dict[str, Any] | None:
     """The facts of a plan at its default sizes; None for a schedule, or for sizes without defaults."""
     from schedc.compiler import legal_schedule
     from schedc.inputs import open_input
+    from schedc.ir.plan import NO_PLAN
     from schedc.load.library import AppliedPlan
-    from schedc.plan import plan_of
     from schedc.plan.apply import layout_of_plan
     from schedc.report.plan import to_json
 
@@ -86,4 +86,4 @@ def _attached(name: Given) -> dict[str, Any] | None:
     if not isinstance(tree, AppliedPlan) or any(parameter.default is None for parameter in tree.parameters):
         return None
     schedule = legal_schedule(tree, {})
-    return to_json(plan_of(schedule), layout_of_plan(tree.tree, schedule), schedule) if schedule.plan else None
+    return to_json(schedule.plan, layout_of_plan(tree.tree, schedule), schedule) if schedule.plan != NO_PLAN else None

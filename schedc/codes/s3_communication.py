@@ -196,7 +196,8 @@ S3: tuple[DiagnosticCode, ...] = (
         "S392",
         "a file has another form or version than this schedc reads",
         "A text form begins with `schedule 1` or `program 1`; the JSON form has the schema schedc.program and the "
-        "version 1, and columns the schema schedc.columns and the version 1. The version grows when the meaning of a "
-        "form changes, so an older reader never misreads a newer file. Compile the schedule again.",
+        "version 3, and columns the schema schedc.columns and the version 3; their versions 1 and 2 are read, too. The "
+        "version grows when the meaning of a form changes, so an older reader never misreads a newer file. Compile "
+        "the schedule again.",
     ),
 )

@@ -21,7 +21,6 @@ from schedc.layout.parser import parse_layout
 from schedc.layout.parts import Layout, PartKind
 from schedc.layout.writer import write_layout
 from schedc.load.library import names, open_schedule
-from schedc.plan import plan_of
 from schedc.step.costs.costs import Costs
 
 _COLUMNS = ("rank_start", "kind", "stage", "microbatch")
@@ -74,7 +73,7 @@ _MODES = (
 def export(schedule: Schedule, _costs: Costs, layout: Layout | None = None) -> str:
     """The target ``megatron``; see `to_megatron`. layout: that of the schedule, with dense and MoE layers."""
     if layout is None and schedule.layout:
-        layout = parse_layout(schedule.layout, dense=None if plan_of(schedule).experts is None else 0)
+        layout = parse_layout(schedule.layout, dense=None if schedule.plan.experts is None else 0)
     return to_megatron(schedule, layout)
 
 
@@ -98,7 +97,7 @@ def to_megatron(schedule: Schedule, layout: Layout | None = None) -> str:
         theirs = _megatron_order(mode, ranks, microbatches, chunks)
         if theirs is not None and _same(schedule, theirs):
             flags = mode.flags(ranks, microbatches, chunks)
-            plan = MegatronPlan(plan_of(schedule), layout, _OVERLAP in flags, schedule.source)
+            plan = MegatronPlan(schedule.plan, layout, _OVERLAP in flags, schedule.source)
             flags = flags if layout is None else _with_layout(schedule, layout, flags)
             return _text(schedule, flags, plan)
     nearest = modes[0].schedule if modes else "1f1b"

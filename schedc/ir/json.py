@@ -2,7 +2,7 @@
 
 One object with these fields:
 
-    schema, version    "schedc.program" and 1, an integer (2 with works); a reader refuses every other one
+    schema, version    "schedc.program" and 3, an integer; a reader refuses every other one, but for 1 and 2
     name, doc          of the schedule
     source             file that the spans point into
     sizes              size parameters by name
@@ -12,9 +12,10 @@ One object with these fields:
     streams            for each rank an object of columns, equally long, named and meant as those of
                        `schedc.ir.program.Program`; ``kind`` holds names
     layout, layers     only where a plan has placed the layers of a model: its string, and how many
-    plan               only where the plan attaches more than layers
+    plan               only where the plan attaches more than layers: an object of the fields of `schedc.ir.plan.Plan`
+                       that are not as by default; in versions 1 and 2 its directives on one line
     tied               only where stages share parameters: of each tie its stages, and the bytes of a copy
-    works              only where works run beside compute, in version 2: their columns, meant as those of
+    works              only where works run beside compute, from version 2 on: their columns, meant as those of
                        `schedc.ir.works.Works`, with kinds, lanes and groups by name; the streams then have
                        ``work``. Without ``group`` every work is local
 """
@@ -30,18 +31,16 @@ from schedc.ir.json_header import (
     HEADER_FIELDS,
     OPTIONAL_FIELDS,
     PLAN_FIELDS,
-    HeaderReader,
-    Schema,
     check_indexes,
     compact,
     header_of,
     read_header,
-    short,
 )
+from schedc.ir.json_reader import JsonReader, Schema, short
 from schedc.ir.program import COLUMNS, EVERY_COLUMN, InstructionKind, Program
 from schedc.source import Source, Span
 
-SCHEMA = Schema("schedc.program", 1, 2, "S391", "write one with `schedc export --to json`")
+SCHEMA = Schema("schedc.program", "S391", "write one with `schedc export --to json`")
 
 PROGRAM_FIELDS = (*HEADER_FIELDS, "spans", "streams")
 _INT8 = ("backward", "channel")
@@ -75,7 +74,7 @@ def program_from_json(text: str, file: str = "<json>") -> Program:
     `schedc.ir.verify_program` (`schedc.ir.load` asks both). Raises DiagnosticError: S391 for anything that is not
     the format, S392 for another schema or version.
     """
-    reader = HeaderReader(Source(file, text), SCHEMA)
+    reader = JsonReader(Source(file, text), SCHEMA)
     top = reader.fields(
         reader.parse(), "", PROGRAM_FIELDS, identify=True, together=PLAN_FIELDS, optional=OPTIONAL_FIELDS
     )
@@ -96,14 +95,14 @@ def program_from_json(text: str, file: str = "<json>") -> Program:
     )
 
 
-def _span(reader: HeaderReader, value: Any, path: str) -> Span:
+def _span(reader: JsonReader, value: Any, path: str) -> Span:
     numbers = reader.integers(value, path, 0, 2**31)
     if len(numbers) != 4:
         reader.fail(path, "line, column, end line and end column are expected")
     return Span(*numbers)
 
 
-def _columns(reader: HeaderReader, value: Any, path: str, names: tuple[str, ...]) -> dict[str, npt.NDArray[Any]]:
+def _columns(reader: JsonReader, value: Any, path: str, names: tuple[str, ...]) -> dict[str, npt.NDArray[Any]]:
     fields = reader.fields(value, path, ("kind", *names))
     kinds = reader.items(fields["kind"], f"{path}.kind")
     if not set(map(type, kinds)) <= {str} or not set(kinds) <= _KIND_VALUES.keys():

@@ -3,7 +3,7 @@
 A zip archive as `numpy.savez_compressed` writes it, which `numpy.load` opens without pickles. n is the number of
 instructions. Its members:
 
-    program.json    an object with ``schema`` "schedc.columns" and ``version`` 1 (2 with works), ``kinds`` (what the
+    program.json    an object with ``schema`` "schedc.columns" and ``version`` as in JSON, ``kinds`` (what the
                     numbers in ``kind`` mean, in order), and the fields of the JSON form without ``spans`` and
                     ``streams``
     rank_start.npy  [ranks + 1] rank r owns the rows rank_start[r] ..< rank_start[r + 1]
@@ -39,18 +39,16 @@ from schedc.ir.json_header import (
     HEADER_FIELDS,
     OPTIONAL_FIELDS,
     PLAN_FIELDS,
-    HeaderReader,
-    Schema,
     check_indexes,
     compact,
     header_of,
     read_header,
-    short,
 )
+from schedc.ir.json_reader import JsonReader, Schema, short
 from schedc.ir.program import EVERY_COLUMN, InstructionKind, Program
 from schedc.source import Source, Span
 
-SCHEMA = Schema("schedc.columns", 1, 2, "S393", "write one with `schedc compile --format npz`")
+SCHEMA = Schema("schedc.columns", "S393", "write one with `schedc compile --format npz`")
 
 _HEADER, _REQUIRED = "program.json", ("rank_start", "spans", "kind")
 _MEMBERS = (_HEADER, *(f"{name}.npy" for name in (*_REQUIRED, *EVERY_COLUMN)))
@@ -115,7 +113,7 @@ def program_from_npz(content: bytes, file: str = "<npz>") -> Program:
     `schedc.ir.verify_program` (`schedc.ir.load` asks both). Raises DiagnosticError: S393 for anything that is not
     the format, damaged or out of proportion to the file; S392 for another schema or version.
     """
-    reader = HeaderReader(Source(file, ""), SCHEMA)
+    reader = JsonReader(Source(file, ""), SCHEMA)
     with _told(reader), zipfile.ZipFile(BytesIO(content)) as archive:
         members = _Members(reader, archive, max(_FEW_ROWS, min(_MOST_ROWS, _ROWS_PER_BYTE * len(content))))
         header, kinds = members.header()
@@ -128,7 +126,7 @@ def program_from_npz(content: bytes, file: str = "<npz>") -> Program:
 
 
 @contextmanager
-def _told(reader: HeaderReader) -> Iterator[None]:
+def _told(reader: JsonReader) -> Iterator[None]:
     """What zipfile, zlib and numpy raise about damaged files, as findings."""
     try:
         yield
@@ -153,7 +151,7 @@ class _Members:
     most: rows that the archive may have.
     """
 
-    def __init__(self, reader: HeaderReader, archive: zipfile.ZipFile, most: int) -> None:
+    def __init__(self, reader: JsonReader, archive: zipfile.ZipFile, most: int) -> None:
         self._reader, self._archive, self._most = reader, archive, most
         names = archive.namelist()
         if unknown := sorted(set(names) - set(_MEMBERS)):
@@ -179,7 +177,7 @@ class _Members:
         """The fields of the Program besides rows and spans, and what the values of ``kind`` mean."""
         with self._open(_HEADER) as member:
             text = member.read(_LARGEST_HEADER).decode()
-        reader = HeaderReader(Source(f"{self._reader.source.name}/{_HEADER}", text), SCHEMA)
+        reader = JsonReader(Source(f"{self._reader.source.name}/{_HEADER}", text), SCHEMA)
         fields = (*HEADER_FIELDS, "kinds")
         top = reader.fields(reader.parse(), "", fields, identify=True, together=PLAN_FIELDS, optional=OPTIONAL_FIELDS)
         names = [reader.string(name, f"kinds[{i}]") for i, name in enumerate(reader.items(top["kinds"], "kinds"))]

@@ -359,3 +359,7 @@ class Plan:
     def dispatch_bytes(self) -> float:
         """Bytes of one row for each token of a microbatch, by which methods of All-to-All are compared; 1 at least."""
         return float(max(self.dispatch_row_bytes, 1) * max(self.tokens, 1))
+
+
+NO_PLAN = Plan()
+"""A plan that attaches nothing."""

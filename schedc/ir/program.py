@@ -14,6 +14,7 @@ from schedc.ir.arrays import Int8, Int32, Int64, repeat
 from schedc.ir.columns import Columns
 from schedc.ir.ops import FIRST_OF_PAIR, OpKind, kinds_of_pair
 from schedc.ir.placement import Placement
+from schedc.ir.plan import NO_PLAN, Plan
 from schedc.ir.schedule import Schedule
 from schedc.ir.ties import Tie
 from schedc.ir.works import NO_WORKS, Works
@@ -155,7 +156,7 @@ class Program(Columns):
     work: [n] of START and JOIN: the row of ``works``; else -1.
 
     layout, layers: where the parts of the model lie, as of a `Schedule`; what the runtime executes then.
-    plan: what is attached besides, as of a `Schedule`; `schedc.plan.plan_of` reads it.
+    plan: what the plan attaches besides, as of a `Schedule`.
     tied: the stages that use the same parameters, as of a `Schedule`.
     works: what runs beside compute, numbered rank by rank in the order of the STARTs.
 
@@ -185,7 +186,7 @@ class Program(Columns):
     source_name: str = ""
     layout: str = ""
     layers: int = 0
-    plan: str = ""
+    plan: Plan = NO_PLAN
     tied: tuple[Tie, ...] = ()
     works: Works = field(default_factory=lambda: NO_WORKS)
     source: Source | None = field(default=None, compare=False, repr=False)

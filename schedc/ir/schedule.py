@@ -12,6 +12,7 @@ from schedc.ir.arrays import Int8, Int32, Int64
 from schedc.ir.columns import Columns
 from schedc.ir.ops import LETTERS, OpKind
 from schedc.ir.placement import Placement
+from schedc.ir.plan import NO_PLAN, Plan
 from schedc.ir.ties import Tie
 from schedc.source import NOWHERE, Source, Span
 
@@ -49,7 +50,7 @@ class Schedule(Columns):
     phase: [n] index into ``phases``; span: [n] index into ``spans``.
     layout, layers: where a plan puts the parts of a model, as a layout string, and its number of decoder layers; empty
         and 0 where nothing is said. The order does not depend on it.
-    plan: what the plan attaches besides, as the text that `schedc.plan` reads; empty where it attaches nothing.
+    plan: what the plan attaches besides.
     tied: the stages that use the same parameters; empty where nothing is said.
     source: the text that ``spans`` point into, if there is one.
     """
@@ -69,7 +70,7 @@ class Schedule(Columns):
     doc: str = ""
     layout: str = ""
     layers: int = 0
-    plan: str = ""
+    plan: Plan = NO_PLAN
     tied: tuple[Tie, ...] = ()
     source: Source | None = field(default=None, compare=False, repr=False)
 

@@ -12,6 +12,8 @@ import numpy as np
 
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label, did_you_mean
 from schedc.ir.placement import Placement
+from schedc.ir.plan import NO_PLAN
+from schedc.ir.plan_text import plan_line, plan_of_line
 from schedc.ir.program import Program
 from schedc.ir.schedule import Schedule
 from schedc.ir.ties import Tie
@@ -107,7 +109,7 @@ class Header:
             "doc": "\n".join(self.doc),
             "layout": self.layout,
             "layers": self.layers,
-            "plan": self.plan,
+            "plan": plan_of_line(self.plan, len(self.pipes[0])) if self.plan else NO_PLAN,
             "tied": tuple(self.tied),
         }
 
@@ -119,7 +121,7 @@ def print_header(form: str, value: Schedule | Program, version: int = VERSION) -
     lines += [f"doc {json.dumps(line)}" for line in value.doc.split("\n")] if value.doc else []
     lines += [f"source {json.dumps(value.source_name)}"] if isinstance(value, Program) else []
     lines += [f"layout {json.dumps(value.layout)} of {value.layers}"] if value.layout else []
-    lines += [f"plan {json.dumps(value.plan)}"] if value.plan else []
+    lines += [f"plan {json.dumps(plan_line(value.plan))}"] if value.plan != NO_PLAN else []
     lines += [f"tied {' '.join(map(str, tie.stages))} bytes {tie.bytes}" for tie in value.tied]
     lines += [f"size {json.dumps(name)} {number}" for name, number in value.sizes.items()]
     lines.append(f"ranks {place.ranks}")

@@ -43,10 +43,5 @@ __all__ = [
 
 
 def plan_of(value: Program | Schedule) -> Plan:
-    """What the plan of a program or schedule attaches; nothing where it has none.
-
-    Raises `DiagnosticError` for a text that no plan has.
-    """
-    from schedc.plan.writer import read_plan
-
-    return read_plan(value.plan, value.placement.stages)
+    """What the plan of a program or schedule attaches; nothing where it has none."""
+    return value.plan

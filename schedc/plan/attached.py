@@ -13,7 +13,6 @@ from schedc.plan.directives.tied import ties_of_plan
 from schedc.plan.head_times import in_cells
 from schedc.plan.place_recomputation import place_recomputations, recompute_in_backwards
 from schedc.plan.price_cells import with_layout, with_recomputation
-from schedc.plan.writer import write_plan
 from schedc.step.costs.costs import Costs
 from schedc.step.dependencies import Dependencies
 
@@ -40,7 +39,7 @@ class AttachedPlan:
         """
         schedule = replace(
             schedule, name=self.name, doc=self.doc, layout=write_layout(self.layout), layers=self.layout.layers,
-            plan=write_plan(self.plan), tied=ties_of_plan(self.plan, self.layout),
+            plan=self.plan, tied=ties_of_plan(self.plan, self.layout),
         )  # fmt: skip
         if self.costs.cell is None:
             return schedule, self.costs

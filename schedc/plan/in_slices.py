@@ -7,20 +7,18 @@ from dataclasses import replace
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
 from schedc.ir.plan import Plan
 from schedc.ir.schedule import Schedule
-from schedc.plan import plan_of
 from schedc.plan.contradictions import contradictions
 from schedc.plan.directives.base import SlicesRequest
 from schedc.plan.read import ReadPlan
-from schedc.plan.writer import write_plan
 from schedc.source import NOWHERE, Span
 
 
 def with_slices(schedule: Schedule, slices: int) -> Schedule:
     """The schedule whose stages all run a microbatch in so many slices. Raises S153 where its plan excludes them."""
-    plan = plan_of(schedule)
+    plan = schedule.plan
     if findings := _findings(replace(plan, slices=(slices,)), NOWHERE):
         raise DiagnosticError(findings)
-    return replace(schedule, plan=write_plan(replace(plan, slices=(slices,) * schedule.stages)))
+    return replace(schedule, plan=replace(plan, slices=(slices,) * schedule.stages if slices > 1 else ()))
 
 
 def plan_in_slices(plan: ReadPlan, slices: int) -> ReadPlan:

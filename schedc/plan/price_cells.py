@@ -16,9 +16,9 @@ from schedc.cell.standard_blocks import BESIDE_LAYERS
 from schedc.cell.table import CellTable
 from schedc.diagnostics import DiagnosticError
 from schedc.ir.ops import OpKind
+from schedc.ir.plan import NO_PLAN, Method, Plan
 from schedc.ir.schedule import Schedule
 from schedc.layout.parts import DECODER, Layout, PartKind
-from schedc.plan import Method, Plan, plan_of
 from schedc.plan.group_rows import group_of
 from schedc.plan.recomputed_nodes import graphs_of, shares_of_forward
 from schedc.source import Source
@@ -105,7 +105,7 @@ def stage_graphs(schedule: Schedule, costs: Costs) -> tuple[tuple[StageShape, ..
 
 def standard_table(schedule: Schedule) -> CellTable:
     """A table without times: one MoE block in every stage, with the exchanges of the schedule's plan."""
-    plan = plan_of(schedule)
+    plan = schedule.plan
     segments = {"shared": SegmentTimes(0.0)} if plan.experts and plan.experts.shared else {}
     lane = Lane.RAIL if plan.topology and plan.topology.nodes > 1 else Lane.NODE
     exchanges = dict.fromkeys(
@@ -122,7 +122,7 @@ def _attached(
         message = f"`stages` has the blocks of {len(table.blocks)} stages, the schedule has {schedule.stages}"
         help = f"give {schedule.stages} texts, one per stage, or a single one for all"
         raise DiagnosticError([problem("S404", message, source, "stages", help=help)])
-    return *_planned(schedule, table), plan_of(schedule)
+    return *_planned(schedule, table), schedule.plan
 
 
 def with_layout(table: CellTable, layout: Layout) -> CellTable:
@@ -152,7 +152,7 @@ def with_recomputation(costs: Costs, schedule: Schedule) -> Costs:
     """
     assert costs.cell is not None
     table, _ = _planned(schedule, costs.cell)
-    shares = shares_of_forward(table.shapes(schedule.stages), plan_of(schedule), table.costs)
+    shares = shares_of_forward(table.shapes(schedule.stages), schedule.plan, table.costs)
     known = costs.resolved(schedule.stages)
     alone = np.where(known.recompute_in_backward > 0, known.recompute_in_backward, known.F)
     return replace(costs, R=tuple(np.where(np.array(shares) < 1, known.F * shares, alone).tolist()))
@@ -163,9 +163,9 @@ def _planned(schedule: Schedule, table: CellTable) -> tuple[CellTable, dict[str,
 
     With a capacity or bounded sizes the host is asked for no sizes.
     """
-    if not schedule.plan:
+    if schedule.plan == NO_PLAN:
         return table, {}
-    plan = plan_of(schedule)
+    plan = schedule.plan
     if plan.capacity is not None or plan.bound is not None:
         table = table.without_sizes
     choice = chosen_method(plan)

@@ -7,6 +7,7 @@ from typing import Any
 
 from schedc.compiler import Analysis
 from schedc.diagnostics import Diagnostic
+from schedc.ir.plan import NO_PLAN
 from schedc.ir.recomputed import has_recomputation
 from schedc.ir.schedule import Schedule
 from schedc.load.library import AppliedPlan
@@ -80,10 +81,9 @@ def _offloading(analysis: Analysis) -> dict[str, Any]:
     """What a plan moves to host memory; empty for one that moves nothing."""
     if analysis.offloading is None:
         return {}
-    from schedc.plan import plan_of
     from schedc.report import works
 
-    host = plan_of(analysis.schedule).host
+    host = analysis.schedule.plan.host
     in_bytes = host is not None and host.in_bytes
     return {"offload": works.to_json(analysis.offloading, analysis.dependencies, analysis.costs, in_bytes)}
 
@@ -120,12 +120,11 @@ def _layers(schedule: Schedule) -> dict[str, Any]:
 
 def _attachments(analysis: Analysis) -> dict[str, Any]:
     """The attachments of a plan; empty where it attaches nothing."""
-    if not analysis.schedule.plan:
+    if analysis.schedule.plan == NO_PLAN:
         return {}
-    from schedc.plan import plan_of
 
     if not isinstance(analysis.tree, AppliedPlan):
-        slices = plan_of(analysis.schedule).slices
+        slices = analysis.schedule.plan.slices
         return {"slices": list(slices)} if slices else {}
 
     from schedc.plan.apply import layout_of_plan
@@ -133,7 +132,7 @@ def _attachments(analysis: Analysis) -> dict[str, Any]:
     from schedc.plan.head_times import makespans, shorter
     from schedc.report import plan
 
-    tree, values = analysis.tree.tree, plan_of(analysis.schedule)
+    tree, values = analysis.tree.tree, analysis.schedule.plan
     layout = layout_of_plan(tree, analysis.schedule)
     facts = plan.to_json(values, layout, analysis.schedule)
     if analysis.losses is not None:

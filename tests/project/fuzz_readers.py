@@ -34,8 +34,6 @@ from schedc.ir.text import parse_program, parse_schedule, print_program, print_s
 from schedc.ir.verify_program import verify_program
 from schedc.layout.parser import parse_layout
 from schedc.load.library import Text, open_schedule
-from schedc.plan import plan_of
-from schedc.plan.writer import write_plan
 from schedc.planner.cluster.read import parse_cluster, with_devices
 from schedc.planner.fit.fitted import fit_text, parse_fit
 from schedc.planner.fit.predict import predict
@@ -160,8 +158,9 @@ def read_plan(given: Case) -> str:
         raise Fault(f"an editor is told of {shown[0].message}, and the command line of nothing")
     list(to_text(facts["plan"]) if "plan" in facts else ())
     program = insert_communication(known.schedule, known.costs)
-    if write_plan(plan_of(program)) != program.plan:
-        raise Fault(f"the plan {program.plan} reads back as {write_plan(plan_of(program))}")
+    for again in (parse_program(print_program(program)), program_from_json(program_to_json(program))):
+        if again.plan != program.plan:
+            raise Fault(f"{program.plan} reads back as {again.plan}")
     return read_format(given)
 
 

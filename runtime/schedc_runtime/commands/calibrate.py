@@ -29,7 +29,7 @@ from schedc.cell.slices import MOST_SLICES
 from schedc.cell.table import CellTable
 from schedc.diagnostics import DiagnosticError
 from schedc.ir.program import Program
-from schedc.plan import Plan, Topology, plan_of
+from schedc.plan import Plan, Topology
 from schedc.step.costs.costs import Costs, dump_costs
 from schedc.step.costs.kernels import KernelFamily
 from schedc_runtime.commands.launch import launch, launched
@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         program = program_of(options)
-        plan = _with_ranks(with_overrides(plan_of(program), options))
+        plan = _with_ranks(with_overrides(program.plan, options))
         sharing = plan.topology.ranks if plan.topology else 1
         # At least two where stages send to each other, so that a message can be timed.
         processes = max(sharing, 2 if program.stages > 1 else 1)

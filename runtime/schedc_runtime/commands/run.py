@@ -23,7 +23,7 @@ from torch import Tensor
 
 from schedc.diagnostics import DiagnosticError
 from schedc.ir.program import Program
-from schedc.plan import Plan, plan_of
+from schedc.plan import Plan
 from schedc.step.costs.costs import Costs, dump_costs, load_costs
 from schedc_runtime.commands.launch import launch, launched
 from schedc_runtime.commands.options import (
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         program = program_of(options)
         costs = load_costs(options.cost_file) if options.cost_file else Costs()
-        plan = with_overrides(toy_plan(plan_of(program)), options)
+        plan = with_overrides(toy_plan(program.plan), options)
         mesh = mesh_here(plan, program)
         if not launched() and mesh.size > 1 and not options.in_process:
             check_processes(mesh.size)

@@ -22,7 +22,6 @@ from schedc.ir.ops import OpKind
 from schedc.ir.placement import Placement
 from schedc.ir.program import Program, computation
 from schedc.ir.ties import Tie, copies_of
-from schedc.plan import plan_of
 from schedc.step.dependencies import Dependencies
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.partition import Partition
@@ -86,7 +85,7 @@ def reference_step(
             f"the program is for {program.microbatches} microbatches and {program.stages} stages, the reference was"
             f" given {count} microbatches and {partition.stages} stages"
         )
-    head = LossHead(planned_loss(loss_fn, plan_of(program).loss if program is not None else None))
+    head = LossHead(planned_loss(loss_fn, program.plan.loss if program is not None else None))
     counting = count_of(loss_fn, count_fn)
     counts = [None if target is None else counting(target) for target in targets]
     total = sum(float(each or 0) for each in counts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,7 +24,6 @@ from schedc.plan.level_shares import recomputation_time
 from schedc.planner.price.layouts import apart_layout, balanced_layout, even_layout
 from schedc.planner.price.plan_lines import attached, model_lines, rank_lines
 from schedc.planner.price.problem import PlanProblem
-from schedc.planner.space.axes import RankSplit
 from schedc.planner.times.network import exchange_lanes, message
 from schedc.planner.times.parts import PartTimes, dense_layer, embedding, head, moe_layer, moe_segments, prediction
 from schedc.planner.times.table import RunTable
@@ -39,6 +39,16 @@ OP = len(WORK)
 
 _ONE_EACH = Layout(tuple((ModelPart(kind, int(kind is PartKind.MOE)),) for kind in WORK))
 """A stage for each kind of part."""
+
+
+class RankSplit(NamedTuple):
+    """How the work of a pipeline rank is split: ranks of its groups, sequences of a microbatch, method of exchanges."""
+
+    tp: int
+    cp: int
+    ep: int
+    microbatch: int
+    alltoall: str = "flat"
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,15 +84,15 @@ class PartTable:
     @classmethod
     def of(cls, problem: PlanProblem, splits: Sequence[RankSplit]) -> PartTable:
         """The table of these splits. Their groups and tokens must be whole."""
-        runs, constants = RunTable([problem.run(split) for split in splits]), problem.vectors
-        kinds = _part_times(problem, runs)
-        op = np.full((len(splits), 1), float(constants["chunk"].item()))
+        x, c = RunTable([problem.run(*split) for split in splits]), problem.vectors
+        kinds = _part_times(problem, x)
+        op = np.full((len(splits), 1), float(c["chunk"].item()))
         times = [np.stack([_column(part, way) for part in kinds], axis=1) for way in _WAYS]
         forward, input, weight = (
             np.concatenate([time, share * op], axis=1) for time, share in zip(times, (1.0, 0.5, 0.5), strict=True)
         )
         levels = [_level_shares(problem, split) for split in splits]
-        rail, node = (lane[:, 0] for lane in exchange_lanes(runs, constants))
+        rail, node = (lane[:, 0] for lane in exchange_lanes(x, c))
         has_experts = problem.model.moe is not None
         return cls(
             problem,
@@ -93,12 +103,12 @@ class PartTable:
             np.stack([level.time for level in levels]) * _recomputed(problem, forward)[:, None],
             rail,
             node,
-            message(runs, constants)[:, 0],
+            message(x, c)[:, 0],
             np.stack([level.held for level in levels]),
             np.stack([level.pending for level in levels]),
             np.array([_reserve(problem, split, level.held) for split, level in zip(splits, levels, strict=True)]),
-            {role: _flat(part) for role, part in moe_segments(runs, constants).items()} if has_experts else {},
-            _flat(prediction(runs, constants)),
+            {role: _flat(part) for role, part in moe_segments(x, c).items()} if has_experts else {},
+            _flat(prediction(x, c)),
         )
 
     @cached_property
@@ -167,7 +177,7 @@ def _weights(problem: PlanProblem, overlap: bool) -> Floats:
     tp = max(tp for tp in range(1, near + 1) if model.attention.heads % tp == 0 and model.seq % tp == 0)
     experts, most = (model.moe.experts, min(4 * near, problem.cluster.devices)) if model.moe else (1, 1)
     ep = max(ep for ep in range(1, most + 1) if experts % ep == 0 and (ep <= near or ep % near == 0))
-    table = PartTable.of(problem, [RankSplit(tp=tp, ep=ep, alltoall="hierarchical" if ep > near else "flat")])
+    table = PartTable.of(problem, [RankSplit(tp, 1, ep, 1, "hierarchical" if ep > near else "flat")])
     hidden = 4.0 * (table.rail[0] + table.node[0]) * HAS_EXPERTS if overlap else 0.0
     return np.asarray((table.forward + table.input + table.weight)[0, :OP] - hidden)
 
@@ -183,16 +193,13 @@ def _flat(part: PartTimes) -> PartTimes:
     return PartTimes(*(_column(part, way) for way in _WAYS))
 
 
-def _part_times(problem: PlanProblem, runs: RunTable) -> list[PartTimes]:
+def _part_times(problem: PlanProblem, x: RunTable) -> list[PartTimes]:
     """[kinds] times of each kind of part."""
-    constants = problem.vectors
+    c = problem.vectors
     last = moe_layer if problem.model.kind_of(problem.model.layers) is LayerKind.MOE else dense_layer
-    layer = {
-        PartKind.DENSE: dense_layer(runs, constants),
-        PartKind.MTP: last(runs, constants) + prediction(runs, constants),
-    }
-    layer[PartKind.MOE] = moe_layer(runs, constants) if problem.model.moe else layer[PartKind.DENSE]
-    outside = {PartKind.EMBEDDING: embedding(runs, constants), PartKind.HEAD: _heads(problem, head(runs, constants))}
+    layer = {PartKind.DENSE: dense_layer(x, c), PartKind.MTP: last(x, c) + prediction(x, c)}
+    layer[PartKind.MOE] = moe_layer(x, c) if problem.model.moe else layer[PartKind.DENSE]
+    outside = {PartKind.EMBEDDING: embedding(x, c), PartKind.HEAD: _heads(problem, head(x, c))}
     return [(layer | outside)[kind] for kind in WORK]
 
 
@@ -248,7 +255,7 @@ def _reserve(problem: PlanProblem, split: RankSplit, held: Floats) -> Floats:
 
 def split_directives(problem: PlanProblem, split: RankSplit) -> Directives:
     """What the lines of a split attach, as the compiler reads them from a plan file."""
-    lines = (*model_lines(problem.model), *rank_lines(problem, split), activation_line(problem, split))
+    lines = (*model_lines(problem.model), *rank_lines(problem, *split), activation_line(problem, split))
     return attached(lines, problem.model)
 
 

@@ -64,7 +64,7 @@ def test_numpy_opens_the_archive_without_pickles() -> None:
         for name in ("kind", "rank_start", *COLUMNS):
             assert np.array_equal(archive[name], getattr(PROGRAM, name))
         assert archive["kind"].dtype == archive["stage"].dtype == np.int8
-        assert archive["program.json"].startswith(b'{"schema":"schedc.columns","version":1,')
+        assert archive["program.json"].startswith(b'{"schema":"schedc.columns","version":3,')
 
 
 def test_a_column_without_values_is_left_out() -> None:
@@ -109,8 +109,8 @@ ENDLESS = npy(np.zeros(1, np.int8)).replace(b"(1,), }" + b" " * 11, b"(900000000
         (put("program.json", b"\xff"), "S393", "damaged: 'utf-8' codec"),
         (put("program.json", b" " * (1 << 24) + b"{}"), "S393", "program.json: longer than it should be"),
         (text("schedc.columns", "schedc.program"), "S392", "schema: 'schedc.program' is not schedc.columns"),
-        (text('"version":1', '"version":3'), "S392", "version: 3 is not"),
-        (text('"version":1', '"version":2'), "S393", "works: version 2 has works"),
+        (text('"version":3', '"version":4'), "S392", "version: 4 is not"),
+        (text('"version":3', '"version":2'), "S393", "works: version 2 has works"),
         (text('"doc"', '"dox"'), "S393", "unknown field `dox`"),
         (text('"WAIT"', '"JUMP"'), "S393", "kinds: 'JUMP' is no kind"),
         (text('"kinds":["F",', '"kinds":['), "S393", "kind["),

@@ -196,9 +196,9 @@ def remove(*path: str | int) -> Callable[[dict[str, Any]], None]:
 @pytest.mark.parametrize(
     ("change", "code", "message"),
     [
-        (put("version", value=3), "S392", "version: 3 is not"),
+        (put("version", value=4), "S392", "version: 4 is not a version that this schedc reads (1, 2 and 3)"),
         (put("version", value=2), "S391", "works: version 2 has works"),
-        (put("works", value={}), "S391", "works: version 2 has works"),
+        (put("works", value={}), "S391", "works: field `kind` is missing"),
         (put("version", value=True), "S392", "version: True is not"),
         (put("version", value="1"), "S392", "version: '1' is not"),
         (remove("version"), "S392", "version: nothing is not"),

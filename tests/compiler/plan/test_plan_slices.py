@@ -84,7 +84,7 @@ def test_the_option_overrides_the_lines_of_a_plan_and_may_stand_beside_any_sched
 
 def test_a_program_in_slices_differs_in_its_plan_alone() -> None:
     whole, slices = (legal_schedule(open_input(name), {"P": 4, "M": 8}) for name in ("zbh1", InSlices("zbh1", 2)))
-    assert slices.plan == "slices 2"
+    assert slices.plan == Plan(slices=(2,) * 4)
     assert (slices.kind == whole.kind).all()
     assert (slices.microbatch == whole.microbatch).all()
     assert Plan() == plan_of(whole)

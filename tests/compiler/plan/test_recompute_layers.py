@@ -13,6 +13,7 @@ from schedc.ir.json import program_from_json, program_to_json
 from schedc.ir.plan import By, ExpertSizes, Level, Plan, Recompute
 from schedc.plan import plan_of
 from schedc.plan.contradictions import contradictions
+from schedc.plan.writer import write_plan
 from schedc.report.check import to_json, to_text
 from support.plan_cases import written
 
@@ -48,7 +49,7 @@ def test_the_cap_counts_levels_of_layers(tmp_path: Path) -> None:
 
 def test_programs_carry_levels_of_layers(tmp_path: Path) -> None:
     program = compile(written(tmp_path, f"{LINES}\n  recompute chunk 0 full 2 act 1 in bubbles"))
-    assert "recompute all full 2 act 1 in bubbles" in program.plan
+    assert "recompute all full 2 act 1 in bubbles" in write_plan(program.plan)
     levels = Recompute.of_layers([(Level.FULL, 2), (Level.ACT, 1)], bubbles=True)
     assert plan_of(program).recompute == (levels, levels)
     assert program_from_json(program_to_json(program)) == program

@@ -18,7 +18,6 @@ from torch import nn
 
 from schedc.cell import CellCosts
 from schedc.ir.plan import Level
-from schedc.plan import plan_of
 from schedc.step.program.tied import with_tied
 from schedc_runtime.compiled.settings import compile_settings
 from schedc_runtime.compiled.units import CompiledUnits
@@ -78,7 +77,7 @@ def find_device(assembly: Assembly) -> None:
 def choose_mesh(assembly: Assembly) -> None:
     """The plan and the mesh, both by default those of the program."""
     settings, program = assembly.settings, assembly.program
-    assembly.plan = settings.plan or plan_of(program)
+    assembly.plan = settings.plan or program.plan
     assembly.mesh = mesh_for(assembly.plan, program, settings.mesh)
     if assembly.mesh.pipeline != program.ranks:
         raise RuntimeFault(
