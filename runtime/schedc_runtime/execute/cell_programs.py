@@ -22,7 +22,7 @@ from schedc.ir.recomputed import recomputed_slots
 from schedc.plan import Plan
 from schedc_runtime.execute.operands import ComputeOperands
 from schedc_runtime.ranks.expert_group import ExpertGroup
-from schedc_runtime.segments import InSegments
+from schedc_runtime.segments import SegmentedStage
 from schedc_runtime.stage.stage import Stage
 
 CellSource = Callable[[str, StageShape | None, StageShape | None], CellProgram]
@@ -67,13 +67,13 @@ def asks_on_lane(plan: Plan, cells: CellCosts | CellSource | None, device: torch
     return cells is None and plan.ordered and device.type == "cuda"
 
 
-def segmented(stage: object) -> InSegments:
+def segmented(stage: object) -> SegmentedStage:
     """The stage, known to run in segments."""
-    assert isinstance(stage, InSegments)
+    assert isinstance(stage, SegmentedStage)
     return stage
 
 
-def shape_of(stage: InSegments, kind: OpKind, recomputed: bool) -> StageShape:
+def shape_of(stage: SegmentedStage, kind: OpKind, recomputed: bool) -> StageShape:
     """The graph of a stage as an op of this kind has it. recomputed: whether its microbatch has an R."""
     if kind is OpKind.R:
         return stage.shape_with_r
@@ -98,7 +98,7 @@ def cells_on_rank(
     A backward whose microbatch has an R is a cell of its own: ``B of 3 after R``. The cell of a forward alone,
     ``F of 3``, is always listed: the program of an evaluation consists of such cells.
     """
-    segments = {index: stage for index, stage in stages.items() if isinstance(stage, InSegments)}
+    segments = {index: stage for index, stage in stages.items() if isinstance(stage, SegmentedStage)}
     cells = {
         f"F of {i}": CellOnRank(stage.shape, None, source("F", stage.shape, None)) for i, stage in segments.items()
     }
@@ -141,7 +141,7 @@ def _after_r(instruction: Instruction, recomputed: Slots) -> bool:
 
 
 def _halves(
-    instruction: Instruction, segments: Mapping[int, InSegments], recomputed: Slots
+    instruction: Instruction, segments: Mapping[int, SegmentedStage], recomputed: Slots
 ) -> tuple[StageShape | None, StageShape | None]:
     on_first, on_second = HALVES[instruction.kind_name]
     graphs = [shape_of(segments[stage], kind, (stage, number) in recomputed) for kind, stage, number in instruction.ops]

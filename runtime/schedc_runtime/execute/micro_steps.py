@@ -22,13 +22,14 @@ from schedc_runtime.execute.code import Call, Handler
 from schedc_runtime.execute.handlers import keep_outputs
 from schedc_runtime.execute.operands import ComputeOperands, PairOperands
 from schedc_runtime.execute.registers import Registers
-from schedc_runtime.segments import InSegments
+from schedc_runtime.segments import SegmentedStage
+from schedc_runtime.segments.stage import MICRO_STEPS
 
 
 class MicroStep(NamedTuple):
     """Operands of one micro-step. node: index in the stage's graph."""
 
-    stage: InSegments
+    stage: SegmentedStage
     microbatch: int
     node: int
 
@@ -88,18 +89,13 @@ def _when_ready(ready: str, name: str) -> Handler:
     return handler
 
 
-MICRO: dict[tuple[Half, Action], Handler] = {
-    (Half.FORWARD, Action.RUN): _on_node("run"),
-    (Half.FORWARD, Action.START): _on_node("start"),
-    (Half.FORWARD, Action.WAIT): _when_ready("ready", "wait"),
-    (Half.BACKWARD, Action.RUN): _on_node("run_backward"),
-    (Half.BACKWARD, Action.START): _on_node("start_backward"),
-    (Half.BACKWARD, Action.WAIT): _when_ready("ready", "wait_backward"),
-    (Half.WEIGHT, Action.RUN): _on_node("run_weight"),
-    (Half.RECOMPUTE, Action.RUN): _on_node("run_recompute"),
-    (Half.RECOMPUTE, Action.START): _on_node("start_recompute"),
-    (Half.RECOMPUTE, Action.WAIT): _when_ready("ready_recompute", "wait_recompute"),
-}
+def _micro_step(half: Half, action: Action, name: str) -> Handler:
+    if action is not Action.WAIT:
+        return _on_node(name)
+    return _when_ready("ready_recompute" if half is Half.RECOMPUTE else "ready", name)
+
+
+MICRO = {key: _micro_step(*key, name) for key, name in MICRO_STEPS.items()}
 """The handler of each micro-step on a node."""
 
 EDGES: dict[Edge, Handler] = {
@@ -129,7 +125,7 @@ def label_of(call: Call) -> str:
 def on_segments(operands: Any) -> bool:
     """Whether an instruction runs on segmented stages, both of them in a pair."""
     ops = (operands.first, operands.second) if isinstance(operands, PairOperands) else (operands,)
-    return all(isinstance(op, ComputeOperands) and isinstance(op.stage, InSegments) for op in ops)
+    return all(isinstance(op, ComputeOperands) and isinstance(op.stage, SegmentedStage) for op in ops)
 
 
 def expand(

@@ -13,7 +13,6 @@ from schedc_runtime.errors import StageError
 from schedc_runtime.recompute.notes import SavedTensor
 from schedc_runtime.recompute.regions import NOTES, Recorder
 from schedc_runtime.segments.in_flight import MicrobatchState
-from schedc_runtime.segments.sliced import SlicedStage
 from schedc_runtime.segments.stage import SegmentedStage
 from schedc_runtime.stage.stage import Stage
 
@@ -43,13 +42,16 @@ def held(stage: Stage, microbatch: int) -> Bytes:
 
     The stage must recompute something, or count: ``stage.set_recomputation(Recompute(), count=True)``.
     """
-    if isinstance(stage, SlicedStage):
-        parts = [held(stage.flights, number) for number in stage.numbers(microbatch)]
-        return _together([*parts, Bytes({"the loss": _saved(stage.loss_recorder(microbatch))}, 0)])
-    if (kept := stage.kept.get(microbatch)) is not None:
+    if isinstance(stage, SegmentedStage):
+        return _together([_held(stage, number, stage._states.get(number)) for number in stage.numbers(microbatch)])
+    return _held(stage, microbatch, None)
+
+
+def _held(stage: Stage, number: int, state: MicrobatchState | None) -> Bytes:
+    """Bytes of a slice, or of a microbatch without slices."""
+    if (kept := stage.kept.get(number)) is not None:
         return Bytes({}, _new((x.untyped_storage() for x in _tensors((kept.inputs, kept.target))), set()))
-    state = stage._states.get(microbatch) if isinstance(stage, SegmentedStage) else None
-    whole = stage._backward_states.get(microbatch)
+    whole = stage._backward_states.get(number)
     counted = stage.recomputation.counted if whole is None else whole.recorder
     recorder: Recorder | None = counted if state is None else state.recorder
     if recorder is None:
@@ -67,12 +69,6 @@ def held(stage: Stage, microbatch: int) -> Bytes:
         else [*recorder.restored(), *state.recompute.restored]
     )
     return Bytes(saved, runtime, _new((x.untyped_storage() for x in _tensors(restored)), seen))
-
-
-def _saved(recorder: Recorder | None) -> int:
-    """Bytes of all storages that a recorder saw and that are held."""
-    weaks = [] if recorder is None else [weak for storages in recorder.saved.values() for weak in storages.values()]
-    return _new((storage for weak in weaks if (storage := alive(weak)) is not None), set())
 
 
 def _together(parts: Sequence[Bytes]) -> Bytes:

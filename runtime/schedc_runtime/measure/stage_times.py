@@ -23,7 +23,8 @@ from torch.utils import _pytree as pytree
 
 from schedc.cell.costs import CellCosts, SegmentTimes
 from schedc.cell.graph import StageShape
-from schedc.cell.program import Half
+from schedc.cell.program import Action, CellProgram, Half
+from schedc.cell.serial import serial
 from schedc.cell.table import ROLES, SIZES, CellTable
 from schedc.cell.written_order import EXCHANGES
 from schedc.step.costs.costs import Costs
@@ -78,25 +79,26 @@ class Bench:
     def _segments(
         self, stage: Any, inputs: Sequence[Tensor], target: Any, gradients: Sequence[Tensor]
     ) -> tuple[Tensor, ...]:
-        nodes = stage.shape.nodes
         stage.begin(0, inputs, target)
-        for index, node in enumerate(nodes):
-            if node.exchange:
-                self._exchange(Half.FORWARD, node.name, index, stage.start, stage.wait)
-            else:
-                self._timed(Half.FORWARD, node.name, stage.run, 0, index)
+        self._nodes(stage, serial("F", stage.shape, None))
         outputs: tuple[Tensor, ...] = self._timed(Half.FORWARD, _LOSS, stage.outputs, 0)
         self._timed(Half.BACKWARD, _LOSS, stage.begin_backward, 0, gradients)
-        for index in reversed(stage.shape.backward):
-            if nodes[index].exchange:
-                self._exchange(Half.BACKWARD, nodes[index].name, index, stage.start_backward, stage.wait_backward)
-            else:
-                self._timed(Half.BACKWARD, nodes[index].name, stage.run_backward, 0, index)
+        self._nodes(stage, serial("I", None, stage.shape))
         stage.input_gradients(0)
         stage.end_backward(0)
-        for index in reversed(stage.shape.weights):
-            self._timed(Half.WEIGHT, nodes[index].name, stage.run_weight, 0, index)
+        self._nodes(stage, serial("W", None, stage.shape))
         return outputs
+
+    def _nodes(self, stage: Any, program: CellProgram) -> None:
+        """The micro-steps of a serial program. An exchange is timed from its start to the end of its wait."""
+        for action, half, node in program.steps:
+            step, name = partial(stage.step, half=half, microbatch=0, node=node), stage.shape.nodes[node].name
+            if action is Action.START:
+                present = torch.zeros(1, device=self.device)
+                self.group.expert.wait(self.group.expert.all_gather(present, "all ranks are here"))
+                self._timed(half, name, lambda step=step: [step(action) for action in (Action.START, Action.WAIT)])
+            elif action is Action.RUN:
+                self._timed(half, name, step, action)
 
     def _halves(
         self, stage: Stage, inputs: Sequence[Tensor], target: Any, gradients: Sequence[Tensor]
@@ -112,18 +114,6 @@ class Bench:
         outputs: tuple[Tensor, ...] = self._timed(Half.FORWARD, _WHOLE, stage.forward, 0, inputs, target)
         self._timed(_UNSPLIT, _WHOLE, stage.backward, 0, gradients)
         return outputs
-
-    def _exchange(
-        self, half: Half, name: str, node: int, start: Callable[[int, int], None], wait: Callable[[int, int], None]
-    ) -> None:
-        present = torch.zeros(1, device=self.device)
-        self.group.expert.wait(self.group.expert.all_gather(present, "all ranks are here"))
-
-        def both() -> None:
-            start(0, node)
-            wait(0, node)
-
-        self._timed(half, name, both)
 
     def _timed(self, half: str, name: str, run: Callable[..., Any], *operands: Any) -> Any:
         self._synchronise()

@@ -11,7 +11,7 @@ from torch.autograd.graph import GradientEdge
 
 from schedc_runtime.errors import StageError
 from schedc_runtime.segments.base import SegmentedBase
-from schedc_runtime.segments.in_flight import ExchangeRecord, SegmentRecord, Tensors
+from schedc_runtime.segments.in_flight import ExchangeRecord, MicrobatchState, SegmentRecord, Tensors
 from schedc_runtime.stage.engine import differentiate
 from schedc_runtime.stage.hooks import HookMark
 from schedc_runtime.stage.split import is_late
@@ -29,38 +29,43 @@ class BackwardSteps(SegmentedBase):
     """The micro-steps of a backward."""
 
     def begin_backward(self, microbatch: int, gradients: Sequence[Tensor | None] = ()) -> None:
-        """Take the gradients of the differentiable outputs. A stage that forms the loss gets none.
+        """Take the gradients of the differentiable outputs, split into slices. A stage that forms the loss gets none.
 
         gradients: one per differentiable output, of its shape; None is zero.
         """
-        state = self._state(microbatch)
-        self._end_offload(microbatch)
-        if state.recorder is not None:
-            state.recorder.forwarded()
+        states = [self._state(number) for number in self.numbers(microbatch)]
+        first, positions = states[0], self._output.differentiable
+        self._end_offload(first.number)
+        for state in states:
+            if state.recorder is not None:
+                state.recorder.forwarded()
         if self.loss_fn is not None:
-            if state.loss is not None and state.loss_gradient is not None:
-                self._differentiate_loss(microbatch, state.loss, state.loss_gradient)
-        else:
-            positions = self._output.differentiable
-            if len(gradients) != len(positions):
-                raise StageError(f"stage {self.index}: {len(gradients)} output gradients for {len(positions)} outputs")
-            for position, gradient in zip(positions, gradients, strict=True):
-                if gradient is not None and (taken := state.sent[position]) is not None:
-                    taken.add(gradient)
-        for value, leaves in state.leaving:
-            state.give(value, len(self.graph.nodes), leaves)
-        state.leaving, state.sent, state.loss, state.loss_gradient = [], (), None, None
+            if first.loss is not None and first.loss_gradient is not None:
+                self._differentiate_loss(microbatch, first.loss, first.loss_gradient)
+            gradients = [first.joined[position].grad for position in positions] if first.joined else ()
+        elif len(gradients) != len(positions):
+            raise StageError(f"stage {self.index}: {len(gradients)} output gradients for {len(positions)} outputs")
+        if gradients:
+            for state, part in zip(states, self._exit.split_gradients(gradients), strict=True):
+                for position, gradient in zip(positions, part, strict=True):
+                    if gradient is not None and (taken := state.sent[position]) is not None:
+                        taken.add(gradient)
+        for state in states:
+            for value, leaves in state.leaving:
+                state.give(value, len(self.graph.nodes), leaves)
+            state.leaving, state.sent, state.joined, state.loss, state.loss_gradient = [], (), (), None, None
 
     def _differentiate_loss(self, microbatch: int, edge: GradientEdge, gradient: Tensor) -> None:
         """W computes the weight gradients of a loss function that multiplies, if the stage has a W."""
-        if self.shape.weights:
+        if self.graph.shape.weights:
             self._split.backward(_loss_key(microbatch), (edge,), (gradient,), graph=_LOSS, late=lambda parameter: True)
         else:
             differentiate((edge,), (gradient,))
 
     def run_backward(self, microbatch: int, node: int) -> None:
         """Compute the input gradients of a segment. `run_weight` computes its weight gradients."""
-        state, segment = self._state(microbatch), self._segment(node)
+        number, node = self._at(microbatch, node)
+        state, segment = self._state(number), self._segment(node)
         record = state.pop(node, SegmentRecord)
         pairs = [
             (edge, gradient)
@@ -69,12 +74,12 @@ class BackwardSteps(SegmentedBase):
             if edge is not None and gradient is not None
         ]
         if pairs:
-            self._differentiate_segment(microbatch, node, pairs, record.began)
+            self._differentiate_segment(number, node, pairs, record.began)
         for value, leaves in zip(segment.takes, record.leaves, strict=True):
             state.give(value, node, leaves)
 
     def _differentiate_segment(
-        self, microbatch: int, node: int, pairs: Sequence[tuple[GradientEdge, Tensor]], began: HookMark | None
+        self, number: int, node: int, pairs: Sequence[tuple[GradientEdge, Tensor]], began: HookMark | None
     ) -> None:
         """W adds gradients of vectors and of parameters of several segments, if the segment has a W."""
         edges, grads = [edge for edge, _ in pairs], [gradient for _, gradient in pairs]
@@ -83,11 +88,12 @@ class BackwardSteps(SegmentedBase):
         else:
             self._defers = True
             late = lambda p: id(p) in shared or is_late(p)  # noqa: E731
-            self._split.backward(self._key(microbatch, node), edges, grads, graph=node, late=late, began=began)
+            self._split.backward(self._key(number, node), edges, grads, graph=node, late=late, began=began)
 
     def start_backward(self, microbatch: int, node: int) -> None:
         """Start sending back the gradients of an exchange. Sends nothing where no rank needs gradients."""
-        state, communication = self._state(microbatch), self._communication(node)
+        number, node = self._at(microbatch, node)
+        state, communication = self._state(number), self._communication(node)
         record = state.done.get(node)
         if not isinstance(record, ExchangeRecord):
             raise StageError(
@@ -108,7 +114,8 @@ class BackwardSteps(SegmentedBase):
 
     def wait_backward(self, microbatch: int, node: int) -> None:
         """Wait for the gradients that an exchange sends back."""
-        state, communication = self._state(microbatch), self._communication(node)
+        number, node = self._at(microbatch, node)
+        state, communication = self._state(number), self._communication(node)
         record = state.pop(node, ExchangeRecord)
         if not any(record.wanted):
             return
@@ -119,22 +126,26 @@ class BackwardSteps(SegmentedBase):
 
     def end_backward(self, microbatch: int) -> None:
         """Forget a microbatch whose backward steps have all run."""
-        state = self._state(microbatch)
-        if in_flight := {*state.pending, *(state.recompute.pending if state.recompute else ())}:
-            names = [self.graph.nodes[node].name for node in sorted(in_flight)]
-            raise StageError(f"stage {self.index}: microbatch {microbatch} ends while {names} are in flight")
-        del self._states[microbatch]
+        for number in self.numbers(microbatch):
+            state = self._state(number)
+            if in_flight := {*state.pending, *(state.recompute.pending if state.recompute else ())}:
+                names = [self.graph.nodes[node].name for node in sorted(in_flight)]
+                raise StageError(f"stage {self.index}: microbatch {microbatch} ends while {names} are in flight")
+            del self._states[number]
 
     def input_gradients(self, microbatch: int) -> Tensors:
-        """The gradient of each differentiable input."""
-        state = self._state(microbatch)
+        """The gradient of each differentiable input, joined."""
+        return self._entry.join_gradients([self._gradients_of(self._state(n)) for n in self.numbers(microbatch)])
+
+    def _gradients_of(self, state: MicrobatchState) -> Tensors:
+        """The gradients of the inputs of a slice."""
         gradients: list[Tensor | None] = []
         for value, tensors in enumerate(self._entry_widths):
             gradients += state.summed(value, tensors)
-        specs = self._input.tensors
+        entered = self._entry.part
         return tuple(
-            torch.zeros(specs[i].shape, dtype=specs[i].dtype, device=state.device) if (g := gradients[i]) is None else g
-            for i in self._input.differentiable
+            torch.zeros(x.shape, dtype=x.dtype, device=state.device) if (g := gradients[i]) is None else g
+            for i, x in ((i, entered.tensors[i]) for i in entered.differentiable)
         )
 
     def run_weight(self, microbatch: int, node: int) -> None:
@@ -145,26 +156,27 @@ class BackwardSteps(SegmentedBase):
         """
         if (key := _loss_key(microbatch)) in self._split.pending:
             self._split.weight(key)
+        number, node = self._at(microbatch, node)
         group = self.graph.sharing.get(node, (node,))
-        waiting = self._waiting.setdefault(microbatch, set())
+        waiting = self._waiting.setdefault(number, set())
         waiting.add(node)
         for member in reversed(group):
             if member not in waiting:
                 return
-            if (key := self._key(microbatch, member)) in self._split.pending:
+            if (key := self._key(number, member)) in self._split.pending:
                 self._split.weight(key)
         waiting.difference_update(group)
         if not waiting:
-            del self._waiting[microbatch]
+            del self._waiting[number]
 
     @property
     def _entry_widths(self) -> list[int]:
         """[inputs] number of tensors inside each value that enters the stage."""
-        tree: Any = self._input.tree
+        tree: Any = self._entry.part.tree
         widths = [0] * tree.num_children
         first = 0
         for value, child in enumerate(tree.children()):
-            entries = self._input.entries[first : first + child.num_leaves]
-            widths[value] = sum(entry in self._input.tensors for entry in entries)
+            entries = self._entry.part.entries[first : first + child.num_leaves]
+            widths[value] = sum(entry in self._entry.part.tensors for entry in entries)
             first += child.num_leaves
         return widths

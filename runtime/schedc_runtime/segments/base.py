@@ -13,11 +13,15 @@ import torch
 from torch import nn
 
 from schedc.cell.graph import StageShape
+from schedc.cell.slices import JOINT, sliced
 from schedc.ir.plan import Level, Recompute
 from schedc_runtime.errors import StageError
 from schedc_runtime.moe.layer import moe_layers
+from schedc_runtime.offload.microbatch import MicrobatchOffload
+from schedc_runtime.offload.rules import OffloadSettings
 from schedc_runtime.partition.boundary import Boundary
 from schedc_runtime.partition.recorded_stage import RecordedStage
+from schedc_runtime.partition.sliced_boundary import SlicedBoundary
 from schedc_runtime.random_numbers.interception import session
 from schedc_runtime.recompute.levels import Recomputation, draws, install, region_paths
 from schedc_runtime.recompute.random_state import gpus
@@ -40,10 +44,18 @@ class SegmentedBase(Stage):
         inputs: int,
         blocks: Sequence[str] = (),
         loss_fn: LossFunction | None = None,
+        slices: int = 1,
     ) -> None:
         super().__init__(module, index, stages, blocks=blocks, loss_fn=loss_fn)
+        self.slices = slices
         self._traces: Traces = {}
         self.graph: StageGraph = stage_graph(module, inputs, blocks, self._traces)
+        """The graph of one slice."""
+        self._place: list[tuple[int, int]] = []
+        """By node of `shape`: the node of ``graph``, and the slice; -1 for one that all slices share."""
+        for own, node in enumerate(self.graph.shape.nodes):
+            shared = slices > 1 and node.role in JOINT
+            self._place += [(own, -1)] if shared else [(own, part) for part in range(slices)]
         self.graph_with_r: StageGraph = self.graph
         """The graph of microbatches with an R. It may recompute more nodes than the plan says."""
         self._memory_with_r = self._memory
@@ -54,30 +66,31 @@ class SegmentedBase(Stage):
         if self._recorded is not None:
             self._graphs[self._recorded] = self.graph
         self._states: dict[int, MicrobatchState] = {}
+        """By number of the slice, see `numbers`."""
         self.captures: CapturedSegments | None = None
         """The segments whose launches are replayed; None where all are launched as ever."""
         self._fuse: FuseSegment | None = None
         """What fuses the calls between the modules of a segment; None where the model's own code runs."""
         self._waiting: dict[int, set[int]] = {}
-        """By microbatch: nodes whose weight gradients wait for other nodes with the same parameter."""
+        """By number of the slice: nodes whose weight gradients wait for other nodes with the same parameter."""
 
     @property
     def shape(self) -> StageShape:
-        return self.graph.shape
+        """The graph of a microbatch, as plain data."""
+        return sliced(self.graph.shape, self.slices)
 
     @property
     def shape_with_r(self) -> StageShape:
         """The graph of microbatches with an R, as plain data."""
-        return self.graph_with_r.shape
+        return sliced(self.graph_with_r.shape, self.slices)
 
-    def shape_of(self, microbatch: int) -> StageShape | None:
-        """The graph by which the backward of a microbatch recomputes; None where an R has recomputed it."""
-        state = self._state(microbatch)
-        return None if state.recomputed else state.graph.shape
+    def numbers(self, microbatch: int) -> range:
+        """The numbers of the slices of a microbatch."""
+        return range(microbatch * self.slices, (microbatch + 1) * self.slices)
 
     @property
     def in_flight(self) -> tuple[int, ...]:
-        return tuple(sorted({*self._states, *self.kept}))
+        return tuple(sorted({number // self.slices for number in (*self._states, *self.kept)}))
 
     @property
     def recomputes_whole(self) -> bool:
@@ -85,12 +98,12 @@ class SegmentedBase(Stage):
 
     @property
     def pending(self) -> tuple[int, ...]:
-        keys = self._split.pending
-        return tuple(sorted({key // len(self.graph.nodes) if key >= 0 else -1 - key for key in keys}))
+        nodes = len(self.graph.nodes) * self.slices
+        return tuple(sorted({key // nodes if key >= 0 else -1 - key for key in self._split.pending}))
 
     def set_recomputation(self, plan: Recompute, *, count: bool = False) -> None:
         self.check_empty()
-        self._memory = Recomputation(plan, self.shape, self._draws, count=count)
+        self._memory = Recomputation(plan, self.graph.shape, self._draws, count=count)
         self.graph = replace(self.graph, recomputed=self._memory.recomputed)
         self._memory_with_r, self.graph_with_r = self._memory, self.graph
         self.install_regions(plan)
@@ -108,13 +121,24 @@ class SegmentedBase(Stage):
                 node.run.fuse(self.module, self._fuse and partial(self._fuse, node.name), opaque)
 
     def _node_names(self) -> tuple[dict[int, str], dict[int, str]]:
-        return dict(enumerate(self.shape.names)), {number: node.role for number, node in enumerate(self.shape.nodes)}
+        shape = self.graph.shape
+        return dict(enumerate(shape.names)), {number: node.role for number, node in enumerate(shape.nodes)}
+
+    def set_offload(self, offload: OffloadSettings | None) -> None:
+        super().set_offload(offload and replace(offload, slices=self.slices))
+
+    def box_inputs(self, microbatch: int, boxes: MicrobatchOffload) -> None:
+        for number in self.numbers(microbatch):
+            super().box_inputs(number, boxes)
+
+    def _offloaded(self, microbatch: int) -> MicrobatchOffload:
+        return super()._offloaded(self.numbers(microbatch)[0])
 
     def prepare_recompute(self) -> None:
         if self._memory.level is not Level.NONE:
             return
         if any(moe_layers(self.module)):
-            self._memory_with_r = Recomputation(Recompute(Level.FULL), self.shape, self._draws)
+            self._memory_with_r = Recomputation(Recompute(Level.FULL), self.graph.shape, self._draws)
             self.graph_with_r = replace(self.graph, recomputed=self._memory_with_r.recomputed)
             install(self.module)
         else:
@@ -134,10 +158,14 @@ class SegmentedBase(Stage):
     @cached_property
     def _shared(self) -> dict[int, frozenset[int]]:
         """By node with weight gradients: ids of the parameters that other nodes have too."""
-        return {node: frozenset(map(id, self.graph.shared_parameters(node))) for node in self.shape.weights}
+        return {node: frozenset(map(id, self.graph.shared_parameters(node))) for node in self.graph.shape.weights}
 
-    def bind(self, input: Boundary, output: Boundary) -> None:
+    def bind(self, input: Boundary, output: Boundary, parts: tuple[Boundary, Boundary] | None = None) -> None:
+        """As of a `Stage`. parts: the boundaries of a slice, where a microbatch has several."""
         super().bind(input, output)
+        part_input, part_output = parts or (input, output)
+        self._entry = SlicedBoundary.of(input, part_input, self.slices)
+        self._exit = SlicedBoundary.of(output, part_output, self.slices)
         self.follow()
         if input.tree.num_children != self.graph.inputs:
             raise StageError(
@@ -165,15 +193,28 @@ class SegmentedBase(Stage):
         self.graph_with_r = replace(graph, recomputed=self.graph_with_r.recomputed)
         self.__dict__.pop("_late", None)
 
-    def _key(self, microbatch: int, node: int) -> int:
-        """The key under which the weight sink keeps the work of a node."""
-        return microbatch * len(self.graph.nodes) + node
+    def _key(self, number: int, node: int) -> int:
+        """The key under which the weight sink keeps the work of a node of ``graph``."""
+        return number * len(self.graph.nodes) + node
 
-    def _state(self, microbatch: int) -> MicrobatchState:
-        state = self._states.get(microbatch)
+    def _at(self, microbatch: int, node: int) -> tuple[int, int]:
+        """The number of the slice that runs a node of `shape`, and its node of ``graph``."""
+        own, part = self._place[node]
+        if part < 0:
+            raise StageError(f"stage {self.index}: {self.graph.nodes[own].name} is shared by all slices")
+        return microbatch * self.slices + part, own
+
+    def _sharing(self, microbatch: int, node: int) -> tuple[list[MicrobatchState], int]:
+        """The states of the slices that share an exchange of `shape`, and its node of ``graph``."""
+        own, part = self._place[node]
+        numbers = self.numbers(microbatch)
+        return [self._state(number) for number in (numbers if part < 0 else numbers[part : part + 1])], own
+
+    def _state(self, number: int) -> MicrobatchState:
+        state = self._states.get(number)
         if state is None:
-            self._check_kept(microbatch)
-            raise StageError(f"stage {self.index}: microbatch {microbatch} has not been forwarded")
+            self._check_kept(number)
+            raise StageError(f"stage {self.index}: microbatch {number // self.slices} has not been forwarded")
         return state
 
     def _segment(self, node: int) -> Segment:
@@ -189,10 +230,10 @@ class SegmentedBase(Stage):
         return communication
 
     @contextmanager
-    def _random(self, microbatch: int, state: MicrobatchState, node: int) -> Iterator[None]:
+    def _random(self, state: MicrobatchState, node: int) -> Iterator[None]:
         """Gives a segment random numbers of its own, which do not depend on the steps before it."""
         if session() is not None or not (self.module.training and self._draws):
-            with self.drawing(microbatch, node):
+            with self.drawing(state.number, node):
                 yield
             return
         with torch.random.fork_rng(gpus([state.device])):

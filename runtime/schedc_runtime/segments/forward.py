@@ -32,7 +32,7 @@ from schedc_runtime.stage.engine import edge_of
 from schedc_runtime.stage.hooks import hook_mark
 from schedc_runtime.stage.offloaded import KeptInputs
 from schedc_runtime.stage.stage import WRITTEN, check_loss, device_holding
-from schedc_runtime.stage.taken import Taken
+from schedc_runtime.stage.taken import Taken, let_go
 
 
 class ForwardSteps(SegmentedBase):
@@ -47,16 +47,22 @@ class ForwardSteps(SegmentedBase):
         *,
         recompute_later: bool = False,
     ) -> None:
-        """Take the tensors of the input boundary, in its shapes; see `Stage.forward`."""
+        """Take the tensors of the input boundary, in its shapes, split into slices; see `Stage.forward`."""
         if microbatch in self.in_flight:
             raise StageError(f"stage {self.index}: microbatch {microbatch} is forwarded again before its backward")
+        for number, part in zip(self.numbers(microbatch), self._entry.split(inputs), strict=True):
+            self._begin(number, part, target, loss_scale, recompute_later)
+
+    def _begin(
+        self, number: int, inputs: Sequence[Tensor], target: Any, loss_scale: float, recompute_later: bool = False
+    ) -> None:
         graph, memory = (self.graph_with_r, self._memory_with_r) if recompute_later else (self.graph, self._memory)
         leaves = self._detach(inputs) if torch.is_grad_enabled() else tuple(inputs)
-        values = dict(enumerate(self._input.unpack(leaves)))
+        values = dict(enumerate(self._entry.part.unpack(leaves)))
         uses = [len(nodes) for nodes in graph.consumers]
-        state = MicrobatchState(graph, self.index, values, uses, target, loss_scale, device_holding(leaves))
-        self._states[microbatch] = state
-        offload = self.offload.begin(microbatch) if self.offload is not None and torch.is_grad_enabled() else None
+        state = MicrobatchState(graph, self.index, number, values, uses, target, loss_scale, device_holding(leaves))
+        self._states[number] = state
+        offload = self.offload.begin(number) if self.offload is not None and torch.is_grad_enabled() else None
         if recompute_later and self.recomputes_whole and torch.is_grad_enabled():
             # Before the seed is drawn: the second run draws it again.
             checkpoint = self._checkpoints.begin(state.device)
@@ -69,11 +75,12 @@ class ForwardSteps(SegmentedBase):
 
     def run(self, microbatch: int, node: int) -> None:
         """The forward of a segment."""
-        state, segment, began = self._state(microbatch), self._segment(node), hook_mark() if self._defers else None
+        number, node = self._at(microbatch, node)
+        state, segment, began = self._state(number), self._segment(node), hook_mark() if self._defers else None
         values = [(value, state.value(value, node)) for value in segment.takes]
         enter = not_held if state.recorder else own_views if _autocast(state) else own_leaves
         taken: list[tuple[Any, Any]] = [enter(value) for _, value in values]
-        with self._random(microbatch, state, node), self._recording(state, node):
+        with self._random(state, node), self._recording(state, node):
             inputs = [value for value, _ in taken]
             results = self._replayed(state, node, inputs) or self._called(segment, inputs)
         if state.recompute is not None:
@@ -89,104 +96,96 @@ class ForwardSteps(SegmentedBase):
             return save_nothing()
         if state.recorder is None:
             return nullcontext()
-        state.recorder.layer = self.shape.nodes[node].layer
+        state.recorder.layer = self.graph.shape.nodes[node].layer
         return state.recorder.forwarding(node, node in state.recorder.plan.replayed)
 
     def start(self, microbatch: int, node: int) -> None:
-        """Start an exchange; returns at once."""
-        state, communication = self._state(microbatch), self._communication(node)
-        taken: list[Any] = [None if value < 0 else state.value(value, node) for value in communication.takes]
-        route, payload = taken[0], taken[1:]
+        """Start an exchange; returns at once. Slices that share it send the sum of their payloads."""
+        states, node = self._sharing(microbatch, node)
+        communication, state = self._communication(node), states[0]
+        taken: list[list[Any]] = [
+            [None if each < 0 else x.value(each, node) for each in communication.takes] for x in states
+        ]
+        route, first = taken[0][0], taken[0][1:]
         with torch.no_grad():
-            state.pending[node] = communication.exchange.start(route, *[tensor.detach() for tensor in payload])
-        wanted = tuple([communication.exchange.differentiable and tensor.requires_grad for tensor in payload])
+            payload = [reduce(torch.add, column).detach() for column in zip(*[row[1:] for row in taken], strict=True)]
+            state.pending[node] = communication.exchange.start(route, *payload)
+        wanted = tuple([communication.exchange.differentiable and tensor.requires_grad for tensor in first])
         state.done[node] = ExchangeRecord(route, wanted, ())
-        state.took(communication.takes)
+        for each in states:
+            each.took(communication.takes)
 
     def ready(self, microbatch: int, node: int) -> bool:
         """Whether `wait` would return without waiting for another rank of this process."""
-        state = self._state(microbatch)
+        (state, *_), node = self._sharing(microbatch, node)
         return node not in state.pending or self._communication(node).exchange.ready(state.pending[node])
 
     def wait(self, microbatch: int, node: int) -> None:
-        """Wait for an exchange that was started, and take what it brought."""
-        state, communication = self._state(microbatch), self._communication(node)
-        received = communication.exchange.finish(state.started(node, "forward"))
-        record = state.done[node]
+        """Wait for an exchange that was started. All slices that share it take what it brought."""
+        states, node = self._sharing(microbatch, node)
+        communication, first = self._communication(node), states[0]
+        received = communication.exchange.finish(first.started(node, "forward"))
+        record = first.done[node]
         assert isinstance(record, ExchangeRecord)
-        state.done[node] = record._replace(received=tuple((t.shape, t.dtype, t.device) for t in received))
-        for value, element in zip(communication.gives, communication.elements, strict=True):
-            wanted = element < len(record.wanted) and record.wanted[element]
-            state.values[value] = received[element].detach().requires_grad_(wanted)
-        if state.recompute is not None:
-            state.recompute.arrived(node, received)
-
-    # One exchange for several microbatches, such as the slices of one. Its payload is the sum of theirs.
-
-    def start_together(self, microbatches: Sequence[int], node: int) -> Any:
-        """Start an exchange without a route and without gradients; returns what is in flight."""
-        communication = self._communication(node)
-        payloads: list[list[Tensor]] = []
-        for microbatch in microbatches:
-            state = self._state(microbatch)
-            payloads.append([state.value(value, node).detach() for value in communication.takes[1:]])
-            state.took(communication.takes)
-        with torch.no_grad():
-            return communication.exchange.start(
-                None, *[reduce(torch.add, each) for each in zip(*payloads, strict=True)]
-            )
-
-    def ready_together(self, node: int, pending: Any) -> bool:
-        """Whether `wait_together` would return without waiting for another rank of this process."""
-        return self._communication(node).exchange.ready(pending)
-
-    def wait_together(self, microbatches: Sequence[int], node: int, pending: Any) -> None:
-        """Wait for what `start_together` has started. All microbatches take what it brings."""
-        communication = self._communication(node)
-        received = communication.exchange.finish(pending)
-        for microbatch in microbatches:
-            values = self._state(microbatch).values
+        first.done[node] = record._replace(received=tuple((t.shape, t.dtype, t.device) for t in received))
+        for state in states:
             for value, element in zip(communication.gives, communication.elements, strict=True):
-                values[value] = received[element].detach()
+                wanted = element < len(record.wanted) and record.wanted[element]
+                state.values[value] = received[element].detach().requires_grad_(wanted)
+            if state.recompute is not None:
+                state.recompute.arrived(node, received)
 
     def outputs(self, microbatch: int) -> Tensors:
-        """The tensors of the output boundary, detached. The last stage computes the loss from them."""
-        state = self._state(microbatch)
-        enter = not_held if torch.is_grad_enabled() and self.loss_fn is not None else own_leaves
-        here: dict[int, tuple[Any, Any]] = {
-            value: enter(state.value(value, len(self.graph.nodes))) for value in set(self.graph.leaving)
-        }
+        """The tensors of the output boundary, joined and detached. The last stage computes the loss from them."""
+        states = [self._state(number) for number in self.numbers(microbatch)]
+        first, trains = states[0], torch.is_grad_enabled()
+        at_once = self.loss_fn is not None and self.slices == 1
+        left = [self._leave(state, at_once=at_once) for state in states]
+        joined = self._exit.join([tuple([tensor.detach() for tensor in tensors]) for _, tensors in left])
+        if self.loss_fn is not None and (trains or first.target is not None):
+            self._form_loss(microbatch, first, left[0][0] if at_once else self._joined(first, joined))
+        for state in states:
+            if state.kept is not None:
+                self._checkpoints.end(state.kept.checkpoint)
+                self.kept[state.number] = state.kept
+            if state.kept is not None or not trains:
+                del self._states[state.number]
+        return joined
+
+    def _leave(self, state: MicrobatchState, *, at_once: bool) -> tuple[Any, Tensors]:
+        """What a slice gives, and the tensors of the output boundary in it. No output is held: its gradient is all
+        that the backward takes. at_once: whether the loss takes what the slice gives."""
+        last, trains = len(self.graph.nodes), torch.is_grad_enabled()
+        enter = not_held if at_once and trains else own_leaves
+        here: dict[int, tuple[Any, Any]] = {value: enter(state.value(value, last)) for value in set(self.graph.leaving)}
         result = fx.node.map_aggregate(self.graph.output, lambda x: here[x.value][0] if isinstance(x, Slot) else x)
         if isinstance(self.module, RecordedStage):
             result = self.module.finished(result)
-        if torch.is_grad_enabled():
-            self._leave(state, {value: leaves for value, (_, leaves) in here.items()}, result)
-        if self.loss_fn is not None and (torch.is_grad_enabled() or state.target is not None):
-            last_run = torch.is_grad_enabled() and state.kept is None  # a loss may add gradients at once
-            with self.drawing(microbatch, len(self.graph.nodes)), torch.set_grad_enabled(last_run):
-                loss = self._loss_of(self.loss_fn, result, state.target, state.recorder)
-            self._form_loss(microbatch, state, loss)
+        tensors = self._exit.part.pack(result)
+        if trains and at_once:
+            state.leaving = [(value, leaves) for value, (_, leaves) in here.items()]
+        elif trains:
+            taken = {id(leaf): Taken(leaf) for _, leaves in here.values() for leaf in leaves}
+            state.leaving = [(value, tuple([taken[id(x)] for x in leaves])) for value, (_, leaves) in here.items()]
+            state.sent = tuple([taken.get(id(t)) if t.requires_grad else None for t in tensors])
         state.took(tuple(here))
-        if state.kept is not None:
-            self._checkpoints.end(state.kept.checkpoint)
-            self.kept[microbatch] = state.kept
-        if state.kept is not None or not torch.is_grad_enabled():
-            del self._states[microbatch]
-        return tuple([tensor.detach() for tensor in self._output.pack(result)])
+        return result, tensors
 
-    def _leave(self, state: MicrobatchState, leaves: dict[int, Any], result: Any) -> None:
-        """Hold no output: its gradient is all that the backward takes. leaves: those of ``result``, by value."""
-        if self.loss_fn is not None:
-            state.leaving = list(leaves.items())
-            return
-        taken = {id(leaf): Taken(leaf) for own in leaves.values() for leaf in own}
-        state.leaving = [(value, tuple([taken[id(leaf)] for leaf in own])) for value, own in leaves.items()]
-        state.sent = tuple([taken.get(id(t)) if t.requires_grad else None for t in self._output.pack(result)])
+    def _joined(self, first: MicrobatchState, joined: Tensors) -> Any:
+        """What the loss takes where slices are joined. Its gradients collect in the state of the first slice."""
+        wanted = self._output.differentiable if torch.is_grad_enabled() else ()
+        pairs = [let_go(tensor.detach().requires_grad_(place in wanted)) for place, tensor in enumerate(joined)]
+        first.joined = tuple([taken for _, taken in pairs])
+        return self._output.unpack([tensor for tensor, _ in pairs])
 
-    def _form_loss(self, microbatch: int, state: MicrobatchState, loss: Tensor) -> None:
-        check_loss(loss)
+    def _form_loss(self, microbatch: int, state: MicrobatchState, result: Any) -> None:
+        """state: that of the first slice. A forward that runs a second time forms the loss without a graph."""
+        assert self.loss_fn is not None
+        trains = torch.is_grad_enabled() and state.kept is None
+        with self.drawing(state.number, len(self.graph.nodes)), torch.set_grad_enabled(trains):
+            loss = check_loss(self._loss_of(self.loss_fn, result, state.target, state.recorder))
         self.losses[microbatch] = loss.detach()
-        if torch.is_grad_enabled():
+        if trains:
             state.loss, state.loss_gradient = edge_of(loss), self._loss_gradient(loss, state.loss_scale)
 
     def _replayed(self, state: MicrobatchState, node: int, taken: Sequence[Any]) -> tuple[Any, ...] | None:

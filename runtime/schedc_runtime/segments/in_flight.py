@@ -54,13 +54,15 @@ class ExchangeRecord(NamedTuple):
 
 @dataclass
 class MicrobatchState:
-    """A microbatch between its forward and the end of its backward.
+    """A slice of a microbatch between its forward and the end of its backward.
 
-    stage: number of the stage, for messages. values: the values that some node has yet to take, by number.
+    stage: number of the stage, for messages. number: microbatch * slices + slice, by which it draws random numbers.
+    values: the values that some node has yet to take, by number. The first slice has what concerns the loss.
     """
 
     graph: StageGraph
     stage: int
+    number: int
     values: dict[int, Any]
     uses: list[int]
     """[values] number of nodes that have yet to take each value. The last one frees it."""
@@ -76,6 +78,8 @@ class MicrobatchState:
     """The values of the stage's output, each with what collects the gradients of its tensors."""
     sent: tuple[Taken | None, ...] = ()
     """[tensors of the output boundary] what collects the gradient of each; None where it needs none."""
+    joined: tuple[Taken, ...] = ()
+    """[tensors of the output boundary] what collects the gradients that the loss gives to joined slices."""
     loss: GradientEdge | None = None
     """Where the gradient of the loss enters the graph."""
     loss_gradient: Tensor | None = None

@@ -14,88 +14,101 @@ every legal order of the steps give the same bits:
 * The weight gradients of a parameter that several segments use are added in one order.
 * Every segment draws its own random numbers.
 
+A microbatch may run as slices of its rows (`schedc.cell.slices`). `begin` splits the inputs and `outputs` joins the
+outputs; gradients are split and joined in the same places. Boundaries, messages and the loss are those of the whole
+microbatch. Each slice has a state of its own under its number (`numbers`), by which it draws random numbers. All slices
+of a microbatch move to the host together, in one copy.
+
 Where something is recomputed, `run_recompute`, `start_recompute` and `wait_recompute` run nodes a second time before
 their backward.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
-from schedc.cell.graph import StageShape
+from schedc.cell.program import Action, CellProgram, Half
+from schedc.cell.serial import serial
+from schedc.cell.slices import sliced
 from schedc_runtime.errors import StageError
 from schedc_runtime.segments.backward import BackwardSteps
 from schedc_runtime.segments.forward import ForwardSteps
-from schedc_runtime.segments.graph import Segment
 from schedc_runtime.segments.in_flight import MicrobatchState, Tensors
 from schedc_runtime.segments.recompute import SegmentRecompute
 
 
 class SegmentedStage(ForwardSteps, BackwardSteps):
-    """A `Stage` that can also run in micro-steps. Its `forward`, `backward` and `weight` run them in serial order.
+    """A `Stage` that can also run in micro-steps, on the nodes of `shape`. Its ops run them in serial order.
 
     inputs: number of values that enter the stage module. blocks: paths of the model's blocks in it. A block without an
-    exchange is one segment.
+    exchange is one segment. slices: number of slices of its rows in which it runs a microbatch.
     """
 
     # Recompute nodes for the backward. A node whose outputs are held does nothing.
 
     def begin_recompute(self, microbatch: int) -> None:
         """Begin an R. If the whole stage runs a second time, its steps are those of a forward."""
-        if (kept := self._pop_kept(microbatch)) is not None:
-            inputs, target, loss_scale, checkpoint = kept
-            with checkpoint.restored():
-                self.begin(microbatch, inputs, target, loss_scale)
-            self._state(microbatch).checkpoint = checkpoint
-        state = self._state(microbatch)
-        state.recomputed = True
-        if state.recorder is not None and state.checkpoint is None:
-            state.recorder.forwarded()
+        for number in self.numbers(microbatch):
+            if (kept := self._pop_kept(number)) is not None:
+                inputs, target, loss_scale, checkpoint = kept
+                with checkpoint.restored():
+                    self._begin(number, inputs, target, loss_scale)
+                self._state(number).checkpoint = checkpoint
+            state = self._state(number)
+            state.recomputed = True
+            if state.recorder is not None and state.checkpoint is None:
+                state.recorder.forwarded()
 
     def recompute_rest(self, microbatch: int) -> None:
         """Recompute the regions of every node that the cell program does not recompute step by step."""
-        state = self._state(microbatch)
-        if state.recorder is not None and state.checkpoint is None:
-            state.recorder.fill_all(but=state.graph.recomputed)
+        for number in self.numbers(microbatch):
+            state = self._state(number)
+            if state.recorder is not None and state.checkpoint is None:
+                state.recorder.fill_all(but=state.graph.recomputed)
 
     def end_recompute(self, microbatch: int) -> None:
         """End an R."""
-        state = self._state(microbatch)
-        if state.checkpoint is None:
+        states = [self._state(number) for number in self.numbers(microbatch)]
+        if (checkpoint := states[0].checkpoint) is None:
             return
-        with state.checkpoint.restored():
+        with checkpoint.restored():
             self.outputs(microbatch)
-        state.checkpoint = None
+        for state in states:
+            state.checkpoint = None
 
     def run_recompute(self, microbatch: int, node: int) -> None:
         """Run the forward of a segment a second time: for its backward, or for what is to be sent."""
-        state = self._state(microbatch)
+        number, own = self._at(microbatch, node)
+        state = self._state(number)
         if state.checkpoint is None:
-            self._recomputing(state, node).run(self.module, node, self._random(microbatch, state, node))
+            self._recomputing(state, own).run(self.module, own, self._random(state, own))
             return
         with state.checkpoint.restored():
             self.run(microbatch, node)
 
     def start_recompute(self, microbatch: int, node: int) -> None:
         """Start sending a second time what an exchange brought."""
-        state = self._state(microbatch)
+        number, own = self._at(microbatch, node)
+        state = self._state(number)
         if state.checkpoint is None:
-            self._recomputing(state, node).start(node)
+            self._recomputing(state, own).start(own)
         else:
             self.start(microbatch, node)
 
     def ready_recompute(self, microbatch: int, node: int) -> bool:
-        state = self._state(microbatch)
-        return self._recomputing(state, node).ready(node) if state.checkpoint is None else self.ready(microbatch, node)
+        number, own = self._at(microbatch, node)
+        state = self._state(number)
+        return self._recomputing(state, own).ready(own) if state.checkpoint is None else self.ready(microbatch, node)
 
     def wait_recompute(self, microbatch: int, node: int) -> None:
         """Wait for what is sent a second time."""
-        state = self._state(microbatch)
+        number, own = self._at(microbatch, node)
+        state = self._state(number)
         if state.checkpoint is None:
-            self._recomputing(state, node).wait(node)
+            self._recomputing(state, own).wait(own)
         else:
             self.wait(microbatch, node)
 
@@ -116,24 +129,14 @@ class SegmentedStage(ForwardSteps, BackwardSteps):
         recompute_later: bool = False,
     ) -> Tensors:
         self.begin(microbatch, inputs, target, loss_scale, recompute_later=recompute_later)
-        for node, step in enumerate(self.graph.nodes):
-            if isinstance(step, Segment):
-                self.run(microbatch, node)
-            else:
-                self.start(microbatch, node)
-                self.wait(microbatch, node)
+        self._serially(microbatch, serial("F", self.shape, None))
         return self.outputs(microbatch)
 
     def backward(self, microbatch: int, output_grads: Sequence[Tensor | None] = (), *, defer: bool = False) -> Tensors:
         self.begin_backward(microbatch, output_grads)
-        if not (state := self._state(microbatch)).recomputed:
-            self._recompute_nodes(microbatch, state.graph.shape)
-        for node in reversed(range(len(self.graph.nodes))):
-            if isinstance(self.graph.nodes[node], Segment):
-                self.run_backward(microbatch, node)
-            else:
-                self.start_backward(microbatch, node)
-                self.wait_backward(microbatch, node)
+        state = self._state(self.numbers(microbatch)[0])
+        shape = state.graph.shape.ready if state.recomputed else state.graph.shape
+        self._serially(microbatch, serial("I", None, sliced(shape, self.slices)))
         gradients = self.input_gradients(microbatch)
         self.end_backward(microbatch)
         if not defer:
@@ -142,18 +145,32 @@ class SegmentedStage(ForwardSteps, BackwardSteps):
 
     def recompute(self, microbatch: int) -> None:
         self.begin_recompute(microbatch)
-        self._recompute_nodes(microbatch, self.graph_with_r.shape)
+        self._serially(microbatch, serial("R", None, self.shape_with_r))
         self.recompute_rest(microbatch)
         self.end_recompute(microbatch)
 
-    def _recompute_nodes(self, microbatch: int, shape: StageShape) -> None:
-        for node in shape.recomputed:
-            if isinstance(self.graph.nodes[node], Segment):
-                self.run_recompute(microbatch, node)
-            else:
-                self.start_recompute(microbatch, node)
-                self.wait_recompute(microbatch, node)
-
     def weight(self, microbatch: int) -> None:
-        for node in reversed(self.shape.weights):
-            self.run_weight(microbatch, node)
+        self._serially(microbatch, serial("W", None, self.shape))
+
+    def _serially(self, microbatch: int, program: CellProgram) -> None:
+        for action, half, node in program.steps:
+            self.step(action, half, microbatch, node)
+
+    def step(self, action: Action, half: Half, microbatch: int, node: int) -> None:
+        """One micro-step on a node."""
+        getattr(self, MICRO_STEPS[half, action])(microbatch, node)
+
+
+MICRO_STEPS: Mapping[tuple[Half, Action], str] = {
+    (Half.FORWARD, Action.RUN): "run",
+    (Half.FORWARD, Action.START): "start",
+    (Half.FORWARD, Action.WAIT): "wait",
+    (Half.BACKWARD, Action.RUN): "run_backward",
+    (Half.BACKWARD, Action.START): "start_backward",
+    (Half.BACKWARD, Action.WAIT): "wait_backward",
+    (Half.WEIGHT, Action.RUN): "run_weight",
+    (Half.RECOMPUTE, Action.RUN): "run_recompute",
+    (Half.RECOMPUTE, Action.START): "start_recompute",
+    (Half.RECOMPUTE, Action.WAIT): "wait_recompute",
+}
+"""The method of each micro-step on a node. It takes the microbatch and the node."""

@@ -354,9 +354,11 @@ class Stage(OffloadedStage):
                 " inplace=True",
             ) from error
 
-    def _check_kept(self, microbatch: int) -> None:
-        if microbatch in self.kept:
-            raise StageError(f"stage {self.index}: the backward of microbatch {microbatch} comes before its R")
+    def _check_kept(self, number: int) -> None:
+        if number in self.kept:
+            raise StageError(
+                f"stage {self.index}: the backward of microbatch {number // self.slices} comes before its R"
+            )
 
     def _pop(self, microbatch: int) -> _BackwardState:
         self._check_kept(microbatch)

@@ -122,15 +122,19 @@ def toy_stage(kind: type[nn.Module], blocks: int = 2) -> SegmentedStage:
     return bound(nn.Sequential(*[kind() for _ in range(blocks)]).double(), "")
 
 
-def bound(model: nn.Module, blocks: str, loss_fn: Callable[[Any, Any], Tensor] | None = None) -> SegmentedStage:
+def bound(
+    model: nn.Module, blocks: str, loss_fn: Callable[[Any, Any], Tensor] | None = None, slices: int = 1
+) -> SegmentedStage:
     """The model as the first of two stages, or as the last of two where it forms a loss, ready to run."""
     parts = partition(model, 1, blocks=blocks, example=torch.ones(3, 4, dtype=torch.float64))
     index = int(loss_fn is not None)
-    stage = SegmentedStage(parts.modules[0], index, 2, loss_fn=loss_fn, inputs=1, blocks=parts.blocks[0])
-    spec = TensorSpec((3, 4), torch.float64, True)
-    edge = Boundary((spec,), pytree.tree_structure((0,)), ("x",))
-    out = Boundary((spec,), pytree.tree_structure(0), ("y",))
-    stage.bind(edge, out)
+    stage = SegmentedStage(parts.modules[0], index, 2, loss_fn=loss_fn, inputs=1, blocks=parts.blocks[0], slices=slices)
+    whole, part = (
+        [Boundary((TensorSpec((rows, 4), torch.float64, True),), pytree.tree_structure(tree), (name,))
+         for tree, name in (((0,), "x"), (0, "y"))]
+        for rows in (3 * slices, 3)
+    )  # fmt: skip
+    stage.bind(*whole, (part[0], part[1]))
     return stage
 
 
@@ -204,12 +208,13 @@ def test_a_block_that_cannot_be_cut_is_refused(block: type[nn.Module], message: 
 # Micro-steps.
 
 
-def test_a_loss_that_multiplies_leaves_its_weight_gradients_for_w() -> None:
+@pytest.mark.parametrize("slices", [1, 2])
+def test_a_loss_that_multiplies_leaves_its_weight_gradients_for_w(slices: int) -> None:
     torch.manual_seed(0)
     model, head = nn.Sequential(Toy()).double(), nn.Linear(4, 4).double()
-    stage = bound(model, "", lambda y, target: (head(y) - target).square().mean())
-    x, target = torch.randn(2, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    (head(model(x)) - target).square().mean().backward()
+    stage = bound(model, "", lambda y, target: (head(y) - target).square().mean(), slices)
+    x, target = torch.randn(2, 3 * slices, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    (head(torch.cat([model(part) for part in x.split(3)])) - target).square().mean().backward()
     expected = [parameter.grad for parameter in head.parameters()]
     head.zero_grad()
     stage.module.zero_grad()

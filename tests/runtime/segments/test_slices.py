@@ -26,7 +26,7 @@ from schedc_runtime.partition.boundary import Boundary, TensorSpec
 from schedc_runtime.partition.sliced_boundary import SlicedBoundary
 from schedc_runtime.pipeline.agree.batch import BatchRefused, arguments, split
 from schedc_runtime.random_numbers.numbering import StepKey
-from schedc_runtime.segments import SegmentedStage, SlicedStage
+from schedc_runtime.segments import SegmentedStage
 from support.expert_cases import compiled, model
 from support.offload_cases import Watch, moving
 from support.runtime_cases import differences, next_token_loss, small_gpt, tokens
@@ -81,7 +81,7 @@ def test_dense_models_have_the_bits_of_a_reference_in_slices(schedule: str, size
     slices, goals = (2,) * program.stages, split(targets, count, cpu)
     expected = reference_step(pipe.partition, program, parts, goals, next_token_loss, slices=slices, key=key)
     assert differences(pipe, loss, expected) == []
-    assert any(isinstance(stage, SlicedStage) for place in pipe.places for stage in pipe.held(place))
+    assert all(stage.slices == 2 for place in pipe.places for stage in pipe.held(place))
     pipe.close()
 
 
@@ -215,16 +215,16 @@ def test_boundaries_split_where_the_rows_are_and_add_gradients_of_what_is_shared
 
 def test_slices_hold_as_many_bytes_as_whole_microbatches(monkeypatch: pytest.MonkeyPatch) -> None:
     counted: list[int] = []
-    for kind in (SegmentedStage, SlicedStage):
-        act = kind.begin_backward
+    act = SegmentedStage.begin_backward
 
-        def count(stage: Any, microbatch: int, *rest: Any, act: Any = act) -> None:
-            counted.append(held(stage, microbatch).total)
-            act(stage, microbatch, *rest)
+    def count(stage: Any, microbatch: int, *rest: Any) -> None:
+        counted.append(held(stage, microbatch).total)
+        act(stage, microbatch, *rest)
 
-        with monkeypatch.context() as patch:
-            patch.setattr(kind, "begin_backward", count)
-            plan = Plan(overlap=True, slices=(2,) if kind is SlicedStage else ())
+    with monkeypatch.context() as patch:
+        patch.setattr(SegmentedStage, "begin_backward", count)
+        for slices in ((), (2,)):
+            plan = Plan(overlap=True, slices=slices)
             pipe = in_process(schedc.compile("1f1b", P=1, M=1), small_gpt(2), plan=plan, cut=Cut(segmented=True))
             (stage,) = (stage for place in pipe.places for stage in pipe.held(place))
             stage.set_recomputation(Recompute(), count=True)

@@ -14,7 +14,7 @@ from schedc_runtime.partition import Partition
 from schedc_runtime.partition.boundary import TensorSpec
 from schedc_runtime.partition.cut_record import Record
 from schedc_runtime.partition.sliced_boundary import SlicedBoundary, check_outputs
-from schedc_runtime.segments import SlicedStage
+from schedc_runtime.segments import SegmentedStage
 from schedc_runtime.stage.stage import Stage
 
 
@@ -46,10 +46,11 @@ def record_in_slices(
 
 def bind_stage(stage: Stage, record: Record) -> None:
     """Set the boundaries of a stage, which runs the code of the record."""
-    sides = record.boundaries[stage.index], record.boundaries[stage.index + 1]
-    if isinstance(stage, SlicedStage):
+    index = stage.index
+    sides = record.boundaries[index], record.boundaries[index + 1]
+    if isinstance(stage, SegmentedStage) and stage.slices > 1:
         part = record.slices[stage.slices]
-        stage.bind_slices(*sides, part[stage.index], part[stage.index + 1])
+        stage.bind(*sides, (part[index], part[index + 1]))
     else:
         stage.bind(*sides)
 

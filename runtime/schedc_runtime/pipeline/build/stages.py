@@ -20,7 +20,7 @@ from schedc_runtime.partition.recorded_stage import RecordedStage
 from schedc_runtime.partition.shared import give_copies, tied_apart
 from schedc_runtime.pipeline.build.loss_function import LossHead
 from schedc_runtime.ranks.mesh import Coordinate
-from schedc_runtime.segments import SegmentedStage, SlicedStage, exchanges_in
+from schedc_runtime.segments import SegmentedStage, exchanges_in
 from schedc_runtime.stage.stage import LossFunction, Stage
 
 StagesByIndex = dict[int, Stage]
@@ -113,10 +113,8 @@ def new_stage(
         loss_fn = loss_fn.on(module, at_once=not (segmented and _used_twice(parts, head, program)))
     if segmented:
         inputs = len(parts.values[index - 1] if index else parts.inputs)
-        count = slices[index] if slices else 1
-        own_loss = loss_fn if count == 1 else None
-        stage = SegmentedStage(module, index, parts.stages, inputs=inputs, blocks=parts.blocks[index], loss_fn=own_loss)
-        return SlicedStage(stage, count, loss_fn) if count > 1 else stage
+        count, blocks = slices[index] if slices else 1, parts.blocks[index]
+        return SegmentedStage(module, index, parts.stages, inputs=inputs, blocks=blocks, loss_fn=loss_fn, slices=count)
     alone = not any(index in shared.stages for shared in parts.shared)
     in_order = program is None or (alone and weights_follow(program, index))
     return Stage(module, index, parts.stages, blocks=parts.blocks[index], loss_fn=loss_fn, in_order=in_order)

@@ -10,7 +10,7 @@ from schedc.plan import Plan
 from schedc_runtime.moe.layer import MoELayer, moe_layers
 from schedc_runtime.moe.products import passed_over
 from schedc_runtime.pipeline.agree.plan_fit import unsaid
-from schedc_runtime.segments import InSegments
+from schedc_runtime.segments import SegmentedStage
 from schedc_runtime.stage.stage import Stage
 
 
@@ -29,7 +29,7 @@ def told_graphs(stages: Iterable[Stage]) -> list[str]:
     return [
         f"stage {stage.index}: {stage.captures.told()}"
         for stage in stages
-        if isinstance(stage, InSegments) and stage.captures is not None
+        if isinstance(stage, SegmentedStage) and stage.captures is not None
     ]
 
 
