@@ -20,6 +20,7 @@ from schedc_runtime.moe.router import RouterConfig
 from schedc_runtime.moe.shards import shard_experts
 from schedc_runtime.partition import partition
 from schedc_runtime.partition.boundary import Boundary, TensorSpec
+from schedc_runtime.random_numbers.numbering import Numbering, by_name
 from schedc_runtime.ranks.expert_group import ExpertGroup, in_process_expert_groups
 from schedc_runtime.segments import DeclaredPart, SegmentedStage, stage_graph
 from support.segmented_cases import shuffled, small_moe, unequal
@@ -276,6 +277,16 @@ class Dropping(Toy):
         super().__init__(width)
         self.shared = nn.Sequential(nn.Linear(width, width), nn.Dropout(0.5))  # type: ignore[assignment]
         self.experts = nn.Sequential(nn.Dropout(0.5), nn.Linear(width, width))  # type: ignore[assignment]
+
+
+def test_slices_of_one_microbatch_draw_numbers_of_their_own() -> None:
+    torch.manual_seed(0)
+    stage = bound(nn.Sequential(Dropping()).double(), "", slices=2)
+    stage.numbering = Numbering(stage.module, 0, torch.device("cpu"), {})
+    x = torch.ones(3, 4, dtype=torch.float64)
+    with by_name():
+        (y,) = stage.forward(0, (torch.cat([x, x]),))
+    assert not torch.equal(y[:3], y[3:])
 
 
 class Shared(nn.Module):
