@@ -9,9 +9,9 @@ import numpy as np
 
 from schedc.elaborate.evaluate import RANK, Scope, Value
 from schedc.elaborate.expand import ExpandedItem, Expander, InstanceOps, pack_like, unpack
-from schedc.elaborate.rules import InTurn, Limit, OpPattern, Preferred, Rule, Searched
 from schedc.ir.arrays import Int64, bincount, repeat
 from schedc.ir.ops import OpKind
+from schedc.step.rules import InTurn, Limit, OpPattern, Preferred, Rule, Searched
 from schedc.syntax import tree as t
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from math import inf
 
 import numpy as np
@@ -12,15 +11,17 @@ import numpy.typing as npt
 
 from schedc.check.computed_orders import AIMS
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
-from schedc.elaborate.in_turn import run_turns
-from schedc.elaborate.list_schedule import list_schedule
-from schedc.elaborate.rules import InTurn, Rule, Searched
-from schedc.elaborate.simulated_order import SimulatedOrder, in_run_order
 from schedc.elaborate.zero_bubble import WAYS, search, searchable
 from schedc.ir.schedule import Schedule
 from schedc.source import Source
+from schedc.step.cell_durations import cell_groups, durations_of
+from schedc.step.choose import ChosenOrder, Ops, Preferring, choose
 from schedc.step.costs.costs import Costs
-from schedc.step.op_times import OpTimes, Pricer
+from schedc.step.dependencies import Dependencies, needs_of, reduce_by_rank
+from schedc.step.op_times import OpTimes, Pricer, StepTimes
+from schedc.step.rules import InTurn, Rule, Searched
+from schedc.step.timeline import run_durations
+from schedc.step.turn_loops import run_turns
 from schedc.syntax import tree as t
 
 MAX_COMPUTED = 4_000_000
@@ -47,7 +48,7 @@ def number_of_choices(block: t.RankBlock) -> int:
 
 
 def aim_of(block: t.RankBlock) -> str:
-    """The time that the policy of a rank block minimizes: a name in `AIMS` and a field of `SimulatedOrder`."""
+    """The time that the policy of a rank block minimizes: a name in `AIMS` and a field of `StepTimes`."""
     policy = _policy(block)
     return AIMS[0] if policy is None or policy.aim is None else policy.aim.id
 
@@ -83,31 +84,40 @@ def place_computed(
         return orders[0].schedule
     if findings := [_unsearchable(order, source) for order in orders if _is_unsearchable(order)]:
         raise DiagnosticError(findings)
-    runs = [_run(order, order.rule, partial(_times, order, costs, pricer)) for order in orders]
-    complete = [(order, ran) for order, ran in zip(orders, runs, strict=True) if ran.complete]
-    if pricer is not None and len(complete) > 1:
-        return _judged([_as_run(order, ran) for order, ran in complete], pricer, aim)
+    chosen = [_chosen(order, costs, pricer) for order in orders]
+    complete = [dependencies for dependencies in chosen if isinstance(dependencies, Dependencies)]
+    if len(complete) > 1:
+        steps = [_step(each, costs) if pricer is None else pricer.step(each.schedule) for each in complete]
+        times = [-inf if step is None else getattr(step, aim) for step in steps]
+        return complete[times.index(min(times))].schedule
     if complete:
-        return _as_run(*min(complete, key=lambda order_and_run: getattr(order_and_run[1], aim)))
-    first = orders[0]
-    if first.rule is not None and _run(first, None, partial(_times, first, costs, pricer)).complete:
-        raise DiagnosticError([_stuck(first, runs[0], source)])
+        return complete[0].schedule
+    first, stuck = orders[0], chosen[0]
+    if isinstance(stuck, ChosenOrder) and _runs(first.schedule):
+        raise DiagnosticError([_stuck(first, stuck, source)])
     return first.schedule
 
 
-def _times(order: WrittenOrder, costs: Costs, pricer: Pricer | None) -> OpTimes:
-    return OpTimes.of(costs, order.schedule.stages) if pricer is None else pricer.times(order.schedule)
+def _runs(schedule: Schedule) -> Dependencies | None:
+    """The dependencies of a schedule that need not be legal; None where ops of it wait for ever."""
+    dependencies, needs = Dependencies.of(schedule), needs_of(schedule)
+    if (needs == len(schedule)).any() or dependencies.levels.stuck.size:
+        return None
+    (waiting,) = np.nonzero(needs[0] >= 0)
+    early = dependencies.cell_of[needs[0][waiting]] < dependencies.cell_of[waiting]
+    return dependencies if early.all() else None
 
 
-def _as_run(order: WrittenOrder, ran: SimulatedOrder) -> Schedule:
-    return order.schedule if order.rule is None else in_run_order(order.schedule, ran)
-
-
-def _judged(schedules: Sequence[Schedule], pricer: Pricer, aim: str) -> Schedule:
-    """The first schedule that is not legal, if any, for `verify` to report it; else the first of the shortest step."""
-    steps = [pricer.step(schedule) for schedule in schedules]
-    times = [-inf if step is None else getattr(step, aim) for step in steps]
-    return schedules[times.index(min(times))]
+def _step(dependencies: Dependencies, costs: Costs) -> StepTimes | None:
+    """The step in this order; None for an order that is not legal, in which an op waits for ever."""
+    table = costs.resolved(dependencies.schedule.stages)
+    if dependencies.levels.stuck.size:
+        return None
+    duration = durations_of(cell_groups(dependencies, table.F.size), table)
+    start, end = run_durations(dependencies, duration, table.p2p)
+    first = reduce_by_rank(np.minimum, start, dependencies.rank_start)
+    last = reduce_by_rank(np.maximum, end, dependencies.rank_start)
+    return StepTimes(float(end.max(initial=0.0)), float((last - first).max(initial=0.0)))
 
 
 def refuse_too_many(orders: Sequence[WrittenOrder], choices: int, source: Source) -> None:
@@ -141,17 +151,27 @@ def _unsearchable(order: WrittenOrder, source: Source) -> Diagnostic:
     return Diagnostic("S126", message, Label(order.rule.span), help=help, source=source)
 
 
-def _run(order: WrittenOrder, rule: Rule | None, times: Callable[[], OpTimes]) -> SimulatedOrder:
-    """One order by a rule. times: asked only where the rule follows them."""
-    if isinstance(rule, Searched):
-        return search(order.schedule, rule, times())
+def _chosen(order: WrittenOrder, costs: Costs, pricer: Pricer | None) -> Dependencies | ChosenOrder | None:
+    """The dependencies in the order that the rule chooses; the order if it lacks ops, or None without a rule.
+
+    pricer: gives the times that the rule follows; by default ``costs`` do.
+    """
+    schedule, rule = order.schedule, order.rule
+    if rule is None:
+        return _runs(schedule)
     if isinstance(rule, InTurn):
-        return run_turns(order.schedule, rule)
-    computed = order.computed[order.schedule.span] if order.computed.size else np.zeros(0, bool)
-    return list_schedule(order.schedule, computed.tolist(), rule, times())
+        chosen = run_turns(schedule, rule)
+    else:
+        times = OpTimes.of(costs, schedule.stages) if pricer is None else pricer.times(schedule)
+        if isinstance(rule, Searched):
+            chosen = search(schedule, rule, times)
+        else:
+            computed = order.computed[schedule.span].tolist() if order.computed.size else []
+            chosen = choose(Ops.of(schedule, times), Preferring(schedule, computed, rule))
+    return Dependencies.of(chosen.of(schedule)) if chosen.rows.size == len(schedule) else chosen
 
 
-def _stuck(order: WrittenOrder, ran: SimulatedOrder, source: Source) -> Diagnostic:
+def _stuck(order: WrittenOrder, ran: ChosenOrder, source: Source) -> Diagnostic:
     """The finding (S128) for a rule under which all ranks wait for each other. ran: the order up to there."""
     assert order.rule is not None
     left = np.setdiff1d(np.arange(len(order.schedule)), ran.rows)

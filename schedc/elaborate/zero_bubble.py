@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import inf
 
 import numpy as np
 
-from schedc.elaborate.clock import CellRows
-from schedc.elaborate.rules import Searched
-from schedc.elaborate.simulated_order import SimulatedOrder
+from schedc.elaborate.numbering import occurrences_before
 from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Schedule
+from schedc.step.choose import ChosenOrder
 from schedc.step.op_times import OpTimes
+from schedc.step.rules import Searched
 
 WAYS = 8
 """Number of orders that are tried: one per setting of the switches."""
@@ -52,7 +51,7 @@ def searchable(schedule: Schedule) -> bool:
     return np.array_equal(np.sort(ids), np.sort(expected)) and not (schedule.pair >= 0).any()
 
 
-def search(schedule: Schedule, rule: Searched, times: OpTimes) -> SimulatedOrder:
+def search(schedule: Schedule, rule: Searched, times: OpTimes) -> ChosenOrder:
     """The order of least span that the heuristic finds for a `searchable` schedule.
 
     Incomplete, without any op, if no setting finds an order within the memory of ``rule``.
@@ -61,20 +60,13 @@ def search(schedule: Schedule, rule: Searched, times: OpTimes) -> SimulatedOrder
     attempts = [_Ranks(schedule.microbatches, times, rule) for _ in SETTINGS]
     complete = [ranks for ranks, switches in zip(attempts, SETTINGS, strict=True) if ranks.run(switches)]
     if not complete:
-        return SimulatedOrder.of_cells([], 0.0, 0.0, complete=False)
+        return ChosenOrder.of_cells([])
     best = min(complete, key=lambda ranks: ranks.span)
     rows = np.zeros((len(OpKind), schedule.stages, schedule.microbatches), np.int64)
     rows[schedule.kind, schedule.stage, schedule.microbatch] = np.arange(len(schedule))
-    cells = [list(_cells(rows[:, rank].tolist(), order)) for rank, order in enumerate(best.order)]
-    return SimulatedOrder.of_cells(cells, max(best.free), best.span, complete=True)
-
-
-def _cells(rows: list[list[int]], order: Sequence[int]) -> Iterator[CellRows]:
-    """The rows of one rank's ops. rows: [kinds][microbatches]. order: kind of each op."""
-    taken = [0] * len(rows)
-    for kind in order:
-        yield (rows[kind][taken[kind]],)
-        taken[kind] += 1
+    kinds = [np.array(order) for order in best.order]
+    ordered = [rows[kind, rank, occurrences_before(kind)] for rank, kind in enumerate(kinds)]
+    return ChosenOrder(np.concatenate(ordered), np.zeros(len(schedule), bool))
 
 
 class _Ranks:

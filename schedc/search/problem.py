@@ -25,7 +25,7 @@ from schedc.search.split import split_backwards
 from schedc.search.ticks import TickGrid, grid_for
 from schedc.step.costs.costs import Costs, StageCosts
 from schedc.step.costs.given import check_given
-from schedc.step.dependencies import Dependencies
+from schedc.step.dependencies import Dependencies, needs_of
 from schedc.step.durations import alone, duration
 from schedc.step.timeline import durations
 
@@ -139,7 +139,7 @@ def problem_of(seed: Schedule, costs: Costs, caps: Floats | None, freedom: Freed
 def _searched(seed: Schedule, freedom: Freedom) -> Schedule:
     """The seed as it is searched: W in the sequence of I, backwards split and pairs dissolved as ``freedom`` says."""
     schedule = split_backwards(seed) if freedom.split else seed
-    key = _stage_key(schedule)
+    key = stage_key(schedule)
     rows_i, rows_w = (_by_key(key, np.flatnonzero(schedule.kind == kind)) for kind in (I, W))
     microbatch = schedule.microbatch.copy()
     microbatch[rows_w] = schedule.microbatch[rows_i]
@@ -147,7 +147,7 @@ def _searched(seed: Schedule, freedom: Freedom) -> Schedule:
     return replace(schedule, microbatch=microbatch, pair=pair)
 
 
-def _stage_key(schedule: Schedule) -> Int64:
+def stage_key(schedule: Schedule) -> Int64:
     """[ops] a number that identifies the stage and the pipe of each op."""
     pipe = schedule.placement.pipe_of_microbatch(schedule.microbatch)
     return pipe.astype(np.int64) * schedule.stages + schedule.stage
@@ -170,17 +170,12 @@ def _time_grid(times: Floats, p2p: float) -> tuple[TickGrid, int, int]:
 def _arcs(dependencies: Dependencies, latency: int) -> Int64:
     """[3, arcs] before, after and lag: the arcs of the data flow, and of the sequences on each stage."""
     schedule, cell = dependencies.schedule, dependencies.cell_of
-    slot = schedule.stage.astype(np.int64) * schedule.microbatches + schedule.microbatch
-    row = np.full((len(OpKind), schedule.stages * schedule.microbatches), -1)
-    row[schedule.kind, slot] = np.arange(len(schedule))
-    backward = np.maximum(row[B], row[I])
-    parts = [_pairs(cell[row[F]], cell[backward], 0)]
-    split = row[I] >= 0
-    parts.append(_pairs(cell[row[I][split]], cell[row[W][split]], 0))
-    for producers, remote in zip(dependencies.producers, dependencies.remote, strict=True):
-        waits = np.flatnonzero(producers >= 0)
-        parts.append(_pairs(producers[waits], waits, np.where(remote[waits], latency, 0)))
-    key = _stage_key(schedule) * 3 + TURN[schedule.kind]
+    parts = []
+    for before in needs_of(schedule):
+        (after,) = np.nonzero(before >= 0)
+        before = before[after]
+        parts.append(_pairs(cell[before], cell[after], latency * (schedule.rank[before] != schedule.rank[after])))
+    key = stage_key(schedule) * 3 + TURN[schedule.kind]
     rows = _by_key(key, np.arange(len(schedule)))
     next_to = key[rows[1:]] == key[rows[:-1]]
     parts.append(_pairs(cell[rows[:-1][next_to]], cell[rows[1:][next_to]], 0))
@@ -226,7 +221,7 @@ def _room(dependencies: Dependencies, costs: StageCosts, caps: Floats) -> Int64:
     their forwards have them.
     """
     schedule, cell = dependencies.schedule, dependencies.cell_of
-    key = _stage_key(schedule)
+    key = stage_key(schedule)
     parts = [np.zeros((3, 0), np.int64)]
     for number in np.unique(key).tolist():
         rows = np.flatnonzero(key == number)
@@ -265,7 +260,7 @@ def _limits(seed: Schedule, schedule: Schedule, costs: StageCosts) -> tuple[str,
 def _in_turn(schedule: Schedule) -> bool:
     """Whether all stages of a pipe run forwards and backwards in the same sequence of microbatches."""
     pipe = schedule.placement.pipe_of_microbatch(schedule.microbatch)
-    key = _stage_key(schedule) * 2 + TURN[schedule.kind]
+    key = stage_key(schedule) * 2 + TURN[schedule.kind]
     rows = _by_key(key, np.flatnonzero(schedule.kind != W))
     for number in range(schedule.placement.pipes):
         sequences = schedule.microbatch[rows[pipe[rows] == number]].reshape(2 * schedule.stages, -1)
@@ -276,5 +271,5 @@ def _in_turn(schedule: Schedule) -> bool:
 
 def _mixed(schedule: Schedule) -> bool:
     """Whether some stage of a pipe splits some of its backwards, but not all."""
-    key = _stage_key(schedule)
+    key = stage_key(schedule)
     return bool(np.intersect1d(key[schedule.kind == B], key[schedule.kind == I]).size)

@@ -121,6 +121,28 @@ class Levels:
         return int(self.start.size - 1)
 
 
+def needs_of(schedule: Schedule) -> Int64:
+    """[2, ops] rows of the ops that each op needs: one of its own stage, and one of a neighbour.
+
+    -1 where it needs none, and the number of ops where the schedule lacks the op. The first counts of ops that run
+    twice. The schedule need not be legal.
+    """
+    kind, stage, microbatch, ops = schedule.kind, schedule.stage, schedule.microbatch, len(schedule)
+    forward, backward, weight = kind == OpKind.F, BACKWARD[kind], kind == OpKind.W
+    row = np.full((3, schedule.stages + 2, schedule.microbatches), ops)
+    row[:, [0, -1]] = -1
+    for table, chosen in zip(row, (forward, backward, kind == OpKind.I), strict=True):
+        rows = np.flatnonzero(chosen)[::-1]
+        table[stage[rows] + 1, microbatch[rows]] = rows
+    before, own, behind = (row[:, stage + step, microbatch] for step in range(3))
+    return np.stack(
+        [
+            np.select([forward, weight], [-1, own[2]], own[0]),
+            np.select([forward, backward], [before[0], behind[1]], -1),
+        ]
+    )
+
+
 def _second_of_pair(schedule: Schedule) -> Bools:
     """[ops] whether the op shares its cell with the one before it."""
     second = np.zeros(len(schedule), bool)

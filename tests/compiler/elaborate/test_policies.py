@@ -10,15 +10,12 @@ from hypothesis import strategies as st
 from compiler.elaborate.computed_cases import ALL, longest_span, orders, stage_costs, tree_of
 from schedc.compiler import compile_at, legal_schedule
 from schedc.elaborate import elaborate
-from schedc.elaborate.list_schedule import list_schedule
 from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Schedule
 from schedc.load.library import open_schedule
 from schedc.step.costs.costs import Costs
-from schedc.step.dependencies import Dependencies
 from schedc.step.legality import check_schedule
 from schedc.step.memory import measure_memory
-from schedc.step.op_times import OpTimes
 from schedc.step.timeline import simulate
 from support.sweeps import swept
 
@@ -240,14 +237,3 @@ def test_the_adaptive_pipe_gains_where_stages_are_uneven() -> None:
     }
     assert times["adaptive_pipe"] < 0.99 * min(times["interleaved_overlap"], times["interleaved_1f1b"])
     assert compile_at("adaptive_pipe", sizes, costs).name == "adaptive_pipe"
-
-
-@pytest.mark.sweep
-@settings(max_examples=swept(30, 15))
-@given(st.data(), st.sampled_from(["dualpipe", "dualpipev", "zbv", "interleaved_overlap", "zbh2"]))
-def test_the_dispatchers_clock_is_the_timelines(data: st.DataObject, name: str) -> None:
-    schedule = legal_schedule(open_schedule(name), {"P": 4, "M": 8})
-    costs = data.draw(stage_costs(schedule.stages))
-    ran = list_schedule(schedule, [False] * len(schedule), None, OpTimes.of(costs, schedule.stages))
-    assert ran.complete
-    assert ran.makespan == simulate(schedule, costs, Dependencies.of(schedule)).makespan

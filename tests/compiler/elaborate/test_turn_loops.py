@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from compiler.elaborate.computed_cases import findings, orders, tree_of
-from schedc.elaborate import assemble, elaborate, in_turn
+from schedc.elaborate import assemble, elaborate
 from schedc.ir.schedule import Schedule
 from schedc.load.library import names, open_schedule
+from schedc.step import turn_loops
 from support.needs import needed
 
 Elaborate = Callable[[], Schedule]
@@ -28,8 +29,8 @@ def both(monkeypatch: pytest.MonkeyPatch) -> Callable[[Elaborate], list[Schedule
 
     def run(make: Elaborate) -> list[Schedule]:
         made = []
-        for loop in (lambda: None, in_turn.load):
-            monkeypatch.setattr(in_turn, "_compiled", loop)
+        for loop in (lambda: None, turn_loops.load):
+            monkeypatch.setattr(turn_loops, "_compiled", loop)
             made.append(make())
         return made
 
@@ -57,7 +58,7 @@ def test_limits_and_overtaking_are_alike(within: int, both: Callable[[Elaborate]
 
 def test_a_deadlock_of_the_compiled_loop_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     needed("numba")
-    monkeypatch.setattr(in_turn, "_compiled", in_turn.load)
+    monkeypatch.setattr(turn_loops, "_compiled", turn_loops.load)
     (finding,) = findings("timed fill W within 0 { F at 0  I at 1  F at 2  I at 3 }")
     assert finding.code == "S128"
     assert "12 ops before the end" in finding.message

@@ -1,4 +1,4 @@
-"""The rules by which ranks choose their next op in a computed order. `ready_ops` and `zero_bubble` follow them."""
+"""The rules of computed orders, as the text of a schedule says them."""
 
 from __future__ import annotations
 
