@@ -46,7 +46,7 @@ class Node:
     inputs: whether it takes inputs of the stage, too.
     differentiable: whether gradients go through it.
     weights: whether it has weight gradients, which a W may compute later.
-    recomputed: whether its forward is recomputed before its backward. share: recomputed part of the forward, 0 to 1.
+    recomputed: whether the forward runs again before the backward. share: recomputed part of the forward, 0 to 1.
     inside: part of the forward, 0 to 1, that its backward recomputes inside itself.
     slice, slices: the slice of the microbatch that it runs, of so many (`schedc.cell.slices`); 0 of 1 for all rows.
     behind: index of the same node for the slice before, whose gradients are added first; -1 without one.
@@ -82,7 +82,7 @@ class Node:
 
     @property
     def role(self) -> str:
-        """``attention``, ``experts``, ``dispatch``: the name without its layer and its lane."""
+        """``attention``, ``experts``, ``dispatch``: the name without layer and lane."""
         return _role_in(self.name)
 
 

@@ -1,6 +1,6 @@
 """Simulates a cell on all ranks of an expert group in step: each has its own rows, and an exchange waits for the last.
 
-An exchange begins on a queue when the last rank of its communicator has started it, and takes as long as on the rank
+An exchange begins on a queue when the last rank of the communicator has started it. It takes as long as on the rank
 with the most rows. A rank that blocks for it stands *waiting* until it begins, and *exposed* while it is carried.
 """
 

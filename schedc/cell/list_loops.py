@@ -51,7 +51,7 @@ def run_list(graph: Any, missing: Any, priority: Any, manner: Any, compute: int,
 
 
 def enqueue(graph: Any, ready: Any, waiting: Any, index: int) -> None:
-    """Puts a task behind those that are ready in its queue."""
+    """Puts a task behind the ready tasks of its queue."""
     queue = graph.queue[index]
     ready[queue, waiting[queue]] = index
     waiting[queue] += 1
@@ -74,7 +74,7 @@ def end_running(graph: Any, missing: Any, running: Any, ends: Any, now: float, r
 
 
 def remove_ready(ready: Any, index: int) -> None:
-    """Takes a task out of those that are ready; the last one gets its place."""
+    """Takes a task out of the ready tasks; the last task gets the free place."""
     for place in range(ready.size):
         if ready[place] == index:
             ready[place] = ready[ready.size - 1]

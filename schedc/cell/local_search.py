@@ -123,7 +123,7 @@ def in_order(tasks: Tasks, duration: Sequence[float], order: list[int]) -> Place
 
 
 def merit(tasks: Tasks, placed: Placed, bound: float) -> tuple[int, int]:
-    """What the best schedule minimizes: its time, then when its outputs are complete. Equal within rounding."""
+    """What the best schedule minimizes: its time, then the completion of its outputs. Equal within rounding."""
     ends = [0.0] * len(tasks)
     for index, _, end in placed:
         ends[index] = end

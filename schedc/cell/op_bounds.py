@@ -31,7 +31,7 @@ class OpBounds:
 
     @classmethod
     def of(cls, tasks: Tasks, duration: Floats) -> OpBounds:
-        """tasks: those of a cell of one op. duration: [tasks, K] in time units, as the bounds."""
+        """tasks: bounds of a cell of one op. duration: [tasks, K] in time units, as the bounds."""
         place = int(not HALVES[tasks.kind][0])
         reached = reached_from(tasks, duration)
         last = tasks.leaving[place]

@@ -16,7 +16,7 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class LaneUse:
-    """busy: time in which the lane carries exchanges. exposed: time in which compute blocks for one of them."""
+    """busy: time in which the lane carries exchanges. exposed: time in which compute blocks for an exchange."""
 
     busy: float
     exposed: float

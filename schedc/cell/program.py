@@ -53,7 +53,7 @@ class Edge(NamedTuple):
 class CellProgram:
     """The micro-steps of one cell of ``kind`` (`KINDS`).
 
-    Exchanges of one lane run one at a time, in the order in which they start.
+    Exchanges of one lane run one at a time, in the order of their starts.
     activation_at, gradient_at: [steps] number of steps after which the forward's outputs, and the gradients of the
         backward's inputs, are complete; -1 where the cell has none.
     opens_late: each half needs its message right before its own first step; else before the first step of the cell.

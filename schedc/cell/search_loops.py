@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 DRAWS = 3
-"""The most random numbers that one try takes."""
+"""The most random numbers of one try."""
 
 
 class Graph(NamedTuple):

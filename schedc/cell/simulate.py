@@ -38,8 +38,8 @@ class Played:
     """A simulated cell. Times are on the clock of its `ArrivalTimes`, in the unit of the cell's costs.
 
     costs: [tasks] times. spans: of all tasks, in the order in which the program starts them.
-    waits: the times in which compute blocks for an exchange. standing: those in which it blocks until a fuller rank
-        starts one; ``waits`` are then the others.
+    waits: the times in which compute blocks for an exchange. standing: times in which compute blocks
+        until a fuller rank starts an exchange; ``waits`` has the other times.
     duration: when the cell ends.
     activation_at, gradient_at: when the outputs of the forward, and the gradients of the backward's inputs, are
         complete; None where the cell has none.

@@ -71,7 +71,7 @@ class Tasks:
         )
 
     def shape(self, half: Half) -> StageShape:
-        """The graph whose nodes this half runs."""
+        """The graph of this half."""
         shape = graph_of(self.kind, half, self.forward, self.backward)
         if shape is None:
             raise CompilerBug("cells", f"a cell {self.kind} without a graph for its {half} half")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def diff(schedule: Given, other: Given, sizes: dict[str, int], costs: Costs, as_json: bool) -> None:
     """Compare SCHEDULE with OTHER: order of ops, makespan, bubble, memory and messages.
 
-    -D sets a size of both, or of the one that has it. Exit code 0 if both run the same ops in the same order, else 1.
+    -D sets a size in each schedule that has it. Exit code 0 if both run the same ops in the same order, else 1.
     """
     from schedc.report.difference import to_json, to_text
     from schedc.step.difference import compare

@@ -94,7 +94,7 @@ def compare(
 ) -> Difference:
     """How ``second`` differs from ``first``. Both must be legal; names, phases and source do not count.
 
-    second_costs: those of ``second`` where they are others, as those of the stages of a plan are.
+    second_costs: costs of ``second``; by default ``costs``.
     Raises `DiagnosticError` (S404) for costs of another number of stages.
     """
     ranks = range(max(first.ranks, second.ranks))

@@ -160,7 +160,7 @@ class PlacedWorks:
         return np.where(self.works.kind == WorkKind.DROP, len(WorkLane), self.works.lane).astype(np.int8)
 
     def counted(self) -> PlacedWorks:
-        """The same works, each of which moves 1: those of whole activations."""
+        """The same works, counted: 1 for a whole activation, 0 for a part."""
         whole = ~np.isin(self.works.stage, list(self.in_part))
         return replace(self, works=replace(self.works, bytes=whole.astype(np.float64)))
 

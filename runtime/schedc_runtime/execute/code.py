@@ -22,7 +22,7 @@ class BoundStep(NamedTuple):
     """One call, and which instructions of the program it runs.
 
     row: first of ``width`` rows of the program. More than one row are messages that are posted together.
-    instruction: the one in ``row``. label: which micro-step of it, as ``run backward of 0.experts``; "" for all of it.
+    instruction: of ``row``. label: the micro-step, as ``run backward of 0.experts``; "" for the whole instruction.
     """
 
     handler: Handler

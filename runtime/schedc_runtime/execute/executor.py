@@ -22,7 +22,7 @@ class InstructionError(Exception):
     """An instruction failed. Names the rank, the instruction and its source line; the cause is chained.
 
     rank: its name. row: which instruction, as a row of the program; the first of ``width`` that were posted as one
-    batch. part: which micro-step of it; "" for all of it.
+    batch. part: the micro-step that failed; "" for the whole instruction.
     """
 
     def __init__(self, program: Program, rank: str, row: int, width: int, cause: BaseException, part: str = "") -> None:

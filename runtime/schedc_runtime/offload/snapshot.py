@@ -30,7 +30,7 @@ StateOf = Callable[[nn.Module], Mapping[Any, Tensor]]
 class _Source(NamedTuple):
     """A tensor that is copied, and the keys that it has. written: whether forwards may write it.
 
-    whole: what it is the part of that lies here; None where it is all of it.
+    whole: the sharded tensor of this local part; None if unsharded.
     """
 
     tensor: Tensor

@@ -11,7 +11,7 @@ from torch import Tensor
 class Rows(NamedTuple):
     """The rows of a batch over microbatches, as evenly as can be; the first microbatches have one row more.
 
-    rows: number of rows. parts: number of microbatches, those of all replicas whose batch it is.
+    rows: number of rows. parts: microbatches of the step, summed over replicas.
     """
 
     rows: int
