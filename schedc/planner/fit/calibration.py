@@ -115,33 +115,33 @@ class Calibration:
     def __len__(self) -> int:
         return len(self.names)
 
-    def predict(self, c: ConstantVectors) -> Floats:
+    def predict(self, constants: ConstantVectors) -> Floats:
         """[times, K] seconds."""
         if not self.names:
-            return np.zeros((0, len(c)))
-        known = predicted_times(self.table, c.on([run.cluster.device.name for run in self.table.runs]))
+            return np.zeros((0, len(constants)))
+        known = predicted_times(self.table, constants.on([run.cluster.device.name for run in self.table.each]))
         return np.stack([known[name][row] for name, row in zip(self.names, self.index.tolist(), strict=True)])
 
 
-def predicted_times(x: RunTable, c: ConstantVectors) -> Mapping[str, Floats]:
+def predicted_times(runs: RunTable, constants: ConstantVectors) -> Mapping[str, Floats]:
     """[runs, K] seconds by the names of `MeasuredTime`."""
-    segments = {**moe_segments(x, c), "dense": dense_layer(x, c)}
+    segments = {**moe_segments(runs, constants), "dense": dense_layer(runs, constants)}
     known = {f"{role}.{way}": getattr(part, field) for role, part in segments.items() for way, field in _WAYS.items()}
-    rail, node = exchange_lanes(x, c)
+    rail, node = exchange_lanes(runs, constants)
     for exchange in ("dispatch", "combine"):
         known |= {f"{exchange}.{Lane.RAIL}.{way}": rail for way in "FB"}
         known |= {f"{exchange}.{Lane.NODE}.{way}": node for way in "FB"}
-    return {**known, "p2p": message(x, c), **_predicted_stages(x, c, segments["dense"])}
+    return {**known, "p2p": message(runs, constants), **_predicted_stages(runs, constants, segments["dense"])}
 
 
-def _predicted_stages(x: RunTable, c: ConstantVectors, dense: PartTimes) -> Mapping[str, Floats]:
+def _predicted_stages(runs: RunTable, constants: ConstantVectors, dense: PartTimes) -> Mapping[str, Floats]:
     """Stages whose layers are all dense, one part after the other; without what an op of a schedule adds."""
-    first, last = embedding(x, c), head(x, c)
+    first, last = embedding(runs, constants), head(runs, constants)
     known = {}
-    for stage in range(max(run.stages for run in x.runs)):
-        counts = [len(run.layer_ranges()[stage]) if stage < run.stages else 0 for run in x.runs]
+    for stage in range(max(run.stages for run in runs.each)):
+        counts = [len(run.layer_ranges()[stage]) if stage < run.stages else 0 for run in runs.each]
         layers = np.array(counts, np.float64)[:, None]
-        ends = np.array([[float(stage == run.stages - 1)] for run in x.runs])
+        ends = np.array([[float(stage == run.stages - 1)] for run in runs.each])
         for way, field in _WAYS.items():
             time = layers * getattr(dense, field) + ends * getattr(last, field)
             known[f"stage.{stage}.{way}"] = time + (getattr(first, field) if stage == 0 else 0.0)

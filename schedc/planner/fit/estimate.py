@@ -57,7 +57,7 @@ class Estimator:
     def __init__(self, table: RunTable, step_s: Floats, calibration: Calibration | None = None) -> None:
         self.table, self.step_s = table, step_s
         self.calibration = calibration or Calibration(())
-        self.constants = needed(RunTable([*table.runs, *self.calibration.table.runs]))
+        self.constants = needed(RunTable([*table.each, *self.calibration.table.each]))
         self.names = [constant.name for constant in self.constants]
         self.median = np.array([constant.median for constant in self.constants])
         self.width = np.array([constant.width for constant in self.constants])
@@ -160,7 +160,7 @@ def _soft(scaled: Floats) -> Floats:
 
 def needed(table: RunTable) -> Sequence[FitConstant]:
     """The constants that some row depends on."""
-    runs = table.runs
+    runs = table.each
     features = {
         "": True,
         "tp": any(run.tp > 1 for run in runs),

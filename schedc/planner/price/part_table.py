@@ -84,15 +84,15 @@ class PartTable:
     @classmethod
     def of(cls, problem: PlanProblem, splits: Sequence[RankSplit]) -> PartTable:
         """The table of these splits. Their groups and tokens must be whole."""
-        x, c = RunTable([problem.run(*split) for split in splits]), problem.vectors
-        kinds = _part_times(problem, x)
-        op = np.full((len(splits), 1), float(c["chunk"].item()))
+        runs, constants = RunTable([problem.run(*split) for split in splits]), problem.vectors
+        kinds = _part_times(problem, runs)
+        op = np.full((len(splits), 1), float(constants["chunk"].item()))
         times = [np.stack([_column(part, way) for part in kinds], axis=1) for way in _WAYS]
         forward, input, weight = (
             np.concatenate([time, share * op], axis=1) for time, share in zip(times, (1.0, 0.5, 0.5), strict=True)
         )
         levels = [_level_shares(problem, split) for split in splits]
-        rail, node = (lane[:, 0] for lane in exchange_lanes(x, c))
+        rail, node = (lane[:, 0] for lane in exchange_lanes(runs, constants))
         has_experts = problem.model.moe is not None
         return cls(
             problem,
@@ -103,12 +103,12 @@ class PartTable:
             np.stack([level.time for level in levels]) * _recomputed(problem, forward)[:, None],
             rail,
             node,
-            message(x, c)[:, 0],
+            message(runs, constants)[:, 0],
             np.stack([level.held for level in levels]),
             np.stack([level.pending for level in levels]),
             np.array([_reserve(problem, split, level.held) for split, level in zip(splits, levels, strict=True)]),
-            {role: _flat(part) for role, part in moe_segments(x, c).items()} if has_experts else {},
-            _flat(prediction(x, c)),
+            {role: _flat(part) for role, part in moe_segments(runs, constants).items()} if has_experts else {},
+            _flat(prediction(runs, constants)),
         )
 
     @cached_property
@@ -193,13 +193,16 @@ def _flat(part: PartTimes) -> PartTimes:
     return PartTimes(*(_column(part, way) for way in _WAYS))
 
 
-def _part_times(problem: PlanProblem, x: RunTable) -> list[PartTimes]:
+def _part_times(problem: PlanProblem, runs: RunTable) -> list[PartTimes]:
     """[kinds] times of each kind of part."""
-    c = problem.vectors
+    constants = problem.vectors
     last = moe_layer if problem.model.kind_of(problem.model.layers) is LayerKind.MOE else dense_layer
-    layer = {PartKind.DENSE: dense_layer(x, c), PartKind.MTP: last(x, c) + prediction(x, c)}
-    layer[PartKind.MOE] = moe_layer(x, c) if problem.model.moe else layer[PartKind.DENSE]
-    outside = {PartKind.EMBEDDING: embedding(x, c), PartKind.HEAD: _heads(problem, head(x, c))}
+    layer = {
+        PartKind.DENSE: dense_layer(runs, constants),
+        PartKind.MTP: last(runs, constants) + prediction(runs, constants),
+    }
+    layer[PartKind.MOE] = moe_layer(runs, constants) if problem.model.moe else layer[PartKind.DENSE]
+    outside = {PartKind.EMBEDDING: embedding(runs, constants), PartKind.HEAD: _heads(problem, head(runs, constants))}
     return [(layer | outside)[kind] for kind in WORK]
 
 

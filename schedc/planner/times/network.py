@@ -14,47 +14,49 @@ from schedc.planner.times.table import RunTable
 from schedc.step.costs.exchange import Routing, rows
 
 
-def tensor_exchange(x: RunTable, c: ConstantVectors) -> Floats:
+def tensor_exchange(runs: RunTable, constants: ConstantVectors) -> Floats:
     """[runs, K] seconds of an all-gather with its reduce-scatter of a microbatch's rows, or of one all-reduce.
 
     Start times grow with the logarithm of the ranks, as trees and recursive doubling have them.
     """
-    n = x.tp[:, None]
-    bytes = (2.0 * x.tokens * x.hidden)[:, None]
-    inside = x.link[:, None] * c["tp"]
-    over = np.minimum((x.rail * x.near)[:, None] * c["tp_nodes"], inside)
-    speed = np.where(n > x.near[:, None], over, inside)
-    time = np.where(n > 1, 2.0 * (np.log2(n) * c["tp_alpha"] + (n - 1) / n * bytes / speed), 0.0)
-    return np.asarray(time * np.where(x.flag("chunked_tp"), c["chunked"], 1.0))
+    n = runs.tp[:, None]
+    bytes = (2.0 * runs.tokens * runs.hidden)[:, None]
+    inside = runs.link[:, None] * constants["tp"]
+    over = np.minimum((runs.rail * runs.near)[:, None] * constants["tp_nodes"], inside)
+    speed = np.where(n > runs.near[:, None], over, inside)
+    time = np.where(n > 1, 2.0 * (np.log2(n) * constants["tp_alpha"] + (n - 1) / n * bytes / speed), 0.0)
+    return np.asarray(time * np.where(runs.flag("chunked_tp"), constants["chunked"], 1.0))
 
 
-def message(x: RunTable, c: ConstantVectors) -> Floats:
+def message(runs: RunTable, constants: ConstantVectors) -> Floats:
     """[runs, K] seconds of a message between stages. Inside a node it is no faster than the link."""
-    bytes = (2.0 * x.tokens * x.hidden)[:, None]
-    bytes = bytes / np.where(x.flag("sequence_parallel"), x.tp[:, None], 1.0)
-    near = x.once("message.near", lambda: (x.column(lambda run: run.devices) <= x.near)[:, None])
-    speed = np.where(near, x.link[:, None] * np.minimum(c["p2p"], 1.0), x.rail[:, None] * c["p2p"])
-    start = np.where(near, x.link_start[:, None], x.rail_start[:, None])
-    return np.where(x.flag("pipelined"), start + bytes / speed, 0.0)
+    bytes = (2.0 * runs.tokens * runs.hidden)[:, None]
+    bytes = bytes / np.where(runs.flag("sequence_parallel"), runs.tp[:, None], 1.0)
+    near = runs.once("message.near", lambda: (runs.column(lambda run: run.devices) <= runs.near)[:, None])
+    speed = np.where(
+        near, runs.link[:, None] * np.minimum(constants["p2p"], 1.0), runs.rail[:, None] * constants["p2p"]
+    )
+    start = np.where(near, runs.link_start[:, None], runs.rail_start[:, None])
+    return np.where(runs.flag("pipelined"), start + bytes / speed, 0.0)
 
 
-def expert_exchange(x: RunTable, c: ConstantVectors) -> Floats:
+def expert_exchange(runs: RunTable, constants: ConstantVectors) -> Floats:
     """[runs, K] seconds of one dispatch, or of one combine, of a microbatch on one layer, its lanes one by one."""
-    rail, node = exchange_lanes(x, c)
+    rail, node = exchange_lanes(runs, constants)
     return rail + node
 
 
-def exchange_lanes(x: RunTable, c: ConstantVectors) -> tuple[Floats, Floats]:
+def exchange_lanes(runs: RunTable, constants: ConstantVectors) -> tuple[Floats, Floats]:
     """[runs, K] seconds of one dispatch over the NICs, and over the links of a node.
 
     Rows go by the method of the run: those of other nodes over the NICs, the others over links. All ranks of a group
     get as many, but for the skew of the fullest one. An exchange starts once, and with each rank that rows go to.
     """
-    rail, node = x.once("sent", lambda: _sent_bytes(x))
-    far, near = x.once("peers", lambda: np.array([_peers(run) for run in x.runs], np.float64).T[:, :, None])
-    start = c["ep_alpha"] * (x.ep[:, None] > 1)
-    over_rail = rail[:, None] / (x.rail[:, None] * c["ep"]) + c["ep_peer"] * far
-    return over_rail, node[:, None] / (x.link[:, None] * c["ep"]) + c["ep_peer"] * near + start
+    rail, node = runs.once("sent", lambda: _sent_bytes(runs))
+    far, near = runs.once("peers", lambda: np.array([_peers(run) for run in runs.each], np.float64).T[:, :, None])
+    start = constants["ep_alpha"] * (runs.ep[:, None] > 1)
+    over_rail = rail[:, None] / (runs.rail[:, None] * constants["ep"]) + constants["ep_peer"] * far
+    return over_rail, node[:, None] / (runs.link[:, None] * constants["ep"]) + constants["ep_peer"] * near + start
 
 
 def _peers(run: TrainingRun) -> tuple[int, int]:
@@ -65,10 +67,10 @@ def _peers(run: TrainingRun) -> tuple[int, int]:
     return (run.ep - near if run.alltoall == "flat" else run.ep // near - 1), near - 1
 
 
-def _sent_bytes(x: RunTable) -> tuple[Floats, Floats]:
+def _sent_bytes(runs: RunTable) -> tuple[Floats, Floats]:
     """[runs] bytes of one dispatch that leave the node of a rank, and that stay in it."""
-    sent = np.array([_sent_rows(run) for run in x.runs])
-    bytes = 2.0 * x.tokens / x.tp * x.hidden * x.column(lambda run: run.skew)
+    sent = np.array([_sent_rows(run) for run in runs.each])
+    bytes = 2.0 * runs.tokens / runs.tp * runs.hidden * runs.column(lambda run: run.skew)
     return bytes * sent[:, 0], bytes * sent[:, 1]
 
 
@@ -85,25 +87,27 @@ def _sent_rows(run: TrainingRun) -> tuple[float, float]:
     return sent.rail, sent.node
 
 
-def context_exchange(x: RunTable, c: ConstantVectors) -> Floats:
+def context_exchange(runs: RunTable, constants: ConstantVectors) -> Floats:
     """[runs, K] seconds in which keys and values of a layer travel once around the context ranks."""
-    bytes = x.once("keys", lambda: _key_bytes(x))[:, None] * (x.cp - 1.0)[:, None]
-    near = ((x.tp * x.cp) <= x.near)[:, None]
-    start = (x.cp - 1.0)[:, None] * np.where(near, x.link_start[:, None], x.rail_start[:, None])
-    return np.asarray(start + bytes / (np.where(near, x.link[:, None], x.rail[:, None]) * c["cp"]))
+    bytes = runs.once("keys", lambda: _key_bytes(runs))[:, None] * (runs.cp - 1.0)[:, None]
+    near = ((runs.tp * runs.cp) <= runs.near)[:, None]
+    start = (runs.cp - 1.0)[:, None] * np.where(near, runs.link_start[:, None], runs.rail_start[:, None])
+    return np.asarray(start + bytes / (np.where(near, runs.link[:, None], runs.rail[:, None]) * constants["cp"]))
 
 
-def _key_bytes(x: RunTable) -> Floats:
-    return 2.0 * x.tokens / x.tp * x.attention(lambda a: a.kv_heads * (a.qk_dim + a.v_dim))
+def _key_bytes(runs: RunTable) -> Floats:
+    return 2.0 * runs.tokens / runs.tp * runs.attention(lambda a: a.kv_heads * (a.qk_dim + a.v_dim))
 
 
-def gradient_sum(x: RunTable, c: ConstantVectors, bytes: Floats, ranks: Floats, stride: Floats) -> Floats:
+def gradient_sum(runs: RunTable, constants: ConstantVectors, bytes: Floats, ranks: Floats, stride: Floats) -> Floats:
     """[runs, K] seconds of a reduce-scatter or an all-gather of ``bytes`` over the replicas of a parameter.
 
     bytes: [runs] of a rank. ranks: [runs] replicas. stride: [runs] devices from one replica to the next.
     """
-    near, link, rail = x.near[:, None], x.link[:, None], x.rail[:, None]
-    links = ReplicaLinks(near, link, rail, x.link_start[:, None], x.rail_start[:, None], c["tp"], c["dp"])
+    near, link, rail = runs.near[:, None], runs.link[:, None], runs.rail[:, None]
+    links = ReplicaLinks(
+        near, link, rail, runs.link_start[:, None], runs.rail_start[:, None], constants["tp"], constants["dp"]
+    )
     return links.seconds(bytes[:, None], ranks[:, None], stride[:, None])
 
 

@@ -32,39 +32,43 @@ class PartTimes:
         return PartTimes(self.forward + other.forward, self.input + other.input, self.weight + other.weight)
 
 
-def dense_layer(x: RunTable, c: ConstantVectors) -> PartTimes:
+def dense_layer(runs: RunTable, constants: ConstantVectors) -> PartTimes:
     """A layer with a dense MLP."""
-    part, scores = _attention(x, c)
-    part += _products(x, "dense", c) + _elementwise(x, c, x.once("dense.bytes", lambda: _activation_bytes(x)))
-    exchanged = 2.0 * tensor_exchange(x, c) + context_exchange(x, c)
-    return _layer(x, part, scores, exchanged, c["launch"] + np.zeros((len(x), 1)))
+    part, scores = _attention(runs, constants)
+    part += _products(runs, "dense", constants) + _elementwise(
+        runs, constants, runs.once("dense.bytes", lambda: _activation_bytes(runs))
+    )
+    exchanged = 2.0 * tensor_exchange(runs, constants) + context_exchange(runs, constants)
+    return _layer(runs, part, scores, exchanged, constants["launch"] + np.zeros((len(runs), 1)))
 
 
-def moe_layer(x: RunTable, c: ConstantVectors) -> PartTimes:
+def moe_layer(runs: RunTable, constants: ConstantVectors) -> PartTimes:
     """A layer with experts. Rows go to experts and back in both directions."""
-    part, scores = _attention(x, c)
-    for segment in _expert_segments(x, c).values():
+    part, scores = _attention(runs, constants)
+    for segment in _expert_segments(runs, constants).values():
         part += segment
-    exchanged = 2.0 * tensor_exchange(x, c) + context_exchange(x, c)
-    rows = 2.0 * expert_exchange(x, c)
-    left = np.where(x.flag("attention_graphs"), c["graphed"], 1.0) * np.where(x.flag("hides_rows"), c["pieces"], 1.0)
-    layer = _layer(x, part, scores, exchanged + rows, c["launch"] * c["moe_launch"] * left)
-    return _beside(layer, rows, x.flag("hides_rows"))
+    exchanged = 2.0 * tensor_exchange(runs, constants) + context_exchange(runs, constants)
+    rows = 2.0 * expert_exchange(runs, constants)
+    left = np.where(runs.flag("attention_graphs"), constants["graphed"], 1.0) * np.where(
+        runs.flag("hides_rows"), constants["pieces"], 1.0
+    )
+    layer = _layer(runs, part, scores, exchanged + rows, constants["launch"] * constants["moe_launch"] * left)
+    return _beside(layer, rows, runs.flag("hides_rows"))
 
 
-def moe_segments(x: RunTable, c: ConstantVectors) -> dict[str, PartTimes]:
+def moe_segments(runs: RunTable, constants: ConstantVectors) -> dict[str, PartTimes]:
     """The segments of a layer with experts, by the roles of cells, without the exchanges of rows between them.
 
     Exchanges between tensor and context ranks belong to ``attention``. The time by which launches are longer than
     their kernels is shared by all segments. Together with the exchanges they take the time of `moe_layer`.
     """
-    attention, _ = _attention(x, c)
-    exchanged = 2.0 * tensor_exchange(x, c) + context_exchange(x, c)
-    own = {"attention": attention, **_expert_segments(x, c)}
+    attention, _ = _attention(runs, constants)
+    exchanged = 2.0 * tensor_exchange(runs, constants) + context_exchange(runs, constants)
+    own = {"attention": attention, **_expert_segments(runs, constants)}
     if "router" in own:
         own["attention"] += own.pop("router")
     own["attention"] += PartTimes(exchanged, exchanged, np.zeros_like(exchanged))
-    whole, rows = moe_layer(x, c), 2.0 * expert_exchange(x, c)
+    whole, rows = moe_layer(runs, constants), 2.0 * expert_exchange(runs, constants)
     target = PartTimes(whole.forward - rows, whole.input - rows, whole.weight)
 
     def scaled(way: str) -> Floats:
@@ -77,107 +81,112 @@ def moe_segments(x: RunTable, c: ConstantVectors) -> dict[str, PartTimes]:
     }
 
 
-def head(x: RunTable, c: ConstantVectors) -> PartTimes:
+def head(runs: RunTable, constants: ConstantVectors) -> PartTimes:
     """The product with the vocabulary and the loss. No level recomputes them."""
-    logits = x.once("logits", lambda: x.tokens * x.size(lambda model: model.vocab) / x.tp)
-    loss = _moved(x, c, logits)
-    part = _products(x, "head", c)
+    logits = runs.once("logits", lambda: runs.tokens * runs.size(lambda model: model.vocab) / runs.tp)
+    loss = _moved(runs, constants, logits)
+    part = _products(runs, "head", constants)
     return PartTimes(part.forward + 10.0 * loss, part.input + 8.0 * loss, part.weight)
 
 
-def prediction(x: RunTable, c: ConstantVectors) -> PartTimes:
+def prediction(runs: RunTable, constants: ConstantVectors) -> PartTimes:
     """What a layer that predicts a further token takes beyond a layer of the model: its embedding, its projection.
 
     Two vectors of a token are normed and projected to one (DeepSeek-V3, arXiv 2412.19437, section 2.2). Its logits are
     made where the head is, which it shares.
     """
-    norms = x.once("mtp.bytes", lambda: 8.0 * x.shared_rows * x.hidden)
-    return _products(x, "mtp", c) + _elementwise(x, c, norms) + embedding(x, c)
+    norms = runs.once("mtp.bytes", lambda: 8.0 * runs.shared_rows * runs.hidden)
+    return _products(runs, "mtp", constants) + _elementwise(runs, constants, norms) + embedding(runs, constants)
 
 
-def embedding(x: RunTable, c: ConstantVectors) -> PartTimes:
+def embedding(runs: RunTable, constants: ConstantVectors) -> PartTimes:
     """The rows that are looked up, and summed over tensor ranks.
 
     Ranks with parts of a sequence scatter their rows forward, and gather gradients backward; others sum them forward.
     """
-    looked, exchanged = _moved(x, c, 4.0 * x.tokens * x.hidden), tensor_exchange(x, c)
-    back = np.where(x.flag("sequence_parallel"), 0.5, 0.0) * exchanged
+    looked, exchanged = _moved(runs, constants, 4.0 * runs.tokens * runs.hidden), tensor_exchange(runs, constants)
+    back = np.where(runs.flag("sequence_parallel"), 0.5, 0.0) * exchanged
     return PartTimes(looked + exchanged - back, np.zeros_like(looked), 3.0 * looked + back)
 
 
 # Products, by part.
 
 
-def _expert_segments(x: RunTable, c: ConstantVectors) -> dict[str, PartTimes]:
+def _expert_segments(runs: RunTable, constants: ConstantVectors) -> dict[str, PartTimes]:
     """What a layer with experts computes behind its attention; rows are permuted, and brought back by ``post``."""
-    bytes = x.once("moe.bytes", lambda: _expert_bytes(x))
-    segments = {role: _elementwise(x, c, bytes[role]) for role in bytes}
+    bytes = runs.once("moe.bytes", lambda: _expert_bytes(runs))
+    segments = {role: _elementwise(runs, constants, bytes[role]) for role in bytes}
     for role in ("router", "shared", "experts"):
-        products = _products(x, role, c)
+        products = _products(runs, role, constants)
         segments[role] = segments[role] + products if role in segments else products
     return segments
 
 
-def _products(x: RunTable, part: str, c: ConstantVectors) -> PartTimes:
-    works = x.once(f"products.{part}", lambda: [directions(x, product) for product in _PRODUCTS[part](x)])
-    none = np.zeros((len(x), len(c)))
-    return PartTimes(*(sum((work[way].seconds(c) for work in works), none) for way in range(3)))
+def _products(runs: RunTable, part: str, constants: ConstantVectors) -> PartTimes:
+    works = runs.once(f"products.{part}", lambda: [directions(runs, product) for product in _PRODUCTS[part](runs)])
+    none = np.zeros((len(runs), len(constants)))
+    return PartTimes(*(sum((work[way].seconds(constants) for work in works), none) for way in range(3)))
 
 
-def attention_products(x: RunTable) -> Sequence[LayerProduct]:
+def attention_products(runs: RunTable) -> Sequence[LayerProduct]:
     """The products in front of attention and behind it; with narrow vectors for MLA."""
-    heads, kv = x.attention(lambda a: a.heads) / x.tp, np.maximum(x.attention(lambda a: a.kv_heads) / x.tp, 1.0)
-    qk, rope, v = (x.attention(of) for of in (lambda a: a.qk_dim, lambda a: a.rope_dim, lambda a: a.v_dim))
-    q_lora, kv_lora = x.attention(lambda a: a.q_lora), x.attention(lambda a: a.kv_lora)
-    rows, hidden, one = x.tokens, x.hidden, np.ones(len(x))
+    heads, kv = (
+        runs.attention(lambda a: a.heads) / runs.tp,
+        np.maximum(runs.attention(lambda a: a.kv_heads) / runs.tp, 1.0),
+    )
+    qk, rope, v = (runs.attention(of) for of in (lambda a: a.qk_dim, lambda a: a.rope_dim, lambda a: a.v_dim))
+    q_lora, kv_lora = runs.attention(lambda a: a.q_lora), runs.attention(lambda a: a.kv_lora)
+    rows, hidden, one = runs.tokens, runs.hidden, np.ones(len(runs))
     return (
-        LayerProduct(rows, heads * qk + kv * (qk + v), hidden, one - x.mla),
-        LayerProduct(rows, q_lora, hidden, x.mla),
-        LayerProduct(rows, heads * (qk + rope), np.where(q_lora > 0, q_lora, hidden), x.mla),
-        LayerProduct(rows, kv_lora + rope, hidden, x.mla),
-        LayerProduct(rows, heads * (qk + v), kv_lora, x.mla),
+        LayerProduct(rows, heads * qk + kv * (qk + v), hidden, one - runs.mla),
+        LayerProduct(rows, q_lora, hidden, runs.mla),
+        LayerProduct(rows, heads * (qk + rope), np.where(q_lora > 0, q_lora, hidden), runs.mla),
+        LayerProduct(rows, kv_lora + rope, hidden, runs.mla),
+        LayerProduct(rows, heads * (qk + v), kv_lora, runs.mla),
         LayerProduct(rows, hidden, heads * v, one),
     )
 
 
-def _dense_products(x: RunTable) -> Sequence[LayerProduct]:
-    ffn, gated = x.size(lambda model: model.ffn) / x.tp, x.size(lambda model: model.gated)
-    one = np.ones(len(x))
-    return LayerProduct(x.tokens, ffn * (1 + gated), x.hidden, one), LayerProduct(x.tokens, x.hidden, ffn, one)
-
-
-def _router_products(x: RunTable) -> Sequence[LayerProduct]:
-    experts = x.expert(lambda moe: moe.experts)
-    return (LayerProduct(x.tokens / x.tp, experts, x.hidden, np.minimum(experts, 1.0), wide=True),)
-
-
-def _shared_products(x: RunTable) -> Sequence[LayerProduct]:
-    shared = x.expert(lambda moe: moe.shared * moe.width) / x.tp
-    there = np.minimum(x.expert(lambda moe: moe.experts), 1.0)
-    columns = 1.0 + x.size(lambda model: model.gated)
-    return (
-        LayerProduct(x.tokens, shared * columns, x.hidden, there),
-        LayerProduct(x.tokens, x.hidden, shared, there),
+def _dense_products(runs: RunTable) -> Sequence[LayerProduct]:
+    ffn, gated = runs.size(lambda model: model.ffn) / runs.tp, runs.size(lambda model: model.gated)
+    one = np.ones(len(runs))
+    return LayerProduct(runs.tokens, ffn * (1 + gated), runs.hidden, one), LayerProduct(
+        runs.tokens, runs.hidden, ffn, one
     )
 
 
-def _expert_products(x: RunTable) -> Sequence[LayerProduct]:
-    width, columns = x.expert(lambda moe: moe.width), 1.0 + x.size(lambda model: model.gated)
-    local = x.expert(lambda moe: moe.experts) / x.ep
-    rows = sent_rows(x) / np.maximum(local, 1.0)
+def _router_products(runs: RunTable) -> Sequence[LayerProduct]:
+    experts = runs.expert(lambda moe: moe.experts)
+    return (LayerProduct(runs.tokens / runs.tp, experts, runs.hidden, np.minimum(experts, 1.0), wide=True),)
+
+
+def _shared_products(runs: RunTable) -> Sequence[LayerProduct]:
+    shared = runs.expert(lambda moe: moe.shared * moe.width) / runs.tp
+    there = np.minimum(runs.expert(lambda moe: moe.experts), 1.0)
+    columns = 1.0 + runs.size(lambda model: model.gated)
     return (
-        LayerProduct(rows, width * columns, x.hidden, local, grouped=True),
-        LayerProduct(rows, x.hidden, width, local, grouped=True),
+        LayerProduct(runs.tokens, shared * columns, runs.hidden, there),
+        LayerProduct(runs.tokens, runs.hidden, shared, there),
     )
 
 
-def _head_products(x: RunTable) -> Sequence[LayerProduct]:
-    columns = x.size(lambda model: model.vocab) / x.tp
-    return (LayerProduct(x.tokens, columns, x.hidden, np.ones(len(x)), wide=True),)
+def _expert_products(runs: RunTable) -> Sequence[LayerProduct]:
+    width, columns = runs.expert(lambda moe: moe.width), 1.0 + runs.size(lambda model: model.gated)
+    local = runs.expert(lambda moe: moe.experts) / runs.ep
+    rows = sent_rows(runs) / np.maximum(local, 1.0)
+    return (
+        LayerProduct(rows, width * columns, runs.hidden, local, grouped=True),
+        LayerProduct(rows, runs.hidden, width, local, grouped=True),
+    )
 
 
-def _mtp_products(x: RunTable) -> Sequence[LayerProduct]:
-    return (LayerProduct(x.tokens, x.hidden / x.tp, 2.0 * x.hidden, np.ones(len(x))),)
+def _head_products(runs: RunTable) -> Sequence[LayerProduct]:
+    columns = runs.size(lambda model: model.vocab) / runs.tp
+    return (LayerProduct(runs.tokens, columns, runs.hidden, np.ones(len(runs)), wide=True),)
+
+
+def _mtp_products(runs: RunTable) -> Sequence[LayerProduct]:
+    return (LayerProduct(runs.tokens, runs.hidden / runs.tp, 2.0 * runs.hidden, np.ones(len(runs))),)
 
 
 _PRODUCTS = {
@@ -191,82 +200,86 @@ _PRODUCTS = {
 }
 
 
-def sent_rows(x: RunTable) -> Floats:
+def sent_rows(runs: RunTable) -> Floats:
     """[runs] rows that go to the experts of the fullest rank, for one microbatch and layer."""
-    return x.tokens / x.tp * x.expert(lambda moe: moe.top) * x.column(lambda run: run.skew)
+    return runs.tokens / runs.tp * runs.expert(lambda moe: moe.top) * runs.column(lambda run: run.skew)
 
 
 # What is not a product with weights.
 
 
-def _moved(x: RunTable, c: ConstantVectors, bytes: Floats) -> Floats:
-    return np.asarray((bytes / x.hbm)[:, None] / c["hbm"])
+def _moved(runs: RunTable, constants: ConstantVectors, bytes: Floats) -> Floats:
+    return np.asarray((bytes / runs.hbm)[:, None] / constants["hbm"])
 
 
-def _elementwise(x: RunTable, c: ConstantVectors, bytes: Floats) -> PartTimes:
-    time = _moved(x, c, bytes)
+def _elementwise(runs: RunTable, constants: ConstantVectors, bytes: Floats) -> PartTimes:
+    time = _moved(runs, constants, bytes)
     return PartTimes(time, _BACKWARD_BYTES * time, np.zeros_like(time))
 
 
-def _activation_bytes(x: RunTable) -> Floats:
-    ffn, gated = x.size(lambda model: model.ffn), x.size(lambda model: model.gated)
-    return x.tokens * ffn / x.tp * (4.0 + 2.0 * gated)
+def _activation_bytes(runs: RunTable) -> Floats:
+    ffn, gated = runs.size(lambda model: model.ffn), runs.size(lambda model: model.gated)
+    return runs.tokens * ffn / runs.tp * (4.0 + 2.0 * gated)
 
 
-def _expert_bytes(x: RunTable) -> dict[str, Floats]:
+def _expert_bytes(runs: RunTable) -> dict[str, Floats]:
     """Rows are permuted and brought back; each expert has an activation; the router has scores.
 
     With biases, sums with them and the clamped activation are kernels of their own.
     """
-    rows, width = sent_rows(x), x.expert(lambda moe: moe.width)
-    scores = x.tokens / x.tp * x.expert(lambda moe: moe.experts)
-    gated, bias = x.size(lambda model: model.gated), x.expert(lambda moe: moe.bias)
+    rows, width = sent_rows(runs), runs.expert(lambda moe: moe.width)
+    scores = runs.tokens / runs.tp * runs.expert(lambda moe: moe.experts)
+    gated, bias = runs.size(lambda model: model.gated), runs.expert(lambda moe: moe.bias)
     return {
         "router": 4.0 * scores,
-        "permute": 4.0 * rows * x.hidden,
-        "experts": rows * (width * (4.0 + 2.0 * gated) + bias * (width * (4.0 + 16.0 * gated) + 4.0 * x.hidden)),
-        "post": 4.0 * rows * x.hidden,
+        "permute": 4.0 * rows * runs.hidden,
+        "experts": rows * (width * (4.0 + 2.0 * gated) + bias * (width * (4.0 + 16.0 * gated) + 4.0 * runs.hidden)),
+        "post": 4.0 * rows * runs.hidden,
     }
 
 
-def _norm_bytes(x: RunTable) -> Floats:
+def _norm_bytes(runs: RunTable) -> Floats:
     """Norms, two residuals, and the turned queries and keys."""
-    norms, drop = x.size(lambda model: model.norms), 1.0 * x.flag("dropout")[:, 0]
-    heads = x.attention(lambda a: (a.heads + a.kv_heads) * a.score_dim) / x.tp
-    return x.shared_rows * x.hidden * (4.0 * norms + 12.0 + 2.0 * drop) + 4.0 * x.tokens * heads
+    norms, drop = runs.size(lambda model: model.norms), 1.0 * runs.flag("dropout")[:, 0]
+    heads = runs.attention(lambda a: (a.heads + a.kv_heads) * a.score_dim) / runs.tp
+    return runs.shared_rows * runs.hidden * (4.0 * norms + 12.0 + 2.0 * drop) + 4.0 * runs.tokens * heads
 
 
-def _attention(x: RunTable, c: ConstantVectors) -> tuple[PartTimes, Floats]:
+def _attention(runs: RunTable, constants: ConstantVectors) -> tuple[PartTimes, Floats]:
     """The attention of a layer, with the norms and residuals of the whole layer; and its scores forward."""
-    forward, backward = _scores(x, c)
-    part = _products(x, "attention", c) + _elementwise(x, c, x.once("norm.bytes", lambda: _norm_bytes(x)))
+    forward, backward = _scores(runs, constants)
+    part = _products(runs, "attention", constants) + _elementwise(
+        runs, constants, runs.once("norm.bytes", lambda: _norm_bytes(runs))
+    )
     return part + PartTimes(forward, backward, np.zeros_like(forward)), forward
 
 
-def _score_sizes(x: RunTable) -> tuple[Floats, Floats, Floats]:
+def _score_sizes(runs: RunTable) -> tuple[Floats, Floats, Floats]:
     """[runs, 1] FLOPs of scores and weighted sums; scores that go through memory; whether heads are unaligned."""
-    pairs = x.tokens * x.attended * x.attention(lambda a: a.heads) / x.tp
-    fused = x.flag("fused")[:, 0]
-    wide = x.attention(lambda a: a.score_dim + a.v_dim)
+    pairs = runs.tokens * runs.attended * runs.attention(lambda a: a.heads) / runs.tp
+    fused = runs.flag("fused")[:, 0]
+    wide = runs.attention(lambda a: a.score_dim + a.v_dim)
     flops = 2.0 * pairs * wide * np.where(fused, 0.5, 1.0)
-    odd = x.attention(lambda a: a.qk_dim % 8 > 0)
+    odd = runs.attention(lambda a: a.qk_dim % 8 > 0)
     return flops[:, None], np.where(fused, 0.0, pairs)[:, None], odd[:, None]
 
 
-def _scores(x: RunTable, c: ConstantVectors) -> tuple[Floats, Floats]:
+def _scores(runs: RunTable, constants: ConstantVectors) -> tuple[Floats, Floats]:
     """[runs, K] forward and backward. Scores that are not fused go through memory: 8 bytes forward, 12 backward."""
-    flops, pairs, odd = x.once("scores", lambda: _score_sizes(x))
-    compute = flops / (x.wide_peak[:, None] * c["attention"]) * np.where(odd > 0, c["unaligned"], 1.0)
-    moved = pairs / (x.hbm[:, None] * c["hbm"])
-    dropped = 5.0 * x.flag("dropout")
-    backward = compute * np.where(x.flag("fused"), _FUSED, _UNFUSED) + moved * (12.0 + dropped)
+    flops, pairs, odd = runs.once("scores", lambda: _score_sizes(runs))
+    compute = (
+        flops / (runs.wide_peak[:, None] * constants["attention"]) * np.where(odd > 0, constants["unaligned"], 1.0)
+    )
+    moved = pairs / (runs.hbm[:, None] * constants["hbm"])
+    dropped = 5.0 * runs.flag("dropout")
+    backward = compute * np.where(runs.flag("fused"), _FUSED, _UNFUSED) + moved * (12.0 + dropped)
     return compute + moved * (8.0 + dropped), backward
 
 
-def _layer(x: RunTable, part: PartTimes, scores: Floats, exchanged: Floats, launch: Floats) -> PartTimes:
+def _layer(runs: RunTable, part: PartTimes, scores: Floats, exchanged: Floats, launch: Floats) -> PartTimes:
     """Adds exchanges, recomputation and launches. launch: [runs, K] seconds of launches in one direction."""
-    launch = np.where(x.flag("graphs"), 0.0, launch)
-    whole, some = x.flag("recomputes_layers"), x.flag("recomputes_scores")
+    launch = np.where(runs.flag("graphs"), 0.0, launch)
+    whole, some = runs.flag("recomputes_layers"), runs.flag("recomputes_scores")
     forward = part.forward + exchanged
     again = np.where(whole, forward, np.where(some, scores, 0.0))
     return PartTimes(

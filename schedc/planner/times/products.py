@@ -59,17 +59,19 @@ class ProductWork:
     cast: Floats
     hbm: Floats
 
-    def seconds(self, c: ConstantVectors) -> Floats:
+    def seconds(self, constants: ConstantVectors) -> Floats:
         """[runs, K] the longer of compute and memory, behind the conversion of what is multiplied."""
-        blocks = np.where(self.blocks, c["blocks"], 1.0)
+        blocks = np.where(self.blocks, constants["blocks"], 1.0)
         if self.grouped:
-            best = c["grouped"] * self.rows / (self.rows + c["grouped_r0"]) * blocks
+            best = constants["grouped"] * self.rows / (self.rows + constants["grouped_r0"]) * blocks
         else:
-            wide = np.where(self.bits == 0, c["gemm"], np.where(self.bits == 1, c["fp8"] * blocks, c["fp4"]))
+            wide = np.where(
+                self.bits == 0, constants["gemm"], np.where(self.bits == 1, constants["fp8"] * blocks, constants["fp4"])
+            )
             best = wide * self.fill
-        start = c["gemm_k0"] * (self.peak / self.hbm / _FLOP_PER_BYTE)
+        start = constants["gemm_k0"] * (self.peak / self.hbm / _FLOP_PER_BYTE)
         compute = self.flops * (self.summed + start) / (self.peak * best * self.summed)
-        memory = self.hbm * c["hbm"]
+        memory = self.hbm * constants["hbm"]
         return np.asarray(np.maximum(compute, self.bytes / memory) + self.cast / memory)
 
 
@@ -82,31 +84,31 @@ def fill_of(m: Floats, n: Floats, sms: Floats) -> Floats:
     return best
 
 
-def directions(x: RunTable, product: LayerProduct) -> tuple[ProductWork, ProductWork, ProductWork]:
+def directions(runs: RunTable, product: LayerProduct) -> tuple[ProductWork, ProductWork, ProductWork]:
     """The work of F, I and W. W reads and writes gradients of 4 bytes."""
     m, n, k = product.m, product.n, product.k
     none = np.zeros_like(n)
-    forward, input = _work(x, product, (m, n, k), none, m * k), _work(x, product, (m, k, n), none, m * n)
-    return forward, input, _work(x, product, (n, k, m), 8.0 * n * k, none)
+    forward, input = _work(runs, product, (m, n, k), none, m * k), _work(runs, product, (m, k, n), none, m * n)
+    return forward, input, _work(runs, product, (n, k, m), 8.0 * n * k, none)
 
 
-def _work(x: RunTable, product: LayerProduct, sizes: Sequence[Floats], more: Floats, cast: Floats) -> ProductWork:
+def _work(runs: RunTable, product: LayerProduct, sizes: Sequence[Floats], more: Floats, cast: Floats) -> ProductWork:
     """more: [runs] bytes on top of operands and result. cast: [runs] numbers that are converted from 16 bits."""
     count = np.maximum(product.count, 0.0)
     there = (count > 0) & np.all(np.stack(sizes) > 0, axis=0)
     count = np.where(there, count, 0.0)
     m, n, k = (np.where(there, size, 1.0) for size in sizes)
-    operand = 2.0 if product.wide else x.operand_bytes
+    operand = 2.0 if product.wide else runs.operand_bytes
     columns = (
         2.0 * m * n * k * count,
         count * (operand * (m * k + n * k) + 2.0 * m * n + more),
-        fill_of(m, n, x.sms),
+        fill_of(m, n, runs.sms),
         k,
         np.maximum(product.m, 1.0),
-        x.wide_peak if product.wide else x.peak,
-        np.zeros_like(m) if product.wide else x.bits,
-        np.zeros_like(m) if product.wide else x.block_scales,
-        count * cast * (0.0 if product.wide else x.cast_bytes),
-        x.hbm,
+        runs.wide_peak if product.wide else runs.peak,
+        np.zeros_like(m) if product.wide else runs.bits,
+        np.zeros_like(m) if product.wide else runs.block_scales,
+        count * cast * (0.0 if product.wide else runs.cast_bytes),
+        runs.hbm,
     )
     return ProductWork(product.grouped, *(column[:, None] for column in columns))

@@ -12,14 +12,14 @@ OPTIMIZER_BYTES = 28.0
 """Bytes per parameter that Adam reads and writes: gradient, master weight and two moments of 4, weight of 2."""
 
 
-def dense_parameters(x: RunTable) -> Floats:
+def dense_parameters(runs: RunTable) -> Floats:
     """[runs] parameters of the fullest rank without its experts: those that all replicas share."""
-    return x.column(lambda run: max(dense for dense, _ in rank_parameters(run)))
+    return runs.column(lambda run: max(dense for dense, _ in rank_parameters(run)))
 
 
-def expert_parameters(x: RunTable) -> Floats:
+def expert_parameters(runs: RunTable) -> Floats:
     """[runs] parameters of the experts of the fullest rank."""
-    return x.column(lambda run: max(experts for _, experts in rank_parameters(run)))
+    return runs.column(lambda run: max(experts for _, experts in rank_parameters(run)))
 
 
 def rank_parameters(run: TrainingRun) -> list[tuple[float, float]]:

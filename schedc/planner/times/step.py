@@ -46,38 +46,45 @@ class StepSeconds:
         return self.pipeline + self.gradients + self.optimizer + self.rest
 
 
-def step_times(x: RunTable, c: ConstantVectors) -> StepSeconds:
+def step_times(runs: RunTable, constants: ConstantVectors) -> StepSeconds:
     """The times of all runs under all constants. Each order is made once, and simulated once for all that use it."""
-    c = c.on(x.once("devices", lambda: [run.cluster.device.name for run in x.runs]))
-    parts = (dense_layer(x, c), moe_layer(x, c), embedding(x, c), head(x, c))
-    p2p = message(x, c)
-    pipeline = np.zeros((len(x), len(c)))
-    hidden, late = np.zeros((len(x), len(c))), _rows_beside_sums(x, c)
-    for rows in x.once("orders", lambda: _same_order(x)):
-        stages = _stage_times(x, rows, parts, c)
-        pipeline[rows] = _simulated(x, rows, stages, p2p[rows])
-        hidden[rows] = (stages[1] + stages[2])[:, :, :: x.runs[rows[0]].pp].sum(axis=2)
-    gradients = _gradients(x, c, pipeline, hidden, late)
-    states = x.once("states", lambda: _optimizer_bytes(x))
-    optimizer = (states / x.hbm)[:, None] / c["hbm"]
-    return StepSeconds(pipeline, gradients, optimizer, np.broadcast_to(c["step"], pipeline.shape))
+    constants = constants.on(runs.once("devices", lambda: [run.cluster.device.name for run in runs.each]))
+    parts = (
+        dense_layer(runs, constants),
+        moe_layer(runs, constants),
+        embedding(runs, constants),
+        head(runs, constants),
+    )
+    p2p = message(runs, constants)
+    pipeline = np.zeros((len(runs), len(constants)))
+    hidden, late = np.zeros((len(runs), len(constants))), _rows_beside_sums(runs, constants)
+    for rows in runs.once("orders", lambda: _same_order(runs)):
+        stages = _stage_times(runs, rows, parts, constants)
+        pipeline[rows] = _simulated(runs, rows, stages, p2p[rows])
+        hidden[rows] = (stages[1] + stages[2])[:, :, :: runs.each[rows[0]].pp].sum(axis=2)
+    gradients = _gradients(runs, constants, pipeline, hidden, late)
+    states = runs.once("states", lambda: _optimizer_bytes(runs))
+    optimizer = (states / runs.hbm)[:, None] / constants["hbm"]
+    return StepSeconds(pipeline, gradients, optimizer, np.broadcast_to(constants["step"], pipeline.shape))
 
 
-def _same_order(x: RunTable) -> list[Int64]:
+def _same_order(runs: RunTable) -> list[Int64]:
     """Rows of runs that have one order; a schedule that is ordered by costs has one per run."""
     groups: defaultdict[tuple[object, ...], list[int]] = defaultdict(list)
-    for row, run in enumerate(x.runs):
+    for row, run in enumerate(runs.each):
         own = row if run.limit else -1
         groups[run.schedule, run.pp, run.microbatches, run.vpp, own].append(row)
     return [np.array(rows) for rows in groups.values()]
 
 
-def _stage_times(x: RunTable, rows: Int64, parts: Sequence[PartTimes], c: ConstantVectors) -> Stages:
+def _stage_times(runs: RunTable, rows: Int64, parts: Sequence[PartTimes], constants: ConstantVectors) -> Stages:
     dense, moe, first, last = parts
-    layers = x.once(("layers", int(rows[0])), lambda: np.array([x.runs[row].layers_of() for row in rows], np.float64))
+    layers = runs.once(
+        ("layers", int(rows[0])), lambda: np.array([runs.each[row].layers_of() for row in rows], np.float64)
+    )
     layers = layers[:, None]
-    split = np.where(x.flag("split")[rows][:, :, None], c["split"][:, :, None], 1.0)
-    more = c["chunk"][:, :, None]
+    split = np.where(runs.flag("split")[rows][:, :, None], constants["split"][:, :, None], 1.0)
+    more = constants["chunk"][:, :, None]
 
     def stages(way: str, factor: Floats | float, chunk: Floats) -> Floats:
         of = [getattr(part, way)[rows][:, :, None] for part in (dense, moe, first, last)]
@@ -89,9 +96,9 @@ def _stage_times(x: RunTable, rows: Int64, parts: Sequence[PartTimes], c: Consta
     return stages("forward", 1.0, more), stages("input", split, 0.5 * more), stages("weight", split, 0.5 * more)
 
 
-def _simulated(x: RunTable, rows: Int64, stages: Stages, p2p: Floats) -> Floats:
+def _simulated(runs: RunTable, rows: Int64, stages: Stages, p2p: Floats) -> Floats:
     """[rows, K] seconds of the pipeline."""
-    run = x.runs[rows[0]]
+    run = runs.each[rows[0]]
     count, K, width = stages[0].shape
     F, I, W = (time.reshape(count * K, width) for time in stages)  # noqa: E741
     if run.limit:
@@ -105,12 +112,12 @@ def _simulated(x: RunTable, rows: Int64, stages: Stages, p2p: Floats) -> Floats:
     return time.reshape(count, K)
 
 
-def _rows_beside_sums(x: RunTable, c: ConstantVectors) -> Floats:
+def _rows_beside_sums(runs: RunTable, constants: ConstantVectors) -> Floats:
     """[runs, K] seconds in which rows of the last backward of a rank take the network that sums of gradients need."""
-    rail, node = exchange_lanes(x, c)
-    far = (x.replicas * x.tp > x.near)[:, None]
+    rail, node = exchange_lanes(runs, constants)
+    far = (runs.replicas * runs.tp > runs.near)[:, None]
     return np.asarray(
-        2.0 * np.where(far, rail, node) * x.once("rank.layers", lambda: x.column(_expert_layers))[:, None]
+        2.0 * np.where(far, rail, node) * runs.once("rank.layers", lambda: runs.column(_expert_layers))[:, None]
     )
 
 
@@ -119,33 +126,37 @@ def _expert_layers(run: TrainingRun) -> float:
     return float(np.asarray(run.layers_of())[:: run.pp, 1].sum())
 
 
-def _gradients(x: RunTable, c: ConstantVectors, pipeline: Floats, hidden: Floats, late: Floats) -> Floats:
+def _gradients(runs: RunTable, constants: ConstantVectors, pipeline: Floats, hidden: Floats, late: Floats) -> Floats:
     """[runs, K] seconds of sums of gradients that nothing hides.
 
     hidden: [runs, K] seconds of the last backward of a rank, beside which the sums run where they overlap, but for the
     ``late`` ones of its rows. With FSDP each microbatch gathers parameters twice and scatters gradients once, beside
     its compute.
     """
-    dense, experts = x.once("gradient.bytes", lambda: _gradient_bytes(x))
-    copies = np.maximum(1.0, x.replicas * x.tp / x.ep)
-    time = gradient_sum(x, c, dense, x.replicas, x.tp) + gradient_sum(x, c, experts, copies, x.ep)
-    microbatches = x.once("microbatches", lambda: x.column(lambda run: run.microbatches))[:, None]
+    dense, experts = runs.once("gradient.bytes", lambda: _gradient_bytes(runs))
+    copies = np.maximum(1.0, runs.replicas * runs.tp / runs.ep)
+    time = gradient_sum(runs, constants, dense, runs.replicas, runs.tp) + gradient_sum(
+        runs, constants, experts, copies, runs.ep
+    )
+    microbatches = runs.once("microbatches", lambda: runs.column(lambda run: run.microbatches))[:, None]
     sharded = microbatches * np.maximum(0.0, _FSDP_PASSES * time + 2.0 * late - pipeline / microbatches)
     beside = np.maximum(0.0, hidden - late)
-    once = np.where(x.flag("overlap"), np.maximum(0.0, time - beside), time)
-    return np.where(x.flag("fully_sharded"), sharded, once)
+    once = np.where(runs.flag("overlap"), np.maximum(0.0, time - beside), time)
+    return np.where(runs.flag("fully_sharded"), sharded, once)
 
 
-def _gradient_bytes(x: RunTable) -> tuple[Floats, Floats]:
+def _gradient_bytes(runs: RunTable) -> tuple[Floats, Floats]:
     """[runs] bytes of the fullest rank, without experts and of experts: a sum of gradients, and what follows it.
 
     ZeRO scatters sums of gradients and gathers weights of 2 bytes; without it the sums are gathered.
     """
-    width = x.column(lambda run: run.grad_bytes + (2 if run.zero else run.grad_bytes))
-    return dense_parameters(x) * width, expert_parameters(x) * width
+    width = runs.column(lambda run: run.grad_bytes + (2 if run.zero else run.grad_bytes))
+    return dense_parameters(runs) * width, expert_parameters(runs) * width
 
 
-def _optimizer_bytes(x: RunTable) -> Floats:
-    shards = x.column(lambda run: run.dp * run.cp if run.zero else 1)
-    experts = np.maximum(1.0, shards * x.tp / x.ep)
-    return OPTIMIZER_BYTES * (dense_parameters(x) / shards + expert_parameters(x) / np.where(shards > 1, experts, 1.0))
+def _optimizer_bytes(runs: RunTable) -> Floats:
+    shards = runs.column(lambda run: run.dp * run.cp if run.zero else 1)
+    experts = np.maximum(1.0, shards * runs.tp / runs.ep)
+    return OPTIMIZER_BYTES * (
+        dense_parameters(runs) / shards + expert_parameters(runs) / np.where(shards > 1, experts, 1.0)
+    )

@@ -37,11 +37,11 @@ class RunTable:
     attended: keys that a query looks at, the mean over layers, not halved for causal scores.
     """
 
-    runs: Sequence[TrainingRun]
+    each: Sequence[TrainingRun]
     kept: dict[Hashable, Any] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
-        return len(self.runs)
+        return len(self.each)
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
         """What ``make`` returns, made only the first time."""
@@ -51,7 +51,7 @@ class RunTable:
         return result
 
     def column(self, of: Callable[[TrainingRun], float]) -> Floats:
-        return np.array([of(run) for run in self.runs], np.float64)
+        return np.array([of(run) for run in self.each], np.float64)
 
     def size(self, of: Callable[[ModelSizes], float]) -> Floats:
         return self.column(lambda run: of(run.model))
@@ -67,7 +67,7 @@ class RunTable:
 
     def flag(self, name: str) -> Bools:
         """[runs, 1] a field of the runs that is true or false."""
-        return self.once(name, lambda: np.array([[bool(getattr(run, name))] for run in self.runs]))
+        return self.once(name, lambda: np.array([[bool(getattr(run, name))] for run in self.each]))
 
     @cached_property
     def tp(self) -> Floats:
