@@ -33,7 +33,7 @@ from schedc.diagnostics import DiagnosticError
 from schedc.planner.fit.fitted import fit_for
 from schedc.planner.presets.library import open_cluster, open_model
 from schedc.planner.price.files import PlannedStep
-from schedc.planner.price.part_table import PartTable, RankSplit
+from schedc.planner.price.part_table import PartTable
 from schedc.planner.price.plan_lines import dense_layers
 from schedc.planner.price.problem import PlanProblem
 from schedc.planner.space.axes import PlanAxes
@@ -56,7 +56,7 @@ def problem_of(facts: dict[str, Any], model: str, cluster: str, fit: Path | None
 def planned_of(problem: PlanProblem, axes: PlanAxes) -> PlannedStep:
     """A plan of the problem, priced anew."""
     choice = next(each for each in all_schedules()[0] if each.name == axes.schedule)
-    split = RankSplit(axes.tp, axes.cp, axes.ep, axes.microbatch, axes.alltoall)
+    split = axes.split
     return PlannedStep(problem, axes, choice, PartTable.of(problem, [split]))
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from schedc.planner.presets.library import open_cluster, open_model
 from schedc.planner.price.files import PlannedStep
-from schedc.planner.price.part_table import PartTable, RankSplit
+from schedc.planner.price.part_table import PartTable
 from schedc.planner.price.priced import price_plan
 from schedc.planner.price.problem import PlanProblem
 from schedc.planner.space.axes import PlanAxes
@@ -61,7 +61,7 @@ def problem_of(skew: Skew) -> PlanProblem:
 
 def planned_step(axes: PlanAxes, skew: Skew) -> PlannedStep:
     problem = problem_of(skew)
-    table = PartTable.of(problem, [RankSplit(axes.tp, axes.cp, axes.ep, axes.microbatch, axes.alltoall)])
+    table = PartTable.of(problem, [axes.split])
     return PlannedStep(problem, axes, _choices()[axes.schedule], table)
 
 

@@ -12,7 +12,7 @@ from schedc.planner.cluster.values import Accelerator, Cluster, NetworkLevel
 from schedc.planner.model.check import contradictions
 from schedc.planner.presets.library import cluster_names, model_names, open_cluster, open_model
 from schedc.planner.price.files import PlannedStep
-from schedc.planner.price.part_table import PartTable, RankSplit
+from schedc.planner.price.part_table import PartTable
 from schedc.planner.price.problem import PlanProblem
 from schedc.planner.search.bound import PlanBounds
 from schedc.planner.space.space import PlanSpace
@@ -47,8 +47,7 @@ def random_plan(rng: random.Random) -> DrawnPlan | None:
     number = int(rng.choice(block.numbers().tolist()))
     axes, prefix = block.axes(number), block.prefixes[0]
     problem = PlanProblem(space.model, cluster, batch, _random_constants(rng), skew=rng.choice([1.0, 1.0, 1.3, 3.0]))
-    split = RankSplit(prefix.tp, prefix.cp, prefix.ep, prefix.microbatch)
-    table = PartTable.of(problem, [split._replace(alltoall=method) for method in block.inner.methods])
+    table = PartTable.of(problem, [prefix.split_by(method) for method in block.inner.methods])
     bounded = PlanBounds(space, problem, table).of(block)
     place = np.unravel_index(number, block.legal.shape)
     planned = PlannedStep(problem, axes, space.choice(axes.schedule), table)

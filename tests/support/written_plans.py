@@ -7,7 +7,7 @@ from pathlib import Path
 
 from schedc.planner.presets.library import open_cluster, open_model
 from schedc.planner.price.files import PlannedStep
-from schedc.planner.price.part_table import PartTable, RankSplit
+from schedc.planner.price.part_table import PartTable
 from schedc.planner.price.priced import PricedPlan, price_plan
 from schedc.planner.price.problem import PlanProblem
 from schedc.planner.space.axes import PlanAxes
@@ -28,7 +28,7 @@ AXES = (
 def small_plans() -> tuple[PricedPlan, ...]:
     """One plan for each of `AXES`."""
     choices = {choice.name: choice for choice in all_schedules()[0]}
-    splits = [RankSplit(axes.tp, axes.cp, axes.ep, axes.microbatch, axes.alltoall) for axes in AXES]
+    splits = [axes.split for axes in AXES]
     table = PartTable.of(GPT2, splits)
     return tuple(price_plan(PlannedStep(GPT2, axes, choices[axes.schedule], table)) for axes in AXES)
 

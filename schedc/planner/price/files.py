@@ -15,10 +15,10 @@ from schedc.ir.placement import Placement
 from schedc.ir.plan import BYTES, Level
 from schedc.layout.parts import WORK, Layout
 from schedc.layout.writer import write_layout
-from schedc.planner.price.part_table import LEVELS, OP, PartTable, RankSplit, activation_line, layout_of
+from schedc.planner.price.part_table import LEVELS, OP, PartTable, activation_line, layout_of
 from schedc.planner.price.plan_lines import dense_layers, device_lines, model_lines
 from schedc.planner.price.problem import PlanProblem
-from schedc.planner.price.states import Spread, held_parameters
+from schedc.planner.price.states import held_parameters
 from schedc.planner.space.axes import PlanAxes
 from schedc.planner.space.schedules import ScheduleChoice
 from schedc.step.costs.costs import SCHEMA
@@ -46,20 +46,10 @@ class PlannedStep:
     table: PartTable
     placed: Layout | None = None
 
-    @property
-    def split(self) -> RankSplit:
-        axes = self.axes
-        return RankSplit(axes.tp, axes.cp, axes.ep, axes.microbatch, axes.alltoall)
-
-    @property
-    def spread(self) -> Spread:
-        axes = self.axes
-        return Spread(axes.tp, axes.cp, axes.ep, axes.dp, axes.zero)
-
     @cached_property
     def row(self) -> int:
         """The row of the plan's split in the table."""
-        return self.table.index[self.split]
+        return self.table.index[self.axes.split]
 
     @cached_property
     def placement(self) -> Placement:
@@ -91,7 +81,7 @@ class PlannedStep:
     @cached_property
     def parameter_bytes(self) -> Floats:
         """[kinds] bytes of the parameters of a part of each kind on a device, with gradients and optimizer."""
-        return held_parameters(self.problem.model, self.spread, self.placement.stages == 1)
+        return held_parameters(self.problem.model, self.axes, self.placement.stages == 1)
 
     def plan_file(self, name: str, memory: float, notes: tuple[str, ...] = ()) -> str:
         """The text of the plan file. memory: bytes that ranks may hold. notes: lines above the plan."""
@@ -114,7 +104,7 @@ class PlannedStep:
         held = zip(WORK, self.parameter_bytes.tolist(), strict=True)
         there = [kind for kind in WORK if self.layout.total(kind)]
         yield "parameters " + " ".join(f"{kind} {digits(bytes / 1e9)} GB" for kind, bytes in held if kind in there)
-        yield activation_line(self.problem, self.split)
+        yield activation_line(self.problem, self.axes.split)
 
     def _recompute_lines(self) -> Iterator[str]:
         level = self.axes.recompute

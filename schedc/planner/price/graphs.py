@@ -17,6 +17,6 @@ def planned_graphs(planned: PlannedStep) -> tuple[StageShape, ...]:
     """[stages] graphs with the nodes that backwards recompute: those of `schedc.plan.price_cells.stage_graphs`."""
     costs = planned.table.cell_costs(planned.row, planned.choice.splits)
     table = with_layout(CellTable(costs, method=planned.axes.alltoall), planned.layout)
-    sizes = split_directives(planned.problem, planned.split).plan
+    sizes = split_directives(planned.problem, planned.axes.split).plan
     levels = tuple(Recompute(LEVELS[level]) for level in planned.levels.tolist())
     return graphs_of(table.shapes(planned.placement.stages), replace(sizes, recompute=levels))[0]

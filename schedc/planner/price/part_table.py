@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import NamedTuple
 
 import numpy as np
 
@@ -24,6 +23,7 @@ from schedc.plan.level_shares import recomputation_time
 from schedc.planner.price.layouts import apart_layout, balanced_layout, even_layout
 from schedc.planner.price.plan_lines import attached, model_lines, rank_lines
 from schedc.planner.price.problem import PlanProblem
+from schedc.planner.space.axes import RankSplit
 from schedc.planner.times.network import exchange_lanes, message
 from schedc.planner.times.parts import PartTimes, dense_layer, embedding, head, moe_layer, moe_segments, prediction
 from schedc.planner.times.table import RunTable
@@ -39,16 +39,6 @@ OP = len(WORK)
 
 _ONE_EACH = Layout(tuple((ModelPart(kind, int(kind is PartKind.MOE)),) for kind in WORK))
 """A stage for each kind of part."""
-
-
-class RankSplit(NamedTuple):
-    """How the work of a pipeline rank is split: ranks of its groups, sequences of a microbatch, method of exchanges."""
-
-    tp: int
-    cp: int
-    ep: int
-    microbatch: int
-    alltoall: str = "flat"
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +74,7 @@ class PartTable:
     @classmethod
     def of(cls, problem: PlanProblem, splits: Sequence[RankSplit]) -> PartTable:
         """The table of these splits. Their groups and tokens must be whole."""
-        runs, constants = RunTable([problem.run(*split) for split in splits]), problem.vectors
+        runs, constants = RunTable([problem.run(split) for split in splits]), problem.vectors
         kinds = _part_times(problem, runs)
         op = np.full((len(splits), 1), float(constants["chunk"].item()))
         times = [np.stack([_column(part, way) for part in kinds], axis=1) for way in _WAYS]
@@ -177,7 +167,7 @@ def _weights(problem: PlanProblem, overlap: bool) -> Floats:
     tp = max(tp for tp in range(1, near + 1) if model.attention.heads % tp == 0 and model.seq % tp == 0)
     experts, most = (model.moe.experts, min(4 * near, problem.cluster.devices)) if model.moe else (1, 1)
     ep = max(ep for ep in range(1, most + 1) if experts % ep == 0 and (ep <= near or ep % near == 0))
-    table = PartTable.of(problem, [RankSplit(tp, 1, ep, 1, "hierarchical" if ep > near else "flat")])
+    table = PartTable.of(problem, [RankSplit(tp=tp, ep=ep, alltoall="hierarchical" if ep > near else "flat")])
     hidden = 4.0 * (table.rail[0] + table.node[0]) * HAS_EXPERTS if overlap else 0.0
     return np.asarray((table.forward + table.input + table.weight)[0, :OP] - hidden)
 
@@ -258,7 +248,7 @@ def _reserve(problem: PlanProblem, split: RankSplit, held: Floats) -> Floats:
 
 def split_directives(problem: PlanProblem, split: RankSplit) -> Directives:
     """What the lines of a split attach, as the compiler reads them from a plan file."""
-    lines = (*model_lines(problem.model), *rank_lines(problem, *split), activation_line(problem, split))
+    lines = (*model_lines(problem.model), *rank_lines(problem, split), activation_line(problem, split))
     return attached(lines, problem.model)
 
 

@@ -17,7 +17,7 @@ from schedc.model.sizes import LayerKind, ModelSizes
 from schedc.plan.directives.base import Directives
 from schedc.plan.read import ReadPlan
 from schedc.planner.price.problem import PlanProblem
-from schedc.planner.space.axes import PlanAxes
+from schedc.planner.space.axes import PlanAxes, RankSplit
 from schedc.source import Source
 
 _TYPES = {"fp16": "fp16"}
@@ -93,7 +93,7 @@ def dense_layers(model: ModelSizes) -> int:
 def device_lines(problem: PlanProblem, axes: PlanAxes) -> Iterator[str]:
     """The lines of the devices, of the batch and of how rows reach their experts."""
     cluster = problem.cluster
-    yield from rank_lines(problem, axes.tp, axes.cp, axes.ep, axes.microbatch, axes.alltoall)
+    yield from rank_lines(problem, axes.split)
     near = cluster.levels[0].size
     node = f" node {near}" if cluster.devices % near == 0 else ""
     of = " of attention" if problem.model.moe and axes.tp > 1 else ""
@@ -106,11 +106,12 @@ def device_lines(problem: PlanProblem, axes: PlanAxes) -> Iterator[str]:
         yield "overlap auto"
 
 
-def rank_lines(problem: PlanProblem, tp: int, cp: int, ep: int, microbatch: int, alltoall: str) -> Iterator[str]:
+def rank_lines(problem: PlanProblem, split: RankSplit) -> Iterator[str]:
     """The lines of a rank's tokens, and of the ranks that share its experts."""
     if problem.model.moe:
-        inside = min(problem.cluster.levels[0].size, ep)
-        yield f"topology nodes {ep // inside} x {inside}"
-    yield f"tokens {microbatch * problem.model.seq // (tp * cp)} dtype {_TYPES.get(problem.precision, 'bf16')}"
-    if ep > 1:
-        yield f"alltoall {alltoall}"
+        inside = min(problem.cluster.levels[0].size, split.ep)
+        yield f"topology nodes {split.ep // inside} x {inside}"
+    tokens = split.microbatch * problem.model.seq // (split.tp * split.cp)
+    yield f"tokens {tokens} dtype {_TYPES.get(problem.precision, 'bf16')}"
+    if split.ep > 1:
+        yield f"alltoall {split.alltoall}"

@@ -82,7 +82,7 @@ def _priced(planned: PlannedStep, text: str, name: str) -> PricedPlan:
 
 def _reserve(planned: PlannedStep) -> float:
     buffers = planned.table.reserve[planned.row, int(planned.levels.max()), int(planned.axes.overlap)]
-    return float(buffers + gathered_bytes(planned.problem.model, planned.spread, planned.placement.stages == 1))
+    return float(buffers + gathered_bytes(planned.problem.model, planned.axes, planned.placement.stages == 1))
 
 
 def order_digest(schedule: Schedule) -> bytes:
@@ -123,4 +123,4 @@ def _beside(planned: PlannedStep, makespan: float) -> BesidePipeline:
     counts = np.stack([load_per_rank(placement, column) for column in parts.T], axis=1)
     loads = rank_loads(planned.table, np.array([planned.row]), counts, placement.stages)
     one = RankLoads(loads.own, loads.experts, loads.backward[0], loads.late[:, 0], loads.busy[:, 0])
-    return beside_pipeline(planned.problem, planned.spread, one, planned.axes.microbatches, makespan)
+    return beside_pipeline(planned.problem, planned.axes, one, planned.axes.microbatches, makespan)

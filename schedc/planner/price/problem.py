@@ -10,6 +10,7 @@ import numpy as np
 
 from schedc.model.sizes import ModelSizes
 from schedc.planner.cluster.values import Cluster
+from schedc.planner.space.axes import RankSplit
 from schedc.planner.times.constants import CONSTANTS, ConstantVectors
 from schedc.planner.times.run import TrainingRun
 
@@ -48,11 +49,11 @@ class PlanProblem:
         """Tokens of a step."""
         return self.sequences * self.model.seq
 
-    def run(self, tp: int, cp: int, ep: int, microbatch: int, alltoall: str = "flat") -> TrainingRun:
-        """A run with the parts of these sizes. Stages and replicas, which parts do not depend on, are any."""
-        replicas = max(1, self.cluster.devices // (2 * tp * cp))
+    def run(self, split: RankSplit) -> TrainingRun:
+        """A run with the parts of a split. Stages and replicas, which parts do not depend on, are any."""
+        replicas = max(1, self.cluster.devices // (2 * split.tp * split.cp))
         return TrainingRun(
-            self.model, self.cluster, tp, pp=2, dp=replicas, ep=ep, cp=cp, microbatch=microbatch,
-            precision=self.precision, sequence_parallel=tp > 1, grad_bytes=GRAD_BYTES, alltoall=alltoall,
-            skew=min(self.skew, ep),
+            self.model, self.cluster, split.tp, 2, dp=replicas, ep=split.ep, cp=split.cp, microbatch=split.microbatch,
+            precision=self.precision, sequence_parallel=split.tp > 1, grad_bytes=GRAD_BYTES, alltoall=split.alltoall,
+            skew=min(self.skew, split.ep),
         )  # fmt: skip

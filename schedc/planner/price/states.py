@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from schedc.layout.parts import DECODER, WORK, PartKind
 from schedc.model.counts import Counts, layer_parameters, model_parameters, without_experts
 from schedc.model.parts import PartName
 from schedc.model.sizes import LayerKind, ModelSizes
+from schedc.model.spread import Spread
 from schedc.planner.price.problem import GRAD_BYTES, PlanProblem
 from schedc.planner.times.network import ReplicaLinks
 from schedc.planner.times.states import OPTIMIZER_BYTES
@@ -41,44 +42,27 @@ def kind_parameters(model: ModelSizes, one_stage: bool = False) -> Floats:
     return np.array([whole.get(kind) or without_experts(of_kind[kind]) for kind in WORK], np.float64)
 
 
-class Spread(NamedTuple):
-    """How parameters are spread over the devices of a pipeline rank; numbers, or [plans] each."""
-
-    tp: Floats | int
-    cp: Floats | int
-    ep: Floats | int
-    dp: Floats | int
-    zero: Floats | int
-
-    @property
-    def replicas(self) -> Floats:
-        """Ranks with the same dense parameters."""
-        return np.asarray(self.cp, np.float64) * self.dp
-
-    @property
-    def expert_replicas(self) -> Floats:
-        """Ranks with the same experts."""
-        return np.maximum(1.0, self.replicas * self.tp / self.ep)
+AnySpread: TypeAlias = Spread[int] | Spread[Floats]
 
 
-def parameter_bytes(spread: Spread) -> tuple[Floats, Floats]:
+def parameter_bytes(spread: AnySpread) -> tuple[Floats, Floats]:
     """Bytes that a device holds per parameter of its dense parts, and of its experts: weight, gradient, optimizer."""
 
-    def of(replicas: Floats) -> Floats:
+    def of(replicas: Floats | int) -> Floats:
         shards = [np.where(np.asarray(spread.zero) >= least, replicas, 1.0) for least in (3, 2, 1)]
         return np.asarray(WEIGHT / shards[0] + GRADIENT / shards[1] + STATES / shards[2])
 
     return of(spread.replicas), of(spread.expert_replicas)
 
 
-def held_parameters(model: ModelSizes, spread: Spread, one_stage: bool = False) -> Floats:
+def held_parameters(model: ModelSizes, spread: AnySpread, one_stage: bool = False) -> Floats:
     """[..., kinds] bytes that a device holds of the parameters of a part of each kind."""
     own, experts = kind_parameters(model, one_stage).T
     dense, expert = parameter_bytes(spread)
     return np.asarray(np.multiply.outer(dense / spread.tp, own) + np.multiply.outer(expert / spread.ep, experts))
 
 
-def gathered_bytes(model: ModelSizes, spread: Spread, one_stage: bool = False) -> Floats:
+def gathered_bytes(model: ModelSizes, spread: AnySpread, one_stage: bool = False) -> Floats:
     """[...] bytes of weights that level 3 holds whole for a moment: of the largest part, and of a layer ahead of it."""
     own, experts = kind_parameters(model, one_stage).T
     dense, expert = (1.0 / np.asarray(ranks, np.float64) for ranks in (spread.tp, spread.ep))
@@ -112,7 +96,7 @@ class BesidePipeline(NamedTuple):
 
 def beside_pipeline(
     problem: PlanProblem,
-    spread: Spread,
+    spread: AnySpread,
     loads: RankLoads,
     microbatches: Floats | int,
     pipeline: Floats | float,
@@ -130,7 +114,7 @@ def beside_pipeline(
     zero, count = np.asarray(spread.zero), np.asarray(microbatches, np.float64)
     width = GRAD_BYTES + np.where(zero >= 1, WEIGHT, float(GRAD_BYTES))
 
-    whole = links.seconds(own * width, spread.replicas, np.asarray(spread.tp, np.float64))
+    whole = links.seconds(own * width, np.asarray(spread.replicas, np.float64), np.asarray(spread.tp, np.float64))
     whole = whole + links.seconds(experts * width, spread.expert_replicas, np.asarray(spread.ep, np.float64))
     scattered = whole * GRAD_BYTES / width
     gathered = whole * WEIGHT / width

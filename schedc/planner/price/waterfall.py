@@ -96,7 +96,7 @@ def _with(planned: PlannedStep, constants: Mapping[str, float], problem: PlanPro
     """The plan on machines with other constants, in the layout that it has."""
     problem = problem or planned.problem
     other = replace(problem, constants={**problem.constants, **constants})
-    return replace(planned, problem=other, table=PartTable.of(other, [planned.split]), placed=planned.layout)
+    return replace(planned, problem=other, table=PartTable.of(other, [planned.axes.split]), placed=planned.layout)
 
 
 def _without_messages(planned: PlannedStep) -> PlannedStep:

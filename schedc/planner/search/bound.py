@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 
 import numpy as np
 
 from schedc.ir.arrays import Bools, Floats, Int64, repeat
 from schedc.ir.placement import Placement
-from schedc.planner.price.part_table import LEVELS, PartTable, RankSplit, layout_of
+from schedc.model.spread import Spread
+from schedc.planner.price.part_table import LEVELS, PartTable, layout_of
 from schedc.planner.price.problem import PlanProblem
 from schedc.planner.price.rank_loads import rank_loads
-from schedc.planner.price.states import RankLoads, Spread, beside_pipeline, gathered_bytes, held_parameters
+from schedc.planner.price.states import RankLoads, beside_pipeline, gathered_bytes, held_parameters
 from schedc.planner.search.bound_memory import HeldOfRanks, bytes_of_counts
 from schedc.planner.search.bound_pairs import bound_of_pairs
 from schedc.planner.search.bound_time import OrderFacts, bound_of_counts
 from schedc.planner.search.held_counts import ClaimedPeaks, claimed_peaks
 from schedc.planner.search.lanes import LaneSeconds, chain_seconds, overlapped_lanes, serial_lane
 from schedc.planner.search.placed_counts import PlacedCounts, placed_counts
+from schedc.planner.space.axes import RankSplit
 from schedc.planner.space.blocks import OrderOption, PlanBlock
 from schedc.planner.space.space import PlanSpace
 
@@ -61,7 +63,7 @@ def splits_of(space: PlanSpace) -> list[RankSplit]:
     v = space.values
     return sorted(
         {
-            RankSplit(prefix.tp, prefix.cp, prefix.ep, prefix.microbatch, method)
+            prefix.split_by(method)
             for prefix in space.prefixes()
             for method in (v.methods if prefix.ep > 1 else ("flat",))
         }
@@ -136,13 +138,7 @@ class _BlockBound:
         self.table, self.problem = bounds.table, bounds.problem
         methods = self.inner.methods
         self.rows = np.array(
-            [
-                [
-                    self.table.index[RankSplit(prefix.tp, prefix.cp, prefix.ep, prefix.microbatch, method)]
-                    for method in methods
-                ]
-                for prefix in block.prefixes
-            ]
+            [[self.table.index[prefix.split_by(method)] for method in methods] for prefix in block.prefixes]
         )
         self.many = block.column("microbatches").astype(np.float64)
         self.one_stage = block.pp * block.vpp == 1
@@ -193,13 +189,12 @@ class _BlockBound:
         beside = beside_pipeline(self.problem, self._spread(3), loads, many, pipeline)
         return np.asarray(pipeline + beside.gradients + beside.optimizer + beside.step)
 
-    def _spread(self, axes: int) -> Spread:
+    def _spread(self, axes: int) -> Spread[Floats]:
         """The spread of prefixes, with ``axes`` further ones behind; the last one is that of the levels of sharding."""
         shape = (-1, *(1 for _ in range(axes)))
-        tp, cp, ep, dp = (
-            self.block.column(name).astype(np.float64).reshape(shape) for name in ("tp", "cp", "ep", "dp")
-        )
-        return Spread(tp, cp, ep, dp, np.array(self.inner.zeros))
+        names = (each.name for each in fields(Spread) if each.name != "zero")
+        ranks = {name: self.block.column(name).astype(np.float64).reshape(shape) for name in names}
+        return Spread(**ranks, zero=np.array(self.inner.zeros, np.float64))
 
     def _bytes(self, group: _AlikeOrders, counts: PlacedCounts) -> Floats:
         """[prefixes, orders of the group, levels, zeros] bytes of the fullest rank."""

@@ -83,7 +83,7 @@ class CellFloors:
         self, plans: Sequence[PlannedStep], forms: Sequence[Sequence[OpOnStage]], graphs: Sequence[StageShape]
     ) -> Floats:
         """[forms, 3, 3, plans] bounds of the delays of cells, of plans with the same graphs. graphs: [stages]."""
-        key = CostsKey(plans[0].split.alltoall, *_lanes(plans[0]), plans[0].choice.splits)
+        key = CostsKey(plans[0].axes.alltoall, *_lanes(plans[0]), plans[0].choice.splits)
         if key not in self.costs:
             self.costs[key] = AlikeCosts.of(plans[0].table, key)
         columns = [self.costs[key].column[planned.row] for planned in plans]

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 
 import numpy as np
 
 from schedc.ir.arrays import Floats, Int64
+from schedc.model.spread import Spread
 from schedc.planner.price.files import PlannedStep
 from schedc.planner.price.part_table import LEVELS, OP
 from schedc.planner.price.rank_loads import rank_loads
-from schedc.planner.price.states import Spread, beside_pipeline, gathered_bytes, held_parameters
+from schedc.planner.price.states import beside_pipeline, gathered_bytes, held_parameters
 from schedc.planner.search.orders import KnownOrder
 from schedc.planner.search.placed_counts import KINDS
 from schedc.step.costs.batch import CostBatch
@@ -88,10 +89,10 @@ class StageColumns:
         return held_parameters(self.plans[0].problem.model, self.spread, self._one_stage)
 
     @cached_property
-    def spread(self) -> Spread:
+    def spread(self) -> Spread[Floats]:
         """The spread of parameters, [K] each."""
-        names = ("tp", "cp", "ep", "dp", "zero")
-        return Spread(*(np.array([getattr(plan.axes, name) for plan in self.plans], np.float64) for name in names))
+        rows = [[getattr(plan.axes, each.name) for each in fields(Spread)] for plan in self.plans]
+        return Spread(*np.array(rows, np.float64).T)
 
     def steps(self, makespan: Floats) -> Floats:
         """[K] seconds of a step. makespan: [K] of its pipeline."""

@@ -2,17 +2,59 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+
+from schedc.model.spread import Spread
 
 
 @dataclass(frozen=True, order=True)
-class PlanAxes:
+class RankSplit(Spread[int]):
+    """How the work of a pipeline rank is split: its spread, sequences of a microbatch, and method of exchanges."""
+
+    tp: int = 1
+    cp: int = 1
+    pp: int = 1
+    vpp: int = 1
+    ep: int = 1
+    dp: int = 1
+    zero: int = 0
+    microbatch: int = 1
+    alltoall: str = "flat"
+
+
+@dataclass(frozen=True, order=True)
+class Prefix(Spread[int]):
+    """The outer axes of a plan. The level of sharding is an inner one, and 0 here.
+
+    microbatch: sequences of a microbatch. microbatches: those of a pipeline and step.
+    """
+
+    microbatch: int
+    microbatches: int
+
+    @property
+    def order_key(self) -> tuple[int, int, int]:
+        """What the orders of schedules depend on: ranks, microbatches and stages of a rank."""
+        return self.pp, self.microbatches, self.vpp
+
+    @property
+    def batch(self) -> int:
+        """Sequences of a step."""
+        return self.dp * self.microbatch * self.microbatches
+
+    def split_by(self, alltoall: str) -> RankSplit:
+        """The split of a rank with a method of exchanges."""
+        return RankSplit(tp=self.tp, cp=self.cp, ep=self.ep, microbatch=self.microbatch, alltoall=alltoall)
+
+
+OUTER_AXES = tuple(field.name for field in fields(Prefix) if field.name != "zero")
+"""The axes of prefixes."""
+
+
+@dataclass(frozen=True, order=True)
+class PlanAxes(Prefix):
     """A point of the space of plans. Prices, plan files and tables follow from it, a model and a cluster.
 
-    tp, cp, pp, ep, dp: ranks of a tensor, context, pipeline, expert and data group. Devices are tp x cp x pp x dp.
-    Expert groups lie inside tp x cp x dp, and tp splits no expert. vpp: stages of a rank. zero: level of sharding,
-    0 to 3.
-    microbatch: sequences of a microbatch. microbatches: those of a pipeline and step.
     schedule: name of the schedule. limit: its size of role `count`; 0 where it has none.
     recompute: level of recomputation, a `Level` name. where: what it applies to: `all`, `chunk0` (the first stage of
     each rank) or `first_half` (the first half of the ranks). layout: `even`, `balanced`, or `apart`
@@ -21,15 +63,6 @@ class PlanAxes:
     beside compute.
     """
 
-    tp: int
-    cp: int
-    pp: int
-    vpp: int
-    ep: int
-    dp: int
-    zero: int
-    microbatch: int
-    microbatches: int
     schedule: str
     limit: int = 0
     recompute: str = "none"
@@ -39,19 +72,6 @@ class PlanAxes:
     overlap: bool = False
 
     @property
-    def devices(self) -> int:
-        return self.tp * self.cp * self.pp * self.dp
-
-    @property
-    def batch(self) -> int:
-        """Sequences of a step."""
-        return self.dp * self.microbatch * self.microbatches
-
-    @property
-    def stages(self) -> int:
-        return self.pp * self.vpp
-
-    @property
-    def pipeline_rank(self) -> int:
-        """Devices of a pipeline rank."""
-        return self.tp * self.cp * self.dp
+    def split(self) -> RankSplit:
+        """The split of a pipeline rank."""
+        return self.split_by(self.alltoall)

@@ -8,29 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from schedc.ir.arrays import Bools, Int64
-from schedc.planner.space.axes import PlanAxes
+from schedc.planner.space.axes import PlanAxes, Prefix
 
 if TYPE_CHECKING:
     from schedc.planner.space.schedules import ScheduleChoice
-
-
-@dataclass(frozen=True, order=True)
-class Prefix:
-    """The outer axes of a plan, as `PlanAxes` has them."""
-
-    tp: int
-    cp: int
-    pp: int
-    vpp: int
-    ep: int
-    dp: int
-    microbatch: int
-    microbatches: int
-
-    @property
-    def order_key(self) -> tuple[int, int, int]:
-        """What the orders of schedules depend on: ranks, microbatches and stages of a rank."""
-        return self.pp, self.microbatches, self.vpp
 
 
 class OrderOption(NamedTuple):
@@ -105,8 +86,7 @@ class PlanBlock:
         outer, order, level, layout, method, zero = places
         option, (recompute, where) = self.inner.orders[order], self.inner.levels[level]
         return PlanAxes(
-            **vars(self.prefixes[outer]),
-            zero=self.inner.zeros[zero],
+            **vars(self.prefixes[outer]) | {"zero": self.inner.zeros[zero]},
             schedule=option.choice.name,
             limit=option.limit,
             recompute=recompute,

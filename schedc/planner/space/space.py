@@ -14,9 +14,9 @@ import numpy as np
 from schedc.ir.arrays import Bools, Int64
 from schedc.model.sizes import ModelSizes
 from schedc.planner.cluster.values import Cluster
-from schedc.planner.space.axes import PlanAxes
+from schedc.planner.space.axes import OUTER_AXES, PlanAxes, Prefix
 from schedc.planner.space.axis_values import AxisValues, axis_values
-from schedc.planner.space.blocks import InnerAxes, OrderOption, PlanBlock, Prefix
+from schedc.planner.space.blocks import InnerAxes, OrderOption, PlanBlock
 from schedc.planner.space.conditions import INNER, PlanCondition
 from schedc.planner.space.offered import OfferedSchedules
 
@@ -179,9 +179,8 @@ class PlanSpace:
     def prefixes(self) -> Iterator[Prefix]:
         """The outer axes of all legal plans."""
         c = self.grid
-        names = ("tp", "cp", "pp", "vpp", "ep", "dp", "microbatch", "microbatches")
         for point in np.flatnonzero(self._ordered):
-            yield Prefix(*(int(c[name][point]) for name in names))
+            yield Prefix(zero=0, **{name: int(c[name][point]) for name in OUTER_AXES})
 
     def blocks(self) -> Iterator[PlanBlock]:
         """All legal plans."""
@@ -222,7 +221,7 @@ class PlanSpace:
         conditions = [condition for condition in self.conditions if condition.names & INNER]
         if conditions:
             axes: dict[str, Any] = {"devices": self.cluster.devices, "batch": self.batch, **inner.columns()}
-            axes |= {name: block.column(name)[:, None, None, None, None, None] for name in Prefix.__dataclass_fields__}
+            axes |= {name: block.column(name)[:, None, None, None, None, None] for name in OUTER_AXES}
             for condition in conditions:
                 legal &= condition.holds(axes)
         return block
@@ -233,7 +232,7 @@ class PlanSpace:
 
     def holds(self, axes: PlanAxes) -> bool:
         """Whether a plan is one of this space."""
-        prefix = Prefix(*(getattr(axes, name) for name in Prefix.__dataclass_fields__))
+        prefix = Prefix(zero=0, **{name: getattr(axes, name) for name in OUTER_AXES})
         if prefix not in set(self.prefixes()):
             return False
         block = self.block([prefix])

@@ -7,18 +7,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from schedc.model.spread import Spread
 from schedc.planner.cluster.values import Cluster
 from schedc.planner.presets.library import open_cluster, open_model
-from schedc.planner.price.part_table import PartTable, RankSplit
+from schedc.planner.price.part_table import PartTable
 from schedc.planner.price.problem import PlanProblem
 from schedc.planner.price.rank_loads import rank_loads
-from schedc.planner.price.states import RankLoads, Spread, beside_pipeline, gathered_bytes, kind_parameters
+from schedc.planner.price.states import RankLoads, beside_pipeline, gathered_bytes, kind_parameters
+from schedc.planner.space.axes import RankSplit
 from schedc.planner.times.network import exchange_lanes, message
 from schedc.planner.times.table import RunTable
 
 CLUSTER = open_cluster("h800", 256)
 PROBLEM = PlanProblem(open_model("qwen3-30b-a3b").at(4096), CLUSTER, 256)
-SPREAD = Spread(tp=1, cp=1, ep=8, dp=64, zero=3)
+SPREAD = Spread(tp=1, cp=1, pp=2, vpp=1, ep=8, dp=64, zero=3)
 
 
 def loads(backward: float = 0.0, late: tuple[float, float] = (0.0, 0.0)) -> RankLoads:
@@ -27,7 +29,7 @@ def loads(backward: float = 0.0, late: tuple[float, float] = (0.0, 0.0)) -> Rank
 
 
 def sums(zero: int, pipeline: float, of_rank: RankLoads) -> float:
-    return float(beside_pipeline(PROBLEM, SPREAD._replace(zero=zero), of_rank, 4, pipeline).gradients)
+    return float(beside_pipeline(PROBLEM, replace(SPREAD, zero=zero), of_rank, 4, pipeline).gradients)
 
 
 def test_gathers_wait_for_rows_that_take_the_nics() -> None:
@@ -47,7 +49,7 @@ def test_sums_hide_beside_compute_alone(zero: int) -> None:
 
 
 def test_loads_are_those_of_the_fullest_rank() -> None:
-    splits = [RankSplit(1, 1, 8, 1, "flat"), RankSplit(1, 1, 64, 1, "hierarchical")]
+    splits = [RankSplit(ep=8), RankSplit(ep=64, alltoall="hierarchical")]
     table = PartTable.of(PROBLEM, splits)
     counts = np.zeros((2, table.forward.shape[1] - 1))
     counts[:, 2] = 20, 28
@@ -65,7 +67,7 @@ def test_parts_that_are_gathered_lie_there_whole() -> None:
     own, experts = kind_parameters(PROBLEM.model).T
     layer = 2 * (own[2] + experts[2] / SPREAD.ep)
     assert gathered_bytes(PROBLEM.model, SPREAD) == pytest.approx(layer + max(layer, 2 * own[0], 2 * own[4]))
-    assert gathered_bytes(PROBLEM.model, SPREAD._replace(zero=2)) == 0
+    assert gathered_bytes(PROBLEM.model, replace(SPREAD, zero=2)) == 0
 
 
 def with_start(seconds: float) -> Cluster:
@@ -75,7 +77,7 @@ def with_start(seconds: float) -> Cluster:
 
 def test_networks_take_their_start() -> None:
     """The start of a level enters messages, keys around context ranks and sums of gradients."""
-    run = PROBLEM.run(1, 4, 8, 1)
+    run = PROBLEM.run(RankSplit(cp=4, ep=8))
     slow = replace(PROBLEM, cluster=with_start(1.0))
     at_once = replace(PROBLEM, cluster=with_start(0.0))
     times = [message(RunTable([replace(run, cluster=each.cluster)]), PROBLEM.vectors) for each in (slow, at_once)]
@@ -87,7 +89,7 @@ def test_networks_take_their_start() -> None:
 
 @pytest.mark.parametrize(("method", "far", "near"), [("flat", 56, 7), ("hierarchical", 7, 7), ("allgather", 7, 7)])
 def test_rows_start_with_each_rank_they_go_to(method: str, far: int, near: int) -> None:
-    table = RunTable([PROBLEM.run(1, 1, 64, 1, method)])
+    table = RunTable([PROBLEM.run(RankSplit(ep=64, alltoall=method))])
     slow, at_once = (replace(PROBLEM, constants={"ep_peer": seconds, "ep_alpha": 0.0}) for seconds in (1.0, 0.0))
     lanes = [exchange_lanes(table, each.vectors) for each in (slow, at_once)]
     started = [(late - early).item() for late, early in zip(*lanes, strict=True)]

@@ -10,10 +10,11 @@ import pytest
 
 from schedc.planner.cluster.values import Cluster
 from schedc.planner.presets.library import cluster_names, open_cluster, open_model
-from schedc.planner.price.part_table import PartTable, RankSplit
+from schedc.planner.price.part_table import PartTable
 from schedc.planner.price.priced import read_back
 from schedc.planner.price.problem import PlanProblem
 from schedc.planner.search.best_first import SearchOptions, search
+from schedc.planner.space.axes import RankSplit
 from schedc.planner.space.conditions import read_condition
 from schedc.planner.space.space import PlanSpace
 from schedc.step.op_times import OpTimes
@@ -31,7 +32,7 @@ def test_a_message_takes_the_time_of_the_slowest_boundary(name: str, nodes: int)
     near = open_cluster(name).levels[0].size
     cluster = open_cluster(name, nodes * near)
     problem = PlanProblem(replace(open_model("llama-3.1-8b"), seq=4096), cluster, 64)
-    table = PartTable.of(problem, [RankSplit(tp, 1, 1, 1) for tp in (1, 2)])
+    table = PartTable.of(problem, [RankSplit(tp=tp) for tp in (1, 2)])
     inside, over = cluster.levels[:2]
     for pp in (pp for pp in (2, 4, 8, 16) if cluster.devices % (2 * pp) == 0):
         block = cluster.devices // pp

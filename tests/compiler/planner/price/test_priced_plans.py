@@ -14,15 +14,16 @@ from schedc.cli import main
 from schedc.layout.parts import WORK, PartKind
 from schedc.model.counts import held_bytes_of
 from schedc.model.sizes import LayerKind
+from schedc.model.spread import Spread
 from schedc.planner.presets.library import open_cluster, open_model
 from schedc.planner.price.files import PlannedStep
-from schedc.planner.price.part_table import LEVELS, OP, PartTable, RankSplit
+from schedc.planner.price.part_table import LEVELS, OP, PartTable
 from schedc.planner.price.priced import PricedPlan, price_fitting, price_plan
 from schedc.planner.price.problem import PlanProblem
-from schedc.planner.price.states import Spread, held_parameters
+from schedc.planner.price.states import held_parameters
 from schedc.planner.price.waterfall import mfu, waterfall
 from schedc.planner.search.stage_columns import StageColumns
-from schedc.planner.space.axes import PlanAxes
+from schedc.planner.space.axes import PlanAxes, RankSplit
 from schedc.planner.space.schedules import all_schedules
 from schedc.planner.times.orders import order_of
 from schedc.step.batch import simulate_batch
@@ -44,7 +45,7 @@ CASES = [
 
 def planned(problem: PlanProblem, axes: PlanAxes) -> PlannedStep:
     choices = {choice.name: choice for choice in all_schedules()[0]}
-    table = PartTable.of(problem, [RankSplit(axes.tp, axes.cp, axes.ep, axes.microbatch, axes.alltoall)])
+    table = PartTable.of(problem, [axes.split])
     return PlannedStep(problem, axes, choices[axes.schedule], table)
 
 
@@ -100,7 +101,7 @@ def test_plan_lines_hold_the_bytes_of_the_table(name: str) -> None:
     model = open_model(name).at(4096)
     experts = 8 if model.moe else 1
     problem = PlanProblem(model, open_cluster("h100", 64), 64)
-    table = PartTable.of(problem, [RankSplit(1, 1, experts, 1)])
+    table = PartTable.of(problem, [RankSplit(ep=experts)])
     for column, kind in ((1, LayerKind.DENSE), (2, LayerKind.MOE)):
         if kind in model.kinds:
             held = [4096 * held_bytes_of(model, kind, level) for level in LEVELS]
@@ -112,7 +113,7 @@ def test_plan_lines_hold_the_bytes_of_the_table(name: str) -> None:
 def test_sharding_divides_states_among_replicas() -> None:
     model = open_model("llama-3.1-8b")
     dense = 1
-    whole, *sharded = (held_parameters(model, Spread(1, 1, 1, 8, zero))[dense] for zero in range(4))
+    whole, *sharded = (held_parameters(model, Spread(1, 1, 1, 1, 1, 8, zero))[dense] for zero in range(4))
     shares = [share / whole for share in sharded]
     assert shares == pytest.approx([(2 + 4 + 12 / 8) / 18, (2 + 4 / 8 + 12 / 8) / 18, 1 / 8])
 

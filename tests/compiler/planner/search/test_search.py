@@ -8,12 +8,12 @@ import pytest
 from schedc.diagnostics import RequestError
 from schedc.planner.presets.library import open_cluster, open_model
 from schedc.planner.price.files import PlannedStep
-from schedc.planner.price.part_table import PartTable, RankSplit
+from schedc.planner.price.part_table import PartTable
 from schedc.planner.price.problem import PlanProblem
 from schedc.planner.search.answer import Answer, ExactPlan
 from schedc.planner.search.best_first import SearchOptions, search
 from schedc.planner.search.result import SearchResult
-from schedc.planner.space.axes import PlanAxes
+from schedc.planner.space.axes import PlanAxes, RankSplit
 from schedc.planner.space.conditions import read_condition
 from schedc.planner.space.schedules import all_schedules
 from schedc.planner.space.space import PlanSpace
@@ -86,7 +86,7 @@ def test_of_equal_plans_one_with_a_fixed_order_is_named() -> None:
     choices = {choice.name: choice for choice in all_schedules()[0]}
     model, cluster = open_model("qwen3-30b-a3b").at(4096), open_cluster("h100", 16)
     problem, answer = PlanProblem(model, cluster, 64), Answer(1)
-    table = PartTable.of(problem, [RankSplit(1, 1, 8, 1)])
+    table = PartTable.of(problem, [RankSplit(ep=8)])
     for name in ("adaptive_pipe", "interleaved_overlap"):
         axes = PlanAxes(1, 1, 2, 2, 8, 8, 1, 1, 8, name, overlap=True)
         answer.add(ExactPlan(PlannedStep(problem, axes, choices[name], table), 1.0, 2.0, b"order", 1.0))
