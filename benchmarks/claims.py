@@ -27,7 +27,6 @@ from schedc.claims.size_range import sizes_in
 from schedc.claims.sweep import REFUSED
 from schedc.diagnostics import DiagnosticError
 from schedc.elaborate import elaborate
-from schedc.elaborate.fastest import has_policy
 from schedc.load.library import names, open_schedule
 from schedc.step import numba_kernels as compiled
 from schedc.step.dependencies import Dependencies
@@ -41,7 +40,7 @@ def at_one_size(ranks: int, microbatches: int, turns: int, repeats: int, policie
     rows = []
     for name in names():
         tree = open_schedule(name)
-        if has_policy(tree) and not policies:
+        if tree.has_policy and not policies:
             continue
         schedule = elaborate(tree, {"P": ranks, "M": microbatches})
         dependencies = Dependencies.of(schedule)
@@ -51,7 +50,7 @@ def at_one_size(ranks: int, microbatches: int, turns: int, repeats: int, policie
                 start = time.process_time()
                 for _ in range(repeats):
                     (result,) = check_claims(
-                        [claim], schedule, dependencies=dependencies, follows_costs=has_policy(tree)
+                        [claim], schedule, dependencies=dependencies, follows_costs=tree.has_policy
                     )
                 best = min(best, (time.process_time() - start) / repeats) if turn else best
                 status = result.status
@@ -63,7 +62,7 @@ def at_every_size(ranks: int, microbatches: int) -> dict[str, Any]:
     """CPU seconds of elaborating and of deciding; the numbers of sizes, and of decisions by status."""
     statuses, sizes, elaborating, deciding = Counter[str](), 0, 0.0, 0.0
     for name in names():
-        tree, policy = open_schedule(name), has_policy(open_schedule(name))
+        tree, policy = open_schedule(name), open_schedule(name).has_policy
         for size in sizes_in(f"P >= 2, P <= {ranks}, M <= {microbatches}", tree, {}):
             start = time.process_time()
             try:

@@ -56,11 +56,11 @@ from waterfall_steps import EXPERT_ROWS, INNER, PIPELINE, TOKENS, WIDTH
 from schedc.cell.costs import CellCosts, SegmentTimes
 from schedc.cell.rows import CellRows, RecordedRows
 from schedc.cell.table import CellTable, write_table
-from schedc.compiler import Priced, price
 from schedc.inputs import open_input
 from schedc.layout.parts import Layout, Model, ModelPart, PartKind
 from schedc.layout.writer import write_layout
 from schedc.load.library import Text
+from schedc.plan import passes
 from schedc.plan.price_cells import price_order
 from schedc.source import Source
 from schedc.step.costs.costs import parse_costs
@@ -151,7 +151,7 @@ def _balanced(times: Times) -> Layout:
     parts, step = cost_text(STEPS[1], times).partition("[cell]")[0], STEPS[1]
     return min(
         (_with_counts(each) for each in counts),
-        key=lambda layout: priced(_text(step, layout), parts).timeline().makespan,
+        key=lambda layout: priced(_text(step, layout), parts).timeline.makespan,
     )
 
 
@@ -193,8 +193,9 @@ def cost_text(step: Step, times: Times, exchange: dict[str, float] | None = None
     return "\n".join([*lines, *(line for line in table if not line.startswith("stages =")), ""])
 
 
-def priced(plan: str, costs: str) -> Priced:
-    return price(open_input(Text(Source("step.sched", plan), "step")), {}, parse_costs(Source("costs.toml", costs)))
+def priced(plan: str, costs: str) -> passes.Step:
+    tree = open_input(Text(Source("step.sched", plan), "step"))
+    return passes.lower(passes.Step(tree, {}, parse_costs(Source("costs.toml", costs))), "timeline")
 
 
 def predicted(step: Step, times: Times, rho: float) -> float:
@@ -207,7 +208,7 @@ def predicted(step: Step, times: Times, rho: float) -> float:
     plan, fullest = plan_text(step, times), float(factors.max(axis=1).mean())
     if not step.overlap:
         plain = "\n".join(cost_text(step, times, exchange, fullest).split("[cell]")[:1])
-        return priced(plan, plain).timeline().makespan
+        return priced(plan, plain).timeline.makespan
     result = priced(plan, cost_text(step, times))
     assert result.costs.cell is not None
     # A rank's factor multiplies its exchanges, too: those of the fullest take their own time.

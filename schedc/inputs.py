@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from os.path import isfile
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, TypeAlias
+from typing import BinaryIO
 
 import numpy as np
 
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label, RequestError
 from schedc.ir.schedule import Schedule
-from schedc.load.library import AppliedPlan, Given, InSlices, Text, named, open_named, open_schedule
+from schedc.load.library import Given, InSlices, Text, named, open_named, open_schedule
 from schedc.source import NOWHERE, Source
 from schedc.step.legality import check_schedule
-from schedc.syntax.tree import Claim, ScheduleTree, SizeParameter
-
-if TYPE_CHECKING:
-    from schedc.plan.read import ReadPlan
+from schedc.syntax.input import AppliedPlan, Input, Order
+from schedc.syntax.tree import ScheduleTree
 
 _TEXT_FORM = re.compile(r"(?:[ \t]*(?:#[^\n]*)?\r?\n)*[ \t]*schedule[ \t]+\d{1,9}[ \t]*\r?\n")
 _CSV_FORM = re.compile(r"[\s,]*\d+[A-Z]")
@@ -30,60 +27,16 @@ MAX_ORDER = 1 << 28
 """The most bytes of an order."""
 
 
-@dataclass(frozen=True)
-class Order:
-    """A schedule that was made elsewhere: one order at one size, without claims.
-
-    It has the properties of a `ScheduleTree` that commands read; its parameters are its sizes.
-    """
-
-    schedule: Schedule
-    claims: tuple[Claim, ...] = ()
-
-    @property
-    def name(self) -> str:
-        return self.schedule.name
-
-    @property
-    def doc(self) -> str:
-        return self.schedule.doc
-
-    @property
-    def source(self) -> Source | None:
-        return self.schedule.source
-
-    @property
-    def parameters(self) -> tuple[SizeParameter, ...]:
-        roles = {"P": "ranks", "M": "microbatches"}
-        return tuple(SizeParameter(n, roles.get(n, "count"), v, NOWHERE) for n, v in self.schedule.sizes.items())
-
-    def at(self, sizes: Mapping[str, int]) -> Schedule:
-        """The schedule. Raises `DiagnosticError` (S606) for sizes that it is not an order for."""
-        own = self.schedule.sizes
-        wrong = {name: value for name, value in sizes.items() if own.get(name) != value}
-        if not wrong:
-            return self.schedule
-        message = f"{_sizes(wrong)} was asked for, but this order is one for {_sizes(own)}"
-        help = "leave -D out; a .sched file describes a schedule at every size"
-        raise RequestError([Diagnostic("S606", message, Label(NOWHERE), help=help, source=self.source)])
-
-
-Input: TypeAlias = "ScheduleTree | ReadPlan | Order"
-
-
 def open_input(argument: Given) -> Input:
     """Opens a SCHEDULE argument: the checked schedule or plan of a file or library name, or a legal order.
 
-    Raises the `DiagnosticError` of `open_schedule`. A plan raises the findings of its lines. An order raises everything
-    that is wrong with it, and with the messages of a lowered CSV (S2xx, S3xx, S390, S601, S602, S604, S605). Slices
-    that the plan contradicts raise S153.
+    Raises the `DiagnosticError` of `open_schedule`. An order raises everything that is wrong with it, and with the
+    messages of a lowered CSV (S2xx, S3xx, S390, S601, S602, S604, S605). The lines of a plan are read when a step is
+    lowered.
     """
     if isinstance(argument, InSlices):
-        return _in_slices(open_input(argument.named), argument.slices)
-    if is_order(argument):
-        return open_order(argument)
-    tree = open_named(argument)
-    return _checked(tree) if isinstance(tree, AppliedPlan) else tree
+        return replace(open_input(argument.named), slices=argument.slices)
+    return open_order(argument) if is_order(argument) else open_named(argument)
 
 
 def open_family(argument: Given) -> ScheduleTree:
@@ -161,33 +114,7 @@ def _refusal(message: str) -> RequestError:
     return RequestError([Diagnostic("S122", message, Label(NOWHERE))])
 
 
-def _sizes(sizes: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} = {value}" for name, value in sizes.items())
-
-
-# What reads orders and plans is imported where it is used: most inputs are schedules, and start faster without it.
-
-
-def _checked(plan: AppliedPlan) -> ReadPlan:
-    """The plan with its directives, read once. Raises `DiagnosticError` with the findings of its lines."""
-    from schedc.plan.check_lines import check_plan_lines
-    from schedc.plan.read import read_plan_lines
-
-    read_plan = read_plan_lines(plan)
-    if findings := check_plan_lines(read_plan.directives):
-        raise DiagnosticError(findings)
-    return read_plan
-
-
-def _in_slices(tree: Input, slices: int) -> Input:
-    """The same in so many slices, in place of those that a plan says."""
-    from schedc.plan.in_slices import plan_in_slices, with_slices
-
-    if isinstance(tree, Order):
-        return replace(tree, schedule=with_slices(tree.schedule, slices))
-    if isinstance(tree, AppliedPlan):
-        return plan_in_slices(tree, slices)
-    return replace(tree, slices=slices)
+# What reads orders is imported where it is used: most inputs are schedules, and start faster without it.
 
 
 def _read_csv(source: Source) -> Schedule:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Literal, get_args
 
 from schedc.claims.trials import COSTLY, COUNTS, Trials, rank_variables, scalars
 from schedc.diagnostics import Diagnostic, Label
+from schedc.elaborate.frozen import follows_costs
 from schedc.exact.cone import Vector
 from schedc.exact.examples import near_vectors, small_vectors
 from schedc.exact.space import Space
@@ -18,8 +19,10 @@ from schedc.step.claim_values import NoValue, mentioned
 from schedc.step.costs.costs import Costs
 from schedc.step.costs.keys import COST_SYMBOLS, ZERO_SYMBOLS
 from schedc.step.dependencies import Dependencies
+from schedc.step.lane_walk import TimedWorks
 from schedc.step.memory import Memory
 from schedc.syntax import tree
+from schedc.syntax.input import Input, Order
 
 Status = Literal["proved", "refuted", "vacuous", "order", "tried"]
 
@@ -126,6 +129,28 @@ def check_claims(
     counted = COUNTS & {name for claim in claims for name in _names(claim)}
     facts = Facts(dependencies, {name: trials.counts[name].tolist() for name in sorted(counted)})
     return [_check(claim, trials, facts, follows_costs) for claim in claims]
+
+
+def verdicts(
+    given: Input,
+    sizes: Mapping[str, int],
+    costs: Costs,
+    dependencies: Dependencies,
+    written: Dependencies | None,
+    memory: Memory,
+    works: TimedWorks | None,
+) -> tuple[ClaimResult, ...]:
+    """The verdicts on the claims of a schedule or a plan, about the order that its authors wrote.
+
+    written: the order without what the compiler placed, if it placed anything. memory: of the step with its works.
+    """
+    known = memory if written is None and works is None else None
+    written = written or dependencies
+    policy = not isinstance(given, Order) and follows_costs(given, sizes)
+    results = check_claims(
+        given.claims, written.schedule, costs, dependencies=written, memory=known, follows_costs=policy
+    )
+    return tuple(results)
 
 
 def _names(claim: tree.Claim) -> frozenset[str]:

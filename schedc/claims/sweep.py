@@ -15,7 +15,6 @@ from typing import Any
 from schedc.claims.check import STATUSES, Status, check_claims
 from schedc.diagnostics import Diagnostic, DiagnosticError
 from schedc.elaborate import elaborate
-from schedc.elaborate.fastest import has_policy
 from schedc.interrupts import unheard
 from schedc.step.costs.costs import Costs
 from schedc.step.costs.given import check_given
@@ -150,7 +149,7 @@ def _check_one(tree: ScheduleTree, sizes: Sizes, costs: Costs, pricer: Pricer | 
         return Outcome(sizes, False, tuple(findings))
     try:
         check_given(costs, schedule)
-        results = check_claims(tree.claims, schedule, costs, follows_costs=has_policy(tree))
+        results = check_claims(tree.claims, schedule, costs, follows_costs=tree.has_policy)
     except DiagnosticError as error:
         return Outcome(sizes, False, error.diagnostics)
     findings_of_claims = tuple(r.diagnostic for r in results if r.diagnostic is not None)

@@ -153,8 +153,8 @@ def check(
 def _sweep(name: Given, sizes: dict[str, int], costs: Costs, size_range: str, as_json: bool) -> None:
     from schedc.claims.size_range import sizes_in
     from schedc.claims.sweep import sweep
-    from schedc.compiler import order_pricer
     from schedc.inputs import open_family
+    from schedc.plan.order import order_pricer
     from schedc.report.sweep import to_json, to_text
 
     tree = open_family(name)

@@ -39,7 +39,7 @@ def diff(schedule: Given, other: Given, sizes: dict[str, int], costs: Costs, as_
 
 def _priced(names: tuple[Given, Given], sizes: dict[str, int], costs: Costs) -> list[tuple[Schedule, Costs]]:
     """Both schedules, each with the costs of its stages."""
-    from schedc.compiler import priced
+    from schedc.compiler import price
     from schedc.diagnostics import Diagnostic, RequestError, did_you_mean
     from schedc.inputs import open_input
 
@@ -48,7 +48,8 @@ def _priced(names: tuple[Given, Given], sizes: dict[str, int], costs: Costs) -> 
     if unknown := sorted(set(sizes) - set().union(*parameters)):
         help = did_you_mean(unknown[0], set().union(*parameters))
         raise RequestError([Diagnostic("S111", f"neither schedule has a size `{unknown[0]}`", help=help)])
-    return [
-        priced(tree, {size: value for size, value in sizes.items() if size in own}, costs)
+    steps = [
+        price(tree, {size: value for size, value in sizes.items() if size in own}, costs)
         for tree, own in zip(trees, parameters, strict=True)
     ]
+    return [(step.schedule, step.costs) for step in steps]

@@ -22,11 +22,11 @@ from schedc.cli.pictures import DOT, SUFFIXES
 from schedc.interchange.targets import TARGETS
 
 if TYPE_CHECKING:
-    from schedc.inputs import Input
     from schedc.ir.schedule import Schedule
     from schedc.layout.parts import Layout
     from schedc.load.library import Given
     from schedc.step.costs.costs import Costs
+    from schedc.syntax.input import Input
 
 
 @click.command(epilog=EPILOG)
@@ -88,9 +88,9 @@ def export(
 def _layout_of(tree: Input, order: Schedule) -> Layout | None:
     """The layout of a plan, which knows dense from MoE layers."""
     from schedc.plan.apply import layout_of_plan
-    from schedc.plan.read import ReadPlan
+    from schedc.syntax.input import AppliedPlan
 
-    return layout_of_plan(tree.tree, order) if isinstance(tree, ReadPlan) and order.layout else None
+    return layout_of_plan(tree.tree, order) if isinstance(tree, AppliedPlan) and order.layout else None
 
 
 @click.command("import", epilog=EPILOG)

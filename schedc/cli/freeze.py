@@ -23,9 +23,10 @@ def freeze(schedule: Given, sizes: dict[str, int], costs: Costs) -> None:
     the file is removed. If the .sched file changes, the order is refused. Where the costs have a table of cells, the
     file notes the digest of the cost file.
     """
-    from schedc.compiler import order_pricer
-    from schedc.load.frozen import freeze as keep
-    from schedc.load.library import AppliedPlan, open_named
+    from schedc.elaborate.frozen import freeze as keep
+    from schedc.load.library import open_named
+    from schedc.plan.order import order_pricer
+    from schedc.syntax.input import AppliedPlan
 
     tree = open_named(schedule)
     if isinstance(tree, AppliedPlan):

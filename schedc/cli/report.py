@@ -78,9 +78,9 @@ def _attached(name: Given) -> dict[str, Any] | None:
     from schedc.compiler import legal_schedule
     from schedc.inputs import open_input
     from schedc.ir.plan import NO_PLAN
-    from schedc.load.library import AppliedPlan
     from schedc.plan.apply import layout_of_plan
     from schedc.report.plan import to_json
+    from schedc.syntax.input import AppliedPlan
 
     tree = open_input(name)
     if not isinstance(tree, AppliedPlan) or any(parameter.default is None for parameter in tree.parameters):

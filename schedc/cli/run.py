@@ -70,8 +70,8 @@ def run(
 def dense_layers(name: Given) -> list[str]:
     """The runtime's option for the number of dense layers in a plan's model, which a program's layout does not say."""
     from schedc.inputs import open_input
-    from schedc.load.library import AppliedPlan
     from schedc.plan.apply import dense_of
+    from schedc.syntax.input import AppliedPlan
 
     tree = open_input(name)
     dense = dense_of(tree.tree) if isinstance(tree, AppliedPlan) else None

@@ -113,13 +113,13 @@ def _tuned(
     name: Given, sizes: dict[str, int], costs: Costs, memory: str, objective: str, freedom: Freedom, effort: Effort
 ) -> TuningResult:
     """The result of the search from the schedule's own order, under the caps of --memory."""
-    from schedc.compiler import priced
+    from schedc.compiler import price
     from schedc.inputs import open_input
     from schedc.search.tune import tune as search
 
-    seed, stage_costs = priced(open_input(name), sizes, costs)
-    caps = _caps(memory, seed, stage_costs)
-    return search(seed, stage_costs, caps=caps, objective=objective, freedom=freedom, effort=effort)
+    step = price(open_input(name), sizes, costs)
+    caps = _caps(memory, step.schedule, step.costs)
+    return search(step.schedule, step.costs, caps=caps, objective=objective, freedom=freedom, effort=effort)
 
 
 def _write_order(tuned: TuningResult, path: Path) -> None:

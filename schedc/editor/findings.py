@@ -6,10 +6,8 @@ from schedc.check.names import check
 from schedc.claims.check import check_claims
 from schedc.compiler import legal_schedule
 from schedc.diagnostics import Diagnostic, DiagnosticError
-from schedc.elaborate.fastest import has_policy
 from schedc.load.library import applied
-from schedc.plan.check_lines import check_plan_lines
-from schedc.plan.read import read_plan_lines
+from schedc.plan.read import checked_lines
 from schedc.source import Source
 from schedc.step.costs.costs import Costs
 from schedc.syntax.parser import parse
@@ -30,11 +28,11 @@ def findings(source: Source) -> list[Diagnostic]:
 def _of_plan(tree: PlanTree, file: FileTree) -> list[Diagnostic]:
     """Findings in this text about a plan. The schedules of the file must be free of faults."""
     try:
-        plan = read_plan_lines(applied(tree, file))
-        if contradictions := check_plan_lines(plan.directives):
-            return contradictions
+        plan = applied(tree, file)
         if all(parameter.default is not None for parameter in plan.parameters):
             legal_schedule(plan, {})
+        else:
+            checked_lines(plan)
     except DiagnosticError as error:
         return [finding for finding in error.diagnostics if finding.source == tree.source]
     return []
@@ -47,7 +45,7 @@ def _of_schedule(tree: ScheduleTree) -> list[Diagnostic]:
     if any(parameter.default is None for parameter in tree.parameters):
         return []
     try:
-        results = check_claims(tree.claims, legal_schedule(tree, {}), Costs(), follows_costs=has_policy(tree))
+        results = check_claims(tree.claims, legal_schedule(tree, {}), Costs(), follows_costs=tree.has_policy)
     except DiagnosticError as error:
         return list(error.diagnostics)
     return [result.diagnostic for result in results if result.diagnostic is not None]

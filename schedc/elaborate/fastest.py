@@ -43,25 +43,14 @@ class WrittenOrder:
 
 def number_of_choices(block: t.RankBlock) -> int:
     """Number of choices of the `policy` of a rank block; 1 if it has no policy."""
-    policy = _policy(block)
+    policy = block.policy
     return 1 if policy is None else len(policy.choices)
 
 
 def aim_of(block: t.RankBlock) -> str:
     """The time that the policy of a rank block minimizes: a name in `AIMS` and a field of `StepTimes`."""
-    policy = _policy(block)
+    policy = block.policy
     return AIMS[0] if policy is None or policy.aim is None else policy.aim.id
-
-
-def has_policy(tree: t.ScheduleTree) -> bool:
-    """Whether the order of a checked schedule depends on costs."""
-    return any(_policy(block) is not None for block in tree.ranks)
-
-
-def _policy(block: t.RankBlock) -> t.Policy | None:
-    """The policy of a rank block, in the block itself or as the whole of a phase."""
-    bodies = (statement.body if isinstance(statement, t.Phase) else (statement,) for statement in block.body)
-    return next((inner for body in bodies for inner in body if isinstance(inner, t.Policy)), None)
 
 
 def place_computed(

@@ -16,7 +16,6 @@ from schedc.elaborate.expand import MAX_FINDINGS
 from schedc.elaborate.fastest import (
     WrittenOrder,
     aim_of,
-    has_policy,
     number_of_choices,
     place_computed,
     refuse_too_many,
@@ -63,7 +62,7 @@ def elaborate(
     for choice in range(choices):
         orders.append(_written(tree, evaluator, placement, scope, choice))
         refuse_too_many(orders, choices, tree.source)
-    schedule = place_computed(orders, costs or Costs(), tree.source, aim, pricer if has_policy(tree) else None)
+    schedule = place_computed(orders, costs or Costs(), tree.source, aim, pricer if tree.has_policy else None)
     if findings := out_of_order(schedule, parts):
         raise DiagnosticError(findings[:MAX_FINDINGS])
     return schedule

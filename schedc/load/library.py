@@ -13,43 +13,13 @@ from schedc.check.names import check
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label, RequestError, did_you_mean
 from schedc.elaborate.sizes import BOUNDS
 from schedc.source import NOWHERE, Source
+from schedc.syntax.input import AppliedPlan
 from schedc.syntax.parser import parse
 from schedc.syntax.plan import PlanTree
 from schedc.syntax.tokens import MAX_FILE
-from schedc.syntax.tree import Claim, FileTree, ScheduleTree, SizeParameter
+from schedc.syntax.tree import FileTree, ScheduleTree
 
 _SUFFIX = ".sched"
-
-
-@dataclass(frozen=True)
-class AppliedPlan:
-    """A plan and the checked schedule that it applies, whose sizes have the plan's values as defaults.
-
-    Name and documentation are the plan's. Parameters, claims and source are the schedule's.
-    """
-
-    tree: PlanTree
-    schedule: ScheduleTree
-
-    @property
-    def name(self) -> str:
-        return self.tree.name
-
-    @property
-    def doc(self) -> str:
-        return self.tree.doc or self.schedule.doc
-
-    @property
-    def source(self) -> Source:
-        return self.schedule.source
-
-    @property
-    def parameters(self) -> tuple[SizeParameter, ...]:
-        return self.schedule.parameters
-
-    @property
-    def claims(self) -> tuple[Claim, ...]:
-        return self.schedule.claims
 
 
 @dataclass(frozen=True)

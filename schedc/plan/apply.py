@@ -14,7 +14,7 @@ from schedc.attachments.parameter_counts import moe_parameter_bytes
 from schedc.attachments.units import amount
 from schedc.diagnostics import DiagnosticError, Label
 from schedc.ir.arrays import Floats
-from schedc.ir.plan import Level, Plan
+from schedc.ir.plan import LOSS_FORMS, Level, Plan
 from schedc.ir.schedule import Schedule
 from schedc.layout.balancing import balance
 from schedc.layout.compare import peak_in_flight
@@ -220,3 +220,10 @@ def _with_recomputation(of_stages: Costs, costs: Costs, plan: Plan, layout: Layo
         held = np.where(np.isnan(share), otherwise, share * whole)
         of_stages = replace(of_stages, recomputed=tuple(held.tolist()))
     return of_stages
+
+
+def costs_by_loss(directives: Directives, layout: Layout, costs: Costs, plan: Plan) -> dict[str, Costs]:
+    """The costs of the stages by the form of the loss, for a plan that says one. costs: those of a layer."""
+    assert plan.loss is not None, "asked of a plan with a loss"
+    forms = {form: replace(plan, loss=replace(plan.loss, form=form)) for form in LOSS_FORMS}
+    return {form: stage_costs(directives, layout, costs, each) for form, each in forms.items()}

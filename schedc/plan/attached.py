@@ -15,6 +15,7 @@ from schedc.plan.place_recomputation import place_recomputations, recompute_in_b
 from schedc.plan.price_cells import with_layout, with_recomputation
 from schedc.step.costs.costs import Costs
 from schedc.step.dependencies import Dependencies
+from schedc.syntax.input import AppliedPlan
 
 
 @dataclass(frozen=True)
@@ -65,3 +66,11 @@ class AttachedPlan:
     @property
     def _bubbles(self) -> list[bool]:
         return [level.bubbles for level in self.plan.recompute]
+
+
+def place(
+    tree: AppliedPlan | None, plan: Plan, layout: Layout, costs: Costs, dependencies: Dependencies
+) -> tuple[Dependencies, Costs, Dependencies | None]:
+    """`AttachedPlan.placed` of the plan that was opened."""
+    name, doc = ("", "") if tree is None else (tree.name, tree.doc)
+    return AttachedPlan(name, doc, plan, layout, costs).placed(dependencies)

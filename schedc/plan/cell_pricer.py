@@ -45,8 +45,3 @@ class CellPricer:
 
     def _in_slices(self, schedule: Schedule) -> Schedule:
         return with_slices(schedule, self.slices) if self.slices > 1 else schedule
-
-
-def pricer_of(costs: Costs, attached: AttachedPlan | None = None, slices: int = 1) -> CellPricer | None:
-    """The pricer of costs with a table of cells; None without. slices: as in `CellPricer`."""
-    return None if costs.cell is None else CellPricer(costs, attached, slices)

@@ -1,13 +1,13 @@
-"""Chooses recomputation and offloads together, where a plan says `recompute auto` and `offload auto`.
+"""Chooses the levels that a plan leaves to the compiler: alone, or together with offloads under `offload auto`.
 
-Levels are chosen under a memory between the plan's own and that of a step without a cap; activations then leave until
-the plan's memory holds. The ends of this range are recomputation alone and offload alone, so that no choice is longer
-than the better of the two.
+Together, levels are chosen under a memory between the plan's own and that of a step without a cap. Activations then
+leave until the plan's memory holds. The ends of this range are recomputation alone and offload alone, so that no
+choice is longer than the better of the two.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from time import perf_counter
 
@@ -16,11 +16,15 @@ import numpy as np
 from schedc.attachments.units import amount
 from schedc.diagnostics import DiagnosticError
 from schedc.ir.plan import Plan
+from schedc.layout.costs import LayerCosts
 from schedc.layout.parts import Layout
-from schedc.plan.apply import layer_costs
+from schedc.plan.apply import stage_costs
+from schedc.plan.attached import place
 from schedc.plan.choose_recomputation import ChosenRecomputation, choose_recomputation
 from schedc.plan.directives.base import Directives
-from schedc.plan.held_memory import HeldMemory, held_memory
+from schedc.plan.directives.offload import is_chosen
+from schedc.plan.directives.recompute import auto_stages
+from schedc.plan.held_memory import held_memory
 from schedc.plan.peak_memory import Away
 from schedc.plan.place_works import Offloading, place_offloads
 from schedc.step.costs.costs import Costs
@@ -29,82 +33,81 @@ from schedc.step.dependencies import Dependencies
 _STEPS = 6
 """Memories that are tried between the plan's own and that of a step without a cap."""
 
-Attach = Callable[[Plan], tuple[Dependencies, Costs, Dependencies | None]]
-"""Carries a plan out on the order: dependencies, costs of the stages, and the order without Rs in bubbles."""
-
 
 @dataclass(frozen=True, eq=False)
-class ChosenBoth:
-    """What was chosen together.
+class _Tried:
+    """Levels that fit beside the offloads of their step. levels: with makespan and peaks of this step."""
 
-    recomputation: its levels, whose makespan, bound and peaks are with the offloads. held: what ranks hold without
-    offloads.
-    """
-
-    recomputation: ChosenRecomputation
+    levels: ChosenRecomputation
     offloading: Offloading
-    dependencies: Dependencies
-    costs: Costs
-    written: Dependencies | None
-    held: HeldMemory
 
 
-def choose_both(
-    directives: Directives,
-    layout: Layout,
-    costs: Costs,
-    plan: Plan,
-    dependencies: Dependencies,
-    stages: Sequence[int],
-    attach: Attach,
-) -> ChosenBoth:
-    """The shortest step of those tried; of equal ones that which recomputes least.
+def choose_levels(
+    directives: Directives, layout: Layout, layers: LayerCosts, costs: Costs, plan: Plan, dependencies: Dependencies
+) -> tuple[Plan, ChosenRecomputation | None]:
+    """The plan with the levels that it leaves to the compiler, and what was chosen; None where it leaves none.
 
-    costs: those of a layer. plan: without the levels of ``stages``.
-
-    Raises `DiagnosticError` (S406) where neither levels nor offloads fit, with the least memory that levels need.
+    costs: those of a layer. Raises `DiagnosticError` (S406) where nothing fits.
     """
-    began = perf_counter()
-    memory = directives.tree.memory
-    assert memory is not None, "the lines were checked"
-    cap = amount(memory)
+    stages = auto_stages(directives, dependencies.schedule)
+    if not stages:
+        return plan, None
+    assert directives.tree.memory is not None, "the lines were checked"
+    cap = amount(directives.tree.memory)
 
     def levels_under(limit: float) -> ChosenRecomputation:
         return choose_recomputation(directives, layout, costs, plan, dependencies, stages, limit)
 
-    tried: dict[float, ChosenBoth] = {}
-    whole = levels_under(np.inf)
+    def fitting(levels: ChosenRecomputation) -> _Tried | None:
+        of_stages = stage_costs(directives, layout, costs, levels.plan)
+        order, of_stages, _ = place(None, levels.plan, layout, of_stages, dependencies)
+        held = held_memory(directives, levels.plan, layout, layers, order.schedule, of_stages)
+        offloading = place_offloads(directives, levels.plan, layout, layers, order, held)
+        peaks = held.peaks(Away(offloading.placed, order).of_ops)
+        fits = (peaks <= cap * (1 + 1e-12)).all()
+        priced = replace(levels, makespan=offloading.makespan, held=tuple(peaks.tolist()))
+        return _Tried(priced, offloading) if fits else None
+
+    chosen = _both(levels_under, fitting, cap) if is_chosen(plan) else levels_under(cap)
+    return chosen.plan, chosen
+
+
+def _both(
+    levels_under: Callable[[float], ChosenRecomputation],
+    fitting: Callable[[ChosenRecomputation], _Tried | None],
+    cap: float,
+) -> ChosenRecomputation:
+    """The levels of the shortest step of those tried with their offloads. Ties go to the least recomputation.
+
+    levels_under: the levels under a limit of memory. fitting: the step of levels with offloads, None where it holds
+    more than ``cap``. Raises `DiagnosticError` (S406) where neither levels nor offloads fit, with the least memory that
+    levels need.
+    """
+    began, tried, whole = perf_counter(), dict[float, _Tried](), levels_under(np.inf)
     for limit in [*np.linspace(cap, max(cap, *whole.held), _STEPS + 1)[:-1].tolist(), np.inf]:
         try:
             levels = whole if limit == np.inf else levels_under(limit)
         except DiagnosticError:  # these levels do not fit; without a limit all do
             continue
-        order, of_stages, written = attach(levels.plan)
-        layers = layer_costs(directives)
-        held = held_memory(directives, levels.plan, layout, layers, order.schedule, of_stages)
-        offloading = place_offloads(directives, levels.plan, layout, layers, order, held)
-        peaks = held.peaks(Away(offloading.placed, order).of_ops)
-        if (peaks <= cap * (1 + 1e-12)).all():
-            priced = replace(levels, makespan=offloading.makespan, held=tuple(peaks.tolist()))
-            tried[limit] = ChosenBoth(priced, offloading, order, of_stages, written, held)
+        if (step := fitting(levels)) is not None:
+            tried[limit] = step
     if not tried:
         levels_under(cap)  # says the least memory that levels need
     return _shortest(tried, cap, began)
 
 
-def _shortest(tried: Mapping[float, ChosenBoth], cap: float, began: float) -> ChosenBoth:
-    """The choice of the shortest step. tried: by limit of the levels' memory, ascending."""
-    makespans = {limit: both.offloading.makespan for limit, both in tried.items()}
+def _shortest(tried: Mapping[float, _Tried], cap: float, began: float) -> ChosenRecomputation:
+    """The levels of the shortest step. tried: by limit of the levels' memory, ascending."""
+    makespans = {limit: step.offloading.makespan for limit, step in tried.items()}
     enough = min(makespans.values()) * (1 + 1e-9)
-    best = next(both for both in reversed(list(tried.values())) if both.offloading.makespan <= enough)
-    chosen = replace(
-        best.recomputation,
-        bound=min(best.recomputation.uncapped, best.recomputation.makespan),
+    best = next(step.levels for step in reversed(list(tried.values())) if step.offloading.makespan <= enough)
+    return replace(
+        best,
+        bound=min(best.uncapped, best.makespan),
         limit=cap,
         one_level=None,
         level_per_stage=None,
-        tried=sum(both.recomputation.tried for both in tried.values()),
+        tried=sum(step.levels.tried for step in tried.values()),
         seconds=perf_counter() - began,
         alone=(makespans.get(cap), makespans.get(np.inf)),
     )
-    return replace(best, recomputation=chosen)

@@ -8,9 +8,9 @@ from schedc.diagnostics import Diagnostic, DiagnosticError, Label
 from schedc.ir.plan import Plan
 from schedc.ir.schedule import Schedule
 from schedc.plan.contradictions import contradictions
-from schedc.plan.directives.base import SlicesRequest
-from schedc.plan.read import ReadPlan
+from schedc.plan.directives.base import Directives, SlicesRequest
 from schedc.source import NOWHERE, Span
+from schedc.step.dependencies import Dependencies
 
 
 def with_slices(schedule: Schedule, slices: int) -> Schedule:
@@ -21,14 +21,17 @@ def with_slices(schedule: Schedule, slices: int) -> Schedule:
     return replace(schedule, plan=replace(plan, slices=(slices,) * schedule.stages if slices > 1 else ()))
 
 
-def plan_in_slices(plan: ReadPlan, slices: int) -> ReadPlan:
-    """The plan with so many slices in place of its own. Raises S153 at its name where another line excludes them."""
-    tree = plan.directives.tree
-    attached = replace(plan.directives.plan, slices=(slices,))
-    if findings := _findings(attached, tree.span):
+def in_slices(dependencies: Dependencies, slices: int) -> Dependencies:
+    """The order `with_slices`."""
+    return replace(dependencies, schedule=with_slices(dependencies.schedule, slices))
+
+
+def plan_in_slices(directives: Directives, slices: int) -> Directives:
+    """A plan with so many slices in place of its own. Raises S153 at its name where another line excludes them."""
+    tree = directives.tree
+    if findings := _findings(replace(directives.plan, slices=(slices,)), tree.span):
         raise DiagnosticError([replace(finding, source=tree.source) for finding in findings])
-    request = SlicesRequest("all", (), slices, tree.span)
-    return replace(plan, directives=replace(plan.directives, slices=(request,)))
+    return replace(directives, slices=(SlicesRequest("all", (), slices, tree.span),))
 
 
 def _findings(plan: Plan, span: Span) -> list[Diagnostic]:

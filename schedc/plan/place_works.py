@@ -207,11 +207,12 @@ def _shortest(step: _Step, search: OffloadSearch, limit: float) -> Offloading | 
     return None if left_out else best
 
 
-def check_host(directives: Directives, placed: PlacedWorks, dependencies: Dependencies) -> None:
-    """Raises `DiagnosticError` (S155) where a rank has more on the host than the plan says."""
-    host, on_host = directives.plan.host, placed.on_host(dependencies)
+def check_host(directives: Directives, offloading: Offloading, dependencies: Dependencies) -> Offloading:
+    """The works, if they fit. Raises `DiagnosticError` (S155) where a rank has more on the host than the plan says."""
+    placed, host = offloading.placed, directives.plan.host
+    on_host = placed.on_host(dependencies)
     if host is None or not on_host.size or on_host.max() <= host.size * (1 + 1e-12):
-        return
+        return offloading
     gap = int(np.argmax(on_host))
     rank = int(placed.rank_of(np.array([gap]), dependencies)[0])
     cell = min(gap - rank, int(dependencies.rank_start[rank + 1]) - 1)

@@ -59,6 +59,11 @@ def price_order(dependencies: Dependencies, costs: Costs) -> Timeline:
     return price_step(dependencies, plain, table.costs, costs.p2p, orders.get, recomputed, group)
 
 
+def predicted(dependencies: Dependencies, costs: Costs, timeline: Timeline) -> Timeline:
+    """The `price_order` of costs with a table of cells; else the timeline."""
+    return timeline if costs.cell is None else price_order(dependencies, costs)
+
+
 def op_times(schedule: Schedule, costs: Costs) -> OpTimes:
     """The predicted times of the cells of single ops and pairs, in the unit of ``costs``, which have a table of cells.
 

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from schedc.load.library import AppliedPlan
+from schedc.diagnostics import DiagnosticError
+from schedc.plan.check_lines import check_plan_lines
 from schedc.plan.contradictions import contradictions
 from schedc.plan.directives import DIRECTIVES
 from schedc.plan.directives.base import Directives, Reading, RecomputeRequest, SlicesRequest
+from schedc.plan.in_slices import plan_in_slices
+from schedc.syntax.input import AppliedPlan
 from schedc.syntax.plan import PlanTree
 
 
-@dataclass(frozen=True)
-class ReadPlan(AppliedPlan):
-    """A plan with its directives, read once for all that follows."""
+def checked_lines(plan: AppliedPlan) -> Directives:
+    """The checked directives of a plan, with the slices that are asked for beside it.
 
-    directives: Directives
-
-
-def read_plan_lines(plan: AppliedPlan) -> ReadPlan:
-    """The plan with its directives; what is wrong with them is in ``directives.findings``."""
+    Raises `DiagnosticError` with the findings of its lines, and S153 for slices that they exclude.
+    """
     segments = next((size.name for size in plan.schedule.parameters if size.role == "segments"), "")
-    return ReadPlan(plan.tree, plan.schedule, replace(read_directives(plan.tree), segments=segments))
+    directives = replace(read_directives(plan.tree), segments=segments)
+    if findings := check_plan_lines(directives):
+        raise DiagnosticError(findings)
+    return directives if plan.slices is None else plan_in_slices(directives, plan.slices)
 
 
 def read_directives(tree: PlanTree) -> Directives:

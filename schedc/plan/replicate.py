@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import NoReturn
 
 import numpy as np
 
@@ -39,13 +40,12 @@ class Replication(StepWorks):
     """The works of a step among replicas beside its offloads, with their times.
 
     members: replicas that take part, by group. sizes: what they sum and shard. sent: time in which one of
-    them sends a unit of memory. held: as in `Priced`.
+    them sends a unit of memory.
     """
 
     members: dict[WorkGroup, int]
     sizes: ReplicaBytes
     sent: float
-    held: RankBytes | None = None
 
     @property
     def makespan(self) -> float:
@@ -72,8 +72,8 @@ def replicate(
     costs: Costs,
     offloading: Offloading | None,
     replicas: int,
-) -> Replication:
-    """The works of ``replicas`` replicas of every rank, beside those of offloads.
+) -> tuple[Replication, RankBytes | None]:
+    """The works of ``replicas`` replicas of every rank, beside those of offloads, and the bytes of ranks.
 
     costs: those of the stages. Raises `DiagnosticError`: S410 without a time `dp` or without parameters. S406 for a
     rank that holds too much. S144 for a number of replicas that the ranks of experts do not divide. S156
@@ -101,7 +101,7 @@ def replicate(
     if offloading is not None:
         time[placed.works.lane != WorkLane.DP] = offloading.time
     peaks = check_memory(directives.tree, plan, held, dependencies, placed, sharded=sharded)
-    return Replication(placed, time, cells, in_bytes, members, sizes, sent, peaks)
+    return Replication(placed, time, cells, in_bytes, members, sizes, sent), peaks
 
 
 def _freed(plan: Plan, layout: Layout, layers: LayerCosts, sizes: ReplicaBytes, replicas: int) -> Floats:
@@ -182,8 +182,8 @@ def _against_devices(plan: Plan, replicas: int) -> Iterator[tuple[str, str]]:
         yield message, "write `shard dense` beside it, with the parameters of whole stages"
 
 
-def unplanned(schedule: Schedule, replicas: int) -> DiagnosticError:
-    """The refusal (S410) of a schedule without a plan."""
+def refuse_unplanned(schedule: Schedule, replicas: int) -> NoReturn:
+    """Raise `DiagnosticError` (S410) for replicas of a schedule without a plan."""
     message = f"nothing says how many bytes {replicas} replicas of `{schedule.name}` sum"
     help = "open a plan of the schedule, with a line `parameters`"
-    return DiagnosticError([Diagnostic("S410", message, help=help, source=schedule.source)])
+    raise DiagnosticError([Diagnostic("S410", message, help=help, source=schedule.source)])

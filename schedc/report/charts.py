@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from schedc.compiler import Priced, price, priced
+from schedc.compiler import price
 from schedc.diagnostics import CompilerBug
 from schedc.draw.chart import Chart
-from schedc.inputs import Input, open_input
+from schedc.inputs import open_input
 from schedc.interchange.run_trace import MeasuredRun, measured
 from schedc.ir.schedule import Schedule
 from schedc.load.library import Given
+from schedc.plan.passes import Step, lower
 from schedc.plan.price_cells import price_cells
 from schedc.step.cells.cell_pricing import CellPricing
 from schedc.step.costs.costs import Costs, load_costs
-from schedc.step.dependencies import Dependencies
+from schedc.syntax.input import Input
 
 
 def chart_at(name: Given, sizes: Mapping[str, int], costs: Costs, replicas: int | None = None) -> Chart:
@@ -23,7 +24,7 @@ def chart_at(name: Given, sizes: Mapping[str, int], costs: Costs, replicas: int 
 
     replicas: as for `schedc.compiler.price`.
     """
-    return _chart_of(price(open_input(name), sizes, costs, replicas))
+    return _chart_of(Step(open_input(name), sizes, costs, replicas))
 
 
 def charts_at(names: tuple[Given, Given], sizes: Mapping[str, int], costs: tuple[Costs, Costs]) -> tuple[Chart, Chart]:
@@ -42,11 +43,12 @@ def charts_at(names: tuple[Given, Given], sizes: Mapping[str, int], costs: tuple
 
 
 def _chart(tree: Input, sizes: Mapping[str, int], costs: Costs) -> Chart:
-    return _chart_of(price(tree, sizes, costs))
+    return _chart_of(Step(tree, sizes, costs))
 
 
-def _chart_of(step: Priced) -> Chart:
-    return Chart.of(step.schedule, step.timeline(), step.memory(), step.costs, step.works)
+def _chart_of(step: Step) -> Chart:
+    step = lower(step, "timeline", "memory")
+    return Chart.of(step.schedule, step.timeline, step.memory, step.costs, step.works)
 
 
 def run_charts(
@@ -71,8 +73,8 @@ def cell_pricing_at(name: Given, sizes: Mapping[str, int], costs: Costs) -> tupl
 
     Raises `DiagnosticError` where there is no such legal schedule, and S404.
     """
-    schedule, stage_costs = priced(open_input(name), sizes, costs)
-    pricing = price_cells(Dependencies.of(schedule), stage_costs)
+    step = price(open_input(name), sizes, costs)
+    pricing = price_cells(step.dependencies, step.costs)
     if pricing is None:
         raise CompilerBug("cells", "cells were asked for with costs that know of none")
-    return schedule, pricing
+    return step.schedule, pricing

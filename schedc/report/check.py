@@ -10,8 +10,8 @@ from schedc.diagnostics import Diagnostic
 from schedc.ir.plan import NO_PLAN
 from schedc.ir.recomputed import has_recomputation
 from schedc.ir.schedule import Schedule
-from schedc.load.library import AppliedPlan
 from schedc.report.ranks import rank_table
+from schedc.syntax.input import AppliedPlan
 
 # Reports of plans and cells are imported where they are used: most runs have none, and start faster without them.
 

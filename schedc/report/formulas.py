@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from schedc.elaborate.fastest import has_policy
 from schedc.formulas.counts import CountFailure, CountPiece
 from schedc.formulas.derive import DEFINITIONS, CountResult, Derivation, TimeResult
 from schedc.formulas.grid import SizeGrid, columns
@@ -50,7 +49,7 @@ def to_json(derivation: Derivation) -> dict[str, Any]:
         "schema": SCHEMA,
         "version": VERSION,
         "schedule": derivation.tree.name,
-        "order": "unit costs" if has_policy(derivation.tree) else None,
+        "order": "unit costs" if derivation.tree.has_policy else None,
         "parameters": {"ranks": grid.ranks, "microbatches": grid.microbatches, "others": list(grid.others)},
         "sizes_fitted": len(grid.fitted),
         "sizes_held_out": len(grid.held_out),

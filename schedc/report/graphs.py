@@ -9,15 +9,17 @@ from graphviz import Digraph
 
 from schedc.cell.costs import CellCosts
 from schedc.cell.graph import StageShape
-from schedc.compiler import price, priced
+from schedc.compiler import price
 from schedc.draw.stage_graph import stage_graph
-from schedc.inputs import Input, open_input
+from schedc.inputs import open_input
 from schedc.interchange.dot import schedule_graph
 from schedc.ir.schedule import Schedule
-from schedc.load.library import AppliedPlan, Given
+from schedc.load.library import Given
 from schedc.plan.apply import layout_of_plan
+from schedc.plan.passes import Step, lower
 from schedc.plan.price_cells import stage_graphs, standard_table, with_layout
 from schedc.step.costs.costs import Costs
+from schedc.syntax.input import AppliedPlan, Input
 
 
 def dependency_graph(name: Given, sizes: Mapping[str, int], costs: Costs) -> Digraph:
@@ -25,8 +27,8 @@ def dependency_graph(name: Given, sizes: Mapping[str, int], costs: Costs) -> Dig
 
     Raises `DiagnosticError` for a schedule that is not legal, S404, and S608.
     """
-    step = price(open_input(name), sizes, costs)
-    return schedule_graph(step.schedule, step.timeline())
+    step = lower(Step(open_input(name), sizes, costs), "timeline")
+    return schedule_graph(step.schedule, step.timeline)
 
 
 @dataclass(frozen=True)
@@ -58,8 +60,9 @@ class StageGraphs:
 def stages_at(name: Given, sizes: Mapping[str, int], costs: Costs) -> StageGraphs:
     """The stages of a schedule at one size. Raises `DiagnosticError` for a schedule that is not legal, and S404."""
     tree = open_input(name)
-    schedule, stage_costs = priced(tree, sizes, costs)
-    cell_costs, assumed = _with_blocks(tree, schedule, stage_costs)
+    step = price(tree, sizes, costs)
+    schedule = step.schedule
+    cell_costs, assumed = _with_blocks(tree, schedule, step.costs)
     shapes, times = stage_graphs(schedule, cell_costs)
     return StageGraphs(schedule.name, shapes, times, assumed)
 

@@ -39,8 +39,8 @@ def load_plan_facts(path: Path) -> tuple[Mapping[str, Any], PlanFacts]:
 def _check_current(path: Path, plan: PlanFacts) -> None:
     if not costs_of(path).is_file():
         raise _unusable(path, f"no {costs_of(path).name} lies beside it")
-    step, timeline = priced_file(path)
-    now = timeline.makespan, float(step.memory().peak_memory.max())
+    step = priced_file(path)
+    now = step.predicted.makespan, float(step.memory.peak_memory.max())
     then = plan["makespan_s"], plan["memory"]["peak_bytes"]
     if not all(math.isclose(a, b, rel_tol=_ALIKE) for a, b in zip(now, then, strict=True)):
         raise _unusable(path, f"it takes {now[0]:.6g} s and {now[1] / 1e9:.4g} GB now, and was changed since")

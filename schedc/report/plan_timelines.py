@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from schedc.compiler import Priced, price
 from schedc.draw.svg import picture
 from schedc.inputs import open_input
-from schedc.plan.price_cells import price_order
+from schedc.plan.passes import Step, lower
 from schedc.report.plan_folder import COSTS_SUFFIX
 from schedc.step.costs.costs import load_costs
 from schedc.step.memory import Memory, RankBytes
-from schedc.step.timeline import Timeline
 
 _WIDTH = 1320.0
 """px of a timeline on a page."""
@@ -23,20 +21,19 @@ def costs_of(plan: Path) -> Path:
     return plan.with_name(plan.stem + COSTS_SUFFIX)
 
 
-def priced_file(plan: Path) -> tuple[Priced, Timeline]:
-    """A plan file under its costs, and its timeline in seconds: with a table [cell], that from inside cells.
+def priced_file(plan: Path) -> Step:
+    """A plan file under its costs in seconds: predicted, with its memory.
 
     Raises `DiagnosticError` for files that do not compile.
     """
-    step = price(open_input(str(plan)), {}, load_costs(costs_of(plan)))
-    return step, step.timeline() if step.costs.cell is None else price_order(step.dependencies, step.costs)
+    return lower(Step(open_input(str(plan)), {}, load_costs(costs_of(plan))), "predicted", "memory")
 
 
 def timeline_svg(plan: Path) -> str:
     """The picture of a plan's order, in seconds and GB. Raises `DiagnosticError` for files that do not compile."""
-    step, timeline = priced_file(plan)
-    memory, title = _in_gigabytes(step.memory()), f"{plan.name}: {step.schedule.name}, in seconds and GB"
-    return picture(step.schedule, timeline, memory, step.works, title=title, width=_WIDTH).text
+    step = priced_file(plan)
+    memory, title = _in_gigabytes(step.memory), f"{plan.name}: {step.schedule.name}, in seconds and GB"
+    return picture(step.schedule, step.predicted, memory, step.works, title=title, width=_WIDTH).text
 
 
 def _in_gigabytes(memory: Memory) -> Memory:

@@ -14,6 +14,7 @@ from schedc.ir.recomputed import recomputed_ops
 from schedc.ir.schedule import Schedule
 from schedc.step.costs.costs import Costs
 from schedc.step.dependencies import Dependencies, reduce_by_rank
+from schedc.step.lane_walk import TimedWorks
 from schedc.step.placed_works import PlacedWorks
 
 
@@ -101,6 +102,12 @@ def measure_memory(schedule: Schedule, costs: Costs | None = None, dependencies:
     waiting, _ = curve(known, _PENDING[schedule.kind])
     memory, memory_inside = curve(known, weights[again, schedule.kind, schedule.stage])
     return Memory(known, held, held_inside, waiting, memory, memory_inside)
+
+
+def memory_of(dependencies: Dependencies, costs: Costs, works: TimedWorks | None, held: RankBytes | None) -> Memory:
+    """The memory of the device in a step: without what works have moved. held: bytes of ranks, where they are known."""
+    memory = measure_memory(dependencies.schedule, costs, dependencies)
+    return replace(memory if works is None else without(memory, works.placed), held=held)
 
 
 def without(memory: Memory, placed: PlacedWorks) -> Memory:

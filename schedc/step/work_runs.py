@@ -10,6 +10,7 @@ import numpy as np
 
 from schedc.ir.arrays import Floats, Int64
 from schedc.ir.works import WorkLane, Works
+from schedc.step.costs.costs import Costs
 from schedc.step.dependencies import Dependencies
 from schedc.step.lane_walk import TimedWorks
 from schedc.step.placed_works import LaneTimes, PlacedWorks, run_with_works
@@ -77,6 +78,11 @@ class WorkRuns:
         """
         placed = self.placed.of_activations.counted() if counted else self.placed
         return placed.most_between(self.dependencies, after + placed.away(self.dependencies))
+
+
+def timeline_of(works: WorkRuns, costs: Costs) -> Timeline:
+    """The timeline of a step with works. costs: those of the stages."""
+    return works.timeline(float(costs.p2p))
 
 
 @dataclass(frozen=True, eq=False)

@@ -303,6 +303,12 @@ class RankBlock:
     body: tuple[Statement, ...]
     span: Span
 
+    @property
+    def policy(self) -> Policy | None:
+        """The policy of the block, in the block itself or as the whole of a phase."""
+        bodies = (statement.body if isinstance(statement, Phase) else (statement,) for statement in self.body)
+        return next((inner for body in bodies for inner in body if isinstance(inner, Policy)), None)
+
 
 @dataclass(frozen=True, slots=True)
 class Claim:
@@ -335,6 +341,11 @@ class ScheduleTree:
     span: Span
     source: Source
     slices: int = 1
+
+    @property
+    def has_policy(self) -> bool:
+        """Whether the order of a checked schedule depends on costs."""
+        return any(block.policy is not None for block in self.ranks)
 
 
 @dataclass(frozen=True, slots=True)

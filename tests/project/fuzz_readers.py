@@ -13,7 +13,7 @@ from schedc.check.names import check
 from schedc.claims.check import check_claims
 from schedc.claims.size_range import sizes_in
 from schedc.codes import CODES
-from schedc.compiler import analyse, priced
+from schedc.compiler import analyse, price
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label, render
 from schedc.draw.chart import Chart
 from schedc.draw.html_page import draw_html
@@ -80,7 +80,8 @@ def read_file(given: Case) -> str:
         path = Path(folder) / "fuzz.sched"
         path.write_text(given.text, encoding="utf-8", errors="replace")
         tree = open_input(path)
-        schedule, costs = priced(tree, dict(given.sizes), Costs.from_options(given.options))
+        step = price(tree, dict(given.sizes), Costs.from_options(given.options))
+        schedule, costs = step.schedule, step.costs
     run(schedule, given, tree.claims, costs)
     return "ran"
 
@@ -117,7 +118,7 @@ LAYERED = "plan layered = 1f1b(P = 2, M = 3) { layers 5 dense 2 mtp 1 at auto  e
 def read_costs(given: Case) -> str:
     costs = parse_costs(Source("fuzz.toml", given.text))
     if costs.parts is not None:
-        priced(open_input(Text(Source("plan.sched", LAYERED))), {}, costs)
+        price(open_input(Text(Source("plan.sched", LAYERED))), {}, costs)
         costs = replace(costs, parts=None)
     schedule = elaborate(open_schedule("1f1b"), {"P": 4, "M": 4})
     simulate(schedule, costs)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from schedc.compiler import Priced, price
+from schedc.compiler import analyse
 from schedc.draw.chart import Chart
-from schedc.inputs import open_input
 from schedc.load.library import Text
+from schedc.plan.passes import Step
 from schedc.source import Source
 
 OFFLOADED = """sched 1
@@ -20,10 +20,10 @@ plan offloaded = dualpipev(P = 2, M = 8) {
 """A plan whose lanes are too slow, so that ranks stand at JOINs."""
 
 
-def offloaded(text: str = OFFLOADED) -> Priced:
-    return price(open_input(Text(Source("offloaded.sched", text))), {})
+def offloaded(text: str = OFFLOADED) -> Step:
+    return analyse(Text(Source("offloaded.sched", text)), {})
 
 
 def offloaded_chart(text: str = OFFLOADED) -> Chart:
     step = offloaded(text)
-    return Chart.of(step.schedule, step.timeline(), step.memory(), step.costs, step.works)
+    return Chart.of(step.schedule, step.timeline, step.memory, step.costs, step.works)

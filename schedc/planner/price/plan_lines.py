@@ -15,10 +15,11 @@ from schedc.model.counts import held_bytes_of, held_tensors
 from schedc.model.parts import PartName
 from schedc.model.sizes import LayerKind, ModelSizes
 from schedc.plan.directives.base import Directives
-from schedc.plan.read import ReadPlan
+from schedc.plan.read import checked_lines
 from schedc.planner.price.problem import PlanProblem
 from schedc.planner.space.axes import PlanAxes, RankSplit
 from schedc.source import Source
+from schedc.syntax.input import AppliedPlan
 
 _TYPES = {"fp16": "fp16"}
 """Types of activations by precision; products in 8 bits and less keep theirs in bf16."""
@@ -74,9 +75,9 @@ def attached(lines: tuple[str, ...], model: ModelSizes) -> Directives:
     """What lines attach to the layers of a model, as the compiler reads them. Its memory is in bytes."""
     body = "\n".join(f"  {line}" for line in (layers_line(model), *lines, "memory 1 TB"))
     text = f"sched 1\nplan lines = 1f1b(P = 1, M = 1) {{\n{body}\n}}\n"
-    read = open_input(Text(Source("the lines of a plan", text)))
-    assert isinstance(read, ReadPlan)
-    return read.directives
+    plan = open_input(Text(Source("the lines of a plan", text)))
+    assert isinstance(plan, AppliedPlan)
+    return checked_lines(plan)
 
 
 def layers_line(model: ModelSizes) -> str:

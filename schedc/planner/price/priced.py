@@ -7,19 +7,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from schedc.compiler import Priced, price
 from schedc.diagnostics import DiagnosticError
 from schedc.inputs import open_input
 from schedc.ir.schedule import Schedule
 from schedc.layout.compare import load_per_rank
 from schedc.layout.parts import WORK
 from schedc.load.library import Text
+from schedc.plan.passes import Step, lower
 from schedc.planner.price.files import PlannedStep
 from schedc.planner.price.rank_loads import rank_loads
 from schedc.planner.price.states import BesidePipeline, RankLoads, beside_pipeline, gathered_bytes
 from schedc.source import Source
 from schedc.step.costs.costs import parse_costs
-from schedc.step.timeline import Timeline
 
 _ANY = 1e18
 """Bytes of a memory that no plan fills."""
@@ -76,7 +75,7 @@ def _priced(planned: PlannedStep, text: str, name: str) -> PricedPlan:
     usable, costs = planned.problem.cluster.device.usable_bytes, planned.cost_file()
     result = _read(name, text, costs)
     digest, reserve = order_digest(result.schedule), _reserve(planned)
-    makespan, peaks = _timeline(result).makespan, tuple(result.memory().peak_memory.tolist())
+    makespan, peaks = result.predicted.makespan, tuple(result.memory.peak_memory.tolist())
     return PricedPlan(planned, text, costs, makespan, _beside(planned, makespan), peaks, reserve, usable, digest)
 
 
@@ -96,26 +95,18 @@ def order_digest(schedule: Schedule) -> bytes:
 
 def pipeline_of(planned: PlannedStep) -> tuple[float, float]:
     """Seconds that the busiest rank computes and exchanges rows, and seconds of the pipeline."""
-    timeline = _timeline(read_back(planned))
+    timeline = read_back(planned).predicted
     return float(timeline.busy.max()), timeline.makespan
 
 
-def read_back(planned: PlannedStep) -> Priced:
+def read_back(planned: PlannedStep) -> Step:
     """The files of a plan through the compiler, with memory for any peak."""
     return _read("planned", planned.plan_file("planned", _ANY), planned.cost_file())
 
 
-def _read(name: str, plan: str, costs: str) -> Priced:
+def _read(name: str, plan: str, costs: str) -> Step:
     tree = open_input(Text(Source(f"{name}.sched", plan), name))
-    return price(tree, {}, parse_costs(Source(f"{name}.costs.toml", costs)))
-
-
-def _timeline(result: Priced) -> Timeline:
-    if result.costs.cell is None:
-        return result.timeline()
-    from schedc.plan.price_cells import price_order
-
-    return price_order(result.dependencies, result.costs)
+    return lower(Step(tree, {}, parse_costs(Source(f"{name}.costs.toml", costs))), "predicted", "memory")
 
 
 def _beside(planned: PlannedStep, makespan: float) -> BesidePipeline:

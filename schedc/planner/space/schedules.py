@@ -9,7 +9,6 @@ from pathlib import Path
 
 from schedc.diagnostics import DiagnosticError
 from schedc.elaborate.evaluate import Evaluator, Scope
-from schedc.elaborate.fastest import has_policy
 from schedc.elaborate.place import build_placement
 from schedc.elaborate.sizes import BOUNDS, bind_sizes, lets_and_requires, meets_requirements
 from schedc.ir.placement import Placement
@@ -52,7 +51,7 @@ class ScheduleChoice:
     @cached_property
     def by_policy(self) -> bool:
         """Whether the order depends on costs."""
-        return has_policy(self.tree)
+        return self.tree.has_policy
 
     def role(self, wanted: str) -> str | None:
         """The name of the size of a role; None where the file has none."""

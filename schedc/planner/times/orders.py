@@ -5,9 +5,10 @@ from __future__ import annotations
 from functools import lru_cache
 
 from schedc.compiler import price
-from schedc.inputs import Input, open_input
+from schedc.inputs import open_input
 from schedc.step.costs.costs import Costs
 from schedc.step.dependencies import Dependencies
+from schedc.syntax.input import Input
 
 
 @lru_cache(maxsize=64)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from schedc.compiler import price
+from schedc.compiler import analyse
 from schedc.diagnostics import DiagnosticError
 from schedc.draw.ansi import TRUE
 from schedc.draw.chart import Chart
@@ -19,7 +19,6 @@ from schedc.draw.html_page import draw_html
 from schedc.draw.markup import quantity
 from schedc.draw.svg import picture
 from schedc.draw.terminal import draw_terminal
-from schedc.inputs import open_input
 from schedc.interchange.refusals import no_works
 from schedc.interchange.targets import TARGETS
 from schedc.ir.json import program_from_json
@@ -198,8 +197,8 @@ def test_a_trace_has_a_track_per_lane(chart: Chart) -> None:
 
 def test_works_among_replicas_have_a_strip_in_every_drawing() -> None:
     """Interleaved 1F1B whose ranks gather, drop and sum both of their stages."""
-    step = price(open_input(Text(Source("r.sched", REPLICATED))), {}, Costs(dp=1.0), 4)
-    chart = Chart.of(step.schedule, step.timeline(), step.memory(), step.costs, step.works)
+    step = analyse(Text(Source("r.sched", REPLICATED)), {}, Costs(dp=1.0), 4)
+    chart = Chart.of(step.schedule, step.timeline, step.memory, step.costs, step.works)
     works = chart.works
     assert works is not None
     assert len(works) == 2 * 2 * 4

@@ -13,7 +13,7 @@ from schedc.cli import main
 from schedc.compiler import analyse, compile_at, legal_schedule
 from schedc.diagnostics import DiagnosticError
 from schedc.elaborate import elaborate
-from schedc.load.frozen import freeze, frozen_path
+from schedc.elaborate.frozen import freeze, frozen_path
 from schedc.load.library import open_schedule
 from schedc.step.costs.costs import Costs
 

@@ -17,11 +17,12 @@ from schedc.cell.costs import CellCosts, SegmentTimes
 from schedc.cell.table import CellTable
 from schedc.claims.sweep import sweep
 from schedc.cli import main
-from schedc.compiler import analyse, legal_schedule, order_pricer
+from schedc.compiler import analyse, legal_schedule
 from schedc.diagnostics import DiagnosticError
 from schedc.elaborate import elaborate
 from schedc.ir.ops import OpKind
 from schedc.load.library import open_schedule
+from schedc.plan.order import order_pricer
 from schedc.plan.price_cells import op_times, price_order
 from schedc.step.costs.costs import Costs, load_costs
 from schedc.step.dependencies import Dependencies

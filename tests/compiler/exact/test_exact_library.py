@@ -12,7 +12,6 @@ from schedc.claims.check import check_claims
 from schedc.claims.size_range import sizes_in
 from schedc.diagnostics import DiagnosticError
 from schedc.elaborate import elaborate
-from schedc.elaborate.fastest import has_policy
 from schedc.exact.cone import dot
 from schedc.exact.space import Space
 from schedc.exact.times import Edges, Simulations, simulations_on
@@ -100,7 +99,7 @@ def test_every_claim_of_the_library_is_proved_at_every_size() -> None:
     statuses = Counter[str]()
     for name in names():
         tree = open_schedule(name)
-        policy = has_policy(tree)
+        policy = tree.has_policy
         for schedule in legal(name, RANGE):
             for result in check_claims(tree.claims, schedule, follows_costs=policy):
                 expected = ("order" if policy else "proved", "vacuous")

@@ -19,7 +19,7 @@ import schedc
 from schedc.attachments.recompute_bytes import saving
 from schedc.cell import CellCosts, PlanOrder, cell_program, stage_shape
 from schedc.cli import main
-from schedc.compiler import analyse, priced
+from schedc.compiler import analyse, price
 from schedc.diagnostics import DiagnosticError
 from schedc.inputs import open_input
 from schedc.ir.json import program_from_json, program_to_json
@@ -121,7 +121,8 @@ def test_everything_that_carries_a_plan_reads_back(tmp_path: Path) -> None:
     program = schedc.compile(path)
     assert program_from_json(program_to_json(program)) == program
     assert parse_program(print_program(program)) == replace(program, source=None)
-    schedule, _ = priced(open_input(path), {})
+    step = price(open_input(path), {})
+    schedule = step.schedule
     assert parse_schedule(print_schedule(schedule)) == schedule
     assert plan_of(schedule) == plan_of(program)
     bare = schedc.compile(written(tmp_path, "layers 4"))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import schedc
 from schedc.cli import main
-from schedc.compiler import analyse, legal_schedule, priced
+from schedc.compiler import analyse, legal_schedule, price
 from schedc.diagnostics import DiagnosticError
 from schedc.editor.findings import findings
 from schedc.inputs import open_family, open_input
@@ -48,7 +48,8 @@ def path_of(folder: Path, text: str, name: str = "x.sched") -> str:
 
 
 def planned(folder: Path, lines: str, costs: Costs | None = None) -> tuple[Schedule, Costs]:
-    return priced(open_input(path_of(folder, f"{HEAD}{{ {lines} }}")), {}, costs)
+    step = price(open_input(path_of(folder, f"{HEAD}{{ {lines} }}")), {}, costs)
+    return step.schedule, step.costs
 
 
 def same_order(one: Schedule, other: Schedule) -> bool:
@@ -158,7 +159,8 @@ def test_a_garbled_program_is_refused(tmp_path: Path, old: str, new: str, code: 
 def test_a_policy_follows_the_stages_of_the_plan(tmp_path: Path) -> None:
     """adaptive_pipe orders by costs, under a plan by those of its stages: then no slower than the fixed order."""
     path = path_of(tmp_path, "plan a = adaptive_pipe(P = 4, M = 8) { layers 11  costs head 3 embedding 1 }")
-    schedule, costs = priced(open_input(path), {})
+    step = price(open_input(path), {})
+    schedule, costs = step.schedule, step.costs
     assert len(set(costs.F)) > 1
     fixed = legal_schedule(open_schedule("interleaved_1f1b"), {"P": 4, "M": 8})
     by_stage = legal_schedule(open_schedule("adaptive_pipe"), {"P": 4, "M": 8}, costs)

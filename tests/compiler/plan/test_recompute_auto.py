@@ -18,13 +18,14 @@ from schedc.ir.plan import Level, Recompute
 from schedc.plan import plan_of
 from schedc.plan.apply import place_layers
 from schedc.plan.choose_recomputation import _problem
-from schedc.plan.read import ReadPlan
+from schedc.plan.read import checked_lines
 from schedc.plan.resolve import resolve
 from schedc.plan.search_levels import LevelProblem, LevelSearch
 from schedc.plan.writer import write_plan
 from schedc.report.check import to_json, to_text
 from schedc.step.costs.costs import Costs
 from schedc.step.dependencies import Dependencies
+from schedc.syntax.input import AppliedPlan
 from support.paths import ROOT
 from support.plan_cases import written
 
@@ -46,11 +47,10 @@ def _chosen(folder: Path, lines: str, head: str, costs: Costs | None = None) -> 
 def _small(folder: Path, lines: str, head: str) -> LevelProblem:
     """What the search sees of a plan."""
     tree = open_input(written(folder, lines, head))
-    assert isinstance(tree, ReadPlan)
-    dependencies = Dependencies.of(elaborate(tree.schedule, {}, Costs()))
-    layout = place_layers(tree.directives, dependencies.schedule, Costs())
-    plan = resolve(tree.directives, dependencies.schedule, layout)
-    return _problem(tree.directives, layout, Costs(), plan, dependencies, None)
+    assert isinstance(tree, AppliedPlan)
+    directives, dependencies = checked_lines(tree), Dependencies.of(elaborate(tree.schedule, {}, Costs()))
+    layout = place_layers(directives, dependencies.schedule, Costs())
+    return _problem(directives, layout, Costs(), resolve(directives, dependencies.schedule, layout), dependencies, None)
 
 
 def _mixes(layers: int) -> list[Recompute]:

@@ -17,7 +17,7 @@ from schedc.attachments.recompute_bytes import layer_bytes, level_share, output_
 from schedc.claims.size_range import sizes_in
 from schedc.claims.sweep import sweep
 from schedc.cli import main
-from schedc.compiler import analyse, priced
+from schedc.compiler import analyse, legal_schedule, price
 from schedc.diagnostics import DiagnosticError
 from schedc.inputs import open_family, open_input
 from schedc.ir.op_tables import BACKWARD
@@ -67,7 +67,7 @@ def test_the_example_by_hand_is_as_short() -> None:
     result = sweep(tree, list(sizes_in("P<=5, M<=8", tree, {})), Costs(), lambda done: None)
     assert (result.tried, result.failed) == (40, 0)
     assert [counts["proved"] for _, counts in result.claims] == [40, 40]
-    by_hand = simulate(priced(tree, {})[0], Costs(F=2.0, I=2.0, W=2.0))
+    by_hand = simulate(legal_schedule(tree, {}), Costs(F=2.0, I=2.0, W=2.0))
     assert by_hand.makespan == analyse(f"{EXAMPLE}:bubbles", {}).timeline.makespan
 
 
@@ -131,7 +131,8 @@ def test_it_travels_in_the_plan_and_the_rs_in_the_program() -> None:
 def test_stages_and_chunks_can_be_chosen(tmp_path: Path) -> None:
     path = of_plan(tmp_path, "layers 4  recompute stage [1] full in bubbles  recompute stage 0 light",
                    "1f1b(P = 4, M = 8)")  # fmt: skip
-    schedule, costs = priced(open_input(path), {})
+    step = price(open_input(path), {})
+    schedule, costs = step.schedule, step.costs
     assert set(schedule.stage[schedule.kind == OpKind.R].tolist()) == {1}
     assert costs.resolved(4).recompute_in_backward.tolist() == [0.0, 1.0, 0.0, 0.0]
 
@@ -179,7 +180,8 @@ def test_a_level_holds_its_share_until_the_r(tmp_path: Path, level: str) -> None
     """Two MoE layers per stage; where the plan says nothing, an R of a stage with experts does all of `full`."""
     body, schedule = (OWN, "own(P = 2, M = 4)") if "bubbles" not in level else ("", "1f1b(P = 2, M = 4)")
     path = of_plan(tmp_path, f"layers 4  {SIZED}  {level}  memory 1 GB", schedule, body)
-    order, costs = priced(open_input(path), {})
+    step = price(open_input(path), {})
+    order, costs = step.schedule, step.costs
     experts = plan_of(order).experts
     assert experts is not None
     whole = 2 * 64 * layer_bytes(experts, "bf16")
@@ -204,7 +206,8 @@ def test_a_level_holds_its_share_until_the_r(tmp_path: Path, level: str) -> None
 
 def test_an_r_of_an_adaptive_stage_leaves_all_the_rows_that_can_come(tmp_path: Path) -> None:
     path = of_plan(tmp_path, f"layers 4  {SIZED}  recompute full adaptive(1.5)  memory 1 GB", "own(P = 2, M = 4)", OWN)
-    order, costs = priced(open_input(path), {})
+    step = price(open_input(path), {})
+    order, costs = step.schedule, step.costs
     of_stage = costs.resolved(2)
     # Where it waits for its W, the gradients of the outputs of 2 x 2 rows a token wait too.
     experts = plan_of(order).experts
@@ -275,7 +278,8 @@ def test_an_r_takes_its_part_of_the_forward_where_cells_are_known(
     tmp_path: Path, lines: str, given: float | None, expected: float
 ) -> None:
     costs = replace(parse_costs(Source("costs.toml", CELLS % "moe")), R=given)
-    _, priced_at = priced(open_input(of_plan(tmp_path, lines)), {}, costs)
+    step = price(open_input(of_plan(tmp_path, lines)), {}, costs)
+    priced_at = step.costs
     of_stages = priced_at.resolved(2)
     assert of_stages.R.tolist() == pytest.approx([expected] * 2)
     assert of_stages.recompute_in_backward.tolist() == pytest.approx([expected * ("bubbles" in lines)] * 2)

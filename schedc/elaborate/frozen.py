@@ -8,8 +8,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label, RequestError
-from schedc.elaborate import elaborate
-from schedc.elaborate.fastest import has_policy
+from schedc.elaborate.schedule import elaborate
 from schedc.elaborate.sizes import bind_sizes
 from schedc.ir.schedule import Schedule
 from schedc.ir.text import parse_schedule, print_schedule
@@ -17,6 +16,7 @@ from schedc.source import Source
 from schedc.step.costs.costs import Costs
 from schedc.step.legality import check_schedule
 from schedc.step.op_times import Pricer
+from schedc.syntax.input import AppliedPlan
 from schedc.syntax.tree import ScheduleTree
 
 SUFFIX = ".order"
@@ -30,7 +30,7 @@ def frozen_path(tree: ScheduleTree, sizes: Mapping[str, int]) -> Path | None:
     None for a schedule without a policy, and for one that is not in a file of its own (the library's).
     """
     file = Path(tree.source.name)
-    if not has_policy(tree) or not _is_text_of(file, tree.source):
+    if not tree.has_policy or not _is_text_of(file, tree.source):
         return None
     values = "-".join(f"{name}{value}" for name, value in bind_sizes(tree, sizes).items())
     return file.with_name(f"{tree.name}.{values}{SUFFIX}")
@@ -81,6 +81,12 @@ def thaw(tree: ScheduleTree, sizes: Mapping[str, int]) -> Schedule | None:
     if findings := check_schedule(schedule):
         raise DiagnosticError(findings)
     return schedule
+
+
+def follows_costs(tree: ScheduleTree | AppliedPlan, sizes: Mapping[str, int]) -> bool:
+    """Whether the costs choose the order: by a `policy` whose order is not frozen."""
+    schedule = tree.schedule if isinstance(tree, AppliedPlan) else tree
+    return schedule.has_policy and thaw(schedule, sizes) is None
 
 
 def _stale(tree: ScheduleTree, message: str) -> Diagnostic:

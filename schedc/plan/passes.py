@@ -1,0 +1,291 @@
+"""A training step is one value, and a list of passes fills it: from a schedule, or from choices made elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from schedc.syntax.input import AppliedPlan
+
+if TYPE_CHECKING:
+    from schedc.claims.check import ClaimResult
+    from schedc.diagnostics import Diagnostic
+    from schedc.ir.plan import Plan
+    from schedc.ir.program import Program
+    from schedc.ir.schedule import Schedule
+    from schedc.layout.costs import LayerCosts
+    from schedc.layout.parts import Layout
+    from schedc.plan.choose_recomputation import ChosenRecomputation
+    from schedc.plan.directives.base import Directives
+    from schedc.plan.held_memory import HeldMemory
+    from schedc.plan.place_works import Offloading
+    from schedc.plan.replicate import Replication
+    from schedc.step.cells.cell_pricing import CellPricing
+    from schedc.step.costs.costs import Costs
+    from schedc.step.dependencies import Dependencies
+    from schedc.step.memory import Memory, RankBytes
+    from schedc.step.timeline import Timeline
+    from schedc.step.work_runs import WorkRuns
+    from schedc.syntax.input import Input
+
+_LATER: Any = None
+"""The value of a field that no pass has given yet."""
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """A step of a schedule or a plan, at one size under one set of costs. `lower` gives the fields behind ``done``.
+
+    tree: what was opened; None for a step whose order is given. sizes: values of size parameters. given: the costs as
+    given; for a plan, those of one layer. replicas: of every rank, whose sums and gathers are placed; None places none.
+    done: names of the passes that have run.
+    """
+
+    tree: Input | None
+    sizes: Mapping[str, int]
+    given: Costs
+    replicas: int | None = None
+    done: frozenset[str] = frozenset()
+    lines: Directives = _LATER
+    """The lines of the plan, read and checked."""
+    dependencies: Dependencies = _LATER
+    """The order of the cells of all ranks, and what each cell waits for."""
+    layout: Layout = _LATER
+    """The parts of the model that each stage holds."""
+    plan: Plan = _LATER
+    """What the plan attaches, with every choice made."""
+    layers: LayerCosts = _LATER
+    """What layers take and hold, as the plan says."""
+    costs: Costs = _LATER
+    """The costs of the stages."""
+    chosen: ChosenRecomputation | None = None
+    """The levels that the compiler chose; None where the plan leaves none to it."""
+    written: Dependencies | None = None
+    """The order before the compiler placed Rs for a plan; None where it placed none."""
+    held: HeldMemory = _LATER
+    """What ranks hold without works."""
+    offloading: Offloading | None = None
+    """What a plan moves to host memory and back, with its lanes; None for a plan that moves nothing."""
+    bytes: RankBytes | None = None
+    """The bytes of ranks; None where a plan has no memory in bytes."""
+    replication: Replication | None = None
+    """What replicas sum and gather; None where no number of replicas is given."""
+    timeline: Timeline = _LATER
+    """When each cell runs."""
+    predicted: Timeline = _LATER
+    """When each cell runs, from inside cells where the costs have a table of cells."""
+    unplaced: Timeline | None = None
+    """The timeline without the Rs that the compiler placed for a plan; None where it placed none.
+
+    Backwards then recompute inside themselves.
+    """
+    memory: Memory = _LATER
+    """The memory of the device: without what works have moved to the host."""
+    losses: Mapping[str, Costs] | None = None
+    """The costs of the stages by the form of the loss; None where the plan says no form, or other things decide too."""
+    inside: CellPricing | None = None
+    """The schedule priced by what happens inside its cells; None where the costs have no table of cells."""
+    claims: tuple[ClaimResult, ...] = ()
+    """The verdict on each claim of the schedule."""
+    instructions: Program = _LATER
+    """The instruction streams, with the works."""
+
+    @property
+    def schedule(self) -> Schedule:
+        return self.dependencies.schedule
+
+    @property
+    def works(self) -> WorkRuns | None:
+        """The works at their times; None for a step without works."""
+        return None if self.placed is None else self.placed.runs(self.dependencies)
+
+    @property
+    def placed(self) -> Offloading | Replication | None:
+        """The works at their places: those among replicas, with offloads beside them, or offloads alone."""
+        return self.offloading if self.replication is None else self.replication
+
+    @property
+    def diagnostics(self) -> tuple[Diagnostic, ...]:
+        """The findings of a legal schedule, about claims that fail."""
+        return tuple(claim.diagnostic for claim in self.claims if claim.diagnostic is not None)
+
+    def program(self) -> Program:
+        """The instruction streams, with the works."""
+        return lower(self, "instructions").instructions
+
+    def under(self, costs: Costs) -> Step:
+        """The same order and works under other costs of the stages. Raises `DiagnosticError` (S404)."""
+        return replace(
+            self,
+            costs=costs,
+            offloading=self.offloading and self.offloading.under(self.dependencies, costs),
+            replication=self.replication and self.replication.under(self.dependencies, costs),
+        )
+
+
+class Pass(NamedTuple):
+    """A pass over a step.
+
+    needs: what the function takes, as fields of the step, and fields of these behind a dot. gives: the fields that it
+    returns. run: "room.file:function", imported when it runs. when: whether the step asks for it. after: fields that
+    must be there before, which the function does not take.
+    """
+
+    name: str
+    needs: tuple[str, ...]
+    gives: tuple[str, ...]
+    run: str
+    when: Callable[[Step], bool] = lambda step: True
+    after: tuple[str, ...] = ()
+
+
+def _planned(step: Step) -> bool:
+    return step.lines is not None
+
+
+def _follows_stages(step: Step) -> bool:
+    return isinstance(step.tree, AppliedPlan) and step.tree.schedule.has_policy
+
+
+def _offloads(step: Step) -> bool:
+    return _planned(step) and bool(step.plan.offload)
+
+
+def _compares_losses(step: Step) -> bool:
+    beside = step.given.cell is not None or step.written is not None or step.offloading is not None
+    return _planned(step) and step.plan.loss is not None and not beside
+
+
+_PLACED = ("offloading", "replication")
+
+PASSES = (
+    Pass("read", ("tree",), ("lines",), "plan.read:checked_lines", lambda step: isinstance(step.tree, AppliedPlan)),
+    Pass("order", ("tree", "sizes", "given"), ("dependencies",), "plan.order:order", after=("lines",)),
+    Pass(
+        "refuse replicas", ("dependencies.schedule", "replicas"), ("replication",), "plan.replicate:refuse_unplanned",
+        lambda step: step.replicas is not None and not _planned(step),
+    ),
+    Pass("given", ("given", "dependencies", "lines"), ("costs",), "plan.order:given_costs"),
+    Pass(
+        "slices", ("dependencies", "tree.slices"), ("dependencies",), "plan.in_slices:in_slices",
+        lambda step: step.tree is not None and not _planned(step) and (step.tree.slices or 1) > 1, after=("costs",),
+    ),
+    Pass(
+        "layout", ("lines", "dependencies.schedule", "given"), ("layout",), "plan.apply:place_layers", _planned,
+        after=("costs",),
+    ),
+    Pass("attach", ("lines", "dependencies.schedule", "layout"), ("plan",), "plan.resolve:resolve", _planned),
+    Pass(
+        "reorder", ("tree", "sizes", "given", "lines", "layout", "plan"), ("dependencies",), "plan.reorder:reorder",
+        _follows_stages,
+    ),
+    Pass("layers", ("lines",), ("layers",), "plan.apply:layer_costs", _planned),
+    Pass(
+        "levels", ("lines", "layout", "layers", "given", "plan", "dependencies"), ("plan", "chosen"),
+        "plan.choose_both:choose_levels", lambda step: _planned(step) and any(x.auto for x in step.lines.requests),
+    ),
+    Pass("stages", ("lines", "layout", "given", "plan"), ("costs",), "plan.apply:stage_costs", _planned),
+    Pass(
+        "recompute", ("tree", "plan", "layout", "costs", "dependencies"), ("dependencies", "costs", "written"),
+        "plan.attached:place", _planned,
+    ),
+    Pass(
+        "hold", ("lines", "plan", "layout", "layers", "dependencies.schedule", "costs"), ("held",),
+        "plan.held_memory:held_memory", _planned,
+    ),
+    Pass(
+        "offload", ("lines", "plan", "layout", "layers", "dependencies", "held"), ("offloading",),
+        "plan.place_works:place_offloads", _offloads,
+    ),
+    Pass(
+        "fit", ("lines.tree", "plan", "held", "dependencies", "offloading.placed"), ("bytes",),
+        "plan.peak_memory:check_memory",
+        lambda step: _planned(step) and step.replicas is None,
+    ),
+    Pass(
+        "host", ("lines", "offloading", "dependencies"), ("offloading",), "plan.place_works:check_host", _offloads,
+        after=("bytes",),
+    ),
+    Pass(
+        "replicate", ("lines", "plan", "layout", "layers", "dependencies", "costs", "offloading", "replicas"),
+        ("replication", "bytes"), "plan.replicate:replicate",
+        lambda step: _planned(step) and step.replicas is not None,
+    ),
+    Pass(
+        "times", ("dependencies.schedule", "costs", "dependencies"), ("timeline",), "step.timeline:simulate",
+        lambda step: step.placed is None, after=("bytes", *_PLACED),
+    ),
+    Pass(
+        "times of works", ("works", "costs"), ("timeline",), "step.work_runs:timeline_of",
+        lambda step: step.placed is not None, after=("bytes", *_PLACED),
+    ),
+    Pass(
+        "predict", ("dependencies", "costs", "timeline"), ("predicted",), "plan.price_cells:predicted",
+    ),
+    Pass(
+        "times unplaced", ("written.schedule", "costs", "written"), ("unplaced",), "step.timeline:simulate",
+        lambda step: step.written is not None,
+    ),
+    Pass("memory", ("dependencies", "costs", "placed", "bytes"), ("memory",), "step.memory:memory_of", after=_PLACED),
+    Pass(
+        "losses", ("lines", "layout", "given", "plan"), ("losses",), "plan.apply:costs_by_loss", _compares_losses,
+        after=("written", "offloading"),
+    ),
+    Pass(
+        "inside", ("dependencies", "costs", "placed"), ("inside",), "plan.price_cells:price_cells",
+        lambda step: step.costs.cell is not None, after=_PLACED,
+    ),
+    Pass(
+        "claims", ("tree", "sizes", "costs", "dependencies", "written", "memory", "placed"), ("claims",),
+        "claims.check:verdicts", after=_PLACED,
+    ),
+    Pass(
+        "communicate", ("dependencies.schedule", "costs", "dependencies", "placed.cells"), ("instructions",),
+        "step.program.insert_communication:insert_communication", after=("bytes", *_PLACED),
+    ),
+    Pass(
+        "insert works", ("instructions", "dependencies", "placed.placed"), ("instructions",),
+        "step.program.insert_works:insert_works", lambda step: step.placed is not None,
+    ),
+)  # fmt: skip
+"""The passes in the order in which they run."""
+
+PRICED = ("costs", "bytes", "replication")
+"""A legal step: order, costs of stages, bytes of ranks, works."""
+
+
+def lower(step: Step, *wanted: str) -> Step:
+    """The step with the fields ``wanted``: runs the passes behind them, in order, but for those that are done.
+
+    Raises `DiagnosticError` as the passes do.
+    """
+    for each in _behind(wanted):
+        if each.name in step.done or not each.when(step):
+            continue
+        file, _, function = each.run.partition(":")
+        given = getattr(import_module(f"schedc.{file}"), function)(*(_value(step, need) for need in each.needs))
+        values = (given,) if len(each.gives) == 1 else given
+        step = replace(step, done=step.done | {each.name}, **dict(zip(each.gives, values, strict=True)))
+    return step
+
+
+def _value(step: Step, need: str) -> Any:
+    """The value that a pass needs; None behind a field that is None."""
+    value: Any = step
+    for name in need.split("."):
+        value = None if value is None else getattr(value, name)
+    return value
+
+
+@lru_cache(maxsize=64)
+def _behind(wanted: tuple[str, ...]) -> tuple[Pass, ...]:
+    """The passes behind the fields ``wanted``."""
+    missing, chosen = set(wanted), list[Pass]()
+    for each in reversed(PASSES):
+        if missing & set(each.gives):
+            missing |= {need.partition(".")[0] for need in each.needs} | set(each.after)
+            chosen.append(each)
+    return tuple(reversed(chosen))
