@@ -1,4 +1,4 @@
-"""Programs as JSON: small ones as `schedc compile` writes them; documented by `PROGRAM_FIELDS` and below.
+"""Programs as JSON: small ones as `schedc compile` writes them; documented here.
 
 One object with these fields:
 
@@ -27,32 +27,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from schedc.ir.json_header import (
-    HEADER_FIELDS,
-    OPTIONAL_FIELDS,
-    PLAN_FIELDS,
-    check_indexes,
-    compact,
-    header_of,
-    read_header,
-)
-from schedc.ir.json_reader import JsonReader, Schema, short
-from schedc.ir.program import COLUMNS, EVERY_COLUMN, InstructionKind, Program
+from schedc.ir.json_header import check_indexes, header_of, read_header, spans_of
+from schedc.ir.json_reader import JsonReader, Schema, compact
+from schedc.ir.program import COLUMNS, EVERY_COLUMN, INT8_COLUMNS, InstructionKind, Program
 from schedc.source import Source, Span
 
 SCHEMA = Schema("schedc.program", "S391", "write one with `schedc export --to json`")
 
-PROGRAM_FIELDS = (*HEADER_FIELDS, "spans", "streams")
-_INT8 = ("backward", "channel")
 _KIND_NAMES = [kind.name for kind in InstructionKind]
-_KIND_VALUES = {name: value for value, name in enumerate(_KIND_NAMES)}
 
 
 def program_to_json(program: Program) -> str:
     """The program as JSON text, one line per field and per rank; ends with a newline."""
-    spans = [[s.line, s.column, s.end_line, s.end_column] for s in program.spans]
+    header = header_of(program, SCHEMA.name) | {"spans": spans_of(program)}
     streams = ",\n".join(compact(_stream(program, rank)) for rank in range(program.ranks))
-    lines = [f'"{name}": {compact(value)}' for name, value in (header_of(program, SCHEMA) | {"spans": spans}).items()]
+    lines = [f'"{name}": {compact(value)}' for name, value in header.items()]
     return "{\n" + ",\n".join([*lines, f'"streams": [\n{streams}\n]']) + "\n}\n"
 
 
@@ -75,24 +64,17 @@ def program_from_json(text: str, file: str = "<json>") -> Program:
     the format, S392 for another schema or version.
     """
     reader = JsonReader(Source(file, text), SCHEMA)
-    top = reader.fields(
-        reader.parse(), "", PROGRAM_FIELDS, identify=True, together=PLAN_FIELDS, optional=OPTIONAL_FIELDS
-    )
-    header = read_header(reader, top)
+    top, header = read_header(reader, ("spans", "streams"))
     streams = reader.items(top["streams"], "streams")
     if len(streams) != (ranks := header["placement"].ranks):
         reader.fail("streams", f"{len(streams)} streams for {ranks} ranks")
     spans = tuple(_span(reader, value, f"spans[{i}]") for i, value in enumerate(reader.items(top["spans"], "spans")))
-    written = _written("works" in header)
-    columns = [_columns(reader, stream, f"streams[{rank}]", written) for rank, stream in enumerate(streams)]
-    joined: dict[str, Any] = {name: np.concatenate([part[name] for part in columns]) for name in ("kind", *written)}
-    check_indexes(reader, "streams", joined, {"phase": len(header["phases"]), "span": len(spans)})
-    return Program(
-        **header,
-        **joined,
-        rank_start=np.cumsum([0, *(part["kind"].size for part in columns)]).astype(np.int64),
-        spans=spans,
-    )
+    names = ("kind", *_written("works" in header))
+    columns = [_columns(reader, stream, f"streams[{rank}]", names) for rank, stream in enumerate(streams)]
+    joined: dict[str, Any] = {name: np.concatenate([part[name] for part in columns]) for name in names}
+    check_indexes(reader, "streams", joined, header["phases"], spans)
+    starts = np.cumsum([0, *(part["kind"].size for part in columns)]).astype(np.int64)
+    return Program(**header, **joined, rank_start=starts, spans=spans)
 
 
 def _span(reader: JsonReader, value: Any, path: str) -> Span:
@@ -103,19 +85,15 @@ def _span(reader: JsonReader, value: Any, path: str) -> Span:
 
 
 def _columns(reader: JsonReader, value: Any, path: str, names: tuple[str, ...]) -> dict[str, npt.NDArray[Any]]:
-    fields = reader.fields(value, path, ("kind", *names))
-    kinds = reader.items(fields["kind"], f"{path}.kind")
-    if not set(map(type, kinds)) <= {str} or not set(kinds) <= _KIND_VALUES.keys():
-        index, wrong = next(
-            (i, kind) for i, kind in enumerate(kinds) if type(kind) is not str or kind not in _KIND_VALUES
-        )
-        reader.fail(f"{path}.kind[{index}]", f"{short(wrong)} is no kind of instruction",
-                    help=f"known: {', '.join(_KIND_NAMES)}")  # fmt: skip
-    out: dict[str, npt.NDArray[Any]] = {"kind": np.array([_KIND_VALUES[kind] for kind in kinds], np.int8)}
+    out: dict[str, npt.NDArray[Any]] = {}
+    for name, items in reader.fields(value, path, names).items():
+        at, narrow = f"{path}.{name}", name in INT8_COLUMNS
+        if name == "kind":
+            numbers = reader.words(items, at, _KIND_NAMES, "kind of instruction")
+        else:
+            numbers = reader.integers(items, at, -1, 2**7 if narrow else 2**31)
+        out[name] = np.array(numbers, np.int8 if narrow else np.int32)
     for name in names:
-        limit, dtype = (2**7, np.int8) if name in _INT8 else (2**31, np.int32)
-        numbers = reader.integers(fields[name], f"{path}.{name}", -1, limit)
-        if len(numbers) != len(kinds):
-            reader.fail(f"{path}.{name}", f"{len(numbers)} values for {len(kinds)} instructions")
-        out[name] = np.array(numbers, dtype)
+        if out[name].size != out["kind"].size:
+            reader.fail(f"{path}.{name}", f"{out[name].size} values for {out['kind'].size} instructions")
     return out

@@ -1,165 +1,171 @@
-"""What the two machine forms of a Program share: the fields besides its rows, and the checks of values out of JSON."""
+"""The table of fields that the machine forms of a Program share: all but its rows and spans."""
 
 from __future__ import annotations
 
-import json
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from schedc.ir.json_reader import OLD_VERSIONS, VERSION, JsonReader, Schema, short
+from schedc.ir.json_reader import OLD_VERSIONS, VERSION, WITH_WORKS, JsonReader
+from schedc.ir.json_values import fields_of, read_value
 from schedc.ir.placement import Placement
 from schedc.ir.plan import NO_PLAN, Plan
-from schedc.ir.plan_fields import fields_of, read_plan_fields
 from schedc.ir.plan_text import plan_of_line
 from schedc.ir.program import Program
 from schedc.ir.ties import Tie
 from schedc.ir.works import DTYPES, GROUP_NAMES, KIND_NAMES, LANE_NAMES, WorkGroup, Works
+from schedc.source import Span
 
-HEADER_FIELDS = ("schema", "version", "name", "doc", "source", "sizes", "placement", "phases")
-PLAN_FIELDS = ("layout", "layers")
-"""Fields that are there together, or not at all."""
-OPTIONAL_FIELDS = ("plan", "tied", "works")
-_PLACEMENT_FIELDS = ("ranks", "rank_of_stage", "first_microbatch")
+_WORDS = {"kind": KIND_NAMES, "lane": LANE_NAMES, "group": GROUP_NAMES}
+"""Columns of works that are written by name."""
 
 
-def compact(value: object) -> str:
-    """The value as JSON without spaces."""
-    return json.dumps(value, separators=(",", ":"))
+class Field(NamedTuple):
+    """A field of a file. write: its value in JSON, None where it is left out. read: the value at a path.
+
+    of: the field of `Program`. optional: whether a file may lack it.
+    """
+
+    of: str
+    write: Callable[[Program], Any]
+    read: Callable[[JsonReader, Any, str], Any]
+    optional: bool = False
 
 
-def header_of(program: Program, schema: Schema) -> dict[str, Any]:
+def header_of(program: Program, schema: str) -> dict[str, Any]:
     """The fields of a program besides its rows and spans, as JSON takes them."""
+    written = ((name, field.write(program)) for name, field in FIELDS.items())
+    return {"schema": schema, "version": VERSION} | {name: value for name, value in written if value is not None}
+
+
+def read_header(reader: JsonReader, more: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The object that the reader's text holds, and the fields of a `Program` from it. more: fields beside `FIELDS`."""
+    top = reader.top()
+    required = ("schema", "version", *more, *(name for name, field in FIELDS.items() if not field.optional))
+    reader.fields(top, "", required, optional=[name for name, field in FIELDS.items() if field.optional])
+    if ("layout" in top) != ("layers" in top):
+        reader.fail("", f"field `{'layers' if 'layout' in top else 'layout'}` is missing")
+    old = top["version"] in OLD_VERSIONS
+    if old and ("works" in top) != (top["version"] == WITH_WORKS):
+        reader.fail("works", f"version {WITH_WORKS} has works, and version 1 has none")
+    given = [name for name in FIELDS if name in top and not (old and name == "plan")]
+    values = {FIELDS[name].of: FIELDS[name].read(reader, top[name], name) for name in given}
+    if old and "plan" in top:
+        values["plan"] = plan_of_line(reader.string(top["plan"], "plan"), values["placement"].stages)
+    return top, values
+
+
+def _written_placement(program: Program) -> dict[str, Any]:
     place = program.placement
-    fields: dict[str, Any] = {
-        "schema": schema.name,
-        "version": VERSION,
-        "name": program.name,
-        "doc": program.doc,
-        "source": program.source_name,
-        "sizes": dict(program.sizes),
-        "placement": {
-            "ranks": place.ranks,
-            "rank_of_stage": place.rank_of_stage.tolist(),
-            "first_microbatch": list(place.first_microbatch),
-        },
-        "phases": list(program.phases),
-    }
-    if program.layout:
-        fields |= {"layout": program.layout, "layers": program.layers}
-    if program.plan != NO_PLAN:
-        fields["plan"] = fields_of(program.plan)
-    if program.tied:
-        fields["tied"] = [{"stages": list(tie.stages), "bytes": tie.bytes} for tie in program.tied]
-    if len(program.works):
-        fields["works"] = _written_works(program.works)
-    return fields
+    homes, first = place.rank_of_stage.tolist(), list(place.first_microbatch)
+    return {"ranks": place.ranks, "rank_of_stage": homes, "first_microbatch": first}
 
 
-def _written_works(works: Works) -> dict[str, list[Any]]:
-    """The columns of works; kinds, lanes and groups by name; without groups where every work is local."""
-    named = {"kind": KIND_NAMES, "lane": LANE_NAMES, "group": GROUP_NAMES}
-    columns = {name: getattr(works, name).tolist() for name in DTYPES} | {"group": (works.group + 1).tolist()}
-    if (works.group == WorkGroup.LOCAL).all():
-        del columns["group"]
-    return {name: [named[name][i] for i in values] if name in named else values for name, values in columns.items()}
-
-
-def read_header(reader: JsonReader, top: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a Program that the checked fields ``top`` give: all but its rows and spans."""
-    phases = reader.items(top["phases"], "phases")
-    return {
-        "name": reader.string(top["name"], "name"),
-        "sizes": _sizes(reader, top["sizes"]),
-        "placement": _placement(reader, top["placement"]),
-        "phases": tuple(reader.string(value, f"phases[{i}]") for i, value in enumerate(phases)),
-        "doc": reader.string(top["doc"], "doc"),
-        "source_name": reader.string(top["source"], "source"),
-        **_planned(reader, top),
-    }
-
-
-def _planned(reader: JsonReader, top: dict[str, Any]) -> dict[str, Any]:
-    """Layout, layers and what else a plan attached, if it did. What the texts say is for whoever carries them out."""
-    more: dict[str, Any] = {}
-    if "plan" in top:
-        more["plan"] = _plan(reader, top)
-    more |= {"tied": _ties(reader, top["tied"])} if "tied" in top else {}
-    more |= {"works": _works(reader, top["works"])} if "works" in top else {}
-    if "layout" not in top:
-        return more
-    (layers,) = reader.integers([top["layers"]], "layers", 1, 2**20)
-    if not (layout := reader.string(top["layout"], "layout")):
-        reader.fail("layout", "an empty layout")
-    return {"layout": layout, "layers": layers, **more}
-
-
-def _plan(reader: JsonReader, top: dict[str, Any]) -> Plan:
-    """The plan. Older versions have its text, which the language of plans reads."""
-    if top["version"] not in OLD_VERSIONS:
-        return read_plan_fields(reader, top["plan"], "plan")
-    stages = len(_placement(reader, top["placement"]).rank_of_stage[0])
-    return plan_of_line(reader.string(top["plan"], "plan"), stages)
-
-
-def _ties(reader: JsonReader, value: Any) -> tuple[Tie, ...]:
-    ties = []
-    for i, item in enumerate(reader.items(value, "tied")):
-        path = f"tied[{i}]"
-        fields = reader.fields(item, path, ("stages", "bytes"))
-        stages = reader.integers(fields["stages"], f"{path}.stages", 0, 2**31)
-        (size,) = reader.integers([fields["bytes"]], f"{path}.bytes", 0, 2**63)
-        ties.append(Tie(tuple(stages), size))
-    return tuple(ties)
-
-
-def _works(reader: JsonReader, value: Any) -> Works:
-    fields = reader.fields(value, "works", [name for name in DTYPES if name != "group"], optional=("group",))
-    named = {"kind": KIND_NAMES, "lane": LANE_NAMES} | ({"group": GROUP_NAMES} if "group" in fields else {})
-    columns: dict[str, list[Any]] = {}
-    for name, words in named.items():
-        for i, word in enumerate(items := reader.items(fields[name], f"works.{name}")):
-            if type(word) is not str or word not in words:
-                reader.fail(f"works.{name}[{i}]", f"{short(word)} is no {name} of a work",
-                            help=f"known: {', '.join(words)}")  # fmt: skip
-        columns[name] = [words.index(word) for word in items]
-    for name, low in (("stage", 0), ("microbatch", -1)):
-        columns[name] = reader.integers(fields[name], f"works.{name}", low, 2**31)
-    for i, size in enumerate(sizes := reader.items(fields["bytes"], "works.bytes")):
-        if type(size) not in (int, float) or not 0 <= size < 2.0**63:
-            reader.fail(f"works.bytes[{i}]", f"{short(size)} is no number of bytes")
-    columns["bytes"] = sizes
-    columns["group"] = [group - 1 for group in columns.get("group", [0] * len(sizes))]
-    if len({len(column) for column in columns.values()}) > 1 or not sizes:
-        reader.fail("works", "columns of one length are expected, with one work at least")
-    return Works(**{name: np.array(columns[name], dtype) for name, dtype in DTYPES.items()})
-
-
-def _placement(reader: JsonReader, value: Any) -> Placement:
-    fields = reader.fields(value, "placement", _PLACEMENT_FIELDS)
-    (ranks,) = reader.integers([fields["ranks"]], "placement.ranks", 1, 2**20)
-    pipes = reader.items(fields["rank_of_stage"], "placement.rank_of_stage")
-    homes = [reader.integers(home, f"placement.rank_of_stage[{i}]", 0, ranks) for i, home in enumerate(pipes)]
+def _placement(reader: JsonReader, value: Any, path: str) -> Placement:
+    fields = reader.fields(value, path, ("ranks", "rank_of_stage", "first_microbatch"))
+    ranks = reader.integer(fields["ranks"], f"{path}.ranks", 1, 2**20)
+    pipes = reader.items(fields["rank_of_stage"], f"{path}.rank_of_stage")
+    homes = [reader.integers(home, f"{path}.rank_of_stage[{i}]", 0, ranks) for i, home in enumerate(pipes)]
     if not homes or not homes[0] or any(len(home) != len(homes[0]) for home in homes):
-        reader.fail("placement.rank_of_stage", "every pipe has the same stages, at least one")
-    first = reader.integers(fields["first_microbatch"], "placement.first_microbatch", 0, 2**31)
+        reader.fail(f"{path}.rank_of_stage", "every pipe has the same stages, at least one")
+    first = reader.integers(fields["first_microbatch"], f"{path}.first_microbatch", 0, 2**31)
     if len(first) != len(homes) + 1 or first[0] != 0 or any(np.diff(first) < 1):
-        reader.fail("placement.first_microbatch", f"0 and {len(homes)} ascending numbers are expected")
+        reader.fail(f"{path}.first_microbatch", f"0 and {len(homes)} ascending numbers are expected")
     return Placement(np.array(homes, np.int32), tuple(first), ranks)
 
 
-def _sizes(reader: JsonReader, value: Any) -> dict[str, int]:
+def _sizes(reader: JsonReader, value: Any, path: str) -> dict[str, int]:
     if not isinstance(value, dict):
-        reader.fail("sizes", "an object is expected")
-    return dict(zip(value, reader.integers(list(value.values()), "sizes", -(2**63), 2**63), strict=True))
+        reader.fail(path, "an object is expected")
+    return dict(zip(value, reader.integers(list(value.values()), path, -(2**63), 2**63), strict=True))
 
 
-def check_indexes(reader: JsonReader, path: str, columns: dict[str, npt.NDArray[Any]], limits: dict[str, int]) -> None:
-    """Checks that indexes are in their tables, so that messages can name every instruction.
+def _layout(reader: JsonReader, value: Any, path: str) -> str:
+    return reader.string(value, path) or reader.fail(path, "an empty layout")
 
-    columns: ``phase`` and ``span``, each [n]; limits: how long the table of each is.
-    """
-    for name, limit in limits.items():
+
+def _written_works(program: Program) -> dict[str, list[Any]] | None:
+    """The columns of works, without groups where every work is local; None without works."""
+    works = program.works
+    names = [name for name in DTYPES if name != "group" or (works.group != WorkGroup.LOCAL).any()]
+    columns = {name: getattr(works, name).tolist() for name in names}
+    columns |= {name: [_WORDS[name][i - _LEAST[name]] for i in columns[name]] for name in names if name in _WORDS}
+    return columns if len(works) else None
+
+
+_LEAST = {"kind": 0, "lane": 0, "group": int(WorkGroup.LOCAL)}
+"""What the first word of a column means."""
+
+
+def _works(reader: JsonReader, value: Any, path: str) -> Works:
+    fields = reader.fields(value, path, [name for name in DTYPES if name != "group"], optional=("group",))
+    columns: dict[str, list[Any]] = {}
+    for name, items in fields.items():
+        at = f"{path}.{name}"
+        if name in _WORDS:
+            columns[name] = [_LEAST[name] + i for i in reader.words(items, at, _WORDS[name], f"{name} of a work")]
+        elif name == "bytes":
+            columns[name] = [
+                read_value(reader, float, size, f"{at}[{i}]") for i, size in enumerate(reader.items(items, at))
+            ]
+        else:
+            columns[name] = reader.integers(items, at, -1 if name == "microbatch" else 0, 2**31)
+    columns.setdefault("group", [WorkGroup.LOCAL] * len(columns["kind"]))
+    if len({len(column) for column in columns.values()}) > 1 or not columns["kind"]:
+        reader.fail(path, "columns of one length are expected, with one work at least")
+    return Works(**{name: np.array(columns[name], dtype) for name, dtype in DTYPES.items()})
+
+
+FIELDS = {
+    "name": Field("name", lambda program: program.name, JsonReader.string),
+    "doc": Field("doc", lambda program: program.doc, JsonReader.string),
+    "source": Field("source_name", lambda program: program.source_name, JsonReader.string),
+    "sizes": Field("sizes", lambda program: dict(program.sizes), _sizes),
+    "placement": Field("placement", _written_placement, _placement),
+    "phases": Field(
+        "phases",
+        lambda program: list(program.phases),
+        lambda reader, value, path: read_value(reader, tuple[str, ...], value, path),
+    ),
+    "layout": Field("layout", lambda program: program.layout or None, _layout, optional=True),
+    "layers": Field(
+        "layers",
+        lambda program: program.layers or None,
+        lambda reader, value, path: reader.integer(value, path, 1, 2**20),
+        optional=True,
+    ),
+    "plan": Field(
+        "plan",
+        lambda program: None if program.plan == NO_PLAN else fields_of(program.plan),
+        lambda reader, value, path: read_value(reader, Plan, value, path),
+        optional=True,
+    ),
+    "tied": Field(
+        "tied",
+        lambda program: fields_of(program.tied) or None,
+        lambda reader, value, path: read_value(reader, tuple[Tie, ...], value, path),
+        optional=True,
+    ),
+    "works": Field("works", _written_works, _works, optional=True),
+}
+"""The fields by name, in the order of a file."""
+
+
+def spans_of(program: Program) -> list[list[int]]:
+    """[spans] line, column, end line, end column."""
+    return [[span.line, span.column, span.end_line, span.end_column] for span in program.spans]
+
+
+def check_indexes(
+    reader: JsonReader,
+    path: str,
+    columns: dict[str, npt.NDArray[Any]],
+    phases: tuple[str, ...],
+    spans: tuple[Span, ...],
+) -> None:
+    """Checks that ``phase`` and ``span``, each [n], are in their tables: messages name every instruction by them."""
+    for name, limit in (("phase", len(phases)), ("span", len(spans))):
         if columns[name].size and not 0 <= columns[name].min() <= columns[name].max() < limit:
             reader.fail(path, f"a {name} is not in 0 ..< {limit}")

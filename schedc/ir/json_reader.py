@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -14,7 +14,7 @@ VERSION = 3
 """The version that is written: the plan is a value."""
 OLD_VERSIONS = (1, 2)
 """Versions whose plan is a text: with works the second, else the first."""
-_WITH_WORKS = 2
+WITH_WORKS = 2
 _LONGEST_TEXT = 1 << 29
 
 
@@ -50,41 +50,30 @@ class JsonReader:
         except (ValueError, RecursionError) as error:
             self.fail("", f"not a program: {error}")
 
-    def fields(
-        self,
-        value: Any,
-        path: str,
-        names: Iterable[str],
-        identify: bool = False,
-        together: Iterable[str] = (),
-        optional: Iterable[str] = (),
-    ) -> dict[str, Any]:
-        """An object with these fields, all or none of those that stand ``together``, and any ``optional`` ones.
-
-        identify: a foreign schema or version is said first.
-        """
-        if not isinstance(value, dict):
-            self.fail(path, "an object is expected")
-        if identify:
-            self._identify(value)
-        if not value.keys().isdisjoint(together):
-            names = (*names, *together)
-        if unknown := sorted(value.keys() - {*names, *optional}):
-            self.fail(path, f"unknown field `{unknown[0]}`", help=did_you_mean(unknown[0], (*names, *optional)))
-        if missing := [name for name in names if name not in value]:
-            self.fail(path, f"field `{missing[0]}` is missing")
-        return value
-
-    def _identify(self, top: dict[str, Any]) -> None:
-        name, version, schema = top.get("schema"), top.get("version"), self.schema
+    def top(self) -> dict[str, Any]:
+        """The object that the text holds. A foreign schema or version is refused."""
+        top, schema = self.parse(), self.schema
+        if not isinstance(top, dict):
+            self.fail("", "an object is expected")
+        name, version = top.get("schema"), top.get("version")
         if name != schema.name:
             self.fail("schema", f"{short(name)} is not {schema.name}", "S392", schema.remedy)
         if type(version) is not int or version not in (*OLD_VERSIONS, VERSION):
             known = f"{', '.join(map(str, OLD_VERSIONS))} and {VERSION}"
             self.fail("version", f"{short(version)} is not a version that this schedc reads ({known})", "S392",
                       "compile the schedule again with this schedc")  # fmt: skip
-        if version in OLD_VERSIONS and ("works" in top) != (version == _WITH_WORKS):
-            self.fail("works", f"version {_WITH_WORKS} has works, and version 1 has none")
+        return top
+
+    def fields(self, value: Any, path: str, names: Iterable[str], optional: Iterable[str] = ()) -> dict[str, Any]:
+        """An object with these fields, and any ``optional`` ones."""
+        if not isinstance(value, dict):
+            self.fail(path, "an object is expected")
+        known = (*names, *optional)
+        if unknown := sorted(value.keys() - set(known)):
+            self.fail(path, f"unknown field `{unknown[0]}`", help=did_you_mean(unknown[0], known))
+        if missing := [name for name in names if name not in value]:
+            self.fail(path, f"field `{missing[0]}` is missing")
+        return value
 
     def items(self, value: Any, path: str) -> list[Any]:
         if not isinstance(value, list):
@@ -96,16 +85,34 @@ class JsonReader:
             self.fail(path, "a string is expected")
         return value
 
+    def words(self, value: Any, path: str, known: Sequence[str], what: str) -> list[int]:
+        """A list of words, as their positions among those known."""
+        items, place = self.items(value, path), {word: number for number, word in enumerate(known)}
+        for i, item in enumerate(items):
+            if type(item) is not str or item not in place:
+                self.fail(f"{path}[{i}]", f"{short(item)} is no {what}", help=f"known: {', '.join(known)}")
+        return [place[item] for item in items]
+
+    def integer(self, value: Any, path: str, low: int, high: int) -> int:
+        """An integer in low ..< high."""
+        if type(value) is not int:
+            self.fail(path, f"{short(value)} is not an integer")
+        if not low <= value < high:
+            self.fail(path, f"{value} is not in {low} ..< {high}")
+        return value
+
     def integers(self, value: Any, path: str, low: int, high: int) -> list[int]:
         """A list of integers in low ..< high (true, false and 1.0 are none)."""
         items = self.items(value, path)
-        if not set(map(type, items)) <= {int}:
-            index = next(i for i, item in enumerate(items) if type(item) is not int)
-            self.fail(f"{path}[{index}]", f"{short(items[index])} is not an integer")
-        if items and not low <= min(items) <= max(items) < high:
-            index = next(i for i, item in enumerate(items) if not low <= item < high)
-            self.fail(f"{path}[{index}]", f"{items[index]} is not in {low} ..< {high}")
+        if not set(map(type, items)) <= {int} or (items and not low <= min(items) <= max(items) < high):
+            for i, item in enumerate(items):
+                self.integer(item, f"{path}[{i}]", low, high)
         return items
+
+
+def compact(value: object) -> str:
+    """The value as JSON without spaces."""
+    return json.dumps(value, separators=(",", ":"))
 
 
 def _refuse_constant(name: str) -> NoReturn:

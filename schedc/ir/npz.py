@@ -35,25 +35,16 @@ import numpy.typing as npt
 
 from schedc.diagnostics import did_you_mean
 from schedc.ir.arrays import Int64
-from schedc.ir.json_header import (
-    HEADER_FIELDS,
-    OPTIONAL_FIELDS,
-    PLAN_FIELDS,
-    check_indexes,
-    compact,
-    header_of,
-    read_header,
-)
-from schedc.ir.json_reader import JsonReader, Schema, short
-from schedc.ir.program import EVERY_COLUMN, InstructionKind, Program
+from schedc.ir.json_header import check_indexes, header_of, read_header, spans_of
+from schedc.ir.json_reader import JsonReader, Schema, compact, short
+from schedc.ir.program import EVERY_COLUMN, INT8_COLUMNS, InstructionKind, Program
 from schedc.source import Source, Span
 
 SCHEMA = Schema("schedc.columns", "S393", "write one with `schedc compile --format npz`")
 
 _HEADER, _REQUIRED = "program.json", ("rank_start", "spans", "kind")
 _MEMBERS = (_HEADER, *(f"{name}.npy" for name in (*_REQUIRED, *EVERY_COLUMN)))
-_INT8 = ("kind", "backward", "channel")
-_KINDS = {kind.name: kind for kind in InstructionKind}
+_KINDS = [kind.name for kind in InstructionKind]
 
 _MAGIC = b"\x93NUMPY\x01\x00"
 _ARRAY_HEADER = re.compile(
@@ -76,7 +67,7 @@ def program_to_npz(program: Program) -> bytes:
     """The program as the content of an .npz file."""
     file = BytesIO()
     kinds = [name for name in _KINDS if len(program.works) or name not in ("START", "JOIN")]
-    header = header_of(program, SCHEMA) | {"kinds": kinds}
+    header = header_of(program, SCHEMA.name) | {"kinds": kinds}
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=_LEVEL) as archive:
         with archive.open(_HEADER, "w") as member:
             member.write(compact(header).encode())
@@ -88,8 +79,7 @@ def program_to_npz(program: Program) -> bytes:
 
 def _arrays(program: Program) -> Iterator[tuple[str, Array]]:
     yield "rank_start", program.rank_start.astype("<i8")
-    spans = [[s.line, s.column, s.end_line, s.end_column] for s in program.spans]
-    yield "spans", np.array(spans, "<i4").reshape(-1, 4)
+    yield "spans", np.array(spans_of(program), "<i4").reshape(-1, 4)
     yield "kind", program.kind.astype("i1")
     for name in EVERY_COLUMN:
         column: Array = getattr(program, name)
@@ -121,7 +111,7 @@ def program_from_npz(content: bytes, file: str = "<npz>") -> Program:
         rows = int(rank_start[-1])
         spans = members.spans()
         columns = {"kind": members.kind(rows, kinds), **{name: members.column(name, rows) for name in EVERY_COLUMN}}
-    check_indexes(reader, "columns", columns, {"phase": len(header["phases"]), "span": len(spans)})
+    check_indexes(reader, "columns", columns, header["phases"], spans)
     return Program(**header, **columns, rank_start=rank_start, spans=spans)  # type: ignore[arg-type]
 
 
@@ -178,12 +168,8 @@ class _Members:
         with self._open(_HEADER) as member:
             text = member.read(_LARGEST_HEADER).decode()
         reader = JsonReader(Source(f"{self._reader.source.name}/{_HEADER}", text), SCHEMA)
-        fields = (*HEADER_FIELDS, "kinds")
-        top = reader.fields(reader.parse(), "", fields, identify=True, together=PLAN_FIELDS, optional=OPTIONAL_FIELDS)
-        names = [reader.string(name, f"kinds[{i}]") for i, name in enumerate(reader.items(top["kinds"], "kinds"))]
-        if unknown := [name for name in names if name not in _KINDS]:
-            reader.fail("kinds", f"{short(unknown[0])} is no kind of instruction", help=f"known: {', '.join(_KINDS)}")
-        return read_header(reader, top), np.array([_KINDS[name] for name in names], np.int8)
+        top, header = read_header(reader, ("kinds",))
+        return header, np.array(reader.words(top["kinds"], "kinds", _KINDS, "kind of instruction"), np.int8)
 
     def rank_start(self, ranks: int) -> Int64:
         starts = self._array("rank_start", (ranks + 1,)).astype(np.int64)
@@ -204,7 +190,7 @@ class _Members:
         return kinds[values]
 
     def column(self, name: str, rows: int) -> npt.NDArray[Any]:
-        dtype, limit = (np.int8, 1 << 7) if name in _INT8 else (np.int32, 1 << 31)
+        dtype, limit = (np.int8, 1 << 7) if name in INT8_COLUMNS else (np.int32, 1 << 31)
         if f"{name}.npy" not in self._names:
             return np.broadcast_to(np.array(-1, dtype), (rows,))
         values = self._array(name, (rows,))

@@ -118,6 +118,9 @@ COLUMNS = (
 EVERY_COLUMN = (*COLUMNS, "work")
 """The columns of any `Program` besides its ``kind``."""
 
+INT8_COLUMNS = ("kind", "backward", "channel")
+"""The columns whose values fit into 8 bits; others have 32."""
+
 
 def _no_work(kind: Int8) -> Int32:
     """[n] -1 for each of n instructions; takes no memory, and cannot be written."""

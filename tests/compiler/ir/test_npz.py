@@ -112,7 +112,7 @@ ENDLESS = npy(np.zeros(1, np.int8)).replace(b"(1,), }" + b" " * 11, b"(900000000
         (text('"version":3', '"version":4'), "S392", "version: 4 is not"),
         (text('"version":3', '"version":2'), "S393", "works: version 2 has works"),
         (text('"doc"', '"dox"'), "S393", "unknown field `dox`"),
-        (text('"WAIT"', '"JUMP"'), "S393", "kinds: 'JUMP' is no kind"),
+        (text('"WAIT"', '"JUMP"'), "S393", "kinds[8]: 'JUMP' is no kind"),
         (text('"kinds":["F",', '"kinds":['), "S393", "kind["),
         (put("kind.npy", npy(np.zeros(ROWS, np.uint8))), "S393", "kind: signed integers of at most 32 bits"),
         (put("stage.npy", npy(np.zeros(ROWS))), "S393", "stage: signed integers of at most 32 bits"),

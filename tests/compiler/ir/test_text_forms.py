@@ -208,7 +208,7 @@ def remove(*path: str | int) -> Callable[[dict[str, Any]], None]:
         (put("name", value=3), "S391", "name: a string"),
         (put("sizes", "P", value=1.5), "S391", "sizes[0]: 1.5 is not an integer"),
         (put("placement", "ranks", value=5), "S391", "streams: 4 streams for 5 ranks"),
-        (put("placement", "ranks", value=10**12), "S391", "placement.ranks[0]: 1000000000000 is not in"),
+        (put("placement", "ranks", value=10**12), "S391", "placement.ranks: 1000000000000 is not in"),
         (put("placement", "rank_of_stage", value=[[0, 1, 2, 4]]), "S391", "placement.rank_of_stage[0][3]: 4 is not in"),
         (put("placement", "rank_of_stage", value=[]), "S391", "placement.rank_of_stage: every pipe"),
         (put("placement", "first_microbatch", value=[0, 0]), "S391", "placement.first_microbatch: 0 and 1 ascending"),

@@ -1,6 +1,6 @@
-"""The value of a plan as JSON takes it: an object of the fields that say something, and back with every check of types.
+"""Values of frozen dataclasses as JSON takes them, such as a plan, and back with every check of types.
 
-A field that has its default is left out. An enumeration is its word, a tuple a list, another value an object.
+An object leaves out fields that have their default. An enumeration is its word, a tuple a list.
 """
 
 from __future__ import annotations
@@ -8,20 +8,18 @@ from __future__ import annotations
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from functools import cache
-from math import isfinite
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from schedc.ir.json_reader import JsonReader, short
-from schedc.ir.plan import Plan
 
-_LARGEST = 2**63
+_LARGEST, _LARGEST_FLOAT = 2**63, 2.0**100
 _LONGEST = 2**20
 """The most elements of a list."""
 
 
 def fields_of(value: Any) -> Any:
-    """A value of a plan as JSON takes it."""
+    """A value as JSON takes it."""
     if isinstance(value, Enum):
         return value.value
     kind: Any = type(value)
@@ -29,12 +27,6 @@ def fields_of(value: Any) -> Any:
         said = ((name, getattr(value, name), default) for name, (_, default) in names.items())
         return {name: fields_of(own) for name, own, default in said if own != default}
     return [fields_of(item) for item in value] if isinstance(value, tuple) else value
-
-
-def read_plan_fields(reader: JsonReader, value: Any, path: str) -> Plan:
-    """The plan of these fields. Unknown ones, and values of a wrong type, are failures at their path."""
-    plan: Plan = _read(reader, Plan, value, path)
-    return plan
 
 
 @cache
@@ -49,18 +41,19 @@ def _fields(kind: Any) -> dict[str, tuple[Any, Any]]:
     return {}
 
 
-def _read(reader: JsonReader, kind: Any, value: Any, path: str) -> Any:
+def read_value(reader: JsonReader, kind: Any, value: Any, path: str) -> Any:
+    """The value of a type. Unknown fields, and values of a wrong type, fail at their path."""
     if get_origin(kind) is UnionType:
         (kind,) = (each for each in get_args(kind) if each is not NoneType)
     if get_origin(kind) is tuple:
         items = reader.items(value, path)
         if len(items) > _LONGEST:
             reader.fail(path, f"more than {_LONGEST} elements")
-        return tuple(_read(reader, get_args(kind)[0], item, f"{path}[{i}]") for i, item in enumerate(items))
+        return tuple(read_value(reader, get_args(kind)[0], item, f"{path}[{i}]") for i, item in enumerate(items))
     if known := _fields(kind):
         needed = [name for name, (_, default) in known.items() if default is MISSING]
         given = reader.fields(value, path, needed, optional=known)
-        return kind(**{name: _read(reader, known[name][0], own, f"{path}.{name}") for name, own in given.items()})
+        return kind(**{name: read_value(reader, known[name][0], own, f"{path}.{name}") for name, own in given.items()})
     if issubclass(kind, Enum):
         words = [each.value for each in kind]
         if value not in words:
@@ -78,7 +71,7 @@ def _plain(reader: JsonReader, kind: type, value: Any, path: str) -> Any:
             reader.fail(path, "true or false is expected")
         return value
     if kind is int:
-        return reader.integers([value], path, 0, _LARGEST)[0]
-    if type(value) not in (int, float) or not isfinite(value) or value < 0:
+        return reader.integer(value, path, 0, _LARGEST)
+    if type(value) not in (int, float) or not 0 <= value < _LARGEST_FLOAT:
         reader.fail(path, f"{short(value)} is no number from 0")
     return float(value)
