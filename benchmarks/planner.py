@@ -9,7 +9,7 @@ Elaborating the orders and finding their dependencies is included. Schedules who
 no order to share, and are left out.
 ``bound``: bounds of every legal plan of the 718B model on 6,144 devices, in the standard and in the wide space. What
 plans share, the parts of the model and what schedules claim, is included. The rate is that of the slower space.
-``delays``: simulations from inside of cells under given delays, by `simulate_messages_batch`.
+``delays``: simulations from inside of cells under given delays, by `message_makespans`.
 ``floors``: steps below which no order inside the cells brings a schedule, by `floor_batch`.
 ``peaks``: peaks of memory of every rank, by `PeakCounts`.
 ``price``: `price_plan` of one plan of deepseek-v3 by `dualpipev` on 16 ranks.
@@ -54,7 +54,7 @@ from schedc.step.costs.batch import CostBatch
 from schedc.step.costs.costs import Costs
 from schedc.step.dependencies import Dependencies
 from schedc.step.memory import measure_memory
-from schedc.step.message_batch import simulate_messages_batch
+from schedc.step.messages import message_makespans
 from schedc.step.peak_counts import PeakCounts
 from schedc.step.timeline import simulate
 from schedc.syntax.tree import ScheduleTree
@@ -192,11 +192,11 @@ def measure_delays(_arguments: argparse.Namespace) -> Facts:
         latency = rng.uniform(0, 1, 2048)
         spent = {}
         for count in (2048, 16, 1):
-            outcomes, spent[count] = fastest(
-                partial(simulate_messages_batch, cells, kind, delay[..., :count], latency[:count])
+            makespans, spent[count] = fastest(
+                partial(message_makespans, cells, kind, delay[..., :count], latency[:count])
             )
         alone = simulate_messages(cells, np.zeros(len(cells)), delay[kind, :, :, 0], latency[0])
-        if alone.makespan != outcomes.makespan[0]:
+        if alone.makespan != makespans[0]:
             raise SystemExit(f"{name}: a simulation among many differs from the same one alone")
         rows[name] = {"per_s": 2048 / spent[2048], "ms_of_16": spent[16] * 1e3, "ms_of_1": spent[1] * 1e3}
     return {"delays": rows}

@@ -13,7 +13,6 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from schedc.exact.cone import Cone, Vector, dot, minus
 from schedc.exact.space import Space
@@ -152,11 +151,8 @@ class Simulations:
         if vector in self._ends:
             return self._ends[vector]
         by_class, latency = [dot(form, vector) for form in self.durations], dot(self.latency, vector)
-        if self._fits([vector]):
-            duration = np.array(by_class, np.float64)[self.classes]
-            times: tuple[Any, Any] = run_durations(self.dependencies, duration, float(latency))
-        else:
-            times = _integer_times(self.dependencies, np.array(by_class, object)[self.classes], latency)
+        exact = np.float64 if self._fits([vector]) else object
+        times = run_durations(self.dependencies, np.array(by_class, exact)[self.classes], latency)
         if len(self._ends) >= 8:  # one is as long as the schedule
             self._ends.pop(next(iter(self._ends)))
         self._ends[vector] = times
@@ -199,24 +195,6 @@ class Simulations:
             if count:
                 total = [t + count * c for t, c in zip(total, form, strict=True)]
         return tuple(total)
-
-
-def _integer_times(dependencies: Dependencies, duration: npt.NDArray[Any], latency: int) -> tuple[list[int], list[int]]:
-    """[cells] start and end of every cell, in Python's integers."""
-    count = len(dependencies)
-    start, end = [0] * count, [0] * count
-    previous, producers, remote = (
-        dependencies.previous.tolist(),
-        dependencies.producers.tolist(),
-        dependencies.remote.tolist(),
-    )
-    for cell in dependencies.levels.order.tolist():
-        begin = end[previous[cell]] if previous[cell] >= 0 else 0
-        for row in (0, 1):
-            if (producer := producers[row][cell]) >= 0:
-                begin = max(begin, end[producer] + latency * remote[row][cell])
-        start[cell], end[cell] = begin, begin + duration[cell]
-    return start, end
 
 
 @dataclass(frozen=True, eq=False)

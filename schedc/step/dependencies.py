@@ -13,7 +13,7 @@ from schedc.ir.arrays import Bools, Int32, Int64, reduceat, repeat
 from schedc.ir.op_tables import BACKWARD
 from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Schedule
-from schedc.step.numba_kernels import Kernels, kernels
+from schedc.step.numba_kernels import Compile, kernels, lockstep
 
 _NUMPY_ROUND = 3.3e-6
 """Seconds that numpy takes for a round of all ranks, roughly: what decides whether to load the compiled loop."""
@@ -206,11 +206,11 @@ def _lockstep(dependencies: Dependencies) -> Levels:
     return Levels(order, np.concatenate([[0], np.cumsum(counts)]), of, stuck)
 
 
-def _compiled_lockstep(loops: Kernels, dependencies: Dependencies) -> Levels:
+def _compiled_lockstep(loops: Compile, dependencies: Dependencies) -> Levels:
     cells = len(dependencies)
     order, of, start = np.empty(cells, np.int32), np.full(cells, -1, np.int32), np.zeros(cells + 1, np.int64)
     head = dependencies.rank_start[:-1].copy()
-    rounds = loops.lockstep(dependencies.producers, dependencies.rank_start, order, of, start, head)
+    rounds = loops(lockstep)(dependencies.producers, dependencies.rank_start, order, of, start, head)
     start = start[: rounds + 1].copy()
     stuck = head[head < dependencies.rank_start[1:]].astype(np.int32)
     return Levels(order[: start[-1]], start, of, stuck)

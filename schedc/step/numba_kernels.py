@@ -7,14 +7,13 @@ add and compare the same float64 values in the same order.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from schedc.ir.compiled import IMPORT_SECONDS, compile_seconds, jit
+from schedc.ir.compiled import IMPORT_SECONDS, called_from_loops, compile_seconds, jit
 
 _COMPILE_SECONDS = 13.0
 """What compiling them costs, once on a machine: numba keeps the machine code on disk."""
@@ -22,35 +21,18 @@ _COMPILE_SECONDS = 13.0
 _CALL_SECONDS = 1e-4
 """The compiled loops, once they are loaded."""
 
-RANK, FIRST, SECOND, OUT, COST, FRESH = range(6)
-"""Columns of the table that `advance` walks; a row is a step.
+MAX, MEET, PACE = range(3)
+"""Kinds of instructions of a walk (`schedc.step.walk`)."""
 
-RANK: the step's rank. FIRST, SECOND: the rows of the outputs that it waits for, or -1. OUT: the row that keeps its own
-end, or -1. COST: its row of durations. FRESH: 1 for the first step of a rank.
-"""
+Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
+"""Gives the compiled form of a loop, each once."""
 
-
-def _interpreted(function: Callable[..., Any]) -> Callable[..., Any]:
-    return function
-
-
-@dataclass(frozen=True)
-class Kernels:
-    """The compiled loops of the analyses, and ``jit``, which compiles those of others (each once)."""
-
-    lockstep: Any
-    assign_rows: Any
-    advance: Any
-    ends: Any
-    jit: Callable[[Callable[..., Any]], Callable[..., Any]] = _interpreted
-
-
-_loaded: list[Kernels | None] = []
+_loaded: list[Compile | None] = []
 _left_to_numpy = [0.0]
 
 
-def kernels(numpy_seconds: float) -> Kernels | None:
-    """The compiled loops if they are worth it for work that numpy does in about ``numpy_seconds`` seconds.
+def kernels(numpy_seconds: float) -> Compile | None:
+    """What compiles loops, if they are worth it for work that is done without in about ``numpy_seconds`` seconds.
 
     Before the loops are loaded, such work adds up over the calls. A process that has left as much to numpy as loading
     costs will have more work of this kind. That process spends at most twice what the better choice would have cost.
@@ -73,11 +55,12 @@ def _compile_seconds() -> float:
 
 
 @cache
-def load() -> Kernels | None:
-    """The compiled loops, None without numba. The machine code is kept on disk where a folder can be written."""
-    if (compiled := jit()) is None:
-        return None
-    return Kernels(compiled(lockstep), compiled(assign_rows), compiled(advance), compiled(ends), compiled)
+def load() -> Compile | None:
+    """What compiles loops, None without numba. The machine code is kept on disk where a folder can be written."""
+    compiled = jit()
+    if compiled:
+        called_from_loops(meet)
+    return compiled
 
 
 def lockstep(producers: Any, rank_start: Any, order: Any, level: Any, start: Any, head: Any) -> int:
@@ -109,89 +92,131 @@ def lockstep(producers: Any, rank_start: Any, order: Any, level: Any, start: Any
         start[rounds] = ran
 
 
-def assign_rows(waits: Any, last_use: Any, table: Any, rows: int) -> int:
-    """Fills FIRST, SECOND and OUT of ``table`` with rows that are used again once nobody waits for what they hold.
+def one_column(op: Any, first: Any, source: Any, lag: Any, add: Any, lags: Any, adds: Any, value: Any) -> None:
+    """Runs a walk under one column: arrays, or lists where the loop is interpreted. A MEET is of one rank.
 
-    waits: [n, 2] steps, -1 where none; last_use: [n] the last step that waits for it, -1 where none does.
-    rows: the first free row. Gives the number of rows in all.
+    value: [n + 1], filled in but for the last, which is 0.
     """
-    free = np.empty(waits.shape[0], np.int64)
-    count = 0
-    for step in range(waits.shape[0]):
-        if last_use[step] >= 0:
-            if count:
-                count -= 1
-                table[step, OUT] = free[count]
-            else:
-                table[step, OUT] = rows
-                rows += 1
+    for i in range(len(op)):
+        low, high = first[i], first[i + 1]
+        time = value[source[low]] + lags[lag[low]]
+        for j in range(low + 1, high):
+            if lag[j] >= 0:
+                other = value[source[j]] + lags[lag[j]]
+                time = other if other > time else time
+        own = add[i]
+        if op[i] == 2:  # PACE. Lanes were started before, so that each is busy until its end, and a round ends one.
+            left = adds[own]
+            while True:
+                pace, until = 1.0, np.inf
+                for j in range(low + 1, high):
+                    if lag[j] < 0 and lags[~lag[j]] > 0 and value[source[j]] > time:
+                        pace += lags[~lag[j]]
+                        until = min(until, value[source[j]])
+                if until - time >= left * pace:
+                    break
+                left -= (until - time) / pace
+                time = until
+            time += left * pace
+        elif own >= 0 and op[i] == 0:
+            time += adds[own]
+        value[i] = time
+
+
+def chains(first: Any, source: Any, level: Any) -> None:
+    """Fills ``level``, [n]: the longest chain of instructions before each."""
+    for i in range(len(level)):
+        longest = 0
+        for j in range(first[i], first[i + 1]):
+            if source[j] >= 0 and level[source[j]] >= longest:
+                longest = level[source[j]] + 1
+        level[i] = longest
+
+
+def assign_rows(first: Any, source: Any, last: Any, out: Any) -> int:
+    """Fills ``out``, [n], with a row for each value until its last reader; gives the number of rows.
+
+    last: [n] the last input that reads each instruction, -1 where none does. Row 0 is left out. An instruction takes
+    the row of its first input, if it is the last to read it. No other input's row is written by its reader.
+    """
+    free = np.empty(out.size, np.int64)
+    count, rows = 0, 1
+    for i in range(out.size):
+        low, high = first[i], first[i + 1]
+        if source[low] >= 0 and last[source[low]] == low:
+            out[i] = out[source[low]]
+            low += 1
+        elif count:
+            count -= 1
+            out[i] = free[count]
         else:
-            table[step, OUT] = -1
-        for column in range(2):
-            producer = waits[step, column]
-            table[step, FIRST + column] = table[producer, OUT] if producer >= 0 else -1
-        # given back after this step has its own row: no step reads the row that it writes
-        for column in range(2):
-            producer = waits[step, column]
-            again = column == 1 and producer == waits[step, 0]  # two halves of a pair that wait for two of one pair
-            if producer >= 0 and last_use[producer] == step and not again:
-                free[count] = table[producer, OUT]
+            out[i] = rows
+            rows += 1
+        for j in range(low, high):
+            if source[j] >= 0 and last[source[j]] == j:
+                free[count] = out[source[j]]
                 count += 1
+        if last[i] < 0:
+            free[count] = out[i]
+            count += 1
     return rows
 
 
-def advance(table: Any, duration: Any, latency: Any, value: Any, begin: Any, end: Any) -> None:
-    """Runs every step under K cost vectors, as many at a time as ``value`` is wide.
+def meet(time: Any, sets: Any, out: Any) -> None:
+    """Fills ``out``, [K], with the latest time in the set of each column. time, sets: [K]."""
+    latest = np.full(time.size, -np.inf)
+    for k in range(time.size):
+        latest[sets[k]] = max(latest[sets[k]], time[k])
+    for k in range(time.size):
+        out[k] = latest[sets[k]]
 
-    table: [n, 6]; duration: [classes, K]; latency: [K]; value: [rows, width] work space, the first P rows for when
-    each rank is free. Filled in: begin, end: [P, K] start of each rank's first step and end of its last.
+
+def run_columns(
+    op: Any, first: Any, source: Any, lag: Any, add: Any, out: Any, watch: Any, lags: Any, adds: Any, sets: Any,
+    value: Any, answer: Any,
+) -> None:  # fmt: skip
+    """Runs a walk under K columns, as many at a time as ``value`` is wide. A MAX has one input to three.
+
+    source: [m], out: [n] rows of inputs and values; watch: [n] row of the answer, or -1. Filled in: answer [watched,
+    K]. value: [rows, width] work space; row 0 is zero. A value that takes the row of its first input has its own loop:
+    else the compiler does not vectorize.
     """
-    ranks, total, width = end.shape[0], latency.size, value.shape[1]
-    spent, delay = np.empty((duration.shape[0], width)), np.empty(width)
-    for low in range(0, total, width):
-        count = min(width, total - low)
-        spent[:, :count] = duration[:, low : low + count]
-        delay[:count] = latency[low : low + count]
-        value[:ranks, :count] = 0.0
-        for step in range(table.shape[0]):
-            rank, first, second = table[step, 0], table[step, 1], table[step, 2]
-            out, cost, fresh = table[step, 3], table[step, 4], table[step, 5]
-            if second >= 0:
+    width = value.shape[1]
+    later, more = np.zeros((lags.shape[0], width)), np.zeros((adds.shape[0] + 1, width))
+    for begin in range(0, answer.shape[1], width):
+        count = min(width, answer.shape[1] - begin)
+        later[:, :count] = lags[:, begin : begin + count]
+        more[:-1, :count] = adds[:, begin : begin + count]
+        for i in range(op.size):
+            low, high, r, d = first[i], first[i + 1], out[i], add[i]
+            p, f = source[low], lag[low]
+            if op[i] == 1:
+                meet(value[p, :count], sets[d], value[r])
+            elif high - low == 1 and f == 0 and r == p:
                 for k in range(count):
-                    a, b, c = value[first, k], value[second, k], value[rank, k]
-                    a = (a if a > b else b) + delay[k]
-                    value[rank, k] = a if a > c else c
-            elif first >= 0:
+                    value[r, k] += more[d, k]
+            elif high - low == 1:
                 for k in range(count):
-                    a, c = value[first, k] + delay[k], value[rank, k]
-                    value[rank, k] = a if a > c else c
-            if fresh:
-                begin[rank, low : low + count] = value[rank, :count]
-            if out >= 0:
-                for k in range(count):
-                    t = value[rank, k] + spent[cost, k]
-                    value[rank, k] = t
-                    value[out, k] = t
+                    value[r, k] = value[p, k] + later[f, k] + more[d, k]
+            elif high - low == 2:
+                q, g = source[low + 1], lag[low + 1]
+                if r == p:
+                    for k in range(count):
+                        a, b = value[r, k] + later[f, k], value[q, k] + later[g, k]
+                        value[r, k] = (a if a > b else b) + more[d, k]
+                else:
+                    for k in range(count):
+                        a, b = value[p, k] + later[f, k], value[q, k] + later[g, k]
+                        value[r, k] = (a if a > b else b) + more[d, k]
             else:
-                for k in range(count):
-                    value[rank, k] += spent[cost, k]
-        end[:, low : low + count] = value[:ranks, :count]
-
-
-def ends(
-    order: Any, previous: Any, producers: Any, remote: Any, duration: Any, latency: float, start: Any, end: Any
-) -> None:
-    """Fills ``start`` and ``end``, [cells], in an order in which every cell comes after all that it waits for.
-
-    order, previous, duration: [cells]; producers, remote: [2, cells]; -1 where a cell waits for nothing.
-    """
-    for step in range(order.size):
-        cell = order[step]
-        begin = end[previous[cell]] if previous[cell] >= 0 else 0.0
-        for row in range(2):
-            producer = producers[row, cell]
-            if producer >= 0:
-                arrival = end[producer] + latency if remote[row, cell] else end[producer]
-                begin = arrival if arrival > begin else begin
-        start[cell] = begin
-        end[cell] = begin + duration[cell]
+                q, g, u, h = source[low + 1], lag[low + 1], source[low + 2], lag[low + 2]
+                if r == p:
+                    for k in range(count):
+                        a, b, c = value[r, k] + later[f, k], value[q, k] + later[g, k], value[u, k] + later[h, k]
+                        value[r, k] = max(a, b if b > c else c) + more[d, k]
+                else:
+                    for k in range(count):
+                        a, b, c = value[p, k] + later[f, k], value[q, k] + later[g, k], value[u, k] + later[h, k]
+                        value[r, k] = max(a, b if b > c else c) + more[d, k]
+            if watch[i] >= 0:
+                answer[watch[i], begin : begin + count] = value[r, :count]

@@ -304,7 +304,7 @@ def run_with_works(
     times, free = np.zeros((3, len(placed))), np.zeros((ranks, len(WorkLane) + 1))
     disturbing = np.asarray(slowdown if np.any(slowdown > 0) else _UNDISTURBED, np.float64)
     loop = kernels(cells * _PYTHON_CELL)
-    (loop.jit(_run) if loop else _run)(
+    (loop(_run) if loop else _run)(
         dependencies.levels.order, dependencies.rank, dependencies.previous, dependencies.producers,
         dependencies.remote, duration, latency, first, events.work, events.joins, events.place >= WorkPlace.CAME,
         placed.queue, time, disturbing, free, start, end, *times,

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import numpy as np
 
-from schedc.diagnostics import CompilerBug
 from schedc.ir.arrays import Floats, Int64
 from schedc.ir.ops import OpKind
 from schedc.ir.recomputed import recomputed_ops
@@ -15,11 +13,9 @@ from schedc.ir.schedule import Schedule
 from schedc.step.cell_durations import cell_groups, durations_of
 from schedc.step.costs.costs import Costs, StageCosts
 from schedc.step.dependencies import Dependencies, reduce_by_rank
-from schedc.step.numba_kernels import kernels
+from schedc.step.lowering import closed_cells
 from schedc.step.ratios import idle, ratios, span_ratios
-
-_NUMPY_LEVEL = 3.4e-6
-"""Seconds that numpy takes for a level, roughly: what decides whether to load the compiled loop."""
+from schedc.step.walk import Numbers, run
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +101,7 @@ def simulate(schedule: Schedule, costs: Costs | None = None, dependencies: Depen
     known = dependencies or Dependencies.of(schedule)
     stage_costs = (costs or Costs()).resolved(schedule.stages)
     duration = durations(known, stage_costs)
-    _, end = run_durations(known, duration, stage_costs.p2p)
+    end = _ends(known, duration, stage_costs.p2p)
     return timeline_of(known, duration, end, _arrivals(known, end, stage_costs.p2p))
 
 
@@ -153,47 +149,29 @@ def durations(dependencies: Dependencies, costs: StageCosts) -> Floats:
     return result
 
 
-def run_durations(dependencies: Dependencies, duration: Floats, latency: float) -> tuple[Floats, Floats]:
-    """[cells] start and end of every cell; duration: [cells].
-
-    Runs level by level, or cell by cell where that loop is compiled.
-    """
-    levels = dependencies.levels
-    order, cells = levels.order, len(dependencies)
-    if levels.stuck.size:
-        raise CompilerBug("timeline", f"a schedule with a deadlock, at cells {levels.stuck[:4]}")
-    if loops := kernels(len(levels) * _NUMPY_LEVEL):
-        start, end = np.empty(cells), np.empty(cells)
-        known = dependencies
-        loops.ends(order, known.previous, known.producers, known.remote, duration, latency, start, end)
-        return start, end
-    position = np.empty(cells + 1, np.intp)
-    position[order] = np.arange(cells)
-    position[-1] = cells  # where "nothing to wait for" is: it ended at 0
-    waits = position[np.stack([dependencies.previous, *dependencies.producers])[:, order]]
-    delay = dependencies.remote[:, order] * latency if latency else None
-    spent = duration[order]
-    start, end = np.empty(cells), np.zeros(cells + 1)
-    for low, high in pairwise(levels.start.tolist()):
-        arrival = end.take(waits[:, low:high])
-        if delay is not None:
-            arrival[1:] += delay[:, low:high]
-        begin = np.maximum.reduce(arrival, axis=0, out=start[low:high])
-        np.add(begin, spent[low:high], out=end[low:high])
-    place = position[:-1]
-    return start[place], end[place]
+def run_durations(dependencies: Dependencies, duration: Numbers, latency: float) -> tuple[Numbers, Numbers]:
+    """[cells] start and end of every cell; duration: [cells], floats or Python's integers. latency: of a message."""
+    end = _ends(dependencies, duration, latency)
+    return np.maximum.reduce(_arrivals(dependencies, end, latency)), end
 
 
-def _arrivals(dependencies: Dependencies, end: Floats, latency: float) -> Floats:
+def _ends(dependencies: Dependencies, duration: Numbers, latency: float) -> Numbers:
+    cells = closed_cells(dependencies)
+    end: Numbers = run(cells.walk, np.array([[0], [latency]], duration.dtype), duration[:, None])[cells.end, 0]
+    return end
+
+
+def _arrivals(dependencies: Dependencies, end: Numbers, latency: float) -> Numbers:
     """[3, cells] when the rank is free and when each of the two producers' outputs is there; 0 where none."""
-    arrival = np.zeros((3, len(dependencies)))
-    for row, (waits, delay) in enumerate(
+    arrival = np.zeros((3, len(dependencies)), end.dtype)
+    after = np.array([0, latency], end.dtype)
+    for row, (waits, far) in enumerate(
         zip((dependencies.previous, *dependencies.producers), (None, *dependencies.remote), strict=True)
     ):
         there = np.flatnonzero(waits >= 0)
         arrival[row, there] = end[waits[there]]
-        if delay is not None and latency:
-            arrival[row] += delay * latency
+        if far is not None and latency:
+            arrival[row] += after[far.astype(np.int8)]
     return arrival
 
 

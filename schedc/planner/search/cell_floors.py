@@ -21,7 +21,7 @@ from schedc.planner.price.graphs import planned_graphs
 from schedc.planner.price.part_table import PartTable
 from schedc.step.cells.cell_forms import OpOnStage, stage_forms
 from schedc.step.dependencies import Dependencies
-from schedc.step.message_batch import simulate_messages_batch
+from schedc.step.messages import message_makespans
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +51,7 @@ class CellFloors:
             alike = [plans[number] for number in numbers]
             delay[..., numbers] = self._delays(alike, cells.forms, self._graphs(alike[0]))
         p2p = plans[0].table.p2p[[planned.row for planned in plans]]
-        return simulate_messages_batch(order, cells.form, delay, p2p).makespan
+        return message_makespans(order, cells.form, delay, p2p)
 
     def with_program(self, planned: PlannedStep, order: Dependencies) -> float:
         """Seconds that the pipeline of a plan takes at least, where one kind of pairs runs the program of its price.
@@ -72,7 +72,7 @@ class CellFloors:
             delay[[each == most for each in ops]] = program_delays(cell_program(*cell, costs), *cell[1:], costs)[
                 ..., None
             ]
-        return float(simulate_messages_batch(order, cells.form, delay, planned.table.p2p[[row]]).makespan[0])
+        return float(message_makespans(order, cells.form, delay, planned.table.p2p[[row]])[0])
 
     def _graphs(self, planned: PlannedStep) -> tuple[StageShape, ...]:
         if (key := _graphs_key(planned)) not in self.graphs:

@@ -11,10 +11,10 @@ from schedc.cell.cost_batch import CellCostBatch
 from schedc.cell.costs import CellCosts
 from schedc.cell.graph import StageShape
 from schedc.cell.tasks import tasks_of
-from schedc.ir.arrays import Floats, Int64
+from schedc.ir.arrays import Floats
 from schedc.step.cells.cell_forms import CellForm, cell_forms
 from schedc.step.dependencies import Dependencies
-from schedc.step.message_batch import MessageOutcomes, simulate_messages_batch
+from schedc.step.messages import message_makespans
 
 
 def floor_batch(
@@ -29,28 +29,13 @@ def floor_batch(
     shapes, recomputed: [stages] graphs, as there. costs: of segments and exchanges, all with the same names.
     p2p: [K] latency of a message between ranks, by default 0. All times, and the floors, are in one unit.
     """
-    return floor_outcomes(dependencies, shapes, costs, p2p, recomputed).makespan
-
-
-def floor_outcomes(
-    dependencies: Dependencies,
-    shapes: Sequence[StageShape],
-    costs: CellCostBatch | Sequence[CellCosts],
-    p2p: Floats | None = None,
-    recomputed: Sequence[StageShape] | None = None,
-    watch: Int64 | None = None,
-) -> MessageOutcomes:
-    """What `floor_batch` simulates. p2p: [K] as there; watch: cells whose ends are asked for.
-
-    No program lets a cell end earlier. Times are in the unit of ``costs``.
-    """
     batch = costs if isinstance(costs, CellCostBatch) else CellCostBatch.of(costs)
     known = cell_forms(dependencies, tuple(shapes), tuple(recomputed or shapes))
     delay = np.empty((len(known.forms), 3, 3, len(batch)))
     for of, form in zip(delay, known.forms, strict=True):
         of[:] = form_bounds(form, batch)
     latency = np.zeros(len(batch)) if p2p is None else p2p
-    return simulate_messages_batch(dependencies, known.form, delay, latency, watch)
+    return message_makespans(dependencies, known.form, delay, latency)
 
 
 def form_bounds(form: CellForm, costs: CellCostBatch) -> Floats:

@@ -186,7 +186,7 @@ def _posts(cells: Dependencies, messages: Messages, by_end: Int32) -> _Posts:
     rank_start = np.concatenate([[0], np.cumsum(counts)])
     if compiled := kernels(len(messages) * _NUMPY_MESSAGE):
         post, gap = np.empty((2, 2 * len(messages)), np.int32)
-        compiled.jit(loops.place_posts)(
+        compiled(loops.place_posts)(
             by_end, cells.rank, cells.rank_start, messages.producer, messages.consumer, LOOKAHEAD,
             rank_start[:-1].copy(), post, gap,
         )  # fmt: skip
@@ -215,7 +215,7 @@ def _batches(cells: Dependencies, messages: Messages, posts: _Posts, start: Floa
     place, follows = posts.by_message()
     rounding = 1e-9 * end.max(initial=0.0)
     if compiled := kernels(len(messages) * _NUMPY_MESSAGE):
-        compiled.jit(loops.join)(
+        compiled(loops.join)(
             messages.producer, messages.consumer, place, follows, start, end, p2p, rounding, posts.gap, batch
         )
         return batch
@@ -264,7 +264,7 @@ def _send_waits(cells: Dependencies, messages: Messages, number: Int32, orders: 
     compiled = kernels(len(messages) * _NUMPY_MESSAGE)
     for order in orders:
         if compiled:
-            compiled.jit(loops.place_send_waits)(order, cells.rank, cells.rank_start, number, messages.producer, gap)
+            compiled(loops.place_send_waits)(order, cells.rank, cells.rank_start, number, messages.producer, gap)
             continue
         taken = by_cell.take(order, axis=0).ravel()
         message = taken[taken >= 0]
@@ -298,7 +298,7 @@ def _streams(cells: Dependencies, number: Int32, posts: _Posts, send_wait: Int32
     kind, thing = np.full(rows, InstructionKind.WAIT, np.int8), np.empty(rows, np.int32)
     if compiled := kernels(messages * _NUMPY_MESSAGE):
         rank_start = np.zeros(ranks + 1, np.int64)
-        compiled.jit(loops.fill)(
+        compiled(loops.fill)(
             cells.rank_start, number, compute, posts.post, posts.gap, waiting, send_wait, reduced, kind, thing,
             rank_start,
         )  # fmt: skip

@@ -105,7 +105,7 @@ def _merged(program: Program, events: Events) -> tuple[Int64, Int8]:
     kinds = np.empty(len(program) + own.size, np.int8)
     if loop := kernels(len(program) * _NUMPY_ROW):
         slot = np.empty(own.size, np.int64)
-        loop.jit(loops.place_events)(
+        loop(loops.place_events)(
             program.kind, program.rank_start, _PLACE_OF, events.gap, place, own, slot, kinds
         )  # fmt: skip
         return slot, kinds

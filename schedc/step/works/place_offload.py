@@ -180,8 +180,7 @@ class MoveChoice:
 
 def compiled(cells: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """What makes of a loop over so many cells the function to call: the compiled one where that is worth it."""
-    loop = kernels(cells * _PYTHON_CELL)
-    return (lambda function: function) if loop is None else loop.jit
+    return kernels(cells * _PYTHON_CELL) or (lambda function: function)
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,10 +10,8 @@ import pytest
 from schedc.cell import CellCosts, SegmentTimes, StageShape, stage_shape
 from schedc.cell.cost_batch import CellCostBatch
 from schedc.diagnostics import CompilerBug
-from schedc.elaborate import elaborate
-from schedc.load.library import open_schedule
 from schedc.step.cells.cell_pricing import price
-from schedc.step.cells.floors import floor_batch, floor_outcomes
+from schedc.step.cells.floors import floor_batch
 from schedc.step.dependencies import Dependencies
 from support.random_schedules import random_schedule, with_recomputation
 
@@ -73,16 +71,6 @@ def test_a_floor_with_graphs_for_recomputations() -> None:
     cost = random_costs(rng)
     floors = floor_batch(cells, plain, [cost], recomputed=recomputed)
     assert floors.tolist() == [price(cells, plain, cost, recomputed=recomputed).floor]
-
-
-def test_cells_that_are_asked_for_end_no_sooner_than_their_floor() -> None:
-    """The last backward of each stage of a DualPipeV, behind which its gradients may leave."""
-    cells = Dependencies.of(elaborate(open_schedule("dualpipev"), {"P": 2, "M": 6}))
-    shapes, cost = [stage_shape(["moe"])] * 4, random_costs(np.random.default_rng(1))
-    last = cells.rank_start[1:] - 1
-    watched = floor_outcomes(cells, shapes, [cost], watch=last).watched[:, 0]
-    assert (watched <= price(cells, shapes, cost).late_wait.end[last] * (1 + 1e-12)).all()
-    assert watched.max() == floor_batch(cells, shapes, [cost])[0]
 
 
 def test_costs_with_other_names_are_our_fault() -> None:

@@ -14,16 +14,17 @@ from schedc.elaborate import elaborate
 from schedc.ir.arrays import Floats, Int64
 from schedc.ir.placement import linear
 from schedc.load.library import open_schedule
-from schedc.step import message_batch
+from schedc.step import messages, walk
 from schedc.step import numba_kernels as compiled
 from schedc.step.cells.cell_pricing import simulate_messages
 from schedc.step.dependencies import Dependencies
-from schedc.step.message_batch import MessageOutcomes, simulate_messages_batch
+from schedc.step.lowering import lower
+from schedc.step.messages import message_makespans
 from support import orders
 from support.random_schedules import random_schedule
 
 STUCK = ["0F0 0F1 0B1 0B0", "1F0 1B0 1F1 1B1", "2F1 2B1 2F0 2B0"]
-LOOPS = compiled.load() or compiled.Kernels(compiled.lockstep, compiled.assign_rows, compiled.advance, compiled.ends)
+LOOPS = compiled.load() or (lambda loop: loop)
 
 
 def random_costs(seed: int, cells: int, K: int) -> tuple[Int64, Floats, Floats]:
@@ -36,12 +37,12 @@ def random_costs(seed: int, cells: int, K: int) -> tuple[Int64, Floats, Floats]:
     return rng.integers(0, kinds, cells), delay, rng.uniform(0, 1, K) * (seed % 3 > 0)
 
 
-def in_each_way(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> list[MessageOutcomes]:
-    found = []
+def in_each_way(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> list[Floats]:
+    makespans = []
     for loops in (None, LOOPS):
-        monkeypatch.setattr(message_batch, "kernels", lambda _seconds, loops=loops: loops)
-        found.append(simulate_messages_batch(*arguments))  # type: ignore[arg-type]
-    return found
+        monkeypatch.setattr(walk, "kernels", lambda _seconds, loops=loops: loops)
+        makespans.append(message_makespans(*arguments))  # type: ignore[arg-type]
+    return makespans
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -49,51 +50,41 @@ def test_many_costs_give_what_each_gives_alone(seed: int, monkeypatch: pytest.Mo
     cells = Dependencies.of(random_schedule(seed))
     K = 300 if seed % 5 == 0 else 3  # more than run at a time
     kind, delay, latency = random_costs(seed, len(cells), K)
-    watch = np.random.default_rng(seed).permutation(len(cells))[:4]
-    numpy_way, compiled_way = in_each_way(monkeypatch, cells, kind, delay, latency, watch)
+    numpy_way, compiled_way = in_each_way(monkeypatch, cells, kind, delay, latency)
     for k in range(0, K, 1 + K // 7):
         alone = simulate_messages(cells, np.zeros(len(cells)), delay[kind, :, :, k], latency[k])
-        for outcomes in (numpy_way, compiled_way):
-            assert outcomes.makespan[k] == alone.makespan
-            assert outcomes.watched[:, k].tolist() == alone.end[watch].tolist()
-    assert numpy_way.end.tobytes() == compiled_way.end.tobytes()
+        assert numpy_way[k] == alone.makespan
+    assert numpy_way.tobytes() == compiled_way.tobytes()
 
 
 def test_numpy_takes_many_costs_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     cells = Dependencies.of(elaborate(open_schedule("dualpipev"), {"P": 2, "M": 6}))
     kind, delay, latency = random_costs(4, len(cells), 10)
-    whole, _ = in_each_way(monkeypatch, cells, kind, delay, latency, np.arange(3))
-    monkeypatch.setattr(message_batch, "_IN_MEMORY", 3 * len(cells))
-    parts, _ = in_each_way(monkeypatch, cells, kind, delay, latency, np.arange(3))
-    assert (whole.end.tolist(), whole.watched.tolist()) == (parts.end.tolist(), parts.watched.tolist())
-
-
-def test_idle_time_is_what_work_leaves_of_the_makespan() -> None:
-    cells = Dependencies.of(elaborate(open_schedule("gpipe"), {"P": 2, "M": 2}))
-    outcomes = simulate_messages_batch(cells, np.zeros(len(cells), np.int64), np.ones((1, 3, 3, 1)), np.zeros(1))
-    assert outcomes.makespan.tolist() == [6.0]
-    assert outcomes.idle(np.full((2, 1), 4.0)).tolist() == [[2.0], [2.0]]
+    whole, _ = in_each_way(monkeypatch, cells, kind, delay, latency)
+    monkeypatch.setattr(walk, "_LEAST_WIDTH", 3)
+    monkeypatch.setattr(walk, "_IN_CACHE", 1)
+    parts, _ = in_each_way(monkeypatch, cells, kind, delay, latency)
+    assert whole.tolist() == parts.tolist()
 
 
 def test_a_deadlock_is_our_fault() -> None:
     cells = Dependencies.of(orders.schedule(STUCK, linear(3, 2)))
     with pytest.raises(CompilerBug, match="a deadlock"):
-        simulate_messages_batch(cells, np.zeros(len(cells), np.int64), np.ones((1, 3, 3, 1)), np.zeros(1))
+        message_makespans(cells, np.zeros(len(cells), np.int64), np.ones((1, 3, 3, 1)), np.zeros(1))
 
 
 def test_what_is_kept_of_an_order_goes_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps are found once, and do not hold the order that they belong to."""
+    """Instructions are found once, and do not hold the order that they belong to."""
     calls = SimpleNamespace(count=0)
 
-    def counted(*arguments: object) -> object:
+    def counted(*arguments: object, **more: object) -> object:
         calls.count += 1
-        return LOOPS.assign_rows(*arguments)
+        return lower(*arguments, **more)  # type: ignore[arg-type]
 
-    loops = compiled.Kernels(LOOPS.lockstep, counted, LOOPS.advance, LOOPS.ends, LOOPS.jit)
-    monkeypatch.setattr(message_batch, "kernels", lambda _seconds: loops)
+    monkeypatch.setattr(messages, "lower", counted)
     cells = Dependencies.of(random_schedule(3))
     for _ in range(3):
-        simulate_messages_batch(cells, *random_costs(3, len(cells), 2))
+        message_makespans(cells, *random_costs(3, len(cells), 2))
     assert calls.count == 1
     gone = weakref.ref(cells)
     del cells

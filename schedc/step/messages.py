@@ -1,0 +1,79 @@
+"""Cells that send before their ends and wait for messages after their beginnings, under many costs side by side."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from schedc.ir.arrays import Bools, Floats, Int64, distinct
+from schedc.step.dependencies import Dependencies
+from schedc.step.kept import kept
+from schedc.step.lowering import (
+    CLOSED,
+    FREE,
+    GRADIENT,
+    INPUT,
+    LATENCY,
+    CellInstruction,
+    CellInstructions,
+    Lowered,
+    lower,
+)
+from schedc.step.numba_kernels import MAX
+from schedc.step.walk import run
+
+
+def message_makespans(dependencies: Dependencies, kind: Int64, delay: Floats, latency: Floats) -> Floats:
+    """[K] when a step ends under each of K costs: `schedc.step.cells.cell_pricing.simulate_messages` of each alone.
+
+    kind: [cells] index into ``delay``; delay: [kinds, 3, 3, K] delays as in `schedc.cell.delays`, in one unit.
+    latency: [K] time of a message between ranks.
+    """
+    uses = (delay[:, :, 1:] > -np.inf).any(axis=(1, 3))
+    cells = open_cells(dependencies, kind.astype(np.int64).tobytes(), uses.tobytes())
+    lags = np.concatenate([np.zeros((1, latency.size)), latency[None], delay.reshape(-1, latency.size)])
+    full = dependencies.rank_start[1:] > dependencies.rank_start[:-1]
+    last = cells.end[dependencies.rank_start[1:][full] - 1]
+    ends = run(cells.walk, lags, np.zeros((0, latency.size)), watch=last)
+    return np.asarray(ends.max(axis=0, initial=0.0))
+
+
+@kept
+def open_cells(dependencies: Dependencies, kinds: bytes, uses: bytes) -> Lowered:
+    """The walk of cells that send early and wait late. Lags are 0, that of a message, and nine delays of each kind.
+
+    kinds: [cells] the kind of each cell, int64. uses: [kinds, 2] whether a kind depends on its two messages.
+    A gradient leaves no sooner than an activation that its cell sends. Nobody asks for an output that nobody reads.
+    """
+    kind = np.frombuffer(kinds, np.int64)
+    code = np.frombuffer(uses, bool).reshape(-1, 2)[kind] @ np.array([1, 2])
+    code += 4 * _read(dependencies, 0) + 8 * _read(dependencies, 1)
+    code += 16 * (dependencies.sends_activation & (code >= 8))
+    codes, form = distinct(code, 32)
+    return lower(
+        dependencies, [_form(each) for each in codes.tolist()] or [CLOSED], form, lag_row=(9 * kind).astype(np.int32)
+    )
+
+
+def _read(dependencies: Dependencies, row: int) -> Bools:
+    """[cells] whether a cell waits for the output of the forward (row 0) or of the backward (row 1) of each."""
+    read = np.zeros(len(dependencies) + 1, bool)
+    read[dependencies.producers[row]] = True
+    return read[:-1]
+
+
+def _form(code: int) -> CellInstructions:
+    """The form of a cell. Bits: it depends on two messages; two outputs are read; the gradient leaves last."""
+    steps: list[CellInstruction] = []
+    arrivals = [(FREE, 0)]
+    for way, read in ((1, INPUT), (2, GRADIENT)):
+        if code & way:
+            arrivals.append((len(steps), way))
+            steps.append(CellInstruction(MAX, ((read, 0),)))
+    outs = [0, 0, 0]
+    for output in (output for output in (1, 2, 0) if not output or code & 2 << output):
+        outs[output] = len(steps)
+        steps.append(CellInstruction(MAX, tuple((read, LATENCY + 1 + 3 * output + way) for read, way in arrivals)))
+    if code & 16:
+        steps.append(CellInstruction(MAX, ((outs[1], 0), (outs[2], 0))))
+        outs[2] = len(steps) - 1
+    return CellInstructions(tuple(steps), (outs[0], outs[1], outs[2]))
