@@ -59,13 +59,13 @@ from torch import Tensor
 from torch.nn import functional
 
 import schedc
-from schedc.attachments.recompute_bytes import slot_bytes, slot_gradient_bytes
 from schedc.cell.costs import CellCosts, SegmentTimes
 from schedc.cell.graph import StageShape
 from schedc.cell.program import CellProgram
 from schedc.cell.schedule import cell_program
 from schedc.ir.arrays import Int64
-from schedc.ir.plan import ExpertSizes
+from schedc.ir.plan import ExpertSizes, Plan
+from schedc.plan.counts.layers import moe_layer
 from schedc_runtime.data_parallel.hot_returns import with_hot_returns
 from schedc_runtime.execute.bind import bind
 from schedc_runtime.execute.executor import Executor
@@ -201,7 +201,8 @@ class Variant:
     def held(self) -> tuple[int, int]:
         """Bytes that the slots of this rank hold, and the closed form for as many."""
         sizes = ExpertSizes(EXPERTS, TOP, width=INNER, hidden=WIDTH)
-        each = slot_bytes(sizes, "fp32") + slot_gradient_bytes(sizes)
+        layer = moe_layer(Plan(dtype="fp32"), sizes)
+        each = layer.slot_bytes + layer.slot_gradient_bytes
         slots = sum(len(layer.lender._slots.weights[0]) for layer in self.layers.values() if layer.lender and self.slots
                     and layer.lender._slots.weights)  # fmt: skip
         return self.slots, slots * each

@@ -9,9 +9,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from schedc.attachments.layer_counts import counted_bytes, counted_flops
 from schedc.compiler import Analysis, analyse
 from schedc.diagnostics import DiagnosticError
+from schedc.plan.counts.layers import counted_layer
 from schedc.plan.writer import read_plan
 from schedc.report.check import to_json
 from schedc.step.costs.costs import Costs
@@ -63,7 +63,8 @@ def against_recompute(layer: str, cap: float) -> dict[str, Any]:
     """Offload, the cheapest recomputation, and both, under a share of the activations of the fullest rank."""
     kind, sizes = LAYERS[layer]
     plan, experts = read_plan(sizes, 1), kind == "moe"
-    held, flops = ((count(plan, experts) or 0.0) * plan.tokens for count in (counted_bytes, counted_flops))
+    counted = counted_layer(plan, experts)
+    held, flops = (counted.held() * plan.tokens, counted.flops * plan.tokens) if counted else (0.0, 0.0)
     forward = flops / FLOPS * 1e3
     costs = Costs(F=forward, I=forward, W=forward)
     dense = RANKS * PER_RANK if kind == "dense" else 0

@@ -25,7 +25,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -35,10 +35,10 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 import schedc
-from schedc.attachments.recompute_bytes import adaptive_bytes, saving, whole_bytes
-from schedc.attachments.row_counts import worst_case_rows
 from schedc.ir.plan import By, Level, Recompute
 from schedc.plan import ExpertSizes, Method, Plan
+from schedc.plan.counts.layers import moe_layer
+from schedc.plan.counts.rows import worst_case_rows
 from schedc.step.costs import exchange
 from schedc_runtime import Cut, Mesh, Pipeline
 from schedc_runtime.measure.held_bytes import held
@@ -159,7 +159,7 @@ def levels(method: Method) -> Iterator[dict[str, Any]]:
         torch.manual_seed(0)
         counted = Counter([ExpertBlock() for _ in range(LAYERS)], Recompute(level), method).step(batch)
         none = none or counted
-        closed = saving(sizes, "fp32", level, arrive)
+        closed = replace(moe_layer(Plan(dtype="fp32"), sizes), arriving=arrive).saving(level)
         yield {
             "level": level.value,
             "method": method.value,
@@ -222,7 +222,10 @@ def all_to_one() -> Tensor:
 def worst() -> Iterator[dict[str, Any]]:
     """Per plan: the most bytes that a rank keeps of a microbatch, the most that it recomputes, and their bounds."""
     sizes = ExpertSizes(EXPERTS, TOP, width=INNER, hidden=WIDTH)
-    topology = exchange.Topology(MESH.experts // MESH.per_node, MESH.per_node)
+    topology, layer = (
+        exchange.Topology(MESH.experts // MESH.per_node, MESH.per_node),
+        moe_layer(Plan(dtype="fp32"), sizes),
+    )
     for method in (Method.FLAT, Method.HIERARCHICAL):
         for level, by in ((Level.FULL, By.GROUP), (Level.MEDIUM, By.GROUP), (Level.MEDIUM, By.RANK)):
             recompute = Recompute(level, THRESHOLD, by)
@@ -236,8 +239,8 @@ def worst() -> Iterator[dict[str, Any]]:
             yield {
                 "method": method.value, "level": level.value, "by": by.value,
                 "kept_balanced": max(balanced.held), "kept": max(unbalanced.held), "restored": max(unbalanced.restored),
-                "kept_bound": TOKENS * adaptive_bytes(sizes, "fp32", recompute, most),
-                "restored_bound": TOKENS * whole_bytes(sizes, "fp32", most),
+                "kept_bound": TOKENS * layer.adaptive(THRESHOLD, most, level if by is By.RANK else None),
+                "restored_bound": TOKENS * layer.whole(most),
             }  # fmt: skip
 
 

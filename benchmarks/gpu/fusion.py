@@ -12,8 +12,8 @@ from torch.nn import functional
 
 from gpu.claims import Bound, Claim
 from gpu.setting import Setting, drawn, medians, peak
-from schedc.attachments.fusions import FUSIONS
 from schedc.ir.plan import Level
+from schedc.model.fusions import FUSIONS
 from schedc_runtime.fusion.fused_forward import FusedForward
 from schedc_runtime.fusion.fused_stages import request
 

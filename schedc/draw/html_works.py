@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from schedc.attachments.units import plain, shown
 from schedc.draw import palette
 from schedc.draw.html_columns import Packer, in_steps
 from schedc.draw.work_lanes import legend_texts
 from schedc.ir.works import KIND_NAMES, LANE_NAMES, WorkLane
 from schedc.step.work_runs import WorkRuns
+from schedc.units import plain, shown
 
 
 def work_facts(works: WorkRuns | None) -> dict[str, Any]:

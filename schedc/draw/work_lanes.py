@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from schedc.attachments.units import plain, shown
 from schedc.draw.layout import DrawingLayout
 from schedc.draw.markup import box, content, label, number, quantity, text_width
 from schedc.draw.strips import strokes
 from schedc.ir.works import FACTS, KIND_NAMES, LANE_NAMES, WorkKind, WorkLane
 from schedc.step.work_runs import WorkRuns
+from schedc.units import plain, shown
 
 _NUMERAL, _SMALLEST = 9.0, 6.0
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
 from schedc.ir.parallel import GlobalBatch, Parallel
+from schedc.model.fusions import FUSIONS
 from schedc.model.levels import BYTES as BYTES
 from schedc.model.levels import Level as Level
 from schedc.model.levels import bytes_per_number as bytes_per_number
@@ -38,7 +39,7 @@ class BlockSizes:
     heads of keys and values; by default as many as of queries. query, latent: columns of the narrow vectors that
     queries, and keys and values, come from. rotary: columns of a head beside ``head`` that only carry the position.
     inner: columns between the products of a dense MLP. matrices: its matrices, 3 where it is gated, else 2. sequence:
-    tokens of a sequence. held: bytes per token that attention holds, from the plan's `attention` line.
+    tokens of a sequence.
     """
 
     hidden: int = 0
@@ -51,15 +52,6 @@ class BlockSizes:
     inner: int = 0
     matrices: int = 3
     sequence: int = 0
-    held: float = 0.0
-
-    def heads_or(self, default: int) -> int:
-        """Heads of attention, or the default where the plan does not say them."""
-        return self.heads or default
-
-    def head_or(self, hidden: int) -> int:
-        """Columns of a head, of so many columns of a token."""
-        return self.head or hidden // self.heads_or(1)
 
 
 @dataclass(frozen=True)
@@ -68,8 +60,7 @@ class ExpertSizes:
 
     count: routed experts. top: routed experts per token. groups, limit: the experts of a token lie in ``limit`` of
     ``groups`` equal parts. shared: experts that every token takes. width: columns between the two products of an
-    expert; 0 where the plan does not say it. hidden: columns of a token; 0 where the plan does not say it. block: sizes
-    of attention, from the plan's `block` line.
+    expert. hidden: columns of a token. 0: the plan does not say it.
     """
 
     count: int
@@ -79,7 +70,6 @@ class ExpertSizes:
     shared: int = 0
     width: int = 0
     hidden: int = 0
-    block: BlockSizes = BlockSizes()
 
 
 class Method(StrEnum):
@@ -244,12 +234,17 @@ HELD_ROLES = ("attention", "experts", "shared", "dense")
 class Fuse:
     """Which chains of operations run as one.
 
-    names: rows of `schedc.attachments.fusions.FUSIONS`; empty for all that a model has. compiled: torch.compile makes
-    their kernels.
+    names: rows of `schedc.model.fusions.FUSIONS`; empty for all that a model has. compiled: torch.compile makes their
+    kernels.
     """
 
     names: tuple[str, ...] = ()
     compiled: bool = False
+
+    @property
+    def rows(self) -> tuple[str, ...]:
+        """The rows that the plan asks for, in the order of the table."""
+        return tuple(name for name in FUSIONS if not self.names or name in self.names)
 
 
 LOSS_FORMS = ("whole", "early", "again")
@@ -326,16 +321,6 @@ class Plan:
     def ordered(self) -> bool:
         """Whether cells run as cell programs that the compiler or the plan orders: pairs, or any cell in slices."""
         return self.overlap or bool(self.cells) or max(self.slices, default=1) > 1
-
-    @property
-    def moe_sizes(self) -> ExpertSizes | None:
-        """The sizes of MoE layers with those of their attention."""
-        return self.experts and replace(self.experts, block=self.block_sizes or BlockSizes(held=self.attention))
-
-    @property
-    def block_sizes(self) -> BlockSizes | None:
-        """The sizes of the `block` line, with what attention holds."""
-        return self.block and replace(self.block, held=self.attention)
 
     @property
     def hidden(self) -> int:

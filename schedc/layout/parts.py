@@ -33,6 +33,14 @@ WITH_EXPERTS = (PartKind.MOE, PartKind.MTP)
 """The kinds that have experts."""
 WORK = tuple(kind for kind in PartKind if kind is not PartKind.NOOP)
 """The kinds that have costs: all but paddings."""
+KIND_NAMES = {
+    PartKind.DENSE: "dense layers",
+    PartKind.MOE: "MoE layers",
+    PartKind.MTP: "predictions",
+    PartKind.EMBEDDING: "the embedding",
+    PartKind.HEAD: "the head",
+}
+"""The kinds of `WORK` for people."""
 
 
 class ModelPart(NamedTuple):

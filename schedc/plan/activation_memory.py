@@ -8,31 +8,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from schedc.attachments.layer_counts import is_sized
-from schedc.attachments.recompute_bytes import (
-    RowsPerToken,
-    adaptive_bytes,
-    layer_bytes,
-    output_gradient_bytes,
-    passing_bytes,
-    whole_bytes,
-)
-from schedc.attachments.row_counts import filled, worst_case_rows
 from schedc.ir.arrays import Floats
-from schedc.ir.plan import Level, Plan, Recompute
+from schedc.ir.plan import By, Level, Plan, Recompute
 from schedc.layout.parts import WITH_EXPERTS, WORK, Layout, ModelPart, PartKind, layers_in
-from schedc.plan.level_shares import held_share, without_choices
+from schedc.model.layer import RowsPerToken
+from schedc.plan.counts.layers import counted_layer, held_share, layer_of_kind
+from schedc.plan.counts.rows import worst_case_rows
 
 MOE = [WORK.index(kind) for kind in WITH_EXPERTS]
 """Indices into `WORK` of the kinds of parts that have experts."""
-
-
-def activation_bytes(plan: Plan) -> float | None:
-    """Bytes that a microbatch holds in one MoE layer without recomputation; None where the plan says too little."""
-    experts = plan.moe_sizes
-    if experts is None or not (experts.width and experts.hidden and plan.tokens):
-        return None
-    return plan.tokens * layer_bytes(experts, plan.dtype, filled(plan))
 
 
 def held_by_kind(plan: Plan, layout: Layout, activations: tuple[float, ...]) -> Floats:
@@ -49,12 +33,12 @@ def held_by_kind(plan: Plan, layout: Layout, activations: tuple[float, ...]) -> 
 
 def _held_shares(plan: Plan, recompute: Recompute, parts: Sequence[ModelPart]) -> Floats:
     """[kinds of `WORK`] share of a stage's activations of each kind that a microbatch holds. parts: of the stage."""
-    layers, sizes = layers_in(parts), without_choices(plan)
+    layers = layers_in(parts)
     levels = list(zip((part.kind for part in layers), recompute.of_layers_up_to(len(layers)), strict=True))
     shares = np.ones(len(WORK))
     for kind in dict(levels):
         own = Counter(level for other, level in levels if other is kind)
-        held = [(_level_held(plan, sizes, kind, level, recompute), number) for level, number in own.items()]
+        held = [(_level_held(plan, kind, level, recompute), number) for level, number in own.items()]
         whole = own.total()
         shares[list(PartKind).index(kind)] = (
             held[0][0] if len(held) == 1 else sum(share * number for share, number in held) / whole
@@ -62,15 +46,17 @@ def _held_shares(plan: Plan, recompute: Recompute, parts: Sequence[ModelPart]) -
     return shares
 
 
-def _level_held(plan: Plan, sizes: Plan, kind: PartKind, level: Level, recompute: Recompute) -> float:
-    """Share that a layer of a level holds; of an adaptive one the worst case. sizes: by `without_choices`."""
+def _level_held(plan: Plan, kind: PartKind, level: Level, recompute: Recompute) -> float:
+    """Share that a layer of a level holds; of an adaptive one the worst case."""
+    layer = layer_of_kind(plan, kind)
     if recompute.adaptive is None:
-        return held_share(sizes, kind, level)
-    if kind not in WITH_EXPERTS or (experts := plan.moe_sizes) is None or not is_sized(plan):
+        return held_share(layer, level)
+    if plan.experts is None or kind not in WITH_EXPERTS or layer is None:
         return 1.0
-    up_to = recompute.adaptive * experts.top
+    up_to = recompute.adaptive * plan.experts.top
     most = worst_case_rows(plan) or RowsPerToken(up_to, up_to)
-    return adaptive_bytes(experts, plan.dtype, recompute, most) / layer_bytes(experts, plan.dtype, filled(plan))
+    alone = recompute.level if recompute.by is By.RANK else None
+    return layer.adaptive(recompute.adaptive, most, alone) / layer.held()
 
 
 def kept_share(plan: Plan, layout: Layout, activations: tuple[float, ...]) -> Floats:
@@ -101,15 +87,11 @@ def pending_share(plan: Plan, layout: Layout, activations: tuple[float, ...]) ->
 def _output_gradients(plan: Plan, held: Floats) -> Floats:
     """[stages, kinds of `WORK`] gradients of the experts' outputs, in the unit of the activations ``held``."""
     gradients = np.zeros_like(held)
-    if is_sized(plan):
-        experts = plan.moe_sizes
-        assert experts is not None
-        top, most = experts.top, worst_case_rows(plan)
+    if (layer := counted_layer(plan, True)) is not None:
+        most, mean = worst_case_rows(plan), layer.rows.experts
         levels = [plan.recompute_of(stage) for stage in range(len(held))]
-        mean = top * filled(plan)
         rows = np.array([most.experts if most and level.adaptive is not None else mean for level in levels])
-        row = output_gradient_bytes(experts, plan.dtype, 1) / layer_bytes(experts, plan.dtype, filled(plan))
-        gradients[:, MOE] = held[:, MOE] * rows[:, np.newaxis] * row
+        gradients[:, MOE] = held[:, MOE] * rows[:, np.newaxis] * (layer.of_rows(1) / layer.held())
     return gradients
 
 
@@ -134,17 +116,15 @@ def worst_routing(plan: Plan, layout: Layout, activations: tuple[float, ...]) ->
     """The worst case of a plan; 0 where it says too little (`check_memory` refuses that). Arguments: `held_by_kind`."""
     held = held_by_kind(Plan(), layout, activations)
     waiting, passing = np.zeros_like(held), np.zeros(len(held))
-    most = worst_case_rows(plan)
+    most, layer = worst_case_rows(plan), counted_layer(plan, True)
     adaptive = [stage for stage, level in enumerate(plan.recompute) if level.adaptive is not None]
-    if most is None or not adaptive or not is_sized(plan):
+    if most is None or not adaptive or layer is None:
         return WorstRouting(waiting, passing)
-    experts = plan.moe_sizes
-    assert experts is not None
-    whole = layer_bytes(experts, plan.dtype, filled(plan))
+    whole = layer.held()
     for kind in MOE:
-        waiting[adaptive, kind] = held[adaptive, kind] * (whole_bytes(experts, plan.dtype, most) / whole - 1)
-        layer = np.where(layout.counts[adaptive, kind] > 0, activations[kind], 0.0)
-        passing[adaptive] = np.maximum(passing[adaptive], layer * passing_bytes(experts, plan.dtype, most) / whole)
+        waiting[adaptive, kind] = held[adaptive, kind] * (layer.whole(most) / whole - 1)
+        own = np.where(layout.counts[adaptive, kind] > 0, activations[kind], 0.0)
+        passing[adaptive] = np.maximum(passing[adaptive], own * layer.passing(most) / whole)
     return WorstRouting(waiting, passing)
 
 
@@ -158,5 +138,5 @@ def share_until_recomputed(plan: Plan, layout: Layout, activations: tuple[float,
     silent = np.array([level.level is Level.NONE for level in levels])
     assumed = tuple(Recompute(Level.FULL) if level.level is Level.NONE else level for level in levels)
     share = kept_share(replace(plan, recompute=assumed), layout, activations)
-    experts = layout.counts[:, MOE].any(1) & is_sized(plan)
+    experts = layout.counts[:, MOE].any(1) & (counted_layer(plan, True) is not None)
     return np.where(silent & ~experts, np.nan, share)

@@ -8,10 +8,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from schedc.attachments.head_products import held_bytes
-from schedc.attachments.layer_counts import is_dense_sized, is_sized
-from schedc.attachments.parameter_counts import moe_parameter_bytes
-from schedc.attachments.units import amount
 from schedc.diagnostics import DiagnosticError, Label
 from schedc.ir.arrays import Floats
 from schedc.ir.plan import LOSS_FORMS, Level, Plan
@@ -23,21 +19,22 @@ from schedc.layout.even import even, padded
 from schedc.layout.parser import parse_layout
 from schedc.layout.parts import Layout, Model, refusal
 from schedc.plan.activation_memory import (
-    activation_bytes,
     kept_share,
     pending_share,
     restored_share,
     share_until_recomputed,
 )
+from schedc.plan.counts.head import held_bytes, in_layout, with_head_times
+from schedc.plan.counts.layers import counted_activations, is_counted, recomputation_time, recomputed_of_parts
+from schedc.plan.counts.parameters import expert_parameter_bytes
 from schedc.plan.directives.base import Directives
-from schedc.plan.head_times import in_layout, with_head_times
-from schedc.plan.level_shares import dense_activation_bytes, recomputation_time, recomputed_of_parts
 from schedc.plan.part_costs import check_parts, forward_times, whole_times, with_times_of_parts
 from schedc.source import Source, Span
 from schedc.step.costs.checks import Cost
 from schedc.step.costs.costs import Costs
 from schedc.step.costs.keys import EVERY_OP, KEYS
-from schedc.syntax.plan import ExpertsLine, LayersLine, LayoutLine, PlanTree, TableLine
+from schedc.syntax.plan import ExpertsLine, LayersLine, LayoutLine, PlanTree
+from schedc.units import amount
 
 MOST_BALANCED = 1 << 14
 """The most layers times stages that `auto` balances: the search is exact, and must not keep the compiler long."""
@@ -54,24 +51,19 @@ def layer_costs(directives: Directives) -> LayerCosts:
     the block and the tokens; a prediction of a plan without experts is a dense layer. Parameters of MoE layers follow
     from the experts and the ranks. A line goes before both.
     """
-    costs, plan = LayerCosts(), directives.tree
-    in_bytes = plan.memory is not None and bool(plan.memory.unit)
-    activations, parameters = activation_bytes(directives.plan), moe_parameter_bytes(directives.plan)
-    if activations is not None and in_bytes:
-        costs = replace(costs, activations=costs.activations._replace(moe=activations, mtp=activations))
-    if (dense := dense_activation_bytes(directives.plan)) is not None and in_bytes:
-        own = {"dense": dense} if directives.plan.experts else {"dense": dense, "mtp": dense}
-        costs = replace(costs, activations=costs.activations._replace(**own))
-    if parameters is not None and in_bytes:
-        costs = replace(costs, parameters=costs.parameters._replace(moe=float(parameters), mtp=float(parameters)))
-    loss = directives.plan.loss
-    if loss is not None and in_bytes and (held := held_bytes(directives.plan, loss.form)) is not None:
-        costs = replace(costs, activations=costs.activations._replace(head=float(held)))
-    for line in plan.lines:
-        if isinstance(line, TableLine) and line.word in _TABLES:
-            table = _TABLES[line.word]
-            values = {entry.name: amount(entry) for entry in line.entries}
-            costs = replace(costs, **{table: getattr(costs, table)._replace(**values)})
+    costs, tree, plan = LayerCosts(), directives.tree, directives.plan
+    if tree.in_bytes:
+        activations = counted_activations(plan)
+        if plan.loss is not None and (held := held_bytes(plan, plan.loss.form)) is not None:
+            activations["head"] = float(held)
+        counted = expert_parameter_bytes(plan)
+        parameters = {} if counted is None else dict.fromkeys(("moe", "mtp"), float(counted))
+        costs = LayerCosts(
+            activations=costs.activations._replace(**activations), parameters=costs.parameters._replace(**parameters)
+        )
+    for word, table in _TABLES.items():
+        values = {entry.name: amount(entry.value, entry.unit) for entry in tree.entries(word)}
+        costs = replace(costs, **{table: getattr(costs, table)._replace(**values)})
     return costs
 
 
@@ -131,7 +123,7 @@ def _numbered_layout(directives: Directives, line: LayersLine, schedule: Schedul
             message = f"`auto` for {line.count} layers in {stages} stages"
             most = f"layers times stages are at most {MOST_BALANCED:,}"
             raise refusal(message, f"{most}; `schedc layout --auto` makes a string to write")
-        memory = amount(limit) if limit else None
+        memory = amount(limit.limit, limit.unit) if limit else None
         in_flight = peak_in_flight(schedule).tolist()
         layers = layer_costs(directives)
         if costs.parts is not None:
@@ -193,7 +185,7 @@ def _with_time(of_stages: Costs, costs: Costs, plan: Plan, layout: Layout, layer
     """
     each = [plan.recompute_of(stage) for stage in range(len(layout.stages))]
     levels = np.array([level.level is not Level.NONE and level.adaptive is None for level in each])
-    if not ((is_sized(plan) or is_dense_sized(plan)) and levels.any()):
+    if not (is_counted(plan) and levels.any()):
         return of_stages
     forward = of_stages.resolved(len(layout.stages)).F
     if costs.parts is None:

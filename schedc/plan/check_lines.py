@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from schedc.attachments.units import bytes_of
 from schedc.diagnostics import Diagnostic, Label, did_you_mean
 from schedc.layout.costs import PerKind
 from schedc.plan.directives.base import Directives
 from schedc.source import Span
 from schedc.syntax.plan import GivenValue, LayersLine, LayoutLine, MemoryLine, PlanTree, TableLine
 from schedc.syntax.plan_words import PLAN_LINES
+from schedc.units import bytes_of
 
 OF_KINDS = ("costs", "parameters", "activations")
 """The lines with a number for each kind of part."""

@@ -13,7 +13,6 @@ from time import perf_counter
 
 import numpy as np
 
-from schedc.attachments.units import amount
 from schedc.diagnostics import DiagnosticError
 from schedc.ir.plan import Plan
 from schedc.layout.costs import LayerCosts
@@ -29,6 +28,7 @@ from schedc.plan.peak_memory import Away
 from schedc.plan.place_works import Offloading, place_offloads
 from schedc.step.costs.costs import Costs
 from schedc.step.dependencies import Dependencies
+from schedc.units import amount
 
 _STEPS = 6
 """Memories that are tried between the plan's own and that of a step without a cap."""
@@ -53,7 +53,7 @@ def choose_levels(
     if not stages:
         return plan, None
     assert directives.tree.memory is not None, "the lines were checked"
-    cap = amount(directives.tree.memory)
+    cap = amount(directives.tree.memory.limit, directives.tree.memory.unit)
 
     def levels_under(limit: float) -> ChosenRecomputation:
         return choose_recomputation(directives, layout, costs, plan, dependencies, stages, limit)

@@ -12,7 +12,6 @@ from time import perf_counter
 
 import numpy as np
 
-from schedc.attachments.units import amount
 from schedc.ir.arrays import Floats, reduceat
 from schedc.ir.ops import OpKind
 from schedc.ir.plan import Level, Plan, Recompute
@@ -29,6 +28,7 @@ from schedc.plan.search_levels import FittingMixes, LevelProblem, LevelSearch
 from schedc.step.costs.costs import Costs
 from schedc.step.dependencies import Dependencies
 from schedc.step.timeline import durations, run_times
+from schedc.units import amount
 
 _Mixes = Mapping[int, Sequence[Mix]]
 """By stage, most held first."""
@@ -114,7 +114,7 @@ def _problem(
     base = stage_costs(directives, layout, costs, plan)
     if any(bubbles := [level.bubbles for level in plan.recompute]):
         base = recompute_in_backwards(base, bubbles)
-    limit = amount(memory) if limit is None else limit
+    limit = amount(memory.limit, memory.unit) if limit is None else limit
     return LevelProblem(directives, layout, layers, costs, plan, dependencies, base, limit, extra)
 
 

@@ -7,7 +7,6 @@ from functools import cached_property
 
 import numpy as np
 
-from schedc.attachments.recompute_bytes import slot_bytes, slot_gradient_bytes
 from schedc.ir.arrays import Floats, repeat
 from schedc.ir.plan import Plan
 from schedc.ir.recomputed import recomputed_ops
@@ -16,6 +15,7 @@ from schedc.layout.compare import load_per_rank
 from schedc.layout.costs import LayerCosts
 from schedc.layout.parts import Layout
 from schedc.plan.activation_memory import MOE, held_by_kind, worst_routing
+from schedc.plan.counts.layers import moe_layer
 from schedc.plan.directives.base import Directives
 from schedc.step.costs.costs import Costs, StageCosts
 from schedc.step.dependencies import Dependencies, reduce_by_rank
@@ -84,7 +84,8 @@ def hot_slots(plan: Plan, layout: Layout) -> HotSlots:
         return HotSlots(none, none, 0.0)
     own = plan.experts.count // plan.topology.ranks if plan.topology else 0
     most = own if plan.hot.most is None else plan.hot.most
-    weights, sums = float(most * slot_bytes(plan.experts, plan.dtype)), float(most * slot_gradient_bytes(plan.experts))
+    layer = moe_layer(plan, plan.experts)
+    weights, sums = float(most * layer.slot_bytes), float(most * layer.slot_gradient_bytes)
     layers = layout.counts[:, MOE].sum(1)
     if plan.hot.by_microbatch:
         return HotSlots(weights * layers, none, weights * float(layers.any()))

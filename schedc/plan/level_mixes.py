@@ -13,7 +13,8 @@ from schedc.ir.arrays import Floats, Int64
 from schedc.ir.plan import Level, Plan, Recompute
 from schedc.layout.costs import LayerCosts, PerKind
 from schedc.layout.parts import WORK, Layout, ModelPart, PartKind, layers_in
-from schedc.plan.level_shares import held_share, time_share, without_choices
+from schedc.model.layer import Layer
+from schedc.plan.counts.layers import held_share, layer_of_kind, time_share
 
 _LEVELS = {PartKind.DENSE: (Level.NONE, Level.NORM, Level.ACT, Level.FULL, Level.LAYER)}
 """The levels of a kind of layer, where it has not all."""
@@ -69,7 +70,7 @@ def mixes_of(
     outside = sizes.activation - sum(held[_COLUMN[part.kind]] for part in layers_in(parts))
     best = [Mix(outside, 0.0, 0.0, ())]
     for kind, group in groupby(layers_in(parts), key=lambda part: part.kind):
-        of_kind = _counts(without_choices(plan), kind, len(list(group)), held[_COLUMN[kind]], time[_COLUMN[kind]])
+        of_kind = _counts(layer_of_kind(plan, kind), kind, len(list(group)), held[_COLUMN[kind]], time[_COLUMN[kind]])
         best = undominated([_joined(mix, more) for mix in best for more in of_kind])
     return best
 
@@ -87,11 +88,11 @@ def _joined(mix: Mix, more: Mix) -> Mix:
     return Mix(mix.held + more.held, mix.time + more.time, mix.preferred + more.preferred, (*mix.runs, *more.runs))
 
 
-def _counts(plan: Plan, kind: PartKind, layers: int, held: float, time: float) -> list[Mix]:
+def _counts(layer: Layer | None, kind: PartKind, layers: int, held: float, time: float) -> list[Mix]:
     """The mixes of so many layers of one kind. held, time: of a layer without recomputation."""
     levels = _LEVELS.get(kind, tuple(Level))
-    left = np.array([held * held_share(plan, kind, level) for level in levels])
-    spent = np.array([time * time_share(plan, kind, level) for level in levels])
+    left = np.array([held * held_share(layer, level) for level in levels])
+    spent = np.array([time * time_share(layer, level) for level in levels])
     preferred = spent + _PREFERENCE * (time or 1.0) * np.arange(len(levels))
     counts = np.zeros((1, len(levels)), np.int64)
     for _ in range(layers):

@@ -8,9 +8,6 @@ from functools import cached_property
 
 import numpy as np
 
-from schedc.attachments.layer_counts import is_sized
-from schedc.attachments.row_counts import worst_case_rows
-from schedc.attachments.units import amount, plain, shown
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
 from schedc.ir.arrays import Floats
 from schedc.ir.op_tables import BACKWARD
@@ -20,8 +17,10 @@ from schedc.ir.recomputed import recomputed_ops
 from schedc.ir.schedule import Schedule
 from schedc.ir.works import WorkKind
 from schedc.layout.compare import load_per_rank
-from schedc.layout.parts import WORK, PartKind
+from schedc.layout.parts import KIND_NAMES, WORK
 from schedc.plan.activation_memory import held_by_kind
+from schedc.plan.counts.layers import counted_layer
+from schedc.plan.counts.rows import worst_case_rows
 from schedc.plan.held_memory import HeldMemory
 from schedc.plan.working_memory import working_of_ops
 from schedc.source import NOWHERE
@@ -29,6 +28,7 @@ from schedc.step.dependencies import Dependencies
 from schedc.step.memory import RankBytes
 from schedc.step.placed_works import PlacedWorks
 from schedc.syntax.plan import MemoryLine, PlanTree
+from schedc.units import amount, plain, shown
 
 _RUNNING_ROWS = "the rows of the microbatch that runs"
 
@@ -108,17 +108,8 @@ def _add(parts: dict[str, float], what: str, weights: Floats, held: float) -> No
         parts[f"{what} stages"] = parts.get(f"{what} stages", 0.0) + held
         return
     for kind, weight in zip(WORK, weights.tolist(), strict=True):
-        name = f"{what} {_PLURAL.get(kind, kind)}"
+        name = f"{what} {KIND_NAMES[kind]}"
         parts[name] = parts.get(name, 0.0) + held * weight / whole
-
-
-_PLURAL = {
-    PartKind.DENSE: "dense layers",
-    PartKind.MOE: "MoE layers",
-    PartKind.MTP: "predictions",
-    PartKind.EMBEDDING: "the embedding",
-    PartKind.HEAD: "the head",
-}
 
 
 _OF_REPLICAS = {
@@ -186,7 +177,7 @@ def check_memory(
     if line is None:
         return None
     _check_worst(tree, plan, line)
-    schedule, limit = dependencies.schedule, amount(line)
+    schedule, limit = dependencies.schedule, amount(line.limit, line.unit)
     away = None if placed is None else Away(placed, dependencies)
     peaks = held.peaks(0.0 if away is None else away.of_ops)
     if away is not None:
@@ -232,7 +223,8 @@ def _recompute_help(plan: Plan, peak: Peak) -> str:
 
 def _check_worst(tree: PlanTree, plan: Plan, line: MemoryLine) -> None:
     """S146: a memory and adaptive levels, where the plan does not say how many rows may come to a rank."""
-    if not any(level.adaptive is not None for level in plan.recompute) or (is_sized(plan) and worst_case_rows(plan)):
+    adaptive = any(level.adaptive is not None for level in plan.recompute)
+    if not adaptive or (counted_layer(plan, True) and worst_case_rows(plan)):
         return
     message = "the memory and `adaptive`: how many rows may come to a rank is not known"
     help = "write `experts ... width F hidden H` and `topology nodes N x G`; with a `capacity`, `tokens` too"

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from schedc.attachments.units import amount, plain, shown
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
 from schedc.ir.arrays import Floats
 from schedc.ir.ops import OpKind
@@ -27,6 +26,7 @@ from schedc.step.timeline import CellTimes
 from schedc.step.work_runs import StepWorks
 from schedc.step.works.offload_search import OffloadSearch
 from schedc.step.works.place_offload import ByStage, LaneSpeeds, Stays, stays_of
+from schedc.units import amount, plain, shown
 
 _KEPT_FREE = (0, 1, 2, 3)
 """Places, each of the largest activation of a rank, that `offload auto` tries to keep for what is on its way."""
@@ -119,7 +119,7 @@ def place_offloads(
         shares = _shares(directives, plan, layout, layers, dependencies.schedule)
         return step.priced(_as_written(directives, plan, step, shares), None)
     assert memory is not None, "`offload auto` was checked beside the memory"
-    return _chosen(step, amount(memory) - held.standing)
+    return _chosen(step, amount(memory.limit, memory.unit) - held.standing)
 
 
 def _shares(

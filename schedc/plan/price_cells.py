@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from schedc.attachments.row_counts import chosen_method
 from schedc.cell.costs import CellCosts, SegmentTimes
 from schedc.cell.graph import Lane, StageShape
 from schedc.cell.predict import predict
@@ -19,6 +18,7 @@ from schedc.ir.ops import OpKind
 from schedc.ir.plan import NO_PLAN, Method, Plan
 from schedc.ir.schedule import Schedule
 from schedc.layout.parts import DECODER, Layout, PartKind
+from schedc.plan.counts.rows import chosen_method
 from schedc.plan.group_rows import group_of
 from schedc.plan.recomputed_nodes import graphs_of, shares_of_forward
 from schedc.source import Source

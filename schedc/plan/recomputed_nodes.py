@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from schedc.attachments.recompute_bytes import recomputed_share
 from schedc.cell.costs import CellCosts
 from schedc.cell.graph import StageShape
 from schedc.cell.program import Half
 from schedc.cell.slices import sliced
 from schedc.ir.plan import By, Level, Plan, Recompute
-from schedc.layout.parts import PartKind
-from schedc.plan.level_shares import time_share, without_choices
+from schedc.model.layer import Layer, recomputed_share
+from schedc.plan.counts.layers import counted_layer, time_share
 
 EXPERTS = "experts"
 REPLAYED = ("permute", "relay")
@@ -72,25 +71,25 @@ def in_backwards(shapes: Sequence[StageShape], plan: Plan) -> tuple[StageShape, 
 
     A dense layer is one node, whose backward recomputes inside itself.
     """
-    sizes = without_choices(plan)
-    return tuple(_in_backward(shape, plan.recompute_of(stage), sizes) for stage, shape in enumerate(shapes))
+    dense = counted_layer(plan, False)
+    return tuple(_in_backward(shape, plan.recompute_of(stage), dense) for stage, shape in enumerate(shapes))
 
 
 @lru_cache(maxsize=1024)
-def _in_backward(shape: StageShape, level: Recompute, sizes: Plan) -> StageShape:
-    """The graph of a stage of this level. sizes: the part of a plan that shares follow from."""
-    marked, dense = with_recomputed(shape, _at_the_mean(level, shape)), _dense_nodes(level, shape, sizes)
-    inside = tuple(replace(node, inside=dense.get(index, 0.0)) for index, node in enumerate(marked.nodes))
-    return StageShape(inside, shape.outputs) if dense else marked
+def _in_backward(shape: StageShape, level: Recompute, dense: Layer | None) -> StageShape:
+    """The graph of a stage of this level. dense: the plan's dense layer."""
+    marked, shares = with_recomputed(shape, _at_the_mean(level, shape)), _dense_nodes(level, shape, dense)
+    inside = tuple(replace(node, inside=shares.get(index, 0.0)) for index, node in enumerate(marked.nodes))
+    return StageShape(inside, shape.outputs) if shares else marked
 
 
-def _dense_nodes(level: Recompute, shape: StageShape, sizes: Plan) -> dict[int, float]:
+def _dense_nodes(level: Recompute, shape: StageShape, dense: Layer | None) -> dict[int, float]:
     """The dense layers that a level recomputes: node index -> share of its forward, where the plan says its sizes."""
     if level.adaptive is not None or level.level is Level.NONE:
         return {}
     places = layers_of_nodes(shape)
     shares = {
-        index: time_share(sizes, PartKind.DENSE, level.of_layer(places[index]))
+        index: time_share(dense, level.of_layer(places[index]))
         for index, node in enumerate(shape.nodes)
         if node.role == "dense"
     }
@@ -108,18 +107,18 @@ def in_recomputations(shapes: Sequence[StageShape], plan: Plan) -> tuple[StageSh
     They are those of the stage's level. Where the plan says none, they are those of `full` in a stage with exchanges,
     and all nodes in a stage without.
     """
-    sizes = without_choices(plan)
-    return tuple(_in_recomputation(shape, plan.recompute_of(stage), sizes) for stage, shape in enumerate(shapes))
+    dense = counted_layer(plan, False)
+    return tuple(_in_recomputation(shape, plan.recompute_of(stage), dense) for stage, shape in enumerate(shapes))
 
 
 @lru_cache(maxsize=1024)
-def _in_recomputation(shape: StageShape, level: Recompute, sizes: Plan) -> StageShape:
-    """The graph of a stage of this level. sizes: the part of a plan that shares follow from."""
+def _in_recomputation(shape: StageShape, level: Recompute, dense: Layer | None) -> StageShape:
+    """The graph of a stage of this level. dense: the plan's dense layer."""
     unsaid = level.level is Level.NONE
     whole = unsaid and not any(node.exchange for node in shape.nodes)
     assumed = Recompute(Level.FULL) if unsaid else level
     nodes = dict.fromkeys(shape.backward, 1.0) if whole else _at_the_mean(assumed, shape)
-    nodes |= {} if unsaid else _dense_nodes(level, shape, sizes)
+    nodes |= {} if unsaid else _dense_nodes(level, shape, dense)
     return with_recomputed(shape, nodes)
 
 

@@ -4,31 +4,21 @@ from __future__ import annotations
 
 import numpy as np
 
-from schedc.attachments.parameter_counts import moe_parameters
 from schedc.ir.arrays import Floats
 from schedc.ir.plan import Plan, bytes_per_number
 from schedc.ir.schedule import Schedule
 from schedc.ir.ties import lies_apart
 from schedc.ir.works import WorkGroup
 from schedc.layout.costs import LayerCosts
-from schedc.layout.parts import WORK, Layout, PartKind
+from schedc.layout.parts import WITH_EXPERTS, WORK, Layout, PartKind
+from schedc.plan.counts.parameters import expert_share
 from schedc.step.works.place_replica_works import ReplicaBytes
-
-_EXPERTS = (PartKind.MOE, PartKind.MTP)
 
 
 def weight_share(plan: Plan) -> float:
     """Share of a part's parameters, in bytes, that weights take; gradients take as many. The rest is the `states`."""
     weight = bytes_per_number(plan.dtype)
     return weight / (weight + plan.states)
-
-
-def expert_share(plan: Plan) -> float:
-    """Share of a MoE layer's parameters that are experts: by the sizes of the plan; 1 where it does not say them."""
-    experts, count = plan.experts, moe_parameters(plan)
-    if experts is None or plan.topology is None or not count:
-        return 1.0
-    return 3 * experts.hidden * experts.width * (experts.count // plan.topology.ranks) / count
 
 
 def group_sizes(plan: Plan, replicas: int) -> dict[WorkGroup, int]:
@@ -40,7 +30,7 @@ def group_sizes(plan: Plan, replicas: int) -> dict[WorkGroup, int]:
 def dense_parameters(plan: Plan, layout: Layout, layers: LayerCosts) -> Floats:
     """[stages] memory of all parameters but experts, with their `states`."""
     kinds = layout.counts[:, : len(WORK)] * np.array(layers.parameters, np.float64)
-    share = np.array([1 - expert_share(plan) if kind in _EXPERTS else 1.0 for kind in WORK])
+    share = np.array([1 - expert_share(plan) if kind in WITH_EXPERTS else 1.0 for kind in WORK])
     return np.asarray(kinds @ share)
 
 

@@ -8,8 +8,6 @@ from typing import NoReturn
 
 import numpy as np
 
-from schedc.attachments.parameter_counts import moe_parameter_bytes
-from schedc.attachments.units import amount
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
 from schedc.ir.arrays import Floats
 from schedc.ir.plan import Plan
@@ -17,6 +15,7 @@ from schedc.ir.schedule import Schedule
 from schedc.ir.works import WorkGroup, WorkLane
 from schedc.layout.costs import LayerCosts
 from schedc.layout.parts import Layout
+from schedc.plan.counts.parameters import expert_parameter_bytes
 from schedc.plan.directives.base import Directives
 from schedc.plan.directives.parallel import MOST_ZERO
 from schedc.plan.held_memory import HeldMemory, held_memory
@@ -30,7 +29,7 @@ from schedc.step.placed_works import PlacedWorks
 from schedc.step.timeline import CellTimes
 from schedc.step.work_runs import StepWorks
 from schedc.step.works.place_replica_works import ReplicaBytes, ShardingRoom, lane_times, place_replica_works
-from schedc.syntax.plan import TableLine
+from schedc.units import amount
 
 _GIGABYTE = 1e9
 
@@ -127,12 +126,14 @@ def _room(
     if memory is None or not plan.shard_dense:
         return None
     standing = held.standing - sharded.per_rank(dependencies.schedule)
-    return ShardingRoom(held.in_cells(dependencies) - placed.away(dependencies), amount(memory) - standing)
+    return ShardingRoom(
+        held.in_cells(dependencies) - placed.away(dependencies), amount(memory.limit, memory.unit) - standing
+    )
 
 
 def _with_experts(layers: LayerCosts, plan: Plan) -> LayerCosts:
     """The costs with the parameters of MoE layers that follow from sizes, where the plan gives none and no memory."""
-    counted = moe_parameter_bytes(plan)
+    counted = expert_parameter_bytes(plan)
     if counted is None or layers.parameters.moe:
         return layers
     return replace(layers, parameters=layers.parameters._replace(moe=float(counted), mtp=float(counted)))
@@ -141,10 +142,9 @@ def _with_experts(layers: LayerCosts, plan: Plan) -> LayerCosts:
 def _in_bytes(directives: Directives, plan: Plan) -> bool:
     """Whether the parameters of a plan are in bytes; without a number of them, whether they follow from sizes."""
     tree = directives.tree
-    tables = [line for line in tree.lines if isinstance(line, TableLine) and line.word == "parameters"]
-    units = [entry.unit for line in tables for entry in line.entries]
-    written = [*units, *([tree.memory.unit] if tree.memory is not None else [])]
-    return any(written) if written else moe_parameter_bytes(plan) is not None
+    written = [entry.unit for entry in tree.entries("parameters")]
+    written += [tree.memory.unit] if tree.memory is not None else []
+    return any(written) if written else expert_parameter_bytes(plan) is not None
 
 
 def _check(directives: Directives, plan: Plan, costs: Costs, sizes: ReplicaBytes, replicas: int) -> None:

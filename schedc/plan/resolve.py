@@ -10,11 +10,9 @@ from schedc.diagnostics import Diagnostic, DiagnosticError, Label
 from schedc.ir.plan import Plan
 from schedc.ir.schedule import Schedule
 from schedc.layout.parts import DECODER, Layout, PartKind
-from schedc.plan.activation_memory import activation_bytes
+from schedc.plan.counts.layers import counted_activations
 from schedc.plan.directives import DIRECTIVES
 from schedc.plan.directives.base import Directives
-from schedc.plan.level_shares import dense_activation_bytes
-from schedc.syntax.plan import TableLine
 
 
 def resolve(directives: Directives, schedule: Schedule, layout: Layout) -> Plan:
@@ -39,11 +37,8 @@ def _unknown_memory(directives: Directives, layout: Layout) -> Iterator[Diagnost
     memory = directives.tree.memory
     if memory is None or not memory.unit:
         return
-    tables = [line for line in directives.tree.lines if isinstance(line, TableLine) and line.word == "activations"]
-    known = {entry.name for line in tables for entry in line.entries}
-    if dense_activation_bytes(directives.plan) is not None:
-        known |= {"dense"} if directives.plan.experts else {"dense", "mtp"}
-    known |= {"moe", "mtp"} if activation_bytes(directives.plan) is not None else set()
+    written = {entry.name for entry in directives.tree.entries("activations")}
+    known = written | counted_activations(directives.plan).keys()
     missing = [kind for kind in (*DECODER, PartKind.MTP) if layout.total(kind) and str(kind) not in known]
     if missing:
         message = f"the memory is in bytes, and what a {missing[0]} layer holds is not known"

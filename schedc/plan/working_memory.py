@@ -13,14 +13,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from schedc.attachments.layer_counts import counted_saving
-from schedc.attachments.working_bytes import arrived_bytes, head_bytes, working_bytes
 from schedc.ir.arrays import Floats
 from schedc.ir.ops import OpKind
 from schedc.ir.plan import Level, Plan
 from schedc.ir.recomputed import recomputed_ops
 from schedc.layout.costs import LayerCosts
 from schedc.layout.parts import WITH_EXPERTS, Layout, ModelPart, PartKind, layers_in
+from schedc.plan.counts.head import logit_bytes
+from schedc.plan.counts.layers import counted_layer
 from schedc.step.costs.costs import StageCosts
 from schedc.step.dependencies import Dependencies
 
@@ -34,7 +34,7 @@ def working_of_ops(
     """
     stages = [layers_in(parts) for parts in layout.stages]
     kinds = {part.kind in WITH_EXPERTS for own in stages for part in own}
-    if not plan.tokens or any(working_bytes(plan, experts) is None for experts in kinds):
+    if not plan.tokens or any(counted_layer(plan, experts) is None for experts in kinds):
         return None
     running = plan.tokens * np.array([_running(plan, parts) for parts in layout.stages])
     whole = layers.per_stage(layout, "activations")
@@ -55,9 +55,9 @@ def working_of_ops(
 
 def _running(plan: Plan, parts: Sequence[ModelPart]) -> float:
     """Bytes per token of the part of a stage that takes most while it runs."""
-    kinds = {part.kind in WITH_EXPERTS for part in layers_in(parts)}
-    most = max((working_bytes(plan, experts) or 0.0 for experts in kinds), default=0.0)
-    return max(most, head_bytes(plan)) if any(part.kind is PartKind.HEAD for part in parts) else most
+    layers = (counted_layer(plan, experts) for experts in {part.kind in WITH_EXPERTS for part in layers_in(parts)})
+    most = max((layer.working for layer in layers if layer is not None), default=0.0)
+    return max(most, logit_bytes(plan)) if any(part.kind is PartKind.HEAD for part in parts) else most
 
 
 def _inside(plan: Plan, stage: int, layers: Sequence[ModelPart], whole: float, pending: float, held: float) -> float:
@@ -67,8 +67,10 @@ def _inside(plan: Plan, stage: int, layers: Sequence[ModelPart], whole: float, p
     """
     levels = plan.recompute_of(stage).of_layers_up_to(len(layers))
     with_experts = [level for part, level in zip(layers, levels, strict=True) if part.kind in WITH_EXPERTS]
+    layer = counted_layer(plan, bool(with_experts))
     if with_experts:
         sent_again = sum(level >= Level.LIGHT for level in with_experts)
-        return max(whole, pending) + plan.tokens * sent_again * arrived_bytes(plan)
-    saved = (counted_saving(plan, False, level) for level in levels)
-    return held + plan.tokens * max((saving.bytes for saving in saved if saving), default=0.0)
+        arrived = layer.of_rows(layer.rows.experts) if layer is not None else 0.0
+        return max(whole, pending) + plan.tokens * sent_again * arrived
+    saved = (layer.saving(level).bytes for level in levels if layer is not None)
+    return held + plan.tokens * max(saved, default=0.0)

@@ -12,6 +12,7 @@ from schedc.ir.recomputed import has_recomputation
 from schedc.ir.schedule import Schedule
 from schedc.report.ranks import rank_table
 from schedc.syntax.input import AppliedPlan
+from schedc.units import amount, shown
 
 # Reports of plans and cells are imported where they are used: most runs have none, and start faster without them.
 
@@ -56,11 +57,9 @@ def _inside(analysis: Analysis) -> dict[str, Any]:
     held = analysis.memory.held
     if held is None or held.inside is None or not isinstance(analysis.tree, AppliedPlan):
         return {}
-    from schedc.attachments.units import amount
-
     line = analysis.tree.tree.memory
     assert line is not None
-    return {"inside_memory": held.inside.tolist(), "memory_limit": amount(line)}
+    return {"inside_memory": held.inside.tolist(), "memory_limit": amount(line.limit, line.unit)}
 
 
 def _recomputation(analysis: Analysis) -> dict[str, Any]:
@@ -128,8 +127,8 @@ def _attachments(analysis: Analysis) -> dict[str, Any]:
         return {"slices": list(slices)} if slices else {}
 
     from schedc.plan.apply import layout_of_plan
-    from schedc.plan.counted_parameters import parameter_facts
-    from schedc.plan.head_times import makespans, shorter
+    from schedc.plan.counts.head import makespans, shorter
+    from schedc.plan.counts.parameters import parameter_facts
     from schedc.report import plan
 
     tree, values = analysis.tree.tree, analysis.schedule.plan
@@ -156,8 +155,6 @@ def failed_json(diagnostics: tuple[Diagnostic, ...], schema: str = "schedc.check
 
 def _inside_text(facts: dict[str, Any]) -> str:
     """The fullest ranks between ops and inside cells."""
-    from schedc.attachments.units import shown
-
     peak, inside, limit = max(facts["peak_memory"]), max(facts["inside_memory"]), facts["memory_limit"]
     room = f", {shown(inside - limit, up=True)} more than the plan's memory" if inside > limit else ""
     return f"memory: a rank holds at most {shown(peak, up=True)}, and {shown(inside, up=True)} inside a cell{room}"

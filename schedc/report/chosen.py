@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import Any
 
-from schedc.attachments.units import plain, shown
 from schedc.plan.choose_recomputation import ChosenRecomputation
 from schedc.plan.directives.recompute import shown_levels
 from schedc.step.timeline import Timeline
+from schedc.units import plain, shown
 
 
 def to_json(chosen: ChosenRecomputation, timeline: Timeline, in_bytes: bool) -> dict[str, Any]:

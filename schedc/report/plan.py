@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from schedc.attachments.units import shown
 from schedc.ir.plan import Plan
 from schedc.ir.schedule import Schedule
 from schedc.layout.parts import Layout
 from schedc.plan.directives import DIRECTIVES
 from schedc.plan.held_memory import hot_slots
 from schedc.plan.writer import write_plan
+from schedc.units import shown
 
 
 def to_json(plan: Plan, layout: Layout, schedule: Schedule) -> dict[str, Any]:

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from schedc.attachments.units import plain, shown
 from schedc.ir.works import WorkGroup, WorkKind, WorkLane
 from schedc.plan.lane_engines import engine_facts, engine_text
 from schedc.plan.replicate import Replication
 from schedc.step.costs.costs import Costs
 from schedc.step.dependencies import Dependencies
+from schedc.units import plain, shown
 
 _SHOWN = 16
 """Ranks whose lines are printed where not all are asked for."""

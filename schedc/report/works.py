@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from schedc.attachments.units import plain, shown
 from schedc.plan.lane_engines import engine_facts, engine_text
 from schedc.plan.place_works import Offloading, lane_facts
 from schedc.step.costs.costs import Costs
 from schedc.step.dependencies import Dependencies, reduce_by_rank
+from schedc.units import plain, shown
 
 
 def to_json(offloading: Offloading, dependencies: Dependencies, costs: Costs, in_bytes: bool) -> dict[str, Any]:

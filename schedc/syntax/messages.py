@@ -11,7 +11,8 @@ from schedc.diagnostics import Diagnostic, Label, did_you_mean
 from schedc.ir.ops import LETTERS
 from schedc.source import Source
 from schedc.syntax.plan_words import FORMS, PLAN_LINES
-from schedc.syntax.tokens import UNITS, span_of
+from schedc.syntax.tokens import span_of
+from schedc.units import UNITS
 
 _KEYWORDS = ("sched", "schedule", "plan", "require", "place", "let", "fn", "order", "rank", "stage", "on", "expect",
              "when", "phase", "repeat", "for", "in", "if", "else", "timed", "at", "fill", "within", "policy", "prefer",

@@ -14,13 +14,13 @@ from lark.lexer import LexerThread
 from schedc.diagnostics import Diagnostic, Label, did_you_mean
 from schedc.source import Source, Span
 from schedc.syntax.plan_words import PLAN_LINES, begins_nothing
+from schedc.units import MAX_INT, UNITS
 
 MAX_FILE = 1 << 20
 MAX_TOKENS = 200_000
 MAX_NESTING = 64
 MAX_OPERATORS = 200
 MAX_NAME = 64
-MAX_INT = 2**31 - 1
 MAX_FINDINGS = 20
 """Most findings of one check that are reported."""
 
@@ -35,12 +35,6 @@ _OPENS = frozenset(_CLOSES.values())
 _OPERATORS = frozenset({"PLUS", "MINUS", "TIMES", "COMPARISON", "AND", "OR", "NOT", "IF", "COMMA"})
 _IN_EXPRESSIONS = _OPERATORS | {"INT", "DECIMAL", "NAME", "LPAR", "RPAR", "LSQB", "RSQB", "ELSE", "OP", "OP_DIGIT"}
 _VALUE_ENDS = frozenset({"INT", "NAME", "OP", "OP_DIGIT", "RPAR", "RSQB"})
-UNITS: dict[str, float] = {
-    **{f"{prefix}B": 1000.0**power for power, prefix in enumerate("KMGT", 1)},
-    **{f"{prefix}iB": 1024.0**power for power, prefix in enumerate("KMGT", 1)},
-    **{f"{prefix}bit": 1000.0**power / 8 for power, prefix in enumerate("KMG", 1)},
-}
-"""What may stand behind a number of a plan, and how many bytes it is; elsewhere they are names."""
 LATER_LINES = ("migrate",)
 """Words that begin a line of a plan in a later edition."""
 _STRAY_HELP = {

@@ -6,7 +6,7 @@ from itertools import chain
 
 LEVELS = {
     "schedc": (
-        ("source", "interrupts"),
+        ("source", "interrupts", "units"),
         ("diagnostics", "codes"),
         ("model",),
         ("ir",),
@@ -16,7 +16,7 @@ LEVELS = {
         ("elaborate",),
         ("exact",),
         ("claims",),
-        ("formulas", "layout", "search", "load", "attachments"),
+        ("formulas", "layout", "search", "load"),
         ("plan", "draw"),
         ("interchange",),
         ("inputs",),

@@ -22,9 +22,10 @@ RUNTIME_MAY_USE = (
     "schedc.diagnostics",
     "schedc.source",
     "schedc.interrupts",
+    "schedc.units",
     "schedc.layout",
     "schedc.cell",
-    "schedc.attachments",
+    "schedc.model",
     "schedc.plan",
     "schedc.draw.graph",
 )

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from schedc.attachments.units import shown
 from schedc.diagnostics import DiagnosticError
+from schedc.units import shown
 from schedc_runtime.commands.options import report_failure
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.fusion.unit_chains import told_chains

@@ -1,6 +1,6 @@
 """The table of fusions as the runtime carries it out: patterns of each row, when they hold, and what runs instead.
 
-`schedc.attachments.fusions` has what the compiler knows of the same rows: bytes, and whether bits are kept.
+`schedc.model.fusions` has what the compiler knows of the same rows: bytes, and whether bits are kept.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, fx
 from torch.nn import functional
 
-from schedc.attachments.fusions import FUSIONS
 from schedc.ir.plan import Level
+from schedc.model.fusions import FUSIONS
 from schedc_runtime.fusion.functions import BiasGelu, DropoutAdd, Gated, Rotary
 from schedc_runtime.fusion.patterns import Match, Pattern
 from schedc_runtime.recompute.regions import region

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from torch import fx, nn
 
-from schedc.attachments.fusions import FUSIONS
 from schedc.ir.plan import Level
+from schedc.model.fusions import FUSIONS
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.fusion.fused_forward import TORCH_ERRORS, made
 from schedc_runtime.fusion.fused_stages import request

@@ -10,9 +10,9 @@ from graphviz import Digraph
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from schedc.attachments.units import shown
 from schedc.draw.graph import lines, new_graph
 from schedc.ir.placement import Placement
+from schedc.units import shown
 from schedc_runtime.partition.boundary import Boundary, Constant, TensorSpec
 from schedc_runtime.partition.stage_modules import StageModules
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from schedc.attachments.row_counts import chosen_method, routing_of, travelling_rows
-from schedc.attachments.units import shown
 from schedc.ir.plan import Method, Plan
 from schedc.ir.schedule import Schedule
 from schedc.layout.parts import Layout
+from schedc.plan.counts.rows import chosen_method, routing_of, travelling_rows
 from schedc.plan.directives.base import Directive, Directives, Reading
 from schedc.step.costs.exchange import choose
 from schedc.syntax.plan import SettingLine
+from schedc.units import shown
 
 
 def _read(reading: Reading, line: SettingLine) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from schedc.attachments.layer_counts import is_dense_sized, is_sized
-from schedc.attachments.units import bytes_of, exact_unit
 from schedc.ir.plan import Plan
+from schedc.plan.counts.layers import is_counted
 from schedc.plan.directives.base import Contradiction, Directive, Reading
 from schedc.syntax.plan import AttentionLine
+from schedc.units import bytes_of, exact_unit
 
 
 def _read(reading: Reading, line: AttentionLine) -> None:
@@ -30,7 +30,7 @@ def _contradictions(plan: Plan, _ranks: int | None) -> Iterator[Contradiction]:
         return
     if not 0 < plan.attention < float("inf"):
         yield Contradiction("S146", f"{plan.attention} bytes of attention", "attention", "give bytes per token above 0")
-    elif not (is_sized(plan) or is_dense_sized(plan)):
+    elif not is_counted(plan):
         help = "say them: `experts ... width 2048 hidden 7168`, or `block hidden 7168 inner 18432`"
         yield Contradiction("S146", "bytes of attention in layers of no known sizes", "attention", help)
 

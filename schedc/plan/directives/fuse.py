@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from schedc.attachments.fusions import COMPILED, FUSIONS, fused_names
 from schedc.ir.plan import Fuse, Plan, bytes_per_number
 from schedc.layout.parts import Layout
+from schedc.model.fusions import COMPILED, FUSIONS
+from schedc.plan.counts.layers import sizes_of
 from schedc.plan.directives.base import Contradiction, Directive, Reading
 from schedc.syntax.plan import FuseLine
 
@@ -48,12 +49,12 @@ def _facts(plan: Plan, _layout: Layout) -> dict[str, Any]:
     sizes tell them."""
     if plan.fuse is None:
         return {}
-    rows = [FUSIONS[name] for name in fused_names(plan.fuse)]
-    block, hidden, itemsize = plan.block, plan.hidden, bytes_per_number(plan.dtype)
+    rows = [FUSIONS[name] for name in plan.fuse.rows]
+    block, itemsize = plan.block if plan.hidden else None, bytes_per_number(plan.dtype)
     saved = {
-        row.name: row.saved_bytes(row.in_block(block, hidden), itemsize)
+        row.name: row.saved_bytes(row.in_block(sizes_of(None, block, plan.hidden)), itemsize)
         for row in rows
-        if row.in_block is not None and block is not None and hidden
+        if row.in_block is not None and block is not None
     }
     return {
         "fuse": {

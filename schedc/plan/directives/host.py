@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from schedc.attachments.units import bytes_of, digits, exact_unit, speed_of
 from schedc.ir.plan import Host, Plan
 from schedc.plan.directives.base import Contradiction, Directive, Reading
 from schedc.syntax.plan import GivenValue, HostLine, Word
+from schedc.units import bytes_of, digits, exact_unit, speed_of
 
 _LANES = {"d2h": "out", "h2d": "back"}
 _REMEDY = "write `host 200 GB at 50 GB/s`, or the speeds of both lanes: `host 200 GB d2h 50 GB/s h2d 40 GB/s`"
@@ -51,7 +51,7 @@ def _read(reading: Reading, line: HostLine) -> None:
 
 
 def _speed(entry: GivenValue, in_bytes: bool) -> float | None:
-    speed = speed_of(entry) if in_bytes else None if entry.unit else float(entry.value)
+    speed = speed_of(entry.value, entry.unit) if in_bytes else None if entry.unit else float(entry.value)
     return speed if speed and speed > 0 else None
 
 

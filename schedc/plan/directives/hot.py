@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from schedc.attachments.recompute_bytes import slot_bytes, slot_gradient_bytes
-from schedc.attachments.units import digits, shown
 from schedc.ir.plan import Hot, Plan, bytes_per_number
 from schedc.layout.parts import Layout
+from schedc.plan.counts.layers import moe_layer
 from schedc.plan.directives.base import Contradiction, Directive, Reading
 from schedc.step.costs.exchange import hot_break_even
 from schedc.syntax.plan import HotLine, Word
+from schedc.units import digits, shown
 
 
 def _read(reading: Reading, line: HotLine) -> None:
@@ -70,7 +70,8 @@ def _facts(plan: Plan, _layout: Layout) -> dict[str, Any]:
     number = bytes_per_number(plan.dtype)
     slot = 0
     if experts and sized:
-        slot = slot_bytes(experts, plan.dtype) + by_step * slot_gradient_bytes(experts)
+        layer = moe_layer(plan, experts)
+        slot = layer.slot_bytes + by_step * layer.slot_gradient_bytes
     facts = {
         "most": most,
         "by": "step" if by_step else "microbatch",

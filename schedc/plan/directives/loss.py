@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from schedc.attachments.head_products import PRODUCTS, held_bytes
-from schedc.attachments.units import shown
 from schedc.ir.plan import LOSS_FORMS, HeadLoss, Plan
 from schedc.layout.parts import Layout
+from schedc.plan.counts.head import PRODUCTS, held_bytes
 from schedc.plan.directives.base import Contradiction, Directive, Reading
 from schedc.syntax.plan import LossLine, Word
+from schedc.units import shown
 
 _SIZES = ("chunk", "vocab")
 

@@ -9,15 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from schedc.attachments.layer_counts import counted_bytes, counted_saving, is_dense_sized, is_sized
-from schedc.attachments.recompute_bytes import Saving
-from schedc.attachments.units import digits, shown
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
 from schedc.ir.ops import OpKind
 from schedc.ir.placement import Placement
 from schedc.ir.plan import By, Level, LevelRun, Plan, Recompute
 from schedc.ir.schedule import Schedule
 from schedc.layout.parts import WITH_EXPERTS, Layout, ModelPart, PartKind, layers_in
+from schedc.plan.counts.layers import counted_layer, is_counted
 from schedc.plan.directives.base import (
     SCOPES,
     Contradiction,
@@ -31,6 +29,7 @@ from schedc.plan.directives.base import (
 )
 from schedc.source import Span
 from schedc.syntax.plan import RecomputeLine, RulePart, Word
+from schedc.units import digits, shown
 
 _LEVELS = tuple(map(str, Level))
 _OF_DENSE = (Level.NONE, Level.NORM, Level.ACT, Level.FULL, Level.LAYER)
@@ -286,17 +285,20 @@ def _savings(plan: Plan, recompute: Recompute, parts: Sequence[ModelPart]) -> di
 
     Layers whose sizes it does not say count as 0.
     """
-    if not (plan.tokens and (is_sized(plan) or is_dense_sized(plan))):
+    if not (plan.tokens and is_counted(plan)):
         return {"bytes_saved": None, "bytes_without": None, "extra_flops": None}
     layers = layers_in(parts)
     levels = zip(layers, recompute.of_layers_up_to(len(layers)), strict=True)
     number = Counter((part.kind in WITH_EXPERTS, level) for part, level in levels)
-    saved = {(experts, level): counted_saving(plan, experts, level) or Saving(0, 0) for experts, level in number}
-    whole = {experts: counted_bytes(plan, experts) or 0.0 for experts in (False, True)}
+    own = [
+        (layer, level, count * plan.tokens)
+        for (experts, level), count in number.items()
+        if (layer := counted_layer(plan, experts)) is not None
+    ]
     return {
-        "bytes_saved": sum(saved[each].bytes * (count * plan.tokens) for each, count in number.items()),
-        "bytes_without": sum(whole[experts] * (count * plan.tokens) for (experts, _), count in number.items()),
-        "extra_flops": sum(saved[each].flops * (count * plan.tokens) for each, count in number.items()),
+        "bytes_saved": sum(layer.saving(level).bytes * tokens for layer, level, tokens in own),
+        "bytes_without": sum(layer.held() * tokens for layer, _, tokens in own),
+        "extra_flops": sum(layer.saving(level).flops * tokens for layer, level, tokens in own),
     }
 
 

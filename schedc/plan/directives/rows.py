@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from schedc.attachments.units import shown
 from schedc.ir.plan import Plan
 from schedc.layout.parts import Layout
 from schedc.plan.directives.base import Directive, Reading
 from schedc.syntax.plan import SettingLine
+from schedc.units import shown
 
 
 def _read(reading: Reading, line: SettingLine) -> None:

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from math import inf
 from typing import Any
 
-from schedc.attachments.row_counts import routing_of
-from schedc.attachments.units import digits
 from schedc.ir.plan import Plan
 from schedc.layout.parts import Layout
+from schedc.plan.counts.rows import routing_of
 from schedc.plan.directives.base import Contradiction, Directive, Reading
 from schedc.step.costs.exchange import bounded_rows
 from schedc.syntax.plan import SizesLine
+from schedc.units import digits
 
 
 def _read(reading: Reading, line: SizesLine) -> None:

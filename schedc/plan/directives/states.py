@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import inf
 
-from schedc.attachments.units import digits
 from schedc.ir.plan import Plan
 from schedc.plan.directives.base import Contradiction, Directive, Reading
 from schedc.syntax.plan import FactorLine
+from schedc.units import digits
 
 
 def _read(reading: Reading, line: FactorLine) -> None:

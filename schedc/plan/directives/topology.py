@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from schedc.attachments.units import exact_unit, speed_of
 from schedc.ir.plan import Plan, Topology
 from schedc.plan.directives.base import Directive, Reading
 from schedc.syntax.plan import TopologyLine, Word
+from schedc.units import exact_unit, speed_of
 
 MOST_RANKS = 65_536
 
@@ -21,7 +21,7 @@ def _read(reading: Reading, line: TopologyLine) -> None:
             continue
         if link.name in speeds:
             reading.fault("S144", f"`{link.name}` is said twice", link.span, "keep one of the two")
-        speed = speed_of(link)
+        speed = speed_of(link.value, link.unit)
         if speed is None or speed <= 0:
             help = f"write it as `{link.name} 50 GB/s`; Gbit/s and GiB/s are known too"
             reading.fault("S146", f"`{link.name}` without a speed", link.span, help)

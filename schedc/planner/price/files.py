@@ -8,7 +8,6 @@ from functools import cached_property
 
 import numpy as np
 
-from schedc.attachments.units import digits
 from schedc.cell.table import CellTable, write_table
 from schedc.ir.arrays import Floats
 from schedc.ir.placement import Placement
@@ -22,6 +21,7 @@ from schedc.planner.price.states import held_parameters
 from schedc.planner.space.axes import PlanAxes
 from schedc.planner.space.schedules import ScheduleChoice
 from schedc.step.costs.costs import SCHEMA
+from schedc.units import digits
 
 
 def _unsaid(problem: PlanProblem) -> Iterator[str]:

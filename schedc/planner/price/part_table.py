@@ -8,7 +8,6 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from schedc.attachments.units import digits
 from schedc.cell.costs import CellCosts, SegmentTimes
 from schedc.ir.arrays import Floats
 from schedc.ir.placement import Placement
@@ -18,8 +17,8 @@ from schedc.layout.parts import WITH_EXPERTS, WORK, Layout, ModelPart, PartKind
 from schedc.model.sizes import LayerKind
 from schedc.plan.activation_memory import kept_share, pending_share
 from schedc.plan.apply import layer_costs
+from schedc.plan.counts.layers import recomputation_time
 from schedc.plan.directives.base import Directives
-from schedc.plan.level_shares import recomputation_time
 from schedc.planner.price.layouts import apart_layout, balanced_layout, even_layout
 from schedc.planner.price.plan_lines import attached, model_lines, rank_lines
 from schedc.planner.price.problem import PlanProblem
@@ -27,6 +26,7 @@ from schedc.planner.space.axes import RankSplit
 from schedc.planner.times.network import exchange_lanes, message
 from schedc.planner.times.parts import PartTimes, dense_layer, embedding, head, moe_layer, moe_segments, prediction
 from schedc.planner.times.table import RunTable
+from schedc.units import digits
 
 LEVELS = (Level.NONE, Level.ACT, Level.MEDIUM, Level.FULL, Level.LAYER)
 """The levels of recomputation that plans differ in: those between them cost as much and hold more."""

@@ -6,20 +6,20 @@ from collections.abc import Iterator
 from functools import lru_cache
 from math import isclose
 
-from schedc.attachments.layer_counts import counted_bytes
-from schedc.attachments.units import digits
 from schedc.inputs import open_input
 from schedc.ir.plan import Level
 from schedc.load.library import Text
 from schedc.model.counts import held_bytes_of, held_tensors
 from schedc.model.parts import PartName
 from schedc.model.sizes import LayerKind, ModelSizes
+from schedc.plan.counts.layers import counted_layer
 from schedc.plan.directives.base import Directives
 from schedc.plan.read import checked_lines
 from schedc.planner.price.problem import PlanProblem
 from schedc.planner.space.axes import PlanAxes, RankSplit
 from schedc.source import Source
 from schedc.syntax.input import AppliedPlan
+from schedc.units import digits
 
 _TYPES = {"fp16": "fp16"}
 """Types of activations by precision; products in 8 bits and less keep theirs in bf16."""
@@ -66,8 +66,8 @@ def _block_line(model: ModelSizes) -> str:
 def _is_counted(model: ModelSizes) -> bool:
     """Whether a layer's held tensors follow from its sizes alone; further norms and wide values do not."""
     kind = model.kind_of(model.layers - 1)
-    counted = counted_bytes(attached(tuple(_size_lines(model)), model).plan, kind is LayerKind.MOE)
-    return counted is not None and isclose(counted, held_bytes_of(model, kind, Level.NONE), rel_tol=1e-9)
+    counted = counted_layer(attached(tuple(_size_lines(model)), model).plan, kind is LayerKind.MOE)
+    return counted is not None and isclose(counted.held(), held_bytes_of(model, kind, Level.NONE), rel_tol=1e-9)
 
 
 @lru_cache(maxsize=4096)

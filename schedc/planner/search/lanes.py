@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from schedc.attachments.recompute_bytes import recomputed_share
 from schedc.ir.arrays import Floats, Int64
 from schedc.ir.plan import Level
+from schedc.model.layer import recomputed_share
 from schedc.planner.price.part_table import HAS_EXPERTS, LEVELS, OP, PartTable
 
 

@@ -10,25 +10,10 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from hashlib import sha256
 from typing import Any
 
-from schedc.attachments.head_products import PRODUCTS, held_bytes
-from schedc.attachments.layer_counts import counted_bytes, counted_flops, counted_saving
-from schedc.attachments.parameter_counts import moe_parameter_bytes, moe_parameters
-from schedc.attachments.recompute_bytes import (
-    RowsPerToken,
-    adaptive_bytes,
-    held_by_role,
-    level_share,
-    output_gradient_bytes,
-    passing_bytes,
-    recomputed_share,
-    slot_bytes,
-    slot_gradient_bytes,
-    whole_bytes,
-)
-from schedc.attachments.working_bytes import arrived_bytes, head_bytes, working_bytes
 from schedc.ir.plan import (
     BYTES,
     BlockSizes,
@@ -39,11 +24,14 @@ from schedc.ir.plan import (
     Level,
     Method,
     Plan,
-    Recompute,
     Topology,
 )
 from schedc.model.counts import held_bytes_of, held_tensors, model_flops, model_parameters
+from schedc.model.layer import RowsPerToken, recomputed_share
 from schedc.model.sizes import AttentionKind, AttentionSizes, ModelSizes, MoeSizes
+from schedc.plan.counts.head import PRODUCTS, held_bytes, logit_bytes
+from schedc.plan.counts.layers import counted_layer, held_share, moe_layer
+from schedc.plan.counts.parameters import expert_parameter_bytes, expert_parameters
 from schedc.planner.presets.library import model_names, open_model
 
 Figure = tuple[str, Any]
@@ -158,40 +146,43 @@ def _random_plan(draw: random.Random) -> Plan:
 
 def _of_layers(plan: Plan) -> Iterator[Figure]:
     for experts in (False, True):
-        for count in (counted_bytes, counted_flops, working_bytes):
-            yield f"{count.__name__} {experts}", count(plan, experts)
+        layer = counted_layer(plan, experts)
+        yield f"counted_bytes {experts}", layer and layer.held()
+        yield f"counted_flops {experts}", layer and layer.flops
+        yield f"working_bytes {experts}", layer and layer.working
         for level in Level:
-            saving = counted_saving(plan, experts, level)
-            yield f"saving {experts} {level}", saving and (saving.bytes, saving.flops)
+            yield f"saving {experts} {level}", layer and tuple(layer.saving(level))
 
 
 def _of_levels(plan: Plan) -> Iterator[Figure]:
     for level in Level:
-        yield f"share {level}", level_share(plan.moe_sizes, plan.dtype, level, 1.7, plan.bound or 1.0)
-        if plan.moe_sizes:
-            yield from held_by_role(plan.moe_sizes, plan.dtype, level, plan.bound or 1.0).items()
+        layer = counted_layer(plan, True)
+        yield f"share {level}", held_share(layer and replace(layer, arriving=1.7), level)
+        if plan.experts:
+            yield from moe_layer(plan, plan.experts).held_by_role(level).items()
         for role in ("experts", "shared", "attention"):
             yield f"{role} again {level}", recomputed_share(role, level)
 
 
 def _of_experts(plan: Plan) -> Iterator[Figure]:
-    yield "arrived", arrived_bytes(plan)
-    yield "parameters", moe_parameters(plan)
-    yield "bytes of parameters", moe_parameter_bytes(plan)
-    if experts := plan.moe_sizes:
-        most = RowsPerToken(experts.top * 2.7, experts.top * 1.9)
+    layer = plan.experts and moe_layer(plan, plan.experts)
+    yield "arrived", layer.of_rows(layer.rows.experts) if layer else 0.0
+    yield "parameters", expert_parameters(plan)
+    yield "bytes of parameters", expert_parameter_bytes(plan)
+    if layer and plan.experts:
+        most = RowsPerToken(plan.experts.top * 2.7, plan.experts.top * 1.9)
         for level in Level:
             for by in By:
-                adaptive = Recompute(level, 1.5, by)
-                yield f"adaptive {level} {by}", adaptive_bytes(experts, plan.dtype, adaptive, most)
-        for count in (whole_bytes, passing_bytes):
-            yield count.__name__, count(experts, plan.dtype, most)
-        yield "output gradients", output_gradient_bytes(experts, plan.dtype, 3.3)
-        yield "slot", (slot_bytes(experts, plan.dtype), slot_gradient_bytes(experts))
+                alone = level if by is By.RANK else None
+                yield f"adaptive {level} {by}", layer.adaptive(1.5, most, alone)
+        yield "whole_bytes", layer.whole(most)
+        yield "passing_bytes", layer.passing(most)
+        yield "output gradients", layer.of_rows(3.3)
+        yield "slot", (layer.slot_bytes, layer.slot_gradient_bytes)
 
 
 def _of_head(plan: Plan) -> Iterator[Figure]:
-    yield "logits", head_bytes(plan)
+    yield "logits", logit_bytes(plan)
     for form in PRODUCTS:
         yield form, held_bytes(plan, form)
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from schedc.attachments.block_counts import attention_flops, dense_bytes
-from schedc.attachments.recompute_bytes import held_bytes
 from schedc.ir.plan import BlockSizes, ExpertSizes, Level
 from schedc.model.counts import held_bytes_of, held_tensors, layer_flops, model_flops, model_parameters, seen
+from schedc.model.layer import Layer
 from schedc.model.parts import PartName
 from schedc.model.sizes import AttentionKind, AttentionSizes, LayerKind, ModelSizes, MoeSizes
+from schedc.plan.counts.layers import sizes_of
 from schedc.planner.model.config import parse_config
 from schedc.planner.model.read import load_model
 from schedc.source import Source
@@ -100,7 +100,7 @@ def test_active_parameters_are_the_published_ones() -> None:
     assert model_parameters(load_model(CONFIGS / "deepseek-v3.json")).active == pytest.approx(37e9, rel=0.02)
 
 
-def _random_model(draw: random.Random) -> tuple[ModelSizes, ExpertSizes]:
+def _random_model(draw: random.Random) -> tuple[ModelSizes, BlockSizes, ExpertSizes | None]:
     """A model, and the same sizes as lines of a plan say them."""
     hidden, heads, head = 64, draw.choice((2, 4)), draw.choice((8, 16))
     mla, gated, moe = draw.random() < 0.5, draw.random() < 0.5, draw.random() < 0.5
@@ -111,22 +111,19 @@ def _random_model(draw: random.Random) -> tuple[ModelSizes, ExpertSizes]:
         heads, keys, head, head, AttentionKind.MLA if mla else AttentionKind.GQA, q, latent, rotary
     )
     block = BlockSizes(hidden, heads, head, 0 if mla else keys, q, latent, rotary, ffn, 2 + gated, 256)
-    experts = ExpertSizes(8, draw.choice((1, 2)), shared=draw.choice((0, 1)), width=32, hidden=hidden, block=block)
-    sizes = MoeSizes(8, experts.top, 32, shared=experts.shared) if moe else None
-    return ModelSizes("random", 2, hidden, 100, attention, ffn, gated, sizes), experts
+    experts = ExpertSizes(8, draw.choice((1, 2)), shared=draw.choice((0, 1)), width=32, hidden=hidden) if moe else None
+    sizes = MoeSizes(8, experts.top, 32, shared=experts.shared) if experts else None
+    return ModelSizes("", 1, hidden, 0, attention, ffn, gated, sizes, seq=256), block, experts
 
 
-def test_held_tensors_and_flops_are_those_that_plans_count() -> None:
+def test_lines_of_plans_say_the_sizes_of_a_model() -> None:
     draw = random.Random(7)
     for _ in range(60):
-        model, experts = _random_model(draw)
-        for level in Level:
-            if model.moe:
-                assert held_bytes_of(model, LayerKind.MOE, level) == held_bytes(experts, "bf16", level)
-            else:
-                assert held_bytes_of(model, LayerKind.DENSE, level) == dense_bytes(experts.block, 64, "bf16", level)
-        flops = layer_flops(model, 0, 256)[PartName.ATTENTION]
-        assert flops == attention_flops(experts.block, 64)
+        model, block, experts = _random_model(draw)
+        assert sizes_of(experts, block, 64) == model
+        layer = Layer(model, model.kind_of(0), "bf16")
+        assert [layer.held(level) for level in Level] == [held_bytes_of(model, layer.kind, level) for level in Level]
+        assert layer.flops == sum(layer_flops(model, 0, 256).values())
 
 
 def test_norms_of_heads_and_behind_halves_are_held_and_named() -> None:

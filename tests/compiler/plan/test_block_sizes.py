@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from schedc.attachments.layer_counts import counted_bytes, counted_saving
 from schedc.compiler import analyse, compile
 from schedc.diagnostics import DiagnosticError
 from schedc.ir.plan import BlockSizes, ExpertSizes, Level, Plan
 from schedc.plan import plan_of
+from schedc.plan.counts.layers import counted_layer
 from schedc.plan.writer import read_plan, write_plan
 from schedc.report.check import to_json
 from support.plan_cases import written
@@ -97,15 +97,12 @@ def test_a_plan_says_what_attention_holds() -> None:
     plain = Plan(experts=experts, block=block, tokens=4)
     said = replace(plain, attention=1000.0)
     for moe in (True, False):
-        held, whole = (counted_bytes(plan, moe) for plan in (said, plain))
-        assert held is not None
-        assert whole is not None
-        assert held - whole == 1000 - 6 * 64 * 2
-        saved, full = (counted_saving(said, moe, level) for level in (Level.LAYER, Level.FULL))
-        assert saved is not None
-        assert full is not None
-        assert saved.bytes - full.bytes == 1000 - 64 * 2
-        least = counted_saving(replace(plain, attention=100.0), moe, Level.LAYER)
-        assert least is not None
-        assert least.bytes == full.bytes
+        own, by_sizes, less = (counted_layer(plan, moe) for plan in (said, plain, replace(plain, attention=100.0)))
+        assert own is not None
+        assert by_sizes is not None
+        assert less is not None
+        assert own.held() - by_sizes.held() == 1000 - 6 * 64 * 2
+        saved, full = (own.saving(level).bytes for level in (Level.LAYER, Level.FULL))
+        assert saved - full == 1000 - 64 * 2
+        assert less.saving(Level.LAYER).bytes == full
     assert read_plan(write_plan(said), 1) == said

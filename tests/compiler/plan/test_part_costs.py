@@ -14,7 +14,7 @@ from schedc.ir.ops import OpKind
 from schedc.layout.parser import parse_layout
 from schedc.layout.parts import PartKind
 from schedc.plan import plan_of
-from schedc.plan.level_shares import time_share
+from schedc.plan.counts.layers import layer_of_kind, time_share
 from schedc.plan.writer import write_plan
 from schedc.source import Source
 from schedc.step.costs.costs import Costs, parse_costs
@@ -104,7 +104,7 @@ def test_a_level_has_its_share_of_the_forward_of_its_layers(tmp_path: Path, leve
     plan, parts = plan_of(result.schedule), read(TABLE).parts
     assert parts is not None
     kind = plan.recompute_of(0).level
-    dense, moe = (time_share(plan, of, kind) for of in (PartKind.DENSE, PartKind.MOE))
+    dense, moe = (time_share(layer_of_kind(plan, of), kind) for of in (PartKind.DENSE, PartKind.MOE))
     expected = [2 * dense * parts.dense.F + moe * parts.moe.F, 2 * moe * parts.moe.F, moe * parts.moe.F, 0]
     assert np.allclose(result.costs.resolved(4).recompute_in_backward, expected, rtol=1e-14, atol=0)
     assert moe > 0

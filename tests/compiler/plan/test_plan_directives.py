@@ -16,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import schedc
-from schedc.attachments.recompute_bytes import saving
 from schedc.cell import CellCosts, PlanOrder, cell_program, stage_shape
 from schedc.cli import main
 from schedc.compiler import analyse, price
@@ -45,6 +44,7 @@ from schedc.plan import (
     Topology,
     plan_of,
 )
+from schedc.plan.counts.layers import moe_layer
 from schedc.plan.directives import DIRECTIVES
 from schedc.plan.writer import read_plan, write_plan
 from schedc.report.check import to_json as report
@@ -316,7 +316,9 @@ def test_reports_tell_what_is_attached(tmp_path: Path) -> None:
         ("medium", 1), ("medium", 2), ("light", 2), ("full", 2)
     ]  # fmt: skip
     moe = ExpertSizes(64, 8, 8, 4, 1, 1408, 2048)
-    assert facts["recompute"][3]["bytes_saved"] == 2 * 4096 * saving(moe, "fp16", Level.FULL).bytes
+    assert (
+        facts["recompute"][3]["bytes_saved"] == 2 * 4096 * moe_layer(Plan(dtype="fp16"), moe).saving(Level.FULL).bytes
+    )
     run = lambda *words: CliRunner().invoke(main, [*words])  # noqa: E731
     said = run("check", str(path)).output
     assert "alltoall hierarchical: a token's experts share nodes" in said

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 import schedc
-from schedc.attachments.block_counts import dense_bytes
-from schedc.attachments.fusions import FUSIONS, fused_names
 from schedc.compiler import analyse
 from schedc.diagnostics import DiagnosticError
 from schedc.ir.plan import BlockSizes, Fuse, Level, Plan
+from schedc.model.fusions import FUSIONS
 from schedc.plan import plan_of
+from schedc.plan.counts.layers import counted_layer
 from schedc.plan.writer import read_plan, write_plan
 from schedc.report.check import to_json, to_text
 from schedc.syntax.plan_words import NAMES
@@ -52,21 +52,26 @@ def test_what_is_wrong_is_told_in_its_place(tmp_path: Path, line: str, message: 
     assert (finding.code, finding.message, finding.help) == ("S144", message, help)
 
 
+def _held(sizes: BlockSizes, fuse: Fuse | None = None) -> dict[Level, float]:
+    layer = counted_layer(Plan(block=sizes, fuse=fuse), False)
+    assert layer is not None
+    return {level: layer.held(level) for level in Level}
+
+
 def test_closed_forms_count_what_a_line_leaves_out() -> None:
     """Copies of keys below `layer`, silu(gate) up to the one that repeats the MLP."""
     sizes = BlockSizes(64, heads=8, keys=2, inner=96)
-    plain = {level: dense_bytes(sizes, 64, "bf16", level) for level in Level}
+    plain = _held(sizes)
     copies, gates = 2 * (8 - 2) * 2 * 8, 2 * 96
     for names, more, at_full in (((), 0, 0), (("rope",), copies + gates, copies), (("gated",), copies, copies)):
-        fuse = Fuse(names)
-        own = {level: dense_bytes(sizes, 64, "bf16", level, fuse) for level in Level}
+        own = _held(sizes, Fuse(names))
         assert {level: own[level] - plain[level] for level in Level} == {
             **dict.fromkeys(Level, more),
             Level.FULL: at_full,
             Level.LAYER: 0,
         }
     ungated = BlockSizes(64, heads=8, inner=96, matrices=2)
-    assert dense_bytes(ungated, 64, "bf16", fuse=Fuse(("rope",))) == dense_bytes(ungated, 64, "bf16")
+    assert _held(ungated, Fuse(("rope",))) == _held(ungated)
 
 
 def test_the_report_tells_bits_and_bytes(tmp_path: Path) -> None:
@@ -82,5 +87,5 @@ def test_the_report_tells_bits_and_bytes(tmp_path: Path) -> None:
 
 def test_the_words_are_those_of_the_table() -> None:
     assert set(NAMES["fuse"]) == {*FUSIONS, "auto", "compiled"}
-    assert fused_names(Fuse()) == tuple(FUSIONS)
-    assert fused_names(None) == ()
+    assert Fuse().rows == tuple(FUSIONS)
+    assert Fuse(("gqa", "gated")).rows == ("gated", "gqa")

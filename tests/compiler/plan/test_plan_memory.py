@@ -7,16 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from schedc.attachments.recompute_bytes import layer_bytes, saving
-from schedc.attachments.units import shown
 from schedc.compiler import analyse
 from schedc.diagnostics import DiagnosticError, render
+from schedc.ir.plan import Plan
 from schedc.plan import (
     ExpertSizes,
     Level,
 )
+from schedc.plan.counts.layers import moe_layer
 from schedc.report.check import to_json as report
 from schedc.report.check import to_text
+from schedc.units import shown
 from support.paths import ROOT
 from support.plan_cases import written
 
@@ -28,7 +29,7 @@ def test_memory_in_bytes_and_what_fills_it(tmp_path: Path) -> None:
     """One rank of 1F1B holds a microbatch for each rank behind it: worked out by hand from the closed forms."""
     moe = ExpertSizes(64, 8, 1, 1, 1, 1408, 2048)
     # Two microbatches hold the weights of two hot experts in three layers; the gradients of one layer are on their way.
-    layer, slots = 4096 * layer_bytes(moe, "bf16"), (2 * 3 + 1) * 2 * 3 * 2048 * 1408 * 2
+    layer, slots = 4096 * moe_layer(Plan(), moe).held(), (2 * 3 + 1) * 2 * 3 * 2048 * 1408 * 2
     # By step a rank holds them once in three layers, with gradients in float32. Those of two layers are on their way.
     by_step = (3 * 6 + 2 * 4) * 2 * 3 * 2048 * 1408
     held = 2 * (3 * layer + 300e6) + 3 * 1.2e9 + 0.2e9 + slots  # rank 0: one dense layer and three others, two of each
@@ -49,7 +50,7 @@ def test_memory_in_bytes_and_what_fills_it(tmp_path: Path) -> None:
     analyse(written(tmp_path, f"{BYTES} hot 2\n  memory {int(enough / 1e6) + 1} MB"), {})
     with pytest.raises(DiagnosticError, match=f"holds {re.escape(shown(enough, up=True))} "):
         analyse(written(tmp_path, f"{BYTES} hot 2\n  memory {int(enough / 1e6) - 1} MB"), {})
-    less = held - 2 * 3 * 4096 * saving(moe, "bf16", Level.MEDIUM).bytes
+    less = held - 2 * 3 * 4096 * moe_layer(Plan(), moe).saving(Level.MEDIUM).bytes
     fits = f"{BYTES} hot 2 by microbatch\n  memory {int(less / 1e6) + 300} MB  recompute all medium"
     analyse(written(tmp_path, fits), {})
     with pytest.raises(DiagnosticError, match="S406"):
@@ -116,7 +117,7 @@ def test_what_fills_the_memory_is_counted_behind_recomputation(tmp_path: Path) -
     with pytest.raises(DiagnosticError) as caught:
         analyse(written(tmp_path, f"{lines} recompute medium\n  memory 1 MB"), {})
     moe = ExpertSizes(64, 8, 1, 1, 1, 1408, 2048)
-    layer = 4096 * (layer_bytes(moe, "bf16") - saving(moe, "bf16", Level.MEDIUM).bytes)
+    layer = 4096 * (moe_layer(Plan(), moe).held() - moe_layer(Plan(), moe).saving(Level.MEDIUM).bytes)
     (found,) = caught.value.diagnostics
     assert found.notes[0] == (
         f"most of it: activations of dense layers {shown(2 * 3 * 300e6)}, parameters of dense layers "
@@ -166,7 +167,7 @@ def test_parameters_of_moe_layers_follow_from_the_sizes(tmp_path: Path) -> None:
     """By hand: a rank of eight holds 8 of 64 experts, one shared expert and the router of each layer, in bf16."""
     count = 3 * 2048 * 1408 * (64 // 8 + 1) + 2048 * 64
     lines = BYTES.replace("moe 1200 MB ", "")
-    layer = 4096 * layer_bytes(ExpertSizes(64, 8, 1, 1, 1, 1408, 2048), "bf16")
+    layer = 4096 * moe_layer(Plan(), ExpertSizes(64, 8, 1, 1, 1, 1408, 2048)).held()
     held = 4 * layer + 4 * count * 2  # rank 1 has four layers, and one microbatch
     first = 2 * (3 * layer + 300e6) + 3 * count * 2 + 0.2e9
     rank, most = max(enumerate((first, held)), key=lambda pair: pair[1])

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import schedc
-from schedc.attachments.recompute_bytes import layer_bytes, level_share, output_gradient_bytes
 from schedc.claims.size_range import sizes_in
 from schedc.claims.sweep import sweep
 from schedc.cli import main
@@ -22,10 +21,11 @@ from schedc.diagnostics import DiagnosticError
 from schedc.inputs import open_family, open_input
 from schedc.ir.op_tables import BACKWARD
 from schedc.ir.ops import OpKind
-from schedc.ir.plan import Level
+from schedc.ir.plan import Level, Plan
 from schedc.ir.recomputed import recomputed_ops
 from schedc.ir.schedule import Schedule
 from schedc.plan import Recompute, plan_of
+from schedc.plan.counts.layers import held_share, moe_layer
 from schedc.plan.place_recomputation import place_recomputations
 from schedc.plan.writer import read_plan, write_plan
 from schedc.source import Source
@@ -184,9 +184,10 @@ def test_a_level_holds_its_share_until_the_r(tmp_path: Path, level: str) -> None
     order, costs = step.schedule, step.costs
     experts = plan_of(order).experts
     assert experts is not None
-    whole = 2 * 64 * layer_bytes(experts, "bf16")
+    layer = moe_layer(Plan(dtype="bf16"), experts)
+    whole = 2 * 64 * layer.held()
     said = Level.FULL if not level else Level(level.split()[1])
-    share = level_share(experts, "bf16", said, arrive=2.0)
+    share = held_share(replace(layer, arriving=2.0), said)
     of_stage = costs.resolved(2)
     assert of_stage.restored.tolist() == pytest.approx([whole] * 2)
     assert of_stage.recomputed.tolist() == pytest.approx([whole * share] * 2, rel=0.05)
@@ -212,7 +213,7 @@ def test_an_r_of_an_adaptive_stage_leaves_all_the_rows_that_can_come(tmp_path: P
     # Where it waits for its W, the gradients of the outputs of 2 x 2 rows a token wait too.
     experts = plan_of(order).experts
     assert experts is not None
-    gradients = 2 * 64 * output_gradient_bytes(experts, "bf16", 2 * 2)
+    gradients = 2 * 64 * moe_layer(Plan(dtype="bf16"), experts).of_rows(2 * 2)
     assert (of_stage.pending_weight - of_stage.restored).tolist() == pytest.approx([gradients] * 2)
     assert (of_stage.restored > of_stage.activation).all()
 

@@ -6,18 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from schedc.attachments.recompute_bytes import layer_bytes, level_share, saving
 from schedc.compiler import analyse, compile
 from schedc.diagnostics import DiagnosticError
 from schedc.ir.json import program_from_json, program_to_json
 from schedc.ir.plan import By, ExpertSizes, Level, Plan, Recompute
 from schedc.plan import plan_of
 from schedc.plan.contradictions import contradictions
+from schedc.plan.counts.layers import held_share, moe_layer
 from schedc.plan.writer import write_plan
 from schedc.report.check import to_json, to_text
 from support.plan_cases import written
 
 SIZES = ExpertSizes(64, 8, shared=1, width=1408, hidden=2048)
+LAYER = moe_layer(Plan(), SIZES)
 LINES = "layers 9 dense 1 experts 64 top 8 shared 1 width 1408 hidden 2048 tokens 4096"
 BYTES = "activations dense 300 MB memory"
 RUNS = Recompute.of_layers([(Level.ACT, 1), (Level.FULL, 2), (Level.NONE, 1), (Level.MEDIUM, 1)])
@@ -28,12 +29,12 @@ def test_levels_of_layers_hold_what_each_leaves(tmp_path: Path) -> None:
     path = written(tmp_path, f"{LINES}\n  recompute stage 0 act 1 full 2 none 1 medium 1\n  {BYTES} 99 GB")
     result = analyse(path, {})
     assert plan_of(result.schedule).recompute == (RUNS, Recompute())
-    layer = 4096 * layer_bytes(SIZES, "bf16")
-    shares = [level_share(SIZES, "bf16", level) for level in (Level.FULL, Level.FULL, Level.NONE, Level.MEDIUM)]
+    layer = 4096 * LAYER.held()
+    shares = [held_share(LAYER, level) for level in (Level.FULL, Level.FULL, Level.NONE, Level.MEDIUM)]
     assert result.costs.resolved(2).activation == pytest.approx([300e6 + sum(shares) * layer, 4 * layer])
     (first, _) = to_json(result)["plan"]["recompute"]
     assert first["layers"] == ["act", "full", "full", "none", "medium"]
-    levels = [saving(SIZES, "bf16", level) for level in (Level.FULL, Level.FULL, Level.MEDIUM)]
+    levels = [LAYER.saving(level) for level in (Level.FULL, Level.FULL, Level.MEDIUM)]
     assert first["bytes_saved"] == pytest.approx(4096 * sum(level.bytes for level in levels))
     assert first["extra_flops"] == 4096 * sum(level.flops for level in levels)
     assert "recompute act 1, full 2, none 1, medium 1 on stage 0: saves" in to_text(to_json(result), False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 from math import ceil
 
@@ -10,12 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schedc.attachments.recompute_bytes import layer_bytes, level_share, saving
+from schedc.ir.plan import Plan
 from schedc.plan import (
     ExpertSizes,
     Level,
     Topology,
 )
+from schedc.plan.counts.layers import counted_layer, held_share, moe_layer
 from schedc.step.costs.exchange import (
     MARGIN,
     METHODS,
@@ -140,13 +142,13 @@ def test_break_even_and_capacity() -> None:
 
 
 def test_levels_save_more_and_more() -> None:
-    moe = ExpertSizes(256, 8, 8, 4, 1, 2048, 7168)
-    saved = [saving(moe, "bf16", level, 6.5).bytes for level in Level]
+    layer = moe_layer(Plan(), ExpertSizes(256, 8, 8, 4, 1, 2048, 7168))
+    saved = [replace(layer, arriving=6.5).saving(level).bytes for level in Level]
     assert saved == sorted(saved)
     assert saved[0] == 0
-    assert [saving(moe, "bf16", level).flops for level in (Level.NONE, Level.NORM, Level.ACT)] == [0, 0, 0]
-    assert saving(moe, "bf16", Level.ACT).bytes - saved[1] == 2 * 9 * 2048  # the activations' outputs
-    full = saving(moe, "bf16", Level.FULL)
-    assert full.bytes == layer_bytes(moe, "bf16") - 2 * 6 * 7168  # all but attention's
+    assert [layer.saving(level).flops for level in (Level.NONE, Level.NORM, Level.ACT)] == [0, 0, 0]
+    assert layer.saving(Level.ACT).bytes - saved[1] == 2 * 9 * 2048  # the activations' outputs
+    full = layer.saving(Level.FULL)
+    assert full.bytes == layer.held() - 2 * 6 * 7168  # all but attention's
     assert full.flops == (8 * 4 + 4) * 7168 * 2048 + 2 * 7168 * 256  # first products, router
-    assert level_share(ExpertSizes(8, 2), "bf16", Level.FULL) == 1.0
+    assert held_share(counted_layer(Plan(ExpertSizes(8, 2)), True), Level.FULL) == 1.0

@@ -13,9 +13,9 @@ from torch.nn import functional
 
 import schedc
 from runtime.fusion.chain_cases import BLOCKS, COLUMNS, INNER, TOKENS, WIDTH, P, gelu_tanh, gradients
-from schedc.attachments.fusions import FUSIONS
 from schedc.diagnostics import DiagnosticError
 from schedc.ir.plan import Fuse, Level, Plan, Recompute
+from schedc.model.fusions import FUSIONS
 from schedc_runtime import Pipeline
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.fusion.fused_stages import FusedStages

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from schedc.attachments.parameter_counts import moe_parameter_bytes, moe_parameters
 from schedc.plan import ExpertSizes, Plan, Topology
+from schedc.plan.counts.parameters import expert_parameter_bytes, expert_parameters
 from schedc_runtime.moe.experts import Experts
 from schedc_runtime.moe.layer import GatedMLP, MoELayer
 from schedc_runtime.moe.router import Router, RouterConfig
@@ -22,5 +22,5 @@ def test_counts_are_those_of_a_rank(experts: int, shared: int, nodes: int, per_n
         layer = MoELayer(Router(width, RouterConfig(experts, 2)), Experts(experts, width, inner), dense)
         shard_experts(layer, group)
         sizes = [(parameter.numel(), parameter.nbytes) for parameter in layer.parameters()]
-        assert sum(count for count, _ in sizes) == moe_parameters(plan)
-        assert sum(size for _, size in sizes) == moe_parameter_bytes(plan)
+        assert sum(count for count, _ in sizes) == expert_parameters(plan)
+        assert sum(size for _, size in sizes) == expert_parameter_bytes(plan)

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import schedc
-from schedc.attachments.recompute_bytes import saving
 from schedc.cell.collectives import verify_collectives
 from schedc.cell.costs import CellCosts, SegmentTimes
 from schedc.cell.issue_order import CellOnRank, ExpertRanks, events
@@ -22,6 +21,7 @@ from schedc.diagnostics import DiagnosticError
 from schedc.ir.plan import By, Level, Recompute
 from schedc.ir.program import InstructionKind
 from schedc.plan import Plan
+from schedc.plan.counts.layers import moe_layer
 from schedc_runtime import Cut, Mesh, Pipeline
 from schedc_runtime.errors import StageError
 from schedc_runtime.measure.held_bytes import held
@@ -244,7 +244,7 @@ def test_cells_price_what_is_done_once_more(level: Level, experts: int, shared: 
     sent = {"permute": 1, "dispatch": 7} if level is Level.FULL else {}
     assert times == pytest.approx({"experts": experts, "shared": shared, **sent})
     products = (times["experts"] + times["shared"]) * WIDTH * INNER
-    assert products + 2 * WIDTH * EXPERTS == pytest.approx(saving(SIZES, "fp32", level).flops)
+    assert products + 2 * WIDTH * EXPERTS == pytest.approx(moe_layer(Plan(dtype="fp32"), SIZES).saving(level).flops)
 
 
 def full_cell() -> CellOnRank:

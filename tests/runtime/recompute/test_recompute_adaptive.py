@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import schedc
-from schedc.attachments.recompute_bytes import RowsPerToken, adaptive_bytes, whole_bytes
-from schedc.attachments.row_counts import worst_case_rows
 from schedc.ir.plan import By, ExpertSizes, Level, Method, Recompute, Topology
+from schedc.model.layer import RowsPerToken
 from schedc.plan import Plan
+from schedc.plan.counts.layers import moe_layer
+from schedc.plan.counts.rows import worst_case_rows
 from schedc_runtime import Mesh, Pipeline
 from schedc_runtime.measure.held_bytes import Bytes, held
 from schedc_runtime.moe.arrivals import arrivals
@@ -195,8 +196,10 @@ def test_no_rank_ever_holds_more_than_the_memory_check_counts(method: Method, re
         pipe.step(batch, batch)
         per_step.append((max(x.total for x in counted), max(x.restored for x in counted)))
     fixed = 2 * TOKENS * 144  # what does not grow with rows, and closed forms leave out: choices, indexes of own rows
-    cap = 2 * TOKENS * adaptive_bytes(STEERED, "fp32", recompute, most)
-    whole = 2 * TOKENS * whole_bytes(STEERED, "fp32", most)
+    layer, alone = moe_layer(Plan(dtype="fp32"), STEERED), recompute.level if recompute.by is By.RANK else None
+    assert recompute.adaptive is not None
+    cap = 2 * TOKENS * layer.adaptive(recompute.adaptive, most, alone)
+    whole = 2 * TOKENS * layer.whole(most)
     assert [held <= cap + fixed for held, _ in per_step] == [True] * 4, (per_step, cap)
     assert [restored <= whole for _, restored in per_step] == [True] * 4, (per_step, whole)
     _, (middle, nothing), (worst, restored), _ = per_step

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.flop_counter import FlopCounterMode
 
-from schedc.attachments.block_counts import dense_bytes, mlp_flops
-from schedc.attachments.recompute_bytes import saving
-from schedc.ir.plan import BlockSizes, Level, Recompute
+from schedc.ir.plan import BlockSizes, Level, Plan, Recompute
+from schedc.plan.counts.layers import counted_layer, moe_layer
 from schedc_runtime.measure.held_bytes import held
 from schedc_runtime.models.gpt import GptBlock, GPTConfig
 from schedc_runtime.models.moe_transformer import MoeBlock, MoEConfig
@@ -64,7 +63,7 @@ THREE_LINEAR = 3 * 2 * WIDTH**2
 def test_bytes_and_flops_are_those_of_the_closed_forms(level: Level) -> None:
     none, kept_by_none, before = measured(Recompute())
     bytes_held, kept, after = measured(Recompute(level))
-    expected = saving(SIZES, "fp32", level)
+    expected = moe_layer(Plan(dtype="fp32"), SIZES).saving(level)
     beside, fewer = (QUERY_KEY_VALUE, THREE_LINEAR) if level is Level.LAYER else (0, 0)
     assert none - bytes_held == expected.bytes + BESIDE[level] - beside
     assert kept - kept_by_none <= 2 * TOP * 8  # the choice of both layers, where the router is recomputed
@@ -96,9 +95,11 @@ def _dense(block: nn.Module, level: Level) -> tuple[float, int]:
 def test_dense_blocks_hold_what_the_closed_forms_say() -> None:
     """Attention of equal heads: what is held whole, but for 4 norms' figures and a logarithm per head."""
     config, sizes = GPTConfig(width=WIDTH, heads=2), BlockSizes(WIDTH, heads=2, inner=4 * WIDTH, matrices=2)
+    layer = counted_layer(Plan(block=sizes, dtype="fp32"), False)
+    assert layer is not None
     saved = {level: _dense(GptBlock(config), level)[0] for level in (Level.NONE, Level.NORM, Level.ACT, Level.LAYER)}
     beside = {Level.NONE: STATISTICS + 2 * 4, Level.NORM: 2 * 4, Level.ACT: 2 * 4, Level.LAYER: 0}
-    assert saved == {level: dense_bytes(sizes, WIDTH, "fp32", level) + more for level, more in beside.items()}
+    assert saved == {level: layer.held(level) + more for level, more in beside.items()}
 
 
 def test_dense_levels_save_and_cost_what_the_closed_forms_say() -> None:
@@ -106,11 +107,13 @@ def test_dense_levels_save_and_cost_what_the_closed_forms_say() -> None:
     narrow = {"query_rank": 8, "key_value_rank": 4, "plain": 4, "rotary": 2, "value": 4}
     config = MoEConfig(width=WIDTH, heads=2, inner=24, routing=RouterConfig(4, 2), **narrow)
     sizes = BlockSizes(WIDTH, heads=2, head=4, query=8, latent=4, rotary=2, inner=24)
+    layer = counted_layer(Plan(block=sizes, dtype="fp32"), False)
+    assert layer is not None
     measured = {level: _dense(MoeBlock(config, dense=True), level) for level in (Level.NORM, Level.ACT, Level.FULL)}
-    bytes_held = {level: dense_bytes(sizes, WIDTH, "fp32", level) for level in measured}
+    bytes_held = {level: layer.held(level) for level in measured}
     for low, high in ((Level.NORM, Level.ACT), (Level.ACT, Level.FULL)):
         assert measured[low][0] - measured[high][0] == bytes_held[low] - bytes_held[high]
-    assert measured[Level.FULL][1] - measured[Level.ACT][1] == mlp_flops(sizes, WIDTH)
+    assert measured[Level.FULL][1] - measured[Level.ACT][1] == layer.saving(Level.FULL).flops
 
 
 def test_the_output_of_a_stage_is_let_go_and_its_gradient_collected() -> None:

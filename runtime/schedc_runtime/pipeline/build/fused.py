@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from schedc.attachments.fusions import COMPILED, FUSIONS
 from schedc.ir.plan import Fuse
+from schedc.model.fusions import COMPILED, FUSIONS
 from schedc_runtime.compiled.settings import CompileSettings
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.fusion.fused_stages import FusedStages

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from schedc.attachments.units import shown
 from schedc.ir.program import Program, computation
 from schedc.step.dependencies import Dependencies
 from schedc.step.placed_works import PlacedWorks
 from schedc.step.program.insert_works import insert_works, placed_in
 from schedc.step.works.place_snapshots import place_snapshots
+from schedc.units import shown
 from schedc_runtime.errors import RuntimeFault, StageError
 from schedc_runtime.offload.lanes import Lanes, lanes_for
 from schedc_runtime.offload.snapshot import StageSnapshot

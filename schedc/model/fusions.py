@@ -18,10 +18,11 @@ or another formula of the same function.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from schedc.ir.plan import BlockSizes, Fuse, Level
+from schedc.model.levels import Level
+from schedc.model.sizes import AttentionKind, ModelSizes
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Fusion:
     exact: bool
     numbers: int
     mask: int = 0
-    in_block: Callable[[BlockSizes, int], int] | None = None
+    in_block: Callable[[ModelSizes], int] | None = None
 
     def saved_bytes(self, columns: int, itemsize: int, masks_are_factors: bool = True) -> int:
         """Bytes per token that one chain of so many columns no longer holds. itemsize: bytes of a number."""
@@ -48,14 +49,14 @@ class Fusion:
         return columns * (self.numbers * itemsize - self.mask)
 
 
-def _inner(block: BlockSizes, _hidden: int) -> int:
-    return block.inner if block.matrices == 3 else 0
+def _inner(sizes: ModelSizes) -> int:
+    return sizes.ffn if sizes.gated else 0
 
 
-def _copies(block: BlockSizes, hidden: int) -> int:
+def _copies(sizes: ModelSizes) -> int:
     """Columns of the copies of keys and values. Keys from a narrow vector have a head for each query."""
-    heads, head = block.heads_or(1), block.head_or(hidden)
-    return 0 if block.latent else (heads - (block.keys or heads)) * (2 * head + block.rotary)
+    own = sizes.attention
+    return 0 if own.kind is AttentionKind.MLA else (own.heads - own.kv_heads) * (own.qk_dim + own.v_dim)
 
 
 FUSIONS = {
@@ -77,24 +78,16 @@ COMPILED = "compiled"
 """The provider that lets torch.compile make one kernel of each replacement; by default torch's operations run."""
 
 
-def fused_names(fuse: Fuse | None) -> tuple[str, ...]:
-    """The rows that a plan asks for, in the order of the table."""
-    if fuse is None:
-        return ()
-    return tuple(name for name in FUSIONS if not fuse.names or name in fuse.names)
+def unfused_numbers(fused: Collection[str] | None, sizes: ModelSizes, level: Level) -> int:
+    """Numbers per token that a dense layer holds because a plan names fusions, and leaves these out.
 
-
-def unfused_numbers(fuse: Fuse | None, block: BlockSizes, hidden: int, level: Level) -> int:
-    """Numbers per token that a dense block holds because the plan names fusions, and leaves these out.
-
-    Without a `fuse` line it is 0: closed forms count the blocks of this package, which hold no copies of keys and no
-    silu(gate).
+    Without a `fuse` line, ``fused`` is None and it is 0: sums over parts count the blocks of this package, which hold
+    no copies of keys and no silu(gate).
     """
-    if fuse is None:
+    if fused is None or level >= Level.LAYER:
         return 0
-    left = [row for name, row in FUSIONS.items() if name not in fused_names(fuse) and row.in_block is not None]
-    total = 0
-    for row in left:
-        assert row.in_block is not None
-        total += row.in_block(block, hidden) * row.numbers * (row.name != "gated" or level < Level.FULL)
-    return total
+    return sum(
+        row.in_block(sizes) * row.numbers * (name != "gated" or level < Level.FULL)
+        for name, row in FUSIONS.items()
+        if name not in fused and row.in_block is not None
+    )

@@ -1,18 +1,18 @@
-"""The time of the head by the form of its loss: whose ops run its products, and which form a schedule prefers."""
+"""A head by the form of its loss: products and time of each op, bytes that it holds, and the better form."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
-from schedc.attachments.head_products import PRODUCTS
 from schedc.cell.costs import SegmentTimes
 from schedc.cell.table import CellTable
 from schedc.ir.arrays import Floats
 from schedc.ir.ops import OpKind
-from schedc.ir.plan import LOSS_FORMS
+from schedc.ir.plan import LOSS_FORMS, Plan, bytes_per_number
 from schedc.ir.schedule import Schedule
 from schedc.layout.costs import LayerCosts
 from schedc.layout.parts import WORK, Layout, PartKind
@@ -23,6 +23,48 @@ from schedc.step.timeline import simulate
 
 _SAME = 1e-9
 """Makespans closer than this share are one."""
+_WIDE = 4
+"""Bytes of a number in which losses are formed."""
+
+
+class HeadProducts(NamedTuple):
+    """How often an op computes each product of the head: logits, gradient of the input, gradient of the weight."""
+
+    F: tuple[int, int, int]
+    I: tuple[int, int, int]  # noqa: E741
+    W: tuple[int, int, int]
+    B: tuple[int, int, int]
+
+
+PRODUCTS = {
+    "whole": HeadProducts((1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 1, 1)),
+    "early": HeadProducts((1, 1, 1), (0, 0, 0), (0, 0, 0), (0, 0, 0)),
+    "again": HeadProducts((1, 0, 0), (1, 1, 0), (1, 0, 1), (1, 1, 1)),
+}
+"""By the form of the loss."""
+
+
+def held_bytes(plan: Plan, form: str) -> int | None:
+    """Bytes of head and loss that a microbatch holds from F to its backward; None where the plan says too little.
+
+    They are the hidden states; whole, the logits' log-probabilities; again, a log-sum of each row.
+    """
+    vocab = plan.loss.vocab if plan.loss else 0
+    if not plan.tokens or not plan.hidden or (form == "whole" and not vocab):
+        return None
+    row = plan.hidden * bytes_per_number(plan.dtype)
+    return plan.tokens * (row + _WIDE * {"whole": vocab, "early": 0, "again": 1}[form])
+
+
+def logit_bytes(plan: Plan) -> float:
+    """Bytes per token of the logits while the loss is formed, in two types; 0 where the plan does not say the columns.
+
+    A loss in chunks has those of a chunk.
+    """
+    if plan.loss is None or not plan.loss.vocab or not plan.tokens:
+        return 0.0
+    rows = plan.tokens if plan.loss.form == "whole" else min(plan.loss.chunk or plan.tokens, plan.tokens)
+    return plan.loss.vocab * (_WIDE + bytes_per_number(plan.dtype)) * rows / plan.tokens
 
 
 def with_head_times(of_stages: Costs, costs: Costs, layout: Layout, layers: LayerCosts, form: str) -> Costs:

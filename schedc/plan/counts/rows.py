@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from schedc.attachments.recompute_bytes import RowsPerToken
 from schedc.ir.plan import ExpertSizes, Method, Plan
+from schedc.model.layer import RowsPerToken
 from schedc.step.costs.exchange import METHODS, MethodChoice, Routing, RowTraffic, arrivals, capacity_rows, choose, rows
 
 
@@ -33,7 +33,7 @@ def arriving_rows(plan: Plan) -> float | None:
     return arrivals(plan.method, routing_of(plan.experts), plan.topology)
 
 
-def filled(plan: Plan) -> float:
+def buffer_factor(plan: Plan) -> float:
     """Rows that a rank's buffers hold over the mean number: those of bounded sizes, else 1."""
     return plan.bound or 1.0
 

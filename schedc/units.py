@@ -1,11 +1,17 @@
-"""Converts numbers of a plan with their units to bytes and bytes per second, and writes them for people."""
+"""Converts numbers with their units to bytes and bytes per second, and writes them for people."""
 
 from __future__ import annotations
 
 from math import ceil, floor, log10
 
-from schedc.syntax.plan import GivenValue, MemoryLine
-from schedc.syntax.tokens import MAX_INT, UNITS
+UNITS: dict[str, float] = {
+    **{f"{prefix}B": 1000.0**power for power, prefix in enumerate("KMGT", 1)},
+    **{f"{prefix}iB": 1024.0**power for power, prefix in enumerate("KMGT", 1)},
+    **{f"{prefix}bit": 1000.0**power / 8 for power, prefix in enumerate("KMG", 1)},
+}
+"""What may stand behind a number of a plan, and how many bytes it is; elsewhere they are names."""
+MAX_INT = 2**31 - 1
+"""The largest whole number of the language."""
 
 
 def bytes_of(value: float, unit: str) -> float | None:
@@ -13,16 +19,15 @@ def bytes_of(value: float, unit: str) -> float | None:
     return value * UNITS[unit] if unit in UNITS and not unit.endswith("bit") else None
 
 
-def speed_of(entry: GivenValue) -> float | None:
+def speed_of(value: float, unit: str) -> float | None:
     """Bytes per second of ``50 GB/s`` or ``400 Gbit/s``; None for anything else."""
-    unit, _, per = entry.unit.partition("/")
-    return entry.value * UNITS[unit] if unit in UNITS and per == "s" else None
+    unit, _, per = unit.partition("/")
+    return value * UNITS[unit] if unit in UNITS and per == "s" else None
 
 
-def amount(line: GivenValue | MemoryLine) -> float:
+def amount(value: float, unit: str) -> float:
     """The number in bytes where it has a unit; unchanged where it has none."""
-    value = line.limit if isinstance(line, MemoryLine) else line.value
-    return float(value if not line.unit else bytes_of(value, line.unit) or 0.0)
+    return float(value if not unit else bytes_of(value, unit) or 0.0)
 
 
 def shown(count: float, up: bool = False) -> str:

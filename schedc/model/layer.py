@@ -1,0 +1,222 @@
+"""What a layer holds, computes and recomputes, per token and by level: sums over its parts.
+
+The arrived rows are not held beside their copies in the order of the experts. A level that recomputes the copies, but
+does not dispatch a second time, holds the arrived rows instead. Not counted are the logarithms of attention's sums,
+indexes, masks of dropout, and what kernels and collectives take inside. FLOPs are those of products, two for a product
+of two numbers. Scores are causal over the sequence, and not counted where the sequence is not known.
+
+Working memory is what a layer takes while it runs, beyond what it holds for its backward. Its parts run one after the
+other, so that the largest counts:
+
+    tokens      gradients or values on their way between its parts: 4 H
+    attention   gradients of query, key, value and result
+    dense MLP   gradients between its products, and two temporaries of the activation; shared experts alike
+    rows        those of `Layer.passing`
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from schedc.model.counts import part_bytes, part_parameters, product_flops
+from schedc.model.fusions import unfused_numbers
+from schedc.model.levels import Level, bytes_per_number
+from schedc.model.parts import LayerPart, PartName, parts_of
+from schedc.model.sizes import LayerKind, ModelSizes, MoeSizes
+
+_BESIDE = 36
+"""Bytes per row that no level saves: at most four indexes for its way, and its gate."""
+_FORWARD = 6
+"""FLOPs of an expert's forward, per row, column of a token and column inside."""
+_FIRST = 4
+"""FLOPs of its first product, in the same unit. No gradient needs the result of the second one."""
+_ON_THEIR_WAY = 4
+"""Rows of H columns between the parts of a layer: its input and output, and those of the part that runs."""
+_OF_HEADS = ("query", "key", "value", "attention result")
+"""Tensors whose gradients attention computes at once."""
+
+
+class Saving(NamedTuple):
+    """Bytes that a level does not hold and FLOPs that it recomputes, per token and layer."""
+
+    bytes: float
+    flops: int
+
+
+class RowsPerToken(NamedTuple):
+    """Rows of a rank per token of its own. experts: rows that its experts compute. arrive: rows of the last hop."""
+
+    experts: float
+    arrive: float
+
+
+def recomputed_share(role: str, level: Level) -> float:
+    """Share of a node's forward that a level recomputes, counted in products; 1 for nodes without products."""
+    return _first_product(level) / _FORWARD if role in ("experts", "shared") else 1.0
+
+
+def _first_product(level: Level) -> int:
+    return _FIRST if level >= Level.MEDIUM else 0
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A kind of layer.
+
+    dtype: type of activations. said: bytes per token that attention holds, norms apart; 0: those of its tensors.
+    fused: chains of operations that run as one; None: blocks as this package has them. buffer_factor: rows of buffers
+    over those of balanced ranks. arriving: rows that a rank gets per token of its own; None: each row travels alone.
+    """
+
+    sizes: ModelSizes
+    kind: LayerKind
+    dtype: str = ""
+    said: float = 0.0
+    fused: tuple[str, ...] | None = None
+    buffer_factor: float = 1.0
+    arriving: float | None = None
+
+    @cached_property
+    def _number(self) -> int:
+        return bytes_per_number(self.dtype)
+
+    @property
+    def _moe(self) -> MoeSizes:
+        assert self.sizes.moe is not None, "a layer with experts"
+        return self.sizes.moe
+
+    @property
+    def _is_moe(self) -> bool:
+        return self.kind is LayerKind.MOE
+
+    def part(self, name: PartName) -> LayerPart:
+        """A part of the layer; one with nothing where it has no such part."""
+        return self._parts.get(name, _NOTHING)
+
+    @cached_property
+    def _parts(self) -> dict[PartName, LayerPart]:
+        return dict(parts_of(self.sizes, self.kind))
+
+    @property
+    def rows(self) -> RowsPerToken:
+        """Rows that come where ranks are balanced; none in a dense layer."""
+        if not self._is_moe:
+            return RowsPerToken(0.0, 0.0)
+        top = self._moe.top
+        arriving = top if self.arriving is None else self.arriving
+        return RowsPerToken(top * self.buffer_factor, arriving * self.buffer_factor)
+
+    def attention_bytes(self, level: Level = Level.NONE) -> float:
+        """Bytes per token that attention holds at a level, norms apart."""
+        held = float(part_bytes(self.part(PartName.ATTENTION), level, self.dtype))
+        return held if not self.said else min(held, self.said) if level >= Level.LAYER else self.said
+
+    def held(self, level: Level = Level.NONE, of_rows: Level | None = None, rows: RowsPerToken | None = None) -> float:
+        """Bytes per token that the layer holds. of_rows: level of the routed experts. rows: by default `rows`."""
+        rows = rows or self.rows
+        norms, shared, dense, scores = (
+            part_bytes(self.part(name), level, self.dtype)
+            for name in (PartName.NORMS, PartName.SHARED, PartName.DENSE, PartName.ROUTER)
+        )
+        experts = self.part(PartName.EXPERTS)
+        computed, arrived = (part_bytes(experts, of_rows or level, self.dtype, per) for per in ("row", "arrived"))
+        of_rows_held = norms + shared + dense + rows.experts * computed + rows.arrive * arrived
+        unfused = 0 if self._is_moe else unfused_numbers(self.fused, self.sizes, level) * self._number
+        return self.attention_bytes(level) + of_rows_held + (scores + unfused)
+
+    def held_by_role(self, level: Level = Level.NONE) -> dict[str, float]:
+        """Bytes per token that a MoE layer holds, by role of its segments, with balanced rows that travel alone.
+
+        Attention has its own norms, those of the experts, and the router. Experts have their rows as they arrive.
+        """
+        whole = self.held(level, rows=RowsPerToken(self.rows.experts, self.rows.experts))
+        shared = part_bytes(self.part(PartName.SHARED), level, self.dtype)
+        others = whole - self.held(level, rows=RowsPerToken(0, 0))
+        return {"attention": whole - others - shared, "shared": shared, "experts": others}
+
+    def adaptive(self, threshold: float, most: RowsPerToken, alone: Level | None = None) -> float:
+        """Bytes per token that a MoE layer holds where it recomputes above a threshold, with ``most`` rows at worst.
+
+        threshold: rows over their mean, up to which they are held. alone: the level of a rank that decides for itself,
+        and above the threshold holds what this level leaves; None for a group, which then holds no rows.
+        """
+        up_to = RowsPerToken(min(threshold * self._moe.top, most.experts), most.arrive)
+        held = self.held(rows=up_to)
+        if alone is not None:
+            held = max(held, self.held(Level.NONE, alone, most))
+        return held + _BESIDE * most.experts
+
+    def whole(self, most: RowsPerToken) -> float:
+        """Bytes per token of a MoE layer with ``most`` rows that holds everything: in its backward, or after its R."""
+        arrived = self._number * self.sizes.hidden * most.arrive
+        return self.held(Level.NONE, Level.NONE, most) + arrived + _BESIDE * most.experts
+
+    def of_rows(self, rows: float) -> float:
+        """Bytes per token of ``rows`` rows of a token's columns: as they arrive, or gradients of experts' outputs."""
+        return self._number * self.sizes.hidden * rows
+
+    def passing(self, most: RowsPerToken) -> float:
+        """Bytes per token of the temporaries while ``most`` rows run through a layer, forward or backward.
+
+        They add to `whole`: gradients of the arrived rows, and three of the rows (outputs with and without gates,
+        gradients of inputs). There are also gradients of both products and the activation, and two temporaries of the
+        latter.
+        """
+        H, F = self.sizes.hidden, self._moe.width
+        return self._number * (most.arrive * H + most.experts * (3 * H + 5 * F))
+
+    @property
+    def working(self) -> float:
+        """Bytes per token that the layer takes while it runs."""
+        if self._is_moe:
+            rows, moe = self.rows.experts, self._moe
+            largest = max(self.passing(RowsPerToken(rows, rows)), 5 * moe.shared * moe.width * self._number)
+        else:
+            largest = (4 + self.sizes.gated) * self.sizes.ffn * self._number
+        heads = sum(x.columns for x in self.part(PartName.ATTENTION).held if x.name in _OF_HEADS)
+        return _ON_THEIR_WAY * self.sizes.hidden * self._number + max(largest, heads * self._number)
+
+    @cached_property
+    def _attention_flops(self) -> int:
+        attention = self.part(PartName.ATTENTION)
+        return product_flops(attention) + attention.scores * self.sizes.seq
+
+    @property
+    def flops(self) -> float:
+        """FLOPs of a forward, per token."""
+        own = product_flops(self.part(PartName.ROUTER)) + product_flops(self.part(PartName.DENSE))
+        if not self._is_moe:
+            return self._attention_flops + own
+        products = _FORWARD * (self.rows.experts + self._moe.shared) * self.sizes.hidden * self._moe.width
+        return self._attention_flops + own + products
+
+    def saving(self, level: Level) -> Saving:
+        """What a level saves, and what it recomputes for that."""
+        flops: float = product_flops(self.part(PartName.ROUTER)) * (level >= Level.LIGHT)
+        flops += product_flops(self.part(PartName.DENSE)) * (level >= Level.FULL)
+        if self._is_moe:
+            moe, first = self._moe, _first_product(level)
+            products = first * moe.top * self.buffer_factor + first * moe.shared
+            flops += products * self.sizes.hidden * moe.width
+        flops += self._attention_flops * (level >= Level.LAYER)
+        return Saving(self.held() - self.held(level), round(flops))
+
+    @property
+    def parameters_of_an_expert(self) -> int:
+        """Parameters of the matrices of one expert."""
+        return part_parameters(self.part(PartName.EXPERTS)) // self._moe.experts
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of a hot expert's matrices in its slot. The gradients of one microbatch take as many."""
+        return self.parameters_of_an_expert * self._number
+
+    @property
+    def slot_gradient_bytes(self) -> int:
+        """Bytes of the gradients of a hot expert's matrices, summed over a step in float32."""
+        return self.parameters_of_an_expert * bytes_per_number("fp32")
+
+
+_NOTHING = LayerPart()
