@@ -103,10 +103,10 @@ def in_layout(layers: LayerCosts, form: str, schedule: Schedule, parts: PartCost
 
 
 def in_cells(table: CellTable, form: str, schedule: Schedule) -> CellTable:
-    """The table whose node of the head takes what this form has it compute; the same where it has no such node.
+    """The table with the products of this form in the node of the head; unchanged without such a node.
 
-    In a cell a whole backward takes an I and a W. So with the form `again` these share the logits where no backward of
-    the head is split; where some are, a whole one makes the logits twice.
+    In a cell a whole backward takes an I and a W. With the form `again` they share the logits if no backward of
+    the head is split. Otherwise a whole backward makes the logits twice.
     """
     segments = dict(table.costs.segments)
     if form == "whole" or "head" not in segments:

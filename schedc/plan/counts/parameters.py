@@ -30,7 +30,7 @@ def _own_experts(plan: Plan) -> int | None:
 
 
 def expert_parameter_bytes(plan: Plan) -> int | None:
-    """Bytes of `expert_parameters`: weights in the plan's dtype, and what its `states` say beside them."""
+    """Bytes of `expert_parameters`: weights in the plan's dtype, and their `states`."""
     count = expert_parameters(plan)
     return None if count is None else ceil(count * (bytes_per_number(plan.dtype) + plan.states))
 
@@ -44,7 +44,7 @@ def expert_share(plan: Plan) -> float:
 def parameter_facts(tree: PlanTree, plan: Plan, layout: Layout) -> dict[str, Any]:
     """``moe_layer`` and ``moe_layer_bytes``: experts and router of a layer on a rank; ``unknown``: counted as 0.
 
-    ``states``: bytes of a parameter beside its weight, which ``moe_layer_bytes`` has in it.
+    ``states``: bytes of a parameter beside its weight; ``moe_layer_bytes`` includes them.
     Empty for a plan whose memory is not in bytes. What a ``parameters`` line gives is not among the unknown.
     """
     if not tree.in_bytes:

@@ -8,7 +8,7 @@ from schedc.step.costs.exchange import METHODS, MethodChoice, Routing, RowTraffi
 
 
 def routing_of(experts: ExpertSizes) -> Routing:
-    """The routing that these experts have in `schedc.step.costs.exchange`."""
+    """The routing of experts, for `schedc.step.costs.exchange`."""
     return Routing(experts.count, experts.top, experts.groups, experts.limit)
 
 
