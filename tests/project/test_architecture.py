@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from project import house, house_imports
+from project import closures, house, house_imports
+from project.closures import Closure
 from project.house_imports import module_name
 from project.room_order import ROOMS
 from support.paths import ROOT
@@ -46,6 +47,18 @@ def test_the_document_lists_what_the_runtime_uses() -> None:
     assert {f"schedc.{name}" for name in re.findall(r"`([\w.]+)`", listed)} == set(RUNTIME_MAY_USE)
 
 
+@pytest.mark.parametrize("question", ["bytes that attention holds", "time of a cell", "which plans are legal"])
+def test_a_question_leads_to_one_room(question: str) -> None:
+    """One heading or bold head has the words, and names the function where it lies."""
+    heads = re.findall(r"^#+ (.+)|\*\*([^*]+)\*\*", DOCUMENT, re.MULTILINE)
+    (head,) = [head for pair in heads for head in pair if question in head.lower()]
+    (named,) = re.findall(r"`([\w.]+)`", head)
+    module, _, function = named.rpartition(".")
+    assert function in {
+        name for _, _, name in house_imports.written(house_imports.modules()[f"schedc.{module}"]).functions
+    }
+
+
 def test_every_room_stands_in_the_order() -> None:
     assert house_imports.without_place() == []
 
@@ -70,6 +83,28 @@ def test_nothing_imports_itself_through_others() -> None:
 @pytest.mark.parametrize("module", house.MUST_KNOW)
 def test_a_change_needs_few_files(module: str) -> None:
     assert len(house_imports.must_know(module)) <= house.MUST_KNOW[module]
+
+
+@pytest.mark.parametrize("held", closures.CLOSURES, ids=lambda held: held.module)
+def test_a_file_stands_on_few_lines(held: Closure) -> None:
+    """`python tests/project/closures.py MODULE` shows the rooms and the importing files."""
+    names = closures.closure(held.module, held.left_out)
+    assert closures.lines(names) <= held.lines
+    loaded = [name for name in names - closures.LOOKUPS if closures.looked_up(name).unknown]
+    assert loaded == [], "modules are loaded by values that no count sees"
+
+
+def test_lookups_count_as_imports() -> None:
+    text = 'import_module("schedc.ir.ops")\nimport_module(f"schedc.{name}")\nrun = "elaborate.schedule:schedule"\n'
+    text += 'importlib.import_module(name)\nwriter = "trace:export"\nplace = "file.sched:name"\n'
+    found = closures.read_lookups(text, "schedc.interchange")
+    assert found.modules == {"schedc.ir.ops", "schedc.elaborate.schedule", "schedc.interchange.trace"}
+    assert found.unknown == (2, 4)
+    everything = closures.closure("schedc_runtime.pipeline.pipeline")
+    without = closures.closure("schedc_runtime.pipeline.pipeline", closures.ASKED_FOR)
+    assert {house_imports.room(name) for name in everything} - {house_imports.room(name) for name in without} == set(
+        closures.ASKED_FOR
+    )
 
 
 def test_no_class_has_the_name_of_another() -> None:
