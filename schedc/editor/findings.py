@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from schedc.check.names import check
 from schedc.claims.check import check_claims
 from schedc.compiler import legal_schedule
 from schedc.diagnostics import Diagnostic, DiagnosticError
+from schedc.elaborate.names import check
 from schedc.load.library import applied
 from schedc.plan.read import checked_lines
 from schedc.source import Source

@@ -9,6 +9,7 @@ import numpy as np
 
 from schedc.elaborate.evaluate import RANK, Scope, Value
 from schedc.elaborate.expand import ExpandedItem, Expander, InstanceOps, pack_like, unpack
+from schedc.elaborate.walk import in_order
 from schedc.ir.arrays import Int64, bincount, repeat
 from schedc.ir.ops import OpKind
 from schedc.step.rules import InTurn, Limit, OpPattern, Preferred, Rule, Searched
@@ -124,7 +125,7 @@ class ComputedExpander(Expander):
 
     def _preference(self, item: t.OpItem | t.PairItem, scope: Scope) -> tuple[OpPattern, ...]:
         """The pattern of a preferred op, or the patterns of both ops of a pair."""
-        ops: Sequence[t.OpItem] = (item,) if isinstance(item, t.OpItem) else item.in_order
+        ops: Sequence[t.OpItem] = (item,) if isinstance(item, t.OpItem) else in_order(item)
         return tuple(self._pattern(op, scope) for op in ops)
 
     def _pattern(self, op: t.OpItem, scope: Scope) -> OpPattern:

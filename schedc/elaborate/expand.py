@@ -15,6 +15,7 @@ import numpy as np
 
 from schedc.diagnostics import CompilerBug, Diagnostic, DiagnosticError
 from schedc.elaborate.evaluate import RANK, Evaluator, Scope, Value
+from schedc.elaborate.walk import in_order
 from schedc.ir.arrays import Int64, repeat
 from schedc.ir.ops import OpKind
 from schedc.ir.placement import Placement
@@ -123,7 +124,7 @@ class Expander:
             case t.OpItem():
                 return [self._op(statement, scope, phase, 0)]
             case t.PairItem():
-                return [self._op(op, scope, phase, half) for half, op in enumerate(statement.in_order, 1)]
+                return [self._op(op, scope, phase, half) for half, op in enumerate(in_order(statement), 1)]
             case t.Phase(name=name, body=body):
                 return [self.body(body, scope.inside(), name)]
             case t.Repeat(count=count, body=body):

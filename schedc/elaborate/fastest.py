@@ -9,8 +9,8 @@ from math import inf
 import numpy as np
 import numpy.typing as npt
 
-from schedc.check.computed_orders import AIMS
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
+from schedc.elaborate.computed_orders import AIMS
 from schedc.elaborate.zero_bubble import WAYS, search, searchable
 from schedc.ir.schedule import Schedule
 from schedc.source import Source

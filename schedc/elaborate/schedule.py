@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from schedc.check.names import check
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label, RequestError
 from schedc.elaborate.assemble import ExpandedOrder, assemble
 from schedc.elaborate.computed import ComputedExpander
@@ -20,6 +19,7 @@ from schedc.elaborate.fastest import (
     place_computed,
     refuse_too_many,
 )
+from schedc.elaborate.names import check
 from schedc.elaborate.place import build_placement
 from schedc.elaborate.segments import in_segments, out_of_order
 from schedc.elaborate.sizes import (

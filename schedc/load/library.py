@@ -9,8 +9,8 @@ from os.path import isfile
 from pathlib import Path
 from typing import TypeAlias
 
-from schedc.check.names import check
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label, RequestError, did_you_mean
+from schedc.elaborate.names import check
 from schedc.elaborate.sizes import BOUNDS
 from schedc.source import NOWHERE, Source
 from schedc.syntax.input import AppliedPlan

@@ -9,7 +9,6 @@ from schedc.diagnostics import DiagnosticError
 from schedc.elaborate.frozen import thaw
 from schedc.elaborate.schedule import elaborate
 from schedc.step.costs.costs import Costs
-from schedc.step.costs.given import check_given
 from schedc.step.dependencies import Dependencies
 from schedc.step.legality import check_dependencies
 from schedc.step.op_times import Pricer
@@ -26,7 +25,7 @@ def order(tree: Input, sizes: Mapping[str, int], costs: Costs) -> Dependencies:
         return Dependencies.of(tree.at(sizes))  # judged when it was read
     if isinstance(tree, AppliedPlan):
         return order_of(tree.schedule, sizes, costs if costs.parts is None else replace(costs, parts=None))
-    return order_of(tree, sizes, costs, order_pricer(costs, tree.slices))
+    return order_of(tree, sizes, costs, order_pricer(costs, tree.slices or 1))
 
 
 def order_of(tree: ScheduleTree, sizes: Mapping[str, int], costs: Costs, pricer: Pricer | None = None) -> Dependencies:
@@ -49,13 +48,3 @@ def order_pricer(costs: Costs, slices: int = 1) -> Pricer | None:
     from schedc.plan.cell_pricer import CellPricer
 
     return CellPricer(costs, slices=slices)
-
-
-def given_costs(costs: Costs, dependencies: Dependencies, planned: bool) -> Costs:
-    """The costs as given, which say how long each op takes. Raises `DiagnosticError` (S410, S411).
-
-    planned: the order is that of a plan, whose stages may take times of parts.
-    """
-    if not planned or costs.parts is None:
-        check_given(costs, dependencies.schedule)
-    return costs

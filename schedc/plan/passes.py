@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
-
-from schedc.syntax.input import AppliedPlan
 
 if TYPE_CHECKING:
     from schedc.claims.check import ClaimResult
@@ -129,114 +127,97 @@ class Step:
 class Pass(NamedTuple):
     """A pass over a step.
 
-    needs: what the function takes, as fields of the step, and fields of these behind a dot. gives: the fields that it
-    returns. run: "room.file:function", imported when it runs. when: whether the step asks for it. after: fields that
-    must be there before, which the function does not take.
+    Fields are named with fields of these behind a dot. needs: what the function takes. gives: the fields that it
+    returns. run: "room.file:function", imported when it runs. when: fields that must be true; behind a "!" they must
+    not be. after: fields that must be there before, which the function does not take.
     """
 
     name: str
     needs: tuple[str, ...]
     gives: tuple[str, ...]
     run: str
-    when: Callable[[Step], bool] = lambda step: True
+    when: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
 
-
-def _planned(step: Step) -> bool:
-    return step.lines is not None
-
-
-def _follows_stages(step: Step) -> bool:
-    return isinstance(step.tree, AppliedPlan) and step.tree.schedule.has_policy
-
-
-def _offloads(step: Step) -> bool:
-    return _planned(step) and bool(step.plan.offload)
-
-
-def _compares_losses(step: Step) -> bool:
-    beside = step.given.cell is not None or step.written is not None or step.offloading is not None
-    return _planned(step) and step.plan.loss is not None and not beside
+    def asked(self, step: Step) -> bool:
+        """Whether the step asks for this pass."""
+        return all(bool(_value(step, name.removeprefix("!"))) != name.startswith("!") for name in self.when)
 
 
 _PLACED = ("offloading", "replication")
 
 PASSES = (
-    Pass("read", ("tree",), ("lines",), "plan.read:checked_lines", lambda step: isinstance(step.tree, AppliedPlan)),
+    Pass("read", ("tree",), ("lines",), "plan.read:checked_lines", ("tree.tree",)),
     Pass("order", ("tree", "sizes", "given"), ("dependencies",), "plan.order:order", after=("lines",)),
     Pass(
         "refuse replicas", ("dependencies.schedule", "replicas"), ("replication",), "plan.replicate:refuse_unplanned",
-        lambda step: step.replicas is not None and not _planned(step),
+        ("replicas", "!lines"),
     ),
-    Pass("given", ("given", "dependencies", "lines"), ("costs",), "plan.order:given_costs"),
+    Pass("given", ("given", "dependencies.schedule", "lines"), ("costs",), "step.costs.given:given_costs"),
     Pass(
         "slices", ("dependencies", "tree.slices"), ("dependencies",), "plan.in_slices:in_slices",
-        lambda step: step.tree is not None and not _planned(step) and (step.tree.slices or 1) > 1, after=("costs",),
+        ("tree.slices", "!lines"), after=("costs",),
     ),
     Pass(
-        "layout", ("lines", "dependencies.schedule", "given"), ("layout",), "plan.apply:place_layers", _planned,
+        "layout", ("lines", "dependencies.schedule", "given"), ("layout",), "plan.apply:place_layers", ("lines",),
         after=("costs",),
     ),
-    Pass("attach", ("lines", "dependencies.schedule", "layout"), ("plan",), "plan.resolve:resolve", _planned),
+    Pass("attach", ("lines", "dependencies.schedule", "layout"), ("plan",), "plan.resolve:resolve", ("lines",)),
     Pass(
         "reorder", ("tree", "sizes", "given", "lines", "layout", "plan"), ("dependencies",), "plan.reorder:reorder",
-        _follows_stages,
+        ("lines", "tree.schedule.has_policy"),
     ),
-    Pass("layers", ("lines",), ("layers",), "plan.apply:layer_costs", _planned),
+    Pass("layers", ("lines",), ("layers",), "plan.apply:layer_costs", ("lines",)),
     Pass(
         "levels", ("lines", "layout", "layers", "given", "plan", "dependencies"), ("plan", "chosen"),
-        "plan.choose_both:choose_levels", lambda step: _planned(step) and any(x.auto for x in step.lines.requests),
+        "plan.choose_both:choose_levels", ("lines.automatic",),
     ),
-    Pass("stages", ("lines", "layout", "given", "plan"), ("costs",), "plan.apply:stage_costs", _planned),
+    Pass("stages", ("lines", "layout", "given", "plan"), ("costs",), "plan.apply:stage_costs", ("lines",)),
     Pass(
         "recompute", ("tree", "plan", "layout", "costs", "dependencies"), ("dependencies", "costs", "written"),
-        "plan.attached:place", _planned,
+        "plan.attached:place", ("lines",),
     ),
     Pass(
         "hold", ("lines", "plan", "layout", "layers", "dependencies.schedule", "costs"), ("held",),
-        "plan.held_memory:held_memory", _planned,
+        "plan.held_memory:held_memory", ("lines",),
     ),
     Pass(
         "offload", ("lines", "plan", "layout", "layers", "dependencies", "held"), ("offloading",),
-        "plan.place_works:place_offloads", _offloads,
+        "plan.place_works:place_offloads", ("plan.offload",),
     ),
     Pass(
         "fit", ("lines.tree", "plan", "held", "dependencies", "offloading.placed"), ("bytes",),
-        "plan.peak_memory:check_memory",
-        lambda step: _planned(step) and step.replicas is None,
+        "plan.peak_memory:check_memory", ("lines", "!replicas"),
     ),
     Pass(
-        "host", ("lines", "offloading", "dependencies"), ("offloading",), "plan.place_works:check_host", _offloads,
-        after=("bytes",),
+        "host", ("lines", "offloading", "dependencies"), ("offloading",), "plan.place_works:check_host",
+        ("offloading",), after=("bytes",),
     ),
     Pass(
         "replicate", ("lines", "plan", "layout", "layers", "dependencies", "costs", "offloading", "replicas"),
-        ("replication", "bytes"), "plan.replicate:replicate",
-        lambda step: _planned(step) and step.replicas is not None,
+        ("replication", "bytes"), "plan.replicate:replicate", ("lines", "replicas"),
     ),
     Pass(
         "times", ("dependencies.schedule", "costs", "dependencies"), ("timeline",), "step.timeline:simulate",
-        lambda step: step.placed is None, after=("bytes", *_PLACED),
+        ("!placed",), after=("bytes", *_PLACED),
     ),
     Pass(
-        "times of works", ("works", "costs"), ("timeline",), "step.work_runs:timeline_of",
-        lambda step: step.placed is not None, after=("bytes", *_PLACED),
+        "times of works", ("works", "costs"), ("timeline",), "step.work_runs:timeline_of", ("placed",),
+        after=("bytes", *_PLACED),
     ),
-    Pass(
-        "predict", ("dependencies", "costs", "timeline"), ("predicted",), "plan.price_cells:predicted",
-    ),
+    Pass("predict", ("dependencies", "costs", "timeline"), ("predicted",), "plan.price_cells:predicted"),
     Pass(
         "times unplaced", ("written.schedule", "costs", "written"), ("unplaced",), "step.timeline:simulate",
-        lambda step: step.written is not None,
+        ("written",),
     ),
     Pass("memory", ("dependencies", "costs", "placed", "bytes"), ("memory",), "step.memory:memory_of", after=_PLACED),
     Pass(
-        "losses", ("lines", "layout", "given", "plan"), ("losses",), "plan.apply:costs_by_loss", _compares_losses,
-        after=("written", "offloading"),
+        "losses", ("lines", "layout", "given", "plan"), ("losses",), "plan.apply:costs_by_loss",
+        ("plan.loss", "!given.cell", "!written", "!offloading"), after=("written", "offloading"),
     ),
     Pass(
-        "inside", ("dependencies", "costs", "placed"), ("inside",), "plan.price_cells:price_cells",
-        lambda step: step.costs.cell is not None, after=_PLACED,
+        "inside", ("dependencies", "costs", "placed"), ("inside",), "plan.price_cells:price_cells", ("costs.cell",),
+        after=_PLACED,
     ),
     Pass(
         "claims", ("tree", "sizes", "costs", "dependencies", "written", "memory", "placed"), ("claims",),
@@ -248,7 +229,7 @@ PASSES = (
     ),
     Pass(
         "insert works", ("instructions", "dependencies", "placed.placed"), ("instructions",),
-        "step.program.insert_works:insert_works", lambda step: step.placed is not None,
+        "step.program.insert_works:insert_works", ("placed",),
     ),
 )  # fmt: skip
 """The passes in the order in which they run."""
@@ -263,7 +244,7 @@ def lower(step: Step, *wanted: str) -> Step:
     Raises `DiagnosticError` as the passes do.
     """
     for each in _behind(wanted):
-        if each.name in step.done or not each.when(step):
+        if each.name in step.done or not each.asked(step):
             continue
         file, _, function = each.run.partition(":")
         given = getattr(import_module(f"schedc.{file}"), function)(*(_value(step, need) for need in each.needs))
@@ -273,10 +254,10 @@ def lower(step: Step, *wanted: str) -> Step:
 
 
 def _value(step: Step, need: str) -> Any:
-    """The value that a pass needs; None behind a field that is None."""
+    """The value of a field; None behind a field that is None, and for what an order or a schedule lacks of a plan."""
     value: Any = step
     for name in need.split("."):
-        value = None if value is None else getattr(value, name)
+        value = getattr(value, name, None)
     return value
 
 

@@ -66,6 +66,7 @@ class TreeBuilder(PlanBuilder):
             of(t.Claim),
             span_of(name),
             self.source,
+            any(block.policy is not None for block in of(t.RankBlock)),
         )
 
     def parameters(self, *parameters: t.SizeParameter | None) -> tuple[t.SizeParameter, ...]:

@@ -55,7 +55,7 @@ class Order:
 
     schedule: Schedule
     claims: tuple[Claim, ...] = ()
-    slices: int = 1
+    slices: int | None = None
 
     @property
     def name(self) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from schedc.ir.ops import in_pair_order
 from schedc.source import Source, Span
 from schedc.syntax.plan import PlanTree
 
@@ -92,12 +91,6 @@ class PairItem:
     first: OpItem
     second: OpItem
     span: Span
-
-    @property
-    def in_order(self) -> tuple[OpItem, OpItem]:
-        """Both ops as a schedule lists them, in any order of the text: a forward first, a weight gradient last."""
-        turned = in_pair_order(self.second.kind, self.first.kind)
-        return (self.second, self.first) if turned else (self.first, self.second)
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,7 +318,8 @@ class Claim:
 class ScheduleTree:
     """One ``schedule name(sizes) { ... }``. span: the place of its name.
 
-    slices: number of slices of a microbatch, which no text says: who opens the schedule may ask for them.
+    has_policy: whether the order of a checked schedule depends on costs. slices: slices of a microbatch, which no text
+    says: who opens the schedule may ask for them.
     """
 
     name: str
@@ -340,12 +334,8 @@ class ScheduleTree:
     claims: tuple[Claim, ...]
     span: Span
     source: Source
-    slices: int = 1
-
-    @property
-    def has_policy(self) -> bool:
-        """Whether the order of a checked schedule depends on costs."""
-        return any(block.policy is not None for block in self.ranks)
+    has_policy: bool
+    slices: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

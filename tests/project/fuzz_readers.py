@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from project.fuzz_inputs import Case
-from schedc.check.names import check
 from schedc.claims.check import check_claims
 from schedc.claims.size_range import sizes_in
 from schedc.codes import CODES
@@ -21,6 +20,7 @@ from schedc.draw.svg import draw_svg
 from schedc.editor.findings import findings
 from schedc.editor.hover import explain
 from schedc.elaborate import elaborate
+from schedc.elaborate.names import check
 from schedc.inputs import open_input
 from schedc.interchange.check_lowered import check_lowered
 from schedc.interchange.run_trace import measured, read_run

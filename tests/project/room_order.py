@@ -12,7 +12,6 @@ LEVELS = {
         ("ir",),
         ("syntax", "cell"),
         ("step",),
-        ("check",),
         ("elaborate",),
         ("exact",),
         ("claims",),

@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from schedc.check.names import check
 from schedc.claims.check import check_claims
 from schedc.compiler import legal_schedule
+from schedc.elaborate.names import check
 from schedc.load.library import applied
 from schedc.source import Source
 from schedc.step.costs.keys import COST_SYMBOLS, EVERY_OP

@@ -17,13 +17,13 @@ from schedc.cell.collectives import verify_collectives
 from schedc.cell.issue_order import CellOnRank, ExpertRanks
 from schedc.cell.predict import predict
 from schedc.cell.verify import verify as verify_cell
-from schedc.check.names import check
 from schedc.claims.check import check_claims
 from schedc.cli import main
 from schedc.diagnostics import Diagnostic, DiagnosticError
 from schedc.draw import palette
 from schedc.draw.svg import draw_svg
 from schedc.elaborate import elaborate
+from schedc.elaborate.names import check
 from schedc.exact.times import BUBBLE
 from schedc.formulas.cost_domains import spaces_of
 from schedc.formulas.measure import times_at

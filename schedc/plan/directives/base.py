@@ -107,6 +107,11 @@ class Directives:
     slices: tuple[SlicesRequest, ...] = ()
     segments: str = ""
 
+    @property
+    def automatic(self) -> bool:
+        """Whether the compiler chooses the levels of some stages."""
+        return any(request.auto for request in self.requests)
+
     def span(self, word: str) -> Span:
         """The place of a word's line; the plan's name where it has no such line."""
         return self.spans.get(word, self.tree.span)

@@ -9,10 +9,10 @@ import numpy as np
 from schedc.diagnostics import DiagnosticError
 from schedc.elaborate.evaluate import RANK, Evaluator, Scope
 from schedc.elaborate.sizes import bind_sizes, lets_and_requires
+from schedc.elaborate.walk import parts
 from schedc.ir.arrays import Int64
 from schedc.planner.space.schedules import ScheduleChoice
 from schedc.syntax import tree as t
-from schedc.syntax.walk import parts
 
 _METRIC = "peak_activations"
 

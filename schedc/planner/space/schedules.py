@@ -11,6 +11,7 @@ from schedc.diagnostics import DiagnosticError
 from schedc.elaborate.evaluate import Evaluator, Scope
 from schedc.elaborate.place import build_placement
 from schedc.elaborate.sizes import BOUNDS, bind_sizes, lets_and_requires, meets_requirements
+from schedc.elaborate.walk import in_order
 from schedc.ir.placement import Placement
 from schedc.load.library import names, open_schedule
 from schedc.syntax import tree as t
@@ -170,7 +171,7 @@ def _ops(tree: t.ScheduleTree) -> Iterator[t.OpItem]:
 
 
 def _pairs(tree: t.ScheduleTree) -> Iterator[tuple[t.OpItem, t.OpItem]]:
-    return (node.in_order for node in _nodes(tree.ranks) if isinstance(node, t.PairItem))
+    return (in_order(node) for node in _nodes(tree.ranks) if isinstance(node, t.PairItem))
 
 
 @dataclass(frozen=True)

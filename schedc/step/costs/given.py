@@ -17,6 +17,16 @@ SOURCES: dict[OpKind, tuple[tuple[str, ...], ...]] = {
 """The keys that say how long an op of a kind takes: any of these tuples does."""
 
 
+def given_costs(costs: Costs, schedule: Schedule, planned: object) -> Costs:
+    """The costs, which say how long each op takes. Raises as `check_given`.
+
+    planned: the plan of the order, whose stages may take times of parts; None without a plan.
+    """
+    if planned is None or costs.parts is None:
+        check_given(costs, schedule)
+    return costs
+
+
 def check_given(costs: Costs, schedule: Schedule) -> None:
     """Raise `DiagnosticError` if costs leave out times of ops of a schedule.
 

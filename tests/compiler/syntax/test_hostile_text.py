@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schedc.check.names import check
 from schedc.diagnostics import DiagnosticError
 from schedc.elaborate import elaborate
+from schedc.elaborate.names import check
 from schedc.load.library import load, names
 from schedc.source import Source
 from schedc.syntax.parser import parse

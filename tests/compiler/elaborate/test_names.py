@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from schedc.check.names import check
 from schedc.diagnostics import Diagnostic
+from schedc.elaborate.names import check
 from schedc.source import Source
 from schedc.syntax import tree as t
 from schedc.syntax.parser import parse

@@ -1,9 +1,10 @@
-"""Walks over the tree: lists the parts of an expression, and the names that a rank block defines."""
+"""Walks over the tree: parts of expressions, ops of pairs, and the names that a rank block defines."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from schedc.ir.ops import in_pair_order
 from schedc.syntax import tree as t
 
 COMPARISONS = frozenset({"==", "!=", "<", "<=", ">", ">="})
@@ -41,6 +42,12 @@ def is_statement(expr: t.Expr) -> bool:
             return op in COMPARISONS
         case _:
             return False
+
+
+def in_order(pair: t.PairItem) -> tuple[t.OpItem, t.OpItem]:
+    """Both ops as a schedule lists them, in any order of the text: a forward first, a weight gradient last."""
+    turned = in_pair_order(pair.second.kind, pair.first.kind)
+    return (pair.second, pair.first) if turned else (pair.first, pair.second)
 
 
 def bound_in(blocks: Iterable[t.RankBlock]) -> set[str]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from schedc.check.computed_orders import check_computed_orders
 from schedc.diagnostics import Diagnostic, Label, did_you_mean
+from schedc.elaborate.computed_orders import check_computed_orders
+from schedc.elaborate.walk import bound_in, in_order, indexes, is_statement, parts
 from schedc.ir.ops import PAIR_NAMES, in_pair_order
 from schedc.source import Source, Span
 from schedc.step.costs.keys import COST_SYMBOLS
 from schedc.syntax import tree as t
-from schedc.syntax.walk import bound_in, indexes, is_statement, parts
 from schedc.syntax.words import BUILTINS, METRICS, OP_LETTERS, PLACEMENTS, ROLES
 
 
@@ -234,7 +234,7 @@ class _Checker:
         self.body(choice.body, names)
 
     def pair(self, pair: t.PairItem, names: _Names) -> None:
-        first, second = (op.kind for op in pair.in_order)
+        first, second = (op.kind for op in in_order(pair))
         if not in_pair_order(first, second):
             message = f"`{pair.first.kind} & {pair.second.kind}` is not a pair"
             self.add("S108", message, pair.span, help=_PAIRS + "; R is written alone" * ("R" in (first, second)))
