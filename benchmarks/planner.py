@@ -35,7 +35,7 @@ from schedc.cell import CellCosts, SegmentTimes, StageShape, stage_shape
 from schedc.cell.cost_batch import CellCostBatch
 from schedc.cell.schedule import forget_programs
 from schedc.diagnostics import DiagnosticError
-from schedc.elaborate import elaborate, in_turn
+from schedc.elaborate import elaborate
 from schedc.ir.schedule import Schedule
 from schedc.load.library import names, open_schedule
 from schedc.planner.presets.library import open_cluster, open_model
@@ -47,6 +47,7 @@ from schedc.planner.search.bound import PlanBounds, splits_of
 from schedc.planner.space.conditions import read_condition
 from schedc.planner.space.space import PlanSpace
 from schedc.step import numba_kernels as compiled
+from schedc.step import turn_loops
 from schedc.step.batch import simulate_batch
 from schedc.step.cells.cell_pricing import price, simulate_messages
 from schedc.step.cells.floors import floor_batch
@@ -322,7 +323,7 @@ def main() -> None:
     facts: Facts = {"instrument": "CPU time of one thread", "numba": compiled.kernels(float("inf")) is not None}
     warm = Dependencies.of(elaborate(open_schedule("1f1b"), {"P": 8, "M": 2000}))
     simulate_batch(warm, costs_of(np.random.default_rng(0), 100, warm.schedule.stages))
-    in_turn.load()
+    turn_loops.load()
     elaborate(open_schedule("vhalf"), {})
     for name in arguments.only:
         facts |= SECTIONS[name](arguments)

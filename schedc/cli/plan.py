@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from schedc.cli.common import EPILOG, json_argument, sizes_argument
 from schedc.cli.completion import complete_cluster, complete_model, complete_restriction
 from schedc.cli.plan_request import BEST, SearchRequest, devices_of, read_axes, read_batch, read_skew
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -35,6 +38,9 @@ class _PlanGroup(click.Group):
         if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
             args = _with_command(args)
         return super().parse_args(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        return [*super().shell_complete(ctx, incomplete), *complete_model(ctx, self.get_params(ctx)[0], incomplete)]
 
 
 def _with_command(args: list[str]) -> list[str]:

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from schedc.cell import (
     Action,
     CellCosts,
+    CellStep,
     Half,
     Lane,
     Node,
     StageShape,
-    Step,
     cell_program,
     stage_shape,
 )
@@ -79,7 +79,10 @@ def test_a_program_that_is_not_whole_is_refused(
     changed = {
         "drop": steps[:at] + steps[at + 1 :],
         "repeat": steps[: at + 1] + steps[at:],
-        "stranger": [*steps, Step(Action.RUN, data.draw(st.sampled_from(Half)), data.draw(st.sampled_from((-1, 99))))],
+        "stranger": [
+            *steps,
+            CellStep(Action.RUN, data.draw(st.sampled_from(Half)), data.draw(st.sampled_from((-1, 99)))),
+        ],
     }[change]
     found = verify(replace(program, steps=tuple(changed)), *halves)
     assert found
@@ -89,7 +92,7 @@ def test_a_program_that_is_not_whole_is_refused(
 def test_what_is_wrong_with_a_program_is_said_by_name() -> None:
     shape = stage_shape(["moe"], shared=False)
     program = cell_program("F", shape, None, CellCosts())
-    dispatch = program.steps.index(Step(Action.START, Half.FORWARD, 3))
+    dispatch = program.steps.index(CellStep(Action.START, Half.FORWARD, 3))
     swapped = list(program.steps)
     swapped[dispatch - 1], swapped[dispatch] = swapped[dispatch], swapped[dispatch - 1]
     texts = [finding.message for finding in verify(replace(program, steps=tuple(swapped)), shape, None)]
@@ -169,7 +172,7 @@ def mutated(cell_of: CellOf, change: str, experts: tuple[int, ...]) -> CellOf:
     return changed
 
 
-def _mutation(cell: CellOnRank, change: str) -> tuple[Step, ...]:
+def _mutation(cell: CellOnRank, change: str) -> tuple[CellStep, ...]:
     steps = list(cell.program.steps)
     starts = [at for at, step in enumerate(steps) if step.action is Action.START]
     if change == "balance":
