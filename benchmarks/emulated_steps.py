@@ -23,8 +23,9 @@ from schedc.cell.program import CellProgram
 from schedc.ir.program import Instruction, InstructionKind, Program
 from schedc.plan import Plan
 from schedc_runtime.execute.bind import bind
-from schedc_runtime.execute.cell_programs import CellSource, cell_source, segmented
+from schedc_runtime.execute.cell_programs import cell_source
 from schedc_runtime.execute.executor import Executor
+from schedc_runtime.execute.micro_steps import CellSource, segmented
 from schedc_runtime.measure.emulated_device import Device
 from schedc_runtime.measure.shared_starts import SharedStarts
 from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer

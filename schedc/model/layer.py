@@ -22,16 +22,12 @@ from typing import NamedTuple
 
 from schedc.model.counts import part_bytes, part_parameters, product_flops
 from schedc.model.fusions import unfused_numbers
-from schedc.model.levels import Level, bytes_per_number
+from schedc.model.levels import EXPERT_FLOPS, Level, bytes_per_number, first_product
 from schedc.model.parts import LayerPart, PartName, parts_of
 from schedc.model.sizes import LayerKind, ModelSizes, MoeSizes
 
 _BESIDE = 36
 """Bytes per row that no level saves: at most four indexes for its way, and its gate."""
-_FORWARD = 6
-"""FLOPs of an expert's forward, per row, column of a token and column inside."""
-_FIRST = 4
-"""FLOPs of its first product, in the same unit. No gradient needs the result of the second one."""
 _ON_THEIR_WAY = 4
 """Rows of H columns between the parts of a layer: its input and output, and those of the part that runs."""
 _OF_HEADS = ("query", "key", "value", "attention result")
@@ -50,15 +46,6 @@ class RowsPerToken(NamedTuple):
 
     experts: float
     arrive: float
-
-
-def recomputed_share(role: str, level: Level) -> float:
-    """Share of a node's forward that a level recomputes, counted in products; 1 for nodes without products."""
-    return _first_product(level) / _FORWARD if role in ("experts", "shared") else 1.0
-
-
-def _first_product(level: Level) -> int:
-    return _FIRST if level >= Level.MEDIUM else 0
 
 
 @dataclass(frozen=True)
@@ -189,7 +176,7 @@ class Layer:
         own = product_flops(self.part(PartName.ROUTER)) + product_flops(self.part(PartName.DENSE))
         if not self._is_moe:
             return self._attention_flops + own
-        products = _FORWARD * (self.rows.experts + self._moe.shared) * self.sizes.hidden * self._moe.width
+        products = EXPERT_FLOPS * (self.rows.experts + self._moe.shared) * self.sizes.hidden * self._moe.width
         return self._attention_flops + own + products
 
     def saving(self, level: Level) -> Saving:
@@ -197,7 +184,7 @@ class Layer:
         flops: float = product_flops(self.part(PartName.ROUTER)) * (level >= Level.LIGHT)
         flops += product_flops(self.part(PartName.DENSE)) * (level >= Level.FULL)
         if self._is_moe:
-            moe, first = self._moe, _first_product(level)
+            moe, first = self._moe, first_product(level)
             products = first * moe.top * self.buffer_factor + first * moe.shared
             flops += products * self.sizes.hidden * moe.width
         flops += self._attention_flops * (level >= Level.LAYER)

@@ -9,6 +9,11 @@ BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
 DEFAULT_DTYPE = "bf16"
 """The type of numbers that a plan counts with where it says none."""
 
+EXPERT_FLOPS = 6
+"""FLOPs of an expert's forward, per row, column of a token and column inside."""
+_FIRST = 4
+"""FLOPs of its first product, in the same unit. No gradient needs the result of the second one."""
+
 
 def bytes_per_number(dtype: str) -> int:
     """Bytes of a number of type ``dtype``; those of `DEFAULT_DTYPE` for ""."""
@@ -50,3 +55,13 @@ class Level(StrEnum):
 
 
 _PLACES = {level: number for number, level in enumerate(Level)}
+
+
+def recomputed_share(role: str, level: Level) -> float:
+    """Share of a node's forward that a level recomputes, counted in products; 1 for nodes without products."""
+    return first_product(level) / EXPERT_FLOPS if role in ("experts", "shared") else 1.0
+
+
+def first_product(level: Level) -> int:
+    """FLOPs of an expert that a level recomputes, in the unit of `EXPERT_FLOPS`."""
+    return _FIRST if level >= Level.MEDIUM else 0

@@ -23,8 +23,8 @@ from schedc.compiler import compile as compile_schedule
 from schedc.ir.program import Program
 from schedc.plan import Plan
 from schedc_runtime.execute.bind import bind
-from schedc_runtime.execute.cell_programs import CellSource
 from schedc_runtime.execute.executor import Executor, Interval, run_together
+from schedc_runtime.execute.micro_steps import CellSource
 from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer
 from schedc_runtime.moe.router import RouterConfig
 from schedc_runtime.moe.routes import Method

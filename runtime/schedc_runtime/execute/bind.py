@@ -19,10 +19,9 @@ from schedc.ir.ties import copies_of, exchanges_of
 from schedc.ir.works import FACTS as WORK_FACTS
 from schedc.ir.works import WorkKind
 from schedc_runtime.errors import RuntimeFault
-from schedc_runtime.execute.cell_programs import CellSource, shapes_of
 from schedc_runtime.execute.code import BoundStep, Call, Code, Handler
 from schedc_runtime.execute.handlers import HANDLERS
-from schedc_runtime.execute.micro_steps import expand, label_of, on_segments
+from schedc_runtime.execute.micro_steps import CellSource, expand, label_of, on_segments, shapes_of
 from schedc_runtime.execute.operands import (
     ComputeOperands,
     MessageOperands,

@@ -5,7 +5,7 @@ An instruction on segmented stages is a cell: its order is a `CellProgram` over 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Mapping, Set
 
 import torch
 
@@ -16,17 +16,14 @@ from schedc.cell.program import HALVES
 from schedc.cell.serial import serial
 from schedc.cell.verify import verify
 from schedc.diagnostics import DiagnosticError
-from schedc.ir.ops import FACTS, OpKind
+from schedc.ir.ops import FACTS
+from schedc.ir.plan import Plan
 from schedc.ir.program import Instruction, Program
 from schedc.ir.recomputed import recomputed_slots
-from schedc.plan import Plan
-from schedc_runtime.execute.operands import ComputeOperands
+from schedc_runtime.execute.micro_steps import CellSource, shape_of
 from schedc_runtime.ranks.expert_group import ExpertGroup
 from schedc_runtime.segments import SegmentedStage
 from schedc_runtime.stage.stage import Stage
-
-CellSource = Callable[[str, StageShape | None, StageShape | None], CellProgram]
-"""The program of a cell, given its kind (`KINDS`) and the graphs of its forward's and its backward's stage."""
 
 Slots = Set[tuple[int, int]]
 """(stage, microbatch) of every R of a program."""
@@ -65,29 +62,6 @@ def asks_on_lane(plan: Plan, cells: CellCosts | CellSource | None, device: torch
     if isinstance(cells, CellCosts):
         return cells.asks_host
     return cells is None and plan.ordered and device.type == "cuda"
-
-
-def segmented(stage: object) -> SegmentedStage:
-    """The stage, known to run in segments."""
-    assert isinstance(stage, SegmentedStage)
-    return stage
-
-
-def shape_of(stage: SegmentedStage, kind: OpKind, recomputed: bool) -> StageShape:
-    """The graph of a stage as an op of this kind has it. recomputed: whether its microbatch has an R."""
-    if kind is OpKind.R:
-        return stage.shape_with_r
-    return stage.shape.ready if recomputed and FACTS[kind].backward else stage.shape
-
-
-def shapes_of(
-    kind: str, forward: ComputeOperands | None, backward: ComputeOperands | None
-) -> tuple[StageShape | None, StageShape | None]:
-    """The two graphs of an instruction of ``kind``, whose ops on them are given."""
-    return (
-        None if forward is None else shape_of(segmented(forward.stage), OpKind[kind[0]], forward.recomputed),
-        None if backward is None else shape_of(segmented(backward.stage), OpKind[kind[-1]], backward.recomputed),
-    )
 
 
 def cells_on_rank(

@@ -11,19 +11,23 @@ a half needs is waited for when the half begins. Its own message is sent when it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from schedc.cell.program import Action, CellStep, Edge, Half, graph_of
+from schedc.cell.graph import StageShape
+from schedc.cell.program import Action, CellProgram, CellStep, Edge, Half, graph_of
 from schedc.cell.with_messages import MovedMessage
 from schedc.cell.with_messages import Part as PartOfCell
-from schedc_runtime.execute.cell_programs import segmented
+from schedc.ir.ops import FACTS, OpKind
 from schedc_runtime.execute.code import Call, Handler
 from schedc_runtime.execute.handlers import keep_outputs
 from schedc_runtime.execute.operands import ComputeOperands, PairOperands
 from schedc_runtime.execute.registers import Registers
 from schedc_runtime.segments import SegmentedStage
 from schedc_runtime.segments.stage import MICRO_STEPS
+
+CellSource = Callable[[str, StageShape | None, StageShape | None], CellProgram]
+"""The program of a cell, given its kind (`KINDS`) and the graphs of its forward's and its backward's stage."""
 
 
 class MicroStep(NamedTuple):
@@ -32,6 +36,29 @@ class MicroStep(NamedTuple):
     stage: SegmentedStage
     microbatch: int
     node: int
+
+
+def segmented(stage: object) -> SegmentedStage:
+    """The stage, known to run in segments."""
+    assert isinstance(stage, SegmentedStage)
+    return stage
+
+
+def shape_of(stage: SegmentedStage, kind: OpKind, recomputed: bool) -> StageShape:
+    """The graph of a stage as an op of this kind has it. recomputed: whether its microbatch has an R."""
+    if kind is OpKind.R:
+        return stage.shape_with_r
+    return stage.shape.ready if recomputed and FACTS[kind].backward else stage.shape
+
+
+def shapes_of(
+    kind: str, forward: ComputeOperands | None, backward: ComputeOperands | None
+) -> tuple[StageShape | None, StageShape | None]:
+    """The two graphs of an instruction of ``kind``, whose ops on them are given."""
+    return (
+        None if forward is None else shape_of(segmented(forward.stage), OpKind[kind[0]], forward.recomputed),
+        None if backward is None else shape_of(segmented(backward.stage), OpKind[kind[-1]], backward.recomputed),
+    )
 
 
 def _begin(registers: Registers, op: ComputeOperands) -> None:

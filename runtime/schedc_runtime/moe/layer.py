@@ -36,7 +36,7 @@ from schedc_runtime.moe.planner import Counter, Planner, WithSizes
 from schedc_runtime.moe.router import Router
 from schedc_runtime.moe.row_steps import Arrive, Collect, Depart, Pack, Relay, RelayBack
 from schedc_runtime.moe.sizes import SizesExchange
-from schedc_runtime.ranks.exchange import Exchange
+from schedc_runtime.ranks.exchange import Exchange, RoutingLayer
 from schedc_runtime.ranks.expert_group import ExpertGroup
 from schedc_runtime.recompute.regions import region
 from schedc_runtime.transport.collectives import Communicator
@@ -93,7 +93,7 @@ class GatedMLP(nn.Module):
         return output
 
 
-class MoELayer(nn.Module):
+class MoELayer(RoutingLayer):
     """[..., width] to the same: the weighted outputs of each token's experts, plus that of the ``shared`` expert.
 
     The layer holds all experts until `shard_experts` shards them. `attach` sets how rows travel and what is dropped.

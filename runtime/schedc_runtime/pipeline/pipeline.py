@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from schedc.cell import CellCosts
 from schedc.ir.program import Program
 from schedc.plan import Plan
-from schedc_runtime.execute.cell_programs import CellSource
 from schedc_runtime.execute.executor import Interval
+from schedc_runtime.execute.micro_steps import CellSource
 from schedc_runtime.materialize.values import Rule
 from schedc_runtime.moe.kernels import Kernels
 from schedc_runtime.pipeline.agree.counts import Accumulation, CountOfTargets

@@ -20,6 +20,10 @@ class Pending(NamedTuple):
     handle: Handle
 
 
+class RoutingLayer(nn.Module):
+    """A layer that sends rows by their values, with exchanges inside. Its steps count rows on the host."""
+
+
 class Exchange(nn.Module, ABC):
     """A communication at which a stage is cut: an exchange of a MoE layer, or a class of your own.
 

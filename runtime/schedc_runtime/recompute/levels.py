@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from schedc.cell.graph import Node, StageShape
+from schedc.cell.recomputed import EXPERTS, REPLAYED, SENDING, layers_of_nodes, recomputed_nodes_of
 from schedc.ir.plan import Level, Recompute
-from schedc.plan.recomputed_nodes import EXPERTS, REPLAYED, SENDING, layers_of_nodes, recomputed_nodes_of
 from schedc_runtime.offload.microbatch import MicrobatchOffload
 from schedc_runtime.ranks.exchange import Exchange
 from schedc_runtime.recompute.activation_calls import ActivationCalls

@@ -16,13 +16,13 @@ from schedc.cell.graph import StageShape
 from schedc.cell.slices import JOINT, sliced
 from schedc.ir.plan import Level, Recompute
 from schedc_runtime.errors import StageError
-from schedc_runtime.moe.layer import moe_layers
 from schedc_runtime.offload.microbatch import MicrobatchOffload
 from schedc_runtime.offload.rules import OffloadSettings
 from schedc_runtime.partition.boundary import Boundary
 from schedc_runtime.partition.recorded_stage import RecordedStage
 from schedc_runtime.partition.sliced_boundary import SlicedBoundary
 from schedc_runtime.random_numbers.interception import session
+from schedc_runtime.ranks.exchange import RoutingLayer
 from schedc_runtime.recompute.levels import Recomputation, draws, install, region_paths
 from schedc_runtime.recompute.random_state import gpus
 from schedc_runtime.segments.captured import CapturedSegments
@@ -137,7 +137,7 @@ class SegmentedBase(Stage):
     def prepare_recompute(self) -> None:
         if self._memory.level is not Level.NONE:
             return
-        if any(moe_layers(self.module)):
+        if any(isinstance(part, RoutingLayer) for part in self.module.modules()):
             self._memory_with_r = Recomputation(Recompute(Level.FULL), self.graph.shape, self._draws)
             self.graph_with_r = replace(self.graph, recomputed=self._memory_with_r.recomputed)
             install(self.module)

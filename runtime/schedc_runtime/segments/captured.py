@@ -18,8 +18,8 @@ from weakref import ref as weakref
 import torch
 from torch import Tensor, nn
 
-from schedc_runtime.moe.layer import MoELayer
 from schedc_runtime.random_numbers.interception import session
+from schedc_runtime.ranks.exchange import RoutingLayer
 from schedc_runtime.recompute.levels import draws
 from schedc_runtime.segments.graph import Segment, StageGraph
 from schedc_runtime.segments.launches import CaptureRefused, captured, warmed
@@ -182,9 +182,9 @@ def why_not(segment: Segment, module: nn.Module, taken: Sequence[Any]) -> str:
     if not taken or not all(isinstance(value, Tensor) for value in taken):
         return "it takes values that are no tensors"
     called = [each for path in segment.modules for each in module.get_submodule(path).modules()]
-    layers = [name for name, each in module.named_modules() if isinstance(each, MoELayer)]
+    layers = [name for name, each in module.named_modules() if isinstance(each, RoutingLayer)]
     inside = [path for path in segment.modules if any(f"{path}.".startswith(f"{layer}.") for layer in layers)]
-    if inside or any(isinstance(each, MoELayer) for each in called):
+    if inside or any(isinstance(each, RoutingLayer) for each in called):
         return "steps of a MoE layer count on the host what they do"
     if any(each.training and draws(each) for each in called):
         return "a module draws random numbers, whose keys the host sets"

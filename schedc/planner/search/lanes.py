@@ -8,7 +8,7 @@ import numpy as np
 
 from schedc.ir.arrays import Floats, Int64
 from schedc.ir.plan import Level
-from schedc.model.layer import recomputed_share
+from schedc.model.levels import recomputed_share
 from schedc.planner.price.part_table import HAS_EXPERTS, LEVELS, OP, PartTable
 
 

@@ -19,7 +19,7 @@ from schedc.step.costs.costs import Costs
 from schedc.step.memory import measure_memory
 from schedc.step.program.without_recomputation import without_recomputation
 from schedc_runtime.errors import PartitionError
-from schedc_runtime.execute.cell_programs import CellSource
+from schedc_runtime.execute.micro_steps import CellSource
 from schedc_runtime.measure.held_bytes import held
 from schedc_runtime.partition import partition
 from schedc_runtime.partition.boundary import infer_boundaries

@@ -19,7 +19,7 @@ from schedc_runtime.compiled.settings import CompileSettings
 from schedc_runtime.compiled.units import CompiledUnits
 from schedc_runtime.data_parallel.sharding import Sharding
 from schedc_runtime.data_parallel.stage_replicas import StageBytes
-from schedc_runtime.execute.cell_programs import CellSource
+from schedc_runtime.execute.micro_steps import CellSource
 from schedc_runtime.fusion.fused_stages import FusedStages
 from schedc_runtime.materialize.construction import Construction
 from schedc_runtime.moe.kernels import Kernels

@@ -13,8 +13,8 @@ from schedc_runtime.data_parallel.hot_returns import with_hot_returns
 from schedc_runtime.data_parallel.sharding import Sharding
 from schedc_runtime.data_parallel.stage_replicas import StageReplicas, check_summed, stage_replicas
 from schedc_runtime.execute.bind import bind
-from schedc_runtime.execute.cell_programs import CellSource
 from schedc_runtime.execute.executor import Executor
+from schedc_runtime.execute.micro_steps import CellSource
 from schedc_runtime.execute.operands import ReplicaKey, specs_of
 from schedc_runtime.partition import Partition
 from schedc_runtime.partition.boundary import Boundary

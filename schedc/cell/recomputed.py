@@ -1,0 +1,61 @@
+"""Finds the nodes of a stage's graph that a level recomputes ahead of their backward."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from schedc.cell.graph import StageShape
+from schedc.ir.plan import By, Level, Recompute
+from schedc.model.levels import recomputed_share
+
+EXPERTS = "experts"
+REPLAYED = ("permute", "relay")
+"""Segments whose outputs are only sent: they are recomputed where their exchange is repeated."""
+SENDING = ("dispatch", *REPLAYED)
+
+
+def recomputed_nodes_of(plan: Recompute, shape: StageShape) -> dict[int, float]:
+    """The nodes that a level may recompute as steps of their own: node index -> share of its forward.
+
+    Below `medium` there is too little to place: backward recomputes it where it needs it.
+    """
+    layers, places = {node.layer for node in shape.nodes if node.role == "dispatch"}, layers_of_nodes(shape)
+    levels = [_levels_by_role(plan, plan.of_layer(place)) for place in places]
+    return {
+        index: recomputed_share(node.role, levels[index][node.role])
+        for index, node in enumerate(shape.nodes)
+        if node.role in levels[index] and node.layer in layers and index in shape.backward
+    }
+
+
+def _levels_by_role(plan: Recompute, level: Level) -> dict[str, Level]:
+    """The level at which the nodes of a layer of this level are recomputed, by role."""
+    placed = level >= Level.MEDIUM
+    sends = level.exchanges or (plan.adaptive is not None and plan.by is By.GROUP)
+    return {
+        **({EXPERTS: Level.FULL if sends else level} if placed or sends else {}),
+        **({"shared": level} if placed else {}),
+        **({"attention": level} if level >= Level.LAYER else {}),
+        **(dict.fromkeys(SENDING, Level.FULL) if sends else {}),
+    }
+
+
+def layers_of_nodes(shape: StageShape) -> tuple[int, ...]:
+    """[nodes] the layer of the stage that each belongs to, from 0 in the order of the model; -1 for none.
+
+    Nodes have numbers among the MoE layers, or among the dense ones.
+    """
+    numbers: dict[tuple[bool, int], int] = {}
+    return tuple(
+        numbers.setdefault((node.role == "dense", node.layer), len(numbers)) if node.layer >= 0 else -1
+        for node in shape.nodes
+    )
+
+
+def with_recomputed(shape: StageShape, nodes: Mapping[int, float]) -> StageShape:
+    """The graph in which exactly these nodes are recomputed; ``nodes``: node index -> share of its forward."""
+    marked = (
+        replace(node, recomputed=index in nodes, share=nodes.get(index, 1.0)) for index, node in enumerate(shape.nodes)
+    )
+    return StageShape(tuple(marked), shape.outputs)
