@@ -38,7 +38,7 @@ def product_flops(part: LayerPart) -> int:
 def part_bytes(part: LayerPart, level: Level, dtype: str, per: str = "token") -> int:
     """Bytes that a part holds at a level for each row of a kind: token, row of an expert, or arrived row."""
     size = bytes_per_number(dtype)
-    return sum(x.columns * (x.size or size) for x in part.held if x.per == per and x.held_at(level))
+    return sum(x.columns * (x.size or size) for x in part.saved if x.per == per and x.saved_at(level))
 
 
 def seen(seq: int, window: int, causal: bool) -> float:
@@ -161,7 +161,7 @@ def _by_part(layers: tuple[Mapping[PartName, Number], ...], mtp: Number) -> dict
     return {name: count for name, count in sums.items() if count}
 
 
-class HeldBytes(NamedTuple):
+class SavedBytes(NamedTuple):
     """A tensor that a layer holds.
 
     part: what it belongs to. bytes: bytes per token, with rows balanced between the experts. dropped: the first level
@@ -175,19 +175,14 @@ class HeldBytes(NamedTuple):
 
 
 @cache
-def held_tensors(
+def saved_tensors(
     model: ModelSizes, kind: LayerKind, dtype: str = "bf16", level: Level = Level.NONE
-) -> tuple[HeldBytes, ...]:
+) -> tuple[SavedBytes, ...]:
     """The tensors that a layer of a kind holds at a level; those of no bytes are left out."""
     rows = {"token": 1} | dict.fromkeys(("row", "arrived"), model.moe.top if model.moe else 0)
     return tuple(
-        HeldBytes(x.name, name, float(count), x.dropped)
+        SavedBytes(x.name, name, float(count), x.dropped)
         for name, part in parts_of(model, kind).items()
-        for x in part.held
-        if x.held_at(level) and (count := x.columns * rows[x.per] * (x.size or bytes_per_number(dtype)))
+        for x in part.saved
+        if x.saved_at(level) and (count := x.columns * rows[x.per] * (x.size or bytes_per_number(dtype)))
     )
-
-
-def held_bytes_of(model: ModelSizes, kind: LayerKind, level: Level = Level.NONE, dtype: str = "bf16") -> float:
-    """Bytes per token that a layer of a kind holds at a level, with rows balanced between the experts."""
-    return float(sum(tensor.bytes for tensor in held_tensors(model, kind, dtype, level)))

@@ -162,7 +162,7 @@ class Layer:
             largest = max(self.passing(RowsPerToken(rows, rows)), 5 * moe.shared * moe.width * self._number)
         else:
             largest = (4 + self.sizes.gated) * self.sizes.ffn * self._number
-        heads = sum(x.columns for x in self.part(PartName.ATTENTION).held if x.name in _OF_HEADS)
+        heads = sum(x.columns for x in self.part(PartName.ATTENTION).saved if x.name in _OF_HEADS)
         return _ON_THEIR_WAY * self.sizes.hidden * self._number + max(largest, heads * self._number)
 
     @cached_property

@@ -51,7 +51,7 @@ class WeightProduct(NamedTuple):
     taken: int = 1
 
 
-class HeldTensor(NamedTuple):
+class SavedTensor(NamedTuple):
     """A tensor that a layer holds for its backward.
 
     columns: numbers per token, or per row of an expert. dropped: the first level that does not hold it; None where
@@ -66,13 +66,13 @@ class HeldTensor(NamedTuple):
     per: Literal["token", "row", "arrived"] = "token"
     size: int = 0
 
-    def held_at(self, level: Level) -> bool:
+    def saved_at(self, level: Level) -> bool:
         """Whether a level holds it."""
         return level in _holding(self.since, self.dropped)
 
 
 class LayerPart(NamedTuple):
-    """A part of a model. vectors: parameters of no product. held: what it holds for its backward.
+    """A part of a model. vectors: parameters of no product. saved: what it holds for its backward.
 
     scores: columns of a score and of a value, of all heads: attention multiplies them for each token that a token
     looks at. window: tokens that it looks back; 0 for all.
@@ -80,7 +80,7 @@ class LayerPart(NamedTuple):
 
     products: tuple[WeightProduct, ...] = ()
     vectors: int = 0
-    held: tuple[HeldTensor, ...] = ()
+    saved: tuple[SavedTensor, ...] = ()
     scores: int = 0
     window: int = 0
 
@@ -154,8 +154,8 @@ def _attention(model: ModelSizes, window: int) -> LayerPart:
         "heads before norms": sizes.head_norms * (h + pairs) * s,
         "results before norms": max(model.norms - 2, 0) * hidden,
     }
-    held = (HeldTensor(name, count, Level.LAYER) for name, count in columns.items())
-    return LayerPart(tuple(products), vectors, (HeldTensor("input", hidden, None), *held), h * (s + v), window)
+    saved = (SavedTensor(name, count, Level.LAYER) for name, count in columns.items())
+    return LayerPart(tuple(products), vectors, (SavedTensor("input", hidden, None), *saved), h * (s + v), window)
 
 
 def _norm(model: ModelSizes) -> int:
@@ -170,8 +170,8 @@ def _norms(model: ModelSizes) -> LayerPart:
         "normed narrow query": sizes.q_lora,
         "normed narrow keys": sizes.kv_lora,
     }
-    held = tuple(HeldTensor(name, count, Level.NORM) for name, count in columns.items())
-    return LayerPart(vectors=model.norms * _norm(model), held=held)
+    saved = tuple(SavedTensor(name, count, Level.NORM) for name, count in columns.items())
+    return LayerPart(vectors=model.norms * _norm(model), saved=saved)
 
 
 def _dense(model: ModelSizes) -> LayerPart:
@@ -180,8 +180,8 @@ def _dense(model: ModelSizes) -> LayerPart:
         WeightProduct(into, model.hidden, model.mlp_bias * into),
         WeightProduct(model.hidden, inner, model.mlp_bias * model.hidden),
     )
-    held = HeldTensor("MLP activation", inner, Level.ACT), HeldTensor("MLP products", into, Level.FULL)
-    return LayerPart(products, held=held)
+    saved = SavedTensor("MLP activation", inner, Level.ACT), SavedTensor("MLP products", into, Level.FULL)
+    return LayerPart(products, saved=saved)
 
 
 def _moe(model: ModelSizes) -> dict[PartName, LayerPart]:
@@ -191,13 +191,13 @@ def _moe(model: ModelSizes) -> dict[PartName, LayerPart]:
     return {
         PartName.ROUTER: LayerPart(
             (WeightProduct(moe.experts, hidden, moe.bias * moe.experts),),
-            held=(HeldTensor("router scores", moe.experts, Level.LIGHT, size=4),),
+            saved=(SavedTensor("router scores", moe.experts, Level.LIGHT, size=4),),
         ),
         PartName.SHARED: LayerPart(
             (WeightProduct(2 * shared, hidden), WeightProduct(hidden, shared)),
-            held=(
-                HeldTensor("shared activation", shared, Level.ACT),
-                HeldTensor("shared products", 2 * shared, Level.MEDIUM),
+            saved=(
+                SavedTensor("shared activation", shared, Level.ACT),
+                SavedTensor("shared products", 2 * shared, Level.MEDIUM),
             ),
         ),
         PartName.EXPERTS: LayerPart(
@@ -205,11 +205,11 @@ def _moe(model: ModelSizes) -> dict[PartName, LayerPart]:
                 WeightProduct(2 * width, hidden, moe.bias * 2 * width, moe.experts, moe.top),
                 WeightProduct(hidden, width, moe.bias * hidden, moe.experts, moe.top),
             ),
-            held=(
-                HeldTensor("expert activation", width, Level.ACT, per="row"),
-                HeldTensor("row", hidden, Level.LIGHT, per="row"),
-                HeldTensor("expert products", 2 * width, Level.MEDIUM, per="row"),
-                HeldTensor("arrived row", hidden, Level.FULL, since=Level.LIGHT, per="arrived"),
+            saved=(
+                SavedTensor("expert activation", width, Level.ACT, per="row"),
+                SavedTensor("row", hidden, Level.LIGHT, per="row"),
+                SavedTensor("expert products", 2 * width, Level.MEDIUM, per="row"),
+                SavedTensor("arrived row", hidden, Level.FULL, since=Level.LIGHT, per="arrived"),
             ),
         ),
     }

@@ -59,7 +59,7 @@ def _level_held(plan: Plan, kind: PartKind, level: Level, recompute: Recompute) 
     return layer.adaptive(recompute.adaptive, most, alone) / layer.held()
 
 
-def kept_share(plan: Plan, layout: Layout, activations: tuple[float, ...]) -> Floats:
+def saved_share(plan: Plan, layout: Layout, activations: tuple[float, ...]) -> Floats:
     """[stages] share of a microbatch's activations held from its forward on; arguments as for `held_by_kind`."""
     return _share(held_by_kind(plan, layout, activations), layout, activations)
 
@@ -137,6 +137,6 @@ def share_until_recomputed(plan: Plan, layout: Layout, activations: tuple[float,
     levels = [plan.recompute_of(stage) for stage in range(len(layout.stages))]
     silent = np.array([level.level is Level.NONE for level in levels])
     assumed = tuple(Recompute(Level.FULL) if level.level is Level.NONE else level for level in levels)
-    share = kept_share(replace(plan, recompute=assumed), layout, activations)
+    share = saved_share(replace(plan, recompute=assumed), layout, activations)
     experts = layout.counts[:, MOE].any(1) & (counted_layer(plan, True) is not None)
     return np.where(silent & ~experts, np.nan, share)

@@ -19,9 +19,9 @@ from schedc.layout.even import even, padded
 from schedc.layout.parser import parse_layout
 from schedc.layout.parts import Layout, Model, refusal
 from schedc.plan.activation_memory import (
-    kept_share,
     pending_share,
     restored_share,
+    saved_share,
     share_until_recomputed,
 )
 from schedc.plan.counts.head import held_bytes, in_layout, with_head_times
@@ -157,7 +157,7 @@ def stage_costs(directives: Directives, layout: Layout, costs: Costs, plan: Plan
     Times of parts give those of the stages as they are.
     """
     layers = layer_costs(directives)
-    shares = {"activation": kept_share, "pending_weight": pending_share}
+    shares = {"activation": saved_share, "pending_weight": pending_share}
 
     def scaled(name: str, table: str, share: Floats | float = 1.0) -> Cost | None:
         value: Cost | None = getattr(costs, name)

@@ -91,15 +91,15 @@ def _joined(mix: Mix, more: Mix) -> Mix:
 def _counts(layer: Layer | None, kind: PartKind, layers: int, held: float, time: float) -> list[Mix]:
     """The mixes of so many layers of one kind. held, time: of a layer without recomputation."""
     levels = _LEVELS.get(kind, tuple(Level))
-    left = np.array([held * held_share(layer, level) for level in levels])
+    saved = np.array([held * held_share(layer, level) for level in levels])
     spent = np.array([time * time_share(layer, level) for level in levels])
     preferred = spent + _PREFERENCE * (time or 1.0) * np.arange(len(levels))
     counts = np.zeros((1, len(levels)), np.int64)
     for _ in range(layers):
         more = (counts[:, None, :] + np.eye(len(levels), dtype=np.int64)).reshape(-1, len(levels))
         counts = np.unique(more, axis=0)
-        counts = counts[_best(counts @ left, counts @ preferred)]
-    rows = zip(counts @ left, counts @ spent, counts @ preferred, counts.tolist(), strict=True)
+        counts = counts[_best(counts @ saved, counts @ preferred)]
+    rows = zip(counts @ saved, counts @ spent, counts @ preferred, counts.tolist(), strict=True)
     return [Mix(float(h), float(t), float(p), _runs(row, levels)) for h, t, p, row in rows]
 
 

@@ -27,14 +27,14 @@ def share_of_roles(
     of_roles = 0.0
     for part, level in zip(layers, recompute.of_layers_up_to(len(layers)), strict=True):
         layer = layer_of_kind(plan, part.kind)
-        left = whole_of[part.kind] * held_share(layer, level)
-        held += left
+        saved = whole_of[part.kind] * held_share(layer, level)
+        held += saved
         if part.kind not in WITH_EXPERTS:
-            of_roles += left * ("dense" in roles)
+            of_roles += saved * ("dense" in roles)
         elif _OF_EXPERTS & set(roles):
             if recompute.adaptive is not None or layer is None or plan.experts is None:
                 return None
-            of_roles += left * _share_of_layer(layer, level, roles)
+            of_roles += saved * _share_of_layer(layer, level, roles)
     return of_roles / held if held else 0.0
 
 

@@ -7,7 +7,8 @@ from itertools import groupby
 from typing import Any
 
 from schedc.ir.plan import Level
-from schedc.model.counts import held_bytes_of, held_tensors, model_flops, model_parameters
+from schedc.model.counts import model_flops, model_parameters, saved_tensors
+from schedc.model.layer import Layer
 from schedc.model.parts import PartName
 from schedc.model.sizes import LayerKind, ModelSizes
 from schedc.planner.cluster.values import Cluster
@@ -65,9 +66,9 @@ def _layers(model: ModelSizes) -> Iterator[dict[str, Any]]:
 def _held(model: ModelSizes, kind: LayerKind) -> dict[str, Any]:
     tensors = [
         {"name": x.name, "part": str(x.part), "bytes": x.bytes, "dropped": x.dropped and str(x.dropped)}
-        for x in held_tensors(model, kind, DTYPE)
+        for x in saved_tensors(model, kind, DTYPE)
     ]
-    levels = {str(level): held_bytes_of(model, kind, level, DTYPE) for level in Level}
+    levels = {str(level): Layer(model, kind, DTYPE).held(level) for level in Level}
     return {"tensors": tensors, "levels": levels}
 
 

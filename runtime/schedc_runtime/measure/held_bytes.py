@@ -10,7 +10,7 @@ from torch import Tensor, UntypedStorage
 from torch.utils import _pytree as pytree
 
 from schedc_runtime.errors import StageError
-from schedc_runtime.recompute.notes import SavedTensor
+from schedc_runtime.recompute.notes import TensorNote
 from schedc_runtime.recompute.regions import NOTES, Recorder
 from schedc_runtime.segments.in_flight import MicrobatchState
 from schedc_runtime.segments.stage import SegmentedStage
@@ -88,7 +88,7 @@ def runtime_tensors(state: MicrobatchState) -> Iterator[Tensor]:
     if state.recorder is not None:
         yield from _tensors(state.recorder.decisions())
     if state.recompute is not None:
-        yield from (note.tensor for note in _notes(state.recompute.held) if isinstance(note, SavedTensor))
+        yield from (note.tensor for note in _notes(state.recompute.held) if isinstance(note, TensorNote))
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:

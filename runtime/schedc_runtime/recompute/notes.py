@@ -33,7 +33,7 @@ class Producer:
             )
 
 
-class SavedTensor(NamedTuple):
+class TensorNote(NamedTuple):
     """A tensor of any shape that is held. version: its storage's when it was saved; a later write raises it."""
 
     tensor: Tensor

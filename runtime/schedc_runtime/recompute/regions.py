@@ -28,7 +28,7 @@ from schedc.ir.plan import Level
 from schedc_runtime.errors import StageError
 from schedc_runtime.offload.boxes import BoxNote
 from schedc_runtime.recompute.facts_of_tensors import autocast_of, is_parameter, storage_number, weak_reference
-from schedc_runtime.recompute.notes import Producer, RegionOutput, SavedTensor
+from schedc_runtime.recompute.notes import Producer, RegionOutput, TensorNote
 from schedc_runtime.recompute.random_state import RandomPlace, drawn_again, drawn_since, gpus, random_place
 
 if TYPE_CHECKING:
@@ -147,8 +147,8 @@ class RegionInner(NamedTuple):
         return self.region.saved_inside(self.number)
 
 
-Note = SavedTensor | RegionOutput | RegionInner | BoxNote
-NOTES = (SavedTensor, RegionOutput, RegionInner, BoxNote)
+Note = TensorNote | RegionOutput | RegionInner | BoxNote
+NOTES = (TensorNote, RegionOutput, RegionInner, BoxNote)
 
 
 def value_of(note: Note) -> Tensor:
@@ -354,12 +354,12 @@ class Recorder:
         self.node = node
         return saved_tensors_hooks(self._held, value_of)
 
-    def _held(self, tensor: Tensor) -> SavedTensor | BoxNote:
+    def _held(self, tensor: Tensor) -> TensorNote | BoxNote:
         held, storage = self.saved.setdefault(self.node, {}), storage_number(tensor)
         if storage not in held:
             held[storage] = weak_reference(tensor.untyped_storage())
         away = None if self.offload is None else self.offload.note(self.node, tensor)
-        return SavedTensor(tensor.detach(), tensor._version) if away is None else away
+        return TensorNote(tensor.detach(), tensor._version) if away is None else away
 
     def decide(self, arrivals: Callable[[], Arrivals], rank: int) -> None:
         """Take the rows that the dispatch of the current layer brings to each rank. rank: this rank."""

@@ -15,7 +15,7 @@ from schedc.ir.plan import Level, Recompute
 from schedc.layout.costs import LayerCosts, PerKind
 from schedc.layout.parts import WITH_EXPERTS, WORK, Layout, ModelPart, PartKind
 from schedc.model.sizes import LayerKind
-from schedc.plan.activation_memory import kept_share, pending_share
+from schedc.plan.activation_memory import pending_share, saved_share
 from schedc.plan.apply import layer_costs
 from schedc.plan.counts.layers import recomputation_time
 from schedc.plan.directives.base import Directives
@@ -226,7 +226,7 @@ def _level_shares(problem: PlanProblem, split: RankSplit) -> _LevelShares:
     at = [replace(plan, recompute=(Recompute(level),) * len(WORK)) for level in LEVELS]
     even = LayerCosts(time=PerKind(*(1.0 for _ in WORK)))
     time = [recomputation_time(one, _ONE_EACH, even, np.ones(len(WORK))) for one in at]
-    held = [kept_share(one, _ONE_EACH, layers.activations) * whole for one in at]
+    held = [saved_share(one, _ONE_EACH, layers.activations) * whole for one in at]
     return _LevelShares(
         np.array(time), np.array(held), np.asarray(pending_share(plan, _ONE_EACH, layers.activations) * whole)
     )

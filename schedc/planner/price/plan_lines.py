@@ -7,9 +7,9 @@ from functools import lru_cache
 from math import isclose
 
 from schedc.inputs import open_input
-from schedc.ir.plan import Level
 from schedc.load.library import Text
-from schedc.model.counts import held_bytes_of, held_tensors
+from schedc.model.counts import saved_tensors
+from schedc.model.layer import Layer
 from schedc.model.parts import PartName
 from schedc.model.sizes import LayerKind, ModelSizes
 from schedc.plan.counts.layers import counted_layer
@@ -29,7 +29,7 @@ def model_lines(model: ModelSizes) -> Iterator[str]:
     """The lines of the sizes of layers, which bytes and FLOPs follow from."""
     yield from _size_lines(model)
     if not _is_counted(model):
-        tensors = held_tensors(model, model.kind_of(model.layers - 1))
+        tensors = saved_tensors(model, model.kind_of(model.layers - 1))
         held = sum(tensor.bytes for tensor in tensors if tensor.part is PartName.ATTENTION)
         yield f"attention {digits(held / 1e3)} KB"
 
@@ -67,7 +67,7 @@ def _is_counted(model: ModelSizes) -> bool:
     """Whether a layer's held tensors follow from its sizes alone; further norms and wide values do not."""
     kind = model.kind_of(model.layers - 1)
     counted = counted_layer(attached(tuple(_size_lines(model)), model).plan, kind is LayerKind.MOE)
-    return counted is not None and isclose(counted.held(), held_bytes_of(model, kind, Level.NONE), rel_tol=1e-9)
+    return counted is not None and isclose(counted.held(), Layer(model, kind).held(), rel_tol=1e-9)
 
 
 @lru_cache(maxsize=4096)

@@ -16,7 +16,7 @@ from schedc.load.library import Text
 from schedc.plan.passes import Step, lower
 from schedc.planner.price.files import PlannedStep
 from schedc.planner.price.rank_loads import rank_loads
-from schedc.planner.price.states import BesidePipeline, RankLoads, beside_pipeline, gathered_bytes
+from schedc.planner.price.states import OutsidePipeline, RankLoads, gathered_bytes, outside_pipeline
 from schedc.source import Source
 from schedc.step.costs.costs import parse_costs
 
@@ -37,7 +37,7 @@ class PricedPlan:
     plan_text: str
     cost_text: str
     makespan: float
-    beside: BesidePipeline
+    beside: OutsidePipeline
     peaks: tuple[float, ...]
     reserve: float
     usable: float
@@ -109,9 +109,9 @@ def _read(name: str, plan: str, costs: str) -> Step:
     return lower(Step(tree, {}, parse_costs(Source(f"{name}.costs.toml", costs))), "predicted", "memory")
 
 
-def _beside(planned: PlannedStep, makespan: float) -> BesidePipeline:
+def _beside(planned: PlannedStep, makespan: float) -> OutsidePipeline:
     placement, parts = planned.placement, planned.layout.counts[:, : len(WORK)].astype(np.float64)
     counts = np.stack([load_per_rank(placement, column) for column in parts.T], axis=1)
     loads = rank_loads(planned.table, np.array([planned.row]), counts, placement.stages)
     one = RankLoads(loads.own, loads.experts, loads.backward[0], loads.late[:, 0], loads.busy[:, 0])
-    return beside_pipeline(planned.problem, planned.axes, one, planned.axes.microbatches, makespan)
+    return outside_pipeline(planned.problem, planned.axes, one, planned.axes.microbatches, makespan)

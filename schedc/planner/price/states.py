@@ -86,7 +86,7 @@ class RankLoads(NamedTuple):
     busy: Floats
 
 
-class BesidePipeline(NamedTuple):
+class OutsidePipeline(NamedTuple):
     """Seconds of a step beside its pipeline; numbers, or [plans] each. gradients: their exposed sums."""
 
     gradients: Floats
@@ -94,13 +94,13 @@ class BesidePipeline(NamedTuple):
     step: float
 
 
-def beside_pipeline(
+def outside_pipeline(
     problem: PlanProblem,
     spread: AnySpread,
     loads: RankLoads,
     microbatches: Floats | int,
     pipeline: Floats | float,
-) -> BesidePipeline:
+) -> OutsidePipeline:
     """What a step takes beside its pipeline.
 
     pipeline: seconds of the pipeline. Sums of gradients run beside the last backward of a rank, and not beside its
@@ -125,7 +125,7 @@ def beside_pipeline(
     shards = [np.where(zero >= 1, ranks, 1.0) for ranks in (spread.replicas, spread.expert_replicas)]
     states = OPTIMIZER_BYTES * (own / shards[0] + experts / shards[1])
     optimizer = states / (problem.cluster.device.hbm_Bps * problem.constant("hbm"))
-    return BesidePipeline(np.asarray(gradients), np.asarray(optimizer), problem.constant("step"))
+    return OutsidePipeline(np.asarray(gradients), np.asarray(optimizer), problem.constant("step"))
 
 
 def _links(problem: PlanProblem) -> ReplicaLinks:

@@ -14,7 +14,7 @@ from schedc.model.spread import Spread
 from schedc.planner.price.part_table import LEVELS, PartTable, layout_of
 from schedc.planner.price.problem import PlanProblem
 from schedc.planner.price.rank_loads import rank_loads
-from schedc.planner.price.states import RankLoads, beside_pipeline, gathered_bytes, held_parameters
+from schedc.planner.price.states import RankLoads, gathered_bytes, held_parameters, outside_pipeline
 from schedc.planner.search.bound_memory import HeldOfRanks, bytes_of_counts
 from schedc.planner.search.bound_pairs import bound_of_pairs
 from schedc.planner.search.bound_time import OrderFacts, bound_of_counts
@@ -186,7 +186,7 @@ class _BlockBound:
     def _with_rest(self, seconds: Floats, loads: RankLoads) -> Floats:
         """[prefixes, levels, methods, zeros] seconds of a step."""
         pipeline, many = seconds[..., None], self.many[:, None, None, None]
-        beside = beside_pipeline(self.problem, self._spread(3), loads, many, pipeline)
+        beside = outside_pipeline(self.problem, self._spread(3), loads, many, pipeline)
         return np.asarray(pipeline + beside.gradients + beside.optimizer + beside.step)
 
     def _spread(self, axes: int) -> Spread[Floats]:

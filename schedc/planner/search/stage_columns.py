@@ -13,7 +13,7 @@ from schedc.model.spread import Spread
 from schedc.planner.price.files import PlannedStep
 from schedc.planner.price.part_table import LEVELS, OP
 from schedc.planner.price.rank_loads import rank_loads
-from schedc.planner.price.states import beside_pipeline, gathered_bytes, held_parameters
+from schedc.planner.price.states import gathered_bytes, held_parameters, outside_pipeline
 from schedc.planner.search.orders import KnownOrder
 from schedc.planner.search.placed_counts import KINDS
 from schedc.step.costs.batch import CostBatch
@@ -98,5 +98,5 @@ class StageColumns:
         """[K] seconds of a step. makespan: [K] of its pipeline."""
         first = self.plans[0]
         loads = rank_loads(first.table, self.rows, self.on_rank @ self.counts, self.on_rank.shape[1])
-        beside = beside_pipeline(first.problem, self.spread, loads, first.axes.microbatches, makespan)
+        beside = outside_pipeline(first.problem, self.spread, loads, first.axes.microbatches, makespan)
         return np.asarray(makespan + beside.gradients + beside.optimizer + beside.step)

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from schedc.ir.arrays import Floats
-from schedc.ir.plan import Level
-from schedc.model.counts import held_bytes_of
+from schedc.model.layer import Layer
 from schedc.model.sizes import LayerKind
 from schedc.planner.times.orders import order_of, ordered_by
 from schedc.planner.times.run import TrainingRun
@@ -65,7 +64,7 @@ def _held_of_layer(run: TrainingRun, kind: LayerKind) -> float:
     model = run.model
     if run.recomputes_layers:
         return 2.0 * model.hidden * (1 if run.sequence_parallel else run.tp)
-    held = held_bytes_of(model, kind, Level.NONE)
+    held = Layer(model, kind).held()
     whole = 0.0 if run.sequence_parallel else (run.tp - 1) * 2.0 * model.hidden * 4
     drop = 2.0 * model.hidden * (1 if run.sequence_parallel else run.tp) if run.dropout else 0.0
     scores = 0.0

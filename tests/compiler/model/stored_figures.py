@@ -26,8 +26,8 @@ from schedc.ir.plan import (
     Plan,
     Topology,
 )
-from schedc.model.counts import held_bytes_of, held_tensors, model_flops, model_parameters
-from schedc.model.layer import RowsPerToken, recomputed_share
+from schedc.model.counts import model_flops, model_parameters, saved_tensors
+from schedc.model.layer import Layer, RowsPerToken, recomputed_share
 from schedc.model.sizes import AttentionKind, AttentionSizes, ModelSizes, MoeSizes
 from schedc.plan.counts.head import PRODUCTS, held_bytes, logit_bytes
 from schedc.plan.counts.layers import counted_layer, held_share, moe_layer
@@ -101,9 +101,9 @@ def _flops(model: ModelSizes) -> Iterator[Figure]:
 def _held(model: ModelSizes) -> Iterator[Figure]:
     for kind in dict.fromkeys(model.kinds):
         for dtype in BYTES:
-            for x in held_tensors(model, kind, dtype):
+            for x in saved_tensors(model, kind, dtype):
                 yield f"{kind} {dtype} {x.name} of {x.part} dropped by {x.dropped}", x.bytes
-            yield from ((f"{kind} {dtype} {level}", held_bytes_of(model, kind, level, dtype)) for level in Level)
+            yield from ((f"{kind} {dtype} {level}", Layer(model, kind, dtype).held(level)) for level in Level)
 
 
 def _by_part(case: str, counts: Mapping[Any, Any]) -> Iterator[Figure]:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 
-from schedc.model.counts import held_bytes_of
+from schedc.model.layer import Layer
 from schedc.model.sizes import AttentionSizes, LayerKind, ModelSizes
 
 TOKENS, HIDDEN, HEADS, HEAD, INNER = 16, 24, 3, 8, 40
@@ -103,5 +103,5 @@ def test_norms_of_heads_and_behind_halves_hold_what_the_table_says() -> None:
     for head_norms, sandwich in ((False, False), (True, False), (False, True), (True, True)):
         sizes = AttentionSizes(HEADS, HEADS, HEAD, HEAD, head_norms=head_norms)
         model = ModelSizes("block", 1, HIDDEN, 100, sizes, INNER, norms=4 if sandwich else 2)
-        table = held_bytes_of(model, LayerKind.DENSE, dtype="fp32")
+        table = Layer(model, LayerKind.DENSE, "fp32").held()
         assert _saved(_Block(head_norms, sandwich)) / TOKENS == table + 4 * HEADS, (head_norms, sandwich)

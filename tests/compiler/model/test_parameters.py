@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from schedc.ir.plan import BlockSizes, ExpertSizes, Level
-from schedc.model.counts import held_bytes_of, held_tensors, layer_flops, model_flops, model_parameters, seen
+from schedc.model.counts import layer_flops, model_flops, model_parameters, saved_tensors, seen
 from schedc.model.layer import Layer
 from schedc.model.parts import PartName
 from schedc.model.sizes import AttentionKind, AttentionSizes, LayerKind, ModelSizes, MoeSizes
@@ -122,19 +122,21 @@ def test_lines_of_plans_say_the_sizes_of_a_model() -> None:
         model, block, experts = _random_model(draw)
         assert sizes_of(experts, block, 64) == model
         layer = Layer(model, model.kind_of(0), "bf16")
-        assert [layer.held(level) for level in Level] == [held_bytes_of(model, layer.kind, level) for level in Level]
+        for level in Level:
+            saved = saved_tensors(model, layer.kind, "bf16", level)
+            assert layer.held(level) == sum(tensor.bytes for tensor in saved)
         assert layer.flops == sum(layer_flops(model, 0, 256).values())
 
 
 def test_norms_of_heads_and_behind_halves_are_held_and_named() -> None:
     plain = load_model(CONFIGS / "deepseek-v3.json")
     sandwich = replace(plain, norms=4)
-    names = {tensor.name for tensor in held_tensors(sandwich, LayerKind.DENSE)}
+    names = {tensor.name for tensor in saved_tensors(sandwich, LayerKind.DENSE)}
     assert {"results before norms", "narrow keys", "MLP products"} <= names
-    more = held_bytes_of(sandwich, LayerKind.DENSE) - held_bytes_of(plain, LayerKind.DENSE)
+    more = Layer(sandwich, LayerKind.DENSE).held() - Layer(plain, LayerKind.DENSE).held()
     assert more == 2 * 2 * plain.hidden
     qwen = load_model(CONFIGS / "qwen3-8b.json")
-    sizes = {tensor.name: tensor.bytes for tensor in held_tensors(qwen, LayerKind.DENSE)}
+    sizes = {tensor.name: tensor.bytes for tensor in saved_tensors(qwen, LayerKind.DENSE)}
     assert sizes["heads before norms"] == sizes["query"] + sizes["key"]
 
 

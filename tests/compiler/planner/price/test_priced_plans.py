@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from schedc.cli import main
 from schedc.layout.parts import WORK, PartKind
-from schedc.model.counts import held_bytes_of
+from schedc.model.layer import Layer
 from schedc.model.sizes import LayerKind
 from schedc.model.spread import Spread
 from schedc.planner.presets.library import open_cluster, open_model
@@ -104,7 +104,7 @@ def test_plan_lines_hold_the_bytes_of_the_table(name: str) -> None:
     table = PartTable.of(problem, [RankSplit(ep=experts)])
     for column, kind in ((1, LayerKind.DENSE), (2, LayerKind.MOE)):
         if kind in model.kinds:
-            held = [4096 * held_bytes_of(model, kind, level) for level in LEVELS]
+            held = [4096 * Layer(model, kind).held(level) for level in LEVELS]
             assert table.held[0, [0, -1], column] == pytest.approx([held[0], held[-1]])
             assert (np.diff(table.held[0, :, column]) <= 0).all()
             assert (np.diff(table.again[0, :, column]) >= 0).all()

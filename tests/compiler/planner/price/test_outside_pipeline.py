@@ -13,7 +13,7 @@ from schedc.planner.presets.library import open_cluster, open_model
 from schedc.planner.price.part_table import PartTable
 from schedc.planner.price.problem import PlanProblem
 from schedc.planner.price.rank_loads import rank_loads
-from schedc.planner.price.states import RankLoads, beside_pipeline, gathered_bytes, kind_parameters
+from schedc.planner.price.states import RankLoads, gathered_bytes, kind_parameters, outside_pipeline
 from schedc.planner.space.axes import RankSplit
 from schedc.planner.times.network import exchange_lanes, message
 from schedc.planner.times.table import RunTable
@@ -29,7 +29,7 @@ def loads(backward: float = 0.0, late: tuple[float, float] = (0.0, 0.0)) -> Rank
 
 
 def sums(zero: int, pipeline: float, of_rank: RankLoads) -> float:
-    return float(beside_pipeline(PROBLEM, replace(SPREAD, zero=zero), of_rank, 4, pipeline).gradients)
+    return float(outside_pipeline(PROBLEM, replace(SPREAD, zero=zero), of_rank, 4, pipeline).gradients)
 
 
 def test_gathers_wait_for_rows_that_take_the_nics() -> None:
@@ -82,7 +82,7 @@ def test_networks_take_their_start() -> None:
     at_once = replace(PROBLEM, cluster=with_start(0.0))
     times = [message(RunTable([replace(run, cluster=each.cluster)]), PROBLEM.vectors) for each in (slow, at_once)]
     assert (times[0] - times[1]).item() == pytest.approx(1.0)
-    rings = [float(beside_pipeline(each, SPREAD, loads(), 1, 0.0).gradients) for each in (slow, at_once)]
+    rings = [float(outside_pipeline(each, SPREAD, loads(), 1, 0.0).gradients) for each in (slow, at_once)]
     dense, experts = (8 - 1) + (8 - 1), 8 - 1
     assert rings[0] - rings[1] == pytest.approx((dense + experts) * (4 + 2 * 2) / (4 + 2))
 
