@@ -160,12 +160,12 @@ def _match_in_turn(queue: Int64, kind: Int8, weights: Int64) -> Int64:
 
 def _match_one_by_one(kind: Int8, chunk: Int64, explicit: Int64, microbatch: Int64) -> Int64:
     """The general case of one rank, in which some W name a chunk or a microbatch. All [ops]; gives [W] rows or -1."""
-    pending: dict[int, OrderedDict[int, int]] = {}  # by chunk: microbatch -> row of its input gradient, oldest first
+    pending: dict[int, OrderedDict[int, int]] = {}  # by chunk: row of an input gradient -> its microbatch, oldest first
     source: list[int] = []
     columns = zip(kind.tolist(), chunk.tolist(), explicit.tolist(), microbatch.tolist(), strict=True)
     for row, (letter, queue, wanted, numbered) in enumerate(columns):
         if letter == OpKind.I:
-            pending.setdefault(queue, OrderedDict())[numbered] = row
+            pending.setdefault(queue, OrderedDict())[row] = numbered
         elif letter == OpKind.W:
             source.append(_take(pending, queue, wanted))
     return np.array(source, np.int64)
@@ -176,7 +176,7 @@ def _take(pending: dict[int, OrderedDict[int, int]], chunk: int, explicit: int) 
     queues = [q for q in (pending.values() if chunk < 0 else [pending.get(chunk)]) if q]
     if not queues:
         return -1
-    if explicit >= 0:
-        return queues[0].pop(explicit, -1)
-    oldest = min(queues, key=lambda queue: next(iter(queue.values())))
-    return oldest.popitem(last=False)[1]
+    oldest = min(queues, key=lambda queue: next(iter(queue)))
+    row = next((row for row, microbatch in oldest.items() if explicit in (-1, microbatch)), -1)
+    oldest.pop(row, None)
+    return row

@@ -194,6 +194,11 @@ def _wrapped(body: str) -> str:
 # Microbatch numbers.
 
 
+def test_an_input_gradient_that_runs_twice_feeds_two_weights() -> None:
+    """The order is not legal, as later checks say. Its W are numbered all the same."""
+    assert rank0("F0 F1 I0 @ 0 I1 @ 0 I0 @ 0 W W0 W1") == "0F0 3F0 0I0 3I0 0I0 0W0 0W0 3W0"
+
+
 def test_named_and_unnamed_microbatches() -> None:
     assert rank0("F0 @ 2  F0  F0 @ 1  F0  F0", M=5) == "0F2 0F0 0F1 0F3 0F4"
     assert rank0("F0  F1  F0  B1  I0  B0", M=2) == "0F0 3F0 0F1 3B0 0I0 0B1"
