@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from schedc.exact.cone import Cone, Vector, dot, minus
-from schedc.exact.statement import Comparison, Joined, Statement, closed, comparisons, quantities, true_at
+from schedc.exact.statement import SIGNS, Comparison, Statement, closed, comparisons, quantities, true_at, truth
 from schedc.exact.times import LinearTimes, Quantity
 
 MOST_CONES = 4000
@@ -64,9 +64,10 @@ def decide(statement: Statement, cone: Cone, times: LinearTimes) -> Refuted | No
             return Refuted(point, part)
         view = _View(part, times, point)
         bounds = {c: view.bounds(c) for c in comparisons(statement)}
-        if _truth(statement, bounds):
+        decided = {c: _compared(c.op, b) for c, b in bounds.items()}
+        if truth(statement, decided.__getitem__):
             continue
-        border = view.border(next(c for c, b in bounds.items() if _compared(c.op, b) is None), bounds)
+        border = view.border(next(c for c, holding in decided.items() if holding is None), bounds)
         waiting += _split(part, border, limit)
     return None
 
@@ -128,28 +129,10 @@ class _View:
 
 def _compared(op: str, bounds: _Bounds) -> bool | None:
     """Whether the comparison holds at every point inside of the cone, or at none; None where that is open."""
-    never_above, never_below = max(bounds.most) <= 0, min(bounds.least) >= 0
-    below = never_above and min(bounds.most) < 0
-    above = never_below and max(bounds.least) > 0
-    zero = never_above and never_below
-    if op in ("==", "!="):
-        equal = True if zero else False if below or above else None
-        return equal if op == "==" or equal is None else not equal
-    if op in ("<=", ">"):
-        low = True if never_above else False if above else None
-        return low if op == "<=" or low is None else not low
-    high = True if never_below else False if below else None
-    return high if op == ">=" or high is None else not high
-
-
-def _truth(statement: Statement, bounds: Mapping[Comparison, _Bounds]) -> bool | None:
-    if isinstance(statement, bool):
-        return statement
-    if isinstance(statement, Comparison):
-        return _compared(statement.op, bounds[statement])
-    assert isinstance(statement, Joined)
-    settles = statement.word == "or"
-    parts = [_truth(part, bounds) for part in statement.parts]
-    if settles in parts:
-        return settles
-    return None if None in parts else not settles
+    signs = {-1, 0, 1}
+    if max(bounds.most) <= 0:
+        signs -= {1} if min(bounds.most) == 0 else {0, 1}
+    if min(bounds.least) >= 0:
+        signs -= {-1} if max(bounds.least) == 0 else {-1, 0}
+    holding = signs & SIGNS[op]
+    return None if holding and holding != signs else bool(holding)

@@ -8,10 +8,10 @@ from itertools import product
 import numpy as np
 import numpy.typing as npt
 
-from schedc.exact.cone import Vector, dot
+from schedc.exact.cone import Vector
 from schedc.exact.decide import Refuted
 from schedc.exact.space import ONE, Space
-from schedc.exact.statement import Comparison, Statement, holds_at
+from schedc.exact.statement import Comparison, Statement, holds_at, join, true_at
 from schedc.step.costs.keys import ZERO_SYMBOLS
 
 _MOST_POINTS = 40_000
@@ -27,7 +27,7 @@ def small_vectors(space: Space, condition: Statement, linear: Statement) -> Iter
     false often refutes the statement too. Within each part vectors are ordered by their sum.
     """
     points = _ordered(_grid(space))
-    points = points[_inside(space, points) & holds_at(condition, points)]
+    points = points[holds_at(join("and", (_bounds(space), condition)), points)]
     likely = ~holds_at(linear, points)
     for chosen in (points[likely], points[~likely]):
         for low in range(0, min(len(chosen), _MOST_TRIED), _BATCH):
@@ -36,9 +36,10 @@ def small_vectors(space: Space, condition: Statement, linear: Statement) -> Iter
 
 def near_vectors(space: Space, refuted: Refuted) -> Iterator[list[Vector]]:
     """The refuting vector in whole numbers, small sums of the rays around it, and the vector itself."""
-    yield [vector for vector in _rounded(space, refuted.vector) if _within(space, vector)]
+    bounds = _bounds(space)
+    yield [vector for vector in _rounded(space, refuted.vector) if true_at(bounds, vector, {})]
     sums = _sums(refuted.cone.rays[:_MOST_RAYS])
-    yield [tuple(row) for row in _ordered(sums[_inside(space, sums)])[:_BATCH].tolist()]
+    yield [tuple(row) for row in _ordered(sums[holds_at(bounds, sums)])[:_BATCH].tolist()]
     yield [refuted.vector]
 
 
@@ -53,9 +54,9 @@ def _rounded(space: Space, vector: Vector) -> Iterator[Vector]:
             yield (*least, 1)
 
 
-def _within(space: Space, vector: Vector) -> bool:
-    values = ((bound, dot(bound.form, vector)) for bound in space.bounds)
-    return all(value > 0 or (value == 0 and not bound.strict) for bound, value in values)
+def _bounds(space: Space) -> Statement:
+    """That a vector satisfies the bounds of a space."""
+    return join("and", tuple(Comparison(">" if bound.strict else ">=", bound.form) for bound in space.bounds))
 
 
 def _grid(space: Space) -> npt.NDArray[np.int64]:
@@ -79,10 +80,3 @@ def _sums(rays: tuple[Vector, ...]) -> npt.NDArray[np.int64]:
 
 def _ordered(points: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     return points[np.lexsort((points.max(axis=1, initial=0), points.sum(axis=1)))]
-
-
-def _inside(space: Space, points: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    inside = np.ones(len(points), bool)
-    for bound in space.bounds:
-        inside &= holds_at(Comparison(">" if bound.strict else ">=", bound.form), points)
-    return inside

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
+from math import prod
 
 from schedc.exact.cone import Cone, Vector, dot
 from schedc.exact.times import LinearTimes, Quantity
@@ -121,22 +122,26 @@ _AT_ONCE = 6
 """Paths added before the rays are checked again."""
 
 
-def _rank(rows: Sequence[Vector]) -> int:
-    """The rank of integer vectors, by elimination without fractions."""
-    left = [list(row) for row in rows]
-    rank = 0
-    for column in range(len(left[0]) if left else 0):
+def _eliminated(rows: Sequence[Vector]) -> tuple[int, int]:
+    """The rank of integer vectors, and for a square of them the determinant; by Bareiss, all divisions are exact."""
+    left, sign, before, rank = [list(row) for row in rows], 1, 1, 0
+    width = len(left[0]) if left else 0
+    for column in range(width):
         pivot = next((i for i in range(rank, len(left)) if left[i][column]), None)
         if pivot is None:
             continue
-        left[rank], left[pivot] = left[pivot], left[rank]
+        if pivot != rank:
+            left[rank], left[pivot], sign = left[pivot], left[rank], -sign
         top = left[rank]
         for i in range(rank + 1, len(left)):
-            if left[i][column]:
-                factor, other = top[column], left[i][column]
-                left[i] = [factor * a - other * b for a, b in zip(left[i], top, strict=True)]
-        rank += 1
-    return rank
+            factor = left[i][column]
+            left[i] = [(top[column] * a - factor * b) // before for a, b in zip(left[i], top, strict=True)]
+        before, rank = top[column], rank + 1
+    return rank, sign * before if rank == width else 0
+
+
+def _rank(rows: Sequence[Vector]) -> int:
+    return _eliminated(rows)[0]
 
 
 def volume(cone: Cone) -> Fraction:
@@ -161,24 +166,4 @@ def _volume(cone: Cone, borders: Sequence[int], face: int, apexes: tuple[int, ..
 
 
 def _simplex(rays: Sequence[Vector]) -> Fraction:
-    scale = 1
-    for ray in rays:
-        scale *= sum(ray)
-    return Fraction(abs(_determinant(rays)), scale)
-
-
-def _determinant(rows: Sequence[Vector]) -> int:
-    """The determinant by Bareiss' elimination, in which every division is exact."""
-    left, sign, before = [list(row) for row in rows], 1, 1
-    size = len(left)
-    for k in range(size - 1):
-        if not left[k][k]:
-            swap = next((i for i in range(k + 1, size) if left[i][k]), None)
-            if swap is None:
-                return 0
-            left[k], left[swap], sign = left[swap], left[k], -sign
-        for i in range(k + 1, size):
-            for j in range(k + 1, size):
-                left[i][j] = (left[i][j] * left[k][k] - left[i][k] * left[k][j]) // before
-        before = left[k][k]
-    return sign * left[-1][-1]
+    return Fraction(abs(_eliminated(rays)[1]), prod(map(sum, rays)))

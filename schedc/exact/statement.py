@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from math import lcm
@@ -11,7 +11,7 @@ from math import lcm
 import numpy as np
 import numpy.typing as npt
 
-from schedc.exact.cone import Vector
+from schedc.exact.cone import Vector, dot
 from schedc.exact.times import Quantity
 
 Rational = int | Fraction
@@ -30,13 +30,13 @@ _ELEMENTWISE = {
     ">": operator.gt,
 }
 
-_SIGNS = {"==": (0,), "!=": (-1, 1), "<=": (-1, 0), "<": (-1,), ">=": (0, 1), ">": (1,)}
+SIGNS = {"==": {0}, "!=": {-1, 1}, "<=": {-1, 0}, "<": {-1}, ">=": {0, 1}, ">": {1}}
 """The signs of a value at which each comparison with 0 holds."""
 
 
 def holds(op: str, value: Rational) -> bool:
     """Whether ``value`` op 0."""
-    return (value > 0) - (value < 0) in _SIGNS[op]
+    return (value > 0) - (value < 0) in SIGNS[op]
 
 
 @dataclass(frozen=True)
@@ -110,13 +110,28 @@ def contrary(statement: Statement) -> Statement:
     return join("and" if statement.word == "or" else "or", tuple(contrary(part) for part in statement.parts))
 
 
+def mapped(statement: Statement, change: Callable[[Comparison], Comparison]) -> Statement:
+    """The statement with each comparison changed."""
+    if isinstance(statement, Comparison):
+        return change(statement)
+    if isinstance(statement, Joined):
+        return Joined(statement.word, tuple(mapped(part, change) for part in statement.parts))
+    return statement
+
+
 def stripped(statement: Statement) -> Statement:
     """The statement without the last coordinate, whose coefficient is 0 in all its comparisons."""
-    if isinstance(statement, bool):
-        return statement
-    if isinstance(statement, Comparison):
-        return Comparison(statement.op, statement.form[:-1], statement.times)
-    return Joined(statement.word, tuple(stripped(part) for part in statement.parts))
+    return mapped(statement, lambda c: Comparison(c.op, c.form[:-1], c.times))
+
+
+def linearized(statement: Statement, forms: Mapping[Quantity, Vector]) -> Statement:
+    """The statement with each time replaced by a linear form."""
+
+    def change(comparison: Comparison) -> Comparison:
+        parts = ([count * c for c in forms[quantity]] for quantity, count in comparison.times)
+        return Comparison(comparison.op, tuple(map(sum, zip(comparison.form, *parts, strict=True))))
+
+    return mapped(statement, change)
 
 
 def compared(op: str, value: Affine) -> Statement:
@@ -144,15 +159,28 @@ def quantities(statement: Statement) -> tuple[Quantity, ...]:
     return tuple(dict.fromkeys(q for c in comparisons(statement) for q, _ in c.times))
 
 
-def true_at(statement: Statement, vector: Vector, times: Mapping[Quantity, int]) -> bool:
-    """Whether a statement holds at a ``vector`` [coordinates], given the times there in the unit of the costs."""
+def truth(statement: Statement, of: Callable[[Comparison], bool | None]) -> bool | None:
+    """Whether a statement holds, given whether its comparisons do; None where that is open."""
     if isinstance(statement, bool):
         return statement
     if isinstance(statement, Comparison):
-        value = sum(c * x for c, x in zip(statement.form, vector, strict=True))
-        return holds(statement.op, value + sum(count * times[q] for q, count in statement.times))
-    parts = (true_at(part, vector, times) for part in statement.parts)
-    return all(parts) if statement.word == "and" else any(parts)
+        return of(statement)
+    settles, open_ = statement.word == "or", False
+    for part in statement.parts:
+        holding = truth(part, of)
+        if holding is settles:
+            return settles
+        open_ |= holding is None
+    return None if open_ else not settles
+
+
+def true_at(statement: Statement, vector: Vector, times: Mapping[Quantity, int]) -> bool:
+    """Whether a statement holds at a ``vector`` [coordinates], given the times there in the unit of the costs."""
+
+    def of(comparison: Comparison) -> bool:
+        return holds(comparison.op, dot(comparison.form, vector) + sum(n * times[q] for q, n in comparison.times))
+
+    return bool(truth(statement, of))
 
 
 def holds_at(statement: Statement, points: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
@@ -163,18 +191,6 @@ def holds_at(statement: Statement, points: npt.NDArray[np.int64]) -> npt.NDArray
         return np.asarray(_ELEMENTWISE[statement.op](points @ np.array(statement.form), 0))
     parts = [holds_at(part, points) for part in statement.parts]
     return np.asarray(np.all(parts, axis=0) if statement.word == "and" else np.any(parts, axis=0))
-
-
-def linearized(statement: Statement, forms: Mapping[Quantity, Vector]) -> Statement:
-    """The statement with each time replaced by a linear form."""
-    if isinstance(statement, bool):
-        return statement
-    if isinstance(statement, Joined):
-        return Joined(statement.word, tuple(linearized(part, forms) for part in statement.parts))
-    form = list(statement.form)
-    for quantity, count in statement.times:
-        form = [a + count * b for a, b in zip(form, forms[quantity], strict=True)]
-    return Comparison(statement.op, tuple(form))
 
 
 def conjunctions(statement: Statement) -> list[tuple[Comparison, ...]]:

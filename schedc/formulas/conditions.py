@@ -12,9 +12,9 @@ import numpy as np
 from schedc.exact.cone import Cone, Vector, dot
 from schedc.exact.space import Space
 from schedc.formulas.cost_domains import random_vectors
-from schedc.formulas.fit import LinearForm, Table
+from schedc.formulas.fit import LinearForm, Names, Table, chosen_rows
 from schedc.formulas.measure import MeasuredTimes
-from schedc.formulas.pieces import Names, Piece, coefficients, costs_of, inside
+from schedc.formulas.pieces import Piece, coefficients, costs_of, inside
 from schedc.formulas.regimes import Regime
 from schedc.ir.arrays import Bools, Floats
 
@@ -33,7 +33,7 @@ _EXACT = 1e-6
 def pieces_of(regime: Regime, rows: Sequence[MeasuredTimes], table: Table, names: Names) -> list[Piece]:
     """The forms of a regime with their conditions, decided at all its sizes. A form without conditions is left out."""
     chosen = inside(regime.region, table, names)
-    part, columns = [rows[i] for i in chosen], {name: column[chosen] for name, column in table.items()}
+    part, columns = [rows[i] for i in chosen], chosen_rows(table, chosen)
     space = part[0].space
     samples = random_vectors(space, _VECTORS, seed=len(part))
     pieces = []
@@ -154,31 +154,26 @@ def _separate(
     end conditions that the others make needless are dropped. Conditions on costs alone are preferred: one on sizes may
     hold at these sizes and exclude little at larger ones.
     """
-    vectors = [_unit(np.array([[float(x) for x in p] for p in listed])) for listed in points]
+    floats = (np.array([[float(x) for x in p] for p in listed]) for listed in points)
+    vectors = [each / each.sum(axis=1, keepdims=True) for each in floats]
     right = np.concatenate([_right(form, m, table, row, vectors[row]) for row, m in enumerate(rows)])
     if not right.any():
         return None
     tests = [
-        np.concatenate([_least(candidate, table, row, vectors[row]) for row in range(len(rows))])
+        np.concatenate([_at(candidate, table, row, vectors[row]) >= -_EXACT for row in range(len(rows))])
         for candidate in candidates
     ]
     return _greedy(right, candidates, tests)
 
 
-def _unit(vectors: Floats) -> Floats:
-    return np.asarray(vectors / vectors.sum(axis=1, keepdims=True))
-
-
 def _right(form: LinearForm, measured: MeasuredTimes, table: Table, row: int, vectors: Floats) -> Bools:
-    size = {name: column[row : row + 1] for name, column in table.items()}
     values = (measured.matrix @ vectors.T).max(axis=0)
-    return np.asarray(np.abs(form.at(size)[0] @ vectors.T - values) <= _EXACT * (1 + np.abs(values)))
+    return np.asarray(np.abs(_at(form, table, row, vectors) - values) <= _EXACT * (1 + np.abs(values)))
 
 
-def _least(condition: LinearForm, table: Table, row: int, vectors: Floats) -> Bools:
-    """[vectors] whether a condition holds at each."""
-    size = {name: column[row : row + 1] for name, column in table.items()}
-    return np.asarray(condition.at(size)[0] @ vectors.T >= -_EXACT)
+def _at(form: LinearForm, table: Table, row: int, vectors: Floats) -> Floats:
+    """[vectors] the value of a form at one size."""
+    return np.asarray(form.at(chosen_rows(table, [row]))[0] @ vectors.T)
 
 
 def _greedy(right: Bools, candidates: Sequence[LinearForm], tests: Sequence[Bools]) -> tuple[LinearForm, ...] | None:

@@ -6,12 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
-from schedc.formulas.fit import LinearForm, Monomial, Table, beyond, families, fit
-from schedc.formulas.pieces import Example, Untried
+from schedc.formulas.fit import LinearForm, Monomial, Names, Table, chosen_rows, families, fit
+from schedc.formulas.pieces import Example, FailedPiece, Untried, sizes_of, untried
 from schedc.formulas.regions import REGIONS, REMAINDERS, SizeRegion
-from schedc.ir.arrays import Bools, Floats
+from schedc.ir.arrays import Bools, Floats, Int64
 
 RANK = "r"
 
@@ -30,7 +29,7 @@ class RankPart:
     """
 
     text: str
-    holds: Callable[[npt.NDArray[np.int64], npt.NDArray[np.int64]], Bools]
+    holds: Callable[[Int64, Int64], Bools]
 
 
 SPLITS: tuple[tuple[RankPart, ...], ...] = (
@@ -69,47 +68,26 @@ class CountPiece:
         values = [form.at(table)[:, 0] for form in self.forms]
         return COMBINE[self.combine](*values) if self.combine else values[0]
 
-    def applies(self, table: Table, ranks: str, microbatches: str) -> Bools:
+    def applies(self, table: Table, names: Names) -> Bools:
         """[n] whether the piece covers each row."""
-        inside = self.region.of(table, ranks, microbatches)
-        return inside if self.part is None else inside & self.part.holds(table[RANK], table[ranks])
+        inside = self.region.of(table, names)
+        return inside if self.part is None else inside & self.part.holds(table[RANK], table[names[0]])
 
 
-@dataclass(frozen=True)
-class CountFailure:
-    """A held-out size, with the rank if there is one, at which a fitted count differs from the measured one."""
-
-    form: LinearForm
-    sizes: dict[str, int]
-    said: float
-    measured: float
-
-
-def find_counts(
-    targets: npt.NDArray[np.int64], table: Table, ranks: str, microbatches: str, others: tuple[str, ...]
-) -> list[CountPiece]:
+def find_counts(targets: Int64, table: Table, names: Names) -> list[CountPiece]:
     """Pieces that give every target at all sizes, or else in the first region of sizes that has such pieces.
 
     For sizes outside that region a second region is tried. No region: no pieces.
     targets: [n] counts. table: [n] columns, with `RANK` where each row is a rank.
     """
-    by_rank = RANK in table
-    monomials = list(families(ranks, microbatches, others, RANK if by_rank else None))
+    monomials = list(families(names, RANK if RANK in table else None))
 
-    def _in_region(region: SizeRegion) -> list[CountPiece]:
-        for split in SPLITS if by_rank else ((None,),):
+    def in_region(region: SizeRegion) -> list[CountPiece]:
+        for split in SPLITS if RANK in table else ((None,),):
             pieces = []
             for part in split:
-                blank = CountPiece(part, region, ())
-                rows = blank.applies(table, ranks, microbatches)
-                part_table = {name: column[rows] for name, column in table.items()}
-                formula = _single(
-                    targets[rows],
-                    part_table,
-                    monomials,
-                    part_table[microbatches] >= 2 * part_table[ranks],
-                    microbatches,
-                )
+                rows = CountPiece(part, region, ()).applies(table, names)
+                formula = _single(targets[rows], chosen_rows(table, rows), monomials, names)
                 if formula is None:
                     break
                 pieces.append(CountPiece(part, region, *formula))
@@ -118,17 +96,17 @@ def find_counts(
         return []
 
     for region in REGIONS:
-        if pieces := _in_region(region):
+        if pieces := in_region(region):
             if not region.texts:
                 return pieces
-            inside = region.of(table, ranks, microbatches)
-            rest = [r for r in REMAINDERS if not (inside & r.of(table, ranks, microbatches)).any()]
-            return pieces + next((more for r in rest if (more := _in_region(r))), [])
+            inside = region.of(table, names)
+            rest = [r for r in REMAINDERS if not (inside & r.of(table, names)).any()]
+            return pieces + next((more for r in rest if (more := in_region(r))), [])
     return []
 
 
 def _single(
-    targets: npt.NDArray[np.int64], table: Table, monomials: list[list[Monomial]], ample: Bools, microbatches: str
+    targets: Int64, table: Table, monomials: list[list[Monomial]], names: Names
 ) -> tuple[tuple[LinearForm, ...], str] | None:
     """(forms, combine): one form, or one fitted where microbatches are ample and one fitted where the first fails."""
     if targets.size < _LEAST_ROWS:
@@ -138,7 +116,7 @@ def _single(
         if (form := _fit(targets, table, family)) is not None:
             return (form,), ""
     for family in (*plain, *monomials[3:4]):
-        if (two := _two(targets, table, family, ample, microbatches)) is not None:
+        if (two := _two(targets, table, family, names)) is not None:
             return two
     for family in monomials[2:]:
         if (form := _fit(targets, table, family)) is not None:
@@ -146,29 +124,24 @@ def _single(
     return None
 
 
-def _rows(table: Table, chosen: Bools) -> Table:
-    return {name: column[chosen] for name, column in table.items()}
-
-
-def _fit(targets: npt.NDArray[np.int64], table: Table, family: list[Monomial]) -> LinearForm | None:
+def _fit(targets: Int64, table: Table, family: list[Monomial]) -> LinearForm | None:
     return fit(targets[:, None, None].astype(np.float64), table, family)[0] if targets.size >= _LEAST_ROWS else None
 
 
 def _two(
-    targets: npt.NDArray[np.int64], table: Table, family: list[Monomial], ample: Bools, microbatches: str
+    targets: Int64, table: Table, family: list[Monomial], names: Names
 ) -> tuple[tuple[LinearForm, ...], str] | None:
     """Two forms and how they combine. The second is also tried with monomials in microbatches first: at few sizes
     microbatches and ranks may be equal, so that either fits.
     """
-
-    def part(rows: Bools, family: list[Monomial]) -> LinearForm | None:
-        return _fit(targets[rows], {name: column[rows] for name, column in table.items()}, family)
-
-    first = part(ample, family)
+    ranks, microbatches, *_ = names
+    ample = table[microbatches] >= 2 * table[ranks]
+    first = _fit(targets[ample], chosen_rows(table, ample), family)
     if first is None:
         return None
+    rest = first.at(table)[:, 0] != targets
     for ordered in (family, sorted(family, key=lambda m: microbatches not in [atom.text for atom in m])):
-        second = part(first.at(table)[:, 0] != targets, ordered)
+        second = _fit(targets[rest], chosen_rows(table, rest), ordered)
         if second is None:
             return None
         values = first.at(table)[:, 0], second.at(table)[:, 0]
@@ -177,45 +150,32 @@ def _two(
     return None
 
 
-def count_left_out(
-    pieces: Sequence[CountPiece], targets: npt.NDArray[np.int64], table: Table, ranks: str, microbatches: str
-) -> Example | None:
+def count_left_out(pieces: Sequence[CountPiece], targets: Int64, table: Table, names: Names) -> Example | None:
     """A value of ``targets`` [n], the rows of the table, that no piece covers, at the smallest size that has one."""
-    open_ = np.ones(targets.size, bool)
+    covered = np.zeros(targets.size, bool)
     for piece in pieces:
-        open_ &= ~piece.applies(table, ranks, microbatches)
-    order = np.lexsort([table[microbatches], table[ranks]])
-    row = next((int(row) for row in order if open_[row]), None)
-    if row is None:
+        covered |= piece.applies(table, names)
+    if covered.all():
         return None
-    return Example({name: int(column[row]) for name, column in table.items()}, {}, float(targets[row]))
+    row = min(np.flatnonzero(~covered).tolist(), key=lambda row: [int(table[name][row]) for name in names[:2]])
+    return Example(sizes_of(table, row), {}, float(targets[row]))
 
 
 def verify_count(
-    piece: CountPiece,
-    targets: npt.NDArray[np.int64],
-    table: Table,
-    ranks: str,
-    microbatches: str,
-    fitted: Table | None = None,
-) -> CountPiece | CountFailure | Untried:
+    piece: CountPiece, targets: Int64, table: Table, names: Names, fitted: Table
+) -> CountPiece | FailedPiece | Untried:
     """The piece with the number of held-out values that it gives, or the first held-out value that it does not give.
 
     targets: [n] held-out counts. `Untried`: the piece depends on ranks or microbatches, and no held-out size has more
     of them than ``fitted``.
     """
-    applies = piece.applies(table, ranks, microbatches)
-    values = piece.at(table)
+    applies, values = piece.applies(table, names), piece.at(table)
     wrong = np.flatnonzero(applies & (np.abs(values - targets) > 1e-6))
     if wrong.size:
         row = int(wrong[0])
-        sizes = {name: int(column[row]) for name, column in table.items()}
-        return CountFailure(piece.forms[0], sizes, float(values[row]), float(targets[row]))
-    if fitted is not None and applies.any():
-        there, inside = _rows(table, applies), piece.applies(fitted, ranks, microbatches)
-        most = {name: int(fitted[name][inside].max()) for name in (ranks, microbatches)}
-        if piece.region.bounds(most[ranks]):
-            del most[ranks]
-        if names := beyond(piece.forms, there, most):
-            return Untried(piece.forms[0], names, tuple(most[name] for name in names))
+        return FailedPiece(piece.forms[0], sizes_of(table, row), {}, float(values[row]), float(targets[row]))
+    if applies.any():
+        there = chosen_rows(fitted, piece.applies(fitted, names))
+        if missing := untried(piece.forms, piece.region, chosen_rows(table, applies), there, names):
+            return missing
     return replace(piece, tested=int(applies.sum()))

@@ -12,11 +12,11 @@ from schedc.exact.space import Space
 from schedc.exact.times import LinearTimes
 from schedc.formulas.conditions import pieces_of
 from schedc.formulas.cost_domains import random_vectors, spaces_of, typical
-from schedc.formulas.counts import RANK, CountFailure, CountPiece, count_left_out, find_counts, verify_count
-from schedc.formulas.fit import Table
+from schedc.formulas.counts import RANK, CountPiece, count_left_out, find_counts, verify_count
+from schedc.formulas.fit import Names, Table
 from schedc.formulas.grid import Size, SizeGrid, columns, size_grid
 from schedc.formulas.measure import TIMES, MeasuredTimes, measured, times_at
-from schedc.formulas.pieces import Example, FailedPiece, Names, Piece, Untried
+from schedc.formulas.pieces import Example, FailedPiece, Piece, Untried
 from schedc.formulas.proof import DecidedSize, complete_in, left_out, prove
 from schedc.formulas.regimes import find_regimes
 from schedc.formulas.regions import SizeRegion
@@ -72,7 +72,7 @@ class CountResult:
 
     quantity: str
     pieces: tuple[CountPiece, ...]
-    failures: tuple[CountFailure | Untried, ...]
+    failures: tuple[FailedPiece | Untried, ...]
     example: Example | None
     largest: bool
     """Whether the count is the largest over the ranks: no formula gives the count of each rank."""
@@ -150,8 +150,8 @@ def _time(
     tick()
     if isinstance(rows, str):
         return _unknown(name, space, grid, rows)
-    names: Names = grid.ranks, grid.microbatches, grid.others
-    table, other = columns(grid.fitted, grid.names), columns(grid.held_out, grid.names)
+    names = grid.names
+    table, other = columns(grid.fitted, names), columns(grid.held_out, names)
     latency = "p2p" in space.symbols  # the formulas of few microbatches would fill pages
     regimes = find_regimes(rows, table, names, remainders=not latency)
     sizes = [DecidedSize(table, row, space, times, TIMES[name]) for row, times in enumerate(fitted)]
@@ -190,9 +190,8 @@ def _measured(
 
 def _typical(piece: Piece, space: Space, names: Names) -> bool:
     """Whether a piece holds at typical costs on a few ranks with many microbatches."""
-    ranks, microbatches, others = names
-    size = {ranks: np.array([8]), microbatches: np.array([64]), **dict.fromkeys(others, np.array([2]))}
-    if not piece.region.of(size, ranks, microbatches)[0]:
+    size = dict.fromkeys(names, np.array([2])) | {names[0]: np.array([8]), names[1]: np.array([64])}
+    if not piece.region.of(size, names)[0]:
         return False
     return all((condition.at(size)[0] @ typical(space) >= 0).all() for condition in piece.conditions)
 
@@ -209,13 +208,13 @@ def _counts(grid: SizeGrid) -> tuple[CountResult, ...]:
 def _count(name: str, grid: SizeGrid, fitted: list[dict[str, Int64]], held_out: list[dict[str, Int64]]) -> CountResult:
     for largest in (False, True):
         targets, fitted_table = _rows(name, grid.fitted, fitted, grid.names, largest)
-        if (pieces := find_counts(targets, fitted_table, grid.ranks, grid.microbatches, grid.others)) or name in TOTALS:
+        if (pieces := find_counts(targets, fitted_table, grid.names)) or name in TOTALS:
             break
     targets, table = _rows(name, grid.held_out, held_out, grid.names, largest)
-    outcomes = [verify_count(piece, targets, table, grid.ranks, grid.microbatches, fitted_table) for piece in pieces]
+    outcomes = [verify_count(piece, targets, table, grid.names, fitted_table) for piece in pieces]
     good = tuple(o for o in outcomes if isinstance(o, CountPiece) and o.tested)
-    failures = tuple(o for o in outcomes if isinstance(o, CountFailure | Untried))
-    example = count_left_out(good, targets, table, grid.ranks, grid.microbatches)
+    failures = tuple(o for o in outcomes if not isinstance(o, CountPiece))
+    example = count_left_out(good, targets, table, grid.names)
     return CountResult(name, good, failures, example, largest)
 
 

@@ -8,6 +8,7 @@ from fractions import Fraction
 from functools import cached_property
 from itertools import combinations
 from math import lcm
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +16,9 @@ from schedc.ir.arrays import Floats, Int64
 
 Table = Mapping[str, Int64]
 """[n] columns by name: the sizes, and ``r`` in a table with a row per rank."""
+
+Names = Sequence[str]
+"""Names of a schedule's parameters: ranks, microbatches, others."""
 
 LARGEST_DENOMINATOR = 24
 SPARE = 2
@@ -91,6 +95,11 @@ def beyond(forms: Sequence[LinearForm], table: Table, most: Mapping[str, int]) -
     return tuple(name for name, value in most.items() if not (table[name] > value).any() and follows(name))
 
 
+def chosen_rows(table: Table, rows: Any) -> Table:
+    """Some rows of a table. rows: [n] their numbers, a slice, or [all] whether a row is one of them."""
+    return {name: column[rows] for name, column in table.items()}
+
+
 def monomial_values(monomial: Monomial, table: Table) -> Floats:
     """[rows] the product of the atoms at each row of the table."""
     rows = len(next(iter(table.values())))
@@ -104,16 +113,14 @@ def size_atom(name: str, rank: bool = False) -> Atom:
     return Atom(name, name, lambda table: table[name], rank, name)
 
 
-def families(
-    ranks: str, microbatches: str, others: tuple[str, ...], rank: str | None = None
-) -> Iterator[list[Monomial]]:
+def families(names: Names, rank: str | None = None) -> Iterator[list[Monomial]]:
     """Sets of monomials to try, the plainest first. Later sets contain the second one.
 
     1. linear; 2. products and squares; 3. the parity of the ranks, and a rank's distance to the nearer end;
     4. thirds of the number of ranks; 5. whole rounds of microbatches, which latencies depend on.
     """
-    P, M = size_atom(ranks), size_atom(microbatches)
-    extra = [size_atom(name) for name in others]
+    ranks, microbatches, *_ = names
+    P, M, *extra = map(size_atom, names)
     r = [size_atom(rank, rank=True)] if rank else []
     single = [P, M, *extra, *r]
     linear: list[Monomial] = [(), *((a,) for a in single)]

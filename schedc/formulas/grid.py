@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import product
 from random import Random
@@ -71,39 +71,26 @@ def size_grid(tree: ScheduleTree, fit: int = FITTED, more: int = HELD_OUT) -> Si
     """
     ranks, microbatches = parameter_of_role(tree, "ranks"), parameter_of_role(tree, "microbatches")
     others = [p for p in tree.parameters if p not in (ranks, microbatches)]
+    names = (ranks.name, microbatches.name, *(p.name for p in others))
     illegal: list[Diagnostic] = []
-    few = _candidates(ranks.name, microbatches.name, others, _RANKS, _as_many)
-    fitted = _legal(tree, few, _AS_MANY, set(), illegal)
-    seen = {tuple(size.values.values()) for size in fitted}
-    near = _candidates(ranks.name, microbatches.name, others, _RANKS, _microbatches)
-    fitted += _legal(tree, near, fit, seen, illegal)
-    seen = {tuple(size.values.values()) for size in fitted}
-    far = _candidates(ranks.name, microbatches.name, others, _LARGER_RANKS, _more_microbatches)
-    held_out = _legal(tree, far, more, seen, illegal) if fitted else []
-    names = tuple(p.name for p in others)
-    return SizeGrid(ranks.name, microbatches.name, names, tuple(fitted), tuple(held_out), tuple(illegal))
 
+    def legal(most: int, some: Iterable[int], of_ranks: Callable[[int], Iterable[int]], seen: list[Size]) -> list[Size]:
+        values = (
+            dict(zip(names, (P, M, *more), strict=True))
+            for P in some
+            for M in of_ranks(P)
+            for more in product(*(_values(parameter, P) for parameter in others))
+        )
+        return _legal(tree, values, most, {tuple(size.values.values()) for size in seen}, illegal)
 
-def _microbatches(ranks: int) -> Iterable[int]:
-    return range(1, 4 * ranks + 4)
-
-
-def _as_many(ranks: int) -> Iterable[int]:
-    return (ranks,)
+    fitted = legal(_AS_MANY, _RANKS, lambda P: (P,), [])
+    fitted += legal(fit, _RANKS, lambda P: range(1, 4 * P + 4), fitted)
+    held_out = legal(more, _LARGER_RANKS, _more_microbatches, fitted) if fitted else []
+    return SizeGrid(ranks.name, microbatches.name, names[2:], tuple(fitted), tuple(held_out), tuple(illegal))
 
 
 def _more_microbatches(ranks: int) -> Iterable[int]:
     return sorted({*range(1, 4 * ranks), *(k * ranks + j for k in (4, 5, 6) for j in (-2, 0, 1, 3, 4))})
-
-
-def _candidates(
-    ranks: str, microbatches: str, others: list[SizeParameter], some: Iterable[int], of_ranks: object
-) -> Iterator[dict[str, int]]:
-    for P in some:
-        choices = [_values(parameter, P) for parameter in others]
-        for M in of_ranks(P):  # type: ignore[operator]
-            for values in product(*choices):
-                yield {ranks: P, microbatches: M, **{p.name: v for p, v in zip(others, values, strict=True)}}
 
 
 def _values(parameter: SizeParameter, ranks: int) -> list[int]:

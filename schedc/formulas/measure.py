@@ -31,8 +31,6 @@ class MeasuredTimes:
     """One time at one size, in all its linear pieces. epigraph: that of the time over the costs of ``space``."""
 
     space: Space
-    times: LinearTimes
-    quantity: Quantity
     epigraph: Epigraph
 
     @cached_property
@@ -53,4 +51,4 @@ def measured(times: LinearTimes, space: Space, quantity: Quantity, most: int) ->
     """All linear pieces of a time; None where there are more than ``most`` of them."""
     bounds = [bound.form for bound in space.bounds[space.dimension :]]
     epigraph = linear_pieces(times, quantity, space.cone, bounds, most)
-    return None if epigraph is None else MeasuredTimes(space, times, quantity, epigraph)
+    return None if epigraph is None else MeasuredTimes(space, epigraph)

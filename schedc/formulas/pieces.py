@@ -8,13 +8,12 @@ from fractions import Fraction
 from math import gcd, prod
 from typing import Any
 
+import numpy as np
+
 from schedc.exact.cone import Cone, Vector, reduced
 from schedc.exact.space import Space
-from schedc.formulas.fit import LinearForm, Table
+from schedc.formulas.fit import LinearForm, Names, Table, beyond
 from schedc.formulas.regions import SizeRegion
-
-Names = tuple[str, str, tuple[str, ...]]
-"""Names of a schedule's parameters: ranks, microbatches, others."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +38,10 @@ class Piece:
 
 @dataclass(frozen=True)
 class FailedPiece:
-    """Sizes and costs at which a fitted formula gives ``said`` and the simulation ``measured``, in the costs' unit."""
+    """Sizes and costs at which a fitted formula gives ``said`` and the simulation ``measured``, in the costs' unit.
+
+    A count has no costs; its sizes have the rank if there is one.
+    """
 
     form: LinearForm
     sizes: dict[str, int]
@@ -100,4 +102,19 @@ def readable(space: Space, vector: Vector) -> dict[str, float]:
 
 def inside(region: SizeRegion, table: Table, names: Names) -> Sequence[int]:
     """Row numbers of the sizes in a region."""
-    return [row for row, there in enumerate(region.of(table, *names[:2]).tolist()) if there]
+    rows: list[int] = np.flatnonzero(region.of(table, names)).tolist()
+    return rows
+
+
+def untried(
+    forms: Sequence[LinearForm], region: SizeRegion, confirmed: Table, fitted: Table, names: Names
+) -> Untried | None:
+    """The finding that forms depend on ranks or microbatches, of which no confirmed row has more than the fitted ones.
+
+    confirmed, fitted: rows of the region.
+    """
+    most = {name: int(fitted[name].max()) for name in names[:2]}
+    if region.bounds(most[names[0]]):
+        del most[names[0]]
+    missing = beyond(forms, confirmed, most)
+    return Untried(forms[0], missing, tuple(most[name] for name in missing)) if missing else None

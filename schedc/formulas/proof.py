@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -14,11 +14,10 @@ from schedc.exact.pieces import Epigraph, volume
 from schedc.exact.space import Space
 from schedc.exact.statement import Comparison
 from schedc.exact.times import LinearTimes, Quantity
-from schedc.formulas.fit import LinearForm, Table, beyond
+from schedc.formulas.fit import LinearForm, Names, Table, chosen_rows
 from schedc.formulas.pieces import (
     Example,
     FailedPiece,
-    Names,
     Piece,
     Untried,
     coefficients,
@@ -26,6 +25,7 @@ from schedc.formulas.pieces import (
     inside,
     readable,
     sizes_of,
+    untried,
 )
 from schedc.formulas.regimes import Regime
 from schedc.formulas.regions import SizeRegion
@@ -49,8 +49,7 @@ class DecidedSize:
 
     def inside(self, region: SizeRegion, names: Names) -> bool:
         """Whether the size is in a region."""
-        here = {name: column[self.row : self.row + 1] for name, column in self.table.items()}
-        return bool(region.of(here, *names[:2])[0])
+        return bool(region.of(chosen_rows(self.table, [self.row]), names)[0])
 
 
 @dataclass(frozen=True)
@@ -80,14 +79,15 @@ def prove(
             proofs.append((size, outcome))
     if len(proofs) < max(2 * len(piece.form.terms), _LEAST):
         return None
-    table = {name: [int(size.table[name][size.row]) for size, _ in proofs] for name in fitted}
-    if untried := _beyond(piece, table, fitted, names):
-        return untried
+    table = {name: np.array([size.table[name][size.row] for size, _ in proofs]) for name in fitted}
+    there = chosen_rows(fitted, inside(piece.region, fitted, names))
+    if missing := untried((piece.form,), piece.region, table, there, names):
+        return missing
     return replace(
         piece,
         even=all(proof.even for _, proof in proofs),
         proved=len(proofs),
-        largest={name: max(values) for name, values in table.items()},
+        largest={name: int(values.max()) for name, values in table.items()},
         share=min(proof.share for _, proof in proofs),
     )
 
@@ -141,16 +141,6 @@ def _failure(form: LinearForm, size: DecidedSize, vector: Vector) -> FailedPiece
     unit = next(iter(costs.values())) / vector[0]
     said = dot(coefficients, vector) / scale
     return FailedPiece(form, sizes_of(size.table, size.row), costs, said * unit, measured * unit)
-
-
-def _beyond(piece: Piece, proved: Mapping[str, list[int]], fitted: Table, names: Names) -> Untried | None:
-    rows = inside(piece.region, fitted, names)
-    most = {name: int(fitted[name][rows].max()) for name in names[:2]}
-    if piece.region.bounds(most[names[0]]):
-        del most[names[0]]
-    table = {name: np.array(values, np.int64) for name, values in proved.items()}
-    missing = beyond((piece.form,), table, most)
-    return Untried(piece.form, missing, tuple(most[name] for name in missing)) if missing else None
 
 
 # Completeness of the pieces.

@@ -9,9 +9,9 @@ import numpy as np
 
 from schedc.exact.cone import Vector, dot
 from schedc.exact.pieces import volume
-from schedc.formulas.fit import LinearForm, Monomial, Table, families, fit
+from schedc.formulas.fit import LinearForm, Monomial, Names, Table, chosen_rows, families, fit
 from schedc.formulas.measure import MeasuredTimes
-from schedc.formulas.pieces import Names, coefficients, inside
+from schedc.formulas.pieces import coefficients, inside
 from schedc.formulas.regions import REGIONS, REMAINDERS, SizeRegion
 from schedc.ir.arrays import Floats
 
@@ -58,7 +58,7 @@ def find_regimes(rows: Sequence[MeasuredTimes], table: Table, names: Names, *, r
 
 
 def _best(rows: Sequence[MeasuredTimes], table: Table, names: Names, regions: Sequence[SizeRegion]) -> Regime | None:
-    monomials = list(families(*names))
+    monomials = list(families(names))
     best: tuple[float, Regime] | None = None
     for number, region in enumerate(regions):
         chosen = inside(region, table, names)
@@ -95,7 +95,7 @@ def _widened(
 
 
 def _rows(rows: Sequence[MeasuredTimes], table: Table, chosen: Sequence[int]) -> tuple[list[MeasuredTimes], Table]:
-    return [rows[i] for i in chosen], {name: column[list(chosen)] for name, column in table.items()}
+    return [rows[i] for i in chosen], chosen_rows(table, chosen)
 
 
 def _explained(rows: Sequence[MeasuredTimes], table: Table, forms: Sequence[LinearForm]) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,17 +21,17 @@ class SizeRegion:
     texts: tuple[str, ...]
     holds: Callable[[Int64, Int64], Bools]
 
-    def of(self, table: Mapping[str, Int64], ranks: str, microbatches: str) -> Bools:
-        """[n] whether each row of the table is in the region."""
-        return np.asarray(self.holds(table[ranks], table[microbatches]), bool)
+    def of(self, table: Mapping[str, Int64], names: Sequence[str]) -> Bools:
+        """[n] whether each row of the table is in the region. names: those of ranks and microbatches, and others."""
+        return np.asarray(self.holds(table[names[0]], table[names[1]]), bool)
 
     def bounds(self, ranks: int) -> bool:
         """Whether the region has no size with more than ``ranks`` ranks."""
         P, M = (side.ravel() for side in np.mgrid[ranks + 1 : 2 * ranks + 3, 1 : 8 * ranks + 8])
         return not np.any(self.holds(P, M))
 
-    def conditions(self, ranks: str, microbatches: str) -> tuple[str, ...]:
-        return tuple(text.format(P=ranks, M=microbatches) for text in self.texts)
+    def conditions(self, names: Sequence[str]) -> tuple[str, ...]:
+        return tuple(text.format(P=names[0], M=names[1]) for text in self.texts)
 
 
 REGIONS = (
@@ -46,8 +46,6 @@ REGIONS = (
     SizeRegion(("{P} >= 4", "{P} % 2 == 0", "{M} >= 2*{P}"), lambda P, M: (P >= 4) & (P % 2 == 0) & (M >= 2 * P)),
     SizeRegion(("{M} >= 3*{P}",), lambda P, M: M >= 3 * P),
 )
-
-NOWHERE = SizeRegion((), lambda P, M: P < 0)
 
 REMAINDERS = (
     SizeRegion(("{M} < {P}",), lambda P, M: M < P),

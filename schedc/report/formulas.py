@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from schedc.formulas.counts import CountFailure, CountPiece
+from schedc.formulas.counts import CountPiece
 from schedc.formulas.derive import DEFINITIONS, CountResult, Derivation, TimeResult
 from schedc.formulas.grid import SizeGrid, columns
 from schedc.formulas.pieces import Example, FailedPiece, Piece, Untried
@@ -70,11 +70,11 @@ def _time(derivation: Derivation, result: TimeResult) -> dict[str, Any]:
         "domain": list(space.texts),
         "pieces": [_time_piece(derivation, result, piece) for piece in result.pieces],
         "complete": bool(result.complete),
-        "complete_when": [list(region.conditions(grid.ranks, grid.microbatches)) for region in result.complete],
+        "complete_when": [list(region.conditions(grid.names)) for region in result.complete],
         "sizes": result.sizes,
         "example": _left_out(result.example),
         "why": result.why,
-        "unknown": [_time_failure(result, failure) for failure in result.failures],
+        "unknown": [_failure(failure, expression(failure.form, space.symbols)) for failure in result.failures],
     }
 
 
@@ -88,7 +88,7 @@ def _time_piece(derivation: Derivation, result: TimeResult, piece: Piece) -> dic
         "latex": latex(expr, atoms_of(piece.form)),
         "rank": _EVERY if piece.even else _LARGEST,
         "conditions": [
-            *piece.region.conditions(grid.ranks, grid.microbatches),
+            *piece.region.conditions(grid.names),
             *(f"{text(less)} <= {text(more)}" for less, more in sides),
         ],
         "proved_sizes": piece.proved,
@@ -103,23 +103,13 @@ def _left_out(example: Example | None) -> dict[str, Any] | None:
     return {"sizes": example.sizes, "costs": example.costs, "simulated": example.measured}
 
 
-def _untried(failure: Untried) -> dict[str, Any]:
-    return {"counterexample": None, "untried": dict(zip(failure.names, failure.most, strict=True))}
-
-
-def _time_failure(result: TimeResult, failure: FailedPiece | Untried) -> dict[str, Any]:
-    formula = text(expression(failure.form, result.space.symbols))
+def _failure(failure: FailedPiece | Untried, formula: Any) -> dict[str, Any]:
     if isinstance(failure, Untried):
-        return {"formula": formula, **_untried(failure)}
-    return {
-        "formula": formula,
-        "counterexample": {
-            "sizes": failure.sizes,
-            "costs": failure.costs,
-            "formula": failure.said,
-            "simulated": failure.measured,
-        },
-    }
+        untried = dict(zip(failure.names, failure.most, strict=True))
+        return {"formula": text(formula), "counterexample": None, "untried": untried}
+    costs = {"costs": failure.costs} if failure.costs else {}
+    said = {"formula": failure.said, "simulated": failure.measured}
+    return {"formula": text(formula), "counterexample": {"sizes": failure.sizes, **costs, **said}}
 
 
 def _count(derivation: Derivation, result: CountResult) -> dict[str, Any]:
@@ -130,7 +120,7 @@ def _count(derivation: Derivation, result: CountResult) -> dict[str, Any]:
         "pieces": [_count_piece(derivation, result, piece) for piece in result.pieces],
         "complete": result.example is None,
         "example": _left_out(result.example),
-        "unknown": [_count_failure(failure) for failure in result.failures],
+        "unknown": [_failure(failure, count_expression(failure.form)) for failure in result.failures],
     }
 
 
@@ -141,7 +131,7 @@ def _count_piece(derivation: Derivation, result: CountResult, piece: CountPiece)
         "formula": count_text(piece),
         "latex": count_latex(piece),
         "rank": where or ("rank r" if any(atom.rank for atom in atoms_of(*piece.forms)) else _EVERY),
-        "conditions": list(piece.region.conditions(grid.ranks, grid.microbatches)),
+        "conditions": list(piece.region.conditions(grid.names)),
         **_counted_at(piece, grid),
     }
 
@@ -149,21 +139,11 @@ def _count_piece(derivation: Derivation, result: CountResult, piece: CountPiece)
 def _counted_at(piece: CountPiece, grid: SizeGrid) -> dict[str, Any]:
     """The sizes at which a count was compared. It holds there for all costs."""
     table = columns((*grid.fitted, *grid.held_out), grid.names)
-    inside = piece.region.of(table, grid.ranks, grid.microbatches)
+    inside = piece.region.of(table, grid.names)
     return {
         "proved_sizes": int(inside.sum()),
         "largest": {name: int(column[inside].max()) for name, column in table.items()},
         "share": 1.0,
-    }
-
-
-def _count_failure(failure: CountFailure | Untried) -> dict[str, Any]:
-    formula = text(count_expression(failure.form))
-    if isinstance(failure, Untried):
-        return {"formula": formula, **_untried(failure)}
-    return {
-        "formula": formula,
-        "counterexample": {"sizes": failure.sizes, "formula": failure.said, "simulated": failure.measured},
     }
 
 

@@ -44,7 +44,7 @@ def test_a_wrong_piece_is_refuted_and_a_right_one_proved() -> None:
         assert times is not None
         at.append(DecidedSize(table, row, space, times, TIMES["bubble"]))
     small = {name: column[:8] for name, column in table.items()}
-    parameters = ("P", "M", ())
+    parameters = ("P", "M")
     wrong = LinearForm((((P,), (one, one)),), 2)  # P (F + B), for gpipe's (P - 1)(F + B)
     outcome = prove(Piece(wrong, REGIONS[0], ()), at, small, parameters)
     assert isinstance(outcome, FailedPiece)
@@ -81,7 +81,7 @@ def test_the_pieces_of_a_time_fill_all_costs_and_are_it(name: str) -> None:
 def test_fits_find_the_polynomial_that_made_the_table(numbers: list[int]) -> None:
     P, M = (grid.ravel() for grid in np.meshgrid(np.arange(2, 9), np.arange(1, 12)))
     table = {"P": P, "M": M}
-    monomials = list(families("P", "M", ()))[1]
+    monomials = list(families(("P", "M")))[1]
     truth = np.sum([n * monomial_values(m, table) for n, m in zip(numbers, monomials, strict=False)], axis=0)
     (form,) = fit(truth[:, None, None], table, monomials)
     assert form is not None
@@ -96,8 +96,8 @@ def test_counts_are_found_through_a_minimum(a: int, b: int, c: int) -> None:
     rows = np.array([(p, m, r) for p in range(2, 9) for m in range(1, 30) for r in range(p)])
     table = {"P": rows[:, 0], "M": rows[:, 1], RANK: rows[:, 2]}
     truth = np.minimum(table["P"] + a * table[RANK] + b, c * table["M"])
-    for piece in (found := find_counts(truth, table, "P", "M", ())):
-        applies = piece.applies(table, "P", "M")
+    for piece in (found := find_counts(truth, table, ("P", "M"))):
+        applies = piece.applies(table, ("P", "M"))
         assert (piece.at(table)[applies] == truth[applies]).all()
     assert found
 
