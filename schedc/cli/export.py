@@ -23,8 +23,8 @@ from schedc.interchange.targets import TARGETS
 
 if TYPE_CHECKING:
     from schedc.ir.schedule import Schedule
-    from schedc.layout.parts import Layout
     from schedc.load.library import Given
+    from schedc.plan.layout.parts import Layout
     from schedc.step.costs.costs import Costs
     from schedc.syntax.input import Input
 
@@ -55,7 +55,7 @@ def export(
     from schedc.compiler import price
     from schedc.inputs import open_input
     from schedc.interchange.refusals import no_segments, no_works
-    from schedc.layout.parser import parse_layout
+    from schedc.plan.layout.parser import parse_layout
 
     if layout and target != "megatron":
         raise click.UsageError("--layout needs --to megatron")

@@ -16,8 +16,8 @@ from schedc.cli.given import ScheduleArgument
 if TYPE_CHECKING:
     from schedc.ir.placement import Placement
     from schedc.ir.schedule import Schedule
-    from schedc.layout import Balanced, LayerCosts, Layout, Model
     from schedc.load.library import Given
+    from schedc.plan.layout import Balanced, LayerCosts, Layout, Model
 
 
 _SHOWN = 12
@@ -109,8 +109,8 @@ def layout(
     make one. With --schedule, the makespan is compared with that of layers laid out by number.
     """
     from schedc.ir.placement import linear
-    from schedc.layout import Model, parse_layout
-    from schedc.layout.compare import compare
+    from schedc.plan.layout import Model, parse_layout
+    from schedc.plan.layout.compare import compare
     from schedc.report.layout import to_json
 
     balanced = auto or at == "auto"
@@ -189,7 +189,7 @@ def _check_usage(
 
 def _by_number(model: Model, stages: int, pad: int | None, at: str | list[int] | None) -> Layout:
     """The layout with equal numbers of layers, or of places, in each stage."""
-    from schedc.layout import even, padded
+    from schedc.plan.layout import even, padded
 
     return even(model, stages) if pad is None else padded(model, stages, pad, at or "last")
 
@@ -204,8 +204,8 @@ def _balanced(
     objective: str,
 ) -> tuple[Balanced, list[Balanced]]:
     """The best layout; and the layouts to compare, which under a schedule trade larger ranks for smaller stages."""
-    from schedc.layout import frontier
-    from schedc.layout.compare import peak_in_flight, shortest
+    from schedc.plan.layout import frontier
+    from schedc.plan.layout.compare import peak_in_flight, shortest
 
     in_flight = peak_in_flight(order).tolist() if order else None
     layouts = frontier(model, placement, costs, pad=pad, memory=memory, in_flight=in_flight)
@@ -233,7 +233,7 @@ def _one_chunk(order: Schedule, name: Given) -> Schedule | None:
 
 def _layer_costs(options: tuple[str, ...], path: Path | None) -> LayerCosts:
     """The costs by the options and the file. A wrong option is wrong usage; a wrong file is a finding."""
-    from schedc.layout.costs import LayerCosts, load_layer_costs
+    from schedc.plan.layout.costs import LayerCosts, load_layer_costs
 
     base = load_layer_costs(path) if path else LayerCosts()
     with asked():

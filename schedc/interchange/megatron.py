@@ -17,10 +17,10 @@ from schedc.interchange.megatron_plan import RELEASE, MegatronPlan
 from schedc.interchange.refusals import cannot, one_copy, only_exported_ops, placement_form
 from schedc.ir.plan import Plan
 from schedc.ir.schedule import Schedule
-from schedc.layout.parser import parse_layout
-from schedc.layout.parts import Layout, PartKind
-from schedc.layout.writer import write_layout
 from schedc.load.library import names, open_schedule
+from schedc.plan.layout.parser import parse_layout
+from schedc.plan.layout.parts import Layout, PartKind
+from schedc.plan.layout.writer import write_layout
 from schedc.step.costs.costs import Costs
 
 _COLUMNS = ("rank_start", "kind", "stage", "microbatch")

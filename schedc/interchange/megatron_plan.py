@@ -12,7 +12,7 @@ from functools import cached_property
 from schedc.diagnostics import DiagnosticError
 from schedc.interchange.refusals import cannot
 from schedc.ir.plan import Level, Method, Plan, Recompute
-from schedc.layout.parts import Layout, PartKind
+from schedc.plan.layout.parts import Layout, PartKind
 from schedc.source import Source
 
 RELEASE = "0.16.1"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
     from schedc.ir.schedule import Schedule
-    from schedc.layout.parts import Layout
+    from schedc.plan.layout.parts import Layout
     from schedc.step.costs.costs import Costs
     from schedc.step.work_runs import WorkRuns
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from schedc.ir.arrays import Int32, bincount
 
@@ -21,53 +19,41 @@ class Placement:
     rank_of_stage: [pipes, stages] rank that holds the stage for that pipe.
     first_microbatch: pipe p owns the microbatches first_microbatch[p] ..< first_microbatch[p + 1].
     ranks: number of ranks, P.
+    chunks: the largest number of chunks (stages, over all pipes) on one rank.
+    chunk_of: [pipes, stages] number of the chunk on its rank; chunks count by pipe, then by stage.
+    stage_of_chunk, pipe_of_chunk: [ranks, chunks] stage and pipe of each chunk; -1 where a rank holds fewer.
     """
 
     rank_of_stage: Int32
     first_microbatch: tuple[int, ...]
     ranks: int
+    pipes: int = field(init=False)
+    stages: int = field(init=False)
+    microbatches: int = field(init=False)
+    chunks: int = field(init=False)
+    chunk_of: Int32 = field(init=False)
+    stage_of_chunk: Int32 = field(init=False)
+    pipe_of_chunk: Int32 = field(init=False)
 
-    @property
-    def pipes(self) -> int:
-        return int(self.rank_of_stage.shape[0])
-
-    @property
-    def stages(self) -> int:
-        return int(self.rank_of_stage.shape[1])
-
-    @property
-    def microbatches(self) -> int:
-        return self.first_microbatch[-1]
-
-    @cached_property
-    def chunks(self) -> int:
-        """The largest number of chunks (stages, over all pipes) on one rank."""
-        return int(bincount(self.rank_of_stage.ravel(), minlength=self.ranks).max())
-
-    @cached_property
-    def chunk_of(self) -> Int32:
-        """[pipes, stages] number of the chunk on its rank; chunks count by pipe, then by stage."""
+    def __post_init__(self) -> None:
         flat = self.rank_of_stage.ravel()
-        order = np.argsort(flat, kind="stable")
-        starts = np.searchsorted(flat[order], np.arange(self.ranks))
-        chunk = np.empty_like(flat)
-        chunk[order] = np.arange(flat.size) - starts[flat[order]]
-        return chunk.reshape(self.rank_of_stage.shape).astype(np.int32)
-
-    @cached_property
-    def stage_of_chunk(self) -> Int32:
-        """[ranks, chunks] stage of each chunk; -1 where a rank holds fewer."""
-        return self._by_chunk(np.arange(self.stages)[None, :])
-
-    @cached_property
-    def pipe_of_chunk(self) -> Int32:
-        """[ranks, chunks] pipe of each chunk; -1 where a rank holds fewer."""
-        return self._by_chunk(np.arange(self.pipes)[:, None])
-
-    def _by_chunk(self, values: npt.NDArray[np.int64]) -> Int32:
-        table = np.full((self.ranks, self.chunks), -1, np.int32)
-        table[self.rank_of_stage, self.chunk_of] = values
-        return table
+        pipes, stages = self.rank_of_stage.shape
+        count = bincount(flat, minlength=self.ranks)
+        order, chunk = np.argsort(flat, kind="stable"), np.empty(flat.size, np.int32)
+        chunk[order] = np.arange(flat.size) - (np.cumsum(count) - count)[flat[order]]
+        by_chunk = np.full((2, self.ranks, int(count.max())), -1, np.int32)
+        by_chunk[:, flat, chunk] = np.arange(flat.size) % stages, np.arange(flat.size) // stages
+        facts = {
+            "pipes": int(pipes),
+            "stages": int(stages),
+            "microbatches": self.first_microbatch[-1],
+            "chunks": int(count.max()),
+            "chunk_of": chunk.reshape(pipes, stages),
+            "stage_of_chunk": by_chunk[0],
+            "pipe_of_chunk": by_chunk[1],
+        }
+        for name, value in facts.items():
+            object.__setattr__(self, name, value)
 
     def pipe_of_microbatch(self, microbatch: Int32) -> Int32:
         """Pipe of each microbatch number."""

@@ -120,8 +120,10 @@ def _shipped(source: Source, _path: str, wanted: str | None) -> ScheduleTree | A
 def _named(source: Source, wanted: str | None) -> ScheduleTree | AppliedPlan:
     file = parse(source)
     tree = _choose(file, wanted, source)
-    if isinstance(tree, PlanTree):
-        return applied(tree, file)
+    return applied(tree, file) if isinstance(tree, PlanTree) else _checked(tree)
+
+
+def _checked(tree: ScheduleTree) -> ScheduleTree:
     if findings := check(tree):
         raise DiagnosticError(findings)
     return tree
@@ -168,7 +170,7 @@ def applied(plan: PlanTree, file: FileTree) -> AppliedPlan:
     Raises `DiagnosticError`: S121 for an unknown schedule, S102, S111 and S113 for its sizes, those of the schedule.
     """
     schedule = _schedule_of(plan, file)
-    if findings := check(schedule) or _size_faults(plan, schedule):
+    if findings := _size_faults(plan, schedule):
         raise DiagnosticError(findings)
     values = {size.name: int(size.value) for size in plan.sizes}
     parameters = (replace(p, default=values.get(p.name, p.default)) for p in schedule.parameters)
@@ -176,11 +178,12 @@ def applied(plan: PlanTree, file: FileTree) -> AppliedPlan:
 
 
 def _schedule_of(plan: PlanTree, file: FileTree) -> ScheduleTree:
+    """The checked schedule that a plan applies."""
     own = [tree for tree in file.schedules if tree.name == plan.schedule]
     if len(own) > 1:
         raise DiagnosticError([_twice(own[1], plan.source)])
     if own:
-        return own[0]
+        return _checked(own[0])
     if plan.schedule in names():
         return open_schedule(plan.schedule)
     choices = [*(tree.name for tree in file.schedules), *names()]

@@ -10,10 +10,10 @@ import numpy as np
 
 from schedc.ir.arrays import Floats
 from schedc.ir.plan import By, Level, Plan, Recompute
-from schedc.layout.parts import WITH_EXPERTS, WORK, Layout, ModelPart, PartKind, layers_in
 from schedc.model.layer import RowsPerToken
 from schedc.plan.counts.layers import counted_layer, held_share, layer_of_kind
 from schedc.plan.counts.rows import worst_case_rows
+from schedc.plan.layout.parts import WITH_EXPERTS, WORK, Layout, ModelPart, PartKind, layers_in
 
 MOE = [WORK.index(kind) for kind in WITH_EXPERTS]
 """Indices into `WORK` of the kinds of parts that have experts."""

@@ -12,12 +12,6 @@ from schedc.diagnostics import DiagnosticError, Label
 from schedc.ir.arrays import Floats
 from schedc.ir.plan import LOSS_FORMS, Level, Plan
 from schedc.ir.schedule import Schedule
-from schedc.layout.balancing import balance
-from schedc.layout.compare import peak_in_flight
-from schedc.layout.costs import LayerCosts
-from schedc.layout.even import even, padded
-from schedc.layout.parser import parse_layout
-from schedc.layout.parts import Layout, Model, refusal
 from schedc.plan.activation_memory import (
     pending_share,
     restored_share,
@@ -28,6 +22,12 @@ from schedc.plan.counts.head import held_bytes, in_layout, with_head_times
 from schedc.plan.counts.layers import counted_activations, is_counted, recomputation_time, recomputed_of_parts
 from schedc.plan.counts.parameters import expert_parameter_bytes
 from schedc.plan.directives.base import Directives
+from schedc.plan.layout.balancing import balance
+from schedc.plan.layout.compare import peak_in_flight
+from schedc.plan.layout.costs import LayerCosts
+from schedc.plan.layout.even import even, padded
+from schedc.plan.layout.parser import parse_layout
+from schedc.plan.layout.parts import Layout, Model, refusal
 from schedc.plan.part_costs import check_parts, forward_times, whole_times, with_times_of_parts
 from schedc.source import Source, Span
 from schedc.step.costs.checks import Cost

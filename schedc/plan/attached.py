@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from schedc.ir.plan import Plan
 from schedc.ir.recomputed import has_recomputation
 from schedc.ir.schedule import Schedule
-from schedc.layout.parts import Layout
-from schedc.layout.writer import write_layout
 from schedc.plan.counts.head import in_cells
 from schedc.plan.directives.tied import ties_of_plan
+from schedc.plan.layout.parts import Layout
+from schedc.plan.layout.writer import write_layout
 from schedc.plan.place_recomputation import place_recomputations, recompute_in_backwards
 from schedc.plan.price_cells import with_layout, with_recomputation
 from schedc.step.costs.costs import Costs

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from schedc.diagnostics import Diagnostic, Label, did_you_mean
-from schedc.layout.costs import PerKind
 from schedc.plan.directives.base import Directives
+from schedc.plan.layout.costs import PerKind
 from schedc.source import Span
 from schedc.syntax.plan import GivenValue, LayersLine, LayoutLine, MemoryLine, PlanTree, TableLine
 from schedc.syntax.plan_words import PLAN_LINES

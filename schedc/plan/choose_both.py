@@ -15,8 +15,6 @@ import numpy as np
 
 from schedc.diagnostics import DiagnosticError
 from schedc.ir.plan import Plan
-from schedc.layout.costs import LayerCosts
-from schedc.layout.parts import Layout
 from schedc.plan.apply import stage_costs
 from schedc.plan.attached import place
 from schedc.plan.choose_recomputation import ChosenRecomputation, choose_recomputation
@@ -24,6 +22,8 @@ from schedc.plan.directives.base import Directives
 from schedc.plan.directives.offload import is_chosen
 from schedc.plan.directives.recompute import auto_stages
 from schedc.plan.held_memory import held_memory
+from schedc.plan.layout.costs import LayerCosts
+from schedc.plan.layout.parts import Layout
 from schedc.plan.peak_memory import Away
 from schedc.plan.place_works import Offloading, place_offloads
 from schedc.step.costs.costs import Costs

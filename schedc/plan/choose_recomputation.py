@@ -15,11 +15,11 @@ import numpy as np
 from schedc.ir.arrays import Floats, reduceat
 from schedc.ir.ops import OpKind
 from schedc.ir.plan import Level, Plan, Recompute
-from schedc.layout.parts import Layout, layers_in
 from schedc.plan.apply import layer_costs, stage_costs
 from schedc.plan.directives.base import Directives
 from schedc.plan.fitting_levels import ROUNDING, RankGroup, fitting, groups_of, least_sum, least_times
 from schedc.plan.held_memory import extra_memory, held_memory, running_memory
+from schedc.plan.layout.parts import Layout, layers_in
 from schedc.plan.level_mixes import Mix, StageSizes, mixes_of, preference, undominated
 from schedc.plan.part_costs import forward_times
 from schedc.plan.peak_memory import check_memory

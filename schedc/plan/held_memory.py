@@ -11,12 +11,12 @@ from schedc.ir.arrays import Floats, repeat
 from schedc.ir.plan import Plan
 from schedc.ir.recomputed import recomputed_ops
 from schedc.ir.schedule import Schedule
-from schedc.layout.compare import load_per_rank
-from schedc.layout.costs import LayerCosts
-from schedc.layout.parts import Layout
 from schedc.plan.activation_memory import MOE, held_by_kind, worst_routing
 from schedc.plan.counts.layers import moe_layer
 from schedc.plan.directives.base import Directives
+from schedc.plan.layout.compare import load_per_rank
+from schedc.plan.layout.costs import LayerCosts
+from schedc.plan.layout.parts import Layout
 from schedc.step.costs.costs import Costs, StageCosts
 from schedc.step.dependencies import Dependencies, reduce_by_rank
 from schedc.step.memory import memory_changes

@@ -11,10 +11,10 @@ import numpy as np
 
 from schedc.ir.arrays import Floats, Int64
 from schedc.ir.plan import Level, Plan, Recompute
-from schedc.layout.costs import LayerCosts, PerKind
-from schedc.layout.parts import WORK, Layout, ModelPart, PartKind, layers_in
 from schedc.model.layer import Layer
 from schedc.plan.counts.layers import held_share, layer_of_kind, time_share
+from schedc.plan.layout.costs import LayerCosts, PerKind
+from schedc.plan.layout.parts import WORK, Layout, ModelPart, PartKind, layers_in
 
 _LEVELS = {PartKind.DENSE: (Level.NONE, Level.NORM, Level.ACT, Level.FULL, Level.LAYER)}
 """The levels of a kind of layer, where it has not all."""

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
-from schedc.layout.costs import PerKind
-from schedc.layout.parts import WORK, Layout
+from schedc.plan.layout.costs import PerKind
+from schedc.plan.layout.parts import WORK, Layout
 from schedc.step.costs.costs import Costs
 from schedc.step.costs.parts import OPS, PartCosts
 from schedc.syntax.plan import PlanTree, TableLine

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from schedc.ir.plan import Plan
     from schedc.ir.program import Program
     from schedc.ir.schedule import Schedule
-    from schedc.layout.costs import LayerCosts
-    from schedc.layout.parts import Layout
     from schedc.plan.choose_recomputation import ChosenRecomputation
     from schedc.plan.directives.base import Directives
     from schedc.plan.held_memory import HeldMemory
+    from schedc.plan.layout.costs import LayerCosts
+    from schedc.plan.layout.parts import Layout
     from schedc.plan.place_works import Offloading
     from schedc.plan.replicate import Replication
     from schedc.step.cells.cell_pricing import CellPricing

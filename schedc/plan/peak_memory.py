@@ -16,12 +16,12 @@ from schedc.ir.plan import Plan
 from schedc.ir.recomputed import recomputed_ops
 from schedc.ir.schedule import Schedule
 from schedc.ir.works import WorkKind
-from schedc.layout.compare import load_per_rank
-from schedc.layout.parts import KIND_NAMES, WORK
 from schedc.plan.activation_memory import held_by_kind
 from schedc.plan.counts.layers import counted_layer
 from schedc.plan.counts.rows import worst_case_rows
 from schedc.plan.held_memory import HeldMemory
+from schedc.plan.layout.compare import load_per_rank
+from schedc.plan.layout.parts import KIND_NAMES, WORK
 from schedc.plan.working_memory import working_of_ops
 from schedc.source import NOWHERE
 from schedc.step.dependencies import Dependencies

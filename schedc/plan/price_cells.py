@@ -17,9 +17,9 @@ from schedc.diagnostics import DiagnosticError
 from schedc.ir.ops import OpKind
 from schedc.ir.plan import NO_PLAN, Method, Plan
 from schedc.ir.schedule import Schedule
-from schedc.layout.parts import DECODER, Layout, PartKind
 from schedc.plan.counts.rows import chosen_method
 from schedc.plan.group_rows import group_of
+from schedc.plan.layout.parts import DECODER, Layout, PartKind
 from schedc.plan.recomputed_nodes import graphs_of, shares_of_forward
 from schedc.source import Source
 from schedc.step.cells.cell_pricing import CellPricing, price, price_step

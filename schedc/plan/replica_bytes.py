@@ -9,9 +9,9 @@ from schedc.ir.plan import Plan, bytes_per_number
 from schedc.ir.schedule import Schedule
 from schedc.ir.ties import lies_apart
 from schedc.ir.works import WorkGroup
-from schedc.layout.costs import LayerCosts
-from schedc.layout.parts import WITH_EXPERTS, WORK, Layout, PartKind
 from schedc.plan.counts.parameters import expert_share
+from schedc.plan.layout.costs import LayerCosts
+from schedc.plan.layout.parts import WITH_EXPERTS, WORK, Layout, PartKind
 from schedc.step.works.place_replica_works import ReplicaBytes
 
 

@@ -13,12 +13,12 @@ from schedc.ir.arrays import Floats
 from schedc.ir.plan import Plan
 from schedc.ir.schedule import Schedule
 from schedc.ir.works import WorkGroup, WorkLane
-from schedc.layout.costs import LayerCosts
-from schedc.layout.parts import Layout
 from schedc.plan.counts.parameters import expert_parameter_bytes
 from schedc.plan.directives.base import Directives
 from schedc.plan.directives.parallel import MOST_ZERO
 from schedc.plan.held_memory import HeldMemory, held_memory
+from schedc.plan.layout.costs import LayerCosts
+from schedc.plan.layout.parts import Layout
 from schedc.plan.peak_memory import Sharded, check_memory
 from schedc.plan.place_works import Offloading
 from schedc.plan.replica_bytes import dense_parameters, group_sizes, replica_bytes

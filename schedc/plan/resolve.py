@@ -9,10 +9,10 @@ from typing import Any
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
 from schedc.ir.plan import Plan
 from schedc.ir.schedule import Schedule
-from schedc.layout.parts import DECODER, Layout, PartKind
 from schedc.plan.counts.layers import counted_activations
 from schedc.plan.directives import DIRECTIVES
 from schedc.plan.directives.base import Directives
+from schedc.plan.layout.parts import DECODER, Layout, PartKind
 
 
 def resolve(directives: Directives, schedule: Schedule, layout: Layout) -> Plan:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from schedc.ir.plan import HELD_ROLES, Level, Plan
-from schedc.layout.parts import WITH_EXPERTS, WORK, Layout, PartKind, layers_in
 from schedc.model.layer import Layer
 from schedc.plan.counts.layers import held_share, layer_of_kind
+from schedc.plan.layout.parts import WITH_EXPERTS, WORK, Layout, PartKind, layers_in
 
 _OF_EXPERTS = set(HELD_ROLES) - {"dense"}
 

@@ -11,13 +11,13 @@ import numpy as np
 from schedc.ir.arrays import Floats
 from schedc.ir.plan import Level, Plan, Recompute
 from schedc.ir.schedule import Schedule
-from schedc.layout.costs import LayerCosts
-from schedc.layout.parts import Layout
 from schedc.plan.apply import stage_costs
 from schedc.plan.attached import AttachedPlan
 from schedc.plan.directives.base import Directives
 from schedc.plan.fitting_levels import ROUNDING, RankGroup
 from schedc.plan.held_memory import ExtraMemory, HeldMemory
+from schedc.plan.layout.costs import LayerCosts
+from schedc.plan.layout.parts import Layout
 from schedc.plan.level_mixes import Mix
 from schedc.step.costs.costs import Costs
 from schedc.step.dependencies import Dependencies

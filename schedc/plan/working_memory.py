@@ -17,10 +17,10 @@ from schedc.ir.arrays import Floats
 from schedc.ir.ops import OpKind
 from schedc.ir.plan import Level, Plan
 from schedc.ir.recomputed import recomputed_ops
-from schedc.layout.costs import LayerCosts
-from schedc.layout.parts import WITH_EXPERTS, Layout, ModelPart, PartKind, layers_in
 from schedc.plan.counts.head import logit_bytes
 from schedc.plan.counts.layers import counted_layer
+from schedc.plan.layout.costs import LayerCosts
+from schedc.plan.layout.parts import WITH_EXPERTS, Layout, ModelPart, PartKind, layers_in
 from schedc.step.costs.costs import StageCosts
 from schedc.step.dependencies import Dependencies
 

@@ -110,7 +110,7 @@ def _layers(schedule: Schedule) -> dict[str, Any]:
     """The layout of a plan; empty for a schedule alone."""
     if not schedule.layout:
         return {}
-    from schedc.layout.parser import parse_layout
+    from schedc.plan.layout.parser import parse_layout
 
     layout = parse_layout(schedule.layout)
     per_stage = [len(layout.layers_of(stage)) for stage in range(schedule.stages)]

@@ -7,11 +7,11 @@ from itertools import groupby
 from typing import Any
 
 from schedc.ir.placement import Placement
-from schedc.layout.balancing import Balanced
-from schedc.layout.compare import LayoutComparison, load_per_rank, measured_json
-from schedc.layout.costs import LayerCosts
-from schedc.layout.parts import DECODER, Layout, ModelPart, PartKind
-from schedc.layout.writer import write_layout
+from schedc.plan.layout.balancing import Balanced
+from schedc.plan.layout.compare import LayoutComparison, load_per_rank, measured_json
+from schedc.plan.layout.costs import LayerCosts
+from schedc.plan.layout.parts import DECODER, Layout, ModelPart, PartKind
+from schedc.plan.layout.writer import write_layout
 
 
 def to_json(

@@ -7,9 +7,9 @@ from typing import Any
 
 from schedc.ir.plan import Plan
 from schedc.ir.schedule import Schedule
-from schedc.layout.parts import Layout
 from schedc.plan.directives import DIRECTIVES
 from schedc.plan.held_memory import hot_slots
+from schedc.plan.layout.parts import Layout
 from schedc.plan.writer import write_plan
 from schedc.units import shown
 

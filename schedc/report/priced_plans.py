@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from schedc.layout.compare import load_per_rank
-from schedc.layout.parts import WORK
+from schedc.plan.layout.compare import load_per_rank
+from schedc.plan.layout.parts import WORK
 from schedc.planner.fit.fitted import Fit
 from schedc.planner.price.priced import PricedPlan
 from schedc.planner.price.waterfall import mfu, waterfall

@@ -32,8 +32,8 @@ from schedc.ir.program import Program
 from schedc.ir.schedule import Schedule
 from schedc.ir.text import parse_program, parse_schedule, print_program, print_schedule
 from schedc.ir.verify_program import verify_program
-from schedc.layout.parser import parse_layout
 from schedc.load.library import Text, open_schedule
+from schedc.plan.layout.parser import parse_layout
 from schedc.planner.cluster.read import parse_cluster, with_devices
 from schedc.planner.fit.fitted import fit_text, parse_fit
 from schedc.planner.fit.predict import predict

@@ -15,7 +15,7 @@ LEVELS = {
         ("elaborate",),
         ("exact",),
         ("claims",),
-        ("formulas", "layout", "search", "load"),
+        ("formulas", "search", "load"),
         ("plan", "draw"),
         ("interchange",),
         ("inputs",),

@@ -24,7 +24,6 @@ RUNTIME_MAY_USE = (
     "schedc.source",
     "schedc.interrupts",
     "schedc.units",
-    "schedc.layout",
     "schedc.cell",
     "schedc.model",
     "schedc.plan",

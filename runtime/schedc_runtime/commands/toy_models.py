@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from schedc.ir.program import Program
-from schedc.layout.parts import PartKind
 from schedc.plan import ExpertSizes, Plan
+from schedc.plan.layout.parts import PartKind
 from schedc_runtime.models.gpt import GPT, GPTConfig, next_token_loss
 from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer
 from schedc_runtime.moe.router import RouterConfig

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from schedc.ir.placement import Placement
-from schedc.layout.parts import DECODER, Layout, PartKind
+from schedc.plan.layout.parts import DECODER, Layout, PartKind
 from schedc_runtime.partition.balance import choose_cuts
 from schedc_runtime.partition.example import check_inputs
 from schedc_runtime.partition.first_record import first_recording

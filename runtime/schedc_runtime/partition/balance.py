@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from schedc.ir.arrays import Floats
-from schedc.layout.parts import Layout
+from schedc.plan.layout.parts import Layout
 from schedc_runtime.errors import PartitionError
 from schedc_runtime.partition.layout import cuts_of
 

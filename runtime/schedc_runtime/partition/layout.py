@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
-from schedc.layout.parts import DECODER, Layout, PartKind
+from schedc.plan.layout.parts import DECODER, Layout, PartKind
 from schedc_runtime.errors import PartitionError
 
 

@@ -14,8 +14,8 @@ from schedc.ir.arrays import Floats
 from schedc.ir.ops import OpKind
 from schedc.ir.plan import LOSS_FORMS, Plan, bytes_per_number
 from schedc.ir.schedule import Schedule
-from schedc.layout.costs import LayerCosts
-from schedc.layout.parts import WORK, Layout, PartKind
+from schedc.plan.layout.costs import LayerCosts
+from schedc.plan.layout.parts import WORK, Layout, PartKind
 from schedc.step.costs.costs import Costs
 from schedc.step.costs.parts import PartCosts
 from schedc.step.dependencies import Dependencies

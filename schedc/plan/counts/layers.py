@@ -8,11 +8,11 @@ import numpy as np
 
 from schedc.ir.arrays import Floats
 from schedc.ir.plan import BlockSizes, ExpertSizes, Level, Plan
-from schedc.layout.costs import LayerCosts, PerKind
-from schedc.layout.parts import DECODER, WITH_EXPERTS, WORK, Layout, PartKind, layers_in
 from schedc.model.layer import Layer
 from schedc.model.sizes import AttentionKind, AttentionSizes, LayerKind, ModelSizes, MoeSizes
 from schedc.plan.counts.rows import arriving_rows, buffer_factor
+from schedc.plan.layout.costs import LayerCosts, PerKind
+from schedc.plan.layout.parts import DECODER, WITH_EXPERTS, WORK, Layout, PartKind, layers_in
 
 
 @lru_cache(maxsize=1024)

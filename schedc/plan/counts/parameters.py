@@ -6,10 +6,10 @@ from math import ceil
 from typing import Any
 
 from schedc.ir.plan import Plan, bytes_per_number
-from schedc.layout.parts import KIND_NAMES, WITH_EXPERTS, Layout
 from schedc.model.counts import part_parameters
 from schedc.model.parts import PartName
 from schedc.plan.counts.layers import counted_layer
+from schedc.plan.layout.parts import KIND_NAMES, WITH_EXPERTS, Layout
 from schedc.syntax.plan import PlanTree
 
 

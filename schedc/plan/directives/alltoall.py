@@ -7,9 +7,9 @@ from typing import Any
 
 from schedc.ir.plan import Method, Plan
 from schedc.ir.schedule import Schedule
-from schedc.layout.parts import Layout
 from schedc.plan.counts.rows import chosen_method, routing_of, travelling_rows
 from schedc.plan.directives.base import Directive, Directives, Reading
+from schedc.plan.layout.parts import Layout
 from schedc.step.costs.exchange import choose
 from schedc.syntax.plan import SettingLine
 from schedc.units import shown

@@ -12,7 +12,7 @@ from schedc.diagnostics import Diagnostic, Label, did_you_mean
 from schedc.ir.placement import Placement
 from schedc.ir.plan import Plan, Recompute
 from schedc.ir.schedule import Schedule
-from schedc.layout.parts import Layout
+from schedc.plan.layout.parts import Layout
 from schedc.source import Source, Span
 from schedc.syntax.plan import PlanTree, Word
 

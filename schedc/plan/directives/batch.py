@@ -9,8 +9,8 @@ from schedc.diagnostics import Diagnostic, Label
 from schedc.ir.parallel import GlobalBatch, Parallel
 from schedc.ir.plan import Plan
 from schedc.ir.schedule import Schedule
-from schedc.layout.parts import Layout
 from schedc.plan.directives.base import Contradiction, Directive, Directives, Reading
+from schedc.plan.layout.parts import Layout
 from schedc.syntax.plan import BatchLine, Word
 
 

@@ -7,9 +7,9 @@ from math import ceil, inf
 from typing import Any
 
 from schedc.ir.plan import Capacity, Drop, Plan
-from schedc.layout.parts import Layout
 from schedc.plan.counts.rows import routing_of
 from schedc.plan.directives.base import Contradiction, Directive, Reading
+from schedc.plan.layout.parts import Layout
 from schedc.step.costs.exchange import capacity_rows
 from schedc.syntax.plan import FactorLine
 from schedc.units import digits

@@ -15,8 +15,8 @@ from schedc.diagnostics import Diagnostic, DiagnosticError, Label, did_you_mean
 from schedc.ir.ops import OpKind
 from schedc.ir.plan import CellPlan, Plan
 from schedc.ir.schedule import Schedule
-from schedc.layout.parts import Layout
 from schedc.plan.directives.base import Directive, Directives, Reading
+from schedc.plan.layout.parts import Layout
 from schedc.syntax.plan import CellLane, CellLine
 
 

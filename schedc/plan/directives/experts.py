@@ -12,8 +12,8 @@ from typing import Any
 from schedc.diagnostics import Diagnostic, Label
 from schedc.ir.plan import PRECISIONS, ExpertSizes, Plan, Products
 from schedc.ir.schedule import Schedule
-from schedc.layout.parts import Layout, PartKind
 from schedc.plan.directives.base import Contradiction, Directive, Directives, Reading
+from schedc.plan.layout.parts import Layout, PartKind
 from schedc.syntax.plan import ExpertsLine, Word
 
 SIZES = ("top", "groups", "limit", "shared", "width", "hidden")

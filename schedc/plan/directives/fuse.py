@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from schedc.ir.plan import Fuse, Plan, bytes_per_number
-from schedc.layout.parts import Layout
 from schedc.model.fusions import COMPILED, FUSIONS
 from schedc.plan.counts.layers import sizes_of
 from schedc.plan.directives.base import Contradiction, Directive, Reading
+from schedc.plan.layout.parts import Layout
 from schedc.syntax.plan import FuseLine
 
 _AUTO = "auto"

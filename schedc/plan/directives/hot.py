@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from schedc.ir.plan import Hot, Plan, bytes_per_number
-from schedc.layout.parts import Layout
 from schedc.plan.counts.layers import moe_layer
 from schedc.plan.directives.base import Contradiction, Directive, Reading
+from schedc.plan.layout.parts import Layout
 from schedc.step.costs.exchange import hot_break_even
 from schedc.syntax.plan import HotLine, Word
 from schedc.units import digits, shown

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from schedc.ir.plan import LOSS_FORMS, HeadLoss, Plan
-from schedc.layout.parts import Layout
 from schedc.plan.counts.head import PRODUCTS, held_bytes
 from schedc.plan.directives.base import Contradiction, Directive, Reading
+from schedc.plan.layout.parts import Layout
 from schedc.syntax.plan import LossLine, Word
 from schedc.units import shown
 

@@ -9,7 +9,6 @@ from schedc.diagnostics import Diagnostic, Label
 from schedc.ir.placement import Placement
 from schedc.ir.plan import HELD_ROLES, Offload, Plan
 from schedc.ir.schedule import Schedule
-from schedc.layout.parts import WITH_EXPERTS, Layout, PartKind, layers_in
 from schedc.plan.directives.base import (
     SCOPES,
     Contradiction,
@@ -20,6 +19,7 @@ from schedc.plan.directives.base import (
     scope_faults,
     stages_of,
 )
+from schedc.plan.layout.parts import WITH_EXPERTS, Layout, PartKind, layers_in
 from schedc.source import Source
 from schedc.syntax.plan import OffloadLine, RulePart, Word
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from schedc.ir.plan import Plan
-from schedc.layout.parts import Layout
 from schedc.plan.directives.base import Directive, Reading
+from schedc.plan.layout.parts import Layout
 from schedc.syntax.plan import SettingLine
 
 

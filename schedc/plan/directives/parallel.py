@@ -10,8 +10,8 @@ from schedc.diagnostics import Diagnostic, Label
 from schedc.ir.parallel import OF_ATTENTION, Parallel
 from schedc.ir.plan import Plan
 from schedc.ir.schedule import Schedule
-from schedc.layout.parts import Layout
 from schedc.plan.directives.base import Contradiction, Directive, Directives, Reading
+from schedc.plan.layout.parts import Layout
 from schedc.syntax.plan import GivenValue, ParallelLine, Word, WordPair
 
 _NAMES = ("tp", "cp", "ep", "dp", "zero", "devices", "node")

@@ -14,7 +14,6 @@ from schedc.ir.ops import OpKind
 from schedc.ir.placement import Placement
 from schedc.ir.plan import By, Level, LevelRun, Plan, Recompute
 from schedc.ir.schedule import Schedule
-from schedc.layout.parts import WITH_EXPERTS, Layout, ModelPart, PartKind, layers_in
 from schedc.plan.counts.layers import counted_layer, is_counted
 from schedc.plan.directives.base import (
     SCOPES,
@@ -27,6 +26,7 @@ from schedc.plan.directives.base import (
     scope_faults,
     stages_of,
 )
+from schedc.plan.layout.parts import WITH_EXPERTS, Layout, ModelPart, PartKind, layers_in
 from schedc.source import Span
 from schedc.syntax.plan import RecomputeLine, RulePart, Word
 from schedc.units import digits, shown

@@ -8,8 +8,8 @@ from typing import Any
 from schedc.diagnostics import Diagnostic, Label
 from schedc.ir.plan import Plan
 from schedc.ir.schedule import Schedule
-from schedc.layout.parts import Layout
 from schedc.plan.directives.base import Directive, Directives, Reading
+from schedc.plan.layout.parts import Layout
 from schedc.syntax.plan import SettingLine
 
 

@@ -11,7 +11,6 @@ from schedc.diagnostics import Diagnostic
 from schedc.ir.placement import Placement
 from schedc.ir.plan import Plan
 from schedc.ir.schedule import Schedule
-from schedc.layout.parts import Layout
 from schedc.plan.directives.base import (
     SCOPES,
     Contradiction,
@@ -22,6 +21,7 @@ from schedc.plan.directives.base import (
     scope_faults,
     stages_of,
 )
+from schedc.plan.layout.parts import Layout
 from schedc.syntax.plan import SettingLine, SlicesLine, Word
 
 

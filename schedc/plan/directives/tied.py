@@ -9,8 +9,8 @@ from schedc.diagnostics import Diagnostic, Label
 from schedc.ir.plan import Plan
 from schedc.ir.schedule import Schedule
 from schedc.ir.ties import Tie, lies_apart
-from schedc.layout.parts import Layout, PartKind
 from schedc.plan.directives.base import Directive, Directives, Reading
+from schedc.plan.layout.parts import Layout, PartKind
 from schedc.syntax.plan import SettingLine
 
 _USERS = (PartKind.EMBEDDING, PartKind.MTP, PartKind.HEAD)

@@ -8,9 +8,9 @@ import numpy as np
 
 from schedc.ir.arrays import Floats
 from schedc.ir.placement import Placement
-from schedc.layout.even import even
-from schedc.layout.parts import WORK, Layout, Model, ModelPart, PartKind
 from schedc.model.sizes import ModelSizes
+from schedc.plan.layout.even import even
+from schedc.plan.layout.parts import WORK, Layout, Model, ModelPart, PartKind
 from schedc.planner.price.plan_lines import dense_layers
 
 _FIRST, _DENSE, _MOE, _MTP, _LAST = (WORK.index(kind) for kind in PartKind if kind in WORK)
@@ -31,8 +31,8 @@ def balanced_layout(model: ModelSizes, placement: Placement, weights: Floats) ->
     """A layout whose ranks have about equally much to do, embedding, predictions and head included.
 
     One layer after the other goes to the rank that has least, and there to the stage that has least. It takes less than
-    a millisecond: searches want thousands. `schedc.layout.balancing` proves its layouts the best, and takes a hundred
-    times as long. weights: [kinds] of a part of each kind, in any unit; those of `WORK`.
+    a millisecond: searches want thousands. `balancing` proves its layouts the best, and takes a hundred times as long.
+    weights: [kinds] of a part of each kind, in any unit; those of `WORK`.
     """
     places = tuple(placement.rank_of_stage[0].tolist())
     return _balanced(model, places, tuple(weights.tolist()))

@@ -12,13 +12,13 @@ from schedc.cell.costs import CellCosts, SegmentTimes
 from schedc.ir.arrays import Floats
 from schedc.ir.placement import Placement
 from schedc.ir.plan import Level, Recompute
-from schedc.layout.costs import LayerCosts, PerKind
-from schedc.layout.parts import WITH_EXPERTS, WORK, Layout, ModelPart, PartKind
 from schedc.model.sizes import LayerKind
 from schedc.plan.activation_memory import pending_share, saved_share
 from schedc.plan.apply import layer_costs
 from schedc.plan.counts.layers import recomputation_time
 from schedc.plan.directives.base import Directives
+from schedc.plan.layout.costs import LayerCosts, PerKind
+from schedc.plan.layout.parts import WITH_EXPERTS, WORK, Layout, ModelPart, PartKind
 from schedc.planner.price.layouts import apart_layout, balanced_layout, even_layout
 from schedc.planner.price.plan_lines import attached, model_lines, rank_lines
 from schedc.planner.price.problem import PlanProblem

@@ -10,9 +10,9 @@ import numpy as np
 from schedc.diagnostics import DiagnosticError
 from schedc.inputs import open_input
 from schedc.ir.schedule import Schedule
-from schedc.layout.compare import load_per_rank
-from schedc.layout.parts import WORK
 from schedc.load.library import Text
+from schedc.plan.layout.compare import load_per_rank
+from schedc.plan.layout.parts import WORK
 from schedc.plan.passes import Step, lower
 from schedc.planner.price.files import PlannedStep
 from schedc.planner.price.rank_loads import rank_loads

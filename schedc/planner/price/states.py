@@ -8,11 +8,11 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from schedc.ir.arrays import Floats
-from schedc.layout.parts import DECODER, WORK, PartKind
 from schedc.model.counts import Counts, layer_parameters, model_parameters, without_experts
 from schedc.model.parts import PartName
 from schedc.model.sizes import LayerKind, ModelSizes
 from schedc.model.spread import Spread
+from schedc.plan.layout.parts import DECODER, WORK, PartKind
 from schedc.planner.price.problem import GRAD_BYTES, PlanProblem
 from schedc.planner.times.network import ReplicaLinks
 from schedc.planner.times.states import OPTIMIZER_BYTES

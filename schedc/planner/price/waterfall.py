@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from schedc.ir.arrays import Floats
-from schedc.layout.compare import load_per_rank
-from schedc.layout.parts import WORK
 from schedc.model.counts import model_flops
+from schedc.plan.layout.compare import load_per_rank
+from schedc.plan.layout.parts import WORK
 from schedc.planner.price.files import PlannedStep
 from schedc.planner.price.part_table import OP, PartTable
 from schedc.planner.price.priced import PricedPlan, pipeline_of

@@ -9,7 +9,7 @@ import numpy as np
 
 from schedc.ir.arrays import Floats, Int64
 from schedc.ir.placement import Placement
-from schedc.layout.parts import WORK, Layout
+from schedc.plan.layout.parts import WORK, Layout
 
 KINDS = len(WORK)
 

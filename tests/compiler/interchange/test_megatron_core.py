@@ -21,8 +21,8 @@ from schedc.compiler import price
 from schedc.inputs import open_input
 from schedc.interchange.megatron_plan import RELEASE
 from schedc.ir.ops import OpKind
-from schedc.layout.parser import parse_layout
-from schedc.layout.parts import PartKind
+from schedc.plan.layout.parser import parse_layout
+from schedc.plan.layout.parts import PartKind
 from support.needs import TRAINERS, needs
 from support.paths import ROOT
 from support.plan_cases import written

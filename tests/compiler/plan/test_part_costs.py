@@ -11,10 +11,10 @@ import pytest
 from schedc.compiler import Analysis, analyse
 from schedc.diagnostics import Diagnostic, DiagnosticError
 from schedc.ir.ops import OpKind
-from schedc.layout.parser import parse_layout
-from schedc.layout.parts import PartKind
 from schedc.plan import plan_of
 from schedc.plan.counts.layers import layer_of_kind, time_share
+from schedc.plan.layout.parser import parse_layout
+from schedc.plan.layout.parts import PartKind
 from schedc.plan.writer import write_plan
 from schedc.source import Source
 from schedc.step.costs.costs import Costs, parse_costs

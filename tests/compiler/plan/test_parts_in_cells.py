@@ -21,7 +21,7 @@ from schedc.cell.verify import verify
 from schedc.cli import main
 from schedc.compiler import Analysis, analyse
 from schedc.inputs import open_input
-from schedc.layout.parser import parse_layout
+from schedc.plan.layout.parser import parse_layout
 from schedc.plan.price_cells import stage_graphs, with_layout
 from schedc.source import Source
 from schedc.step.costs.costs import Costs, load_costs, parse_costs

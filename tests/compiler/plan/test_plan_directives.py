@@ -29,7 +29,6 @@ from schedc.ir.program import InstructionKind
 from schedc.ir.text import parse_program, parse_schedule, print_program, print_schedule
 from schedc.ir.ties import Tie
 from schedc.ir.verify_program import verify_program
-from schedc.layout.costs import PerKind
 from schedc.plan import (
     By,
     Capacity,
@@ -46,6 +45,7 @@ from schedc.plan import (
 )
 from schedc.plan.counts.layers import moe_layer
 from schedc.plan.directives import DIRECTIVES
+from schedc.plan.layout.costs import PerKind
 from schedc.plan.writer import read_plan, write_plan
 from schedc.report.check import to_json as report
 from schedc.source import Source

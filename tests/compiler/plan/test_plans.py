@@ -21,8 +21,8 @@ from schedc.inputs import open_family, open_input
 from schedc.ir.json import program_from_json, program_to_json
 from schedc.ir.schedule import Schedule
 from schedc.ir.text import parse_program, parse_schedule, print_program, print_schedule
-from schedc.layout import LayerCosts, Model, PerKind, balance, even, padded, parse_layout, write_layout
 from schedc.load.library import open_schedule
+from schedc.plan.layout import LayerCosts, Model, PerKind, balance, even, padded, parse_layout, write_layout
 from schedc.report.check import to_json as report
 from schedc.source import Source
 from schedc.step.costs.costs import Costs

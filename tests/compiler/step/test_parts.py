@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schedc.diagnostics import Diagnostic, DiagnosticError
-from schedc.layout.parts import WORK
+from schedc.plan.layout.parts import WORK
 from schedc.source import Source
 from schedc.step.costs.costs import Costs, dump_costs, parse_costs
 from schedc.step.costs.parts import NAMES, PartCost, PartCosts

@@ -13,7 +13,7 @@ from schedc.diagnostics import DiagnosticError
 from schedc.ir.json import program_to_json
 from schedc.ir.load import load_program
 from schedc.ir.placement import loop
-from schedc.layout import Model, balance, even, padded, parse_layout
+from schedc.plan.layout import Model, balance, even, padded, parse_layout
 from schedc_runtime import Cut, Pipeline
 from schedc_runtime.errors import PartitionError, RuntimeFault
 from schedc_runtime.partition import partition

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from schedc.layout.parts import Layout
+from schedc.plan.layout.parts import Layout
 
 
 @dataclass(frozen=True)

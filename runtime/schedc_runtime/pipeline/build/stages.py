@@ -12,8 +12,8 @@ from torch import nn
 
 from schedc.ir.op_tables import BACKWARD, WEIGHT
 from schedc.ir.program import InstructionKind, Program, computation
-from schedc.layout.parser import parse_layout
-from schedc.layout.parts import Layout
+from schedc.plan.layout.parser import parse_layout
+from schedc.plan.layout.parts import Layout
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.partition import Partition
 from schedc_runtime.partition.recorded_stage import RecordedStage

@@ -11,10 +11,10 @@ import pytest
 from click.testing import CliRunner
 
 from schedc.cli import main
-from schedc.layout.parts import WORK, PartKind
 from schedc.model.layer import Layer
 from schedc.model.sizes import LayerKind
 from schedc.model.spread import Spread
+from schedc.plan.layout.parts import WORK, PartKind
 from schedc.planner.presets.library import open_cluster, open_model
 from schedc.planner.price.files import PlannedStep
 from schedc.planner.price.part_table import LEVELS, OP, PartTable

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from schedc.diagnostics import DiagnosticError
 from schedc.ir.placement import Placement, linear, loop, v_shape, waves
-from schedc.layout import LayerCosts, Layout, Model, ModelPart, PartKind, PerKind, frontier
-from schedc.layout.balancing import groups_of
-from schedc.layout.compare import load_per_rank
+from schedc.plan.layout import LayerCosts, Layout, Model, ModelPart, PartKind, PerKind, frontier
+from schedc.plan.layout.balancing import groups_of
+from schedc.plan.layout.compare import load_per_rank
 from support.sweeps import swept
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,7 @@ import numpy as np
 
 from schedc.diagnostics import Diagnostic, DiagnosticError, did_you_mean
 from schedc.ir.arrays import Floats
-from schedc.layout.parts import WORK, Layout
+from schedc.plan.layout.parts import WORK, Layout
 from schedc.source import Source
 from schedc.step.costs.checks import problem, validated
 from schedc.step.costs.costs import Costs, parse_toml

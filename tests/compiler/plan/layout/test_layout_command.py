@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from compiler.layout.layer_costs import COSTS
+from compiler.plan.layout.layer_costs import COSTS
 from schedc.cli import main
 from schedc.compiler import legal_schedule
-from schedc.layout import (
+from schedc.load.library import open_schedule
+from schedc.plan.layout import (
     LayerCosts,
     Model,
     PerKind,
@@ -21,8 +22,7 @@ from schedc.layout import (
     padded,
     parse_layer_costs,
 )
-from schedc.layout.compare import measure
-from schedc.load.library import open_schedule
+from schedc.plan.layout.compare import measure
 from schedc.source import Source
 from support.paths import ROOT
 

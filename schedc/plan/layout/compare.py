@@ -12,11 +12,11 @@ from schedc.ir.arrays import Floats, Int64, bincount
 from schedc.ir.placement import Placement
 from schedc.ir.recomputed import recomputed_ops
 from schedc.ir.schedule import Schedule
-from schedc.layout.balancing import Balanced
-from schedc.layout.costs import LayerCosts
-from schedc.layout.even import even
-from schedc.layout.parts import Layout, refusal
-from schedc.layout.writer import write_layout
+from schedc.plan.layout.balancing import Balanced
+from schedc.plan.layout.costs import LayerCosts
+from schedc.plan.layout.even import even
+from schedc.plan.layout.parts import Layout, refusal
+from schedc.plan.layout.writer import write_layout
 from schedc.step.dependencies import Dependencies
 from schedc.step.memory import HELD, measure_memory
 from schedc.step.timeline import simulate

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler.layout.layer_costs import COSTS
+from compiler.plan.layout.layer_costs import COSTS
 from schedc.compiler import legal_schedule
 from schedc.diagnostics import DiagnosticError
 from schedc.ir.ops import OpKind
-from schedc.layout import (
+from schedc.load.library import open_schedule
+from schedc.plan.layout import (
     LayerCosts,
     Layout,
     Model,
@@ -26,8 +27,7 @@ from schedc.layout import (
     parse_layout,
     write_layout,
 )
-from schedc.layout.compare import measure, peak_in_flight
-from schedc.load.library import open_schedule
+from schedc.plan.layout.compare import measure, peak_in_flight
 from schedc.source import Source
 from support.sweeps import swept
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from schedc.layout.parts import DECODER, Layout, PartKind
+from schedc.plan.layout.parts import DECODER, Layout, PartKind
 
 _LETTERS = {PartKind.EMBEDDING: "E", PartKind.MTP: "m", PartKind.HEAD: "L", PartKind.NOOP: "noop"}
 _LETTERS |= dict.fromkeys(DECODER, "t")

@@ -17,10 +17,10 @@ import numpy.typing as npt
 
 from schedc.diagnostics import Diagnostic, DiagnosticError
 from schedc.ir.placement import Placement
-from schedc.layout.costs import LayerCosts, PerKind
-from schedc.layout.even import places_per_stage
-from schedc.layout.exact import Counts, FittingProblem, Limits, fits, place
-from schedc.layout.parts import LARGEST, WORK, Layout, Model, ModelPart, PartKind, refusal
+from schedc.plan.layout.costs import LayerCosts, PerKind
+from schedc.plan.layout.even import places_per_stage
+from schedc.plan.layout.exact import Counts, FittingProblem, Limits, fits, place
+from schedc.plan.layout.parts import LARGEST, WORK, Layout, Model, ModelPart, PartKind, refusal
 
 _EXACT = 1 << 50
 """Larger integers than this are rounded, to 12 digits: costs are floats, and no more exact."""
@@ -60,7 +60,7 @@ def balance(
 
     pad: number of paddings that fill the stages up to equally many places; no stage has more layers than places.
     memory: the most that a rank may hold of parameters and activations, in the unit of the costs. in_flight: [stages]
-    microbatches that each stage holds at its peak (`schedc.layout.compare.peak_in_flight`). The peaks of a rank's
+    microbatches that each stage holds at its peak (`schedc.plan.layout.compare.peak_in_flight`). The peaks of a rank's
     chunks are added, as if they came at one time.
 
     Raises `DiagnosticError`: S143 where the model does not fit the stages, S406 where no layout keeps within memory.

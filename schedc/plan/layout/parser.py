@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
-from schedc.layout.parts import LARGEST, Layout, Model, ModelPart, PartKind, order_faults
+from schedc.plan.layout.parts import LARGEST, Layout, Model, ModelPart, PartKind, order_faults
 from schedc.source import Source
 
 DEEPEST = 32
