@@ -21,9 +21,10 @@ from schedc.ir.works import WorkKind
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.execute.code import BoundStep, Call, Code, Handler
 from schedc_runtime.execute.handlers import HANDLERS
-from schedc_runtime.execute.micro_steps import CellSource, expand, label_of, on_segments, shapes_of
+from schedc_runtime.execute.micro_steps import CellSource, expand, label_of, shapes_of
 from schedc_runtime.execute.operands import (
     ComputeOperands,
+    ComputeStage,
     MessageOperands,
     PairOperands,
     ReduceOperands,
@@ -38,13 +39,12 @@ from schedc_runtime.execute.operands import (
 from schedc_runtime.execute.tied_sums import TiedOperands
 from schedc_runtime.partition.boundary import Boundary
 from schedc_runtime.partition.shared import SharedParameter
-from schedc_runtime.stage.stage import Stage
 
 
 def bind(
     program: Program,
     rank: int,
-    stages: Mapping[int, Stage],
+    stages: Mapping[int, ComputeStage],
     boundaries: Sequence[Boundary],
     handlers: Mapping[InstructionKind, Handler] = HANDLERS,
     cells: CellSource = serial,
@@ -78,7 +78,7 @@ class _Binder:
     program: Program
     rank: int
     stream: Sequence[Instruction]
-    stages: Mapping[int, Stage]
+    stages: Mapping[int, ComputeStage]
     boundaries: Sequence[Boundary]
     handlers: Mapping[InstructionKind, Handler]
     recomputed: frozenset[tuple[int, int]]
@@ -121,18 +121,12 @@ class _Binder:
     def micro_steps(self, position: int, cells: CellSource) -> list[Call | MovedMessage]:
         """What an instruction on segmented stages becomes, with the messages that move into it; empty for others."""
         instruction = self.stream[position]
-        if not instruction.computes:
+        shapes = shapes_of(instruction, self.stages, self.recomputed)
+        if shapes is None:
             return []
-        operands = self.operands(instruction)
-        if not on_segments(operands):
-            return []
-        kind, forward, backward = instruction.kind_name, None, operands
-        if isinstance(operands, PairOperands):
-            forward, backward = operands.first, operands.second
-        elif kind == "F":
-            forward, backward = operands, None
-        program = cells(kind, *shapes_of(kind, forward, backward))
-        return expand(interleave_messages(self.stream, position, program), kind, forward, backward)
+        kind, operands = instruction.kind_name, self.operands(instruction)
+        first, second = operands[:2] if isinstance(operands, PairOperands) else (operands, operands)
+        return expand(interleave_messages(self.stream, position, cells(kind, *shapes)), kind, first, second)
 
     def operands(self, instruction: Instruction) -> Any:
         """The operands of an instruction that is no SEND or RECV."""

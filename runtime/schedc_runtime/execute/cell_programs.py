@@ -5,14 +5,13 @@ An instruction on segmented stages is a cell: its order is a `CellProgram` over 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 
 import torch
 
 from schedc.cell import CellCosts, CellProgram, PlanOrder, SegmentTimes, StageShape, cell_program
 from schedc.cell.collectives import verify_collectives
 from schedc.cell.issue_order import CellOnRank, ExpertRanks
-from schedc.cell.program import HALVES
 from schedc.cell.serial import serial
 from schedc.cell.verify import verify
 from schedc.diagnostics import DiagnosticError
@@ -20,13 +19,9 @@ from schedc.ir.ops import FACTS
 from schedc.ir.plan import Plan
 from schedc.ir.program import Instruction, Program
 from schedc.ir.recomputed import recomputed_slots
-from schedc_runtime.execute.micro_steps import CellSource, shape_of
+from schedc_runtime.execute.micro_steps import CellSource, Slots, shapes_of
+from schedc_runtime.execute.operands import ComputeStage
 from schedc_runtime.ranks.expert_group import ExpertGroup
-from schedc_runtime.segments import SegmentedStage
-from schedc_runtime.stage.stage import Stage
-
-Slots = Set[tuple[int, int]]
-"""(stage, microbatch) of every R of a program."""
 
 TYPICAL_COSTS = CellCosts.of(
     {
@@ -65,24 +60,21 @@ def asks_on_lane(plan: Plan, cells: CellCosts | CellSource | None, device: torch
 
 
 def cells_on_rank(
-    program: Program, rank: int, stages: Mapping[int, Stage], source: CellSource
+    program: Program, rank: int, stages: Mapping[int, ComputeStage], source: CellSource
 ) -> dict[str, CellOnRank]:
     """The cell of every kind of instruction that ``rank`` runs on segmented stages, by its name: ``FB of 3 and 4``.
 
     A backward whose microbatch has an R is a cell of its own: ``B of 3 after R``. The cell of a forward alone,
     ``F of 3``, is always listed: the program of an evaluation consists of such cells.
     """
-    segments = {index: stage for index, stage in stages.items() if isinstance(stage, SegmentedStage)}
-    cells = {
-        f"F of {i}": CellOnRank(stage.shape, None, source("F", stage.shape, None)) for i, stage in segments.items()
-    }
+    shapes = {index: stage.shape for index, stage in stages.items() if stage.shape is not None}
+    cells = {f"F of {i}": CellOnRank(shape, None, source("F", shape, None)) for i, shape in shapes.items()}
     recomputed = recomputed_slots(program)
     for instruction in program.instructions(rank):
-        if instruction.computes and set(instruction.stages) <= segments.keys():
+        if (halves := shapes_of(instruction, stages, recomputed)) is not None:
             name = _name(instruction, recomputed)
             if name not in cells:
-                forward, backward = _halves(instruction, segments, recomputed)
-                cells[name] = CellOnRank(forward, backward, source(instruction.kind_name, forward, backward))
+                cells[name] = CellOnRank(*halves, source(instruction.kind_name, *halves))
     return cells
 
 
@@ -112,11 +104,3 @@ def _name(instruction: Instruction, recomputed: Slots) -> str:
 def _after_r(instruction: Instruction, recomputed: Slots) -> bool:
     """Whether the backward of an instruction comes behind an R."""
     return any(FACTS[kind].backward and (stage, number) in recomputed for kind, stage, number in instruction.ops)
-
-
-def _halves(
-    instruction: Instruction, segments: Mapping[int, SegmentedStage], recomputed: Slots
-) -> tuple[StageShape | None, StageShape | None]:
-    on_first, on_second = HALVES[instruction.kind_name]
-    graphs = [shape_of(segments[stage], kind, (stage, number) in recomputed) for kind, stage, number in instruction.ops]
-    return graphs[0] if on_first else None, graphs[-1] if on_second else None

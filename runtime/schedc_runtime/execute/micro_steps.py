@@ -11,71 +11,84 @@ a half needs is waited for when the half begins. Its own message is sent when it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 from schedc.cell.graph import StageShape
-from schedc.cell.program import Action, CellProgram, CellStep, Edge, Half, graph_of
+from schedc.cell.program import HALVES, Action, CellProgram, CellStep, Edge, Half, graph_of
 from schedc.cell.with_messages import MovedMessage
 from schedc.cell.with_messages import Part as PartOfCell
 from schedc.ir.ops import FACTS, OpKind
+from schedc.ir.program import Instruction
 from schedc_runtime.execute.code import Call, Handler
 from schedc_runtime.execute.handlers import keep_outputs
-from schedc_runtime.execute.operands import ComputeOperands, PairOperands
+from schedc_runtime.execute.operands import ComputeOperands, ComputeStage
 from schedc_runtime.execute.registers import Registers
-from schedc_runtime.segments import SegmentedStage
-from schedc_runtime.segments.stage import MICRO_STEPS
 
 CellSource = Callable[[str, StageShape | None, StageShape | None], CellProgram]
 """The program of a cell, given its kind (`KINDS`) and the graphs of its forward's and its backward's stage."""
 
 
-class MicroStep(NamedTuple):
-    """Operands of one micro-step. node: index in the stage's graph."""
+Slots = Set[tuple[int, int]]
+"""(stage, microbatch) of every R of a program."""
 
-    stage: SegmentedStage
+
+class MicroStep(NamedTuple):
+    """Operands of one micro-step on a stage in segments.
+
+    node: index in the stage's graph. run: the method for this action and half (`SegmentedStage.method`).
+    """
+
+    stage: Any
     microbatch: int
     node: int
+    action: Action
+    half: Half
+    run: Callable[[int, int], None]
 
 
-def segmented(stage: object) -> SegmentedStage:
-    """The stage, known to run in segments."""
-    assert isinstance(stage, SegmentedStage)
-    return stage
+def micro_step(registers: Registers, op: MicroStep) -> bool | None:
+    """One micro-step on a node. A wait for an exchange that has not arrived yet comes back."""
+    if op.action is Action.WAIT and not op.stage.ready(op.microbatch, op.node):
+        return True
+    op.run(op.microbatch, op.node)
+    return None
 
 
-def shape_of(stage: SegmentedStage, kind: OpKind, recomputed: bool) -> StageShape:
+def shapes_of(
+    instruction: Instruction, stages: Mapping[int, ComputeStage], recomputed: Slots
+) -> tuple[StageShape | None, StageShape | None] | None:
+    """The graphs on which the halves of an instruction run; None where a stage runs as a whole, or nothing computes."""
+    ops = instruction.ops if instruction.computes else ()
+    graphs = [_shape_of(stages[stage], kind, (stage, number) in recomputed) for kind, stage, number in ops]
+    if not graphs or None in graphs:
+        return None
+    on_first, on_second = HALVES[instruction.kind_name]
+    return graphs[0] if on_first else None, graphs[-1] if on_second else None
+
+
+def _shape_of(stage: ComputeStage, kind: OpKind, recomputed: bool) -> StageShape | None:
     """The graph of a stage as an op of this kind has it. recomputed: whether its microbatch has an R."""
-    if kind is OpKind.R:
+    if kind is OpKind.R or stage.shape is None:
         return stage.shape_with_r
     return stage.shape.ready if recomputed and FACTS[kind].backward else stage.shape
 
 
-def shapes_of(
-    kind: str, forward: ComputeOperands | None, backward: ComputeOperands | None
-) -> tuple[StageShape | None, StageShape | None]:
-    """The two graphs of an instruction of ``kind``, whose ops on them are given."""
-    return (
-        None if forward is None else shape_of(segmented(forward.stage), OpKind[kind[0]], forward.recomputed),
-        None if backward is None else shape_of(segmented(backward.stage), OpKind[kind[-1]], backward.recomputed),
-    )
-
-
 def _begin(registers: Registers, op: ComputeOperands) -> None:
     inputs, target = registers.take(op.read), registers.targets[op.microbatch]
-    segmented(op.stage).begin(op.microbatch, inputs, target, registers.loss_scale, recompute_later=op.recomputed)
+    op.cut.begin(op.microbatch, inputs, target, registers.loss_scale, recompute_later=op.recomputed)
 
 
 def _outputs(registers: Registers, op: ComputeOperands) -> None:
-    keep_outputs(registers, op, segmented(op.stage).outputs(op.microbatch))
+    keep_outputs(registers, op, op.cut.outputs(op.microbatch))
 
 
 def _begin_backward(registers: Registers, op: ComputeOperands) -> None:
-    segmented(op.stage).begin_backward(op.microbatch, registers.take(op.read) if op.read >= 0 else ())
+    op.cut.begin_backward(op.microbatch, registers.take(op.read) if op.read >= 0 else ())
 
 
 def _gradients(registers: Registers, op: ComputeOperands) -> None:
-    gradients = segmented(op.stage).input_gradients(op.microbatch)
+    gradients = op.cut.input_gradients(op.microbatch)
     if op.write >= 0:
         registers.values[op.write] = gradients
 
@@ -94,37 +107,6 @@ _begin_recompute = _on_stage("begin_recompute")
 _recompute_rest = _on_stage("recompute_rest")
 _end_recompute = _on_stage("end_recompute")
 
-
-def _on_node(name: str) -> Handler:
-    """A handler that calls a method of the stage for one node of the microbatch."""
-
-    def handler(registers: Registers, op: MicroStep) -> None:
-        getattr(op.stage, name)(op.microbatch, op.node)
-
-    return handler
-
-
-def _when_ready(ready: str, name: str) -> Handler:
-    """As `_on_node`, for an exchange that may not have arrived yet."""
-
-    def handler(registers: Registers, op: MicroStep) -> bool | None:
-        if not getattr(op.stage, ready)(op.microbatch, op.node):
-            return True
-        getattr(op.stage, name)(op.microbatch, op.node)
-        return None
-
-    return handler
-
-
-def _micro_step(half: Half, action: Action, name: str) -> Handler:
-    if action is not Action.WAIT:
-        return _on_node(name)
-    return _when_ready("ready_recompute" if half is Half.RECOMPUTE else "ready", name)
-
-
-MICRO = {key: _micro_step(*key, name) for key, name in MICRO_STEPS.items()}
-"""The handler of each micro-step on a node."""
-
 EDGES: dict[Edge, Handler] = {
     Edge(Half.FORWARD, opens=True): _begin,
     Edge(Half.FORWARD, opens=False): _outputs,
@@ -137,7 +119,6 @@ _WORDS: dict[Handler, str] = {
     _begin: "begin", _outputs: "outputs", _begin_backward: "begin backward", _gradients: "input gradients",
     _end_backward: "end", _begin_recompute: "begin again", _recompute_rest: "the rest again",
     _end_recompute: "end again",
-    **{MICRO[key]: f"{key[1]} {key[0]}" for key in MICRO},
 }  # fmt: skip
 
 
@@ -145,20 +126,14 @@ def label_of(call: Call) -> str:
     """What a micro-step does, as ``run backward of 0.experts``; "" for a call that runs a whole instruction."""
     handler, operands = call
     if isinstance(operands, MicroStep):
-        return f"{_WORDS[handler]} of {operands.stage.shape.nodes[operands.node].name}"
+        return f"{operands.action} {operands.half} of {operands.stage.shape.nodes[operands.node].name}"
     return _WORDS.get(handler, "")
 
 
-def on_segments(operands: Any) -> bool:
-    """Whether an instruction runs on segmented stages, both of them in a pair."""
-    ops = (operands.first, operands.second) if isinstance(operands, PairOperands) else (operands,)
-    return all(isinstance(op, ComputeOperands) and isinstance(op.stage, SegmentedStage) for op in ops)
-
-
 def expand(
-    parts: Sequence[PartOfCell], kind: str, forward: ComputeOperands | None, backward: ComputeOperands | None
+    parts: Sequence[PartOfCell], kind: str, first: ComputeOperands, second: ComputeOperands
 ) -> list[Call | MovedMessage]:
-    """The micro-steps of one instruction of ``kind`` (`KINDS`), given its parts and the ops on its two graphs.
+    """The micro-steps of one instruction of ``kind`` (`KINDS`), given its parts and its ops; one op is both.
 
     Messages that move into the instruction are left as they are.
     """
@@ -168,20 +143,21 @@ def expand(
         if isinstance(part, MovedMessage):
             calls.append(part)
             continue
-        op = graph_of(kind, part.half, forward, backward)
-        assert op is not None
+        op = graph_of(kind, part.half, first, second)
         calls.append(_on_graph(part, op) if isinstance(part, CellStep) else (EDGES[part], op))
         if [i] == ends[-1:]:
             calls.append((_end_backward, op))
-    return _recomputing(calls, backward) if kind == "R" else calls
+    return _recomputing(calls, second) if kind == "R" else calls
 
 
-def _recomputing(calls: list[Call | MovedMessage], op: ComputeOperands | None) -> list[Call | MovedMessage]:
+def _recomputing(calls: list[Call | MovedMessage], op: ComputeOperands) -> list[Call | MovedMessage]:
     """The micro-steps of an R: regions outside its cell program are recomputed before its first wait."""
-    waits = MICRO[Half.RECOMPUTE, Action.WAIT]
-    first = next((i for i, call in enumerate(calls) if call[0] is waits), len(calls))
+    steps = [call[-1] for call in calls]
+    waits = (i for i, x in enumerate(steps) if isinstance(x, MicroStep) and x.action is Action.WAIT)
+    first = next(waits, len(calls))
     return [(_begin_recompute, op), *calls[:first], (_recompute_rest, op), *calls[first:], (_end_recompute, op)]
 
 
 def _on_graph(step: CellStep, op: ComputeOperands) -> Call:
-    return MICRO[step.half, step.action], MicroStep(segmented(op.stage), op.microbatch, step.node)
+    run = op.cut.method(step.action, step.half)
+    return micro_step, MicroStep(op.stage, op.microbatch, step.node, step.action, step.half, run)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from schedc.cell.graph import StageShape
 from schedc.ir.ops import OpKind
 from schedc.ir.program import Instruction, InstructionKind
 from schedc.ir.works import FACTS as WORK_FACTS
@@ -23,6 +24,15 @@ class ComputeStage(Protocol):
     """
 
     index: int
+    module: torch.nn.Module
+
+    @property
+    def shape(self) -> StageShape | None:
+        """The graph on which a microbatch runs in micro-steps; None for a stage that runs as a whole."""
+        ...
+
+    @property
+    def shape_with_r(self) -> StageShape | None: ...
 
     def forward(
         self, microbatch: int, inputs: Sequence[Tensor], target: Any, loss_scale: float, *, recompute_later: bool
@@ -54,6 +64,11 @@ class ComputeOperands(NamedTuple):
     defer: bool
     probes: tuple[tuple[int, Mapping[str, Any]], ...] = ()
     recomputed: bool = False
+
+    @property
+    def cut(self) -> Any:
+        """The stage, which runs in micro-steps (`schedc_runtime.segments.stage.SegmentedStage`)."""
+        return self.stage
 
 
 class PairOperands(NamedTuple):

@@ -26,7 +26,7 @@ from schedc.cell.program import Action, Half
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.execute.code import BoundStep, Code, Handler
 from schedc_runtime.execute.handlers import backward, cell, forward, post, recompute, wait, weight
-from schedc_runtime.execute.micro_steps import MICRO, MicroStep
+from schedc_runtime.execute.micro_steps import MicroStep
 from schedc_runtime.execute.operands import ReplicatedStage, WorkOperands
 from schedc_runtime.execute.registers import Registers
 from schedc_runtime.execute.works import join_work, start_work
@@ -144,7 +144,7 @@ class Device:
             return self._work_started if handler is start_work else self._work_joined
         if not isinstance(op, MicroStep):
             return handler
-        half, action = next(key for key, value in MICRO.items() if value is handler)
+        half, action = op.half, op.action
         key = (op.stage.index, op.microbatch, op.node, half)
         if action is Action.RUN:
             return self._computed(handler, half)

@@ -32,7 +32,6 @@ from schedc_runtime.partition import Partition
 from schedc_runtime.partition.boundary import Boundary
 from schedc_runtime.pipeline.build.stages import new_stage
 from schedc_runtime.ranks.expert_group import ExpertGroup
-from schedc_runtime.segments import SegmentedStage
 from schedc_runtime.stage.stage import LossFunction, Stage
 
 HALVES = (Half.FORWARD, Half.BACKWARD, Half.WEIGHT)
@@ -65,7 +64,7 @@ class Bench:
         inputs: the tensors of the input boundary. target: what the loss function gets. output: what leaves the stage.
         split: whether the backward is split; that of a segmented stage always is.
         """
-        run = self._segments if isinstance(stage, SegmentedStage) else self._halves if split else self._whole
+        run = self._segments if stage.shape is not None else self._halves if split else self._whole
         outputs: tuple[Tensor, ...] = ()
         self.samples = defaultdict(list)
         for repetition in range(self.warmup + self.repetitions):
@@ -92,13 +91,14 @@ class Bench:
     def _nodes(self, stage: Any, program: CellProgram) -> None:
         """The micro-steps of a serial program. An exchange is timed from its start to the end of its wait."""
         for action, half, node in program.steps:
-            step, name = partial(stage.step, half=half, microbatch=0, node=node), stage.shape.nodes[node].name
+            name, step = stage.shape.nodes[node].name, partial(stage.method(action, half), 0, node)
             if action is Action.START:
+                wait = partial(stage.method(Action.WAIT, half), 0, node)
                 present = torch.zeros(1, device=self.device)
                 self.group.expert.wait(self.group.expert.all_gather(present, "all ranks are here"))
-                self._timed(half, name, lambda step=step: [step(action) for action in (Action.START, Action.WAIT)])
+                self._timed(half, name, lambda step=step, wait=wait: (step(), wait()))
             elif action is Action.RUN:
-                self._timed(half, name, step, action)
+                self._timed(half, name, step)
 
     def _halves(
         self, stage: Stage, inputs: Sequence[Tensor], target: Any, gradients: Sequence[Tensor]
@@ -164,16 +164,15 @@ def measure_stages(
         home = next((p.device for p in module.parameters()), bench.device)
         module.to(bench.device)
         samples: dict[str, list[float]] = {}
-        shape, entering = None, values
+        entering = values
         stage = new_stage(parts, index, module, None, loss_fn, segmented=segmented)
         stage.bind(boundaries[index], boundaries[index + 1])
-        for halves in (True,) if split or isinstance(stage, SegmentedStage) else (True, False):
+        for halves in (True,) if split or stage.shape is not None else (True, False):
             outputs = bench.measure(stage, entering, target, boundaries[index + 1], split=halves)
             values = [tensor.detach() for tensor in outputs]
             samples |= bench.samples
-        shape = stage.shape if isinstance(stage, SegmentedStage) else None
         stage.release()
-        times.append(StageTimes(samples, shape))
+        times.append(StageTimes(samples, stage.shape))
         module.to(home)
     return times
 

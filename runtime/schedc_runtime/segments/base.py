@@ -76,12 +76,10 @@ class SegmentedBase(Stage):
 
     @property
     def shape(self) -> StageShape:
-        """The graph of a microbatch, as plain data."""
         return sliced(self.graph.shape, self.slices)
 
     @property
     def shape_with_r(self) -> StageShape:
-        """The graph of microbatches with an R, as plain data."""
         return sliced(self.graph_with_r.shape, self.slices)
 
     def numbers(self, microbatch: int) -> range:

@@ -118,7 +118,8 @@ class ForwardSteps(SegmentedBase):
     def ready(self, microbatch: int, node: int) -> bool:
         """Whether `wait` would return without waiting for another rank of this process."""
         (state, *_), node = self._sharing(microbatch, node)
-        return node not in state.pending or self._communication(node).exchange.ready(state.pending[node])
+        pending = state.pending if state.recompute is None else {**state.recompute.pending, **state.pending}
+        return node not in pending or self._communication(node).exchange.ready(pending[node])
 
     def wait(self, microbatch: int, node: int) -> None:
         """Wait for an exchange that was started. All slices that share it take what it brought."""

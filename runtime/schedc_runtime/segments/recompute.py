@@ -85,9 +85,6 @@ class SegmentRecompute:
         with torch.no_grad():
             self.pending[node] = communication.exchange.start(route, *payload)
 
-    def ready(self, node: int) -> bool:
-        return node not in self.pending or self._communication(node).exchange.ready(self.pending[node])
-
     def wait(self, node: int) -> None:
         if self.skips(node):
             return

@@ -19,13 +19,14 @@ outputs; gradients are split and joined in the same places. Boundaries, messages
 microbatch. Each slice has a state of its own under its number (`numbers`), by which it draws random numbers. All slices
 of a microbatch move to the host together, in one copy.
 
-Where something is recomputed, `run_recompute`, `start_recompute` and `wait_recompute` run nodes a second time before
-their backward.
+Where something is recomputed, `again` runs nodes a second time before their backward.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -36,8 +37,7 @@ from schedc.cell.slices import sliced
 from schedc_runtime.errors import StageError
 from schedc_runtime.segments.backward import BackwardSteps
 from schedc_runtime.segments.forward import ForwardSteps
-from schedc_runtime.segments.in_flight import MicrobatchState, Tensors
-from schedc_runtime.segments.recompute import SegmentRecompute
+from schedc_runtime.segments.in_flight import Tensors
 
 
 class SegmentedStage(ForwardSteps, BackwardSteps):
@@ -79,43 +79,28 @@ class SegmentedStage(ForwardSteps, BackwardSteps):
         for state in states:
             state.checkpoint = None
 
-    def run_recompute(self, microbatch: int, node: int) -> None:
-        """Run the forward of a segment a second time: for its backward, or for what is to be sent."""
+    def again(self, action: Action, microbatch: int, node: int) -> None:
+        """Run, start or wait for a node a second time: for its backward, or for what is to be sent."""
         number, own = self._at(microbatch, node)
         state = self._state(number)
-        if state.checkpoint is None:
-            self._recomputing(state, own).run(self.module, own, self._random(state, own))
-            return
-        with state.checkpoint.restored():
-            self.run(microbatch, node)
-
-    def start_recompute(self, microbatch: int, node: int) -> None:
-        """Start sending a second time what an exchange brought."""
-        number, own = self._at(microbatch, node)
-        state = self._state(number)
-        if state.checkpoint is None:
-            self._recomputing(state, own).start(own)
+        if state.checkpoint is not None:
+            with state.checkpoint.restored() if action is Action.RUN else nullcontext():
+                self.method(action, Half.FORWARD)(microbatch, node)
+        elif state.recompute is None or own not in state.graph.recomputed:
+            raise StageError(f"stage {self.index}: {self.graph.nodes[own].name} is not recomputed")
+        elif action is Action.RUN:
+            state.recompute.run(self.module, own, self._random(state, own))
+        elif action is Action.START:
+            state.recompute.start(own)
         else:
-            self.start(microbatch, node)
+            state.recompute.wait(own)
 
-    def ready_recompute(self, microbatch: int, node: int) -> bool:
-        number, own = self._at(microbatch, node)
-        state = self._state(number)
-        return self._recomputing(state, own).ready(own) if state.checkpoint is None else self.ready(microbatch, node)
-
-    def wait_recompute(self, microbatch: int, node: int) -> None:
-        """Wait for what is sent a second time."""
-        number, own = self._at(microbatch, node)
-        state = self._state(number)
-        if state.checkpoint is None:
-            self._recomputing(state, own).wait(own)
-        else:
-            self.wait(microbatch, node)
-
-    def _recomputing(self, state: MicrobatchState, node: int) -> SegmentRecompute:
-        if state.recompute is None or node not in state.graph.recomputed:
-            raise StageError(f"stage {self.index}: {self.graph.nodes[node].name} is not recomputed")
-        return state.recompute
+    def method(self, action: Action, half: Half) -> Callable[[int, int], None]:
+        """What does a micro-step, given the microbatch and the node of `shape`."""
+        if half is Half.RECOMPUTE:
+            return partial(self.again, action)
+        method: Callable[[int, int], None] = getattr(self, action if half is Half.FORWARD else f"{action}_{half}")
+        return method
 
     # All micro-steps of an op, in serial order.
 
@@ -154,23 +139,4 @@ class SegmentedStage(ForwardSteps, BackwardSteps):
 
     def _serially(self, microbatch: int, program: CellProgram) -> None:
         for action, half, node in program.steps:
-            self.step(action, half, microbatch, node)
-
-    def step(self, action: Action, half: Half, microbatch: int, node: int) -> None:
-        """One micro-step on a node."""
-        getattr(self, MICRO_STEPS[half, action])(microbatch, node)
-
-
-MICRO_STEPS: Mapping[tuple[Half, Action], str] = {
-    (Half.FORWARD, Action.RUN): "run",
-    (Half.FORWARD, Action.START): "start",
-    (Half.FORWARD, Action.WAIT): "wait",
-    (Half.BACKWARD, Action.RUN): "run_backward",
-    (Half.BACKWARD, Action.START): "start_backward",
-    (Half.BACKWARD, Action.WAIT): "wait_backward",
-    (Half.WEIGHT, Action.RUN): "run_weight",
-    (Half.RECOMPUTE, Action.RUN): "run_recompute",
-    (Half.RECOMPUTE, Action.START): "start_recompute",
-    (Half.RECOMPUTE, Action.WAIT): "wait_recompute",
-}
-"""The method of each micro-step on a node. It takes the microbatch and the node."""
+            self.method(action, half)(microbatch, node)

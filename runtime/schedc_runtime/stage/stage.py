@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
+from schedc.cell.graph import StageShape
 from schedc.ir.plan import Level, Recompute
 from schedc_runtime.errors import StageError
 from schedc_runtime.partition.boundary import Boundary
@@ -105,6 +106,16 @@ class Stage(OffloadedStage):
         """Whether there was an I. Only split backwards use the marks that forwards take."""
         self._memory = Recomputation(Recompute(), None, False)
         self._checkpoints = Checkpoints(module)
+
+    @property
+    def shape(self) -> StageShape | None:
+        """The graph of a microbatch, as plain data; None where the stage runs as a whole, as one node."""
+        return None
+
+    @property
+    def shape_with_r(self) -> StageShape | None:
+        """The graph of microbatches with an R, as plain data."""
+        return self.shape
 
     @property
     def last(self) -> bool:

@@ -15,7 +15,7 @@ import schedc
 from schedc.cell.collectives import verify_collectives
 from schedc.cell.costs import CellCosts, SegmentTimes
 from schedc.cell.issue_order import CellOnRank, ExpertRanks, events
-from schedc.cell.program import Half
+from schedc.cell.program import Action, Half
 from schedc.cell.verify import verify
 from schedc.diagnostics import DiagnosticError
 from schedc.ir.plan import By, Level, Recompute
@@ -287,11 +287,11 @@ def test_a_backward_without_what_was_to_be_sent_again() -> None:
     stage.begin_backward(0, (x,))
     names = {name: at for at, name in enumerate(stage.shape.names)}
     with pytest.raises(StageError, match=r"1.dispatch.node was not started a second time"):
-        stage.wait_recompute(0, names["1.dispatch.node"])
+        stage.again(Action.WAIT, 0, names["1.dispatch.node"])
     with pytest.raises(StageError, match=r"a recomputed value of 1.permute is taken before it is there"):
-        stage.start_recompute(0, names["1.dispatch.node"])
+        stage.again(Action.START, 0, names["1.dispatch.node"])
     with pytest.raises(StageError, match=r"0.attention is not recomputed"):
-        stage.run_recompute(0, names["0.attention"])
+        stage.again(Action.RUN, 0, names["0.attention"])
     stage.run_backward(0, names["1.post"])
     stage.start_backward(0, names["1.combine.node"])
     stage.wait_backward(0, names["1.combine.node"])
