@@ -95,10 +95,9 @@ class Counter:
 
     def _follow(self, stage: Stage) -> None:
         """Take references to what microbatches in flight have saved, and to what has come back."""
-        states = stage._states if isinstance(stage, SegmentedStage) else stage._backward_states
-        for microbatch in {*states, *stage.kept}:
+        for microbatch in {*stage._states, *stage.kept}:
             saved = self._saved.setdefault((stage.index, microbatch), {})
-            recorder = getattr(states.get(microbatch), "recorder", None)
+            recorder = getattr(stage._states.get(microbatch), "recorder", None)
             for storages in recorder.saved.values() if recorder is not None else ():
                 saved |= {weak.cdata: weak for weak in storages.values()}
         for microbatch, boxes in stage.offload._in_flight.items() if stage.offload is not None else ():

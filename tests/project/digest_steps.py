@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from digest_values import LIBRARY, sha
 from torch import Tensor
 
 import schedc
-from schedc_runtime import Mesh, Pipeline
+from schedc_runtime import Cut, Mesh, Pipeline
 from schedc_runtime.testing import pool
 
 torch.set_num_threads(1)
@@ -53,7 +53,7 @@ class Case:
     """A pipeline and how it is trained.
 
     lines: those of a plan; its model has experts. replicas: how often the pipeline stands beside itself.
-    biases: how uneven the routers' choices are.
+    biases: how uneven the routers' choices are. options: `overlap` for stages in segments, and `shard_dense`.
     """
 
     schedule: str
@@ -64,7 +64,7 @@ class Case:
     blocks: int = 6
     biases: float = 0.0
     replicas: int = 1
-    options: dict[str, Any] = field(default_factory=dict)
+    options: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -73,7 +73,7 @@ class Case:
         more += [f"dropout {self.dropout}"] if self.dropout else []
         more += [f"biases {self.biases}"] if self.biases else []
         more += [f"{self.replicas} replicas"] if self.replicas > 1 else []
-        return ", ".join([f"{self.schedule} {sizes}", *more, *map(str, self.options)])
+        return ", ".join([f"{self.schedule} {sizes}", *more, *self.options])
 
 
 def dense_cases() -> Iterator[Case]:
@@ -85,7 +85,7 @@ def dense_cases() -> Iterator[Case]:
         yield Case(name, {"P": 3, "M": 5})
     for name in ("1f1b", "dualpipev", "zbh1", "zbv", "1f1b_overlap"):
         yield Case(name, {"P": 2, "M": 4}, dropout=0.2)
-        yield Case(name, {"P": 2, "M": 4}, dropout=0.2, options={"overlap": True})
+        yield Case(name, {"P": 2, "M": 4}, dropout=0.2, options=("overlap",))
     yield Case("interleaved_1f1b", {"P": 2, "M": 4, "v": 3})
     yield Case("hanayo", {"P": 2, "M": 4, "w": 3})
     for name in ("1f1b", "dualpipe", "zbv"):
@@ -144,8 +144,8 @@ def process_cases() -> list[Case]:
         Case("dualpipe", {"P": 2, "M": 4}, f"{TWO_NODES}\n alltoall allgather\n hot 2", biases=1.0),
         Case("1f1b", {"P": 2, "M": 4}, f"{ONE_NODE}\n recompute full adaptive(1.05)", biases=1.0),
         *[Case(name, {"P": 4, "M": 8}) for name in ("1f1b", "zbv", "dualpipe", "hanayo", "zb_auto")],
-        Case("dualpipev", {"P": 4, "M": 8}, dropout=0.1, options={"overlap": True}),
-        Case("zbh1", {"P": 2, "M": 4}, replicas=2, options={"shard_dense": True}),
+        Case("dualpipev", {"P": 4, "M": 8}, dropout=0.1, options=("overlap",)),
+        Case("zbh1", {"P": 2, "M": 4}, replicas=2, options=("shard_dense",)),
     ]
 
 
@@ -173,7 +173,7 @@ def model_of(case: Case, stages: int) -> Any:
 
 
 def pipeline_of(case: Case, in_process: bool) -> Pipeline:
-    options = dict(case.options)
+    options: dict[str, Any] = {"cut": Cut(segmented=True)} if "overlap" in case.options else {}
     if case.lines:
         sizes = ", ".join(f"{name} = {value}" for name, value in case.sizes.items())
         text = f"sched 1\nplan tried = {case.schedule}({sizes}) {{\n layers {case.layers}\n {case.lines}\n}}\n"
@@ -185,7 +185,7 @@ def pipeline_of(case: Case, in_process: bool) -> Pipeline:
     else:
         program = schedc.compile(case.schedule, **case.sizes)
         if case.replicas > 1:
-            options["mesh"] = Mesh(program.ranks, 1, case.replicas)
+            options["mesh"] = Mesh(program.ranks, 1, case.replicas, shard_dense="shard_dense" in case.options)
     loss_fn = runtime("next_token_loss")
     return Pipeline(
         model_of(case, program.stages), program, loss_fn=loss_fn, in_process=in_process, timeout=60, **options

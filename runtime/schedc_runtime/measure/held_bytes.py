@@ -13,7 +13,6 @@ from schedc_runtime.errors import StageError
 from schedc_runtime.recompute.notes import TensorNote
 from schedc_runtime.recompute.regions import NOTES, Recorder
 from schedc_runtime.segments.in_flight import MicrobatchState
-from schedc_runtime.segments.stage import SegmentedStage
 from schedc_runtime.stage.stage import Stage
 
 
@@ -42,32 +41,27 @@ def held(stage: Stage, microbatch: int) -> Bytes:
 
     The stage must recompute something, or count: ``stage.set_recomputation(Recompute(), count=True)``.
     """
-    if isinstance(stage, SegmentedStage):
-        return _together([_held(stage, number, stage._states.get(number)) for number in stage.numbers(microbatch)])
-    return _held(stage, microbatch, None)
+    return _together([_held(stage, number) for number in stage.numbers(microbatch)])
 
 
-def _held(stage: Stage, number: int, state: MicrobatchState | None) -> Bytes:
+def _held(stage: Stage, number: int) -> Bytes:
     """Bytes of a slice, or of a microbatch without slices."""
     if (kept := stage.kept.get(number)) is not None:
         return Bytes({}, _new((x.untyped_storage() for x in _tensors((kept.inputs, kept.target))), set()))
-    whole = stage._backward_states.get(number)
-    counted = stage.recomputation.counted if whole is None else whole.recorder
-    recorder: Recorder | None = counted if state is None else state.recorder
+    state = stage._states.get(number)
+    recorder: Recorder | None = stage.recomputation.counted if state is None else state.recorder
     if recorder is None:
         raise StageError(f"stage {stage.index} does not count", "stage.set_recomputation(Recompute(), count=True)")
     seen = {_key(tensor) for tensor in (*stage.module.parameters(), *stage.module.buffers())}
-    names = stage.graph.shape.names if isinstance(stage, SegmentedStage) else ()
+    names, _ = stage._node_names()
     saved = {}
     for node in sorted(recorder.saved):
         storages = [storage for weak in recorder.saved[node].values() if (storage := alive(weak)) is not None]
-        saved[names[node] if node >= 0 else "stage"] = _new(storages, seen)
-    runtime = 0 if state is None else _new((x.untyped_storage() for x in runtime_tensors(state)), seen)
-    restored = (
-        recorder.restored()
-        if state is None or state.recompute is None
-        else [*recorder.restored(), *state.recompute.restored]
-    )
+        saved[names.get(node, "stage")] = _new(storages, seen)
+    restored, runtime = [*recorder.restored()], 0
+    if isinstance(state, MicrobatchState):
+        runtime = _new((x.untyped_storage() for x in runtime_tensors(state)), seen)
+        restored += [] if state.recompute is None else state.recompute.restored
     return Bytes(saved, runtime, _new((x.untyped_storage() for x in _tensors(restored)), seen))
 
 

@@ -34,7 +34,7 @@ from schedc_runtime.pipeline.build.random_steps import draw_plan, number_stages
 from schedc_runtime.pipeline.build.slices import bind_stage, record_in_slices
 from schedc_runtime.pipeline.build.stages import new_stage, stages_on
 from schedc_runtime.random_numbers.numbering import StepKey, by_name
-from schedc_runtime.stage.stage import Stage, device_holding, mean_loss
+from schedc_runtime.stage.stage import Stage, device_holding
 
 Microbatch = tuple[Sequence[Any], Mapping[str, Any]]
 """(args, kwargs) of the model's forward for one microbatch."""
@@ -173,6 +173,11 @@ def _tied_sums(
         if parts:
             sums |= dict.fromkeys(shared.names, reduce(torch.add, parts))
     return sums
+
+
+def mean_loss(losses: Mapping[int, Tensor]) -> Tensor:
+    """The mean over all microbatches, a scalar, summed in ascending microbatch order."""
+    return torch.stack([losses[microbatch] for microbatch in sorted(losses)]).mean()
 
 
 def _results(stages: Sequence[Stage], tied: Mapping[str, Tensor], first: Mapping[str, str]) -> Reference:

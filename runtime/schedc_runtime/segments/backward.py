@@ -7,14 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge
 
 from schedc_runtime.errors import StageError
 from schedc_runtime.segments.base import SegmentedBase
 from schedc_runtime.segments.in_flight import ExchangeRecord, MicrobatchState, SegmentRecord, Tensors
-from schedc_runtime.stage.engine import differentiate
-from schedc_runtime.stage.hooks import HookMark
-from schedc_runtime.stage.split import is_late
 
 _LOSS = -1
 """Number of the graph of the loss, where segments have those from 0."""
@@ -41,7 +37,9 @@ class BackwardSteps(SegmentedBase):
                 state.recorder.forwarded()
         if self.loss_fn is not None:
             if first.loss is not None and first.loss_gradient is not None:
-                self._differentiate_loss(microbatch, first.loss, first.loss_gradient)
+                late = (lambda parameter: True) if self.graph.shape.weights else None
+                entering = [(first.loss, first.loss_gradient)]
+                self._differentiate(_loss_key(microbatch), entering, late, graph=_LOSS)
             gradients = [first.joined[position].grad for position in positions] if first.joined else ()
         elif len(gradients) != len(positions):
             raise StageError(f"stage {self.index}: {len(gradients)} output gradients for {len(positions)} outputs")
@@ -55,40 +53,19 @@ class BackwardSteps(SegmentedBase):
                 state.give(value, len(self.graph.nodes), leaves)
             state.leaving, state.sent, state.joined, state.loss, state.loss_gradient = [], (), (), None, None
 
-    def _differentiate_loss(self, microbatch: int, edge: GradientEdge, gradient: Tensor) -> None:
-        """W computes the weight gradients of a loss function that multiplies, if the stage has a W."""
-        if self.graph.shape.weights:
-            self._split.backward(_loss_key(microbatch), (edge,), (gradient,), graph=_LOSS, late=lambda parameter: True)
-        else:
-            differentiate((edge,), (gradient,))
-
     def run_backward(self, microbatch: int, node: int) -> None:
         """Compute the input gradients of a segment. `run_weight` computes its weight gradients."""
         number, node = self._at(microbatch, node)
         state, segment = self._state(number), self._segment(node)
         record = state.pop(node, SegmentRecord)
-        pairs = [
-            (edge, gradient)
+        entering = [
+            pair
             for value, edges in zip(segment.gives, record.edges, strict=True)
-            for edge, gradient in zip(edges, state.summed(value, len(edges)), strict=True)
-            if edge is not None and gradient is not None
+            for pair in zip(edges, state.summed(value, len(edges)), strict=True)
         ]
-        if pairs:
-            self._differentiate_segment(number, node, pairs, record.began)
+        self._differentiate(self._key(number, node), entering, self._late_in.get(node), record.began, node)
         for value, leaves in zip(segment.takes, record.leaves, strict=True):
             state.give(value, node, leaves)
-
-    def _differentiate_segment(
-        self, number: int, node: int, pairs: Sequence[tuple[GradientEdge, Tensor]], began: HookMark | None
-    ) -> None:
-        """W adds gradients of vectors and of parameters of several segments, if the segment has a W."""
-        edges, grads = [edge for edge, _ in pairs], [gradient for _, gradient in pairs]
-        if (shared := self._shared.get(node)) is None:
-            differentiate(edges, grads)
-        else:
-            self._defers = True
-            late = lambda p: id(p) in shared or is_late(p)  # noqa: E731
-            self._split.backward(self._key(number, node), edges, grads, graph=node, late=late, began=began)
 
     def start_backward(self, microbatch: int, node: int) -> None:
         """Start sending back the gradients of an exchange. Sends nothing where no rank needs gradients."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
@@ -16,8 +16,6 @@ from schedc.cell.graph import StageShape
 from schedc.cell.slices import JOINT, sliced
 from schedc.ir.plan import Level, Recompute
 from schedc_runtime.errors import StageError
-from schedc_runtime.offload.microbatch import MicrobatchOffload
-from schedc_runtime.offload.rules import OffloadSettings
 from schedc_runtime.partition.boundary import Boundary
 from schedc_runtime.partition.recorded_stage import RecordedStage
 from schedc_runtime.partition.sliced_boundary import SlicedBoundary
@@ -29,6 +27,7 @@ from schedc_runtime.segments.captured import CapturedSegments
 from schedc_runtime.segments.fx_trace import Traces
 from schedc_runtime.segments.graph import Communication, Segment, StageGraph, stage_graph
 from schedc_runtime.segments.in_flight import MicrobatchState
+from schedc_runtime.stage.split import is_late
 from schedc_runtime.stage.stage import FuseSegment, LossFunction, Stage
 
 
@@ -58,15 +57,12 @@ class SegmentedBase(Stage):
             self._place += [(own, -1)] if shared else [(own, part) for part in range(slices)]
         self.graph_with_r: StageGraph = self.graph
         """The graph of microbatches with an R. It may recompute more nodes than the plan says."""
-        self._memory_with_r = self._memory
-        """The recomputation of microbatches with an R."""
         self._recorded = module.current.graph if isinstance(module, RecordedStage) else None
         self._graphs: WeakKeyDictionary[Any, StageGraph] = WeakKeyDictionary()
         """The graph in segments of each recorded graph of the stage, as long as that one is kept."""
         if self._recorded is not None:
             self._graphs[self._recorded] = self.graph
         self._states: dict[int, MicrobatchState] = {}
-        """By number of the slice, see `numbers`."""
         self.captures: CapturedSegments | None = None
         """The segments whose launches are replayed; None where all are launched as ever."""
         self._fuse: FuseSegment | None = None
@@ -82,29 +78,18 @@ class SegmentedBase(Stage):
     def shape_with_r(self) -> StageShape:
         return sliced(self.graph_with_r.shape, self.slices)
 
-    def numbers(self, microbatch: int) -> range:
-        """The numbers of the slices of a microbatch."""
-        return range(microbatch * self.slices, (microbatch + 1) * self.slices)
-
-    @property
-    def in_flight(self) -> tuple[int, ...]:
-        return tuple(sorted({number // self.slices for number in (*self._states, *self.kept)}))
-
-    @property
-    def recomputes_whole(self) -> bool:
-        return self._memory_with_r.level is Level.NONE
-
     @property
     def pending(self) -> tuple[int, ...]:
         nodes = len(self.graph.nodes) * self.slices
         return tuple(sorted({key // nodes if key >= 0 else -1 - key for key in self._split.pending}))
 
+    @property
+    def _own_shape(self) -> StageShape:
+        return self.graph.shape
+
     def set_recomputation(self, plan: Recompute, *, count: bool = False) -> None:
-        self.check_empty()
-        self._memory = Recomputation(plan, self.graph.shape, self._draws, count=count)
-        self.graph = replace(self.graph, recomputed=self._memory.recomputed)
-        self._memory_with_r, self.graph_with_r = self._memory, self.graph
-        self.install_regions(plan)
+        super().set_recomputation(plan, count=count)
+        self.graph = self.graph_with_r = replace(self.graph, recomputed=self._memory.recomputed)
 
     def fuse_segments(self, fuse: FuseSegment | None) -> None:
         self._fuse = fuse
@@ -122,16 +107,6 @@ class SegmentedBase(Stage):
         shape = self.graph.shape
         return dict(enumerate(shape.names)), {number: node.role for number, node in enumerate(shape.nodes)}
 
-    def set_offload(self, offload: OffloadSettings | None) -> None:
-        super().set_offload(offload and replace(offload, slices=self.slices))
-
-    def box_inputs(self, microbatch: int, boxes: MicrobatchOffload) -> None:
-        for number in self.numbers(microbatch):
-            super().box_inputs(number, boxes)
-
-    def _offloaded(self, microbatch: int) -> MicrobatchOffload:
-        return super()._offloaded(self.numbers(microbatch)[0])
-
     def prepare_recompute(self) -> None:
         if self._memory.level is not Level.NONE:
             return
@@ -144,7 +119,6 @@ class SegmentedBase(Stage):
 
     def reset(self) -> None:
         super().reset()
-        self._states.clear()
         if self.captures is not None:
             self.captures.reset()
         self._waiting.clear()
@@ -154,9 +128,14 @@ class SegmentedBase(Stage):
         return draws(self.module)
 
     @cached_property
-    def _shared(self) -> dict[int, frozenset[int]]:
-        """By node with weight gradients: ids of the parameters that other nodes have too."""
-        return {node: frozenset(map(id, self.graph.shared_parameters(node))) for node in self.graph.shape.weights}
+    def _late_in(self) -> dict[int, Callable[[nn.Parameter], bool]]:
+        """By node with a W: whether W adds a parameter's gradient. It does for those that several nodes use."""
+
+        def late(shared: frozenset[int], parameter: nn.Parameter) -> bool:
+            return id(parameter) in shared or is_late(parameter)
+
+        shared = {node: frozenset(map(id, self.graph.shared_parameters(node))) for node in self.graph.shape.weights}
+        return {node: partial(late, others) for node, others in shared.items()}
 
     def bind(self, input: Boundary, output: Boundary, parts: tuple[Boundary, Boundary] | None = None) -> None:
         """As of a `Stage`. parts: the boundaries of a slice, where a microbatch has several."""
@@ -189,7 +168,7 @@ class SegmentedBase(Stage):
         self._recorded = code.graph
         self.graph = replace(graph, recomputed=self.graph.recomputed)
         self.graph_with_r = replace(graph, recomputed=self.graph_with_r.recomputed)
-        self.__dict__.pop("_late", None)
+        self.__dict__.pop("_late_in", None)
 
     def _key(self, number: int, node: int) -> int:
         """The key under which the weight sink keeps the work of a node of ``graph``."""
@@ -209,10 +188,7 @@ class SegmentedBase(Stage):
         return [self._state(number) for number in (numbers if part < 0 else numbers[part : part + 1])], own
 
     def _state(self, number: int) -> MicrobatchState:
-        state = self._states.get(number)
-        if state is None:
-            self._check_kept(number)
-            raise StageError(f"stage {self.index}: microbatch {number // self.slices} has not been forwarded")
+        state: MicrobatchState = super()._state(number)
         return state
 
     def _segment(self, node: int) -> Segment:

@@ -28,10 +28,10 @@ from schedc_runtime.segments.in_flight import (
     tensors_in,
 )
 from schedc_runtime.segments.recompute import SegmentRecompute
-from schedc_runtime.stage.engine import edge_of
+from schedc_runtime.stage.engine import edge_of, refuse_writing
 from schedc_runtime.stage.hooks import hook_mark
 from schedc_runtime.stage.offloaded import KeptInputs
-from schedc_runtime.stage.stage import WRITTEN, check_loss, device_holding
+from schedc_runtime.stage.stage import check_loss, device_holding
 from schedc_runtime.stage.taken import Taken, let_go
 
 
@@ -202,12 +202,8 @@ class ForwardSteps(SegmentedBase):
         try:
             return segment.run(self.module, *taken)
         except RuntimeError as error:
-            if not any(text in str(error) for text in WRITTEN):
-                raise
-            raise StageError(
-                f"stage {self.index}: {segment.name} writes into a value of another segment ({error})",
-                "begin it with an operation that makes a new tensor: x = x + y rather than x += y, and no inplace=True",
-            ) from error
+            refuse_writing(error, f"stage {self.index}: {segment.name} writes into a value of another segment")
+            raise
 
 
 def _autocast(state: MicrobatchState) -> bool:

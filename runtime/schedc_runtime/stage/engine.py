@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from schedc_runtime.errors import StageError
+
 _engine = torch.autograd.Variable._execution_engine
 """The engine itself checks the shapes."""
 
@@ -51,3 +53,14 @@ def gradients_at(
         tuple(edges), tuple(grads), False, False, tuple(wanted), allow_unreachable=True, accumulate_grad=False
     )
     return arrived
+
+
+_WRITTEN = ("leaf Variable that requires grad", "is a view and is being modified inplace")
+"""Parts of torch's errors for a stage, or a segment, that writes into its input."""
+
+
+def refuse_writing(error: RuntimeError, what: str) -> None:
+    """Raise a `StageError` if torch's ``error`` says that what was called writes into its input."""
+    if any(text in str(error) for text in _WRITTEN):
+        remedy = "begin it with an operation that makes a new tensor: x = x + y rather than x += y, and no inplace=True"
+        raise StageError(f"{what} ({error})", remedy) from error

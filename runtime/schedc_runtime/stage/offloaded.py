@@ -9,6 +9,7 @@ join_fetch(m)       before R, I or B
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor, nn
@@ -37,14 +38,21 @@ class KeptInputs(NamedTuple):
 class OffloadedStage:
     """Inputs that microbatches keep for an R, and what of a stage moves to the host. The base of `Stage`."""
 
+    slices: int = 1
+    """In how many slices of its rows it runs a microbatch. Each is in flight by its number (`numbers`)."""
+
     def __init__(self, module: nn.Module, index: int) -> None:
         self.module, self.index = module, index
         self.kept: dict[int, KeptInputs] = {}
-        """Microbatches that hold only their inputs until their R."""
+        """Microbatches, by numbers of their slices, that hold only their inputs until their R."""
         self.offload: StageOffload | None = None
         """What moves to the host between forward and backward; None if nothing does."""
         self.snapshot: StageSnapshot | None = None
         """Copies the state to the host beside a step; None before the first step that does."""
+
+    def numbers(self, microbatch: int) -> range:
+        """The numbers of the slices of a microbatch: without slices its own."""
+        return range(microbatch * self.slices, (microbatch + 1) * self.slices)
 
     def check_empty(self) -> None:
         """Raise `StageError` if a microbatch is in flight."""
@@ -52,18 +60,18 @@ class OffloadedStage:
     def set_offload(self, offload: OffloadSettings | None) -> None:
         """Let what microbatches hold for their backward move to the host by `start_offload`; None: keep it."""
         self.check_empty()
-        self.offload = None if offload is None else StageOffload(offload, self.module, self.index, *self._node_names())
+        self.offload = None
+        if offload is not None:
+            offload = replace(offload, slices=self.slices)
+            self.offload = StageOffload(offload, self.module, self.index, *self._node_names())
 
     def start_offload(self, microbatch: int) -> int:
         """Start moving to the host what the forward of ``microbatch`` has saved; returns its bytes."""
         boxes = self._offloaded(microbatch)
-        self.box_inputs(microbatch, boxes)
+        for number in self.numbers(microbatch):
+            if (kept := self.kept.get(number)) is not None:
+                self.kept[number] = kept._replace(inputs=boxes.hold(values_of(kept.inputs)))
         return boxes.start_offload()
-
-    def box_inputs(self, microbatch: int, boxes: MicrobatchOffload) -> None:
-        """Let the inputs leave that a microbatch keeps for its R."""
-        if (kept := self.kept.get(microbatch)) is not None:
-            self.kept[microbatch] = kept._replace(inputs=boxes.hold(values_of(kept.inputs)))
 
     def join_offload(self, microbatch: int) -> int:
         """Let compute go on behind that, and free the device's copy; returns the bytes that were freed."""
@@ -114,7 +122,7 @@ class OffloadedStage:
     def _offloaded(self, microbatch: int) -> MicrobatchOffload:
         if self.offload is None:
             raise StageError(f"stage {self.index} moves nothing to the host", "call set_offload before its forwards")
-        return self.offload.of(microbatch)
+        return self.offload.of(microbatch * self.slices)
 
     def _end_offload(self, microbatch: int) -> None:
         """The backward begins: everything must be on the device."""

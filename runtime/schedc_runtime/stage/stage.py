@@ -13,7 +13,7 @@ Every stage is detached from its neighbours: its inputs are detached leaves, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -31,20 +31,16 @@ from schedc_runtime.recompute.levels import MicrobatchRecorder, Recomputation, d
 from schedc_runtime.recompute.levels import install as install_regions
 from schedc_runtime.recompute.levels import uninstall as uninstall_regions
 from schedc_runtime.recompute.whole_stage import Checkpoints, save_nothing
-from schedc_runtime.stage.engine import differentiate, edge_of
+from schedc_runtime.stage.engine import differentiate, edge_of, refuse_writing
 from schedc_runtime.stage.hooks import HookMark, has_hooks, hook_mark
 from schedc_runtime.stage.offloaded import KeptInputs, OffloadedStage
 from schedc_runtime.stage.split import SplitBackward, is_late
 from schedc_runtime.stage.taken import Taken, let_go
 
 LossFunction = Callable[[Any, Any], Tensor]
+"""loss_fn(output of the model, target) -> scalar, for one microbatch."""
 FuseSegment = Callable[[str, nn.Module, str], Callable[..., tuple[Any, ...]]]
 """(segment, calls between its modules, name by which they draw) -> what runs in their place."""
-"""loss_fn(output of the model, target) -> scalar, for one microbatch."""
-
-
-WRITTEN = ("leaf Variable that requires grad", "is a view and is being modified inplace")
-"""Parts of torch's errors for a stage, or a segment, that writes into its input."""
 
 
 class _BackwardState(NamedTuple):
@@ -75,9 +71,6 @@ class Stage(OffloadedStage):
     Call `bind` with the boundaries of the current input signature before `forward`.
     """
 
-    slices: int = 1
-    """In how many slices of its rows it runs a microbatch."""
-
     def __init__(
         self,
         module: nn.Module,
@@ -94,7 +87,8 @@ class Stage(OffloadedStage):
         self.loss_fn = loss_fn if index == stages - 1 else None
         self.losses: dict[int, Tensor] = {}
         """Loss of each microbatch on the last stage, detached and not scaled. `take_losses` clears it."""
-        self._backward_states: dict[int, _BackwardState] = {}
+        self._states: dict[int, Any] = {}
+        """What the backward of each microbatch in flight needs: a `_BackwardState` where the stage is one node."""
         self.numbering: Numbering | None = None
         """Sets the random numbers of each forward by name, in a step that numbers them so."""
         self._input: Boundary
@@ -104,7 +98,8 @@ class Stage(OffloadedStage):
         self._split = SplitBackward()
         self._defers = False
         """Whether there was an I. Only split backwards use the marks that forwards take."""
-        self._memory = Recomputation(Recompute(), None, False)
+        self._memory = self._memory_with_r = Recomputation(Recompute(), None, False)
+        """The recomputation of microbatches, and of those with an R."""
         self._checkpoints = Checkpoints(module)
 
     @property
@@ -118,13 +113,14 @@ class Stage(OffloadedStage):
         return self.shape
 
     @property
-    def last(self) -> bool:
-        return self.index == self.stages - 1
+    def _own_shape(self) -> StageShape | None:
+        """The graph of a slice."""
+        return None
 
     @property
     def in_flight(self) -> tuple[int, ...]:
         """Microbatches whose forward has run and whose backward (B or I) has not."""
-        return tuple(sorted({*self._backward_states, *self.kept}))
+        return tuple(sorted({number // self.slices for number in (*self._states, *self.kept)}))
 
     @property
     def pending(self) -> tuple[int, ...]:
@@ -159,12 +155,12 @@ class Stage(OffloadedStage):
                 if self.loss_fn is not None and target is not None:
                     self.losses[microbatch] = self.loss_fn(result, target)
             return self._output.pack(result)
-        if microbatch in self._backward_states or microbatch in self.kept:
+        if microbatch in self._states or microbatch in self.kept:
             raise StageError(f"stage {self.index}: microbatch {microbatch} is forwarded again before its backward")
         offload = None if self.offload is None else self.offload.begin(microbatch)
         if not (recompute_later and self.recomputes_whole):
             within = self._memory.forwarding(offload)
-            outputs, self._backward_states[microbatch] = self._through(microbatch, inputs, target, loss_scale, within)
+            outputs, self._states[microbatch] = self._through(microbatch, inputs, target, loss_scale, within)
             return tuple([t.detach() for t in outputs])
         checkpoint = self._checkpoints.begin(device_holding(inputs))
         outputs, _ = self._through(microbatch, inputs, target, loss_scale, save_nothing(), again=True)
@@ -178,11 +174,9 @@ class Stage(OffloadedStage):
             inputs, target, loss_scale, checkpoint = kept
             with checkpoint.restored():
                 within = self._memory.forwarding()
-                _, self._backward_states[microbatch] = self._through(microbatch, inputs, target, loss_scale, within)
-        elif (saved := self._backward_states.get(microbatch)) is None:
-            raise StageError(f"stage {self.index}: microbatch {microbatch} has not been forwarded")
-        elif saved.recorder is not None:
-            saved.recorder.fill_all()
+                _, self._states[microbatch] = self._through(microbatch, inputs, target, loss_scale, within)
+        elif (recorder := self._state(microbatch).recorder) is not None:
+            recorder.fill_all()
 
     def _through(
         self,
@@ -206,7 +200,12 @@ class Stage(OffloadedStage):
                 if recorder is not None:
                     pairs = [let_go(tensor) for tensor in entering]
                     entering, leaves = tuple([x for x, _ in pairs]), tuple([taken for _, taken in pairs])
-                result = self._call(entering)
+                try:
+                    result = self.module(*self._input.unpack(entering))
+                except RuntimeError as error:
+                    what = f"stage {self.index} writes into its input, which belongs to the stage before"
+                    refuse_writing(error, what)
+                    raise
             with torch.set_grad_enabled(not again):  # a loss may add gradients at once
                 loss = None if self.loss_fn is None else self._loss_of(self.loss_fn, result, target, recorder)
         outputs = self._output.pack(result)
@@ -233,25 +232,39 @@ class Stage(OffloadedStage):
         output_grads: one per differentiable output (`Boundary.gradients`), of its shape; None is zero. Empty on a stage
         that forms the loss. They are not written to. The microbatch's graph is freed.
         """
-        saved = self._pop(microbatch)
+        saved: _BackwardState = self._state(microbatch)
+        self._end_offload(microbatch)
+        del self._states[microbatch]
         if saved.loss_gradient is not None:
             output_grads = (saved.loss_gradient,)
         elif len(output_grads) != len(saved.outputs):
             raise StageError(
                 f"stage {self.index}: {len(output_grads)} output gradients for {len(saved.outputs)} outputs"
             )
-        pairs = [
-            (edge, grad)
-            for edge, grad in zip(saved.outputs, output_grads, strict=True)
-            if edge is not None and grad is not None
-        ]
+        entering = zip(saved.outputs, output_grads, strict=True)
+        self._differentiate(microbatch, entering, self._late if defer else None, saved.began)
+        return tuple([_zeros(t) if t.grad is None else t.grad for t in saved.inputs])
+
+    def _differentiate(
+        self,
+        key: int,
+        entering: Iterable[tuple[GradientEdge | None, Tensor | None]],
+        late: Callable[[nn.Parameter], bool] | None,
+        began: HookMark | None = None,
+        graph: int = 0,
+    ) -> None:
+        """The gradients of the inputs of a graph, and without ``late`` those of its weights.
+
+        entering: where gradients enter the graph, with each of them; None is zero. late: which of the weight gradients
+        that are computed here wait for W, as all products do, under the ``key``. graph: its number (`SplitBackward`).
+        """
+        pairs = [(edge, grad) for edge, grad in entering if edge is not None and grad is not None]
         edges, grads = [edge for edge, _ in pairs], [grad for _, grad in pairs]
-        if defer:
+        if late is not None:
             self._defers = True
-            self._split.backward(microbatch, edges, grads, late=self._late, began=saved.began)
+            self._split.backward(key, edges, grads, graph=graph, late=late, began=began)
         elif pairs:
             differentiate(edges, grads)
-        return tuple([_zeros(t) if t.grad is None else t.grad for t in saved.inputs])
 
     def weight(self, microbatch: int) -> None:
         """W: compute the deferred weight gradients of ``microbatch`` and add them to ``parameter.grad``."""
@@ -262,7 +275,7 @@ class Stage(OffloadedStage):
     def set_recomputation(self, plan: Recompute, *, count: bool = False) -> None:
         """Recompute what ``plan`` says. count: count the bytes that are held."""
         self.check_empty()
-        self._memory = Recomputation(plan, None, draws(self.module), count=count)
+        self._memory = self._memory_with_r = Recomputation(plan, self._own_shape, draws(self.module), count=count)
         self.install_regions(plan)
 
     def install_regions(self, plan: Recompute) -> None:
@@ -291,7 +304,7 @@ class Stage(OffloadedStage):
     @property
     def recomputes_whole(self) -> bool:
         """Whether an R runs the whole forward a second time, because no level was set."""
-        return self._memory.level is Level.NONE
+        return self._memory_with_r.level is Level.NONE
 
     @property
     def recomputation(self) -> Recomputation:
@@ -325,7 +338,7 @@ class Stage(OffloadedStage):
 
     def reset(self) -> None:
         """Forget every microbatch in flight, after a step that failed."""
-        self._backward_states.clear()
+        self._states.clear()
         self.kept.clear()
         self._split.pending.clear()
         self.losses = {}
@@ -353,30 +366,14 @@ class Stage(OffloadedStage):
             last = self._last_gradient = (kind, torch.full_like(loss, scale))
         return last[1]
 
-    def _call(self, leaves: Sequence[Tensor]) -> Any:
-        try:
-            return self.module(*self._input.unpack(leaves))
-        except RuntimeError as error:
-            if not any(text in str(error) for text in WRITTEN):
-                raise
-            raise StageError(
-                f"stage {self.index} writes into its input, which belongs to the stage before ({error})",
-                "begin the block with an operation that makes a new tensor: x = x + y rather than x += y, and no"
-                " inplace=True",
-            ) from error
-
-    def _check_kept(self, number: int) -> None:
-        if number in self.kept:
-            raise StageError(
-                f"stage {self.index}: the backward of microbatch {number // self.slices} comes before its R"
-            )
-
-    def _pop(self, microbatch: int) -> _BackwardState:
-        self._check_kept(microbatch)
-        self._end_offload(microbatch)
-        if microbatch not in self._backward_states:
+    def _state(self, number: int) -> Any:
+        """What the backward of a microbatch, or of a slice, needs."""
+        if (state := self._states.get(number)) is None:
+            microbatch = number // self.slices
+            if number in self.kept:
+                raise StageError(f"stage {self.index}: the backward of microbatch {microbatch} comes before its R")
             raise StageError(f"stage {self.index}: microbatch {microbatch} has not been forwarded")
-        return self._backward_states.pop(microbatch)
+        return state
 
 
 def _zeros(leaf: Tensor | Taken) -> Tensor:
@@ -386,11 +383,6 @@ def _zeros(leaf: Tensor | Taken) -> Tensor:
 def device_holding(tensors: Sequence[Tensor]) -> torch.device:
     """The device of ``tensors``, of any shape; the CPU if the sequence is empty."""
     return tensors[0].device if tensors else torch.device("cpu")
-
-
-def mean_loss(losses: Mapping[int, Tensor]) -> Tensor:
-    """The mean over all microbatches, a scalar, summed in ascending microbatch order."""
-    return torch.stack([losses[microbatch] for microbatch in sorted(losses)]).mean()
 
 
 def check_loss(loss: Any) -> Tensor:

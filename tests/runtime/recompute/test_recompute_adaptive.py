@@ -186,7 +186,7 @@ def test_no_rank_ever_holds_more_than_the_memory_check_counts(method: Method, re
     counted: list[Bytes] = []
     for stage in pipe._held():
         stage.set_recomputation(recompute, count=True)
-        for name in ("begin_backward", "_differentiate_segment"):
+        for name in ("begin_backward", "run_backward"):
             setattr(stage, name, _counting(stage, getattr(stage, name), counted))
     balanced = torch.arange(8 * TOKENS * TOP).view(-1, TOP) % EXPERTS
     per_step = []

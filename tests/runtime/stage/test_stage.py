@@ -34,10 +34,9 @@ from schedc.ir.placement import Placement
 from schedc.ir.program import InstructionKind, Program
 from schedc_runtime.errors import RuntimeFault, StageError
 from schedc_runtime.models.gpt import next_token_loss
-from schedc_runtime.parity.reference import _serial, reference_step
+from schedc_runtime.parity.reference import _serial, mean_loss, reference_step
 from schedc_runtime.partition import partition
 from schedc_runtime.partition.boundary import BoundaryError
-from schedc_runtime.stage.stage import mean_loss
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
