@@ -39,17 +39,11 @@ class Counterexample:
     costs: dict[str, float]
     rank: int | None
     left: float | None
+    comparison: str
     right: float | None
-    comparison: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "costs": self.costs,
-            "rank": self.rank,
-            "left": self.left,
-            "comparison": self.comparison,
-            "right": self.right,
-        }
+        return dict(vars(self))
 
 
 @dataclass(frozen=True)
@@ -87,19 +81,9 @@ class ClaimResult:
         return self.status != "refuted"
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "claim": self.claim,
-            "condition": self.condition,
-            "status": self.status,
-            "why": self.why,
-            "domain": list(self.domain),
-            "simulations": self.simulations,
-            "tested": self.tested,
-            "holds": self.holds,
-            "applies": self.applies,
-            "aside": self.aside,
-            "counterexample": self.counterexample.to_json() if self.counterexample else None,
-        }
+        plain = ("claim", "condition", "status", "why", "domain", "simulations", "tested", "holds", "applies", "aside")
+        example = self.counterexample.to_json() if self.counterexample else None
+        return {name: getattr(self, name) for name in plain} | {"domain": list(self.domain), "counterexample": example}
 
 
 def check_claims(
@@ -168,7 +152,8 @@ def _check(claim: tree.Claim, trials: Trials, facts: Facts, follows_costs: bool)
         message = f"`{claim.text}` has no value at {_sizes(trials.schedule)}"
         wrong = Diagnostic("S502", message, Label(error.node.span, str(error)), source=trials.schedule.source)
         return ClaimResult(claim.text, claim.condition_text, "tried", str(error), diagnostic=wrong)
-    result = replace(result, applies=user.applies, aside=user.aside, domain=_domain(verdict.space, names))
+    domain = verdict.space.texts if names & COSTLY else ()
+    result = replace(result, applies=user.applies, aside=user.aside, domain=domain)
     return _of_one_order(result) if follows_costs else result
 
 
@@ -183,35 +168,28 @@ def _of_one_order(result: ClaimResult) -> ClaimResult:
     return result
 
 
-def _domain(space: Space, names: frozenset[str]) -> tuple[str, ...]:
-    return space.texts if names & COSTLY else ()
-
-
 # The costs of the user.
 
 
 @dataclass(frozen=True)
 class _AtUserCosts:
-    """The given costs. applies: whether a claim covers them. aside: why not. fails: the rank where it fails."""
+    """The given costs. applies: whether a claim covers them. aside: why not. fails: they and the rank, if it fails."""
 
-    vector: Costs
     applies: bool
-    aside: str
-    fails: int | None = None
+    aside: str = ""
+    fails: tuple[Costs, int] | None = None
 
 
 def _at_user_costs(claim: tree.Claim, trials: Trials, names: frozenset[str], verdict: Verdict) -> _AtUserCosts:
     vector = scalars(trials.costs)
     if aside := trials.why_not_given(names):
-        return _AtUserCosts(vector, False, aside)
+        return _AtUserCosts(False, aside)
     # A proved claim can fail only at costs of 0, which its domain excludes.
     within = all(getattr(vector, symbol) > 0 for symbol in verdict.space.symbols if symbol not in ZERO_SYMBOLS)
     if (verdict.status == "vacuous" and within) or not trials.satisfying(claim, (vector,)):
-        return _AtUserCosts(vector, False, "the condition does not hold at these costs")
-    if verdict.status == "proved" and within:
-        return _AtUserCosts(vector, True, "")
-    failed = trials.failing(claim, (vector,))
-    return _AtUserCosts(vector, True, "", failed[1] if failed else None)
+        return _AtUserCosts(False, "the condition does not hold at these costs")
+    proved = verdict.status == "proved" and within
+    return _AtUserCosts(True, fails=None if proved else trials.failing(claim, (vector,)))
 
 
 # Decided claims, and those that were tried.
@@ -219,11 +197,9 @@ def _at_user_costs(claim: tree.Claim, trials: Trials, names: frozenset[str], ver
 
 def _decided(claim: tree.Claim, verdict: Verdict, trials: Trials, user: _AtUserCosts) -> ClaimResult:
     result = ClaimResult(claim.text, claim.condition_text, "proved", simulations=verdict.simulations)
-    if verdict.status == "refuted":
-        costs, rank = _example(claim, verdict, trials, user)
-        return _refuted(result, claim, trials, costs, rank, _shown(claim, verdict.space))
-    if user.fails is not None:  # at costs of 0, which no domain contains
-        return _refuted(result, claim, trials, user.vector, user.fails, _shown(claim, verdict.space))
+    # A claim that is not refuted fails at the user's costs if some are 0, which no domain contains.
+    if failed := _example(claim, verdict, trials, user) if verdict.status == "refuted" else user.fails:
+        return _refuted(result, claim, trials, failed, verdict.space)
     if verdict.status == "vacuous":
         sizes = not mentioned(claim.condition) & COSTLY
         why = "its condition does not hold at this size" if sizes else "no costs satisfy its condition at this size"
@@ -237,21 +213,18 @@ def _tried(claim: tree.Claim, verdict: Verdict, trials: Trials) -> ClaimResult:
     every = tuple(dict.fromkeys((*own, *trials.battery(names))))
     vectors = tuple(islice(trials.satisfying(claim, every), VECTORS))
     result = ClaimResult(claim.text, claim.condition_text, "tried", verdict.why, tested=len(vectors))
-    if failed := trials.failing(claim, vectors) if vectors else None:
-        return _refuted(result, claim, trials, *failed, _shown(claim, verdict.space))
-    return result
+    failed = trials.failing(claim, vectors) if vectors else None
+    return _refuted(result, claim, trials, failed, verdict.space) if failed else result
 
 
 def _example(claim: tree.Claim, verdict: Verdict, trials: Trials, user: _AtUserCosts) -> tuple[Costs, int]:
     """Costs at which a refuted claim fails, in small whole numbers if possible, and the first rank where it fails."""
     assert verdict.refuted is not None
     space = verdict.space
-    if user.fails is not None and all(float(getattr(user.vector, s)).is_integer() for s in space.symbols):
-        return user.vector, user.fails
-    if small := _first_failing(claim, small_vectors(space, *verdict.likely), space, trials):
+    if user.fails and all(float(getattr(user.fails[0], s)).is_integer() for s in space.symbols):
+        return user.fails
+    if small := _first_failing(claim, small_vectors(space, *verdict.likely), space, trials) or user.fails:
         return small
-    if user.fails is not None:
-        return user.vector, user.fails
     near = _first_failing(claim, near_vectors(space, verdict.refuted), space, trials)
     return near or (_costs(space, verdict.refuted.vector), 0)
 
@@ -272,23 +245,19 @@ def _costs(space: Space, vector: Vector) -> Costs:
     return scalars(Costs(**values))
 
 
-def _shown(claim: tree.Claim, space: Space) -> frozenset[str]:
-    """The costs to show with a counterexample: the free ones, and those that the claim names."""
-    names = _names(claim)
-    return frozenset({*space.symbols, *(names & set(COST_SYMBOLS))}) if names & COSTLY else frozenset()
-
-
 # Counterexamples and their diagnostics.
 
 
 def _refuted(
-    result: ClaimResult, claim: tree.Claim, trials: Trials, costs: Costs, rank: int, shown: frozenset[str]
+    result: ClaimResult, claim: tree.Claim, trials: Trials, failed: tuple[Costs, int], space: Space
 ) -> ClaimResult:
-    sides = trials.sides(claim, costs, rank)
-    left, comparison, right = sides or (None, "", None)
-    about_rank = rank if rank_variables(claim) else None
+    """The result with costs and rank at which the claim fails. Shown are the free costs, and those that it names."""
+    costs, rank = failed
+    names = _names(claim)
+    shown = {*space.symbols, *names} if names & COSTLY else set()
     values = {s: _number(getattr(costs, s)) for s in COST_SYMBOLS if s in shown}
-    example = Counterexample(values, about_rank, left, right, comparison)
+    sides = trials.sides(claim, costs, rank) or (None, "", None)
+    example = Counterexample(values, rank if rank_variables(claim) else None, *sides)
     diagnostic = _diagnostic(claim, trials.schedule, example)
     return replace(result, status="refuted", why="", counterexample=example, diagnostic=diagnostic)
 

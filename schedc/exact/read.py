@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import reduce
 from itertools import product
+from typing import TypeVar
 
 from schedc.exact.cone import Vector
 from schedc.exact.space import ONE, Space
@@ -41,6 +42,7 @@ class Ratio:
 
 
 Number = Affine | Ratio
+Result = TypeVar("Result", Number, Statement)
 Cases = tuple[tuple[Statement, Number], ...]
 """Values, each with where it applies; the statements cover all costs, and agree where they overlap."""
 
@@ -49,16 +51,15 @@ Cases = tuple[tuple[Statement, Number], ...]
 class ClaimReader:
     """What the names of a claim mean, at one size.
 
-    sizes: values of the parameters; variables: those of the names that index metrics, the rank.
+    numbers: values of the parameters, and of the names that index metrics, the rank.
     counts: by metric, [P] numbers that no cost changes. work: [P] what each rank computes, a form of the space, or None
     where it is no linear form.
     """
 
     space: Space
-    sizes: Mapping[str, int]
+    numbers: Mapping[str, int]
     counts: Mapping[str, Sequence[int]]
     work: Sequence[Vector | None]
-    variables: Mapping[str, int]
 
     @property
     def ranks(self) -> int:
@@ -89,10 +90,8 @@ class ClaimReader:
         return join("or", tuple(join("and", (where, self._compare(node, "!=", v, None))) for where, v in cases))
 
     def _comparison(self, node: tree.Binary) -> Statement:
-        pairs = product(self.value(node.left), self.value(node.right))
-        return join(
-            "or", tuple(join("and", (at, also, self._compare(node, node.op, a, b))) for (at, a), (also, b) in pairs)
-        )
+        cases = self._pairwise(node.left, node.right, lambda a, b: self._compare(node, node.op, a, b))
+        return join("or", tuple(join("and", case) for case in cases))
 
     def _compare(self, node: tree.Expr, op: str, left: Number, right: Number | None) -> Statement:
         difference = left if right is None else self._sum(node, left, right, -1)
@@ -125,12 +124,10 @@ class ClaimReader:
         return ((True, self.number(node.value if isinstance(node.value, int) else Fraction(repr(node.value)))),)
 
     def _name(self, node: tree.Name) -> Cases:
-        if node.id in self.variables:
-            return ((True, self.number(self.variables[node.id])),)
-        if node.id in self.sizes:
-            return ((True, self.number(self.sizes[node.id])),)
+        if node.id in self.numbers:
+            return ((True, self.number(self.numbers[node.id])),)
         if node.id in COST_SYMBOLS:
-            return ((True, self._form(self.space.form(node.id))),)
+            return ((True, Affine(self.space.form(node.id))),)
         if node.id in self.counts:
             return ((True, self.number(max(self.counts[node.id]))),)
         if node.id in METRICS:
@@ -140,22 +137,14 @@ class ClaimReader:
     def _index(self, node: tree.Index) -> Cases:
         if node.name not in METRICS:
             raise NoValue(node, f"`{node.name}` is no metric")
-        result: list[tuple[Statement, Number]] = []
-        for where, value in self.value(node.index):
-            index = self.constant(value)
-            if index is None or where is not True:
-                raise NoValue(node.index, "a rank cannot depend on costs")
-            if index.denominator != 1 or not 0 <= index < self.ranks:
-                raise NoValue(node.index, f"there is no such rank: ranks are 0 to {self.ranks - 1}")
-            rank = int(index)
-            if node.name in self.counts:
-                result.append((True, self.number(self.counts[node.name][rank])))
-            else:
-                result.append((True, self._metric_of(node.name, rank)))
-        return tuple(result)
-
-    def _form(self, form: Vector) -> Affine:
-        return Affine(form)
+        (where, value), *_ = self.value(node.index)
+        index = self.constant(value)
+        if index is None or where is not True:
+            raise NoValue(node.index, "a rank cannot depend on costs")
+        if index.denominator != 1 or not 0 <= index < self.ranks:
+            raise NoValue(node.index, f"there is no such rank: ranks are 0 to {self.ranks - 1}")
+        rank, counts = int(index), self.counts.get(node.name)
+        return ((True, self._metric_of(node.name, rank) if counts is None else self.number(counts[rank])),)
 
     def _time(self, quantity: Quantity, count: int = 1) -> Affine:
         return Affine((0,) * self.space.dimension, ((quantity, count),))
@@ -182,7 +171,7 @@ class ClaimReader:
 
     def _work(self, rank: int) -> Affine:
         form = self.work[rank]
-        return self._time(("work", rank)) if form is None else self._form(form)
+        return self._time(("work", rank)) if form is None else Affine(form)
 
     def _mean_work(self) -> Affine:
         whole = reduce(Affine.plus, (self._work(rank) for rank in range(self.ranks)))
@@ -204,8 +193,14 @@ class ClaimReader:
         if node.op in COMPARISONS or node.op in ("and", "or"):
             return self._truth(node)
         operation = _OPERATIONS[node.op]
-        pairs = product(self.value(node.left), self.value(node.right))
-        return tuple((join("and", (at, also)), operation(self, node, a, b)) for (at, a), (also, b) in pairs)
+        return self._pairwise(node.left, node.right, lambda a, b: operation(self, node, a, b))
+
+    def _pairwise(
+        self, left: tree.Expr, right: tree.Expr, of: Callable[[Number, Number], Result]
+    ) -> tuple[tuple[Statement, Result], ...]:
+        """What an operation makes of two values, in every case."""
+        pairs = product(self.value(left), self.value(right))
+        return tuple((join("and", (at, also)), of(a, b)) for (at, a), (also, b) in pairs)
 
     def _sum(self, node: tree.Expr, left: Number, right: Number, sign: int) -> Number:
         if isinstance(left, Ratio) or isinstance(right, Ratio):
@@ -293,24 +288,20 @@ class ClaimReader:
     def _absolute(self, node: tree.Call) -> Cases:
         if len(node.arguments) != 1:
             raise NoValue(node, "`abs` cannot be called so in a claim")
-        result: list[tuple[Statement, Number]] = []
-        for where, value in self.value(node.arguments[0]):
-            result.append((join("and", (where, self._compare(node, ">=", value, None))), value))
-            negative = self._scaled(value, -1)
-            result.append((join("and", (where, self._compare(node, "<=", value, None))), negative))
-        return tuple(result)
+        return tuple(
+            (join("and", (where, self._compare(node, op, value, None))), self._scaled(value, sign))
+            for where, value in self.value(node.arguments[0])
+            for op, sign in ((">=", 1), ("<=", -1))
+        )
 
     def _ceildiv(self, node: tree.Call) -> Cases:
         if len(node.arguments) != 2:
             raise NoValue(node, "`ceildiv` cannot be called so in a claim")
-        pairs = product(*(self.value(argument) for argument in node.arguments))
-        return tuple(
-            (
-                join("and", (at, also)),
-                self._scaled(self._whole(node, self._scaled(a, -1), b, False), -1),
-            )
-            for (at, a), (also, b) in pairs
-        )
+
+        def up(above: Number, below: Number) -> Number:
+            return self._scaled(self._whole(node, self._scaled(above, -1), below, False), -1)
+
+        return self._pairwise(*node.arguments, up)
 
 
 _READERS: Mapping[type, Callable[[ClaimReader, tree.Expr], Cases]] = {

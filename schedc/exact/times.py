@@ -87,26 +87,20 @@ class Simulations:
         return tuple(self._chain(rank) for rank in range(self.dependencies.rank_start.size - 1))
 
     def _chain(self, rank: int) -> Vector | None:
-        dependencies = self.dependencies
-        form = [0] * len(self.latency)
+        dependencies, form, own = self.dependencies, [0] * len(self.latency), False
         low, high = dependencies.rank_start[rank : rank + 2].tolist()
         cell = low if low < high else -1
-        first = True
         while cell >= 0:
-            if not first:
+            if own:
                 form = [a + b for a, b in zip(form, self.durations[self.classes[cell]], strict=True)]
-            first = False
-            before = [int(dependencies.previous[cell])] if dependencies.previous[cell] >= 0 else []
-            remote = [
-                int(p)
-                for p, far in zip(dependencies.producers[:, cell], dependencies.remote[:, cell], strict=True)
-                if far
-            ]
-            if len(before) + len(remote) > 1:
+            own = True
+            far: list[int] = dependencies.producers[:, cell][dependencies.remote[:, cell]].tolist()
+            waits = [before for before in (*far, int(dependencies.previous[cell])) if before >= 0]
+            if len(waits) > 1:
                 return None
-            if remote:
+            if far:
                 form = [a + b for a, b in zip(form, self.latency, strict=True)]
-            cell = (before + remote + [-1])[0]
+            cell = waits[0] if waits else -1
         return tuple(form)
 
     @cached_property
@@ -237,32 +231,30 @@ class LinearTimes:
     def _value(self, quantity: Quantity, edges: Edges, vector: Vector) -> tuple[int, int]:
         """(the time, the rank that has it)."""
         name, rank = quantity
-        if name == "start":
-            return edges.start[rank], rank
-        if name == "end":
-            return edges.end[rank], rank
-        if name == "work":
-            return dot(self.simulations.work[rank], vector), rank
         if name == "bubble":
             return max(edges.end) - min(self._worked(vector)), -1
-        if name == "makespan":
-            values = edges.end
-        elif name == "idle":
-            values = [-w for w in self._worked(vector)]
-        elif name == "span":
-            values = [e - s for s, e in zip(edges.start, edges.end, strict=True)]
-        else:
-            values = [e - s - w for s, e, w in zip(edges.start, edges.end, self._worked(vector), strict=True)]
-        most = max(values)
-        return most, values.index(most)
+        values = self._of_ranks(name, edges, vector)
+        rank = values.index(max(values)) if rank < 0 else rank
+        return values[rank], rank
+
+    def _of_ranks(self, name: str, edges: Edges, vector: Vector) -> list[int]:
+        """[P] the time that a quantity is about, or is the largest of."""
+        if name in ("start", "end", "makespan"):
+            return edges.start if name == "start" else edges.end
+        spans = [end - start for start, end in zip(edges.start, edges.end, strict=True)]
+        if name == "span":
+            return spans
+        work = self._worked(vector)
+        if name == "span_bubble":
+            return [span - each for span, each in zip(spans, work, strict=True)]
+        return work if name == "work" else [-each for each in work]
 
     def even(self, quantity: Quantity, vector: Vector) -> bool:
         """Whether all ranks have the same bubble at all costs, or the same span bubble at ``vector``."""
         if quantity == BUBBLE:
             return len(set(self.simulations.work)) == 1
         (edges,) = self.simulations.edges([vector])
-        work = self._worked(vector)
-        return len({e - s - w for s, e, w in zip(edges.start, edges.end, work, strict=True)}) == 1
+        return len(set(self._of_ranks("span_bubble", edges, vector))) == 1
 
     def _worked(self, vector: Vector) -> list[int]:
         distinct = {form: dot(form, vector) for form in set(self.simulations.work)}

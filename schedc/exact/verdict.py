@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Literal
 
 from schedc.exact.cone import Cone, Vector, dot
@@ -102,11 +103,9 @@ def _statements(
     def for_ranks(node: tree.Expr | None) -> Statement:
         if node is None:
             return True
-        ranks = range(facts.schedule.ranks if variables else 1)
-        readers = (
-            ClaimReader(space, facts.schedule.sizes, facts.counts, work, dict.fromkeys(variables, rank))
-            for rank in ranks
-        )
+        schedule = facts.schedule
+        numbers = ({**schedule.sizes, **dict.fromkeys(variables, rank)} for rank in range(schedule.ranks))
+        readers = (ClaimReader(space, each, facts.counts, work) for each in islice(numbers, None if variables else 1))
         return join("and", tuple(reader.statement(node) for reader in readers))
 
     condition = for_ranks(claim.condition)
