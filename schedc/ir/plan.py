@@ -323,6 +323,16 @@ class Plan:
         return self.overlap or bool(self.cells) or max(self.slices, default=1) > 1
 
     @property
+    def has_expert_sizes(self) -> bool:
+        """Whether the plan says the columns of its experts."""
+        return self.experts is not None and bool(self.experts.width and self.experts.hidden)
+
+    @property
+    def has_dense_sizes(self) -> bool:
+        """Whether the plan says the columns of a dense layer."""
+        return self.block is not None and bool(self.block.inner and self.hidden)
+
+    @property
     def hidden(self) -> int:
         """Columns of a token; 0 where the plan does not say them."""
         said = self.experts.hidden if self.experts else 0

@@ -19,7 +19,7 @@ from schedc.plan.activation_memory import (
     share_until_recomputed,
 )
 from schedc.plan.counts.head import held_bytes, in_layout, with_head_times
-from schedc.plan.counts.layers import counted_activations, is_counted, recomputation_time, recomputed_of_parts
+from schedc.plan.counts.layers import counted_activations, recomputation_time, recomputed_of_parts
 from schedc.plan.counts.parameters import expert_parameter_bytes
 from schedc.plan.directives.base import Directives
 from schedc.plan.layout.balancing import balance
@@ -185,7 +185,7 @@ def _with_time(of_stages: Costs, costs: Costs, plan: Plan, layout: Layout, layer
     """
     each = [plan.recompute_of(stage) for stage in range(len(layout.stages))]
     levels = np.array([level.level is not Level.NONE and level.adaptive is None for level in each])
-    if not (is_counted(plan) and levels.any()):
+    if not ((plan.has_expert_sizes or plan.has_dense_sizes) and levels.any()):
         return of_stages
     forward = of_stages.resolved(len(layout.stages)).F
     if costs.parts is None:

@@ -19,13 +19,13 @@ from schedc.plan.apply import stage_costs
 from schedc.plan.attached import place
 from schedc.plan.choose_recomputation import ChosenRecomputation, choose_recomputation
 from schedc.plan.directives.base import Directives
-from schedc.plan.directives.offload import is_chosen
 from schedc.plan.directives.recompute import auto_stages
 from schedc.plan.held_memory import held_memory
 from schedc.plan.layout.costs import LayerCosts
 from schedc.plan.layout.parts import Layout
 from schedc.plan.peak_memory import Away
 from schedc.plan.place_works import Offloading, place_offloads
+from schedc.plan.values.scopes import is_chosen
 from schedc.step.costs.costs import Costs
 from schedc.step.dependencies import Dependencies
 from schedc.units import amount

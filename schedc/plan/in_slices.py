@@ -7,8 +7,8 @@ from dataclasses import replace
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
 from schedc.ir.plan import Plan
 from schedc.ir.schedule import Schedule
-from schedc.plan.contradictions import contradictions
 from schedc.plan.directives.base import Directives, SlicesRequest
+from schedc.plan.values.contradictions import contradictions
 from schedc.source import NOWHERE, Span
 from schedc.step.dependencies import Dependencies
 

@@ -15,13 +15,13 @@ from schedc.ir.schedule import Schedule
 from schedc.ir.works import WorkGroup, WorkLane
 from schedc.plan.counts.parameters import expert_parameter_bytes
 from schedc.plan.directives.base import Directives
-from schedc.plan.directives.parallel import MOST_ZERO
 from schedc.plan.held_memory import HeldMemory, held_memory
 from schedc.plan.layout.costs import LayerCosts
 from schedc.plan.layout.parts import Layout
 from schedc.plan.peak_memory import Sharded, check_memory
 from schedc.plan.place_works import Offloading
 from schedc.plan.replica_bytes import dense_parameters, group_sizes, replica_bytes
+from schedc.plan.values.contradictions import MOST_ZERO
 from schedc.step.costs.costs import Costs
 from schedc.step.dependencies import Dependencies
 from schedc.step.memory import RankBytes

@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Any
 
 from schedc.plan.choose_recomputation import ChosenRecomputation
-from schedc.plan.directives.recompute import shown_levels
+from schedc.plan.values.contradictions import shown_levels
 from schedc.step.timeline import Timeline
 from schedc.units import plain, shown
 

@@ -43,17 +43,11 @@ def moe_layer(plan: Plan, experts: ExpertSizes) -> Layer:
 def counted_layer(plan: Plan, experts: bool) -> Layer | None:
     """The MoE layer of a plan, or the dense one; None where the plan does not say its columns."""
     if experts:
-        said = plan.experts is not None and plan.experts.width and plan.experts.hidden
-        return moe_layer(plan, plan.experts) if plan.experts is not None and said else None
-    if plan.block is None or not plan.block.inner or not plan.hidden:
+        return moe_layer(plan, plan.experts) if plan.experts is not None and plan.has_expert_sizes else None
+    if plan.block is None or not plan.has_dense_sizes:
         return None
     sizes, fused = sizes_of(None, plan.block, plan.hidden), plan.fuse.rows if plan.fuse else None
     return Layer(sizes, LayerKind.DENSE, plan.dtype, plan.attention, fused)
-
-
-def is_counted(plan: Plan) -> bool:
-    """Whether the plan says the columns of any of its layers."""
-    return any(counted_layer(plan, experts) is not None for experts in (False, True))
 
 
 def layer_of_kind(plan: Plan, kind: PartKind) -> Layer | None:

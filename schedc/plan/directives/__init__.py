@@ -11,7 +11,8 @@ To add a directive:
 6. ``python -m schedc.editor.textmate > editors/vscode/syntaxes/sched.tmLanguage.json``
 7. Cases in tests/compiler/plan/test_plan_directives.py; its line in docs/guide/plans.md and docs/guide/language.md.
 
-Each file reads its lines, writes them, says what contradicts them, and gives the facts of the plan's report.
+Each file reads its lines, writes them, and gives the facts of the plan's report. Contradictions between values stand in
+`schedc.plan.values.contradictions`, which ranks read too.
 """
 
 from schedc.plan.directives import (

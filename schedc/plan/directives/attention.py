@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from schedc.ir.plan import Plan
-from schedc.plan.counts.layers import is_counted
-from schedc.plan.directives.base import Contradiction, Directive, Reading
+from schedc.plan.directives.base import Directive, Reading
 from schedc.syntax.plan import AttentionLine
 from schedc.units import bytes_of, exact_unit
 
@@ -25,14 +24,4 @@ def _write(plan: Plan) -> Iterator[str]:
         yield f"attention {exact_unit(plan.attention)}"
 
 
-def _contradictions(plan: Plan, _ranks: int | None) -> Iterator[Contradiction]:
-    if not plan.attention:
-        return
-    if not 0 < plan.attention < float("inf"):
-        yield Contradiction("S146", f"{plan.attention} bytes of attention", "attention", "give bytes per token above 0")
-    elif not is_counted(plan):
-        help = "say them: `experts ... width 2048 hidden 7168`, or `block hidden 7168 inner 18432`"
-        yield Contradiction("S146", "bytes of attention in layers of no known sizes", "attention", help)
-
-
-DIRECTIVE = Directive("attention", _read, _write, contradictions=_contradictions)
+DIRECTIVE = Directive("attention", _read, _write)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
-
-import numpy as np
+from typing import Any
 
 from schedc.diagnostics import Diagnostic, Label, did_you_mean
-from schedc.ir.placement import Placement
 from schedc.ir.plan import Plan, Recompute
 from schedc.ir.schedule import Schedule
 from schedc.plan.layout.parts import Layout
+from schedc.plan.values.scopes import Scoped, missing, stages_of
 from schedc.source import Source, Span
 from schedc.syntax.plan import PlanTree, Word
 
@@ -39,35 +37,6 @@ class SlicesRequest:
     numbers: tuple[int, ...]
     count: int
     span: Span
-
-
-class Scoped(Protocol):
-    """A request for all stages, for chunks or for stages."""
-
-    @property
-    def scope(self) -> str: ...
-    @property
-    def numbers(self) -> tuple[int, ...]: ...
-
-
-SCOPES = ("all", "chunk", "stage")
-"""From the least to the most special; where two lines speak of a stage, the more special one is taken."""
-
-
-def stages_of(request: Scoped, stages: int, placement: Placement | None) -> list[int]:
-    """The stages that a line speaks of. One for chunks needs the placement."""
-    if request.scope in ("all", "auto"):
-        return list(range(stages))
-    if request.scope == "stage" or placement is None:
-        return list(request.numbers)
-    held = placement.stage_of_chunk[:, list(request.numbers)]
-    return sorted({int(stage) for stage in np.unique(held) if stage >= 0})
-
-
-def missing(request: Scoped, placement: Placement) -> list[int]:
-    """The chunks or stages of a line that the schedule does not have."""
-    limit = {"chunk": placement.chunks, "stage": placement.stages}.get(request.scope, 0)
-    return [number for number in request.numbers if number >= limit]
 
 
 def scope_faults(
@@ -152,27 +121,6 @@ class Reading:
         return False
 
 
-@dataclass(frozen=True)
-class Contradiction:
-    """Values of a plan that contradict each other, wherever they were written.
-
-    word: the directive whose line is wrong. index: of the element of ``recompute`` or ``slices`` that is wrong; None
-    for others.
-    """
-
-    code: str
-    message: str
-    word: str
-    help: str = ""
-    notes: tuple[str, ...] = ()
-    index: int | None = None
-
-
-def no_contradictions(_plan: Plan, _ranks: int | None) -> Iterator[Contradiction]:
-    """The default of `Directive.contradictions`."""
-    return iter(())
-
-
 def no_findings(_directives: Directives, _schedule: Schedule, _layout: Layout) -> Iterator[Diagnostic]:
     """The default of `Directive.check_schedule`."""
     return iter(())
@@ -185,8 +133,6 @@ class Directive:
     read: reads a line into the attachments, and reports what is wrong with the line by itself.
     write: yields its lines in the canonical text. several: whether a plan may have several of its lines.
     check_lines: reports what is wrong beside another line, before any size is known.
-    contradictions: yields what is wrong with the values, also in a plan made in Python. Its second argument is the
-        number of ranks that share the experts; None where it is not known.
     check_schedule: yields what is wrong for this schedule and layout. Plans made in Python do not meet it.
     resolve: gives the fields that a schedule decides.
     facts: gives keys of the plan's report, for ``--json``. text: yields lines of that report.
@@ -197,7 +143,6 @@ class Directive:
     write: Callable[[Plan], Iterator[str]]
     several: bool = False
     check_lines: Callable[[Reading], None] = lambda reading: None
-    contradictions: Callable[[Plan, int | None], Iterator[Contradiction]] = no_contradictions
     check_schedule: Callable[[Directives, Schedule, Layout], Iterator[Diagnostic]] = no_findings
     resolve: Callable[[Directives, Schedule], dict[str, Any]] = lambda directives, schedule: {}
     facts: Callable[[Plan, Layout], dict[str, Any]] = lambda plan, layout: {}

@@ -9,7 +9,7 @@ from schedc.diagnostics import Diagnostic, Label
 from schedc.ir.parallel import GlobalBatch, Parallel
 from schedc.ir.plan import Plan
 from schedc.ir.schedule import Schedule
-from schedc.plan.directives.base import Contradiction, Directive, Directives, Reading
+from schedc.plan.directives.base import Directive, Directives, Reading
 from schedc.plan.layout.parts import Layout
 from schedc.syntax.plan import BatchLine, Word
 
@@ -25,22 +25,6 @@ def _read(reading: Reading, line: BatchLine) -> None:
 def _write(plan: Plan) -> Iterator[str]:
     if (batch := plan.batch) is not None:
         yield f"batch {batch.sequences} x {batch.tokens} by {batch.by}"
-
-
-def _contradictions(plan: Plan, _ranks: int | None) -> Iterator[Contradiction]:
-    if (batch := plan.batch) is None:
-        return
-    split = plan.parallel or Parallel()
-    ranks = split.tp * split.cp
-    if min(batch.sequences, batch.tokens, batch.by) < 1:
-        message = f"a batch of {batch.sequences} sequences of {batch.tokens} tokens, {batch.by} in a microbatch"
-        yield Contradiction("S157", message, "batch", "write `batch 4608 x 8192 by 1`: numbers from 1")
-    elif ranks > 0 and batch.tokens % ranks:
-        message = f"a sequence of {batch.tokens} tokens over tp {split.tp} x cp {split.cp} ranks"
-        yield Contradiction("S157", message, "batch", "every rank has equally many tokens of a sequence")
-    elif plan.block is not None and plan.block.sequence not in (0, batch.tokens):
-        message = f"sequences of {batch.tokens} tokens in `batch`, and of {plan.block.sequence} in `block`"
-        yield Contradiction("S157", message, "batch", "say the tokens of a sequence once")
 
 
 def _check_schedule(directives: Directives, schedule: Schedule, _layout: Layout) -> Iterator[Diagnostic]:
@@ -106,7 +90,6 @@ DIRECTIVE = Directive(
     "batch",
     _read,
     _write,
-    contradictions=_contradictions,
     check_schedule=_check_schedule,
     facts=_facts,
     text=_text,

@@ -7,7 +7,7 @@ from dataclasses import fields
 
 from schedc.diagnostics import did_you_mean
 from schedc.ir.plan import BlockSizes, Plan
-from schedc.plan.directives.base import Contradiction, Directive, Reading
+from schedc.plan.directives.base import Directive, Reading
 from schedc.syntax.plan import TableLine
 
 _NAMES = tuple(size.name for size in fields(BlockSizes) if size.name != "held")
@@ -36,24 +36,4 @@ def _write(plan: Plan) -> Iterator[str]:
         yield f"block {said or 'matrices 3'}"
 
 
-def _contradictions(plan: Plan, _ranks: int | None) -> Iterator[Contradiction]:
-    block, experts = plan.block, plan.experts
-    if block is None:
-        return
-    if experts and experts.hidden and block.hidden not in (0, experts.hidden):
-        message = f"tokens of {block.hidden} columns in `block`, and of {experts.hidden} in `experts`"
-        yield Contradiction("S146", message, "block", "say the columns of a token once")
-    elif not plan.hidden:
-        yield Contradiction("S146", "sizes of a block without the columns of a token", "block", "write `hidden 4096`")
-    elif not block.head and block.heads and plan.hidden % block.heads:
-        message = f"{block.heads} heads of {plan.hidden} columns"
-        yield Contradiction("S146", message, "block", "say the columns of a head: `head 128`")
-    if block.keys and block.heads % block.keys:
-        message = f"{block.heads} heads over {block.keys} heads of keys"
-        yield Contradiction("S146", message, "block", "each head of keys serves equally many: `heads 64 keys 8`")
-    if block.matrices not in (2, 3):
-        message = f"a dense MLP of {block.matrices} matrices"
-        yield Contradiction("S146", message, "block", "write 3 for a gated one, which is the default, or 2")
-
-
-DIRECTIVE = Directive("block", _read, _write, contradictions=_contradictions)
+DIRECTIVE = Directive("block", _read, _write)

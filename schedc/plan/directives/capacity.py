@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import ceil, inf
 from typing import Any
 
 from schedc.ir.plan import Capacity, Drop, Plan
 from schedc.plan.counts.rows import routing_of
-from schedc.plan.directives.base import Contradiction, Directive, Reading
+from schedc.plan.directives.base import Directive, Reading
 from schedc.plan.layout.parts import Layout
 from schedc.step.costs.exchange import capacity_rows
 from schedc.syntax.plan import FactorLine
@@ -31,23 +30,6 @@ def _write(plan: Plan) -> Iterator[str]:
         yield f"capacity {digits(plan.capacity.factor)} drop {plan.capacity.drop}"
 
 
-def _contradictions(plan: Plan, _ranks: int | None) -> Iterator[Contradiction]:
-    capacity, experts, tokens = plan.capacity, plan.experts, plan.tokens
-    if capacity is None:
-        return
-    if not 0 < capacity.factor < inf:
-        help = "1 takes the mean number of rows, 1.25 a quarter more"
-        yield Contradiction("S152", f"a capacity of {capacity.factor:g}", "capacity", help)
-    elif experts and tokens and (room := tokens * experts.top / experts.count * capacity.factor) < 1:
-        least = ceil(experts.count / (tokens * experts.top) * 100) / 100
-        yield Contradiction(
-            "S152",
-            f"a capacity of {room:.3g} tokens: {tokens} tokens, top {experts.top} of {experts.count} experts",
-            "capacity",
-            f"take a factor from {least:g}, more tokens in a microbatch, or no capacity",
-        )
-
-
 def _facts(plan: Plan, _layout: Layout) -> dict[str, Any]:
     """rows: how many an expert takes from one rank; null where the plan does not say how many tokens there are."""
     if plan.capacity is None:
@@ -64,4 +46,4 @@ def _text(facts: dict[str, Any]) -> Iterator[str]:
         yield f"capacity {capacity['factor']:g} drop {capacity['drop']}{rows}"
 
 
-DIRECTIVE = Directive("capacity", _read, _write, contradictions=_contradictions, facts=_facts, text=_text)
+DIRECTIVE = Directive("capacity", _read, _write, facts=_facts, text=_text)

@@ -12,7 +12,7 @@ from typing import Any
 from schedc.diagnostics import Diagnostic, Label
 from schedc.ir.plan import PRECISIONS, ExpertSizes, Plan, Products
 from schedc.ir.schedule import Schedule
-from schedc.plan.directives.base import Contradiction, Directive, Directives, Reading
+from schedc.plan.directives.base import Directive, Directives, Reading
 from schedc.plan.layout.parts import Layout, PartKind
 from schedc.syntax.plan import ExpertsLine, Word
 
@@ -78,12 +78,6 @@ def _write(plan: Plan) -> Iterator[str]:
     yield f"experts {experts.count} top {experts.top}{groups}{sizes}"
 
 
-def _contradictions(plan: Plan, ranks: int | None) -> Iterator[Contradiction]:
-    if plan.experts and ranks and plan.experts.count % ranks:
-        message = f"{plan.experts.count} experts on {ranks} ranks"
-        yield Contradiction("S145", message, "topology", "every rank holds equally many: take ranks that divide them")
-
-
 def _check_schedule(directives: Directives, _schedule: Schedule, layout: Layout) -> Iterator[Diagnostic]:
     """S145: experts, and no layer that has any."""
     if directives.plan.experts and not layout.total(PartKind.MOE) and not layout.total(PartKind.MTP):
@@ -96,4 +90,4 @@ def _check_schedule(directives: Directives, _schedule: Schedule, layout: Layout)
         )
 
 
-DIRECTIVE = Directive("experts", _read, _write, contradictions=_contradictions, check_schedule=_check_schedule)
+DIRECTIVE = Directive("experts", _read, _write, check_schedule=_check_schedule)

@@ -8,7 +8,7 @@ from typing import Any
 from schedc.ir.plan import Fuse, Plan, bytes_per_number
 from schedc.model.fusions import COMPILED, FUSIONS
 from schedc.plan.counts.layers import sizes_of
-from schedc.plan.directives.base import Contradiction, Directive, Reading
+from schedc.plan.directives.base import Directive, Reading
 from schedc.plan.layout.parts import Layout
 from schedc.syntax.plan import FuseLine
 
@@ -36,12 +36,6 @@ def _read(reading: Reading, line: FuseLine) -> None:
 def _write(plan: Plan) -> Iterator[str]:
     if plan.fuse is not None:
         yield " ".join(["fuse", *(plan.fuse.names or [_AUTO]), *([COMPILED] if plan.fuse.compiled else [])])
-
-
-def _contradictions(plan: Plan, _ranks: int | None) -> Iterator[Contradiction]:
-    for name in plan.fuse.names if plan.fuse is not None else ():
-        if name not in FUSIONS:
-            yield Contradiction("S144", f"`{name}` is no fusion", "fuse", f"write {', '.join(FUSIONS)}")
 
 
 def _facts(plan: Plan, _layout: Layout) -> dict[str, Any]:
@@ -79,4 +73,4 @@ def _text(facts: dict[str, Any]) -> Iterator[str]:
         yield f"bytes per token that a dense layer with these chains no longer holds: {sizes}"
 
 
-DIRECTIVE = Directive("fuse", _read, _write, contradictions=_contradictions, facts=_facts, text=_text)
+DIRECTIVE = Directive("fuse", _read, _write, facts=_facts, text=_text)

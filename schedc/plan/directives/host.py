@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from schedc.ir.plan import Host, Plan
-from schedc.plan.directives.base import Contradiction, Directive, Reading
+from schedc.plan.directives.base import Directive, Reading
+from schedc.plan.values.contradictions import HOST_REMEDY
 from schedc.syntax.plan import GivenValue, HostLine, Word
 from schedc.units import bytes_of, digits, exact_unit, speed_of
 
 _LANES = {"d2h": "out", "h2d": "back"}
-_REMEDY = "write `host 200 GB at 50 GB/s`, or the speeds of both lanes: `host 200 GB d2h 50 GB/s h2d 40 GB/s`"
 
 
 def _read(reading: Reading, line: HostLine) -> None:
@@ -41,11 +41,11 @@ def _read(reading: Reading, line: HostLine) -> None:
             return
         for field in _LANES.values() if entry.name == "at" else (_LANES[entry.name],):
             if field in speeds:
-                reading.fault("S144", "the speed of a lane is said twice", entry.span, _REMEDY)
+                reading.fault("S144", "the speed of a lane is said twice", entry.span, HOST_REMEDY)
                 return
             speeds[field] = speed
     if len(speeds) < len(_LANES):
-        reading.fault("S146", "host memory without the speeds of its lanes", line.span, _REMEDY)
+        reading.fault("S146", "host memory without the speeds of its lanes", line.span, HOST_REMEDY)
         return
     reading.give(host=Host(size, **speeds, in_bytes=in_bytes, shared=shared or 1))
 
@@ -64,13 +64,6 @@ def _write(plan: Plan) -> Iterator[str]:
         yield f"host {write(host.size)} {lanes}{f' shared by {host.shared}' if host.shared > 1 else ''}"
 
 
-def _contradictions(plan: Plan, _ranks: int | None) -> Iterator[Contradiction]:
-    if (host := plan.host) is not None and host.shared < 1:
-        yield Contradiction("S146", f"lanes shared by {host.shared} ranks", "host", "give a number from 1")
-    if plan.host is not None and not (plan.host.size > 0 and plan.host.out > 0 and plan.host.back > 0):
-        yield Contradiction("S146", "host memory, or a speed of its lanes, that is not above 0", "host", _REMEDY)
-
-
 def _check_lines(reading: Reading) -> None:
     """S146: the host's memory is in bytes and the device's is not, or the other way round."""
     host, memory = reading.plan.host, reading.tree.memory
@@ -80,4 +73,4 @@ def _check_lines(reading: Reading) -> None:
         reading.fault("S146", message, reading.span("host"), "give units to both, or to neither")
 
 
-DIRECTIVE = Directive("host", _read, _write, check_lines=_check_lines, contradictions=_contradictions)
+DIRECTIVE = Directive("host", _read, _write, check_lines=_check_lines)

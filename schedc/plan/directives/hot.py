@@ -7,7 +7,7 @@ from typing import Any
 
 from schedc.ir.plan import Hot, Plan, bytes_per_number
 from schedc.plan.counts.layers import moe_layer
-from schedc.plan.directives.base import Contradiction, Directive, Reading
+from schedc.plan.directives.base import Directive, Reading
 from schedc.plan.layout.parts import Layout
 from schedc.step.costs.exchange import hot_break_even
 from schedc.syntax.plan import HotLine, Word
@@ -38,18 +38,6 @@ def _write(plan: Plan) -> Iterator[str]:
         until = "" if plan.hot.below is None else f" until imbalance < {digits(plan.hot.below)}"
         by = " by microbatch" if plan.hot.by_microbatch else ""
         yield f"hot {'auto' if plan.hot.most is None else plan.hot.most}{by}{until}"
-
-
-def _contradictions(plan: Plan, ranks: int | None) -> Iterator[Contradiction]:
-    hot, experts = plan.hot, plan.experts
-    if hot is None or hot.most is None:
-        return
-    if hot.most == 0:
-        yield Contradiction("S151", "no hot expert", "hot", "leave the line out, or write `hot auto`")
-    elif experts and hot.most > (slots := experts.count // (ranks or 1)) > 0:
-        own = f", and each rank has {slots} of its own" if ranks else f" of {slots}"
-        help = f"a rank has a slot for a hot expert beside each of its own: write `hot {slots}`, or fewer"
-        yield Contradiction("S151", f"{hot.most} hot experts{own}", "hot", help)
 
 
 def _facts(plan: Plan, _layout: Layout) -> dict[str, Any]:
@@ -103,4 +91,4 @@ def _text(facts: dict[str, Any]) -> Iterator[str]:
     yield f"hot {most}{'' if by_step else ', by microbatch'}{until}{pays}{slots}{held}"
 
 
-DIRECTIVE = Directive("hot", _read, _write, contradictions=_contradictions, facts=_facts, text=_text)
+DIRECTIVE = Directive("hot", _read, _write, facts=_facts, text=_text)

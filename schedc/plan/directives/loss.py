@@ -7,7 +7,7 @@ from typing import Any
 
 from schedc.ir.plan import LOSS_FORMS, HeadLoss, Plan
 from schedc.plan.counts.head import PRODUCTS, held_bytes
-from schedc.plan.directives.base import Contradiction, Directive, Reading
+from schedc.plan.directives.base import Directive, Reading
 from schedc.plan.layout.parts import Layout
 from schedc.syntax.plan import LossLine, Word
 from schedc.units import shown
@@ -34,19 +34,6 @@ def _write(plan: Plan) -> Iterator[str]:
     if plan.loss is not None:
         sizes = (f" {name} {value}" for name in _SIZES if (value := getattr(plan.loss, name)))
         yield f"loss {plan.loss.form}{''.join(sizes)}"
-
-
-def _contradictions(plan: Plan, _ranks: int | None) -> Iterator[Contradiction]:
-    loss = plan.loss
-    if loss is None:
-        return
-    if loss.form not in LOSS_FORMS:
-        yield Contradiction("S146", f"a loss of the form `{loss.form}`", "loss", f"write {', '.join(LOSS_FORMS)}")
-    if min(loss.chunk, loss.vocab) < 0:
-        yield Contradiction("S146", "a loss with a negative size", "loss", "write 1 or more, or leave it out")
-    if loss.form == "whole" and loss.chunk:
-        help = "write `loss early` or `loss again` for chunks, or leave `chunk` out"
-        yield Contradiction("S144", "a whole loss, in chunks", "loss", help)
 
 
 def _facts(plan: Plan, _layout: Layout) -> dict[str, Any]:
@@ -82,4 +69,4 @@ def _text(facts: dict[str, Any]) -> Iterator[str]:
         yield f"makespan by form of the loss: {times}; {verdict}"
 
 
-DIRECTIVE = Directive("loss", _read, _write, contradictions=_contradictions, facts=_facts, text=_text)
+DIRECTIVE = Directive("loss", _read, _write, facts=_facts, text=_text)

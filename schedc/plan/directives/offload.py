@@ -6,20 +6,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from schedc.diagnostics import Diagnostic, Label
-from schedc.ir.placement import Placement
 from schedc.ir.plan import HELD_ROLES, Offload, Plan
 from schedc.ir.schedule import Schedule
-from schedc.plan.directives.base import (
-    SCOPES,
-    Contradiction,
-    Directive,
-    Directives,
-    Reading,
-    missing,
-    scope_faults,
-    stages_of,
-)
+from schedc.plan.directives.base import Directive, Directives, Reading, scope_faults
 from schedc.plan.layout.parts import WITH_EXPERTS, Layout, PartKind, layers_in
+from schedc.plan.values.scopes import SCOPES, is_chosen, missing, stages_of
 from schedc.source import Source
 from schedc.syntax.plan import OffloadLine, RulePart, Word
 
@@ -77,27 +68,6 @@ def _write(plan: Plan) -> Iterator[str]:
         yield f"offload {rule.scope}{f' {numbers}' if numbers else ''}{of}{f' keep {rule.keep}' if rule.keep else ''}"
 
 
-def _contradictions(plan: Plan, _ranks: int | None) -> Iterator[Contradiction]:
-    if plan.offload and plan.host is None:
-        help = "write `host 200 GB at 50 GB/s`: memory of a rank on the host, and the speed of its lanes"
-        yield Contradiction("S155", "activations leave, and the plan says nothing of host memory", "offload", help)
-    if len(plan.offload) > 1 and is_chosen(plan):
-        yield Contradiction("S155", "`offload auto` beside another line", "offload", "keep one of them")
-
-
-def is_chosen(plan: Plan) -> bool:
-    """Whether the compiler chooses what leaves."""
-    return any(rule.scope == "auto" for rule in plan.offload)
-
-
-def rule_per_stage(rules: Sequence[Offload], stages: int, placement: Placement) -> dict[int, Offload]:
-    """The line that a stage follows, by stage; a more special line goes before others. rules: without `auto`."""
-    lines: dict[int, Offload] = {}
-    for rule in sorted(rules, key=lambda rule: SCOPES.index(rule.scope)):
-        lines |= dict.fromkeys(stages_of(rule, stages, placement), rule)
-    return lines
-
-
 def _check_schedule(directives: Directives, schedule: Schedule, layout: Layout) -> Iterator[Diagnostic]:
     """S155: lines about stages or chunks that do not exist, two of one kind for one stage, `auto` without a memory."""
     rules = directives.plan.offload
@@ -138,7 +108,6 @@ DIRECTIVE = Directive(
     _read,
     _write,
     several=True,
-    contradictions=_contradictions,
     check_schedule=_check_schedule,
     facts=_facts,
 )

@@ -10,13 +10,13 @@ from schedc.diagnostics import Diagnostic, Label
 from schedc.ir.parallel import OF_ATTENTION, Parallel
 from schedc.ir.plan import Plan
 from schedc.ir.schedule import Schedule
-from schedc.plan.directives.base import Contradiction, Directive, Directives, Reading
+from schedc.plan.directives.base import Directive, Directives, Reading
 from schedc.plan.layout.parts import Layout
+from schedc.plan.values.contradictions import MOST_ZERO
 from schedc.syntax.plan import GivenValue, ParallelLine, Word, WordPair
 
 _NAMES = ("tp", "cp", "ep", "dp", "zero", "devices", "node")
 _DEFAULTS = {field.name: field.default for field in fields(Parallel)}
-MOST_ZERO = 3
 
 
 def _read(reading: Reading, line: ParallelLine) -> None:
@@ -69,64 +69,6 @@ def _write(plan: Plan) -> Iterator[str]:
         yield f"parallel {' '.join(said)}"
 
 
-def _contradictions(plan: Plan, _ranks: int | None) -> Iterator[Contradiction]:
-    if (parallel := plan.parallel) is None:
-        return
-    faults = [*_number_faults(parallel)] or [*_device_faults(parallel)] or [*_expert_faults(parallel, plan)]
-    if not faults and plan.shard_dense and parallel.zero != MOST_ZERO:
-        faults.append((f"`shard dense` beside zero {parallel.zero}", "write `zero 3`, which says the same"))
-    block = plan.block
-    if not faults and block is not None and block.heads % parallel.tp:
-        help = f"`tp` is a divisor of the {block.heads} heads of the `block` line"
-        faults.append((f"tp {parallel.tp} of {block.heads} heads", help))
-    for message, help in faults:
-        yield Contradiction("S156", message, "parallel", help)
-
-
-def _number_faults(parallel: Parallel) -> Iterator[tuple[str, str]]:
-    """(message, help) of numbers that mean nothing; a line of a plan is refused earlier, at the number."""
-    if min(parallel.tp, parallel.cp, parallel.ep, parallel.dp) < 1 or min(parallel.devices, parallel.node) < 0:
-        yield f"{parallel} has an axis without ranks", "numbers of ranks begin at 1"
-    if not 0 <= parallel.zero <= MOST_ZERO or parallel.of not in ("", OF_ATTENTION):
-        yield f"{parallel}", f"`zero` is from 0 to {MOST_ZERO}, `of` is `{OF_ATTENTION}` or empty"
-
-
-def _device_faults(parallel: Parallel) -> Iterator[tuple[str, str]]:
-    product = f"tp {parallel.tp} x cp {parallel.cp} x dp {parallel.dp} = {parallel.per_rank:,}"
-    if parallel.devices % parallel.per_rank:
-        help = f"the devices are {product} for each rank of the pipeline"
-        yield f"{parallel.devices:,} devices are no multiple of {product}", help
-    if parallel.node and parallel.devices % parallel.node:
-        yield f"{parallel.devices:,} devices in nodes of {parallel.node}", "nodes are full: give a multiple"
-
-
-def _expert_faults(parallel: Parallel, plan: Plan) -> Iterator[tuple[str, str]]:
-    group = f"ep {parallel.ep}" + f" x tp {parallel.expert_tp}" * (parallel.expert_tp > 1)
-    if parallel.ep > 1 and plan.experts is None:
-        yield f"ep {parallel.ep}, and no experts", "write `experts 256 top 8`, or leave `ep` out"
-    elif parallel.per_rank % parallel.expert_group:
-        help = f"`ep` divides the {parallel.per_rank:,} devices of a pipeline rank, tp x cp x dp"
-        help += "; `tp 8 of attention` leaves experts whole" * (parallel.expert_tp > 1)
-        yield f"{group} does not divide tp {parallel.tp} x cp {parallel.cp} x dp {parallel.dp}", help
-    elif plan.experts is not None and plan.experts.count % parallel.ep:
-        yield f"{plan.experts.count} experts on ep {parallel.ep} ranks", "every rank holds equally many experts"
-    elif parallel.node and parallel.shape() is None:
-        help = "an expert group fills whole nodes, or a node holds whole groups"
-        yield f"{group} in nodes of {parallel.node} devices: a group begins in the middle of a node", help
-    elif (topology := plan.topology) is not None:
-        shape = parallel.shape()
-        nodes, per_node = shape or (topology.nodes, topology.per_node)
-        if topology.ranks != parallel.ep:
-            message = f"ep {parallel.ep}, and a topology of {topology.nodes} x {topology.per_node} ranks"
-            yield message, "the topology speaks of the ranks that share experts"
-        elif (topology.nodes, topology.per_node) != (nodes, per_node):
-            message = f"a topology of {topology.nodes} nodes x {topology.per_node}, and ep {parallel.ep}"
-            yield (
-                f"{message} in nodes of {parallel.node} devices",
-                f"ranks lie in the order tp, cp, dp, then the pipeline: write `topology nodes {nodes} x {per_node}`",
-            )
-
-
 def _check_schedule(directives: Directives, schedule: Schedule, _layout: Layout) -> Iterator[Diagnostic]:
     """S156: the devices are not those of a pipeline rank times the ranks of the schedule."""
     parallel = directives.plan.parallel
@@ -162,7 +104,6 @@ DIRECTIVE = Directive(
     "parallel",
     _read,
     _write,
-    contradictions=_contradictions,
     check_schedule=_check_schedule,
     facts=_facts,
     text=_text,

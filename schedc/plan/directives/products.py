@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from schedc.ir.plan import PRODUCTS, Plan, Products
-from schedc.plan.directives.base import Contradiction, Directive, Reading
+from schedc.plan.directives.base import Directive, Reading
 from schedc.plan.layout.parts import Layout
 from schedc.syntax.plan import ProductsLine
 
@@ -29,18 +29,6 @@ def _write(plan: Plan) -> Iterator[str]:
         yield f"products {plan.products.name}{' or fallback' if plan.products.or_fallback else ''}"
 
 
-def _contradictions(plan: Plan, _ranks: int | None) -> Iterator[Contradiction]:
-    name = plan.products.name
-    if name not in PRODUCTS:
-        yield Contradiction("S144", f"`{name}` is no way to multiply", "products", f"write {', '.join(PRODUCTS)}")
-    elif name == "bmm" and plan.capacity is None and not plan.products.or_fallback:
-        message = "one batched product, and experts with different numbers of rows"
-        yield Contradiction("S144", message, "products", "add a `capacity`, or write `products bmm or fallback`")
-    elif name == "padded" and plan.bound is not None and not plan.products.or_fallback:
-        message = "rows that are padded to the most of an expert, and sizes that only the device knows"
-        yield Contradiction("S144", message, "products", "write `sizes exact`, or `products padded or fallback`")
-
-
 def _facts(plan: Plan, _layout: Layout) -> dict[str, Any]:
     return {"products": {"name": plan.products.name, "or_fallback": plan.products.or_fallback}}
 
@@ -51,4 +39,4 @@ def _text(facts: dict[str, Any]) -> Iterator[str]:
         yield f"products {name}{', or another where it cannot' if way_out else ''}"
 
 
-DIRECTIVE = Directive("products", _read, _write, contradictions=_contradictions, facts=_facts, text=_text)
+DIRECTIVE = Directive("products", _read, _write, facts=_facts, text=_text)

@@ -12,21 +12,13 @@ import numpy as np
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
 from schedc.ir.ops import OpKind
 from schedc.ir.placement import Placement
-from schedc.ir.plan import By, Level, LevelRun, Plan, Recompute
+from schedc.ir.plan import By, Level, Plan, Recompute
 from schedc.ir.schedule import Schedule
-from schedc.plan.counts.layers import counted_layer, is_counted
-from schedc.plan.directives.base import (
-    SCOPES,
-    Contradiction,
-    Directive,
-    Directives,
-    Reading,
-    RecomputeRequest,
-    missing,
-    scope_faults,
-    stages_of,
-)
+from schedc.plan.counts.layers import counted_layer
+from schedc.plan.directives.base import Directive, Directives, Reading, RecomputeRequest, scope_faults
 from schedc.plan.layout.parts import WITH_EXPERTS, Layout, ModelPart, PartKind, layers_in
+from schedc.plan.values.contradictions import shown_levels
+from schedc.plan.values.scopes import SCOPES, missing, stages_of
 from schedc.source import Span
 from schedc.syntax.plan import RecomputeLine, RulePart, Word
 from schedc.units import digits, shown
@@ -145,49 +137,6 @@ def _write(plan: Plan) -> Iterator[str]:
         yield f"recompute {where} {shown_levels(level)}{how}{' in bubbles' * level.bubbles}"
 
 
-def shown_levels(recompute: Recompute) -> str:
-    """``medium``, or ``full 3 act 4`` where layers have levels of their own."""
-    return " ".join(f"{run.level} {run.layers}" for run in recompute.layers) or str(recompute.level)
-
-
-def _contradictions(plan: Plan, ranks: int | None) -> Iterator[Contradiction]:
-    for index, recompute in enumerate(plan.recompute):
-        if (fault := _contradiction(recompute, ranks)) is not None:
-            yield Contradiction(fault[0], fault[1], "recompute", *fault[2:], index=index)
-
-
-def _contradiction(recompute: Recompute, ranks: int | None) -> tuple[str, str, str, tuple[str, ...]] | None:
-    """(code, message, help, notes) of a level that contradicts itself, or the ranks that share the experts."""
-    level, adaptive = recompute.level, recompute.adaptive
-    if recompute.layers:
-        if level is not Recompute.of_layers(recompute.layers).level or min(recompute.layers, key=_layers).layers < 1:
-            help = "write `Recompute.of_layers([(Level.FULL, 3), (Level.ACT, 4)])`"
-            return "S149", f"level {level} of the layers `{shown_levels(recompute)}`", help, ()
-        if adaptive is not None:
-            help = "give the stage one level, or leave `adaptive` out"
-            return "S149", "levels of layers and `adaptive`", help, ()
-    if adaptive is not None and (not adaptive >= 1 or level is Level.NONE):
-        help = "it recomputes where a rank has more than so many times the mean: a number from 1, and a level"
-        return "S149", f"`adaptive({adaptive:g})` of level {level}", help, ()
-    if recompute.bubbles and (adaptive is not None or level is Level.NONE):
-        help = "write for example `recompute full in bubbles`: what is placed is the same in all microbatches"
-        mixed = "`adaptive`" if adaptive is not None else "level none"
-        return "S149", f"a recomputation of {mixed} in bubbles", help, ()
-    if adaptive is not None and recompute.by is By.RANK and level.exchanges and ranks != 1:
-        message = f"each rank decides for itself about a region with collectives: `{level}` has them"
-        help = (
-            f"write `{level} adaptive({adaptive:g}) by group`, "
-            f"or `{Level.MEDIUM} adaptive({adaptive:g})`, which holds none"
-        )
-        notes = ("a rank that dispatches again in backward waits for ranks that do not: the group would hang",)
-        return "S150", message, help, notes
-    return None
-
-
-def _layers(run: LevelRun) -> int:
-    return run.layers
-
-
 # Beside a schedule.
 
 
@@ -285,7 +234,7 @@ def _savings(plan: Plan, recompute: Recompute, parts: Sequence[ModelPart]) -> di
 
     Layers whose sizes it does not say count as 0.
     """
-    if not (plan.tokens and is_counted(plan)):
+    if not (plan.tokens and (plan.has_expert_sizes or plan.has_dense_sizes)):
         return {"bytes_saved": None, "bytes_without": None, "extra_flops": None}
     layers = layers_in(parts)
     levels = zip(layers, recompute.of_layers_up_to(len(layers)), strict=True)
@@ -332,7 +281,6 @@ DIRECTIVE = Directive(
     _write,
     several=True,
     check_lines=_check_lines,
-    contradictions=_contradictions,
     check_schedule=_check_schedule,
     resolve=_resolve,
     facts=_facts,

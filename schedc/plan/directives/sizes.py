@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import inf
 from typing import Any
 
 from schedc.ir.plan import Plan
 from schedc.plan.counts.rows import routing_of
-from schedc.plan.directives.base import Contradiction, Directive, Reading
+from schedc.plan.directives.base import Directive, Reading
 from schedc.plan.layout.parts import Layout
 from schedc.step.costs.exchange import bounded_rows
 from schedc.syntax.plan import SizesLine
@@ -32,20 +31,6 @@ def _write(plan: Plan) -> Iterator[str]:
         yield f"sizes bounded {digits(plan.bound)}"
 
 
-def _contradictions(plan: Plan, _ranks: int | None) -> Iterator[Contradiction]:
-    if plan.bound is None:
-        return
-    if not 1 <= plan.bound < inf:
-        help = "1 is the mean number of rows, 1.25 a quarter more: write a number from 1 on"
-        yield Contradiction("S152", f"buffers of {plan.bound:g} times the mean rows", "sizes", help)
-    if plan.capacity is not None:
-        help = "a capacity has constant sizes already and drops rows; bounded buffers keep all rows: leave one line out"
-        yield Contradiction("S144", "bounded sizes, and a capacity", "sizes", help)
-    if plan.hot is not None:
-        help = "hot experts follow the rows that the host knows: leave one line out"
-        yield Contradiction("S144", "bounded sizes, and hot experts", "sizes", help)
-
-
 def _facts(plan: Plan, _layout: Layout) -> dict[str, Any]:
     """rows: size of the buffer for the rows of one rank's experts; null without tokens and ranks of the plan."""
     if plan.bound is None:
@@ -63,4 +48,4 @@ def _text(facts: dict[str, Any]) -> Iterator[str]:
         yield f"sizes bounded {sizes['bound']:g}{rows}; a step with more runs again with exact sizes"
 
 
-DIRECTIVE = Directive("sizes", _read, _write, contradictions=_contradictions, facts=_facts, text=_text)
+DIRECTIVE = Directive("sizes", _read, _write, facts=_facts, text=_text)

@@ -6,22 +6,13 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import Any
 
-from schedc.cell.slices import MOST_SLICES
 from schedc.diagnostics import Diagnostic
 from schedc.ir.placement import Placement
 from schedc.ir.plan import Plan
 from schedc.ir.schedule import Schedule
-from schedc.plan.directives.base import (
-    SCOPES,
-    Contradiction,
-    Directive,
-    Directives,
-    Reading,
-    SlicesRequest,
-    scope_faults,
-    stages_of,
-)
+from schedc.plan.directives.base import Directive, Directives, Reading, SlicesRequest, scope_faults
 from schedc.plan.layout.parts import Layout
+from schedc.plan.values.scopes import SCOPES, stages_of
 from schedc.syntax.plan import SettingLine, SlicesLine, Word
 
 
@@ -50,29 +41,6 @@ def _check_lines(reading: Reading) -> None:
     if any(request.count > 1 for request in reading.slices) and any(line.value.text == "off" for line in off):
         message = "`slices`, whose exchanges hide behind each other's compute, and `overlap off`"
         reading.fault("S144", message, reading.span("overlap"), "leave one of the two out")
-
-
-def _contradictions(plan: Plan, _ranks: int | None) -> Iterator[Contradiction]:
-    for index, count in enumerate(plan.slices):
-        if not 1 <= count <= MOST_SLICES:
-            help = f"write a number from 1 to {MOST_SLICES}"
-            yield Contradiction("S153", f"a microbatch in {count} slices", "slices", help, index=index)
-    if max(plan.slices, default=1) > 1:
-        yield from _refused(plan)
-
-
-def _refused(plan: Plan) -> Iterator[Contradiction]:
-    """What would give other results in slices than in whole microbatches, or means nothing there."""
-    if plan.capacity is not None:
-        message = "`slices`, and a `capacity`, which drops rows by those of a whole microbatch"
-        help = "leave one of the two out; `sizes bounded 1.25` drops no rows, and asks the host for no sizes either"
-        yield Contradiction("S153", message, "slices", help)
-    if plan.hot is not None and plan.hot.by_microbatch:
-        message = "`slices`, and hot experts that are chosen by whole microbatches"
-        yield Contradiction("S153", message, "slices", "let them be chosen once per step: leave `by microbatch` out")
-    if plan.cells:
-        message = "`slices`, and an order of a cell by hand, which names no slices"
-        yield Contradiction("S153", message, "slices", "leave the order to the compiler: write `overlap auto`")
 
 
 def slices_per_stage(
@@ -115,7 +83,6 @@ DIRECTIVE = Directive(
     _write,
     several=True,
     check_lines=_check_lines,
-    contradictions=_contradictions,
     check_schedule=_check_schedule,
     resolve=_resolve,
     facts=_facts,

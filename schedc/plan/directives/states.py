@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import inf
 
 from schedc.ir.plan import Plan
-from schedc.plan.directives.base import Contradiction, Directive, Reading
+from schedc.plan.directives.base import Directive, Reading
 from schedc.syntax.plan import FactorLine
 from schedc.units import digits
 
@@ -23,10 +22,4 @@ def _write(plan: Plan) -> Iterator[str]:
         yield f"states {digits(plan.states)}"
 
 
-def _contradictions(plan: Plan, _ranks: int | None) -> Iterator[Contradiction]:
-    if not 0 <= plan.states < inf:
-        help = "16 for mixed precision with Adam; less where ranks share the optimizer's states; 0 for weights alone"
-        yield Contradiction("S144", f"{plan.states:g} bytes for a parameter", "states", help)
-
-
-DIRECTIVE = Directive("states", _read, _write, contradictions=_contradictions)
+DIRECTIVE = Directive("states", _read, _write)

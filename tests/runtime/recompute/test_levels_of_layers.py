@@ -11,7 +11,7 @@ from torch import nn
 import schedc
 from schedc.ir.plan import BlockSizes, ExpertSizes, Level, Recompute
 from schedc.plan import Plan
-from schedc.plan.contradictions import contradictions
+from schedc.plan.values.contradictions import contradictions
 from schedc_runtime import Pipeline
 from schedc_runtime.commands.toy_models import toy_plan
 from schedc_runtime.errors import StageError

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from schedc.plan import ExpertSizes, Plan
-from schedc.plan.directives import DIRECTIVES
+from schedc.ir.plan import ExpertSizes, Plan
+from schedc.ir.plan_text import plan_line
 from schedc_runtime.errors import PlanMismatch
 from schedc_runtime.moe.layer import MoELayer, moe_layers
 
@@ -151,4 +151,4 @@ def _mismatch(plan: Plan, word: str, name: str, differences: Sequence[SizeDiffer
 
 def _line(plan: Plan, word: str) -> str:
     """The plan's line of a word, as `schedc compile` writes it."""
-    return next(iter(DIRECTIVES[word].write(plan)), word)
+    return next((line for line in plan_line(plan).split("  ") if line.split(" ")[0] == word), word)

@@ -12,7 +12,7 @@ from schedc.diagnostics import Diagnostic, DiagnosticError, Label
 from schedc.ir.program import Program
 from schedc.ir.recomputed import recomputed_slots
 from schedc.plan import Method, Plan, Topology
-from schedc.plan.contradictions import contradictions
+from schedc.plan.values.contradictions import contradictions
 from schedc.source import NOWHERE
 from schedc.step.costs import exchange
 from schedc_runtime.errors import RuntimeFault

@@ -1,0 +1,1 @@
+"""What follows from the values of a plan alone: contradictions, and the stages that a line speaks of."""
