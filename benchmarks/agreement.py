@@ -25,7 +25,7 @@ from schedc_runtime import Pipeline
 from schedc_runtime.models.gpt import next_token_loss
 from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer
 from schedc_runtime.pipeline.agree.contents import GivenBatches
-from schedc_runtime.ranks.attendance import amount
+from schedc_runtime.ranks.attendance import counter_share
 
 
 def main() -> None:
@@ -48,7 +48,7 @@ def measured(repetitions: int) -> dict[str, float]:
 
     def given() -> None:
         batches.begin("step", tokens, tokens)
-        amount(0, 2, 1, batches.alike({"batch": members, "targets": members}), tells=False)
+        counter_share(0, 2, 1, batches.alike({"batch": members, "targets": members}), tells=False)
 
     def changed() -> None:
         facts.refresh()  # not counted: modules are looked up once

@@ -178,13 +178,13 @@ def way(group: Any, method: Any, top: int) -> Callable[[], None]:
     """Dispatch and combine for tokens that choose ``top`` experts uniformly; the experts compute nothing."""
     import torch
 
-    from schedc_runtime.moe.counts import Shape, ascending, counts_of
+    from schedc_runtime.moe.counts import Shape, ascending, counts_of_experts
     from schedc_runtime.moe.exchange import RowExchange
     from schedc_runtime.moe.routes import arrive, collect, depart, land, pack, plan_route, relay, relay_back
 
     generator = torch.Generator().manual_seed(top)
     chosen = torch.rand(group.size, TOKENS, EXPERTS, generator=generator).argsort(-1)[..., :top].contiguous()
-    counts = counts_of(chosen, Shape(EXPERTS, NODES, PER_NODE, group.rank, method))
+    counts = counts_of_experts(chosen, Shape(EXPERTS, NODES, PER_NODE, group.rank, method))
     route = plan_route(ascending(chosen[group.rank], EXPERTS), counts)
     x, weights = torch.randn(TOKENS, WIDTH, generator=generator), torch.rand(TOKENS, top, generator=generator)
     hops = ("flat",) if method == "flat" else ("rail", "node")

@@ -31,9 +31,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from schedc_runtime.moe.capacity import ExpertCapacity, kept
+from schedc_runtime.moe.capacity import ExpertCapacity, kept_choices
 from schedc_runtime.moe.experts import Experts
-from schedc_runtime.moe.router import choose
+from schedc_runtime.moe.router import choose_experts
 
 COMMAND = "python benchmarks/batch_gemm.py --json"
 
@@ -82,11 +82,11 @@ def rows_of(case: Case, device: torch.device, dtype: torch.dtype) -> KeptRows:
     x = torch.randn(case.tokens, case.width, generator=generator)
     scores = torch.randn(case.tokens, case.experts, generator=generator)
     scores += case.skew * torch.randn(case.experts, generator=generator)
-    index = choose(scores, case.k)
+    index = choose_experts(scores, case.k)
     weight = scores.gather(1, index)
     capacity = ExpertCapacity(case.capacity)
     slots = capacity.slots(case.tokens, case.k, case.experts)
-    token, slot = kept(index, weight, slots, "probs").nonzero(as_tuple=True)
+    token, slot = kept_choices(index, weight, slots, "probs").nonzero(as_tuple=True)
     expert, order = index[token, slot].sort(stable=True)
     counts = torch.bincount(expert, minlength=case.experts)
     place = torch.arange(len(expert)) - (counts.cumsum(0) - counts)[expert]

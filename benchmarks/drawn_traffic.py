@@ -13,7 +13,7 @@ from schedc.cell.costs import SegmentTimes
 from schedc.cell.program import Half
 from schedc.ir.arrays import Int64
 from schedc_runtime.execute.micro_steps import MicroStep
-from schedc_runtime.moe.counts import Shape, counts_of
+from schedc_runtime.moe.counts import Shape, counts_of_experts
 from schedc_runtime.moe.hot import Lending
 from schedc_runtime.moe.router import Router
 
@@ -69,7 +69,7 @@ class Traffic:
 
     @classmethod
     def of(cls, choices: Int64, hot: tuple[int, ...]) -> Traffic:
-        counts = counts_of(torch.from_numpy(choices), Shape(EXPERTS, 1, RANKS)).rows.long().numpy()
+        counts = counts_of_experts(torch.from_numpy(choices), Shape(EXPERTS, 1, RANKS)).rows.long().numpy()
         local = EXPERTS // RANKS
         lending = Lending(hot, RANKS, 0, local)
         borrowed = np.zeros(RANKS, dtype=np.int64)

@@ -17,7 +17,7 @@ from schedc.load.library import Text
 from schedc.source import Source
 from schedc.step.costs.costs import parse_costs
 from schedc_runtime import Pipeline
-from schedc_runtime.commands.toy_models import counted, toy_model, toy_plan
+from schedc_runtime.commands.toy_models import counted_model, toy_model, toy_plan
 from schedc_runtime.execute.micro_steps import MicroStep
 from schedc_runtime.measure.emulated_device import Device
 from schedc_runtime.measure.shared_starts import SharedStarts
@@ -80,7 +80,7 @@ def rank_of_plan(
     device = PlannedDevice(
         table, 1.0, SharedStarts.of_processes(mesh, rank), p2p, {"dp": ENDLESS}, beside=_beside(program, times)
     )
-    batch = counted(program.microbatches * sizes["rows"], sizes["tokens"], pipe.replica)
+    batch = counted_model(program.microbatches * sizes["rows"], sizes["tokens"], pipe.replica)
     pipe.step(*batch)  # binds
     for bound in pipe._bound_code._bound.values():
         for executor in bound.executors.values():

@@ -45,7 +45,7 @@ from schedc.ir.plan import Products
 from schedc_runtime.moe.bags import Copies, spread_together
 from schedc_runtime.moe.experts import Experts
 from schedc_runtime.moe.layer import GatedMLP, MoELayer
-from schedc_runtime.moe.router import Router, RouterConfig, choose
+from schedc_runtime.moe.router import Router, RouterConfig, choose_experts
 from schedc_runtime.stage.split import SplitBackward
 from schedc_runtime.transport.rows import RowFormat, buffer_of
 
@@ -222,9 +222,11 @@ def top_k(repetitions: int) -> float:
     def by_sort() -> Tensor:
         return scores.argsort(dim=-1, descending=True, stable=True)[:, :TOP].contiguous()
 
-    if not torch.equal(choose(scores, TOP), by_sort()):
+    if not torch.equal(choose_experts(scores, TOP), by_sort()):
         raise RuntimeError("the choice is not that of a stable sort")
-    return speedup(in_turns({"ours": lambda: choose(scores, TOP), "sort": by_sort}, repetitions), "ours", "sort")
+    return speedup(
+        in_turns({"ours": lambda: choose_experts(scores, TOP), "sort": by_sort}, repetitions), "ours", "sort"
+    )
 
 
 ROWS_SENT, COLUMNS, RANKS = 16_384, 512, 16

@@ -42,8 +42,8 @@ from schedc.plan.counts.rows import worst_case_rows
 from schedc.step.costs import exchange
 from schedc_runtime import Cut, Mesh, Pipeline
 from schedc_runtime.measure.held_bytes import held
-from schedc_runtime.moe.arrivals import arrivals
-from schedc_runtime.moe.counts import Shape, ascending, counts_of
+from schedc_runtime.moe.arrivals import arrivals_of
+from schedc_runtime.moe.counts import Shape, ascending, counts_of_experts
 from schedc_runtime.moe.experts import Experts
 from schedc_runtime.moe.layer import GatedMLP, MoELayer
 from schedc_runtime.moe.router import Router, RouterConfig
@@ -183,9 +183,9 @@ def steered(exponent: float, seed: int) -> Tensor:
 def rows_of(batch: Tensor) -> list[float]:
     """[ranks] Rows of each rank over the mean, by the choices of the router."""
     index = batch[:, :EXPERTS].topk(TOP).indices.view(MESH.experts, TOKENS, TOP)
-    counts = counts_of(index, Shape(EXPERTS, 1, MESH.experts))
+    counts = counts_of_experts(index, Shape(EXPERTS, 1, MESH.experts))
     sizes = plan_route(ascending(index[0], EXPERTS), counts).sizes
-    return [arrivals(sizes, TOP).imbalance(rank) for rank in range(MESH.experts)]
+    return [arrivals_of(sizes, TOP).imbalance(rank) for rank in range(MESH.experts)]
 
 
 def adaptive() -> Iterator[dict[str, Any]]:

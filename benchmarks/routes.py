@@ -31,7 +31,7 @@ from numpy_plan import plan as numpy_plan
 from torch import Tensor
 
 from schedc_runtime.moe import trees
-from schedc_runtime.moe.counts import Choices, Counts, Method, Shape, ascending, counted, counts_of
+from schedc_runtime.moe.counts import Choices, Counts, Method, Shape, ascending, counted_rows, counts_of_experts
 from schedc_runtime.moe.routes import collect, land, leave, pack, pass_on, plan_route
 
 GROUPS = {16: (2, 8), 64: (8, 8)}
@@ -52,14 +52,14 @@ class Planned:
 
     def __init__(self, everyone: Tensor, shape: Shape) -> None:
         self.shape, self.index = shape, everyone[shape.rank]
-        self.table = counts_of(everyone, shape).table
+        self.table = counts_of_experts(everyone, shape).table
         self.weight = torch.rand(self.index.shape)
         self.over_rail, self.landed = _numbers(everyone, shape) if shape.two_hops else (None, None)
 
     def __call__(self) -> None:
         shape = self.shape
         choices = ascending(self.index, shape.experts)
-        counted(choices, self.index, shape, self.weight)
+        counted_rows(choices, self.index, shape, self.weight)
         route = plan_route(choices, Counts(self.table, shape))
         leave(route)
         if self.over_rail is None or self.landed is None:
@@ -130,7 +130,7 @@ def combine_speedup(
     shape = Shape(experts, nodes, per_node, 0, "flat")
     before = numpy_plan(everyone, shape).packing[0]
     choices: Choices = ascending(everyone[0], experts)
-    route = plan_route(choices, counts_of(everyone, shape))
+    route = plan_route(choices, counts_of_experts(everyone, shape))
     packed, _ = pack(route, torch.randn(tokens, width), torch.rand(tokens, top))
     rows = packed.contiguous()  # as a combine brings them back, which moves one tensor
     assert torch.equal(before.total(rows), collect(route, rows))

@@ -11,7 +11,7 @@ import torch
 from gpu.claims import Bound, Claim, not_measured
 from gpu.setting import Setting, medians
 from schedc_runtime.moe import trees
-from schedc_runtime.moe.counts import Method, Shape, ascending, counted, counts_of
+from schedc_runtime.moe.counts import Method, Shape, ascending, counted_rows, counts_of_experts
 from schedc_runtime.moe.routes import leave, plan_route
 
 CLAIMS = (
@@ -45,13 +45,13 @@ def planned(setting: Setting, nodes: int, per_node: int) -> Callable[[], Any]:
     scores = torch.rand(nodes * per_node, setting.tokens, setting.routed, generator=generator)
     everyone = scores.topk(setting.top).indices
     index = everyone[rank].to(setting.device)
-    counts = counts_of(everyone, shape)
+    counts = counts_of_experts(everyone, shape)
     counts = type(counts)(counts.table.to(setting.device), shape)
     weight = torch.ones(index.shape, device=setting.device)
 
     def plan() -> Any:
         choices = ascending(index, shape.experts)
-        counted(choices, index, shape, weight)
+        counted_rows(choices, index, shape, weight)
         route = plan_route(choices, counts)
         leave(route)
         return trees.flat_landing(route.counts, route.sizes.rows)

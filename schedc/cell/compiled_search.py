@@ -27,7 +27,7 @@ _WORTH = 1500
 """Tries that the interpreted search makes in about the time that the loops take to be given a cell."""
 
 _HELPERS = {
-    search_loops: ("fill_times", "is_among", "pick_move", "move_task", "sort_by_end", "latest", "largest"),
+    search_loops: ("fill_times", "is_among", "pick_move", "move_task", "sort_by_end", "latest_end", "largest"),
     list_loops: ("end_running", "enqueue", "remove_ready", "add_running", "pick_ready", "is_before", "may_start"),
 }
 

@@ -88,7 +88,7 @@ def improved(tasks: Tasks, duration: Sequence[float], starts: Sequence[Sequence[
     tries = min(TRIES_PER_TASK * len(tasks), MOST_STEPS // max(1, len(tasks)))
     each, last = int(tries * (1 - SHARE_FOR_LEAVING)) // ROUNDS, int(tries * SHARE_FOR_LEAVING)
     if loops := loops_for(tries):
-        return in_order(tasks, duration, _by_loops(tasks, duration, orders, bound, (each, last), loops))
+        return placed_in_order(tasks, duration, _by_loops(tasks, duration, orders, bound, (each, last), loops))
     search, begin = _Search(tasks, duration, bound), thread_time()
     search.shortest(orders, each)
     search.leave_earlier(last)
@@ -115,7 +115,7 @@ def _by_loops(
     return order
 
 
-def in_order(tasks: Tasks, duration: Sequence[float], order: list[int]) -> Placed:
+def placed_in_order(tasks: Tasks, duration: Sequence[float], order: list[int]) -> Placed:
     """The schedule in which every queue takes its tasks in this order. duration: [tasks] in time units."""
     search = _Search(tasks, duration, 0.0)
     search.best = order

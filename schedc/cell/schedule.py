@@ -11,7 +11,7 @@ from schedc.cell.costs import CellCosts
 from schedc.cell.graph import QUEUES, StageShape
 from schedc.cell.host_lane import without_host
 from schedc.cell.list_scheduler import MANNERS, LaneClock, Placed, Priority
-from schedc.cell.local_search import Tried, improved, in_order, varied
+from schedc.cell.local_search import Tried, improved, placed_in_order, varied
 from schedc.cell.predict import longest_paths
 from schedc.cell.program import Action, CellProgram, CellStep, Half, PlanOrder
 from schedc.cell.simulate import play_tasks
@@ -66,7 +66,7 @@ def _program(cell: CellKey, duration: tuple[float, ...], order: PlanOrder | None
     bare = without_host(tasks, duration)
     if bare is None:
         return _steps(tasks, _searched(tasks, duration))
-    asking = in_order(tasks, duration, bare.order(_searched(bare.tasks, bare.duration)))
+    asking = placed_in_order(tasks, duration, bare.order(_searched(bare.tasks, bare.duration)))
     programs = _steps(tasks, _searched(tasks, duration, asking)), _steps(tasks, asking)
     return min(programs, key=lambda program: play_tasks(program, tasks, duration).duration)
 

@@ -148,7 +148,7 @@ def sort_by_end(order: Any, end: Any) -> None:
         order[place] = index
 
 
-def latest(end: Any, listed: Any) -> float:
+def latest_end(end: Any, listed: Any) -> float:
     """The last end of the listed tasks, 0 if there is none."""
     last = 0.0
     for index in listed:
@@ -212,7 +212,7 @@ def make_earlier(graph: Any, step: Any, order: Any, earliest: float, draws: Any)
     new_end, new_stood = np.zeros(order.size), np.zeros(order.size)
     places, drawn = np.zeros(order.size, np.int64), 0
     fill_times(graph, order, np.inf, 0, step.compute, step.used, end, stood)
-    leaves = latest(end, graph.output) + latest(end, graph.gradient)
+    leaves = latest_end(end, graph.output) + latest_end(end, graph.gradient)
     for _ in range(step.tries):
         if leaves <= earliest:
             return
@@ -224,7 +224,7 @@ def make_earlier(graph: Any, step: Any, order: Any, earliest: float, draws: Any)
         new_end[:], new_stood[:] = end, stood
         limit = step.known_best + step.near
         if fill_times(graph, order, limit, first, step.compute, step.used, new_end, new_stood):
-            now = latest(new_end, graph.output) + latest(new_end, graph.gradient)
+            now = latest_end(new_end, graph.output) + latest_end(new_end, graph.gradient)
             if now <= leaves + step.near:
                 end, new_end = new_end, end
                 stood, new_stood = new_stood, stood

@@ -8,7 +8,7 @@ from schedc.cell.tasks import Task, Tasks, tasks_of
 from schedc.diagnostics import Diagnostic
 
 
-def verify(program: CellProgram, forward: StageShape | None, backward: StageShape | None) -> list[Diagnostic]:
+def verify_cell(program: CellProgram, forward: StageShape | None, backward: StageShape | None) -> list[Diagnostic]:
     """All findings about a cell program (S320); empty if it may run.
 
     Every segment of its halves runs once. Every exchange is started once and then waited for once. Nothing runs or

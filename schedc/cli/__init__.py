@@ -18,41 +18,26 @@ from schedc import __version__
 from schedc.cli.common import EPILOG, FINDINGS, INTERNAL, INTERRUPTED, USAGE, WIDEST, print_findings
 
 COMMANDS = {
-    "calibrate": ("calibrate", "calibrate"),
-    "check": ("check", "check"),
-    "compile": ("check", "compile_command"),
-    "diff": ("diff", "diff"),
-    "explain": ("lookup", "explain"),
-    "export": ("export", "export"),
-    "fit": ("fit", "fit"),
-    "fmt": ("fmt", "fmt"),
-    "freeze": ("freeze", "freeze"),
-    "import": ("export", "import_command"),
-    "layout": ("layout", "layout"),
-    "list": ("lookup", "list_command"),
-    "lsp": ("lsp", "lsp"),
-    "partition": ("partition", "partition"),
-    "plan": ("plan", "plan"),
-    "report": ("report", "report"),
-    "run": ("run", "run"),
-    "show": ("show", "show"),
-    "tune": ("tune", "tune"),
-    "watch": ("watch", "watch"),
+    **{name: name for name in ("calibrate", "check", "diff", "export", "fit", "fmt", "freeze", "layout", "lsp")},
+    **{name: name for name in ("partition", "plan", "report", "run", "show", "tune", "watch")},
+    "compile": "check",
+    "explain": "lookup",
+    "import": "export",
+    "list": "lookup",
 }
-"""By its name, the file of this folder that has a command, and the function there: loaded when the command is run."""
+"""By its name, the file of this folder that has a command as ``NAME_command``: loaded when the command is run."""
 
 
 class _Group(click.Group):
     """Loads the commands of `COMMANDS`, and ends every one with the exit status that its `EPILOG` promises."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
+        return sorted(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        file, function = COMMANDS[cmd_name]
-        command: click.Command = getattr(import_module(f"schedc.cli.{file}"), function)
+        command: click.Command = getattr(import_module(f"schedc.cli.{COMMANDS[cmd_name]}"), f"{cmd_name}_command")
         return command
 
     def invoke(self, ctx: click.Context) -> Any:

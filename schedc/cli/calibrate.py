@@ -10,7 +10,7 @@ import click
 
 from schedc.cli.common import EPILOG, output_argument, schedule_arguments
 from schedc.cli.processes import handed_over, run_to_end
-from schedc.cli.run import dense_layers
+from schedc.cli.run import dense_layers_of
 
 if TYPE_CHECKING:
     from schedc.load.library import Given
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 @click.option("--toy", type=click.Choice(["gpt", "moe"]), help="Default: moe where the plan has experts, else gpt.")
 @click.option("--ranks", type=click.IntRange(1), help="Processes that share the experts; default: the plan's topology.")
 @output_argument
-def calibrate(
+def calibrate_command(
     schedule: Given,
     sizes: dict[str, int],
     runtime_options: tuple[str, ...],
@@ -53,7 +53,7 @@ def calibrate(
         raise click.UsageError("--model and --toy exclude each other")
     program = compile_at(schedule, sizes)
     options = {"--model": model, "--toy": toy, "--topology": f"1x{ranks}" if ranks else None, "-o": output}
-    command = [sys.executable, "-m", "schedc_runtime.commands.calibrate", *dense_layers(schedule)]
+    command = [sys.executable, "-m", "schedc_runtime.commands.calibrate", *dense_layers_of(schedule)]
     command += [str(part) for option, value in options.items() if value is not None for part in (option, value)]
     with handed_over({"--program": form_of(program).content(program)}) as files:
         sys.exit(run_to_end([*command, *files.options, *runtime_options], files.descriptors))

@@ -36,12 +36,12 @@ def drawing(charts: Sequence[Chart], form: str, *, columns: int, colours: int, w
 def cell_drawing(chart: CellChart, form: str, *, columns: int, colours: int, width: int | None = None) -> Drawing:
     """The inside of a cell as a picture or for the terminal; the other parameters are those of `drawing`."""
     if form == TERM:
-        from schedc.draw.cell_term import draw_cell as draw_text
+        from schedc.draw.cell_term import draw_cell_terminal as draw_text
 
         return Drawing(draw_text(chart, columns, colours=colours))
-    from schedc.draw.cell_svg import draw_cell
+    from schedc.draw.cell_svg import draw_cell_svg
 
-    return Drawing(in_form(draw_cell(chart, width), form))
+    return Drawing(in_form(draw_cell_svg(chart, width), form))
 
 
 def cell_at(

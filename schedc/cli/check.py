@@ -127,7 +127,7 @@ def _write_files(analysis: Analysis, program: Program, forms: tuple[str, ...], f
 @replicas_argument
 @_ranks_argument
 @json_argument
-def check(
+def check_command(
     schedule: Given,
     sizes: dict[str, int],
     costs: Costs,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @click.argument("other", type=ScheduleArgument())
 @cost_arguments
 @json_argument
-def diff(schedule: Given, other: Given, sizes: dict[str, int], costs: Costs, as_json: bool) -> None:
+def diff_command(schedule: Given, other: Given, sizes: dict[str, int], costs: Costs, as_json: bool) -> None:
     """Compare SCHEDULE with OTHER: order of ops, makespan, bubble, memory and messages.
 
     -D sets a size in each schedule that has it. Exit code 0 if both run the same ops in the same order, else 1.

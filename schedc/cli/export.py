@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 @click.option("--layout", help="With --to megatron: which stage holds which layers, as 'Et*3|(tt|)*29,m|L'.")
 @replicas_argument
 @output_argument
-def export(
+def export_command(
     schedule: Given,
     sizes: dict[str, int],
     costs: Costs,

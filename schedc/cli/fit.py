@@ -26,7 +26,7 @@ from schedc.cli.common import EPILOG, json_argument
     help="File of the fit; by default ROWS with the ending .fit.toml, beside it.",
 )
 @json_argument
-def fit(rows: Path, only: str | None, cross_validate: bool, output: Path | None, as_json: bool) -> None:
+def fit_command(rows: Path, only: str | None, cross_validate: bool, output: Path | None, as_json: bool) -> None:
     """Fit the constants of the cost model to measured steps.
 
     ROWS is a CSV file with one training run per row: sizes of the model, groups of devices, schedule, and seconds per

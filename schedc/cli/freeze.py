@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 @click.command(epilog=EPILOG)
 @schedule_arguments
 @cost_arguments
-def freeze(schedule: Given, sizes: dict[str, int], costs: Costs) -> None:
+def freeze_command(schedule: Given, sizes: dict[str, int], costs: Costs) -> None:
     """Order SCHEDULE, a .sched file with a `policy`, by these costs, and keep the order beside it.
 
     The order is kept as NAME.P4-M8.order and used at those sizes whatever the costs, until this command runs again or

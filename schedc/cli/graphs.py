@@ -40,11 +40,11 @@ def graph_at(graph: str, name: Given, sizes: Mapping[str, int], costs: Costs, st
     Raises `DiagnosticError` for a schedule that is not legal, S404, and S608. Raises `click.UsageError` for a stage
     that does not exist.
     """
-    from schedc.report.graphs import dependency_graph, stages_at
+    from schedc.report.graphs import dependency_graph, graph_stages_at
 
     if graph == DEPENDENCIES:
         return dependency_graph(name, sizes, costs)
-    stages = stages_at(name, sizes, costs)
+    stages = graph_stages_at(name, sizes, costs)
     if stages.assumed:
         click.echo(f"note: no --cost-file with a table [cell]: {stages.assumed}, without times", err=True)
     if stage is None:

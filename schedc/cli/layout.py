@@ -85,7 +85,7 @@ def _paddings(_ctx: click.Context, _parameter: click.Parameter, value: str | Non
     help="A schedule with one stage per rank, with which a schedule with several is compared.",
 )
 @json_argument
-def layout(
+def layout_command(
     layout: str | None,
     layers: int | None,
     dense: int | None,
@@ -110,7 +110,7 @@ def layout(
     """
     from schedc.ir.placement import linear
     from schedc.plan.layout import Model, parse_layout
-    from schedc.plan.layout.compare import compare
+    from schedc.plan.layout.compare import compare_layouts
     from schedc.report.layout import to_json
 
     balanced = auto or at == "auto"
@@ -129,7 +129,7 @@ def layout(
             proof, others = _balanced(model, placement, costs, pad, memory, order, objective)
         chosen = proof.layout if proof else _by_number(model, placement.stages, pad, at)
     with asked() if layout else nullcontext():  # the number of stages in LAYOUT is the command line's, too
-        comparison = compare(chosen, order, costs, _one_chunk(order, against), others) if order else None
+        comparison = compare_layouts(chosen, order, costs, _one_chunk(order, against), others) if order else None
     attached = _attached(order, chosen) if order else None
     _print(to_json(chosen, placement, costs, proof, comparison), attached, as_json)
 

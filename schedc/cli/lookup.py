@@ -37,7 +37,7 @@ def _entry(word: str, meaning: object) -> str:
 
 @click.command(epilog=EPILOG)
 @click.argument("code", required=False)
-def explain(code: str | None) -> None:
+def explain_command(code: str | None) -> None:
     """Explain a diagnostic code, with a wrong and a right example; without CODE, list them all."""
     from schedc.codes import CODES, FAMILIES
     from schedc.diagnostics import did_you_mean

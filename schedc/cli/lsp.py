@@ -13,7 +13,7 @@ from schedc.cli.common import EPILOG, INTERRUPTED
 
 
 @click.command(epilog=EPILOG)
-def lsp() -> None:
+def lsp_command() -> None:
     """Serve editors over stdio: diagnostics, hover and formatting of .sched files (needs schedc[lsp])."""
     from importlib.util import find_spec
 

@@ -17,7 +17,7 @@ from schedc.cli.processes import run_to_end
 @click.option("--example", multiple=True, metavar="[NAME=]DTYPE[SIZES]", help="A tensor of a microbatch; repeat it.")
 @click.option("--split-point", multiple=True, metavar="SUBMODULE", help="Begins a stage; repeat it.")
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write the graph (graphviz).")
-def partition(
+def partition_command(
     model: str, sizes: dict[str, int], example: tuple[str, ...], split_point: tuple[str, ...], output: Path | None
 ) -> None:
     """Print the stages of the model that MODULE:FUNCTION makes (needs schedc[runtime]).

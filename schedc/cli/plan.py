@@ -55,7 +55,7 @@ def _with_command(args: list[str]) -> list[str]:
 
 
 @click.group(cls=_PlanGroup, epilog=EPILOG)
-def plan() -> None:
+def plan_command() -> None:
     """Search for the best plans of a model on a cluster, and show what is known of both.
 
     A plan says how a training step is spread: over tensor, context, expert, data and pipeline ranks, by which schedule,
@@ -88,52 +88,52 @@ def _fit(command: F) -> F:
     return file(forced(command))
 
 
-@plan.command("list", epilog=EPILOG)
+@plan_command.command("list", epilog=EPILOG)
 @json_argument
-def list_shipped(as_json: bool) -> None:
+def list_shipped_command(as_json: bool) -> None:
     """List the shipped models, clusters and fits with their sources."""
     from schedc.cli.plan_shown import listed
 
     click.echo(listed(as_json))
 
 
-@plan.command(epilog=EPILOG)
+@plan_command.command("show", epilog=EPILOG)
 @click.argument("model", shell_complete=complete_model)
 @click.argument("cluster", required=False, shell_complete=complete_cluster)
 @sizes_argument
 @click.option("--seq", type=click.IntRange(1, 2**31), help="Tokens of a sequence; default MODEL's, else 4,096.")
 @json_argument
-def show(model: str, cluster: str | None, sizes: dict[str, int], seq: int | None, as_json: bool) -> None:
+def show_model_command(model: str, cluster: str | None, sizes: dict[str, int], seq: int | None, as_json: bool) -> None:
     """Print parameters, FLOPs and held tensors of MODEL, part by part, and CLUSTER if it is given."""
-    from schedc.cli.plan_shown import shown
+    from schedc.cli.plan_shown import model_shown
 
-    click.echo(shown(model, cluster, devices_of(sizes, cluster), seq, as_json))
+    click.echo(model_shown(model, cluster, devices_of(sizes, cluster), seq, as_json))
 
 
-@plan.command(epilog=EPILOG)
+@plan_command.command(epilog=EPILOG)
 @click.argument("rows", type=_FILE, metavar="ROWS.csv")
 @_fit
 @json_argument
-def predict(rows: Path, fit_file: Path | None, force_fit: bool, as_json: bool) -> None:
+def predict_command(rows: Path, fit_file: Path | None, force_fit: bool, as_json: bool) -> None:
     """Predict measured steps, as `schedc fit` reads them, and print predictions beside measurements."""
-    from schedc.cli.plan_shown import predicted
+    from schedc.cli.plan_shown import rows_predicted
 
-    click.echo(predicted(rows, fit_file, force_fit, as_json))
+    click.echo(rows_predicted(rows, fit_file, force_fit, as_json))
 
 
-@plan.command(epilog=EPILOG)
+@plan_command.command(epilog=EPILOG)
 @click.argument("first", type=_FILE, metavar="A.sched")
 @click.argument("second", type=_FILE, metavar="B.sched")
 @_output("Write a page, FILE.html.")
 @json_argument
-def compare(first: Path, second: Path, output: Path | None, force: bool, as_json: bool) -> None:
+def compare_command(first: Path, second: Path, output: Path | None, force: bool, as_json: bool) -> None:
     """Say why A is faster than B: the waterfalls of two written plans beside each other."""
-    from schedc.cli.plan_compared import compared
+    from schedc.cli.plan_compared import print_comparison
 
-    compared((first, second), output, force, as_json)
+    print_comparison((first, second), output, force, as_json)
 
 
-@plan.command(epilog=EPILOG)
+@plan_command.command(epilog=EPILOG)
 @click.argument("model", shell_complete=complete_model)
 @click.argument("cluster", shell_complete=complete_cluster)
 @sizes_argument
@@ -208,7 +208,7 @@ def compare(first: Path, second: Path, output: Path | None, force: bool, as_json
 )
 @_fit
 @json_argument
-def search(sizes: dict[str, int], **options: Any) -> None:
+def search_command(sizes: dict[str, int], **options: Any) -> None:
     """Search for the best plans of MODEL on CLUSTER.
 
     The last line of the output says what no plan of the space undercuts. `schedc plan list` has the shipped models and

@@ -10,7 +10,7 @@ import click
 from schedc.cli.common import write
 
 
-def compared(paths: tuple[Path, Path], output: Path | None, force: bool, as_json: bool) -> None:
+def print_comparison(paths: tuple[Path, Path], output: Path | None, force: bool, as_json: bool) -> None:
     """Prints the comparison, or writes it as a page."""
     from schedc.report.plan_files import load_plan_facts
     from schedc.report.waterfalls import to_json, to_text

@@ -28,7 +28,7 @@ def searched(request: SearchRequest) -> None:
 
     if request.output is not None:
         check_folder(request.output, request.force)
-    problem, fit = problem_of(request)
+    problem, fit = plan_problem(request)
     space = space_of(request, problem)
     _search(request, problem, fit, space)
 
@@ -73,7 +73,7 @@ def about_files() -> Iterator[None]:
         raise DiagnosticError(error.diagnostics) from None
 
 
-def problem_of(request: SearchRequest) -> tuple[PlanProblem, Fit | None]:
+def plan_problem(request: SearchRequest) -> tuple[PlanProblem, Fit | None]:
     """What is planned, with the constants of a fit if there is one.
 
     Raises `DiagnosticError`: S708 for a precision that the cluster has no peak for, S726 for a fit without it, S715 for

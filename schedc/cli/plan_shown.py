@@ -17,7 +17,7 @@ def listed(as_json: bool) -> str:
     return json.dumps(facts) if as_json else "\n".join(library_text(facts))
 
 
-def shown(name: str, cluster_name: str | None, devices: int | None, seq: int | None, as_json: bool) -> str:
+def model_shown(name: str, cluster_name: str | None, devices: int | None, seq: int | None, as_json: bool) -> str:
     """A model, and a cluster if there is one. devices: size of the cluster; None: its own. seq: tokens."""
     from schedc.planner.presets.library import open_cluster, open_model, published_count
 
@@ -29,7 +29,7 @@ def shown(name: str, cluster_name: str | None, devices: int | None, seq: int | N
     return json.dumps(facts) if as_json else "\n".join(to_text(facts))
 
 
-def predicted(path: Path, fit_file: Path | None, force_fit: bool, as_json: bool) -> str:
+def rows_predicted(path: Path, fit_file: Path | None, force_fit: bool, as_json: bool) -> str:
     """Predictions beside measured rows."""
     from schedc.planner.fit.fitted import load_fit, matched
     from schedc.planner.fit.predict import predict

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 @click.option(
     "--trace", type=click.Path(dir_okay=False, path_type=Path), help="Write a Chrome trace (opens in Perfetto)."
 )
-def run(
+def run_command(
     schedule: Given,
     sizes: dict[str, int],
     costs: Costs,
@@ -57,7 +57,7 @@ def run(
     if find_spec("torch") is None or find_spec("schedc_runtime") is None:
         raise click.UsageError("running needs the runtime: pip install 'schedc[runtime]'")
     program = compile_at(schedule, sizes, costs)
-    command = [sys.executable, "-m", "schedc_runtime.commands.run", "--steps", str(steps), *dense_layers(schedule)]
+    command = [sys.executable, "-m", "schedc_runtime.commands.run", "--steps", str(steps), *dense_layers_of(schedule)]
     command += ["--check", parity] if parity != "none" else []
     command += ["--trace", str(trace)] if trace else []
     contents = {"--program": form_of(program).content(program)}
@@ -67,7 +67,7 @@ def run(
         sys.exit(run_to_end([*command, *files.options, *runtime_options], files.descriptors))
 
 
-def dense_layers(name: Given) -> list[str]:
+def dense_layers_of(name: Given) -> list[str]:
     """The runtime's option for the number of dense layers in a plan's model, which a program's layout does not say."""
     from schedc.inputs import open_input
     from schedc.plan.apply import dense_of

@@ -106,7 +106,7 @@ def _stages(_ctx: click.Context, _parameter: click.Parameter, value: str | None)
 )
 @replicas_argument
 @output_argument
-def show(
+def show_command(
     schedule: Given,
     sizes: dict[str, int],
     costs: Costs,

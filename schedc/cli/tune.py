@@ -63,7 +63,7 @@ _SECONDS = 30.0
 @click.option("--seed", "random_seed", type=click.IntRange(min=0), default=0, show_default=True, help="Random seed.")
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="File for the best order.")
 @json_argument
-def tune(
+def tune_command(
     schedule: Given,
     sizes: dict[str, int],
     costs: Costs,

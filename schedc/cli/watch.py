@@ -34,7 +34,7 @@ State = tuple[int, int, int] | None
 @cost_arguments
 @width_option
 @output_argument
-def watch(schedule: Given, sizes: dict[str, int], costs: Costs, width: int | None, output: Path | None) -> None:
+def watch_command(schedule: Given, sizes: dict[str, int], costs: Costs, width: int | None, output: Path | None) -> None:
     """Draw the file SCHEDULE in the terminal again on every save, until Ctrl-C.
 
     With -o, also keep that picture, page or text (by its suffix) up to date. While SCHEDULE is broken, its findings are

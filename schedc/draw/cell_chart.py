@@ -130,7 +130,7 @@ def _panels(group: GroupPricing, kind: KindOfCell, costs: CellCosts) -> tuple[Pa
     return tuple(Panel(f"rank {rank} with {group.rows[rank]:.3g} of the mean rows", played[rank]) for rank in ranks)
 
 
-def hover(span: StepSpan) -> str:
+def cell_hover(span: StepSpan) -> str:
     """The hover text of a step: ``0.experts, forward, 20 to 40 (20)``."""
     return f"{node_name(span)}, {PASSES[span.task.half]}, {interval(span)}"
 

@@ -6,7 +6,7 @@ from schedc.cell.graph import Lane
 from schedc.cell.program import Half
 from schedc.cell.simulate import StepSpan
 from schedc.draw import frame
-from schedc.draw.cell_chart import KINDS, CellChart, Panel, hover, interval, labels, layer_of, node_name
+from schedc.draw.cell_chart import KINDS, CellChart, Panel, cell_hover, interval, labels, layer_of, node_name
 from schedc.draw.layout import MARGIN, tick_step
 from schedc.draw.markup import box, content, label, line, number, quantity, text_width
 from schedc.draw.palette import ink_of, shade_of
@@ -23,7 +23,7 @@ _HEAD = 44.0
 _SWATCH = 15.0
 
 
-def draw_cell(chart: CellChart, width: float | None = None) -> str:
+def draw_cell_svg(chart: CellChart, width: float | None = None) -> str:
     """The text of the drawing; the same input gives the same bytes.
 
     width: px; by default, as many as the names need.
@@ -72,7 +72,7 @@ def _panel(chart: CellChart, panel: Panel, scale: float, top: float) -> list[str
 def _task(span: StepSpan, left: float, y: float, scale: float) -> str:
     x, width, layer = left + span.begin * scale, span.time * scale, layer_of(span)
     style = f"{KINDS[span.task.half].name}{shade_of(layer)}"
-    parts = f"<title>{content(hover(span))}</title>{box(x, y, width, _LANE, style)}"
+    parts = f"<title>{content(cell_hover(span))}</title>{box(x, y, width, _LANE, style)}"
     if span.task.half is Half.RECOMPUTE and width > 2:
         parts += box(x + 1, y + 1, width - 2, _LANE - 2, "paired")
     text = next((text for text in labels(span) if text_width(text, _TEXT) + 4 <= width), "")

@@ -22,7 +22,7 @@ _WANTED = 8
 _WAIT, _STANDING = "x", "."
 
 
-def draw_cell(chart: CellChart, width: int, *, colours: int = PLAIN) -> str:
+def draw_cell_terminal(chart: CellChart, width: int, *, colours: int = PLAIN) -> str:
     """The two orders on one time axis, in lines of at most ``width`` characters (from 32).
 
     The axis is as long as the names need, and wraps. A column shows the step that runs in the middle of it. ``x`` means

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from schedc.draw.cells import CellColumns, cells_of
-from schedc.draw.facts import figures, sizes, weighted
-from schedc.draw.markup import plain
+from schedc.draw.facts import figures, sizes_fact, weighted
+from schedc.draw.markup import plain_markup
 from schedc.ir.arrays import Int64
 from schedc.ir.schedule import Schedule
 from schedc.source import first_sentence
@@ -71,14 +71,14 @@ class Chart:
     @property
     def title(self) -> str:
         """Name and sizes, on one line."""
-        values = sizes(self.schedule)
+        values = sizes_fact(self.schedule)
         named = f"{self.schedule.name} ({values})" if values else self.schedule.name
-        return plain(f"{named}, {self.said}" if self.said else named)
+        return plain_markup(f"{named}, {self.said}" if self.said else named)
 
     @property
     def summary(self) -> str:
         """The first sentence of the documentation."""
-        return first_sentence(plain(self.schedule.doc))
+        return first_sentence(plain_markup(self.schedule.doc))
 
     @property
     def weighted(self) -> bool:

@@ -34,7 +34,7 @@ def figures(schedule: Schedule, timeline: Timeline, memory: Memory) -> dict[str,
     return {**facts, "peak memory": _range(memory.peak_memory)} if weighted(memory) else facts
 
 
-def sizes(schedule: Schedule) -> str:
+def sizes_fact(schedule: Schedule) -> str:
     """The sizes of a schedule as words: ``P = 4, M = 10``."""
     return ", ".join(f"{name} = {value}" for name, value in schedule.sizes.items())
 

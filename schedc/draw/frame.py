@@ -10,7 +10,7 @@ import numpy as np
 from schedc.draw import palette
 from schedc.draw.cells import CellColumns
 from schedc.draw.layout import GUTTER, MARGIN, WIDEST_GUTTER, DrawingLayout, tick_step
-from schedc.draw.markup import box, fit, label, line, number, plain, quantity, text_width
+from schedc.draw.markup import box, fit_text_width, label, line, number, plain_markup, quantity, text_width
 from schedc.draw.work_lanes import legend_texts
 from schedc.ir.op_tables import BACKWARD
 from schedc.ir.ops import FACTS, OpKind
@@ -49,11 +49,11 @@ class LegendItem:
 def header(title: str, doc: str, facts: list[str], width: float) -> tuple[list[str], float]:
     """Title, first sentence of the documentation and the figures, and the y (px) of the next row."""
     room = width - 2 * MARGIN
-    parts = [label(MARGIN, MARGIN + 14, fit(plain(title), 18, room), "title")]
+    parts = [label(MARGIN, MARGIN + 14, fit_text_width(plain_markup(title), 18, room), "title")]
     y = MARGIN + 36
     for text, style in [(doc, "t muted"), *((row, "t") for row in _rows_of(facts, room))]:
         if text:
-            parts.append(label(MARGIN, y, fit(plain(text), _SIZE, room), style))
+            parts.append(label(MARGIN, y, fit_text_width(plain_markup(text), _SIZE, room), style))
             y += 20
     return parts, y
 
@@ -151,7 +151,10 @@ def _shade_item(shade: int, cells: CellColumns) -> LegendItem:
 
 def _phase_marks(cells: CellColumns) -> list[LegendItem]:
     used = [p for p in np.unique(cells.phase).tolist() if cells.phase_names[p]]
-    items = [LegendItem(_SWATCH, _tint(p), fit(plain(cells.phase_names[p]), _SIZE, 160)) for p in used[:_MOST_PHASES]]
+    items = [
+        LegendItem(_SWATCH, _tint(p), fit_text_width(plain_markup(cells.phase_names[p]), _SIZE, 160))
+        for p in used[:_MOST_PHASES]
+    ]
     if len(used) > _MOST_PHASES:
         items.append(LegendItem(0, lambda x, y: "", f"and {len(used) - _MOST_PHASES} more phases"))
     return items
@@ -223,7 +226,9 @@ def gutter(cells: CellColumns, layout: DrawingLayout, stages: list[str], peaks: 
         middle = layout.cells_y(rank) + layout.rows.cells / 2
         parts.append(label(MARGIN, middle + 4, f"rank {rank}", "rank"))
         if not layout.detail.strips:
-            parts.append(label(MARGIN, middle + 24, fit(stages[rank], 10, layout.left - MARGIN - 8), "tick left"))
+            parts.append(
+                label(MARGIN, middle + 24, fit_text_width(stages[rank], 10, layout.left - MARGIN - 8), "tick left")
+            )
         base = layout.memory_y(rank) + layout.rows.memory
         parts.append(label(layout.x(cells.makespan) + 8, base - 4, peaks[rank], "peak"))
     return parts

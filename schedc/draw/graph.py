@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from graphviz import Digraph, escape
 
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
-from schedc.draw.markup import plain
+from schedc.draw.markup import plain_markup
 from schedc.draw.palette import DARK, LIGHT, Ground
 from schedc.source import NOWHERE, Source
 
@@ -51,14 +51,14 @@ def refuse_large(nodes: int, remedy: str, source: Source | None = None) -> None:
     raise DiagnosticError([Diagnostic("S608", message, Label(NOWHERE), notes=(reason,), help=remedy, source=source)])
 
 
-def text(words: str) -> str:
+def graph_text(words: str) -> str:
     """A label of one line that shows the words as they are: without markup, escape sequences or entities."""
-    return str(escape(re.sub(r"&(?=#?\w+;)", "&amp;", plain(words))))
+    return str(escape(re.sub(r"&(?=#?\w+;)", "&amp;", plain_markup(words))))
 
 
 def lines(rows: Sequence[str], align: str = "l", indent: str = "") -> str:
     """A label with a line per row. align: `l`, `n` (centred) or `r`. indent: blanks before each row."""
-    return "".join(f"{indent}{text(row)}\\{align}" for row in rows)
+    return "".join(f"{indent}{graph_text(row)}\\{align}" for row in rows)
 
 
 def has_dot() -> bool:

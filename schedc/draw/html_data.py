@@ -13,7 +13,7 @@ from schedc.draw import palette
 from schedc.draw.chart import Chart, longest
 from schedc.draw.html_columns import Packer, Steps, in_steps
 from schedc.draw.html_works import work_facts, work_table
-from schedc.draw.markup import plain
+from schedc.draw.markup import plain_markup
 from schedc.draw.offline_page import page_json
 from schedc.ir.ops import FACTS, LETTERS, OpKind
 from schedc.step.bubbles import EXPOSED, IMBALANCE, MESSAGE, OVERHEAD, RUN_CLASSES, WORK_CLASSES
@@ -72,7 +72,7 @@ def chart_data(chart: Chart, packer: Packer) -> dict[str, Any]:
         "p2p": chart.p2p,
         "makespan": _numbers(np.array([chart.timeline.makespan]))[0],
         "unit": "memory" if chart.weighted else "activations",
-        "phases": [plain(name) for name in cells.phase_names],
+        "phases": [plain_markup(name) for name in cells.phase_names],
         "used": np.unique(schedule.kind).tolist(),
         "rankStart": _numbers(cells.rank_start),
         "firstMicrobatch": list(schedule.placement.first_microbatch),

@@ -8,7 +8,7 @@ import numpy as np
 
 from schedc.draw.cells import CellColumns, Curve
 from schedc.draw.layout import DrawingLayout
-from schedc.draw.markup import box, content, label, number, plain, quantity, text_width
+from schedc.draw.markup import box, content, label, number, plain_markup, quantity, text_width
 from schedc.draw.palette import PHASES, ink_of, shade_of
 from schedc.ir.ops import FACTS, LETTERS, OpKind
 from schedc.source import NOWHERE
@@ -33,7 +33,7 @@ def _phases(cells: CellColumns, rank: int, layout: DrawingLayout) -> list[str]:
     parts = []
     y, height = layout.phases_y(rank), layout.rows.phases - 2
     for phase, start, end in cells.phase_runs(rank):
-        if not (name := plain(cells.phase_names[phase])):
+        if not (name := plain_markup(cells.phase_names[phase])):
             continue
         x, width = layout.x(start), (end - start) * layout.scale
         strip = box(x, y, max(width - 1, 0.5), height, f"p{phase % len(PHASES)}")

@@ -23,19 +23,19 @@ def quantity(value: float) -> str:
     return str(round(value)) if 1e6 <= abs(value) < 1e12 and value == round(value) else f"{value:.6g}"
 
 
-def plain(text: str) -> str:
+def plain_markup(text: str) -> str:
     """``text`` on one line, without characters that XML forbids or that change how text is shown; not yet escaped."""
     return clean(" ".join(text.split()))
 
 
 def content(text: str) -> str:
     """``text`` as the content of an element, escaped so that it stays text."""
-    return escape(plain(text), quote=False)
+    return escape(plain_markup(text), quote=False)
 
 
-def attribute(text: str) -> str:
+def markup_attribute(text: str) -> str:
     """``text`` as a quoted attribute value."""
-    return f'"{escape(plain(text))}"'
+    return f'"{escape(plain_markup(text))}"'
 
 
 def text_width(text: str, size: float) -> float:
@@ -43,7 +43,7 @@ def text_width(text: str, size: float) -> float:
     return size * sum(_WIDTHS.get(c, 0.66 if c < "\u0300" else 1.05) for c in text)
 
 
-def fit(text: str, size: float, width: float) -> str:
+def fit_text_width(text: str, size: float, width: float) -> str:
     """``text``, cut with an ellipsis where it is wider than ``width`` px."""
     if text_width(text, size) <= width:
         return text
@@ -54,7 +54,7 @@ def fit(text: str, size: float, width: float) -> str:
 
 def label(x: float, y: float, text: str, style: str, **attributes: str) -> str:
     """A ``text`` element with its base line at ``y`` px."""
-    extra = "".join(f" {name.replace('_', '-')}={attribute(value)}" for name, value in attributes.items())
+    extra = "".join(f" {name.replace('_', '-')}={markup_attribute(value)}" for name, value in attributes.items())
     return f'<text x="{number(x)}" y="{number(y)}" class="{style}"{extra}>{content(text)}</text>'
 
 

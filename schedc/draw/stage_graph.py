@@ -9,7 +9,7 @@ from graphviz import Digraph
 from schedc.cell.costs import CellCosts
 from schedc.cell.graph import Lane, Node, StageShape
 from schedc.cell.program import Half
-from schedc.draw.graph import CRITICAL, lines, new_graph, refuse_large, text
+from schedc.draw.graph import CRITICAL, graph_text, lines, new_graph, refuse_large
 from schedc.draw.markup import quantity
 from schedc.draw.palette import LIGHT
 
@@ -18,7 +18,7 @@ _EXCHANGE = {"shape": "hexagon", "style": "filled", "margin": "0,0"}
 _BARE = {"shape": "plain", "style": "", "class": "bare", "fontcolor": LIGHT.text}
 
 
-def stage_graph(title: str, shape: StageShape, costs: CellCosts) -> Digraph:
+def draw_stage_graph(title: str, shape: StageShape, costs: CellCosts) -> Digraph:
     """Boxes for segments, hexagons for exchanges, and an edge from each node to the nodes that take its output.
 
     Times and the longest chain are shown where the costs give the stage times. Raises `DiagnosticError` (S608) for a
@@ -29,8 +29,8 @@ def stage_graph(title: str, shape: StageShape, costs: CellCosts) -> Digraph:
     legend = "boxes: segments; hexagons: exchanges, by their lane"
     marked = [f"marked: the longest chain of the forward, {quantity(length)}"] if length else []
     graph = new_graph("stage", [title, "; ".join([legend, *marked])])
-    graph.node("input", text("input"), **_BARE)
-    graph.node("output", text("output"), **_BARE)
+    graph.node("input", graph_text("input"), **_BARE)
+    graph.node("output", graph_text("output"), **_BARE)
     for number, node in enumerate(shape.nodes):
         kind = _EXCHANGE if node.exchange else {}
         mark = CRITICAL if number in chain else {}

@@ -27,7 +27,7 @@ def note(cells: CellColumns, layout: DrawingLayout) -> str:
     return f"{layout.lanes} of {layout.ranks} ranks, one of every {layout.detail.every} and the last; {text}"
 
 
-def lane(cells: CellColumns, rank: int, layout: DrawingLayout) -> list[str]:
+def lane_strip(cells: CellColumns, rank: int, layout: DrawingLayout) -> list[str]:
     """One rank: idle ground, a path per fill, a dark line along overlapped pairs, and a path per phase above.
 
     Edges are rounded to the grid of `columns`. Touching cells of one fill become one piece; a cell narrower than half a
@@ -72,7 +72,7 @@ def _phases(cells: CellColumns, rank: int, layout: DrawingLayout) -> list[str]:
     return parts
 
 
-def memory(curve: Curve, makespan: float, highest: float, rank: int, layout: DrawingLayout) -> list[str]:
+def memory_strip(curve: Curve, makespan: float, highest: float, rank: int, layout: DrawingLayout) -> list[str]:
     """The memory of one rank, as one path of short relative moves.
 
     makespan: time units. highest: memory at the full height, in the costs' unit.

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from schedc.diagnostics import CompilerBug
 from schedc.draw import frame, lanes, strips, work_lanes
 from schedc.draw.cells import CellColumns, cells_of
-from schedc.draw.facts import figures, sizes, weighted
+from schedc.draw.facts import figures, sizes_fact, weighted
 from schedc.draw.layout import GUTTER, LANE, MARGIN, STRIP_LANE, Detail, DrawingLayout, first_detail, plot_size
 from schedc.draw.markup import quantity
 from schedc.draw.style import NO_MORE, WORKS, document
@@ -98,9 +98,9 @@ def _drawn(
     parts += frame.gutter(cells, layout, stages, [f"peak {quantity(curve.peak)}" for curve in curves])
     for rank in layout.shown:
         if detail.strips:
-            parts += strips.lane(cells, rank, layout)
+            parts += strips.lane_strip(cells, rank, layout)
             parts += work_lanes.lanes_as_strips(works, rank, layout) if works is not None else []
-            parts += strips.memory(curves[rank], cells.makespan, highest, rank, layout)
+            parts += strips.memory_strip(curves[rank], cells.makespan, highest, rank, layout)
         else:
             parts += lanes.lane(cells, rank, layout)
             parts += work_lanes.lanes(works, rank, layout) if works is not None else []
@@ -118,5 +118,5 @@ def _header_facts(schedule: Schedule, timeline: Timeline, memory: Memory) -> lis
     if "pipes" in values:
         stages += f" in {values['pipes']} pipes"
     chosen = ("makespan", "bubble per rank", "bubble ratio", "peak activations", "peak memory")
-    facts = [sizes(schedule), stages, *(f"{name} {values[name]}" for name in chosen if name in values)]
+    facts = [sizes_fact(schedule), stages, *(f"{name} {values[name]}" for name in chosen if name in values)]
     return [fact for fact in facts if fact]

@@ -40,7 +40,7 @@ def lanes_as_strips(works: WorkRuns, rank: int, layout: DrawingLayout) -> list[s
     return parts
 
 
-def hover(works: WorkRuns, row: int) -> list[str]:
+def work_hover(works: WorkRuns, row: int) -> list[str]:
     """What there is to say of a work, line by line."""
     work = works.works.work(row)
     size = shown(work.bytes) if works.in_bytes else plain(work.bytes)
@@ -65,7 +65,7 @@ def _name(rank: int, place: int, lane: WorkLane, layout: DrawingLayout) -> str:
 def _work(works: WorkRuns, row: int, place: int, layout: DrawingLayout) -> str:
     begin, finish, rank = float(works.times.begin[row]), float(works.times.finish[row]), int(works.rank[row])
     y, height, width = layout.works_y(rank, place), layout.rows.works, (finish - begin) * layout.scale
-    title = content("; ".join([*hover(works, row), f"rank {rank}"]))
+    title = content("; ".join([*work_hover(works, row), f"rank {rank}"]))
     rect = box(layout.x(begin), y + 1, max(width, 0.5), height - 1, LANE_NAMES[works.works.lane[row]])
     text = numeral(works, row)
     size = min(_NUMERAL, np.floor(2 * (width - 2) / text_width(text, 1.0)) / 2)

@@ -59,7 +59,7 @@ def word_at(source: Source, line: int, column: int) -> tuple[str, Span] | None:
     return None
 
 
-def explain(source: Source, line: int, column: int) -> tuple[str, Span] | None:
+def hover_code(source: Source, line: int, column: int) -> tuple[str, Span] | None:
     """Markdown about the word at a place, and the span of the word; None if the word has no meaning.
 
     Names of the file come first: a size called ``v`` hides the placement. They are known only if the file parses.

@@ -8,7 +8,7 @@ from pygls.lsp.server import LanguageServer
 from schedc import __version__
 from schedc.diagnostics import Diagnostic, DiagnosticError
 from schedc.editor.findings import findings
-from schedc.editor.hover import explain
+from schedc.editor.hover import hover_code
 from schedc.source import NOWHERE, Source, Span
 from schedc.syntax.formatter import format_source
 
@@ -39,7 +39,7 @@ def _closed(server: LanguageServer, params: types.DidCloseTextDocumentParams) ->
 def _hover(server: LanguageServer, params: types.HoverParams) -> types.Hover | None:
     source = _source(server, params.text_document.uri)
     line = params.position.line + 1
-    explanation = explain(source, line, _column(source.line(line), params.position.character))
+    explanation = hover_code(source, line, _column(source.line(line), params.position.character))
     if explanation is None:
         return None
     text, span = explanation

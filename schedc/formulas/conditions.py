@@ -14,7 +14,7 @@ from schedc.exact.space import Space
 from schedc.formulas.cost_domains import random_vectors
 from schedc.formulas.fit import LinearForm, Names, Table, chosen_rows
 from schedc.formulas.measure import MeasuredTimes
-from schedc.formulas.pieces import Piece, coefficients, costs_of, inside
+from schedc.formulas.pieces import Piece, coefficients, costs_of, inside_region
 from schedc.formulas.regimes import Regime
 from schedc.ir.arrays import Bools, Floats
 
@@ -32,7 +32,7 @@ _EXACT = 1e-6
 
 def pieces_of(regime: Regime, rows: Sequence[MeasuredTimes], table: Table, names: Names) -> list[Piece]:
     """The forms of a regime with their conditions, decided at all its sizes. A form without conditions is left out."""
-    chosen = inside(regime.region, table, names)
+    chosen = inside_region(regime.region, table, names)
     part, columns = [rows[i] for i in chosen], chosen_rows(table, chosen)
     space = part[0].space
     samples = random_vectors(space, _VECTORS, seed=len(part))

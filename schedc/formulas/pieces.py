@@ -100,7 +100,7 @@ def readable(space: Space, vector: Vector) -> dict[str, float]:
     return {s: float(f"{x / max(small):.6g}") for s, x in space.costs(small).items()}
 
 
-def inside(region: SizeRegion, table: Table, names: Names) -> Sequence[int]:
+def inside_region(region: SizeRegion, table: Table, names: Names) -> Sequence[int]:
     """Row numbers of the sizes in a region."""
     rows: list[int] = np.flatnonzero(region.of(table, names)).tolist()
     return rows

@@ -22,7 +22,7 @@ from schedc.formulas.pieces import (
     Untried,
     coefficients,
     costs_of,
-    inside,
+    inside_region,
     readable,
     sizes_of,
     untried,
@@ -80,7 +80,7 @@ def prove(
     if len(proofs) < max(2 * len(piece.form.terms), _LEAST):
         return None
     table = {name: np.array([size.table[name][size.row] for size, _ in proofs]) for name in fitted}
-    there = chosen_rows(fitted, inside(piece.region, fitted, names))
+    there = chosen_rows(fitted, inside_region(piece.region, fitted, names))
     if missing := untried((piece.form,), piece.region, table, there, names):
         return missing
     return replace(

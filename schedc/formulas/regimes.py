@@ -11,7 +11,7 @@ from schedc.exact.cone import Vector, dot
 from schedc.exact.pieces import volume
 from schedc.formulas.fit import LinearForm, Monomial, Names, Table, chosen_rows, families, fit
 from schedc.formulas.measure import MeasuredTimes
-from schedc.formulas.pieces import coefficients, inside
+from schedc.formulas.pieces import coefficients, inside_region
 from schedc.formulas.regions import REGIONS, REMAINDERS, SizeRegion
 from schedc.ir.arrays import Floats
 
@@ -46,14 +46,14 @@ def find_regimes(rows: Sequence[MeasuredTimes], table: Table, names: Names, *, r
     if first is None:
         return []
     regimes = [first]
-    covered = set(inside(first.region, table, names))
+    covered = set(inside_region(first.region, table, names))
     while remainders and first.region.texts:
-        rest = [r for r in REMAINDERS if not covered & set(inside(r, table, names))]
+        rest = [r for r in REMAINDERS if not covered & set(inside_region(r, table, names))]
         other = _best(rows, table, names, rest)
         if other is None:
             break
         regimes.append(other)
-        covered |= set(inside(other.region, table, names))
+        covered |= set(inside_region(other.region, table, names))
     return regimes
 
 
@@ -61,7 +61,7 @@ def _best(rows: Sequence[MeasuredTimes], table: Table, names: Names, regions: Se
     monomials = list(families(names))
     best: tuple[float, Regime] | None = None
     for number, region in enumerate(regions):
-        chosen = inside(region, table, names)
+        chosen = inside_region(region, table, names)
         if len(chosen) < _LEAST_SIZES or (best is not None and region.texts and len(chosen) == len(rows)):
             continue
         part, columns = _rows(rows, table, chosen)
@@ -84,9 +84,9 @@ def _widened(
 
     In the wider region itself the fit may fail: a direction may pass from one piece to another at a few sizes.
     """
-    own = set(inside(regime.region, table, names))
+    own = set(inside_region(regime.region, table, names))
     for region in wider:
-        chosen = inside(region, table, names)
+        chosen = inside_region(region, table, names)
         part, columns = _rows(rows, table, chosen)
         below = own < set(chosen) and all(_below(form, part, columns) for form in regime.forms)
         if below and _explained(part, columns, regime.forms) == 1.0:

@@ -34,7 +34,7 @@ def _monomial(monomial: Monomial) -> Any:
     return sympy.Mul(*(_symbol(atom.text) for atom in monomial))
 
 
-def coefficients(form: LinearForm, symbols: Iterable[str]) -> dict[str, Any]:
+def coefficients_text(form: LinearForm, symbols: Iterable[str]) -> dict[str, Any]:
     """The quasi-polynomial of each symbol, as a sympy expression."""
     listed = list(symbols)
     totals = dict.fromkeys(listed, sympy.Integer(0))
@@ -46,7 +46,7 @@ def coefficients(form: LinearForm, symbols: Iterable[str]) -> dict[str, Any]:
 
 def expression(form: LinearForm, symbols: Iterable[str]) -> Any:
     """The linear form in the costs, factored; what counts latencies stands apart."""
-    parts = {name: value for name, value in coefficients(form, symbols).items() if value != 0}
+    parts = {name: value for name, value in coefficients_text(form, symbols).items() if value != 0}
     work = [(_symbol(name), value) for name, value in parts.items() if name != LATENCY]
     total = _shortest(sympy.Add(*(s * v for s, v in work)), tuple(s for s, _ in work))
     latency = parts.get(LATENCY, sympy.Integer(0))
@@ -54,7 +54,7 @@ def expression(form: LinearForm, symbols: Iterable[str]) -> Any:
 
 
 def count_expression(form: LinearForm) -> Any:
-    return _shortest(coefficients(form, [""])[""], ())
+    return _shortest(coefficients_text(form, [""])[""], ())
 
 
 @lru_cache(maxsize=4096)
@@ -113,7 +113,7 @@ def condition(form: LinearForm, symbols: Iterable[str], table: Table) -> tuple[A
     listed = list(symbols)
     values = form.at(table)
     sides: dict[bool, list[Any]] = {True: [], False: []}
-    for index, (name, value) in enumerate(coefficients(form, listed).items()):
+    for index, (name, value) in enumerate(coefficients_text(form, listed).items()):
         if value != 0:
             less = bool((values[:, index] <= 0).all())
             sides[less].append(_symbol(name) * sympy.factor(-value if less else value))

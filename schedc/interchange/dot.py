@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import numpy as np
 from graphviz import Digraph
 
-from schedc.draw.facts import sizes
-from schedc.draw.graph import CRITICAL, ORDER, VALUE, lines, new_graph, refuse_large, text
+from schedc.draw.facts import sizes_fact
+from schedc.draw.graph import CRITICAL, ORDER, VALUE, graph_text, lines, new_graph, refuse_large
 from schedc.draw.markup import quantity
 from schedc.draw.palette import FILLS, LIGHT
 from schedc.ir.arrays import Int32
@@ -34,7 +34,7 @@ def schedule_graph(schedule: Schedule, timeline: Timeline) -> Digraph:
     remedy = "choose smaller sizes with -D, or look at `schedc show --format html`, which shows the critical path too"
     refuse_large(len(timeline.dependencies), remedy, schedule.source)
     path = {cell: int(timeline.bound_by[cell]) for cell in critical_path(timeline).tolist()}
-    named = f"{schedule.name} ({sizes(schedule)})" if schedule.sizes else schedule.name
+    named = f"{schedule.name} ({sizes_fact(schedule)})" if schedule.sizes else schedule.name
     graph = new_graph("schedule", [f"{named}, makespan {quantity(timeline.makespan)}"])
     for rank in range(schedule.ranks):
         with graph.subgraph(name=f"cluster_{rank}") as cluster:
@@ -54,7 +54,7 @@ def _node(schedule: Schedule, timeline: Timeline, cell: int) -> dict[str, str]:
     when = f"{quantity(float(timeline.start[cell]))} – {quantity(float(timeline.end[cell]))}"
     words = " & ".join(map(str, ops))
     fill = ";0.5:".join(FILLS[op.kind][0] for op in ops)
-    return {"label": lines([words, when], "n"), "tooltip": text(f"{words}, {when}"), "fillcolor": fill}
+    return {"label": lines([words, when], "n"), "tooltip": graph_text(f"{words}, {when}"), "fillcolor": fill}
 
 
 def _edges(timeline: Timeline) -> Iterator[tuple[int, int, dict[str, str]]]:

@@ -108,7 +108,7 @@ def _slice(source: Source, number: int, event: Any) -> TraceSlice | None:
     return TraceSlice(rank, ops, match["part"] or "", start / _MILLISECOND, (start + length) / _MILLISECOND)
 
 
-def measured(run: MeasuredRun, dependencies: Dependencies) -> Timeline:
+def measured_run(run: MeasuredRun, dependencies: Dependencies) -> Timeline:
     """The timeline of a run of this schedule, in milliseconds from the start of the first op.
 
     A pair in micro-steps lasts from the start of its first step to the end of its last. Raises `DiagnosticError`

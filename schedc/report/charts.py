@@ -9,7 +9,7 @@ from schedc.compiler import price
 from schedc.diagnostics import CompilerBug
 from schedc.draw.chart import Chart
 from schedc.inputs import open_input
-from schedc.interchange.run_trace import MeasuredRun, measured
+from schedc.interchange.run_trace import MeasuredRun, measured_run
 from schedc.ir.schedule import Schedule
 from schedc.load.library import Given
 from schedc.plan.passes import Step, lower
@@ -63,7 +63,7 @@ def run_charts(
     tree = open_input(name)
     own = {parameter.name: run.sizes[parameter.name] for parameter in tree.parameters if parameter.name in run.sizes}
     step = price(tree, {**own, **sizes}, costs)
-    timeline = measured(run, step.dependencies)
+    timeline = measured_run(run, step.dependencies)
     predicted = _chart_of(step.under(load_costs(cost_file)) if cost_file else step)
     return Chart.of_run(step.schedule, timeline, predicted.memory), predicted
 

@@ -10,7 +10,7 @@ from graphviz import Digraph
 from schedc.cell.costs import CellCosts
 from schedc.cell.graph import StageShape
 from schedc.compiler import price
-from schedc.draw.stage_graph import stage_graph
+from schedc.draw.stage_graph import draw_stage_graph
 from schedc.inputs import open_input
 from schedc.interchange.dot import schedule_graph
 from schedc.ir.schedule import Schedule
@@ -54,10 +54,10 @@ class StageGraphs:
         shape = self.shapes[stage]
         alike = [k for k, another in enumerate(self.shapes) if k != stage and another == shape]
         also = f", and of {_numbers(alike)} alike" if alike else ""
-        return stage_graph(f"{self.name}: segments and exchanges of stage {stage}{also}", shape, self.times)
+        return draw_stage_graph(f"{self.name}: segments and exchanges of stage {stage}{also}", shape, self.times)
 
 
-def stages_at(name: Given, sizes: Mapping[str, int], costs: Costs) -> StageGraphs:
+def graph_stages_at(name: Given, sizes: Mapping[str, int], costs: Costs) -> StageGraphs:
     """The stages of a schedule at one size. Raises `DiagnosticError` for a schedule that is not legal, and S404."""
     tree = open_input(name)
     step = price(tree, sizes, costs)

@@ -13,7 +13,7 @@ from schedc.model.parts import PartName
 from schedc.model.sizes import LayerKind, ModelSizes
 from schedc.planner.cluster.values import Cluster
 from schedc.planner.presets.library import PublishedCount
-from schedc.report.shipped import count_text
+from schedc.report.shipped import parameters_text
 
 DTYPE = "bf16"
 """The type of activations in these facts."""
@@ -94,22 +94,22 @@ def cluster_facts(cluster: Cluster) -> dict[str, Any]:
 def to_text(facts: dict[str, Any]) -> Iterator[str]:
     """The lines of `schedc plan show`, of its JSON."""
     counts, flops = facts["parameters"], facts["flops_per_token"]
-    further = f", and {count_text(counts['mtp'])} that predict further tokens" if counts["mtp"] else ""
-    total, active = count_text(counts["total"]), count_text(counts["active"])
+    further = f", and {parameters_text(counts['mtp'])} that predict further tokens" if counts["mtp"] else ""
+    total, active = parameters_text(counts["total"]), parameters_text(counts["active"])
     yield f"{facts['model']['name']}: {total} parameters, {active} active{further}"
     if stated := facts.get(_PUBLISHED):
-        yield f"published: {count_text(stated['parameters'])} ({stated['source']})"
+        yield f"published: {parameters_text(stated['parameters'])} ({stated['source']})"
     yield ""
     yield f"{'part':<11} {'parameters':>12} {'GFLOP per token':>16}   forward, causal, sequences of {flops['seq']:,}"
     for part in counts["parts"] | flops["parts"]:
         products = f"{flops['parts'][part] / 1e9:>16,.3f}" if part in flops["parts"] else f"{'':>16}"
-        yield f"{part:<11} {count_text(counts['parts'].get(part, 0)):>12} {products}".rstrip()
+        yield f"{part:<11} {parameters_text(counts['parts'].get(part, 0)):>12} {products}".rstrip()
     yield f"{'forward':<11} {'':>12} {flops['forward'] / 1e9:>16,.3f}   without mtp"
     yield ""
     for run in counts["layers"]:
         one = run["last"] == run["first"]
         which = f"layer {run['first']}" if one else f"layers {run['first']} to {run['last']}"
-        yield f"{which}: {run['kind']}, {count_text(run['each'])} parameters{'' if one else ' each'}"
+        yield f"{which}: {run['kind']}, {parameters_text(run['each'])} parameters{'' if one else ' each'}"
     for kind, held in facts["held"]["kinds"].items():
         levels = ", ".join(f"{level} {size / 1e3:,.1f}" for level, size in held["levels"].items())
         yield f"a {kind} layer holds per token, in kB of {facts['held']['dtype']}: {levels}"

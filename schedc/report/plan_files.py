@@ -10,7 +10,7 @@ from typing import Any
 
 from schedc.diagnostics import Diagnostic, DiagnosticError
 from schedc.report.plan_folder import PLANS_JSON
-from schedc.report.plan_timelines import costs_of, priced_file
+from schedc.report.plan_timelines import costs_of_plan, priced_file
 from schedc.report.plans import PlanFacts
 
 _MOST_BYTES = 64_000_000
@@ -37,8 +37,8 @@ def load_plan_facts(path: Path) -> tuple[Mapping[str, Any], PlanFacts]:
 
 
 def _check_current(path: Path, plan: PlanFacts) -> None:
-    if not costs_of(path).is_file():
-        raise _unusable(path, f"no {costs_of(path).name} lies beside it")
+    if not costs_of_plan(path).is_file():
+        raise _unusable(path, f"no {costs_of_plan(path).name} lies beside it")
     step = priced_file(path)
     now = step.predicted.makespan, float(step.memory.peak_memory.max())
     then = plan["makespan_s"], plan["memory"]["peak_bytes"]

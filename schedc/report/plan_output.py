@@ -12,7 +12,7 @@ from schedc.draw.pareto import draw_pareto
 from schedc.planner.price.priced import PricedPlan
 from schedc.report.plan_folder import PAGE, PARETO, PLANS_JSON, plan_file, write_folder
 from schedc.report.plan_pictures import pareto_plot, plans_page
-from schedc.report.plan_timelines import costs_of, timeline_svg
+from schedc.report.plan_timelines import costs_of_plan, timeline_svg
 
 
 def write_plans(folder: Path, forced: bool, facts: Mapping[str, Any], plans: Sequence[PricedPlan]) -> None:
@@ -26,7 +26,7 @@ def write_plans(folder: Path, forced: bool, facts: Mapping[str, Any], plans: Seq
         for place, plan in enumerate(plans, 1):
             path = new / plan_file(place)
             path.write_text(plan.plan_text, encoding="utf-8")
-            costs_of(path).write_text(plan.cost_text, encoding="utf-8")
+            costs_of_plan(path).write_text(plan.cost_text, encoding="utf-8")
             pictures[path.name] = timeline_svg(path)
         (new / PLANS_JSON).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
         if facts["plans"] or facts["pareto"]:

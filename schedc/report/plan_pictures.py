@@ -14,7 +14,7 @@ from schedc.report.plans import (
     axes_text,
     cell_text,
     certificate_text,
-    fit_text,
+    fit_line,
     remarks,
     seconds_text,
     title_text,
@@ -80,7 +80,7 @@ def _details(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("simulated", f"{counts['simulated']:,} in {counts['orders']:,} orders"),
         ("priced inside cells", f"{counts['priced']:,}"),
         ("CPU", f"{seconds['cpu']:.3g} s"),
-        ("fit", fit_text(facts["fit"])),
+        ("fit", fit_line(facts["fit"])),
     ]
 
 

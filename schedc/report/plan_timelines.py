@@ -16,7 +16,7 @@ _WIDTH = 1320.0
 """px of a timeline on a page."""
 
 
-def costs_of(plan: Path) -> Path:
+def costs_of_plan(plan: Path) -> Path:
     """The cost file of a plan file: ``01.costs.toml`` beside ``01.sched``."""
     return plan.with_name(plan.stem + COSTS_SUFFIX)
 
@@ -26,7 +26,7 @@ def priced_file(plan: Path) -> Step:
 
     Raises `DiagnosticError` for files that do not compile.
     """
-    return lower(Step(open_input(str(plan)), {}, load_costs(costs_of(plan))), "predicted", "memory")
+    return lower(Step(open_input(str(plan)), {}, load_costs(costs_of_plan(plan))), "predicted", "memory")
 
 
 def timeline_svg(plan: Path) -> str:

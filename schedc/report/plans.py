@@ -147,10 +147,10 @@ def _counts(facts: Mapping[str, Any], with_stages: bool) -> Iterator[str]:
     yield f"searched  {counts['bounded']:,} bounded, {orders}, {counts['priced']:,} priced inside cells"
     stages = ", ".join(f"{name} {each:.3g}" for name, each in seconds["by_stage"].items() if with_stages)
     yield f"seconds   {seconds['cpu']:.3g} CPU, {seconds['wall']:.3g} elapsed" + (f"; {stages}" if stages else "")
-    yield f"fit       {fit_text(facts['fit'])}"
+    yield f"fit       {fit_line(facts['fit'])}"
 
 
-def fit_text(fit: Mapping[str, Any] | None) -> str:
+def fit_line(fit: Mapping[str, Any] | None) -> str:
     """Which constants the times are from, and how far off they were on rows left out."""
     if not fit or not fit["name"]:
         return "none: constants are at their priors"

@@ -34,7 +34,7 @@ def search_to_json(problem: PlanProblem, found: SearchResult, fit: Fit | None, o
             "raw": space.raw,
             "legal": space.legal,
             "fit": space.fit,
-            "restrictions": [*space.restrictions, *rows_of(problem)],
+            "restrictions": [*space.restrictions, *rows_of_plans(problem)],
         },
         "counts": asdict(found.counts),
         "seconds": asdict(found.seconds),
@@ -72,7 +72,7 @@ def problem_facts(problem: PlanProblem, fit: Fit | None) -> dict[str, Any]:
     }
 
 
-def rows_of(problem: PlanProblem) -> list[str]:
+def rows_of_plans(problem: PlanProblem) -> list[str]:
     """How rows lie on the ranks of an expert group in every plan, as sentences."""
     if problem.model.moe is None:
         return []

@@ -45,7 +45,7 @@ def library_text(facts: dict[str, Any]) -> Iterator[str]:
     yield "models, with the parameters that their authors state"
     for name, model in facts["models"].items():
         place = model["source"].removeprefix("https://").removesuffix(" (config.json)")
-        yield f"  {name:<21} {count_text(model['published']['parameters']):>9}  {place}"
+        yield f"  {name:<21} {parameters_text(model['published']['parameters']):>9}  {place}"
     yield "clusters; --json has the source of each figure"
     for name, cluster in facts["clusters"].items():
         peaks = ", ".join(f"{precision} {peak / 1e12:,.0f}" for precision, peak in cluster["peak"].items())
@@ -59,7 +59,7 @@ def library_text(facts: dict[str, Any]) -> Iterator[str]:
         yield f"  {'':<21} {', '.join(fit['devices'])}; {', '.join(fit['precisions'])}"
 
 
-def count_text(number: float) -> str:
+def parameters_text(number: float) -> str:
     """A count with four digits and its unit."""
     for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
         if number >= size:

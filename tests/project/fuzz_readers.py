@@ -18,12 +18,12 @@ from schedc.draw.chart import Chart
 from schedc.draw.html_page import draw_html
 from schedc.draw.svg import draw_svg
 from schedc.editor.findings import findings
-from schedc.editor.hover import explain
+from schedc.editor.hover import hover_code
 from schedc.elaborate import elaborate
 from schedc.elaborate.names import check
 from schedc.inputs import open_input
 from schedc.interchange.check_lowered import check_lowered
-from schedc.interchange.run_trace import measured, read_run
+from schedc.interchange.run_trace import measured_run, read_run
 from schedc.interchange.torch_cells import read_cells
 from schedc.interchange.torch_csv import schedule_of
 from schedc.ir.json import program_from_json, program_to_json
@@ -129,7 +129,7 @@ def read_costs(given: Case) -> str:
 def read_trace(given: Case) -> str:
     """A run of 1F1B, drawn as a page."""
     schedule = elaborate(open_schedule("1f1b"), {"P": 2, "M": 3})
-    timeline = measured(read_run(given.text, "fuzz"), Dependencies.of(schedule))
+    timeline = measured_run(read_run(given.text, "fuzz"), Dependencies.of(schedule))
     draw_html([Chart.of_run(schedule, timeline, measure_memory(schedule))])
     return "ran"
 
@@ -149,7 +149,7 @@ def read_plan(given: Case) -> str:
     shown = findings(source)
     code_of(shown or [_RIGHT])
     for line in range(1, min(len(source.lines), 6) + 1):
-        explain(source, line, 5)
+        hover_code(source, line, 5)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "fuzz.sched"
         path.write_text(given.text, encoding="utf-8", errors="replace")

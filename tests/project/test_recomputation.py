@@ -16,7 +16,7 @@ from schedc.cell import Action, CellCosts, CellStep, Half, SegmentTimes, StageSh
 from schedc.cell.collectives import verify_collectives
 from schedc.cell.issue_order import CellOnRank, ExpertRanks
 from schedc.cell.predict import predict
-from schedc.cell.verify import verify as verify_cell
+from schedc.cell.verify import verify_cell as verify_cell
 from schedc.claims.check import check_claims
 from schedc.cli import main
 from schedc.diagnostics import Diagnostic, DiagnosticError

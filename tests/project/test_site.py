@@ -11,7 +11,7 @@ import pytest
 import schedc
 import schedc_runtime
 from schedc.cli import COMMANDS
-from schedc.cli.plan import plan
+from schedc.cli.plan import plan_command
 from schedc.codes import CODES
 from schedc.load.library import names
 from support.needs import needs
@@ -39,7 +39,7 @@ def pages(site: Path) -> dict[str, str]:
 
 
 def test_every_code_schedule_and_command_has_a_page(site: Path) -> None:
-    plans = {f"plan-{name}" for name in plan.commands}
+    plans = {f"plan-{name}" for name in plan_command.commands}
     expected = {"codes": set(CODES), "schedules": set(names()), "commands": {*COMMANDS, *plans}}
     for folder, wanted in expected.items():
         assert {path.stem for path in (site / "reference" / folder).glob("*.html")} == wanted | {"index"}

@@ -9,7 +9,7 @@ import numpy as np
 
 from schedc.model.sizes import AttentionKind, AttentionSizes, ModelSizes, MoeSizes
 from schedc.planner.cluster.values import Accelerator, Cluster, NetworkLevel
-from schedc.planner.model.check import contradictions
+from schedc.planner.model.check import contradictory_sizes
 from schedc.planner.presets.library import cluster_names, model_names, open_cluster, open_model
 from schedc.planner.price.files import PlannedStep
 from schedc.planner.price.part_table import PartTable
@@ -59,7 +59,7 @@ def random_model(rng: random.Random) -> ModelSizes:
     """A model of up to 24 layers whose sizes do not contradict each other."""
     while True:
         model = _any_model(rng)
-        if not next(iter(contradictions(model)), None):
+        if not next(iter(contradictory_sizes(model)), None):
             return model
 
 

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from schedc_runtime.checkpoint.faults import inside, reading
-from schedc_runtime.checkpoint.pickled import ORDERED, Called, parse, sizes, unique
+from schedc_runtime.checkpoint.faults import inside_file, reading
+from schedc_runtime.checkpoint.pickled import ORDERED, Called, parse_pickle, pickled_sizes, unique
 from schedc_runtime.checkpoint.stored import Stored
 from schedc_runtime.checkpoint.torch_file import DTYPES, Archive
 
@@ -97,7 +97,7 @@ def stored_as_written(directory: Path) -> dict[str, Stored]:
     """
     path = directory / METADATA
     with reading(path):
-        metadata = _state(parse(path.read_bytes(), _KNOWN), f"{_DCP}Metadata")
+        metadata = _state(parse_pickle(path.read_bytes(), _KNOWN), f"{_DCP}Metadata")
         places = unique(_places(metadata["storage_data"]))
         lengths: dict[str, tuple[Path, int]] = {}
         stored: dict[str, Stored] = {}
@@ -120,7 +120,7 @@ def _places(storage: Any) -> Iterator[tuple[tuple[str, tuple[int, ...]], Mapping
     for index, place in storage.items():
         field = _state(index, _INDEX)
         if field.get("offset") is not None:  # else it is no tensor
-            yield (field["fqn"], sizes(field["offset"])), _state(place, _PLACE)
+            yield (field["fqn"], pickled_sizes(field["offset"])), _state(place, _PLACE)
 
 
 def _tensor(
@@ -128,10 +128,10 @@ def _tensor(
     lengths: dict[str, tuple[Path, int]],
 ) -> _InParts:  # fmt: skip
     """The tensor ``name``. lengths: path and bytes of each file of the metadata so far."""
-    shape, dtype = sizes(entry["size"]), DTYPES[entry["properties"].state[0].name]
+    shape, dtype = pickled_sizes(entry["size"]), DTYPES[entry["properties"].state[0].name]
     parts: dict[Any, _Part] = {}  # a part that several ranks have is named once by some versions, and twice by others
     for chunk in entry["chunks"]:
-        offsets, extent = (sizes(_state(chunk, _CHUNK)[key]) for key in ("offsets", "sizes"))
+        offsets, extent = (pickled_sizes(_state(chunk, _CHUNK)[key]) for key in ("offsets", "sizes"))
         if 0 in extent:
             continue
         place = places[name, offsets]
@@ -139,10 +139,10 @@ def _tensor(
         if place.get("transform_descriptors"):
             raise ValueError(f"its parts are transformed by {place['transform_descriptors']}, which is not supported")
         if file not in lengths:
-            path = inside(directory, file)
+            path = inside_file(directory, file)
             lengths[file] = path, path.stat().st_size
         path, size = lengths[file]
-        if sum(sizes((begin, length))) > size:
+        if sum(pickled_sizes((begin, length))) > size:
             raise ValueError(f"a part ends at byte {begin + length} of {file}, which has {size}")
         parts[offsets, extent] = _Part(offsets, extent, path, begin, length)
     _check_cover(shape, [*parts.values()])

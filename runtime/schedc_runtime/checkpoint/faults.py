@@ -39,7 +39,7 @@ def reading(path: Path | str, name: str = "") -> Iterator[None]:
         raise refused(path, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}", name) from None
 
 
-def inside(folder: Path, name: object) -> Path:
+def inside_file(folder: Path, name: object) -> Path:
     """The file ``name`` of a checkpoint's folder.
 
     Raises `ValueError` if it lies elsewhere. Links may lead into the store of Hugging Face's cache, where files of a

@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import Tensor
 
 from schedc_runtime.checkpoint import distributed, safetensors, torch_file
-from schedc_runtime.checkpoint.faults import FORMS, inside, reading, refused
+from schedc_runtime.checkpoint.faults import FORMS, inside_file, reading, refused
 from schedc_runtime.checkpoint.stored import InMemory, Stored
 from schedc_runtime.errors import MaterializeError
 
@@ -47,7 +47,7 @@ def _open_file(path: Path) -> Mapping[str, Stored]:
     if not path.name.endswith(_INDEX):
         return _reader(path)(path)
     placed = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=safetensors.table)["weight_map"]
-    names = {name: inside(path.parent, name) for name in sorted(set(placed.values()))}
+    names = {name: inside_file(path.parent, name) for name in sorted(set(placed.values()))}
     if lost := sorted(str(each) for each in names.values() if not each.is_file()):
         raise refused(path, f"there is no {lost[0]}, which it names")
     files = {name: _reader(each)(each) for name, each in names.items()}

@@ -36,7 +36,7 @@ class Called:
     state: Any = None
 
 
-def parse(content: bytes, known: Collection[str]) -> Any:
+def parse_pickle(content: bytes, known: Collection[str]) -> Any:
     """The value of a pickle of any protocol; dicts, lists, tuples and plain values are themselves.
 
     known: names that may occur, with their modules. A persistent id is a `Called` without name.
@@ -50,7 +50,7 @@ def parse(content: bytes, known: Collection[str]) -> Any:
     return machine.pop()
 
 
-def sizes(value: Any) -> tuple[int, ...]:
+def pickled_sizes(value: Any) -> tuple[int, ...]:
     """A shape, strides or places: of plain numbers, or a ``torch.Size``. Raises `ValueError` for anything else."""
     numbers = value.arguments[0] if isinstance(value, Called) and value.name == "torch.Size" else value
     if not isinstance(numbers, tuple | list) or not all(type(each) is int and 0 <= each < 1 << 63 for each in numbers):

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from schedc_runtime.checkpoint.faults import reading, refused
-from schedc_runtime.checkpoint.pickled import ORDERED, Called, Symbol, UnknownName, parse, sizes
+from schedc_runtime.checkpoint.pickled import ORDERED, Called, Symbol, UnknownName, parse_pickle, pickled_sizes
 from schedc_runtime.checkpoint.stored import InFile, InMemory, Stored, copy_rows
 from schedc_runtime.errors import MaterializeError
 
@@ -109,7 +109,7 @@ class Archive:
             order = f"{self._folder}byteorder"
             if order in self._entries and archive.read(self._stored(order)) != b"little":
                 raise ValueError("its numbers are not little-endian")
-            self.content = parse(archive.read(self._stored(pickles[0])), _KNOWN)
+            self.content = parse_pickle(archive.read(self._stored(pickles[0])), _KNOWN)
 
     def tensor(self, record: Any, name: str) -> Stored:
         """The tensor [...] that ``record`` describes, still in the file.
@@ -123,7 +123,7 @@ class Archive:
                 dtype = own
             elif own is not torch.uint8:
                 raise ValueError("it has two types")
-            shape, strides, (first,) = sizes(shape), sizes(strides), sizes((first,))
+            shape, strides, (first,) = pickled_sizes(shape), pickled_sizes(strides), pickled_sizes((first,))
             reach = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) + 1
             if 0 not in shape and (first + reach) * dtype.itemsize > count * own.itemsize:
                 raise ValueError(f"{list(shape)} does not lie in its storage")
@@ -138,7 +138,7 @@ class Archive:
         if record.name or what != "storage" or not isinstance(kind, Symbol) or not isinstance(key, str):
             raise ValueError("it has no storage")
         entry, dtype = self._stored(f"{self._folder}data/{key}"), _STORAGES[kind.name]
-        if sizes((count,))[0] * dtype.itemsize != entry.file_size:
+        if pickled_sizes((count,))[0] * dtype.itemsize != entry.file_size:
             raise ValueError(f"its storage has {entry.file_size} bytes in place of {count} x {dtype.itemsize}")
         self._bytes.seek(entry.header_offset)
         header = self._bytes.read(30)

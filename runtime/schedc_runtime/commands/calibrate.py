@@ -37,24 +37,24 @@ from schedc_runtime.commands.options import (
     add_program,
     add_sizes,
     check_processes,
-    join,
+    join_options,
     positive,
-    program_of,
+    program_of_options,
     report_failure,
     with_overrides,
 )
 from schedc_runtime.commands.toy_models import Subject, toy_model
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.measure.host_speeds import host_speeds
-from schedc_runtime.measure.host_speeds import told as told_speeds
+from schedc_runtime.measure.host_speeds import speeds_text as told_speeds
+from schedc_runtime.measure.kernel_times import kernels_text as told_kernels
 from schedc_runtime.measure.kernel_times import measure_kernels
-from schedc_runtime.measure.kernel_times import told as told_kernels
-from schedc_runtime.measure.slice_times import first_slice, rows_of, slice_factor
+from schedc_runtime.measure.slice_times import first_slice, rows_of_slices, slice_factor
 from schedc_runtime.measure.stage_times import (
     MESSAGES,
     Bench,
     StageTimes,
-    costs_of,
+    costs_of_stages,
     measure_stages,
     merged,
     message_time,
@@ -64,7 +64,7 @@ from schedc_runtime.partition import Partition, partition
 from schedc_runtime.partition.boundary import Boundary, infer_boundaries
 from schedc_runtime.pipeline.agree.batch import arguments
 from schedc_runtime.pipeline.build.apply_plan import attach, method_for
-from schedc_runtime.pipeline.build.stages import layout_of, splits_backward
+from schedc_runtime.pipeline.build.stages import layout_of_stages, splits_backward
 from schedc_runtime.ranks.expert_group import ExpertGroup
 from schedc_runtime.ranks.mesh import Mesh
 
@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     options = _parser().parse_args(arguments)
     try:
-        program = program_of(options)
+        program = program_of_options(options)
         plan = _with_ranks(with_overrides(program.plan, options))
         sharing = plan.topology.ranks if plan.topology else 1
         # At least two where stages send to each other, so that a message can be timed.
@@ -110,13 +110,13 @@ def _calibrate(program: Program, plan: Plan, sharing: int, options: argparse.Nam
 
     Processes beyond the expert group only take part in timing a message.
     """
-    device = join(in_process=False)
+    device = join_options(in_process=False)
     rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     if world < sharing:
         raise RuntimeFault(f"{sharing} ranks share the experts, {world} processes are here", f"start {sharing}")
     torch.manual_seed(options.seed)
     subject = _subject(program, plan, options)
-    parts = partition(subject.model, program.stages, placement=program.placement, layout=layout_of(program))
+    parts = partition(subject.model, program.stages, placement=program.placement, layout=layout_of_stages(program))
     args, kwargs = arguments(subject.batch)
     boundaries = infer_boundaries(parts, args, kwargs)
     p2p = _message(boundaries, device) if program.stages > 1 and rank < 2 <= world else None
@@ -159,11 +159,11 @@ class _Measured:
         )  # fmt: skip
         everyone = _gathered([dict(stage.samples) for stage in times], self.rank, self.sharing, next(self._gathers))
         together = [StageTimes(own, stage.shape) for own, stage in zip(merged(everyone), times, strict=True)]
-        return costs_of(together, self.method, p2p)
+        return costs_of_stages(together, self.method, p2p)
 
     def slices(self, count: int, subject: Subject, whole: CellTable) -> SliceFactor:
         """By how much so many slices of a microbatch take longer than the whole."""
-        rows = rows_of(subject.batch)
+        rows = rows_of_slices(subject.batch)
         batch, targets = (first_slice(value, rows, count) for value in (subject.batch, subject.targets))
         part = self.costs(batch, subject._replace(batch=batch, targets=targets)).cell
         assert part is not None
@@ -174,7 +174,7 @@ class _Measured:
 
 def _slice_counts(subject: Subject, options: argparse.Namespace) -> list[int]:
     """The numbers of slices to measure: those that divide the rows of a microbatch."""
-    rows = rows_of(subject.batch)
+    rows = rows_of_slices(subject.batch)
     return [count for count in sorted(set(options.slices)) if rows and rows % count == 0]
 
 

@@ -32,11 +32,11 @@ class Content(NamedTuple):
 
 
 def add_program(parser: argparse.ArgumentParser) -> None:
-    """Add the option that `program_of` reads."""
+    """Add the option that `program_of_options` reads."""
     parser.add_argument("--program", required=True, type=_readable, help="program.json, .npz or .txt of schedc compile")
 
 
-def program_of(options: argparse.Namespace) -> Program:
+def program_of_options(options: argparse.Namespace) -> Program:
     """The program that a command was given. Raises `DiagnosticError` for one that could not run."""
     return load_program(*options.program)
 
@@ -137,7 +137,7 @@ def check_processes(count: int) -> None:
         )
 
 
-def join(in_process: bool) -> torch.device:
+def join_options(in_process: bool) -> torch.device:
     """Join the other ranks. Returns this rank's device: a GPU each where there are enough, else the CPU."""
     if in_process or not launched():
         torch.set_num_threads(1)

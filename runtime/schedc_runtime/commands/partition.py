@@ -36,7 +36,7 @@ def main() -> int:
     try:
         sys.path.insert(0, "")
         parts = _cut(options.model, options.stages, options.example, options.split_point)
-        print("\n".join(report(parts)))
+        print("\n".join(partition_report(parts)))
         if options.output is not None:
             from schedc_runtime.partition.picture import partition_graph  # needs the package graphviz
 
@@ -48,7 +48,7 @@ def main() -> int:
     return 0
 
 
-def report(parts: Partition) -> Iterator[str]:
+def partition_report(parts: Partition) -> Iterator[str]:
     """The lines of a cut: each stage with its units and parameters, and below it what crosses to the next."""
     record = parts.records.current
     assert record is not None

@@ -30,17 +30,17 @@ from schedc_runtime.commands.options import (
     add_program,
     add_sizes,
     check_processes,
-    join,
+    join_options,
     mesh_here,
     positive,
-    program_of,
+    program_of_options,
     report_failure,
     with_overrides,
 )
-from schedc_runtime.commands.toy_models import Subject, counted, toy_model, toy_plan
+from schedc_runtime.commands.toy_models import Subject, counted_model, toy_model, toy_plan
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.execute.executor import Deadlock, InstructionError
-from schedc_runtime.measure.step_trace import chrome_trace, compare, measured_costs, provenance
+from schedc_runtime.measure.step_trace import chrome_trace, compare_traces, measured_costs, trace_provenance
 from schedc_runtime.moe.kernels import Kernels, adding_alike
 from schedc_runtime.moe.products import compared_bitwise
 from schedc_runtime.parity.compare import ParityCheck, ReferenceCheck, SerialCheck
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     options = _parser().parse_args(arguments)
     try:
-        program = program_of(options)
+        program = program_of_options(options)
         costs = load_costs(options.cost_file) if options.cost_file else Costs()
         plan = with_overrides(toy_plan(program.plan), options)
         mesh = mesh_here(plan, program)
@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _train(program: Program, plan: Plan, mesh: Mesh, costs: Costs, options: argparse.Namespace) -> int:
-    device = join(options.in_process)
+    device = join_options(options.in_process)
     subject = toy_model("moe" if plan.experts else "gpt", program, plan, options)
     model = subject.model.to(device)
     kernels = costs.kernels
@@ -133,7 +133,7 @@ def _batch(
 ) -> tuple[Tensor, Tensor]:
     """[rows, tokens] tokens and targets of all replicas, one after the other."""
     rows = options.rows * program.microbatches * mesh.replicas
-    batch, targets = counted(rows, options.tokens, options.seed + step)
+    batch, targets = counted_model(rows, options.tokens, options.seed + step)
     return batch.to(device), targets.to(device)
 
 
@@ -145,10 +145,10 @@ def _write_trace(pipe: Pipeline, path: Path) -> None:
     costs = measured_costs(pipe.program, [intervals])
     path.write_text(json.dumps(chrome_trace(pipe.program, intervals)), encoding="utf-8")
     cost_path = path.with_suffix(".costs.toml")
-    about = "".join(f"# {line}\n" for line in ("Milliseconds.", *provenance(pipe.program, [intervals])))
+    about = "".join(f"# {line}\n" for line in ("Milliseconds.", *trace_provenance(pipe.program, [intervals])))
     cost_path.write_text(about + dump_costs(costs), encoding="utf-8")
     _say(pipe, f"trace: {path} (opens in ui.perfetto.dev); costs in ms: {cost_path}")
-    _say(pipe, compare(pipe.program, costs, intervals).table())
+    _say(pipe, compare_traces(pipe.program, costs, intervals).table())
 
 
 def _say(pipe: Pipeline, text: str) -> None:

@@ -17,7 +17,7 @@ from schedc_runtime.models.gpt import GPT, GPTConfig, next_token_loss
 from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer
 from schedc_runtime.moe.router import RouterConfig
 from schedc_runtime.pipeline.build.chunked_loss import ChunkedLoss
-from schedc_runtime.pipeline.build.stages import layout_of
+from schedc_runtime.pipeline.build.stages import layout_of_stages
 
 VOCAB = 64
 FEW_EXPERTS = ExpertSizes(16, 2, shared=1)
@@ -43,7 +43,7 @@ def toy_model(kind: str, program: Program, plan: Plan, options: argparse.Namespa
     options: those of `schedc_runtime.commands.options.add_sizes`. Every process gets the same weights.
     """
     torch.manual_seed(options.seed)
-    layout = layout_of(program)
+    layout = layout_of_stages(program)
     blocks = layout.layers + layout.total(PartKind.MTP) if layout else program.stages
     blocks = options.blocks or blocks
     if kind == "gpt":
@@ -53,7 +53,7 @@ def toy_model(kind: str, program: Program, plan: Plan, options: argparse.Namespa
         model = MoETransformer(_moe(dense, blocks, options.width, plan.experts or FEW_EXPERTS))
     chunked = plan.loss is not None and plan.loss.form != "whole"
     loss_fn = ChunkedLoss("head", mean="microbatch") if chunked else next_token_loss
-    return Subject(model, loss_fn, *counted(options.rows, options.tokens, options.seed))
+    return Subject(model, loss_fn, *counted_model(options.rows, options.tokens, options.seed))
 
 
 def toy_plan(plan: Plan) -> Plan:
@@ -63,7 +63,7 @@ def toy_plan(plan: Plan) -> Plan:
     return replace(plan, experts=experts, tokens=0, dtype="", block=None, loss=loss, batch=None)
 
 
-def counted(rows: int, tokens: int, seed: int) -> tuple[Tensor, Tensor]:
+def counted_model(rows: int, tokens: int, seed: int) -> tuple[Tensor, Tensor]:
     """[rows, tokens] random tokens, and [rows, tokens] targets, each a function of its token."""
     batch = torch.randint(0, VOCAB, (rows, tokens), generator=torch.Generator().manual_seed(seed))
     return batch, (5 * batch + 3) % VOCAB

@@ -153,7 +153,7 @@ def stage_replicas(
     for summed in summed_stages(stream, modules, tied):
         for parameters, late in ((summed.now, False), (summed.late, True)):
             for group, communicator in members.items():
-                mine = [parameter for parameter in parameters if group_of(parameter) is group]
+                mine = [parameter for parameter in parameters if group_of_replicas(parameter) is group]
                 if communicator.size > 1 and mine:
                     sums = StageSums(mine, communicator)
                     replicas[ReplicaKey(summed.index, int(group), late)] = StageReplicas(summed.index, sums)
@@ -163,7 +163,7 @@ def stage_replicas(
     return replicas
 
 
-def group_of(parameter: nn.Parameter) -> WorkGroup | None:
+def group_of_replicas(parameter: nn.Parameter) -> WorkGroup | None:
     """The replicas that sum a parameter's gradients by works of their own; None for a shard, which `StageShards` sum.
 
     Experts are summed among the ranks that hold the same ones.

@@ -13,7 +13,7 @@ from schedc.cell import CellCosts, CellProgram, PlanOrder, SegmentTimes, StageSh
 from schedc.cell.collectives import verify_collectives
 from schedc.cell.issue_order import CellOnRank, ExpertRanks
 from schedc.cell.serial import serial
-from schedc.cell.verify import verify
+from schedc.cell.verify import verify_cell
 from schedc.diagnostics import DiagnosticError
 from schedc.ir.ops import FACTS
 from schedc.ir.plan import Plan
@@ -83,7 +83,9 @@ def check_cells(program: Program, rank: int, cells: Mapping[str, CellOnRank], gr
 
     Raises `DiagnosticError` (S320 to S322).
     """
-    findings = [finding for cell in cells.values() for finding in verify(cell.program, cell.forward, cell.backward)]
+    findings = [
+        finding for cell in cells.values() for finding in verify_cell(cell.program, cell.forward, cell.backward)
+    ]
     idle = CellOnRank(None, None, CellProgram((), -1, -1, "F"))
     recomputed = recomputed_slots(program)
 

@@ -12,7 +12,7 @@ from torch.autograd.profiler import record_function
 
 from schedc.ir.program import Program
 from schedc_runtime.execute.code import Code
-from schedc_runtime.execute.instruction_names import label, sentence
+from schedc_runtime.execute.instruction_names import instruction_label, sentence
 from schedc_runtime.execute.registers import Registers
 from schedc_runtime.ranks.progress import mark
 from schedc_runtime.transport.base import Transport
@@ -148,7 +148,7 @@ class Executor:
                 step = steps[self.position]
                 self.word[0] = self._marks[self.position]
                 self._started = self._started or perf_counter_ns()
-                with record_function(label(self.program, step.row)) if self._profile else nullcontext():
+                with record_function(instruction_label(self.program, step.row)) if self._profile else nullcontext():
                     blocked = step.handler(registers, step.operands)
                 if blocked:
                     return False

@@ -10,7 +10,7 @@ _NEXT = {Channel.ACTIVATION: 1, Channel.GRADIENT: -1}
 _WORD = {Channel.ACTIVATION: "activation", Channel.GRADIENT: "gradient"}
 
 
-def label(program: Program, row: int) -> str:
+def instruction_label(program: Program, row: int) -> str:
     """The instruction in the notation of torch's schedule files: ``0F3``, ``1RECV_F3``, ``(0F3;3B1)OVERLAP_F_B``.
 
     As there, SEND names the stage that produced the message and RECV the stage that will use it; a WAIT is written
@@ -38,14 +38,14 @@ def sentence(program: Program, row: int) -> str:
     x = program.instruction(row)
     if x.is_tied:
         what = f"the gradients of the weights that stage {x.stage} shares with stage {x.stage2}"
-        return f"{label(program, row)}: sum {what} with rank {x.peer}"
+        return f"{instruction_label(program, row)}: sum {what} with rank {x.peer}"
     if x.kind is InstructionKind.REDUCE:
-        return f"{label(program, row)}: sum the weight gradients of stage {x.stage} with rank {x.peer}"
+        return f"{instruction_label(program, row)}: sum the weight gradients of stage {x.stage} with rank {x.peer}"
     if x.work >= 0:
         verb = "start the" if x.kind is InstructionKind.START else "wait for the"
-        return f"{label(program, row)}: {verb} {program.works.work(x.work)}"
+        return f"{instruction_label(program, row)}: {verb} {program.works.work(x.work)}"
     if x.channel < 0:
-        return label(program, row)
+        return instruction_label(program, row)
     what = f"{_WORD[Channel(x.channel)]} of stage {x.stage}, microbatch {x.microbatch}"
     arrives = receives(program, row)
     way = f"{'from' if arrives else 'to'} rank {x.peer}"
@@ -56,7 +56,7 @@ def sentence(program: Program, row: int) -> str:
         (InstructionKind.WAIT, True): "wait for the",
     }[x.kind, arrives]
     sent = " has been sent" if (x.kind is InstructionKind.WAIT and not arrives) else ""
-    return f"{label(program, row)}: {verb} {what}{sent} {way}"
+    return f"{instruction_label(program, row)}: {verb} {what}{sent} {way}"
 
 
 def receives(program: Program, row: int) -> bool:

@@ -33,7 +33,7 @@ def rotary_backward(gradient: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return sums.add_(gradient * cos)
 
 
-def gated(gate: Tensor, up: Tensor) -> Tensor:
+def fused_gated(gate: Tensor, up: Tensor) -> Tensor:
     """[...] silu(gate) * up."""
     return functional.silu(gate) * up
 
@@ -43,7 +43,7 @@ def gated_backward(gradient: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, 
     return torch.ops.aten.silu_backward(gradient * up, gate), gradient * functional.silu(gate)
 
 
-def bias_gelu(x: Tensor, bias: Tensor, approximate: str) -> Tensor:
+def fused_bias_gelu(x: Tensor, bias: Tensor, approximate: str) -> Tensor:
     """[..., F] gelu(x + bias). bias: [F]."""
     return functional.gelu(x + bias, approximate=approximate)
 
@@ -54,7 +54,7 @@ def bias_gelu_backward(gradient: Tensor, x: Tensor, bias: Tensor, approximate: s
     return of_sum
 
 
-def dropout_add(x: Tensor, rest: Tensor, mask: Tensor, p: float) -> Tensor:
+def fused_dropout_add(x: Tensor, rest: Tensor, mask: Tensor, p: float) -> Tensor:
     """[...] rest + x * mask / (1 - p). mask: [...] bool, what stays."""
     return rest + x * mask.to(x.dtype).div_(1 - p)
 
@@ -95,14 +95,14 @@ class Rotary(torch.autograd.Function):
 
 
 class Gated(torch.autograd.Function):
-    """`gated`. Holds gate and up."""
+    """`fused_gated`. Holds gate and up."""
 
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor, compiled: bool) -> Tensor:
         """[...] silu(gate) * up."""
         ctx.save_for_backward(gate, up)
         ctx.compiled = compiled
-        output: Tensor = _run(gated, compiled, gate, up)
+        output: Tensor = _run(fused_gated, compiled, gate, up)
         return output
 
     @staticmethod
@@ -112,14 +112,14 @@ class Gated(torch.autograd.Function):
 
 
 class BiasGelu(torch.autograd.Function):
-    """`bias_gelu`. Holds x and the bias."""
+    """`fused_bias_gelu`. Holds x and the bias."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, bias: Tensor, approximate: str, compiled: bool) -> Tensor:
         """[..., F] gelu(x + bias)."""
         ctx.save_for_backward(x, bias)
         ctx.settings = approximate, compiled
-        output: Tensor = _run(bias_gelu, compiled, x, bias, approximate)
+        output: Tensor = _run(fused_bias_gelu, compiled, x, bias, approximate)
         return output
 
     @staticmethod
@@ -144,7 +144,7 @@ class DropoutAdd(torch.autograd.Function):
         mask = torch.empty_like(x).bernoulli_(1 - p).bool()
         ctx.save_for_backward(mask)
         ctx.settings = p, compiled, x.dtype
-        output: Tensor = _run(dropout_add, compiled, x, rest, mask, p)
+        output: Tensor = _run(fused_dropout_add, compiled, x, rest, mask, p)
         return output
 
     @staticmethod

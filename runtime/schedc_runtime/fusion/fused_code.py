@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from schedc_runtime.fusion.patterns import Match
 from schedc_runtime.fusion.recording import WITHIN, record_module
 from schedc_runtime.fusion.rows import Rewrite, matches
-from schedc_runtime.partition.stage_code import CompiledGraph, compiled
+from schedc_runtime.partition.stage_code import CompiledGraph, compiled_code
 from schedc_runtime.partition.structure import Template
 from schedc_runtime.random_numbers.names import NamedCall
 
@@ -61,7 +61,7 @@ def fused_code(
         saved += rewrite.saved_bytes(match)
         chains[rewrite.row] += 1
         _replace(record.graph, rewrite, match, compile)
-    return FusedCode(compiled(record.graph, f"fused {type(module).__name__}"), record.output, dict(chains), saved)
+    return FusedCode(compiled_code(record.graph, f"fused {type(module).__name__}"), record.output, dict(chains), saved)
 
 
 def _matches(graph: fx.Graph, rows: tuple[str, ...]) -> list[tuple[Rewrite, Match]]:

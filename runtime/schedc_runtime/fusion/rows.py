@@ -111,7 +111,7 @@ def _gated(gate: Any, up: Any) -> Any:
     return functional.silu(gate) * up
 
 
-def gated(gate: Tensor, up: Tensor, compiled: bool) -> Tensor:
+def gated_rows(gate: Tensor, up: Tensor, compiled: bool) -> Tensor:
     """[..., F] `Gated`."""
     output: Tensor = region(Level.ACT, partial(_apply, Gated), gate, up, compiled)
     return output
@@ -298,7 +298,7 @@ def rewrites() -> tuple[Rewrite, ...]:
         Rewrite("rope", Pattern(_rope), _turns, _last, lambda m, c: (rope, (*_of(m, "x", "cos", "sin"), c))),
         Rewrite(
             "gated", Pattern(_gated), lambda m: _alike(m, "gate", "up"), _last,
-            lambda m, c: (gated, (*_of(m, "gate", "up"), c)),
+            lambda m, c: (gated_rows, (*_of(m, "gate", "up"), c)),
         ),
         Rewrite("gelu_tanh", Pattern(_gelu_tanh), _is_tanh, _last, lambda m, c: (gelu, (*_of(m, "x"), "tanh"))),
         Rewrite("gelu_erf", Pattern(_gelu_erf), _is_erf, _last, lambda m, c: (gelu, (*_of(m, "x"), "none"))),

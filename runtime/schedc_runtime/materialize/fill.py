@@ -32,7 +32,7 @@ def fill_modules(
             _fill_region(region, values, device, first_rows)
 
 
-def fill(tensor: Tensor, real: Tensor) -> None:
+def fill_values(tensor: Tensor, real: Tensor) -> None:
     """Let ``tensor`` be ``real`` from now on: [...] both of one shape and type. The object and its hooks stay."""
     new = real.detach()
     if isinstance(tensor, nn.Parameter):
@@ -56,7 +56,7 @@ class _Region(NamedTuple):
 def _refresh(each: Named, values: Values, device: torch.device, first: int) -> None:
     """A tensor that is real already: onto the device, with what the checkpoint has for it."""
     if each.tensor.device != device and each.kind != "attribute":
-        fill(each.tensor, each.tensor.to(device))
+        fill_values(each.tensor, each.tensor.to(device))
     if (stored := values.stored_as(each.name)) is not None:
         stored.read(each.tensor.detach(), first)
 
@@ -75,7 +75,7 @@ def _fill_region(region: _Region, values: Values, device: torch.device, first_ro
             shared = torch.empty(0, dtype=tensor.dtype, device=device)
             shared.set_(storage, offset, tensor.shape, tensor.stride())
             real = shared.copy_(real)
-        fill(each.tensor, real)
+        fill_values(each.tensor, real)
 
 
 def _regions(tensors: Sequence[Named]) -> list[_Region]:

@@ -30,7 +30,7 @@ def host_speeds(device: torch.device, repetitions: int) -> tuple[float, float] |
     return speeds[0], speeds[1]
 
 
-def told(speeds: tuple[float, float] | None) -> str:
+def speeds_text(speeds: tuple[float, float] | None) -> str:
     """What a cost file's first lines say of the lanes."""
     if speeds is None:
         return "d2h, h2d: not measured: no device."

@@ -139,7 +139,7 @@ def _synchronise(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def told(families: Iterable[KernelFamily], repetitions: int, warmup: int) -> Iterator[str]:
+def kernels_text(families: Iterable[KernelFamily], repetitions: int, warmup: int) -> Iterator[str]:
     """How the numbers of the tables came about."""
     if any(True for _ in families):
         yield (

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 from schedc.cell.costs import CellCosts, SegmentTimes, SliceFactor
 
 
-def rows_of(batch: Any) -> int:
+def rows_of_slices(batch: Any) -> int:
     """The rows of a microbatch: dimension 0 of its first tensor; 0 without tensors that have one."""
     leaves = pytree.tree_leaves(batch)
     return next((len(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim()), 0)

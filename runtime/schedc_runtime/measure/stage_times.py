@@ -207,7 +207,7 @@ def message_time(tensors: Sequence[Tensor]) -> float:
     return median(taken[_WARMUP:])
 
 
-def costs_of(stages: Sequence[StageTimes], method: str, p2p: float | None = None) -> Costs:
+def costs_of_stages(stages: Sequence[StageTimes], method: str, p2p: float | None = None) -> Costs:
     """The values of a cost file, in milliseconds: F, I and W of every stage, and p2p where a message was timed.
 
     B is there where it was timed, the table of cells where stages run in segments. Nothing else is ``given``.

@@ -18,7 +18,7 @@ from schedc.step.costs.costs import Costs
 from schedc.step.costs.keys import TIMES
 from schedc.step.timeline import simulate
 from schedc_runtime.execute.executor import Interval
-from schedc_runtime.execute.instruction_names import label, receives, sentence
+from schedc_runtime.execute.instruction_names import instruction_label, receives, sentence
 
 Intervals = Mapping[int, Sequence[Interval]]
 """When each instruction of one step ran, by rank, in nanoseconds of one clock."""
@@ -52,7 +52,7 @@ def chrome_trace(program: Program, intervals: Intervals) -> dict[str, Any]:
 def measured_costs(program: Program, steps: Iterable[Intervals]) -> Costs:
     """Costs in milliseconds: the median time of each kind of op on each stage, over all ``steps``.
 
-    A stage that never ran a kind takes the median of the stages that did, see `provenance`. A kind that no stage ran
+    A stage that never ran a kind takes the median of the stages that did (`trace_provenance`). A kind that no stage ran
     by itself is not ``given``. p2p is the median time from a send to the end of its wait. It counts only messages that
     were already waited for when they were sent.
     """
@@ -67,7 +67,7 @@ def measured_costs(program: Program, steps: Iterable[Intervals]) -> Costs:
     return Costs(**measured, given=frozenset(measured))
 
 
-def provenance(program: Program, steps: Iterable[Intervals]) -> Iterator[str]:
+def trace_provenance(program: Program, steps: Iterable[Intervals]) -> Iterator[str]:
     """How each number of `measured_costs` came about, line by line."""
     steps = list(steps)
     yield f"{program.name}, {len(steps)} traced step{'s' if len(steps) != 1 else ''}: medians over microbatches."
@@ -110,7 +110,7 @@ class TraceComparison:
         return "\n".join([*lines, f"{'makespan':>10} {self.predicted:>9.2f} ms {self.measured:>9.2f} ms"])
 
 
-def compare(program: Program, costs: Costs, intervals: Intervals) -> TraceComparison:
+def compare_traces(program: Program, costs: Costs, intervals: Intervals) -> TraceComparison:
     """The timeline that ``costs`` (milliseconds) predict for the program, beside that of a traced step."""
     timeline = simulate(computation(program)[0], costs)
     spans = [interval for _, interval in _compute_rows(program, intervals)]
@@ -184,7 +184,7 @@ def _events(program: Program, rank: int, interval: Interval, begin: int) -> Iter
     rows = range(row, row + interval.rows)
     start, end = (interval.start - begin) / 1000, (interval.end - begin) / 1000
     where = {"pid": rank, "tid": track}
-    name = " + ".join(label(program, r) for r in rows) + (f" {interval.part}" if interval.part else "")
+    name = " + ".join(instruction_label(program, r) for r in rows) + (f" {interval.part}" if interval.part else "")
     yield {"ph": "X", "name": name, "ts": start, "dur": end - start, **where, "args": _arguments(program, row)}
     for r in rows:
         flow = {"name": "message", "cat": "message", "id": int(program.message[r]), **where}

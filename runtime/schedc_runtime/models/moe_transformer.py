@@ -112,7 +112,7 @@ class MoeBlock(nn.Module):
         self.attention_norm = nn.RMSNorm(config.width)
         self.attention = LatentAttention(config)
         self.mlp_norm = nn.RMSNorm(config.width)
-        self.mlp: nn.Module = GatedMLP(config.width, config.inner) if dense else moe_layer(config)
+        self.mlp: nn.Module = GatedMLP(config.width, config.inner) if dense else moe_block(config)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -121,7 +121,7 @@ class MoeBlock(nn.Module):
         return output
 
 
-def moe_layer(config: MoEConfig) -> MoELayer:
+def moe_block(config: MoEConfig) -> MoELayer:
     """The expert layer of ``config`` with all experts; `shard_experts` shards them."""
     routing = config.routing
     return MoELayer(

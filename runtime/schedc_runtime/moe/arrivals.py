@@ -6,7 +6,7 @@ from schedc_runtime.moe.sizes import Sizes
 from schedc_runtime.recompute.adaptive import Arrivals
 
 
-def arrivals(sizes: Sizes, top: int) -> Arrivals:
+def arrivals_of(sizes: Sizes, top: int) -> Arrivals:
     """The rows that a microbatch brings to each rank: the same on all ranks. top: choices of a token.
 
     Rows of hot experts count where they stay. With a capacity every rank gets the same number. Dropped choices count in

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from schedc_runtime.moe.capacity import marked
+from schedc_runtime.moe.capacity import marked_choices
 from schedc_runtime.moe.counts import ABSENT, Counts, Shape
 from schedc_runtime.moe.hot_slots import StepLender
 from schedc_runtime.moe.router import RouterConfig
@@ -26,7 +26,7 @@ from schedc_runtime.transport.collectives import Communicator
 def load_of(everyone: Tensor, experts: int) -> Tensor:
     """[experts] int64: choices of each expert in ``everyone``'s routing [ranks, N, k], dropped ones included."""
     chosen = everyone.flatten().long()
-    chosen = torch.where(chosen < ABSENT, marked(chosen), chosen)
+    chosen = torch.where(chosen < ABSENT, marked_choices(chosen), chosen)
     counts = torch.zeros(experts, dtype=torch.int64, device=chosen.device)
     return counts.scatter_add_(0, chosen.clamp(min=0), (chosen >= 0).long())
 

@@ -1,6 +1,6 @@
 """Drops choices of experts beyond a capacity: the number of tokens that an expert takes from one rank.
 
-A dropped choice keeps its expert as a negative number (`marked`) and has weight 0. No exchange moves it, but the
+A dropped choice keeps its expert as a negative number (`marked_choices`) and has weight 0. No exchange moves it. The
 auxiliary loss still counts it. Every rank drops among its own tokens, and tells what it dropped with its counts.
 """
 
@@ -53,7 +53,7 @@ _ORDERS: dict[Drop, Callable[[Tensor], Tensor]] = {Drop.PROBS: _by_weight, Drop.
 """Functions from the weights of choices [choices], in the order of tokens, to the order in which experts take them."""
 
 
-def kept(index: Tensor, weight: Tensor, slots: int, drop: Drop) -> Tensor:
+def kept_choices(index: Tensor, weight: Tensor, slots: int, drop: Drop) -> Tensor:
     """[N, k] bool: the choices of ``index`` [N, k] that stay if each expert takes ``slots`` of these tokens."""
     experts = index.flatten()
     order = _ORDERS[drop](weight.detach().flatten())
@@ -78,10 +78,10 @@ class Dropper(nn.Module):
             return index, weight
         tokens, k = index.shape
         slots = self.capacity.slots(tokens, k, self.experts)
-        stay = kept(index, weight, slots, self.capacity.drop)
-        return torch.where(stay, index, marked(index)), weight * stay
+        stay = kept_choices(index, weight, slots, self.capacity.drop)
+        return torch.where(stay, index, marked_choices(index)), weight * stay
 
 
-def marked(index: Tensor) -> Tensor:
+def marked_choices(index: Tensor) -> Tensor:
     """[...] expert numbers from 0 up to the marks of dropped choices, from `ABSENT` - 1 down; and back."""
     return ABSENT - 1 - index

@@ -116,7 +116,7 @@ class Shape:
         return self.local * self.capacity
 
 
-def group_sizes(shape: Shape) -> tuple[int, ...]:
+def counted_group_sizes(shape: Shape) -> tuple[int, ...]:
     """Experts of each group by which a flat combine sums before it sums by token: those of a rank, then of a node."""
     ranks = (shape.local,) if shape.ranks > 1 and shape.local > 1 else ()
     nodes = (shape.local * shape.per_node,) if shape.nodes > 1 and shape.per_node > 1 else ()
@@ -144,7 +144,7 @@ def ascending(index: Tensor, experts: int) -> Choices:
     return Choices(*numbers.sort(-1), numbers)
 
 
-def gathered(index: Tensor, weight: Tensor, experts: int, rows: int) -> Tensor:
+def gathered_counts(index: Tensor, weight: Tensor, experts: int, rows: int) -> Tensor:
     """[rows, k] the choices ``index`` [N, k] themselves, which all ranks gather where experts may be hot.
 
     int16 where that holds the experts. rows: N after padding by `ABSENT`. A weight that is not a number leaves a mark.
@@ -154,7 +154,7 @@ def gathered(index: Tensor, weight: Tensor, experts: int, rows: int) -> Tensor:
     return torch.nn.functional.pad(sent, (0, 0, 0, rows - len(sent)), value=ABSENT)
 
 
-def counted(choices: Choices, index: Tensor, shape: Shape, weight: Tensor | None = None) -> Tensor:
+def counted_rows(choices: Choices, index: Tensor, shape: Shape, weight: Tensor | None = None) -> Tensor:
     """[..., columns] int32: what a rank tells of its choices ``index`` [..., N, k], with gate weights likewise."""
     ids, experts = choices.ids, shape.experts
     rows = _tally(ids, experts)
@@ -321,6 +321,6 @@ class Counts:
         return self.flags | over.any(1) * Flag.OVERFLOW.value
 
 
-def counts_of(everyone: Tensor, shape: Shape) -> Counts:
+def counts_of_experts(everyone: Tensor, shape: Shape) -> Counts:
     """The counts that ranks would gather whose choices are ``everyone`` [R, N, k]."""
-    return Counts(counted(ascending(everyone, shape.experts), everyone, shape), shape)
+    return Counts(counted_rows(ascending(everyone, shape.experts), everyone, shape), shape)

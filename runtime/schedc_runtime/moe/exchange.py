@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
-from schedc_runtime.moe.fp8 import packed, unpacked
+from schedc_runtime.moe.fp8 import packed_rows, unpacked_rows
 from schedc_runtime.ranks.exchange import Exchange, Pending, exchanged
 from schedc_runtime.transport.collectives import Splits
 
@@ -65,14 +65,14 @@ class RowExchange(Exchange):
     def start(self, route: Splitting, *payload: Tensor) -> Pending:
         if self.fp8:
             rows, *beside = payload
-            payload = (*packed(rows), *beside)
+            payload = (*packed_rows(rows), *beside)
         return self._start(route, payload, self.reverse, self.label)
 
     def finish(self, pending: Pending) -> tuple[Tensor, ...]:
         if not self.fp8:
             return _moved(pending)
         numbers, scale, *beside = _moved(pending)
-        return (unpacked(numbers, scale), *beside)
+        return (unpacked_rows(numbers, scale), *beside)
 
     def start_backward(self, route: Splitting, *gradients: Tensor) -> Pending:
         floating = [gradient for gradient in gradients if gradient is not None and gradient.is_floating_point()]

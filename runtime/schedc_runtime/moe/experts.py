@@ -22,7 +22,7 @@ from torch.nn import functional
 from schedc.ir.plan import Level, Products
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.kernels import MeasuredProducts
-from schedc_runtime.moe.products import Case, Provider, RowCounts, RowGroups, groups_of, provider_for
+from schedc_runtime.moe.products import Case, Provider, RowCounts, RowGroups, expert_groups, provider_for
 from schedc_runtime.moe.stacked_linear import stacked_linear, weighted_linear
 from schedc_runtime.recompute.regions import region_of_rows
 
@@ -84,7 +84,7 @@ class Experts(nn.Module):
 
         With counts on the device, rows behind those of the last expert belong to nobody, and neither do their results.
         """
-        groups = groups_of(counts)
+        groups = expert_groups(counts)
         if not slots and self.lent is not None:
             slots = self.lent()
         if slots and groups.counts is not None:

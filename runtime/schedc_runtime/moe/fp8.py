@@ -33,7 +33,7 @@ Rounded = tuple[Tensor, Tensor]
 
 
 @torch.no_grad()
-def rounded(matrix: Tensor) -> Rounded:
+def rounded_rows(matrix: Tensor) -> Rounded:
     """[..., rows, columns] to numbers in fp8 of the same shape, by rows in memory, and the scales [..., rows] float32.
 
     A number times its row's scale is the number in ``matrix``, rounded. On a GPU no copy of ``matrix`` in float32 is
@@ -48,7 +48,7 @@ def rounded(matrix: Tensor) -> Rounded:
 
 def as_fp8(matrix: Tensor) -> Tensor:
     """[..., rows, columns] rounded to fp8 and back, in its own dtype."""
-    return _unrounded(rounded(matrix), matrix.dtype)
+    return _unrounded(rounded_rows(matrix), matrix.dtype)
 
 
 @torch.no_grad()
@@ -88,9 +88,9 @@ class RoundedWeights:
         """As the function, of the weights [E, rows, columns]."""
         key = self._key(weights) if self._steps else None
         if key is None:
-            return rounded(weights)
+            return rounded_rows(weights)
         if key not in self._kept:
-            self._kept[key] = rounded(weights)
+            self._kept[key] = rounded_rows(weights)
         return self._kept[key]
 
     def as_fp8(self, weights: Tensor) -> Tensor:
@@ -122,7 +122,7 @@ WEIGHTS = RoundedWeights()
 """Those of this process. A step of any of its pipelines forgets them at its beginning and end."""
 
 
-def packed(rows: Tensor) -> tuple[Tensor, Tensor]:
+def packed_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
     """[R, H] to numbers in fp8 [R, H] and the rows' scales [R] in their dtype, powers of two.
 
     A number times its row's scale is the number in ``rows``, rounded. A row with a number that is not finite becomes
@@ -136,8 +136,8 @@ def packed(rows: Tensor) -> tuple[Tensor, Tensor]:
     return (wide / scale.unsqueeze(-1)).to(FP8), scale.to(rows.dtype)
 
 
-def unpacked(numbers: Tensor, scale: Tensor) -> Tensor:
-    """The rows [R, H] of `packed`, rounded, in the dtype of ``scale`` [R]."""
+def unpacked_rows(numbers: Tensor, scale: Tensor) -> Tensor:
+    """The rows [R, H] of `packed_rows`, rounded, in the dtype of ``scale`` [R]."""
     return numbers.to(scale.dtype) * scale.unsqueeze(-1)
 
 
@@ -148,7 +148,7 @@ def _least_exponent(dtype: torch.dtype) -> int:
 
 def fp8_products(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
     """[R, in] rows times [E, in, out] weights to [R, out] in the rows' dtype. ends: [E] int32, as of `RowGroups`."""
-    numbers, scale = rounded(rows)
+    numbers, scale = rounded_rows(rows)
     columns, column_scale = WEIGHTS.rounded(weights.transpose(1, 2))
     product: Tensor = torch._scaled_grouped_mm(
         numbers, columns.transpose(1, 2), scale, column_scale, offs=ends, out_dtype=rows.dtype, use_fast_accum=False

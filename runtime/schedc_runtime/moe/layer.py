@@ -354,7 +354,7 @@ def set_loss_scale(model: nn.Module, scale: float) -> None:
         layer.loss_scale = scale
 
 
-def update_biases(model: nn.Module, reduce: Callable[[Tensor], Tensor] | None = None) -> None:
+def update_router_biases(model: nn.Module, reduce: Callable[[Tensor], Tensor] | None = None) -> None:
     """Call `MoELayer.update_bias` of all layers, after the optimizer's step.
 
     reduce: sums a layer's load [experts] over data-parallel ranks and copies of the stage.

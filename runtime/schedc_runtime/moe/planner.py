@@ -16,9 +16,18 @@ from schedc.ir.plan import Topology
 from schedc.step.costs.exchange import bounded_rows
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe import routes
-from schedc_runtime.moe.arrivals import arrivals
+from schedc_runtime.moe.arrivals import arrivals_of
 from schedc_runtime.moe.capacity import ExpertCapacity
-from schedc_runtime.moe.counts import Choices, Counts, Method, Shape, ascending, counted, counts_of, gathered
+from schedc_runtime.moe.counts import (
+    Choices,
+    Counts,
+    Method,
+    Shape,
+    ascending,
+    counted_rows,
+    counts_of_experts,
+    gathered_counts,
+)
 from schedc_runtime.moe.hot import HotChooser
 from schedc_runtime.moe.hot_slots import StepLender
 from schedc_runtime.moe.router import RouterConfig
@@ -62,8 +71,8 @@ class Counter(nn.Module):
             index, shape = self.lender.numbering.place(index), self.lender.widened(shape)
         choices = ascending(index, shape.experts)
         if self.whole:
-            return Choosing(choices, shape), gathered(index, weight.detach(), self.experts, shape.tokens)
-        return Choosing(choices, shape), counted(choices, index, shape, weight.detach())
+            return Choosing(choices, shape), gathered_counts(index, weight.detach(), self.experts, shape.tokens)
+        return Choosing(choices, shape), counted_rows(choices, index, shape, weight.detach())
 
 
 class Choosing(NamedTuple):
@@ -102,7 +111,7 @@ class Planner(nn.Module):
         counting = self.training and torch.is_grad_enabled()
         route: Route = keep(self._route, everyone, choosing, counting)
         if self.copies:
-            decide(route)
+            decide_method(route)
         if not replaying():
             self._note(route)
         if counting:
@@ -150,25 +159,25 @@ class WithSizes(nn.Module):
     """Goes on with a route whose sizes are on the host. sizes: what brought them, int32 [numbers]."""
 
     def forward(self, route: Route, sizes: Tensor) -> Route:
-        decide(route)
+        decide_method(route)
         return route
 
 
-def decide(route: Route) -> None:
+def decide_method(route: Route) -> None:
     """Decide, by the rows that a route brings, what is recomputed. Waits for the sizes where that depends on them."""
     if (current := recorder()) is not None:
         top = route.choices.ids.shape[1]
-        current.decide(lambda: arrivals(route.sizes, top), route.shape.rank)
+        current.decide(lambda: arrivals_of(route.sizes, top), route.shape.rank)
 
 
 def _lent_route(chooser: HotChooser, everyone: Tensor, choosing: Choosing, counting: bool) -> Route:
     """The route of choices [ranks, N, k] whose hot experts are lent. The host takes the counts to choose by."""
     (own, shape), tokens = choosing, len(choosing.choices.ids)
-    counts = counts_of(everyone, shape)
+    counts = counts_of_experts(everyone, shape)
     lending = chooser.choose(counts.rows.cpu().long(), counting)
     if lending.hot:
         everyone = lending.placed(everyone)
         shape = replace(shape, experts=shape.experts + shape.ranks * len(lending.hot))
-        counts = counts_of(everyone, shape)
+        counts = counts_of_experts(everyone, shape)
         own = ascending(everyone[shape.rank, :tokens], shape.experts)
     return routes.plan_route(own, counts, lending=lending)

@@ -83,7 +83,7 @@ RowCounts = Sequence[int] | Tensor | RowGroups | None
 """[E] rows of each expert, on the host or the device; None: padded, R / E each."""
 
 
-def groups_of(counts: RowCounts) -> RowGroups:
+def expert_groups(counts: RowCounts) -> RowGroups:
     """The groups of rows with these counts [E]."""
     if isinstance(counts, RowGroups):
         return counts

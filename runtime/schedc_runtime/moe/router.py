@@ -75,7 +75,7 @@ class RouterConfig(Routing):
         ]
 
 
-def choose(scores: Tensor, top: int, groups: int = 1, limit: int = 1) -> Tensor:
+def choose_experts(scores: Tensor, top: int, groups: int = 1, limit: int = 1) -> Tensor:
     """[N, top] int64: the experts with the best of ``scores`` [N, experts], best first; among equals the lowest id."""
     if limit < groups:
         tokens, experts = scores.shape
@@ -151,4 +151,4 @@ class Router(nn.Module):
     def _chosen(self, scores: Tensor) -> Tensor:
         routing = self.routing
         ranked = scores if self.bias is None else scores + self.bias
-        return choose(ranked, routing.top, routing.groups, routing.limit)
+        return choose_experts(ranked, routing.top, routing.groups, routing.limit)

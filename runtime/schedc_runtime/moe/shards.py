@@ -53,7 +53,7 @@ def shard_experts(
         )  # fmt: skip
 
 
-def expert_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+def parameters_of_experts(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     """The parameters of sharded experts by name, which differ between the ranks of an expert group."""
     return (
         (f"{prefix}{name}", parameter)
@@ -67,7 +67,7 @@ def join_shards(model: nn.Module, states: Sequence[Mapping[str, Tensor]]) -> dic
 
     model: the model of any rank, which says what is sharded. Other entries are taken from the first rank.
     """
-    sharded = {name for name, _ in expert_parameters(model)}
+    sharded = {name for name, _ in parameters_of_experts(model)}
     return {
         name: torch.cat([state[name] for state in states]) if name in sharded else value
         for name, value in states[0].items()
@@ -105,7 +105,7 @@ def local_state(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tens
     return result
 
 
-def first_rows(model: nn.Module) -> dict[str, int]:
+def first_expert_rows(model: nn.Module) -> dict[str, int]:
     """The id of the first expert here, for the name of each parameter of sharded experts."""
     return {prefix + own: experts.first for prefix, experts in _sharded(model) for own, _ in experts.named_parameters()}
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from schedc.cell.graph import Lane
 from schedc_runtime.errors import RuntimeFault
-from schedc_runtime.moe.counts import TROUBLES, Counts, Flag, Shape, group_sizes
+from schedc_runtime.moe.counts import TROUBLES, Counts, Flag, Shape, counted_group_sizes
 from schedc_runtime.ranks.exchange import Exchange, Pending
 from schedc_runtime.transport.collectives import SoloCommunicator
 
@@ -179,7 +179,7 @@ class ConstantSizes:
         counts = (rows,) if shape.capacity is None else (shape.ranks * shape.capacity,) * shape.local
         self._sizes = Sizes(
             counts, _constant_splits(shape), (rows,) * shape.ranks, (tokens,) * shape.ranks,
-            tuple(tokens * min(top, shape.experts // size) for size in group_sizes(shape)),
+            tuple(tokens * min(top, shape.experts // size) for size in counted_group_sizes(shape)),
         )  # fmt: skip
 
     def start(self) -> None:

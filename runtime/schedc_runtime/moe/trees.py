@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from schedc_runtime.moe.bags import Bags, Copies, Moves, Tree, taken
-from schedc_runtime.moe.counts import Choices, Counts, Shape, floor_divided, group_sizes, owners, run_starts
+from schedc_runtime.moe.counts import Choices, Counts, Shape, counted_group_sizes, floor_divided, owners, run_starts
 
 
 class Trees(NamedTuple):
@@ -64,7 +64,8 @@ class Runs(NamedTuple):
 def runs(choices: Choices, shape: Shape) -> Runs:
     """The runs of a rank's choices, by each of `group_sizes`."""
     starts = tuple(
-        run_starts(owners(choices.ids, shape.experts, size), shape.experts // size) for size in group_sizes(shape)
+        run_starts(owners(choices.ids, shape.experts, size), shape.experts // size)
+        for size in counted_group_sizes(shape)
     )
     counted = tuple(start.flatten().cumsum(0) for start in starts)
     return Runs(

@@ -20,7 +20,7 @@ from schedc_runtime.partition import partition
 from schedc_runtime.pipeline.agree.batch import split
 from schedc_runtime.pipeline.build.cut import Cut
 from schedc_runtime.pipeline.build.loss_function import LossWithHead
-from schedc_runtime.pipeline.build.stages import layout_of
+from schedc_runtime.pipeline.build.stages import layout_of_stages
 from schedc_runtime.pipeline.pipeline import Pipeline
 from schedc_runtime.ranks.mesh import Mesh
 from schedc_runtime.stage.stage import LossFunction
@@ -58,7 +58,7 @@ class ReferenceCheck:
         self.program, self.loss_fn, self.segmented, self.slices = program, loss_fn, segmented, slices
         self.named = dict(model.named_parameters())
         head = loss_fn.head if isinstance(loss_fn, LossWithHead) else ""
-        layout = layout_of(program)
+        layout = layout_of_stages(program)
         self.partition = partition(model, program.stages, placement=program.placement, layout=layout, head=head)
         self.optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate)
 

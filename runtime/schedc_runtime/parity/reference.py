@@ -29,7 +29,13 @@ from schedc_runtime.partition.boundary import Boundary
 from schedc_runtime.partition.shared import SharedParameter, tied_apart
 from schedc_runtime.pipeline.agree.counts import CountOfTargets
 from schedc_runtime.pipeline.build.chunked_loss import planned_loss
-from schedc_runtime.pipeline.build.loss_function import Expected, LossHead, LossOfMicrobatch, count_of, labels_counted
+from schedc_runtime.pipeline.build.loss_function import (
+    Expected,
+    LossHead,
+    LossOfMicrobatch,
+    count_of_loss,
+    labels_counted,
+)
 from schedc_runtime.pipeline.build.random_steps import draw_plan, number_stages
 from schedc_runtime.pipeline.build.slices import bind_stage, record_in_slices
 from schedc_runtime.pipeline.build.stages import new_stage, stages_on
@@ -86,7 +92,7 @@ def reference_step(
             f" given {count} microbatches and {partition.stages} stages"
         )
     head = LossHead(planned_loss(loss_fn, program.plan.loss if program is not None else None))
-    counting = count_of(loss_fn, count_fn)
+    counting = count_of_loss(loss_fn, count_fn)
     counts = [None if target is None else counting(target) for target in targets]
     total = sum(float(each or 0) for each in counts)
     head.begin(count / total if total and None not in counts else None, keep_outputs=False, scale=1.0 / count)

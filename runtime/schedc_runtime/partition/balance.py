@@ -12,7 +12,7 @@ from schedc_runtime.errors import PartitionError
 from schedc_runtime.partition.layout import cuts_of
 
 
-def balance(costs: Sequence[float], stages: int, first: float = 0.0, last: float = 0.0) -> list[int]:
+def balanced_split(costs: Sequence[float], stages: int, first: float = 0.0, last: float = 0.0) -> list[int]:
     """[stages - 1] number of blocks before each cut, with the least cost of the largest stage.
 
     costs: [blocks] any unit. first, last: additional cost of the first stage (embedding) and the last (norm, head).
@@ -104,4 +104,4 @@ def choose_cuts(
         )
     if not all(np.isfinite(cost) and cost >= 0 for cost in chosen):
         raise PartitionError(f"costs {list(chosen)} are not all finite and >= 0")
-    return balance(chosen[1:-1], stages, chosen[0], chosen[-1])
+    return balanced_split(chosen[1:-1], stages, chosen[0], chosen[-1])

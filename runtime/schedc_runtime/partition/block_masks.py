@@ -47,7 +47,7 @@ def opened(value: Any) -> tuple[tuple[Any, ...], Any]:
     return leaves, rest
 
 
-def leaf_of(value: Any, number: int) -> Any:
+def leaf_of_mask(value: Any, number: int) -> Any:
     """One leaf of a mask."""
     return opened(value)[0][number]
 

@@ -18,7 +18,7 @@ from schedc_runtime.partition.boundary import Boundary, Constant, TensorSpec
 from schedc_runtime.partition.recorded_stage import StageCode
 from schedc_runtime.partition.recorder import Recording
 from schedc_runtime.partition.split import CutRecording
-from schedc_runtime.partition.stage_code import CompiledGraph, compiled
+from schedc_runtime.partition.stage_code import CompiledGraph, compiled_code
 from schedc_runtime.partition.symbols import Values, has_sizes, settled
 from schedc_runtime.partition.unit_calls import ASSUMED
 from schedc_runtime.random_numbers.counting import DrawEvent
@@ -105,7 +105,7 @@ class CutModel:
         return StageCode(graph, code, self._finish if stage == self.cuts.stages - 1 else None, shapes)
 
     def _compiled(self, stage: int, graph: fx.Graph) -> CompiledGraph:
-        return compiled(graph, f"stage {stage} of {type(self.model).__name__}")
+        return compiled_code(graph, f"stage {stage} of {type(self.model).__name__}")
 
     def _finish(self, leaves: Any) -> Any:
         assert self.recording.output is not None

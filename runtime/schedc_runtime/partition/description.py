@@ -22,7 +22,7 @@ Description = tuple[Any, ...]
 _NOTES = ("random", "light", "ambient", TAPS, CHECKPOINTED, ASSUMED)
 
 
-def described(recording: Recording) -> Description:
+def description_of(recording: Recording) -> Description:
     """Everything that stages are made of: nodes with arguments, results and memory, entries, calls and the output."""
     nodes = {node: number for number, node in enumerate(recording.graph.nodes)}
     memory: dict[int, int] = {}

@@ -12,7 +12,7 @@ from schedc_runtime.errors import BoundaryError, PartitionError
 from schedc_runtime.partition.example import arguments, guesses, named_arguments
 from schedc_runtime.partition.record import NodeRule, record
 from schedc_runtime.partition.recorder import Recording
-from schedc_runtime.partition.records import device_of
+from schedc_runtime.partition.records import device_of_record
 
 
 def first_recording(
@@ -26,7 +26,7 @@ def first_recording(
 def _first(
     model: nn.Module, rule: NodeRule, inputs: Sequence[str] | None, example: Any
 ) -> tuple[dict[str, Any], Recording]:
-    device = device_of(model)
+    device = device_of_record(model)
     if example is not None:
         named = named_arguments(model, *arguments(example), inputs)
         return named, record(model, named, rule, training=model.training, device=device)

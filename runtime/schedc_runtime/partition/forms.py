@@ -16,7 +16,7 @@ from typing import NamedTuple
 from schedc_runtime.partition.cut_record import CutModel
 from schedc_runtime.partition.description import Description, equal
 from schedc_runtime.partition.recorder import Recording
-from schedc_runtime.partition.symbols import Places, Sizes, Values, differing, settled
+from schedc_runtime.partition.symbols import Places, Sizes, Values, differing_sizes, settled
 
 _ATTEMPTS = 3
 """Recordings with symbols, one after the other, that no other batch could use: the model branches on its sizes."""
@@ -70,7 +70,7 @@ class Form:
 
     def _see(self, sizes: Sizes) -> None:
         self.seen = self.seen or sizes
-        self.varying |= differing(self.seen, sizes)
+        self.varying |= differing_sizes(self.seen, sizes)
 
     def _with_symbols(self, record: Callable[[Places], CutModel]) -> CutModel | None:
         """A recording with symbols; None where there is no use or no way. What fails so is recorded as it is."""

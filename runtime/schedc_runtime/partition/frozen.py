@@ -77,7 +77,7 @@ def contents(value: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]] | None:
 
 
 def frozen(value: Any, depth: int = _DEPTH) -> Any:
-    """What `same` compares later: the value itself, or its contents where these may change."""
+    """What `same_value` compares later: the value itself, or its contents where these may change."""
     if isinstance(value, Tensor):
         return Contents(Tensor, (value,), (value.dtype,))
     if isinstance(value, set):
@@ -90,14 +90,14 @@ def frozen(value: Any, depth: int = _DEPTH) -> Any:
     return Contents(type(value), keys, tuple([frozen(item, depth - 1) for item in values]))
 
 
-def same(before: Any, now: Any) -> bool:
+def same_value(before: Any, now: Any) -> bool:
     """Whether two frozen values are one object, or equal numbers, strings, ... in containers of one class."""
     if before is now:
         return True
     if type(before) is not type(now):
         return False
     if isinstance(before, tuple) and not isinstance(before, PLAIN):  # `Contents`, and the keys in it
-        return len(before) == len(now) and all(map(same, before, now))
+        return len(before) == len(now) and all(map(same_value, before, now))
     return isinstance(before, PLAIN) and bool(before == now or (before != before and now != now))
 
 
@@ -112,7 +112,7 @@ def shallow(value: Any, depth: int = _DEPTH) -> Iterator[Shallow | Tensor | Any]
             yield from shallow(item, depth - 1)
 
 
-def shown(value: Any) -> str:
+def shown_value(value: Any) -> str:
     """A frozen value in words that are equal on two ranks where the values are."""
     if isinstance(value, Contents):
         if value.kind is Tensor:
@@ -121,7 +121,7 @@ def shown(value: Any) -> str:
         names = (
             [f"{key!r}: " for key in value.keys] if len(value.keys) == len(value.values) else [""] * len(value.values)
         )
-        items = [name + shown(item) for name, item in zip(names, value.values, strict=True)]
+        items = [name + shown_value(item) for name, item in zip(names, value.values, strict=True)]
         return f"{value.kind.__name__}({', '.join(items)})"
     if value is MISSING or isinstance(value, PLAIN):
         return repr(value)

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from schedc_runtime.errors import PartitionError
 from schedc_runtime.partition.recorder import Recording
-from schedc_runtime.partition.stage_code import compiled
+from schedc_runtime.partition.stage_code import compiled_code
 from schedc_runtime.partition.structure import Template
 from schedc_runtime.partition.symbols import NotSymbolic, has_sizes
 
@@ -156,7 +156,7 @@ def _function(tail: Sequence[fx.Node], call: fx.Node) -> Callable[[Tensor], Tens
     for node in tail:
         here[node] = graph.node_copy(node, here.__getitem__)
     graph.output(here[tail[-1]])
-    run = compiled(graph, "logits").run
+    run = compiled_code(graph, "logits").run
     return lambda logits: run(None, logits)
 
 

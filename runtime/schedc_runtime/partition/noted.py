@@ -10,7 +10,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from schedc_runtime.errors import PartitionError
-from schedc_runtime.partition.frozen import MISSING, PLAIN, Contents, contents, frozen, same
+from schedc_runtime.partition.frozen import MISSING, PLAIN, Contents, contents, frozen, same_value
 from schedc_runtime.partition.reads import Read
 from schedc_runtime.partition.structure import tensors_in
 
@@ -38,7 +38,7 @@ class Noted:
         """
         self._beside_fakes = _keeps_fakes(self.read.holder)
         now = frozen(self.read.now())
-        if same(self._first, now):
+        if same_value(self._first, now):
             return True
         if not self.updates:
             self._warn_of_contents(model, now)
@@ -79,7 +79,7 @@ class Noted:
         if not isinstance(now, Contents) or not isinstance(self._first, Contents):
             return
         pairs = zip(self._first.values, now.values, strict=False)
-        if any(isinstance(before, PLAIN) and not same(before, after) for before, after in pairs):
+        if any(isinstance(before, PLAIN) and not same_value(before, after) for before, after in pairs):
             warnings.warn(
                 f"{type(model).__name__} changes what is in `{self.read.name}` between its units, and reads it. This is"
                 " Python, which a pipeline records and does not run again: count in the training loop, or in a unit",

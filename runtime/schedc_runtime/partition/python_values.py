@@ -36,7 +36,7 @@ def unbound_attribute(kind: type, name: str) -> Any:
     return next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), MISSING)
 
 
-def home(kind: type, name: str) -> type:
+def home_of_value(kind: type, name: str) -> type:
     """The class in which a class has a name."""
     return next((base for base in kind.__mro__ if name in vars(base)), object)
 

@@ -20,11 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from schedc_runtime.partition.code_names import NamePath, Store, code_names
-from schedc_runtime.partition.frozen import MISSING, PLAIN, contents, frozen, same
+from schedc_runtime.partition.frozen import MISSING, PLAIN, contents, frozen, same_value
 from schedc_runtime.partition.noted import Noted, Place
 from schedc_runtime.partition.python_values import (
     attributes_of,
-    home,
+    home_of_value,
     is_known,
     is_users,
     keeps_attributes,
@@ -191,7 +191,7 @@ class ReadNotes:
             if name not in own and unbound is MISSING and value is not MISSING:  # a `__getattribute__` of its own
                 for key in list(own):
                     self._note(_joined(path, key), own, key, True, place)
-            if name in own or unbound is MISSING or not is_known(home(type(owner), name)):
+            if name in own or unbound is MISSING or not is_known(home_of_value(type(owner), name)):
                 self._note(label, own, name, True, place)
             if name not in own:
                 self._of_class(type(owner), name)
@@ -199,7 +199,7 @@ class ReadNotes:
     def _of_class(self, kind: type, name: str) -> None:
         """A read of an attribute that a class has. Those of torch and Python itself do not change."""
         unbound = unbound_attribute(kind, name)
-        if unbound is MISSING or is_known(home(kind, name)) or isinstance(unbound, classmethod):
+        if unbound is MISSING or is_known(home_of_value(kind, name)) or isinstance(unbound, classmethod):
             return
         label = f"{kind.__module__}.{kind.__qualname__}.{name}"
         self._note(label, kind, name, False)
@@ -332,7 +332,7 @@ class ReadNotes:
         if isinstance(value, nn.Module):
             self._watched[id(value)] = value, name
             return True
-        if same(frozen(value), frozen(value)) and frozen(value) is not value:  # a set, or a small array
+        if same_value(frozen(value), frozen(value)) and frozen(value) is not value:  # a set, or a small array
             return True
         return self._watch_object(value, name)
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from schedc_runtime.partition.frozen import MISSING, Contents, Shallow, frozen, same, shallow, shown
+from schedc_runtime.partition.frozen import MISSING, Contents, Shallow, frozen, same_value, shallow, shown_value
 
 _VARIANTS = 8
 """Variants that are kept."""
@@ -98,7 +98,7 @@ class Reads:
         """Take the values that differ from those of the last `refresh` for the same: the pipeline has changed them."""
         before, now = self._now, [frozen(read.now()) for read in self._reads.values()]
         self._first = [
-            new if same(first, old) else first for first, old, new in zip(self._first, before, now, strict=True)
+            new if same_value(first, old) else first for first, old, new in zip(self._first, before, now, strict=True)
         ]
         self._settle(now)
         self._variants[self.variant] = list(now)
@@ -112,7 +112,7 @@ class Reads:
         changed = [
             read
             for read, old, new in zip(self._reads.values(), before, self._now, strict=True)
-            if not same(old, new)
+            if not same_value(old, new)
         ]  # fmt: skip
         if changed:
             self._choose(changed)
@@ -133,10 +133,10 @@ class Reads:
         for read, first, now in zip(self._reads.values(), self._first, self._now, strict=True):
             if isinstance(now, Contents) and _of_library(read.name):
                 continue  # a registry, to which one rank alone may add
-            if same(first, now):
+            if same_value(first, now):
                 facts.setdefault(read.name, _UNCHANGED)
             else:
-                facts[read.name] = _short(shown(now))
+                facts[read.name] = _short(shown_value(now))
         return facts
 
     def modes(self) -> dict[str, bool]:
@@ -153,7 +153,7 @@ class Reads:
     def _choose(self, changed: Sequence[Read]) -> None:
         """The variant of the values that are there now: a former one, or a new one."""
         for known_number, known in reversed(self._variants.items()):
-            if all(map(same, known, self._now)):
+            if all(map(same_value, known, self._now)):
                 number = known_number
                 break
         else:
@@ -197,7 +197,7 @@ class Reads:
                 and not any(self._empty)
                 and all(map(Shallow.holds, self._full))
                 and all(tensor.dtype is dtype for tensor, dtype in self._tensors)
-                and all(same(before, frozen(part)) for part, before in self._others)
+                and all(same_value(before, frozen(part)) for part, before in self._others)
             )
         except ValueError:  # an empty cell of a closure
             return False

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from schedc_runtime.errors import BoundaryError, PartitionError, RuntimeFault
 from schedc_runtime.partition.block_masks import recorded_masks
 from schedc_runtime.partition.boundary import TensorSpec
-from schedc_runtime.partition.description import described
+from schedc_runtime.partition.description import description_of
 from schedc_runtime.partition.effects import as_around
 from schedc_runtime.partition.example import call
 from schedc_runtime.partition.fake_failures import NEEDS_VALUES
@@ -26,7 +26,7 @@ from schedc_runtime.partition.plain_numbers import asks_for_class, symbols_in_py
 from schedc_runtime.partition.python_state import python_state_watched
 from schedc_runtime.partition.read_notes import ReadNotes
 from schedc_runtime.partition.recorder import ForwardRecorder, Recording
-from schedc_runtime.partition.symbols import Conditions, NotSymbolic, Places, Symbols, sizes_of
+from schedc_runtime.partition.symbols import Conditions, NotSymbolic, Places, Symbols, sizes_of_symbols
 from schedc_runtime.partition.user_line import user_line
 from schedc_runtime.partition.values import plain_branches
 from schedc_runtime.random_numbers.counting import CountedDraws
@@ -147,7 +147,7 @@ def _record(
             raise _needs_values(error, model, recorder.unit) from error
         except Exception as error:
             raise _fails(error, model, inputs, recorder.unit) from error
-        recording.description = described(recording)
+        recording.description = description_of(recording)
         recording.conditions = None if symbols is None else _conditions(symbols, named, recorder)
     if rule.head:
         leave_out(recording, rule.head)
@@ -158,7 +158,7 @@ def _conditions(symbols: Symbols, named: Mapping[str, Any], recorder: ForwardRec
     """The batches that a recording with symbols holds for."""
     if any(map(asks_for_class, recorder.notes.ran())):
         raise NotSymbolic("code compares the type of what may be a size")
-    return symbols.conditions(sizes_of(pytree.tree_leaves(dict(named))), recorder.values.questions)
+    return symbols.conditions(sizes_of_symbols(pytree.tree_leaves(dict(named))), recorder.values.questions)
 
 
 def modules_outside(model: nn.Module, rule: NodeRule) -> list[str]:

@@ -24,9 +24,9 @@ from schedc_runtime.partition.python_state import python_random_kept
 from schedc_runtime.partition.read_notes import ReadNotes, paused
 from schedc_runtime.partition.reads import Read
 from schedc_runtime.partition.recorded_functions import Apply, ContainerFill, called, hidden
-from schedc_runtime.partition.structure import Part, Template, hides_tensors, parts, storage_of, tensors_in
+from schedc_runtime.partition.structure import Part, Template, hides_tensors, storage_of, structure_parts, tensors_in
 from schedc_runtime.partition.symbols import Conditions
-from schedc_runtime.partition.tensor_hooks import TensorHooks, hooked, refuse_effect, refuse_written, shown
+from schedc_runtime.partition.tensor_hooks import TensorHooks, hooked_code, refuse_effect, refuse_written, shown_hook
 from schedc_runtime.partition.unit_calls import ASSUMED, CHECKPOINTED, TAPS, in_checkpoint, specs
 from schedc_runtime.partition.user_line import user_line
 from schedc_runtime.partition.values import AskedValues
@@ -149,7 +149,7 @@ class ForwardRecorder(TorchFunctionMode):
             return value
         written = [tensor for tensor, version in versions if tensor._version != version]
         if not written and next(tensors_in(result), None) is None:
-            return shown(func, result)
+            return shown_hook(func, result)
         target, given = called(func), tuple(args)
         if target is getattr:
             given = (args[0], func.__self__.__name__)
@@ -165,7 +165,7 @@ class ForwardRecorder(TorchFunctionMode):
     def hook(self, tensor: Tensor, hook: Any) -> Any:
         """Record that ``hook`` is registered on ``tensor`` [...]; returns its handle."""
         source, latest = self.node(tensor), self._latest
-        handle = self._hooks.add(self._add("call_function", hooked, (source, hook), {}), source, hook)
+        handle = self._hooks.add(self._add("call_function", hooked_code, (source, hook), {}), source, hook)
         self._latest = latest  # its stage does not follow from its place
         return handle
 
@@ -184,7 +184,7 @@ class ForwardRecorder(TorchFunctionMode):
             self._alive.append(value)
             node.meta["val"] = value
             return
-        for part in parts(value):
+        for part in structure_parts(value):
             if next(tensors_in(part.value), None) is not None:
                 self._know(part.value, self._part(node, part))
 
@@ -390,7 +390,7 @@ class ForwardRecorder(TorchFunctionMode):
         if isinstance(value, Tensor):
             self._alive.append(value)
             self._inside.setdefault(id(value), tap)
-        for part in parts(value):
+        for part in structure_parts(value):
             self._remember(part.value, tap._replace(way=(*tap.way, part._replace(value=None))))
 
     def _refuse_state(self, named: Mapping[str, Any], path: str) -> None:

@@ -25,7 +25,7 @@ from schedc_runtime.partition.record import NodeRule, modules_outside, record
 from schedc_runtime.partition.recorded_stage import CodeSlot, RecordedStage, attribute_of, equip
 from schedc_runtime.partition.recorder import Recording
 from schedc_runtime.partition.split import CutRecording, Entries
-from schedc_runtime.partition.symbols import Places, sizes_of
+from schedc_runtime.partition.symbols import Places, sizes_of_symbols
 from schedc_runtime.random_numbers.names import aliases_of
 
 _KEPT = 256
@@ -131,7 +131,7 @@ class Records:
             self._note_asked(recording, named)
             if not guessed:
                 form = Form()
-                form.begin(sizes_of(pytree.tree_leaves(dict(named))), recording)
+                form.begin(sizes_of_symbols(pytree.tree_leaves(dict(named))), recording)
                 self._keep_form(form, named, self.model.training)
             self._kept[self._key(named, self.model.training)] = self.first
         self.select(self.first)
@@ -168,7 +168,7 @@ class Records:
     def _new(self, named: Mapping[str, Any], training: bool, slices: int) -> Record:
         def recorded(varying: Places) -> CutModel:
             self.recordings += 1
-            device = device_of(self.model)
+            device = device_of_record(self.model)
             with warnings.catch_warnings():
                 if varying:  # the recording of the first sizes has warned
                     warnings.simplefilter("ignore")
@@ -179,7 +179,7 @@ class Records:
         key = self._form_key(named, training, slices)
         form = self._forms.pop(key, None) or Form()
         try:
-            model, values = form.model(sizes_of(pytree.tree_leaves(dict(named))), recorded)
+            model, values = form.model(sizes_of_symbols(pytree.tree_leaves(dict(named))), recorded)
         finally:
             self._keep_form(form, named, training, slices)
         return model.record(named, values)
@@ -207,7 +207,7 @@ class Records:
 
         asked = self.asked.get(tuple(named), frozenset(named))
         signs = {name: pytree.tree_map(known if name in asked else sign, value) for name, value in named.items()}
-        return f"{signs} {training} {device_of(self.model)} {ambient()} {self.reads.key(training)}"
+        return f"{signs} {training} {device_of_record(self.model)} {ambient()} {self.reads.key(training)}"
 
     def _cut(self, recording: Recording, named: Mapping[str, Any]) -> CutModel:
         self.reads.add(recording.reads)
@@ -237,7 +237,7 @@ class Records:
                 )
 
 
-def device_of(model: nn.Module) -> torch.device:
+def device_of_record(model: nn.Module) -> torch.device:
     """The device of the parameters that are not on the meta device; the CPU if all are."""
     real = (p.device for p in model.parameters() if p.device.type != "meta")
     return next(real, torch.device("cpu"))

@@ -20,7 +20,7 @@ class CompiledGraph(NamedTuple):
     source: str
 
 
-def compiled(graph: fx.Graph, name: str) -> CompiledGraph:
+def compiled_code(graph: fx.Graph, name: str) -> CompiledGraph:
     """The function of a graph, with the stage module as its first argument. name: of the file in tracebacks."""
     writer = _Writer(graph)
     source = "\n    ".join([f"def forward({', '.join(['self', *writer.inputs])}):", *writer.lines()]) + "\n"
@@ -35,7 +35,7 @@ def compiled(graph: fx.Graph, name: str) -> CompiledGraph:
     return CompiledGraph(run, source)
 
 
-def attribute(base: str, path: str) -> str:
+def attribute_code(base: str, path: str) -> str:
     """The expression of an attribute: parts of a path that are no identifiers go through getattr."""
     for word in path.split("."):
         base = f"{base}.{word}" if word.isidentifier() else f"getattr({base}, {word!r})"
@@ -83,12 +83,12 @@ class _Writer:
             ]
         )
         if node.op == "get_attr":
-            return attribute("self", str(node.target))
+            return attribute_code("self", str(node.target))
         if node.op == "call_method":
             return f"{args[0]}.{node.target}({given.partition(', ')[2]})" if len(args) else ""
         if node.op == "call_function":
             return f"{self._constant(node.target)}({given})"
-        called = attribute("self", str(node.target))
+        called = attribute_code("self", str(node.target))
         if (unit := UnitCall.of(node)) is not None:
             return f"{self._constant(unit)}({', '.join([called, *([given] if given else [])])})"
         return f"{called}({given})"

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from schedc_runtime.partition.block_masks import is_mask, leaf_of, opened
+from schedc_runtime.partition.block_masks import is_mask, leaf_of_mask, opened
 
 _DEPTH = 5
 """How deep an object is searched for tensors."""
@@ -26,14 +26,14 @@ class Part(NamedTuple):
     value: Any
 
 
-def parts(value: Any) -> list[Part]:
+def structure_parts(value: Any) -> list[Part]:
     """The parts of a tuple, list, mapping, dataclass or block mask; [] for everything else."""
     if isinstance(value, (tuple, list)) and not isinstance(value, torch.Size):
         return [Part(getitem, position, item) for position, item in enumerate(value)]
     if isinstance(value, Mapping):
         return [Part(getitem, key, item) for key, item in value.items()]
     if is_mask(value):
-        return [Part(leaf_of, number, leaf) for number, leaf in enumerate(opened(value)[0])]
+        return [Part(leaf_of_mask, number, leaf) for number, leaf in enumerate(opened(value)[0])]
     if is_dataclass(value) and not isinstance(value, type):
         return [Part(getattr, field.name, getattr(value, field.name)) for field in fields(value)]
     return []
@@ -44,7 +44,7 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
     else:
-        for part in parts(value):
+        for part in structure_parts(value):
             yield from tensors_in(part.value)
 
 
@@ -59,7 +59,7 @@ def hides_tensors(value: Any, depth: int = 0) -> bool:
         return True
     if value is None or isinstance(value, _OPAQUE) or depth > _DEPTH:
         return False
-    if inner := parts(value):
+    if inner := structure_parts(value):
         return any(hides_tensors(part.value, depth + 1) for part in inner)
     return any(hides_tensors(attribute, depth + 1) for attribute in attributes(value))
 
@@ -83,7 +83,7 @@ class Template(NamedTuple):
     @classmethod
     def of(cls, value: Any) -> tuple[Template, list[Any]]:
         """(template, leaves): `fill` puts the leaves back."""
-        if not (own := parts(value)):
+        if not (own := structure_parts(value)):
             return cls(None, ()), [value]
         pairs = [cls.of(part.value) for part in own]
         # The container itself would keep what it holds.
@@ -103,7 +103,7 @@ class _Shell(NamedTuple):
 
     @classmethod
     def of(cls, value: Any) -> _Shell:
-        keys = tuple(part.key for part in parts(value))
+        keys = tuple(part.key for part in structure_parts(value))
         return cls(type(value), keys, opened(value)[1] if is_mask(value) else None)
 
     def build(self, values: list[Any]) -> Any:

@@ -204,7 +204,7 @@ class Conditions:
 
     def values(self, sizes: Sizes) -> Values | None:
         """The symbols' values for a batch of these sizes; None where the recording does not hold for it."""
-        if differing(self.sizes, sizes) - self.names.keys():
+        if differing_sizes(self.sizes, sizes) - self.names.keys():
             return None
         values = {name: sizes[leaf][dim] for (leaf, dim), name in self.names.items()}
         try:
@@ -216,12 +216,12 @@ class Conditions:
         return values if holds else None
 
 
-def sizes_of(leaves: Sequence[Any]) -> Sizes:
+def sizes_of_symbols(leaves: Sequence[Any]) -> Sizes:
     """The shape of each tensor, or `TensorSpec`, among the leaves of a batch; () for other leaves."""
     return tuple(tuple(leaf.shape) if isinstance(leaf, (Tensor, TensorSpec)) else () for leaf in leaves)
 
 
-def differing(a: Sizes, b: Sizes) -> Places:
+def differing_sizes(a: Sizes, b: Sizes) -> Places:
     """The places in which two batches of one form differ."""
     return frozenset(
         (leaf, dim)

@@ -60,7 +60,7 @@ def refuse_written(parameters: Mapping[int, str], storages: Iterable[int], node:
         )
 
 
-def hooked(tensor: Tensor, hook: Hook) -> None:
+def hooked_code(tensor: Tensor, hook: Hook) -> None:
     """Register a hook on ``tensor`` [...], if it has a gradient: an evaluation has none."""
     if tensor.requires_grad:
         tensor.register_hook(hook)  # type: ignore[no-untyped-call]
@@ -122,7 +122,7 @@ class GradientFunction:
 _GRAD_FN = Tensor.grad_fn
 
 
-def shown(func: Any, value: Any) -> Any:
+def shown_hook(func: Any, value: Any) -> Any:
     """What code between units gets of a torch function that returns no tensor."""
     if value is not None and getattr(func, "__self__", None) is _GRAD_FN:
         return GradientFunction(value)

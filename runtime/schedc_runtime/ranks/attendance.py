@@ -36,7 +36,7 @@ class Attendance(NamedTuple):
     equal: bool
 
 
-def amount(process: int, ranks: int, number: int, alike: Iterable[Alike], tells: bool) -> int:
+def counter_share(process: int, ranks: int, number: int, alike: Iterable[Alike], tells: bool) -> int:
     """What ``process``, one of ``ranks``, adds to the counter in round ``number``."""
     telling, come, modulus = _fields(ranks)
     checksums = (_weight(process, members) * _checksum(value, number) for value, members in alike)

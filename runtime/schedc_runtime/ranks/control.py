@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch.distributed as dist
 
 from schedc_runtime.errors import PeerFailure, RanksDisagree, RuntimeFault, StepTimeout
-from schedc_runtime.ranks.attendance import MOST, Alike, amount, attendance
+from schedc_runtime.ranks.attendance import MOST, Alike, attendance, counter_share
 from schedc_runtime.ranks.last_words import speak_at_the_end
 from schedc_runtime.ranks.presence import LOST, Presence, answer_key
 from schedc_runtime.ranks.progress import Position
@@ -193,7 +193,7 @@ class ControlPlane:
     def _meet(self, what: str, text: str | None, alike: Iterable[Alike], function: Function) -> tuple[bool, Any]:
         """A round of all ranks: whether values agree, and the result if they do. text: what this rank tells."""
         ranks, number = len(self.names), self._round + 1
-        mine = amount(self.process, ranks, number, alike, text is not None)
+        mine = counter_share(self.process, ranks, number, alike, text is not None)
         self._round = self.presence.awaited = number
         try:
             if text is not None:

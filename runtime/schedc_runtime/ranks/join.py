@@ -51,7 +51,7 @@ def join(backend: str | None = None, *, timeout: float = 300.0) -> torch.device:
     store, rank, size = next(rendezvous("env://", timeout=limit))
     store.set_timeout(limit)
     names = [f"rank {process}" for process in range(size)]
-    store = meet(store, "join", rank, names, timeout)
+    store = meet_ranks(store, "join", rank, names, timeout)
     dist.init_process_group(
         backend or ("nccl" if gpus else "gloo"), store=store, rank=rank, world_size=size,
         device_id=device if device.type == "cuda" else None,
@@ -59,7 +59,7 @@ def join(backend: str | None = None, *, timeout: float = 300.0) -> torch.device:
     return device
 
 
-def meet(store: Any, what: str, process: int, names: Sequence[str], timeout: float) -> Any:
+def meet_ranks(store: Any, what: str, process: int, names: Sequence[str], timeout: float) -> Any:
     """The part of ``store`` for this meeting of all ``names`` alone: ``schedc/<run>/<what>/<attempt>``.
 
     store: a torch Store, which may hold keys of earlier attempts. what: the occasion, the same on all ranks.

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from schedc_runtime.errors import RuntimeFault
-from schedc_runtime.ranks.join import meet
+from schedc_runtime.ranks.join import meet_ranks
 from schedc_runtime.ranks.mesh import Coordinate, Mesh, PeerGroups, in_process_peer_groups, no_peers, peer_groups
 from schedc_runtime.transport import InProcessNetwork, TorchTransport, Transfer, Transport
 
@@ -55,7 +55,7 @@ class Network:
         self.local, self.process = [place], mesh.process(place)
         # Groups of other ranks may have the same name.
         among = "everyone" if group is None else f"{group.group_name}/{dist.get_global_rank(group, 0)}"
-        self.store = meet(dist.distributed_c10d._get_default_store(), among, self.process, self.names, timeout)
+        self.store = meet_ranks(dist.distributed_c10d._get_default_store(), among, self.process, self.names, timeout)
         if group is None:
             limit = timedelta(seconds=timeout)
             groups = [dist.new_group(ranks, backend=dist.get_backend(), timeout=limit) for ranks in mesh.pipelines()]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any, NamedTuple, TypeVar
 
-from schedc_runtime.ranks.processes import Condition, Process, condition, has_ended, this_process
+from schedc_runtime.ranks.processes import Condition, Process, has_ended, process_condition, this_process
 from schedc_runtime.ranks.progress import PeerProgress, Position, Progress
 
 LOST = "lost "
@@ -149,7 +149,7 @@ class Presence:
         peer = self._peers[process]
         if process == self.process or not peer.here or peer.process is None:
             return Condition(False, False, "")
-        return condition(peer.process)
+        return process_condition(peer.process)
 
     def _line(self, process: int, state: Condition, seen: tuple[Any, Any] | None) -> str:
         """What is known of a rank, in words. seen: its last two reports, if they alone say where it stands."""

@@ -58,7 +58,7 @@ def this_process() -> Process:
     return Process(machine, socket.gethostname(), os.getpid(), started)
 
 
-def condition(process: Process, proc: Path = _PROC, cgroups: Path = _CGROUPS) -> Condition:
+def process_condition(process: Process, proc: Path = _PROC, cgroups: Path = _CGROUPS) -> Condition:
     """The state of a process, which must be of this machine."""
     try:
         stat = _stat(process.pid, proc)
@@ -75,7 +75,7 @@ def condition(process: Process, proc: Path = _PROC, cgroups: Path = _CGROUPS) ->
 
 
 def has_ended(process: Process, proc: str = str(_PROC)) -> bool:
-    """Whether a process of this machine is gone: as `condition`, in one short read for every step."""
+    """Whether a process of this machine is gone: as `process_condition`, in one short read for every step."""
     try:
         file = os.open(f"{proc}/{process.pid}/stat", os.O_RDONLY)
     except (FileNotFoundError, ProcessLookupError):

@@ -20,7 +20,7 @@ def storage_number(tensor: Tensor) -> int:
     return number
 
 
-def is_parameter(tensor: Tensor) -> bool:
+def is_parameter_use(tensor: Tensor) -> bool:
     """Whether a tensor [...] is a parameter or a view of one."""
     return isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter)
 

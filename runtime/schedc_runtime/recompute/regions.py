@@ -27,7 +27,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from schedc.ir.plan import Level
 from schedc_runtime.errors import StageError
 from schedc_runtime.offload.boxes import BoxNote
-from schedc_runtime.recompute.facts_of_tensors import autocast_of, is_parameter, storage_number, weak_reference
+from schedc_runtime.recompute.facts_of_tensors import autocast_of, is_parameter_use, storage_number, weak_reference
 from schedc_runtime.recompute.notes import Producer, RegionOutput, TensorNote
 from schedc_runtime.recompute.random_state import RandomPlace, drawn_again, drawn_since, gpus, random_place
 
@@ -131,7 +131,7 @@ class _Replay:
         return next(self.kept)
 
 
-def repeat(kept: Sequence[Any], function: Callable[..., Any], *args: Any) -> Any:
+def repeat_region(kept: Sequence[Any], function: Callable[..., Any], *args: Any) -> Any:
     """``function(*args)`` a second time, with the decisions ``kept`` from the first run."""
     with _acting(_Replay(kept)):
         return function(*args)
@@ -196,7 +196,7 @@ class Region(Producer):
                 stack.enter_context(torch.autocast(device, enabled=on, dtype=dtype))
             if self.random is not None:
                 stack.enter_context(drawn_again(self.random, self.devices))
-            returned = repeat(self.kept, self.function, *map(_argument_again, self.args))
+            returned = repeat_region(self.kept, self.function, *map(_argument_again, self.args))
         self.results = tuple([x.detach() if isinstance(x, Tensor) else x for x in _listed(returned)])
 
     def _collector(self) -> Callable[[Tensor], None]:
@@ -344,7 +344,7 @@ class Recorder:
         if (entry := self._entries.get((storage, tensor.dtype))) is not None:
             offset = int(tensor.storage_offset()) - entry.offset
             return RegionOutput(entry.producer, entry.output, tensor.shape, tensor.stride(), offset)
-        if inside is not None and storage not in inside.own and not is_parameter(tensor):
+        if inside is not None and storage not in inside.own and not is_parameter_use(tensor):
             inside.wanted.add(number)
             return RegionInner(inside, number)
         return self._held(tensor)

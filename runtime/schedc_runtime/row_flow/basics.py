@@ -18,7 +18,7 @@ NUMBERS = "takes another value for each number of a row"
 PAIRS = "combines rows with other rows"
 
 
-def same(call: OperatorCall, layout: RowPlace | None) -> Results:
+def same_flow(call: OperatorCall, layout: RowPlace | None) -> Results:
     """The same layout in all results."""
     return [layout] * len(call.results)
 
@@ -76,14 +76,14 @@ def reduces(call: OperatorCall) -> Results:
     layout = call.layout("self") or call.layout("input")
     source = call.get("self", call.get("input"))
     if layout is None or not isinstance(source, Tensor):
-        return same(call, None)
+        return same_flow(call, None)
     dims = wanted_dims(call, "dim", source.dim()) if "dim" in call.given else list(range(source.dim()))
     if layout.dim in dims:
         real = source.dtype.is_floating_point or source.dtype.is_complex
         call.meets(OVER, certain=real)
-        return same(call, None)
+        return same_flow(call, None)
     kept = call.get("keepdim", False)
-    return same(call, layout if kept else layout.at(layout.dim - sum(dim < layout.dim for dim in dims)))
+    return same_flow(call, layout if kept else layout.at(layout.dim - sum(dim < layout.dim for dim in dims)))
 
 
 def along(name: str = "dim") -> Rule:
@@ -95,7 +95,7 @@ def along(name: str = "dim") -> Rule:
         if layout is not None and layout.dim in wanted_dims(call, name, source.dim()):
             sorts = call.name in ("sort", "argsort", "topk") or not source.dtype.is_floating_point
             call.meets(OVER, certain=not sorts)
-        return same(call, layout)
+        return same_flow(call, layout)
 
     return rule
 
@@ -146,7 +146,7 @@ def product(left: str, right: str, out: str, names: tuple[str, str] = ("self", "
             layout = layout or added
         elif isinstance(bias, Tensor) and layout is not None:
             _step(call, [bias], layout, call.results[0].dim())
-        return same(call, layout)
+        return same_flow(call, layout)
 
     return rule
 
@@ -168,7 +168,7 @@ def attention(call: OperatorCall) -> Results:
     tensors = [call.given[name] for name in ("query", "key", "value") if isinstance(call.get(name), Tensor)]
     layouts = {layout for tensor in tensors if (layout := call.of(tensor).layout) is not None}
     if not layouts:
-        return same(call, None)
+        return same_flow(call, None)
     layout = min(layouts)
     if len(layouts) > 1 or layout.dim > 1:
         call.meets(PAIRS if len(layouts) > 1 else OVER)
@@ -188,7 +188,7 @@ def batched(call: OperatorCall) -> Results:
     layout = next(iter(layouts), None)
     if layout is not None and layout.dim != 0:
         call.meets(OVER)
-    return same(call, layout)
+    return same_flow(call, layout)
 
 
 def convolution(call: OperatorCall) -> Results:
@@ -199,7 +199,7 @@ def convolution(call: OperatorCall) -> Results:
         call.meets(PAIRS)
     if layout is not None and layout.dim != 0:
         call.meets(OVER)
-    return same(call, layout)
+    return same_flow(call, layout)
 
 
 def normalized(call: OperatorCall) -> Results:
@@ -212,7 +212,7 @@ def group_norm(call: OperatorCall) -> Results:
     layout = call.layout("input")
     if layout is not None and layout.dim != 0:
         call.meets(OVER)
-    return same(call, layout)
+    return same_flow(call, layout)
 
 
 def batch_norm(call: OperatorCall) -> Results:
@@ -230,11 +230,11 @@ def loss(call: OperatorCall) -> Results:
     if call.get("reduction", 1) != 0:
         if call.with_rows:
             call.meets(OVER)
-        return same(call, None)
-    return same(call, next((call.of(tensor).layout for tensor in call.with_rows), None))
+        return same_flow(call, None)
+    return same_flow(call, next((call.of(tensor).layout for tensor in call.with_rows), None))
 
 
-def embedding(call: OperatorCall) -> Results:
+def embedding_flow(call: OperatorCall) -> Results:
     """Rows of a table by indices."""
     if call.layout("weight") is not None:
         call.meets(PAIRS)
@@ -243,7 +243,7 @@ def embedding(call: OperatorCall) -> Results:
         layout = RowPlace(call.scaled[0][0], 1, call.results[0].shape[call.scaled[0][0]] // call.rows)
         if layout.dim >= indices.dim() or not uniform(indices, call.of(indices), layout, call.rows):
             call.meets(NUMBERS)
-    return same(call, layout)
+    return same_flow(call, layout)
 
 
 def random(call: OperatorCall) -> Results:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from schedc_runtime.row_flow.layouts import RowPlace, candidates
+from schedc_runtime.row_flow.layouts import RowPlace, layout_candidates
 
 
 class Meeting(NamedTuple):
@@ -95,7 +95,7 @@ class OperatorCall:
         """Let known arguments that are the same at every row have rows: there are no others."""
         for tensor in self.tensors:
             flow = self.of(tensor)
-            same = (at for at in candidates(tensor.shape, self.rows) if uniform(tensor, flow, at, self.rows))
+            same = (at for at in layout_candidates(tensor.shape, self.rows) if uniform(tensor, flow, at, self.rows))
             if flow.known is not None and (layout := next(same, None)) is not None:
                 self.flows = {**self.flows, id(tensor): flow._replace(layout=layout)}
 

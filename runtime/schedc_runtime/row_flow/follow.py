@@ -19,7 +19,7 @@ from schedc_runtime.partition.example import named_arguments
 from schedc_runtime.partition.intercepted import custom_functions_to
 from schedc_runtime.partition.record import record
 from schedc_runtime.partition.recorder import ForwardRecorder, Original, Recording
-from schedc_runtime.partition.records import Records, device_of
+from schedc_runtime.partition.records import Records, device_of_record
 from schedc_runtime.partition.split import CutRecording, Entries
 from schedc_runtime.row_flow.flows import Flow, Meeting, tensors_of
 from schedc_runtime.row_flow.layouts import RowPlace
@@ -52,7 +52,7 @@ def follow(records: Records, args: Sequence[Any], kwargs: Mapping[str, Any], *, 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what recordings warn of, they have said before
             recording = record(
-                records.model, fields, records.rule, training=training, device=device_of(records.model),
+                records.model, fields, records.rule, training=training, device=device_of_record(records.model),
                 around=watching.around,
             )  # fmt: skip
         first = watching.watch

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from schedc_runtime.row_flow.basics import NUMBERS, PAIRS, Results, same
+from schedc_runtime.row_flow.basics import NUMBERS, PAIRS, Results, same_flow
 from schedc_runtime.row_flow.flows import OperatorCall, split_rows, uniform
-from schedc_runtime.row_flow.layouts import RowPlace, candidates
+from schedc_runtime.row_flow.layouts import RowPlace, layout_candidates
 
 MOVES = "takes rows by index"
 
@@ -43,7 +43,7 @@ def index(call: OperatorCall) -> Results:
     """Elements at indices of some dimensions."""
     source: Tensor = call["self"]
     found = _found(call, source, _Indices(source, call["indices"]))
-    return same(call, found)
+    return same_flow(call, found)
 
 
 def _found(call: OperatorCall, source: Tensor, indices: _Indices) -> RowPlace | None:
@@ -86,7 +86,7 @@ def _own_rows(call: OperatorCall, rows_by: Tensor, layout: RowPlace, indices: _I
     flow = call.of(rows_by)
     if flow.known is not None:
         row = flow.known.div(layout.inner, rounding_mode="floor") % call.rows
-        for own in candidates(row.shape, call.rows):
+        for own in layout_candidates(row.shape, call.rows):
             if _counts(row, own, call.rows):
                 return indices.own(rows_by, own)
     elif flow.layout is not None and flow.step == layout.inner and layout.outer == 1:
@@ -112,7 +112,7 @@ def index_put(call: OperatorCall) -> Results:
     if layout is None:
         layout = _row_dim(call, target, indices, value)
         if layout is None:
-            return same(call, None)
+            return same_flow(call, None)
     if layout.dim in indices.given:
         place = _own_rows(call, indices.given[layout.dim], layout, indices)
     else:
@@ -120,7 +120,7 @@ def index_put(call: OperatorCall) -> Results:
     others = [indices.own(i, own) for i in indices.given.values() if (own := call.of(i).layout) is not None]
     if place is None or any(own != place for own in [*others, *([value] if value else [])]):
         call.meets(MOVES, certain=False)
-    return same(call, layout)
+    return same_flow(call, layout)
 
 
 def _row_dim(call: OperatorCall, target: Tensor, indices: _Indices, value: RowPlace | None) -> RowPlace | None:
@@ -138,14 +138,14 @@ def _row_dim(call: OperatorCall, target: Tensor, indices: _Indices, value: RowPl
     return layout
 
 
-def gather(call: OperatorCall) -> Results:
+def gather_flow(call: OperatorCall) -> Results:
     """Elements at an index along one dimension, each in its place in the others; and writes of the same kind."""
     source: Tensor = call["self"]
     dim = call["dim"] % max(1, source.dim())
     places = [x for x in (source, call["index"], call.get("src")) if isinstance(x, Tensor)]
     layouts = {layout for tensor in places if (layout := call.of(tensor).layout) is not None}
     if not layouts:
-        return same(call, None)
+        return same_flow(call, None)
     layout = min(layouts)
     if len(layouts) > 1:
         call.meets(PAIRS)
@@ -156,7 +156,7 @@ def gather(call: OperatorCall) -> Results:
             call.meets(NUMBERS)
         if tensor.shape[layout.dim] != source.shape[layout.dim]:
             call.meets(MOVES)
-    return same(call, layout)
+    return same_flow(call, layout)
 
 
 def index_select(call: OperatorCall) -> Results:
@@ -166,17 +166,17 @@ def index_select(call: OperatorCall) -> Results:
     layout, by = call.of(tensor).layout, call.of(entries)
     value = call.layout("source")
     if layout is None and by.layout is None and value is None:
-        return same(call, _of_table(call, tensor, _Indices(tensor, [*[None] * dim, entries]), []))
+        return same_flow(call, _of_table(call, tensor, _Indices(tensor, [*[None] * dim, entries]), []))
     if layout is None and call.name == "index_select":
-        return same(call, by.layout and by.layout.at(dim))
+        return same_flow(call, by.layout and by.layout.at(dim))
     layout = layout or (value if value and value.dim != dim else None)
     if layout is None or (layout.dim != dim and by.layout is not None) or (value or layout) != layout:
         call.meets(PAIRS, certain=False)
-        return same(call, layout)
+        return same_flow(call, layout)
     if layout.dim == dim:
         indices = _Indices(tensor, [*[None] * dim, entries])
         result = _own_rows(call, entries, layout, indices)
         if result is None:
             call.meets(MOVES, certain=by.known is not None)
-        return same(call, layout if call.name != "index_select" else result)
-    return same(call, layout)
+        return same_flow(call, layout if call.name != "index_select" else result)
+    return same_flow(call, layout)

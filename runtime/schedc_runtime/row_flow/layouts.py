@@ -22,7 +22,7 @@ class RowPlace(NamedTuple):
         return RowPlace(dim, self.outer, self.inner)
 
 
-def candidates(shape: Sequence[int], rows: int) -> Iterator[RowPlace]:
+def layout_candidates(shape: Sequence[int], rows: int) -> Iterator[RowPlace]:
     """Where rows may lie in a tensor: behind or ahead of all else that is folded with them."""
     for dim, size in enumerate(shape):
         if size % rows == 0:
@@ -58,7 +58,7 @@ def in_memory(layout: RowPlace, shape: Sequence[int], stride: Sequence[int], oth
     return None
 
 
-def sliced(layout: RowPlace, start: int, length: int, rows: int) -> RowPlace | None:
+def sliced_layout(layout: RowPlace, start: int, length: int, rows: int) -> RowPlace | None:
     """Where the rows are in ``length`` indices from ``start`` on, of the dimension of the rows.
 
     None where some rows are not in there. Whole blocks of all rows may be taken out.

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from schedc_runtime.row_flow.basics import NUMBERS, OVER, PAIRS, Results, Rule, aligned, same
+from schedc_runtime.row_flow.basics import NUMBERS, OVER, PAIRS, Results, Rule, aligned, same_flow
 from schedc_runtime.row_flow.flows import OperatorCall, uniform
-from schedc_runtime.row_flow.layouts import RowPlace, sliced, viewed
+from schedc_runtime.row_flow.layouts import RowPlace, sliced_layout, viewed
 
 TAKES = "takes some rows out of a microbatch"
 FOLDS = "folds rows into each other"
@@ -18,24 +18,24 @@ def view(call: OperatorCall) -> Results:
     """Another shape in the same order."""
     layout, source = call.layout("self"), call["self"]
     if layout is None:
-        return same(call, None)
+        return same_flow(call, None)
     result = viewed(layout, source.shape, call.results[0].shape, call.rows)
     if result is None:
         call.meets(FOLDS)
     call.step = call.of(source).step
-    return same(call, result)
+    return same_flow(call, result)
 
 
 def _kept(call: OperatorCall, layout: RowPlace | None) -> Results:
     call.step = call.of(call["self"]).step
-    return same(call, layout)
+    return same_flow(call, layout)
 
 
-def permute(call: OperatorCall) -> Results:
+def permute_flow(call: OperatorCall) -> Results:
     """Dimensions in another order."""
     layout, dims = call.layout("self"), call["self"].dim()
     if layout is None:
-        return same(call, None)
+        return same_flow(call, None)
     if call.name == "permute":
         order = [dim % dims for dim in call["dims"]]
     else:
@@ -49,7 +49,7 @@ def unsqueeze(call: OperatorCall) -> Results:
     """A new dimension of size 1."""
     layout = call.layout("self")
     if layout is None:
-        return same(call, None)
+        return same_flow(call, None)
     dim = call["dim"] % call.results[0].dim()
     return _kept(call, layout.at(layout.dim + (dim <= layout.dim)))
 
@@ -58,34 +58,34 @@ def squeeze(call: OperatorCall) -> Results:
     """Without dimensions of size 1."""
     layout, source = call.layout("self"), call["self"]
     if layout is None:
-        return same(call, None)
+        return same_flow(call, None)
     given = call.get("dim")
     dims = range(source.dim()) if given is None else [given] if isinstance(given, int) else given
     gone = {dim % source.dim() for dim in dims if source.shape[dim] == 1}
     return _kept(call, layout.at(layout.dim - sum(dim < layout.dim for dim in gone)))
 
 
-def expand(call: OperatorCall) -> Results:
+def expand_flow(call: OperatorCall) -> Results:
     """Repeated along dimensions of size 1, in front too."""
     layout, result = call.layout("self"), call.results[0]
     if layout is not None:
         return _kept(call, layout.at(layout.dim + result.dim() - call["self"].dim()))
     grown = [dim for dim in call.scaled[0] if result.stride(dim) == 0]
-    return same(call, RowPlace(grown[0], 1, result.shape[grown[0]] // call.rows) if grown else None)
+    return same_flow(call, RowPlace(grown[0], 1, result.shape[grown[0]] // call.rows) if grown else None)
 
 
-def repeat(call: OperatorCall) -> Results:
+def repeat_flow(call: OperatorCall) -> Results:
     """Repeated along dimensions, as blocks."""
     layout, source, result = call.layout("self"), call["self"], call.results[0]
     front = result.dim() - source.dim()
     if layout is not None:
         dim = layout.dim + front
-        return same(call, RowPlace(dim, layout.outer * call["repeats"][dim], layout.inner))
+        return same_flow(call, RowPlace(dim, layout.outer * call["repeats"][dim], layout.inner))
     grown = [dim for dim in call.scaled[0] if call["repeats"][dim] % call.rows == 0]
     if not grown:
-        return same(call, None)
+        return same_flow(call, None)
     inner = source.shape[grown[0] - front] if grown[0] >= front else 1
-    return same(call, RowPlace(grown[0], result.shape[grown[0]] // (call.rows * inner), inner))
+    return same_flow(call, RowPlace(grown[0], result.shape[grown[0]] // (call.rows * inner), inner))
 
 
 def take(call: OperatorCall) -> Results:
@@ -102,13 +102,13 @@ def take(call: OperatorCall) -> Results:
     if dim != layout.dim:
         if any(dim in grown for grown in call.scaled) and not gone:
             call.meets("takes as many entries as there are rows")
-        return same(call, layout.at(layout.dim - (gone and dim < layout.dim)))
+        return same_flow(call, layout.at(layout.dim - (gone and dim < layout.dim)))
     if gone:
         return _rows_picked(call, layout)
     start = _start(call, source.shape[dim])
     found = []
     for result in call.results:
-        if call.get("step", 1) != 1 or (own := sliced(layout, start, result.shape[dim], call.rows)) is None:
+        if call.get("step", 1) != 1 or (own := sliced_layout(layout, start, result.shape[dim], call.rows)) is None:
             call.meets(TAKES, certain=False)
             own = None
         found.append(own)
@@ -123,7 +123,7 @@ def _start(call: OperatorCall, size: int) -> int:
 
 def _rows_picked(call: OperatorCall, layout: RowPlace) -> Results:
     call.meets(TAKES, certain=False)
-    return same(call, None)
+    return same_flow(call, None)
 
 
 def cat(call: OperatorCall) -> Results:
@@ -133,10 +133,10 @@ def cat(call: OperatorCall) -> Results:
     dim = call.get("dim", 0) % max(1, len(shape))
     layouts = {layout for tensor in tensors if (layout := call.of(tensor).layout) is not None}
     if layouts and min(layouts).dim == dim:
-        return same(call, _blocks(call, tensors, dim))
+        return same_flow(call, _blocks(call, tensors, dim))
     if not layouts:
-        return same(call, _alike(call, tensors, dim))
-    return same(call, aligned(call, tensors))
+        return same_flow(call, _alike(call, tensors, dim))
+    return same_flow(call, aligned(call, tensors))
 
 
 def _alike(call: OperatorCall, tensors: Sequence[Tensor], dim: int) -> RowPlace | None:
@@ -170,14 +170,14 @@ def stack(call: OperatorCall) -> Results:
     dim = call.get("dim", 0) % dims
     layouts = {layout for tensor in tensors if (layout := call.of(tensor).layout) is not None}
     if not layouts:
-        return same(call, _collected(call) if call.scaled[0] else None)
+        return same_flow(call, _collected(call) if call.scaled[0] else None)
     layout = min(layouts)
     if len(layouts) > 1:
         call.meets(PAIRS)
     for tensor in tensors:
         if call.of(tensor).layout is None and not uniform(tensor, call.of(tensor), layout, call.rows):
             call.meets(NUMBERS)
-    return same(call, layout.at(layout.dim + (dim <= layout.dim)))
+    return same_flow(call, layout.at(layout.dim + (dim <= layout.dim)))
 
 
 def pad(call: OperatorCall) -> Results:
@@ -187,20 +187,20 @@ def pad(call: OperatorCall) -> Results:
     padded = {source.dim() - 1 - number // 2 for number, amount in enumerate(amounts) if amount}
     if layout is not None and layout.dim in padded:
         call.meets(TAKES if min(amounts) < 0 else OVER)
-        return same(call, None)
-    return same(call, layout)
+        return same_flow(call, None)
+    return same_flow(call, layout)
 
 
 def diagonal(call: OperatorCall) -> Results:
     """The diagonal of two dimensions, behind all others."""
     layout, source = call.layout("self"), call["self"]
     if layout is None:
-        return same(call, None)
+        return same_flow(call, None)
     pair = {call.get("dim1", 0) % source.dim(), call.get("dim2", 1) % source.dim()}
     if layout.dim in pair:
         call.meets(PAIRS)
-        return same(call, None)
-    return same(call, layout.at(layout.dim - sum(dim < layout.dim for dim in pair)))
+        return same_flow(call, None)
+    return same_flow(call, layout.at(layout.dim - sum(dim < layout.dim for dim in pair)))
 
 
 def windows(call: OperatorCall) -> Results:
@@ -208,8 +208,8 @@ def windows(call: OperatorCall) -> Results:
     layout, source = call.layout("self"), call["self"]
     if layout is not None and call["dimension"] % source.dim() == layout.dim:
         call.meets(OVER)
-        return same(call, None)
-    return same(call, layout)
+        return same_flow(call, None)
+    return same_flow(call, layout)
 
 
 def last_dim(shift: int) -> Rule:
@@ -219,6 +219,6 @@ def last_dim(shift: int) -> Rule:
         layout = call.layout("self")
         if layout is not None and layout.dim >= call["self"].dim() - 1 + min(0, shift):
             call.meets(FOLDS)
-        return same(call, layout)
+        return same_flow(call, layout)
 
     return rule

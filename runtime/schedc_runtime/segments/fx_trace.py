@@ -24,7 +24,7 @@ from torch import Tensor, fx, nn
 from schedc_runtime.errors import PartitionError
 from schedc_runtime.partition.graft import graft
 from schedc_runtime.partition.recorded_stage import RecordedStage
-from schedc_runtime.partition.tensor_hooks import hooked
+from schedc_runtime.partition.tensor_hooks import hooked_code
 from schedc_runtime.partition.unit_calls import CHECKPOINTED, TAPS
 from schedc_runtime.random_numbers.names import NamedCall, name_calls
 from schedc_runtime.ranks.exchange import Exchange
@@ -71,7 +71,7 @@ def stage_nodes(stage: nn.Module, inputs: int, traces: Traces) -> fx.Graph:
         values = tuple(graph.placeholder(f"value_{number}") for number in range(inputs))
         graph.output(_inlined(graph, stage, "", values, {}, traces))
     for node in list(graph.nodes):
-        if node.target is hooked:
+        if node.target is hooked_code:
             raise PartitionError(
                 "the model registers a hook on a tensor between units, and a stage in segments would give the hook the"
                 f" gradient of one segment alone{node.meta.get('line', '')}",

@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from schedc_runtime.errors import StageError
 from schedc_runtime.recompute.levels import MicrobatchRecorder
 from schedc_runtime.recompute.notes import Producer
-from schedc_runtime.recompute.regions import NOTES, repeat, value_of
+from schedc_runtime.recompute.regions import NOTES, repeat_region, value_of
 from schedc_runtime.segments.graph import Communication, Segment, StageGraph
 
 
@@ -73,7 +73,7 @@ class SegmentRecompute:
         assert isinstance(segment, Segment)
         taken = [self._take(value) for value in segment.takes]
         with torch.no_grad(), random:
-            results = repeat(self.recorder.kept[node], segment.run, module, *taken)
+            results = repeat_region(self.recorder.kept[node], segment.run, module, *taken)
         self._keep(zip(segment.gives, results, strict=True))
 
     def start(self, node: int) -> None:

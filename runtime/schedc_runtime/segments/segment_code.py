@@ -15,7 +15,7 @@ from torch import fx, nn
 from torch.nn.modules.dropout import _DropoutNd as _Dropout
 
 from schedc_runtime.fusion.calls import call_of
-from schedc_runtime.partition.stage_code import compiled
+from schedc_runtime.partition.stage_code import compiled_code
 from schedc_runtime.random_numbers.names import NamedCall
 
 _BEGINS = ("cat", "dropout", "erf", "gelu", "scaled_dot_product_attention", "silu", "tanh")
@@ -29,7 +29,7 @@ class SegmentCode:
 
     def __init__(self, graph: fx.Graph, title: str) -> None:
         self.graph, self.title = graph, title
-        self._plain: Callable[..., tuple[Any, ...]] = compiled(graph, title).run
+        self._plain: Callable[..., tuple[Any, ...]] = compiled_code(graph, title).run
         self._run = self._plain
 
     def __call__(self, module: nn.Module, *values: Any) -> tuple[Any, ...]:
@@ -52,7 +52,7 @@ class SegmentCode:
         for nodes in found:
             _replace(graph, [copies[node] for node in nodes], owner, fuse)
         if found:
-            self._run = compiled(graph, f"{self.title}, fused").run
+            self._run = compiled_code(graph, f"{self.title}, fused").run
 
 
 def _neighbours(graph: fx.Graph, owner: nn.Module) -> Iterator[list[fx.Node]]:

@@ -36,7 +36,7 @@ from schedc_runtime.trainers.held_state import StatePart, as_written, model_part
 from schedc_runtime.trainers.optimizer_state import (
     OptimizerFacts,
     empty_slots,
-    fill,
+    fill_optimizer,
     group_options,
     optimizer_facts,
     optimizer_parts,
@@ -108,7 +108,7 @@ def load(folder: str | os.PathLike[str], pipe: Pipeline, optimizer: Optimizer | 
         for part in [*plan.parts, *slots]:
             read_part(part, plan.stored[part.key])
         if optimizer is not None:
-            fill(optimizer, plan.once, plan.options, plan.numbers, plan.slots)
+            fill_optimizer(optimizer, plan.once, plan.options, plan.numbers, plan.slots)
         assembly.weights.loaded()
     pipe.steps = plan.facts["steps"]
     if plan.facts["hot"]:
@@ -121,15 +121,15 @@ def extra_of(folder: str | os.PathLike[str]) -> dict[str, Any]:
     return dict(_facts(Path(folder), _opened(Path(folder)))["extra"])
 
 
-def packed(value: Any) -> str:
+def packed_state(value: Any) -> str:
     """What `torch.save` writes for ``value``, as text for ``extra``."""
     buffer = io.BytesIO()
     torch.save(value, buffer)
     return base64.b64encode(buffer.getvalue()).decode()
 
 
-def unpacked(text: str) -> Any:
-    """The value of `packed`: tensors, containers and plain values alone. Raises `MaterializeError` for others."""
+def unpacked_state(text: str) -> Any:
+    """The value of `packed_state`: tensors, containers and plain values alone. Raises `MaterializeError` for others."""
     try:
         return torch.load(io.BytesIO(base64.b64decode(text)), weights_only=True)
     except Exception:  # whatever torch says of a broken file, and its advice to read it unchecked

@@ -18,7 +18,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from schedc_runtime.checkpoint.stored import Stored
 from schedc_runtime.errors import RuntimeFault
-from schedc_runtime.moe.shards import first_rows
+from schedc_runtime.moe.shards import first_expert_rows
 from schedc_runtime.pipeline.build.assembly import Assembly
 
 
@@ -92,7 +92,7 @@ def model_parts(assembly: Assembly) -> Iterator[StatePart]:
     Raises `RuntimeFault` for a state that is no tensor.
     """
     for stage in assembly.held():
-        rows = first_rows(stage.module)
+        rows = first_expert_rows(stage.module)
         for name, value in stage.module.state_dict(keep_vars=True).items():
             if not isinstance(value, Tensor):
                 raise RuntimeFault(f"`{name}` in the model's state is no tensor", "keep it with your own state")

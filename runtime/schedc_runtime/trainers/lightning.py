@@ -143,13 +143,13 @@ class PipelineStrategy(DDPStrategy):
         if storage_options is not None:
             raise RuntimeFault("storage_options of a pipeline's checkpoint", "leave them out")
         optimizer = self._optimizer() if "optimizer_states" in checkpoint_state else None
-        told = self.broadcast(checkpoint.packed(checkpoint_state))  # the callbacks of rank 0
+        told = self.broadcast(checkpoint.packed_state(checkpoint_state))  # the callbacks of rank 0
         checkpoint.save(self.broadcast(Path(filepath)), self.pipe, optimizer, {_LOOP: told})
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         """The state of loops and callbacks. The pipeline's own is loaded by `load_model_state_dict`."""
         self._path = Path(checkpoint_path)
-        state: dict[str, Any] = checkpoint.unpacked(checkpoint.extra_of(self._path)[_LOOP])
+        state: dict[str, Any] = checkpoint.unpacked_state(checkpoint.extra_of(self._path)[_LOOP])
         return state
 
     def load_model_state_dict(self, checkpoint_state: Mapping[str, Any], strict: bool = True) -> None:

@@ -108,7 +108,7 @@ def group_options(optimizer: Optimizer, once: Mapping[int, StatePart], facts: Op
     ]
 
 
-def fill(
+def fill_optimizer(
     optimizer: Optimizer,
     once: Mapping[int, StatePart],
     options: Sequence[Mapping[str, Any]],

@@ -30,7 +30,7 @@ def unknown(lanes: Iterable[str]) -> list[str]:
     return [lane for lane in lanes if lane not in LANES]
 
 
-def why_not(device: torch.device) -> str:
+def why_no_priority(device: torch.device) -> str:
     """Why a device gives no stream a priority; empty where it does."""
     return "" if device.type == "cuda" else f"{device.type} has no streams"
 
@@ -47,5 +47,5 @@ def stream_options(backend: str, high: bool) -> Any:
 def told(high: Iterable[str], device: torch.device) -> list[str]:
     """A line for people about the lanes with high priority, if there are any."""
     lanes = ", ".join(high)
-    reason = why_not(device)
+    reason = why_no_priority(device)
     return [f"priority: {lanes} high{f' (no effect: {reason})' if reason else ''}"] if lanes else []

@@ -90,7 +90,7 @@ class LayoutComparison:
         return other.makespan / self.chosen.makespan - 1 if self.chosen.makespan else 0.0
 
 
-def compare(
+def compare_layouts(
     layout: Layout,
     schedule: Schedule,
     costs: LayerCosts,

@@ -10,7 +10,7 @@ Contradiction = tuple[str, str, str]
 """Size at fault (a field of `ModelSizes` or of its parts), message, remedy."""
 
 
-def contradictions(model: ModelSizes) -> Iterator[Contradiction]:
+def contradictory_sizes(model: ModelSizes) -> Iterator[Contradiction]:
     """What is wrong with the sizes of a model, beside each other."""
     for part in _PARTS:
         yield from part(model)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from schedc.model.sizes import AttentionKind, AttentionSizes, ModelSizes, MoeSizes
-from schedc.planner.model.check import contradictions
+from schedc.planner.model.check import contradictory_sizes
 from schedc.planner.reading.keys import Keys
 from schedc.planner.reading.texts import parse_table
 from schedc.source import Source
@@ -60,7 +60,7 @@ def check_model(model: ModelSizes, keys: Keys, written: dict[str, tuple[str, ...
     written: the keys of the file for a size, where these have other names.
     """
     keys.stop()
-    for size, message, help in contradictions(model):
+    for size, message, help in contradictory_sizes(model):
         keys.say(keys.key_of(*written.get(size, (size,))), message, help, "S703")
     keys.stop()
 

@@ -215,7 +215,7 @@ def _batches(cells: Dependencies, messages: Messages, posts: _Posts, start: Floa
     place, follows = posts.by_message()
     rounding = 1e-9 * end.max(initial=0.0)
     if compiled := kernels(len(messages) * _NUMPY_MESSAGE):
-        compiled(loops.join)(
+        compiled(loops.join_loop)(
             messages.producer, messages.consumer, place, follows, start, end, p2p, rounding, posts.gap, batch
         )
         return batch

@@ -58,7 +58,7 @@ def place_send_waits(order: Any, rank: Any, rank_start: Any, number: Any, produc
                 gap[message] = max(gap[message], here[sender])
 
 
-def join(
+def join_loop(
     producer: Any, consumer: Any, place: Any, follows: Any, start: Any, end: Any, p2p: float, rounding: float,
     gap: Any, batch: Any,
 ) -> None:  # fmt: skip

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 
-def choose_moves(
+def choose_moves_loop(
     low: int, high: int, held: Any, room: Any, rank_start: Any, first: Any, made: Any, used: Any, bytes: Any,
     present: Any, left: Any,
 ) -> None:  # fmt: skip

@@ -162,7 +162,7 @@ class MoveChoice:
         stays, speeds = self.stays, self.speeds
         cells = int(self.rank_start[high] - self.rank_start[low])
         run = compiled(cells)
-        run(loops.choose_moves)(
+        run(loops.choose_moves_loop)(
             low, high, self.held, self.room, self.rank_start, self.first, stays.made, stays.used, stays.bytes,
             self.present, self.left,
         )  # fmt: skip

@@ -25,7 +25,7 @@ from schedc.cell.collectives import verify_collectives
 from schedc.cell.issue_order import CellOf, CellOnRank, ExpertRanks, events
 from schedc.cell.predict import predict
 from schedc.cell.tasks import tasks_of
-from schedc.cell.verify import verify
+from schedc.cell.verify import verify_cell
 from schedc.compiler import compile
 from schedc.inputs import open_input
 from schedc.ir.program import Instruction, InstructionKind, Program
@@ -43,7 +43,7 @@ def test_every_program_is_whole_and_no_shorter_than_its_bound(
     kind, forward, backward, costs, again = cell
     halves = shapes_of(kind, forward, backward)
     program = cell_program(kind, *halves, costs, recomputed=again)
-    assert verify(program, *halves) == []
+    assert verify_cell(program, *halves) == []
     tasks = tasks_of(kind, *halves, again)
     found = predict(program, *halves, costs)
     spent = tasks.durations(costs, costs)
@@ -60,7 +60,7 @@ def test_an_exchange_that_takes_no_time_starts_behind_the_one_that_it_needs() ->
     own = Node("0.attention", Lane.COMPUTE, (), True, False)
     first, second = Node("0.out", Lane.RAIL, (0,), False, False), Node("0.in", Lane.NODE, (1,), False, False)
     shape = StageShape((own, first, second), (0,))
-    assert verify(cell_program("F", shape, None, CellCosts()), shape, None) == []
+    assert verify_cell(cell_program("F", shape, None, CellCosts()), shape, None) == []
 
 
 @settings(max_examples=40, deadline=None)
@@ -84,7 +84,7 @@ def test_a_program_that_is_not_whole_is_refused(
             CellStep(Action.RUN, data.draw(st.sampled_from(Half)), data.draw(st.sampled_from((-1, 99)))),
         ],
     }[change]
-    found = verify(replace(program, steps=tuple(changed)), *halves)
+    found = verify_cell(replace(program, steps=tuple(changed)), *halves)
     assert found
     assert {finding.code for finding in found} == {"S320"}
 
@@ -95,15 +95,15 @@ def test_what_is_wrong_with_a_program_is_said_by_name() -> None:
     dispatch = program.steps.index(CellStep(Action.START, Half.FORWARD, 3))
     swapped = list(program.steps)
     swapped[dispatch - 1], swapped[dispatch] = swapped[dispatch], swapped[dispatch - 1]
-    texts = [finding.message for finding in verify(replace(program, steps=tuple(swapped)), shape, None)]
+    texts = [finding.message for finding in verify_cell(replace(program, steps=tuple(swapped)), shape, None)]
     assert any("start of F.0.dispatch.rail before F.0.permute is complete" in text for text in texts)
-    texts = [finding.message for finding in verify(replace(program, activation_at=2), shape, None)]
+    texts = [finding.message for finding in verify_cell(replace(program, activation_at=2), shape, None)]
     assert texts == [
         f"the program of a cell F cannot run: the activation leaves after step 2, and is complete after step "
         f"{program.activation_at}"
     ]
     late = replace(program, activation_at=len(program.steps) + 1)
-    assert [finding.code for finding in verify(late, shape, None)] == ["S320"]
+    assert [finding.code for finding in verify_cell(late, shape, None)] == ["S320"]
 
 
 # Collectives of a whole program.

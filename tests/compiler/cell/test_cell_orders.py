@@ -23,7 +23,7 @@ from schedc.cell.local_search import improved
 from schedc.cell.predict import predict
 from schedc.cell.schedule import forget_programs
 from schedc.cell.tasks import tasks_of
-from schedc.cell.verify import verify
+from schedc.cell.verify import verify_cell
 from schedc.diagnostics import CompilerBug, DiagnosticError
 from schedc.source import Source, Span
 from support.cell_cases import REFERENCE, predicted, reference_costs, reference_shape
@@ -212,7 +212,7 @@ def test_recomputed_segments_run_before_their_backward_and_need_no_exchange() ->
     program = cell_program("B", None, shape, reference_costs(10), recomputed=(experts,))
     order = [(step.half, step.node) for step in program.steps if step.action is Action.RUN]
     assert order.index((Half.RECOMPUTE, experts)) < order.index((Half.BACKWARD, experts))
-    assert verify(program, None, shape) == []
+    assert verify_cell(program, None, shape) == []
     assert (
         predict(program, None, shape, reference_costs(10)).compute == 20 + 48 + 44
     )  # F of the experts, I and W of all
@@ -231,7 +231,7 @@ HAND = PlanOrder(
 def test_an_order_by_hand_runs_as_it_is_written(exchange: float, hidden: float) -> None:
     shape, costs = reference_shape(), reference_costs(exchange)
     program = cell_program("FB", shape, shape, costs, HAND)
-    assert verify(program, shape, shape) == []
+    assert verify_cell(program, shape, shape) == []
     found = predict(program, shape, shape, costs)
     assert found.hidden >= hidden
     assert found.duration >= predicted("FB", shape, costs).duration
@@ -251,7 +251,7 @@ def test_an_order_by_hand_runs_as_it_is_written(exchange: float, hidden: float) 
 def test_an_order_by_hand_takes_halves_of_other_layers() -> None:
     long, short = stage_shape(["dense", "moe", "moe"], "hierarchical"), stage_shape(["moe"], "hierarchical")
     for forward, backward in ((long, short), (short, long)):
-        assert verify(cell_program("FB", forward, backward, reference_costs(20), HAND), forward, backward) == []
+        assert verify_cell(cell_program("FB", forward, backward, reference_costs(20), HAND), forward, backward) == []
 
 
 @pytest.mark.parametrize(

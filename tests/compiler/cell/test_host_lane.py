@@ -17,7 +17,7 @@ from schedc.cell.predict import Prediction, predict
 from schedc.cell.serial import serial
 from schedc.cell.table import CellTable, read_table, write_table
 from schedc.cell.tasks import tasks_of
-from schedc.cell.verify import verify
+from schedc.cell.verify import verify_cell
 from schedc.cli import main
 from schedc.compiler import analyse, compile
 from schedc.ir.program import Instruction
@@ -45,7 +45,7 @@ def cell(kind: str, layers: int, costs: CellCosts, method: str = "flat") -> Pred
     shape = stage_shape(["moe"] * layers, method, nodes=1, sizes=sizes)
     halves = shapes_of(kind, shape, shape)
     program = cell_program(kind, *halves, costs)
-    assert verify(program, *halves) == []
+    assert verify_cell(program, *halves) == []
     return predict(program, *halves, costs)
 
 

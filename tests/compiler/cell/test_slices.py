@@ -18,7 +18,7 @@ from schedc.cell.program import HALVES, Half
 from schedc.cell.serial import serial
 from schedc.cell.slices import sliced
 from schedc.cell.tasks import tasks_of
-from schedc.cell.verify import verify
+from schedc.cell.verify import verify_cell
 from schedc.cli import main
 from schedc.step.costs.costs import dump_costs, load_costs
 
@@ -46,7 +46,7 @@ def test_cells_in_slices_are_legal_and_add_gradients_in_the_order_of_slices(kind
     shape = sliced(stage_shape(["dense", "moe"], "hierarchical", balance=True), 3)
     forward, backward = (shape if halves else None for halves in HALVES[kind])
     for program in (serial(kind, forward, backward), cell_program(kind, forward, backward, costs)):
-        assert not verify(program, forward, backward)
+        assert not verify_cell(program, forward, backward)
         for half in (Half.BACKWARD, Half.WEIGHT):
             ran = [shape.nodes[step.node] for step in program.steps if step.half is half and step.action == "run"]
             for role in {node.whole for node in ran}:
@@ -57,7 +57,7 @@ def test_a_gradient_of_a_later_slice_that_comes_first_is_refused() -> None:
     shape = sliced(stage_shape(["dense"]), 2)
     program = serial("B", None, shape)
     swapped = (program.steps[1], program.steps[0], *program.steps[2:])
-    assert verify(replace(program, steps=swapped), None, shape)[0].code == "S320"
+    assert verify_cell(replace(program, steps=swapped), None, shape)[0].code == "S320"
 
 
 def test_a_slice_takes_its_share_of_the_time_and_of_what_slices_cost_more() -> None:
@@ -77,7 +77,7 @@ def test_copies_of_sizes_of_each_slice_leave_a_cell_and_come_back() -> None:
     bare = without_host(tasks, tasks.durations(costs, costs))
     assert bare is not None
     assert len(bare.tasks) == len(tasks) - 4  # in each slice a plan and a copy are merged with the segment behind
-    assert not verify(cell_program("FB", shape, shape, costs), shape, shape)
+    assert not verify_cell(cell_program("FB", shape, shape, costs), shape, shape)
 
 
 def test_cells_of_one_op_hide_their_exchanges_behind_the_other_slice() -> None:

@@ -16,7 +16,7 @@ from schedc.cell.costs import CellCosts, SegmentTimes
 from schedc.cell.predict import predict
 from schedc.cell.serial import serial
 from schedc.cell.simulate import play
-from schedc.cell.verify import verify
+from schedc.cell.verify import verify_cell
 from schedc.cli import main
 from schedc.formulas.derive import derive
 from schedc.formulas.grid import size_grid
@@ -51,7 +51,7 @@ def test_a_program_in_time_is_what_is_predicted(kind: str) -> None:
     )
     halves = (shape if "F" in kind or kind == "IW" else None), (shape if kind != "F" else None)
     for program in (cell_program(kind, *halves, costs), serial(kind, *halves)):
-        assert verify(program, *halves) == []
+        assert verify_cell(program, *halves) == []
         played, predicted = play(program, *halves, costs), predict(program, *halves, costs)
         assert len(played.spans) == len(played.tasks)
         assert played.duration == predicted.duration
@@ -152,7 +152,7 @@ def test_the_figure_of_the_docs_is_what_is_drawn() -> None:
 
 def test_recomputed_segments_are_drawn_with_an_edge() -> None:
     from schedc.draw.cell_chart import CellChart
-    from schedc.draw.cell_svg import draw_cell
+    from schedc.draw.cell_svg import draw_cell_svg
     from schedc.step.cells.cell_pricing import CellKind
 
     shape = stage_shape(["moe"])
@@ -165,7 +165,7 @@ def test_recomputed_segments_are_drawn_with_an_edge() -> None:
     program = cell_program("B", None, shape, costs)
     assert any(step.half is Half.RECOMPUTE for step in program.steps)
     kind = CellKind("B", (0, 0), 1, program, predict(program, None, shape, costs), None, shape)
-    text = draw_cell(CellChart.of("<&>", kind, (0, 0), costs))
+    text = draw_cell_svg(CellChart.of("<&>", kind, (0, 0), costs))
     assert "&lt;&amp;&gt;: inside B on stage 0" in text
     assert (
         sum(box.get("class") == "paired" for box in ET.fromstring(text).iter(f"{SVG}rect")) == 3

@@ -20,7 +20,7 @@ from schedc.cli import main
 from schedc.compiler import legal_schedule
 from schedc.diagnostics import DiagnosticError
 from schedc.draw.graph import MOST_NODES, drawn
-from schedc.draw.stage_graph import longest_chain, stage_graph
+from schedc.draw.stage_graph import draw_stage_graph, longest_chain
 from schedc.interchange.dot import schedule_graph
 from schedc.load.library import open_schedule
 from schedc.step.bubbles import critical_path
@@ -82,7 +82,7 @@ def test_a_graph_of_too_many_cells_is_refused() -> None:
         schedule_graph(large, simulate(large))
     assert error.value.diagnostics[0].code == "S608"
     with pytest.raises(DiagnosticError, match="S608"):
-        stage_graph("large", stage_shape(["dense"] * (MOST_NODES + 1)), CellCosts())
+        draw_stage_graph("large", stage_shape(["dense"] * (MOST_NODES + 1)), CellCosts())
 
 
 HOSTILE = r"""<b>&lt;"quoted"\N\l</b>" -> { rank=same } &#65; \G"""

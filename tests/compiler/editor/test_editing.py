@@ -15,7 +15,7 @@ from click.shell_completion import ShellComplete
 
 from schedc.cli import main
 from schedc.editor.findings import findings
-from schedc.editor.hover import WORDS, explain
+from schedc.editor.hover import WORDS, hover_code
 from schedc.editor.textmate import keywords, textmate_grammar
 from schedc.load.library import names
 from schedc.source import Source
@@ -127,7 +127,7 @@ def test_every_word_of_the_language_is_explained() -> None:
     ],
 )
 def test_hover(line: int, column: int, said: str) -> None:
-    found = explain(Source("mine.sched", TEXT), line, column)
+    found = hover_code(Source("mine.sched", TEXT), line, column)
     assert found is not None
     assert said in found[0]
     assert found[1].line == line
@@ -135,17 +135,17 @@ def test_hover(line: int, column: int, said: str) -> None:
 
 
 def test_hover_shows_how_a_line_of_a_plan_is_written() -> None:
-    found = explain(Source("mine.sched", "plan a = 1f1b {\n  layers 4\n  recompute full\n}\n"), 3, 5)
+    found = hover_code(Source("mine.sched", "plan a = 1f1b {\n  layers 4\n  recompute full\n}\n"), 3, 5)
     assert found is not None
     assert found[0].startswith(f"`recompute`: line of a plan, `{FORMS['recompute']}`: what backward works out again")
 
 
 def test_hover_has_nothing_to_say_about_white_space_and_comments() -> None:
     source = Source("mine.sched", TEXT)
-    assert explain(source, 6, 1) is None
-    assert explain(source, 2, 6) is None
-    assert explain(source, 99, 1) is None
-    assert explain(Source("broken", "bubble bubble {"), 1, 3) is not None
+    assert hover_code(source, 6, 1) is None
+    assert hover_code(source, 2, 6) is None
+    assert hover_code(source, 99, 1) is None
+    assert hover_code(Source("broken", "bubble bubble {"), 1, 3) is not None
 
 
 @pytest.mark.parametrize(

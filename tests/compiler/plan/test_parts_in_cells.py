@@ -17,7 +17,7 @@ from schedc.cell.schedule import cell_program
 from schedc.cell.standard_blocks import BESIDE_LAYERS, stage_shape
 from schedc.cell.table import CellTable, parse_blocks, read_table, write_blocks, write_table
 from schedc.cell.tasks import tasks_of
-from schedc.cell.verify import verify
+from schedc.cell.verify import verify_cell
 from schedc.cli import main
 from schedc.compiler import Analysis, analyse
 from schedc.inputs import open_input
@@ -259,7 +259,7 @@ def test_programs_with_parts_are_legal_and_orders_by_hand_pass_them_over(kind: s
     for graph in (shape, plain):
         for by_hand in (None, order) if kind in ("FB", "FI") else (None,):
             program = cell_program(kind, graph, graph, table.costs, by_hand)
-            assert verify(program, graph, graph) == []
+            assert verify_cell(program, graph, graph) == []
             if by_hand is not None:
                 named = [
                     (step.half, graph.nodes[step.node].layer)

@@ -18,7 +18,7 @@ from schedc.cell import (
     stage_shape,
 )
 from schedc.cell.table import CellTable, parse_blocks, read_table, write_blocks, write_table
-from schedc.cell.verify import verify
+from schedc.cell.verify import verify_cell
 from schedc.cli import main
 from schedc.compiler import analyse
 from schedc.diagnostics import DiagnosticError
@@ -200,7 +200,7 @@ def test_a_plan_says_what_the_stages_are_made_of_and_how_rows_travel(tmp_path) -
     back = stage_shape(["dense", "dense"])
     forward = stage_shape(["moe", "moe"], "hierarchical")
     starts = [forward.names[step.node] for step in pair.program.steps if step.action is Action.START]
-    assert verify(pair.program, forward, back) == []
+    assert verify_cell(pair.program, forward, back) == []
     assert starts.index("0.dispatch.rail") < starts.index("0.dispatch.node") < starts.index("1.dispatch.rail")
 
 

@@ -26,8 +26,8 @@ from schedc_runtime import Pipeline
 from schedc_runtime.commands import calibrate, run
 from schedc_runtime.execute.cell_programs import asks_on_lane
 from schedc_runtime.measure.kernel_times import counts_of, measure_kernels, points
-from schedc_runtime.measure.slice_times import first_slice, rows_of, slice_factor
-from schedc_runtime.measure.stage_times import Bench, StageTimes, costs_of, measure_stages, merged
+from schedc_runtime.measure.slice_times import first_slice, rows_of_slices, slice_factor
+from schedc_runtime.measure.stage_times import Bench, StageTimes, costs_of_stages, measure_stages, merged
 from schedc_runtime.moe.layer import moe_layers
 from schedc_runtime.partition import partition
 from schedc_runtime.partition.boundary import infer_boundaries
@@ -72,7 +72,7 @@ def test_every_part_of_a_stage_is_timed_in_every_repetition() -> None:
         assert stage.samples.keys() == expected | {"forward loss", "backward loss"}
         assert {len(times) for times in stage.samples.values()} == {3}
         assert min(min(times) for times in stage.samples.values()) > 0
-    costs = costs_of(stages, "flat")
+    costs = costs_of_stages(stages, "flat")
     assert isinstance(costs.F, tuple)
     assert costs.F[0] == pytest.approx(
         sum(sorted(times)[1] for key, times in stages[0].samples.items() if key.startswith("forward ")), rel=1e-4
@@ -90,7 +90,7 @@ def test_every_part_of_a_stage_is_timed_in_every_repetition() -> None:
 def test_dense_models_are_timed_as_they_are_run(split: bool, overlap: bool) -> None:
     model = small_gpt(4)
     stages = measured(model, 2, split=split, overlap=overlap)
-    costs = costs_of(stages, "flat")
+    costs = costs_of_stages(stages, "flat")
     assert all(isinstance(value, tuple) and min(value) > 0 for value in (costs.F, costs.I, costs.W))
     assert (costs.B is None) == split
     assert (costs.cell is not None) == overlap
@@ -110,7 +110,7 @@ def test_each_number_is_measured_or_not_in_the_file(split: bool) -> None:
     """Whole backwards of 8 ms, of which split ones take 5 and 2."""
     split_times = {"forward ": [3.0], "backward ": [5.0], "weight ": [2.0]}
     stages = [StageTimes(split_times | ({} if split else {"unsplit ": [8.0]}), None)] * 2
-    costs = costs_of(stages, "flat", p2p=None if split else 0.25)
+    costs = costs_of_stages(stages, "flat", p2p=None if split else 0.25)
     assert (costs.F, costs.I, costs.W) == ((3, 3), (5, 5), (2, 2))
     assert (costs.B is None) if split else (costs.B == (8, 8))
     text = dump_costs(costs)
@@ -136,7 +136,7 @@ def test_a_role_has_the_lower_median_of_its_places() -> None:
         samples = {f"forward {name}": [time, time + 1, time + 1000] for name, time in base.items()}
         samples["forward 0.attention"] = [5.0 + extra] * 3
         stages.append(StageTimes({**samples, "weight 0.experts": [4.0, 4.0, 4.0]}, shape))
-    costs = costs_of(stages, "flat", p2p=0.25)
+    costs = costs_of_stages(stages, "flat", p2p=0.25)
     assert costs.cell is not None
     segments = dict(costs.cell.costs.segments)
     assert segments["attention"] == SegmentTimes(5.5)
@@ -154,10 +154,10 @@ def test_slices_are_timed_against_the_whole() -> None:
     assert slice_factor(2, whole, part) == (2, 1.2, 1.0)
     assert slice_factor(2, replace(whole, exchanges=()), replace(part, exchanges=())) == (2, 1.2, 1.0)
     batch = {"x": torch.zeros(6, 3), "scale": torch.ones(()), "n": 4}
-    assert rows_of(batch) == 6
+    assert rows_of_slices(batch) == 6
     cut = first_slice(batch, 6, 3)
     assert (cut["x"].shape, cut["scale"].shape, cut["n"]) == ((2, 3), (), 4)
-    assert rows_of([3]) == 0
+    assert rows_of_slices([3]) == 0
 
 
 def test_buckets_of_rows_follow_each_other_and_rows_are_uneven() -> None:

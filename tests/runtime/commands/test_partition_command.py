@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from schedc_runtime.commands.partition import example_of, report
+from schedc_runtime.commands.partition import example_of, partition_report
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.models.gpt import GPT, GPTConfig
 from schedc_runtime.partition import partition
@@ -15,7 +15,7 @@ from schedc_runtime.partition.boundary import TensorSpec
 def test_a_cut_is_printed_with_what_crosses() -> None:
     with torch.device("meta"):
         model = GPT(GPTConfig(vocab=32, width=8, heads=2, blocks=4, context=16))
-    lines = list(report(partition(model, 2, example=example_of(["int64[2, 16]"]))))
+    lines = list(partition_report(partition(model, 2, example=example_of(["int64[2, 16]"]))))
     block = sum(parameter.numel() for parameter in model.blocks[0].parameters())
     assert lines == [
         "recorded with tokens int64[2, 16]",

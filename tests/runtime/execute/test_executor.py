@@ -16,7 +16,7 @@ from schedc_runtime import Pipeline
 from schedc_runtime.execute.bind import bind
 from schedc_runtime.execute.executor import Deadlock, Executor, InstructionError, run_together
 from schedc_runtime.execute.handlers import HANDLERS
-from schedc_runtime.execute.instruction_names import label, sentence
+from schedc_runtime.execute.instruction_names import instruction_label, sentence
 from schedc_runtime.execute.operands import PairOperands
 from schedc_runtime.execute.registers import Registers
 from schedc_runtime.partition import partition
@@ -128,10 +128,10 @@ def test_another_handler_takes_the_place_of_the_cell() -> None:
 
 def test_names_follow_torch() -> None:
     program = schedc.compile("dualpipev", P=2, M=4)
-    names = {label(program, row) for row in range(len(program))}
+    names = {instruction_label(program, row) for row in range(len(program))}
     assert {"0F0", "0SEND_F0", "1RECV_F0", "1WAIT_RECV_F0", "0WAIT_SEND_F0", "3SEND_B0", "2RECV_B0"} <= names
     assert any(name.endswith("OVERLAP_F_B") for name in names)
     for row in range(len(program)):
-        assert sentence(program, row).startswith(label(program, row))
+        assert sentence(program, row).startswith(instruction_label(program, row))
     reduced = schedc.compile("dualpipe", P=2, M=4)
-    assert {"0REDUCE_GRAD", "1REDUCE_GRAD"} <= {label(reduced, row) for row in range(len(reduced))}
+    assert {"0REDUCE_GRAD", "1REDUCE_GRAD"} <= {instruction_label(reduced, row) for row in range(len(reduced))}

@@ -17,7 +17,7 @@ import schedc
 from schedc.cli import main
 from schedc.compiler import analyse
 from schedc.diagnostics import DiagnosticError
-from schedc.interchange.run_trace import measured, read_run
+from schedc.interchange.run_trace import measured_run, read_run
 from schedc.ir.npz import program_to_npz
 from schedc.ir.program import InstructionKind, Program, computation
 from schedc.step.costs.costs import Costs, dump_costs, load_costs
@@ -26,8 +26,8 @@ from schedc.step.timeline import simulate
 from schedc_runtime import Pipeline
 from schedc_runtime.commands import run
 from schedc_runtime.execute.executor import Interval
-from schedc_runtime.execute.instruction_names import label
-from schedc_runtime.measure.step_trace import Intervals, chrome_trace, compare, measured_costs, provenance
+from schedc_runtime.execute.instruction_names import instruction_label
+from schedc_runtime.measure.step_trace import Intervals, chrome_trace, compare_traces, measured_costs, trace_provenance
 from support.offloads import offloaded
 from support.runtime_cases import next_token_loss, small_gpt, tokens
 from support.warm_command import run_python
@@ -65,8 +65,8 @@ def test_works_have_tracks_of_their_lanes() -> None:
         assert names[event["pid"], event["tid"]] == f"lane {lane}"
     assert (2.0,) * program.stages == measured_costs(program, [intervals]).F
     timeline = simulate(computation(program)[0], costs)
-    assert compare(program, costs, intervals).measured == pytest.approx(timeline.makespan)
-    run = measured(read_run(json.dumps(trace), "run.json"), step.dependencies)
+    assert compare_traces(program, costs, intervals).measured == pytest.approx(timeline.makespan)
+    run = measured_run(read_run(json.dumps(trace), "run.json"), step.dependencies)
     np.testing.assert_allclose(run.start, timeline.start)
 
 
@@ -80,7 +80,7 @@ def test_costs_measured_on_a_simulated_step_predict_it(schedule: str, tmp_path: 
     )  # fmt: skip
     intervals = as_measured(program, costs)
     measured = measured_costs(program, [intervals])
-    result = compare(program, measured, intervals)
+    result = compare_traces(program, measured, intervals)
     assert result.measured == pytest.approx(simulate(computation(program)[0], costs).makespan)
     if schedule in ("1f1b", "zbv"):  # in the others some stages run a kind only inside pairs
         assert result.predicted == pytest.approx(result.measured)
@@ -99,7 +99,7 @@ def test_what_did_not_run_by_itself_is_not_given(tmp_path: Path) -> None:
         costs = measured_costs(program, [intervals])
         assert costs.given == frozenset(kinds), "no message was timed"
         path = tmp_path / "measured.toml"
-        path.write_text("".join(f"# {line}\n" for line in provenance(program, [intervals])) + dump_costs(costs))
+        path.write_text("".join(f"# {line}\n" for line in trace_provenance(program, [intervals])) + dump_costs(costs))
         keys = [line.partition(" = ")[0] for line in path.read_text().splitlines() if " = [" in line]
         assert sorted(keys) == sorted(kinds)
         analyse(schedule, {"P": 4, "M": 8}, load_costs(path))
@@ -129,7 +129,9 @@ def test_a_trace_has_every_instruction_once_and_its_messages() -> None:
     slices = [e for e in events if e["ph"] == "X"]
     computed = [e for e in slices if e["tid"] == 0]
     kinds = program.kind <= InstructionKind.CELL
-    assert sorted(e["name"] for e in computed) == sorted(label(program, r) for r in range(len(program)) if kinds[r])
+    assert sorted(e["name"] for e in computed) == sorted(
+        instruction_label(program, r) for r in range(len(program)) if kinds[r]
+    )
     assert min(e["ts"] for e in slices) == 0
     assert all(e["dur"] >= 0 for e in slices)
     assert all(e["args"]["source"].startswith("dualpipev.sched:") and e["args"]["phase"] for e in computed)
@@ -168,7 +170,7 @@ def test_a_trace_is_read_back_cell_by_cell(schedule: str, parts: Callable[[Inter
     trace = chrome_trace(program, parts(as_measured(program, UNEVEN)))
     run = read_run(json.dumps(trace), "run.json")
     assert (run.schedule, run.sizes) == (schedule, {"P": 4, "M": 8})
-    timeline = measured(run, dependencies)
+    timeline = measured_run(run, dependencies)
     np.testing.assert_allclose(timeline.start, predicted.start, atol=1e-5)
     np.testing.assert_allclose(timeline.end, predicted.end, atol=1e-5)
     assert timeline.busy == pytest.approx(predicted.busy, abs=1e-4)
@@ -204,7 +206,7 @@ def test_a_trace_of_another_run_is_refused(change: Callable[[Events], Any], mess
     trace = chrome_trace(program, as_measured(program, Costs()))
     change(trace["traceEvents"])
     with pytest.raises(DiagnosticError) as error:
-        measured(read_run(json.dumps(trace), "run.json"), Dependencies.of(computation(program)[0]))
+        measured_run(read_run(json.dumps(trace), "run.json"), Dependencies.of(computation(program)[0]))
     (finding,) = error.value.diagnostics
     assert finding.code == "S610"
     assert message in finding.message

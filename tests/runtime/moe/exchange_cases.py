@@ -12,7 +12,7 @@ from torch import Tensor
 
 from schedc.ir.plan import Topology
 from schedc.step.costs.exchange import Routing, bounded_rows
-from schedc_runtime.moe.counts import DROPPED, Counts, ascending, counted
+from schedc_runtime.moe.counts import DROPPED, Counts, ascending, counted_rows
 from schedc_runtime.moe.exchange import CountsExchange, RowExchange
 from schedc_runtime.moe.routes import (
     Method,
@@ -129,7 +129,7 @@ def steps(case: Case, data: Data, group: ExpertGroup, method: Method) -> Iterato
     choices = ascending(data.index[rank], case.experts)
     routing = CountsExchange()
     routing.group = group
-    pending = routing.start(None, counted(choices, data.index[rank], shape, data.weights[rank]))
+    pending = routing.start(None, counted_rows(choices, data.index[rank], shape, data.weights[rank]))
     yield None
     (everyone,) = routing.finish(pending)
     route = plan_route(choices, Counts(everyone, shape))
@@ -168,7 +168,7 @@ def whole(case: Case, data: Data, group: ExpertGroup, method: Method) -> tuple[T
     choices = ascending(index, case.experts)
     routing = CountsExchange()
     routing.group = group
-    (everyone,) = routing(None, counted(choices, index, shape, data.weights[group.rank]))
+    (everyone,) = routing(None, counted_rows(choices, index, shape, data.weights[group.rank]))
     route = plan_route(choices, Counts(everyone, shape))
     x, weights, matrices = (
         each.clone().requires_grad_()

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from schedc_runtime.data_parallel.gradient_sums import is_expert
 from schedc_runtime.moe.balance import load_of, loss_slope
-from schedc_runtime.moe.capacity import ExpertCapacity, kept
+from schedc_runtime.moe.capacity import ExpertCapacity, kept_choices
 from schedc_runtime.moe.experts import Experts
 from schedc_runtime.moe.layer import METHODS, GatedMLP, MoELayer, set_loss_scale
 from schedc_runtime.moe.router import Router, RouterConfig
@@ -45,7 +45,7 @@ def plain(layer: MoELayer, parts: list[Tensor], capacity: ExpertCapacity | None 
         index, weight, share = layer.router(x)
         if capacity:
             slots = capacity.slots(*index.shape, routing.experts)
-            weight = weight * kept(index, weight, slots, capacity.drop)
+            weight = weight * kept_choices(index, weight, slots, capacity.drop)
         weights = torch.zeros(len(x), routing.experts, dtype=x.dtype).scatter(1, index, weight)
         total = layer.shared(x) if layer.shared else torch.zeros_like(x)
         for e in range(routing.experts):

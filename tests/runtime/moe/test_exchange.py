@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from runtime.moe.exchange_cases import METHODS, Case, Data, alike, data_of, plain, run_in_process, shape_of
 from runtime.moe.stored_bits import digests, stored
 from schedc_runtime.errors import RuntimeFault
-from schedc_runtime.moe.counts import Counts, Flag, Shape, ascending, counted, counts_of
+from schedc_runtime.moe.counts import Counts, Flag, Shape, ascending, counted_rows, counts_of_experts
 from schedc_runtime.moe.routes import Method, Route, arrive, collect, pack, plan_route, relay_back
 from schedc_runtime.moe.sizes import check_flags
 from schedc_runtime.ranks.expert_group import ExpertGroup, in_process_expert_groups
@@ -274,8 +274,8 @@ def test_choices_that_cannot_be_are_flagged_to_all_ranks(
     right, wrong = torch.tensor([[0, 1], [2, 3]][: len(index)]), torch.tensor(index)
     shapes = [Shape(8, 1, 2, rank, method, capacity, len(index)) for rank in range(2)]
     told = [
-        counted(ascending(right, 8), right, shapes[0], torch.ones(right.shape)),
-        counted(ascending(wrong, 8), wrong, shapes[1], torch.tensor(weight)),
+        counted_rows(ascending(right, 8), right, shapes[0], torch.ones(right.shape)),
+        counted_rows(ascending(wrong, 8), wrong, shapes[1], torch.tensor(weight)),
     ]
     for rank, own in enumerate((right, wrong)):
         counts = Counts(torch.stack(told), shapes[rank])
@@ -295,7 +295,7 @@ def test_bits_are_those_that_were_stored(method: Method, dtype: torch.dtype) -> 
 
 def route_of(everyone: torch.Tensor, shape: Shape) -> Route:
     """The route of everyone's choices [ranks, N, k]."""
-    return plan_route(ascending(everyone[shape.rank], shape.experts), counts_of(everyone, shape))
+    return plan_route(ascending(everyone[shape.rank], shape.experts), counts_of_experts(everyone, shape))
 
 
 def test_solo_is_the_layer_of_one_rank() -> None:

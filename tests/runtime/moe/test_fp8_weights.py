@@ -17,7 +17,7 @@ from schedc.ir.plan import Products
 from schedc_runtime import Pipeline
 from schedc_runtime.moe import fp8
 from schedc_runtime.moe.experts import Experts
-from schedc_runtime.moe.fp8 import FP8, WEIGHTS, RoundedWeights, rounded
+from schedc_runtime.moe.fp8 import FP8, WEIGHTS, RoundedWeights, rounded_rows
 from schedc_runtime.moe.layer import moe_layers
 from support.expert_cases import batch_of, compiled, model
 from support.runtime_cases import next_token_loss
@@ -30,10 +30,10 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Tensor]]:
 
     def noted(matrix: Tensor) -> fp8.Rounded:
         stacks.extend([matrix] * (matrix.dim() == 3))
-        return rounded(matrix)
+        return rounded_rows(matrix)
 
     with monkeypatch.context() as patch:
-        patch.setattr(fp8, "rounded", noted)
+        patch.setattr(fp8, "rounded_rows", noted)
         yield stacks
 
 
@@ -131,7 +131,7 @@ def test_numbers_and_scales_are_those_of_a_wide_copy_which_is_not_made(dtype: to
         wide = each.float()
         scale = wide.abs().amax(-1).clamp(min=1e-30) / torch.finfo(FP8).max
         with Wide() as mode:
-            numbers, scales = rounded(each)
+            numbers, scales = rounded_rows(each)
         assert torch.equal(scales, scale)
         assert torch.equal(numbers.view(torch.uint8), (wide / scale[..., None]).to(FP8).view(torch.uint8))
         assert numbers.is_contiguous()

@@ -18,7 +18,7 @@ from schedc.cell.serial import serial
 from schedc.cell.standard_blocks import stage_shape
 from schedc.cell.table import read_table
 from schedc_runtime.errors import RuntimeFault
-from schedc_runtime.moe.counts import ABSENT, Shape, counts_of
+from schedc_runtime.moe.counts import ABSENT, Shape, counts_of_experts
 from schedc_runtime.moe.hot import HotChooser, Lending
 from schedc_runtime.moe.hot_choice import MARGIN, HotPolicy, choose_hot
 from schedc_runtime.moe.layer import moe_layers
@@ -65,7 +65,7 @@ def test_what_is_lent(case: Any, most: int, below: float | None, pays: int, on: 
     ranks = len(routing)
     policy = HotPolicy(min(most, local), below, True, pays)
     choosers = [HotChooser(policy, ranks * local, rank, 1, on) for rank in range(ranks)]
-    table = counts_of(torch.from_numpy(routing), Shape(ranks * local, 1, ranks)).rows.long()
+    table = counts_of_experts(torch.from_numpy(routing), Shape(ranks * local, 1, ranks)).rows.long()
     counts = table.numpy()
     lendings = [chooser.choose(table, count=True) for chooser in choosers]
     assert len({lending.hot for lending in lendings}) == 1

@@ -14,7 +14,7 @@ from runtime.moe.hot_cases import gradients, layers_of, lent, pipeline, skewed, 
 from schedc.cell.costs import CellCosts, SegmentTimes
 from schedc_runtime import Pipeline
 from schedc_runtime.errors import RuntimeFault
-from schedc_runtime.moe.counts import Counts, Shape, ascending, counted
+from schedc_runtime.moe.counts import Counts, Shape, ascending, counted_rows
 from schedc_runtime.moe.hot import Lending
 from schedc_runtime.moe.hot_choice import MARGIN, HotPolicy, HotTimes, choose_for_step
 from schedc_runtime.moe.hot_slots import LentNumbers, LentRoom
@@ -102,8 +102,8 @@ def test_choices_are_numbered_with_slots_as_experts_of_their_own() -> None:
         numbering = LentNumbers.of(lending, 8, torch.device("cpu"))
         wide = Shape(8 + 4 * 3, 1, 4, rank)
         placed = numbering.place(index)
-        tables.append(counted(ascending(placed, wide.experts), placed, wide))
-        plain.append(counted(ascending(index, 8), index, Shape(8, 1, 4, rank)))
+        tables.append(counted_rows(ascending(placed, wide.experts), placed, wide))
+        plain.append(counted_rows(ascending(index, 8), index, Shape(8, 1, 4, rank)))
         kept.append(sum(int((index == expert).sum()) for expert in lending.lent_to(rank)))
     wider, whole = Counts(torch.stack(tables), wide), Counts(torch.stack(plain), Shape(8, 1, 4))
     assert torch.equal(numbering.rows(wider.rows), whole.rows)

@@ -19,11 +19,11 @@ from schedc.step.costs import exchange
 from schedc_runtime.data_parallel.gradient_sums import is_expert
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.balance import Balance, Tally, load_of, loss_slope, updated_bias
-from schedc_runtime.moe.capacity import ExpertCapacity, kept
+from schedc_runtime.moe.capacity import ExpertCapacity, kept_choices
 from schedc_runtime.moe.experts import Experts
 from schedc_runtime.moe.layer import METHODS, MoELayer, set_loss_scale
-from schedc_runtime.moe.router import Router, RouterConfig, choose
-from schedc_runtime.moe.shards import expert_parameters, join_shards, local_state, shard_experts
+from schedc_runtime.moe.router import Router, RouterConfig, choose_experts
+from schedc_runtime.moe.shards import join_shards, local_state, parameters_of_experts, shard_experts
 from schedc_runtime.ranks.exchange import Exchange
 from schedc_runtime.ranks.expert_group import ExpertGroup, in_process_expert_groups
 from schedc_runtime.stage.split import SplitBackward
@@ -57,7 +57,7 @@ def test_the_best_experts_are_chosen_and_of_ties_the_lowest_ids(data: st.DataObj
             max_size=5,
         )
     )
-    chosen = choose(torch.tensor(rows), k, groups, kept_groups).tolist()
+    chosen = choose_experts(torch.tensor(rows), k, groups, kept_groups).tolist()
     assert chosen == [chosen_slowly(row, k, groups, kept_groups) for row in rows]
 
 
@@ -71,7 +71,7 @@ def test_rows_of_limited_groups_are_those_of_the_router(
     """Nodes and ranks that 20,000 tokens reach, with uniform scores: within 1 % of what plans are priced with."""
     experts = sizes[0]
     scores = torch.rand(20_000, experts, generator=torch.Generator().manual_seed(0))
-    chosen = choose(scores, *sizes[1:])
+    chosen = choose_experts(scores, *sizes[1:])
     reached = [
         torch.zeros(len(chosen), parts).scatter_(1, chosen // (experts // parts), 1.0).sum(1).mean().item()
         for parts in (nodes, nodes * per_node)
@@ -91,14 +91,14 @@ def test_choices_are_those_of_a_stable_sort(dtype: torch.dtype) -> None:
     scores[3, 7], scores[4] = float("inf"), torch.finfo(dtype).tiny * torch.randn(24).sign()
     for each in (scores, scores.t().contiguous().t()):
         expected = each.argsort(dim=-1, descending=True, stable=True)
-        assert all(torch.equal(choose(each, k), expected[:, :k]) for k in (1, 7, 24))
-    assert choose(scores[:0], 3).shape == (0, 3)
+        assert all(torch.equal(choose_experts(each, k), expected[:, :k]) for k in (1, 7, 24))
+    assert choose_experts(scores[:0], 3).shape == (0, 3)
 
 
 def test_choices_of_scores_that_are_not_numbers_are_experts() -> None:
     scores = torch.randn(4, 8)
     scores[0], scores[1, 3] = float("nan"), float("nan")
-    index = choose(scores, 3)
+    index = choose_experts(scores, 3)
     assert index.min() >= 0
     assert index.max() < 8
     assert all(len(set(row)) == 3 for row in index.tolist())
@@ -210,7 +210,7 @@ def test_capacity_keeps_the_first_or_the_largest_of_every_expert(data: st.DataOb
     weight = torch.tensor([[data.draw(st.sampled_from([0.0, 0.5, 1.0])) for _ in range(k)] for _ in range(tokens)])
     keys = {"position": lambda t, w: t, "probs": lambda t, w: (-w, t)}
     for drop, key in keys.items():
-        stay = kept(index, weight, slots, drop)
+        stay = kept_choices(index, weight, slots, drop)
         for expert in range(4):
             wanting = [(t, float(weight[t, c])) for t, c in (index == expert).nonzero().tolist()]
             best = {t for t, w in sorted(wanting, key=lambda pair: key(*pair))[:slots]}
@@ -380,7 +380,7 @@ def test_shards_keep_names_and_marks_and_make_the_whole_again() -> None:
     assert not ranks[2].experts.gate_up.any()
 
     copied = copy.deepcopy(torch.nn.Sequential(whole, ranks[1].experts))
-    assert [name for name, _ in expert_parameters(copied)] == ["1.gate_up", "1.down"]
+    assert [name for name, _ in parameters_of_experts(copied)] == ["1.gate_up", "1.down"]
     assert [name for name, p in copied.named_parameters() if is_expert(p)] == ["1.gate_up", "1.down"]
     with pytest.raises(RuntimeFault, match="spread over ranks already"):
         shard_experts(ranks[1], ExpertGroup.solo())

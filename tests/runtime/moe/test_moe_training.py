@@ -16,7 +16,7 @@ import schedc
 from schedc.plan import Method, Plan
 from schedc_runtime import Mesh, Pipeline
 from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer, multi_token_loss, turn
-from schedc_runtime.moe.layer import MoELayer, set_loss_scale, update_biases
+from schedc_runtime.moe.layer import MoELayer, set_loss_scale, update_router_biases
 from schedc_runtime.moe.router import RouterConfig
 from schedc_runtime.parity.reference import reference_step
 from schedc_runtime.pipeline.agree.batch import split
@@ -76,7 +76,7 @@ def test_a_pipeline_trains_the_transformer_with_the_bits_of_the_reference(schedu
 
     layers = [module for module in model.modules() if isinstance(module, MoELayer)]
     assert [layer.statistics.choices for layer in layers] == [8 * 6 * 3] * 3 + [8 * 5 * 3]
-    update_biases(model)
+    update_router_biases(model)
     assert all(layer.router.bias.abs().max() == 1e-3 for layer in layers)  # type: ignore[union-attr]
     assert layers[0].statistics.choices == 0
     pipe.evaluate(batch, targets)

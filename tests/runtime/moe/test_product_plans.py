@@ -11,7 +11,7 @@ import torch
 from schedc.step.costs.kernels import KernelBucket, KernelFamily
 from schedc_runtime import Pipeline
 from schedc_runtime.errors import RuntimeFault
-from schedc_runtime.moe.fp8 import packed, unpacked
+from schedc_runtime.moe.fp8 import packed_rows, unpacked_rows
 from schedc_runtime.moe.layer import moe_layers
 from support.expert_cases import batch_of, compiled, model
 from support.runtime_cases import next_token_loss
@@ -107,10 +107,10 @@ def test_rounding_rows_that_were_rounded_changes_nothing(dtype: torch.dtype) -> 
     rows = torch.randn(60, 32, generator=generator, dtype=torch.float64)
     rows = (rows * torch.logspace(-9, 4, 60, dtype=torch.float64)[:, None]).to(dtype)
     rows[3] = 0
-    once = unpacked(*packed(rows))
+    once = unpacked_rows(*packed_rows(rows))
     assert once.dtype is dtype
-    assert torch.equal(unpacked(*packed(once)), once)
+    assert torch.equal(unpacked_rows(*packed_rows(once)), once)
     away = (once - rows).double().abs().amax(1)
     assert bool((away <= rows.double().abs().amax(1) / 16 + 1e-7).all())
     rows[5, 7] = math.inf
-    assert unpacked(*packed(rows)).isnan().all(1).nonzero().flatten().tolist() == [5]
+    assert unpacked_rows(*packed_rows(rows)).isnan().all(1).nonzero().flatten().tolist() == [5]

@@ -19,7 +19,7 @@ from schedc.step.dependencies import Dependencies
 from schedc.step.program.insert_works import placed_in
 from schedc_runtime import Cut, Pipeline
 from schedc_runtime.execute.executor import InstructionError
-from schedc_runtime.execute.instruction_names import label, sentence
+from schedc_runtime.execute.instruction_names import instruction_label, sentence
 from schedc_runtime.offload import microbatch
 from schedc_runtime.offload.account import Reason
 from schedc_runtime.offload.host_buffers import HostBuffers
@@ -100,7 +100,7 @@ def test_offloads_of_a_plan_run(schedule: str, sizes: dict[str, int], lines: str
     assert watch.released == watch.moved == accounts(pipe)["moved"] > 0
     assert {index for stage in pipe._held() if stage.offload for index in (stage.index,)} == {0}
     assert pipe.evaluate(*tokens(program.microbatches)).isfinite()
-    named = [label(program, row) for row in range(len(program)) if program.work[row] >= 0]
+    named = [instruction_label(program, row) for row in range(len(program)) if program.work[row] >= 0]
     assert {"0START_OFFLOAD1", "0JOIN_OFFLOAD1", "0START_FETCH1", "0JOIN_FETCH1"} <= set(named)
     row = int((program.work >= 0).argmax())
     assert sentence(program, row).startswith(f"{named[0]}: start the offload of stage 0, microbatch")

@@ -17,7 +17,7 @@ from schedc.ir.placement import linear
 from schedc_runtime.errors import PartitionError
 from schedc_runtime.models.gpt import GPT, GPTConfig
 from schedc_runtime.partition import Partition, partition
-from schedc_runtime.partition.balance import balance
+from schedc_runtime.partition.balance import balanced_split
 from schedc_runtime.partition.boundary import BoundaryError, Constant, TensorSpec, infer_boundaries
 
 WIDTH = 8
@@ -69,7 +69,7 @@ def test_balance_finds_the_least_largest_stage(costs: list[int], stages: int, fi
         return max(loads(cuts)), sum(load**2 for load in loads(cuts))
 
     every = combinations_with_replacement(range(len(costs) + 1), stages - 1)
-    assert value(tuple(balance(costs, stages, first, last))) == min(map(value, every))
+    assert value(tuple(balanced_split(costs, stages, first, last))) == min(map(value, every))
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 5])

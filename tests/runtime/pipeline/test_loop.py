@@ -20,7 +20,7 @@ from schedc_runtime.pipeline.agree.counts import Accumulation
 from schedc_runtime.pipeline.agree.rows import Rows
 from schedc_runtime.pipeline.step.losses import CountRefused
 from schedc_runtime.pipeline.step.norms import NonFiniteNorm
-from schedc_runtime.pipeline.step.running_statistics import serial
+from schedc_runtime.pipeline.step.running_statistics import serial_statistics
 from support.runtime_cases import next_token_loss, small_gpt, tokens
 
 IGNORED = -100
@@ -161,7 +161,11 @@ def test_cumulative_statistics_weigh_by_updates() -> None:
     """One layer with one channel: mean, variance, number of updates."""
     layer = nn.BatchNorm1d(1, momentum=None)
     before, first, second = (torch.tensor(x, dtype=torch.float64) for x in ([1, 2, 2], [3, 4, 4], [2, 5, 3]))
-    assert serial([layer], before, first, second).tolist() == [(3 * 4 + 2 * 3 - 1 * 2) / 5, (16 + 15 - 4) / 5, 5]
+    assert serial_statistics([layer], before, first, second).tolist() == [
+        (3 * 4 + 2 * 3 - 1 * 2) / 5,
+        (16 + 15 - 4) / 5,
+        5,
+    ]
 
 
 @pytest.mark.parametrize(("schedule", "data"), [("1f1b", 1), ("dualpipe", 1), ("1f1b", 2), ("dualpipe", 2)])

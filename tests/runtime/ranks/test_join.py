@@ -34,7 +34,7 @@ def test_the_group_of_a_gpu_is_bound_to_it(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: told.append(device))
     monkeypatch.setattr(module, "rendezvous", lambda url, timeout: iter([(store, 3, 4)]))
-    monkeypatch.setattr(module, "meet", lambda store, *_: store)
+    monkeypatch.setattr(module, "meet_ranks", lambda store, *_: store)
     monkeypatch.setattr(dist, "init_process_group", lambda backend, **facts: told.append((backend, facts)))
     assert join(backend) == (device or torch.device("cpu"))
     *before, (name, facts) = told

@@ -15,7 +15,7 @@ from schedc_runtime import Pipeline
 from schedc_runtime.data_parallel.gradient_sums import is_expert
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.execute.executor import InstructionError
-from schedc_runtime.moe.layer import moe_layers, set_loss_scale, update_biases
+from schedc_runtime.moe.layer import moe_layers, set_loss_scale, update_router_biases
 from schedc_runtime.pipeline.agree.batch import BatchRefused
 from schedc_runtime.pipeline.build.apply_plan import mesh_for
 from schedc_runtime.ranks.mesh import Coordinate, Mesh
@@ -141,7 +141,7 @@ def test_the_auxiliary_loss_is_that_of_all_replicas_however_they_share_experts()
         (next_token_loss(whole(batch[rows]), targets[rows]) / 2).backward()
     wanted = {name: parameter.grad for name, parameter in whole.named_parameters()}
     losses = {name: layer.statistics.balance_loss for name, layer in moe_layers(whole)}
-    update_biases(whole)
+    update_router_biases(whole)
     plans = [
         Plan(overlap=True, method=Method.HIERARCHICAL, hot=Hot(1, 1.0)),
         Plan(overlap=True, recompute=(Recompute(Level.FULL),) * 2),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from schedc_runtime.ranks.processes import Condition, Process, condition, has_ended, this_process
+from schedc_runtime.ranks.processes import Condition, Process, has_ended, process_condition, this_process
 from schedc_runtime.ranks.progress import PeerProgress, Position, Progress, mark
 from support.warm_command import run_python
 
@@ -24,14 +24,14 @@ def process_of(pid: int) -> Process:
 def settled(process: Process, expected: Condition) -> Condition:
     """The condition, as soon as it is the ``expected`` one; signals and the start of a command take a moment."""
     deadline = time.monotonic() + 10
-    while (now := condition(process)) != expected and time.monotonic() < deadline:
+    while (now := process_condition(process)) != expected and time.monotonic() < deadline:
         time.sleep(0.01)
     return now
 
 
 @pytest.mark.processes
 def test_stopped_and_killed_are_told_apart() -> None:
-    assert condition(this_process()) == Condition(False, False, "")
+    assert process_condition(this_process()) == Condition(False, False, "")
     with subprocess.Popen(["sleep", "60"]) as sleeper:
         process = process_of(sleeper.pid)
         try:
@@ -47,12 +47,12 @@ def test_stopped_and_killed_are_told_apart() -> None:
                 assert settled(process, expected) == expected
         finally:
             sleeper.kill()
-    assert condition(process) == Condition(True, False, "its process has ended")
+    assert process_condition(process) == Condition(True, False, "its process has ended")
 
 
 def test_a_later_process_of_the_same_id_is_another() -> None:
     earlier = this_process()._replace(started=1)
-    assert condition(earlier) == Condition(True, False, "its process has ended")
+    assert process_condition(earlier) == Condition(True, False, "its process has ended")
 
 
 def test_a_frozen_process_runs_no_more(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_a_frozen_process_runs_no_more(tmp_path: Path) -> None:
     process = Process("here", "host", 7, 55)
     for frozen, why in ((True, "frozen with its cgroup"), (False, "")):
         (tmp_path / "job/cgroup.events").write_text(f"populated 1\nfrozen {frozen:d}\n")
-        assert condition(process, proc=tmp_path, cgroups=tmp_path) == Condition(False, frozen, why)
+        assert process_condition(process, proc=tmp_path, cgroups=tmp_path) == Condition(False, frozen, why)
 
 
 def test_progress_is_read_by_others_as_it_was_at_the_end() -> None:
@@ -123,7 +123,7 @@ def test_the_short_look_sees_who_has_ended() -> None:
         assert not has_ended(process)
         assert has_ended(process._replace(started=process.started - 1))
         child.kill()
-        while not condition(process).ended:
+        while not process_condition(process).ended:
             pass
         assert has_ended(process), "a zombie has ended"
     assert has_ended(process)

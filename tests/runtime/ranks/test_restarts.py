@@ -11,7 +11,7 @@ from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]
 
 from runtime.ranks.attempts import run_attempts
 from schedc_runtime.errors import StepTimeout
-from schedc_runtime.ranks.join import meet
+from schedc_runtime.ranks.join import meet_ranks
 
 FAULTS = ["before joining", "before building", "raise", "kill", "raise", ""]
 """The attempts of one job; the last one trains to the end."""
@@ -129,11 +129,11 @@ def test_nobody_takes_an_old_proposal_for_the_new_one() -> None:
         if confirmed:
             store.set("schedc/run/join/0-old/confirmed", "some others")
         with pytest.raises(StepTimeout, match=r"rank 1 waited 0\.1 s for rank 0 to join"):
-            meet(store, "join", 1, ["rank 0", "rank 1"], 0.1)
+            meet_ranks(store, "join", 1, ["rank 0", "rank 1"], 0.1)
 
 
 def test_a_process_alone_meets_at_once() -> None:
     store = HashStore()
-    first, second = (meet(store, "join", 0, ["rank 0"], 1.0) for _ in range(2))
+    first, second = (meet_ranks(store, "join", 0, ["rank 0"], 1.0) for _ in range(2))
     first.set("failed", "once")
     assert not second.check(["failed"])

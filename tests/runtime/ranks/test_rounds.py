@@ -19,7 +19,7 @@ from schedc_runtime.pipeline.agree.contents import GivenBatches
 from schedc_runtime.pipeline.build.loss_function import Formed
 from schedc_runtime.pipeline.step.losses import gathered
 from schedc_runtime.pipeline.step.start import CallStart
-from schedc_runtime.ranks.attendance import Alike, amount, attendance
+from schedc_runtime.ranks.attendance import Alike, attendance, counter_share
 from schedc_runtime.ranks.control import ControlPlane
 
 
@@ -178,7 +178,7 @@ def test_checksums_of_equal_values_cancel_and_others_do_not(ranks: int) -> None:
 
     def total(number: int, other: set[int]) -> int:
         amounts = (
-            amount(rank, ranks, number, [Alike(f"of {rank // 4}{'!' * (rank in other)}", groups[rank // 4]),
+            counter_share(rank, ranks, number, [Alike(f"of {rank // 4}{'!' * (rank in other)}", groups[rank // 4]),
                                          Alike("of all", everyone)], tells=rank % 3 == 0)
             for rank in everyone
         )  # fmt: skip

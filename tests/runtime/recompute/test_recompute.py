@@ -16,7 +16,7 @@ from schedc.cell.collectives import verify_collectives
 from schedc.cell.costs import CellCosts, SegmentTimes
 from schedc.cell.issue_order import CellOnRank, ExpertRanks, events
 from schedc.cell.program import Action, Half
-from schedc.cell.verify import verify
+from schedc.cell.verify import verify_cell
 from schedc.diagnostics import DiagnosticError
 from schedc.ir.plan import By, Level, Recompute
 from schedc.ir.program import InstructionKind
@@ -258,9 +258,9 @@ def test_programs_have_to_do_what_their_graph_says_is_done_again() -> None:
     assert [cell.backward.nodes[at].name for at in cell.backward.recomputed][:4] == [
         "0.shared", "0.permute", "0.dispatch.node", "0.experts"
     ]  # fmt: skip
-    assert verify(cell.program, None, cell.backward) == []
+    assert verify_cell(cell.program, None, cell.backward) == []
     without = replace(cell.program, steps=tuple(s for s in cell.program.steps if s.half is not Half.RECOMPUTE))
-    (finding, *_) = verify(without, None, cell.backward)
+    (finding, *_) = verify_cell(without, None, cell.backward)
     assert finding.code == "S320"
 
 

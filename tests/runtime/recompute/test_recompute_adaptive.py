@@ -20,8 +20,8 @@ from schedc.plan.counts.layers import moe_layer
 from schedc.plan.counts.rows import worst_case_rows
 from schedc_runtime import Mesh, Pipeline
 from schedc_runtime.measure.held_bytes import Bytes, held
-from schedc_runtime.moe.arrivals import arrivals
-from schedc_runtime.moe.counts import Shape, ascending, counts_of
+from schedc_runtime.moe.arrivals import arrivals_of
+from schedc_runtime.moe.counts import Shape, ascending, counts_of_experts
 from schedc_runtime.moe.hot import Lending
 from schedc_runtime.moe.routes import Route, plan_route
 from schedc_runtime.recompute.adaptive import RELAX, Adaptive
@@ -52,7 +52,7 @@ def test_what_is_held_never_has_more_rows_than_the_threshold(rows: list[list[int
     ranks = [Adaptive(Level.MEDIUM, threshold, By.RANK) for _ in range(4)]
     for number, counts in enumerate(rows):
         everyone = torch.repeat_interleave(torch.arange(4), torch.tensor(counts)).repeat(4, 1)[..., None]
-        brought = arrivals(route_of(everyone, Shape(4, 1, 4)).sizes, 1)
+        brought = arrivals_of(route_of(everyone, Shape(4, 1, 4)).sizes, 1)
         fullest = brought.imbalance()
         assert fullest == pytest.approx(max(counts) * 4 / sum(counts))
         (together,) = {x.decide(0, brought, rank) for rank, x in enumerate(groups)}
@@ -73,7 +73,9 @@ def test_decisions_stay_until_they_are_clearly_wrong() -> None:
         recomputed = []
         for rows in fullest:
             everyone = (torch.arange(100) >= rows).long().view(1, 100, 1).repeat(2, 1, 1)
-            recomputed.append(decides.decide(3, arrivals(route_of(everyone, Shape(2, 1, 2)).sizes, 1), 0) is Level.FULL)
+            recomputed.append(
+                decides.decide(3, arrivals_of(route_of(everyone, Shape(2, 1, 2)).sizes, 1), 0) is Level.FULL
+            )
         decides.end_step()
         return recomputed
 
@@ -90,20 +92,20 @@ def test_decisions_stay_until_they_are_clearly_wrong() -> None:
 def test_rows_are_those_of_the_experts_that_a_rank_computes() -> None:
     """Two ranks have two experts each. Rows of hot experts stay, padding counts as rows, absent rows do not."""
     everyone = torch.tensor([[[0], [0], [1], [-2]], [[0], [0], [3], [2]]])
-    assert arrivals(route_of(everyone, Shape(4, 1, 2)).sizes, 1) == ((5, 2), 3.5)
+    assert arrivals_of(route_of(everyone, Shape(4, 1, 2)).sizes, 1) == ((5, 2), 3.5)
     placed = Lending((0,), 2, 0, 2).placed(everyone)
     routes = [route_of(placed, Shape(6, 1, 2, rank)) for rank in range(2)]
-    assert [arrivals(route.sizes, 1) for route in routes] == [((3, 4), 3.5)] * 2
+    assert [arrivals_of(route.sizes, 1) for route in routes] == [((3, 4), 3.5)] * 2
     assert tuple(int(route.received) for route in routes) == (3, 4)
     dropped = torch.tensor([[[0], [-3], [1]], [[0], [-3], [3]]])
     padded = [route_of(dropped, Shape(4, 1, 2, rank, capacity=1)).sizes for rank in range(2)]
-    assert [arrivals(sizes, 1) for sizes in padded] == [((4, 4), 3.0)] * 2
+    assert [arrivals_of(sizes, 1) for sizes in padded] == [((4, 4), 3.0)] * 2
     assert [sum(sizes.counts) for sizes in padded] == [4, 4]
 
 
 def route_of(everyone: torch.Tensor, shape: Shape) -> Route:
     """The route of everyone's choices [ranks, N, k]."""
-    return plan_route(ascending(everyone[shape.rank], shape.experts), counts_of(everyone, shape))
+    return plan_route(ascending(everyone[shape.rank], shape.experts), counts_of_experts(everyone, shape))
 
 
 class NoModules:

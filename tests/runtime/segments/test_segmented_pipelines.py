@@ -25,7 +25,7 @@ from schedc_runtime import Cut, Pipeline
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.execute.cell_programs import cell_source
 from schedc_runtime.execute.executor import InstructionError, Interval
-from schedc_runtime.measure.step_trace import chrome_trace, compare, measured_costs
+from schedc_runtime.measure.step_trace import chrome_trace, compare_traces, measured_costs
 from schedc_runtime.measure.traced_cells import TracedStep, measured_cell_costs
 from schedc_runtime.moe.huggingface import swap_experts
 from schedc_runtime.ranks.mesh import Mesh
@@ -182,7 +182,7 @@ def test_traces_tell_the_parts_of_a_cell() -> None:
     parts = {x.part for spans in intervals.values() for x in spans}
     assert {"run forward of 0.attention", "start backward of 0.combine.node", "run weight of 0.experts"} <= parts
     cells = [x for spans in intervals.values() for x in spans if program.kind[x.row] == InstructionKind.CELL]
-    whole = compare(program, measured_costs(program, [intervals]), intervals)
+    whole = compare_traces(program, measured_costs(program, [intervals]), intervals)
     assert len({x.row for x in cells}) < len(cells)
     # What instructions took is at least what their micro-steps took.
     computed = sum(x.end - x.start for spans in intervals.values() for x in spans if x.part) / 1e6

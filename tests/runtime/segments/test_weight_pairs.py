@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from schedc.cell.serial import serial
-from schedc.cell.verify import verify
+from schedc.cell.verify import verify_cell
 from schedc.ir.program import InstructionKind, Program
 from schedc.step.program.insert_communication import insert_communication
 from schedc_runtime import Cut, Pipeline
@@ -61,7 +61,7 @@ def test_the_cells_of_a_pair_are_whole() -> None:
     shape = small_shape()
     for kind in KINDS:
         for source in (serial, listed, shuffled(2)):
-            assert verify(source(kind, shape, shape), shape, shape) == []
+            assert verify_cell(source(kind, shape, shape), shape, shape) == []
 
 
 def small_shape() -> Any:

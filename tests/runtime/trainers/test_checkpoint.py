@@ -160,8 +160,8 @@ def test_facts_that_no_run_has_written_are_refused(facts: Any, tmp_path: Path) -
 @pytest.mark.parametrize("text", ["", "AAAA", "no base64", "gAJjcG9zaXgKc3lzdGVtCnEALg=="])
 def test_states_of_trainers_that_are_none_are_refused(text: str) -> None:
     with pytest.raises(MaterializeError, match="more than tensors and plain values"):
-        checkpoint.unpacked(text)
-    assert checkpoint.unpacked(checkpoint.packed({"a": [1, 2.5]})) == {"a": [1, 2.5]}
+        checkpoint.unpacked_state(text)
+    assert checkpoint.unpacked_state(checkpoint.packed_state({"a": [1, 2.5]})) == {"a": [1, 2.5]}
 
 
 def other_model() -> Pipeline:

@@ -14,7 +14,7 @@ from schedc_runtime.partition.boundary import TensorSpec
 from schedc_runtime.partition.example import arguments
 from schedc_runtime.partition.known_values import KnownValues
 from schedc_runtime.partition.values import KNOWN
-from schedc_runtime.pipeline.agree.batch_facts import batch_facts, common_facts, mapped, with_facts
+from schedc_runtime.pipeline.agree.batch_facts import batch_facts, common_facts, mapped_facts, with_facts
 from schedc_runtime.pipeline.agree.example_dims import ROWS_FIRST, Dim, Dims, dim_of, inside
 from schedc_runtime.pipeline.agree.rows import Rows
 from schedc_runtime.transport.base import describe
@@ -302,7 +302,7 @@ def with_rows(signature: Json, rows: int) -> Json:
             return leaf
         return {**leaf, "shape": [*leaf["shape"][:dim], rows, *leaf["shape"][dim + 1 :]]}
 
-    return mapped(signature, sized)
+    return mapped_facts(signature, sized)
 
 
 def one_microbatch(example: Any, microbatches: int, dims: Dims = ROWS_FIRST) -> Any:

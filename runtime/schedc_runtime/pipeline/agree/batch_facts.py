@@ -21,7 +21,7 @@ def batch_facts(batch: Any, signature: Json, records: Records | None = None) -> 
     records: only what its recordings ask for is looked at, once they are known.
     """
     rows: list[int | None] = []
-    mapped(signature, lambda leaf: rows.append(leaf.get("rows", 0)) if "shape" in leaf else None)
+    mapped_facts(signature, lambda leaf: rows.append(leaf.get("rows", 0)) if "shape" in leaf else None)
     wanted = _asked(batch, records)
     looked_at = [pair for pair, asked in zip(zip(tensors(batch), rows, strict=True), wanted, strict=True) if asked]
     facts = iter(facts_of(looked_at))
@@ -53,7 +53,7 @@ def with_facts(signature: Json, facts: Sequence[Json]) -> Json:
         fact = next(leaves, None) if "shape" in leaf else None
         return leaf if fact is None else {**leaf, KNOWN: list(fact)}
 
-    return mapped(signature, known)
+    return mapped_facts(signature, known)
 
 
 def tensors(value: Any) -> list[Tensor]:
@@ -64,12 +64,12 @@ def tensors(value: Any) -> list[Tensor]:
     return [value] if isinstance(value, Tensor) else []
 
 
-def mapped(signature: Json, leaf: Callable[[Json], Json]) -> Json:
+def mapped_facts(signature: Json, leaf: Callable[[Json], Json]) -> Json:
     """The signature with ``leaf`` of each of its leaves, in order."""
     if signature is None:
         return None
     if "items" in signature:
-        return {"items": [mapped(item, leaf) for item in signature["items"]]}
+        return {"items": [mapped_facts(item, leaf) for item in signature["items"]]}
     if "fields" in signature:
-        return {"fields": {key: mapped(item, leaf) for key, item in signature["fields"].items()}}
+        return {"fields": {key: mapped_facts(item, leaf) for key, item in signature["fields"].items()}}
     return leaf(signature)

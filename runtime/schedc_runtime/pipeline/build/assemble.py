@@ -44,7 +44,7 @@ from schedc_runtime.pipeline.build.stages import (
     copied_stages,
     device_of,
     device_of_backend,
-    layout_of,
+    layout_of_stages,
     stages_of_places,
 )
 from schedc_runtime.pipeline.build.tied import TiedWeights, check_copies, check_tied_lines
@@ -109,7 +109,7 @@ def cut_model(assembly: Assembly) -> None:
         program.stages,
         costs=cut.costs,
         split_points=cut.split_points,
-        layout=cut.layers or layout_of(program),
+        layout=cut.layers or layout_of_stages(program),
         blocks=cut.blocks,
         inputs=cut.inputs,
         placement=program.placement,

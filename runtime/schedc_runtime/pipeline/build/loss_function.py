@@ -204,7 +204,7 @@ def labels_counted(targets: Any) -> int | None:
     return None if labels is None else int((labels != -100).sum())
 
 
-def count_of(loss_fn: LossOfMicrobatch | None, count_fn: CountOfTargets) -> CountOfTargets:
+def count_of_loss(loss_fn: LossOfMicrobatch | None, count_fn: CountOfTargets) -> CountOfTargets:
     """``count_fn``; by default that of the loss function, if it has one."""
     return loss_fn.count if isinstance(loss_fn, LossWithHead) and count_fn is labels_counted else count_fn
 

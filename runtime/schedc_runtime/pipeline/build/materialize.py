@@ -15,7 +15,7 @@ from schedc_runtime.materialize.construction import named_tensors
 from schedc_runtime.materialize.fill import fill_modules
 from schedc_runtime.materialize.values import Rule, Values
 from schedc_runtime.moe.huggingface import original_names, with_swapped_names
-from schedc_runtime.moe.shards import first_rows
+from schedc_runtime.moe.shards import first_expert_rows
 from schedc_runtime.pipeline.agree.agreement import check_fingerprints, difference, fingerprint
 from schedc_runtime.pipeline.build.assembly import Assembly
 from schedc_runtime.pipeline.build.shard_stages import take_shards
@@ -34,7 +34,7 @@ def materialize(assembly: Assembly, seed: int, source: CheckpointSource | None, 
         values = _agreed_values(assembly, seed, source, rule)
         for place in assembly.places:
             modules = [stage.module for stage in assembly.stages[place].values()]
-            parts = {name: row for module in modules for name, row in first_rows(module).items()}
+            parts = {name: row for module in modules for name, row in first_expert_rows(module).items()}
             fill_modules(modules, values, assembly.device, parts)
         prints = fingerprint(assembly.program, assembly.names, assembly.partition.blocks, assembly.copied, {})
         names = assembly.guard.control.names

@@ -19,7 +19,7 @@ from schedc.step.program.insert_works import insert_works, placed_in, without_wo
 from schedc.step.timeline import durations
 from schedc.step.works.place_replica_works import ReplicaBytes, place_replica_works
 from schedc_runtime.data_parallel.gradient_sums import is_dense_shard
-from schedc_runtime.data_parallel.stage_replicas import StageBytes, group_of, kept_whole, summed_stages
+from schedc_runtime.data_parallel.stage_replicas import StageBytes, group_of_replicas, kept_whole, summed_stages
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.partition.shared import copies_in
 from schedc_runtime.pipeline.build.assembly import Assembly
@@ -54,7 +54,11 @@ def _summed(parameters: Iterable[nn.Parameter], group: WorkGroup, mesh: Mesh) ->
     """Bytes of the gradients that a group of replicas sums."""
     if (mesh.data if group is WorkGroup.SAME_EXPERTS else mesh.replicas) == 1:
         return 0
-    return sum(_size(parameter) for parameter in parameters if parameter.requires_grad and group_of(parameter) is group)
+    return sum(
+        _size(parameter)
+        for parameter in parameters
+        if parameter.requires_grad and group_of_replicas(parameter) is group
+    )
 
 
 def _size(parameter: nn.Parameter) -> int:

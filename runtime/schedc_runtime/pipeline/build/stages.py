@@ -27,7 +27,7 @@ StagesByIndex = dict[int, Stage]
 """The stages of one rank, by index. A stage that serves two pipes on one rank is one stage there."""
 
 
-def layout_of(program: Program) -> Layout | None:
+def layout_of_stages(program: Program) -> Layout | None:
     """The layout of the plan that the program was compiled with; None without one.
 
     Raises `DiagnosticError` (S140 to S143) for a string that is no layout of so many layers.

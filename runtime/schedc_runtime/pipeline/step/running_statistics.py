@@ -83,7 +83,7 @@ class RunningStatistics:
             for handle in handles:
                 transports[stage.place].wait(handle)
         return [
-            serial(stage.layers, before, *((value, other) if stage.first else (other, value)))
+            serial_statistics(stage.layers, before, *((value, other) if stage.first else (other, value)))
             if stage.peer >= 0 and len(value)
             else value
             for stage, before, value, other in zip(self._stages, self._before, values, theirs, strict=True)
@@ -106,7 +106,7 @@ class RunningStatistics:
             if handle is not None:
                 whole, *others = group.wait(handle).unbind(0)
                 for other in others:
-                    whole = serial(stage.layers, before, whole, other)
+                    whole = serial_statistics(stage.layers, before, whole, other)
             together.append(whole)
         return together
 
@@ -152,7 +152,7 @@ def _put(layers: Iterable[_NormBase], values: Tensor) -> None:
         buffer.copy_(value.view_as(buffer))
 
 
-def serial(layers: Iterable[_NormBase], before: Tensor, first: Tensor, second: Tensor) -> Tensor:
+def serial_statistics(layers: Iterable[_NormBase], before: Tensor, first: Tensor, second: Tensor) -> Tensor:
     """[statistics] after the updates of ``first``, then those of ``second``, that both began with ``before``."""
     parts: list[Tensor] = []
     start = 0

@@ -33,7 +33,7 @@ from schedc_runtime.pipeline.agree.contents import GivenBatches, check_given
 from schedc_runtime.pipeline.agree.counts import Accumulation, CountOfTargets, counted
 from schedc_runtime.pipeline.agree.step_facts import StepFacts, check_facts, differing
 from schedc_runtime.pipeline.build.assembly import Assembly
-from schedc_runtime.pipeline.build.loss_function import Expected, Loss, LossWithHead, count_of
+from schedc_runtime.pipeline.build.loss_function import Expected, Loss, LossWithHead, count_of_loss
 from schedc_runtime.pipeline.build.materialize import check_materialized
 from schedc_runtime.pipeline.build.random_steps import random_numbers
 from schedc_runtime.pipeline.build.tied import check_copies
@@ -81,7 +81,7 @@ class StepRunner:
         self, assembly: Assembly, check_finite: bool, count_fn: CountOfTargets, compare_copies: int = 0
     ) -> None:
         self.assembly, self.check_finite = assembly, check_finite
-        self.count_fn = count_of(assembly.settings.loss_fn, count_fn)
+        self.count_fn = count_of_loss(assembly.settings.loss_fn, count_fn)
         self.head, self.control = assembly.head, assembly.guard.control
         self.result: StepResult | None = None
         """The result of the last call."""
