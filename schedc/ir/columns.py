@@ -12,6 +12,10 @@ from schedc.ir.arrays import Int8, Int32, Int64, repeat
 from schedc.ir.placement import Placement
 
 
+SHARED = ("name", "sizes", "placement", "phases", "spans", "doc", "layout", "layers", "plan", "tied")
+"""Fields that a Schedule and the Program made of it have in common."""
+
+
 class Columns:
     """Base of a frozen dataclass of columns: rank r owns rows rank_start[r] ..< rank_start[r + 1]."""
 
@@ -31,6 +35,10 @@ class Columns:
     @property
     def microbatches(self) -> int:
         return self.placement.microbatches
+
+    def shared(self) -> dict[str, Any]:
+        """The fields of `SHARED` and the source text, by name."""
+        return {name: getattr(self, name) for name in (*SHARED, "source")}
 
     def __len__(self) -> int:
         return int(self.kind.size)

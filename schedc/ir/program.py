@@ -223,22 +223,8 @@ class Program(Columns):
             return columns[name]
 
     def instruction(self, row: int) -> Instruction:
-        columns = (
-            self.stage,
-            self.microbatch,
-            self.stage2,
-            self.microbatch2,
-            self.backward,
-            self.peer,
-            self.channel,
-            self.message,
-            self.batch,
-            self.op,
-            self.work,
-        )
-        return Instruction(
-            int(self.rank[row]), InstructionKind(int(self.kind[row])), *(int(column[row]) for column in columns)
-        )
+        values = (int(getattr(self, name)[row]) for name in Instruction._fields[2:])
+        return Instruction(int(self.rank[row]), InstructionKind(int(self.kind[row])), *values)
 
     def instructions(self, rank: int) -> Iterator[Instruction]:
         """The instruction stream of one rank."""
@@ -263,9 +249,7 @@ def computation(program: Program) -> tuple[Schedule, Int64]:
     second[1:] = row[1:] == row[:-1]
     first_kind = np.where(cell, program.backward[compute] // FIRST_OF_PAIR, program.kind[compute]).astype(np.int8)
     schedule = Schedule(
-        name=program.name,
-        sizes=program.sizes,
-        placement=program.placement,
+        **program.shared(),
         rank_start=np.searchsorted(row, program.rank_start),
         kind=np.where(second, program.backward[row] % FIRST_OF_PAIR, repeat(first_kind, 1 + cell)),
         stage=np.where(second, program.stage2[row], program.stage[row]),
@@ -273,13 +257,5 @@ def computation(program: Program) -> tuple[Schedule, Int64]:
         pair=np.where(repeat(cell, 1 + cell), repeat(np.cumsum(cell) - 1, 1 + cell), -1).astype(np.int32),
         phase=program.phase[row],
         span=program.span[row],
-        phases=program.phases,
-        spans=program.spans,
-        doc=program.doc,
-        layout=program.layout,
-        layers=program.layers,
-        plan=program.plan,
-        tied=program.tied,
-        source=program.source,
     )
     return schedule, row

@@ -93,20 +93,10 @@ class InstructionTable:
         schedule = self.schedule
         return Program.derived(
             self,
-            name=schedule.name,
-            sizes=dict(schedule.sizes),
-            placement=schedule.placement,
+            **schedule.shared(),
             rank_start=rank_start,
             kind=self.kind,
-            phases=schedule.phases,
-            spans=schedule.spans,
-            doc=schedule.doc,
-            layout=schedule.layout,
-            layers=schedule.layers,
-            plan=schedule.plan,
-            tied=schedule.tied,
             source_name=schedule.source.name if schedule.source else "",
-            source=schedule.source,
         )
 
     @property
