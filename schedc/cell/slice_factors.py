@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from schedc.cell.costs import SliceFactor
 from schedc.cell.rows import Problem
-from schedc.cell.slices import MOST_SLICES
+from schedc.ir.plan import MOST_SLICES
 
 MOST_FACTOR = 100.0
 """Largest factor; more is a mistake of the writer."""

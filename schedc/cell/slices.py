@@ -19,9 +19,6 @@ from schedc.cell.graph import Node, StageShape, slice_suffix
 JOINT = frozenset({"balance"})
 """Roles of joint nodes. The auxiliary loss of a microbatch counts the tokens of all of its slices."""
 
-MOST_SLICES = 64
-"""Most slices of a microbatch; more is a mistake of the writer."""
-
 
 @lru_cache(maxsize=1024)
 def sliced(shape: StageShape, count: int) -> StageShape:

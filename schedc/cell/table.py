@@ -13,13 +13,13 @@ from schedc.cell.graph import LINKS, Lane, StageShape
 from schedc.cell.rows import CellRows, Problem, read_rows, write_rows
 from schedc.cell.slice_factors import read_factors, write_factors
 from schedc.cell.standard_blocks import BESIDE_LAYERS, LAYERS, METHODS, ONCE, stage_shape
-from schedc.cell.written_order import EXCHANGES, SEGMENTS
 from schedc.diagnostics import CompilerBug
+from schedc.ir.plan import CELL_EXCHANGES, CELL_SEGMENTS
 
-ROLES = (*SEGMENTS, "plan", "dense")
+ROLES = (*CELL_SEGMENTS, "plan", "dense")
 SIZES = "sizes"
 """The role of the copy of sizes to the host. Its time makes it a node of the graphs."""
-_LANES_OF = {**dict.fromkeys(EXCHANGES, LINKS), SIZES: (Lane.HOST,)}
+_LANES_OF = {**dict.fromkeys(CELL_EXCHANGES, LINKS), SIZES: (Lane.HOST,)}
 LARGEST_STAGE = 4096
 """Most blocks of one stage; more is a mistake of the writer."""
 

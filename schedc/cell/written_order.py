@@ -10,10 +10,9 @@ from schedc.cell.program import Half, PlanOrder
 from schedc.cell.standard_blocks import BESIDE_LAYERS
 from schedc.cell.tasks import Task, Tasks
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label, did_you_mean
+from schedc.ir.plan import CELL_EXCHANGES, CELL_SEGMENTS
 
 ALIASES = {"attn": "attention", "mlp": "experts", "expert": "experts"}
-SEGMENTS = ("attention", "permute", "relay", "experts", "relay_back", "shared", "post")
-EXCHANGES = ("routing", "dispatch", "combine", "hot", "balance")
 
 _HALVES = {("F", ""): Half.FORWARD, ("F", "F"): Half.FORWARD, ("B", ""): Half.BACKWARD, ("B", "I"): Half.BACKWARD,
            ("B", "W"): Half.WEIGHT}  # fmt: skip
@@ -50,8 +49,8 @@ def _feeds_exchange(tasks: Tasks, index: int) -> bool:
 
 def _queues(tasks: Tasks, order: PlanOrder) -> dict[Lane, list[int]]:
     """The named tasks of each lane, in the order of the plan, pair of layers by pair of layers."""
-    compute = _positions(order, order.compute, SEGMENTS)
-    exchanges = _positions(order, order.communication, EXCHANGES)
+    compute = _positions(order, order.compute, CELL_SEGMENTS)
+    exchanges = _positions(order, order.communication, CELL_EXCHANGES)
     layers = {half: _layers(shape) for half, shape in ((Half.FORWARD, tasks.forward), (Half.BACKWARD, tasks.backward))}
     places: dict[Lane, list[tuple[int, int, int]]] = {lane: [] for lane in LANES}
     for index, task in enumerate(tasks.all):
@@ -88,7 +87,7 @@ def _positions(order: PlanOrder, names: tuple[str, ...], roles: tuple[str, ...])
         role, _, part = rest.partition(".")
         half = _HALVES.get((letter, part))
         role = ALIASES.get(role, role)
-        if half is None or (half is Half.WEIGHT and roles is EXCHANGES):
+        if half is None or (half is Half.WEIGHT and roles is CELL_EXCHANGES):
             _refuse(order, f"`{name}` is no part of a cell", "write F.role, B.role.I or B.role.W, as B.experts.W")
         if role not in roles:
             _refuse(order, f"`{name}`: no such role in this lane", did_you_mean(role, roles))

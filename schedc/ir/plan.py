@@ -226,6 +226,9 @@ class Offload:
     roles: tuple[str, ...] = ()
 
 
+CELL_SEGMENTS = ("attention", "permute", "relay", "experts", "relay_back", "shared", "post")
+CELL_EXCHANGES = ("routing", "dispatch", "combine", "hot", "balance")
+"""Roles of a layer's steps, on the compute lane and on those of exchanges, that a written order may name."""
 HELD_ROLES = ("attention", "experts", "shared", "dense")
 """Roles of segments whose activations may leave alone: of a MoE layer the first three, of a dense layer the last."""
 
@@ -247,6 +250,8 @@ class Fuse:
         return tuple(name for name in FUSIONS if not self.names or name in self.names)
 
 
+MOST_SLICES = 64
+"""Most slices of a microbatch; more is a mistake of the writer."""
 LOSS_FORMS = ("whole", "early", "again")
 """When the products of a head run: as autograd does; all in F; or logits anew in I and in W."""
 

@@ -22,6 +22,7 @@ from schedc.ir.rendezvous import Link, find_stuck_instructions
 from schedc.ir.schedule import Schedule
 from schedc.ir.verify import verify
 from schedc.ir.verify_messages import GROUPS
+from schedc.ir.verify_plan import verify_plan
 from schedc.ir.verify_replica_works import states_of_stages
 from schedc.ir.verify_ties import tied_stages, tied_sums
 from schedc.ir.verify_works import JOIN, START, matched_works, places_of_activations
@@ -33,10 +34,13 @@ def verify_program(program: Program) -> list[Diagnostic]:
     """Everything that is wrong with a program; empty if any transport that keeps the order of posts can run it.
 
     Each group of checks relies on the ones before it, so the first group that finds something ends the search.
+    The plan is judged first, by `schedc.ir.verify_plan`.
     Computation is judged by `schedc.ir.verify` (S2xx), messages by `schedc.ir.verify_messages`. The last check runs
     the program under the strictest rules: a send completes only with its receive, and each rank's messages complete
     in the order of posting.
     """
+    if findings := verify_plan(program.plan, program.placement):
+        return findings
     table = ProgramTable(program)
     works = ((matched_works,), (places_of_activations, states_of_stages)) if len(program.works) else ()
     sums = (_cells_served, tied_sums, _reductions)

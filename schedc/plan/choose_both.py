@@ -15,6 +15,7 @@ import numpy as np
 
 from schedc.diagnostics import DiagnosticError
 from schedc.ir.plan import Plan
+from schedc.ir.scopes import is_chosen
 from schedc.plan.apply import stage_costs
 from schedc.plan.attached import place
 from schedc.plan.choose_recomputation import ChosenRecomputation, choose_recomputation
@@ -25,7 +26,6 @@ from schedc.plan.layout.costs import LayerCosts
 from schedc.plan.layout.parts import Layout
 from schedc.plan.peak_memory import Away
 from schedc.plan.place_works import Offloading, place_offloads
-from schedc.plan.values.scopes import is_chosen
 from schedc.step.costs.costs import Costs
 from schedc.step.dependencies import Dependencies
 from schedc.units import amount

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
+from schedc.ir.contradictions import contradictions
 from schedc.ir.plan import Plan
 from schedc.ir.schedule import Schedule
 from schedc.plan.directives.base import Directives, SlicesRequest
-from schedc.plan.values.contradictions import contradictions
 from schedc.source import NOWHERE, Span
 from schedc.step.dependencies import Dependencies
 

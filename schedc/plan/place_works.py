@@ -12,13 +12,13 @@ from schedc.ir.arrays import Floats
 from schedc.ir.ops import OpKind
 from schedc.ir.plan import Host, Plan
 from schedc.ir.schedule import Schedule
+from schedc.ir.scopes import rule_per_stage
 from schedc.ir.works import WorkLane
 from schedc.plan.directives.base import Directives
 from schedc.plan.held_memory import HeldMemory
 from schedc.plan.layout.costs import LayerCosts
 from schedc.plan.layout.parts import Layout
 from schedc.plan.role_memory import share_of_roles
-from schedc.plan.values.scopes import rule_per_stage
 from schedc.step.costs.costs import Costs, StageCosts
 from schedc.step.dependencies import Dependencies
 from schedc.step.placed_works import PlacedWorks

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from schedc.diagnostics import DiagnosticError
+from schedc.ir.contradictions import contradictions
 from schedc.plan.check_lines import check_plan_lines
 from schedc.plan.directives import DIRECTIVES
 from schedc.plan.directives.base import Directives, Reading, RecomputeRequest, SlicesRequest
 from schedc.plan.in_slices import plan_in_slices
-from schedc.plan.values.contradictions import contradictions
 from schedc.syntax.input import AppliedPlan
 from schedc.syntax.plan import PlanTree
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
 from schedc.ir.arrays import Floats
+from schedc.ir.contradictions import MOST_ZERO
 from schedc.ir.plan import Plan
 from schedc.ir.schedule import Schedule
 from schedc.ir.works import WorkGroup, WorkLane
@@ -21,7 +22,6 @@ from schedc.plan.layout.parts import Layout
 from schedc.plan.peak_memory import Sharded, check_memory
 from schedc.plan.place_works import Offloading
 from schedc.plan.replica_bytes import dense_parameters, group_sizes, replica_bytes
-from schedc.plan.values.contradictions import MOST_ZERO
 from schedc.step.costs.costs import Costs
 from schedc.step.dependencies import Dependencies
 from schedc.step.memory import RankBytes

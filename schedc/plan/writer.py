@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
 from schedc.ir.plan import Plan
+from schedc.ir.scopes import Scoped
 from schedc.plan.directives import DIRECTIVES
 from schedc.plan.directives.recompute import per_stage
 from schedc.plan.directives.slices import slices_per_stage
 from schedc.plan.read import read_directives
-from schedc.plan.values.scopes import Scoped
 from schedc.source import NOWHERE, Source
 from schedc.syntax.parser import parse
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import Any
 
+from schedc.ir.contradictions import shown_levels
 from schedc.plan.choose_recomputation import ChosenRecomputation
-from schedc.plan.values.contradictions import shown_levels
 from schedc.step.timeline import Timeline
 from schedc.units import plain, shown
 

@@ -9,8 +9,10 @@ from random import Random
 
 import numpy as np
 
+from schedc.ir.json import program_from_json
 from schedc.ir.npz import program_to_npz
 from schedc.step.program.insert_communication import insert_communication
+from support.old_programs import STORED, planned_json
 from support.random_schedules import random_schedule
 
 _VALUES = (-1, 0, 1, 3, 7, 100, 2**31 - 1, 2**40, -(2**31))
@@ -19,7 +21,9 @@ _TYPES = (np.int8, np.int16, np.int32, np.int64, np.uint8, np.float32, bool)
 
 @cache
 def _archives() -> tuple[bytes, ...]:
-    return tuple(program_to_npz(insert_communication(random_schedule(seed))) for seed in range(20))
+    random = (program_to_npz(insert_communication(random_schedule(seed))) for seed in range(20))
+    planned = (program_to_npz(program_from_json(text)) for text in planned_json())
+    return *random, *planned, *(content for name, content in STORED.items() if name.endswith(".npz"))
 
 
 def archive(draw: Random) -> str:

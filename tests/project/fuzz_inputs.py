@@ -21,6 +21,7 @@ from schedc.ir.text import print_program, print_schedule
 from schedc.step.costs.costs import Costs, dump_costs
 from schedc.step.costs.parts import NAMES
 from schedc.step.program.insert_communication import insert_communication
+from support.old_programs import planned_json
 from support.paths import ROOT
 from support.random_schedules import ORDERS, random_schedule
 from support.random_works import with_random_works
@@ -219,7 +220,7 @@ def order(form: str) -> Callable[[Random], Case]:
     def make(draw: Random) -> Case:
         text = draw.choice(_orders(form))
         if form == "json" and draw.random() < 0.5:
-            text = _mutated_json(draw, text)
+            text = _mutated_json(draw, draw.choice((text, *planned_json())))
         else:
             words = (*sorted(set(_CELL.findall(text))), *_tokens()[-6:])
             how = draw.choices(("moved", "words", "bytes"), (60, 25, 15))[0]
@@ -236,14 +237,14 @@ def order(form: str) -> Callable[[Random], Case]:
 def _mutated_json(draw: Random, text: str) -> str:
     """One value anywhere in the object replaced by one of another kind or size."""
     root = json.loads(text)
-    at = root
+    at = root["plan"] if isinstance(root.get("plan"), dict) else root
     while True:
         keys = list(at) if isinstance(at, dict) else list(range(len(at)))
         key = draw.choice(keys)
         if isinstance(at[key], dict | list) and at[key] and draw.random() < 0.85:
             at = at[key]
             continue
-        at[key] = draw.choice((None, -1, 0, 1, 2**40, 1.5, "x", [], {}, [[]], True, "F", [1, 2], 10**400))
+        at[key] = draw.choice((None, -1, 0, 1, 7, 2**40, 1.5, 1e40, "x", [], {}, [[]], True, "F", [1, 2], 10**400))
         return json.dumps(root)
 
 

@@ -25,9 +25,9 @@ from torch import nn
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from schedc.cell.costs import SliceFactor
-from schedc.cell.slices import MOST_SLICES
 from schedc.cell.table import CellTable
 from schedc.diagnostics import DiagnosticError
+from schedc.ir.plan import MOST_SLICES
 from schedc.ir.program import Program
 from schedc.plan import Plan, Topology
 from schedc.step.costs.costs import Costs, dump_costs

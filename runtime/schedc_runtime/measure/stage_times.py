@@ -26,7 +26,7 @@ from schedc.cell.graph import StageShape
 from schedc.cell.program import Action, CellProgram, Half
 from schedc.cell.serial import serial
 from schedc.cell.table import ROLES, SIZES, CellTable
-from schedc.cell.written_order import EXCHANGES
+from schedc.ir.plan import CELL_EXCHANGES
 from schedc.step.costs.costs import Costs
 from schedc_runtime.partition import Partition
 from schedc_runtime.partition.boundary import Boundary
@@ -251,7 +251,7 @@ def _cell_costs(shapes: Sequence[StageShape], tables: Sequence[Mapping[str, floa
         for node in shape.nodes:
             role = f"{node.role}.{node.lane}" if node.exchange else node.role
             ends_another = node.role == "attention" and any(shape.nodes[before].exchange for before in node.after)
-            if ends_another or node.role not in (*ROLES, *EXCHANGES, SIZES):
+            if ends_another or node.role not in (*ROLES, *CELL_EXCHANGES, SIZES):
                 continue
             exchanges |= {role} if node.exchange else set()
             for half in HALVES:

@@ -12,7 +12,7 @@ To add a directive:
 7. Cases in tests/compiler/plan/test_plan_directives.py; its line in docs/guide/plans.md and docs/guide/language.md.
 
 Each file reads its lines, writes them, and gives the facts of the plan's report. Contradictions between values stand in
-`schedc.plan.values.contradictions`, which ranks read too.
+`schedc.ir.contradictions`, which ranks read too.
 """
 
 from schedc.plan.directives import (

@@ -9,8 +9,8 @@ from typing import Any
 from schedc.diagnostics import Diagnostic, Label, did_you_mean
 from schedc.ir.plan import Plan, Recompute
 from schedc.ir.schedule import Schedule
+from schedc.ir.scopes import Scoped, missing, stages_of
 from schedc.plan.layout.parts import Layout
-from schedc.plan.values.scopes import Scoped, missing, stages_of
 from schedc.source import Source, Span
 from schedc.syntax.plan import PlanTree, Word
 

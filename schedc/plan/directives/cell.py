@@ -10,10 +10,10 @@ import numpy as np
 
 from schedc.cell import PlanOrder, cell_program, stage_shape
 from schedc.cell.costs import CellCosts
-from schedc.cell.written_order import ALIASES, EXCHANGES, SEGMENTS
+from schedc.cell.written_order import ALIASES
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label, did_you_mean
 from schedc.ir.ops import OpKind
-from schedc.ir.plan import CellPlan, Plan
+from schedc.ir.plan import CELL_EXCHANGES, CELL_SEGMENTS, CellPlan, Plan
 from schedc.ir.schedule import Schedule
 from schedc.plan.directives.base import Directive, Directives, Reading
 from schedc.plan.layout.parts import Layout
@@ -41,8 +41,8 @@ def _read(reading: Reading, line: CellLine) -> None:
         help = "name steps, as `compute F.attn B.mlp.I comm F.dispatch`, or write `cell F & B auto`"
         reading.fault("S147", "a cell, or a lane of it, without steps", line.span, help)
     elif all(good):
-        compute = _steps(reading, lanes.get("compute"), SEGMENTS, ("", "I", "W"))
-        communication = _steps(reading, lanes.get("comm"), EXCHANGES, ("",))
+        compute = _steps(reading, lanes.get("compute"), CELL_SEGMENTS, ("", "I", "W"))
+        communication = _steps(reading, lanes.get("comm"), CELL_EXCHANGES, ("",))
         reading.give(overlap=True, cells=(*reading.plan.cells, CellPlan(kind, compute, communication)))
 
 
@@ -57,8 +57,9 @@ def _steps(reading: Reading, lane: CellLane | None, roles: tuple[str, ...], part
             help = "write F.role, B.role.I or B.role.W; exchanges have no part"
             reading.fault("S147", f"`{step.text}` is no step", step.span, help)
         elif role not in roles:
-            help = did_you_mean(role, (*roles, *(ALIASES if roles is SEGMENTS else ())))
-            help = "segments stand in `compute`, exchanges in `comm`" if role in (*SEGMENTS, *EXCHANGES) else help
+            help = did_you_mean(role, (*roles, *(ALIASES if roles is CELL_SEGMENTS else ())))
+            if role in (*CELL_SEGMENTS, *CELL_EXCHANGES):
+                help = "segments stand in `compute`, exchanges in `comm`"
             reading.fault("S147", f"`{role}` is no step of this lane", step.span, help)
         elif name in steps:
             message = f"`{step.text}` appears twice in one lane"

@@ -12,13 +12,12 @@ from typing import Any
 from schedc.diagnostics import Diagnostic, Label
 from schedc.ir.plan import PRECISIONS, ExpertSizes, Plan, Products
 from schedc.ir.schedule import Schedule
+from schedc.ir.verify_plan import misfit
 from schedc.plan.directives.base import Directive, Directives, Reading
 from schedc.plan.layout.parts import Layout, PartKind
 from schedc.syntax.plan import ExpertsLine, Word
 
 SIZES = ("top", "groups", "limit", "shared", "width", "hidden")
-MOST_EXPERTS = 65_536
-MOST_GROUPS = 1_024
 
 
 def _read(reading: Reading, line: ExpertsLine) -> None:
@@ -39,7 +38,11 @@ def _read(reading: Reading, line: ExpertsLine) -> None:
     _read_precision(reading, line.words)
     values.setdefault("limit", values.get("groups", 1))
     experts = replace(ExpertSizes(line.count, values["top"]), **values)
-    if (problem := _misfit(experts, values)) is None:
+    problem = misfit(experts)
+    for name in ("width", "hidden"):
+        if problem is None and values.get(name, 1) < 1:
+            problem = f"a {name} of {values[name]}", "it is a number of columns"
+    if problem is None:
         reading.give(experts=experts)
     else:
         reading.fault("S145", problem[0], line.span, problem[1])
@@ -50,24 +53,6 @@ def _read_precision(reading: Reading, words: tuple[Word, ...]) -> None:
     what = ("fact of the experts", "precision of products", "way out")
     if words and all(reading.word(*each) for each in zip(words, known, what, strict=False)):
         reading.give(products=Products(PRECISIONS[words[1].text], len(words) > 2))
-
-
-def _misfit(experts: ExpertSizes, written: dict[str, int]) -> tuple[str, str] | None:
-    """(message, help) for numbers that make no MoE; None for numbers that do. written: the options of the line."""
-    count, top, groups, limit = experts.count, experts.top, experts.groups, experts.limit
-    if not 1 <= top <= count <= MOST_EXPERTS:
-        return f"the top {top} of {count} experts", f"a token takes from 1 to all of up to {MOST_EXPERTS:,} experts"
-    if not 1 <= groups <= MOST_GROUPS or count % groups:
-        help = f"groups are equal: take a number up to {MOST_GROUPS:,} that divides the experts"
-        return f"{count} experts in {groups} groups", help
-    if not 1 <= limit <= groups:
-        return f"{limit} of {groups} groups", "a token may use from 1 to all of the groups"
-    if top > count // groups * limit:
-        room = count // groups * limit
-        return f"the top {top} of the {room} experts in {limit} groups", f"allow more groups, or take at most {room}"
-    if zero := [name for name in ("width", "hidden") if name in written and written[name] < 1]:
-        return f"a {zero[0]} of {written[zero[0]]}", "it is a number of columns"
-    return None
 
 
 def _write(plan: Plan) -> Iterator[str]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from schedc.ir.contradictions import HOST_REMEDY
 from schedc.ir.plan import Host, Plan
 from schedc.plan.directives.base import Directive, Reading
-from schedc.plan.values.contradictions import HOST_REMEDY
 from schedc.syntax.plan import GivenValue, HostLine, Word
 from schedc.units import bytes_of, digits, exact_unit, speed_of
 

@@ -8,9 +8,9 @@ from typing import Any
 from schedc.diagnostics import Diagnostic, Label
 from schedc.ir.plan import HELD_ROLES, Offload, Plan
 from schedc.ir.schedule import Schedule
+from schedc.ir.scopes import SCOPES, is_chosen, missing, stages_of
 from schedc.plan.directives.base import Directive, Directives, Reading, scope_faults
 from schedc.plan.layout.parts import WITH_EXPERTS, Layout, PartKind, layers_in
-from schedc.plan.values.scopes import SCOPES, is_chosen, missing, stages_of
 from schedc.source import Source
 from schedc.syntax.plan import OffloadLine, RulePart, Word
 

@@ -7,12 +7,12 @@ from dataclasses import fields
 from typing import Any
 
 from schedc.diagnostics import Diagnostic, Label
+from schedc.ir.contradictions import MOST_ZERO
 from schedc.ir.parallel import OF_ATTENTION, Parallel
 from schedc.ir.plan import Plan
 from schedc.ir.schedule import Schedule
 from schedc.plan.directives.base import Directive, Directives, Reading
 from schedc.plan.layout.parts import Layout
-from schedc.plan.values.contradictions import MOST_ZERO
 from schedc.syntax.plan import GivenValue, ParallelLine, Word, WordPair
 
 _NAMES = ("tp", "cp", "ep", "dp", "zero", "devices", "node")

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
+from schedc.ir.contradictions import shown_levels
 from schedc.ir.ops import OpKind
 from schedc.ir.placement import Placement
 from schedc.ir.plan import By, Level, Plan, Recompute
 from schedc.ir.schedule import Schedule
+from schedc.ir.scopes import SCOPES, missing, stages_of
 from schedc.plan.counts.layers import counted_layer
 from schedc.plan.directives.base import Directive, Directives, Reading, RecomputeRequest, scope_faults
 from schedc.plan.layout.parts import WITH_EXPERTS, Layout, ModelPart, PartKind, layers_in
-from schedc.plan.values.contradictions import shown_levels
-from schedc.plan.values.scopes import SCOPES, missing, stages_of
 from schedc.source import Span
 from schedc.syntax.plan import RecomputeLine, RulePart, Word
 from schedc.units import digits, shown

@@ -10,9 +10,9 @@ from schedc.diagnostics import Diagnostic
 from schedc.ir.placement import Placement
 from schedc.ir.plan import Plan
 from schedc.ir.schedule import Schedule
+from schedc.ir.scopes import SCOPES, stages_of
 from schedc.plan.directives.base import Directive, Directives, Reading, SlicesRequest, scope_faults
 from schedc.plan.layout.parts import Layout
-from schedc.plan.values.scopes import SCOPES, stages_of
 from schedc.syntax.plan import SettingLine, SlicesLine, Word
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from schedc.ir.plan import Plan, Topology
+from schedc.ir.verify_plan import MOST_RANKS
 from schedc.plan.directives.base import Directive, Reading
 from schedc.syntax.plan import TopologyLine, Word
 from schedc.units import exact_unit, speed_of
-
-MOST_RANKS = 65_536
 
 
 def _read(reading: Reading, line: TopologyLine) -> None:

@@ -8,11 +8,11 @@ import pytest
 
 from schedc.compiler import analyse, compile
 from schedc.diagnostics import DiagnosticError
+from schedc.ir.contradictions import contradictions
 from schedc.ir.json import program_from_json, program_to_json
 from schedc.ir.plan import By, ExpertSizes, Level, Plan, Recompute
 from schedc.plan import plan_of
 from schedc.plan.counts.layers import held_share, moe_layer
-from schedc.plan.values.contradictions import contradictions
 from schedc.plan.writer import write_plan
 from schedc.report.check import to_json, to_text
 from support.plan_cases import written

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import schedc
+from schedc.ir.contradictions import contradictions
 from schedc.ir.plan import BlockSizes, ExpertSizes, Level, Recompute
 from schedc.plan import Plan
-from schedc.plan.values.contradictions import contradictions
 from schedc_runtime import Pipeline
 from schedc_runtime.commands.toy_models import toy_plan
 from schedc_runtime.errors import StageError

@@ -8,12 +8,11 @@ from dataclasses import replace
 from torch import nn
 
 from schedc.cell import CellCosts
-from schedc.diagnostics import Diagnostic, DiagnosticError, Label
+from schedc.diagnostics import DiagnosticError
 from schedc.ir.program import Program
 from schedc.ir.recomputed import recomputed_slots
+from schedc.ir.verify_plan import verify_plan
 from schedc.plan import Method, Plan, Topology
-from schedc.plan.values.contradictions import contradictions
-from schedc.source import NOWHERE
 from schedc.step.costs import exchange
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.capacity import ExpertCapacity
@@ -125,20 +124,7 @@ def check_contradictions(plan: Plan, program: Program, mesh: Mesh) -> None:
 
     Raises `DiagnosticError`.
     """
-    findings = []
-    if plan.recompute and len(plan.recompute) != program.stages:
-        message = f"recompute levels of {len(plan.recompute)} stages, and the program has {program.stages}"
-        help = "give a `Recompute` for each stage, or none at all"
-        findings.append(Diagnostic("S149", message, Label(NOWHERE), help=help))
-    if plan.slices and len(plan.slices) != program.stages:
-        message = f"slices of {len(plan.slices)} stages, and the program has {program.stages}"
-        findings.append(
-            Diagnostic("S153", message, Label(NOWHERE), help="give a number for each stage, or none at all")
-        )
-    for wrong in contradictions(plan, mesh.experts):
-        message = wrong.message if wrong.index is None else f"stage {wrong.index}: {wrong.message}"
-        findings.append(Diagnostic(wrong.code, message, Label(NOWHERE), notes=wrong.notes, help=wrong.help))
-    if findings:
+    if findings := verify_plan(plan, program.placement, mesh.experts):
         raise DiagnosticError(findings)
 
 

@@ -9,8 +9,8 @@ import torch
 
 from schedc.ir.plan import Plan
 from schedc.ir.program import InstructionKind, Program, computation
+from schedc.ir.scopes import is_chosen, rule_per_stage
 from schedc.ir.works import WorkKind
-from schedc.plan.values.scopes import is_chosen, rule_per_stage
 from schedc.step.dependencies import Dependencies
 from schedc.step.program.insert_works import placed_in
 from schedc_runtime.offload.lanes import Lanes, lanes_for

@@ -9,11 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil, inf
 
-from schedc.cell.slices import MOST_SLICES
 from schedc.ir.parallel import OF_ATTENTION, Parallel
-from schedc.ir.plan import LOSS_FORMS, PRODUCTS, By, Level, LevelRun, Plan, Recompute
+from schedc.ir.plan import LOSS_FORMS, MOST_SLICES, PRODUCTS, By, Level, LevelRun, Plan, Recompute
+from schedc.ir.scopes import is_chosen
 from schedc.model.fusions import FUSIONS
-from schedc.plan.values.scopes import is_chosen
 
 MOST_ZERO = 3
 HOST_REMEDY = "write `host 200 GB at 50 GB/s`, or the speeds of both lanes: `host 200 GB d2h 50 GB/s h2d 40 GB/s`"
