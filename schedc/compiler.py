@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from schedc.inputs import open_input
-from schedc.ir.program import Program
 from schedc.ir.schedule import Schedule
 from schedc.load.library import Given
 from schedc.plan.passes import PRICED, Step, lower
 from schedc.step.costs.costs import Costs
 from schedc.syntax.input import Input
+
+if TYPE_CHECKING:
+    from schedc.ir.program import Program
 
 Analysis = Step
 """What `analyse` gives: a legal schedule at one size under one set of costs, measured."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from schedc.claims.trials import COSTLY, COUNTS, Trials, rank_variables, scalars
 from schedc.diagnostics import Diagnostic, Label
@@ -19,10 +19,12 @@ from schedc.step.claim_values import NoValue, mentioned
 from schedc.step.costs.costs import Costs
 from schedc.step.costs.keys import COST_SYMBOLS, ZERO_SYMBOLS
 from schedc.step.dependencies import Dependencies
-from schedc.step.lane_walk import TimedWorks
 from schedc.step.memory import Memory
 from schedc.syntax import tree
 from schedc.syntax.input import Input, Order
+
+if TYPE_CHECKING:
+    from schedc.step.lane_walk import TimedWorks
 
 Status = Literal["proved", "refuted", "vacuous", "order", "tried"]
 

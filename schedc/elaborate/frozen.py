@@ -11,7 +11,6 @@ from schedc.diagnostics import Diagnostic, DiagnosticError, Label, RequestError
 from schedc.elaborate.schedule import elaborate
 from schedc.elaborate.sizes import bind_sizes
 from schedc.ir.schedule import Schedule
-from schedc.ir.text import parse_schedule, print_schedule
 from schedc.source import Source
 from schedc.step.costs.costs import Costs
 from schedc.step.legality import check_schedule
@@ -44,6 +43,8 @@ def freeze(tree: ScheduleTree, sizes: Mapping[str, int], costs: Costs, pricer: P
 
     Raises `DiagnosticError`: that of an illegal schedule, or S129 where there is nothing to freeze.
     """
+    from schedc.ir.text import print_schedule
+
     path = frozen_path(tree, sizes)
     if path is None:
         message = f"`{tree.name}` has no order to freeze"
@@ -69,6 +70,8 @@ def thaw(tree: ScheduleTree, sizes: Mapping[str, int]) -> Schedule | None:
     path = frozen_path(tree, sizes)
     if path is None or not path.is_file():
         return None
+    from schedc.ir.text import parse_schedule  # few schedules have a frozen order; the others start faster without
+
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +14,10 @@ from schedc.ir.recomputed import recomputed_ops
 from schedc.ir.schedule import Schedule
 from schedc.step.costs.costs import Costs
 from schedc.step.dependencies import Dependencies, reduce_by_rank
-from schedc.step.lane_walk import TimedWorks
-from schedc.step.placed_works import PlacedWorks
+
+if TYPE_CHECKING:
+    from schedc.step.lane_walk import TimedWorks
+    from schedc.step.placed_works import PlacedWorks
 
 
 class RankBytes(NamedTuple):
