@@ -6,14 +6,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from schedc.elaborate.evaluate import RANK, Scope, Value
 from schedc.elaborate.expand import ExpandedItem, Expander, InstanceOps, pack_like, unpack
 from schedc.elaborate.walk import in_order
 from schedc.ir.arrays import Int64, bincount, repeat
 from schedc.ir.ops import OpKind
+from schedc.ir.schedule import Schedule
 from schedc.step.rules import InTurn, Limit, OpPattern, Preferred, Rule, Searched
 from schedc.syntax import tree as t
+
+
+@dataclass(frozen=True)
+class WrittenOrder:
+    """The ops in the order of the text.
+
+    rule: orders the ops of the computed order; None if they run as written.
+    computed: [spans] whether the ops of an item of the text belong to the computed order.
+    """
+
+    schedule: Schedule
+    rule: Rule | None
+    computed: npt.NDArray[np.bool_]
 
 
 @dataclass

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import inf
 
 import numpy as np
-import numpy.typing as npt
 
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
+from schedc.elaborate.computed import WrittenOrder
 from schedc.elaborate.computed_orders import AIMS
 from schedc.elaborate.zero_bubble import WAYS, search, searchable
 from schedc.ir.schedule import Schedule
@@ -22,35 +21,9 @@ from schedc.step.op_times import OpTimes, Pricer, StepTimes
 from schedc.step.rules import InTurn, Rule, Searched
 from schedc.step.timeline import run_durations
 from schedc.step.turn_loops import run_turns
-from schedc.syntax import tree as t
 
 MAX_COMPUTED = 4_000_000
 """Most ops of a computed order, summed over its choices, times the chunks of a rank: some seconds of work."""
-
-
-@dataclass(frozen=True)
-class WrittenOrder:
-    """The ops in the order of the text.
-
-    rule: orders the ops of the computed order; None if they run as written.
-    computed: [spans] whether the ops of an item of the text belong to the computed order.
-    """
-
-    schedule: Schedule
-    rule: Rule | None
-    computed: npt.NDArray[np.bool_]
-
-
-def number_of_choices(block: t.RankBlock) -> int:
-    """Number of choices of the `policy` of a rank block; 1 if it has no policy."""
-    policy = block.policy
-    return 1 if policy is None else len(policy.choices)
-
-
-def aim_of(block: t.RankBlock) -> str:
-    """The time that the policy of a rank block minimizes: a name in `AIMS` and a field of `StepTimes`."""
-    policy = block.policy
-    return AIMS[0] if policy is None or policy.aim is None else policy.aim.id
 
 
 def place_computed(
@@ -69,8 +42,6 @@ def place_computed(
     written, and `verify` reports the fault. Raises `DiagnosticError`: S128 if only the rule makes it deadlock, S126 if
     a `search` cannot order these ops.
     """
-    if len(orders) == 1 and orders[0].rule is None:
-        return orders[0].schedule
     if findings := [_unsearchable(order, source) for order in orders if _is_unsearchable(order)]:
         raise DiagnosticError(findings)
     chosen = [_chosen(order, costs, pricer) for order in orders]
@@ -109,14 +80,10 @@ def _step(dependencies: Dependencies, costs: Costs) -> StepTimes | None:
     return StepTimes(float(end.max(initial=0.0)), float((last - first).max(initial=0.0)))
 
 
-def refuse_too_many(orders: Sequence[WrittenOrder], choices: int, source: Source) -> None:
-    """Refuse (S120) orders that would take too long to compute, before further choices are expanded.
-
-    orders: those expanded so far. choices: number of choices of the policy.
-    """
-    computed = choices > 1 or any(order.rule is not None for order in orders)
+def refuse_too_many(orders: Sequence[WrittenOrder], source: Source) -> None:
+    """Refuse (S120) orders that would take too long to compute. orders: the choices of a policy expanded so far."""
     work = sum(len(order.schedule) * order.schedule.placement.chunks * _ways(order.rule) for order in orders)
-    if computed and work > MAX_COMPUTED:
+    if work > MAX_COMPUTED:
         message = f"an order that is computed may have {MAX_COMPUTED:,} ops, times the chunks of a rank; here {work:,}"
         span = next((order.rule.span for order in orders if order.rule is not None), orders[0].schedule.spans[0])
         help = "use smaller sizes, or fewer choices"

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import numpy.typing as npt
 
 from schedc.ir.ops import OpKind
-from schedc.ir.program import Program
 from schedc.ir.schedule import Schedule
+
+if TYPE_CHECKING:
+    from schedc.ir.program import Program
 
 
 def recomputed_ops(schedule: Schedule) -> npt.NDArray[np.bool_]:
