@@ -86,7 +86,7 @@ class MegatronPlan:
             found.append(
                 "The model needs flags that no plan says: activation, norms, positions, vocabulary, tied tables."
             )
-            found.append("Windows and sinks of attention are among them, where the model has some.")
+            found.append("Windows and sinks of attention need flags, too, where the model has some.")
         if parallel and parallel.tp * parallel.cp > 1:
             found.append("Before Blackwell, tp and cp need CUDA_DEVICE_MAX_CONNECTIONS=1 in the environment.")
         if self._dispatcher == "flex":

@@ -69,6 +69,9 @@ def _of_block(plan: Plan, _: int | None) -> Iterator[Contradiction]:
     if block.keys and block.heads % block.keys:
         message = f"{block.heads} heads over {block.keys} heads of keys"
         yield Contradiction("S146", message, "block", "each head of keys serves equally many: `heads 64 keys 8`")
+    if (block.windowed or block.whole) and not block.window:
+        message = "layers with a window, and no tokens of a window"
+        yield Contradiction("S146", message, "block", "say the tokens: `window 128 windowed 18 whole 18`")
     if block.matrices not in (2, 3):
         message = f"a dense MLP of {block.matrices} matrices"
         yield Contradiction("S146", message, "block", "write 3 for a gated one, which is the default, or 2")

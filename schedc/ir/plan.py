@@ -39,7 +39,8 @@ class BlockSizes:
     heads of keys and values; by default as many as of queries. query, latent: columns of the narrow vectors that
     queries, and keys and values, come from. rotary: columns of a head beside ``head`` that only carry the position.
     inner: columns between the products of a dense MLP. matrices: its matrices, 3 where it is gated, else 2. sequence:
-    tokens of a sequence.
+    tokens of a sequence. window: tokens that some layers look back, themselves included. windowed, whole: how many
+    layers have the window, for how many without; by default all have it.
     """
 
     hidden: int = 0
@@ -52,6 +53,9 @@ class BlockSizes:
     inner: int = 0
     matrices: int = 3
     sequence: int = 0
+    window: int = 0
+    windowed: int = 0
+    whole: int = 0
 
 
 @dataclass(frozen=True)

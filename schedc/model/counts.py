@@ -35,6 +35,11 @@ def product_flops(part: LayerPart) -> int:
     return 2 * sum(product.n * product.k * product.taken for product in part.products)
 
 
+def part_flops(part: LayerPart, seq: int, causal: bool = True) -> float:
+    """FLOPs per token of a part; seq: tokens of a sequence, 0 where scores are not counted."""
+    return product_flops(part) + (2.0 * part.scores * seen(seq, part.window, causal) if seq else 0.0)
+
+
 def part_bytes(part: LayerPart, level: Level, dtype: str, per: str = "token") -> int:
     """Bytes that a part holds at a level for each row of a kind: token, row of an expert, or arrived row."""
     size = bytes_per_number(dtype)
@@ -148,12 +153,8 @@ def model_flops(model: ModelSizes, seq: int, causal: bool = True) -> ModelFlops:
 def layer_flops(model: ModelSizes, layer: int, seq: int, causal: bool = True) -> FlopCounts:
     """FLOPs of a layer's forward per token, from 0. Layers from ``model.layers`` on predict further tokens."""
     parts = layer_parts(model, layer)
-    counts = {name: _flops(parts[name], seq, causal) for name in PartName if name in parts}
+    counts = {name: part_flops(parts[name], seq, causal) for name in PartName if name in parts}
     return {name: count for name, count in counts.items() if count}
-
-
-def _flops(part: LayerPart, seq: int, causal: bool) -> float:
-    return product_flops(part) + 2.0 * part.scores * seen(seq, part.window, causal)
 
 
 def _by_part(layers: tuple[Mapping[PartName, Number], ...], mtp: Number) -> dict[PartName, Number]:

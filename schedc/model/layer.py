@@ -16,11 +16,12 @@ other, so that the largest counts:
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from schedc.model.counts import part_bytes, part_parameters, product_flops
+from schedc.model.counts import part_bytes, part_flops, part_parameters, product_flops
 from schedc.model.fusions import unfused_numbers
 from schedc.model.levels import EXPERT_FLOPS, Level, bytes_per_number, first_product
 from schedc.model.parts import LayerPart, PartName, parts_of
@@ -166,13 +167,17 @@ class Layer:
         return _ON_THEIR_WAY * self.sizes.hidden * self._number + max(largest, heads * self._number)
 
     @cached_property
-    def _attention_flops(self) -> int:
-        attention = self.part(PartName.ATTENTION)
-        return product_flops(attention) + attention.scores * self.sizes.seq
+    def _attention_flops(self) -> float:
+        """The mean over the layers of this kind, some of which may look back less far."""
+        sizes, attention = self.sizes, self.part(PartName.ATTENTION)
+        windows = Counter(sizes.window_of(layer) for layer in range(sizes.layers) if sizes.kind_of(layer) is self.kind)
+        windows = windows or Counter([0])
+        flops = ((part_flops(attention._replace(window=w), sizes.seq), count) for w, count in windows.items())
+        return sum(each * count for each, count in flops) / windows.total()
 
     @property
     def flops(self) -> float:
-        """FLOPs of a forward, per token."""
+        """FLOPs of a forward, per token. Layers of the kind have windows of their own: the mean."""
         own = product_flops(self.part(PartName.ROUTER)) + product_flops(self.part(PartName.DENSE))
         if not self._is_moe:
             return self._attention_flops + own

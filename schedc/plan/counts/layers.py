@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -28,10 +29,13 @@ def sizes_of(experts: ExpertSizes | None, block: BlockSizes | None, hidden: int)
         attention = AttentionSizes(h, h, d, d, AttentionKind.MLA, block.query, block.latent, block.rotary)
     else:
         attention = AttentionSizes(h, block.keys or h, d + block.rotary, d, q_lora=block.query)
+    windowed = (block.windowed or 1) if block.window else 0
+    attention = replace(attention, window=block.window, windowed=tuple(range(windowed)))
     moe = None
     if experts is not None:
         moe = MoeSizes(experts.count, experts.top, experts.width, experts.groups, experts.limit, experts.shared)
-    return ModelSizes("", 1, hidden, 0, attention, block.inner, block.matrices == 3, moe, seq=block.sequence)
+    layers, gated = max(1, windowed + block.whole), block.matrices == 3
+    return ModelSizes("", layers, hidden, 0, attention, block.inner, gated, moe, seq=block.sequence)
 
 
 def moe_layer(plan: Plan, experts: ExpertSizes) -> Layer:

@@ -10,7 +10,7 @@ from schedc.ir.plan import BlockSizes, Plan
 from schedc.plan.directives.base import Directive, Reading
 from schedc.syntax.plan import TableLine
 
-_NAMES = tuple(size.name for size in fields(BlockSizes) if size.name != "held")
+_NAMES = tuple(size.name for size in fields(BlockSizes))
 
 
 def _read(reading: Reading, line: TableLine) -> None:

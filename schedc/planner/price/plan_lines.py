@@ -59,6 +59,9 @@ def _block_line(model: ModelSizes) -> str:
         words.append(f"latent {sizes.kv_lora}")
     if sizes.kv_lora and sizes.rope_dim:
         words.append(f"rotary {sizes.rope_dim}")
+    if sizes.windowed and sizes.window:
+        words.append(f"window {sizes.window} windowed {len(sizes.windowed)}")
+        words += [f"whole {whole}"] if (whole := model.layers - len(sizes.windowed)) else []
     return " ".join([*words, f"sequence {model.seq}"])
 
 

@@ -54,7 +54,7 @@ def test_megatron_flags_of_a_plan_that_spreads_a_step(tmp_path: Path) -> None:
         "# Flags of Megatron-LM with megatron-core 0.16.1.",
         "# For 32 processes.",
         "# The model needs flags that no plan says: activation, norms, positions, vocabulary, tied tables.",
-        "# Windows and sinks of attention are among them, where the model has some.",
+        "# Windows and sinks of attention need flags, too, where the model has some.",
         "# Before Blackwell, tp and cp need CUDA_DEVICE_MAX_CONNECTIONS=1 in the environment.",
     ]
     assert lines[9:] == [

@@ -27,7 +27,8 @@ from schedc.ir.plan import (
     Topology,
 )
 from schedc.model.counts import model_flops, model_parameters, saved_tensors
-from schedc.model.layer import Layer, RowsPerToken, recomputed_share
+from schedc.model.layer import Layer, RowsPerToken
+from schedc.model.levels import recomputed_share
 from schedc.model.sizes import AttentionKind, AttentionSizes, ModelSizes, MoeSizes
 from schedc.plan.counts.head import PRODUCTS, held_bytes, logit_bytes
 from schedc.plan.counts.layers import counted_layer, held_share, moe_layer
@@ -148,7 +149,7 @@ def _of_layers(plan: Plan) -> Iterator[Figure]:
     for experts in (False, True):
         layer = counted_layer(plan, experts)
         yield f"counted_bytes {experts}", layer and layer.held()
-        yield f"counted_flops {experts}", layer and layer.flops
+        yield f"counted_flops {experts}", layer and float(layer.flops)
         yield f"working_bytes {experts}", layer and layer.working
         for level in Level:
             yield f"saving {experts} {level}", layer and tuple(layer.saving(level))

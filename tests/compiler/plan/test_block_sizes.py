@@ -10,9 +10,13 @@ import pytest
 from schedc.compiler import analyse, compile
 from schedc.diagnostics import DiagnosticError
 from schedc.ir.plan import BlockSizes, ExpertSizes, Level, Plan
+from schedc.model.counts import layer_flops, seen
+from schedc.model.sizes import LayerKind, ModelSizes
 from schedc.plan import plan_of
 from schedc.plan.counts.layers import counted_layer
 from schedc.plan.writer import read_plan, write_plan
+from schedc.planner.presets.library import open_model
+from schedc.planner.price.plan_lines import model_lines
 from schedc.report.check import to_json
 from support.plan_cases import written
 
@@ -62,6 +66,37 @@ def test_a_moe_layer_by_the_sizes_of_its_attention(tmp_path: Path) -> None:
     assert medium.recompute_in_backward == pytest.approx([again] * 2)
 
 
+@pytest.mark.parametrize("name", ["gpt-oss-20b", "mixtral-8x7b", "deepseek-v3"])
+def test_flops_of_a_layer_are_those_of_its_model(name: str) -> None:
+    """The lines of a model say its windows, of some layers or of all: the mean over MoE layers is the model's own."""
+    model = open_model(name).at(8192)
+    lines = "  ".join(model_lines(model))
+    counted = counted_layer(read_plan(lines, 1), True)
+    assert counted is not None
+    own = [sum(layer) for number in range(model.layers) if (layer := _moe_flops(model, number))]
+    assert counted.flops == pytest.approx(sum(own) / len(own), rel=1e-12)
+
+
+def _moe_flops(model: ModelSizes, number: int) -> list[float]:
+    return [*layer_flops(model, number, model.seq).values()] if model.kind_of(number) is LayerKind.MOE else []
+
+
+@pytest.mark.parametrize(
+    ("said", "layers"), [("window 128", [128]), ("window 128 whole 2", [128, 0, 0]), ("window 64 windowed 3", [64] * 3)]
+)
+def test_a_window_leaves_scores_out(said: str, layers: list[int]) -> None:
+    counted, whole = (
+        counted_layer(read_plan(f"block hidden 64 heads 2 inner 96 sequence 512 {more}", 1), False)
+        for more in (said, "")
+    )
+    assert counted is not None
+    assert whole is not None
+    scores = 2 * 2 * (32 + 32)
+    less = sum(seen(512, 0, True) - seen(512, window, True) for window in layers) / len(layers)
+    assert whole.flops - counted.flops == pytest.approx(scores * less)
+    assert whole.held() == counted.held()
+
+
 def test_programs_carry_the_sizes(tmp_path: Path) -> None:
     program = compile(written(tmp_path, f"{LLAMA} recompute full"))
     assert plan_of(program).block == BlockSizes(8192, heads=64, keys=8, inner=28672)
@@ -78,6 +113,7 @@ def test_programs_carry_the_sizes(tmp_path: Path) -> None:
         ("block hidden 64 heads 5", "S146", "5 heads of 64 columns"),
         ("block hidden 64 heads 4 keys 3", "S146", "4 heads over 3 heads of keys"),
         ("block hidden 64 matrices 4", "S146", "a dense MLP of 4 matrices"),
+        ("block hidden 64 windowed 4", "S146", "layers with a window, and no tokens of a window"),
         ("block hidden 64 experts 8 top 2 hidden 32", "S146", "tokens of 64 columns in `block`, and of 32"),
         ("block hidden 64\n  block hidden 64", "S144", "`block` is said twice"),
         ("block inner 64 experts 8 top 2 width 8 hidden 32 memory 1 GB activations moe 1 MB", "S146", "a dense layer"),
