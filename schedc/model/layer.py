@@ -77,7 +77,7 @@ class Layer:
 
     @property
     def _is_moe(self) -> bool:
-        return self.kind is LayerKind.MOE
+        return self.kind is LayerKind.MOE and self.sizes.moe is not None
 
     def part(self, name: PartName) -> LayerPart:
         """A part of the layer; one with nothing where it has no such part."""
