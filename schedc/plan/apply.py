@@ -20,7 +20,7 @@ from schedc.plan.activation_memory import (
 )
 from schedc.plan.counts.head import held_bytes, in_layout, with_head_times
 from schedc.plan.counts.layers import counted_activations, recomputation_time, recomputed_of_parts
-from schedc.plan.counts.parameters import expert_parameter_bytes
+from schedc.plan.counts.parameters import parameter_bytes
 from schedc.plan.directives.base import Directives
 from schedc.plan.layout.balancing import balance
 from schedc.plan.layout.compare import peak_in_flight
@@ -49,18 +49,15 @@ def layer_costs(directives: Directives) -> LayerCosts:
 
     Memory is in bytes where the plan's memory has a unit. The activations of layers then follow from the experts,
     the block and the tokens; a prediction of a plan without experts is a dense layer. Parameters of MoE layers follow
-    from the experts and the ranks. A line goes before both.
+    from the experts, the block and the ranks. A line goes before both.
     """
     costs, tree, plan = LayerCosts(), directives.tree, directives.plan
     if tree.in_bytes:
         activations = counted_activations(plan)
         if plan.loss is not None and (held := held_bytes(plan, plan.loss.form)) is not None:
             activations["head"] = float(held)
-        counted = expert_parameter_bytes(plan)
-        parameters = {} if counted is None else dict.fromkeys(("moe", "mtp"), float(counted))
-        costs = LayerCosts(
-            activations=costs.activations._replace(**activations), parameters=costs.parameters._replace(**parameters)
-        )
+        parameters = costs.parameters._replace(**parameter_bytes(plan))
+        costs = LayerCosts(activations=costs.activations._replace(**activations), parameters=parameters)
     for word, table in _TABLES.items():
         values = {entry.name: amount(entry.value, entry.unit) for entry in tree.entries(word)}
         costs = replace(costs, **{table: getattr(costs, table)._replace(**values)})

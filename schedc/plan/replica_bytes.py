@@ -11,7 +11,7 @@ from schedc.ir.ties import lies_apart
 from schedc.ir.works import WorkGroup
 from schedc.plan.counts.parameters import expert_share
 from schedc.plan.layout.costs import LayerCosts
-from schedc.plan.layout.parts import WITH_EXPERTS, WORK, Layout, PartKind
+from schedc.plan.layout.parts import WORK, Layout, PartKind
 from schedc.step.works.place_replica_works import ReplicaBytes
 
 
@@ -30,7 +30,7 @@ def group_sizes(plan: Plan, replicas: int) -> dict[WorkGroup, int]:
 def dense_parameters(plan: Plan, layout: Layout, layers: LayerCosts) -> Floats:
     """[stages] memory of all parameters but experts, with their `states`."""
     kinds = layout.counts[:, : len(WORK)] * np.array(layers.parameters, np.float64)
-    share = np.array([1 - expert_share(plan) if kind in WITH_EXPERTS else 1.0 for kind in WORK])
+    share = np.array([1 - expert_share(plan, kind) for kind in WORK])
     return np.asarray(kinds @ share)
 
 

@@ -14,7 +14,7 @@ from schedc.ir.contradictions import MOST_ZERO
 from schedc.ir.plan import Plan
 from schedc.ir.schedule import Schedule
 from schedc.ir.works import WorkGroup, WorkLane
-from schedc.plan.counts.parameters import expert_parameter_bytes
+from schedc.plan.counts.parameters import parameter_bytes
 from schedc.plan.directives.base import Directives
 from schedc.plan.held_memory import HeldMemory, held_memory
 from schedc.plan.layout.costs import LayerCosts
@@ -133,10 +133,9 @@ def _room(
 
 def _with_experts(layers: LayerCosts, plan: Plan) -> LayerCosts:
     """The costs with the parameters of MoE layers that follow from sizes, where the plan gives none and no memory."""
-    counted = expert_parameter_bytes(plan)
-    if counted is None or layers.parameters.moe:
+    if layers.parameters.moe:
         return layers
-    return replace(layers, parameters=layers.parameters._replace(moe=float(counted), mtp=float(counted)))
+    return replace(layers, parameters=layers.parameters._replace(**parameter_bytes(plan)))
 
 
 def _in_bytes(directives: Directives, plan: Plan) -> bool:
@@ -144,7 +143,7 @@ def _in_bytes(directives: Directives, plan: Plan) -> bool:
     tree = directives.tree
     written = [entry.unit for entry in tree.entries("parameters")]
     written += [tree.memory.unit] if tree.memory is not None else []
-    return any(written) if written else expert_parameter_bytes(plan) is not None
+    return any(written) if written else bool(parameter_bytes(plan))
 
 
 def _check(directives: Directives, plan: Plan, costs: Costs, sizes: ReplicaBytes, replicas: int) -> None:

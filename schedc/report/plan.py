@@ -39,7 +39,8 @@ def _parameters(facts: dict[str, Any] | None) -> Iterator[str]:
     if facts and facts["moe_layer"]:
         held = f"{shown(facts['moe_layer_bytes'])} {'with their states' if facts['states'] else 'of weights alone'}"
         parameters = f"{facts['moe_layer']:,} parameters on a rank, {held}"
-        yield f"memory of a MoE layer: experts and router have {parameters}"
+        what = "experts and router have" if "attention" in facts["unknown"] else "it has"
+        yield f"memory of a MoE layer: {what} {parameters}"
     if facts and facts["unknown"]:
         *first, last = facts["unknown"]
         names = f"{', '.join(first)} and {last}" if first else last

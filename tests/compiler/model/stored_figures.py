@@ -32,7 +32,7 @@ from schedc.model.levels import recomputed_share
 from schedc.model.sizes import AttentionKind, AttentionSizes, ModelSizes, MoeSizes
 from schedc.plan.counts.head import PRODUCTS, held_bytes, logit_bytes
 from schedc.plan.counts.layers import counted_layer, held_share, moe_layer
-from schedc.plan.counts.parameters import expert_parameter_bytes, expert_parameters
+from schedc.plan.counts.parameters import expert_parameters, parameter_bytes
 from schedc.planner.presets.library import model_names, open_model
 
 Figure = tuple[str, Any]
@@ -169,7 +169,7 @@ def _of_experts(plan: Plan) -> Iterator[Figure]:
     layer = plan.experts and moe_layer(plan, plan.experts)
     yield "arrived", layer.of_rows(layer.rows.experts) if layer else 0.0
     yield "parameters", expert_parameters(plan)
-    yield "bytes of parameters", expert_parameter_bytes(plan)
+    yield "bytes of parameters", parameter_bytes(plan).get("moe")
     if layer and plan.experts:
         most = RowsPerToken(plan.experts.top * 2.7, plan.experts.top * 1.9)
         for level in Level:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from math import ceil
 from pathlib import Path
 
 import pytest
@@ -10,11 +12,18 @@ import pytest
 from schedc.compiler import analyse
 from schedc.diagnostics import DiagnosticError, render
 from schedc.ir.plan import Plan
+from schedc.model.counts import layer_parameters as layer_counts
+from schedc.model.counts import without_experts
 from schedc.plan import (
     ExpertSizes,
     Level,
 )
 from schedc.plan.counts.layers import moe_layer
+from schedc.plan.counts.parameters import expert_parameters, expert_share, layer_parameters
+from schedc.plan.layout.parts import PartKind
+from schedc.plan.writer import read_plan
+from schedc.planner.presets.library import open_model
+from schedc.planner.price.plan_lines import model_lines
 from schedc.report.check import to_json as report
 from schedc.report.check import to_text
 from schedc.units import shown
@@ -161,6 +170,38 @@ def test_slots_of_hot_experts_at_the_sizes_of_deepseek_v3(tmp_path: Path) -> Non
     hot = report(analyse(former, {}))["plan"]["hot"]
     # Four layers of a stage hold them for each of 2P + 1 microbatches in flight.
     assert (hot["by"], hot["held_bytes"]) == ("microbatch", 4 * 17 * 3 * 3 * 2048 * 7168 * 2)
+
+
+@pytest.mark.parametrize("name", ["mixtral-8x7b", "deepseek-v3"])
+def test_parameters_of_moe_layers_are_those_of_the_model(name: str) -> None:
+    """Where a plan says the heads of attention; tensor parallel ranks split all but experts."""
+    model = open_model(name).at(4096)
+    lines = f"{'  '.join(model_lines(model))}  topology nodes 1 x 2"
+    plan = read_plan(lines, 1)
+    own, experts = without_experts(layer_counts(model, model.layers - 1))
+    assert layer_parameters(plan) == own + experts // 2
+    if model.mtp:
+        further = sum(layer_counts(model, model.layers).values())
+        assert layer_parameters(plan, PartKind.MTP) == further - experts // 2
+    split = read_plan(f"{lines}  parallel tp 4 of attention ep 2 dp 2", 1)
+    assert layer_parameters(split) == ceil(own / 4) + experts // 2
+    assert expert_share(split, PartKind.MOE) == (experts // 2) / (ceil(own / 4) + experts // 2)
+    assert layer_parameters(replace(plan, block=None)) == expert_parameters(plan)
+
+
+def test_attention_counts_in_memory_where_its_heads_are_known(tmp_path: Path) -> None:
+    """Two norms, and products of heads with equal keys: 4 H H."""
+    lines = BYTES.replace("moe 1200 MB ", "")
+    plain, known = (
+        report(analyse(written(tmp_path, f"{lines} {block} memory 99 GB"), {})) for block in ("", "block heads 16")
+    )
+    more = 4 * 2048 * 2048 + 2 * 2048
+    parameters, without = known["plan"]["parameters"], plain["plan"]["parameters"]
+    assert parameters["moe_layer"] - without["moe_layer"] == more
+    assert parameters["unknown"] == without["unknown"][1:]
+    held = max(known["peak_memory"]) - max(plain["peak_memory"])
+    assert held == pytest.approx(4 * 2 * more, rel=1e-9) or held == pytest.approx(3 * 2 * more, rel=1e-9)
+    assert "it has" in to_text(known, False)
 
 
 def test_parameters_of_moe_layers_follow_from_the_sizes(tmp_path: Path) -> None:

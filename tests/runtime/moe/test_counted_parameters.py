@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from schedc.plan import ExpertSizes, Plan, Topology
-from schedc.plan.counts.parameters import expert_parameter_bytes, expert_parameters
+from schedc.plan.counts.parameters import expert_parameters, parameter_bytes
 from schedc_runtime.moe.experts import Experts
 from schedc_runtime.moe.layer import GatedMLP, MoELayer
 from schedc_runtime.moe.router import Router, RouterConfig
@@ -23,4 +23,4 @@ def test_counts_are_those_of_a_rank(experts: int, shared: int, nodes: int, per_n
         shard_experts(layer, group)
         sizes = [(parameter.numel(), parameter.nbytes) for parameter in layer.parameters()]
         assert sum(count for count, _ in sizes) == expert_parameters(plan)
-        assert sum(size for _, size in sizes) == expert_parameter_bytes(plan)
+        assert sum(size for _, size in sizes) == parameter_bytes(plan)["moe"]
