@@ -235,14 +235,14 @@ def sent_by_node() -> int:
 def summary(figures: dict[str, Any], rate: float) -> dict[str, Any]:
     """The ratios of times and of bytes by top-k and method. rate: bytes per second of a node's link."""
     from schedc.ir.plan import Topology
-    from schedc.step.costs.exchange import Routing, choose, rows
+    from schedc.step.costs.exchange import Routing, choose_method, rows
 
     mesh = Topology(NODES, PER_NODE, rail=rate / PER_NODE, node=figures["node_bytes_per_s"])
     row = 4.0 * WIDTH
     table = {}
     for top in TOPS:
         times = figures["ms"][str(top)]
-        choice = choose(Routing(EXPERTS, top), mesh, TOKENS * row)
+        choice = choose_method(Routing(EXPERTS, top), mesh, TOKENS * row)
         table[top] = {
             "ms": times, "bytes": figures["bytes"][str(top)], "auto": choice.method, "why": choice.why,
             "auto_over_best": times[choice.method] / min(times.values()),

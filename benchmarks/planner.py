@@ -323,7 +323,7 @@ def main() -> None:
     facts: Facts = {"instrument": "CPU time of one thread", "numba": compiled.kernels(float("inf")) is not None}
     warm = Dependencies.of(elaborate(open_schedule("1f1b"), {"P": 8, "M": 2000}))
     simulate_batch(warm, costs_of(np.random.default_rng(0), 100, warm.schedule.stages))
-    turn_loops.load()
+    turn_loops.load_loop()
     elaborate(open_schedule("vhalf"), {})
     for name in arguments.only:
         facts |= SECTIONS[name](arguments)

@@ -9,7 +9,7 @@ from schedc.diagnostics import Diagnostic, DiagnosticError, Label, did_you_mean
 from schedc.elaborate.evaluate import Evaluator, Scope
 from schedc.elaborate.sizes import unknown_sizes
 from schedc.source import Source, Span
-from schedc.step.claim_values import mentioned, walk
+from schedc.step.claim_values import expressions_in, mentioned
 from schedc.syntax import tree as t
 from schedc.syntax.parser import parse
 from schedc.syntax.words import BUILTINS
@@ -117,7 +117,7 @@ def _conjuncts(expr: t.Expr) -> Iterator[t.Expr]:
 def _check_names(conditions: tuple[t.Expr, ...], tree: t.ScheduleTree, source: Source) -> None:
     names = [parameter.name for parameter in tree.parameters]
     findings = []
-    for part in (part for condition in conditions for part in walk(condition)):
+    for part in (part for condition in conditions for part in expressions_in(condition)):
         place = _shifted(part.span, source)
         if isinstance(part, t.Name) and part.id not in names:
             help = did_you_mean(part.id, names)

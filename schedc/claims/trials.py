@@ -13,7 +13,7 @@ from schedc.ir.ops import OpKind
 from schedc.ir.recomputed import has_recomputation
 from schedc.ir.schedule import Schedule
 from schedc.step.batch import Outcomes, simulate_batch
-from schedc.step.claim_values import COMPARISONS, Environment, evaluate, mentioned, walk
+from schedc.step.claim_values import COMPARISONS, Environment, evaluate, expressions_in, mentioned
 from schedc.step.costs.costs import Costs
 from schedc.step.costs.keys import BY_NAME, COST_SYMBOLS, ZERO_SYMBOLS
 from schedc.step.dependencies import Dependencies
@@ -189,7 +189,7 @@ def rank_variables(claim: tree.Claim) -> frozenset[str]:
     """The names that index a metric: each means any rank."""
     return frozenset(
         node.index.id
-        for node in walk(claim.claim)
+        for node in expressions_in(claim.claim)
         if isinstance(node, tree.Index) and isinstance(node.index, tree.Name)
     )
 

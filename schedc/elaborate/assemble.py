@@ -32,7 +32,9 @@ class ExpandedOrder:
     rank_start: Int64
 
 
-def assemble(tree: t.ScheduleTree, evaluator: Evaluator, placement: Placement, order: ExpandedOrder) -> Schedule:
+def assemble_schedule(
+    tree: t.ScheduleTree, evaluator: Evaluator, placement: Placement, order: ExpandedOrder
+) -> Schedule:
     """The schedule of an expanded order.
 
     placement: with the microbatches that the order is written for.

@@ -10,7 +10,7 @@ import numpy as np
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
 from schedc.elaborate.computed import WrittenOrder
 from schedc.elaborate.computed_orders import AIMS
-from schedc.elaborate.zero_bubble import WAYS, search, searchable
+from schedc.elaborate.zero_bubble import WAYS, search_zero_bubble, searchable
 from schedc.ir.schedule import Schedule
 from schedc.source import Source
 from schedc.step.cell_durations import cell_groups, durations_of
@@ -120,7 +120,7 @@ def _chosen(order: WrittenOrder, costs: Costs, pricer: Pricer | None) -> Depende
     else:
         times = OpTimes.of(costs, schedule.stages) if pricer is None else pricer.times(schedule)
         if isinstance(rule, Searched):
-            chosen = search(schedule, rule, times)
+            chosen = search_zero_bubble(schedule, rule, times)
         else:
             computed = order.computed[schedule.span].tolist() if order.computed.size else []
             chosen = choose(Ops.of(schedule, times), Preferring(schedule, computed, rule))

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label, RequestError
-from schedc.elaborate.assemble import ExpandedOrder, assemble
+from schedc.elaborate.assemble import ExpandedOrder, assemble_schedule
 from schedc.elaborate.computed import ComputedExpander, WrittenOrder
 from schedc.elaborate.computed_orders import AIMS
 from schedc.elaborate.evaluate import RANK, Evaluator, Scope
@@ -101,7 +101,7 @@ def _written(
     starts = np.concatenate([[0], np.cumsum(rows.per_instance(ranks))]).astype(np.int64)
     written_for = _written_for(tree, evaluator, placement, scope)
     expanded = ExpandedOrder(expander.items, rows.codes, starts)
-    schedule = assemble(tree, evaluator, written_for or placement, expanded)
+    schedule = assemble_schedule(tree, evaluator, written_for or placement, expanded)
     schedule = schedule if written_for is None else _without_the_missing(schedule, placement)
     return WrittenOrder(schedule, expander.rule, np.array([item.computed for item in expander.items], bool))
 

@@ -51,7 +51,7 @@ def searchable(schedule: Schedule) -> bool:
     return np.array_equal(np.sort(ids), np.sort(expected)) and not (schedule.pair >= 0).any()
 
 
-def search(schedule: Schedule, rule: Searched, times: OpTimes) -> ChosenOrder:
+def search_zero_bubble(schedule: Schedule, rule: Searched, times: OpTimes) -> ChosenOrder:
     """The order of least span that the heuristic finds for a `searchable` schedule.
 
     Incomplete, without any op, if no setting finds an order within the memory of ``rule``.

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from schedc.exact.cone import Vector
 from schedc.exact.decide import Refuted
 from schedc.exact.space import ONE, Space
-from schedc.exact.statement import Comparison, Statement, holds_at, join, true_at
+from schedc.exact.statement import Comparison, Statement, holds_at, joint, true_at
 from schedc.step.costs.keys import ZERO_SYMBOLS
 
 _MOST_POINTS = 40_000
@@ -27,7 +27,7 @@ def small_vectors(space: Space, condition: Statement, linear: Statement) -> Iter
     false often refutes the statement too. Within each part vectors are ordered by their sum.
     """
     points = _ordered(_grid(space))
-    points = points[holds_at(join("and", (_bounds(space), condition)), points)]
+    points = points[holds_at(joint("and", (_bounds(space), condition)), points)]
     likely = ~holds_at(linear, points)
     for chosen in (points[likely], points[~likely]):
         for low in range(0, min(len(chosen), _MOST_TRIED), _BATCH):
@@ -56,7 +56,7 @@ def _rounded(space: Space, vector: Vector) -> Iterator[Vector]:
 
 def _bounds(space: Space) -> Statement:
     """That a vector satisfies the bounds of a space."""
-    return join("and", tuple(Comparison(">" if bound.strict else ">=", bound.form) for bound in space.bounds))
+    return joint("and", tuple(Comparison(">" if bound.strict else ">=", bound.form) for bound in space.bounds))
 
 
 def _grid(space: Space) -> npt.NDArray[np.int64]:

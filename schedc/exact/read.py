@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from schedc.exact.cone import Vector
 from schedc.exact.space import ONE, Space
-from schedc.exact.statement import Affine, Rational, Statement, compared, contrary, holds, join
+from schedc.exact.statement import Affine, Rational, Statement, compared, contrary, holds, joint
 from schedc.exact.times import IDLE, MAKESPAN, SPAN, SPAN_BUBBLE, Quantity
 from schedc.step.claim_values import COMPARISONS, NoValue
 from schedc.step.costs.keys import COST_SYMBOLS, ZERO_SYMBOLS
@@ -70,7 +70,7 @@ class ClaimReader:
     def statement(self, node: tree.Expr) -> Statement:
         """The expression as a statement. Raises `NoValue` and `NotLinear`."""
         if isinstance(node, tree.Binary) and node.op in ("and", "or"):
-            return join(node.op, (self.statement(node.left), self.statement(node.right)))
+            return joint(node.op, (self.statement(node.left), self.statement(node.right)))
         if isinstance(node, tree.Unary) and node.op == "not":
             return contrary(self.statement(node.operand))
         if isinstance(node, tree.Binary) and node.op in COMPARISONS:
@@ -79,19 +79,19 @@ class ClaimReader:
             condition = self.statement(node.condition)
             if isinstance(condition, bool):
                 return self.statement(node.then if condition else node.otherwise)
-            return join(
+            return joint(
                 "or",
                 (
-                    join("and", (condition, self.statement(node.then))),
-                    join("and", (contrary(condition), self.statement(node.otherwise))),
+                    joint("and", (condition, self.statement(node.then))),
+                    joint("and", (contrary(condition), self.statement(node.otherwise))),
                 ),
             )
         cases = self.value(node)
-        return join("or", tuple(join("and", (where, self._compare(node, "!=", v, None))) for where, v in cases))
+        return joint("or", tuple(joint("and", (where, self._compare(node, "!=", v, None))) for where, v in cases))
 
     def _comparison(self, node: tree.Binary) -> Statement:
         cases = self._pairwise(node.left, node.right, lambda a, b: self._compare(node, node.op, a, b))
-        return join("or", tuple(join("and", case) for case in cases))
+        return joint("or", tuple(joint("and", case) for case in cases))
 
     def _compare(self, node: tree.Expr, op: str, left: Number, right: Number | None) -> Statement:
         difference = left if right is None else self._sum(node, left, right, -1)
@@ -200,7 +200,7 @@ class ClaimReader:
     ) -> tuple[tuple[Statement, Result], ...]:
         """What an operation makes of two values, in every case."""
         pairs = product(self.value(left), self.value(right))
-        return tuple((join("and", (at, also)), of(a, b)) for (at, a), (also, b) in pairs)
+        return tuple((joint("and", (at, also)), of(a, b)) for (at, a), (also, b) in pairs)
 
     def _sum(self, node: tree.Expr, left: Number, right: Number, sign: int) -> Number:
         if isinstance(left, Ratio) or isinstance(right, Ratio):
@@ -263,7 +263,7 @@ class ClaimReader:
         if isinstance(condition, bool):  # the other branch may have no value
             return self.value(node.then if condition else node.otherwise)
         sides = ((condition, node.then), (contrary(condition), node.otherwise))
-        return tuple((join("and", (side, at)), value) for side, part in sides for at, value in self.value(part))
+        return tuple((joint("and", (side, at)), value) for side, part in sides for at, value in self.value(part))
 
     def _call(self, node: tree.Call) -> Cases:
         if node.function not in _CALLS or not node.arguments:
@@ -282,14 +282,14 @@ class ClaimReader:
                     for j, other in enumerate(values)
                     if j != i
                 )
-                result.append((join("and", (*where, *beats)), value))
+                result.append((joint("and", (*where, *beats)), value))
         return tuple(result)
 
     def _absolute(self, node: tree.Call) -> Cases:
         if len(node.arguments) != 1:
             raise NoValue(node, "`abs` cannot be called so in a claim")
         return tuple(
-            (join("and", (where, self._compare(node, op, value, None))), self._scaled(value, sign))
+            (joint("and", (where, self._compare(node, op, value, None))), self._scaled(value, sign))
             for where, value in self.value(node.arguments[0])
             for op, sign in ((">=", 1), ("<=", -1))
         )

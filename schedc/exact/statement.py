@@ -86,7 +86,7 @@ class Joined:
 Statement = bool | Comparison | Joined
 
 
-def join(word: str, parts: Iterator[Statement] | tuple[Statement, ...]) -> Statement:
+def joint(word: str, parts: Iterator[Statement] | tuple[Statement, ...]) -> Statement:
     """The parts joined by ``word``, without those that decide nothing."""
     settles = word == "or"
     kept: dict[Statement, None] = {}
@@ -107,7 +107,7 @@ def contrary(statement: Statement) -> Statement:
         return not statement
     if isinstance(statement, Comparison):
         return Comparison(CONTRARY[statement.op], statement.form, statement.times)
-    return join("and" if statement.word == "or" else "or", tuple(contrary(part) for part in statement.parts))
+    return joint("and" if statement.word == "or" else "or", tuple(contrary(part) for part in statement.parts))
 
 
 def mapped(statement: Statement, change: Callable[[Comparison], Comparison]) -> Statement:

@@ -17,7 +17,7 @@ from schedc.exact.statement import (
     comparisons,
     conjunctions,
     contrary,
-    join,
+    joint,
     linearized,
     quantities,
     stripped,
@@ -106,7 +106,7 @@ def _statements(
         schedule = facts.schedule
         numbers = ({**schedule.sizes, **dict.fromkeys(variables, rank)} for rank in range(schedule.ranks))
         readers = (ClaimReader(space, each, facts.counts, work) for each in islice(numbers, None if variables else 1))
-        return join("and", tuple(reader.statement(node) for reader in readers))
+        return joint("and", tuple(reader.statement(node) for reader in readers))
 
     condition = for_ranks(claim.condition)
     # A claim may have no value where its condition is about sizes and false.
@@ -120,7 +120,7 @@ def _decided(condition: Statement, statement: Statement, facts: Facts, space: Sp
         if met.refuted is None:
             return Verdict("vacuous", space, met.simulations)
         simulated = met.simulations
-        statement, condition = join("or", (contrary(condition), statement)), True
+        statement, condition = joint("or", (contrary(condition), statement)), True
     elif next(regions_of(condition, space), None) is None:
         return Verdict("vacuous", space)
     verdict = _search(statement, condition, facts, space)

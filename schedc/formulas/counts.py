@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from schedc.formulas.fit import LinearForm, Monomial, Names, Table, chosen_rows, families, fit
-from schedc.formulas.pieces import Example, FailedPiece, Untried, sizes_of, untried
+from schedc.formulas.pieces import Example, FailedPiece, Untried, sizes_at, untried
 from schedc.formulas.regions import REGIONS, REMAINDERS, SizeRegion
 from schedc.ir.arrays import Bools, Floats, Int64
 
@@ -158,7 +158,7 @@ def count_left_out(pieces: Sequence[CountPiece], targets: Int64, table: Table, n
     if covered.all():
         return None
     row = min(np.flatnonzero(~covered).tolist(), key=lambda row: [int(table[name][row]) for name in names[:2]])
-    return Example(sizes_of(table, row), {}, float(targets[row]))
+    return Example(sizes_at(table, row), {}, float(targets[row]))
 
 
 def verify_count(
@@ -173,7 +173,7 @@ def verify_count(
     wrong = np.flatnonzero(applies & (np.abs(values - targets) > 1e-6))
     if wrong.size:
         row = int(wrong[0])
-        return FailedPiece(piece.forms[0], sizes_of(table, row), {}, float(values[row]), float(targets[row]))
+        return FailedPiece(piece.forms[0], sizes_at(table, row), {}, float(values[row]), float(targets[row]))
     if applies.any():
         there = chosen_rows(fitted, piece.applies(fitted, names))
         if missing := untried(piece.forms, piece.region, chosen_rows(table, applies), there, names):

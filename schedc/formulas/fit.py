@@ -82,7 +82,7 @@ class LinearForm:
         return LinearForm(tuple((m, factors) for m, factors in merged.items() if any(factors)), self.width)
 
 
-def beyond(forms: Sequence[LinearForm], table: Table, most: Mapping[str, int]) -> tuple[str, ...]:
+def untested_sizes(forms: Sequence[LinearForm], table: Table, most: Mapping[str, int]) -> tuple[str, ...]:
     """Parameters that the forms depend on, and that no row of ``table`` has larger than ``most``.
 
     A polynomial through a few values of a parameter says nothing about other values.

@@ -12,7 +12,7 @@ import numpy as np
 
 from schedc.exact.cone import Cone, Vector, reduced
 from schedc.exact.space import Space
-from schedc.formulas.fit import LinearForm, Names, Table, beyond
+from schedc.formulas.fit import LinearForm, Names, Table, untested_sizes
 from schedc.formulas.regions import SizeRegion
 
 
@@ -73,7 +73,7 @@ class Example:
 
 def coefficients(form: LinearForm, table: Table, row: int) -> tuple[Vector, int]:
     """(coefficients, scale): [symbols] the coefficients of the costs at one size, as integers, times ``scale``."""
-    sizes: Any = sizes_of(table, row)  # the atoms of monomials take numbers as they take columns
+    sizes: Any = sizes_at(table, row)  # the atoms of monomials take numbers as they take columns
     scale, terms = form.whole
     total = [0] * form.width
     for monomial, factors in terms:
@@ -88,7 +88,7 @@ def costs_of(conditions: Sequence[LinearForm], space: Space, table: Table, row: 
     return space.cone.cut_all(coefficients(condition, table, row)[0] for condition in conditions)
 
 
-def sizes_of(table: Table, row: int) -> dict[str, int]:
+def sizes_at(table: Table, row: int) -> dict[str, int]:
     return {name: int(column[row]) for name, column in table.items()}
 
 
@@ -116,5 +116,5 @@ def untried(
     most = {name: int(fitted[name].max()) for name in names[:2]}
     if region.bounds(most[names[0]]):
         del most[names[0]]
-    missing = beyond(forms, confirmed, most)
+    missing = untested_sizes(forms, confirmed, most)
     return Untried(forms[0], missing, tuple(most[name] for name in missing)) if missing else None

@@ -24,7 +24,7 @@ from schedc.formulas.pieces import (
     costs_of,
     inside_region,
     readable,
-    sizes_of,
+    sizes_at,
     untried,
 )
 from schedc.formulas.regimes import Regime
@@ -140,7 +140,7 @@ def _failure(form: LinearForm, size: DecidedSize, vector: Vector) -> FailedPiece
     costs = readable(size.space, vector)
     unit = next(iter(costs.values())) / vector[0]
     said = dot(coefficients, vector) / scale
-    return FailedPiece(form, sizes_of(size.table, size.row), costs, said * unit, measured * unit)
+    return FailedPiece(form, sizes_at(size.table, size.row), costs, said * unit, measured * unit)
 
 
 # Completeness of the pieces.
@@ -184,5 +184,5 @@ def left_out(
             if not any(all(dot(condition, vector) >= 0 for condition in conditions) for conditions in cones):
                 (value,) = size.values([vector])
                 costs = readable(size.space, vector)
-                return Example(sizes_of(size.table, size.row), costs, value * next(iter(costs.values())) / vector[0])
+                return Example(sizes_at(size.table, size.row), costs, value * next(iter(costs.values())) / vector[0])
     return None

@@ -51,18 +51,18 @@ def evaluate(node: tree.Expr, env: Environment) -> Any:
         raise NoValue(node, f"it cannot be computed: {error}") from error
 
 
-def walk(node: tree.Expr | None) -> Iterator[tree.Expr]:
+def expressions_in(node: tree.Expr | None) -> Iterator[tree.Expr]:
     """The expression and all parts of it."""
     if node is not None:
         yield node
         for part in _PARTS.get(type(node), lambda _: ())(node):
-            yield from walk(part)
+            yield from expressions_in(part)
 
 
 def mentioned(node: tree.Expr | None) -> set[str]:
     """Every name in an expression: sizes, symbols, metrics, variables; not functions."""
-    names = {part.id for part in walk(node) if isinstance(part, tree.Name)}
-    return names | {part.name for part in walk(node) if isinstance(part, tree.Index)}
+    names = {part.id for part in expressions_in(node) if isinstance(part, tree.Name)}
+    return names | {part.name for part in expressions_in(node) if isinstance(part, tree.Index)}
 
 
 _PARTS: Mapping[type, Callable[[Any], tuple[tree.Expr, ...]]] = {

@@ -148,7 +148,7 @@ def run_turns(schedule: Schedule, rule: InTurn) -> ChosenOrder:
 def _compiled() -> Loop | None:
     if _interpreted_seconds[0] < IMPORT_SECONDS or _interpreted_seconds[0] < IMPORT_SECONDS + _left_to_compile():
         return None
-    return load()
+    return load_loop()
 
 
 @cache
@@ -157,7 +157,7 @@ def _left_to_compile() -> float:
 
 
 @cache
-def load() -> Loop | None:
+def load_loop() -> Loop | None:
     """The compiled loop, which is used from now on; None without numba."""
     if (compiled := jit()) is None:
         return None

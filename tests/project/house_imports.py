@@ -39,12 +39,14 @@ class Written(NamedTuple):
     """What the rules of the house ask of a file's text, read once.
 
     imports: every module that it imports, for types and inside functions, too; of ``from a import b`` ``a.b`` as well.
-    classes: names. functions: (first line, last line, name). called: (line, name) of calls by a plain name. says: the
+    classes: names. public: functions and classes of the module itself, without private ones.
+    functions: (first line, last line, name). called: (line, name) of calls by a plain name. says: the
     module's docstring.
     """
 
     imports: tuple[str, ...]
     classes: tuple[str, ...]
+    public: tuple[str, ...]
     functions: tuple[tuple[int, int, str], ...]
     called: tuple[tuple[int, str], ...]
     says: str | None
@@ -71,7 +73,10 @@ def written(path: Path) -> Written:
             functions.append((node.lineno, node.end_lineno or node.lineno, node.name))
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             called.append((node.lineno, node.func.id))
-    return Written(tuple(imports), tuple(classes), tuple(functions), tuple(called), ast.get_docstring(tree))
+    definitions = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+    public = (node.name for node in tree.body if isinstance(node, definitions) and not node.name.startswith("_"))
+    lists = map(tuple, (imports, classes, public, functions, called))
+    return Written(*lists, ast.get_docstring(tree))
 
 
 def imported_names(path: Path) -> tuple[str, ...]:

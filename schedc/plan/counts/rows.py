@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from schedc.ir.plan import ExpertSizes, Method, Plan
 from schedc.model.layer import RowsPerToken
-from schedc.step.costs.exchange import METHODS, MethodChoice, Routing, RowTraffic, arrivals, capacity_rows, choose, rows
+from schedc.step.costs.exchange import (
+    METHODS,
+    MethodChoice,
+    Routing,
+    RowTraffic,
+    arrivals,
+    capacity_rows,
+    choose_method,
+    rows,
+)
 
 
 def routing_of(experts: ExpertSizes) -> Routing:
@@ -16,7 +25,7 @@ def chosen_method(plan: Plan) -> MethodChoice | None:
     """The method that `alltoall auto` chooses, and why; None for another method, or where the ranks are not known."""
     if plan.method is not Method.AUTO or plan.experts is None or plan.topology is None:
         return None
-    return choose(routing_of(plan.experts), plan.topology, plan.dispatch_bytes)
+    return choose_method(routing_of(plan.experts), plan.topology, plan.dispatch_bytes)
 
 
 def travelling_rows(plan: Plan) -> dict[str, RowTraffic]:

@@ -10,7 +10,7 @@ from schedc.ir.schedule import Schedule
 from schedc.plan.counts.rows import chosen_method, routing_of, travelling_rows
 from schedc.plan.directives.base import Directive, Directives, Reading
 from schedc.plan.layout.parts import Layout
-from schedc.step.costs.exchange import choose
+from schedc.step.costs.exchange import choose_method
 from schedc.syntax.plan import SettingLine
 from schedc.units import shown
 
@@ -48,7 +48,7 @@ def _why(plan: Plan) -> str:
         return "chosen when the ranks are known: the plan has no `topology`, or no `experts`"
     if plan.experts is None or plan.topology is None:
         return "said by the plan, or the default"
-    choice = choose(routing_of(plan.experts), plan.topology, plan.dispatch_bytes)
+    choice = choose_method(routing_of(plan.experts), plan.topology, plan.dispatch_bytes)
     if choice.method == plan.method:
         return choice.why
     return f"as the plan has it; by the rows expected {choice.method} is better: {choice.why}"

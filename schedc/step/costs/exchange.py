@@ -133,7 +133,7 @@ def time(method: str, routing: Routing, topology: Topology, bytes_per_token: flo
     return max(rail, node) if method == "flat" else rail + node
 
 
-def choose(routing: Routing, topology: Topology, bytes_per_token: float = 1.0) -> MethodChoice:
+def choose_method(routing: Routing, topology: Topology, bytes_per_token: float = 1.0) -> MethodChoice:
     """The simplest method within `MARGIN` of the least time, and why.
 
     bytes_per_token: a rank's tokens times the bytes of a row, as in `time`.

@@ -29,7 +29,7 @@ def both(monkeypatch: pytest.MonkeyPatch) -> Callable[[Elaborate], list[Schedule
 
     def run(make: Elaborate) -> list[Schedule]:
         made = []
-        for loop in (lambda: None, turn_loops.load):
+        for loop in (lambda: None, turn_loops.load_loop):
             monkeypatch.setattr(turn_loops, "_compiled", loop)
             made.append(make())
         return made
@@ -58,7 +58,7 @@ def test_limits_and_overtaking_are_alike(within: int, both: Callable[[Elaborate]
 
 def test_a_deadlock_of_the_compiled_loop_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     needed("numba")
-    monkeypatch.setattr(turn_loops, "_compiled", turn_loops.load)
+    monkeypatch.setattr(turn_loops, "_compiled", turn_loops.load_loop)
     (finding,) = findings("timed fill W within 0 { F at 0  I at 1  F at 2  I at 3 }")
     assert finding.code == "S128"
     assert "12 ops before the end" in finding.message

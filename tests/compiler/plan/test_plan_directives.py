@@ -52,7 +52,7 @@ from schedc.source import Source
 from schedc.step.costs.costs import load_costs
 from schedc.step.costs.exchange import (
     Routing,
-    choose,
+    choose_method,
     rows,
 )
 from schedc.syntax.formatter import format_source
@@ -360,4 +360,4 @@ def test_the_documents_say_what_is_printed(tmp_path: Path) -> None:
     printed = CliRunner().invoke(main, ["check", str(ROOT / command.split()[-1])]).output.splitlines()
     assert [line for line in expected if line not in (*printed, "...")] == []
     for nodes, top, count, method in re.findall(r"^\| (\d+), (\d+), (\d+) \|.*\| (\w+) \|$", text, re.MULTILINE):
-        assert choose(Routing(int(count), int(top)), Topology(int(nodes), 8)).method == method
+        assert choose_method(Routing(int(count), int(top)), Topology(int(nodes), 8)).method == method

@@ -24,7 +24,7 @@ from schedc.step.costs.exchange import (
     Routing,
     arrivals,
     capacity_rows,
-    choose,
+    choose_method,
     hot_break_even,
     rows,
     time,
@@ -89,7 +89,7 @@ def test_rows_of_a_drawn_routing() -> None:
 @given(st.integers(2, 16), st.integers(1, 8), st.sampled_from((1, 2, 4, 8)), st.floats(1e8, 1e12), st.floats(1e8, 1e12))
 def test_auto_is_within_its_margin_of_the_best(nodes: int, per: int, top: int, rail: float, node: float) -> None:
     routing, mesh = Routing(nodes * per * 8, top), Topology(nodes, per, rail, node)
-    choice = choose(routing, mesh, 4096.0)
+    choice = choose_method(routing, mesh, 4096.0)
     times = {method: time(method, routing, mesh, 4096.0) for method in METHODS}
     best = min(value for value in times.values() if value is not None)
     assert choice.times == times
@@ -98,20 +98,20 @@ def test_auto_is_within_its_margin_of_the_best(nodes: int, per: int, top: int, r
 
 
 def test_choices_and_their_reasons() -> None:
-    assert choose(Routing(64, 8), Topology(1, 8)).method == "flat"
-    in_one_node = choose(Routing(64, 8), Topology(1, 8, 0.0, 4e11))
+    assert choose_method(Routing(64, 8), Topology(1, 8)).method == "flat"
+    in_one_node = choose_method(Routing(64, 8), Topology(1, 8, 0.0, 4e11))
     assert in_one_node.method == "hierarchical"
     assert "copies that leave a rank: flat 7.00, hierarchical 4.75; 1.47 times as fast as the next" in in_one_node.why
-    assert [choose(Routing(64, top), Topology(4, 2)).method for top in (1, 2, 4, 8)] == [
+    assert [choose_method(Routing(64, top), Topology(4, 2)).method for top in (1, 2, 4, 8)] == [
         "flat", "hierarchical", "hierarchical", "hierarchical"
     ]  # fmt: skip
-    assert choose(Routing(256, 8), Topology(2, 8)).method == "allgather"
-    slow_inside = choose(Routing(64, 2), Topology(4, 8, 1e9, 1e9))
+    assert choose_method(Routing(256, 8), Topology(2, 8)).method == "allgather"
+    slow_inside = choose_method(Routing(64, 2), Topology(4, 8, 1e9, 1e9))
     assert slow_inside.method == "flat"
     assert "copies of a token that leave its node: flat 1.50, allgather 3.00, hierarchical 1.32" in slow_inside.why
     deepseek = rows("hierarchical", Routing(256, 8, 8, 4), Topology(8, 8))
     assert round(deepseek.rail, 2) == 3.46
-    across = choose(Routing(96, 8, 6, 2), Topology(4, 1))  # nodes cut groups
+    across = choose_method(Routing(96, 8, 6, 2), Topology(4, 1))  # nodes cut groups
     assert across.method == "hierarchical"
     assert "copies of a token that leave its node: flat 6.00, allgather 3.00, hierarchical 1.76" in across.why
 
@@ -129,7 +129,7 @@ def test_choices_and_their_reasons() -> None:
     ],
 )
 def test_a_reason_is_true_of_its_figures(routing: Routing, mesh: Topology, reason: str) -> None:
-    assert choose(routing, mesh).why.startswith(reason)
+    assert choose_method(routing, mesh).why.startswith(reason)
 
 
 def test_break_even_and_capacity() -> None:

@@ -64,7 +64,7 @@ def method_for(plan: Plan, layer: MoELayer, mesh: Mesh) -> str:
     rail, node = (plan.topology.rail, plan.topology.node) if plan.topology else (0.0, 0.0)
     per_node = mesh.per_node or mesh.experts
     topology = Topology(mesh.experts // per_node, per_node, rail, node)
-    return exchange.choose(routing, topology, plan.dispatch_bytes).method
+    return exchange.choose_method(routing, topology, plan.dispatch_bytes).method
 
 
 def attach(
