@@ -106,7 +106,7 @@ def _read_ops(header: Header, line: HeaderLine, rows: list[tuple[int, ...]], pai
     start = re.match(r"(\d+):(?= |$)", line.text, re.ASCII)
     if start is None:
         line.fail("`<phase>: <op> ...` is expected", help="for example `0: 0F0@1 0F1 (1F2;1B0)`")
-    phase = _index(line, start, 1, len(header.phases), "phase")
+    phase = _index(line, start, 1, len(header.lines["phase"]), "phase")
     span = -1
     for word in re.finditer(r"\S+", line.text[start.end() :]):
         offset = start.end() + word.start()
@@ -119,7 +119,7 @@ def _read_ops(header: Header, line: HeaderLine, rows: list[tuple[int, ...]], pai
         pairs += paired
         for group in (1, 5) if paired else (9,):
             if match[group + 3]:
-                span = _index(line, match, group + 3, len(header.spans), "span")
+                span = _index(line, match, group + 3, len(header.lines["span"]), "span")
             if span < 0:
                 line.fail("the first op of a line names its span, as in 0F0@1", offset, len(word[0]))
             stage, of = (line.number_at(match[g], match.start(g)) for g in (group, group + 2))
@@ -248,7 +248,9 @@ def parse_program(text: str, file: str = "<program>") -> Program:
     header, rows, counts = _read("program", text, file)
     columns = _columns(rows, _PROGRAM_COLUMNS)
     works = header.table_of_works()
-    return Program(rank_start=_starts(counts), source_name=header.source, works=works, **header.common(), **columns)
+    return Program(
+        rank_start=_starts(counts), source_name=header.fields["source"], works=works, **header.common(), **columns
+    )
 
 
 def _help_for(text: str) -> str:
@@ -273,7 +275,7 @@ def _read_instruction(header: Header, line: HeaderLine, rows: list[tuple[int, ..
             row[column] = max(row[column], 0) + weight * letters.index(text)
         elif text not in (None, "-"):
             row[column] = line.number_at(text, match.start(group))
-    for group, limit, name in ((-1, len(header.phases), "phase"), (0, len(header.spans), "span")):
+    for group, limit, name in ((-1, len(header.lines["phase"]), "phase"), (0, len(header.lines["span"]), "span")):
         _index(line, match, len(form.groups) + group, limit, name)
     if form.kind in (InstructionKind.START, InstructionKind.JOIN):
         _read_work(header, line, match, row)

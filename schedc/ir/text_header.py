@@ -22,7 +22,12 @@ from schedc.source import Source, Span
 
 VERSION, WITH_WORKS = 1, 2
 """Versions of the forms: that of a value without works, and that of a program with works."""
-_LARGEST = 2**31 - 1
+_LARGEST, _MOST = 2**31 - 1, 2**20
+"""The largest number of a line, and the most ranks or layers."""
+
+
+_LISTS: tuple[str, ...] = ("doc", "tied", "pipe", "phase", "span")
+"""Keywords of lines that may occur several times, beside ``size``."""
 
 
 @dataclass(frozen=True)
@@ -60,23 +65,19 @@ class Header:
 
     opening: HeaderLine
     version: int
-    name: str | None = None
-    doc: list[str] = field(default_factory=list)
-    source: str = ""
-    layout: str = ""
-    layers: int = 0
-    plan: str = ""
-    tied: list[Tie] = field(default_factory=list)
-    sizes: dict[str, int] = field(default_factory=dict)
-    ranks: int = 0
-    pipes: list[list[int]] = field(default_factory=list)
-    first_microbatch: list[int] = field(default_factory=lambda: [0])
-    phases: list[str] = field(default_factory=list)
-    spans: list[Span] = field(default_factory=list)
+    fields: dict[str, Any] = field(default_factory=lambda: {"layout": "", "layers": 0, "source": "", "sizes": {}})
+    """What lines said once, by keyword."""
+    lines: dict[str, list[Any]] = field(default_factory=lambda: {name: [] for name in _LISTS})
+    """What lines said that may occur several times, by keyword."""
     works: dict[int, tuple[HeaderLine, WorkRow]] = field(default_factory=dict)
     """The works by number, with the lines of their STARTs."""
     joined: list[tuple[HeaderLine, int, WorkKind]] = field(default_factory=list)
     """The line of each JOIN, and the number and kind of the work that it names."""
+
+    @property
+    def ranks(self) -> int:
+        ranks: int = self.fields["ranks"]
+        return ranks
 
     def table_of_works(self) -> Works:
         """The works by number. Fails at a JOIN of nothing or of another kind, and at a number that is too large.
@@ -95,23 +96,56 @@ class Header:
             self.opening.fail(f"version {WITH_WORKS} has works, and version {VERSION} has none")
         return Works.of(self.works[number][1] for number in range(len(self.works)))
 
-    def placement(self) -> Placement:
-        return Placement(np.array(self.pipes, np.int32), tuple(self.first_microbatch), self.ranks)
-
     def common(self) -> dict[str, Any]:
         """The fields that Schedule and Program have in common."""
+        pipes, phases, spans, docs, ties = (self.lines[name] for name in ("pipe", "phase", "span", "doc", "tied"))
+        first = (0, *(high for _, high, _ in pipes))
+        plan = self.fields.get("plan")
         return {
-            "name": self.name,
-            "sizes": self.sizes,
-            "placement": self.placement(),
-            "phases": tuple(self.phases),
-            "spans": tuple(self.spans),
-            "doc": "\n".join(self.doc),
-            "layout": self.layout,
-            "layers": self.layers,
-            "plan": plan_of_line(self.plan, len(self.pipes[0])) if self.plan else NO_PLAN,
-            "tied": tuple(self.tied),
+            "placement": Placement(np.array([home for *_, home in pipes], np.int32), first, self.ranks),
+            "phases": tuple(name for _, name in phases),
+            "spans": tuple(Span(*place) for _, *place in spans),
+            "doc": "\n".join(text for (text,) in docs),
+            "tied": tuple(Tie(tuple(stages), size) for stages, size in ties),
+            "plan": plan_of_line(plan, len(pipes[0][-1])) if plan else NO_PLAN,
+            **{name: self.fields[name] for name in ("name", "layout", "layers", "sizes")},
         }
+
+    def take(self, line: HeaderLine, keyword: str, values: list[Any], match: re.Match[str]) -> None:
+        """Keeps what a line says. Fails where it contradicts an earlier one."""
+        if fault := self._fault(keyword, values):
+            line.fail(fault[0], match.start(fault[1]))
+        if keyword in _LISTS:
+            self.lines[keyword].append(values)
+        elif keyword == "size":
+            self.fields["sizes"][values[0]] = values[1]
+        elif keyword == "layout":
+            self.fields |= {"layout": values[0], "layers": values[1]}
+        else:
+            (self.fields[keyword],) = values
+
+    def _fault(self, keyword: str, values: list[Any]) -> tuple[str, int] | None:
+        """(message, group of the pattern) for what is wrong with a line."""
+        if keyword in ("phase", "span") and values[0] != (expected := len(self.lines[keyword])):
+            return f"number {expected} is expected here", 1
+        if keyword == "size" and values[0] in self.fields["sizes"]:
+            return f"size {json.dumps(values[0])} is given twice", 1
+        if keyword in ("layout", "plan") and not values[0]:
+            return f"an empty {keyword}", 1
+        if keyword in ("layout", "ranks") and not 1 <= values[-1] <= _MOST:
+            return f"a number from 1 to {_MOST} is expected, not {values[-1]}", len(values)
+        return self._fault_of_pipe(*values) if keyword == "pipe" else None
+
+    def _fault_of_pipe(self, low: int, high: int, home: list[int]) -> tuple[str, int] | None:
+        pipes = self.lines["pipe"]
+        begin = pipes[-1][1] if pipes else 0
+        if low != begin or high <= low:
+            return f"the microbatches of this pipe begin at {begin}, and there are some", 1
+        if pipes and len(home) != len(pipes[0][-1]):
+            return f"this pipe has {len(home)} stages, the first {len(pipes[0][-1])}", 3
+        ranks = self.fields.get("ranks", 0)
+        outside = [rank for rank in home if rank >= ranks]
+        return (f"rank {outside[0]} does not exist: there are {ranks}", 3) if outside else None
 
 
 def print_header(form: str, value: Schedule | Program, version: int = VERSION) -> list[str]:
@@ -154,11 +188,11 @@ def read_header(form: str, source: Source) -> tuple[Header, HeaderLine | None, I
             break
         if keyword not in _FIELDS or (keyword == "source" and form == "schedule"):
             line.fail(f"unknown field `{keyword[:40]}`", 0, len(keyword), help=did_you_mean(keyword, _FIELDS))
-        pattern, read = _FIELDS[keyword]
-        match = re.fullmatch(pattern, line.text, re.ASCII)
+        pattern, kinds = _FIELDS[keyword]
+        match = pattern.fullmatch(line.text)
         if match is None:
             line.fail(f"`{keyword}` is followed by something else here", len(keyword) + 1 if rest else 0)
-        read(header, line, match)
+        header.take(line, keyword, [_GROUPS[kind][1](line, match, at) for at, kind in enumerate(kinds, 1)], match)
     else:
         line = None
     _check_header(header, line or HeaderLine(source, len(source.lines), 1, ""))
@@ -166,18 +200,12 @@ def read_header(form: str, source: Source) -> tuple[Header, HeaderLine | None, I
 
 
 def _check_header(header: Header, line: HeaderLine) -> None:
-    missing = [
-        what
-        for what, there in (
-            ("name", header.name is not None), ("ranks", header.ranks), ("pipe", header.pipes),
-            ("phase", header.phases), ("span", header.spans),
-        ) if not there
-    ]  # fmt: skip
-    if missing:
+    there = {*header.fields, *(name for name, lines in header.lines.items() if lines)}
+    if missing := [name for name in ("name", "ranks", "pipe", "phase", "span") if name not in there]:
         line.fail(f"the header has no `{missing[0]}`")
 
 
-def _string(line: HeaderLine, match: re.Match[str], group: int) -> str:
+def _text(line: HeaderLine, match: re.Match[str], group: int) -> str:
     try:
         value = json.loads(match[group])
     except (ValueError, RecursionError):
@@ -187,92 +215,37 @@ def _string(line: HeaderLine, match: re.Match[str], group: int) -> str:
     return value
 
 
-def _read_name(header: Header, line: HeaderLine, match: re.Match[str]) -> None:
-    header.name = _string(line, match, 1)
+def _number(line: HeaderLine, match: re.Match[str], group: int) -> int:
+    return line.number_at(match[group], match.start(group))
 
 
-def _read_doc(header: Header, line: HeaderLine, match: re.Match[str]) -> None:
-    header.doc.append(_string(line, match, 1))
-
-
-def _read_source(header: Header, line: HeaderLine, match: re.Match[str]) -> None:
-    header.source = _string(line, match, 1)
-
-
-def _read_layout(header: Header, line: HeaderLine, match: re.Match[str]) -> None:
-    header.layout = _string(line, match, 1)
-    header.layers = line.number_at(match[2], match.start(2), 2**20)
-
-
-def _read_plan(header: Header, line: HeaderLine, match: re.Match[str]) -> None:
-    header.plan = _string(line, match, 1)
-
-
-def _read_tied(header: Header, line: HeaderLine, match: re.Match[str]) -> None:
-    stages = [line.number_at(word[0], match.start(1) + word.start()) for word in re.finditer(r"\d+", match[1])]
-    header.tied.append(Tie(tuple(stages), _long_number(line, match, 2)))
-
-
-def _long_number(line: HeaderLine, match: re.Match[str], group: int) -> int:
+def _long(line: HeaderLine, match: re.Match[str], group: int) -> int:
     """A number of up to 18 digits, as of bytes."""
     if len(match[group]) > 18:
         line.fail(f"{match[group][:20]} is too large (18 digits at most)", match.start(group), len(match[group]))
     return int(match[group])
 
 
-def _read_size(header: Header, line: HeaderLine, match: re.Match[str]) -> None:
-    name = _string(line, match, 1)
-    if name in header.sizes:
-        line.fail(f"size {json.dumps(name)} is given twice", match.start(1), len(match[1]))
-    if len(match[2]) > 18:
-        line.fail("this size is too large", match.start(2), len(match[2]))
-    header.sizes[name] = int(match[2])
+def _numbers(line: HeaderLine, match: re.Match[str], group: int) -> list[int]:
+    return [line.number_at(word[0], match.start(group) + word.start()) for word in re.finditer(r"\d+", match[group])]
 
 
-def _read_ranks(header: Header, line: HeaderLine, match: re.Match[str]) -> None:
-    header.ranks = line.number_at(match[1], match.start(1), 2**20)
+_GROUPS: dict[str, tuple[str, Callable[[HeaderLine, re.Match[str], int], Any]]] = {
+    "TEXT": (r'(".*")', _text), "N": (r"(\d+)", _number), "BYTES": (r"(\d+)", _long), "SIZE": (r"(-?\d+)", _long),
+    "LIST": (r"(\d+(?: \d+)*)", _numbers),
+}  # fmt: skip
+"""What stands for a value in a line, and how it is read."""
 
 
-def _read_pipe(header: Header, line: HeaderLine, match: re.Match[str]) -> None:
-    low, high = (line.number_at(match[group], match.start(group)) for group in (1, 2))
-    if low != header.first_microbatch[-1] or high <= low:
-        line.fail(f"the microbatches of this pipe begin at {header.first_microbatch[-1]}, and there are some",
-                  match.start(1), match.end(2) - match.start(1))  # fmt: skip
-    home = [line.number_at(word[0], match.start(3) + word.start()) for word in re.finditer(r"\d+", match[3])]
-    if header.pipes and len(home) != len(header.pipes[0]):
-        line.fail(f"this pipe has {len(home)} stages, the first {len(header.pipes[0])}", match.start(3))
-    if outside := [rank for rank in home if rank >= header.ranks]:
-        line.fail(f"rank {outside[0]} does not exist: there are {header.ranks}", match.start(3))
-    header.pipes.append(home)
-    header.first_microbatch.append(high)
+def _form(line: str) -> tuple[re.Pattern[str], list[str]]:
+    pieces = re.split(rf"\b({'|'.join(_GROUPS)})\b", line)
+    pattern = "".join(_GROUPS[piece][0] if i % 2 else re.escape(piece) for i, piece in enumerate(pieces))
+    return re.compile(pattern, re.ASCII), pieces[1::2]
 
 
-def _read_phase(header: Header, line: HeaderLine, match: re.Match[str]) -> None:
-    _check_next(line, match, len(header.phases))
-    header.phases.append(_string(line, match, 2))
-
-
-def _read_span(header: Header, line: HeaderLine, match: re.Match[str]) -> None:
-    _check_next(line, match, len(header.spans))
-    header.spans.append(Span(*(line.number_at(match[group], match.start(group)) for group in (2, 3, 4, 5))))
-
-
-def _check_next(line: HeaderLine, match: re.Match[str], expected: int) -> None:
-    if line.number_at(match[1], match.start(1)) != expected:
-        line.fail(f"number {expected} is expected here", match.start(1), len(match[1]))
-
-
-_FIELDS: dict[str, tuple[str, Callable[[Header, HeaderLine, re.Match[str]], None]]] = {
-    "name": (r"name (\".*\")", _read_name),
-    "doc": (r"doc (\".*\")", _read_doc),
-    "source": (r"source (\".*\")", _read_source),
-    "layout": (r"layout (\".+\") of ([1-9]\d*)", _read_layout),
-    "plan": (r"plan (\".+\")", _read_plan),
-    "tied": (r"tied (\d+(?: \d+)*) bytes (\d+)", _read_tied),
-    "size": (r"size (\".*\") (-?\d+)", _read_size),
-    "ranks": (r"ranks ([1-9]\d*)", _read_ranks),
-    "pipe": (r"pipe (\d+) \.\.< (\d+) on (\d+(?: \d+)*)", _read_pipe),
-    "phase": (r"phase (\d+) (\".*\")", _read_phase),
-    "span": (r"span (\d+) (\d+):(\d+)-(\d+):(\d+)", _read_span),
-}
-"""Form and reader of each line of the header."""
+_LINES = (
+    "name TEXT", "doc TEXT", "source TEXT", "layout TEXT of N", "plan TEXT", "tied LIST bytes BYTES", "size TEXT SIZE",
+    "ranks N", "pipe N ..< N on LIST", "phase N TEXT", "span N N:N-N:N",
+)  # fmt: skip
+_FIELDS = {line.partition(" ")[0]: _form(line) for line in _LINES}
+"""The form of each line of the header, and what stands in it, by its first word."""
