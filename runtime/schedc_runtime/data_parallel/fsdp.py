@@ -26,7 +26,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from schedc.ir.program import Program
 from schedc_runtime.data_parallel.mixed_lists import let_optimizers_take_shards
-from schedc_runtime.data_parallel.sharding import check_sharding
+from schedc_runtime.data_parallel.sharding import Sharding
 from schedc_runtime.data_parallel.stage_replicas import kept_whole
 from schedc_runtime.ranks.mesh import Coordinate, Mesh
 from schedc_runtime.transport.base import TransportError
@@ -207,29 +207,18 @@ def _translated(call: Callable[[], Any], what: str) -> None:
         raise TransportError(f"{what}: {plain_text(error)}") from None
 
 
-class DenseSharding:
-    """The sharded dense parts of all stages of a process (``shard_dense`` of a `Mesh`).
-
-    Raises `RuntimeFault` where they cannot be sharded: without replicas, with two copies of a stage. timeout: seconds
-    that a collective may take.
-    """
+class DenseSharding(Sharding[DenseShards]):
+    """By FSDP2 (``shard_dense`` of a `Mesh`). timeout: seconds that a collective may take."""
 
     def __init__(self, program: Program, mesh: Mesh, timeout: float) -> None:
-        check_sharding(program, mesh)
+        super().__init__(program, mesh)
         let_optimizers_take_shards()
         self.mesh, self.timeout = mesh, timeout
         self._group: dist.ProcessGroup | None = None
-        self._shards: dict[int, DenseShards] = {}
-        """The shards of each stage, by the id of its module."""
 
     def take(
         self, place: Coordinate, modules: Sequence[nn.Module], device: torch.device, tied: Iterable[nn.Parameter] = ()
     ) -> None:
-        """Shard the dense parameters of a place's modules over its replicas. A collective of the replicas.
-
-        Experts stay as they are, and so do parameters that several stages of the place share, or that are ``tied`` to
-        stages of other ranks. All are whole until `shard`.
-        """
         parts = [self.mesh.replicas_of(Coordinate(rank, 0)) for rank in range(self.mesh.pipeline)]
         # Every process is in one group: there are replicas.
         self._group = group = cast(dist.ProcessGroup, join_groups(parts, self.timeout))
@@ -243,30 +232,14 @@ class DenseSharding:
         for module in modules:
             self._shards[id(module)] = DenseShards(module)
 
-    def shard(self) -> None:
-        """Free the whole parameters of all stages, once the pipeline is built."""
-        for shards in self._shards.values():
-            shards.drop()
-
-    def of(self, module: nn.Module) -> DenseShards:
-        """The shards of a stage's module."""
-        return self._shards[id(module)]
-
-    def reset(self) -> None:
-        """Forget a step that will not be finished; all stages have shards again."""
-        for shards in self._shards.values():
-            shards.reset()
-
     def abort(self) -> None:
-        """Give up the collectives in flight. Over gloo replicas that wait for this one do so up to the timeout."""
+        # Over gloo replicas that wait for this one do so up to the timeout.
         group, self._group = self._group, None
         if group is not None:
             group.abort()  # FSDP2 and its mesh keep references to it
             dist.destroy_process_group(group)
 
-    @staticmethod
-    def parts_of(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """A state dict of whole tensors as ``module`` loads it: with this replica's shard of sharded parameters."""
+    def parts_of(self, module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         parameters = dict(module.named_parameters())
         local: dict[str, Tensor] = {}
         for name, value in state.items():

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from schedc.ir.program import Program
-from schedc_runtime.data_parallel.sharding import check_sharding
+from schedc_runtime.data_parallel.sharding import Sharding
 from schedc_runtime.data_parallel.stage_replicas import kept_whole
 from schedc_runtime.ranks.mesh import Coordinate, Mesh, PeerGroups
 from schedc_runtime.transport.collectives import Communicator
@@ -153,40 +153,20 @@ class InProcessShards:
         return taken
 
 
-class InProcessSharding:
-    """The sharded dense parts of all stages of all replicas, which are in this process.
-
-    Raises `RuntimeFault` where they cannot be sharded, as `DenseSharding` does.
-    """
+class InProcessSharding(Sharding[InProcessShards]):
+    """The shards of all replicas, which are in this process."""
 
     def __init__(self, program: Program, mesh: Mesh, peer_groups: Mapping[Coordinate, PeerGroups]) -> None:
-        check_sharding(program, mesh)
+        super().__init__(program, mesh)
         self._peer_groups = peer_groups
-        self._shards: dict[int, InProcessShards] = {}
-        """The shards of each stage, by the id of its module."""
 
     def take(
         self, place: Coordinate, modules: Sequence[nn.Module], device: torch.device, tied: Iterable[nn.Parameter] = ()
     ) -> None:
-        """Shard the dense parameters of a place's modules over its replicas. All are whole until `shard`."""
         kept, replicas = kept_whole(modules, tied), self._peer_groups[place].replicas
         for module in modules:
             parameters = [parameter for parameter in module.parameters() if parameter not in kept]
             self._shards[id(module)] = InProcessShards(parameters, replicas)
-
-    def shard(self) -> None:
-        """Free the whole parameters of all stages, once the pipeline is built."""
-        for shards in self._shards.values():
-            shards.drop()
-
-    def of(self, module: nn.Module) -> InProcessShards:
-        """The shards of a stage's module."""
-        return self._shards[id(module)]
-
-    def reset(self) -> None:
-        """Forget a step that will not be finished; all stages have shards again."""
-        for shards in self._shards.values():
-            shards.reset()
 
     def abort(self) -> None:
         """Nothing is in flight behind a failure: the communicators begin anew."""
@@ -201,7 +181,6 @@ class InProcessSharding:
         }
 
     def parts_of(self, module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """A state dict of whole tensors as ``module`` loads it: with this replica's rows of sharded parameters."""
         mine = {id(each.parameter): each for each in self.of(module).each()}
         rank = self.of(module).communicator.rank
         rows = {

@@ -33,6 +33,8 @@ class StageShards(Protocol):
 
     def join_reduce(self) -> None: ...
 
+    def reset(self) -> None: ...
+
 
 class StageReplicas:
     """Sums of a stage over one group of replicas, and its shards if these take part."""

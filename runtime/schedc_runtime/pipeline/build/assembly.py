@@ -104,7 +104,7 @@ class Assembly:
     tied: tuple[SharedParameter, ...] = field(init=False)
     weights: TiedWeights = field(init=False)
     names: dict[str, tuple[torch.Size, torch.dtype]] = field(init=False)
-    shards: Sharding | None = None
+    shards: Sharding[Any] | None = None
     head: LossHead = field(init=False)
     stages: dict[Coordinate, StagesByIndex] = field(init=False)
     copied: list[Stage] = field(init=False)

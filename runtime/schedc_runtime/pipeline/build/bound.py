@@ -63,7 +63,7 @@ class BoundCode:
         mesh: Mesh,
         device: torch.device,
         cells: CellSource,
-        shards: Sharding | None = None,
+        shards: Sharding[Any] | None = None,
         tied: Sequence[SharedParameter] = (),
         slices: Sequence[int] = (),
     ) -> None:

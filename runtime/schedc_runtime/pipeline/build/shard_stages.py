@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import nn
 
@@ -14,7 +15,7 @@ from schedc_runtime.pipeline.build.stages import stages_on
 from schedc_runtime.ranks.mesh import Coordinate
 
 
-def sharding_of(assembly: Assembly) -> Sharding:
+def sharding_of(assembly: Assembly) -> Sharding[Any]:
     """How dense parts are sharded here; raises `RuntimeFault` where they cannot be."""
     network = assembly.network
     if network.in_process:
