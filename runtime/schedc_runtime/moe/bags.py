@@ -10,7 +10,7 @@ least and rounded once per level. Nothing here asks for a value: lists have leng
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -75,16 +75,11 @@ class Tree(Protocol):
 
 
 @dataclass(frozen=True)
-class Copies:
-    """Any number of copies of each row.
-
-    direct: [leaves] the row that each leaf copies. levels: the sums, from the leaves to the trunk. blank:
-    [leaves] which leaves are padding; None: none of them.
-    """
+class _Direct:
+    """direct: [leaves] the row that each leaf copies. blank: [leaves] which leaves are padding; None: none of them."""
 
     direct: Tensor
-    levels: tuple[Bags, ...]
-    blank: Tensor | None = None
+    blank: Tensor | None = field(default=None, kw_only=True)
 
     @property
     def leaves(self) -> int:
@@ -92,6 +87,13 @@ class Copies:
 
     def copies(self, rows: Tensor, out: Tensor | None = None, padding: int = 0) -> Tensor:
         return taken(rows, self.direct, self.blank, out, padding)
+
+
+@dataclass(frozen=True)
+class Copies(_Direct):
+    """Any number of copies of each row. levels: the sums, from the leaves to the trunk."""
+
+    levels: tuple[Bags, ...]
 
     def sums(self, leaves: Tensor) -> Tensor:
         for level in self.levels:
@@ -100,24 +102,14 @@ class Copies:
 
 
 @dataclass(frozen=True)
-class Moves:
+class Moves(_Direct):
     """One leaf of each row at most: both directions gather.
 
-    direct: [leaves] the row that each leaf is. back: [trunk] the leaf that each row is. blank, absent: [leaves] and
-    [trunk] which of them have no partner; None: none of them.
+    back: [trunk] the leaf that each row is. absent: [trunk] which rows are no leaf; None: none of them.
     """
 
-    direct: Tensor
     back: Tensor
-    blank: Tensor | None = None
-    absent: Tensor | None = None
-
-    @property
-    def leaves(self) -> int:
-        return len(self.direct)
-
-    def copies(self, rows: Tensor, out: Tensor | None = None, padding: int = 0) -> Tensor:
-        return taken(rows, self.direct, self.blank, out, padding)
+    absent: Tensor | None = field(default=None, kw_only=True)
 
     def sums(self, leaves: Tensor) -> Tensor:
         return taken(leaves, self.back, self.absent)

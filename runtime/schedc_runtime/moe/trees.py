@@ -98,8 +98,8 @@ def flat_packing(choices: Choices, counts: Counts, own: Runs, bags: Sequence[int
     levels = flat_levels(at, (kept.flatten().cumsum(0) - 1, ends), own, bags, (tokens, top))
     chosen = taken(order, sorted_at, None)
     return Trees(
-        Copies(floor_divided(chosen, top), levels, blank),
-        Moves(chosen, leaf, blank, numbers >= shape.experts),
+        Copies(floor_divided(chosen, top), levels, blank=blank),
+        Moves(chosen, leaf, blank=blank, absent=numbers >= shape.experts),
     )
 
 
@@ -193,7 +193,7 @@ def bounded_landing(counts: Counts, rows: int) -> Trees:
     run = torch.searchsorted((block + ends).flatten(), number, right=True).clamp_(max=len(shift) - 1)
     back = (number - back_shift.index_select(0, run)).clamp_(0, last)
     absent = (torch.arange(shape.block, device=number.device) >= ends[:, -1:]).flatten()
-    moves = Moves(direct, back, number >= grouped_ends[-1], absent)
+    moves = Moves(direct, back, blank=number >= grouped_ends[-1], absent=absent)
     return Trees(moves, moves)
 
 
@@ -216,7 +216,7 @@ def fan(owner: Tensor, targets: int, blocks: int, room: int | None, length: int)
     layout, order, leaf = in_blocks(torch.where(entry < 0, targets * blocks, key), targets * blocks, room)
     direct, blank = layout.sources(length)
     bags = Bags.of(leaf, ends, padded=True)
-    return Copies(row.index_select(0, order.index_select(0, direct)), (bags,), blank)
+    return Copies(row.index_select(0, order.index_select(0, direct)), (bags,), blank=blank)
 
 
 def places_by_target(target: Tensor, row: Tensor, targets: int, rows: int) -> Tensor:
@@ -270,8 +270,8 @@ def hop_landing(counts: Counts, ids: Tensor, room: int | None, rows: int) -> Tre
     where = torch.where(pair < 0, received * top, pair)
     back = torch.zeros(received * top + 1, dtype=torch.int64, device=ids.device).scatter_(0, where, leaf)[:-1]
     return Trees(
-        Copies(row.index_select(0, direct), (Bags.of(leaf, sums, padded=shape.padded),), blank),
-        Moves(chosen.index_select(0, direct), back, blank, ~held.flatten()),
+        Copies(row.index_select(0, direct), (Bags.of(leaf, sums, padded=shape.padded),), blank=blank),
+        Moves(chosen.index_select(0, direct), back, blank=blank, absent=~held.flatten()),
     )
 
 
