@@ -104,16 +104,8 @@ class SegmentedStage(ForwardSteps, BackwardSteps):
 
     # All micro-steps of an op, in serial order.
 
-    def forward(
-        self,
-        microbatch: int,
-        inputs: Sequence[Tensor],
-        target: Any = None,
-        loss_scale: float = 1.0,
-        *,
-        recompute_later: bool = False,
-    ) -> Tensors:
-        self.begin(microbatch, inputs, target, loss_scale, recompute_later=recompute_later)
+    def forward(self, microbatch: int, inputs: Sequence[Tensor], *loss: Any, **options: Any) -> Tensors:
+        self.begin(microbatch, inputs, *loss, **options)
         self._serially(microbatch, serial("F", self.shape, None))
         return self.outputs(microbatch)
 
