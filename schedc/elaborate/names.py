@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from schedc.diagnostics import Diagnostic, Label, did_you_mean
 from schedc.elaborate.computed_orders import check_computed_orders
 from schedc.elaborate.walk import bound_in, in_order, indexes, is_statement, parts
-from schedc.ir.ops import PAIR_NAMES, in_pair_order
+from schedc.ir.ops import PAIR_NAMES
 from schedc.source import Source, Span
 from schedc.step.costs.keys import COST_SYMBOLS
 from schedc.syntax import tree as t
@@ -235,7 +235,7 @@ class _Checker:
 
     def pair(self, pair: t.PairItem, names: _Names) -> None:
         first, second = (op.kind for op in in_order(pair))
-        if not in_pair_order(first, second):
+        if f"{first}{second}" not in PAIR_NAMES:
             message = f"`{pair.first.kind} & {pair.second.kind}` is not a pair"
             self.add("S108", message, pair.span, help=_PAIRS + "; R is written alone" * ("R" in (first, second)))
         self.op(pair.first, names)

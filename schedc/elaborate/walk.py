@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from schedc.ir.ops import in_pair_order
+from schedc.ir.ops import PAIR_NAMES
 from schedc.syntax import tree as t
 
 COMPARISONS = frozenset({"==", "!=", "<", "<=", ">", ">="})
@@ -46,7 +46,7 @@ def is_statement(expr: t.Expr) -> bool:
 
 def in_order(pair: t.PairItem) -> tuple[t.OpItem, t.OpItem]:
     """Both ops as a schedule lists them, in any order of the text: a forward first, a weight gradient last."""
-    turned = in_pair_order(pair.second.kind, pair.first.kind)
+    turned = f"{pair.second.kind}{pair.first.kind}" in PAIR_NAMES
     return (pair.second, pair.first) if turned else (pair.first, pair.second)
 
 

@@ -64,7 +64,7 @@ LETTERS = "".join(kind.name for kind in OpKind)
 """Letter of each kind, indexed by its value."""
 
 PAIR_NAMES = tuple(f"{first.name}{second}" for first in FACTS for second in FACTS[first].pairs_with)
-"""The kinds of overlapped pairs: the letters of the first op and of the second."""
+"""The kinds of overlapped pairs: the letters of the op that stands first and of the second."""
 
 FIRST_OF_PAIR = 16
 """Weight of the first op's kind in the number of a pair's kind (`pair_number`), which columns and files hold."""
@@ -79,8 +79,3 @@ def kinds_of_pair(number: int) -> tuple[OpKind, OpKind]:
     """The kinds of both ops of a pair, by the number of the pair's kind."""
     first, second = divmod(number, FIRST_OF_PAIR)
     return OpKind(first), OpKind(second)
-
-
-def in_pair_order(first: str, second: str) -> bool:
-    """Whether an op of the kind ``first`` (a letter) stands before one of the kind ``second`` where they pair."""
-    return second in FACTS[OpKind[first]].pairs_with

@@ -174,7 +174,7 @@ def applied(plan: PlanTree, file: FileTree) -> AppliedPlan:
         raise DiagnosticError(findings)
     values = {size.name: int(size.value) for size in plan.sizes}
     parameters = (replace(p, default=values.get(p.name, p.default)) for p in schedule.parameters)
-    return AppliedPlan(plan, replace(schedule, parameters=tuple(parameters)))
+    return AppliedPlan(plan.name, plan.doc or schedule.doc, plan, replace(schedule, parameters=tuple(parameters)))
 
 
 def _schedule_of(plan: PlanTree, file: FileTree) -> ScheduleTree:

@@ -51,15 +51,15 @@ def layer_costs(directives: Directives) -> LayerCosts:
     the block and the tokens; a prediction of a plan without experts is a dense layer. Parameters of MoE layers follow
     from the experts, the block and the ranks. A line goes before both.
     """
-    costs, tree, plan = LayerCosts(), directives.tree, directives.plan
-    if tree.in_bytes:
+    costs, plan = LayerCosts(), directives.plan
+    if directives.in_bytes:
         activations = counted_activations(plan)
         if plan.loss is not None and (held := held_bytes(plan, plan.loss.form)) is not None:
             activations["head"] = float(held)
         parameters = costs.parameters._replace(**parameter_bytes(plan))
         costs = LayerCosts(activations=costs.activations._replace(**activations), parameters=parameters)
     for word, table in _TABLES.items():
-        values = {entry.name: amount(entry.value, entry.unit) for entry in tree.entries(word)}
+        values = {entry.name: amount(entry.value, entry.unit) for entry in directives.entries(word)}
         costs = replace(costs, **{table: getattr(costs, table)._replace(**values)})
     return costs
 

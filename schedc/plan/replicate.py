@@ -141,7 +141,7 @@ def _with_experts(layers: LayerCosts, plan: Plan) -> LayerCosts:
 def _in_bytes(directives: Directives, plan: Plan) -> bool:
     """Whether the parameters of a plan are in bytes; without a number of them, whether they follow from sizes."""
     tree = directives.tree
-    written = [entry.unit for entry in tree.entries("parameters")]
+    written = [entry.unit for entry in directives.entries("parameters")]
     written += [tree.memory.unit] if tree.memory is not None else []
     return any(written) if written else bool(parameter_bytes(plan))
 

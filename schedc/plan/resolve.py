@@ -37,7 +37,7 @@ def _unknown_memory(directives: Directives, layout: Layout) -> Iterator[Diagnost
     memory = directives.tree.memory
     if memory is None or not memory.unit:
         return
-    written = {entry.name for entry in directives.tree.entries("activations")}
+    written = {entry.name for entry in directives.entries("activations")}
     known = written | counted_activations(directives.plan).keys()
     missing = [kind for kind in (*DECODER, PartKind.MTP) if layout.total(kind) and str(kind) not in known]
     if missing:

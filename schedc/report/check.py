@@ -11,7 +11,6 @@ from schedc.ir.plan import NO_PLAN
 from schedc.ir.recomputed import has_recomputation
 from schedc.ir.schedule import Schedule
 from schedc.report.ranks import rank_table
-from schedc.syntax.input import AppliedPlan
 from schedc.units import amount, shown
 
 # Reports of plans and cells are imported where they are used: most runs have none, and start faster without them.
@@ -55,9 +54,9 @@ def to_json(analysis: Analysis, schema: str = "schedc.check") -> dict[str, Any]:
 def _inside(analysis: Analysis) -> dict[str, Any]:
     """Bytes of each rank inside its cells, and the plan's memory; empty where the sizes of layers are not known."""
     held = analysis.memory.held
-    if held is None or held.inside is None or not isinstance(analysis.tree, AppliedPlan):
+    if held is None or held.inside is None:
         return {}
-    line = analysis.tree.tree.memory
+    line = analysis.lines.tree.memory
     assert line is not None
     return {"inside_memory": held.inside.tolist(), "memory_limit": amount(line.limit, line.unit)}
 
@@ -98,12 +97,11 @@ def _replicas(analysis: Analysis) -> dict[str, Any]:
 
 def _chosen(analysis: Analysis) -> dict[str, Any]:
     """The levels that the compiler chose; empty where it chose none."""
-    if analysis.chosen is None or not isinstance(analysis.tree, AppliedPlan):
+    if analysis.chosen is None:
         return {}
     from schedc.report import chosen
 
-    memory = analysis.tree.tree.memory
-    return chosen.to_json(analysis.chosen, analysis.timeline, memory is not None and bool(memory.unit))
+    return chosen.to_json(analysis.chosen, analysis.timeline, analysis.lines.in_bytes)
 
 
 def _layers(schedule: Schedule) -> dict[str, Any]:
@@ -122,22 +120,22 @@ def _attachments(analysis: Analysis) -> dict[str, Any]:
     if analysis.schedule.plan == NO_PLAN:
         return {}
 
-    if not isinstance(analysis.tree, AppliedPlan):
+    if analysis.lines is None:
         slices = analysis.schedule.plan.slices
         return {"slices": list(slices)} if slices else {}
 
-    from schedc.plan.apply import layout_of_plan
     from schedc.plan.counts.head import makespans, shorter
     from schedc.plan.counts.parameters import parameter_facts
     from schedc.report import plan
 
-    tree, values = analysis.tree.tree, analysis.schedule.plan
-    layout = layout_of_plan(tree, analysis.schedule)
-    facts = plan.to_json(values, layout, analysis.schedule)
+    facts = plan.to_json(analysis.plan, analysis.layout, analysis.schedule)
     if analysis.losses is not None:
         times = makespans(analysis.dependencies, analysis.losses)
         facts["loss"] |= {"makespans": times, "shorter": shorter(times)}
-    return {"plan": facts | parameter_facts(tree, values, layout)}
+    if analysis.lines.in_bytes:
+        written = {entry.name for entry in analysis.lines.entries("parameters")}
+        facts |= parameter_facts(written, analysis.plan, analysis.layout)
+    return {"plan": facts}
 
 
 def _cells(analysis: Analysis) -> dict[str, Any]:

@@ -206,8 +206,9 @@ class TreeBuilder(PlanBuilder):
         head = next(i for i, c in enumerate(children) if isinstance(c, Token) and c.type == "PLAN")
         name, schedule, sizes, *lines, _ = children[head + 1 :]
         doc = _documentation(children[:head])
+        memory = next((line for line in lines if isinstance(line, p.MemoryLine)), None)
         places = span_of(schedule), span_of(name)
-        return p.PlanTree(str(name), doc, str(schedule), sizes or (), tuple(lines), *places, self.source)
+        return p.PlanTree(str(name), doc, str(schedule), sizes or (), tuple(lines), memory, *places, self.source)
 
     # ---- values
 

@@ -17,21 +17,15 @@ from schedc.syntax.tree import Claim, ScheduleTree, SizeParameter
 class AppliedPlan:
     """A plan and the checked schedule that it applies, whose sizes have the plan's values as defaults.
 
-    Name and documentation are the plan's. Parameters, claims and source are the schedule's.
+    name, doc: of the plan; without a doc of its own, the schedule's. Parameters, claims and source are the schedule's.
     slices: slices of a microbatch, in place of the plan's own lines; None where these count.
     """
 
+    name: str
+    doc: str
     tree: PlanTree
     schedule: ScheduleTree
     slices: int | None = None
-
-    @property
-    def name(self) -> str:
-        return self.tree.name
-
-    @property
-    def doc(self) -> str:
-        return self.tree.doc or self.schedule.doc
 
     @property
     def source(self) -> Source:

@@ -322,28 +322,17 @@ PlanLine = (
 
 @dataclass(frozen=True, slots=True)
 class PlanTree:
-    """``plan name = schedule(sizes) { ... }``. span: place of its name. schedule_span: place of the schedule's."""
+    """``plan name = schedule(sizes) { ... }``. span: place of its name. schedule_span: place of the schedule's.
+
+    memory: the line that says how much a rank may hold; None without it.
+    """
 
     name: str
     doc: str
     schedule: str
     sizes: tuple[GivenValue, ...]
     lines: tuple[PlanLine, ...]
+    memory: MemoryLine | None
     schedule_span: Span
     span: Span
     source: Source
-
-    @property
-    def memory(self) -> MemoryLine | None:
-        """The line that says how much a rank may hold, if there is one."""
-        return next((line for line in self.lines if isinstance(line, MemoryLine)), None)
-
-    @property
-    def in_bytes(self) -> bool:
-        """Whether the plan says its memory with a unit."""
-        return self.memory is not None and bool(self.memory.unit)
-
-    def entries(self, word: str) -> tuple[GivenValue, ...]:
-        """The numbers in the lines of a `TableLine` word."""
-        tables = (line for line in self.lines if isinstance(line, TableLine) and line.word == word)
-        return tuple(entry for table in tables for entry in table.entries)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from project.journey import called, travelled
+from project.journey import TASKS, called, travelled
+from project.room_order import ROOMS
+from support.paths import ROOT
 
 
 def test_a_journey_counts_each_function_once_and_only_inside_of_the_package(tmp_path: Path) -> None:
@@ -21,6 +23,14 @@ def test_a_journey_counts_each_function_once_and_only_inside_of_the_package(tmp_
     assert folders == ["top", "mid", "low", "mid", "top"]
     journey = travelled(folders, ("low", "mid", "top"))
     assert journey == (("top", "mid", "low", "mid", "top"), 2)
+
+
+def test_a_text_with_a_plan_goes_through_few_folders(tmp_path: Path) -> None:
+    run = TASKS["compile:source"](tmp_path)
+    run()
+    journey = travelled(called(run, ROOT / "schedc"), ROOMS["schedc"])
+    assert len(journey.folders) <= 43
+    assert journey.climbs <= 20
 
 
 def test_functions_of_one_folder_are_one_stay() -> None:

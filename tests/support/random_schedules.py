@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from schedc.interchange.torch_csv import from_torch_csv
-from schedc.ir.ops import OpKind, in_pair_order
+from schedc.ir.ops import PAIR_NAMES, OpKind
 from schedc.ir.placement import Placement
 from schedc.ir.schedule import Schedule
 from schedc.step.dependencies import Dependencies
@@ -71,7 +71,7 @@ def _columns(draw: random.Random, place: Placement, streams: list[list[tuple[OpK
     chance = draw.choice([0.0, 0.3, 1.0])
     for row in range(len(ops) - 1):
         (kind, _, m), (next_kind, _, next_m) = ops[row], ops[row + 1]
-        legal = in_pair_order(kind.name, next_kind.name) and m != next_m and pair[row] < 0
+        legal = f"{kind.name}{next_kind.name}" in PAIR_NAMES and m != next_m and pair[row] < 0
         if legal and row + 1 not in start and draw.random() < chance:
             pair[row] = pair[row + 1] = pairs
             pairs += 1

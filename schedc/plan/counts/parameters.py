@@ -11,7 +11,6 @@ from schedc.model.counts import part_parameters
 from schedc.model.parts import PartName, parts_of
 from schedc.plan.counts.layers import counted_layer
 from schedc.plan.layout.parts import KIND_NAMES, WITH_EXPERTS, Layout, PartKind
-from schedc.syntax.plan import PlanTree
 
 
 def expert_parameters(plan: Plan) -> int | None:
@@ -72,15 +71,12 @@ def expert_share(plan: Plan, kind: PartKind) -> float:
     return own / count if own is not None and count else 1.0
 
 
-def parameter_facts(tree: PlanTree, plan: Plan, layout: Layout) -> dict[str, Any]:
+def parameter_facts(written: Collection[str], plan: Plan, layout: Layout) -> dict[str, Any]:
     """``moe_layer`` and ``moe_layer_bytes``: what a rank holds of a layer; ``unknown``: counted as 0.
 
     ``states``: bytes of a parameter beside its weight; ``moe_layer_bytes`` includes them.
-    Empty for a plan whose memory is not in bytes. What a ``parameters`` line gives is not among the unknown.
+    written: the kinds of a ``parameters`` line, which are not among the unknown.
     """
-    if not tree.in_bytes:
-        return {}
-    written = {entry.name for entry in tree.entries("parameters")}
     missing = [kind for kind in KIND_NAMES if layout.total(kind) and str(kind) not in written]
     count = layer_parameters(plan)
     derived = [kind for kind in missing if kind in WITH_EXPERTS and count is not None]

@@ -12,7 +12,7 @@ from schedc.ir.schedule import Schedule
 from schedc.ir.scopes import Scoped, missing, stages_of
 from schedc.plan.layout.parts import Layout
 from schedc.source import Source, Span
-from schedc.syntax.plan import PlanTree, Word
+from schedc.syntax.plan import GivenValue, PlanTree, TableLine, Word
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,16 @@ class Directives:
     findings: tuple[Diagnostic, ...] = ()
     slices: tuple[SlicesRequest, ...] = ()
     segments: str = ""
+
+    @property
+    def in_bytes(self) -> bool:
+        """Whether the plan says its memory with a unit."""
+        return self.tree.memory is not None and bool(self.tree.memory.unit)
+
+    def entries(self, word: str) -> tuple[GivenValue, ...]:
+        """The numbers in the lines of a `TableLine` word."""
+        tables = (line for line in self.tree.lines if isinstance(line, TableLine) and line.word == word)
+        return tuple(entry for table in tables for entry in table.entries)
 
     @property
     def automatic(self) -> bool:
