@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -27,28 +28,53 @@ def mark_layers(module: nn.Module, blocks: Sequence[str], said: int, stage: int)
         )
     for number, path in enumerate(layers):
         for part in called_parts(module.get_submodule(path)):
-            part.__dict__["forward"] = LayerForward(part, number, part.__dict__.get("forward"))
+            part.__dict__["forward"] = LayerForward(part, partial(within_layer, number), part.__dict__.get("forward"))
 
 
 def unmark_layers(module: nn.Module) -> None:
     """Undo `mark_layers`."""
-    for part in module.modules():
-        if isinstance(marked := part.__dict__.get("forward"), LayerForward):
-            del part.__dict__["forward"]
-            if marked.inner is not None:
-                part.__dict__["forward"] = marked.inner
+    restore_forwards(module, LayerForward)
 
 
-class LayerForward:
-    """A module's replaced forward. inner: what it replaced on the module; None for the forward of its class."""
+class ReplacedForward:
+    """A module's replaced forward. An object and not a closure: a deep copy of the module copies it too.
 
-    def __init__(self, part: nn.Module, number: int, inner: Any) -> None:
-        self.part, self.number, self.inner = part, number, inner
+    call: calls the forward, given first, on arguments by position.
+    inner: runs in place of the forward of the module's class; None for that one.
+    """
+
+    def __init__(self, part: nn.Module, call: Callable[..., Any], inner: Any) -> None:
+        self.part, self.call, self.inner = part, call, inner
 
     def __call__(self, *args: Any, **options: Any) -> Any:
-        if self.inner is not None:
-            return within_layer(self.number, self.inner, *args, **options)
-        return within_layer(self.number, type(self.part).forward, self.part, *args, **options)
+        forward, own = (type(self.part).forward, (self.part,)) if self.inner is None else (self.inner, ())
+        if not options:
+            return self.call(forward, *own, *args)
+        return self.call(_WithOptions(forward, tuple(options)), *own, *args, *options.values())
+
+
+class _WithOptions(NamedTuple):
+    """A forward whose last arguments are its options ``names``: tensors among them are arguments of the region."""
+
+    forward: Callable[..., Any]
+    names: tuple[str, ...]
+
+    def __call__(self, *args: Any) -> Any:
+        first = len(args) - len(self.names)
+        return self.forward(*args[:first], **dict(zip(self.names, args[first:], strict=True)))
+
+
+def restore_forwards(module: nn.Module, kind: type[ReplacedForward]) -> None:
+    """Give the parts of ``module`` back what forwards of this kind have replaced."""
+    for part in module.modules():
+        if isinstance(replaced := part.__dict__.get("forward"), kind):
+            del part.__dict__["forward"]
+            if replaced.inner is not None:
+                part.__dict__["forward"] = replaced.inner
+
+
+class LayerForward(ReplacedForward):
+    """Says the number of the layer."""
 
 
 def called_parts(module: nn.Module) -> Iterator[nn.Module]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import nn
 
@@ -16,7 +16,7 @@ from schedc_runtime.offload.microbatch import MicrobatchOffload
 from schedc_runtime.ranks.exchange import Exchange
 from schedc_runtime.recompute.activation_calls import ActivationCalls
 from schedc_runtime.recompute.adaptive import Adaptive, Arrivals
-from schedc_runtime.recompute.layers import LayerForward
+from schedc_runtime.recompute.layers import ReplacedForward, restore_forwards
 from schedc_runtime.recompute.regions import Recorder, region, region_of_attention, region_of_layer
 
 _MLP = ("mlp", "feed_forward", "ffn")
@@ -138,11 +138,7 @@ def install(module: nn.Module, blocks: Iterable[str] = ()) -> None:
 
 def uninstall(module: nn.Module) -> None:
     """Undo `install`."""
-    for layer in module.modules():
-        if isinstance(marked := layer.__dict__.get("forward"), _RegionForward):
-            del layer.__dict__["forward"]
-            if marked.inner is not None:
-                layer.__dict__["forward"] = marked.inner
+    restore_forwards(module, _RegionForward)
 
 
 FUSED = "is_fused"
@@ -152,9 +148,9 @@ FUSED = "is_fused"
 def put_forward(part: nn.Module, forward: Any) -> bool:
     """Let ``part`` run ``forward`` within its layer and region; False where it has a forward of its own already."""
     before = part.__dict__.get("forward")
-    while isinstance(before, (LayerForward, _RegionForward)) and before.inner is not None:
+    while isinstance(before, ReplacedForward) and before.inner is not None:
         before = before.inner
-    if isinstance(before, (LayerForward, _RegionForward)):
+    if isinstance(before, ReplacedForward):
         before.inner = forward
     elif before is None:
         part.__dict__["forward"] = forward
@@ -168,37 +164,14 @@ def take_forward(part: nn.Module, forward: Any) -> None:
     before = part.__dict__.get("forward")
     if before is forward:
         del part.__dict__["forward"]
-    while isinstance(before, (LayerForward, _RegionForward)):
+    while isinstance(before, ReplacedForward):
         if before.inner is forward:
             before.inner = None
         before = before.inner
 
 
-class _RegionForward:
-    """A layer's replaced forward. An object and not a closure: a deep copy of the layer copies it too.
-
-    inner: what runs in place of the forward of the layer's class; None for that one.
-    """
-
-    def __init__(self, layer: nn.Module, call: Callable[..., Any], inner: Any = None) -> None:
-        self.layer, self.call, self.inner = layer, call, inner
-
-    def __call__(self, *args: Any, **options: Any) -> Any:
-        forward, own = (type(self.layer).forward, (self.layer,)) if self.inner is None else (self.inner, ())
-        if not options:
-            return self.call(forward, *own, *args)
-        return self.call(_WithOptions(forward, tuple(options)), *own, *args, *options.values())
-
-
-class _WithOptions(NamedTuple):
-    """A forward whose last arguments are its options ``names``: tensors among them are arguments of the region."""
-
-    forward: Callable[..., Any]
-    names: tuple[str, ...]
-
-    def __call__(self, *args: Any) -> Any:
-        first = len(args) - len(self.names)
-        return self.forward(*args[:first], **dict(zip(self.names, args[first:], strict=True)))
+class _RegionForward(ReplacedForward):
+    """Calls the forward as a region."""
 
 
 def _runs_twice(block: nn.Module) -> bool:
