@@ -51,5 +51,6 @@ def findings(text: str, tmp_path: Path, file: str) -> list[str]:
 
 @pytest.mark.parametrize("code", [c for c in CODES.values() if c.wrong], ids=lambda c: c.code)
 def test_the_wrong_example_raises_the_code_and_the_right_one_nothing(code, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    assert code.code in findings(code.wrong, tmp_path, code.file)
-    assert findings(code.right, tmp_path, code.file) == []
+    assert code.wrong != code.right, f"{code.code}: one file twice; are `right` and `wrong` swapped?"
+    assert code.code in findings(code.wrong, tmp_path, code.file), f"{code.code}: `wrong` does not raise it"
+    assert findings(code.right, tmp_path, code.file) == [], f"{code.code}: `right` is not right"
