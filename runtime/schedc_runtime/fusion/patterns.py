@@ -13,7 +13,7 @@ from typing import Any
 from torch import fx
 from torch.fx import symbolic_trace
 
-from schedc_runtime.fusion.calls import COMMUTES, call_of
+from schedc_runtime.partition.uniform_calls import COMMUTES, call_of
 
 Bindings = dict[str, Any]
 """What the parameters of a pattern take: nodes of a graph, or constants."""

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from schedc_runtime.checkpoint.stored import Stored
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.experts import Experts
 from schedc_runtime.moe.layer import MoELayer
 from schedc_runtime.moe.router import Router, RouterConfig
+
+if TYPE_CHECKING:
+    from schedc_runtime.checkpoint.stored import Stored
 
 
 def _mixtral(config: Any) -> RouterConfig:

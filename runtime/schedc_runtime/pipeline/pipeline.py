@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 import torch.distributed as dist
@@ -14,7 +14,6 @@ from schedc.ir.program import Program
 from schedc.plan import Plan
 from schedc_runtime.execute.executor import Interval
 from schedc_runtime.execute.micro_steps import CellSource
-from schedc_runtime.materialize.values import Rule
 from schedc_runtime.moe.kernels import Kernels
 from schedc_runtime.pipeline.agree.counts import Accumulation, CountOfTargets
 from schedc_runtime.pipeline.build.assemble import assemble
@@ -40,6 +39,9 @@ from schedc_runtime.pipeline.step.traces import collected_trace
 from schedc_runtime.ranks.mesh import Coordinate, Mesh
 from schedc_runtime.stage.stage import Stage
 from schedc_runtime.transport.priorities import told
+
+if TYPE_CHECKING:
+    from schedc_runtime.materialize.values import Rule
 
 
 class Pipeline:

@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from schedc.cell.graph import Node, StageShape
 from schedc.cell.recomputed import EXPERTS, REPLAYED, SENDING, layers_of_nodes, recomputed_nodes_of
 from schedc.ir.plan import Level, Recompute
-from schedc_runtime.offload.microbatch import MicrobatchOffload
 from schedc_runtime.ranks.exchange import Exchange
 from schedc_runtime.recompute.activation_calls import ActivationCalls
 from schedc_runtime.recompute.adaptive import Adaptive, Arrivals
 from schedc_runtime.recompute.layers import ReplacedForward, restore_forwards
 from schedc_runtime.recompute.regions import Recorder, region, region_of_attention, region_of_layer
+
+if TYPE_CHECKING:
+    from schedc_runtime.offload.microbatch import MicrobatchOffload
 
 _MLP = ("mlp", "feed_forward", "ffn")
 """Names of the MLP in a dense block."""

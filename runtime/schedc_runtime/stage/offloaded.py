@@ -16,13 +16,13 @@ from torch import Tensor, nn
 
 from schedc_runtime.errors import StageError
 from schedc_runtime.offload.boxes import BoxNote, values_of
-from schedc_runtime.offload.microbatch import MicrobatchOffload
-from schedc_runtime.offload.rules import LOSS, OffloadSettings
-from schedc_runtime.offload.snapshot import StageSnapshot
-from schedc_runtime.offload.stage_offload import StageOffload
 from schedc_runtime.recompute.whole_stage import Checkpoint
 
 if TYPE_CHECKING:
+    from schedc_runtime.offload.microbatch import MicrobatchOffload
+    from schedc_runtime.offload.rules import OffloadSettings
+    from schedc_runtime.offload.snapshot import StageSnapshot
+    from schedc_runtime.offload.stage_offload import StageOffload
     from schedc_runtime.recompute.levels import MicrobatchRecorder
 
 
@@ -62,6 +62,8 @@ class OffloadedStage:
         self.check_empty()
         self.offload = None
         if offload is not None:
+            from schedc_runtime.offload.stage_offload import StageOffload
+
             offload = replace(offload, slices=self.slices)
             self.offload = StageOffload(offload, self.module, self.index, *self._node_names())
 
@@ -136,6 +138,8 @@ class OffloadedStage:
         """The loss. What it saves for the backward leaves the device with what the stage has saved."""
         if recorder is None or recorder.offload is None:
             return loss_fn(result, target)
+        from schedc_runtime.offload.rules import LOSS
+
         with recorder.holding(LOSS):
             return loss_fn(result, target)
 

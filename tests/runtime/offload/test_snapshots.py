@@ -24,8 +24,6 @@ from schedc_runtime.measure.step_trace import chrome_trace
 from schedc_runtime.offload.lanes import AtOnce, ThreadLanes
 from schedc_runtime.offload.snapshot import StageSnapshot
 from schedc_runtime.pipeline.agree.batch import BatchRefused
-from schedc_runtime.pipeline.build import offloading
-from schedc_runtime.pipeline.state import snapshots
 from support.expert_cases import compiled
 
 
@@ -52,8 +50,7 @@ def squares(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 @contextmanager
 def pipeline(lanes: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pipeline]:
     """One that moves activations beside its snapshots, with lanes made by ``lanes``."""
-    for room in (offloading, snapshots):
-        monkeypatch.setattr(room, "lanes_for", lambda device: lanes())
+    monkeypatch.setattr("schedc_runtime.offload.lanes.lanes_for", lambda device: lanes())
     program = compiled("1f1b", {"P": 3, "M": 4}, "  host 10000 at 1\n  offload all", "3")
     assert len(program.works) > 0
     torch.manual_seed(0)

@@ -19,8 +19,6 @@ from torch import nn
 from schedc.cell import CellCosts
 from schedc.ir.plan import Level
 from schedc.step.program.tied import with_tied
-from schedc_runtime.compiled.settings import compile_settings
-from schedc_runtime.compiled.units import CompiledUnits
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.execute.cell_programs import asks_on_lane, cell_source, cells_on_rank, check_cells
 from schedc_runtime.materialize.construction import construction_of
@@ -96,7 +94,11 @@ def check_attachments(assembly: Assembly) -> None:
     check_contradictions(assembly.plan, assembly.program, assembly.mesh)
     check_model(assembly.settings.model, assembly.plan)
     check_way(assembly.settings.rng, assembly.settings.seed)
-    assembly.compile = compile_settings(assembly.settings.compile)
+    assembly.compile = None
+    if (asked := assembly.settings.compile) not in (None, False):
+        from schedc_runtime.compiled.settings import compile_settings
+
+        assembly.compile = compile_settings(asked)
 
 
 def cut_model(assembly: Assembly) -> None:
@@ -184,6 +186,8 @@ def compile_units(assembly: Assembly) -> None:
     for stage in assembly.held():
         for name in assembly.partition.blocks[stage.index]:
             units.setdefault(name, []).append(stage.module.get_submodule(name))
+    from schedc_runtime.compiled.units import CompiledUnits
+
     assembly.compiled = CompiledUnits(assembly.compile, units)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -15,15 +15,10 @@ from schedc.cell.issue_order import CellOnRank
 from schedc.ir.program import Program
 from schedc.plan import Plan
 from schedc.step.placed_works import PlacedWorks
-from schedc_runtime.compiled.settings import CompileSettings
-from schedc_runtime.compiled.units import CompiledUnits
 from schedc_runtime.data_parallel.sharding import Sharding
 from schedc_runtime.data_parallel.stage_replicas import StageBytes
 from schedc_runtime.execute.micro_steps import CellSource
-from schedc_runtime.fusion.fused_stages import FusedStages
-from schedc_runtime.materialize.construction import Construction
 from schedc_runtime.moe.kernels import Kernels
-from schedc_runtime.offload.lanes import Lanes
 from schedc_runtime.partition import Partition
 from schedc_runtime.partition.shared import SharedParameter
 from schedc_runtime.pipeline.agree.example_dims import Dim, Dims, dims_of
@@ -39,6 +34,13 @@ from schedc_runtime.pipeline.build.tied import TiedWeights
 from schedc_runtime.ranks.mesh import Coordinate, Mesh
 from schedc_runtime.ranks.network import Network
 from schedc_runtime.stage.stage import Stage
+
+if TYPE_CHECKING:
+    from schedc_runtime.compiled.settings import CompileSettings
+    from schedc_runtime.compiled.units import CompiledUnits
+    from schedc_runtime.fusion.fused_stages import FusedStages
+    from schedc_runtime.materialize.construction import Construction
+    from schedc_runtime.offload.lanes import Lanes
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from schedc.ir.plan import Fuse
 from schedc.model.fusions import COMPILED, FUSIONS
-from schedc_runtime.compiled.settings import CompileSettings
 from schedc_runtime.errors import RuntimeFault
-from schedc_runtime.fusion.fused_stages import FusedStages
 from schedc_runtime.stage.stage import Stage
+
+if TYPE_CHECKING:
+    from schedc_runtime.compiled.settings import CompileSettings
+    from schedc_runtime.fusion.fused_stages import FusedStages
 
 
 def check_exact(fuse: Fuse | None) -> None:
@@ -38,4 +41,6 @@ def fused_blocks(
             "leave `fuse` out of the plan, or compile= out of the pipeline; `fuse auto compiled` lets torch.compile"
             " make the kernels of the chains",
         )
+    from schedc_runtime.fusion.fused_stages import FusedStages
+
     return FusedStages(fuse, stages, aliases)

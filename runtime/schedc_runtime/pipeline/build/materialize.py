@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from schedc_runtime.checkpoint.huggingface import under_model_names
-from schedc_runtime.checkpoint.opened import open_checkpoint
-from schedc_runtime.checkpoint.stored import Stored
 from schedc_runtime.errors import MaterializeError
 from schedc_runtime.materialize.construction import named_tensors
-from schedc_runtime.materialize.fill import fill_modules
-from schedc_runtime.materialize.values import Rule, Values
 from schedc_runtime.moe.huggingface import original_names, with_swapped_names
 from schedc_runtime.moe.shards import first_expert_rows
 from schedc_runtime.pipeline.agree.agreement import check_fingerprints, difference, fingerprint
 from schedc_runtime.pipeline.build.assembly import Assembly
 from schedc_runtime.pipeline.build.shard_stages import take_shards
+
+if TYPE_CHECKING:
+    from schedc_runtime.checkpoint.stored import Stored
+    from schedc_runtime.materialize.values import Rule, Values
 
 CheckpointSource = str | os.PathLike[str] | Mapping[str, Tensor]
 """The path of a checkpoint, or a state dict with tensors [...] of the model's shapes."""
@@ -29,6 +29,8 @@ def materialize(assembly: Assembly, seed: int, source: CheckpointSource | None, 
 
     Raises `MaterializeError` on every rank alike, before anything is made, if a name gets no values on any of them.
     """
+    from schedc_runtime.materialize.fill import fill_modules
+
     deferred = any(each.tensor.is_meta for stage in assembly.held() for each in named_tensors(stage.module))
     with assembly.guard("materializing the model"), assembly.partition.records.changed_by_pipeline():
         values = _agreed_values(assembly, seed, source, rule)
@@ -60,14 +62,20 @@ def check_materialized(assembly: Assembly) -> None:
     assembly.has_values = True
 
 
-def _under_names(model: nn.Module, stored: Mapping[str, Stored]) -> Mapping[str, Stored]:
+def _opened(model: nn.Module, source: CheckpointSource) -> Mapping[str, Stored]:
     """The tensors of a checkpoint under the names of ``model``: those of Hugging Face, and of swapped layers."""
+    from schedc_runtime.checkpoint.huggingface import under_model_names
+    from schedc_runtime.checkpoint.opened import open_checkpoint
+
+    stored = open_checkpoint(source)
     originals = original_names(model, model.state_dict())
     return with_swapped_names(originals, under_model_names(model, originals.values(), stored))
 
 
 def _agreed_values(assembly: Assembly, seed: int, source: CheckpointSource | None, rule: Rule | None) -> Values:
     """The values of all names, which every rank can give. A collective."""
+    from schedc_runtime.materialize.values import Values
+
     problem, values = ("", ""), Values()
     try:
         if source is None and not assembly.construction.deferred:
@@ -75,7 +83,7 @@ def _agreed_values(assembly: Assembly, seed: int, source: CheckpointSource | Non
                 "the model has its values already",
                 "make it inside `with schedc_runtime.deferred():`, or pass checkpoint=",
             )
-        stored = None if source is None else _under_names(assembly.settings.model, open_checkpoint(source))
+        stored = None if source is None else _opened(assembly.settings.model, source)
         values = Values(assembly.construction, seed, stored, rule)
         values.check()
     except MaterializeError as error:

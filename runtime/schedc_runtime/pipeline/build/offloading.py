@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -13,9 +14,10 @@ from schedc.ir.scopes import is_chosen, rule_per_stage
 from schedc.ir.works import WorkKind
 from schedc.step.dependencies import Dependencies
 from schedc.step.program.insert_works import placed_in
-from schedc_runtime.offload.lanes import Lanes, lanes_for
-from schedc_runtime.offload.rules import OffloadSettings
 from schedc_runtime.pipeline.build.stages import StagesByIndex
+
+if TYPE_CHECKING:
+    from schedc_runtime.offload.lanes import Lanes
 
 
 def offload_stages(
@@ -29,6 +31,9 @@ def offload_stages(
     moving, host = moving_microbatches(program, rank), plan.host
     if not moving:
         return None
+    from schedc_runtime.offload.lanes import lanes_for
+    from schedc_runtime.offload.rules import OffloadSettings
+
     lanes = lanes_for(device)
     lanes.buffers.name = name
     if host is not None and host.in_bytes:

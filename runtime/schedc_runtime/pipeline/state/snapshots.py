@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from copy import copy
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,10 +17,11 @@ from schedc.step.program.insert_works import insert_works, placed_in
 from schedc.step.works.place_snapshots import place_snapshots
 from schedc.units import shown
 from schedc_runtime.errors import RuntimeFault, StageError
-from schedc_runtime.offload.lanes import Lanes, lanes_for
-from schedc_runtime.offload.snapshot import StageSnapshot
 from schedc_runtime.pipeline.agree.batch import BatchRefused
 from schedc_runtime.pipeline.build.assembly import Assembly
+
+if TYPE_CHECKING:
+    from schedc_runtime.offload.lanes import Lanes
 
 Wanted = bool | torch.optim.Optimizer
 """Whether a step takes a snapshot, or the optimizer whose state it takes, too."""
@@ -114,6 +115,8 @@ class Snapshots:
 
     def _equip(self) -> None:
         """Give every stage here its snapshot, on the lanes of its rank."""
+        from schedc_runtime.offload.snapshot import StageSnapshot
+
         assembly = self.assembly
         for place in assembly.places:
             held = assembly.stages[place].values()
@@ -127,6 +130,8 @@ class Snapshots:
                 stage.snapshot = StageSnapshot(stage.module, stage.index, lanes)
 
     def _new_lanes(self, name: str) -> Lanes:
+        from schedc_runtime.offload.lanes import lanes_for
+
         lanes, host = lanes_for(self.assembly.device), self.assembly.plan.host
         lanes.buffers.name = name
         lanes.buffers.limit = host.size if host is not None and host.in_bytes else None
