@@ -8,7 +8,6 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from schedc.ir.parallel import GlobalBatch, Parallel
-from schedc.model.fusions import FUSIONS
 from schedc.model.levels import BYTES as BYTES
 from schedc.model.levels import Level as Level
 from schedc.model.levels import bytes_per_number as bytes_per_number
@@ -247,11 +246,6 @@ class Fuse:
 
     names: tuple[str, ...] = ()
     compiled: bool = False
-
-    @property
-    def rows(self) -> tuple[str, ...]:
-        """The rows that the plan asks for, in the order of the table."""
-        return tuple(name for name in FUSIONS if not self.names or name in self.names)
 
 
 MOST_SLICES = 64

@@ -78,6 +78,11 @@ COMPILED = "compiled"
 """The provider that lets torch.compile make one kernel of each replacement; by default torch's operations run."""
 
 
+def rows_of(names: Collection[str]) -> tuple[str, ...]:
+    """The rows that a plan with these names asks for, in the order of the table; without names all."""
+    return tuple(name for name in FUSIONS if not names or name in names)
+
+
 def unfused_numbers(fused: Collection[str] | None, sizes: ModelSizes, level: Level) -> int:
     """Numbers per token that a dense layer holds because a plan names fusions, and leaves these out.
 

@@ -10,7 +10,7 @@ from functools import partial
 from torch import fx, nn
 
 from schedc.ir.plan import Fuse, Level
-from schedc.model.fusions import FUSIONS
+from schedc.model.fusions import FUSIONS, rows_of
 from schedc_runtime.fusion.fused_forward import FusedForward, FusionRequest
 from schedc_runtime.ranks.exchange import Exchange
 from schedc_runtime.recompute.layers import called_parts
@@ -23,7 +23,7 @@ class FusedStages:
 
     def __init__(self, fuse: Fuse, stages: Iterable[Stage], aliases: Mapping[str, str]) -> None:
         """aliases: names by which modules with several paths draw random numbers."""
-        self.fuse, self.rows = fuse, fuse.rows
+        self.fuse, self.rows = fuse, rows_of(fuse.names)
         self._forwards: list[FusedForward] = []
         self._aliases, self._stages = aliases, list(stages)
         self._told = False

@@ -9,6 +9,7 @@ import numpy as np
 
 from schedc.ir.arrays import Floats
 from schedc.ir.plan import BlockSizes, ExpertSizes, Level, Plan
+from schedc.model.fusions import rows_of
 from schedc.model.layer import Layer
 from schedc.model.sizes import AttentionKind, AttentionSizes, LayerKind, ModelSizes, MoeSizes
 from schedc.plan.counts.rows import arriving_rows, buffer_factor
@@ -50,7 +51,7 @@ def counted_layer(plan: Plan, experts: bool) -> Layer | None:
         return moe_layer(plan, plan.experts) if plan.experts is not None and plan.has_expert_sizes else None
     if plan.block is None or not plan.has_dense_sizes:
         return None
-    sizes, fused = sizes_of(None, plan.block, plan.hidden), plan.fuse.rows if plan.fuse else None
+    sizes, fused = sizes_of(None, plan.block, plan.hidden), rows_of(plan.fuse.names) if plan.fuse else None
     return Layer(sizes, LayerKind.DENSE, plan.dtype, plan.attention, fused)
 
 

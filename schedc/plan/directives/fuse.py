@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from schedc.ir.plan import Fuse, Plan, bytes_per_number
-from schedc.model.fusions import COMPILED, FUSIONS
+from schedc.model.fusions import COMPILED, FUSIONS, rows_of
 from schedc.plan.counts.layers import sizes_of
 from schedc.plan.directives.base import Directive, Reading
 from schedc.plan.layout.parts import Layout
@@ -43,7 +43,7 @@ def _facts(plan: Plan, _layout: Layout) -> dict[str, Any]:
     sizes tell them."""
     if plan.fuse is None:
         return {}
-    rows = [FUSIONS[name] for name in plan.fuse.rows]
+    rows = [FUSIONS[name] for name in rows_of(plan.fuse.names)]
     block, itemsize = plan.block if plan.hidden else None, bytes_per_number(plan.dtype)
     saved = {
         row.name: row.saved_bytes(row.in_block(sizes_of(None, block, plan.hidden)), itemsize)
