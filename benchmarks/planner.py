@@ -49,13 +49,13 @@ from schedc.planner.space.space import PlanSpace
 from schedc.step import numba_kernels as compiled
 from schedc.step import turn_loops
 from schedc.step.batch import simulate_batch
-from schedc.step.cells.cell_pricing import price, simulate_messages
+from schedc.step.cells.cell_pricing import price
 from schedc.step.cells.floors import floor_batch
 from schedc.step.costs.batch import CostBatch
 from schedc.step.costs.costs import Costs
 from schedc.step.dependencies import Dependencies
 from schedc.step.memory import measure_memory
-from schedc.step.messages import message_makespans
+from schedc.step.messages import message_makespans, simulate_messages
 from schedc.step.peak_counts import PeakCounts
 from schedc.step.timeline import simulate
 from schedc.syntax.tree import ScheduleTree
@@ -196,7 +196,7 @@ def measure_delays(_arguments: argparse.Namespace) -> Facts:
             makespans, spent[count] = fastest(
                 partial(message_makespans, cells, kind, delay[..., :count], latency[:count])
             )
-        alone = simulate_messages(cells, np.zeros(len(cells)), delay[kind, :, :, 0], latency[0])
+        alone = simulate_messages(cells, kind, np.zeros(len(delay)), delay[..., 0], latency[0]).timeline
         if alone.makespan != makespans[0]:
             raise SystemExit(f"{name}: a simulation among many differs from the same one alone")
         rows[name] = {"per_s": 2048 / spent[2048], "ms_of_16": spent[16] * 1e3, "ms_of_1": spent[1] * 1e3}

@@ -40,9 +40,10 @@ from schedc.ir.program import Program, computation
 from schedc.ir.works import KIND_NAMES, WorkKind
 from schedc.step.costs.costs import Costs
 from schedc.step.dependencies import Dependencies
-from schedc.step.placed_works import LaneTimes, PlacedWorks, WorkPlace, run_with_works
+from schedc.step.placed_works import LaneTimes, PlacedWorks, WorkPlace
 from schedc.step.program.insert_works import insert_works, placed_in, without_works
 from schedc.step.timeline import durations
+from schedc.step.work_runs import run_with_works
 from schedc.step.works.place_replica_works import ReplicaBytes, lane_times
 from schedc_runtime import Cut, Mesh, Pipeline
 from schedc_runtime.measure.emulated_device import Device

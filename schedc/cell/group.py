@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 
 from schedc.cell.costs import OF_ROWS, CellCosts
-from schedc.cell.graph import EXCHANGE_LANES, QUEUES, Lane, StageShape
+from schedc.cell.graph import QUEUES, Lane, StageShape
 from schedc.cell.issue_order import ExpertRanks, scope
 from schedc.cell.program import Action, CellProgram, Edge, Half, graph_of
 from schedc.cell.simulate import Played, StepSpan
@@ -69,38 +69,6 @@ def _members(shape: StageShape, node: int, ranks: ExpertRanks | None) -> tuple[t
     return tuple(tuple(ranks.members(name)) for name in names) if len(names) > 1 else None
 
 
-@dataclass(frozen=True, eq=False)
-class GroupPlayed:
-    """A batch of cells of one program on all ranks, in the unit of the costs.
-
-    outs: [3, cells, ranks] when the cell ends, and when its activation and its gradient may be sent.
-    compute: [cells, ranks] time of segments. carried, exposed, waiting: [lanes, cells, ranks] times by exchange lane:
-        in which it carries exchanges, in which compute blocks while it does, and blocks until an exchange begins.
-    """
-
-    outs: Floats
-    compute: Floats
-    carried: Floats
-    exposed: Floats
-    waiting: Floats
-
-    @property
-    def busy(self) -> Floats:
-        """[cells, ranks] time of the cell without waits for messages."""
-        return np.asarray(self.compute + self.exposed.sum(axis=0) + self.waiting.sum(axis=0))
-
-
-def play_group(cell: GroupTasks, times: Sequence[Floats], arrivals: Floats) -> GroupPlayed:
-    """Simulates cells of one program, step by step, on all ranks of the group.
-
-    times: [tasks][cells or 1, ranks] of `task_times`. arrivals: [3, cells, ranks] when the rank is free, and when the
-    messages of the forward and the backward arrive.
-    """
-    run = _GroupRun(cell, times, arrivals)
-    run.finish()
-    return run.played()
-
-
 def play_ranks(cell: GroupTasks, factors: Floats) -> list[Played]:
     """[ranks] one cell that all ranks begin at time 0, as `schedc.cell.simulate.play` gives it.
 
@@ -150,8 +118,6 @@ class _GroupRun:
         self.message = {Half.FORWARD: arrivals[1], Half.BACKWARD: arrivals[2]}
         shape = self.clock.shape
         self.free = [np.full(shape, -math.inf) for _ in QUEUES]
-        self.computed = np.zeros(shape)
-        self.lanes = {lane: np.zeros((3, *shape)) for lane in EXCHANGE_LANES}  # carried, exposed, waiting
         self.begun: dict[int, tuple[Floats, Floats, Floats]] = {}
         self.complete: dict[Half, Floats] = {}
         self.task_of = {(task.half, task.node): index for index, task in enumerate(cell.tasks.all)}
@@ -178,7 +144,6 @@ class _GroupRun:
     def compute_segment(self, index: int) -> None:
         self.spans.append(("task", index, self.clock, self.clock + self.times[index]))
         self.clock = self.clock + self.times[index]
-        self.computed = self.computed + self.times[index]
 
     def start(self, index: int) -> None:
         queue = self.cell.tasks.queues[index]
@@ -187,15 +152,11 @@ class _GroupRun:
         self.free[queue] = begin + self.times[index]
         self.begun[index] = own, begin, self.free[queue]
         self.spans.append(("task", index, begin, self.free[queue]))
-        self.lanes[self.cell.tasks.all[index].lane][0] += self.times[index]
 
     def wait(self, index: int) -> None:
         own, begin, end = self.begun[index]
         blocked = np.maximum(end - self.clock, 0.0)
         waiting = np.clip(begin - np.maximum(self.clock, own), 0.0, blocked)
-        spent = self.lanes[self.cell.tasks.all[index].lane]
-        spent[1] += blocked - waiting
-        spent[2] += waiting
         start = np.maximum(self.clock, own)  # before it, an earlier exchange of the queue is carried
         self.spans.append(("exposed", index, self.clock, np.minimum(start, end)))
         self.spans.append(("waiting", index, start, start + waiting))
@@ -218,8 +179,3 @@ class _GroupRun:
             self.cell.tasks, costs, spans("task"), spans("exposed"), float(self.clock[0, rank]), activation_at,
             gradient_at, spans("waiting"),
         )  # fmt: skip
-
-    def played(self) -> GroupPlayed:
-        outs = [self.clock, *(self.complete.get(half, self.clock) for half in (Half.FORWARD, Half.BACKWARD))]
-        carried, exposed, waiting = np.stack(list(self.lanes.values()), axis=1)
-        return GroupPlayed(np.stack(outs), self.computed, carried, exposed, waiting)

@@ -20,6 +20,7 @@ from schedc.step.costs.costs import Costs
 from schedc.step.costs.keys import COST_SYMBOLS, ZERO_SYMBOLS
 from schedc.step.dependencies import Dependencies
 from schedc.step.memory import Memory
+from schedc.step.placed_works import TimedWorks
 from schedc.syntax import tree
 from schedc.syntax.input import Input, Order
 

@@ -26,8 +26,8 @@ from schedc.step.cells.cell_pricing import CellPricing, price, price_step
 from schedc.step.costs.checks import problem
 from schedc.step.costs.costs import Costs
 from schedc.step.dependencies import Dependencies
-from schedc.step.lane_walk import TimedWorks
 from schedc.step.op_times import OpTimes
+from schedc.step.placed_works import TimedWorks
 from schedc.step.timeline import Timeline
 
 

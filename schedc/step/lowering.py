@@ -10,10 +10,13 @@ import numpy as np
 
 from schedc.diagnostics import CompilerBug
 from schedc.ir.arrays import Int8, Int32, Int64
+from schedc.ir.works import WorkLane
 from schedc.step.dependencies import Dependencies
 from schedc.step.kept import kept
-from schedc.step.numba_kernels import MAX
+from schedc.step.numba_kernels import MAX, MEET, PACE
+from schedc.step.placed_works import PlacedWorks
 from schedc.step.walk import Walk
+from schedc.step.work_lowering import Gaps, LoweredGaps
 
 FREE, INPUT, GRADIENT, FAR_INPUT, FAR_GRADIENT = range(-1, -6, -1)
 """What an instruction of a cell may read besides others of it: when the rank is free, and when the outputs that its
@@ -21,6 +24,9 @@ forward and its backward wait for arrive. The last two leave out outputs of the 
 that rank is free if cells send at their ends."""
 
 _ABSENT = -2
+_MOST = 3
+"""Inputs of an instruction of a cell at most, but for lanes of works."""
+
 LATENCY = 1
 """The row of lags of a message between ranks."""
 
@@ -45,14 +51,25 @@ class CellInstructions(NamedTuple):
 
 CLOSED = CellInstructions((CellInstruction(MAX, ((FREE, 0), (FAR_INPUT, 0), (FAR_GRADIENT, 0)), 0),), (0, 0, 0))
 """A cell that begins when all its messages are there, and sends at its end."""
+PACED = CellInstructions((CLOSED.steps[0]._replace(op=PACE),), CLOSED.outs)
+"""A closed cell that works slow down."""
 
 
 @dataclass(frozen=True, eq=False)
 class Lowered:
-    """outs: [3, cells] the instructions of the end of each cell, of its output, and of its gradient."""
+    """The instructions of an order; -1: time 0.
+
+    base: [cells] the first of each. outs: [3, cells] those of the end of each cell, of its output, and of its gradient.
+    reached: [cells] that of the rank's clock in front of each cell. closed: [P] that of the end of each rank.
+    gaps: those of works.
+    """
 
     walk: Walk
+    base: Int32
     outs: Int32
+    reached: Int32
+    closed: Int32
+    gaps: LoweredGaps | None
 
     @property
     def end(self) -> Int32:
@@ -67,43 +84,91 @@ def lower(
     form: Int64 | Int8,
     lag_row: Int32 | int = 0,
     add_row: Int32 | int = 0,
+    works: PlacedWorks | None = None,
+    works_row: int = 0,
+    disturbing: Sequence[int] = (),
 ) -> Lowered:
     """The walk of an order whose cells have forms. form: [cells] index into ``forms``.
 
     lag_row, add_row: [cells] first row of lags and of adds of each cell. Lags that are 0 in the form stay 0.
+    works: what runs beside the cells; works_row: the row of adds of the first. disturbing: lanes of works that slow
+    every PACE down. Their rows of lags are those behind that of a message.
     """
-    levels, cells = dependencies.levels, len(dependencies)
-    if levels.stuck.size:
-        raise CompilerBug("timeline", f"a schedule with a deadlock, at cells {levels.stuck[:4]}")
-    size = np.array([len(each.steps) for each in forms], np.int32)[form[levels.order]]
-    ends = np.cumsum(size, dtype=np.int32)
-    base = np.empty(cells, np.int32)
-    base[levels.order] = ends - size
-    outs = base + np.array([each.outs for each in forms], np.int32).T.take(form, axis=1)
-    inputs = Inputs(int(ends[-1]) if cells else 0, max(len(step.inputs) for each in forms for step in each.steps))
-    op, add = np.zeros(inputs.total, np.int8), np.full(inputs.total, -1, np.int32)
-    lag_row, add_row = np.broadcast_to(lag_row, cells), np.broadcast_to(add_row, cells)
-    for number, each in enumerate(forms):
-        own = levels.order if len(forms) == 1 else levels.order[form[levels.order] == number]
-        for row, step in enumerate(each.steps):
-            at = base[own] + row
-            op[at] = step.op
-            if step.add >= 0:
-                add[at] = step.add + add_row[own]
-            for column, (read, late) in enumerate(step.inputs):
-                lag = late + lag_row[own] if late else 0
-                if read >= 0:
-                    inputs.put(column, at, base[own] + read, lag)
-                else:
-                    inputs.put(column, at, *_outside(dependencies, outs, own, read, lag))
-    return Lowered(inputs.walk(op, add), outs)
+    lowering = _Lowering(dependencies, forms, form, works)
+    lowering.cells(forms, form, np.broadcast_to(lag_row, form.size), np.broadcast_to(add_row, form.size))
+    gaps = lowering.gaps
+    if gaps is not None:
+        for joins, (at, clock, other) in enumerate(gaps.instructions()):
+            lowering.inputs.put(0, at, clock, 0)
+            lowering.inputs.put(1, at, other, 0)
+            if not joins:
+                lowering.add[at] = works_row + np.arange(at.size)
+        for number, lane in enumerate(disturbing):
+            lowering.inputs.put(_MOST + number, lowering.outs[0], gaps.busy(lane), ~(LATENCY + 1 + number))
+    walk = lowering.inputs.walk(lowering.op, lowering.add)
+    return Lowered(walk, lowering.base, lowering.outs, lowering.reached, lowering.closed, gaps)
+
+
+class _Lowering:
+    """The instructions of an order while they are found, and where those of each cell begin."""
+
+    def __init__(
+        self,
+        dependencies: Dependencies,
+        forms: Sequence[CellInstructions],
+        form: Int64 | Int8,
+        works: PlacedWorks | None,
+    ) -> None:
+        levels, cells = dependencies.levels, len(dependencies)
+        if levels.stuck.size:
+            raise CompilerBug("timeline", f"a schedule with a deadlock, at cells {levels.stuck[:4]}")
+        gaps = None if works is None else Gaps(dependencies, works)
+        steps = np.array([len(each.steps) for each in forms], np.int32)[form]
+        size = steps if gaps is None else steps + gaps.counts
+        ends = np.cumsum(size[levels.order], dtype=np.int32)
+        self.base = np.empty(cells, np.int32)
+        self.base[levels.order] = ends - steps[levels.order]
+        self.outs = self.base + np.array([each.outs for each in forms], np.int32).T.take(form, axis=1)
+        self.dependencies, total = dependencies, int(ends[-1]) if cells else 0
+        ends, start = np.append(self.outs[0], np.int32(-1)), dependencies.rank_start
+        self.reached = ends[dependencies.previous]
+        self.closed = np.where(start[:-1] < start[1:], ends[start[1:] - 1], np.int32(-1))
+        self.gaps = None if gaps is None else gaps.lowered(self.base + steps - size, self.outs[0], total)
+        if self.gaps is not None:
+            self.gaps.move_clocks(self.reached, self.closed)
+            total += int(self.gaps.gaps.closing.sum())
+        self.inputs = Inputs(total, _MOST if gaps is None else _MOST + len(WorkLane))
+        self.op, self.add = np.zeros(total, np.int8), np.full(total, -1, np.int32)
+
+    def cells(self, forms: Sequence[CellInstructions], form: Int64 | Int8, lag_row: Int32, add_row: Int32) -> None:
+        """Gives the instructions of cells their inputs; arguments as for `lower`, all [cells]."""
+        order = self.dependencies.levels.order
+        for number, each in enumerate(forms):
+            own = order if len(forms) == 1 else order[form[order] == number]
+            for row, step in enumerate(each.steps):
+                at = self.base[own] + row
+                self.op[at] = step.op
+                if step.add >= 0:
+                    self.add[at] = step.add if step.op == MEET else step.add + add_row[own]
+                for column, (read, late) in enumerate(step.inputs):
+                    lag = late + lag_row[own] if late else 0
+                    source = (self.base[own] + read, lag) if read >= 0 else self._outside(own, read, lag)
+                    self.inputs.put(column, at, *source)
+
+    def _outside(self, own: Int32, read: int, lag: Int32 | int) -> tuple[Int32, Int32 | int]:
+        """[own] the instruction that cells read from outside, and its row of lags: ``lag``, or that of a message."""
+        if read == FREE:
+            return self.reached[own], lag
+        row = 0 if read in (INPUT, FAR_INPUT) else 1
+        producer, far = self.dependencies.producers[row, own], self.dependencies.remote[row, own]
+        there, absent = (far, _ABSENT) if read in (FAR_INPUT, FAR_GRADIENT) else (producer >= 0, -1)
+        return np.where(there, self.outs[1 + row, producer], np.int32(absent)), far * np.int32(LATENCY)
 
 
 class Inputs:
     """The inputs of instructions as they are found, in columns. total: instructions; most: inputs of one."""
 
     def __init__(self, total: int, most: int) -> None:
-        self.total = total
         self.source, self.lag = np.full((most, total), _ABSENT, np.int32), np.zeros((most, total), np.int32)
 
     def put(self, column: int, at: Int32, source: Int32, lag: Int32 | int) -> None:
@@ -113,7 +178,7 @@ class Inputs:
     def walk(self, op: Int8, add: Int32) -> Walk:
         """The walk of these inputs. op, add: [total] as there."""
         there = self.source != _ABSENT
-        first = np.zeros(self.total + 1, np.int64)
+        first = np.zeros(op.size + 1, np.int64)
         np.cumsum(np.add.reduce(there, axis=0, dtype=np.int8), out=first[1:])
         source, lag = np.empty((2, first[-1]), np.int32)
         place = first[:-1].copy()
@@ -122,19 +187,6 @@ class Inputs:
             source[place[at]], lag[place[at]] = self.source[column, at], self.lag[column, at]
             place += here
         return Walk(op, first, source, lag, add)
-
-
-def _outside(
-    dependencies: Dependencies, outs: Int32, own: Int32, read: int, lag: Int32 | int
-) -> tuple[Int32, Int32 | int]:
-    """[own] the instruction that cells read from outside, and its row of lags: ``lag``, or that of a message."""
-    if read == FREE:
-        before = dependencies.previous[own]
-        return np.where(before >= 0, outs[0, before], np.int32(-1)), lag
-    row = 0 if read in (INPUT, FAR_INPUT) else 1
-    producer, far = dependencies.producers[row, own], dependencies.remote[row, own]
-    there, absent = (far, _ABSENT) if read in (FAR_INPUT, FAR_GRADIENT) else (producer >= 0, -1)
-    return np.where(there, outs[1 + row, producer], np.int32(absent)), far * np.int32(LATENCY)
 
 
 @kept

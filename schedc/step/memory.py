@@ -16,8 +16,7 @@ from schedc.step.costs.costs import Costs
 from schedc.step.dependencies import Dependencies, reduce_by_rank
 
 if TYPE_CHECKING:
-    from schedc.step.lane_walk import TimedWorks
-    from schedc.step.placed_works import PlacedWorks
+    from schedc.step.placed_works import PlacedWorks, TimedWorks
 
 
 class RankBytes(NamedTuple):

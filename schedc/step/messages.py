@@ -1,6 +1,9 @@
-"""Cells that send before their ends and wait for messages after their beginnings, under many costs side by side."""
+"""Steps whose cells send before their ends and wait for messages after their beginnings."""
 
 from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,11 +22,13 @@ from schedc.step.lowering import (
     lower,
 )
 from schedc.step.numba_kernels import MAX
+from schedc.step.placed_works import PlacedWorks, TimedWorks
+from schedc.step.timeline import Timeline, arrivals, timeline_of
 from schedc.step.walk import run
 
 
 def message_makespans(dependencies: Dependencies, kind: Int64, delay: Floats, latency: Floats) -> Floats:
-    """[K] when a step ends under each of K costs: `schedc.step.cells.cell_pricing.simulate_messages` of each alone.
+    """[K] when a step ends under each of K costs: `simulate_messages` of each alone.
 
     kind: [cells] index into ``delay``; delay: [kinds, 3, 3, K] delays as in `schedc.cell.delays`, in one unit.
     latency: [K] time of a message between ranks.
@@ -37,6 +42,42 @@ def message_makespans(dependencies: Dependencies, kind: Int64, delay: Floats, la
     return np.asarray(ends.max(axis=0, initial=0.0))
 
 
+class MessageStep(NamedTuple):
+    """A step of cells that send early. works: [3, works] when each begins and ends, and how long it is exposed."""
+
+    timeline: Timeline
+    works: tuple[Floats, Floats, Floats] | None
+
+
+def simulate_messages(
+    dependencies: Dependencies,
+    kind: Int64,
+    duration: Floats,
+    delay: Floats,
+    latency: float,
+    works: TimedWorks | None = None,
+) -> MessageStep:
+    """Simulates cells that send before their ends and wait for messages after their beginnings.
+
+    kind: [cells] index into the next two. duration: [kinds] times without waits for messages; such waits count as idle
+    time before the start. delay: [kinds, 3, 3] delays as in `schedc.cell.delays`. latency: time of a message.
+    works: what runs beside the cells, each of which waits for the JOINs in front of it before its first step. All in
+    one unit. A cell is bound by the arrival that its end waits for. Its gradient leaves no sooner than an activation
+    that it sends: a Program posts the activation of a pair first (`schedc.step.program.insert_communication`).
+    """
+    keys = kind.astype(np.int64).tobytes(), (delay[:, :, 1:] > -np.inf).any(axis=1).tobytes()
+    cells = open_cells(dependencies, *keys) if works is None else _lowered(dependencies, *keys, works.placed)
+    lags = np.concatenate([[0.0, latency], delay.ravel()])
+    times = np.zeros(0) if works is None else works.time
+    values = np.append(run(cells.walk, lags[:, None], times[:, None])[:, 0], 0.0)
+    there = values[cells.outs]
+    arrival = arrivals(dependencies, there, latency)
+    arrival[0] = values[cells.reached]
+    timeline = timeline_of(dependencies, duration[kind], there[0], arrival + (delay[kind, 0].T - duration[kind]))
+    timeline = replace(timeline, makespan=float(values[cells.closed].max(initial=0.0)))
+    return MessageStep(timeline, None if cells.gaps is None else cells.gaps.times(values))
+
+
 @kept
 def open_cells(dependencies: Dependencies, kinds: bytes, uses: bytes) -> Lowered:
     """The walk of cells that send early and wait late. Lags are 0, that of a message, and nine delays of each kind.
@@ -44,14 +85,17 @@ def open_cells(dependencies: Dependencies, kinds: bytes, uses: bytes) -> Lowered
     kinds: [cells] the kind of each cell, int64. uses: [kinds, 2] whether a kind depends on its two messages.
     A gradient leaves no sooner than an activation that its cell sends. Nobody asks for an output that nobody reads.
     """
+    return _lowered(dependencies, kinds, uses)
+
+
+def _lowered(dependencies: Dependencies, kinds: bytes, uses: bytes, works: PlacedWorks | None = None) -> Lowered:
     kind = np.frombuffer(kinds, np.int64)
     code = np.frombuffer(uses, bool).reshape(-1, 2)[kind] @ np.array([1, 2])
     code += 4 * _read(dependencies, 0) + 8 * _read(dependencies, 1)
     code += 16 * (dependencies.sends_activation & (code >= 8))
     codes, form = distinct(code, 32)
-    return lower(
-        dependencies, [_form(each) for each in codes.tolist()] or [CLOSED], form, lag_row=(9 * kind).astype(np.int32)
-    )
+    forms = [_form(each) for each in codes.tolist()] or [CLOSED]
+    return lower(dependencies, forms, form, lag_row=(9 * kind).astype(np.int32), works=works)
 
 
 def _read(dependencies: Dependencies, row: int) -> Bools:

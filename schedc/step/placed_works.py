@@ -20,14 +20,8 @@ import numpy.typing as npt
 from schedc.ir.arrays import Bools, Floats, Int8, Int32, Int64, bincount, repeat
 from schedc.ir.works import DTYPES, FACTS, NO_WORKS, WorkGroup, WorkKind, WorkLane, Works
 from schedc.step.dependencies import Dependencies, reduce_by_rank
-from schedc.step.numba_kernels import kernels
-
-_PYTHON_CELL = 4e-6
-"""Seconds that the interpreted loop takes for a cell, roughly: what decides whether to load the compiled loop."""
 
 _LANES = np.array([FACTS[kind].lane for kind in WorkKind])
-_UNDISTURBED: Floats = np.zeros(0)
-"""Lanes that slow no compute down."""
 _ON_DEVICE, _ON_HOST = (
     np.array([[getattr(FACTS[kind], f"{half}{where}") for kind in WorkKind] for half in ("at_start", "at_join")], float)
     for where in ("", "_on_host")
@@ -258,6 +252,14 @@ class Events:
 
 
 @dataclass(frozen=True, eq=False)
+class TimedWorks:
+    """Works with their places and the times of their lanes. time: [works] on the lane, in the unit of the cells."""
+
+    placed: PlacedWorks
+    time: Floats
+
+
+@dataclass(frozen=True, eq=False)
 class LaneTimes:
     """When cells and works run.
 
@@ -278,114 +280,3 @@ class LaneTimes:
         rank = placed.rank_of(placed.start, dependencies)
         sums = bincount(rank * len(WorkLane) + placed.works.lane, weights=values, minlength=ranks * len(WorkLane))
         return np.asarray(sums.reshape(ranks, len(WorkLane)))
-
-
-def run_with_works(
-    dependencies: Dependencies,
-    duration: Floats,
-    latency: float,
-    placed: PlacedWorks,
-    time: Floats,
-    slowdown: Floats = _UNDISTURBED,
-) -> LaneTimes:
-    """When every cell and every work runs: each rank in order, each lane in the order of its STARTs.
-
-    duration: [cells] time of each alone; latency: time of a message; time: [works] on the lane. slowdown: [lanes] by
-    how much more a cell takes while a lane of its rank is busy; those of several lanes add up. Works take their time
-    whatever runs beside them.
-
-    The members of a work among replicas are the same rank of equal programs with equal costs. Their clocks are equal,
-    so all of them start it at the same time, and it takes that time alone.
-    """
-    cells, ranks = len(dependencies), dependencies.rank_start.size - 1
-    events = placed.events
-    first = np.concatenate([[0], np.cumsum(bincount(events.gap, minlength=cells + ranks))])
-    start, end = np.zeros(cells), np.zeros(cells)
-    times, free = np.zeros((3, len(placed))), np.zeros((ranks, len(WorkLane) + 1))
-    disturbing = np.asarray(slowdown if np.any(slowdown > 0) else _UNDISTURBED, np.float64)
-    loop = kernels(cells * _PYTHON_CELL)
-    (loop(_run) if loop else _run)(
-        dependencies.levels.order, dependencies.rank, dependencies.previous, dependencies.producers,
-        dependencies.remote, duration, latency, first, events.work, events.joins, events.place >= WorkPlace.CAME,
-        placed.queue, time, disturbing, free, start, end, *times,
-    )  # fmt: skip
-    begin, finish, exposed = times
-    closed = _close(dependencies, placed, time, free, end, times)
-    return LaneTimes(start, end, begin, finish, exposed, closed)
-
-
-def _run(
-    order: Any, rank: Any, previous: Any, producers: Any, remote: Any, duration: Any, latency: float, first: Any,
-    event_work: Any, event_joins: Any, event_late: Any, lane: Any, time: Any, slowdown: Any, free: Any,
-    start: Any, end: Any, begin: Any, finish: Any, exposed: Any,
-) -> None:  # fmt: skip
-    """Fills ``start`` to ``exposed``. free: [P, lanes + 1] when each is free. first: [gaps + 1] first event of each.
-
-    event_late: [events] whether it stands behind the waits for messages. The last gap of a rank is that of `_close`.
-    All works beside a cell have started before it. So a lane is busy from the cell's start until it is free, without a
-    gap, and a round below ends a lane.
-    """
-    for step in range(order.size):
-        cell = order[step]
-        own = rank[cell]
-        now = end[previous[cell]] if previous[cell] >= 0 else 0.0
-        event = first[cell + own]
-        last = first[cell + own + 1]
-        while event < last and not event_late[event]:
-            work = event_work[event]
-            if event_joins[event]:
-                exposed[work] = max(0.0, finish[work] - now)
-                now = max(now, finish[work])
-            else:
-                begin[work] = max(now, free[own, lane[work]])
-                finish[work] = begin[work] + time[work]
-                free[own, lane[work]] = finish[work]
-            event += 1
-        for row in range(2):
-            producer = producers[row, cell]
-            if producer >= 0:
-                now = max(now, end[producer] + (latency if remote[row, cell] else 0.0))
-        while event < last:
-            work = event_work[event]
-            exposed[work] = max(0.0, finish[work] - now)
-            now = max(now, finish[work])
-            event += 1
-        start[cell] = now
-        left = duration[cell]
-        while True:
-            pace, until = 1.0, np.inf
-            for at in range(slowdown.size):
-                if slowdown[at] > 0 and free[own, at] > now:
-                    pace += slowdown[at]
-                    until = min(until, free[own, at])
-            if until - now >= left * pace:
-                break
-            left -= (until - now) / pace
-            now = until
-        end[cell] = now + left * pace
-
-
-def _close(
-    dependencies: Dependencies, placed: PlacedWorks, time: Floats, free: Floats, end: Floats, times: Floats
-) -> Floats:
-    """[P] when each rank has joined the works behind its last cell. times: [3, works] begin, finish, exposed."""
-    ranks, events = dependencies.rank_start.size - 1, placed.events
-    last = dependencies.rank_start[1:] + np.arange(ranks)
-    full = np.diff(dependencies.rank_start) > 0
-    closed = np.where(full, end[np.maximum(dependencies.rank_start[1:] - 1, 0)], 0.0) if end.size else np.zeros(ranks)
-    begin, finish, exposed = times
-    queue = placed.queue
-    first, behind = np.searchsorted(events.gap, last), np.searchsorted(events.gap, last + 1)
-    for rank in np.flatnonzero(first < behind).tolist():
-        now = float(closed[rank])
-        for event in range(first[rank], behind[rank]):
-            work = events.work[event]
-            if events.joins[event]:
-                exposed[work] = max(0.0, finish[work] - now)
-                now = max(now, float(finish[work]))
-            else:
-                lane = queue[work]
-                begin[work] = max(now, free[rank, lane])
-                free[rank, lane] = finish[work] = begin[work] + time[work]
-        closed[rank] = now
-    return closed

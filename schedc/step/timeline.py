@@ -102,7 +102,7 @@ def simulate(schedule: Schedule, costs: Costs | None = None, dependencies: Depen
     stage_costs = (costs or Costs()).resolved(schedule.stages)
     duration = durations(known, stage_costs)
     end = _ends(known, duration, stage_costs.p2p)
-    return timeline_of(known, duration, end, _arrivals(known, end, stage_costs.p2p))
+    return timeline_of(known, duration, end, arrivals(known, end, stage_costs.p2p))
 
 
 def timeline_of(dependencies: Dependencies, duration: Floats, end: Floats, arrival: Floats) -> Timeline:
@@ -129,7 +129,7 @@ def observed(dependencies: Dependencies, start: Floats, end: Floats, latency: fl
 
     ``bound_by`` is what was there last of all that a cell needed: the cell before it on its rank, or a producer.
     """
-    bound = timeline_of(dependencies, end - start, end, _arrivals(dependencies, end, latency))
+    bound = timeline_of(dependencies, end - start, end, arrivals(dependencies, end, latency))
     return replace(bound, start=start, span=_spans(dependencies, start, end))
 
 
@@ -152,7 +152,7 @@ def durations(dependencies: Dependencies, costs: StageCosts) -> Floats:
 def run_durations(dependencies: Dependencies, duration: Numbers, latency: float) -> tuple[Numbers, Numbers]:
     """[cells] start and end of every cell; duration: [cells], floats or Python's integers. latency: of a message."""
     end = _ends(dependencies, duration, latency)
-    return np.maximum.reduce(_arrivals(dependencies, end, latency)), end
+    return np.maximum.reduce(arrivals(dependencies, end, latency)), end
 
 
 def _ends(dependencies: Dependencies, duration: Numbers, latency: float) -> Numbers:
@@ -161,17 +161,17 @@ def _ends(dependencies: Dependencies, duration: Numbers, latency: float) -> Numb
     return end
 
 
-def _arrivals(dependencies: Dependencies, end: Numbers, latency: float) -> Numbers:
-    """[3, cells] when the rank is free and when each of the two producers' outputs is there; 0 where none."""
-    arrival = np.zeros((3, len(dependencies)), end.dtype)
-    after = np.array([0, latency], end.dtype)
-    for row, (waits, far) in enumerate(
-        zip((dependencies.previous, *dependencies.producers), (None, *dependencies.remote), strict=True)
-    ):
-        there = np.flatnonzero(waits >= 0)
-        arrival[row, there] = end[waits[there]]
-        if far is not None and latency:
-            arrival[row] += after[far.astype(np.int8)]
+def arrivals(dependencies: Dependencies, there: Numbers, latency: float) -> Numbers:
+    """[3, cells] when the rank is free, and when each of the two producers' outputs is there; 0 where none.
+
+    there: [3, cells] the end of each cell, when its output leaves, and its gradient; [cells] where all leave at ends.
+    latency: time of a message.
+    """
+    there = np.broadcast_to(there, (3, there.shape[-1]))
+    waits = np.stack([dependencies.previous, *dependencies.producers])
+    arrival = np.where(waits >= 0, np.take_along_axis(there, waits.astype(np.int64), axis=1), np.zeros(1, there.dtype))
+    if latency:
+        arrival[1:] += np.array([0, latency], there.dtype)[dependencies.remote.astype(np.int8)]
     return arrival
 
 

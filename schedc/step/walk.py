@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from schedc.diagnostics import CompilerBug
 from schedc.ir.arrays import Floats, Int8, Int32, Int64, reduceat
-from schedc.step.numba_kernels import MEET, PACE, assign_rows, chains, kernels, meet, one_column, run_columns
+from schedc.step.numba_kernels import MEET, PACE, assign_rows, chains, kernels, one_column, run_columns
 
 _WIDTH = 256
 """Columns that the compiled loop runs at a time: the rows that it reads and writes then stay in the caches."""
@@ -183,9 +183,20 @@ def _by_level(walk: Walk, lags: Floats, adds: Floats, add: Int32, sets: Int32 | 
             np.maximum(time, other, out=time)
         own = add[now]
         if sets is not None and meets[low:high].any():
-            for row in np.flatnonzero(meets[low:high]).tolist():
-                meet(time[row].copy(), sets[own[row]], time[row])
+            for row in np.unique(own[meets[low:high]]).tolist():
+                met = np.flatnonzero(meets[low:high] & (own == row))
+                time[met] = _met(time[met], sets[row])
             own = np.where(meets[low:high], -1, own)
         time += more.take(own, axis=0)
         value[now] = time
     return value[:-1]
+
+
+def _met(time: Floats, sets: Int32) -> Floats:
+    """[rows, K] the latest time in the set of each column. time: [rows, K]; sets: [K]."""
+    order = np.argsort(sets, kind="stable")
+    _, start, place = np.unique(sets[order], return_index=True, return_inverse=True)
+    latest = reduceat(np.maximum, time[:, order], start, axis=1)
+    result = np.empty_like(time)
+    result[:, order] = latest[:, place]
+    return result

@@ -12,9 +12,10 @@ from schedc.ir.arrays import Floats, Int64
 from schedc.ir.works import WorkLane, Works
 from schedc.step.costs.costs import Costs
 from schedc.step.dependencies import Dependencies
-from schedc.step.lane_walk import TimedWorks
-from schedc.step.placed_works import LaneTimes, PlacedWorks, run_with_works
-from schedc.step.timeline import CellTimes, Timeline, observed
+from schedc.step.lowering import CLOSED, PACED, lower
+from schedc.step.placed_works import LaneTimes, PlacedWorks, TimedWorks
+from schedc.step.timeline import CellTimes, Timeline, arrivals, observed
+from schedc.step.walk import run
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +84,40 @@ class WorkRuns:
 def timeline_of(works: WorkRuns, costs: Costs) -> Timeline:
     """The timeline of a step with works. costs: those of the stages."""
     return works.timeline(float(costs.p2p))
+
+
+def run_with_works(
+    dependencies: Dependencies,
+    duration: Floats,
+    latency: float,
+    placed: PlacedWorks,
+    time: Floats,
+    slowdown: Floats | None = None,
+) -> LaneTimes:
+    """When every cell and every work runs: each rank in order, each lane in the order of its STARTs.
+
+    duration: [cells] time of each alone; latency: time of a message; time: [works] on the lane. slowdown: [lanes] by
+    how much more a cell takes while a lane of its rank is busy; those of several lanes add up. Works take their time
+    whatever runs beside them.
+
+    The members of a work among replicas are the same rank of equal programs with equal costs. Their clocks are equal,
+    so all of them start it at the same time, and it takes that time alone.
+    """
+    disturbing = [] if slowdown is None else np.flatnonzero(slowdown > 0).tolist()
+    cells = np.arange(len(dependencies), dtype=np.int32)
+    form, kinds = PACED if disturbing else CLOSED, np.zeros(cells.size, np.int8)
+    lowered = lower(
+        dependencies, [form], kinds, add_row=cells, works=placed, works_row=cells.size, disturbing=disturbing
+    )
+    lags = [0.0, latency, *([] if slowdown is None else slowdown[disturbing])]
+    values = run(lowered.walk, np.array(lags)[:, None], np.concatenate([duration, time])[:, None])
+    end = values[lowered.end, 0]
+    arrival = arrivals(dependencies, end, latency)
+    messages, gaps = np.maximum(arrival[1], arrival[2]), lowered.gaps
+    assert gaps is not None
+    values = np.append(values[:, 0], 0.0)
+    start = np.maximum(values[lowered.reached], messages)
+    return LaneTimes(start, end, *(gaps.times(values, messages)), values[lowered.closed])
 
 
 @dataclass(frozen=True, eq=False)

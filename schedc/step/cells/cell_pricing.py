@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -16,14 +15,14 @@ from schedc.cell.graph import EXCHANGE_LANES, LINKS, StageShape
 from schedc.cell.predict import Prediction, hidden_share, predict
 from schedc.cell.program import CellProgram, PlanOrder
 from schedc.cell.schedule import cell_program
-from schedc.diagnostics import CompilerBug
 from schedc.ir.arrays import Floats, Int64
 from schedc.ir.works import LANE_NAMES
 from schedc.step.cells.cell_forms import CellForm, cell_forms
 from schedc.step.cells.group_pricing import GroupPricing, KindOfCell, RankRows, price_group
 from schedc.step.dependencies import Dependencies
-from schedc.step.lane_walk import LaneWalk, TimedWorks, walk_of
-from schedc.step.timeline import Timeline, timeline_of
+from schedc.step.messages import MessageStep, simulate_messages
+from schedc.step.placed_works import TimedWorks
+from schedc.step.timeline import Timeline
 
 
 @dataclass(frozen=True)
@@ -179,29 +178,22 @@ def price(
     if group is not None:
         return _price_in_step(dependencies, kinds, kind, costs, p2p, group, works)
 
-    def walk() -> LaneWalk | None:
-        return walk_of(works, dependencies)
+    def step(duration: Sequence[float], delay: Iterable[Delays]) -> MessageStep:
+        delays = np.array(list(delay)).reshape(-1, 3, 3)
+        return simulate_messages(dependencies, kind, np.array(duration), delays, p2p, works)
 
-    def timeline(duration: Iterable[float], delay: Iterable[Delays], lanes: LaneWalk | None) -> Timeline:
-        times, delays_of = np.array(list(duration)), np.array(list(delay)).reshape(-1, 3, 3)
-        return simulate_messages(dependencies, times[kind], delays_of[kind], p2p, lanes)
-
-    serial, duration = (
-        [kind_of_cells.serial for kind_of_cells in kinds],
-        [kind_of_cells.prediction.duration for kind_of_cells in kinds],
-    )
-    early = (_delays(kind_of_cells, costs, opens_late=False) for kind_of_cells in kinds)
-    lanes = walk()
+    serial, duration = [of.serial for of in kinds], [of.prediction.duration for of in kinds]
+    late_wait = step(duration, (_delays(of, costs) for of in kinds))
     return CellPricing(
         kinds,
         kind,
         costs,
-        serial=timeline(serial, map(closed_delays, serial), walk()),
-        overlapped=timeline(duration, map(closed_delays, duration), walk()),
-        early_send=timeline(duration, early, walk()),
-        late_wait=timeline(duration, (_delays(kind_of_cells, costs) for kind_of_cells in kinds), lanes),
+        serial=step(serial, map(closed_delays, serial)).timeline,
+        overlapped=step(duration, map(closed_delays, duration)).timeline,
+        early_send=step(duration, (_delays(of, costs, opens_late=False) for of in kinds)).timeline,
+        late_wait=late_wait.timeline,
         floor=_floor(dependencies, kinds, kind, costs, p2p),
-        works=WorksInside(works, lanes.exposed.mean(axis=1)) if works and lanes else None,
+        works=WorksInside(works, late_wait.works[2]) if works and late_wait.works else None,
     )
 
 
@@ -217,24 +209,22 @@ def _price_in_step(
     """`price` on all ranks of a group in step."""
     programs = [KindOfCell(of.program, of.forward, of.backward) for of in kinds]
     early, one_by_one = [of.opened_early for of in programs], [of.serial for of in programs]
-    members = group.factors.shape[2]
+    late_wait = price_group(dependencies, programs, kind, costs, group, p2p, works=works)
 
-    def walk() -> LaneWalk | None:
-        return walk_of(works, dependencies, members)
+    def timeline(programs: Sequence[KindOfCell], closed: bool) -> Timeline:
+        return price_group(dependencies, programs, kind, costs, group, p2p, closed, works).timeline
 
-    lanes = walk()
-    late_wait = price_group(dependencies, programs, kind, costs, group, p2p, walk=lanes)
     return CellPricing(
         kinds,
         kind,
         costs,
-        serial=price_group(dependencies, one_by_one, kind, costs, group, p2p, True, walk()).timeline,
-        overlapped=price_group(dependencies, programs, kind, costs, group, p2p, True, walk()).timeline,
-        early_send=price_group(dependencies, early, kind, costs, group, p2p, walk=walk()).timeline,
+        serial=timeline(one_by_one, closed=True),
+        overlapped=timeline(programs, closed=True),
+        early_send=timeline(early, closed=False),
         late_wait=late_wait.timeline,
         floor=_floor(dependencies, kinds, kind, costs.with_rows(group.least), p2p),
         group=late_wait,
-        works=WorksInside(works, lanes.exposed.mean(axis=1)) if works and lanes else None,
+        works=WorksInside(works, late_wait.works) if works and late_wait.works is not None else None,
     )
 
 
@@ -242,7 +232,7 @@ def _floor(dependencies: Dependencies, kinds: Sequence[CellKind], kind: Int64, c
     """The makespan of a step, in the unit of ``costs``, below which no order inside the cells brings it."""
     bounds = [lower_bound_delays(of.kind, of.forward, of.backward, costs) for of in kinds]
     delays = np.array(bounds).reshape(-1, 3, 3)
-    return simulate_messages(dependencies, delays[kind, 0, 0], delays[kind], p2p).makespan
+    return simulate_messages(dependencies, kind, delays[:, 0, 0], delays, p2p).timeline.makespan
 
 
 def price_step(
@@ -261,39 +251,7 @@ def price_step(
         return price_group(dependencies, programs, kind, costs, group, p2p).timeline
     duration = np.array([kind_of_cells.prediction.duration for kind_of_cells in kinds])
     delays = np.array([_delays(kind_of_cells, costs) for kind_of_cells in kinds]).reshape(-1, 3, 3)
-    return simulate_messages(dependencies, duration[kind], delays[kind], p2p)
-
-
-def simulate_messages(
-    dependencies: Dependencies, duration: Floats, delay: Floats, latency: float, walk: LaneWalk | None = None
-) -> Timeline:
-    """Simulates cells that send before their ends and wait for messages after their beginnings.
-
-    duration: [cells] times without waits for messages; such waits count as idle time before the start.
-    delay: [cells, 3, 3] delays as in `schedc.cell.delays`. latency: time of a message. walk: lanes of works beside
-    the cells, each of which waits for the JOINs in front of it before its first step. All in one unit.
-    A cell is bound by the arrival that its end waits for. Its gradient leaves no sooner than an activation that it
-    sends: a Program posts the activation of a pair first (`schedc.step.program.insert_communication`).
-    """
-    levels, cells = dependencies.levels, len(dependencies)
-    if levels.stuck.size:
-        raise CompilerBug("timeline", f"a schedule with a deadlock, at cells {levels.stuck[:4]}")
-    there = np.zeros((3, cells + 1))  # end, output of the forward, input gradient; the last: of what nobody waits for
-    waits = np.stack([dependencies.previous, *dependencies.producers]).astype(np.int64)
-    after = np.concatenate([np.zeros((1, cells)), dependencies.remote * latency])
-    by_output = np.ascontiguousarray(delay.transpose(1, 2, 0))
-    arrival = np.zeros((3, cells))
-    row = np.arange(3)[:, None]
-    for low, high in pairwise(levels.start.tolist()):
-        now = levels.order[low:high]
-        arrival[:, now] = there[row, waits[:, now]] + after[:, now]
-        if walk:
-            arrival[0, now] = walk.reach(now, arrival[0, now, None])[:, 0]
-        there[:, now] = (by_output[:, :, now] + arrival[:, now]).max(axis=1)
-        behind = now[dependencies.sends_activation[now]]
-        there[2, behind] = there[1:, behind].max(axis=0)
-    timeline = timeline_of(dependencies, duration, there[0, :-1], arrival + (by_output[0] - duration))
-    return replace(timeline, makespan=float(walk.close(there[0, :-1, None]).max(initial=0.0))) if walk else timeline
+    return simulate_messages(dependencies, kind, duration, delays, p2p).timeline
 
 
 def _kinds(

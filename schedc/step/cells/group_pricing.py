@@ -5,23 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from schedc.cell.costs import OF_ROWS, CellCosts
 from schedc.cell.graph import EXCHANGE_LANES, StageShape
-from schedc.cell.group import GroupTasks, play_group, play_ranks, task_times
+from schedc.cell.group import GroupTasks, play_ranks, task_times
 from schedc.cell.issue_order import ExpertRanks
 from schedc.cell.program import CellProgram
 from schedc.cell.serial import serial
 from schedc.cell.simulate import Played
-from schedc.diagnostics import CompilerBug
-from schedc.ir.arrays import Floats, Int64
+from schedc.ir.arrays import Floats, Int32, Int64
+from schedc.step.cells.played_cells import RankSets, play
 from schedc.step.dependencies import Dependencies
-from schedc.step.lane_walk import LaneWalk
-from schedc.step.timeline import Timeline, timeline_of
+from schedc.step.lowering import lower
+from schedc.step.placed_works import TimedWorks
+from schedc.step.timeline import Timeline, arrivals, timeline_of
+from schedc.step.walk import run
 
 
 def layers_of(shape: StageShape) -> int:
@@ -78,6 +79,7 @@ class GroupPricing:
     ends: [ranks] when each of them ends. compute: [cells, ranks] time of segments.
     carried, exposed, waiting: [lanes, cells, ranks] as in `schedc.cell.group.GroupPlayed`.
     rows: [ranks] mean factor of each rank. among: who exchanges with whom; None: all with all.
+    works: [works] mean time that ranks stand at the JOIN of each; None without works.
     """
 
     timeline: Timeline
@@ -89,6 +91,7 @@ class GroupPricing:
     waiting: Floats
     rows: Floats
     among: ExpertRanks | None = None
+    works: Floats | None = None
 
     def inside(self, kind: KindOfCell, costs: CellCosts) -> list[Played]:
         """[ranks] a cell of one kind at the mean rows of each rank, which all ranks begin together."""
@@ -114,47 +117,46 @@ def price_group(
     group: RankRows,
     p2p: float = 0.0,
     closed: bool = False,
-    walk: LaneWalk | None = None,
+    works: TimedWorks | None = None,
 ) -> GroupPricing:
-    """Simulates all ranks of a group in step, cell after cell.
+    """Simulates all ranks of a group in step: each is a column of the walk.
 
     kind: [cells] index into ``kinds``. p2p: latency of a message, in the unit of ``costs``. closed: cells begin when
     all their messages are there, and their messages leave at their ends. A gradient leaves no sooner than an activation
-    that its cell sends. walk: lanes of works beside the cells.
+    that its cell sends. works: what runs beside the cells.
     """
-    levels = dependencies.levels
-    if levels.stuck.size:
-        raise CompilerBug("timeline", f"a schedule with a deadlock, at cells {levels.stuck[:4]}")
-    times = _TaskTimes(dependencies, [GroupTasks.of(*of, costs, group.ranks) for of in kinds], group)
-    cells, ranks = len(dependencies), group.factors.shape[2]
-    there, arrival = np.zeros((3, cells + 1, ranks)), np.zeros((3, cells, ranks))
-    compute, lanes = np.zeros((cells, ranks)), np.zeros((3, len(EXCHANGE_LANES), cells, ranks))
-    waits = np.stack([dependencies.previous, *dependencies.producers]).astype(np.int64)
-    after = np.concatenate([np.zeros((1, cells)), dependencies.remote * p2p])[:, :, None]
-    row = np.arange(3)[:, None]
-    for low, high in pairwise(levels.start.tolist()):
-        now = levels.order[low:high]
-        arrived = there[row, waits[:, now]] + after[:, now]
-        if walk:
-            arrived[0] = walk.reach(now, arrived[0])
-        arrival[:, now] = arrived.max(axis=0) if closed else arrived
-        for number in np.unique(kind[now]).tolist():
-            batch = now[kind[now] == number]
-            played = play_group(times.cells[number], times.of(number, batch), arrival[:, batch])
-            there[:, batch] = played.outs[0] if closed else played.outs
-            behind = batch[dependencies.sends_activation[batch]]
-            there[2, behind] = there[1:, behind].max(axis=0)
-            compute[batch] = played.compute
-            lanes[:, :, batch] = played.carried, played.exposed, played.waiting
-    ends = there[0].max(axis=0) if walk is None else walk.close(there[0, :-1]).max(axis=0, initial=0.0)
+    tasks = [GroupTasks.of(*of, costs, group.ranks) for of in kinds]
+    times, add_row = _TaskTimes(dependencies, tasks, group).rows(kind)
+    sets = RankSets(group.factors.shape[2])
+    played = [play(of, sets, closed, behind) for of in tasks for behind in (False, True)]
+    form = 2 * kind + dependencies.sends_activation
+    placed = None if works is None else works.placed
+    cells = [each.instructions for each in played]
+    lowered = lower(dependencies, cells, form, add_row=add_row, works=placed, works_row=len(times))
+    if works is not None:
+        times = np.concatenate([times, np.broadcast_to(works.time[:, None], (works.time.size, times.shape[1]))])
+    values = run(lowered.walk, np.array([[0.0], [p2p]]).repeat(times.shape[1], axis=1), times, sets=sets.table)
+    values = np.concatenate([values, np.zeros((1, times.shape[1]))])
+    compute = np.zeros((len(dependencies), times.shape[1]))
+    lanes = np.zeros((3, len(EXCHANGE_LANES), *compute.shape))
+    for number, each in enumerate(played):
+        own = np.flatnonzero(form == number)
+        if own.size:
+            compute[own], lanes[:, :, own] = each.spent(values, lowered.base[own], times, add_row[own])
+    ends = values[lowered.closed].max(axis=0, initial=0.0)
     last = int(ends.argmax())
     busy = compute[:, last] + lanes[1:, :, :, last].sum(axis=(0, 1))
-    end, reached = there[0, :-1, last], arrival[:, :, last]
-    timeline = timeline_of(dependencies, busy, end, reached + (end - busy - reached.max(axis=0)))
-    timeline = replace(timeline, makespan=float(ends[last]))
+    there = values[lowered.outs, last]
+    arrival = arrivals(dependencies, there, p2p)
+    arrival[0] = values[lowered.reached, last]
+    if closed:
+        arrival[:] = arrival.max(axis=0)
+    timeline = timeline_of(dependencies, busy, there[0], arrival + (there[0] - busy - arrival.max(axis=0)))
     carried, exposed, waiting = lanes
     rows = group.factors.mean(axis=(0, 1))
-    return GroupPricing(timeline, last, ends, compute, carried, exposed, waiting, rows, group.ranks)
+    stood = None if lowered.gaps is None else lowered.gaps.times(values)[2].mean(axis=1)
+    timeline = replace(timeline, makespan=float(ends[last]))
+    return GroupPricing(timeline, last, ends, compute, carried, exposed, waiting, rows, group.ranks, stood)
 
 
 class _TaskTimes:
@@ -174,6 +176,21 @@ class _TaskTimes:
         if self.alike is not None:
             return self.alike[number]
         return task_times(self.cells[number], *(self._factors(half, cells) for half in self.halves))
+
+    def rows(self, kind: Int64) -> tuple[Floats, Int32]:
+        """[rows, ranks] times of all tasks, and [cells] the row of the first task of each cell. kind: [cells]."""
+        tables: list[Floats] = []
+        row, total = np.zeros(kind.size, np.int32), 0
+        for number, cell in enumerate(self.cells):
+            own = np.flatnonzero(kind == number)
+            if not own.size:
+                continue
+            count, tasks = 1 if self.alike is not None else own.size, len(cell.tasks)
+            times = [np.broadcast_to(time, (count, time.shape[-1])) for time in self.of(number, own)]
+            tables.append(np.stack(times, axis=1).reshape(count * tasks, -1))
+            row[own] = total + tasks * (np.arange(own.size) if count > 1 else 0)
+            total += count * tasks
+        return np.concatenate(tables), row
 
     def _factors(self, half: tuple[Int64, Int64], cells: Int64) -> Floats:
         """[layers of the stage or 1, cells, ranks] factors of the cells in one half."""

@@ -82,7 +82,7 @@ def least_step(
     """The least that the step can take with these moves, or 0 where no cell starts later than without them.
 
     start: [cells] in the step without moves, which no cell precedes. tail: [cells] the least time from the end of a
-    cell to that of the step. Arithmetic and order are those of `schedc.step.placed_works.run_with_works`, so that
+    cell to that of the step. Arithmetic and order are those of `schedc.step.work_runs.run_with_works`, so that
     a step of which this says 0 for all ranks has the times of the one without moves.
 
     Work space: comes: [cells] the first fetch that starts in front of the cell, follows: [stays] the next one there; -1

@@ -23,8 +23,9 @@ from schedc.ir.arrays import Floats, Int64
 from schedc.ir.op_tables import WEIGHT
 from schedc.ir.works import WorkGroup, WorkKind
 from schedc.step.dependencies import Dependencies
-from schedc.step.placed_works import DEFAULT_PLACES, PlacedWorks, WorkPlace, run_with_works
+from schedc.step.placed_works import DEFAULT_PLACES, PlacedWorks, WorkPlace
 from schedc.step.timeline import run_durations
+from schedc.step.work_runs import run_with_works
 
 _GROUPS = (WorkGroup.REPLICAS, WorkGroup.SAME_EXPERTS)
 

@@ -22,9 +22,10 @@ from schedc.compiler import analyse, compile
 from schedc.ir.ops import LETTERS
 from schedc.ir.program import COLUMNS, Channel, Instruction, InstructionKind, Program, computation
 from schedc.ir.rendezvous import QueueAction, QueueStep, Streams, find_stuck
-from schedc.step.cells.cell_pricing import price, simulate_messages
+from schedc.step.cells.cell_pricing import price
 from schedc.step.costs.costs import load_costs
 from schedc.step.dependencies import Dependencies
+from schedc.step.messages import simulate_messages
 from support.paths import ROOT
 from support.sweeps import swept
 
@@ -156,12 +157,13 @@ def test_a_priced_step_is_the_one_in_which_every_micro_step_is_run(
     shapes = [stage_shape(row, method, shared=True) for row in (blocks * stages)[:stages]]
     cells, costs = random_cells(known, shapes, Random(seed)), random_costs(times)
     delay = np.array([program_delays(cell.program, cell.forward, cell.backward, costs) for cell in cells])
-    found = simulate_messages(known, delay[:, 0, 0], delay, latency)
+    each = np.arange(len(known))
+    found = simulate_messages(known, each, delay[:, 0, 0], delay, latency).timeline
     assert found.end.tolist() == run_step_by_step(known, cells, costs, latency)
     assert (found.end - found.start == delay[:, 0, 0]).all()
     floor = np.array([lower_bound_delays(cell.program.kind, cell.forward, cell.backward, costs) for cell in cells])
     assert (floor <= delay).all()
-    assert simulate_messages(known, floor[:, 0, 0], floor, latency).makespan <= found.makespan
+    assert simulate_messages(known, each, floor[:, 0, 0], floor, latency).timeline.makespan <= found.makespan
 
 
 def random_costs(times: list[int]) -> CellCosts:

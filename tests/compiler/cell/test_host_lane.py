@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from schedc.cell import CellCosts, Lane, Node, SegmentTimes, StageShape, cell_program, stage_shape
 from schedc.cell.collectives import verify_collectives
-from schedc.cell.group import GroupTasks, play_group, task_times
+from schedc.cell.group import GroupTasks, task_times
 from schedc.cell.host_lane import without_host
 from schedc.cell.issue_order import CellOnRank, ExpertRanks, events
 from schedc.cell.predict import Prediction, predict
@@ -24,6 +24,7 @@ from schedc.ir.program import Instruction
 from schedc.plan.price_cells import stage_graphs
 from schedc.step.costs.costs import Costs
 from support.cell_cases import REFERENCE, shapes_of
+from support.lone_cells import play_alone
 from support.plan_cases import written
 
 TIMES = (0.1, 12.0)
@@ -145,10 +146,10 @@ def test_ranks_in_step_do_not_wait_for_each_others_copies() -> None:
     assert tasks.members[copy] == ()
     times = task_times(tasks, np.ones((1, 1, 2)), np.ones((1, 1, 2)))
     times[copy] = np.array([[4.0, 9.0]])
-    played = play_group(tasks, times, np.zeros((3, 1, 2)))
-    assert played.carried[2, 0].tolist() == played.exposed[2, 0].tolist() == [4.0, 9.0]
-    assert played.waiting[2, 0].tolist() == [0.0, 0.0]
-    assert played.waiting[1, 0].tolist() == [5.0, 0.0]  # the dispatch waits for the rank whose host is slow
+    played = play_alone(tasks, times, np.zeros((3, 2)))
+    assert played.carried[2].tolist() == played.exposed[2].tolist() == [4.0, 9.0]
+    assert played.waiting[2].tolist() == [0.0, 0.0]
+    assert played.waiting[1].tolist() == [5.0, 0.0]  # the dispatch waits for the rank whose host is slow
 
 
 # Costs, reports, drawings.

@@ -23,9 +23,10 @@ from schedc.cli import main
 from schedc.compiler import analyse
 from schedc.diagnostics import DiagnosticError
 from schedc.source import Source
-from schedc.step.cells.cell_pricing import price, simulate_messages
+from schedc.step.cells.cell_pricing import price
 from schedc.step.costs.costs import Costs, dump_costs, parse_costs
 from schedc.step.dependencies import Dependencies
+from schedc.step.messages import simulate_messages
 from schedc.step.timeline import durations, simulate
 from support.cell_cases import REFERENCE, reference_costs
 
@@ -38,7 +39,7 @@ def test_a_schedule_whose_outputs_leave_at_the_end_has_the_plain_timeline() -> N
     spent = durations(known, costs.resolved(8))
     plain = simulate(known.schedule, costs, known)
     delay = np.broadcast_to(spent[:, None, None], (len(known), 3, 3))
-    inside = simulate_messages(known, spent, delay, 0.25)
+    inside = simulate_messages(known, np.arange(len(known)), spent, delay, 0.25).timeline
     assert np.array_equal(plain.start, inside.start)
     assert np.array_equal(plain.end, inside.end)
     assert np.array_equal(plain.bound_by, inside.bound_by)

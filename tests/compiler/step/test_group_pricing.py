@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schedc.cell import CellCosts, SegmentTimes, StageShape, cell_program, stage_shape
-from schedc.cell.group import GroupTasks, play_group, play_ranks, task_times
+from schedc.cell.group import GroupTasks, play_ranks, task_times
 from schedc.cell.issue_order import ExpertRanks
 from schedc.cell.program import KINDS
 from schedc.cell.simulate import ArrivalTimes, play
@@ -24,6 +24,7 @@ from schedc.source import Source
 from schedc.step.cells.cell_pricing import CellPricing
 from schedc.step.costs.costs import Costs, dump_costs, load_costs, parse_costs
 from support.cell_cases import graphs, reference_costs, shapes_of
+from support.lone_cells import play_alone
 from support.sweeps import swept
 
 CELLS = (Path(__file__).parents[3] / "examples" / "costs" / "cells.toml").read_text()
@@ -66,10 +67,10 @@ def test_ranks_with_equal_rows_take_what_one_takes(
     times = data.draw(st.tuples(TIMES, TIMES, TIMES))
     alone = play(program, *shapes, costs, arrivals=ArrivalTimes(*times))
     tasks = GroupTasks.of(program, *shapes, costs)
-    arrivals = np.broadcast_to(np.array(times)[:, None, None], (3, 2, 3))
-    played = play_group(tasks, task_times(tasks, factors(1, 1, 1), factors(1, 1, 1)), arrivals)
+    arrivals = np.broadcast_to(np.array(times)[:, None], (3, 3))
+    played = play_alone(tasks, task_times(tasks, factors(1, 1, 1), factors(1, 1, 1)), arrivals)
     outs = [alone.duration if x is None else x for x in (alone.duration, alone.activation_at, alone.gradient_at)]
-    assert (played.outs == np.array(outs)[:, None, None]).all()
+    assert (played.outs == np.array(outs)[:, None]).all()
     assert not played.waiting.any()
     assert np.allclose(played.exposed.sum(axis=0), sum(span.time for span in alone.waits))
 
@@ -79,8 +80,8 @@ def one_forward(*rows: float, ranks: ExpertRanks | None = None, method: str = "f
     shape = stage_shape(["moe"], method, shared=False)
     costs = reference_costs(12)
     tasks = GroupTasks.of(cell_program("F", shape, None, costs), shape, None, costs, ranks)
-    played = play_group(tasks, task_times(tasks, factors(*rows), factors(*rows)), np.zeros((3, 1, len(rows))))
-    return played.outs[0, 0], played.exposed.sum(axis=(0, 1)), played.waiting.sum(axis=(0, 1))
+    played = play_alone(tasks, task_times(tasks, factors(*rows), factors(*rows)), np.zeros((3, len(rows))))
+    return played.outs[0], played.exposed.sum(axis=0), played.waiting.sum(axis=0)
 
 
 def test_the_emptier_rank_waits_for_the_fuller_one_and_then_for_the_link() -> None:
@@ -109,13 +110,13 @@ def test_spans_of_a_rank_are_its_sums(
     shapes = shapes_of(kind, forward, backward)
     costs = CellCosts.of({"experts": SegmentTimes(3, 4, 5), "attention": SegmentTimes(2, 2, 1)}, {"dispatch.rail": 6})
     tasks = GroupTasks.of(cell_program(kind, *shapes, costs), *shapes, costs)
-    played = play_group(tasks, task_times(tasks, factors(*rows), factors(*rows)), np.zeros((3, 1, 3)))
+    played = play_alone(tasks, task_times(tasks, factors(*rows), factors(*rows)), np.zeros((3, 3)))
     for rank, alone in enumerate(play_ranks(tasks, factors(*rows))):
-        assert alone.duration == played.outs[0, 0, rank]
-        assert np.isclose(sum(span.time for span in alone.waits), played.exposed[:, 0, rank].sum())
-        assert np.isclose(sum(span.time for span in alone.standing), played.waiting[:, 0, rank].sum())
+        assert alone.duration == played.outs[0, rank]
+        assert np.isclose(sum(span.time for span in alone.waits), played.exposed[:, rank].sum())
+        assert np.isclose(sum(span.time for span in alone.standing), played.waiting[:, rank].sum())
         computed = sum(span.time for span in alone.spans if not span.task.exchange)
-        assert np.isclose(computed, played.compute[0, rank])
+        assert np.isclose(computed, played.compute[rank])
 
 
 # A schedule.

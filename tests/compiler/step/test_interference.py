@@ -15,12 +15,13 @@ from schedc.diagnostics import DiagnosticError
 from schedc.ir.works import WorkLane
 from schedc.report.check import to_json, to_text
 from schedc.source import Source
-from schedc.step import numba_kernels, placed_works
+from schedc.step import numba_kernels, walk
 from schedc.step.costs.costs import Costs, dump_costs, parse_costs
 from schedc.step.costs.lanes import LaneEngine
 from schedc.step.dependencies import Dependencies
-from schedc.step.placed_works import PlacedWorks, WorkPlace, run_with_works
+from schedc.step.placed_works import PlacedWorks, WorkPlace
 from schedc.step.timeline import durations
+from schedc.step.work_runs import run_with_works
 from support.random_schedules import random_schedule
 from support.random_works import placed_under
 from support.sweeps import swept
@@ -115,7 +116,7 @@ def test_ends_are_those_of_an_exact_run_of_events(monkeypatch: pytest.MonkeyPatc
         slowed += bool((undisturbed < lanes.end).any())
         if seed < 3 and loops is not None:
             with monkeypatch.context() as patched:
-                patched.setattr(placed_works, "kernels", lambda seconds: loops)
+                patched.setattr(walk, "kernels", lambda seconds: loops)
                 assert np.array_equal(run_with_works(*args, slowdown).end, lanes.end)
     assert slowed > swept(2_000, 25) / 4
 

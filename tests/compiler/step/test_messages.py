@@ -16,10 +16,9 @@ from schedc.ir.placement import linear
 from schedc.load.library import open_schedule
 from schedc.step import messages, walk
 from schedc.step import numba_kernels as compiled
-from schedc.step.cells.cell_pricing import simulate_messages
 from schedc.step.dependencies import Dependencies
 from schedc.step.lowering import lower
-from schedc.step.messages import message_makespans
+from schedc.step.messages import message_makespans, simulate_messages
 from support import orders
 from support.random_schedules import random_schedule
 
@@ -52,7 +51,7 @@ def test_many_costs_give_what_each_gives_alone(seed: int, monkeypatch: pytest.Mo
     kind, delay, latency = random_costs(seed, len(cells), K)
     numpy_way, compiled_way = in_each_way(monkeypatch, cells, kind, delay, latency)
     for k in range(0, K, 1 + K // 7):
-        alone = simulate_messages(cells, np.zeros(len(cells)), delay[kind, :, :, k], latency[k])
+        alone = simulate_messages(cells, kind, np.zeros(len(delay)), delay[..., k], latency[k]).timeline
         assert numpy_way[k] == alone.makespan
     assert numpy_way.tobytes() == compiled_way.tobytes()
 

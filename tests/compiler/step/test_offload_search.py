@@ -16,10 +16,10 @@ from schedc.step import numba_kernels
 from schedc.step.costs.costs import Costs
 from schedc.step.dependencies import Dependencies
 from schedc.step.memory import measure_memory
-from schedc.step.placed_works import run_with_works
 from schedc.step.program import insert_works as inserting
 from schedc.step.program.insert_communication import insert_communication
 from schedc.step.timeline import CellTimes
+from schedc.step.work_runs import run_with_works
 from schedc.step.works import place_offload
 from schedc.step.works.offload_search import OffloadSearch
 from schedc.step.works.place_offload import LaneSpeeds, stays_of

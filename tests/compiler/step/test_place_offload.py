@@ -24,10 +24,11 @@ from schedc.ir.works import WorkKind
 from schedc.step.costs.costs import Costs
 from schedc.step.dependencies import Dependencies
 from schedc.step.memory import measure_memory, without
-from schedc.step.placed_works import PlacedWorks, order_of, run_with_works
+from schedc.step.placed_works import PlacedWorks, order_of
 from schedc.step.program.insert_communication import insert_communication
 from schedc.step.program.insert_works import insert_works
 from schedc.step.timeline import durations, run_durations
+from schedc.step.work_runs import run_with_works
 from support.random_schedules import random_schedule, with_recomputation
 from support.random_works import placed_under, random_replica_works
 from support.sweeps import swept

@@ -20,10 +20,11 @@ from schedc.ir.works import WorkGroup, WorkKind
 from schedc.step.costs.costs import Costs
 from schedc.step.dependencies import Dependencies
 from schedc.step.memory import measure_memory, without
-from schedc.step.placed_works import PlacedWorks, run_with_works
+from schedc.step.placed_works import PlacedWorks
 from schedc.step.program.insert_communication import insert_communication
 from schedc.step.program.insert_works import insert_works, placed_in
 from schedc.step.timeline import durations
+from schedc.step.work_runs import run_with_works
 from schedc.step.works.place_replica_works import ReplicaBytes, ShardingRoom, lane_times, place_replica_works
 
 GATHER, DROP, SCATTER, SPREAD = WorkKind.GATHER, WorkKind.DROP, WorkKind.SCATTER, WorkKind.SPREAD

@@ -1,0 +1,149 @@
+"""Cell programs as instructions of a walk whose columns are the ranks of an expert group."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from schedc.cell.graph import EXCHANGE_LANES
+from schedc.cell.group import GroupTasks
+from schedc.cell.program import Action, Edge, Half
+from schedc.ir.arrays import Floats, Int32
+from schedc.step.lowering import FREE, GRADIENT, INPUT, CellInstruction, CellInstructions
+from schedc.step.numba_kernels import MAX, MEET
+
+Members = tuple[tuple[int, ...], ...] | None
+
+
+@dataclass
+class RankSets:
+    """The ranks that exchange with each other, as rows for MEET: each has the number of a set for every rank."""
+
+    ranks: int
+    rows: dict[tuple[int, ...], int] = field(default_factory=dict)
+
+    def row(self, members: Members) -> int:
+        """The row of these groups of ranks; None: all are one. A rank of no group is alone."""
+        first = dict.fromkeys(range(self.ranks), 0) if members is None else {m: g[0] for g in members for m in g}
+        return self.rows.setdefault(tuple(first.get(rank, rank) for rank in range(self.ranks)), len(self.rows))
+
+    @property
+    def table(self) -> Int32:
+        """[rows, ranks]"""
+        return np.array(list(self.rows) or [(0,) * self.ranks], np.int32)
+
+
+class Wait(NamedTuple):
+    """The instructions around a WAIT.
+
+    clock: of the rank in front of it; own: when the rank has started the exchange; begin, end: of the exchange.
+    """
+
+    clock: int
+    own: int
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, eq=False)
+class PlayedCell:
+    """A cell program on all ranks of a group. Rows of adds are the tasks.
+
+    waits: of each exchange whose end a rank waits for, in order. marks: the tasks and actions of all steps, in order.
+    """
+
+    tasks: GroupTasks
+    instructions: CellInstructions
+    marks: tuple[tuple[Action, int], ...]
+    waits: dict[int, Wait]
+
+    def spent(self, values: Floats, base: Int32, times: Floats, row: Int32) -> tuple[Floats, Floats]:
+        """[cells, ranks] time of segments; [3, lanes, cells, ranks] times that lanes carry, are exposed and wait.
+
+        values: [n, ranks] of the walk. base: [cells] first instruction of each. times: [rows, ranks] of tasks.
+        row: [cells] of the first task of each. A rank waits until an exchange begins, and is exposed behind that.
+        """
+        compute = np.zeros((base.size, times.shape[1]))
+        lanes = np.zeros((3, len(EXCHANGE_LANES), *compute.shape))
+        for action, task in self.marks:
+            if action is Action.RUN:
+                compute += times[row + task]
+                continue
+            carried, exposed, waited = lanes[:, EXCHANGE_LANES.index(self.tasks.tasks.all[task].lane)]
+            if action is Action.START:
+                carried += times[row + task]
+                continue
+            clock, own, begin, end = (values[base + step] for step in self.waits[task])
+            blocked = np.maximum(end - clock, 0.0)
+            waiting = np.clip(begin - np.maximum(clock, own), 0.0, blocked)
+            exposed += blocked - waiting
+            waited += waiting
+        return compute, lanes
+
+
+def play(tasks: GroupTasks, sets: RankSets, closed: bool, behind: bool) -> PlayedCell:
+    """The instructions of a cell program.
+
+    closed: the cell begins when all its messages are there, and sends at its end. behind: its gradient leaves no sooner
+    than its output.
+    """
+    return _Playing(tasks, sets, closed).played(behind)
+
+
+class _Playing:
+    """A cell program step by step. clock: the instruction of the rank's clock; free: that of each queue's last end."""
+
+    def __init__(self, tasks: GroupTasks, sets: RankSets, closed: bool) -> None:
+        self.tasks, self.sets, self.closed = tasks, sets, closed
+        self.steps: list[CellInstruction] = []
+        self.clock = self.put(*((FREE, INPUT, GRADIENT) if closed else (FREE,)))
+        self.free: dict[int, int] = {}
+        self.begun: dict[int, tuple[int, int, int]] = {}
+        self.complete: dict[Half, int] = {}
+        self.waits: dict[int, Wait] = {}
+
+    def put(self, *inputs: int, op: int = MAX, add: int = -1) -> int:
+        self.steps.append(CellInstruction(op, tuple((read, 0) for read in inputs), add))
+        return len(self.steps) - 1
+
+    def played(self, behind: bool) -> PlayedCell:
+        task_of = {(task.half, task.node): index for index, task in enumerate(self.tasks.tasks.all)}
+        act = {Action.RUN: self.run, Action.START: self.start, Action.WAIT: self.wait}
+        marks = []
+        for part in self.tasks.program.parts:
+            if isinstance(part, Edge):
+                self.meet_message(part)
+            else:
+                task = task_of[part.half, part.node]
+                act[part.action](task)
+                marks.append((part.action, task))
+        output, gradient = (self.complete.get(half, self.clock) for half in (Half.FORWARD, Half.BACKWARD))
+        if self.closed:
+            output = gradient = self.clock
+        elif behind:
+            gradient = self.put(output, gradient)
+        return PlayedCell(
+            self.tasks, CellInstructions(tuple(self.steps), (self.clock, output, gradient)), tuple(marks), self.waits
+        )
+
+    def meet_message(self, edge: Edge) -> None:
+        if not edge.opens:
+            self.complete[edge.half] = self.clock
+        elif not self.closed:
+            self.clock = self.put(self.clock, INPUT if edge.half is Half.FORWARD else GRADIENT)
+
+    def run(self, task: int) -> None:
+        self.clock = self.put(self.clock, add=task)
+
+    def start(self, task: int) -> None:
+        queue = self.tasks.tasks.queues[task]
+        own = self.put(self.clock, self.free[queue]) if queue in self.free else self.clock
+        begin = self.put(own, op=MEET, add=self.sets.row(self.tasks.members[task]))
+        self.free[queue] = self.put(begin, add=task)
+        self.begun[task] = own, begin, self.free[queue]
+
+    def wait(self, task: int) -> None:
+        self.waits[task] = Wait(self.clock, *self.begun[task])
+        self.clock = self.put(self.clock, self.begun[task][2])
