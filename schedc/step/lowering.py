@@ -19,9 +19,10 @@ from schedc.step.walk import Walk
 from schedc.step.work_lowering import Gaps, LoweredGaps
 
 FREE, INPUT, GRADIENT, FAR_INPUT, FAR_GRADIENT = range(-1, -6, -1)
-"""What an instruction of a cell may read besides others of it: when the rank is free, and when the outputs that its
-forward and its backward wait for arrive. The last two leave out outputs of the same rank, which are never later than
-that rank is free if cells send at their ends."""
+"""Inputs from outside a cell: the rank is free; the message of the forward, and of the backward, is there.
+
+The FAR inputs leave out messages of the same rank. If cells send at their ends, such a message is never late.
+"""
 
 _ABSENT = -2
 _MOST = 3
@@ -92,7 +93,7 @@ def lower(
 
     lag_row, add_row: [cells] first row of lags and of adds of each cell. Lags that are 0 in the form stay 0.
     works: what runs beside the cells; works_row: the row of adds of the first. disturbing: lanes of works that slow
-    every PACE down. Their rows of lags are those behind that of a message.
+    every PACE down. Their rows of lags follow the row of a message.
     """
     lowering = _Lowering(dependencies, forms, form, works)
     lowering.cells(forms, form, np.broadcast_to(lag_row, form.size), np.broadcast_to(add_row, form.size))

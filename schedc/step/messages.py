@@ -62,8 +62,8 @@ def simulate_messages(
     kind: [cells] index into the next two. duration: [kinds] times without waits for messages; such waits count as idle
     time before the start. delay: [kinds, 3, 3] delays as in `schedc.cell.delays`. latency: time of a message.
     works: what runs beside the cells, each of which waits for the JOINs in front of it before its first step. All in
-    one unit. A cell is bound by the arrival that its end waits for. Its gradient leaves no sooner than an activation
-    that it sends: a Program posts the activation of a pair first (`schedc.step.program.insert_communication`).
+    one unit. A cell is bound by the arrival that its end waits for. A gradient leaves no sooner than the activation of
+    the same cell: a Program posts the activation of a pair first (`schedc.step.program.insert_communication`).
     """
     keys = kind.astype(np.int64).tobytes(), (delay[:, :, 1:] > -np.inf).any(axis=1).tobytes()
     cells = open_cells(dependencies, *keys) if works is None else _lowered(dependencies, *keys, works.placed)

@@ -1,4 +1,4 @@
-"""Works with their places between the cells of a schedule: what they keep off the device, and when their lanes run.
+"""Works with their places between the cells of a schedule, and the memory that they keep off the device.
 
 A gap is the place in front of a cell, or behind the last cell of a rank; rank r with n cells has n + 1 of them. The gap
 in front of a cell has the cell's number plus its rank. Posts of messages come first in a gap, then STARTs and JOINs

@@ -46,7 +46,7 @@ class Walk:
     op: [n] MAX, MEET or PACE. first: [n + 1] instruction i has the inputs first[i] ..< first[i + 1].
     source: [m] an earlier instruction; -1: time 0. lag: [m] row of lags; row 0 is zero. A PACE has inputs ~row too:
     ends of lanes of works. Such a row says how much more a cell takes while its lane is busy.
-    add: [n] row of adds, -1: none; of a MEET a row of sets.
+    add: [n] row of adds, -1: none; of a MEET a row of sets. A MEET has one input, without a lag. A MEET has one input, without a lag.
     """
 
     op: Int8
@@ -87,7 +87,8 @@ class InputLevels:
     """The instructions of a walk level by level.
 
     order: [n]; start: [levels + 1]; width: [levels] the most inputs of an instruction.
-    source, lag: [width][n] inputs in this order; an instruction with fewer repeats its first.
+    source, lag: [width][n] inputs in this order; an instruction with fewer repeats its first. late: [levels] whether
+    some have a lag.
     """
 
     order: Int64
@@ -95,6 +96,7 @@ class InputLevels:
     width: list[int]
     source: Int64
     lag: Int64
+    late: list[bool]
 
     @classmethod
     def of(cls, walk: Walk, level: Int32) -> InputLevels:
@@ -104,7 +106,9 @@ class InputLevels:
         column = np.arange(count.max(initial=0))[:, None]
         place = walk.first[:-1][order] + np.where(column < count, column, 0)
         width = reduceat(np.maximum, count, start[:-1]).tolist() if order.size else []
-        return cls(order, start, width, walk.source[place].astype(np.int64), walk.lag[place].astype(np.int64))
+        source, lag = walk.source[place].astype(np.int64), walk.lag[place].astype(np.int64)
+        late = reduceat(np.logical_or, np.asarray(lag.any(axis=0)), start[:-1]).tolist() if order.size else []
+        return cls(order, start, width, source, lag, late)
 
 
 def run(
@@ -169,34 +173,48 @@ def _by_level(walk: Walk, lags: Floats, adds: Floats, add: Int32, sets: Int32 | 
     levels = walk.levels
     value = np.zeros((len(walk) + 1, adds.shape[1]))
     more = np.concatenate([adds, np.zeros((1, adds.shape[1]))])
-    late = bool(lags.any())
-    meets = walk.op[levels.order] == MEET
-    for (low, high), width in zip(pairwise(levels.start.tolist()), levels.width, strict=True):
-        now = levels.order[low:high]
+    own, met = add[levels.order], {} if sets is None else _meetings(walk, add, sets)
+    own[walk.op[levels.order] == MEET] = -1
+    late = levels.late if lags.any() else [False] * len(levels.late)
+    for number, (low, high) in enumerate(pairwise(levels.start.tolist())):
         time = value.take(levels.source[0, low:high], axis=0)
-        if late:
+        if late[number]:
             time += lags.take(levels.lag[0, low:high], axis=0)
-        for column in range(1, width):
+        for column in range(1, levels.width[number]):
             other = value.take(levels.source[column, low:high], axis=0)
-            if late:
+            if late[number]:
                 other += lags.take(levels.lag[column, low:high], axis=0)
             np.maximum(time, other, out=time)
-        own = add[now]
-        if sets is not None and meets[low:high].any():
-            for row in np.unique(own[meets[low:high]]).tolist():
-                met = np.flatnonzero(meets[low:high] & (own == row))
-                time[met] = _met(time[met], sets[row])
-            own = np.where(meets[low:high], -1, own)
-        time += more.take(own, axis=0)
-        value[now] = time
+        for rows, meet in met.get(number, ()):
+            time[rows] = meet.latest(time[rows])
+        time += more.take(own[low:high], axis=0)
+        value[levels.order[low:high]] = time
     return value[:-1]
 
 
-def _met(time: Floats, sets: Int32) -> Floats:
-    """[rows, K] the latest time in the set of each column. time: [rows, K]; sets: [K]."""
-    order = np.argsort(sets, kind="stable")
-    _, start, place = np.unique(sets[order], return_index=True, return_inverse=True)
-    latest = reduceat(np.maximum, time[:, order], start, axis=1)
-    result = np.empty_like(time)
-    result[:, order] = latest[:, place]
-    return result
+class _Meet:
+    """The sets of columns of a row of sets, in order."""
+
+    def __init__(self, sets: Int32) -> None:
+        order = np.argsort(sets, kind="stable")
+        _, self._start, place = np.unique(sets[order], return_index=True, return_inverse=True)
+        self._order, self._place = order, np.empty_like(place)
+        self._place[order] = place
+
+    def latest(self, time: Floats) -> Floats:
+        """[rows, K] the latest time in the set of each column. time: [rows, K]."""
+        return reduceat(np.maximum, time[:, self._order], self._start, axis=1)[:, self._place]
+
+
+def _meetings(walk: Walk, add: Int32, sets: Int32) -> dict[int, list[tuple[Int64, _Meet]]]:
+    """The MEETs of each level that has some: their places in the level, by row of sets."""
+    levels, each = walk.levels, [_Meet(row) for row in sets]
+    place = np.flatnonzero(walk.op[levels.order] == MEET)
+    level, row = np.searchsorted(levels.start, place, side="right") - 1, add[levels.order[place]]
+    met: dict[int, list[tuple[Int64, _Meet]]] = {}
+    order = np.lexsort((row, level))
+    parts = np.flatnonzero((np.diff(level[order]) != 0) | (np.diff(row[order]) != 0)) + 1
+    for part in np.split(order, parts) if order.size else ():
+        number = int(level[part[0]])
+        met.setdefault(number, []).append((place[part] - levels.start[number], each[row[part[0]]]))
+    return met

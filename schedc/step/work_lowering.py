@@ -126,8 +126,8 @@ class LoweredGaps:
     def times(self, values: Floats, messages: Floats | None = None) -> tuple[Floats, Floats, Floats]:
         """[works, ...] when each begins and ends on its lane, and how long its rank stands at its JOIN.
 
-        values: [n + 1, ...] of the walk, and 0. messages: [cells, ...] when those of each cell are there, where ranks
-        wait for them in front of the last JOINs; by default they wait behind all JOINs.
+        values: [n + 1, ...] of the walk, and 0. messages: [cells, ...] arrival of the messages of each cell, if late
+        JOINs stand behind them. By default ranks wait for messages behind all JOINs.
         """
         events, (start, _, waits) = self.gaps.events, self._starts
         begin = np.maximum(values[self.clock[start]], values[waits])

@@ -86,8 +86,8 @@ class PlayedCell:
 def play(tasks: GroupTasks, sets: RankSets, closed: bool, behind: bool) -> PlayedCell:
     """The instructions of a cell program.
 
-    closed: the cell begins when all its messages are there, and sends at its end. behind: its gradient leaves no sooner
-    than its output.
+    closed: the cell begins when all its messages are there, and sends at its end. behind: the gradient leaves no sooner
+    than the output.
     """
     return _Playing(tasks, sets, closed).played(behind)
 
