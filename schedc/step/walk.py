@@ -46,7 +46,7 @@ class Walk:
     op: [n] MAX, MEET or PACE. first: [n + 1] instruction i has the inputs first[i] ..< first[i + 1].
     source: [m] an earlier instruction; -1: time 0. lag: [m] row of lags; row 0 is zero. A PACE has inputs ~row too:
     ends of lanes of works. Such a row says how much more a cell takes while its lane is busy.
-    add: [n] row of adds, -1: none; of a MEET a row of sets. A MEET has one input, without a lag. A MEET has one input, without a lag.
+    add: [n] row of adds, -1: none; of a MEET a row of sets. A MEET has one input, without a lag.
     """
 
     op: Int8
