@@ -35,7 +35,7 @@ def play_alone(tasks: GroupTasks, times: Sequence[Floats], arrivals: Floats) -> 
     add = [0, 1, 2, *(step.add if step.op == MEET or step.add < 0 else 3 + step.add for step in steps)]
     op = np.array([0, 0, 0, *(step.op for step in steps)], np.int8)
     walk = Walk(op, first, source, np.zeros_like(source), np.array(add, np.int32))
-    adds = np.concatenate([arrivals, *times])
+    adds = np.concatenate([arrivals, np.reshape(times, (-1, arrivals.shape[1]))])
     values = run(walk, np.zeros((1, arrivals.shape[1])), adds, sets=sets.table)
     compute, lanes = cell.spent(values, np.array([3], np.int32), adds, np.array([3], np.int32))
     return Played(values[3 + np.array(cell.instructions.outs)], compute[0], *lanes[:, :, 0])

@@ -11,13 +11,13 @@ import numpy as np
 
 from schedc.cell.costs import OF_ROWS, CellCosts
 from schedc.cell.graph import EXCHANGE_LANES, StageShape
-from schedc.cell.group import GroupTasks, play_ranks, task_times
+from schedc.cell.group import GroupTasks, task_times
 from schedc.cell.issue_order import ExpertRanks
 from schedc.cell.program import CellProgram
 from schedc.cell.serial import serial
 from schedc.cell.simulate import Played
 from schedc.ir.arrays import Floats, Int32, Int64
-from schedc.step.cells.played_cells import RankSets, play
+from schedc.step.cells.played_cells import RankSets, play, play_ranks
 from schedc.step.dependencies import Dependencies
 from schedc.step.lowering import lower
 from schedc.step.placed_works import TimedWorks

@@ -8,11 +8,13 @@ from typing import NamedTuple
 import numpy as np
 
 from schedc.cell.graph import EXCHANGE_LANES
-from schedc.cell.group import GroupTasks
+from schedc.cell.group import GroupTasks, task_times
 from schedc.cell.program import Action, Edge, Half
+from schedc.cell.simulate import Played, StepSpan
 from schedc.ir.arrays import Floats, Int32
-from schedc.step.lowering import FREE, GRADIENT, INPUT, CellInstruction, CellInstructions
+from schedc.step.lowering import FREE, GRADIENT, INPUT, CellInstruction, CellInstructions, lone
 from schedc.step.numba_kernels import MAX, MEET
+from schedc.step.walk import run
 
 Members = tuple[tuple[int, ...], ...] | None
 
@@ -35,12 +37,14 @@ class RankSets:
         return np.array(list(self.rows) or [(0,) * self.ranks], np.int32)
 
 
-class Wait(NamedTuple):
-    """The instructions around a WAIT.
+class Mark(NamedTuple):
+    """A step of a cell program. clock: the rank's clock in front of it; own: when the rank has started the exchange.
 
-    clock: of the rank in front of it; own: when the rank has started the exchange; begin, end: of the exchange.
+    begin, end: of the segment or exchange. All are instructions.
     """
 
+    action: Action
+    task: int
     clock: int
     own: int
     begin: int
@@ -51,13 +55,13 @@ class Wait(NamedTuple):
 class PlayedCell:
     """A cell program on all ranks of a group. Rows of adds are the tasks.
 
-    waits: of each exchange whose end a rank waits for, in order. marks: the tasks and actions of all steps, in order.
+    marks: all steps, in order. complete: the instruction that completes the message of each half.
     """
 
     tasks: GroupTasks
     instructions: CellInstructions
-    marks: tuple[tuple[Action, int], ...]
-    waits: dict[int, Wait]
+    marks: tuple[Mark, ...]
+    complete: dict[Half, int]
 
     def spent(self, values: Floats, base: Int32, times: Floats, row: Int32) -> tuple[Floats, Floats]:
         """[cells, ranks] time of segments; [3, lanes, cells, ranks] times that lanes carry, are exposed and wait.
@@ -67,7 +71,7 @@ class PlayedCell:
         """
         compute = np.zeros((base.size, times.shape[1]))
         lanes = np.zeros((3, len(EXCHANGE_LANES), *compute.shape))
-        for action, task in self.marks:
+        for action, task, *around in self.marks:
             if action is Action.RUN:
                 compute += times[row + task]
                 continue
@@ -75,12 +79,48 @@ class PlayedCell:
             if action is Action.START:
                 carried += times[row + task]
                 continue
-            clock, own, begin, end = (values[base + step] for step in self.waits[task])
-            blocked = np.maximum(end - clock, 0.0)
-            waiting = np.clip(begin - np.maximum(clock, own), 0.0, blocked)
+            blocked, waiting = _blocked(*(values[base + step] for step in around))
             exposed += blocked - waiting
             waited += waiting
         return compute, lanes
+
+    def on_rank(self, values: Floats, times: list[float]) -> Played:
+        """The cell alone. values: [n] of its walk; times: [tasks]."""
+        all_, spans, exposed, standing = self.tasks.tasks.all, [], [], []
+        for action, task, *around in self.marks:
+            clock, own, begin, end = values[around].tolist()
+            if action is not Action.WAIT:
+                spans.append(StepSpan(all_[task], begin, end))
+                continue
+            start = max(clock, own)  # before it, an earlier exchange of the queue is carried
+            behind = start + float(_blocked(*values[around])[1])
+            exposed += [StepSpan(all_[task], clock, min(start, end)), StepSpan(all_[task], behind, end)]
+            standing.append(StepSpan(all_[task], start, behind))
+        complete = (self.complete.get(half) for half in (Half.FORWARD, Half.BACKWARD))
+        activation, gradient = (None if step is None else float(values[step]) for step in complete)
+        some = (tuple(span for span in row if span.end > span.begin) for row in (exposed, standing))
+        duration = float(values[self.instructions.outs[0]])
+        return Played(
+            self.tasks.tasks, tuple(times), tuple(spans), next(some), duration, activation, gradient, next(some)
+        )
+
+
+def _blocked(clock: Floats, own: Floats, begin: Floats, end: Floats) -> tuple[Floats, Floats]:
+    """How long a rank blocks at a WAIT, and the part of it until the exchange begins; see `Mark`."""
+    blocked = np.maximum(end - clock, 0.0)
+    return blocked, np.clip(begin - np.maximum(clock, own), 0.0, blocked)
+
+
+def play_ranks(tasks: GroupTasks, factors: Floats) -> list[Played]:
+    """[ranks] one cell that all ranks begin at time 0, as `schedc.cell.simulate.play` gives it.
+
+    factors: [1, 1, ranks] rows of each rank over the mean.
+    """
+    sets = RankSets(factors.shape[2])
+    times = np.reshape(task_times(tasks, factors, factors), (-1, sets.ranks))
+    cell = play(tasks, sets, closed=False, behind=False)
+    values = run(lone(cell.instructions), np.zeros((1, sets.ranks)), times, sets=sets.table)
+    return [cell.on_rank(*row) for row in zip(values.T, times.T.tolist(), strict=True)]
 
 
 def play(tasks: GroupTasks, sets: RankSets, closed: bool, behind: bool) -> PlayedCell:
@@ -102,7 +142,7 @@ class _Playing:
         self.free: dict[int, int] = {}
         self.begun: dict[int, tuple[int, int, int]] = {}
         self.complete: dict[Half, int] = {}
-        self.waits: dict[int, Wait] = {}
+        self.marks: list[Mark] = []
 
     def put(self, *inputs: int, op: int = MAX, add: int = -1) -> int:
         self.steps.append(CellInstruction(op, tuple((read, 0) for read in inputs), add))
@@ -111,22 +151,18 @@ class _Playing:
     def played(self, behind: bool) -> PlayedCell:
         task_of = {(task.half, task.node): index for index, task in enumerate(self.tasks.tasks.all)}
         act = {Action.RUN: self.run, Action.START: self.start, Action.WAIT: self.wait}
-        marks = []
         for part in self.tasks.program.parts:
             if isinstance(part, Edge):
                 self.meet_message(part)
             else:
-                task = task_of[part.half, part.node]
-                act[part.action](task)
-                marks.append((part.action, task))
+                act[part.action](task_of[part.half, part.node])
         output, gradient = (self.complete.get(half, self.clock) for half in (Half.FORWARD, Half.BACKWARD))
         if self.closed:
             output = gradient = self.clock
         elif behind:
             gradient = self.put(output, gradient)
-        return PlayedCell(
-            self.tasks, CellInstructions(tuple(self.steps), (self.clock, output, gradient)), tuple(marks), self.waits
-        )
+        instructions = CellInstructions(tuple(self.steps), (self.clock, output, gradient))
+        return PlayedCell(self.tasks, instructions, tuple(self.marks), self.complete)
 
     def meet_message(self, edge: Edge) -> None:
         if not edge.opens:
@@ -135,7 +171,8 @@ class _Playing:
             self.clock = self.put(self.clock, INPUT if edge.half is Half.FORWARD else GRADIENT)
 
     def run(self, task: int) -> None:
-        self.clock = self.put(self.clock, add=task)
+        begin, self.clock = self.clock, self.put(self.clock, add=task)
+        self.marks.append(Mark(Action.RUN, task, begin, begin, begin, self.clock))
 
     def start(self, task: int) -> None:
         queue = self.tasks.tasks.queues[task]
@@ -143,7 +180,8 @@ class _Playing:
         begin = self.put(own, op=MEET, add=self.sets.row(self.tasks.members[task]))
         self.free[queue] = self.put(begin, add=task)
         self.begun[task] = own, begin, self.free[queue]
+        self.marks.append(Mark(Action.START, task, self.clock, *self.begun[task]))
 
     def wait(self, task: int) -> None:
-        self.waits[task] = Wait(self.clock, *self.begun[task])
+        self.marks.append(Mark(Action.WAIT, task, self.clock, *self.begun[task]))
         self.clock = self.put(self.clock, self.begun[task][2])

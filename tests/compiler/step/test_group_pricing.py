@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schedc.cell import CellCosts, SegmentTimes, StageShape, cell_program, stage_shape
-from schedc.cell.group import GroupTasks, play_ranks, task_times
+from schedc.cell.group import GroupTasks, task_times
 from schedc.cell.issue_order import ExpertRanks
 from schedc.cell.program import KINDS
 from schedc.cell.simulate import ArrivalTimes, play
@@ -22,6 +22,7 @@ from schedc.diagnostics import DiagnosticError
 from schedc.ir.arrays import Floats
 from schedc.source import Source
 from schedc.step.cells.cell_pricing import CellPricing
+from schedc.step.cells.played_cells import play_ranks
 from schedc.step.costs.costs import Costs, dump_costs, load_costs, parse_costs
 from support.cell_cases import graphs, reference_costs, shapes_of
 from support.lone_cells import play_alone
