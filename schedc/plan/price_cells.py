@@ -22,7 +22,7 @@ from schedc.plan.group_rows import group_of
 from schedc.plan.layout.parts import DECODER, Layout, PartKind
 from schedc.plan.recomputed_nodes import graphs_of, shares_of_forward
 from schedc.source import Source
-from schedc.step.cells.cell_pricing import CellPricing, price, price_step
+from schedc.step.cells.cell_pricing import CellPricing, price
 from schedc.step.costs.checks import problem
 from schedc.step.costs.costs import Costs
 from schedc.step.dependencies import Dependencies
@@ -51,12 +51,9 @@ def price_cells(dependencies: Dependencies, costs: Costs, works: TimedWorks | No
 
 def price_order(dependencies: Dependencies, costs: Costs) -> Timeline:
     """The timeline ``late_wait`` of `price_cells` alone. costs: with a table of cells. Raises S404."""
-    assert costs.cell is not None
-    table, orders, plan = _attached(dependencies.schedule, costs.cell, costs.source)
-    shapes = table.shapes(dependencies.schedule.stages)
-    group = group_of(dependencies.schedule, table, shapes, plan, costs.source)
-    plain, recomputed = graphs_of(shapes, plan)
-    return price_step(dependencies, plain, table.costs, costs.p2p, orders.get, recomputed, group)
+    inside = price_cells(dependencies, costs)
+    assert inside is not None
+    return inside.late_wait
 
 
 def predicted(dependencies: Dependencies, costs: Costs, timeline: Timeline) -> Timeline:

@@ -20,7 +20,7 @@ from schedc.ir.works import LANE_NAMES
 from schedc.step.cells.cell_forms import CellForm, cell_forms
 from schedc.step.cells.group_pricing import GroupPricing, KindOfCell, RankRows, price_group
 from schedc.step.dependencies import Dependencies
-from schedc.step.messages import MessageStep, simulate_messages
+from schedc.step.messages import MessageStep, message_makespans, simulate_messages
 from schedc.step.placed_works import TimedWorks
 from schedc.step.timeline import Timeline
 
@@ -41,6 +41,10 @@ class CellKind:
     prediction: Prediction
     forward: StageShape | None
     backward: StageShape | None
+
+    @property
+    def program_on_ranks(self) -> KindOfCell:
+        return KindOfCell(self.program, self.forward, self.backward)
 
     @property
     def serial(self) -> float:
@@ -68,35 +72,93 @@ class WorksInside(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class CellPricing:
-    """A schedule priced by its segments and exchanges.
+    """A schedule priced by its segments and exchanges, in the unit of ``costs``. Timelines are found when asked for.
 
-    kinds: what cells there are; kind: [cells] index into it. costs: of their segments and exchanges.
-    serial: every cell runs its segments and exchanges one after the other, and its messages leave at its end.
-    overlapped: cells run their programs. They begin when all their messages are there; their messages leave at their
-        ends.
-    early_send: as overlapped, but a message leaves when the half that computes it is complete.
-    late_wait: as early_send; in addition each half waits for its message only before its own first step.
-    floor: makespan, in the unit of ``costs``, below which no order inside the cells brings the step.
-    group: the step of ``late_wait`` on all ranks of an expert group; None where all have as many rows. Timelines are
-        then those of the rank that ends last. The predictions of ``kinds`` are those at the mean rows.
-    works: what runs beside the cells in ``late_wait``; None without works. All four timelines have them.
+    kinds: what cells there are; kind: [cells] index into it. costs: of their segments and exchanges. p2p: latency of a
+    message. ranks: an expert group whose ranks have different rows. Timelines are then those of the rank that ends
+    last, and the predictions of ``kinds`` those at the mean rows. timed: works beside the cells in all timelines.
     """
 
+    dependencies: Dependencies
     kinds: tuple[CellKind, ...]
     kind: Int64
     costs: CellCosts
-    serial: Timeline
-    overlapped: Timeline
-    early_send: Timeline
-    late_wait: Timeline
-    floor: float
-    group: GroupPricing | None = None
-    works: WorksInside | None = None
+    p2p: float
+    ranks: RankRows | None = None
+    timed: TimedWorks | None = None
+
+    @cached_property
+    def serial(self) -> Timeline:
+        """Every cell runs its segments and exchanges one after the other, and its messages leave at its end."""
+        if self.ranks is not None:
+            return self._in_step([of.program_on_ranks.serial for of in self.kinds], closed=True).timeline
+        return self._closed([of.serial for of in self.kinds])
+
+    @cached_property
+    def overlapped(self) -> Timeline:
+        """Cells run their programs, begin when all their messages are there, and send at their ends."""
+        if self.ranks is not None:
+            return self._in_step([of.program_on_ranks for of in self.kinds], closed=True).timeline
+        return self._closed([of.prediction.duration for of in self.kinds])
+
+    @cached_property
+    def early_send(self) -> Timeline:
+        """As overlapped, but a message leaves when the half that computes it is complete."""
+        if self.ranks is not None:
+            return self._in_step([of.program_on_ranks.opened_early for of in self.kinds]).timeline
+        return self._open(opens_late=False).timeline
+
+    @cached_property
+    def late_wait(self) -> Timeline:
+        """As early_send; in addition each half waits for its message only before its own first step."""
+        return (self.group or self._alone).timeline
+
+    @cached_property
+    def group(self) -> GroupPricing | None:
+        """The step of ``late_wait`` on all ranks of an expert group; None where all have as many rows."""
+        return None if self.ranks is None else self._in_step([of.program_on_ranks for of in self.kinds])
+
+    @cached_property
+    def _alone(self) -> MessageStep:
+        return self._open(opens_late=True)
+
+    @property
+    def works(self) -> WorksInside | None:
+        """The works in ``late_wait``; None without works."""
+        exposed = self.group.works if self.group else self._alone.works and self._alone.works[2]
+        return None if self.timed is None or exposed is None else WorksInside(self.timed, exposed)
+
+    @cached_property
+    def floor(self) -> float:
+        """Makespan below which no order inside the cells brings the step."""
+        costs = self.costs if self.ranks is None else self.costs.with_rows(self.ranks.least)
+        bounds = [lower_bound_delays(of.kind, of.forward, of.backward, costs) for of in self.kinds]
+        delays = np.array(bounds).reshape(-1, 3, 3)
+        return float(message_makespans(self.dependencies, self.kind, delays[..., None], np.array([self.p2p]))[0])
+
+    def _in_step(self, programs: Sequence[KindOfCell], closed: bool = False) -> GroupPricing:
+        assert self.ranks is not None
+        return price_group(self.dependencies, programs, self.kind, self.costs, self.ranks, self.p2p, closed, self.timed)
+
+    def _closed(self, duration: Sequence[float]) -> Timeline:
+        return self._step(duration, map(closed_delays, duration)).timeline
+
+    def _open(self, opens_late: bool) -> MessageStep:
+        programs = (replace(of.program, opens_late=opens_late) for of in self.kinds)
+        delays = (
+            program_delays(program, of.forward, of.backward, self.costs)
+            for program, of in zip(programs, self.kinds, strict=True)
+        )
+        return self._step([of.prediction.duration for of in self.kinds], delays)
+
+    def _step(self, duration: Sequence[float], delay: Iterable[Delays]) -> MessageStep:
+        delays = np.array(list(delay)).reshape(-1, 3, 3)
+        return simulate_messages(self.dependencies, self.kind, np.array(duration), delays, self.p2p, self.timed)
 
     def communication(self, pairs_only: bool = False) -> tuple[float, float]:
         """(time, exposed) of all exchanges of the step, or of those in overlapped pairs; means over a group."""
         if self.group is not None:
-            return self.group.communication(self.late_wait.dependencies.pairs if pairs_only else slice(None))
+            return self.group.communication(self.dependencies.pairs if pairs_only else slice(None))
         kinds = [kind for kind in self.kinds if len(kind.kind) == 2 or not pairs_only]
         time = sum(kind.count * kind.prediction.communication for kind in kinds)
         return time, sum(kind.count * kind.prediction.exposed for kind in kinds)
@@ -105,7 +167,7 @@ class CellPricing:
         """The kind of the cells of one name, ``FB``, on these stages, else of the most of them; None without any."""
         if stages is None:
             return max((kind for kind in self.kinds if kind.kind == name), key=lambda kind: kind.count, default=None)
-        dependencies = self.late_wait.dependencies
+        dependencies = self.dependencies
         stage = dependencies.schedule.stage
         there = (stage[dependencies.first] == stages[0]) & (
             stage[np.where(dependencies.second >= 0, dependencies.second, dependencies.first)] == stages[1]
@@ -175,83 +237,7 @@ def price(
     Raises `DiagnosticError` (S323) for an order by hand that cannot run.
     """
     kinds, kind = _kinds(dependencies, shapes, recomputed or shapes, costs, order_of)
-    if group is not None:
-        return _price_in_step(dependencies, kinds, kind, costs, p2p, group, works)
-
-    def step(duration: Sequence[float], delay: Iterable[Delays]) -> MessageStep:
-        delays = np.array(list(delay)).reshape(-1, 3, 3)
-        return simulate_messages(dependencies, kind, np.array(duration), delays, p2p, works)
-
-    serial, duration = [of.serial for of in kinds], [of.prediction.duration for of in kinds]
-    late_wait = step(duration, (_delays(of, costs) for of in kinds))
-    return CellPricing(
-        kinds,
-        kind,
-        costs,
-        serial=step(serial, map(closed_delays, serial)).timeline,
-        overlapped=step(duration, map(closed_delays, duration)).timeline,
-        early_send=step(duration, (_delays(of, costs, opens_late=False) for of in kinds)).timeline,
-        late_wait=late_wait.timeline,
-        floor=_floor(dependencies, kinds, kind, costs, p2p),
-        works=WorksInside(works, late_wait.works[2]) if works and late_wait.works else None,
-    )
-
-
-def _price_in_step(
-    dependencies: Dependencies,
-    kinds: tuple[CellKind, ...],
-    kind: Int64,
-    costs: CellCosts,
-    p2p: float,
-    group: RankRows,
-    works: TimedWorks | None,
-) -> CellPricing:
-    """`price` on all ranks of a group in step."""
-    programs = [KindOfCell(of.program, of.forward, of.backward) for of in kinds]
-    early, one_by_one = [of.opened_early for of in programs], [of.serial for of in programs]
-    late_wait = price_group(dependencies, programs, kind, costs, group, p2p, works=works)
-
-    def timeline(programs: Sequence[KindOfCell], closed: bool) -> Timeline:
-        return price_group(dependencies, programs, kind, costs, group, p2p, closed, works).timeline
-
-    return CellPricing(
-        kinds,
-        kind,
-        costs,
-        serial=timeline(one_by_one, closed=True),
-        overlapped=timeline(programs, closed=True),
-        early_send=timeline(early, closed=False),
-        late_wait=late_wait.timeline,
-        floor=_floor(dependencies, kinds, kind, costs.with_rows(group.least), p2p),
-        group=late_wait,
-        works=WorksInside(works, late_wait.works) if works and late_wait.works is not None else None,
-    )
-
-
-def _floor(dependencies: Dependencies, kinds: Sequence[CellKind], kind: Int64, costs: CellCosts, p2p: float) -> float:
-    """The makespan of a step, in the unit of ``costs``, below which no order inside the cells brings it."""
-    bounds = [lower_bound_delays(of.kind, of.forward, of.backward, costs) for of in kinds]
-    delays = np.array(bounds).reshape(-1, 3, 3)
-    return simulate_messages(dependencies, kind, delays[:, 0, 0], delays, p2p).timeline.makespan
-
-
-def price_step(
-    dependencies: Dependencies,
-    shapes: Sequence[StageShape],
-    costs: CellCosts,
-    p2p: float = 0.0,
-    order_of: OrderOf = lambda kind: None,
-    recomputed: Sequence[StageShape] | None = None,
-    group: RankRows | None = None,
-) -> Timeline:
-    """The timeline ``late_wait`` of `price` alone; arguments are the same."""
-    kinds, kind = _kinds(dependencies, shapes, recomputed or shapes, costs, order_of)
-    if group is not None:
-        programs = [KindOfCell(of.program, of.forward, of.backward) for of in kinds]
-        return price_group(dependencies, programs, kind, costs, group, p2p).timeline
-    duration = np.array([kind_of_cells.prediction.duration for kind_of_cells in kinds])
-    delays = np.array([_delays(kind_of_cells, costs) for kind_of_cells in kinds]).reshape(-1, 3, 3)
-    return simulate_messages(dependencies, kind, duration, delays, p2p).timeline
+    return CellPricing(dependencies, kinds, kind, costs, p2p, group, works)
 
 
 def _kinds(
@@ -270,7 +256,3 @@ def _kind(form: CellForm, costs: CellCosts, order_of: OrderOf) -> CellKind:
     program = cell_program(form.kind, form.forward, form.backward, costs, order_of(form.kind))
     prediction = predict(program, form.forward, form.backward, costs)
     return CellKind(form.kind, form.stages, form.count, program, prediction, form.forward, form.backward)
-
-
-def _delays(kind: CellKind, costs: CellCosts, opens_late: bool = True) -> Delays:
-    return program_delays(replace(kind.program, opens_late=opens_late), kind.forward, kind.backward, costs)
