@@ -20,12 +20,11 @@ from schedc.step.costs.costs import Costs
 from schedc.step.costs.keys import COST_SYMBOLS, ZERO_SYMBOLS
 from schedc.step.dependencies import Dependencies
 from schedc.step.memory import Memory
-from schedc.step.placed_works import TimedWorks
 from schedc.syntax import tree
 from schedc.syntax.input import Input, Order
 
 if TYPE_CHECKING:
-    from schedc.step.lane_walk import TimedWorks
+    from schedc.step.placed_works import TimedWorks
 
 Status = Literal["proved", "refuted", "vacuous", "order", "tried"]
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from schedc.diagnostics import CompilerBug
 from schedc.ir.arrays import Int8, Int32, Int64
-from schedc.ir.works import WorkLane
 from schedc.step.dependencies import Dependencies
 from schedc.step.kept import kept
 from schedc.step.numba_kernels import MAX, MEET, PACE
-from schedc.step.placed_works import PlacedWorks
 from schedc.step.walk import Walk
-from schedc.step.work_lowering import Gaps, LoweredGaps
+
+if TYPE_CHECKING:
+    from schedc.step.work_lowering import Gaps, LoweredGaps
 
 FREE, INPUT, GRADIENT, FAR_INPUT, FAR_GRADIENT = range(-1, -6, -1)
 """Inputs from outside a cell: the rank is free; the message of the forward, and of the backward, is there.
@@ -85,29 +85,29 @@ def lower(
     form: Int64 | Int8,
     lag_row: Int32 | int = 0,
     add_row: Int32 | int = 0,
-    works: PlacedWorks | None = None,
+    gaps: Gaps | None = None,
     works_row: int = 0,
     disturbing: Sequence[int] = (),
 ) -> Lowered:
     """The walk of an order whose cells have forms. form: [cells] index into ``forms``.
 
     lag_row, add_row: [cells] first row of lags and of adds of each cell. Lags that are 0 in the form stay 0.
-    works: what runs beside the cells; works_row: the row of adds of the first. disturbing: lanes of works that slow
+    gaps: those of works beside the cells; works_row: the row of adds of the first. disturbing: lanes of works that slow
     every PACE down. Their rows of lags follow the row of a message.
     """
-    lowering = _Lowering(dependencies, forms, form, works)
+    lowering = _Lowering(dependencies, forms, form, gaps, _MOST + len(disturbing))
     lowering.cells(forms, form, np.broadcast_to(lag_row, form.size), np.broadcast_to(add_row, form.size))
-    gaps = lowering.gaps
-    if gaps is not None:
-        for joins, (at, clock, other) in enumerate(gaps.instructions()):
+    works = lowering.gaps
+    if works is not None:
+        for joins, (at, clock, other) in enumerate(works.instructions()):
             lowering.inputs.put(0, at, clock, 0)
             lowering.inputs.put(1, at, other, 0)
             if not joins:
                 lowering.add[at] = works_row + np.arange(at.size)
         for number, lane in enumerate(disturbing):
-            lowering.inputs.put(_MOST + number, lowering.outs[0], gaps.busy(lane), ~(LATENCY + 1 + number))
+            lowering.inputs.put(_MOST + number, lowering.outs[0], works.busy(lane), ~(LATENCY + 1 + number))
     walk = lowering.inputs.walk(lowering.op, lowering.add)
-    return Lowered(walk, lowering.base, lowering.outs, lowering.reached, lowering.closed, gaps)
+    return Lowered(walk, lowering.base, lowering.outs, lowering.reached, lowering.closed, works)
 
 
 def lone(cell: CellInstructions) -> Walk:
@@ -126,12 +126,12 @@ class _Lowering:
         dependencies: Dependencies,
         forms: Sequence[CellInstructions],
         form: Int64 | Int8,
-        works: PlacedWorks | None,
+        gaps: Gaps | None,
+        most: int,
     ) -> None:
         levels, cells = dependencies.levels, len(dependencies)
         if levels.stuck.size:
             raise CompilerBug("timeline", f"a schedule with a deadlock, at cells {levels.stuck[:4]}")
-        gaps = None if works is None else Gaps(dependencies, works)
         steps = np.array([len(each.steps) for each in forms], np.int32)[form]
         size = steps if gaps is None else steps + gaps.counts
         ends = np.cumsum(size[levels.order], dtype=np.int32)
@@ -146,7 +146,7 @@ class _Lowering:
         if self.gaps is not None:
             self.gaps.move_clocks(self.reached, self.closed)
             total += int(self.gaps.gaps.closing.sum())
-        self.inputs = Inputs(total, _MOST if gaps is None else _MOST + len(WorkLane))
+        self.inputs = Inputs(total, most)
         self.op, self.add = np.zeros(total, np.int8), np.full(total, -1, np.int32)
 
     def cells(self, forms: Sequence[CellInstructions], form: Int64 | Int8, lag_row: Int32, add_row: Int32) -> None:

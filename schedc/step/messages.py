@@ -22,9 +22,10 @@ from schedc.step.lowering import (
     lower,
 )
 from schedc.step.numba_kernels import MAX
-from schedc.step.placed_works import PlacedWorks, TimedWorks
+from schedc.step.placed_works import TimedWorks
 from schedc.step.timeline import Timeline, arrivals, timeline_of
 from schedc.step.walk import run
+from schedc.step.work_lowering import Gaps
 
 
 def message_makespans(dependencies: Dependencies, kind: Int64, delay: Floats, latency: Floats) -> Floats:
@@ -66,7 +67,11 @@ def simulate_messages(
     the same cell: a Program posts the activation of a pair first (`schedc.step.program.insert_communication`).
     """
     keys = kind.astype(np.int64).tobytes(), (delay[:, :, 1:] > -np.inf).any(axis=1).tobytes()
-    cells = open_cells(dependencies, *keys) if works is None else _lowered(dependencies, *keys, works.placed)
+    cells = (
+        open_cells(dependencies, *keys)
+        if works is None
+        else _lowered(dependencies, *keys, Gaps(dependencies, works.placed))
+    )
     lags = np.concatenate([[0.0, latency], delay.ravel()])
     times = np.zeros(0) if works is None else works.time
     values = np.append(run(cells.walk, lags[:, None], times[:, None])[:, 0], 0.0)
@@ -88,14 +93,14 @@ def open_cells(dependencies: Dependencies, kinds: bytes, uses: bytes) -> Lowered
     return _lowered(dependencies, kinds, uses)
 
 
-def _lowered(dependencies: Dependencies, kinds: bytes, uses: bytes, works: PlacedWorks | None = None) -> Lowered:
+def _lowered(dependencies: Dependencies, kinds: bytes, uses: bytes, gaps: Gaps | None = None) -> Lowered:
     kind = np.frombuffer(kinds, np.int64)
     code = np.frombuffer(uses, bool).reshape(-1, 2)[kind] @ np.array([1, 2])
     code += 4 * _read(dependencies, 0) + 8 * _read(dependencies, 1)
     code += 16 * (dependencies.sends_activation & (code >= 8))
     codes, form = distinct(code, 32)
     forms = [_form(each) for each in codes.tolist()] or [CLOSED]
-    return lower(dependencies, forms, form, lag_row=(9 * kind).astype(np.int32), works=works)
+    return lower(dependencies, forms, form, lag_row=(9 * kind).astype(np.int32), gaps=gaps)
 
 
 def _read(dependencies: Dependencies, row: int) -> Bools:

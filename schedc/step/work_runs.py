@@ -16,6 +16,7 @@ from schedc.step.lowering import CLOSED, PACED, lower
 from schedc.step.placed_works import LaneTimes, PlacedWorks, TimedWorks
 from schedc.step.timeline import CellTimes, Timeline, arrivals, observed
 from schedc.step.walk import run
+from schedc.step.work_lowering import Gaps
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +108,13 @@ def run_with_works(
     cells = np.arange(len(dependencies), dtype=np.int32)
     form, kinds = PACED if disturbing else CLOSED, np.zeros(cells.size, np.int8)
     lowered = lower(
-        dependencies, [form], kinds, add_row=cells, works=placed, works_row=cells.size, disturbing=disturbing
+        dependencies,
+        [form],
+        kinds,
+        add_row=cells,
+        gaps=Gaps(dependencies, placed),
+        works_row=cells.size,
+        disturbing=disturbing,
     )
     lags = [0.0, latency, *([] if slowdown is None else slowdown[disturbing])]
     values = run(lowered.walk, np.array(lags)[:, None], np.concatenate([duration, time])[:, None])

@@ -23,6 +23,7 @@ from schedc.step.lowering import lower
 from schedc.step.placed_works import TimedWorks
 from schedc.step.timeline import Timeline, arrivals, timeline_of
 from schedc.step.walk import run
+from schedc.step.work_lowering import Gaps
 
 
 def layers_of(shape: StageShape) -> int:
@@ -130,9 +131,9 @@ def price_group(
     sets = RankSets(group.factors.shape[2])
     played = [play(of, sets, closed, behind) for of in tasks for behind in (False, True)]
     form = 2 * kind + dependencies.sends_activation
-    placed = None if works is None else works.placed
+    gaps = None if works is None else Gaps(dependencies, works.placed)
     cells = [each.instructions for each in played]
-    lowered = lower(dependencies, cells, form, add_row=add_row, works=placed, works_row=len(times))
+    lowered = lower(dependencies, cells, form, add_row=add_row, gaps=gaps, works_row=len(times))
     if works is not None:
         times = np.concatenate([times, np.broadcast_to(works.time[:, None], (works.time.size, times.shape[1]))])
     values = run(lowered.walk, np.array([[0.0], [p2p]]).repeat(times.shape[1], axis=1), times, sets=sets.table)
