@@ -15,6 +15,7 @@ from schedc.draw.markup import quantity
 from schedc.ir.ops import OpKind
 from schedc.step.cells.cell_pricing import CellKind
 from schedc.step.cells.group_pricing import GroupPricing, KindOfCell
+from schedc.step.cells.lone_cells import cells_on_ranks
 
 KINDS = {Half.FORWARD: OpKind.F, Half.RECOMPUTE: OpKind.R, Half.BACKWARD: OpKind.I, Half.WEIGHT: OpKind.W}
 """The op kind whose colours each half has."""
@@ -125,7 +126,7 @@ class CellChart:
 
 def _panels(group: GroupPricing, kind: KindOfCell, costs: CellCosts) -> tuple[Panel, ...]:
     """The fullest and the emptiest rank of a group."""
-    played = group.inside(kind, costs)
+    played = cells_on_ranks(group, kind, costs)
     ranks = dict.fromkeys((int(group.rows.argmax()), int(group.rows.argmin())))
     return tuple(Panel(f"rank {rank} with {group.rows[rank]:.3g} of the mean rows", played[rank]) for rank in ranks)
 

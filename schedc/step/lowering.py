@@ -16,7 +16,7 @@ from schedc.step.numba_kernels import MAX, MEET, PACE
 from schedc.step.walk import Walk
 
 if TYPE_CHECKING:
-    from schedc.step.work_lowering import Gaps, LoweredGaps
+    from schedc.step.work_lowering import Gaps
 
 FREE, INPUT, GRADIENT, FAR_INPUT, FAR_GRADIENT = range(-1, -6, -1)
 """Inputs from outside a cell: the rank is free; the message of the forward, and of the backward, is there.
@@ -62,7 +62,6 @@ class Lowered:
 
     base: [cells] the first of each. outs: [3, cells] those of the end of each cell, of its output, and of its gradient.
     reached: [cells] that of the rank's clock in front of each cell. closed: [P] that of the end of each rank.
-    gaps: those of works.
     """
 
     walk: Walk
@@ -70,7 +69,6 @@ class Lowered:
     outs: Int32
     reached: Int32
     closed: Int32
-    gaps: LoweredGaps | None
 
     @property
     def end(self) -> Int32:
@@ -97,29 +95,19 @@ def lower(
     """
     lowering = _Lowering(dependencies, forms, form, gaps, _MOST + len(disturbing))
     lowering.cells(forms, form, np.broadcast_to(lag_row, form.size), np.broadcast_to(add_row, form.size))
-    works = lowering.gaps
-    if works is not None:
-        for joins, (at, clock, other) in enumerate(works.instructions()):
-            lowering.inputs.put(0, at, clock, 0)
-            lowering.inputs.put(1, at, other, 0)
-            if not joins:
-                lowering.add[at] = works_row + np.arange(at.size)
+    if gaps is not None:
+        starts = gaps.number[gaps.start]
+        lowering.add[starts] = works_row + np.arange(starts.size)
+        for own, other in ((gaps.start, gaps.lanes), (gaps.join, starts)):
+            lowering.put(0, gaps.number[own], gaps.clock[own], 0)
+            lowering.put(1, gaps.number[own], other, 0)
         for number, lane in enumerate(disturbing):
-            lowering.inputs.put(_MOST + number, lowering.outs[0], works.busy(lane), ~(LATENCY + 1 + number))
-    walk = lowering.inputs.walk(lowering.op, lowering.add)
-    return Lowered(walk, lowering.base, lowering.outs, lowering.reached, lowering.closed, works)
-
-
-def lone(cell: CellInstructions) -> Walk:
-    """The walk of a cell that begins at time 0, and whose messages are there. Rows are those of the cell."""
-    first = np.cumsum([0, *(len(step.inputs) for step in cell.steps)])
-    inputs = np.array([each for step in cell.steps for each in step.inputs], np.int32).T
-    op, add = np.array([step.op for step in cell.steps], np.int8), np.array([step.add for step in cell.steps], np.int32)
-    return Walk(op, first, np.maximum(inputs[0], np.int32(-1)), inputs[1], add)
+            lowering.put(_MOST + number, lowering.outs[0], gaps.busy(lane), ~(LATENCY + 1 + number))
+    return Lowered(lowering.walk(), lowering.base, lowering.outs, lowering.reached, lowering.closed)
 
 
 class _Lowering:
-    """The instructions of an order while they are found, and where those of each cell begin."""
+    """The instructions of an order while they are found. source, lag: [inputs, n]; the rest is as in `Lowered`."""
 
     def __init__(
         self,
@@ -142,11 +130,11 @@ class _Lowering:
         ends, start = np.append(self.outs[0], np.int32(-1)), dependencies.rank_start
         self.reached = ends[dependencies.previous]
         self.closed = np.where(start[:-1] < start[1:], ends[start[1:] - 1], np.int32(-1))
-        self.gaps = None if gaps is None else gaps.lowered(self.base + steps - size, self.outs[0], total)
-        if self.gaps is not None:
-            self.gaps.move_clocks(self.reached, self.closed)
-            total += int(self.gaps.gaps.closing.sum())
-        self.inputs = Inputs(total, most)
+        if gaps is not None:
+            gaps.lower(self.base + steps - size, self.outs[0], total)
+            gaps.move_clocks(self.reached, self.closed)
+            total += int(gaps.closing.sum())
+        self.source, self.lag = np.full((most, total), _ABSENT, np.int32), np.zeros((most, total), np.int32)
         self.op, self.add = np.zeros(total, np.int8), np.full(total, -1, np.int32)
 
     def cells(self, forms: Sequence[CellInstructions], form: Int64 | Int8, lag_row: Int32, add_row: Int32) -> None:
@@ -162,7 +150,7 @@ class _Lowering:
                 for column, (read, late) in enumerate(step.inputs):
                     lag = late + lag_row[own] if late else 0
                     source = (self.base[own] + read, lag) if read >= 0 else self._outside(own, read, lag)
-                    self.inputs.put(column, at, *source)
+                    self.put(column, at, *source)
 
     def _outside(self, own: Int32, read: int, lag: Int32 | int) -> tuple[Int32, Int32 | int]:
         """[own] the instruction that cells read from outside, and its row of lags: ``lag``, or that of a message."""
@@ -173,21 +161,13 @@ class _Lowering:
         there, absent = (far, _ABSENT) if read in (FAR_INPUT, FAR_GRADIENT) else (producer >= 0, -1)
         return np.where(there, self.outs[1 + row, producer], np.int32(absent)), far * np.int32(LATENCY)
 
-
-class Inputs:
-    """The inputs of instructions as they are found, in columns. total: instructions; most: inputs of one."""
-
-    def __init__(self, total: int, most: int) -> None:
-        self.source, self.lag = np.full((most, total), _ABSENT, np.int32), np.zeros((most, total), np.int32)
-
     def put(self, column: int, at: Int32, source: Int32, lag: Int32 | int) -> None:
         """Gives instructions an input. at: [n] instructions; source, lag: [n] as in `Walk`, or absent."""
         self.source[column, at], self.lag[column, at] = source, lag
 
-    def walk(self, op: Int8, add: Int32) -> Walk:
-        """The walk of these inputs. op, add: [total] as there."""
+    def walk(self) -> Walk:
         there = self.source != _ABSENT
-        first = np.zeros(op.size + 1, np.int64)
+        first = np.zeros(self.op.size + 1, np.int64)
         np.cumsum(np.add.reduce(there, axis=0, dtype=np.int8), out=first[1:])
         source, lag = np.empty((2, first[-1]), np.int32)
         place = first[:-1].copy()
@@ -195,7 +175,7 @@ class Inputs:
             at = np.flatnonzero(here)
             source[place[at]], lag[place[at]] = self.source[column, at], self.lag[column, at]
             place += here
-        return Walk(op, first, source, lag, add)
+        return Walk(self.op, first, source, lag, self.add)
 
 
 @kept

@@ -67,11 +67,8 @@ def simulate_messages(
     the same cell: a Program posts the activation of a pair first (`schedc.step.program.insert_communication`).
     """
     keys = kind.astype(np.int64).tobytes(), (delay[:, :, 1:] > -np.inf).any(axis=1).tobytes()
-    cells = (
-        open_cells(dependencies, *keys)
-        if works is None
-        else _lowered(dependencies, *keys, Gaps(dependencies, works.placed))
-    )
+    gaps = None if works is None else Gaps(dependencies, works.placed)
+    cells = open_cells(dependencies, *keys) if gaps is None else _lowered(dependencies, *keys, gaps)
     lags = np.concatenate([[0.0, latency], delay.ravel()])
     times = np.zeros(0) if works is None else works.time
     values = np.append(run(cells.walk, lags[:, None], times[:, None])[:, 0], 0.0)
@@ -80,7 +77,7 @@ def simulate_messages(
     arrival[0] = values[cells.reached]
     timeline = timeline_of(dependencies, duration[kind], there[0], arrival + (delay[kind, 0].T - duration[kind]))
     timeline = replace(timeline, makespan=float(values[cells.closed].max(initial=0.0)))
-    return MessageStep(timeline, None if cells.gaps is None else cells.gaps.times(values))
+    return MessageStep(timeline, None if gaps is None else gaps.times(values))
 
 
 @kept

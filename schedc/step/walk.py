@@ -173,8 +173,8 @@ def _by_level(walk: Walk, lags: Floats, adds: Floats, add: Int32, sets: Int32 | 
     levels = walk.levels
     value = np.zeros((len(walk) + 1, adds.shape[1]))
     more = np.concatenate([adds, np.zeros((1, adds.shape[1]))])
-    own, met = add[levels.order], {} if sets is None else _meetings(walk, add, sets)
-    own[walk.op[levels.order] == MEET] = -1
+    own, meets = add[levels.order], walk.op[levels.order] == MEET
+    together = np.zeros(0, bool) if sets is None else sets[:, :, None] == sets[:, None, :]
     late = levels.late if lags.any() else [False] * len(levels.late)
     for number, (low, high) in enumerate(pairwise(levels.start.tolist())):
         time = value.take(levels.source[0, low:high], axis=0)
@@ -185,36 +185,10 @@ def _by_level(walk: Walk, lags: Floats, adds: Floats, add: Int32, sets: Int32 | 
             if late[number]:
                 other += lags.take(levels.lag[column, low:high], axis=0)
             np.maximum(time, other, out=time)
-        for rows, meet in met.get(number, ()):
-            time[rows] = meet.latest(time[rows])
+        if sets is not None and meets[low:high].any():
+            met = low + np.flatnonzero(meets[low:high])
+            time[met - low] = np.where(together[own[met]], time[met - low, None], -np.inf).max(axis=2)
+            own[met] = -1
         time += more.take(own[low:high], axis=0)
         value[levels.order[low:high]] = time
     return value[:-1]
-
-
-class _Meet:
-    """The sets of columns of a row of sets, in order."""
-
-    def __init__(self, sets: Int32) -> None:
-        order = np.argsort(sets, kind="stable")
-        _, self._start, place = np.unique(sets[order], return_index=True, return_inverse=True)
-        self._order, self._place = order, np.empty_like(place)
-        self._place[order] = place
-
-    def latest(self, time: Floats) -> Floats:
-        """[rows, K] the latest time in the set of each column. time: [rows, K]."""
-        return reduceat(np.maximum, time[:, self._order], self._start, axis=1)[:, self._place]
-
-
-def _meetings(walk: Walk, add: Int32, sets: Int32) -> dict[int, list[tuple[Int64, _Meet]]]:
-    """The MEETs of each level that has some: their places in the level, by row of sets."""
-    levels, each = walk.levels, [_Meet(row) for row in sets]
-    place = np.flatnonzero(walk.op[levels.order] == MEET)
-    level, row = np.searchsorted(levels.start, place, side="right") - 1, add[levels.order[place]]
-    met: dict[int, list[tuple[Int64, _Meet]]] = {}
-    order = np.lexsort((row, level))
-    parts = np.flatnonzero((np.diff(level[order]) != 0) | (np.diff(row[order]) != 0)) + 1
-    for part in np.split(order, parts) if order.size else ():
-        number = int(level[part[0]])
-        met.setdefault(number, []).append((place[part] - levels.start[number], each[row[part[0]]]))
-    return met

@@ -106,22 +106,14 @@ def run_with_works(
     """
     disturbing = [] if slowdown is None else np.flatnonzero(slowdown > 0).tolist()
     cells = np.arange(len(dependencies), dtype=np.int32)
-    form, kinds = PACED if disturbing else CLOSED, np.zeros(cells.size, np.int8)
-    lowered = lower(
-        dependencies,
-        [form],
-        kinds,
-        add_row=cells,
-        gaps=Gaps(dependencies, placed),
-        works_row=cells.size,
-        disturbing=disturbing,
-    )
+    form, kinds = [PACED if disturbing else CLOSED], np.zeros(cells.size, np.int8)
+    gaps = Gaps(dependencies, placed)
+    lowered = lower(dependencies, form, kinds, add_row=cells, gaps=gaps, works_row=cells.size, disturbing=disturbing)
     lags = [0.0, latency, *([] if slowdown is None else slowdown[disturbing])]
     values = run(lowered.walk, np.array(lags)[:, None], np.concatenate([duration, time])[:, None])
     end = values[lowered.end, 0]
     arrival = arrivals(dependencies, end, latency)
-    messages, gaps = np.maximum(arrival[1], arrival[2]), lowered.gaps
-    assert gaps is not None
+    messages = np.maximum(arrival[1], arrival[2])
     values = np.append(values[:, 0], 0.0)
     start = np.maximum(values[lowered.reached], messages)
     return LaneTimes(start, end, *(gaps.times(values, messages)), values[lowered.closed])

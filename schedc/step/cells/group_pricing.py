@@ -15,9 +15,8 @@ from schedc.cell.group import GroupTasks, task_times
 from schedc.cell.issue_order import ExpertRanks
 from schedc.cell.program import CellProgram
 from schedc.cell.serial import serial
-from schedc.cell.simulate import Played
 from schedc.ir.arrays import Floats, Int32, Int64
-from schedc.step.cells.played_cells import RankSets, play, play_ranks
+from schedc.step.cells.played_cells import RankSets, play
 from schedc.step.dependencies import Dependencies
 from schedc.step.lowering import lower
 from schedc.step.placed_works import TimedWorks
@@ -50,6 +49,15 @@ class RankRows:
         count = np.array([layers_of(shape) for shape in self.shapes], np.int64)
         return np.cumsum(count) - count, count
 
+    def of(self, stage: Int64, microbatch: Int32) -> Floats:
+        """[layers of the stage or 1, cells, ranks] factors of cells with equal graphs. stage, microbatch: [cells]."""
+        if self.factors.shape[:2] == (1, 1):
+            return self.factors
+        first, count = self.layers
+        layers = max(int(count[stage[0]]), 1)
+        known = np.minimum(first[stage] + np.arange(layers)[:, None], len(self.factors) - 1)
+        return np.asarray(self.factors[known, microbatch])
+
     @property
     def least(self) -> float:
         """The largest factor that some rank has in all layers and microbatches at least."""
@@ -78,7 +86,7 @@ class GroupPricing:
 
     timelines differ by expert rank: ``timeline`` is that of ``rank``, whose step ends last.
     ends: [ranks] when each of them ends. compute: [cells, ranks] time of segments.
-    carried, exposed, waiting: [lanes, cells, ranks] as in `schedc.cell.group.GroupPlayed`.
+    carried, exposed, waiting: [lanes, cells, ranks] as in `schedc.step.cells.played_cells`.
     rows: [ranks] mean factor of each rank. among: who exchanges with whom; None: all with all.
     works: [works] mean time that ranks stand at the JOIN of each; None without works.
     """
@@ -93,10 +101,6 @@ class GroupPricing:
     rows: Floats
     among: ExpertRanks | None = None
     works: Floats | None = None
-
-    def inside(self, kind: KindOfCell, costs: CellCosts) -> list[Played]:
-        """[ranks] a cell of one kind at the mean rows of each rank, which all ranks begin together."""
-        return play_ranks(GroupTasks.of(*kind, costs, self.among), self.rows.reshape(1, 1, -1))
 
     @cached_property
     def by_rank(self) -> dict[str, Floats]:
@@ -127,7 +131,7 @@ def price_group(
     that its cell sends. works: what runs beside the cells.
     """
     tasks = [GroupTasks.of(*of, costs, group.ranks) for of in kinds]
-    times, add_row = _TaskTimes(dependencies, tasks, group).rows(kind)
+    times, add_row = _task_rows(dependencies, tasks, kind, group)
     sets = RankSets(group.factors.shape[2])
     played = [play(of, sets, closed, behind) for of in tasks for behind in (False, True)]
     form = 2 * kind + dependencies.sends_activation
@@ -155,48 +159,27 @@ def price_group(
     timeline = timeline_of(dependencies, busy, there[0], arrival + (there[0] - busy - arrival.max(axis=0)))
     carried, exposed, waiting = lanes
     rows = group.factors.mean(axis=(0, 1))
-    stood = None if lowered.gaps is None else lowered.gaps.times(values)[2].mean(axis=1)
+    stood = None if gaps is None else gaps.times(values)[2].mean(axis=1)
     timeline = replace(timeline, makespan=float(ends[last]))
     return GroupPricing(timeline, last, ends, compute, carried, exposed, waiting, rows, group.ranks, stood)
 
 
-class _TaskTimes:
-    """Times of the tasks of cells on every rank, by their stages and microbatches."""
-
-    def __init__(self, dependencies: Dependencies, cells: Sequence[GroupTasks], group: RankRows) -> None:
-        schedule = dependencies.schedule
-        first, last = dependencies.first, np.where(dependencies.second >= 0, dependencies.second, dependencies.first)
-        self.cells, self.group = cells, group
-        columns = schedule.stage.astype(np.int64), schedule.microbatch.astype(np.int64)
-        self.halves = [(columns[0][rows], columns[1][rows]) for rows in (first, last)]
-        constant = group.factors.shape[:2] == (1, 1)
-        self.alike = [task_times(cell, group.factors, group.factors) for cell in cells] if constant else None
-
-    def of(self, number: int, cells: Int64) -> list[Floats]:
-        """[tasks][cells or 1, ranks] times of these cells, all of one kind."""
-        if self.alike is not None:
-            return self.alike[number]
-        return task_times(self.cells[number], *(self._factors(half, cells) for half in self.halves))
-
-    def rows(self, kind: Int64) -> tuple[Floats, Int32]:
-        """[rows, ranks] times of all tasks, and [cells] the row of the first task of each cell. kind: [cells]."""
-        tables: list[Floats] = []
-        row, total = np.zeros(kind.size, np.int32), 0
-        for number, cell in enumerate(self.cells):
-            own = np.flatnonzero(kind == number)
-            if not own.size:
-                continue
-            count, tasks = 1 if self.alike is not None else own.size, len(cell.tasks)
-            times = [np.broadcast_to(time, (count, time.shape[-1])) for time in self.of(number, own)]
-            tables.append(np.stack(times, axis=1).reshape(count * tasks, -1))
-            row[own] = total + tasks * (np.arange(own.size) if count > 1 else 0)
-            total += count * tasks
-        return np.concatenate(tables), row
-
-    def _factors(self, half: tuple[Int64, Int64], cells: Int64) -> Floats:
-        """[layers of the stage or 1, cells, ranks] factors of the cells in one half."""
-        stage, microbatch = (column[cells] for column in half)
-        first, count = self.group.layers
-        layers = max(int(count[stage[0]]), 1)
-        known = np.minimum(first[stage] + np.arange(layers)[:, None], len(self.group.factors) - 1)
-        return np.asarray(self.group.factors[known, microbatch])
+def _task_rows(
+    dependencies: Dependencies, cells: Sequence[GroupTasks], kind: Int64, group: RankRows
+) -> tuple[Floats, Int32]:
+    """[rows, ranks] times of the tasks of all cells, and [cells] the row of the first task of each. kind: [cells]."""
+    stage, microbatch = dependencies.schedule.stage, dependencies.schedule.microbatch
+    halves = dependencies.first, np.where(dependencies.second >= 0, dependencies.second, dependencies.first)
+    alike = group.factors.shape[:2] == (1, 1)
+    tables, row, total = [np.zeros((0, group.factors.shape[2]))], np.zeros(kind.size, np.int32), 0
+    for number, cell in enumerate(cells):
+        own = np.flatnonzero(kind == number)
+        if not own.size:
+            continue
+        some = own[:1] if alike else own
+        factors = (group.of(stage[rows[some]].astype(np.int64), microbatch[rows[some]]) for rows in halves)
+        times = [np.broadcast_to(time, (some.size, time.shape[-1])) for time in task_times(cell, *factors)]
+        tables += [np.stack(times, axis=1).reshape(-1, group.factors.shape[2])] if times else []
+        row[own] = total + len(times) * (0 if alike else np.arange(own.size))
+        total += some.size * len(times)
+    return np.concatenate(tables), row

@@ -8,13 +8,11 @@ from typing import NamedTuple
 import numpy as np
 
 from schedc.cell.graph import EXCHANGE_LANES
-from schedc.cell.group import GroupTasks, task_times
+from schedc.cell.group import GroupTasks
 from schedc.cell.program import Action, Edge, Half
-from schedc.cell.simulate import Played, StepSpan
 from schedc.ir.arrays import Floats, Int32
-from schedc.step.lowering import FREE, GRADIENT, INPUT, CellInstruction, CellInstructions, lone
+from schedc.step.lowering import FREE, GRADIENT, INPUT, CellInstruction, CellInstructions
 from schedc.step.numba_kernels import MAX, MEET
-from schedc.step.walk import run
 
 Members = tuple[tuple[int, ...], ...] | None
 
@@ -79,48 +77,16 @@ class PlayedCell:
             if action is Action.START:
                 carried += times[row + task]
                 continue
-            blocked, waiting = _blocked(*(values[base + step] for step in around))
+            blocked, waiting = blocked_at(*(values[base + step] for step in around))
             exposed += blocked - waiting
             waited += waiting
         return compute, lanes
 
-    def on_rank(self, values: Floats, times: list[float]) -> Played:
-        """The cell alone. values: [n] of its walk; times: [tasks]."""
-        all_, spans, exposed, standing = self.tasks.tasks.all, [], [], []
-        for action, task, *around in self.marks:
-            clock, own, begin, end = values[around].tolist()
-            if action is not Action.WAIT:
-                spans.append(StepSpan(all_[task], begin, end))
-                continue
-            start = max(clock, own)  # before it, an earlier exchange of the queue is carried
-            behind = start + float(_blocked(*values[around])[1])
-            exposed += [StepSpan(all_[task], clock, min(start, end)), StepSpan(all_[task], behind, end)]
-            standing.append(StepSpan(all_[task], start, behind))
-        complete = (self.complete.get(half) for half in (Half.FORWARD, Half.BACKWARD))
-        activation, gradient = (None if step is None else float(values[step]) for step in complete)
-        some = (tuple(span for span in row if span.end > span.begin) for row in (exposed, standing))
-        duration = float(values[self.instructions.outs[0]])
-        return Played(
-            self.tasks.tasks, tuple(times), tuple(spans), next(some), duration, activation, gradient, next(some)
-        )
 
-
-def _blocked(clock: Floats, own: Floats, begin: Floats, end: Floats) -> tuple[Floats, Floats]:
+def blocked_at(clock: Floats, own: Floats, begin: Floats, end: Floats) -> tuple[Floats, Floats]:
     """How long a rank blocks at a WAIT, and the part of it until the exchange begins; see `Mark`."""
     blocked = np.maximum(end - clock, 0.0)
     return blocked, np.clip(begin - np.maximum(clock, own), 0.0, blocked)
-
-
-def play_ranks(tasks: GroupTasks, factors: Floats) -> list[Played]:
-    """[ranks] one cell that all ranks begin at time 0, as `schedc.cell.simulate.play` gives it.
-
-    factors: [1, 1, ranks] rows of each rank over the mean.
-    """
-    sets = RankSets(factors.shape[2])
-    times = np.reshape(task_times(tasks, factors, factors), (-1, sets.ranks))
-    cell = play(tasks, sets, closed=False, behind=False)
-    values = run(lone(cell.instructions), np.zeros((1, sets.ranks)), times, sets=sets.table)
-    return [cell.on_rank(*row) for row in zip(values.T, times.T.tolist(), strict=True)]
 
 
 def play(tasks: GroupTasks, sets: RankSets, closed: bool, behind: bool) -> PlayedCell:

@@ -22,7 +22,7 @@ from schedc.diagnostics import DiagnosticError
 from schedc.ir.arrays import Floats
 from schedc.source import Source
 from schedc.step.cells.cell_pricing import CellPricing
-from schedc.step.cells.played_cells import play_ranks
+from schedc.step.cells.lone_cells import play_ranks
 from schedc.step.costs.costs import Costs, dump_costs, load_costs, parse_costs
 from support.cell_cases import graphs, reference_costs, shapes_of
 from support.lone_cells import play_alone
