@@ -84,7 +84,7 @@ class PlayedCell:
 
 
 def blocked_at(clock: Floats, own: Floats, begin: Floats, end: Floats) -> tuple[Floats, Floats]:
-    """How long a rank blocks at a WAIT, and the part of it until the exchange begins; see `Mark`."""
+    """[n] how long a rank blocks at a WAIT, and how long until the exchange begins. Arguments: [n], as in `Mark`."""
     blocked = np.maximum(end - clock, 0.0)
     return blocked, np.clip(begin - np.maximum(clock, own), 0.0, blocked)
 
