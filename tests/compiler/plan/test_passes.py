@@ -8,6 +8,7 @@ from importlib import import_module
 
 import pytest
 
+from schedc.diagnostics import DiagnosticError
 from schedc.inputs import open_input
 from schedc.load.library import Text
 from schedc.plan.passes import PASSES, Pass, Step, lower
@@ -59,6 +60,13 @@ def test_a_step_from_choices_made_elsewhere_runs_what_follows_them() -> None:
     assert again.predicted.end.tobytes() == whole.predicted.end.tobytes()
     assert again.memory.peak_memory.tolist() == whole.memory.peak_memory.tolist()
     assert len(again.instructions.works) == len(whole.instructions.works) > 0
+
+
+@pytest.mark.parametrize("wanted", ["timeline", "predicted", "memory", "claims", "instructions", "offloading"])
+def test_nothing_follows_from_a_step_that_does_not_fit(wanted: str) -> None:
+    with pytest.raises(DiagnosticError) as error:
+        lower(opened(OFFLOADED.replace("host 100 at 0.4 offload auto", "").replace("memory 3", "memory 1")), wanted)
+    assert [finding.code for finding in error.value.diagnostics] == ["S406"]
 
 
 def test_other_costs_keep_the_order_and_the_works() -> None:
