@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -78,8 +78,3 @@ def _of_slice(
     for layer, noted in zip(layers, before, strict=True):
         layer.outlined = layer.outlined * count or noted
     return record
-
-
-def indivisible(rows: int, slices: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """(stage, slices) of the stages that cannot split so many rows of a microbatch."""
-    return ((stage, count) for stage, count in enumerate(slices) if rows % count)
