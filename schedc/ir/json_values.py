@@ -13,7 +13,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from schedc.ir.json_reader import JsonReader, short
 
-_LARGEST, _LARGEST_FLOAT = 2**63, 2.0**100
+_LARGEST, _LARGEST_BYTES, _LARGEST_FLOAT = 2**31, 2**63, 2.0**100
+"""Integers, those of fields called ``bytes``, and other numbers lie below these."""
 _LONGEST = 2**20
 """The most elements of a list."""
 
@@ -71,7 +72,7 @@ def _plain(reader: JsonReader, kind: type, value: Any, path: str) -> Any:
             reader.fail(path, "true or false is expected")
         return value
     if kind is int:
-        return reader.integer(value, path, 0, _LARGEST)
+        return reader.integer(value, path, 0, _LARGEST_BYTES if path.endswith(".bytes") else _LARGEST)
     if type(value) not in (int, float) or not 0 <= value < _LARGEST_FLOAT:
         reader.fail(path, f"{short(value)} is no number from 0")
     return float(value)

@@ -112,7 +112,7 @@ class Header:
         }
 
     def take(self, line: HeaderLine, keyword: str, values: list[Any], match: re.Match[str]) -> None:
-        """Keeps what a line says. Fails where it contradicts an earlier one."""
+        """Keeps the values of a line. Fails where the line contradicts an earlier one."""
         if fault := self._fault(keyword, values):
             line.fail(fault[0], match.start(fault[1]))
         if keyword in _LISTS:
@@ -234,7 +234,7 @@ _GROUPS: dict[str, tuple[str, Callable[[HeaderLine, re.Match[str], int], Any]]] 
     "TEXT": (r'(".*")', _text), "N": (r"(\d+)", _number), "BYTES": (r"(\d+)", _long), "SIZE": (r"(-?\d+)", _long),
     "LIST": (r"(\d+(?: \d+)*)", _numbers),
 }  # fmt: skip
-"""What stands for a value in a line, and how it is read."""
+"""Words that stand for a value in a line: the pattern of the value, and its reader."""
 
 
 def _form(line: str) -> tuple[re.Pattern[str], list[str]]:

@@ -20,7 +20,7 @@ MOST_RANKS = 65_536
 def verify_plan(plan: Plan, placement: Placement, ranks: int | None = None) -> list[Diagnostic]:
     """Everything that is wrong with a plan for this placement.
 
-    ranks: those that share the experts, by default those of the plan's topology.
+    ranks: number of ranks that share the experts, by default that of the plan's topology.
     """
     if ranks is None and plan.topology is not None:
         ranks = plan.topology.ranks
@@ -59,6 +59,9 @@ def _alone(plan: Plan, placement: Placement) -> Iterator[Contradiction]:
             yield Contradiction("S147", fault, "cell", "write F.role, B.role.I or B.role.W; exchanges have no part")
     if len({cell.kind for cell in plan.cells}) < len(plan.cells):
         yield Contradiction("S147", "an order that is given twice", "cell", "keep one for each kind of pair")
+    names = plan.fuse.names if plan.fuse is not None else ()
+    if len(set(names)) < len(names):
+        yield Contradiction("S144", f"a fusion twice: {', '.join(names)}", "fuse", "keep one of them")
     for rule in plan.offload:
         if fault := _rule_fault(rule, placement):
             yield Contradiction("S155", fault, "offload", "speak of `all`, or of chunks or stages that are there")
@@ -100,4 +103,6 @@ def _rule_fault(rule: Offload, placement: Placement) -> str:
     if absent := missing(rule, placement):
         return f"there is no {rule.scope} {absent[0]}"
     unknown = [role for role in rule.roles if role not in HELD_ROLES]
+    if len(set(rule.roles)) < len(rule.roles):
+        return f"a role twice: {', '.join(rule.roles)}"
     return f"`{unknown[0]}` is no role" if unknown else ""

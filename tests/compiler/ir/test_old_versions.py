@@ -101,6 +101,9 @@ EXPERTS = {"count": 8, "top": 2}
         ("moved", {"host": None}, "S155", "activations leave, and the plan says nothing of host memory"),
         ("moved", {"loss": {"form": "late"}}, "S146", "a loss of the form `late`"),
         ("moved", {"fuse": {"names": ["x"]}}, "S144", "`x` is no fusion"),
+        ("moved", {"fuse": {"names": ["rope", "rope"]}}, "S144", "a fusion twice"),
+        ("moved", {"offload": [{"scope": "all", "roles": ["dense", "dense"]}]}, "S155", "a role twice"),
+        ("moved", {"tokens": 2**31}, "S391", "plan.tokens: 2147483648 is not in 0 ..<"),
         ("spread", {"parallel": {"tp": 0}}, "S156", "Parallel(tp=0"),
     ],
 )  # fmt: skip
