@@ -29,12 +29,6 @@ class _Bound:
     op: str
     value: t.Expr
 
-    def ends(self, value: int) -> tuple[int | None, int | None]:
-        """(least, largest) value that the bound allows; None where it does not limit."""
-        least = {">": value + 1, ">=": value, "==": value}.get(self.op)
-        largest = {"<": value - 1, "<=": value, "==": value}.get(self.op)
-        return least, largest
-
 
 def sizes_in(text: str, tree: t.ScheduleTree, chosen: Mapping[str, int]) -> Iterator[dict[str, int]]:
     """The sizes of the range, for every parameter of ``tree``, smallest values first.
@@ -179,9 +173,9 @@ class _Range:
     def ends(self, name: str, values: Mapping[str, int]) -> tuple[int, int]:
         """(least, largest) value of a size, given the values of those before it."""
         usable = [b for b in self.bounds if b.name == name and mentioned(b.value) <= set(values)]
-        ends = [bound.ends(self.value(bound.value, values)) for bound in usable]
-        lower, upper = [low for low, _ in ends if low is not None], [high for _, high in ends if high is not None]
-        return max([1, *lower]), min(upper)
+        bounds = [(bound.op, self.value(bound.value, values)) for bound in usable]
+        lower = [value + (op == ">") for op, value in bounds if op in (">", ">=", "==")]
+        return max([1, *lower]), min(value - (op == "<") for op, value in bounds if op in ("<", "<=", "=="))
 
 
 def _listed(chosen: _Range, tree: t.ScheduleTree, fixed: dict[str, int]) -> Iterator[dict[str, int]]:

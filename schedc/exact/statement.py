@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -20,15 +19,6 @@ Rational = int | Fraction
 CONTRARY = {"==": "!=", "!=": "==", "<=": ">", ">": "<=", ">=": "<", "<": ">="}
 CLOSED = frozenset({"==", "<=", ">="})
 """Comparisons that hold in a limit if they hold on the way there."""
-
-_ELEMENTWISE = {
-    "==": operator.eq,
-    "!=": operator.ne,
-    "<=": operator.le,
-    "<": operator.lt,
-    ">=": operator.ge,
-    ">": operator.gt,
-}
 
 SIGNS = {"==": {0}, "!=": {-1, 1}, "<=": {-1, 0}, "<": {-1}, ">=": {0, 1}, ">": {1}}
 """The signs of a value at which each comparison with 0 holds."""
@@ -188,9 +178,9 @@ def holds_at(statement: Statement, points: npt.NDArray[np.int64]) -> npt.NDArray
     if isinstance(statement, bool):
         return np.full(len(points), statement)
     if isinstance(statement, Comparison):
-        return np.asarray(_ELEMENTWISE[statement.op](points @ np.array(statement.form), 0))
-    parts = [holds_at(part, points) for part in statement.parts]
-    return np.asarray(np.all(parts, axis=0) if statement.word == "and" else np.any(parts, axis=0))
+        return np.isin(np.sign(points @ np.array(statement.form)), [*SIGNS[statement.op]])
+    join = np.logical_and if statement.word == "and" else np.logical_or
+    return np.asarray(join.reduce([holds_at(part, points) for part in statement.parts]))
 
 
 def conjunctions(statement: Statement) -> list[tuple[Comparison, ...]]:

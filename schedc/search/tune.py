@@ -22,7 +22,7 @@ from schedc.step.costs.costs import Costs
 from schedc.step.dependencies import Dependencies
 from schedc.step.legality import check_schedule
 from schedc.step.memory import measure_memory
-from schedc.step.timeline import Timeline, simulate
+from schedc.step.timeline import Timeline, run_durations, simulate
 
 MAX_OPS = 8_000
 """Most ops of a schedule that is searched. A split backward counts as two. With more ops, the solver needs gigabytes
@@ -120,7 +120,7 @@ def tune(
     ticks = combinatorial_bound(problem, windows, objective)
     own_bound, search = _cost(problem, objective, ticks), None
     if best is None or best.judged.value > own_bound * (1 + _ROUNDING):
-        hint = None if best is None else start_times(problem, arcs, best.order)
+        hint = None if best is None else start_times(problem, best.order)
         search = solve(problem, windows, objective, ticks, hint, effort)
         best = _better(problem, judge, best, search)
     if best is None:
@@ -148,16 +148,12 @@ def with_cell_order(problem: SearchProblem, order: Order) -> Schedule:
                    phases=("tuned",), spans=(NOWHERE,), source=None)  # fmt: skip
 
 
-def start_times(problem: SearchProblem, arcs: Arcs, order: Order) -> Int64:
+def start_times(problem: SearchProblem, order: Order) -> Int64:
     """[cells] ticks at which the cells start if ranks run them in this order, each as early as possible."""
-    duration, rank = problem.duration.tolist(), problem.dependencies.rank.tolist()
-    free = [0] * problem.schedule.ranks
-    start = [0] * len(problem)
-    for cell in order:
-        arrival = max((start[b] + duration[b] + lag for b, lag in arcs.followed[cell]), default=0)
-        start[cell] = max(free[rank[cell]], arrival)
-        free[rank[cell]] = start[cell] + duration[cell]
-    return np.array(start, np.int64)
+    cells = np.array(order, np.int64)[np.argsort(problem.dependencies.rank[order], kind="stable")]
+    ordered, start = Dependencies.of(with_cell_order(problem, order)), np.empty(len(problem), np.int64)
+    start[cells] = run_durations(ordered, problem.duration[cells].astype(float), float(problem.lag.max(initial=0)))[0]
+    return start
 
 
 @dataclass(frozen=True)
