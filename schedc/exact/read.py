@@ -14,7 +14,7 @@ from itertools import product
 from typing import TypeVar
 
 from schedc.exact.cone import Vector
-from schedc.exact.space import ONE, Space
+from schedc.exact.space import Space
 from schedc.exact.statement import Affine, Rational, Statement, compared, contrary, holds, joint
 from schedc.exact.times import IDLE, MAKESPAN, SPAN, SPAN_BUBBLE, Quantity
 from schedc.step.claim_values import COMPARISONS, NoValue
@@ -105,6 +105,8 @@ class ClaimReader:
     def value(self, node: tree.Expr) -> Cases:
         """The expression as a value. Raises `NoValue` and `NotLinear`."""
         cases = _READERS[type(node)](self, node)
+        if len(cases) == 1 and cases[0][0] is True:
+            return cases
         kept = tuple((where, value) for where, value in cases if where is not False)
         kept = next(((case,) for case in kept if case[0] is True), kept)
         if len(kept) > _MOST_CASES:
@@ -112,7 +114,7 @@ class ClaimReader:
         return kept
 
     def number(self, value: Rational) -> Affine:
-        return Affine(tuple(value * c for c in self.space.form(ONE)))
+        return Affine((*(0,) * len(self.space.symbols), value))
 
     def constant(self, value: Number) -> Rational | None:
         """The number that a value is whatever the costs; None if it follows them."""

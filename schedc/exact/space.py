@@ -62,17 +62,21 @@ class Space:
     def dimension(self) -> int:
         return len(self.symbols) + self.constant
 
-    @property
+    @cached_property
     def coordinates(self) -> tuple[str, ...]:
         return (*self.symbols, ONE) if self.constant else self.symbols
 
     def form(self, cost: str) -> Vector:
         """[coordinates] coefficients of a cost, or of `ONE`; all 0 for what is 0 outside of the space, as a latency."""
-        if self.equal and cost in ("I", "W"):
-            return self.form("F")
-        if cost == "B" and self.split:
-            return tuple(a + b for a, b in zip(self.form("I"), self.form("W"), strict=True))
-        return tuple(int(name == cost) for name in self.coordinates)
+        if cost not in self._forms:
+            parts = ("I", "W") if cost == "B" and self.split else (cost,)
+            named = ["F" if self.equal and part in ("I", "W") else part for part in parts]
+            self._forms[cost] = tuple(named.count(name) for name in self.coordinates)
+        return self._forms[cost]
+
+    @cached_property
+    def _forms(self) -> dict[str, Vector]:
+        return {}
 
     @cached_property
     def bounds(self) -> tuple[Bound, ...]:

@@ -37,10 +37,12 @@ class Affine:
     times: tuple[tuple[Quantity, Rational], ...] = ()
 
     def plus(self, other: Affine, factor: Rational = 1) -> Affine:
+        form = tuple(a + factor * b for a, b in zip(self.form, other.form, strict=True))
+        if not other.times:
+            return Affine(form, self.times)
         times = dict(self.times)
         for quantity, count in other.times:
             times[quantity] = times.get(quantity, 0) + factor * count
-        form = tuple(a + factor * b for a, b in zip(self.form, other.form, strict=True))
         return Affine(form, tuple((q, c) for q, c in sorted(times.items()) if c))
 
     def scaled(self, factor: Rational) -> Affine:
