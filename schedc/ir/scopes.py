@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Iterable
+from typing import Protocol, TypeVar
 
 import numpy as np
 
 from schedc.ir.placement import Placement
-from schedc.ir.plan import Offload, Plan
+from schedc.ir.plan import Plan
 
 
 class Scoped(Protocol):
@@ -19,6 +19,8 @@ class Scoped(Protocol):
     @property
     def numbers(self) -> tuple[int, ...]: ...
 
+
+Line = TypeVar("Line", bound=Scoped)
 
 SCOPES = ("all", "chunk", "stage")
 """From the least to the most special; where two lines speak of a stage, the more special one is taken."""
@@ -45,9 +47,9 @@ def is_chosen(plan: Plan) -> bool:
     return any(rule.scope == "auto" for rule in plan.offload)
 
 
-def rule_per_stage(rules: Sequence[Offload], stages: int, placement: Placement) -> dict[int, Offload]:
-    """The line that a stage follows, by stage; a more special line goes before others. rules: without `auto`."""
-    lines: dict[int, Offload] = {}
-    for rule in sorted(rules, key=lambda rule: SCOPES.index(rule.scope)):
-        lines |= dict.fromkeys(stages_of(rule, stages, placement), rule)
-    return lines
+def line_per_stage(lines: Iterable[Line], stages: int, placement: Placement | None) -> dict[int, Line]:
+    """The line that a stage follows, by stage; a more special line goes before others. lines: without `auto`."""
+    followed: dict[int, Line] = {}
+    for line in sorted(lines, key=lambda line: SCOPES.index(line.scope)):
+        followed |= dict.fromkeys(stages_of(line, stages, placement), line)
+    return followed

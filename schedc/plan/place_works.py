@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from schedc.diagnostics import Diagnostic, DiagnosticError, Label
+from schedc.diagnostics import Diagnostic, DiagnosticError
 from schedc.ir.arrays import Floats
 from schedc.ir.ops import OpKind
 from schedc.ir.plan import Host, Plan
 from schedc.ir.schedule import Schedule
-from schedc.ir.scopes import rule_per_stage
+from schedc.ir.scopes import line_per_stage
 from schedc.ir.works import WorkLane
 from schedc.plan.directives.base import Directives
 from schedc.plan.held_memory import HeldMemory
@@ -127,7 +127,7 @@ def _shares(
 ) -> dict[int, float]:
     """By stage that a line speaks of: the share of its activations that leaves. Raises `DiagnosticError` (S155)."""
     shares: dict[int, float] = {}
-    for stage, rule in rule_per_stage(plan.offload, schedule.stages, schedule.placement).items():
+    for stage, rule in line_per_stage(plan.offload, schedule.stages, schedule.placement).items():
         if not rule.roles:
             shares[stage] = 1.0
             continue
@@ -139,8 +139,7 @@ def _shares(
             help = "name no roles, so that everything leaves" + (
                 "" if recomputed else ", or say `experts` and `tokens`"
             )
-            label = Label(directives.span("offload"))
-            raise DiagnosticError([Diagnostic("S155", message, label, help=help, source=directives.tree.source)])
+            raise DiagnosticError([directives.fault("offload", "S155", message, help)])
         shares[stage] = share
     return shares
 
@@ -148,7 +147,7 @@ def _shares(
 def _as_written(directives: Directives, plan: Plan, step: _Step, shares: Mapping[int, float]) -> PlacedWorks:
     """What the lines say. Each stage is judged alone. shares: of its activations that leave, by stage."""
     schedule = step.dependencies.schedule
-    rules = rule_per_stage(plan.offload, schedule.stages, schedule.placement)
+    rules = line_per_stage(plan.offload, schedule.stages, schedule.placement)
     named = {number for rule in plan.offload if rule.scope == "stage" for number in rule.numbers}
     stays = step.stays
     for stage in sorted(named & set(stays.stage.tolist())):
@@ -168,8 +167,7 @@ def _read_at_once(directives: Directives, stage: int, microbatch: int) -> Diagno
     message = f"stage {stage} reads at once what its forward leaves, and nothing of it can leave"
     note = f"{stage}F{microbatch} and its backward follow each other on their rank"
     help = "offload stages that hold several microbatches: those of the first ranks"
-    label = Label(directives.span("offload"))
-    return Diagnostic("S155", message, label, notes=(note,), help=help, source=directives.tree.source)
+    return directives.fault("offload", "S155", message, help, notes=(note,))
 
 
 def _chosen(step: _Step, room: Floats) -> Offloading:
@@ -221,8 +219,7 @@ def check_host(directives: Directives, offloading: Offloading, dependencies: Dep
     most, name = write(float(on_host[gap]), up=True), f"{op.stage}{op.kind.name}{op.microbatch}"
     message = f"rank {rank} has {most} on the host in front of {name}, and the plan says {write(host.size)}"
     help = f"say `host {most}` if there is so much, or let less leave: `keep` more, or allow more `memory`"
-    label = Label(directives.span("host"))
-    raise DiagnosticError([Diagnostic("S155", message, label, help=help, source=directives.tree.source)])
+    raise DiagnosticError([directives.fault("host", "S155", message, help)])
 
 
 def lane_facts(offloading: Offloading, dependencies: Dependencies) -> Iterator[dict[str, float | int | str]]:

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from schedc.diagnostics import Diagnostic, DiagnosticError, Label
+from schedc.diagnostics import Diagnostic, DiagnosticError
 from schedc.ir.arrays import Floats
 from schedc.ir.contradictions import MOST_ZERO
 from schedc.ir.plan import Plan
@@ -148,10 +148,9 @@ def _in_bytes(directives: Directives, plan: Plan) -> bool:
 
 def _check(directives: Directives, plan: Plan, costs: Costs, sizes: ReplicaBytes, replicas: int) -> None:
     """Raises `DiagnosticError` for what leaves sums without a time or a size."""
-    source = directives.tree.source
 
     def refuse(code: str, message: str, help: str, word: str) -> DiagnosticError:
-        return DiagnosticError([Diagnostic(code, message, Label(directives.span(word)), help=help, source=source)])
+        return DiagnosticError([directives.fault(word, code, message, help)])
 
     ranks = plan.topology.ranks if plan.topology and plan.experts else 1
     if replicas % ranks:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from schedc.diagnostics import Diagnostic, DiagnosticError, Label
+from schedc.diagnostics import Diagnostic, DiagnosticError
 from schedc.ir.plan import Plan
 from schedc.ir.schedule import Schedule
 from schedc.plan.counts.layers import counted_activations
@@ -45,4 +45,4 @@ def _unknown_memory(directives: Directives, layout: Layout) -> Iterator[Diagnost
         help = f"write `activations {missing[0]} 400 MB`"
         more = "; of MoE layers it follows from `experts ... width F hidden H` and `tokens`"
         more += "; dense ones follow from `block hidden H inner F`"
-        yield Diagnostic("S146", message, Label(memory.span), help=help + more, source=directives.tree.source)
+        yield directives.fault(memory.span, "S146", message, help + more)

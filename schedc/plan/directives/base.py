@@ -11,7 +11,7 @@ from schedc.ir.plan import Plan, Recompute
 from schedc.ir.schedule import Schedule
 from schedc.ir.scopes import Scoped, missing, stages_of
 from schedc.plan.layout.parts import Layout
-from schedc.source import Source, Span
+from schedc.source import Span
 from schedc.syntax.plan import GivenValue, PlanTree, TableLine, Word
 
 
@@ -37,25 +37,6 @@ class SlicesRequest:
     numbers: tuple[int, ...]
     count: int
     span: Span
-
-
-def scope_faults(
-    code: str, what: str, lines: Iterable[tuple[Scoped, Span]], schedule: Schedule, source: Source
-) -> Iterator[Diagnostic]:
-    """Lines about stages or chunks that do not exist, and two of one scope for one stage. what: `two levels`."""
-    placement = schedule.placement
-    first: dict[tuple[str, int], Span] = {}
-    for request, span in lines:
-        if absent := missing(request, placement):
-            help = f"the schedule has {placement.stages} stages at these sizes, {placement.chunks} chunks on a rank"
-            yield Diagnostic(code, f"there is no {request.scope} {absent[0]}", Label(span), help=help, source=source)
-            continue
-        stages = stages_of(request, placement.stages, placement)
-        if twice := [first[request.scope, stage] for stage in stages if (request.scope, stage) in first]:
-            message = f"{what} for the same {request.scope if request.scope != 'all' else 'stages'}"
-            help = "keep one; a line for a stage goes before one for a chunk, and that before one for all"
-            yield Diagnostic(code, message, Label(span), (Label(twice[0], "the other"),), help=help, source=source)
-        first |= {(request.scope, stage): span for stage in stages}
 
 
 @dataclass(frozen=True)
@@ -94,6 +75,30 @@ class Directives:
     def span(self, word: str) -> Span:
         """The place of a word's line; the plan's name where it has no such line."""
         return self.spans.get(word, self.tree.span)
+
+    def fault(self, place: str | Span, code: str, message: str, help: str = "", **more: Any) -> Diagnostic:
+        """A finding at a place of the plan, or at the line of a word. more: further fields of the `Diagnostic`."""
+        label = Label(self.span(place) if isinstance(place, str) else place)
+        return Diagnostic(code, message, label, help=help, source=self.tree.source, **more)
+
+
+def scope_faults(
+    code: str, what: str, lines: Iterable[tuple[Scoped, Span]], directives: Directives, schedule: Schedule
+) -> Iterator[Diagnostic]:
+    """Lines about stages or chunks that do not exist, and two of one scope for one stage. what: `two levels`."""
+    placement = schedule.placement
+    first: dict[tuple[str, int], Span] = {}
+    for request, span in lines:
+        if absent := missing(request, placement):
+            help = f"the schedule has {placement.stages} stages at these sizes, {placement.chunks} chunks on a rank"
+            yield directives.fault(span, code, f"there is no {request.scope} {absent[0]}", help)
+            continue
+        stages = stages_of(request, placement.stages, placement)
+        if twice := [first[request.scope, stage] for stage in stages if (request.scope, stage) in first]:
+            message = f"{what} for the same {request.scope if request.scope != 'all' else 'stages'}"
+            help = "keep one; a line for a stage goes before one for a chunk, and that before one for all"
+            yield directives.fault(span, code, message, help, secondary=(Label(twice[0], "the other"),))
+        first |= {(request.scope, stage): span for stage in stages}
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from schedc.diagnostics import Diagnostic, Label
+from schedc.diagnostics import Diagnostic
 from schedc.ir.parallel import GlobalBatch, Parallel
 from schedc.ir.plan import Plan
 from schedc.ir.schedule import Schedule
@@ -36,9 +36,7 @@ def _check_schedule(directives: Directives, schedule: Schedule, _layout: Layout)
     microbatches = schedule.microbatches // parts
     fault = _sequence_fault(batch, plan.parallel, microbatches) or _token_fault(batch, plan, parts)
     if fault is not None:
-        yield Diagnostic(
-            "S157", fault[0], Label(directives.span("batch")), help=fault[1], source=directives.tree.source
-        )
+        yield directives.fault("batch", "S157", *fault)
 
 
 def _sequence_fault(batch: GlobalBatch, parallel: Parallel | None, microbatches: int) -> tuple[str, str] | None:

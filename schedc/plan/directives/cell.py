@@ -11,7 +11,7 @@ import numpy as np
 from schedc.cell import PlanOrder, cell_program, stage_shape
 from schedc.cell.costs import CellCosts
 from schedc.cell.written_order import ALIASES
-from schedc.diagnostics import Diagnostic, DiagnosticError, Label, did_you_mean
+from schedc.diagnostics import Diagnostic, DiagnosticError, did_you_mean
 from schedc.ir.ops import OpKind
 from schedc.ir.plan import CELL_EXCHANGES, CELL_SEGMENTS, CellPlan, Plan
 from schedc.ir.schedule import Schedule
@@ -85,13 +85,9 @@ def _check_schedule(directives: Directives, schedule: Schedule, _layout: Layout)
         if cell.kind not in present:
             pairs = [" & ".join(kind) for kind in ("FB", "FI") if kind in present]
             none = "a W in a pair fills gaps" if paired.size else "it has no pairs"
-            yield Diagnostic(
-                "S147",
-                f"an order for pairs {' & '.join(cell.kind)}, and the schedule has none",
-                Label(directives.span(f"cell {cell.kind}")),
-                help=f"its pairs are {' and '.join(pairs)}" if pairs else f"{none}: leave the order out",
-                source=directives.tree.source,
-            )
+            message = f"an order for pairs {' & '.join(cell.kind)}, and the schedule has none"
+            help = f"its pairs are {' and '.join(pairs)}" if pairs else f"{none}: leave the order out"
+            yield directives.fault(f"cell {cell.kind}", "S147", message, help)
 
 
 def _resolve(directives: Directives, _schedule: Schedule) -> dict[str, Any]:

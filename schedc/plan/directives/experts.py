@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from schedc.diagnostics import Diagnostic, Label
+from schedc.diagnostics import Diagnostic
 from schedc.ir.plan import PRECISIONS, ExpertSizes, Plan, Products
 from schedc.ir.schedule import Schedule
 from schedc.ir.verify_plan import misfit
@@ -66,13 +66,8 @@ def _write(plan: Plan) -> Iterator[str]:
 def _check_schedule(directives: Directives, _schedule: Schedule, layout: Layout) -> Iterator[Diagnostic]:
     """S145: experts, and no layer that has any."""
     if directives.plan.experts and not layout.total(PartKind.MOE) and not layout.total(PartKind.MTP):
-        yield Diagnostic(
-            "S145",
-            "experts, and all layers are dense",
-            Label(directives.span("experts")),
-            help="say fewer `dense` layers, or leave out the line and those that speak of experts",
-            source=directives.tree.source,
-        )
+        help = "say fewer `dense` layers, or leave out the line and those that speak of experts"
+        yield directives.fault("experts", "S145", "experts, and all layers are dense", help)
 
 
 DIRECTIVE = Directive("experts", _read, _write, check_schedule=_check_schedule)

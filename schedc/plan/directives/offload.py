@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
-from schedc.diagnostics import Diagnostic, Label
+from schedc.diagnostics import Diagnostic
 from schedc.ir.plan import HELD_ROLES, Offload, Plan
 from schedc.ir.schedule import Schedule
 from schedc.ir.scopes import SCOPES, is_chosen, missing, stages_of
 from schedc.plan.directives.base import Directive, Directives, Reading, scope_faults
 from schedc.plan.layout.parts import WITH_EXPERTS, Layout, PartKind, layers_in
-from schedc.source import Source
 from schedc.syntax.plan import OffloadLine, RulePart, Word
 
 _KINDS = {"dense": (PartKind.DENSE,)}
@@ -71,19 +70,17 @@ def _write(plan: Plan) -> Iterator[str]:
 def _check_schedule(directives: Directives, schedule: Schedule, layout: Layout) -> Iterator[Diagnostic]:
     """S155: lines about stages or chunks that do not exist, two of one kind for one stage, `auto` without a memory."""
     rules = directives.plan.offload
-    label, source = Label(directives.span("offload")), directives.tree.source
     if is_chosen(directives.plan) and directives.tree.memory is None:
         help = "write `memory 80 GB`: as little leaves as fits into it"
-        yield Diagnostic("S155", "`offload auto` without a memory", label, help=help, source=source)
-    yield from _missing_roles(rules, schedule, layout, label, source)
-    yield from scope_faults("S155", "two lines", [(rule, label.span) for rule in rules], schedule, source)
+        yield directives.fault("offload", "S155", "`offload auto` without a memory", help)
+    yield from _missing_roles(directives, schedule, layout)
+    lines = [(rule, directives.span("offload")) for rule in rules]
+    yield from scope_faults("S155", "two lines", lines, directives, schedule)
 
 
-def _missing_roles(
-    rules: Sequence[Offload], schedule: Schedule, layout: Layout, label: Label, source: Source
-) -> Iterator[Diagnostic]:
+def _missing_roles(directives: Directives, schedule: Schedule, layout: Layout) -> Iterator[Diagnostic]:
     """S155: roles that no stage of their line has."""
-    for rule in rules:
+    for rule in directives.plan.offload:
         if missing(rule, schedule.placement):
             continue
         stages = stages_of(rule, schedule.stages, schedule.placement)
@@ -92,7 +89,7 @@ def _missing_roles(
         if absent := [role for role in rule.roles if role not in there]:
             message = f"no layer has the role {' or '.join(absent)} on what `offload {rule.scope}` speaks of"
             help = f"name roles that are there: {', '.join(sorted(there))}; or none, so that everything leaves"
-            yield Diagnostic("S155", message, label, help=help, source=source)
+            yield directives.fault("offload", "S155", message, help)
 
 
 def _facts(plan: Plan, _layout: Layout) -> dict[str, Any]:

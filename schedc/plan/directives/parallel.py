@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
-from schedc.diagnostics import Diagnostic, Label
+from schedc.diagnostics import Diagnostic
 from schedc.ir.contradictions import MOST_ZERO
 from schedc.ir.parallel import OF_ATTENTION, Parallel
 from schedc.ir.plan import Plan
@@ -76,11 +76,10 @@ def _check_schedule(directives: Directives, schedule: Schedule, _layout: Layout)
         return
     product = f"tp {parallel.tp} x cp {parallel.cp} x dp {parallel.dp} x {schedule.ranks} ranks"
     message = f"{parallel.devices:,} devices, and {product} = {parallel.per_rank * schedule.ranks:,}"
-    span = Label(directives.span("parallel"))
     help = "change `dp`, or the ranks of the schedule"
     if parallel.devices % (rest := parallel.tp * parallel.cp * schedule.ranks) == 0:
         help = f"with {schedule.ranks} ranks write `dp {parallel.devices // rest}`"
-    yield Diagnostic("S156", message, span, help=help, source=directives.tree.source)
+    yield directives.fault("parallel", "S156", message, help)
 
 
 def _facts(plan: Plan, _layout: Layout) -> dict[str, Any]:

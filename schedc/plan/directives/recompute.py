@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from schedc.diagnostics import Diagnostic, DiagnosticError, Label
+from schedc.diagnostics import Diagnostic, DiagnosticError
 from schedc.ir.contradictions import shown_levels
 from schedc.ir.ops import OpKind
 from schedc.ir.placement import Placement
 from schedc.ir.plan import By, Level, Plan, Recompute
 from schedc.ir.schedule import Schedule
-from schedc.ir.scopes import SCOPES, missing, stages_of
+from schedc.ir.scopes import SCOPES, line_per_stage, missing, stages_of
 from schedc.plan.counts.layers import counted_layer
 from schedc.plan.directives.base import Directive, Directives, Reading, RecomputeRequest, scope_faults
 from schedc.plan.layout.parts import WITH_EXPERTS, Layout, ModelPart, PartKind, layers_in
@@ -66,10 +66,8 @@ def _check_lines(reading: Reading) -> None:
 
 def auto_stages(directives: Directives, schedule: Schedule) -> tuple[int, ...]:
     """The stages whose levels the compiler chooses."""
-    automatic: dict[int, bool] = {}
-    for request in sorted(directives.requests, key=lambda request: SCOPES.index(request.scope)):
-        automatic |= dict.fromkeys(stages_of(request, schedule.stages, schedule.placement), request.auto)
-    return tuple(sorted(stage for stage, auto in automatic.items() if auto))
+    lines = line_per_stage(directives.requests, schedule.stages, schedule.placement)
+    return tuple(sorted(stage for stage, request in lines.items() if request.auto))
 
 
 def _recompute(reading: Reading, parts: list[RulePart], span: Span) -> Recompute | None:
@@ -141,27 +139,24 @@ def _write(plan: Plan) -> Iterator[str]:
 
 
 def per_stage(
-    requests: Iterable[RecomputeRequest], stages: int, placement: Placement | None = None
+    requests: Sequence[RecomputeRequest], stages: int, placement: Placement | None = None
 ) -> tuple[Recompute, ...]:
     """[stages] what is recomputed; empty where there is no request. Requests for chunks need the placement."""
-    levels, ordered = [Recompute()] * stages, sorted(requests, key=lambda request: SCOPES.index(request.scope))
-    for request in ordered:
-        for stage in stages_of(request, stages, placement):
-            levels[stage] = request.recompute
-    return tuple(levels) if ordered else ()
+    lines = {stage: line.recompute for stage, line in line_per_stage(requests, stages, placement).items()}
+    return tuple(lines.get(stage, Recompute()) for stage in range(stages)) if requests else ()
 
 
 def _check_schedule(directives: Directives, schedule: Schedule, layout: Layout) -> Iterator[Diagnostic]:
     """S149: lines about stages, chunks or layers that do not exist, or two lines for one stage."""
-    placement, source = schedule.placement, directives.tree.source
+    placement = schedule.placement
     lines = [(request, request.span) for request in directives.requests]
-    yield from scope_faults("S149", "two lines", lines, schedule, source)
+    yield from scope_faults("S149", "two lines", lines, directives, schedule)
     for request in directives.requests:
         if not request.recompute.layers or missing(request, placement):
             continue
         for stage in stages_of(request, placement.stages, placement):
             if (fault := layer_fault(request.recompute, layout, stage)) is not None:
-                yield Diagnostic("S149", fault[0], Label(request.span), help=fault[1], source=source)
+                yield directives.fault(request.span, "S149", *fault)
                 break
 
 
@@ -198,14 +193,10 @@ def _recomputed_nothing(
         rows = rs[np.isin(schedule.stage[rs], none)]
         if rows.size:
             chosen = "has levels that the compiler chooses" if request.auto else "recomputes nothing"
-            yield Diagnostic(
-                "S149",
-                f"stage {schedule.stage[rows[0]]} {chosen}, and the schedule has Rs of it",
-                Label(request.span),
-                notes=(f"the first is {schedule.describe(int(rows[0]))}, and there would be nothing for it to do",),
-                help="say a level that lets go of something, or nothing of this stage: its Rs then do all of it again",
-                source=directives.tree.source,
-            )
+            message = f"stage {schedule.stage[rows[0]]} {chosen}, and the schedule has Rs of it"
+            note = f"the first is {schedule.describe(int(rows[0]))}, and there would be nothing for it to do"
+            help = "say a level that lets go of something, or nothing of this stage: its Rs then do all of it again"
+            yield directives.fault(request.span, "S149", message, help, notes=(note,))
 
 
 # The report.

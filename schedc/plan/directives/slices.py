@@ -10,7 +10,7 @@ from schedc.diagnostics import Diagnostic
 from schedc.ir.placement import Placement
 from schedc.ir.plan import Plan
 from schedc.ir.schedule import Schedule
-from schedc.ir.scopes import SCOPES, stages_of
+from schedc.ir.scopes import SCOPES, line_per_stage
 from schedc.plan.directives.base import Directive, Directives, Reading, SlicesRequest, scope_faults
 from schedc.plan.layout.parts import Layout
 from schedc.syntax.plan import SettingLine, SlicesLine, Word
@@ -47,17 +47,15 @@ def slices_per_stage(
     requests: Iterable[SlicesRequest], stages: int, placement: Placement | None = None
 ) -> tuple[int, ...]:
     """[stages] number of slices; empty where no stage has more than one. Requests for chunks need the placement."""
-    counts = [1] * stages
-    for request in sorted(requests, key=lambda request: SCOPES.index(request.scope)):
-        for stage in stages_of(request, stages, placement):
-            counts[stage] = request.count
-    return tuple(counts) if max(counts, default=1) > 1 else ()
+    lines = line_per_stage(requests, stages, placement)
+    counts = tuple(lines[stage].count if stage in lines else 1 for stage in range(stages))
+    return counts if max(counts, default=1) > 1 else ()
 
 
 def _check_schedule(directives: Directives, schedule: Schedule, _layout: Layout) -> Iterator[Diagnostic]:
     """S153: lines about stages or chunks that do not exist, or two numbers for one stage."""
     lines = [(request, request.span) for request in directives.slices]
-    yield from scope_faults("S153", "two numbers of slices", lines, schedule, directives.tree.source)
+    yield from scope_faults("S153", "two numbers of slices", lines, directives, schedule)
 
 
 def _resolve(directives: Directives, schedule: Schedule) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from schedc.diagnostics import Diagnostic, Label
+from schedc.diagnostics import Diagnostic
 from schedc.ir.plan import Plan
 from schedc.ir.schedule import Schedule
 from schedc.ir.ties import Tie, lies_apart
@@ -39,13 +39,9 @@ def _check_schedule(directives: Directives, schedule: Schedule, layout: Layout) 
     for tie in ties_of_plan(directives.plan, layout):
         if schedule.placement.pipes > 1 and lies_apart(tie, schedule.placement):
             stages = " and ".join(map(str, tie.stages))
-            yield Diagnostic(
-                "S303",
-                f"the stages {stages} are tied, have two copies each, and do not share their ranks",
-                Label(directives.span("tied")),
-                help="put the predictions into the last stage, or take a schedule with one pipe",
-                source=directives.tree.source,
-            )
+            message = f"the stages {stages} are tied, have two copies each, and do not share their ranks"
+            help = "put the predictions into the last stage, or take a schedule with one pipe"
+            yield directives.fault("tied", "S303", message, help)
 
 
 def _facts(plan: Plan, layout: Layout) -> dict[str, Any]:

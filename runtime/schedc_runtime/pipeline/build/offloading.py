@@ -10,7 +10,7 @@ import torch
 
 from schedc.ir.plan import Plan
 from schedc.ir.program import InstructionKind, Program, computation
-from schedc.ir.scopes import is_chosen, rule_per_stage
+from schedc.ir.scopes import is_chosen, line_per_stage
 from schedc.ir.works import WorkKind
 from schedc.step.dependencies import Dependencies
 from schedc.step.program.insert_works import placed_in
@@ -38,7 +38,7 @@ def offload_stages(
     lanes.buffers.name = name
     if host is not None and host.in_bytes:
         lanes.buffers.limit, lanes.buffers.slack = host.size, max(1.0, host.size / _most_on_host(program, rank))
-    rules = {} if is_chosen(plan) else rule_per_stage(plan.offload, program.stages, program.placement)
+    rules = {} if is_chosen(plan) else line_per_stage(plan.offload, program.stages, program.placement)
     for stage, microbatches in moving.items():
         named = frozenset(rules[stage].roles) if stage in rules else frozenset()
         there = held[stage].roles

@@ -1,0 +1,156 @@
+"""Lines that note one thing: ``tokens``, ``states``, ``rows``, ``overlap``, ``shard``, ``attention``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from schedc.diagnostics import Diagnostic
+from schedc.ir.plan import BYTES, Plan
+from schedc.ir.schedule import Schedule
+from schedc.plan.directives.base import Directive, Directives, Reading
+from schedc.plan.layout.parts import Layout
+from schedc.syntax.plan import AttentionLine, FactorLine, SettingLine, TokensLine
+from schedc.units import bytes_of, digits, exact_unit, shown
+
+
+def flag(field: str, words: tuple[str, ...], on: str, what: str) -> Callable[[Reading, SettingLine], None]:
+    """Reads a line with one of ``words``, of which ``on`` sets a field of the plan. what: the words, for messages."""
+
+    def read(reading: Reading, line: SettingLine) -> None:
+        if reading.word(line.value, words, what):
+            reading.give(**{field: line.value.text == on})
+
+    return read
+
+
+def number(word: str, example: str) -> Directive:
+    """The row of a word with a number, which is the plan's field of this name. example: such a number."""
+
+    def read(reading: Reading, line: FactorLine) -> None:
+        if line.words:
+            reading.fault("S144", f"`{word}` takes a number alone", line.words[0].span, f"write `{word} {example}`")
+        else:
+            reading.give(**{word: line.factor})
+
+    def write(plan: Plan) -> Iterator[str]:
+        if getattr(plan, word) != getattr(Plan(), word):
+            yield f"{word} {digits(getattr(plan, word))}"
+
+    return Directive(word, read, write)
+
+
+def _read_tokens(reading: Reading, line: TokensLine) -> None:
+    if line.count < 1:
+        reading.fault("S146", "no tokens", line.span, "say how many a rank has in one microbatch")
+        return
+    reading.give(tokens=line.count)
+    if line.words:
+        option, dtype = line.words
+        if reading.word(option, ("dtype",), "fact of the tokens") and reading.word(dtype, BYTES, "type of number"):
+            reading.give(dtype=dtype.text)
+
+
+def _write_tokens(plan: Plan) -> Iterator[str]:
+    if plan.tokens:
+        yield f"tokens {plan.tokens}" + (f" dtype {plan.dtype}" if plan.dtype else "")
+
+
+def _read_attention(reading: Reading, line: AttentionLine) -> None:
+    size = bytes_of(line.size.value, line.size.unit) if line.size.unit else None
+    if not size:
+        help = "write `attention 25 KB`: bytes per token, in KB to TB or KiB to TiB"
+        reading.fault("S146", "attention without bytes", line.size.span, help)
+    else:
+        reading.give(attention=size)
+
+
+def _write_attention(plan: Plan) -> Iterator[str]:
+    if plan.attention:
+        yield f"attention {exact_unit(plan.attention)}"
+
+
+def _write_rows(plan: Plan) -> Iterator[str]:
+    if plan.fp8_rows:
+        yield "rows fp8"
+
+
+def _row_facts(plan: Plan, _layout: Layout) -> dict[str, Any]:
+    """dispatch, combine: bytes of a row to the experts and back; null where the plan does not say its columns."""
+    if not plan.fp8_rows:
+        return {"rows": None}
+    return {"rows": {"dispatch": plan.dispatch_row_bytes or None, "combine": plan.row_bytes or None}}
+
+
+def _row_text(facts: dict[str, Any]) -> Iterator[str]:
+    if (rows := facts["rows"]) is not None:
+        sizes = f": {shown(rows['dispatch'])} each, back {shown(rows['combine'])}" if rows["dispatch"] else ""
+        yield f"rows travel to their experts in fp8{sizes}"
+
+
+def _write_overlap(plan: Plan) -> Iterator[str]:
+    if plan.overlap and not plan.cells:
+        yield "overlap auto"
+
+
+def _check_overlap(reading: Reading) -> None:
+    lines = [line for line in reading.tree.lines if isinstance(line, SettingLine) and line.word == "overlap"]
+    if "cell" in reading.spans and any(line.value.text == "off" for line in lines):
+        message = "the order of a cell, and `overlap off`"
+        reading.fault("S144", message, reading.span("overlap"), "leave one of the two out")
+
+
+def _overlap_text(facts: dict[str, Any]) -> Iterator[str]:
+    if facts["overlap"]:
+        orders = ", ".join(f"{cell['cell']} in the order of the plan" for cell in facts["cells"]) or "auto"
+        yield f"overlap {orders}"
+
+
+def _write_shard(plan: Plan) -> Iterator[str]:
+    if plan.shard_dense:
+        yield "shard dense"
+
+
+def _check_copies(directives: Directives, schedule: Schedule, _layout: Layout) -> Iterator[Diagnostic]:
+    """S144: a schedule that holds two copies of a stage sums their gradients whole."""
+    homes = schedule.placement.rank_of_stage
+    if directives.plan.shard_dense and (homes != homes[0]).any():
+        message = f"`shard dense`, and {schedule.name} holds two copies of its stages"
+        help = "take a schedule with one copy, as dualpipev in place of dualpipe, or leave `shard dense` out"
+        yield directives.fault("shard", "S144", message, help)
+
+
+def _shard_text(facts: dict[str, Any]) -> Iterator[str]:
+    if "shard" in facts:
+        yield "shard dense: replicas gather the dense parameters of a stage for its uses (`--replicas` prices that)"
+
+
+NOTES = (
+    Directive("tokens", _read_tokens, _write_tokens),
+    number("states", "16"),
+    Directive(
+        "rows",
+        flag("fp8_rows", ("same", "fp8"), "fp8", "type of rows that travel"),
+        _write_rows,
+        facts=_row_facts,
+        text=_row_text,
+    ),
+    Directive(
+        "overlap",
+        flag("overlap", ("auto", "off"), "auto", "way to overlap"),
+        _write_overlap,
+        check_lines=_check_overlap,
+        facts=lambda plan, layout: {"overlap": plan.overlap},
+        text=_overlap_text,
+    ),
+    Directive(
+        "shard",
+        flag("shard_dense", ("dense",), "dense", "part of a model that replicas shard"),
+        _write_shard,
+        check_schedule=_check_copies,
+        facts=lambda plan, layout: {"shard": "dense"} if plan.shard_dense else {},
+        text=_shard_text,
+    ),
+    Directive("attention", _read_attention, _write_attention),
+)
+"""The rows of these lines. A plan's canonical text ends with those that `DIRECTIVES` does not order."""
