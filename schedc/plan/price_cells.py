@@ -21,10 +21,10 @@ from schedc.plan.counts.rows import chosen_method
 from schedc.plan.group_rows import group_of
 from schedc.plan.layout.parts import DECODER, Layout, PartKind
 from schedc.plan.recomputed_nodes import graphs_of, shares_of_forward
-from schedc.source import Source
 from schedc.step.cells.cell_pricing import CellPricing, price
 from schedc.step.costs.checks import problem
 from schedc.step.costs.costs import Costs
+from schedc.step.costs.keys import EVERY_OP
 from schedc.step.dependencies import Dependencies
 from schedc.step.op_times import OpTimes
 from schedc.step.placed_works import TimedWorks
@@ -42,7 +42,7 @@ def price_cells(dependencies: Dependencies, costs: Costs, works: TimedWorks | No
     if costs.cell is None:
         return None
     schedule = dependencies.schedule
-    table, orders, plan = _attached(schedule, costs.cell, costs.source)
+    table, orders, plan = _attached(schedule, costs)
     shapes = table.shapes(schedule.stages)
     group = group_of(schedule, table, shapes, plan, costs.source)
     plain, recomputed = graphs_of(shapes, plan)
@@ -67,7 +67,7 @@ def op_times(schedule: Schedule, costs: Costs) -> OpTimes:
     A backward recomputes what its plan says, unless its stage has an R. Raises `DiagnosticError` (S404).
     """
     assert costs.cell is not None
-    table, orders, plan = _attached(schedule, costs.cell, costs.source)
+    table, orders, plan = _attached(schedule, costs)
     plain, again = graphs_of(table.shapes(schedule.stages), plan)
     behind = set(schedule.stage[schedule.kind == OpKind.R].tolist())
     backward = [shape.ready if stage in behind else shape for stage, shape in enumerate(plain)]
@@ -101,7 +101,7 @@ def stage_graphs(schedule: Schedule, costs: Costs) -> tuple[tuple[StageShape, ..
     costs: with a table of cells. Raises `DiagnosticError` (S404).
     """
     assert costs.cell is not None
-    table, _, plan = _attached(schedule, costs.cell, costs.source)
+    table, _, plan = _attached(schedule, costs)
     return graphs_of(table.shapes(schedule.stages), plan)[0], table.costs
 
 
@@ -116,10 +116,14 @@ def standard_table(schedule: Schedule) -> CellTable:
     return CellTable(CellCosts.of(segments, exchanges))
 
 
-def _attached(
-    schedule: Schedule, table: CellTable, source: Source | None
-) -> tuple[CellTable, dict[str, PlanOrder], Plan]:
-    """The table with the method of the plan, the plan's orders by kind of cell, and the plan. Raises S404."""
+def _attached(schedule: Schedule, costs: Costs) -> tuple[CellTable, dict[str, PlanOrder], Plan]:
+    """The table with the method of the plan, the plan's orders by kind of cell, and the plan. Raises S402 and S404."""
+    table, source = costs.cell, costs.source
+    assert table is not None
+    for key in EVERY_OP:
+        if np.any(getattr(costs, key)):
+            message = f"`{key}` is given beside the table [cell], whose segments do not take it"
+            raise DiagnosticError([problem("S402", message, source, key, f"add `{key}` to segments, and leave it out")])
     if len(table.blocks) not in (1, schedule.stages):
         message = f"`stages` has the blocks of {len(table.blocks)} stages, the schedule has {schedule.stages}"
         help = f"give {schedule.stages} texts, one per stage, or a single one for all"

@@ -22,6 +22,7 @@ from click.testing import CliRunner
 from project.command_server import CommandServer
 from schedc.cli import main
 from schedc.compiler import legal_schedule
+from schedc.diagnostics import CompilerBug
 from schedc.inputs import open_input
 from schedc.ir.schedule import Schedule
 from schedc.ir.text import print_schedule
@@ -29,6 +30,7 @@ from schedc.step.batch import simulate_batch
 from schedc.step.costs.costs import Costs
 from schedc.step.costs.keys import KEYS
 from schedc.step.dependencies import Dependencies
+from schedc.step.timeline import simulate
 from support import reference
 from support.needs import needs
 from support.paths import ROOT
@@ -370,3 +372,20 @@ def test_layers_do_not_multiply_a_key_that_every_op_takes(planted: Run, tmp_path
     }
     step = Step(orders_of(schedule), {**of_stages, "launch": Fraction(1, 2)})
     assert same([facts["makespan"], *facts["busy"]], [step.makespan, *step.busy])
+
+
+@pytest.mark.parametrize("command", [("check",), ("show", "--cell", "FB"), ("report",)])
+def test_a_key_that_every_op_takes_is_refused_beside_a_table_of_cells(planted: Run, command: tuple[str, ...]) -> None:
+    file = str(ROOT / "examples" / "costs" / "cells.toml")
+    arguments = (*command, "dualpipev", "-D", "P=2", "-D", "M=6", "--cost-file", file, "--cost")
+    assert planted(*arguments, "launch=0")[0] == 0
+    status, output = planted(*arguments, "launch=0.5")
+    assert (status, "S402" in output, "`launch`" in output) == (1, True, True)
+
+
+def test_a_batch_refuses_recomputation_inside_of_backwards() -> None:
+    """A timeline takes it. A batch that left it out would be wrong in silence."""
+    cells = Dependencies.of(legal_schedule(open_input("1f1b"), {"P": 2, "M": 3}))
+    assert simulate(cells.schedule, Costs(recompute_in_backward=1.0), cells).makespan == 16.0
+    with pytest.raises(CompilerBug, match="recompute_in_backward"):
+        simulate_batch(cells, [Costs(), Costs(recompute_in_backward=(0.0, 1.0))])
