@@ -35,9 +35,9 @@ from schedc.planner.presets.library import open_cluster, open_model
 from schedc.planner.price.files import PlannedStep
 from schedc.planner.price.part_table import PartTable
 from schedc.planner.price.plan_lines import dense_layers
-from schedc.planner.price.problem import PlanProblem
 from schedc.planner.space.axes import PlanAxes
 from schedc.planner.space.schedules import all_schedules
+from schedc.planner.times.problem import PlanProblem
 from schedc_runtime.testing import pool
 
 WITHIN = 5.0

@@ -41,11 +41,11 @@ from schedc.load.library import names, open_schedule
 from schedc.planner.presets.library import open_cluster, open_model
 from schedc.planner.price.part_table import PartTable
 from schedc.planner.price.priced import price_plan
-from schedc.planner.price.problem import PlanProblem
 from schedc.planner.search.best_first import SearchOptions, search
 from schedc.planner.search.bound import PlanBounds, splits_of
 from schedc.planner.space.conditions import read_condition
 from schedc.planner.space.space import PlanSpace
+from schedc.planner.times.problem import PlanProblem
 from schedc.step import numba_kernels as compiled
 from schedc.step import turn_loops
 from schedc.step.batch import simulate_batch

@@ -17,10 +17,10 @@ from schedc.planner.presets.library import open_cluster, open_model
 from schedc.planner.price.files import PlannedStep
 from schedc.planner.price.part_table import PartTable
 from schedc.planner.price.priced import price_plan
-from schedc.planner.price.problem import PlanProblem
 from schedc.planner.space.axes import PlanAxes
 from schedc.planner.space.schedules import ScheduleChoice, all_schedules
 from schedc.planner.times.constants import CONSTANTS
+from schedc.planner.times.problem import PlanProblem
 
 MODEL, CLUSTER, DEVICES, SEQUENCES, TOKENS = "pangu-ultra-moe-718b", "ascend-910b", 6144, 4608, 8192
 OVERLAP, BALANCE = 1.375, 1.255

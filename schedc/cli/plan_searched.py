@@ -15,11 +15,11 @@ from schedc.cli.plan_request import SearchRequest
 if TYPE_CHECKING:
     from schedc.model.sizes import ModelSizes
     from schedc.planner.fit.fitted import Fit
-    from schedc.planner.price.problem import PlanProblem
     from schedc.planner.search.best_first import SearchOptions
     from schedc.planner.space.conditions import PlanCondition
     from schedc.planner.space.offered import OfferedSchedules
     from schedc.planner.space.space import PlanSpace
+    from schedc.planner.times.problem import PlanProblem
 
 
 def searched(request: SearchRequest) -> None:
@@ -81,7 +81,7 @@ def plan_problem(request: SearchRequest) -> tuple[PlanProblem, Fit | None]:
     """
     from schedc.planner.fit.fitted import fit_for
     from schedc.planner.presets.library import open_cluster, open_model
-    from schedc.planner.price.problem import PlanProblem
+    from schedc.planner.times.problem import PlanProblem
 
     sequences, seq = request.batch
     model = open_model(request.model).at(seq)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
-from schedc.plan.layout.costs import PerKind
+from schedc.plan.layout.costs import PerKind, over_parts
 from schedc.plan.layout.parts import WORK, Layout
 from schedc.step.costs.costs import Costs
 from schedc.step.costs.parts import OPS, PartCosts
@@ -29,8 +29,8 @@ def with_times_of_parts(costs: Costs, layout: Layout) -> Costs:
     """The costs with F, I and W of each stage: the sum over its parts, and what each op takes. Others stay."""
     assert costs.parts is not None
     each = np.array([getattr(costs.parts, kind) for kind in WORK], np.float64)
-    times = layout.counts[:, : len(WORK)] @ each + np.array(costs.parts.op, np.float64)
-    F, I, W = (tuple(column) for column in times.T.tolist())  # noqa: E741
+    times = over_parts(layout.counts[:, : len(WORK)], each.T) + np.array(costs.parts.op, np.float64)[:, None]
+    F, I, W = (tuple(column) for column in times.tolist())  # noqa: E741
     return replace(costs, F=F, I=I, W=W, parts=None, given=costs.given - {"parts"} | set(OPS))
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from schedc.diagnostics import RequestError
 from schedc.planner.fit.fitted import Fit
-from schedc.planner.price.problem import PlanProblem
 from schedc.planner.search.best_first import SearchOptions, search
 from schedc.planner.search.region import FigureRegion, region_of
 from schedc.planner.space.conditions import PlanCondition
 from schedc.planner.space.space import PlanSpace
+from schedc.planner.times.problem import PlanProblem
 from schedc.report.plans import PlanFacts
 from schedc.report.priced_plans import plan_facts
 from schedc.report.waterfalls import to_json as compared

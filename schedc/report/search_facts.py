@@ -10,8 +10,8 @@ from typing import Any
 from schedc.model.counts import model_parameters
 from schedc.planner.fit.fitted import Fit
 from schedc.planner.fit.seen import beyond
-from schedc.planner.price.problem import PlanProblem
 from schedc.planner.search.result import FoundPlan, SearchResult
+from schedc.planner.times.problem import PlanProblem
 from schedc.report.model import cluster_facts
 from schedc.report.priced_plans import plan_facts
 

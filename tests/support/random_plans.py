@@ -13,10 +13,10 @@ from schedc.planner.model.check import contradictory_sizes
 from schedc.planner.presets.library import cluster_names, model_names, open_cluster, open_model
 from schedc.planner.price.files import PlannedStep
 from schedc.planner.price.part_table import PartTable
-from schedc.planner.price.problem import PlanProblem
 from schedc.planner.search.bound import PlanBounds
 from schedc.planner.space.space import PlanSpace
 from schedc.planner.times.constants import CONSTANTS
+from schedc.planner.times.problem import PlanProblem
 
 _LARGEST = 400
 """Forwards of an order, so that one price takes a fraction of a second."""

@@ -9,9 +9,9 @@ from schedc.planner.presets.library import open_cluster, open_model
 from schedc.planner.price.files import PlannedStep
 from schedc.planner.price.part_table import PartTable
 from schedc.planner.price.priced import PricedPlan, price_plan
-from schedc.planner.price.problem import PlanProblem
 from schedc.planner.space.axes import PlanAxes
 from schedc.planner.space.schedules import all_schedules
+from schedc.planner.times.problem import PlanProblem
 from schedc.report.plan_output import write_plans
 from schedc.report.priced_plans import plan_facts
 from schedc.report.search_facts import problem_facts

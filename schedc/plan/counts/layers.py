@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from functools import lru_cache
 
@@ -104,8 +105,7 @@ def recomputed_of_parts(plan: Plan, layout: Layout, forward: PerKind) -> Floats:
         parts = layers_in(layout.stages[stage])
         if recompute.adaptive is not None or recompute.level is Level.NONE:
             continue
-        levels = zip(parts, recompute.of_layers_up_to(len(parts)), strict=True)
-        again[stage] = sum(
-            time[part.kind] * time_share(layer_of_kind(plan, part.kind), level) for part, level in levels
-        )
+        alike = Counter(zip((part.kind for part in parts), recompute.of_layers_up_to(len(parts)), strict=True))
+        for kind, level in sorted(alike, key=lambda each: (WORK.index(each[0]), each[1].place)):
+            again[stage] += alike[kind, level] * (time[kind] * time_share(layer_of_kind(plan, kind), level))
     return again

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from schedc.diagnostics import Diagnostic, DiagnosticError, did_you_mean
-from schedc.ir.arrays import Floats
+from schedc.ir.arrays import Floats, Int64
 from schedc.plan.layout.parts import WORK, Layout
 from schedc.source import Source
 from schedc.step.costs.checks import problem, validated
@@ -86,6 +86,17 @@ class LayerCosts:
         time, activation = self.per_stage(layout), tuple(self.per_stage(layout, "activations").tolist())
         F, I, W = (tuple((time * factor).tolist()) for factor in (self.F, self.I, self.W))  # noqa: E741
         return Costs(F=F, I=I, W=W, p2p=self.p2p, activation=activation, pending_weight=activation)
+
+
+def over_parts(counts: Floats | Int64, of_parts: Floats) -> Floats:
+    """[..., stages] sums over the parts of stages, kind after kind, so that equal numbers have equal sums.
+
+    counts: [..., stages, kinds] parts of each kind. of_parts: [..., kinds] what one of them has; both broadcast.
+    """
+    total = counts[..., 0] * of_parts[..., None, 0]
+    for kind in range(1, of_parts.shape[-1]):
+        total = total + counts[..., kind] * of_parts[..., None, kind]
+    return np.asarray(total)
 
 
 SCHEMA = "schedc.layer-costs/1"

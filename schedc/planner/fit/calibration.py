@@ -11,10 +11,12 @@ import numpy as np
 from schedc.cell.graph import Lane
 from schedc.cell.table import CellTable
 from schedc.ir.arrays import Floats
+from schedc.plan.layout.parts import WORK, PartKind
+from schedc.planner.price.layouts import even_layout
 from schedc.planner.times.constants import ConstantVectors
 from schedc.planner.times.network import exchange_lanes, message
 from schedc.planner.times.parts import PartTimes, dense_layer, embedding, head, moe_segments
-from schedc.planner.times.run import TrainingRun
+from schedc.planner.times.problem import TrainingRun
 from schedc.planner.times.table import RunTable
 from schedc.step.costs.costs import Costs
 
@@ -26,6 +28,7 @@ SPREAD = 0.1
 
 _LEAST_SPREAD = 0.03
 _WAYS = {"F": "forward", "I": "input", "W": "weight"}
+_DENSE = WORK.index(PartKind.DENSE)
 _SEGMENTS = ("attention", "permute", "experts", "shared", "post")
 
 
@@ -57,7 +60,7 @@ def times_of(costs: Costs, run: TrainingRun) -> list[MeasuredTime]:
     found = list(_cell_times(costs.cell)) if costs.cell is not None else []
     if costs.cell is None and run.model.moe is None:
         found = list(_stage_times(costs, run))
-    if "p2p" in costs.given and not isinstance(costs.p2p, tuple) and run.pp > 1:
+    if "p2p" in costs.given and not isinstance(costs.p2p, tuple) and run.axes.pp > 1:
         found.append(MeasuredTime("p2p", _MS * costs.p2p))
     known = predicted_times(RunTable([run]), ConstantVectors.of((), np.zeros((1, 0))))
     return [time for time in found if time.seconds > 0 and time.name in known and known[time.name].item() > 0]
@@ -77,9 +80,9 @@ def _stage_times(costs: Costs, run: TrainingRun) -> Iterator[MeasuredTime]:
         values = getattr(costs, way)
         if way not in costs.given:
             continue
-        each = values if isinstance(values, tuple) else (values,) * run.stages
-        if len(each) != run.stages:
-            raise ValueError(f"the calibration has {len(each)} stages, pp*vpp is {run.stages}")
+        each = values if isinstance(values, tuple) else (values,) * run.axes.stages
+        if len(each) != run.axes.stages:
+            raise ValueError(f"the calibration has {len(each)} stages, pp*vpp is {run.axes.stages}")
         yield from (MeasuredTime(f"stage.{stage}.{way}", _MS * value) for stage, value in enumerate(each))
 
 
@@ -138,10 +141,10 @@ def _predicted_stages(runs: RunTable, constants: ConstantVectors, dense: PartTim
     """Stages whose layers are all dense, one part after the other; without what an op of a schedule adds."""
     first, last = embedding(runs, constants), head(runs, constants)
     known = {}
-    for stage in range(max(run.stages for run in runs.each)):
-        counts = [len(run.layer_ranges()[stage]) if stage < run.stages else 0 for run in runs.each]
-        layers = np.array(counts, np.float64)[:, None]
-        ends = np.array([[float(stage == run.stages - 1)] for run in runs.each])
+    for stage in range(max(run.axes.stages for run in runs.each)):
+        of_stage = (even_layout(run.model, run.axes.stages).counts[stage : stage + 1, _DENSE] for run in runs.each)
+        layers = np.array([counts.sum() for counts in of_stage], np.float64)[:, None]
+        ends = np.array([[float(stage == run.axes.stages - 1)] for run in runs.each])
         for way, field in _WAYS.items():
             time = layers * getattr(dense, field) + ends * getattr(last, field)
             known[f"stage.{stage}.{way}"] = time + (getattr(first, field) if stage == 0 else 0.0)

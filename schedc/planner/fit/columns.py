@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from schedc.planner.price.part_table import LEVELS
+
 
 @dataclass(frozen=True)
 class Column:
@@ -39,9 +41,17 @@ COLUMNS = {
         Column("gated", "flag", 0),
         Column("expert_bias", "flag", 0),
         Column("tied", "flag", 0),
+        *_whole("mtp", 0),
+        Column("sizes", "text", ""),
+        Column("skew", "number", 1.0),
         Column("schedule", "text", "1f1b"),
         Column("called", "text", ""),
         Column("recompute", "text", "none", ("none", "attention", "full")),
+        Column("level", "text", "", ("", *map(str, LEVELS))),
+        Column("where", "text", "all", ("all", "chunk0", "first_half")),
+        Column("layout", "text", "even", ("even", "balanced", "apart")),
+        Column("cells", "flag", 0),
+        Column("waits", "flag", 0),
         Column("fused", "flag", 1),
         Column("sequence_parallel", "flag", 0),
         Column("overlap", "flag", 0),

@@ -9,8 +9,9 @@ import numpy as np
 
 from schedc.ir.arrays import Floats, Int64
 from schedc.planner.fit.calibration import Calibration
+from schedc.planner.price.priced import step_seconds
+from schedc.planner.space.schedules import open_choice
 from schedc.planner.times.constants import BY_NAME, CONSTANTS, SUSTAINED, ConstantVectors, FitConstant, sustained
-from schedc.planner.times.step import step_times
 from schedc.planner.times.table import RunTable
 
 SPREAD = 0.05
@@ -80,7 +81,7 @@ class Estimator:
         """[rows, K] seconds per step."""
         if not len(self.table):
             return np.zeros((0, np.atleast_2d(positions).shape[0]))
-        return step_times(self.table, self.vectors(positions)).step
+        return step_seconds(self.table, self.vectors(positions))
 
     def _times(self, positions: Floats) -> Floats:
         """[times, K] residuals of what was calibrated, in their spreads."""
@@ -163,22 +164,22 @@ def needed(table: RunTable) -> Sequence[FitConstant]:
     runs = table.each
     features = {
         "": True,
-        "tp": any(run.tp > 1 for run in runs),
+        "tp": any(run.axes.tp > 1 for run in runs),
         "tp_nodes": bool((table.tp > table.near).any()),
-        "pp": any(run.pp > 1 for run in runs),
+        "pp": any(run.axes.pp > 1 for run in runs),
         "dp": bool((table.replicas * table.tp > table.near).any()),
         "unaligned": any(run.model.attention.qk_dim % 8 for run in runs),
-        "split": any(run.split for run in runs),
-        "gemm": any(run.precision in ("bf16", "fp16") for run in runs),
-        "fp8": any(run.precision == "fp8" for run in runs),
-        "fp4": any(run.precision == "fp4" for run in runs),
+        "split": any(open_choice(run.axes.schedule).splits for run in runs),
+        "gemm": any(run.problem.precision in ("bf16", "fp16") for run in runs),
+        "fp8": any(run.problem.precision == "fp8" for run in runs),
+        "fp4": any(run.problem.precision == "fp4" for run in runs),
         "moe": any(run.model.moe for run in runs),
-        "ep": any(run.ep > 1 for run in runs),
-        "cp": any(run.cp > 1 for run in runs),
-        "block_scales": any(run.block_scales for run in runs),
-        "hides_rows": any(run.hides_rows for run in runs),
-        "chunked_tp": any(run.chunked_tp and run.tp > 1 for run in runs),
-        "graphed": any(run.attention_graphs for run in runs),
+        "ep": any(run.axes.ep > 1 for run in runs),
+        "cp": any(run.axes.cp > 1 for run in runs),
+        "block_scales": bool(table.flag("block_scales").any()),
+        "hides_rows": bool(table.flag("hides_rows").any()),
+        "chunked_tp": bool((table.flag("chunked_tp")[:, 0] & (table.tp > 1)).any()),
+        "graphed": bool(table.flag("attention_graphs").any()),
     }
     devices = sorted({run.cluster.device.name for run in runs})
     clocks = [sustained(device) for device in devices] if len(devices) > 1 else []

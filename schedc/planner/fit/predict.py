@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from schedc.planner.fit.estimate import at
 from schedc.planner.fit.rows import MeasuredRow, MeasuredRows
 from schedc.planner.fit.units import check_units
-from schedc.planner.times.memory import rank_memory
-from schedc.planner.times.step import step_times
+from schedc.planner.price.files import planned_run
+from schedc.planner.price.part_table import PartTable
+from schedc.planner.price.priced import price_plan
+from schedc.planner.times.constants import on_device
+from schedc.planner.times.problem import TrainingRun
 from schedc.planner.times.table import RunTable
 
 
@@ -63,10 +66,18 @@ def predict(measured: MeasuredRows, constants: dict[str, float]) -> list[Predict
     Raises as `check_units`.
     """
     check_units(measured)
-    rows = measured.rows
-    steps = step_times(RunTable([row.run for row in rows]), at(constants)).step[:, 0]
-    memory = [float(rank_memory(row.run).total.max()) if row.peak_bytes else None for row in rows]
-    return [PredictedRow(*each) for each in zip(rows, steps.tolist(), memory, strict=True)]
+    runs = [_under(row.run, constants) for row in measured.rows]
+    table = PartTable.of_runs(RunTable(runs), at(constants))
+    plans = [price_plan(planned_run(run, table, number)) for number, run in enumerate(runs)]
+    return [
+        PredictedRow(row, plan.step, plan.needed if row.peak_bytes else None)
+        for row, plan in zip(measured.rows, plans, strict=True)
+    ]
+
+
+def _under(run: TrainingRun, constants: dict[str, float]) -> TrainingRun:
+    """The run under the constants of its device."""
+    return replace(run, problem=replace(run.problem, constants=on_device(constants, run.cluster.device.name)))
 
 
 def by_schedule(rows: Iterable[PredictedRow]) -> dict[str, ErrorSummary]:

@@ -18,7 +18,7 @@ from schedc.planner.fit.columns import COLUMNS, MEASURED, REQUIRED, Column
 from schedc.planner.fit.run_of_row import run_of
 from schedc.planner.presets.tables import files
 from schedc.planner.reading.texts import read_source
-from schedc.planner.times.run import TrainingRun
+from schedc.planner.times.problem import TrainingRun
 from schedc.source import Source
 from schedc.step.costs.costs import load_costs
 
@@ -66,11 +66,11 @@ class MeasuredRows:
 
     @property
     def precisions(self) -> frozenset[str]:
-        return frozenset(run.precision for run in self.runs)
+        return frozenset(run.problem.precision for run in self.runs)
 
     def only(self, called: str) -> MeasuredRows:
         """The rows of one schedule, by its name in the library or in their source."""
-        kept = tuple(row for row in self.rows if called.lower() in (row.called.lower(), row.run.schedule.lower()))
+        kept = tuple(row for row in self.rows if called.lower() in (row.called.lower(), row.run.axes.schedule.lower()))
         if not kept:
             names = sorted({row.called for row in self.rows})
             help = did_you_mean(called, names)
@@ -189,7 +189,7 @@ class _Reading:
         if cluster is None:
             return None
         try:
-            run = run_of(cells, cluster)
+            run = run_of(cells, cluster, self.folder)
             if cells["calibration"]:
                 return self._calibrated(line, name, cells, run)
         except ValueError as error:
@@ -203,7 +203,7 @@ class _Reading:
         first = self.seen.setdefault(measured, line)
         if first != line:
             self._say(line, "S724", f"the same row as line {first}", "delete one, or write `duplicate` in `left_out`")
-        called = cells["called"] or run.schedule
+        called = cells["called"] or run.axes.schedule
         return MeasuredRow(line, name, run, step, cells["peak_gib"] * 2**30, called)
 
     def _calibrated(self, line: int, name: str, cells: Cells, run: TrainingRun) -> CalibratedRow:
@@ -217,7 +217,7 @@ class _Reading:
 
     def _step(self, line: int, cells: Cells, run: TrainingRun) -> float:
         step, rate = cells["step_s"], cells["tokens_per_s_per_device"]
-        tokens = run.batch * run.model.seq / run.devices
+        tokens = run.problem.tokens / run.axes.devices
         if not step and not rate:
             self._say(line, "S722", "no measurement", f"write {' or '.join(MEASURED)}")
         elif step and rate and abs(tokens / step / rate - 1) > _AGREE:

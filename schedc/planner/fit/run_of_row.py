@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 from schedc.diagnostics import DiagnosticError
+from schedc.ir.plan import Level
 from schedc.model.sizes import AttentionKind, AttentionSizes, ModelSizes, MoeSizes
 from schedc.planner.cluster.values import Cluster
 from schedc.planner.fit.columns import COLUMNS
-from schedc.planner.times.orders import stages_at
-from schedc.planner.times.run import TrainingRun
+from schedc.planner.model.read import load_model
+from schedc.planner.presets.tables import files
+from schedc.planner.price.orders import OrderKey, known_order
+from schedc.planner.space.axes import PlanAxes
+from schedc.planner.space.schedules import open_choice
+from schedc.planner.times.problem import PlanProblem, Stack, TrainingRun
 
 MOST_OPS = 500_000
 """Ops of a step that rows may have: the order of more takes seconds."""
@@ -21,9 +27,13 @@ _PADDED = 128
 """Megatron pads a vocabulary to a multiple of so many entries per tensor rank."""
 
 
-def run_of(cells: Mapping[str, Any], cluster: Cluster) -> TrainingRun:
-    """The run of a row's cells. Raises `ValueError` with a message for sizes that contradict each other."""
-    model = _model(cells)
+def run_of(cells: Mapping[str, Any], cluster: Cluster, folder: Path) -> TrainingRun:
+    """The run of a row's cells; a file of sizes is relative to ``folder``.
+
+    Raises `ValueError` with a message for sizes that contradict each other, and `DiagnosticError` for a file of sizes
+    that is none.
+    """
+    model = _model(cells, folder)
     tp, pp, dp, cp = (cells[name] for name in ("tp", "pp", "dp", "cp"))
     if 0 in (tp, pp, dp, cp, cells["vpp"], cells["ep"], cells["microbatch"], cells["batch"]):
         raise ValueError("a group, a microbatch or a batch of 0")
@@ -39,23 +49,43 @@ def run_of(cells: Mapping[str, Any], cluster: Cluster) -> TrainingRun:
     ops = 3 * pp * cells["vpp"] * microbatches
     if ops > MOST_OPS:
         raise ValueError(f"a step of {ops:,} ops; {MOST_OPS:,} are the most")
-    names = [field.name for field in fields(TrainingRun)]
-    given: dict[str, Any] = {name: cells[name] for name in names if name in cells}
-    given |= {name: bool(value) for name, value in given.items() if COLUMNS[name].kind == "flag"}
-    run = TrainingRun(**given | {"model": model, "cluster": cluster, "microbatches": microbatches})
-    _check_order(run)
-    return run
+    cluster = replace(cluster, devices=tp * pp * dp * cp)
+    problem = PlanProblem(
+        model, cluster, cells["batch"], precision=cells["precision"], skew=max(1.0, cells["skew"]), stack=_stack(cells)
+    )
+    level = cells["level"] or str(Level.LAYER if cells["recompute"] == "full" else Level.NONE)
+    named = {name: cells[name] for name in _AXES}
+    axes = PlanAxes(**named, microbatches=microbatches, recompute=level, overlap=bool(cells["cells"]))
+    _check_order(axes)
+    return TrainingRun(problem, axes)
 
 
-def _check_order(run: TrainingRun) -> None:
+_AXES = tuple(each.name for each in fields(PlanAxes) if each.name not in ("microbatches", "recompute", "overlap"))
+"""The axes that columns of the same names say."""
+_TRAITS = tuple(each.name for each in fields(Stack) if each.name in COLUMNS)
+
+
+def _stack(cells: Mapping[str, Any]) -> Stack:
+    """The software of a row. Ranks of zero-bubble schedules start the next step without a wait unless rows say so."""
+    traits = {name: bool(cells[name]) if COLUMNS[name].kind == "flag" else cells[name] for name in _TRAITS}
+    free = cells["schedule"].startswith("zb") and not cells["waits"]
+    return Stack(**traits, recomputes_scores=cells["recompute"] == "attention", free_steps=free)
+
+
+def _check_order(axes: PlanAxes) -> None:
     """Raises `ValueError` for sizes that the schedule refuses, and for a schedule that is not there."""
     try:
-        stages = stages_at(run.schedule, run.pp, run.microbatches, run.vpp, run.limit)
+        choice = open_choice(axes.schedule)
+        refusal = choice.refusal()
+        if not refusal and choice.sizes(axes.pp, axes.microbatches, axes.vpp, axes.limit) is None:
+            refusal = f"it has not {axes.stages} stages, which is pp*vpp"
+        if not refusal:
+            known_order(choice, OrderKey.of(axes))
     except DiagnosticError as error:
-        sizes = f"pp = {run.pp}, vpp = {run.vpp}, {run.microbatches} microbatches"
-        raise ValueError(f"`{run.schedule[:40]}` at {sizes}: {error.diagnostics[0].message}") from error
-    if stages != run.stages:
-        raise ValueError(f"`{run.schedule}` has {stages} stages on {run.pp} ranks, pp*vpp is {run.stages}")
+        refusal = error.diagnostics[0].message
+    if refusal:
+        sizes = f"pp = {axes.pp}, vpp = {axes.vpp}, {axes.microbatches} microbatches"
+        raise ValueError(f"`{axes.schedule[:40]}` at {sizes}: {refusal}")
 
 
 def _padded(vocab: int, tp: int) -> int:
@@ -63,7 +93,20 @@ def _padded(vocab: int, tp: int) -> int:
     return -(-vocab // block) * block
 
 
-def _model(cells: Mapping[str, Any]) -> ModelSizes:
+def _model_of_file(cells: Mapping[str, Any], folder: Path) -> ModelSizes:
+    """The model of a shipped name or a file, whose sizes go before those of the row."""
+    name = cells["sizes"]
+    model = load_model(files("models").get(name) or folder / name).at(cells["seq"])
+    said = {"layers": model.layers, "hidden": model.hidden, "heads": model.attention.heads}
+    for size, value in said.items():
+        if cells[size] != value:
+            raise ValueError(f"`{size}` is {cells[size]}, and {value} in the sizes of `{name[:40]}`")
+    return model
+
+
+def _model(cells: Mapping[str, Any], folder: Path) -> ModelSizes:
+    if cells["sizes"]:
+        return _model_of_file(cells, folder)
     heads, hidden = cells["heads"], cells["hidden"]
     if 0 in (heads, hidden, cells["layers"], cells["seq"]):
         raise ValueError("a model with 0 layers, columns, heads or tokens")
@@ -89,7 +132,7 @@ def _model(cells: Mapping[str, Any]) -> ModelSizes:
         **{name: cells[name] for name in ("q_lora", "kv_lora", "rope_dim", "window")},
         windowed=tuple(range(0, cells["layers"], 1 if cells["windowed"] == "all" else 2)) if cells["window"] else (),
     )
-    sizes = {name: cells[name] for name in ("ffn", "seq", "norms")}
+    sizes = {name: cells[name] for name in ("ffn", "seq", "norms", "mtp")}
     vocab, gated, tied = cells["vocab"] or _padded(_GPT2_VOCAB, cells["tp"]), bool(cells["gated"]), bool(cells["tied"])
     layers = cells["layers"]
     return ModelSizes(cells["model"], layers, hidden, vocab, attention, moe=moe, gated=gated, tied=tied, **sizes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias
 
-from schedc.planner.times.run import TrainingRun
+from schedc.planner.times.problem import TrainingRun
 
 SEEN_AXES = ("tp", "pp", "vpp", "dp", "ep", "cp", "zero", "microbatch")
 """Sizes of a run that the constants of a fit follow from, among others."""
@@ -16,7 +16,7 @@ SeenRanges: TypeAlias = Mapping[str, tuple[int, int]]
 
 def seen_ranges(runs: Sequence[TrainingRun]) -> dict[str, tuple[int, int]]:
     """The ranges of these runs."""
-    values = {axis: [getattr(run, axis) for run in runs] for axis in SEEN_AXES}
+    values = {axis: [getattr(run.axes, axis) for run in runs] for axis in SEEN_AXES}
     return {axis: (min(each), max(each)) for axis, each in values.items() if each}
 
 

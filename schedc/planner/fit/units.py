@@ -7,7 +7,7 @@ import numpy as np
 from schedc.diagnostics import DiagnosticError
 from schedc.planner.fit.estimate import at
 from schedc.planner.fit.rows import MeasuredRows, finding_at
-from schedc.planner.times.step import step_times
+from schedc.planner.price.priced import step_seconds
 from schedc.planner.times.table import RunTable
 
 _LEAST, _MOST = 300.0, 3000.0
@@ -25,7 +25,7 @@ def check_units(measured: MeasuredRows) -> None:
     rows = measured.rows
     if len(rows) < _ENOUGH:
         return
-    predicted = step_times(RunTable([row.run for row in rows]), at({})).step[:, 0]
+    predicted = step_seconds(RunTable([row.run for row in rows]), at({}))[:, 0]
     share = np.array([row.step_s for row in rows]) / predicted
     off = share / np.median(share)
     findings = []

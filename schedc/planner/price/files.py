@@ -16,10 +16,10 @@ from schedc.plan.layout.parts import WORK, Layout
 from schedc.plan.layout.writer import write_layout
 from schedc.planner.price.part_table import LEVELS, OP, PartTable, activation_line, layout_of
 from schedc.planner.price.plan_lines import dense_layers, device_lines, model_lines
-from schedc.planner.price.problem import PlanProblem
-from schedc.planner.price.states import held_parameters
+from schedc.planner.price.states import held_parameters, kind_parameters
 from schedc.planner.space.axes import PlanAxes
-from schedc.planner.space.schedules import ScheduleChoice
+from schedc.planner.space.schedules import ScheduleChoice, open_choice
+from schedc.planner.times.problem import PlanProblem, TrainingRun
 from schedc.step.costs.costs import SCHEMA
 from schedc.units import digits
 
@@ -36,8 +36,8 @@ def _unsaid(problem: PlanProblem) -> Iterator[str]:
 class PlannedStep:
     """A plan of a problem, with what its files are made of.
 
-    table: with the split of the plan among its rows. choice: the schedule of the plan. placed: the layout, where it
-    does not follow from the times of the plan.
+    table: with the split of the plan among its runs. choice: the schedule of the plan. placed: the layout, where it
+    does not follow from the times of the plan. number: the run of the table; None for that of its split.
     """
 
     problem: PlanProblem
@@ -45,11 +45,12 @@ class PlannedStep:
     choice: ScheduleChoice
     table: PartTable
     placed: Layout | None = None
+    number: int | None = None
 
     @cached_property
     def row(self) -> int:
-        """The row of the plan's split in the table."""
-        return self.table.index[self.axes.split]
+        """The run of the table that has the plan's parts."""
+        return self.table.index[self.axes.split] if self.number is None else self.number
 
     @cached_property
     def placement(self) -> Placement:
@@ -81,7 +82,7 @@ class PlannedStep:
     @cached_property
     def parameter_bytes(self) -> Floats:
         """[kinds] bytes of the parameters of a part of each kind on a device, with gradients and optimizer."""
-        return held_parameters(self.problem.model, self.axes, self.placement.stages == 1)
+        return held_parameters(kind_parameters(self.problem.model, self.placement.stages == 1), self.axes)
 
     def plan_file(self, name: str, memory: float, notes: tuple[str, ...] = ()) -> str:
         """The text of the plan file. memory: bytes that ranks may hold. notes: lines above the plan."""
@@ -133,3 +134,8 @@ class PlannedStep:
             cells = CellTable(table.cell_costs(row, self.choice.splits), method=self.axes.alltoall)
             lines += ["", *(line for line in write_table(cells) if not line.startswith("stages ="))]
         return "\n".join([*lines, ""])
+
+
+def planned_run(run: TrainingRun, table: PartTable, number: int) -> PlannedStep:
+    """The plan of a run of a table. number: of the run. Raises `DiagnosticError` for a schedule that is not there."""
+    return PlannedStep(run.problem, run.axes, open_choice(run.axes.schedule), table, number=number)

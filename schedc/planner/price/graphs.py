@@ -13,10 +13,13 @@ from schedc.planner.price.files import PlannedStep
 from schedc.planner.price.part_table import LEVELS, split_directives
 
 
-def planned_graphs(planned: PlannedStep) -> tuple[StageShape, ...]:
-    """[stages] graphs with the nodes that backwards recompute: those of `schedc.plan.price_cells.stage_graphs`."""
+def planned_graphs(planned: PlannedStep) -> tuple[tuple[StageShape, ...], tuple[StageShape, ...]]:
+    """[stages] each: graphs with the nodes that backwards recompute, and those that an R runs.
+
+    They are those of `schedc.plan.recomputed_nodes.graphs_of`.
+    """
     costs = planned.table.cell_costs(planned.row, planned.choice.splits)
     table = with_layout(CellTable(costs, method=planned.axes.alltoall), planned.layout)
     sizes = split_directives(planned.problem, planned.axes.split).plan
     levels = tuple(Recompute(LEVELS[level]) for level in planned.levels.tolist())
-    return graphs_of(table.shapes(planned.placement.stages), replace(sizes, recompute=levels))[0]
+    return graphs_of(table.shapes(planned.placement.stages), replace(sizes, recompute=levels))

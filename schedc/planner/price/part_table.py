@@ -9,22 +9,24 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from schedc.cell.costs import CellCosts, SegmentTimes
-from schedc.ir.arrays import Floats
+from schedc.ir.arrays import Bools, Floats
 from schedc.ir.placement import Placement
 from schedc.ir.plan import Level, Recompute
-from schedc.model.sizes import LayerKind
+from schedc.model.sizes import LayerKind, ModelSizes
 from schedc.plan.activation_memory import pending_share, saved_share
 from schedc.plan.apply import layer_costs
 from schedc.plan.counts.layers import recomputation_time
 from schedc.plan.directives.base import Directives
 from schedc.plan.layout.costs import LayerCosts, PerKind
-from schedc.plan.layout.parts import WITH_EXPERTS, WORK, Layout, ModelPart, PartKind
+from schedc.plan.layout.parts import DECODER, WITH_EXPERTS, WORK, Layout, ModelPart, PartKind
 from schedc.planner.price.layouts import apart_layout, balanced_layout, even_layout
 from schedc.planner.price.plan_lines import attached, model_lines, rank_lines
-from schedc.planner.price.problem import PlanProblem
+from schedc.planner.price.states import Machine
 from schedc.planner.space.axes import RankSplit
+from schedc.planner.times.constants import ConstantVectors
 from schedc.planner.times.network import exchange_lanes, message
 from schedc.planner.times.parts import PartTimes, dense_layer, embedding, head, moe_layer, moe_segments, prediction
+from schedc.planner.times.problem import PlanProblem, TrainingRun
 from schedc.planner.times.table import RunTable
 from schedc.units import digits
 
@@ -43,76 +45,119 @@ _ONE_EACH = Layout(tuple((ModelPart(kind, int(kind is PartKind.MOE)),) for kind 
 
 @dataclass(frozen=True, eq=False)
 class PartTable:
-    """Parts of a model for many splits of a pipeline rank. Kinds are those of `WORK`, in its order.
+    """Parts of the models of runs under K vectors of constants. Kinds are those of `WORK`, in its order.
 
-    forward, input, weight: [splits, kinds + 1] seconds of one microbatch, with exchanges of rows; the last column is
-    what each op takes. again: [splits, levels, kinds] seconds that a backward recomputes for, by `LEVELS`.
-    rail, node: [splits] seconds over either kind of links of one dispatch, or of one combine. A layer has both in each
-    direction. p2p: [splits] seconds of a message between stages.
-    held: [splits, levels, kinds] bytes that a microbatch holds from its forward on; pending: [splits, kinds] those
-    between I and W. reserve: [splits, levels, 2] bytes that no order counts: the largest gradients, what a backward has
-    recomputed for a moment, buffers of exchanges. The last axis says whether pairs have two of these buffers.
-    segments: seconds of the segments of a layer with experts, by the roles of cells, [splits] each.
-    prediction: [splits] those of a prediction beyond its layer.
+    A row is a run under one vector: the K rows of a run follow each other. What no constant decides has a row by run.
+    forward, input, weight: [rows, kinds + 1] seconds of one microbatch, with exchanges of rows; the last column is
+    what each op takes. rail, node: [rows] seconds over either kind of links of one dispatch, or of one combine. A layer
+    has both in each direction. p2p: [rows] seconds of a message between stages.
     """
 
-    problem: PlanProblem
-    splits: tuple[RankSplit, ...]
+    runs: RunTable
+    constants: ConstantVectors
     forward: Floats
     input: Floats
     weight: Floats
-    again: Floats
     rail: Floats
     node: Floats
     p2p: Floats
-    held: Floats
-    pending: Floats
-    reserve: Floats
-    segments: dict[str, PartTimes]
-    prediction: PartTimes
 
     @classmethod
     def of(cls, problem: PlanProblem, splits: Sequence[RankSplit]) -> PartTable:
-        """The table of these splits. Their groups and tokens must be whole."""
-        runs, constants = RunTable([problem.run(split) for split in splits]), problem.vectors
-        kinds = _part_times(problem, runs)
-        op = np.full((len(splits), 1), float(constants["chunk"].item()))
-        times = [np.stack([_column(part, way) for part in kinds], axis=1) for way in _WAYS]
-        forward, input, weight = (
-            np.concatenate([time, share * op], axis=1) for time, share in zip(times, (1.0, 0.5, 0.5), strict=True)
-        )
-        levels = [_level_shares(problem, split) for split in splits]
-        rail, node = (lane[:, 0] for lane in exchange_lanes(runs, constants))
-        has_experts = problem.model.moe is not None
-        return cls(
-            problem,
-            tuple(splits),
-            forward,
-            input,
-            weight,
-            np.stack([level.time for level in levels]) * _recomputed(problem, forward)[:, None],
-            rail,
-            node,
-            message(runs, constants)[:, 0],
-            np.stack([level.held for level in levels]),
-            np.stack([level.pending for level in levels]),
-            np.array([_reserve(problem, split, level.held) for split, level in zip(splits, levels, strict=True)]),
-            {role: _flat(part) for role, part in moe_segments(runs, constants).items()} if has_experts else {},
-            _flat(prediction(runs, constants)),
-        )
+        """The table of splits of the ranks of a problem. Their groups and tokens must be whole."""
+        return cls.of_runs(RunTable([problem.run(split) for split in splits]), problem.vectors)
+
+    @classmethod
+    def of_runs(cls, runs: RunTable, constants: ConstantVectors) -> PartTable:
+        """The table of runs."""
+        constants = constants.on(runs.once("devices", lambda: [run.cluster.device.name for run in runs.each]))
+        shape = len(runs), len(constants)
+        kinds = _part_times(runs, constants)
+        op = np.broadcast_to(constants["chunk"], shape)
+        rail, node = exchange_lanes(runs, constants)
+
+        def column(way: str, share: float) -> Floats:
+            columns = [*(np.broadcast_to(getattr(part, way), shape) for part in kinds), share * op]
+            return np.stack(columns, axis=-1).reshape(-1, len(columns))
+
+        times = (column(way, share) for way, share in zip(_WAYS, (1.0, 0.5, 0.5), strict=True))
+        lanes = (np.broadcast_to(each, shape).ravel() for each in (rail, node, message(runs, constants)))
+        return cls(runs, constants, *times, *lanes)
+
+    @property
+    def problem(self) -> PlanProblem:
+        """The problem of the first run: that of all splits."""
+        return self.runs.each[0].problem
+
+    @cached_property
+    def splits(self) -> tuple[RankSplit, ...]:
+        """[runs] the split of the ranks of each run."""
+        return tuple(run.axes.split for run in self.runs.each)
 
     @cached_property
     def index(self) -> dict[RankSplit, int]:
-        """The row of each split."""
+        """The run of each split."""
         return {split: row for row, split in enumerate(self.splits)}
 
-    def split_factor(self, splits_backward: bool) -> float:
+    @cached_property
+    def recompute_seconds(self) -> Floats:
+        """[rows, levels, kinds] seconds that a backward recomputes for, by `LEVELS`."""
+        shares = np.stack([level.time for level in self._levels])[:, None]
+        forward = _recomputed(self.runs, self.forward).reshape(len(self.runs), -1, 1, OP)
+        return np.asarray((shares * forward).reshape(-1, len(LEVELS), OP))
+
+    @cached_property
+    def held(self) -> Floats:
+        """[runs, levels, kinds] bytes that a microbatch holds from its forward on, by `LEVELS`."""
+        return np.stack([level.held for level in self._levels])
+
+    @cached_property
+    def pending(self) -> Floats:
+        """[runs, kinds] bytes that a microbatch holds between I and W."""
+        return np.stack([level.pending for level in self._levels])
+
+    @cached_property
+    def reserve(self) -> Floats:
+        """[runs, levels, 2] bytes that no order counts.
+
+        They are the largest gradients, what a backward has recomputed for a moment, and buffers of exchanges. The last
+        axis says whether pairs have two of these buffers.
+        """
+        return np.array([_reserve(run, level.held) for run, level in zip(self.runs.each, self._levels, strict=True)])
+
+    @cached_property
+    def _levels(self) -> Sequence[_LevelShares]:
+        return self.runs.once("levels", lambda: [_level_shares(run) for run in self.runs.each])
+
+    @cached_property
+    def segments(self) -> dict[str, PartTimes]:
+        """Seconds of the segments of a layer with experts, by the roles of cells, [rows] each."""
+        if all(run.model.moe is None for run in self.runs.each):
+            return {}
+        return {role: self._flat(part) for role, part in moe_segments(self.runs, self.constants).items()}
+
+    @cached_property
+    def prediction(self) -> PartTimes:
+        """[rows] seconds of a prediction beyond its layer."""
+        return self._flat(prediction(self.runs, self.constants))
+
+    def _flat(self, part: PartTimes) -> PartTimes:
+        shape = len(self.runs), len(self.constants)
+        return PartTimes(*(np.broadcast_to(getattr(part, way), shape).ravel() for way in _WAYS))
+
+    @cached_property
+    def machine(self) -> Machine:
+        """What runs beside pipelines; [runs, K]."""
+        return Machine.of(self.runs, self.constants)
+
+    def split_factor(self, splits_backward: bool, vector: int = 0) -> float:
         """How much longer input and weight gradients take where they are ops of their own."""
-        return self.problem.constant("split") if splits_backward else 1.0
+        return float(self.constants["split"][0, vector]) if splits_backward else 1.0
 
     def cell_costs(self, row: int, splits_backward: bool) -> CellCosts:
         """The times inside cells of a split; all segments of a stage one after the other take what the table says."""
-        factor = self.split_factor(splits_backward)
+        number, vector = divmod(row, len(self.constants))
+        model, factor = self.runs.each[number].model, self.split_factor(splits_backward, vector)
 
         def times(part: PartTimes) -> SegmentTimes:
             values = (float(getattr(part, way)[row]) for way in _WAYS)
@@ -126,16 +171,16 @@ class PartTable:
         for kind in (PartKind.EMBEDDING, PartKind.DENSE, PartKind.HEAD):
             segments[str(kind)] = of_kind(WORK.index(kind))
         segments["op"] = SegmentTimes(*(float(getattr(self, way)[row, OP]) for way in _WAYS))
-        if self.problem.model.mtp:
+        if model.mtp:
             segments["mtp"] = times(self.prediction)
-        if not (self.problem.model.moe and self.problem.model.moe.shared):
+        if not (model.moe and model.moe.shared):
             segments.pop("shared", None)
         return CellCosts.of(segments, self._exchanges(row, factor))
 
     def _exchanges(self, row: int, factor: float) -> dict[str, SegmentTimes]:
         """Seconds of each exchange forward and backward. A flat one has one hop, which takes the time of both lanes."""
         rail, node = float(self.rail[row]), float(self.node[row])
-        if self.splits[row].alltoall == "flat":
+        if self.splits[row // len(self.constants)].alltoall == "flat":
             lane = "rail" if rail else "node"
             lanes = {lane: rail + node}
         else:
@@ -175,38 +220,36 @@ def _weights(problem: PlanProblem, overlap: bool) -> Floats:
 _WAYS = ("forward", "input", "weight")
 
 
-def _column(part: PartTimes, way: str) -> Floats:
-    return np.asarray(getattr(part, way)[:, 0])
-
-
-def _flat(part: PartTimes) -> PartTimes:
-    return PartTimes(*(_column(part, way) for way in _WAYS))
-
-
-def _part_times(problem: PlanProblem, runs: RunTable) -> list[PartTimes]:
-    """[kinds] times of each kind of part."""
-    constants = problem.vectors
-    last = moe_layer if problem.model.kind_of(problem.model.layers) is LayerKind.MOE else dense_layer
-    layer = {
-        PartKind.DENSE: dense_layer(runs, constants),
-        PartKind.MTP: last(runs, constants) + prediction(runs, constants),
+def _part_times(runs: RunTable, constants: ConstantVectors) -> list[PartTimes]:
+    """[kinds] times of each kind of part, [runs, K] each."""
+    moe = runs.once("moe", lambda: np.array([[run.model.moe is not None] for run in runs.each]))
+    last = runs.once("last", lambda: np.array([[run.model.kinds[-1] is LayerKind.MOE] for run in runs.each]))
+    heads = runs.once("heads", lambda: np.array([[1.0 + run.model.mtp] for run in runs.each]))
+    dense = dense_layer(runs, constants)
+    experts = moe_layer(runs, constants) if moe.any() else dense
+    of_kind = {
+        PartKind.EMBEDDING: embedding(runs, constants),
+        PartKind.DENSE: dense,
+        PartKind.MOE: _either(moe, experts, dense),
+        PartKind.MTP: _either(last, experts, dense),
+        PartKind.HEAD: head(runs, constants).times(heads),
     }
-    layer[PartKind.MOE] = moe_layer(runs, constants) if problem.model.moe else layer[PartKind.DENSE]
-    outside = {PartKind.EMBEDDING: embedding(runs, constants), PartKind.HEAD: _heads(problem, head(runs, constants))}
-    return [(layer | outside)[kind] for kind in WORK]
+    if (heads > 1).any():
+        of_kind[PartKind.MTP] += prediction(runs, constants)
+    return [of_kind[kind] for kind in WORK]
 
 
-def _heads(problem: PlanProblem, one: PartTimes) -> PartTimes:
-    """The head makes the logits of the model and of each prediction. one: seconds of one of them."""
-    count = 1.0 + problem.model.mtp
-    return PartTimes(count * one.forward, count * one.input, count * one.weight)
+def _either(flags: Bools, first: PartTimes, second: PartTimes) -> PartTimes:
+    """The times of the first part where ``flags`` [runs, 1] are set, else those of the second."""
+    return PartTimes(*(np.where(flags, getattr(first, way), getattr(second, way)) for way in _WAYS))
 
 
-def _recomputed(problem: PlanProblem, forward: Floats) -> Floats:
-    """[splits, kinds] forwards that levels recompute a share of: of a prediction that of its layer."""
+def _recomputed(runs: RunTable, forward: Floats) -> Floats:
+    """[rows, kinds] forwards that levels recompute a share of. A prediction counts its layer alone."""
     layers = forward[:, :OP].copy()
-    last = PartKind.MOE if problem.model.moe else PartKind.DENSE
-    layers[:, WORK.index(PartKind.MTP)] = layers[:, WORK.index(last)]
+    moe, dense = (WORK.index(kind) for kind in (PartKind.MOE, PartKind.DENSE))
+    has_experts = np.repeat([run.model.moe is not None for run in runs.each], len(forward) // len(runs))
+    layers[:, WORK.index(PartKind.MTP)] = np.where(has_experts, layers[:, moe], layers[:, dense])
     return layers
 
 
@@ -219,37 +262,62 @@ class _LevelShares:
     pending: Floats
 
 
-def _level_shares(problem: PlanProblem, split: RankSplit) -> _LevelShares:
-    directives = split_directives(problem, split)
+def _level_shares(run: TrainingRun) -> _LevelShares:
+    shares = _shares_of_lines(split_lines(run.problem, run.axes.split), run.model)
+    more = np.multiply.outer(_bytes_of_traits(run), [kind in DECODER for kind in WORK])
+    return _LevelShares(shares.time, shares.held + more, shares.pending + more[0])
+
+
+@lru_cache(maxsize=8192)
+def _shares_of_lines(lines: tuple[str, ...], model: ModelSizes) -> _LevelShares:
+    directives = attached(lines, model)
     plan, layers = directives.plan, layer_costs(directives)
     whole = np.array(layers.activations, np.float64)
     at = [replace(plan, recompute=(Recompute(level),) * len(WORK)) for level in LEVELS]
     even = LayerCosts(time=PerKind(*(1.0 for _ in WORK)))
     time = [recomputation_time(one, _ONE_EACH, even, np.ones(len(WORK))) for one in at]
-    held = [saved_share(one, _ONE_EACH, layers.activations) * whole for one in at]
-    return _LevelShares(
-        np.array(time), np.array(held), np.asarray(pending_share(plan, _ONE_EACH, layers.activations) * whole)
-    )
+    held = np.array([saved_share(one, _ONE_EACH, layers.activations) * whole for one in at])
+    pending = np.asarray(pending_share(plan, _ONE_EACH, layers.activations) * whole)
+    return _LevelShares(np.array(time), held, pending)
 
 
-def _reserve(problem: PlanProblem, split: RankSplit, held: Floats) -> Floats:
+def _bytes_of_traits(run: TrainingRun) -> Floats:
+    """[levels] bytes that a layer holds of a microbatch because of its software, beyond those of `Stack` as it is.
+
+    Without sequence parallelism inputs of norms and products are whole on every tensor rank.
+    """
+    stack, model, tp = run.problem.stack, run.model, run.axes.tp
+    whole = 2.0 * model.hidden * (1 if stack.sequence_parallel else tp)
+    input = whole - 2.0 * model.hidden
+    inside = 4.0 * input + (whole if stack.dropout else 0.0)
+    if not stack.fused and not stack.recomputes_scores:
+        inside += model.attention.heads * model.seq * (4.0 + stack.dropout)
+    rows = run.tokens / tp
+    return np.array([rows * (input if level is Level.LAYER else inside) for level in LEVELS])
+
+
+def _reserve(run: TrainingRun, held: Floats) -> Floats:
     """[levels, 2] bytes of a device beside parameters and activations. held: [levels, kinds] of a microbatch.
 
     The first product of a backward holds its weight gradient and that of its result, in 16 bits.
     """
-    model, top = problem.model, problem.model.moe.top if problem.model.moe and split.ep > 1 else 0
-    tokens = split.microbatch * model.seq / split.cp
+    model, axes = run.model, run.axes
+    top = model.moe.top if model.moe and axes.ep > 1 else 0
     columns = max(model.ffn * (1 + model.gated), model.attention.heads * model.attention.score_dim, model.vocab)
-    gradients = 2.0 * columns / split.tp * (model.hidden + tokens)
-    again = (held[0] - held).max(axis=1)
-    buffers = 2.0 * 2.0 * tokens / split.tp * top * model.hidden
-    return np.stack([gradients + again + buffers, gradients + again + 2.0 * buffers], axis=1)
+    gradients = 2.0 * columns / axes.tp * (model.hidden + run.tokens)
+    recomputed = (held[0] - held).max(axis=1)
+    buffers = 2.0 * 2.0 * run.tokens / axes.tp * top * model.hidden
+    return np.stack([gradients + recomputed + buffers, gradients + recomputed + 2.0 * buffers], axis=1)
 
 
 def split_directives(problem: PlanProblem, split: RankSplit) -> Directives:
     """What the lines of a split attach, as the compiler reads them from a plan file."""
-    lines = (*model_lines(problem.model), *rank_lines(problem, split), activation_line(problem, split))
-    return attached(lines, problem.model)
+    return attached(split_lines(problem, split), problem.model)
+
+
+def split_lines(problem: PlanProblem, split: RankSplit) -> tuple[str, ...]:
+    """The lines of a plan file that say a model and a split."""
+    return (*model_lines(problem.model), *rank_lines(problem, split), activation_line(problem, split))
 
 
 _LOGIT = 2.0 + 4.0

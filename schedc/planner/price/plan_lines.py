@@ -15,8 +15,8 @@ from schedc.model.sizes import LayerKind, ModelSizes
 from schedc.plan.counts.layers import counted_layer
 from schedc.plan.directives.base import Directives
 from schedc.plan.read import checked_lines
-from schedc.planner.price.problem import PlanProblem
 from schedc.planner.space.axes import PlanAxes, RankSplit
+from schedc.planner.times.problem import PlanProblem
 from schedc.source import Source
 from schedc.syntax.input import AppliedPlan
 from schedc.units import digits

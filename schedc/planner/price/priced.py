@@ -1,24 +1,33 @@
-"""Prices a plan as the compiler prices its files: its makespan, what its ranks hold, and what stands beside both."""
+"""Prices plans: the makespan of an order, what its ranks hold, and what stands beside both.
+
+Searches, predictions of rows, explanations and written files have their figures from `price_plan`.
+"""
 
 from __future__ import annotations
 
-import hashlib
-from dataclasses import dataclass
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
-from schedc.diagnostics import DiagnosticError
 from schedc.inputs import open_input
-from schedc.ir.schedule import Schedule
+from schedc.ir.arrays import Floats
 from schedc.load.library import Text
-from schedc.plan.layout.compare import load_per_rank
-from schedc.plan.layout.parts import WORK
 from schedc.plan.passes import Step, lower
-from schedc.planner.price.files import PlannedStep
-from schedc.planner.price.rank_loads import rank_loads
-from schedc.planner.price.states import OutsidePipeline, RankLoads, gathered_bytes, outside_pipeline
+from schedc.planner.price.files import PlannedStep, planned_run
+from schedc.planner.price.graphs import planned_graphs
+from schedc.planner.price.orders import KnownOrder, OrderKey, known_order
+from schedc.planner.price.part_table import PartTable
+from schedc.planner.price.stage_columns import PlansOfOrder, StageColumns
+from schedc.planner.price.states import OutsidePipeline
+from schedc.planner.times.constants import ConstantVectors
+from schedc.planner.times.table import RunTable
 from schedc.source import Source
+from schedc.step.batch import simulate_batch
+from schedc.step.cells.cell_pricing import price_step
 from schedc.step.costs.costs import parse_costs
+from schedc.step.timeline import Timeline, simulate
 
 _ANY = 1e18
 """Bytes of a memory that no plan fills."""
@@ -26,92 +35,123 @@ _ANY = 1e18
 
 @dataclass(frozen=True, eq=False)
 class PricedPlan:
-    """A plan with its files, priced.
+    """A plan, priced.
 
     makespan: seconds of the pipeline, as `schedc check` says it of the files: from inside cells where exchanges run
     beside compute. beside: seconds of a step beside it. peaks: [P] bytes of each rank at its peak, parameters
-    included. reserve: bytes that no order counts. usable: bytes of a device. digest: of the order (`order_digest`).
+    included. reserve: bytes that no order counts. digest: of the order (`order_digest`). name, notes: of its files.
     """
 
     planned: PlannedStep
-    plan_text: str
-    cost_text: str
     makespan: float
     beside: OutsidePipeline
     peaks: tuple[float, ...]
     reserve: float
-    usable: float
     digest: bytes
+    name: str = "planned"
+    notes: tuple[str, ...] = ()
 
     @property
     def step(self) -> float:
         """Seconds of a step."""
-        return self.makespan + float(self.beside.gradients) + float(self.beside.optimizer) + self.beside.step
+        return float(self.beside.step_of(self.makespan))
+
+    @property
+    def usable(self) -> float:
+        """Bytes of a device."""
+        return self.planned.problem.cluster.device.usable_bytes
+
+    @property
+    def needed(self) -> float:
+        """Bytes of the fullest rank, with what no order counts."""
+        return max(self.peaks) + self.reserve
 
     @property
     def fits(self) -> bool:
-        return max(self.peaks) + self.reserve <= self.usable * (1 + 1e-12)
+        return self.needed <= self.usable * (1 + 1e-12)
+
+    @cached_property
+    def plan_text(self) -> str:
+        """The text of the plan file."""
+        memory = max(self.usable - self.reserve, 1.0) if self.fits else _ANY
+        return self.planned.plan_file(self.name, memory, self.notes)
+
+    @cached_property
+    def cost_text(self) -> str:
+        """The text of the cost file."""
+        return self.planned.cost_file()
 
 
 def price_plan(planned: PlannedStep, name: str = "planned", notes: tuple[str, ...] = ()) -> PricedPlan:
-    """The plan through the compiler. Raises `DiagnosticError` where its schedule refuses its sizes."""
-    fitting = price_fitting(planned, name, notes)
-    return fitting or _priced(planned, planned.plan_file(name, _ANY, notes), name)
+    """The price of a plan. Raises `DiagnosticError` where its schedule refuses its sizes."""
+    order = order_of(planned)
+    columns, timeline = StageColumns.of_plans([planned]), pipeline_of(planned, order)
+    free = planned.problem.stack.free_steps
+    makespan = float(timeline.span.max()) if free else timeline.makespan
+    beside = columns.beside(np.array([[makespan]]))
+    of_plan = OutsidePipeline(*(np.asarray(seconds).item() for seconds in beside))
+    peaks = tuple(columns.rank_bytes(order)[:, 0].tolist())
+    return PricedPlan(planned, makespan, of_plan, peaks, float(columns.reserve()[0]), order.digest, name, notes)
 
 
-def price_fitting(planned: PlannedStep, name: str = "planned", notes: tuple[str, ...] = ()) -> PricedPlan | None:
-    """The plan through the compiler, None where the compiler refuses its files for their memory. Raises as above."""
-    memory = max(planned.problem.cluster.device.usable_bytes - _reserve(planned), 1.0)
-    try:
-        return _priced(planned, planned.plan_file(name, memory, notes), name)
-    except DiagnosticError as error:
-        if any(finding.code != "S406" for finding in error.diagnostics):
-            raise
-        return None
+def order_of(planned: PlannedStep) -> KnownOrder:
+    """The order of a plan. One that follows the costs is that of its files."""
+    if planned.choice.by_policy:
+        return KnownOrder(read_back(planned).dependencies)
+    return known_order(planned.choice, OrderKey.of(planned.axes))
 
 
-def _priced(planned: PlannedStep, text: str, name: str) -> PricedPlan:
-    """The plan of a plan file."""
-    usable, costs = planned.problem.cluster.device.usable_bytes, planned.cost_file()
-    result = _read(name, text, costs)
-    digest, reserve = order_digest(result.schedule), _reserve(planned)
-    makespan, peaks = result.predicted.makespan, tuple(result.memory.peak_memory.tolist())
-    return PricedPlan(planned, text, costs, makespan, _beside(planned, makespan), peaks, reserve, usable, digest)
+def pipeline_of(planned: PlannedStep, order: KnownOrder, vector: int = 0) -> Timeline:
+    """The timeline of a plan's pipeline under a vector of constants of its table."""
+    dependencies, columns = order.dependencies, StageColumns.of_plans([planned])
+    if not planned.axes.overlap:
+        return simulate(dependencies.schedule, columns.costs(vector), dependencies)
+    row = int(columns.rows[0, vector])
+    graphs, recomputed = planned_graphs(planned)
+    costs = planned.table.cell_costs(row, planned.choice.splits)
+    return price_step(dependencies, graphs, costs, float(planned.table.p2p[row]), recomputed=recomputed)
 
 
-def _reserve(planned: PlannedStep) -> float:
-    buffers = planned.table.reserve[planned.row, int(planned.levels.max()), int(planned.axes.overlap)]
-    return float(buffers + gathered_bytes(planned.problem.model, planned.axes, planned.placement.stages == 1))
+def step_seconds(runs: RunTable, constants: ConstantVectors) -> Floats:
+    """[runs, K] seconds of the steps of runs under constants: those of `price_plan`, but for rounding.
+
+    Each order is made once, and simulated once for all runs that have it. One that follows the costs is that of the
+    medians.
+    """
+    table = PartTable.of_runs(runs, constants)
+    seconds = np.empty((len(runs), len(constants)))
+    for plans, order in runs.once("orders", lambda: _same_order(runs)):
+        columns = StageColumns(plans, table)
+        seconds[columns.runs] = columns.steps(_pipelines(columns, order))
+    return seconds
 
 
-def order_digest(schedule: Schedule) -> bytes:
-    """Equal for equal orders on equal places, whatever the schedule is called."""
-    columns = (schedule.rank_start, schedule.kind, schedule.stage, schedule.microbatch, schedule.pair)
-    text = hashlib.blake2b(schedule.placement.rank_of_stage.tobytes(), digest_size=16)
-    for column in columns:
-        text.update(column.tobytes())
-    return text.digest()
+def _same_order(runs: RunTable) -> list[tuple[PlansOfOrder, KnownOrder]]:
+    """The runs by order, each planned under the medians of the constants."""
+    table = PartTable.of_runs(runs, ConstantVectors.of((), np.zeros((1, 0))))
+    groups: defaultdict[tuple[object, ...], list[PlannedStep]] = defaultdict(list)
+    for number, run in enumerate(runs.each):
+        planned = planned_run(run, table, number)
+        alone = number if planned.choice.by_policy or run.axes.overlap else -1
+        groups[OrderKey.of(run.axes), alone].append(planned)
+    return [(PlansOfOrder(plans), order_of(plans[0])) for plans in groups.values()]
 
 
-def pipeline_of(planned: PlannedStep) -> tuple[float, float]:
-    """Seconds that the busiest rank computes and exchanges rows, and seconds of the pipeline."""
-    timeline = read_back(planned).predicted
-    return float(timeline.busy.max()), timeline.makespan
+def _pipelines(columns: StageColumns, order: KnownOrder) -> Floats:
+    """[n, K] seconds of the pipelines of plans with an order."""
+    first = columns.of.plans[0]
+    if first.axes.overlap:
+        under = replace(first, table=columns.table)
+        lines = [pipeline_of(under, order, vector) for vector in range(columns.rows.shape[1])]
+        times = [line.span.max() if first.problem.stack.free_steps else line.makespan for line in lines]
+        return np.array([times], np.float64)
+    outcomes = simulate_batch(order.dependencies, columns.batch())
+    whole, busiest = (each.reshape(columns.rows.shape) for each in (outcomes.makespan, outcomes.span.max(axis=0)))
+    return np.where(columns.of.free, busiest, whole)
 
 
 def read_back(planned: PlannedStep) -> Step:
-    """The files of a plan through the compiler, with memory for any peak."""
-    return _read("planned", planned.plan_file("planned", _ANY), planned.cost_file())
-
-
-def _read(name: str, plan: str, costs: str) -> Step:
-    tree = open_input(Text(Source(f"{name}.sched", plan), name))
-    return lower(Step(tree, {}, parse_costs(Source(f"{name}.costs.toml", costs))), "predicted", "memory")
-
-
-def _beside(planned: PlannedStep, makespan: float) -> OutsidePipeline:
-    placement, parts = planned.placement, planned.layout.counts[:, : len(WORK)].astype(np.float64)
-    counts = np.stack([load_per_rank(placement, column) for column in parts.T], axis=1)
-    loads = rank_loads(planned.table, np.array([planned.row]), counts, placement.stages)
-    one = RankLoads(loads.own, loads.experts, loads.backward[0], loads.late[:, 0], loads.busy[:, 0])
-    return outside_pipeline(planned.problem, planned.axes, one, planned.axes.microbatches, makespan)
+    """The files of a plan through the compiler, with memory for any peak. Raises `DiagnosticError`."""
+    tree = open_input(Text(Source("planned.sched", planned.plan_file("planned", _ANY)), "planned"))
+    costs = parse_costs(Source("planned.costs.toml", planned.cost_file()))
+    return lower(Step(tree, {}, costs), "predicted", "memory")

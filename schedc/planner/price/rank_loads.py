@@ -5,25 +5,20 @@ from __future__ import annotations
 import numpy as np
 
 from schedc.ir.arrays import Floats, Int64
+from schedc.plan.layout.costs import over_parts
 from schedc.planner.price.part_table import HAS_EXPERTS, OP, PartTable
-from schedc.planner.price.states import RankLoads, kind_parameters
+from schedc.planner.price.states import RankLoads
 
 
-def rank_loads(table: PartTable, rows: Int64, counts: Floats, stages: int) -> RankLoads:
+def rank_loads(table: PartTable, rows: Int64, counts: Floats, parameters: Floats, stages: int) -> RankLoads:
     """The loads of plans on ranks with these parts.
 
-    rows: [plans] of the table. counts: [plans, P, kinds] or [P, kinds] parts of each rank. stages: of all ranks.
-    Returns numbers where the plans share their counts for what follows from those alone, else [plans].
+    rows: [...] of the table. counts: [..., P, kinds] parts of each rank. parameters: [..., kinds, 2] those of
+    `kind_parameters`. All broadcast. stages: of all ranks.
     """
-    own, experts = kind_parameters(table.problem.model, stages == 1).T
-    backward = (table.input[rows] + table.weight[rows])[:, :OP]
+    own, experts = ((counts * parameters[..., None, :, of]).sum(axis=-1).max(axis=-1) for of in (0, 1))
+    backward = over_parts(counts, (table.input[rows] + table.weight[rows])[..., :OP])
     layers = (counts @ HAS_EXPERTS).max(axis=-1)
     messages = 2.0 * stages / counts.shape[-2] * table.p2p[rows] * (stages > 1)
     late = np.stack([2.0 * lane[rows] * layers for lane in (table.node, table.rail)])
-    return RankLoads(
-        np.asarray((counts @ own).max(axis=-1)),
-        np.asarray((counts @ experts).max(axis=-1)),
-        np.asarray((counts @ backward[..., None])[..., 0].min(axis=-1)),
-        late,
-        2.0 * late + messages,
-    )
+    return RankLoads(np.asarray(own), np.asarray(experts), backward.min(axis=-1), late, 2.0 * late + messages)

@@ -7,18 +7,21 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from schedc.ir.arrays import Floats
+from schedc.ir.arrays import Floats, Int64
 from schedc.model.counts import Counts, layer_parameters, model_parameters, without_experts
 from schedc.model.parts import PartName
 from schedc.model.sizes import LayerKind, ModelSizes
 from schedc.model.spread import Spread
 from schedc.plan.layout.parts import DECODER, WORK, PartKind
-from schedc.planner.price.problem import GRAD_BYTES, PlanProblem
+from schedc.planner.times.constants import ConstantVectors
 from schedc.planner.times.network import ReplicaLinks
-from schedc.planner.times.states import OPTIMIZER_BYTES
+from schedc.planner.times.table import RunTable
 
 WEIGHT, GRADIENT, STATES = 2.0, 4.0, 12.0
 """Bytes of a parameter: its weight, its summed gradient, and master weight with two moments of Adam."""
+
+OPTIMIZER_BYTES = 28.0
+"""Bytes per parameter that Adam reads and writes: gradient, master weight and two moments of 4, weight of 2."""
 
 
 @lru_cache(maxsize=64)
@@ -55,24 +58,30 @@ def parameter_bytes(spread: AnySpread) -> tuple[Floats, Floats]:
     return of(spread.replicas), of(spread.expert_replicas)
 
 
-def held_parameters(model: ModelSizes, spread: AnySpread, one_stage: bool = False) -> Floats:
-    """[..., kinds] bytes that a device holds of the parameters of a part of each kind."""
-    own, experts = kind_parameters(model, one_stage).T
+def held_parameters(parameters: Floats, spread: AnySpread) -> Floats:
+    """[..., kinds] bytes that a device holds of the parameters of a part of each kind.
+
+    parameters: [kinds, 2] or [..., kinds, 2], by `kind_parameters`.
+    """
+    own, experts = parameters[..., 0], parameters[..., 1]
     dense, expert = parameter_bytes(spread)
-    return np.asarray(np.multiply.outer(dense / spread.tp, own) + np.multiply.outer(expert / spread.ep, experts))
+    return np.asarray((dense / spread.tp)[..., None] * own + (expert / spread.ep)[..., None] * experts)
 
 
-def gathered_bytes(model: ModelSizes, spread: AnySpread, one_stage: bool = False) -> Floats:
-    """[...] bytes of weights that level 3 holds whole for a moment: of the largest part, and of a layer ahead of it."""
-    own, experts = kind_parameters(model, one_stage).T
-    dense, expert = (1.0 / np.asarray(ranks, np.float64) for ranks in (spread.tp, spread.ep))
-    parts = WEIGHT * (np.multiply.outer(dense, own) + np.multiply.outer(expert, experts))
+def gathered_bytes(parameters: Floats, spread: AnySpread) -> Floats:
+    """[...] bytes of weights that level 3 holds whole for a moment: of the largest part, and of a layer ahead of it.
+
+    parameters: as for `held_parameters`.
+    """
+    own, experts = parameters[..., 0], parameters[..., 1]
+    dense, expert = (1.0 / np.asarray(ranks, np.float64)[..., None] for ranks in (spread.tp, spread.ep))
+    parts = WEIGHT * (dense * own + expert * experts)
     layers = parts[..., [kind in DECODER for kind in WORK]]
     return np.where(np.asarray(spread.zero) >= 3, parts.max(axis=-1) + layers.max(axis=-1), 0.0)
 
 
 class RankLoads(NamedTuple):
-    """What decides of a rank how long a step is beside its pipeline; numbers, or arrays of one shape.
+    """What decides of a rank how long a step is beside its pipeline; numbers, or arrays that broadcast.
 
     own, experts: parameters of the fullest device without its experts, and of its experts. backward: seconds that
     the last backward of a rank computes, the least. late, busy: [2, ...] seconds in which rows and messages keep the
@@ -87,15 +96,58 @@ class RankLoads(NamedTuple):
 
 
 class OutsidePipeline(NamedTuple):
-    """Seconds of a step beside its pipeline; numbers, or [plans] each. gradients: their exposed sums."""
+    """Seconds of a step beside its pipeline; arrays that broadcast. gradients: their exposed sums."""
 
-    gradients: Floats
-    optimizer: Floats
-    step: float
+    gradients: Floats | float
+    optimizer: Floats | float
+    step: Floats | float
+
+    def step_of(self, pipeline: Floats | float) -> Floats:
+        """[...] seconds of a step. pipeline: [...] seconds of the pipeline."""
+        return np.asarray(pipeline + self.gradients + self.optimizer + self.step)
+
+
+class Machine(NamedTuple):
+    """What sums of gradients and the optimizer run on; arrays that broadcast, [runs, K].
+
+    links: of replicas. memory: bytes per second that the optimizer reaches. step: seconds of each step. grad_bytes: of
+    a gradient as it is summed. overlap: whether sums run beside backwards.
+    """
+
+    links: ReplicaLinks
+    memory: Floats
+    step: Floats
+    grad_bytes: Floats
+    overlap: Floats
+
+    @classmethod
+    def of(cls, runs: RunTable, constants: ConstantVectors) -> Machine:
+        """That of runs under constants: [runs, K]."""
+        near, link, rail = runs.near[:, None], runs.link[:, None], runs.rail[:, None]
+        start = runs.link_start[:, None], runs.rail_start[:, None]
+        links = ReplicaLinks(near, link, rail, *start, constants["tp"], constants["dp"])
+        grad_bytes = runs.once("grad_bytes", lambda: runs.column(lambda run: run.problem.stack.grad_bytes))[:, None]
+        return cls(
+            links,
+            runs.hbm[:, None] * constants["hbm"],
+            constants["step"],
+            grad_bytes,
+            np.where(runs.flag("overlap"), 1.0, 0.0),
+        )
+
+    def of_runs(self, runs: Int64) -> Machine:
+        """That of some of the runs, [n] their numbers."""
+
+        def own(column: Floats | float) -> Floats:
+            whole = np.asarray(column)
+            return whole[runs] if len(whole) > 1 else whole
+
+        links = ReplicaLinks(*(own(column) for column in self.links))
+        return Machine(links, *(own(column) for column in (self.memory, self.step, self.grad_bytes, self.overlap)))
 
 
 def outside_pipeline(
-    problem: PlanProblem,
+    machine: Machine,
     spread: AnySpread,
     loads: RankLoads,
     microbatches: Floats | int,
@@ -107,16 +159,16 @@ def outside_pipeline(
     rows and messages, which take the same network. Level 2 sums gradients in every microbatch, level 3 gathers
     parameters twice on top: what a microbatch computes hides them.
     """
-    links, own, experts = _links(problem), loads.own / spread.tp, loads.experts / spread.ep
+    links, own, experts = machine.links, loads.own / spread.tp, loads.experts / spread.ep
     far = spread.replicas * spread.tp > links.near
     late, busy = (np.where(far, over, inside) for inside, over in (loads.late, loads.busy))
-    hidden = np.maximum(0.0, loads.backward - late)
+    hidden = np.where(machine.overlap > 0, np.maximum(0.0, loads.backward - late), 0.0)
     zero, count = np.asarray(spread.zero), np.asarray(microbatches, np.float64)
-    width = GRAD_BYTES + np.where(zero >= 1, WEIGHT, float(GRAD_BYTES))
+    width = machine.grad_bytes + np.where(zero >= 1, WEIGHT, machine.grad_bytes)
 
     whole = links.seconds(own * width, np.asarray(spread.replicas, np.float64), np.asarray(spread.tp, np.float64))
     whole = whole + links.seconds(experts * width, spread.expert_replicas, np.asarray(spread.ep, np.float64))
-    scattered = whole * GRAD_BYTES / width
+    scattered = whole * machine.grad_bytes / width
     gathered = whole * WEIGHT / width
     once = np.maximum(0.0, whole - hidden)
     level_2 = count * np.maximum(0.0, scattered - hidden) + gathered
@@ -124,15 +176,4 @@ def outside_pipeline(
     gradients = np.where(zero >= 3, level_3, np.where(zero == 2, np.maximum(once, level_2), once))
     shards = [np.where(zero >= 1, ranks, 1.0) for ranks in (spread.replicas, spread.expert_replicas)]
     states = OPTIMIZER_BYTES * (own / shards[0] + experts / shards[1])
-    optimizer = states / (problem.cluster.device.hbm_Bps * problem.constant("hbm"))
-    return OutsidePipeline(np.asarray(gradients), np.asarray(optimizer), problem.constant("step"))
-
-
-def _links(problem: PlanProblem) -> ReplicaLinks:
-    cluster = problem.cluster
-    outer = cluster.levels[1] if len(cluster.levels) > 1 else cluster.levels[0]
-    inner = cluster.levels[0]
-    return ReplicaLinks(
-        inner.size, cluster.device_Bps(inner), cluster.device_Bps(outer), inner.alpha_s, outer.alpha_s,
-        problem.constant("tp"), problem.constant("dp"),
-    )  # fmt: skip
+    return OutsidePipeline(np.asarray(gradients), np.asarray(states / machine.memory), machine.step)

@@ -14,8 +14,8 @@ from schedc.plan.layout.compare import load_per_rank
 from schedc.plan.layout.parts import WORK
 from schedc.planner.price.files import PlannedStep
 from schedc.planner.price.part_table import OP, PartTable
-from schedc.planner.price.priced import PricedPlan, pipeline_of
-from schedc.planner.price.problem import PlanProblem
+from schedc.planner.price.priced import PricedPlan, order_of, pipeline_of
+from schedc.planner.times.problem import PlanProblem
 
 _ROUNDING = 1e-12
 """Differences of sums that are no larger, relatively, are none."""
@@ -77,17 +77,15 @@ def _evaluations(plan: PricedPlan) -> Iterator[tuple[str, float]]:
     yield "layout imbalance", float(_work(_with(planned, _NO_EXCHANGE), True).max())
     yield "tensor exchanges", float(_work(_with(planned, _NO_CONTEXT | _NO_EXPERTS), True).max())
     alone = _without_messages(_with(planned, _NO_CONTEXT))
-    busy, makespan = pipeline_of(alone)
-    yield "expert exchanges", busy
-    yield "bubbles", makespan
-    yield "messages", pipeline_of(_with(planned, _NO_CONTEXT))[1] if planned.axes.cp > 1 else plan.makespan
+    line = pipeline_of(alone, order_of(alone))
+    yield "expert exchanges", float(line.busy.max())
+    yield "bubbles", line.makespan
+    with_messages = _with(planned, _NO_CONTEXT)
+    messages = planned.axes.cp > 1
+    yield "messages", pipeline_of(with_messages, order_of(with_messages)).makespan if messages else plan.makespan
+    yield "context exchanges", plan.makespan
     step = plan.makespan
-    yield "context exchanges", step
-    for what, seconds in (
-        ("sums of gradients", plan.beside.gradients),
-        ("optimizer", plan.beside.optimizer),
-        ("each step", plan.beside.step),
-    ):
+    for what, seconds in zip(("sums of gradients", "optimizer", "each step"), plan.beside, strict=True):
         step += float(seconds)
         yield what, step
 
@@ -110,7 +108,7 @@ def _work(planned: PlannedStep, recomputes: bool) -> Floats:
     factor = np.append(np.full(OP, table.split_factor(planned.choice.splits)), 1.0)
     stages = counts @ (table.forward[row] + factor * (table.input[row] + table.weight[row]))
     if recomputes:
-        stages = stages + (counts[:, :OP] * table.again[row][planned.levels]).sum(axis=1)
+        stages = stages + (counts[:, :OP] * table.recompute_seconds[row][planned.levels]).sum(axis=1)
     return planned.axes.microbatches * load_per_rank(planned.placement, stages)
 
 

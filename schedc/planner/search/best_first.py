@@ -17,8 +17,7 @@ from schedc.diagnostics import Diagnostic, DiagnosticError, RequestError
 from schedc.ir.arrays import Floats, Int64
 from schedc.planner.price.files import PlannedStep
 from schedc.planner.price.part_table import PartTable
-from schedc.planner.price.priced import PricedPlan, price_fitting, price_plan
-from schedc.planner.price.problem import PlanProblem
+from schedc.planner.price.priced import PricedPlan, price_plan
 from schedc.planner.search.answer import Answer, ExactPlan, Front, pareto_front
 from schedc.planner.search.bound import BoundedBlock, PlanBounds, splits_of
 from schedc.planner.search.candidates import gather
@@ -36,6 +35,7 @@ from schedc.planner.search.simulated import SimulatedPlan, simulate_plans, with_
 from schedc.planner.space.nothing_legal import refuse_nothing_legal
 from schedc.planner.space.schedules import LeftOut
 from schedc.planner.space.space import PlanSpace
+from schedc.planner.times.problem import PlanProblem
 
 _AT_ONCE = 65_536
 """Candidates among which the next one is sought at once."""
@@ -240,17 +240,15 @@ class _BestFirst:
                 known = with_program(best, self.orders)
             self._push(known.step, known.peak, known)
         elif (priced := self._priced(best.planned)) is not None and priced.fits:
-            exact = ExactPlan(best.planned, priced.step, _peak(priced), best.digest, best.floor, priced)
+            exact = ExactPlan(best.planned, priced.step, priced.needed, best.digest, best.floor, priced)
             self.exact.append(exact)
             self._push(exact.step, exact.peak, exact)
 
-    def _priced(
-        self, planned: PlannedStep, by: Callable[[PlannedStep], PricedPlan | None] = price_plan
-    ) -> PricedPlan | None:
-        """The plan through the compiler; None where it is refused, which is noted."""
+    def _priced(self, planned: PlannedStep) -> PricedPlan | None:
+        """The price of a plan; None where the compiler refuses its order, which is noted."""
         with self.clock.of("priced"):
             try:
-                priced = by(planned)
+                priced = price_plan(planned)
             except DiagnosticError as error:
                 self.refused[planned.axes.schedule] = error.diagnostics[0].message
                 return None
@@ -268,9 +266,9 @@ class _BestFirst:
                 break
             ordered += 1
             floor = float(self.candidates.step[place])
-            if (priced := self._priced(self._planned(int(place)), price_fitting)) is None or not priced.fits:
+            if (priced := self._priced(self._planned(int(place)))) is None or not priced.fits:
                 continue
-            exact = ExactPlan(priced.planned, priced.step, _peak(priced), priced.digest, floor, priced)
+            exact = ExactPlan(priced.planned, priced.step, priced.needed, priced.digest, floor, priced)
             self.exact.append(exact)
             answer.add(exact)
         left = self._open_policies(answer, places[ordered:])
@@ -324,7 +322,3 @@ class _BestFirst:
         notes = (f"the plan of least memory holds {bytes / 1e9:.1f} GB at least: {words}",)
         help = "take more devices, a cluster with more memory, or `--space wide`"
         return RequestError([Diagnostic("S714", message, notes=notes, help=help)])
-
-
-def _peak(priced: PricedPlan) -> float:
-    return max(priced.peaks) + priced.reserve

@@ -12,9 +12,8 @@ from schedc.ir.arrays import Bools, Floats, Int64, repeat
 from schedc.ir.placement import Placement
 from schedc.model.spread import Spread
 from schedc.planner.price.part_table import LEVELS, PartTable, layout_of
-from schedc.planner.price.problem import PlanProblem
 from schedc.planner.price.rank_loads import rank_loads
-from schedc.planner.price.states import RankLoads, gathered_bytes, held_parameters, outside_pipeline
+from schedc.planner.price.states import RankLoads, gathered_bytes, held_parameters, kind_parameters, outside_pipeline
 from schedc.planner.search.bound_memory import HeldOfRanks, bytes_of_counts
 from schedc.planner.search.bound_pairs import bound_of_pairs
 from schedc.planner.search.bound_time import OrderFacts, bound_of_counts
@@ -24,6 +23,7 @@ from schedc.planner.search.placed_counts import PlacedCounts, placed_counts
 from schedc.planner.space.axes import RankSplit
 from schedc.planner.space.blocks import OrderOption, PlanBlock
 from schedc.planner.space.space import PlanSpace
+from schedc.planner.times.problem import PlanProblem
 
 _ROUNDING = 1e-12
 """Bounds and exact figures sum the same numbers in different orders."""
@@ -141,7 +141,7 @@ class _BlockBound:
             [[self.table.index[prefix.split_by(method)] for method in methods] for prefix in block.prefixes]
         )
         self.many = block.column("microbatches").astype(np.float64)
-        self.one_stage = block.pp * block.vpp == 1
+        self.parameters = kind_parameters(self.problem.model, block.pp * block.vpp == 1)
 
     def bounded(self) -> BoundedBlock:
         shape = self.block.legal.shape
@@ -169,7 +169,8 @@ class _BlockBound:
             seconds = bound_of_pairs(counts, lanes, chains, *asked, group.facts.splits)
         else:
             seconds = bound_of_counts(counts, lanes, *asked, group.facts)
-        loads = rank_loads(self.table, rows, counts.on_rank @ counts.of_stage, counts.of_stage.shape[0])
+        of_ranks = counts.on_rank @ counts.of_stage
+        loads = rank_loads(self.table, rows, of_ranks, self.parameters, counts.of_stage.shape[0])
         shape, beside = self.rows.shape, (self.rows.shape[0], 1, self.rows.shape[1], 1)
         per_row = loads._replace(
             backward=loads.backward.reshape(beside),
@@ -186,8 +187,10 @@ class _BlockBound:
     def _with_rest(self, seconds: Floats, loads: RankLoads) -> Floats:
         """[prefixes, levels, methods, zeros] seconds of a step."""
         pipeline, many = seconds[..., None], self.many[:, None, None, None]
-        beside = outside_pipeline(self.problem, self._spread(3), loads, many, pipeline)
-        return np.asarray(pipeline + beside.gradients + beside.optimizer + beside.step)
+        beside = outside_pipeline(
+            self.table.machine.of_runs(np.zeros(1, np.int64)), self._spread(3), loads, many, pipeline
+        )
+        return beside.step_of(pipeline)
 
     def _spread(self, axes: int) -> Spread[Floats]:
         """The spread of prefixes, with ``axes`` further ones behind; the last one is that of the levels of sharding."""
@@ -200,14 +203,14 @@ class _BlockBound:
         """[prefixes, orders of the group, levels, zeros] bytes of the fullest rank."""
         held = self.table.held[self.rows].min(axis=1)
         pending = self.table.pending[self.rows].min(axis=1)
-        parameters = held_parameters(self.problem.model, self._spread(1), self.one_stage)
+        parameters = held_parameters(self.parameters, self._spread(1))
         parameters = np.broadcast_to(parameters, (len(self.many), len(self.inner.zeros), parameters.shape[-1]))
         numbers = [_LEVEL_NUMBERS[level] for level, _ in self.inner.levels]
         reserve = self.table.reserve[self.rows].min(axis=1)[:, numbers, int(group.facts.overlaps)]
         peaks = [self._peaks(self.inner.orders[number]) for number in group.numbers]
         of_ranks = HeldOfRanks(counts, held, pending, self.inner.levels, group.facts.splits)
         bytes = bytes_of_counts(counts, parameters, of_ranks, peaks)
-        gathered = gathered_bytes(self.problem.model, self._spread(1), self.one_stage)
+        gathered = gathered_bytes(self.parameters, self._spread(1))
         return np.asarray(bytes + reserve[:, None, :, None] + gathered[:, None, None, :])
 
     def _peaks(self, option: OrderOption) -> list[ClaimedPeaks]:

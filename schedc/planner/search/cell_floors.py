@@ -76,7 +76,7 @@ class CellFloors:
 
     def _graphs(self, planned: PlannedStep) -> tuple[StageShape, ...]:
         if (key := _graphs_key(planned)) not in self.graphs:
-            self.graphs[key] = planned_graphs(planned)
+            self.graphs[key] = planned_graphs(planned)[0]
         return self.graphs[key]
 
     def _delays(

@@ -35,7 +35,7 @@ def serial_lane(table: PartTable, rows: Int64, splits: bool) -> LaneSeconds:
         table.forward[rows, :OP],
         table.input[rows, :OP] * factor,
         table.weight[rows, :OP] * factor,
-        table.again[rows],
+        table.recompute_seconds[rows],
         ops,
     )
 

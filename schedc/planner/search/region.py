@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 from schedc.diagnostics import RequestError
 from schedc.planner.cluster.values import Cluster
-from schedc.planner.price.problem import PlanProblem
 from schedc.planner.search.best_first import SearchOptions, search
 from schedc.planner.space.space import PlanSpace
 from schedc.planner.times.constants import BY_NAME
+from schedc.planner.times.problem import PlanProblem
 
 FACTORS = (0.5, 0.6, 0.7, 0.85, 1.0, 1.4, 2.0)
 """What each figure is multiplied by."""

@@ -10,8 +10,9 @@ import numpy as np
 
 from schedc.diagnostics import DiagnosticError
 from schedc.planner.price.files import PlannedStep
-from schedc.planner.search.orders import OrderKey, Orders
-from schedc.planner.search.stage_columns import StageColumns
+from schedc.planner.price.orders import OrderKey
+from schedc.planner.price.stage_columns import StageColumns
+from schedc.planner.search.orders import Orders
 from schedc.step.batch import simulate_batch
 
 
@@ -65,7 +66,7 @@ def with_program(plan: SimulatedPlan, orders: Orders) -> SimulatedPlan:
     """The plan with pairs under a bound that knows more of them: the program of those that take most of the time."""
     order = orders.of(OrderKey.of(plan.planned.axes)).dependencies
     makespan = orders.floors.with_program(plan.planned, order)
-    (step,) = StageColumns([plan.planned]).steps(np.array([makespan])).tolist()
+    (step,) = StageColumns.of_plans([plan.planned]).steps(np.array([[makespan]]))[0].tolist()
     return replace(plan, step=max(plan.step, step), programmed=True)
 
 
@@ -74,19 +75,19 @@ def _of_one_order(
 ) -> list[SimulatedPlan]:
     order = orders.of(key)
     plans = [planned for _, planned in group]
-    peaks = StageColumns(plans).peaks(order)
+    peaks = StageColumns.of_plans(plans).peaks(order)
     fit = [number for number, peak in enumerate(peaks.tolist()) if peak <= usable]
     makespan = np.full(len(group), np.nan)
     serial = [number for number in fit if not plans[number].axes.overlap]
     if serial:
-        costs = StageColumns([plans[number] for number in serial]).costs()
+        costs = StageColumns.of_plans([plans[number] for number in serial]).batch()
         makespan[serial] = simulate_batch(order.dependencies, costs).makespan
     beside = [number for number in fit if plans[number].axes.overlap]
     if beside:
         makespan[beside] = orders.floors.of([plans[number] for number in beside], order.dependencies)
     if not fit:
         return []
-    steps = StageColumns([plans[number] for number in fit]).steps(makespan[fit])
+    steps = StageColumns.of_plans([plans[number] for number in fit]).steps(makespan[fit, None])[:, 0]
     return [
         SimulatedPlan(*group[number], float(step), float(peaks[number]), order.digest, float(step))
         for number, step in zip(fit, steps.tolist(), strict=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 from schedc.diagnostics import DiagnosticError
@@ -182,12 +182,18 @@ class LeftOut:
     reason: str
 
 
+@lru_cache(maxsize=64)
+def open_choice(path: str) -> ScheduleChoice:
+    """The schedule of a name of the library, or of a file. Raises `DiagnosticError`."""
+    return ScheduleChoice(open_schedule(path), path)
+
+
 def all_schedules(folder: Path | None = None) -> tuple[tuple[ScheduleChoice, ...], tuple[LeftOut, ...]]:
     """The schedules of the library, with those of the `.sched` files in a folder, and those that cannot be used.
 
     Raises nothing for a file that is wrong: it is left out, with its first finding as the reason.
     """
-    choices = [ScheduleChoice(open_schedule(name), name) for name in names()]
+    choices = [open_choice(name) for name in names()]
     left_out: list[LeftOut] = []
     for path in sorted(folder.glob("*.sched")) if folder else ():
         try:

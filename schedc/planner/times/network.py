@@ -9,7 +9,7 @@ import numpy as np
 from schedc.ir.arrays import Floats
 from schedc.ir.plan import Topology
 from schedc.planner.times.constants import ConstantVectors
-from schedc.planner.times.run import TrainingRun
+from schedc.planner.times.problem import TrainingRun
 from schedc.planner.times.table import RunTable
 from schedc.step.costs.exchange import Routing, rows
 
@@ -32,12 +32,13 @@ def message(runs: RunTable, constants: ConstantVectors) -> Floats:
     """[runs, K] seconds of a message between stages. Inside a node it is no faster than the link."""
     bytes = (2.0 * runs.tokens * runs.hidden)[:, None]
     bytes = bytes / np.where(runs.flag("sequence_parallel"), runs.tp[:, None], 1.0)
-    near = runs.once("message.near", lambda: (runs.column(lambda run: run.devices) <= runs.near)[:, None])
+    near = runs.once("message.near", lambda: (runs.column(lambda run: run.axes.devices) <= runs.near)[:, None])
     speed = np.where(
         near, runs.link[:, None] * np.minimum(constants["p2p"], 1.0), runs.rail[:, None] * constants["p2p"]
     )
     start = np.where(near, runs.link_start[:, None], runs.rail_start[:, None])
-    return np.where(runs.flag("pipelined"), start + bytes / speed, 0.0)
+    pipelined = runs.once("pipelined", lambda: np.array([[run.axes.pp > 1] for run in runs.each]))
+    return np.where(pipelined, start + bytes / speed, 0.0)
 
 
 def expert_exchange(runs: RunTable, constants: ConstantVectors) -> Floats:
@@ -61,10 +62,10 @@ def exchange_lanes(runs: RunTable, constants: ConstantVectors) -> tuple[Floats, 
 
 def _peers(run: TrainingRun) -> tuple[int, int]:
     """Ranks in other nodes that a rank sends rows to, and in its own. Only `flat` sends to all of other nodes."""
-    if run.model.moe is None or run.ep == 1:
+    if run.model.moe is None or run.axes.ep == 1:
         return 0, 0
-    near = min(run.cluster.levels[0].size, run.ep)
-    return (run.ep - near if run.alltoall == "flat" else run.ep // near - 1), near - 1
+    near = min(run.cluster.levels[0].size, run.axes.ep)
+    return (run.axes.ep - near if run.axes.alltoall == "flat" else run.axes.ep // near - 1), near - 1
 
 
 def _sent_bytes(runs: RunTable) -> tuple[Floats, Floats]:
@@ -77,13 +78,13 @@ def _sent_bytes(runs: RunTable) -> tuple[Floats, Floats]:
 def _sent_rows(run: TrainingRun) -> tuple[float, float]:
     """Rows per token that a rank sends to other nodes, and inside its own."""
     moe = run.model.moe
-    if moe is None or run.ep == 1:
+    if moe is None or run.axes.ep == 1:
         return 0.0, 0.0
-    near = min(run.cluster.levels[0].size, run.ep)
-    if run.alltoall == "flat":
-        return moe.top * (1.0 - near / run.ep), moe.top * (near - 1.0) / run.ep
-    topology = Topology(run.ep // near, near)
-    sent = rows(run.alltoall, Routing(moe.experts, moe.top, moe.groups, moe.limit), topology)
+    near = min(run.cluster.levels[0].size, run.axes.ep)
+    if run.axes.alltoall == "flat":
+        return moe.top * (1.0 - near / run.axes.ep), moe.top * (near - 1.0) / run.axes.ep
+    topology = Topology(run.axes.ep // near, near)
+    sent = rows(run.axes.alltoall, Routing(moe.experts, moe.top, moe.groups, moe.limit), topology)
     return sent.rail, sent.node
 
 
@@ -97,18 +98,6 @@ def context_exchange(runs: RunTable, constants: ConstantVectors) -> Floats:
 
 def _key_bytes(runs: RunTable) -> Floats:
     return 2.0 * runs.tokens / runs.tp * runs.attention(lambda a: a.kv_heads * (a.qk_dim + a.v_dim))
-
-
-def gradient_sum(runs: RunTable, constants: ConstantVectors, bytes: Floats, ranks: Floats, stride: Floats) -> Floats:
-    """[runs, K] seconds of a reduce-scatter or an all-gather of ``bytes`` over the replicas of a parameter.
-
-    bytes: [runs] of a rank. ranks: [runs] replicas. stride: [runs] devices from one replica to the next.
-    """
-    near, link, rail = runs.near[:, None], runs.link[:, None], runs.rail[:, None]
-    links = ReplicaLinks(
-        near, link, rail, runs.link_start[:, None], runs.rail_start[:, None], constants["tp"], constants["dp"]
-    )
-    return links.seconds(bytes[:, None], ranks[:, None], stride[:, None])
 
 
 class ReplicaLinks(NamedTuple):

@@ -31,6 +31,10 @@ class PartTimes:
     def __add__(self, other: PartTimes) -> PartTimes:
         return PartTimes(self.forward + other.forward, self.input + other.input, self.weight + other.weight)
 
+    def times(self, factor: Floats) -> PartTimes:
+        """The times of so many of them."""
+        return PartTimes(factor * self.forward, factor * self.input, factor * self.weight)
+
 
 def dense_layer(runs: RunTable, constants: ConstantVectors) -> PartTimes:
     """A layer with a dense MLP."""
@@ -277,14 +281,13 @@ def _scores(runs: RunTable, constants: ConstantVectors) -> tuple[Floats, Floats]
 
 
 def _layer(runs: RunTable, part: PartTimes, scores: Floats, exchanged: Floats, launch: Floats) -> PartTimes:
-    """Adds exchanges, recomputation and launches. launch: [runs, K] seconds of launches in one direction."""
+    """Adds exchanges, recomputed scores and launches. launch: [runs, K] seconds of launches in one direction."""
     launch = np.where(runs.flag("graphs"), 0.0, launch)
-    whole, some = runs.flag("recomputes_layers"), runs.flag("recomputes_scores")
     forward = part.forward + exchanged
-    again = np.where(whole, forward, np.where(some, scores, 0.0))
+    recompute_seconds = np.where(runs.flag("recomputes_scores"), scores, 0.0)
     return PartTimes(
         _launched(forward, launch),
-        _launched(part.input + exchanged + again, launch * np.where(whole, 2.0, 1.0)),
+        _launched(part.input + exchanged + recompute_seconds, launch),
         _launched(part.weight, 0.5 * launch),
     )
 

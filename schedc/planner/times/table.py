@@ -12,7 +12,7 @@ import numpy as np
 from schedc.ir.arrays import Bools, Floats
 from schedc.model.sizes import AttentionKind, AttentionSizes, ModelSizes, MoeSizes
 from schedc.planner.cluster.values import Cluster, NetworkLevel
-from schedc.planner.times.run import TrainingRun
+from schedc.planner.times.problem import TrainingRun
 
 _NO_EXPERTS = MoeSizes(0, 0, 0)
 
@@ -66,24 +66,24 @@ class RunTable:
         return self.column(lambda run: of(run.cluster))
 
     def flag(self, name: str) -> Bools:
-        """[runs, 1] a field of the runs that is true or false."""
-        return self.once(name, lambda: np.array([[bool(getattr(run, name))] for run in self.each]))
+        """[runs, 1] a trait of the software of the runs."""
+        return self.once(name, lambda: np.array([[bool(getattr(run.problem.stack, name))] for run in self.each]))
 
     @cached_property
     def tp(self) -> Floats:
-        return self.column(lambda run: run.tp)
+        return self.column(lambda run: run.axes.tp)
 
     @cached_property
     def cp(self) -> Floats:
-        return self.column(lambda run: run.cp)
+        return self.column(lambda run: run.axes.cp)
 
     @cached_property
     def ep(self) -> Floats:
-        return self.column(lambda run: run.ep)
+        return self.column(lambda run: run.axes.ep)
 
     @cached_property
     def replicas(self) -> Floats:
-        return self.column(lambda run: run.dp * run.cp)
+        return self.column(lambda run: run.axes.replicas)
 
     @cached_property
     def hidden(self) -> Floats:
@@ -103,28 +103,29 @@ class RunTable:
 
     @cached_property
     def bits(self) -> Floats:
-        return self.column(lambda run: _BITS.get(run.precision, 0.0))
+        return self.column(lambda run: _BITS.get(run.problem.precision, 0.0))
 
     @cached_property
     def operand_bytes(self) -> Floats:
-        return self.column(lambda run: _OPERAND.get(run.precision, 2.0))
+        return self.column(lambda run: _OPERAND.get(run.problem.precision, 2.0))
 
     @cached_property
     def block_scales(self) -> Floats:
-        return self.column(lambda run: run.block_scales and run.precision == "fp8")
+        return self.column(lambda run: run.problem.stack.block_scales and run.problem.precision == "fp8")
 
     @cached_property
     def cast_bytes(self) -> Floats:
         """Scales of blocks need no pass for the largest number of a tensor."""
-        return self.column(lambda run: _CAST.get(run.precision, 0.0)) - self.block_scales
+        return self.column(lambda run: _CAST.get(run.problem.precision, 0.0)) - self.block_scales
 
     @cached_property
     def peak(self) -> Floats:
-        return self.column(lambda run: run.cluster.peak(run.precision))
+        return self.column(lambda run: run.cluster.peak(run.problem.precision))
 
     @cached_property
     def wide_peak(self) -> Floats:
-        return self.column(lambda run: run.cluster.peak("bf16" if run.precision in _BITS else run.precision))
+        precisions = ("bf16" if run.problem.precision in _BITS else run.problem.precision for run in self.each)
+        return np.array([run.cluster.peak(own) for run, own in zip(self.each, precisions, strict=True)], np.float64)
 
     @cached_property
     def sms(self) -> Floats:

@@ -46,7 +46,7 @@ def cost_text(line: str, folder: Path) -> str:
     ms = {name: 1e3 * float(time.item()) for name, time in known.items()}
     lines = ['schema = "schedc.costs/1"', "[ops]", f"p2p = {ms['p2p']}"]
     if run.model.moe is None:
-        stages = range(run.stages)
+        stages = range(run.axes.stages)
         return "\n".join([*lines, *(f"{way} = {[ms[f'stage.{stage}.{way}'] for stage in stages]}" for way in "FIW")])
     lines += ["[cell]", 'stages = "moe*2"', 'method = "flat"']
     for role in ("attention", "permute", "experts", "shared", "post"):

@@ -23,14 +23,16 @@ from schedc.planner.fit.units import check_units
 from schedc.planner.fit.validate import spearman
 from schedc.planner.presets.library import open_cluster, open_model
 from schedc.planner.presets.tables import files
+from schedc.planner.price.files import planned_run
+from schedc.planner.price.part_table import PartTable
+from schedc.planner.price.priced import price_plan, step_seconds
 from schedc.planner.times.constants import CONSTANTS
-from schedc.planner.times.memory import rank_memory
-from schedc.planner.times.run import TrainingRun
-from schedc.planner.times.step import step_times
+from schedc.planner.times.problem import TrainingRun
 from schedc.planner.times.table import RunTable
 from schedc.report.shipped import library_json, library_text
 from support.needs import needed
 from support.paths import ROOT
+from support.training_runs import run_of
 
 PUBLISHED = ROOT / "benchmarks" / "published"
 A100 = load_cluster(PUBLISHED / "clusters" / "a100-800g.toml")
@@ -39,12 +41,12 @@ PRIORS = {constant.name: constant.median for constant in CONSTANTS}
 
 
 def steps(*runs: TrainingRun, **constants: float) -> np.ndarray:
-    return step_times(RunTable(runs), at(PRIORS | constants)).step[:, 0]
+    return step_seconds(RunTable(runs), at(PRIORS | constants))[:, 0]
 
 
 def test_one_rank_repeats_its_microbatch() -> None:
     """M microbatches on one device take M times as long as one, but for what each step has once."""
-    one, two, four = (TrainingRun(MODEL, A100, microbatches=count) for count in (1, 2, 4))
+    one, two, four = (run_of(MODEL, A100, microbatches=count) for count in (1, 2, 4))
     a, b, c = steps(one, two, four)
     assert c - b == pytest.approx(2 * (b - a), rel=1e-12)
 
@@ -52,7 +54,7 @@ def test_one_rank_repeats_its_microbatch() -> None:
 def test_products_alone_take_their_flops() -> None:
     """Without launches, memory or scores, a step is 6 FLOPs per weight and token at the fitted share of peak."""
     big = ModelSizes("big", 4, 16384, 256, AttentionSizes(128, 128, 128, 128), ffn=65536, gated=False, seq=2048)
-    run = TrainingRun(big, A100, microbatch=8, precision="bf16")
+    run = run_of(big, A100, microbatch=8, precision="bf16")
     tiny = {"launch": 1e-9, "chunk": 1e-9, "step": 1e-9, "gemm_k0": 1e-6, "hbm": 1e6, "attention": 1e6}
     (time,) = steps(run, gemm=1.0, **tiny)
     weights = 4 * (4 + 8) * 16384**2 + 256 * 16384
@@ -60,19 +62,19 @@ def test_products_alone_take_their_flops() -> None:
 
 
 def test_ranks_add_a_ramp_and_exchanges_take_time() -> None:
-    four = TrainingRun(MODEL, A100, pp=4, microbatches=8)
-    alone, more = steps(four), steps(TrainingRun(MODEL, A100, pp=4, microbatches=16))
+    four = run_of(MODEL, A100, pp=4, microbatches=8)
+    alone, more = steps(four), steps(run_of(MODEL, A100, pp=4, microbatches=16))
     assert 1.5 < more / alone < 2.0  # eight more microbatches, and the same ramp
-    slow = [steps(TrainingRun(MODEL, A100, tp=tp, microbatches=8))[0] for tp in (1, 8)]
+    slow = [steps(run_of(MODEL, A100, tp=tp, microbatches=8))[0] for tp in (1, 8)]
     assert slow[0] / 8 < slow[1] < slow[0]
-    assert steps(TrainingRun(MODEL, A100, tp=16), tp_nodes=0.1) > steps(TrainingRun(MODEL, A100, tp=16), tp_nodes=1.0)
+    assert steps(run_of(MODEL, A100, tp=16), tp_nodes=0.1) > steps(run_of(MODEL, A100, tp=16), tp_nodes=1.0)
 
 
 @pytest.mark.parametrize(("name", "most"), [("vtrain_multi", 6.5), ("bloom", 5.0)])
 def test_shipped_fits_predict_published_steps(name: str, most: float) -> None:
     rows = load_rows(PUBLISHED / f"{name}.csv").rows
     fit = load_fit(PUBLISHED / f"{name}.fit.toml")
-    predicted = step_times(RunTable([row.run for row in rows]), at(fit.constants)).step[:, 0]
+    predicted = step_seconds(RunTable([row.run for row in rows]), at(fit.constants))[:, 0]
     errors = predicted / np.array([row.step_s for row in rows]) - 1
     assert 100 * np.abs(errors).mean() <= most
     assert fit.rows == len(rows)
@@ -82,7 +84,7 @@ def test_constants_are_found_again() -> None:
     """Steps that the model itself made, by constants away from their priors, lead back to these constants."""
     needed("scipy")
     runs = [
-        TrainingRun(MODEL, A100, tp=tp, pp=pp, microbatch=size, microbatches=count)
+        run_of(MODEL, A100, tp=tp, pp=pp, microbatch=size, microbatches=count)
         for tp, pp in ((1, 1), (2, 1), (1, 2), (8, 1), (2, 2))
         for size in (1, 8, 32)
         for count in (1, 4)
@@ -101,7 +103,7 @@ def test_constants_are_found_again() -> None:
 def test_rows_that_agree_outweigh_priors(noise: float, spread: float) -> None:
     """Steps far from the prior's decide where all agree; where they differ by factors, the prior keeps its weight."""
     needed("scipy")
-    runs = [TrainingRun(MODEL, A100, microbatch=size, microbatches=count) for size in (1, 4) for count in (1, 2, 4)]
+    runs = [run_of(MODEL, A100, microbatch=size, microbatches=count) for size in (1, 4) for count in (1, 2, 4)]
     seconds = steps(*runs, step=0.4)
     estimator = Estimator(RunTable(runs), seconds * np.exp(noise * np.resize([-1.0, 1.0], seconds.size)))
     rows = np.arange(len(runs))
@@ -271,7 +273,7 @@ def test_a_cluster_names_a_fit_beside_its_file(tmp_path: Path) -> None:
     ("schedule", "sizes", "message"),
     [
         ("interleaved_1f1b", "4,2,4,64", "takes"),
-        ("1f1b", "4,2,8,64", "has 4 stages on 4 ranks, pp*vpp is 8"),
+        ("1f1b", "4,2,8,64", "it has not 8 stages, which is pp*vpp"),
         ("one_f_one_b", "4,1,8,64", "`one_f_one_b` at pp = 4"),
         ("x" * 3000, "4,1,8,64", "xxx` at pp = 4"),
         ("1f1b", "4,1,1,1000000", "ops; 500,000 are the most"),
@@ -316,16 +318,18 @@ def test_the_fit_of_the_910b_meets_the_published_plan_of_718b() -> None:
     """TP 8 on attention, PP 16, VPP 2, EP 32 on 6,144 devices at 238 tokens/s each; 8,192 tokens (arXiv 2505.04519).
 
     The fit has dense rows alone, so that constants of experts stay at their priors. All-to-Alls of rows go in two steps
-    beside other microbatches, as the paper says. The batch, and what is recomputed, are not published.
+    beside other microbatches, as the paper says. There the layer of the prediction is in the stage before the head. The
+    batch, and what is recomputed, are not published.
     """
     cluster = open_cluster("ascend-910b", 6144)
     fit = fit_for(cluster, "bf16")
     assert fit is not None
-    run = TrainingRun(
+    run = run_of(
         replace(open_model("pangu-ultra-moe-718b"), seq=8192), cluster, tp=8, pp=16, vpp=2, dp=48, ep=32,
         microbatches=96, schedule="interleaved_1f1b", sequence_parallel=True, zero=1, overlap=True, grad_bytes=4,
-        alltoall="hierarchical", hides_rows=True,
+        alltoall="hierarchical", hides_rows=True, layout="apart",
     )  # fmt: skip
-    (step,) = step_times(RunTable([run]), at(fit.constants)).step[:, 0]
-    assert run.batch * run.model.seq / run.devices / step == pytest.approx(238, rel=0.15)
-    assert rank_memory(run).total.max() < cluster.device.usable_bytes
+    table = PartTable.of_runs(RunTable([run]), at(fit.constants))
+    plan = price_plan(planned_run(run, table, 0))
+    assert run.problem.tokens / run.axes.devices / plan.step == pytest.approx(238, rel=0.15)
+    assert plan.fits

@@ -10,15 +10,15 @@ from schedc.planner.fit.estimate import at
 from schedc.planner.presets.library import open_cluster
 from schedc.planner.times.constants import CONSTANTS
 from schedc.planner.times.products import LayerProduct, directions
-from schedc.planner.times.run import TrainingRun
 from schedc.planner.times.table import RunTable
+from support.training_runs import run_of
 
 MODEL = ModelSizes("m", 2, 1024, 1024, AttentionSizes(8, 8, 128, 128), ffn=4096, gated=False, seq=1024)
 
 
 def seconds_per_flop(cluster: str, precision: str, summed: float, grouped: bool, k0: float) -> float:
     """Forward, where memory takes no time and the device is full."""
-    table = RunTable([TrainingRun(MODEL, open_cluster(cluster), precision=precision)])
+    table = RunTable([run_of(MODEL, open_cluster(cluster), precision=precision)])
     rows, columns, k = (np.array([size]) for size in (2.0**17, 2.0**15, summed))
     forward, _, _ = directions(table, LayerProduct(rows, columns, k, np.ones(1), grouped=grouped))
     constants = {constant.name: constant.median for constant in CONSTANTS} | {"gemm_k0": k0, "hbm": 1e9}

@@ -12,11 +12,11 @@ from schedc.planner.cluster.values import Cluster
 from schedc.planner.presets.library import cluster_names, open_cluster, open_model
 from schedc.planner.price.part_table import PartTable
 from schedc.planner.price.priced import read_back
-from schedc.planner.price.problem import PlanProblem
 from schedc.planner.search.best_first import SearchOptions, search
 from schedc.planner.space.axes import RankSplit
 from schedc.planner.space.conditions import read_condition
 from schedc.planner.space.space import PlanSpace
+from schedc.planner.times.problem import PlanProblem
 from schedc.step.op_times import OpTimes
 
 

@@ -11,16 +11,24 @@ from schedc.model.spread import Spread
 from schedc.planner.cluster.values import Cluster
 from schedc.planner.presets.library import open_cluster, open_model
 from schedc.planner.price.part_table import PartTable
-from schedc.planner.price.problem import PlanProblem
 from schedc.planner.price.rank_loads import rank_loads
-from schedc.planner.price.states import RankLoads, gathered_bytes, kind_parameters, outside_pipeline
+from schedc.planner.price.states import Machine, RankLoads, gathered_bytes, kind_parameters, outside_pipeline
 from schedc.planner.space.axes import RankSplit
 from schedc.planner.times.network import exchange_lanes, message
+from schedc.planner.times.problem import PlanProblem
 from schedc.planner.times.table import RunTable
 
 CLUSTER = open_cluster("h800", 256)
 PROBLEM = PlanProblem(open_model("qwen3-30b-a3b").at(4096), CLUSTER, 256)
 SPREAD = Spread(tp=1, cp=1, pp=2, vpp=1, ep=8, dp=64, zero=3)
+PARAMETERS = kind_parameters(PROBLEM.model)
+
+
+def machine(problem: PlanProblem) -> Machine:
+    return Machine.of(RunTable([problem.run(RankSplit())]), problem.vectors)
+
+
+MACHINE = machine(PROBLEM)
 
 
 def loads(backward: float = 0.0, late: tuple[float, float] = (0.0, 0.0)) -> RankLoads:
@@ -29,7 +37,7 @@ def loads(backward: float = 0.0, late: tuple[float, float] = (0.0, 0.0)) -> Rank
 
 
 def sums(zero: int, pipeline: float, of_rank: RankLoads) -> float:
-    return float(outside_pipeline(PROBLEM, replace(SPREAD, zero=zero), of_rank, 4, pipeline).gradients)
+    return np.asarray(outside_pipeline(MACHINE, replace(SPREAD, zero=zero), of_rank, 4, pipeline).gradients).item()
 
 
 def test_gathers_wait_for_rows_that_take_the_nics() -> None:
@@ -53,21 +61,21 @@ def test_loads_are_those_of_the_fullest_rank() -> None:
     table = PartTable.of(PROBLEM, splits)
     counts = np.zeros((2, table.forward.shape[1] - 1))
     counts[:, 2] = 20, 28
-    shared = rank_loads(table, np.arange(2), counts, 2)
-    each = [rank_loads(table, np.array([row]), counts[None], 2) for row in range(2)]
+    shared = rank_loads(table, np.arange(2), counts, PARAMETERS, 2)
+    each = [rank_loads(table, np.array([row]), counts[None], PARAMETERS, 2) for row in range(2)]
     for row, one in enumerate(each):
         np.testing.assert_array_equal(one.backward, shared.backward[[row]])
         np.testing.assert_array_equal(one.busy[:, 0], shared.busy[:, row])
-    assert shared.experts == pytest.approx(28 * kind_parameters(PROBLEM.model)[2, 1])
+    assert shared.experts == pytest.approx(28 * PARAMETERS[2, 1])
     np.testing.assert_allclose(shared.late, [2 * 28 * table.node, 2 * 28 * table.rail])
     np.testing.assert_allclose(shared.busy - 2 * shared.late, np.broadcast_to(2 * table.p2p, (2, 2)))
 
 
 def test_parts_that_are_gathered_lie_there_whole() -> None:
-    own, experts = kind_parameters(PROBLEM.model).T
+    own, experts = PARAMETERS.T
     layer = 2 * (own[2] + experts[2] / SPREAD.ep)
-    assert gathered_bytes(PROBLEM.model, SPREAD) == pytest.approx(layer + max(layer, 2 * own[0], 2 * own[4]))
-    assert gathered_bytes(PROBLEM.model, replace(SPREAD, zero=2)) == 0
+    assert gathered_bytes(PARAMETERS, SPREAD) == pytest.approx(layer + max(layer, 2 * own[0], 2 * own[4]))
+    assert gathered_bytes(PARAMETERS, replace(SPREAD, zero=2)) == 0
 
 
 def with_start(seconds: float) -> Cluster:
@@ -80,11 +88,11 @@ def test_networks_take_their_start() -> None:
     run = PROBLEM.run(RankSplit(cp=4, ep=8))
     slow = replace(PROBLEM, cluster=with_start(1.0))
     at_once = replace(PROBLEM, cluster=with_start(0.0))
-    times = [message(RunTable([replace(run, cluster=each.cluster)]), PROBLEM.vectors) for each in (slow, at_once)]
+    times = [message(RunTable([replace(run, problem=each)]), PROBLEM.vectors) for each in (slow, at_once)]
     assert (times[0] - times[1]).item() == pytest.approx(1.0)
-    rings = [float(outside_pipeline(each, SPREAD, loads(), 1, 0.0).gradients) for each in (slow, at_once)]
+    rings = [np.asarray(outside_pipeline(machine(each), SPREAD, loads(), 1, 0.0).gradients) for each in (slow, at_once)]
     dense, experts = (8 - 1) + (8 - 1), 8 - 1
-    assert rings[0] - rings[1] == pytest.approx((dense + experts) * (4 + 2 * 2) / (4 + 2))
+    assert (rings[0] - rings[1]).item() == pytest.approx((dense + experts) * (4 + 2 * 2) / (4 + 2))
 
 
 @pytest.mark.parametrize(("method", "far", "near"), [("flat", 56, 7), ("hierarchical", 7, 7), ("allgather", 7, 7)])

@@ -17,15 +17,15 @@ from schedc.model.spread import Spread
 from schedc.plan.layout.parts import WORK, PartKind
 from schedc.planner.presets.library import open_cluster, open_model
 from schedc.planner.price.files import PlannedStep
+from schedc.planner.price.orders import OrderKey, known_order
 from schedc.planner.price.part_table import LEVELS, OP, PartTable
-from schedc.planner.price.priced import PricedPlan, price_fitting, price_plan
-from schedc.planner.price.problem import PlanProblem
-from schedc.planner.price.states import held_parameters
+from schedc.planner.price.priced import PricedPlan, price_plan
+from schedc.planner.price.stage_columns import StageColumns
+from schedc.planner.price.states import held_parameters, kind_parameters
 from schedc.planner.price.waterfall import mfu, waterfall
-from schedc.planner.search.stage_columns import StageColumns
 from schedc.planner.space.axes import PlanAxes, RankSplit
 from schedc.planner.space.schedules import all_schedules
-from schedc.planner.times.orders import order_of
+from schedc.planner.times.problem import PlanProblem
 from schedc.step.batch import simulate_batch
 from schedc.step.costs.batch import CostBatch
 from schedc.step.peak_counts import PeakCounts
@@ -69,13 +69,9 @@ def test_check_says_what_the_planner_says(problem: PlanProblem, axes: PlanAxes, 
     assert max(facts["peak_memory"]) == pytest.approx(max(plan.peaks), rel=1e-9)
 
 
-def test_a_plan_that_does_not_fit_has_a_price_only_where_it_is_asked_for() -> None:
+def test_a_plan_that_does_not_fit_has_a_price() -> None:
     small, large = (planned(LLAMA, PlanAxes(tp, 1, 1, 1, 1, 64 // tp, 0, 1, 8 * tp, "1f1b")) for tp in (8, 1))
-    fitting = price_fitting(small)
-    assert fitting is not None
-    assert fitting.fits
-    assert fitting.step == price_plan(small).step
-    assert price_fitting(large) is None
+    assert price_plan(small).fits
     assert not price_plan(large).fits
 
 
@@ -87,8 +83,8 @@ def test_files_say_what_the_tables_say() -> None:
     level = LEVELS.index("layer")
     forward = counts @ table.forward[row, :OP] + table.forward[row, OP]
     backward = [counts @ times[row, :OP] + times[row, OP] for times in (table.input, table.weight)]
-    backward[0] = backward[0] + counts @ table.again[row, level]
-    order = order_of("1f1b", axes.pp, axes.microbatches)
+    backward[0] = backward[0] + counts @ table.recompute_seconds[row, level]
+    order = known_order(plan.planned.choice, OrderKey.of(axes)).dependencies
     batch = CostBatch(*(time[None, :] for time in (forward, *backward)), p2p=table.p2p[row : row + 1])
     assert simulate_batch(order, batch).makespan[0] == pytest.approx(plan.makespan, rel=1e-12)
     held, pending = counts @ table.held[row, level], counts @ table.pending[row]
@@ -107,13 +103,15 @@ def test_plan_lines_hold_the_bytes_of_the_table(name: str) -> None:
             held = [4096 * Layer(model, kind).held(level) for level in LEVELS]
             assert table.held[0, [0, -1], column] == pytest.approx([held[0], held[-1]])
             assert (np.diff(table.held[0, :, column]) <= 0).all()
-            assert (np.diff(table.again[0, :, column]) >= 0).all()
+            assert (np.diff(table.recompute_seconds[0, :, column]) >= 0).all()
 
 
 def test_sharding_divides_states_among_replicas() -> None:
     model = open_model("llama-3.1-8b")
     dense = 1
-    whole, *sharded = (held_parameters(model, Spread(1, 1, 1, 1, 1, 8, zero))[dense] for zero in range(4))
+    whole, *sharded = (
+        held_parameters(kind_parameters(model), Spread(1, 1, 1, 1, 1, 8, zero))[dense] for zero in range(4)
+    )
     shares = [share / whole for share in sharded]
     assert shares == pytest.approx([(2 + 4 + 12 / 8) / 18, (2 + 4 / 8 + 12 / 8) / 18, 1 / 8])
 
@@ -147,8 +145,10 @@ def test_a_prediction_of_a_model_without_experts_is_a_dense_layer(recompute: str
     table, level = plan.planned.table, LEVELS.index(recompute)
     dense, prediction = WORK.index(PartKind.DENSE), WORK.index(PartKind.MTP)
     assert table.held[0, level, prediction] == table.held[0, level, dense] > 0
-    assert table.again[0, level, prediction] == table.again[0, level, dense]
-    assert (table.again[0, level, dense] > 0) == (recompute != "none")
-    columns = StageColumns([plan.planned])
-    makespan = simulate_batch(order_of("1f1b", axes.pp, axes.microbatches), columns.costs()).makespan
+    assert table.recompute_seconds[0, level, prediction] == table.recompute_seconds[0, level, dense]
+    assert (table.recompute_seconds[0, level, dense] > 0) == (recompute != "none")
+    columns = StageColumns.of_plans([plan.planned])
+    makespan = simulate_batch(
+        known_order(plan.planned.choice, OrderKey.of(axes)).dependencies, columns.batch()
+    ).makespan
     assert makespan[0] == pytest.approx(plan.makespan, rel=1e-12)

@@ -12,12 +12,12 @@ from schedc.planner.presets.library import open_cluster, open_model
 from schedc.planner.price.files import PlannedStep
 from schedc.planner.price.part_table import PartTable
 from schedc.planner.price.priced import PricedPlan, price_plan, read_back
-from schedc.planner.price.problem import PlanProblem
 from schedc.planner.search.bound import PlanBounds, splits_of
 from schedc.planner.search.orders import Orders
 from schedc.planner.search.simulated import simulate_plans
 from schedc.planner.space.conditions import read_condition
 from schedc.planner.space.space import PlanSpace
+from schedc.planner.times.problem import PlanProblem
 from support.random_plans import DrawnPlan, random_plan
 from support.sweeps import swept
 

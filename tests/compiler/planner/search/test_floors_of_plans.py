@@ -11,15 +11,16 @@ from schedc.plan.price_cells import stage_graphs
 from schedc.planner.presets.library import open_cluster, open_model
 from schedc.planner.price.files import PlannedStep
 from schedc.planner.price.graphs import planned_graphs
+from schedc.planner.price.orders import OrderKey
 from schedc.planner.price.part_table import PartTable
 from schedc.planner.price.priced import price_plan, read_back
-from schedc.planner.price.problem import PlanProblem
 from schedc.planner.search.bound import PlanBounds, splits_of
 from schedc.planner.search.candidates import gather
-from schedc.planner.search.orders import OrderKey, Orders
+from schedc.planner.search.orders import Orders
 from schedc.planner.search.simulated import simulate_plans, with_program
 from schedc.planner.space.conditions import read_condition
 from schedc.planner.space.space import PlanSpace
+from schedc.planner.times.problem import PlanProblem
 from schedc.step.cells.floors import floor_batch
 
 SMALL = ("overlap", "cp == 1", "microbatch == 1", "pp in 1, 2, 4", "tp <= 2", "ep >= 8")

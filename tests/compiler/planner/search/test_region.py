@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from schedc.planner.presets.library import open_cluster, open_model
-from schedc.planner.price.problem import PlanProblem
 from schedc.planner.search.region import FACTORS, FIGURES, region_of
 from schedc.planner.space.conditions import read_condition
 from schedc.planner.space.space import PlanSpace
+from schedc.planner.times.problem import PlanProblem
 
 
 def test_a_plan_of_less_memory_is_among_the_best_where_memory_is_short() -> None:

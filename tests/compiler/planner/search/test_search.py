@@ -9,7 +9,6 @@ from schedc.diagnostics import RequestError
 from schedc.planner.presets.library import open_cluster, open_model
 from schedc.planner.price.files import PlannedStep
 from schedc.planner.price.part_table import PartTable
-from schedc.planner.price.problem import PlanProblem
 from schedc.planner.search.answer import Answer, ExactPlan
 from schedc.planner.search.best_first import SearchOptions, search
 from schedc.planner.search.result import SearchResult
@@ -17,6 +16,7 @@ from schedc.planner.space.axes import PlanAxes, RankSplit
 from schedc.planner.space.conditions import read_condition
 from schedc.planner.space.schedules import all_schedules
 from schedc.planner.space.space import PlanSpace
+from schedc.planner.times.problem import PlanProblem
 
 
 def searched(model: str, devices: int, conditions: tuple[str, ...], **options: object) -> SearchResult:

@@ -1,0 +1,111 @@
+"""What is planned: a model on a cluster with a batch, the software that trains it, and the constants that price it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from schedc.model.sizes import ModelSizes
+from schedc.planner.cluster.values import Cluster
+from schedc.planner.space.axes import PlanAxes, RankSplit
+from schedc.planner.times.constants import CONSTANTS, ConstantVectors
+
+GRAD_BYTES = 4
+"""Bytes of a gradient as it is summed: mixed precision accumulates in fp32."""
+
+
+@dataclass(frozen=True)
+class Stack:
+    """What the software of a step does, whatever its plan. A search plans for the one of the defaults.
+
+    fused: whether scores stay out of memory. sequence_parallel: whether tensor ranks share norms and residuals.
+    overlap: whether sums of gradients run beside backwards. graphs, attention_graphs: whether all kernels, or those of
+    attention and router alone, are launched as graphs. dropout: whether layers drop activations. grad_bytes: bytes of a
+    gradient as it is summed. block_scales: whether products in 8 bits have a scale per block. chunked_tp: whether
+    exchanges between tensor ranks run in chunks beside their products. hides_rows: whether rows travel to experts
+    beside compute of other microbatches. recomputes_scores: whether backwards compute scores of attention again.
+    free_steps: whether ranks start the next step without a wait for the others (Qi et al., arXiv 2401.10241, section
+    4: the optimizer's check follows).
+    """
+
+    fused: bool = True
+    sequence_parallel: bool = True
+    overlap: bool = True
+    graphs: bool = False
+    attention_graphs: bool = False
+    dropout: bool = False
+    grad_bytes: int = GRAD_BYTES
+    block_scales: bool = False
+    chunked_tp: bool = False
+    hides_rows: bool = False
+    recomputes_scores: bool = False
+    free_steps: bool = False
+
+
+@dataclass(frozen=True)
+class PlanProblem:
+    """A model, a cluster and a batch.
+
+    model: with the tokens of a sequence. sequences: of a step. constants: of the cost model by name, those of a fit;
+    the others are at their prior medians. precision: of products. skew: rows of the fullest rank of an expert group
+    over the mean; a group of fewer ranks than that has all rows on one of them.
+    """
+
+    model: ModelSizes
+    cluster: Cluster
+    sequences: int
+    constants: Mapping[str, float] = field(default_factory=dict, hash=False)
+    precision: str = "bf16"
+    skew: float = 1.0
+    stack: Stack = Stack()
+
+    @cached_property
+    def vectors(self) -> ConstantVectors:
+        """The constants as one vector."""
+        values = [self.constants.get(constant.name, constant.median) for constant in CONSTANTS]
+        return ConstantVectors.of([constant.name for constant in CONSTANTS], np.array([values]))
+
+    def constant(self, name: str) -> float:
+        """One constant of the cost model."""
+        return float(self.vectors[name].item())
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a step."""
+        return self.sequences * self.model.seq
+
+    def run(self, split: RankSplit) -> TrainingRun:
+        """A run with the parts of a split. Stages and replicas, which parts do not depend on, are any."""
+        replicas = max(1, self.cluster.devices // (2 * split.tp * split.cp))
+        return TrainingRun(self, PlanAxes(
+            split.tp, split.cp, 2, 1, split.ep, replicas, 0, split.microbatch, 1, schedule="", alltoall=split.alltoall
+        ))  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    """A training step: what is planned, and how the work is spread over devices and time."""
+
+    problem: PlanProblem
+    axes: PlanAxes
+
+    @property
+    def model(self) -> ModelSizes:
+        return self.problem.model
+
+    @property
+    def cluster(self) -> Cluster:
+        return self.problem.cluster
+
+    @property
+    def tokens(self) -> float:
+        """Tokens of a microbatch in a rank's part of the context."""
+        return self.axes.microbatch * self.model.seq / self.axes.cp
+
+    @property
+    def skew(self) -> float:
+        """Rows of the fullest rank of the expert group over the mean."""
+        return min(self.problem.skew, self.axes.ep)

@@ -1,0 +1,88 @@
+"""One price of a plan: searches, predictions, explanations and written files say the same, to the last bit."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from schedc.inputs import open_input
+from schedc.load.library import Text
+from schedc.plan.passes import Step, lower
+from schedc.planner.fit.estimate import at
+from schedc.planner.fit.predict import predict
+from schedc.planner.fit.rows import MeasuredRow, MeasuredRows
+from schedc.planner.price.files import PlannedStep
+from schedc.planner.price.part_table import PartTable
+from schedc.planner.price.priced import PricedPlan, price_plan, step_seconds
+from schedc.planner.price.waterfall import waterfall
+from schedc.planner.times.problem import TrainingRun
+from schedc.planner.times.table import RunTable
+from schedc.source import Source
+from schedc.step.costs.costs import parse_costs
+from schedc.step.timeline import Timeline
+from support.random_plans import random_plan
+
+CONSTANTS = {"gemm": 0.71, "launch": 0.9e-3, "ep": 0.43, "hbm": 0.66, "split": 1.07, "dp": 0.5, "chunk": 1.7e-3}
+
+
+def of_files(plan: PricedPlan) -> Timeline:
+    """The timeline that the compiler makes of the files of a plan."""
+    tree = open_input(Text(Source("a.sched", plan.plan_text), "planned"))
+    return lower(Step(tree, {}, parse_costs(Source("a.toml", plan.cost_text))), "predicted").predicted
+
+
+def drawn(count: int) -> list[PlannedStep]:
+    """Plans of random spaces, of which a quarter at least has what few plans have."""
+    rng = random.Random(20)
+    plans: list[PlannedStep] = []
+    while len(plans) < count:
+        if (plan := random_plan(rng)) is None:
+            continue
+        axes, model = plan.planned.axes, plan.planned.problem.model
+        rare = axes.overlap or (model.moe is not None and model.mtp) or axes.zero > 1 or axes.recompute != "none"
+        if rare or rng.random() < 0.5:
+            plans.append(plan.planned)
+    return plans
+
+
+def test_searches_predictions_bars_and_files_have_one_price() -> None:
+    plans = []
+    for planned in drawn(200):
+        problem = replace(planned.problem, constants=CONSTANTS)
+        plans.append(replace(planned, problem=problem, table=PartTable.of(problem, [planned.axes.split])))
+    seen = Counter(
+        name
+        for planned in plans
+        for name, there in {
+            "overlap": planned.axes.overlap,
+            "predictions of experts": planned.problem.model.mtp and planned.problem.model.moe,
+            "one rank": planned.axes.pp == 1,
+            "policy": planned.choice.by_policy,
+            "split": planned.choice.splits,
+            f"zero {planned.axes.zero}": True,
+            planned.axes.recompute: True,
+        }.items()
+        if there
+    )
+    assert min(seen.values()) >= 3, seen
+    assert len(seen) == 14, seen
+    prices = [price_plan(planned) for planned in plans]
+    rows = [
+        MeasuredRow(1, "row", TrainingRun(plan.planned.problem, plan.planned.axes), plan.step, 1.0, "")
+        for plan in prices
+    ]
+    predicted = predict(MeasuredRows(Source("rows.csv", ""), tuple(rows), ()), CONSTANTS)
+    assert [row.step_s for row in predicted] == [plan.step for plan in prices]
+    assert [row.memory_bytes for row in predicted] == [plan.needed for plan in prices]
+    assert [of_files(plan).makespan for plan in prices] == [plan.makespan for plan in prices]
+    bars = [np.cumsum([bar.seconds for bar in waterfall(plan)])[-1] for plan in prices]
+    assert bars == pytest.approx([plan.step for plan in prices], rel=1e-12)
+    free = [row.run for row in rows if not row.run.axes.overlap]
+    fitted = step_seconds(RunTable(free), at(CONSTANTS))[:, 0]
+    steps = [plan.step for plan in prices if not plan.planned.axes.overlap]
+    by_costs = [plan.planned.choice.by_policy for plan in prices if not plan.planned.axes.overlap]
+    assert fitted[~np.array(by_costs)] == pytest.approx(np.array(steps)[~np.array(by_costs)], rel=1e-12)
