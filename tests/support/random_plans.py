@@ -14,6 +14,7 @@ from schedc.planner.presets.library import cluster_names, model_names, open_clus
 from schedc.planner.price.files import PlannedStep
 from schedc.planner.price.part_table import PartTable
 from schedc.planner.search.bound import PlanBounds
+from schedc.planner.space.blocks import PlanBlock
 from schedc.planner.space.space import PlanSpace
 from schedc.planner.times.constants import CONSTANTS
 from schedc.planner.times.problem import PlanProblem
@@ -33,12 +34,26 @@ class DrawnPlan:
 
 
 def random_plan(rng: random.Random) -> DrawnPlan | None:
-    """A plan of a random prefix of a random space; None where it has none that is small."""
+    """A plan of a random prefix of a random space, bounded; None where it has none that is small."""
+    if (drawn := random_planned(rng)) is None:
+        return None
+    space, block, number, planned = drawn
+    bounded = PlanBounds(space, planned.problem, planned.table).of(block)
+    place = np.unravel_index(number, block.legal.shape)
+    memory = bounded.memory[(*place[:4], place[5])]
+    return DrawnPlan(planned, float(bounded.step[place]), float(memory), bool(bounded.fits[place]))
+
+
+def random_planned(rng: random.Random, largest: int = _LARGEST) -> tuple[PlanSpace, PlanBlock, int, PlannedStep] | None:
+    """A space, a block of it, and a plan of the block with its number; None where none is small.
+
+    largest: forwards of the order.
+    """
     model = random_model(rng) if rng.random() < 0.8 else open_model(rng.choice(model_names()))
     cluster = _random_cluster(rng) if rng.random() < 0.8 else _shipped_cluster(rng)
     batch, seq = rng.choice([1, 2, 6, 16, 48, 64, 96]), rng.choice([96, 100, 1000, 2048, 4096, 8192])
     space = PlanSpace.of(model, cluster, batch, seq, rng.choice(["standard", "wide"]))
-    prefixes = [each for each in space.prefixes() if each.pp * each.vpp * each.microbatches <= _LARGEST]
+    prefixes = [each for each in space.prefixes() if each.pp * each.vpp * each.microbatches <= largest]
     if not prefixes:
         return None
     block = space.block([rng.choice(prefixes)])
@@ -48,11 +63,7 @@ def random_plan(rng: random.Random) -> DrawnPlan | None:
     axes, prefix = block.axes(number), block.prefixes[0]
     problem = PlanProblem(space.model, cluster, batch, _random_constants(rng), skew=rng.choice([1.0, 1.0, 1.3, 3.0]))
     table = PartTable.of(problem, [prefix.split_by(method) for method in block.inner.methods])
-    bounded = PlanBounds(space, problem, table).of(block)
-    place = np.unravel_index(number, block.legal.shape)
-    planned = PlannedStep(problem, axes, space.choice(axes.schedule), table)
-    memory = bounded.memory[(*place[:4], place[5])]
-    return DrawnPlan(planned, float(bounded.step[place]), float(memory), bool(bounded.fits[place]))
+    return space, block, number, PlannedStep(problem, axes, space.choice(axes.schedule), table)
 
 
 def random_model(rng: random.Random) -> ModelSizes:
