@@ -25,7 +25,7 @@ from schedc.planner.times.constants import ConstantVectors
 from schedc.planner.times.table import RunTable
 from schedc.source import Source
 from schedc.step.batch import simulate_batch
-from schedc.step.cells.cell_pricing import price_step
+from schedc.step.cells import cell_pricing
 from schedc.step.costs.costs import parse_costs
 from schedc.step.timeline import Timeline, simulate
 
@@ -109,7 +109,8 @@ def pipeline_of(planned: PlannedStep, order: KnownOrder, vector: int = 0) -> Tim
     row = int(columns.rows[0, vector])
     graphs, recomputed = planned_graphs(planned)
     costs = planned.table.cell_costs(row, planned.choice.splits)
-    return price_step(dependencies, graphs, costs, float(planned.table.p2p[row]), recomputed=recomputed)
+    p2p = float(planned.table.p2p[row])
+    return cell_pricing.price(dependencies, graphs, costs, p2p, recomputed=recomputed).late_wait
 
 
 def step_seconds(runs: RunTable, constants: ConstantVectors) -> Floats:
