@@ -98,7 +98,7 @@ def test_weight_gradients_wait_and_blocks_share_a_graph() -> None:
     pipe = Pipeline(
         model, schedc.compile("zbh1", P=2, M=2), loss_fn=next_token_loss, in_process=True, compile=EAGER
     )  # fmt: skip
-    stage = next(stage for stage in pipe._assembly.held() if stage.last)
+    stage = next(stage for stage in pipe._assembly.held() if stage.loss_fn)
     waiting: list[int] = []
     weight = stage.weight
 

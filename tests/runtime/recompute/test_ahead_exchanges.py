@@ -187,7 +187,7 @@ def test_bytes_are_those_that_check_counts_after_every_op() -> None:
         for row in rows:
             m, kind = int(schedule.microbatch[row]), schedule.kind[row]
             if kind == OpKind.F:
-                own = target if stage.last else None
+                own = target if stage.loss_fn else None
                 stage.forward(m, (entering[stage.index],), own, recompute_later=(stage.index, m) in again)
             elif kind == OpKind.R:
                 stage.recompute(m)
