@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from schedc.step.cell_durations import cell_classes, durations_of
 from schedc.step.costs.batch import CostBatch
 from schedc.step.costs.costs import Costs
 from schedc.step.dependencies import Dependencies
+from schedc.step.kept import kept
 from schedc.step.lowering import closed_cells
 from schedc.step.ratios import idle, ratios, span_ratios
 from schedc.step.walk import run
@@ -70,23 +72,42 @@ def _busy(dependencies: Dependencies, classes: Int64, duration: Floats) -> Float
     return busy
 
 
+class _Watched(NamedTuple):
+    """The cells whose ends give the edges of ranks.
+
+    full: [n] ranks with cells. cells: [m] the last cells of these ranks, and those that their first cells wait for.
+    last: [n] and first: [waits] indices into ``cells``; ranks: [waits] the ranks that wait.
+    """
+
+    full: Int64
+    cells: Int64
+    last: Int64
+    first: list[int]
+    ranks: list[int]
+
+
+@kept
+def _watched(dependencies: Dependencies) -> _Watched:
+    low, high = dependencies.rank_start[:-1], dependencies.rank_start[1:]
+    full = np.flatnonzero(low < high)
+    far = dependencies.remote[:, low[full]]
+    waits, ranks = dependencies.producers[:, low[full]][far], np.broadcast_to(full, far.shape)[far]
+    cells, place = np.unique(np.concatenate([high[full] - 1, waits]), return_inverse=True)
+    return _Watched(full, cells, place[: full.size], place[full.size :].tolist(), ranks.tolist())
+
+
 def edges(dependencies: Dependencies, classes: Int64, duration: Floats, latency: Floats) -> tuple[Floats, Floats]:
     """[P, K] when each rank's first cell starts, and when its last ends.
 
     classes: [cells] class of every cell; duration: [classes, K] the time of a cell by its class; latency: [K].
     """
-    low, high = dependencies.rank_start[:-1], dependencies.rank_start[1:]
-    full = np.flatnonzero(low < high)
-    far = dependencies.remote[:, low[full]]
-    waits, ranks = dependencies.producers[:, low[full]][far], np.broadcast_to(full, far.shape)[far]
-    watched, place = np.unique(np.concatenate([high[full] - 1, waits]), return_inverse=True)
-    cells = closed_cells(dependencies)
+    watched, lowered = _watched(dependencies), closed_cells(dependencies)
     add = np.empty(len(dependencies), np.int32)
-    add[cells.end] = classes
+    add[lowered.end] = classes
     lags = np.stack([np.zeros_like(latency), latency])
-    ends = run(cells.walk, lags, duration, add=add, watch=cells.end[watched])
-    begin, end = np.zeros((2, low.size, latency.size))
-    end[full] = ends[place[: full.size]]
-    for rank, row in zip(ranks.tolist(), place[full.size :].tolist(), strict=True):
+    ends = run(lowered.walk, lags, duration, add=add, watch=lowered.end[watched.cells])
+    begin, end = np.zeros((2, dependencies.rank_start.size - 1, latency.size))
+    end[watched.full] = ends[watched.last]
+    for rank, row in zip(watched.ranks, watched.first, strict=True):
         np.maximum(begin[rank], ends[row] + latency, out=begin[rank])
     return begin, end
