@@ -16,6 +16,7 @@ from schedc.ir.program import Channel, InstructionKind, Program, computation
 from schedc.ir.schedule import Schedule
 
 SEND, RECV, WAIT, REDUCE = InstructionKind.SEND, InstructionKind.RECV, InstructionKind.WAIT, InstructionKind.REDUCE
+START, JOIN = InstructionKind.START, InstructionKind.JOIN
 
 SHOWN = 3
 """Findings of one kind that are shown; the last says how many more there are."""

@@ -17,15 +17,15 @@ from schedc.ir.arrays import Bools, bincount, repeat
 from schedc.ir.op_tables import PAIR_NUMBERS, WEIGHT
 from schedc.ir.ops import OpKind
 from schedc.ir.program import Channel, InstructionKind, Program
-from schedc.ir.program_table import RECV, REDUCE, SEND, SHOWN, WAIT, ProgramTable
+from schedc.ir.program_table import JOIN, RECV, REDUCE, SEND, SHOWN, START, WAIT, ProgramTable
 from schedc.ir.rendezvous import Link, find_stuck_instructions
 from schedc.ir.schedule import Schedule
 from schedc.ir.verify import verify
 from schedc.ir.verify_messages import GROUPS
 from schedc.ir.verify_plan import verify_plan
-from schedc.ir.verify_replica_works import states_of_stages
+from schedc.ir.verify_states import places_of_activations, states_of_stages
 from schedc.ir.verify_ties import tied_stages, tied_sums
-from schedc.ir.verify_works import JOIN, START, matched_works, places_of_activations
+from schedc.ir.verify_works import matched_works
 
 CELL = InstructionKind.CELL
 

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from enum import Enum
 from itertools import chain, islice
 
 import numpy as np
 
 from schedc.diagnostics import Diagnostic
 from schedc.ir.arrays import Bools, Int32, Int64, bincount
-from schedc.ir.ops import FACTS as OP_FACTS
-from schedc.ir.ops import OpKind
-from schedc.ir.program import InstructionKind, Program
-from schedc.ir.program_table import SHOWN, ProgramTable
+from schedc.ir.program import Program
+from schedc.ir.program_table import JOIN, SHOWN, START, ProgramTable
 from schedc.ir.works import FACTS, LANE_NAMES, WorkGroup, WorkKind, Works
-
-START, JOIN = InstructionKind.START, InstructionKind.JOIN
 
 
 def matched_works(table: ProgramTable) -> list[Diagnostic]:
@@ -94,72 +89,3 @@ def _unequal(works: Works, rank: Int32) -> Iterator[tuple[int, str]]:
             begun.setdefault((kind, *key), []).append(size)
         elif (open_works := begun.get((_ENDS[WorkKind(kind)], *key))) and (first := open_works.pop(0)) != size:
             yield row, f"moves {size:,.15g} bytes, and the {FACTS[_ENDS[WorkKind(kind)]].name} before it {first:,.15g}"
-
-
-class Whereabouts(Enum):
-    """Where the activations of a microbatch on a stage are."""
-
-    NOWHERE = "not there yet"
-    DEVICE = "on the device"
-    LEAVING = "on the way to the host"
-    HOST = "on the host"
-    COMING = "on the way back"
-    DONE = "no longer needed"
-
-
-_MOVES = {
-    (START, WorkKind.OFFLOAD): (Whereabouts.DEVICE, Whereabouts.LEAVING),
-    (JOIN, WorkKind.OFFLOAD): (Whereabouts.LEAVING, Whereabouts.HOST),
-    (START, WorkKind.FETCH): (Whereabouts.HOST, Whereabouts.COMING),
-    (JOIN, WorkKind.FETCH): (Whereabouts.COMING, Whereabouts.DEVICE),
-}
-"""Where a work finds the activations and where it leaves them."""
-
-
-def places_of_activations(table: ProgramTable) -> list[Diagnostic]:
-    """S331: activations leave after their forward, and are back before the next op that reads them."""
-    found: list[Diagnostic] = []
-    for events in _events(table).values():
-        place = Whereabouts.NOWHERE
-        for row, event in sorted(events, key=lambda item: item[0]):
-            needed, after = _MOVES[event] if isinstance(event, tuple) else _op_moves(event, place)
-            if place is not needed:
-                what = "moves" if isinstance(event, tuple) else "reads"
-                message = f"this instruction {what} activations that are {place.value}, not {needed.value}"
-                help = "offload behind the forward, fetch in front of the backward, and join the fetch before it"
-                found.append(table.finding("S331", row, message, help=help))
-                break
-            place = after
-        if len(found) == SHOWN:
-            break
-    return found
-
-
-def _op_moves(kind: OpKind, place: Whereabouts) -> tuple[Whereabouts, Whereabouts]:
-    """Where an op needs the activations, and where it leaves them. A W reads what its I has left on the device."""
-    if kind is OpKind.F:
-        return Whereabouts.NOWHERE, Whereabouts.DEVICE
-    if kind is OpKind.W:
-        return place, place
-    return Whereabouts.DEVICE, Whereabouts.DONE if OP_FACTS[kind].backward else Whereabouts.DEVICE
-
-
-_Event = OpKind | tuple[InstructionKind, WorkKind]
-
-
-def _events(table: ProgramTable) -> dict[tuple[int, int], list[tuple[int, _Event]]]:
-    """Rows and what they do with the activations of each stage and microbatch that works move."""
-    program, works = table.program, table.program.works
-    rows = np.flatnonzero((program.work >= 0) & (program.microbatch >= 0))
-    events: dict[tuple[int, int], list[tuple[int, _Event]]] = {}
-    for row in rows.tolist():
-        slot = int(program.stage[row]), int(program.microbatch[row])
-        kind = WorkKind(int(works.kind[program.work[row]]))
-        events.setdefault(slot, []).append((row, (InstructionKind(int(program.kind[row])), kind)))
-    schedule, op_row = table.computation
-    slots = schedule.stage.astype(np.int64) * program.microbatches + schedule.microbatch
-    moved = np.isin(slots, [stage * program.microbatches + microbatch for stage, microbatch in events])
-    for op in np.flatnonzero(moved).tolist():
-        slot = int(schedule.stage[op]), int(schedule.microbatch[op])
-        events[slot].append((int(op_row[op]), OpKind(int(schedule.kind[op]))))
-    return events

@@ -1,4 +1,4 @@
-"""The invariants of works among replicas: ops read whole parameters, and sums take complete gradients."""
+"""The invariants of what works lead through: activations between device and host, parameters and sums of replicas."""
 
 from __future__ import annotations
 
@@ -9,25 +9,27 @@ import numpy as np
 from schedc.diagnostics import Diagnostic
 from schedc.ir.arrays import Int64
 from schedc.ir.op_tables import WEIGHT
+from schedc.ir.ops import FACTS as OP_FACTS
+from schedc.ir.ops import OpKind
 from schedc.ir.program import InstructionKind
-from schedc.ir.program_table import SHOWN, ProgramTable
+from schedc.ir.program_table import SHOWN, START, ProgramTable
 from schedc.ir.works import WorkGroup, WorkKind
 
-START, JOIN = InstructionKind.START, InstructionKind.JOIN
-_Half = tuple[InstructionKind, WorkKind]
 
+class State(Enum):
+    """Where the activations of a microbatch are, or the parameters of a stage, or how far a sum of gradients is."""
 
-class ParameterState(Enum):
-    """Where the parameters of a sharded stage are."""
+    NOWHERE = "not there yet"
+    DEVICE = "on the device"
+    LEAVING = "on the way to the host"
+    HOST = "on the host"
+    BACK = "on the way back"
+    DONE = "no longer needed"
 
     SHARDED = "sharded"
     COMING = "on the way"
     WHOLE = "whole"
     GOING = "being dropped"
-
-
-class SumState(Enum):
-    """How far the sum of a stage's gradients over its replicas is."""
 
     LOCAL = "not summed"
     SCATTERING = "on the way in parts"
@@ -35,26 +37,75 @@ class SumState(Enum):
     SPREADING = "on the way as a whole"
 
 
-State = ParameterState | SumState
-
-_PARAMETERS: dict[_Half, tuple[State, State]] = {
-    (START, WorkKind.GATHER): (ParameterState.SHARDED, ParameterState.COMING),
-    (JOIN, WorkKind.GATHER): (ParameterState.COMING, ParameterState.WHOLE),
-    (START, WorkKind.DROP): (ParameterState.WHOLE, ParameterState.GOING),
-    (JOIN, WorkKind.DROP): (ParameterState.GOING, ParameterState.SHARDED),
+_MOVES = {
+    WorkKind.OFFLOAD: (State.DEVICE, State.LEAVING, State.HOST),
+    WorkKind.FETCH: (State.HOST, State.BACK, State.DEVICE),
+    WorkKind.GATHER: (State.SHARDED, State.COMING, State.WHOLE),
+    WorkKind.DROP: (State.WHOLE, State.GOING, State.SHARDED),
+    WorkKind.SCATTER: (State.LOCAL, State.SCATTERING, State.IN_PARTS),
+    WorkKind.SPREAD: (State.IN_PARTS, State.SPREADING, State.LOCAL),
 }
-"""Where a work finds the parameters of its stage, and where it leaves them."""
+"""The state that a work finds, the one between its START and its JOIN, and the one that it leaves."""
+_OF_PARAMETERS = (WorkKind.GATHER, WorkKind.DROP)
+_AMONG_REPLICAS = (*_OF_PARAMETERS, WorkKind.SCATTER, WorkKind.SPREAD)
+_AT_REST = (State.SHARDED, State.LOCAL)
 
-_SUMS: dict[_Half, tuple[State, State]] = {
-    (START, WorkKind.SCATTER): (SumState.LOCAL, SumState.SCATTERING),
-    (JOIN, WorkKind.SCATTER): (SumState.SCATTERING, SumState.IN_PARTS),
-    (START, WorkKind.SPREAD): (SumState.IN_PARTS, SumState.SPREADING),
-    (JOIN, WorkKind.SPREAD): (SumState.SPREADING, SumState.LOCAL),
-}
-"""Where a work finds the sum of its stage and group, and where it leaves it."""
+_Half = tuple[InstructionKind, WorkKind]
 
-_AT_REST = (ParameterState.SHARDED, SumState.LOCAL)
-_KINDS = {kind for _, kind in (*_PARAMETERS, *_SUMS)}
+
+def _moves(half: _Half) -> tuple[State, State]:
+    """The state that the START or JOIN of a work finds, and the one that it leaves."""
+    found, between, left = _MOVES[half[1]]
+    return (found, between) if half[0] == START else (between, left)
+
+
+def places_of_activations(table: ProgramTable) -> list[Diagnostic]:
+    """S331: activations leave after their forward, and are back before the next op that reads them."""
+    found: list[Diagnostic] = []
+    for events in _events(table).values():
+        place = State.NOWHERE
+        for row, event in sorted(events, key=lambda item: item[0]):
+            needed, after = _moves(event) if isinstance(event, tuple) else _op_moves(event, place)
+            if place is not needed:
+                what = "moves" if isinstance(event, tuple) else "reads"
+                message = f"this instruction {what} activations that are {place.value}, not {needed.value}"
+                help = "offload behind the forward, fetch in front of the backward, and join the fetch before it"
+                found.append(table.finding("S331", row, message, help=help))
+                break
+            place = after
+        if len(found) == SHOWN:
+            break
+    return found
+
+
+def _op_moves(kind: OpKind, place: State) -> tuple[State, State]:
+    """Where an op needs the activations, and where it leaves them. A W reads what its I has left on the device."""
+    if kind is OpKind.F:
+        return State.NOWHERE, State.DEVICE
+    if kind is OpKind.W:
+        return place, place
+    return State.DEVICE, State.DONE if OP_FACTS[kind].backward else State.DEVICE
+
+
+_Event = OpKind | _Half
+
+
+def _events(table: ProgramTable) -> dict[tuple[int, int], list[tuple[int, _Event]]]:
+    """Rows and what they do with the activations of each stage and microbatch that works move."""
+    program, works = table.program, table.program.works
+    rows = np.flatnonzero((program.work >= 0) & (program.microbatch >= 0))
+    events: dict[tuple[int, int], list[tuple[int, _Event]]] = {}
+    for row in rows.tolist():
+        slot = int(program.stage[row]), int(program.microbatch[row])
+        kind = WorkKind(int(works.kind[program.work[row]]))
+        events.setdefault(slot, []).append((row, (InstructionKind(int(program.kind[row])), kind)))
+    schedule, op_row = table.computation
+    slots = schedule.stage.astype(np.int64) * program.microbatches + schedule.microbatch
+    moved = np.isin(slots, [stage * program.microbatches + microbatch for stage, microbatch in events])
+    for op in np.flatnonzero(moved).tolist():
+        slot = int(schedule.stage[op]), int(schedule.microbatch[op])
+        events[slot].append((int(op_row[op]), OpKind(int(schedule.kind[op]))))
+    return events
 
 
 def states_of_stages(table: ProgramTable) -> list[Diagnostic]:
@@ -76,7 +127,7 @@ def _rows_by_stage(table: ProgramTable) -> dict[tuple[int, int], list[int]]:
     """The rows of works among replicas, by rank and stage."""
     program, works = table.program, table.program.works
     rows = np.flatnonzero(program.work >= 0)
-    rows = rows[np.isin(works.kind[program.work[rows]], [int(kind) for kind in _KINDS])]
+    rows = rows[np.isin(works.kind[program.work[rows]], _AMONG_REPLICAS)]
     by_stage: dict[tuple[int, int], list[int]] = {}
     for row, rank, stage in zip(rows.tolist(), program.rank[rows].tolist(), program.stage[rows].tolist(), strict=True):
         by_stage.setdefault((rank, stage), []).append(row)
@@ -90,25 +141,25 @@ def _walk(table: ProgramTable, rank: int, stage: int, rows: list[int]) -> Diagno
     reduced = np.flatnonzero((program.kind == InstructionKind.REDUCE) & (program.stage == stage))
     reduced = reduced[program.rank[reduced] == rank]
     gathered = any(works.kind[program.work[row]] == WorkKind.GATHER for row in rows)
-    parameters: State = ParameterState.SHARDED
+    parameters = State.SHARDED
     sums: dict[tuple[WorkGroup, int], State] = {}
     number = _numbers(table, rows)
     for row in sorted({*rows, *(uses if gathered else [])}):
         if program.work[row] < 0:
-            if parameters is not ParameterState.WHOLE:
+            if parameters is not State.WHOLE:
                 message = f"this instruction reads parameters that are {parameters.value}"
                 return table.finding("S331", row, message, help="join the gather of the stage in front of it")
             continue
         work = works.work(int(program.work[row]))
         half = InstructionKind(int(program.kind[row])), work.kind
         total = work.group, number[int(program.work[row])]
-        state = parameters if half in _PARAMETERS else sums.get(total, SumState.LOCAL)
-        needed, after = (_PARAMETERS | _SUMS)[half]
+        state = parameters if work.kind in _OF_PARAMETERS else sums.get(total, State.LOCAL)
+        needed, after = _moves(half)
         if state is not needed:
             what = f"finds what stage {stage} has {state.value}, not {needed.value}"
-            order = "gather, drop" if half in _PARAMETERS else "scatter, spread"
+            order = "gather, drop" if work.kind in _OF_PARAMETERS else "scatter, spread"
             return table.finding("S331", row, f"this instruction {what}", help=f"the order of works is {order}")
-        if half in _PARAMETERS:
+        if work.kind in _OF_PARAMETERS:
             parameters = after
             continue
         sums[total] = after
