@@ -128,6 +128,14 @@ def test_lines_of_plans_say_the_sizes_of_a_model() -> None:
         assert layer.flops == sum(layer_flops(model, 0, 256).values())
 
 
+def test_a_layer_of_a_kind_that_the_model_lacks_has_attention_and_norms() -> None:
+    model = load_model(CONFIGS / "qwen3-8b.json").at(4096)
+    layer = Layer(model, LayerKind.MOE)
+    assert layer.held() == sum(tensor.bytes for tensor in saved_tensors(model, LayerKind.MOE)) > 0
+    assert layer.saving(Level.FULL).flops == 0
+    assert 0 < layer.flops < Layer(model, LayerKind.DENSE).flops
+
+
 def test_norms_of_heads_and_behind_halves_are_held_and_named() -> None:
     plain = load_model(CONFIGS / "deepseek-v3.json")
     sandwich = replace(plain, norms=4)
