@@ -361,3 +361,11 @@ def test_the_documents_say_what_is_printed(tmp_path: Path) -> None:
     assert [line for line in expected if line not in (*printed, "...")] == []
     for nodes, top, count, method in re.findall(r"^\| (\d+), (\d+), (\d+) \|.*\| (\w+) \|$", text, re.MULTILINE):
         assert choose_method(Routing(int(count), int(top)), Topology(int(nodes), 8)).method == method
+
+
+def test_a_line_for_a_stage_goes_before_one_for_all_wherever_it_stands() -> None:
+    special, general = "recompute stage [1] full  slices stage [1] 3", "recompute all light  slices 2"
+    plans = [read_plan(text, 2) for text in (f"{special}  {general}", f"{general}  {special}")]
+    assert plans[0] == plans[1]
+    assert [level.level for level in plans[0].recompute] == [Level.LIGHT, Level.FULL]
+    assert plans[0].slices == (2, 3)
