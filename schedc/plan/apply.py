@@ -180,9 +180,10 @@ def _with_time(of_stages: Costs, costs: Costs, plan: Plan, layout: Layout, layer
 
     costs: those of a layer.
     """
-    each = [plan.recompute_of(stage) for stage in range(len(layout.stages))]
-    levels = np.array([level.level is not Level.NONE and level.adaptive is None for level in each])
-    if not ((plan.has_expert_sizes or plan.has_dense_sizes) and levels.any()):
+    if not (plan.recompute and (plan.has_expert_sizes or plan.has_dense_sizes)):
+        return of_stages
+    levels = np.array([level.level is not Level.NONE and level.adaptive is None for level in plan.recompute])
+    if not levels.any():
         return of_stages
     forward = of_stages.resolved(len(layout.stages)).F
     if costs.parts is None:

@@ -70,6 +70,8 @@ def _write(plan: Plan) -> Iterator[str]:
 def _check_schedule(directives: Directives, schedule: Schedule, layout: Layout) -> Iterator[Diagnostic]:
     """S155: lines about stages or chunks that do not exist, two of one kind for one stage, `auto` without a memory."""
     rules = directives.plan.offload
+    if not rules:
+        return
     if is_chosen(directives.plan) and directives.tree.memory is None:
         help = "write `memory 80 GB`: as little leaves as fits into it"
         yield directives.fault("offload", "S155", "`offload auto` without a memory", help)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -44,9 +44,11 @@ def _check_lines(reading: Reading) -> None:
 
 
 def slices_per_stage(
-    requests: Iterable[SlicesRequest], stages: int, placement: Placement | None = None
+    requests: Sequence[SlicesRequest], stages: int, placement: Placement | None = None
 ) -> tuple[int, ...]:
     """[stages] number of slices; empty where no stage has more than one. Requests for chunks need the placement."""
+    if not requests:
+        return ()
     lines = line_per_stage(requests, stages, placement)
     counts = tuple(lines[stage].count if stage in lines else 1 for stage in range(stages))
     return counts if max(counts, default=1) > 1 else ()
