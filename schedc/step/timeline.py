@@ -168,10 +168,10 @@ def arrivals(dependencies: Dependencies, there: Numbers, latency: float) -> Numb
     latency: time of a message.
     """
     there = np.broadcast_to(there, (3, there.shape[-1]))
-    waits = np.stack([dependencies.previous, *dependencies.producers])
-    arrival = np.where(waits >= 0, np.take_along_axis(there, waits.astype(np.int64), axis=1), np.zeros(1, there.dtype))
+    waits = dependencies.previous, *dependencies.producers
+    arrival = np.stack([np.append(of, of.dtype.type(0))[row] for of, row in zip(there, waits, strict=True)])
     if latency:
-        arrival[1:] += np.array([0, latency], there.dtype)[dependencies.remote.astype(np.int8)]
+        arrival[1:] += dependencies.remote * np.array(latency, there.dtype)
     return arrival
 
 

@@ -59,14 +59,14 @@ class Walk:
         return int(self.op.size)
 
     @cached_property
-    def rows(self) -> tuple[Int32, int]:
-        """[n] the row that holds each value until nobody reads it any more, and the number of rows. Row 0 is zero."""
+    def rows(self) -> tuple[Int32, Int32, int]:
+        """[n] the row of each value until its last reader, [m] the rows of inputs, and their number. Row 0 is zero."""
         last = np.full(len(self) + 1, -1)
         last[self.source] = np.arange(self.source.size)  # ascending: the last assignment wins
         out = np.empty(len(self), np.int32)
         loops = kernels(np.inf)
         rows = (loops(assign_rows) if loops else assign_rows)(self.first, self.source, last[:-1], out)
-        return out, int(rows)
+        return out, np.append(out, np.int32(0))[self.source], int(rows)
 
     @cached_property
     def levels(self) -> InputLevels:
@@ -139,8 +139,7 @@ def run(
     width = max(1, min(max(_LEAST_WIDTH, _IN_CACHE // size), _IN_MEMORY // size)) if sets is None else total
     turns = -(-total // max(1, width))
     if loops := kernels(size * (total / _NUMPY_OPS + turns * _NUMPY_LEVEL)):
-        out, rows = walk.rows
-        where = np.append(out, np.int32(0))[walk.source]
+        out, where, rows = walk.rows
         place = np.full(len(walk), -1, np.int32)
         place[watch] = np.arange(watch.size)
         value = np.zeros((rows, min(_WIDTH, total) if sets is None else total))
