@@ -258,12 +258,16 @@ class Stage(OffloadedStage):
         entering: where gradients enter the graph, with each of them; None is zero. late: which of the weight gradients
         that are computed here wait for W, as all products do, under the ``key``. graph: its number (`SplitBackward`).
         """
-        pairs = [(edge, grad) for edge, grad in entering if edge is not None and grad is not None]
-        edges, grads = [edge for edge, _ in pairs], [grad for _, grad in pairs]
+        edges: list[GradientEdge] = []
+        grads: list[Tensor] = []
+        for edge, grad in entering:
+            if edge is not None and grad is not None:
+                edges.append(edge)
+                grads.append(grad)
         if late is not None:
             self._defers = True
             self._split.backward(key, edges, grads, graph=graph, late=late, began=began)
-        elif pairs:
+        elif edges:
             differentiate(edges, grads)
 
     def weight(self, microbatch: int) -> None:
