@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from schedc.ir.arrays import Floats
+from schedc.ir.arrays import Floats, Int64
 from schedc.planner.fit.estimate import Estimate, Estimator
 from schedc.planner.fit.rows import MeasuredRow
+from schedc.planner.times.problem import TrainingRun
 
 FOLDS, REPEATS = 5, 3
 
@@ -74,11 +75,11 @@ def validate(estimator: Estimator, rows: Sequence[MeasuredRow], whole: Estimate)
     return Validation(100.0 * float(np.abs(folds).mean()), models, 100.0 * interval)
 
 
-def _left_out(estimator: Estimator, rows: Sequence[MeasuredRow], own: Floats, part: Estimate) -> ModelLeftOut:
+def _left_out(estimator: Estimator, rows: Sequence[MeasuredRow], own: Int64, part: Estimate) -> ModelLeftOut:
     ratios = errors(estimator, part.position)[own]
     predicted = estimator.predict(part.position)
     regrets, correlations = [], []
-    for choice in _choices(rows, own).values():
+    for choice in choices(rows, own).values():
         best = min(rows[row].step_s for row in choice)
         chosen = sorted(choice, key=lambda row: predicted[row])[:_TOP]
         regrets.append(min(rows[row].step_s for row in chosen) / best - 1.0)
@@ -100,10 +101,10 @@ def spearman(predicted: Floats, measured: Floats) -> float:
     return float(a @ b) / scale if scale else 0.0
 
 
-def _choices(rows: Sequence[MeasuredRow], own: Floats) -> dict[tuple[object, ...], list[int]]:
+def choices(rows: Sequence[MeasuredRow], own: Int64) -> dict[tuple[object, ...], list[int]]:
     """Rows that do the same step in other ways: of one model, batch, devices and precision."""
     groups: defaultdict[tuple[object, ...], list[int]] = defaultdict(list)
     for row in own.tolist():
-        run = rows[row].run
-        groups[run.model, run.batch, run.devices, run.precision, run.cluster.name].append(row)
+        run: TrainingRun = rows[row].run
+        groups[run.model, run.problem.sequences, run.axes.devices, run.problem.precision, run.cluster.name].append(row)
     return {key: choice for key, choice in groups.items() if len(choice) >= _LEAST_CHOICE}

@@ -20,7 +20,7 @@ from schedc.planner.fit.fitted import fit_for, fit_text, load_fit
 from schedc.planner.fit.rows import load_rows
 from schedc.planner.fit.seen import beyond
 from schedc.planner.fit.units import check_units
-from schedc.planner.fit.validate import spearman
+from schedc.planner.fit.validate import choices, spearman
 from schedc.planner.presets.library import open_cluster, open_model
 from schedc.planner.presets.tables import files
 from schedc.planner.price.files import planned_run
@@ -333,3 +333,12 @@ def test_the_fit_of_the_910b_meets_the_published_plan_of_718b() -> None:
     plan = price_plan(planned_run(run, table, 0))
     assert run.problem.tokens / run.axes.devices / plan.step == pytest.approx(238, rel=0.15)
     assert plan.fits
+
+
+def test_rows_of_one_step_are_a_choice() -> None:
+    rows = load_rows(PUBLISHED / "zerobubble_t4.csv").rows
+    groups = choices(rows, np.arange(len(rows)))
+    assert groups
+    for group in groups.values():
+        assert len({(rows[row].run.model, rows[row].run.problem.sequences) for row in group}) == 1
+        assert len({rows[row].run.axes.schedule for row in group}) > 1
