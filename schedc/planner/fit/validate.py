@@ -102,7 +102,7 @@ def spearman(predicted: Floats, measured: Floats) -> float:
 
 
 def choices(rows: Sequence[MeasuredRow], own: Int64) -> dict[tuple[object, ...], list[int]]:
-    """Rows that do the same step in other ways: of one model, batch, devices and precision."""
+    """Rows that do the same step in other ways: of one model, batch, devices and precision. own: [n] their numbers."""
     groups: defaultdict[tuple[object, ...], list[int]] = defaultdict(list)
     for row in own.tolist():
         run: TrainingRun = rows[row].run
