@@ -175,7 +175,9 @@ class _Lowering:
             at = np.flatnonzero(here)
             source[place[at]], lag[place[at]] = self.source[column, at], self.lag[column, at]
             place += here
-        return Walk(self.op, first, source, lag, self.add)
+        level_by_level = self.op.size == self.base.size and not self.op.any()  # one MAX for each cell
+        start = self.dependencies.levels.start if level_by_level else None
+        return Walk(self.op, first, source, lag, self.add, start)
 
 
 @kept

@@ -30,6 +30,9 @@ _WIDTH = 256
 _IN_CACHE, _IN_MEMORY, _LEAST_WIDTH = 1 << 20, 1 << 25, 32
 """Instructions times columns that numpy's way holds at a time: so many that levels are wide, and at most."""
 
+_WIDE = 8
+"""Instructions of a level from which numpy runs one column sooner than Python does."""
+
 _NUMPY_OPS, _NUMPY_LEVEL, _PYTHON = 2e8, 3e-6, 4e-7
 """Instructions per second of numpy's way, seconds for each one's share of a level, and seconds of one in Python.
 
@@ -54,6 +57,8 @@ class Walk:
     source: Int32
     lag: Int32
     add: Int32
+    start: Int64 | None = None
+    """[levels + 1] where the levels of an order begin, if its instructions stand level by level; None if not."""
 
     def __len__(self) -> int:
         return int(self.op.size)
@@ -70,7 +75,9 @@ class Walk:
 
     @cached_property
     def levels(self) -> InputLevels:
-        """The instructions by the longest chain of inputs before them, as numpy runs them."""
+        """The instructions level by level, as numpy runs them: by the levels of the order, or the chains of inputs."""
+        if self.start is not None:
+            return InputLevels.of(self, np.arange(len(self)), self.start)
         loops = kernels(len(self) * _PYTHON)
         if loops:
             level = np.empty(len(self), np.int32)
@@ -79,7 +86,9 @@ class Walk:
             lengths = [0] * len(self)
             chains(self.first.tolist(), self.source.tolist(), lengths)
             level = np.array(lengths, np.int32)
-        return InputLevels.of(self, level)
+        order = np.argsort(level, kind="stable")
+        start = np.flatnonzero(np.diff(level[order], prepend=-1, append=-1)) if order.size else np.zeros(1, np.int64)
+        return InputLevels.of(self, order, start)
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,9 +108,7 @@ class InputLevels:
     late: list[bool]
 
     @classmethod
-    def of(cls, walk: Walk, level: Int32) -> InputLevels:
-        order = np.argsort(level, kind="stable")
-        start = np.flatnonzero(np.diff(level[order], prepend=-1, append=-1)) if order.size else np.zeros(1, np.int64)
+    def of(cls, walk: Walk, order: Int64, start: Int64) -> InputLevels:
         count = np.diff(walk.first)[order]
         column = np.arange(count.max(initial=0))[:, None]
         place = walk.first[:-1][order] + np.where(column < count, column, 0)
@@ -156,11 +163,14 @@ def run(
 def _one(walk: Walk, lags: Numbers, adds: Numbers, add: Int32) -> Numbers:
     """[n] values of one column, of floats or of Python's integers."""
     exact = adds.dtype == object
+    wide = walk.start is not None and len(walk) >= _WIDE * walk.start.size
     if not exact and (loops := kernels(len(walk) * _PYTHON)):
         value = np.zeros(len(walk) + 1)
         floats = (np.ascontiguousarray(table, np.float64) for table in (lags, adds))
         loops(one_column)(walk.op, walk.first, walk.source, walk.lag, add, *floats, value)
         return value[:-1]
+    if wide and not exact:
+        return _by_level(walk, lags[:, None], adds[:, None], add, None)[:, 0]
     values = [0 if exact else 0.0] * (len(walk) + 1)
     columns = (walk.op, walk.first, walk.source, walk.lag, add, lags, adds)
     one_column(*(column.tolist() for column in columns), values)  # type: ignore[call-arg]
