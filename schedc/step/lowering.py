@@ -182,6 +182,25 @@ class _Lowering:
 
 @kept
 def closed_cells(dependencies: Dependencies) -> Lowered:
-    """The walk of cells that all are closed. Rows of adds are cells; row 1 of lags is the time of a message."""
-    cells = np.arange(len(dependencies), dtype=np.int32)
-    return lower(dependencies, [CLOSED], np.zeros(cells.size, np.int8), add_row=cells)
+    """The walk of cells that all are closed. Rows of adds are cells; row 1 of lags is the time of a message.
+
+    `lower` gives the same of `CLOSED`, in twice the time: compiling an order walks it once.
+    """
+    levels, cells = dependencies.levels, len(dependencies)
+    if levels.stuck.size:
+        raise CompilerBug("timeline", f"a schedule with a deadlock, at cells {levels.stuck[:4]}")
+    order, start = levels.order, dependencies.rank_start
+    base = np.empty(cells, np.int32)
+    base[order] = np.arange(cells, dtype=np.int32)
+    ends = np.append(base, np.int32(-1))
+    reached = ends[dependencies.previous]
+    remote, producers = dependencies.remote[:, order], dependencies.producers[:, order]
+    first = np.zeros(cells + 1, np.int64)
+    np.cumsum(1 + remote[0].astype(np.int8) + remote[1], out=first[1:])
+    source, lag = np.empty(first[-1], np.int32), np.full(first[-1], LATENCY, np.int32)
+    source[first[:-1]], lag[first[:-1]] = reached[order], 0
+    for far, producer, behind in zip(remote, producers, (1, 1 + remote[0]), strict=True):
+        source[(first[:-1] + behind)[far]] = base[producer[far]]
+    closed = np.where(start[:-1] < start[1:], ends[start[1:] - 1], np.int32(-1))
+    walk = Walk(np.zeros(cells, np.int8), first, source, lag, order, levels.start)
+    return Lowered(walk, base, np.broadcast_to(base, (3, cells)), reached, closed)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import numpy as np
 import pytest
 
@@ -10,7 +12,7 @@ from schedc.diagnostics import CompilerBug
 from schedc.elaborate import elaborate
 from schedc.ir.arrays import Floats, Int32
 from schedc.load.library import open_schedule
-from schedc.step import numba_kernels, walk
+from schedc.step import lowering, numba_kernels, walk
 from schedc.step.cells.cell_pricing import price
 from schedc.step.cells.group_pricing import RankRows
 from schedc.step.costs.costs import Costs
@@ -97,3 +99,15 @@ def test_works_beside_a_group_of_equal_ranks_are_those_beside_one(name: str) -> 
     assert alone.works.exposed.sum() > 0
     assert np.allclose(alone.works.exposed, group.works.exposed)
     assert alone.late_wait.makespan == pytest.approx(group.late_wait.makespan)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zbv", "dualpipev"])
+def test_closed_cells_are_lowered_directly_as_by_their_form(name: str) -> None:
+    dependencies = Dependencies.of(elaborate(open_schedule(name), {"P": 4, "M": 12}))
+    cells = np.arange(len(dependencies), dtype=np.int32)
+    direct = lowering.closed_cells(dependencies)
+    by_form = lowering.lower(dependencies, [lowering.CLOSED], np.zeros(cells.size, np.int8), add_row=cells)
+    for one, other in ((direct.walk, by_form.walk), (direct, by_form)):
+        for field in fields(one):
+            if field.name != "walk":
+                assert np.array_equal(getattr(one, field.name), getattr(other, field.name)), field.name
