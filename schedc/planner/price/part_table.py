@@ -9,7 +9,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from schedc.cell.costs import CellCosts, SegmentTimes
-from schedc.ir.arrays import Bools, Floats
+from schedc.ir.arrays import Bools, Floats, repeat
 from schedc.ir.placement import Placement
 from schedc.ir.plan import Level, Recompute
 from schedc.model.sizes import LayerKind, ModelSizes
@@ -248,7 +248,8 @@ def _recomputed(runs: RunTable, forward: Floats) -> Floats:
     """[rows, kinds] forwards that levels recompute a share of. A prediction counts its layer alone."""
     layers = forward[:, :OP].copy()
     moe, dense = (WORK.index(kind) for kind in (PartKind.MOE, PartKind.DENSE))
-    has_experts = np.repeat([run.model.moe is not None for run in runs.each], len(forward) // len(runs))
+    moes = np.array([run.model.moe is not None for run in runs.each])
+    has_experts = repeat(moes, len(forward) // len(runs))
     layers[:, WORK.index(PartKind.MTP)] = np.where(has_experts, layers[:, moe], layers[:, dense])
     return layers
 
