@@ -66,7 +66,8 @@ FIGURES = {
 
 def run(figure: Figure, checkout: Path) -> float | None:
     """The figure as a checkout gives it; None where it does not measure it."""
-    environment = {**os.environ, "PYTHONPATH": f"{checkout}:{checkout / 'runtime'}", "OMP_NUM_THREADS": "1"}
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    environment = {**kept, "PYTHONPATH": f"{checkout}:{checkout / 'runtime'}", "OMP_NUM_THREADS": "1"}
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     command = [sys.executable, *figure.command.split()]
     done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True)
