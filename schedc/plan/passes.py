@@ -127,9 +127,9 @@ class Step:
 class Pass(NamedTuple):
     """A pass over a step.
 
-    Fields are named with fields of these behind a dot. needs: what the function takes. gives: the fields that it
-    returns. run: "room.file:function", imported when it runs. when: fields that must be true; behind a "!" they must
-    not be. after: fields that must be there before, which the function does not take.
+    A dot reaches into a field: ``dependencies.schedule``. needs: fields that the function takes. gives: fields that it
+    returns. run: "room.file:function", imported when it runs. when: fields that must be true, or false behind a "!".
+    after: fields that must be set first. The function does not take them.
     """
 
     name: str

@@ -84,7 +84,7 @@ class Assembly:
     shards: shards of the dense parts, where these are sharded. tied: the parameters of which several ranks need a copy.
     weights: the copies that are here.
     head: the loss function of the last stages. stages: stages of each place in this process, by index.
-    copied: those that another rank holds, too. compile: how units are compiled. compiled: those that are, if any.
+    copied: those that another rank holds, too. compile: settings of compiled units. compiled: the units, if any.
     fused: blocks with fused chains, if any.
     lanes: where offloads and fetches run, of each place here whose program has some.
     cells: the order inside each kind of instruction on segmented stages, of this process's first replica.
