@@ -140,7 +140,7 @@ def price_group(
     lowered = lower(dependencies, cells, form, add_row=add_row, gaps=gaps, works_row=len(times))
     if works is not None:
         times = np.concatenate([times, np.broadcast_to(works.time[:, None], (works.time.size, times.shape[1]))])
-    values = run(lowered.walk, np.array([[0.0], [p2p]]).repeat(times.shape[1], axis=1), times, sets=sets.table)
+    values = run(lowered.walk, np.tile([[0.0], [p2p]], (1, times.shape[1])), times, sets=sets.table)
     values = np.concatenate([values, np.zeros((1, times.shape[1]))])
     compute = np.zeros((len(dependencies), times.shape[1]))
     lanes = np.zeros((3, len(EXCHANGE_LANES), *compute.shape))
