@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 
 @dataclass(frozen=True)
@@ -17,6 +17,12 @@ class DiagnosticCode:
     code: str
     title: str
     explanation: str
+    _: KW_ONLY
     wrong: str = ""
     right: str = ""
     file: str = "example.sched"
+
+
+def edit_of(file: str, code: str, title: str, explanation: str, *, wrong: str, right: str) -> DiagnosticCode:
+    """A code whose right example is ``file``; the wrong one has ``wrong`` instead of the first ``right``."""
+    return DiagnosticCode(code, title, explanation, wrong=file.replace(right, wrong, 1), right=file)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from schedc.codes.base import DiagnosticCode
+from functools import partial
+
+from schedc.codes.base import DiagnosticCode, edit_of
 
 _GOOD = """sched 1
 schedule a(P: ranks = 2, M: microbatches = 2) {
@@ -12,11 +14,7 @@ schedule a(P: ranks = 2, M: microbatches = 2) {
   }
 }
 """
-
-
-def _code(code: str, title: str, explanation: str, right: str, wrong: str) -> DiagnosticCode:
-    """A code whose example is the good file with ``right`` replaced by ``wrong``."""
-    return DiagnosticCode(code, title, explanation, _GOOD.replace(right, wrong, 1), _GOOD)
+_code = partial(edit_of, _GOOD)
 
 
 S0: tuple[DiagnosticCode, ...] = (
@@ -26,39 +24,39 @@ S0: tuple[DiagnosticCode, ...] = (
         "The text has a form that the language does not know. The message says what is legal at the caret and what "
         "was found instead. Parsing goes on at the next statement, so one run shows several errors. "
         "docs/guide/language.md shows the form of every construct.",
-        "repeat M {",
-        "repat M {",
+        wrong="repat M {",
+        right="repeat M {",
     ),
     _code(
         "S002",
         "unexpected character",
         "No part of the language uses this character. Statements need no separator. The only string is that of a "
         "plan's `layout`. `and`, `or` and `not` are words.",
-        "F  B",
-        "F; B",
+        wrong="F; B",
+        right="F  B",
     ),
     _code(
         "S003",
         "bracket without a partner",
         "A bracket is never closed, closes nothing, or closes another kind of bracket. For a brace that is never "
         "closed, the indentation of the file shows which one was probably forgotten.",
-        "{ F  B }\n",
-        "{ F  B\n",
+        wrong="{ F  B\n",
+        right="{ F  B }\n",
     ),
     _code(
         "S004",
         "file beyond the limits",
         "A file has at most 1 MiB and 200,000 tokens, 64 levels of nesting and 200 operators in one expression. The "
         "limits are checked before parsing, so no file can exhaust the compiler.",
-        "repeat M",
-        "repeat " + "(" * 70 + "M" + ")" * 70,
+        wrong="repeat " + "(" * 70 + "M" + ")" * 70,
+        right="repeat M",
     ),
     _code(
         "S005",
         "number too large",
         "Numbers go up to 2147483647, in the text and in every step of a computation.",
-        "M: microbatches = 2",
-        "M: microbatches = 20000000000",
+        wrong="M: microbatches = 20000000000",
+        right="M: microbatches = 2",
     ),
     _code(
         "S006",
@@ -66,24 +64,26 @@ S0: tuple[DiagnosticCode, ...] = (
         "A name begins with a letter or `_`, goes on with letters, digits and `_`, and has at most 64 characters. F, I,"
         " W, B and R, alone or with digits after them, are ops and never names. A schedule's own name may begin with a"
         " digit (`1f1b`).",
-        "place linear\n",
-        "place linear\n  let F0 = 2\n",
+        wrong="place linear\n  let F0 = 2\n",
+        right="place linear\n",
     ),
     _code(
         "S007",
         "unknown edition",
         "The first line names the edition of the language in which the file is written. This compiler knows edition "
         "1. A file without such a line is of edition 1, too.",
-        "sched 1",
-        "sched 2",
+        wrong="sched 2",
+        right="sched 1",
     ),
     DiagnosticCode(
         "S008",
         "a line of a plan that is not part of this edition",
         "Lines of a later edition will describe experts that move between ranks. The word that begins these lines "
         "(`migrate`) is reserved in plans, and the lines are refused.",
-        _GOOD + "plan b = a(P = 2) { layers 4  migrate 2 }\n",
-        _GOOD + "plan b = a(P = 2) { layers 4 }\n",
+        wrong=_GOOD + "plan b = a(P = 2) { layers 4  migrate 2 }\n",
+        right=_GOOD + "plan b = a(P = 2) { layers 4 }\n",
     ),
-    DiagnosticCode("S009", "no schedule in the file", "A file holds one or more schedules.", "sched 1\n", _GOOD),
+    DiagnosticCode(
+        "S009", "no schedule in the file", "A file holds one or more schedules.", wrong="sched 1\n", right=_GOOD
+    ),
 )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from schedc.codes.base import DiagnosticCode
+from functools import partial
+
+from schedc.codes.base import DiagnosticCode, edit_of
 
 _GOOD = """sched 1
 schedule a(P: ranks = 1, M: microbatches = 4) {
@@ -18,11 +20,7 @@ schedule a(P: ranks = 1, M: microbatches = 4) {
   expect peak_activations <= M
 }
 """
-
-
-def _code(code: str, title: str, explanation: str, right: str, wrong: str) -> DiagnosticCode:
-    """A code whose example is the good file with ``right`` replaced by ``wrong``."""
-    return DiagnosticCode(code, title, explanation, _GOOD.replace(right, wrong, 1), _GOOD)
+_code = partial(edit_of, _GOOD)
 
 
 def _segmented(statement: str) -> str:
@@ -51,149 +49,149 @@ S1: tuple[DiagnosticCode, ...] = (
         "unknown name",
         "Nothing above the name defines it. Names are sizes, `let`s, functions and loop variables; in claims, they "
         "are sizes, costs and metrics.",
-        "repeat M-1",
-        "repeat m1",
+        wrong="repeat m1",
+        right="repeat M-1",
     ),
     _code(
         "S102",
         "name with two meanings",
         "A name has one meaning wherever it is visible: it is neither defined twice nor hidden by an inner "
         "definition. The functions of the language, the costs and the metrics are names, too.",
-        "let w = P-1-r",
-        "let M = P-1-r",
+        wrong="let M = P-1-r",
+        right="let w = P-1-r",
     ),
     _code(
         "S103",
         "roles of sizes",
         "Every size has a role: `ranks`, `microbatches`, `chunks`, `segments` or `count`. Exactly one size is the "
         "number of ranks, exactly one the number of microbatches, and at most one the number of segments.",
-        "M: microbatches",
-        "M: count",
+        wrong="M: count",
+        right="M: microbatches",
     ),
     _code(
         "S104",
         "placement",
         "A schedule has one `place` line: `linear`, `loop(v)`, `v`, `waves(w)`, `map(S) { stage s on rank ... }`"
         " or `pipes { ... }` with two pipes.",
-        "place v",
-        "place w",
+        wrong="place w",
+        right="place v",
     ),
     _code(
         "S105",
         "rank block",
         "A schedule has exactly one `rank r { ... }` block, which describes all ranks by expressions of r, and at most"
         " one `order for` line.",
-        "  expect",
-        "  rank q { }\n  expect",
+        wrong="  rank q { }\n  expect",
+        right="  expect",
     ),
     _code(
         "S106",
         "wrong call",
         "A call has as many arguments as the function has parameters. A function may call only functions above it, so "
         "there is no recursion and every file ends.",
-        "fn last(k) = k == P-1",
-        "fn last(k) = last(k - 1)",
+        wrong="fn last(k) = last(k - 1)",
+        right="fn last(k) = k == P-1",
     ),
     _code(
         "S107",
         "not an integer value",
         "Expressions outside of claims are integers that are known when the schedule is compiled: no ops, costs,"
         " metrics, functions or decimals.",
-        "let w = P-1-r",
-        "let w = bubble",
+        wrong="let w = bubble",
+        right="let w = P-1-r",
     ),
     _code(
         "S108",
         "not a pair",
         "`X & Y` overlaps two ops of different microbatches: a forward with a B, I or W, or an I with a W.",
-        "F1 & B0",
-        "F1 & F0",
+        wrong="F1 & F0",
+        right="F1 & B0",
     ),
     _code(
         "S109",
         "malformed claim",
         "A claim compares metrics with numbers, sizes and costs. It holds for all ranks: `metric` is the largest "
         "value over the ranks, `metric[r]` the value of each rank r. Names of the rank block have no value in claims.",
-        "peak_activations <= M",
-        "peak_activations <= w",
+        wrong="peak_activations <= w",
+        right="peak_activations <= M",
     ),
     _code(
         "S110",
         "chunk missing or superfluous",
         "If a rank holds several chunks, then F, I, B, R and a W with `@` name one. Under `place linear` a rank holds "
         "one chunk, which is not written. The number after an op is never its microbatch.",
-        "{ F0  F1 }",
-        "{ F  F1 }",
+        wrong="{ F  F1 }",
+        right="{ F0  F1 }",
     ),
     DiagnosticCode("S111", "unknown size", "The schedule does not have a size that was given (`-D name=value`)."),
     _code(
         "S112",
         "missing size",
         "A size has no default in the file and was not given (`-D name=value`).",
-        "M: microbatches = 4",
-        "M: microbatches",
+        wrong="M: microbatches",
+        right="M: microbatches = 4",
     ),
     _code(
         "S113",
         "size out of bounds",
         "The limits are 1 to 4,096 ranks, 1 to 65,536 microbatches, 1 to 64 segments of each microbatch and 65,536 of "
         "all microbatches, and 1 to 16,384 chunks. A count is not negative.",
-        "M: microbatches = 4",
-        "M: microbatches = 70000",
+        wrong="M: microbatches = 70000",
+        right="M: microbatches = 4",
     ),
     _code(
         "S114",
         "`require` does not hold",
         "The schedule is not made for these sizes. The help names the nearest sizes that work, one at a time.",
-        "M: microbatches = 4",
-        "M: microbatches = 1",
+        wrong="M: microbatches = 1",
+        right="M: microbatches = 4",
     ),
     _code(
         "S115",
         "negative repeat",
         "A `repeat` has a negative count, or a `for` ends before it begins, on some rank at these sizes. This is "
         "usually a slip that shows at small sizes, so the count is not silently replaced by 0.",
-        "repeat M-1",
-        "repeat r-1",
+        wrong="repeat r-1",
+        right="repeat M-1",
     ),
     _code(
         "S116",
         "arithmetic",
         "An expression divides by zero, a `/` leaves a remainder (`//` rounds down), or a value is beyond 2147483647.",
-        "let w = P-1-r",
-        "let w = M/3",
+        wrong="let w = M/3",
+        right="let w = P-1-r",
     ),
     _code(
         "S117",
         "no such chunk",
         "The number or expression after an op is a chunk of its rank. Chunks are numbered from 0 in the order of "
         "pipes, and in a pipe in the order of stages.",
-        "{ F0  F1 }",
-        "{ F0  F2 }",
+        wrong="{ F0  F2 }",
+        right="{ F0  F1 }",
     ),
     _code(
         "S118",
         "too many ops of a chunk",
         "An op would take a microbatch that does not exist. Each op takes the next microbatch of its chunk, unless "
         "`@` names one. Forwards and backwards are counted separately.",
-        "repeat M-1",
-        "repeat M",
+        wrong="repeat M",
+        right="repeat M-1",
     ),
     _code(
         "S119",
         "nothing pending",
         "W takes the oldest pending weight gradient: one that an I has left and no W has taken. If the W names a "
         "chunk, it is the oldest of this chunk, otherwise of the rank. Here none is pending.",
-        "I0  W0",
-        "W0  I0",
+        wrong="W0  I0",
+        right="I0  W0",
     ),
     _code(
         "S120",
         "schedule too large",
         "A schedule has at most 20,000,000 ops over all ranks, and its elaboration takes a bounded number of steps. "
         "This is checked before anything is expanded.",
-        "phase up   { F0  F1 }",
-        "phase up   repeat 1000000 { repeat 1000000 { F0  F1 } }",
+        wrong="phase up   repeat 1000000 { repeat 1000000 { F0  F1 } }",
+        right="phase up   { F0  F1 }",
     ),
     DiagnosticCode(
         "S121",
@@ -207,8 +205,8 @@ S1: tuple[DiagnosticCode, ...] = (
         "stages that do not fit the ranks",
         "The placement has more than 16,384 stages, puts a stage on a rank that does not exist, or leaves a rank "
         "without a stage. Or it gives the pipes more or fewer microbatches than the schedule has.",
-        "place v",
-        "place map(2*P) { stage s on rank s }",
+        wrong="place map(2*P) { stage s on rank s }",
+        right="place v",
     ),
     _code(
         "S124",
@@ -216,8 +214,8 @@ S1: tuple[DiagnosticCode, ...] = (
         "`order for n` says that the order is written for n microbatches of each pipe. The ops of microbatches that "
         "do not exist are left out. n is at least the number of microbatches of a pipe, and at most twice the largest "
         "legal number.",
-        "place v",
-        "place v  order for M - 1",
+        wrong="place v  order for M - 1",
+        right="place v",
     ),
     DiagnosticCode(
         "S125",
@@ -236,8 +234,8 @@ S1: tuple[DiagnosticCode, ...] = (
         "`fill W` places every W, `prefer` separates ops by `>`, and a cap is `<=` a number. A `search` has no other "
         "rules beside it. It orders the F, I and W of every microbatch on one stage per rank, and keeps 1 <= k of w. "
         "A policy is by `makespan` or `span`.",
-        "phase up   { F0  F1 }",
-        "phase up   { F0 at 1  F1 }",
+        wrong="phase up   { F0 at 1  F1 }",
+        right="phase up   { F0  F1 }",
     ),
     DiagnosticCode(
         "S127",

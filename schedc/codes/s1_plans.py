@@ -9,8 +9,8 @@ def _plan(lines: str, schedule: str = "1f1b(P = 2, M = 4)") -> str:
     return f"plan a = {schedule} {{\n  layers 4\n  {lines}\n}}\n"
 
 
-def _code(code: str, title: str, explanation: str, wrong: str, right: str) -> DiagnosticCode:
-    return DiagnosticCode(code, title, explanation, _plan(wrong), _plan(right))
+def _code(code: str, title: str, explanation: str, *, wrong: str, right: str) -> DiagnosticCode:
+    return DiagnosticCode(code, title, explanation, wrong=_plan(wrong), right=_plan(right))
 
 
 _MOE = "experts 64 top 8 width 64 hidden 256   topology nodes 2 x 4"
@@ -22,8 +22,8 @@ S1_PLANS: tuple[DiagnosticCode, ...] = (
         "A token takes the `top` k experts, where k is from 1 to all of them. With `groups g limit n` it takes them "
         "from n of g equal groups, which hold at least k experts. Every rank of the `topology` holds equally many "
         "experts. A plan with experts has a layer that is not dense.",
-        "experts 64 top 8 groups 8 limit 0",
-        "experts 64 top 8 groups 8 limit 4",
+        wrong="experts 64 top 8 groups 8 limit 0",
+        right="experts 64 top 8 groups 8 limit 4",
     ),
     _code(
         "S146",
@@ -33,8 +33,8 @@ S1_PLANS: tuple[DiagnosticCode, ...] = (
         "layers it may also follow from `experts ... width F hidden H` and `tokens`. With `recompute ... "
         "adaptive(s)`, these lines and the `topology` also bound the number of rows. Nodes, ranks and tokens are "
         "numbers from 1. So is an imbalance: the rows of the fullest rank over the mean.",
-        "experts 64 top 8   topology nodes 2 x 4 rail 50",
-        "experts 64 top 8   topology nodes 2 x 4 rail 50 GB/s",
+        wrong="experts 64 top 8   topology nodes 2 x 4 rail 50",
+        right="experts 64 top 8   topology nodes 2 x 4 rail 50 GB/s",
     ),
     DiagnosticCode(
         "S147",
@@ -43,8 +43,8 @@ S1_PLANS: tuple[DiagnosticCode, ...] = (
         "with the roles attention, permute, relay, experts, relay_back, shared and post. Steps of `comm` are F.role "
         "or B.role with routing, dispatch, combine, hot and balance. `attn` and `mlp` are attention and experts. A "
         "step is written once; steps that are left out are placed where they fit. The schedule must have such pairs.",
-        _plan("cell F & B { compute F.atention }", "dualpipev(P = 2, M = 8)"),
-        _plan("cell F & B { compute F.attention }", "dualpipev(P = 2, M = 8)"),
+        wrong=_plan("cell F & B { compute F.atention }", "dualpipev(P = 2, M = 8)"),
+        right=_plan("cell F & B { compute F.attention }", "dualpipev(P = 2, M = 8)"),
     ),
     _code(
         "S149",
@@ -54,8 +54,8 @@ S1_PLANS: tuple[DiagnosticCode, ...] = (
         "schedule must have these chunks and stages at its sizes. A line for a stage overrides one for its chunk, "
         "which overrides one for all. Two lines for the same stages contradict each other. A stage for which the "
         "schedule has Rs cannot recompute `none`.",
-        "recompute chunk 1 light",
-        "recompute chunk 0 light",
+        wrong="recompute chunk 1 light",
+        right="recompute chunk 0 light",
     ),
     _code(
         "S150",
@@ -63,16 +63,16 @@ S1_PLANS: tuple[DiagnosticCode, ...] = (
         "The level `full` repeats dispatch and combine in the backward. These are collectives: if one rank starts "
         "them and another, with fewer rows, does not, the group hangs. So decide `by group`, from rows that all ranks "
         "of the group know, or take a level whose region ends before the exchanges, such as `medium`.",
-        f"{_MOE}   recompute all full adaptive(2.0) by rank",
-        f"{_MOE}   recompute all full adaptive(2.0) by group",
+        wrong=f"{_MOE}   recompute all full adaptive(2.0) by rank",
+        right=f"{_MOE}   recompute all full adaptive(2.0) by group",
     ),
     _code(
         "S151",
         "more hot experts than slots",
         "A rank keeps one slot for a hot expert beside each expert of its own, so the number of hot experts is at "
         "most the number of its experts. With 64 experts on 8 ranks, a rank has 8 slots.",
-        f"{_MOE}   hot 9",
-        f"{_MOE}   hot 8 until imbalance < 1.2",
+        wrong=f"{_MOE}   hot 9",
+        right=f"{_MOE}   hot 8 until imbalance < 1.2",
     ),
     _code(
         "S152",
@@ -80,8 +80,8 @@ S1_PLANS: tuple[DiagnosticCode, ...] = (
         "An expert takes tokens * top / experts * factor rows from each rank. Less than one row would drop nearly all "
         "tokens; rounding it up to one would hide the mistake. Buffers of `sizes bounded C` are at least of the mean "
         "number of rows: C is a number from 1 on.",
-        f"{_MOE}   tokens 4   capacity 1.25 drop probs",
-        f"{_MOE}   tokens 64   capacity 1.25 drop probs",
+        wrong=f"{_MOE}   tokens 4   capacity 1.25 drop probs",
+        right=f"{_MOE}   tokens 64   capacity 1.25 drop probs",
     ),
     _code(
         "S153",
@@ -91,8 +91,8 @@ S1_PLANS: tuple[DiagnosticCode, ...] = (
         "stages. Two lines for the same stages contradict each other. A `capacity` drops rows by those of a "
         "microbatch, and `hot ... by microbatch` chooses by them: both would choose otherwise for a slice. An order by "
         "hand names no slices.",
-        f"{_MOE}   tokens 64   capacity 1.25   slices 2",
-        f"{_MOE}   tokens 64   slices 2",
+        wrong=f"{_MOE}   tokens 64   capacity 1.25   slices 2",
+        right=f"{_MOE}   tokens 64   slices 2",
     ),
     _code(
         "S155",
@@ -102,8 +102,8 @@ S1_PLANS: tuple[DiagnosticCode, ...] = (
         "says how much host memory a rank has, and how fast its lanes are: `host 200 GB at 50 GB/s`. Activations "
         "leave between their forward and their backward: where the one follows the other at once, there is no place "
         "for it. The rank may not have more on the host than the plan says.",
-        "offload all",
-        "host 200 GB at 50 GB/s   offload all",
+        wrong="offload all",
+        right="host 200 GB at 50 GB/s   offload all",
     ),
     _code(
         "S156",
@@ -115,8 +115,8 @@ S1_PLANS: tuple[DiagnosticCode, ...] = (
         "`devices`, if the line says them. ep (times tp, where experts are split too) divides tp x cp x dp, and the "
         "experts. A `topology` has ep ranks, on the nodes where groups of neighbours lie, if the line says the "
         "devices of a `node`.",
-        "experts 64 top 8   parallel ep 8 dp 12",
-        "experts 64 top 8   parallel ep 8 dp 16",
+        wrong="experts 64 top 8   parallel ep 8 dp 12",
+        right="experts 64 top 8   parallel ep 8 dp 16",
     ),
     _code(
         "S157",
@@ -124,7 +124,7 @@ S1_PLANS: tuple[DiagnosticCode, ...] = (
         "`batch 4608 x 8192 by 1` is a step of 4608 sequences with 8192 tokens, one in a microbatch. It has as many "
         "sequences as the schedule's microbatches x `by` x the dp of `parallel`. The `tokens` of a microbatch on a "
         "rank are by x 8192, over the tp and cp ranks that share a sequence, and over the segments of the schedule.",
-        "parallel dp 4   batch 24 x 128",
-        "parallel dp 4   batch 16 x 128",
+        wrong="parallel dp 4   batch 24 x 128",
+        right="parallel dp 4   batch 16 x 128",
     ),
 )

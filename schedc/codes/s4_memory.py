@@ -45,8 +45,8 @@ S4: tuple[DiagnosticCode, ...] = (
         "recomputation is `adaptive`, these are the activations under the worst routing. The message names the least "
         "memory that suffices, and what fills the fullest rank; for a plan also the op at its peak. Another schedule, "
         "or more ranks, holds fewer microbatches; `recompute` holds less of each.",
-        "plan a = 1f1b(P = 2, M = 4) {\n  layers 4\n  memory 3\n}\n",
-        "plan a = 1f1b(P = 2, M = 4) {\n  layers 4\n  memory 4\n}\n",
+        wrong="plan a = 1f1b(P = 2, M = 4) {\n  layers 4\n  memory 3\n}\n",
+        right="plan a = 1f1b(P = 2, M = 4) {\n  layers 4\n  memory 4\n}\n",
     ),
     DiagnosticCode(
         "S407",

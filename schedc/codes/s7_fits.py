@@ -16,7 +16,7 @@ S7_FITS: tuple[DiagnosticCode, ...] = (
         "a file of measured steps that cannot be used",
         "Measured steps are a CSV text in UTF-8 of at most 1 MB: a head with the names of columns, and a row for each "
         "training run. Raised for other texts, for files without rows, and where `--only` leaves none.",
-        _HEAD,
+        wrong=_HEAD,
     ),
     _rows(
         "S721",
@@ -24,14 +24,14 @@ S7_FITS: tuple[DiagnosticCode, ...] = (
         "A row needs the sizes of the model, the file of its cluster, a microbatch, a batch, and a measurement. The "
         "name of a column says its unit: `step_s` is in seconds. A column with another name is refused, because a "
         "figure in another unit would be fitted as it stands. docs/guide/fitting.md lists all columns.",
-        _HEAD.replace("step_s", "step_ms") + _ROW,
+        wrong=_HEAD.replace("step_s", "step_ms") + _ROW,
     ),
     _rows(
         "S722",
         "a cell that is missing, or no value of its column",
         "Sizes are whole numbers, measurements are numbers without a unit, and yes and no are 1 and 0. A cell may be "
         "empty where the column has a default.",
-        _HEAD + _ROW.replace("0.8", "800 ms"),
+        wrong=_HEAD + _ROW.replace("0.8", "800 ms"),
     ),
     _rows(
         "S723",
@@ -41,14 +41,14 @@ S7_FITS: tuple[DiagnosticCode, ...] = (
         "about a thousand times off what most rows say, which is another unit. A row that "
         "fails this has a slip somewhere, and no fit can tell where. Correct it, or write the reason in the column "
         "`left_out`; reasons are printed.",
-        _HEAD + _ROW.replace("10240", "12000"),
+        wrong=_HEAD + _ROW.replace("10240", "12000"),
     ),
     _rows(
         "S724",
         "a row that stands twice",
         "Two rows have the same run and the same measurement. Counted twice they would weigh twice. A second "
         "measurement of the same run is another row, and welcome.",
-        _HEAD + _ROW + _ROW,
+        wrong=_HEAD + _ROW + _ROW,
     ),
     DiagnosticCode(
         "S725",

@@ -41,8 +41,8 @@ S7: tuple[DiagnosticCode, ...] = (
         "A model is a `config.json` of Hugging Face, which is one JSON object, or a TOML text with schema = "
         '"schedc.model/1". Its numbers are finite, each key stands once, and it has at most 1 MB. The message says '
         "what the text is instead.",
-        '{"model_type": "llama", "num_hidden_layers": NaN}\n',
-        _LLAMA,
+        wrong='{"model_type": "llama", "num_hidden_layers": NaN}\n',
+        right=_LLAMA,
     ),
     _config(
         "S702",
@@ -50,16 +50,16 @@ S7: tuple[DiagnosticCode, ...] = (
         "Sizes of a model are whole numbers: layers, columns, heads, experts. Those that decide what it computes have "
         "no default. A value of another kind is refused, and so is one that no model has. Some keys have more than one "
         "name in `config.json`; the message has all names.",
-        _LLAMA.replace('"num_hidden_layers": 2', '"num_hidden_layers": [2]'),
-        _LLAMA,
+        wrong=_LLAMA.replace('"num_hidden_layers": 2', '"num_hidden_layers": [2]'),
+        right=_LLAMA,
     ),
     _config(
         "S703",
         "sizes of a model that contradict each other",
         "Each size is legal alone. Together they describe no model. A token takes more experts than there are; heads "
         "of keys do not divide those of queries; a dense layer has no columns; or experts belong to no layer.",
-        _MOE.replace('"num_experts_per_tok": 2', '"num_experts_per_tok": 9'),
-        _MOE,
+        wrong=_MOE.replace('"num_experts_per_tok": 2', '"num_experts_per_tok": 9'),
+        right=_MOE,
     ),
     _config(
         "S704",
@@ -68,29 +68,29 @@ S7: tuple[DiagnosticCode, ...] = (
         "has may change what a step computes, such as linear attention or a state space. It is refused by its name, "
         "because a count without it would be wrong. Keys that change no count, such as token ids and the scaling of "
         "rotary positions, are skipped. Code that `auto_map` names is never run.",
-        _LLAMA.replace('"llama"', '"llama", "linear_attn_config": {}'),
-        _LLAMA,
+        wrong=_LLAMA.replace('"llama"', '"llama", "linear_attn_config": {}'),
+        right=_LLAMA,
     ),
     _cluster(
         "S705",
         "a cluster file that cannot be used",
         'A cluster is a TOML text with schema = "schedc.cluster/1" and at most 1 MB. The message says whether it '
         "cannot be read, is not TOML, or does not name that schema.",
-        _CLUSTER.replace("cluster/1", "cluster/9"),
+        wrong=_CLUSTER.replace("cluster/1", "cluster/9"),
     ),
     _cluster(
         "S706",
         "a figure of a cluster that is missing, or that is none",
         "Speeds are in FLOP/s and bytes per second, memory is in bytes, and latency in seconds. All are above zero. "
         "`usable` is a share of the memory, 1 at most. `docs/guide/planner.md` lists all keys.",
-        _CLUSTER.replace("Bps = 450e9", "Bps = 0"),
+        wrong=_CLUSTER.replace("Bps = 450e9", "Bps = 0"),
     ),
     _cluster(
         "S707",
         "devices, nodes and levels that contradict each other",
         "Devices come in whole nodes. Levels of the network go from the innermost to the outermost: each has a "
         "multiple of the devices of the one inside it, and the last one reaches all devices.",
-        _CLUSTER.replace('"network"', '"network"\nsize = 4'),
+        wrong=_CLUSTER.replace('"network"', '"network"\nsize = 4'),
     ),
     DiagnosticCode(
         "S708",
