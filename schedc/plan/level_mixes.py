@@ -12,15 +12,39 @@ import numpy as np
 from schedc.ir.arrays import Floats, Int64
 from schedc.ir.plan import Level, Plan, Recompute
 from schedc.model.layer import Layer
-from schedc.plan.counts.layers import held_share, layer_of_kind, time_share
+from schedc.plan.counts.layers import DENSE_LEVELS, held_share, layer_of_kind, time_share
 from schedc.plan.layout.costs import LayerCosts, PerKind
-from schedc.plan.layout.parts import WORK, Layout, ModelPart, PartKind, layers_in
+from schedc.plan.layout.parts import WORK, ModelPart, PartKind, layers_in
 
-_LEVELS = {PartKind.DENSE: (Level.NONE, Level.NORM, Level.ACT, Level.FULL, Level.LAYER)}
-"""The levels of a kind of layer, where it has not all."""
 _PREFERENCE = 1e-6
 """Time that each further level of a layer counts, over its forward: of two mixes that take the same time the one that
 recomputes less is taken."""
+
+
+@dataclass(frozen=True)
+class ChosenLevels:
+    """Levels that the compiler chose, and the steps beside which they are judged. Times are makespans, in the unit of the costs.
+
+    plan: with the levels. stages: those whose levels were chosen. uncapped: nothing is recomputed in these stages.
+    bound: no levels of their layers give less in this order of ops, whether inside backwards or in Rs directly before
+    them. one_level: (level, makespan) of the best single level that fits; None where none does. level_per_stage:
+    makespan of the best single level for each stage, likewise. limit: of the memory. held: [P] the peaks.
+    tried: number of simulations. alone: makespans of levels alone and of offloads alone, where both were chosen; None
+    for one that does not fit.
+    """
+
+    plan: Plan
+    stages: tuple[int, ...]
+    makespan: float
+    uncapped: float
+    bound: float
+    one_level: tuple[Level, float] | None
+    level_per_stage: float | None
+    limit: float
+    held: tuple[float, ...]
+    tried: int
+    seconds: float
+    alone: tuple[float | None, float | None] | None = None
 
 
 class Mix(NamedTuple):
@@ -43,34 +67,21 @@ class Mix(NamedTuple):
         return Recompute.of_layers(self.runs)
 
 
-@dataclass(frozen=True)
-class StageSizes:
-    """What a stage holds and takes without recomputation. activation: of a microbatch. forward: time."""
-
-    activation: float
-    forward: float
-
-
 def mixes_of(
-    plan: Plan,
-    layout: Layout,
-    costs: LayerCosts,
-    stage: int,
-    sizes: StageSizes,
-    forward: PerKind | None = None,
+    plan: Plan, parts: Sequence[ModelPart], costs: LayerCosts, activation: float, time: float | PerKind
 ) -> list[Mix]:
-    """The mixes of a stage that no other one beats, from the one that holds most to the one that holds least.
+    """The undominated mixes of a stage, most held first.
 
     Layers of one kind are equal, so a mix counts them per level; every count is tried. The highest levels come first.
-    forward: time of the forward of a layer of each kind; None: layers share that of the stage as ``costs`` say.
+    parts: of the stage. activation: of a microbatch on it, without recomputation. time: a scalar, that of the stage's
+    forward, which its layers share as ``costs`` say; or the time of the forward of a layer of each kind.
     """
-    parts = layout.stages[stage]
-    held = _shares(parts, costs.activations) * sizes.activation
-    time = _shares(parts, costs.time) * sizes.forward if forward is None else np.array(forward, np.float64)
-    outside = sizes.activation - sum(held[_COLUMN[part.kind]] for part in layers_in(parts))
+    held = _shares(parts, costs.activations) * activation
+    spent = np.array(time, np.float64) if isinstance(time, PerKind) else _shares(parts, costs.time) * time
+    outside = activation - sum(held[_COLUMN[part.kind]] for part in layers_in(parts))
     best = [Mix(outside, 0.0, 0.0, ())]
     for kind, group in groupby(layers_in(parts), key=lambda part: part.kind):
-        of_kind = _counts(layer_of_kind(plan, kind), kind, len(list(group)), held[_COLUMN[kind]], time[_COLUMN[kind]])
+        of_kind = _counts(layer_of_kind(plan, kind), kind, len(list(group)), held[_COLUMN[kind]], spent[_COLUMN[kind]])
         best = undominated([_joined(mix, more) for mix in best for more in of_kind])
     return best
 
@@ -90,7 +101,7 @@ def _joined(mix: Mix, more: Mix) -> Mix:
 
 def _counts(layer: Layer | None, kind: PartKind, layers: int, held: float, time: float) -> list[Mix]:
     """The mixes of so many layers of one kind. held, time: of a layer without recomputation."""
-    levels = _LEVELS.get(kind, tuple(Level))
+    levels = DENSE_LEVELS if kind is PartKind.DENSE else tuple(Level)
     saved = np.array([held * held_share(layer, level) for level in levels])
     spent = np.array([time * time_share(layer, level) for level in levels])
     preferred = spent + _PREFERENCE * (time or 1.0) * np.arange(len(levels))
@@ -116,11 +127,11 @@ def _best(held: Floats, preferred: Floats) -> Int64:
 
 
 def undominated(mixes: list[Mix]) -> list[Mix]:
-    """The mixes that no other one undercuts in what it holds and in its preferred time, most held first."""
+    """The mixes that no other mix undercuts in both memory and preferred time, most held first."""
     held, preferred = (np.array([getattr(mix, name) for mix in mixes]) for name in ("held", "preferred"))
     return [mixes[number] for number in _best(held, preferred)]
 
 
-def preference(sizes: StageSizes, layers: int) -> float:
-    """The most by which a mix of so many layers is preferred less than by its time."""
-    return _PREFERENCE * len(Level) * (sizes.forward + layers)
+def preference(forward: float, layers: int) -> float:
+    """The most by which a mix of so many layers is preferred less than by its time. forward: time of the stage."""
+    return _PREFERENCE * len(Level) * (forward + layers)

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from schedc.ir.plan import Plan
     from schedc.ir.program import Program
     from schedc.ir.schedule import Schedule
-    from schedc.plan.choose_recomputation import ChosenRecomputation
     from schedc.plan.directives.base import Directives
     from schedc.plan.held_memory import HeldMemory
     from schedc.plan.layout.costs import LayerCosts
     from schedc.plan.layout.parts import Layout
+    from schedc.plan.level_mixes import ChosenLevels
     from schedc.plan.place_works import Offloading
     from schedc.plan.replicate import Replication
     from schedc.step.cells.cell_pricing import CellPricing
@@ -59,7 +59,7 @@ class Step:
     """What layers take and hold, as the plan says."""
     costs: Costs = _LATER
     """The costs of the stages."""
-    chosen: ChosenRecomputation | None = None
+    chosen: ChosenLevels | None = None
     """The levels that the compiler chose; None where the plan leaves none to it."""
     written: Dependencies | None = None
     """The order before the compiler placed Rs for a plan; None where it placed none."""
@@ -113,6 +113,15 @@ class Step:
     def program(self) -> Program:
         """The instruction streams, with the works."""
         return lower(self, "instructions").instructions
+
+    @property
+    def itself(self) -> Step:
+        """The step so far, for a pass that prices other steps like it."""
+        return self
+
+    def with_plan(self, plan: Plan) -> Step:
+        """The same order under a plan whose levels are chosen."""
+        return replace(self, plan=plan, done=self.done | {"levels"})
 
     def under(self, costs: Costs) -> Step:
         """The same order and works under other costs of the stages. Raises `DiagnosticError` (S404)."""
@@ -169,8 +178,8 @@ PASSES = (
     ),
     Pass("layers", ("lines",), ("layers",), "plan.apply:layer_costs", ("lines",)),
     Pass(
-        "levels", ("lines", "layout", "layers", "given", "plan", "dependencies"), ("plan", "chosen"),
-        "plan.choose_both:choose_levels", ("lines.automatic",),
+        "levels", ("itself",), ("plan", "chosen"), "plan.choose_levels:choose_levels", ("lines.automatic",),
+        after=("lines", "layout", "layers", "plan", "dependencies"),
     ),
     Pass("stages", ("lines", "layout", "given", "plan"), ("costs",), "plan.apply:stage_costs", ("lines",)),
     Pass(
@@ -190,8 +199,8 @@ PASSES = (
         "plan.peak_memory:check_memory", ("lines", "!replicas"),
     ),
     Pass(
-        "host", ("lines", "offloading", "dependencies"), ("offloading",), "plan.place_works:check_host",
-        ("offloading",), after=("bytes",),
+        "host", ("lines", "offloading", "dependencies", "bytes"), ("bytes",), "plan.place_works:check_host",
+        ("offloading",),
     ),
     Pass(
         "replicate", ("lines", "plan", "layout", "layers", "dependencies", "costs", "offloading", "replicas"),

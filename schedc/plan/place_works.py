@@ -21,6 +21,7 @@ from schedc.plan.layout.parts import Layout
 from schedc.plan.role_memory import share_of_roles
 from schedc.step.costs.costs import Costs, StageCosts
 from schedc.step.dependencies import Dependencies
+from schedc.step.memory import RankBytes
 from schedc.step.placed_works import PlacedWorks
 from schedc.step.timeline import CellTimes
 from schedc.step.work_runs import StepWorks
@@ -205,12 +206,17 @@ def _shortest(step: _Step, search: OffloadSearch, limit: float) -> Offloading | 
     return None if left_out else best
 
 
-def check_host(directives: Directives, offloading: Offloading, dependencies: Dependencies) -> Offloading:
-    """The works, if they fit. Raises `DiagnosticError` (S155) where a rank has more on the host than the plan says."""
+def check_host(
+    directives: Directives, offloading: Offloading, dependencies: Dependencies, held: RankBytes | None
+) -> RankBytes | None:
+    """The bytes of ranks ``held``, if the host has room for the works.
+
+    Raises `DiagnosticError` (S155) where a rank has more on the host than the plan says.
+    """
     placed, host = offloading.placed, directives.plan.host
     on_host = placed.on_host(dependencies)
     if host is None or not on_host.size or on_host.max() <= host.size * (1 + 1e-12):
-        return offloading
+        return held
     gap = int(np.argmax(on_host))
     rank = int(placed.rank_of(np.array([gap]), dependencies)[0])
     cell = min(gap - rank, int(dependencies.rank_start[rank + 1]) - 1)

@@ -7,12 +7,12 @@ from itertools import groupby
 from typing import Any
 
 from schedc.ir.contradictions import shown_levels
-from schedc.plan.choose_recomputation import ChosenRecomputation
+from schedc.plan.level_mixes import ChosenLevels
 from schedc.step.timeline import Timeline
 from schedc.units import plain, shown
 
 
-def to_json(chosen: ChosenRecomputation, timeline: Timeline, in_bytes: bool) -> dict[str, Any]:
+def to_json(chosen: ChosenLevels, timeline: Timeline, in_bytes: bool) -> dict[str, Any]:
     """The facts. ``makespan_over_uncapped`` and ``bound`` are over the step that recomputes nothing in these stages."""
     schedule, whole = timeline.dependencies.schedule, chosen.uncapped
     ranks = [

@@ -17,6 +17,9 @@ from schedc.plan.counts.rows import arriving_rows, buffer_factor
 from schedc.plan.layout.costs import LayerCosts, PerKind
 from schedc.plan.layout.parts import DECODER, WITH_EXPERTS, WORK, Layout, PartKind, layers_in
 
+DENSE_LEVELS = (Level.NONE, Level.NORM, Level.ACT, Level.FULL, Level.LAYER)
+"""The levels that a dense layer has regions of; layers with experts have all."""
+
 
 @lru_cache(maxsize=1024)
 def sizes_of(experts: ExpertSizes | None, block: BlockSizes | None, hidden: int) -> ModelSizes:

@@ -16,7 +16,7 @@ from schedc.ir.placement import Placement
 from schedc.ir.plan import By, Level, Plan, Recompute
 from schedc.ir.schedule import Schedule
 from schedc.ir.scopes import SCOPES, line_per_stage, missing, stages_of
-from schedc.plan.counts.layers import counted_layer
+from schedc.plan.counts.layers import DENSE_LEVELS, counted_layer
 from schedc.plan.directives.base import Directive, Directives, Reading, RecomputeRequest, scope_faults
 from schedc.plan.layout.parts import WITH_EXPERTS, Layout, ModelPart, PartKind, layers_in
 from schedc.source import Span
@@ -24,8 +24,6 @@ from schedc.syntax.plan import RecomputeLine, RulePart, Word
 from schedc.units import digits, shown
 
 _LEVELS = tuple(map(str, Level))
-_OF_DENSE = (Level.NONE, Level.NORM, Level.ACT, Level.FULL, Level.LAYER)
-"""The levels that a dense layer has regions of."""
 
 
 # Lines.
@@ -169,9 +167,9 @@ def layer_fault(recompute: Recompute, layout: Layout, stage: int) -> tuple[str, 
         return message, "count the layers of the stage alone, predictions included; `none` holds for those left out"
     for number, part in enumerate(layers):
         level = recompute.of_layer(number)
-        if part.kind is PartKind.DENSE and level not in _OF_DENSE:
+        if part.kind is PartKind.DENSE and level not in DENSE_LEVELS:
             message = f"`{level}` of layer {number} of stage {stage}, which is dense: it has no rows and no experts"
-            return message, f"a dense layer has the levels {', '.join(map(str, _OF_DENSE))}"
+            return message, f"a dense layer has the levels {', '.join(map(str, DENSE_LEVELS))}"
     return None
 
 

@@ -27,12 +27,12 @@ def opened(text: str = "", costs: Costs | None = None) -> Step:
 def test_a_row_fits_its_function(row: Pass) -> None:
     file, _, name = row.run.partition(":")
     inspect.signature(getattr(import_module(f"schedc.{file}"), name)).bind(*row.needs)
-    names = {field.name for field in fields(Step)} | {"placed", "works"}
+    names = {field.name for field in fields(Step)} | {"itself", "placed", "works"}
     assert {need.partition(".")[0] for need in row.needs} | set(row.gives) | set(row.after) <= names
 
 
 def test_a_pass_needs_what_an_earlier_one_gives() -> None:
-    there = {"tree", "sizes", "given", "replicas", "placed", "works"}
+    there = {"tree", "sizes", "given", "replicas", "itself", "placed", "works"}
     for row in PASSES:
         optional = {"lines"} if row.name in ("given", "refuse replicas") else set()
         assert {need.partition(".")[0] for need in row.needs} - optional <= there, row.name
@@ -62,7 +62,7 @@ def test_a_step_from_choices_made_elsewhere_runs_what_follows_them() -> None:
     assert len(again.instructions.works) == len(whole.instructions.works) > 0
 
 
-@pytest.mark.parametrize("wanted", ["timeline", "predicted", "memory", "claims", "instructions", "offloading"])
+@pytest.mark.parametrize("wanted", ["timeline", "predicted", "memory", "claims", "instructions", "bytes"])
 def test_nothing_follows_from_a_step_that_does_not_fit(wanted: str) -> None:
     with pytest.raises(DiagnosticError) as error:
         lower(opened(OFFLOADED.replace("host 100 at 0.4 offload auto", "").replace("memory 3", "memory 1")), wanted)

@@ -12,20 +12,15 @@ import pytest
 
 from schedc.compiler import Analysis, analyse, compile
 from schedc.diagnostics import DiagnosticError
-from schedc.elaborate import elaborate
 from schedc.inputs import open_input
 from schedc.ir.plan import Level, Recompute
 from schedc.plan import plan_of
-from schedc.plan.apply import place_layers
-from schedc.plan.choose_recomputation import _problem
-from schedc.plan.read import checked_lines
-from schedc.plan.resolve import resolve
-from schedc.plan.search_levels import LevelProblem, LevelSearch
+from schedc.plan.choose_levels import LevelSearch
+from schedc.plan.passes import Step, lower
 from schedc.plan.writer import write_plan
 from schedc.report.check import to_json, to_text
 from schedc.step.costs.costs import Costs
-from schedc.step.dependencies import Dependencies
-from schedc.syntax.input import AppliedPlan
+from schedc.step.timeline import run_times
 from support.paths import ROOT
 from support.plan_cases import written
 
@@ -44,13 +39,12 @@ def _chosen(folder: Path, lines: str, head: str, costs: Costs | None = None) -> 
     return result
 
 
-def _small(folder: Path, lines: str, head: str) -> LevelProblem:
-    """What the search sees of a plan."""
-    tree = open_input(written(folder, lines, head))
-    assert isinstance(tree, AppliedPlan)
-    directives, dependencies = checked_lines(tree), Dependencies.of(elaborate(tree.schedule, {}, Costs()))
-    layout = place_layers(directives, dependencies.schedule, Costs())
-    return _problem(directives, layout, Costs(), resolve(directives, dependencies.schedule, layout), dependencies, None)
+def _small(folder: Path, lines: str, head: str) -> LevelSearch:
+    """The search of a plan whose levels are all chosen."""
+    step = lower(Step(open_input(written(folder, lines, head)), {}, Costs()), "layers", "plan")
+    assert step.chosen is not None
+    plan = replace(step.plan, recompute=(Recompute(),) * step.schedule.stages)
+    return LevelSearch(replace(step, plan=plan), step.chosen.stages, step.chosen.limit)
 
 
 def _mixes(layers: int) -> list[Recompute]:
@@ -71,15 +65,12 @@ def test_no_levels_are_better_than_those_chosen(tmp_path: Path, head: str, layer
     """All levels of all layers, in backwards and in bubbles, against the choice and its bound."""
     lines = f"layers {layers} {MOE} parameters moe 0 MB recompute auto memory"
     fullest = analyse(written(tmp_path, f"{lines} 999 GB", head), {}).memory.peak_memory.max()
-    problem = _small(tmp_path, f"{lines} {fullest * cap / 1e9:.6f} GB", head)
-    search, stages = LevelSearch(problem), problem.schedule.stages
-    steps = []
+    search = _small(tmp_path, f"{lines} {fullest * cap / 1e9:.6f} GB", head)
+    stages, steps = search.schedule.stages, []
     for mixes in product(_mixes(layers // stages), repeat=stages):
-        plan = problem.with_levels(dict(enumerate(mixes)))
-        costs = problem.costs_of(plan)
-        if (problem.held(problem.schedule, costs).peaks() <= problem.limit).all():
-            inside = problem.makespan(costs.resolved(stages).recompute_in_backward)
-            steps.append((inside, mixes))
+        step = search.inside_backwards(dict(enumerate(mixes)))
+        if (step.held.peaks() <= search.limit).all():
+            steps.append((search.makespan(step.held.of_stage.recompute_in_backward), mixes))
     best = min(steps, key=lambda step: step[0])[0]
     chosen = _chosen(tmp_path, f"{lines} {fullest * cap / 1e9:.6f} GB", head).chosen
     assert chosen is not None
@@ -88,7 +79,8 @@ def test_no_levels_are_better_than_those_chosen(tmp_path: Path, head: str, layer
     assert chosen.uncapped <= chosen.bound * (1 + 1e-5)
     for _, mixes in sorted(steps, key=lambda step: step[0])[:6]:
         levels = {s: replace(mix, bubbles=mix.level is not Level.NONE) for s, mix in enumerate(mixes)}
-        assert chosen.bound <= search.outcome(levels).makespan * (1 + 1e-9)
+        ends = run_times((step := search.outcome(levels)).dependencies, step.costs)[1]
+        assert chosen.bound <= ends.max() * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(("share", "most", "single"), [(0.75, 1.04, 1.13), (0.6, 1.08, 1.13)])
