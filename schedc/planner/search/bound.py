@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 
 import numpy as np
 
-from schedc.ir.arrays import Bools, Floats, Int64, repeat
+from schedc.ir.arrays import Bools, Floats, repeat
 from schedc.ir.placement import Placement
+from schedc.ir.plan import Level
 from schedc.model.spread import Spread
 from schedc.planner.price.part_table import LEVELS, PartTable, layout_of
 from schedc.planner.price.rank_loads import rank_loads
 from schedc.planner.price.states import RankLoads, gathered_bytes, held_parameters, kind_parameters, outside_pipeline
-from schedc.planner.search.bound_memory import HeldOfRanks, bytes_of_counts
-from schedc.planner.search.bound_pairs import bound_of_pairs
-from schedc.planner.search.bound_time import OrderFacts, bound_of_counts
-from schedc.planner.search.held_counts import ClaimedPeaks, claimed_peaks
-from schedc.planner.search.lanes import LaneSeconds, chain_seconds, overlapped_lanes, serial_lane
+from schedc.planner.search.bound_memory import ClaimedPeaks, HeldOfRanks, bytes_of_counts, claimed_peaks
+from schedc.planner.search.bound_time import bound_of_counts, bound_of_pairs
+from schedc.planner.search.lanes import chain_seconds, overlapped_lanes, serial_lane
 from schedc.planner.search.placed_counts import PlacedCounts, placed_counts
 from schedc.planner.space.axes import RankSplit
 from schedc.planner.space.blocks import OrderOption, PlanBlock
@@ -27,9 +27,6 @@ from schedc.planner.times.problem import PlanProblem
 
 _ROUNDING = 1e-12
 """Bounds and exact figures sum the same numbers in different orders."""
-
-
-_LEVEL_NUMBERS = {str(level): number for number, level in enumerate(LEVELS)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,12 +47,14 @@ class BoundedBlock:
 class _AlikeOrders:
     """Orders with one placement, which are alike in what the bound knows of them.
 
-    numbers: those among the orders. counts: by the name of a layout.
+    numbers: those among the orders. counts: by the name of a layout. splits: whether weight gradients may come last.
+    overlaps: whether exchanges run beside compute.
     """
 
     numbers: tuple[int, ...]
     counts: dict[str, PlacedCounts]
-    facts: OrderFacts
+    splits: bool
+    overlaps: bool
 
 
 def splits_of(space: PlanSpace) -> list[RankSplit]:
@@ -105,14 +104,13 @@ class PlanBounds:
 
     def groups(self, block: PlanBlock) -> list[_AlikeOrders]:
         """The orders of a block by placement and by what the bound knows."""
-        alike: dict[tuple[bytes, OrderFacts], list[int]] = {}
+        alike: defaultdict[tuple[bytes, bool, bool], list[int]] = defaultdict(list)
         for number, option in enumerate(block.inner.orders):
-            facts = OrderFacts(option.choice.splits, option.overlap)
             if (placed := self._placed(option, block)) is not None:
-                alike.setdefault((placed, facts), []).append(number)
+                alike[placed, option.choice.splits, option.overlap].append(number)
         return [
-            _AlikeOrders(tuple(numbers), self._counts(placed, facts.overlaps, block), facts)
-            for (placed, facts), numbers in alike.items()
+            _AlikeOrders(tuple(numbers), self._counts(placed, overlaps, block), splits, overlaps)
+            for (placed, splits, overlaps), numbers in alike.items()
         ]
 
     def _counts(self, placed: bytes, overlap: bool, block: PlanBlock) -> dict[str, PlacedCounts]:
@@ -161,14 +159,12 @@ class _BlockBound:
     def _seconds(self, group: _AlikeOrders, counts: PlacedCounts) -> tuple[Floats, RankLoads]:
         """Seconds of the pipeline [prefixes, levels, methods], and loads of ranks that fit beside them."""
         rows = self.rows.ravel()
-        lanes = self._lanes(rows, group.facts)
-        many = repeat(self.many, self.rows.shape[1])
-        asked = (self.inner.levels, many, self.table.p2p[rows])
-        if group.facts.overlaps:
-            chains = chain_seconds(self.table, rows, group.facts.splits)
-            seconds = bound_of_pairs(counts, lanes, chains, *asked, group.facts.splits)
+        asked = (self.inner.levels, repeat(self.many, self.rows.shape[1]), self.table.p2p[rows], group.splits)
+        own = (self.table, rows, group.splits)
+        if group.overlaps:
+            seconds = bound_of_pairs(counts, overlapped_lanes(*own), chain_seconds(*own), *asked)
         else:
-            seconds = bound_of_counts(counts, lanes, *asked, group.facts)
+            seconds = bound_of_counts(counts, serial_lane(*own), *asked)
         of_ranks = counts.on_rank @ counts.of_stage
         loads = rank_loads(self.table, rows, of_ranks, self.parameters, counts.of_stage.shape[0])
         shape, beside = self.rows.shape, (self.rows.shape[0], 1, self.rows.shape[1], 1)
@@ -178,11 +174,6 @@ class _BlockBound:
             busy=loads.busy.reshape(2, *beside),
         )
         return seconds.reshape(*shape, len(self.inner.levels)).transpose(0, 2, 1), per_row
-
-    def _lanes(self, rows: Int64, facts: OrderFacts) -> list[LaneSeconds]:
-        if facts.overlaps:
-            return overlapped_lanes(self.table, rows, facts.splits)
-        return [serial_lane(self.table, rows, facts.splits)]
 
     def _with_rest(self, seconds: Floats, loads: RankLoads) -> Floats:
         """[prefixes, levels, methods, zeros] seconds of a step."""
@@ -205,13 +196,13 @@ class _BlockBound:
         pending = self.table.pending[self.rows].min(axis=1)
         parameters = held_parameters(self.parameters, self._spread(1))
         parameters = np.broadcast_to(parameters, (len(self.many), len(self.inner.zeros), parameters.shape[-1]))
-        numbers = [_LEVEL_NUMBERS[level] for level, _ in self.inner.levels]
-        reserve = self.table.reserve[self.rows].min(axis=1)[:, numbers, int(group.facts.overlaps)]
-        peaks = [self._peaks(self.inner.orders[number]) for number in group.numbers]
-        of_ranks = HeldOfRanks(counts, held, pending, self.inner.levels, group.facts.splits)
+        numbers = [LEVELS.index(Level(level)) for level, _ in self.inner.levels]
+        reserve = self.table.reserve[self.rows].min(axis=1)[:, numbers, int(group.overlaps)]
+        peaks = [
+            [self.bounds.peaks_of(self.inner.orders[number], *prefix.order_key) for prefix in self.block.prefixes]
+            for number in group.numbers
+        ]
+        of_ranks = HeldOfRanks.of(counts, held, pending, self.inner.levels, group.splits)
         bytes = bytes_of_counts(counts, parameters, of_ranks, peaks)
         gathered = gathered_bytes(self.parameters, self._spread(1))
         return np.asarray(bytes + reserve[:, None, :, None] + gathered[:, None, None, :])
-
-    def _peaks(self, option: OrderOption) -> list[ClaimedPeaks]:
-        return [self.bounds.peaks_of(option, *prefix.order_key) for prefix in self.block.prefixes]

@@ -1,41 +1,112 @@
-"""A bound of the bytes of the fullest rank, for many plans of one placement."""
+"""A bound of the bytes of the fullest rank, for many plans of one placement: no order is made.
+
+Ranks hold at least as many microbatches as shipped schedules claim of their peaks.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from schedc.ir.arrays import Floats
-from schedc.planner.price.part_table import LEVELS
-from schedc.planner.search.held_counts import ClaimedPeaks
+from schedc.diagnostics import DiagnosticError
+from schedc.elaborate.evaluate import RANK, Evaluator, Scope
+from schedc.elaborate.sizes import bind_sizes, lets_and_requires
+from schedc.elaborate.walk import parts
+from schedc.ir.arrays import Floats, Int64
 from schedc.planner.search.placed_counts import PlacedCounts
+from schedc.planner.space.schedules import ScheduleChoice
+from schedc.syntax import tree as t
 
-_LEVEL_NAMES = [str(level) for level in LEVELS]
+_METRIC = "peak_activations"
 
 
-class HeldOfRanks:
-    """What ranks hold of one microbatch, for prefixes and levels of recomputation.
+class ClaimedPeaks(NamedTuple):
+    """Chunks that ranks hold at their peaks, of one microbatch each.
 
-    whole: [prefixes, levels, P] bytes of all stages of a rank: each holds one microbatch when the last forward of that
-    microbatch is done. least: [prefixes, levels, P] those of the stage of a rank that holds least.
+    of_rank: [ranks] what every rank holds at least. largest: what the fullest rank holds at least.
     """
 
-    def __init__(
-        self, counts: PlacedCounts, held: Floats, pending: Floats, levels: Sequence[tuple[str, str]], splits: bool
-    ) -> None:
+    of_rank: Int64
+    largest: int
+
+
+def claimed_peaks(choice: ScheduleChoice, sizes: dict[str, int], ranks: int) -> ClaimedPeaks:
+    """What equations of a schedule's file say of its peaks; 0 where they say nothing.
+
+    Tests decide the claims of shipped schedules at many sizes. Those of other files are not believed, nor those of
+    orders that depend on costs.
+    """
+    nothing = ClaimedPeaks(np.zeros(ranks, np.int64), 0)
+    if not choice.shipped or choice.by_policy:
+        return nothing
+    try:
+        bound = bind_sizes(choice.tree, sizes)
+        evaluator = Evaluator(choice.tree.source, bound, {each.name: each for each in choice.tree.functions})
+        scope = Scope(1, dict(bound))
+        for item in lets_and_requires(choice.tree):
+            if isinstance(item, t.Let):
+                scope.names[item.name] = evaluator.value(item.value, scope)
+        peaks = nothing
+        for claim in choice.tree.claims:
+            peaks = _with_claim(peaks, claim, evaluator, scope)
+    except DiagnosticError:
+        return nothing
+    return peaks
+
+
+def _with_claim(peaks: ClaimedPeaks, claim: t.Claim, evaluator: Evaluator, scope: Scope) -> ClaimedPeaks:
+    ranks = peaks.of_rank.size
+    if not isinstance(claim.claim, t.Binary) or claim.claim.op != "==" or not _applies(claim, evaluator, scope):
+        return peaks
+    match claim.claim.left:
+        case t.Name(id=name) if name == _METRIC:
+            return peaks._replace(largest=max(peaks.largest, int(evaluator.value(claim.claim.right, scope))))
+        case t.Index(name=name, index=t.Name(id=rank)) if name == _METRIC:
+            every = np.arange(ranks, dtype=np.int64)
+            inside = Scope(ranks, {rank: every, RANK: every}, scope, lambda: np.zeros(ranks, np.int64))
+            value = np.broadcast_to(evaluator.value(claim.claim.right, inside), (ranks,))
+            return peaks._replace(of_rank=np.maximum(peaks.of_rank, value))
+        case _:
+            return peaks
+
+
+def _applies(claim: t.Claim, evaluator: Evaluator, scope: Scope) -> bool:
+    """Whether a claim has no condition, or one on sizes alone that holds."""
+    if claim.condition is None:
+        return True
+    return all(scope.has(name) for name in _names(claim.condition)) and bool(evaluator.value(claim.condition, scope))
+
+
+def _names(expr: t.Expr) -> set[str]:
+    own = {expr.id} if isinstance(expr, t.Name) else set()
+    return own.union(*(_names(part) for part in parts(expr)))
+
+
+class HeldOfRanks(NamedTuple):
+    """[prefixes, levels, P] bytes that ranks hold of one microbatch.
+
+    whole: of all stages of a rank: each holds one microbatch when the last forward of that microbatch is done. least:
+    of the stage of a rank that holds least.
+    """
+
+    whole: Floats
+    least: Floats
+
+    @classmethod
+    def of(
+        cls, counts: PlacedCounts, held: Floats, pending: Floats, levels: Sequence[tuple[str, str]], splits: bool
+    ) -> HeldOfRanks:
         """held: [prefixes, levels, kinds] by `LEVELS`; pending: [prefixes, kinds] between I and W."""
-        own = counts.placement.stage_of_chunk
-        waiting = pending @ counts.of_stage.T
+        waiting, plain = (bytes @ counts.of_stage.T for bytes in (pending, held[:, 0]))
         whole, least = [], []
-        for level, where in levels:
-            mask = counts.applies(where)
-            plain, kept = (held[:, number] @ counts.of_stage.T for number in (0, _LEVEL_NAMES.index(level)))
-            stages = np.where(mask > 0, kept, plain)
+        for number, applies in (counts.at_level(*level) for level in levels):
+            stages = np.where(applies > 0, held[:, number] @ counts.of_stage.T, plain)
             whole.append(stages @ counts.on_rank.T)
             either = np.minimum(stages, waiting) if splits else stages
-            least.append(np.where(own >= 0, either[:, np.maximum(own, 0)], np.inf).min(axis=2))
-        self.whole, self.least = np.stack(whole, axis=1), np.stack(least, axis=1)
+            least.append(counts.of_chunks(either, np.inf).min(axis=-1))
+        return cls(np.stack(whole, axis=1), np.stack(least, axis=1))
 
 
 def bytes_of_counts(

@@ -16,14 +16,14 @@ from schedc.planner.price.part_table import HAS_EXPERTS, LEVELS, OP, PartTable
 class LaneSeconds:
     """What one microbatch keeps a lane busy for.
 
-    forward, input, weight: [rows, kinds] seconds of parts. again: [rows, levels, kinds] what a backward recomputes, by
-    `LEVELS`. op: [rows, 3] what each op takes on top: F, I and W.
+    forward, input, weight: [rows, kinds] seconds of parts. recomputed: [rows, levels, kinds] seconds that a backward
+    recomputes for, by `LEVELS`. op: [rows, 3] seconds that each op takes on top: F, I and W.
     """
 
     forward: Floats
     input: Floats
     weight: Floats
-    again: Floats
+    recomputed: Floats
     op: Floats
 
 
@@ -49,13 +49,14 @@ def overlapped_lanes(table: PartTable, rows: Int64, splits: bool) -> list[LaneSe
     whole = serial_lane(table, rows, splits)
     rail, node = table.rail[rows], table.node[rows]
     exchanges = 2.0 * (rail + node)[:, None] * HAS_EXPERTS
-    again = np.stack([_again(table, rows, level) for level in LEVELS], axis=1)[:, :, None] * HAS_EXPERTS
+    of_levels = [_recomputed_segments(table, rows, level) for level in LEVELS]
+    recomputed = np.stack(of_levels, axis=1)[:, :, None] * HAS_EXPERTS
     forward, input, weight = _not_in_cells(table, rows)
     compute = LaneSeconds(
         whole.forward - exchanges - forward,
         whole.input - (exchanges + input) * factor,
         whole.weight - weight * factor,
-        again,
+        recomputed,
         whole.op,
     )
     flat = np.array([table.splits[row].alltoall == "flat" for row in rows.tolist()])
@@ -98,12 +99,12 @@ def _shared(table: PartTable, rows: Int64) -> tuple[Floats, Floats, Floats]:
 def _links(seconds: Floats, factor: float) -> LaneSeconds:
     """A lane of links that one dispatch, or one combine, takes for ``seconds`` [rows]."""
     layer = 2.0 * seconds[:, None] * HAS_EXPERTS
-    sent_again = np.array([float(level.exchanges) for level in LEVELS])
-    again = seconds[:, None, None] * sent_again[None, :, None] * HAS_EXPERTS
-    return LaneSeconds(layer, layer * factor, np.zeros_like(layer), again, np.zeros((seconds.size, 3)))
+    exchanges = np.array([float(level.exchanges) for level in LEVELS])
+    recomputed = seconds[:, None, None] * exchanges[None, :, None] * HAS_EXPERTS
+    return LaneSeconds(layer, layer * factor, np.zeros_like(layer), recomputed, np.zeros((seconds.size, 3)))
 
 
-def _again(table: PartTable, rows: Int64, level: Level) -> Floats:
+def _recomputed_segments(table: PartTable, rows: Int64, level: Level) -> Floats:
     """[rows] seconds of compute that a level repeats in a layer with experts."""
     roles = ["experts", "shared"] * (level >= Level.MEDIUM) + ["attention"] * (level >= Level.LAYER)
     total = np.zeros(rows.size)

@@ -9,7 +9,9 @@ import numpy as np
 
 from schedc.ir.arrays import Floats, Int64
 from schedc.ir.placement import Placement
+from schedc.ir.plan import Level
 from schedc.plan.layout.parts import WORK, Layout
+from schedc.planner.price.part_table import LEVELS
 
 KINDS = len(WORK)
 
@@ -78,18 +80,28 @@ class PlacedCounts:
         ranks = self.placement.rank_of_stage[0]
         return np.concatenate([[0], np.cumsum(ranks[1:] != ranks[:-1])])
 
-    @cached_property
-    def linear(self) -> bool:
-        """Whether each rank holds one stage."""
-        return bool(self.of_stage.shape[0] == self.ranks)
+    def at_level(self, level: str, where: str) -> tuple[int, Floats]:
+        """The number of a level of recomputation in `LEVELS`, and [stages] 1 for the stages that have it.
 
-    def applies(self, where: str) -> Floats:
-        """[stages] 1 for the stages that a level of recomputation is for, by the axis `where`."""
+        where: the axis of this name.
+        """
         own = self.placement.stage_of_chunk
         stages = {"all": own, "chunk0": own[:, :1], "first_half": own[: self.ranks // 2]}[where]
-        mask = np.zeros(self.of_stage.shape[0])
-        mask[stages[stages >= 0]] = 1.0
-        return mask
+        applies = np.zeros(self.of_stage.shape[0])
+        applies[stages[stages >= 0]] = 1.0
+        return LEVELS.index(Level(level)), applies
+
+    def of_chunks(self, of_stages: Floats, absent: float) -> Floats:
+        """[..., P, chunks] the values of the stages of each rank. of_stages: [..., stages].
+
+        absent: the value where a rank holds fewer stages than others.
+        """
+        own = self.placement.stage_of_chunk
+        return np.where(own >= 0, of_stages[..., np.maximum(own, 0)], absent)
+
+    def largest(self, of_stages: Floats) -> Floats:
+        """[..., P] the largest value among the stages of a rank, at least 0 where it holds fewer than others."""
+        return np.asarray(self.of_chunks(of_stages, 0.0).max(axis=-1))
 
 
 @lru_cache(maxsize=1024)
