@@ -27,12 +27,12 @@ Number = TypeVar("Number", int, float)
 
 def part_parameters(part: LayerPart) -> int:
     """The parameters of a part."""
-    return part.vectors + sum(product.copies * (product.n * product.k + product.bias) for product in part.products)
+    return part.vectors + sum(product.copies * (product.size + product.bias) for product in part.products)
 
 
 def product_flops(part: LayerPart) -> int:
     """FLOPs per token of the products of a part with its weights."""
-    return 2 * sum(product.n * product.k * product.taken for product in part.products)
+    return 2 * sum(product.size * product.taken for product in part.products)
 
 
 def part_flops(part: LayerPart, seq: int, causal: bool = True) -> float:

@@ -1,4 +1,4 @@
-"""The table of parts: the products, vectors and saved tensors of each part of a layer. All counts are sums over rows.
+"""The table of parts of a layer: products, vectors, saved tensors and exchanges. All counts are sums over its rows.
 
 A token has H columns, an MLP F inside, an expert w. Attention has h heads of queries and g of keys. A head has d
 columns, and r more that carry the position: s together. A value has v columns; narrow vectors have q and l. Products
@@ -11,6 +11,10 @@ are columns x summed columns:
     experts     2 w x H, H x w; a token takes k of E. Shared ones alike
     mtp         H x 2 H in front of a layer that predicts a further token; three norms
     head        V x H
+
+Tensor ranks split columns by heads, and a rank holds one head at least. A matrix that each rank has whole is one head.
+Tensor ranks exchange rows behind attention, behind an MLP and behind the embedding. They share the rows that go to
+experts, and exchange returned rows.
 """
 
 from __future__ import annotations
@@ -38,17 +42,45 @@ class PartName(StrEnum):
     HEAD = "head"
 
 
+class Heads(NamedTuple):
+    """Heads that tensor ranks split. each: columns of a head."""
+
+    number: int
+    each: int = 1
+
+
+class SplitColumns(tuple[Heads, ...]):
+    """Columns side by side, which tensor ranks split by heads."""
+
+    __slots__ = ()
+
+    @property
+    def total(self) -> int:
+        return sum(number * each for number, each in self)
+
+    def on_rank(self, tp: int) -> float:
+        """Columns of a tensor rank, which holds one head at least."""
+        return sum(max(number / tp, min(number, 1)) * each for number, each in self)
+
+
 class WeightProduct(NamedTuple):
     """Rows times a matrix: n columns of a result, each a sum over k columns of a row.
 
-    bias: numbers that are added. copies: matrices of this shape. taken: how many of them multiply a token.
+    bias: numbers that are added. copies: matrices of this shape. taken: how many of them multiply a token. wide:
+    whether it stays in 16 bits.
     """
 
-    n: int
-    k: int
+    n: SplitColumns
+    k: SplitColumns
     bias: int = 0
     copies: int = 1
     taken: int = 1
+    wide: bool = False
+
+    @property
+    def size(self) -> int:
+        """Numbers of a matrix."""
+        return self.n.total * self.k.total
 
 
 class SavedTensor(NamedTuple):
@@ -71,11 +103,25 @@ class SavedTensor(NamedTuple):
         return level in _holding(self.since, self.dropped)
 
 
+class LayerExchange(StrEnum):
+    """What ranks exchange in a forward of a part, and again in its backward."""
+
+    TENSOR = "tensor"
+    """Rows of a microbatch: an all-gather and a reduce-scatter, or one all-reduce."""
+    CONTEXT = "context"
+    """Keys and values, once around the context ranks."""
+    DISPATCH = "dispatch"
+    """Rows to the ranks of their experts."""
+    COMBINE = "combine"
+    """Rows back to the ranks of their tokens."""
+
+
 class LayerPart(NamedTuple):
     """A part of a model. vectors: parameters of no product. saved: what it holds for its backward.
 
     scores: columns of a score and of a value, of all heads: attention multiplies them for each token that a token
-    looks at. window: tokens that it looks back; 0 for all.
+    looks at. window: tokens that it looks back; 0 for all. rows: operands of its products: the tokens of a tensor
+    group, a tensor rank's share of them, or rows sent to experts. shards: the ranks that share its parameters.
     """
 
     products: tuple[WeightProduct, ...] = ()
@@ -83,6 +129,9 @@ class LayerPart(NamedTuple):
     saved: tuple[SavedTensor, ...] = ()
     scores: int = 0
     window: int = 0
+    exchanges: tuple[LayerExchange, ...] = ()
+    rows: Literal["token", "shared", "sent"] = "token"
+    shards: Literal["tp", "ep"] = "tp"
 
 
 Parts = Mapping[PartName, LayerPart]
@@ -103,7 +152,8 @@ def parts_of(model: ModelSizes, kind: LayerKind, window: int = 0, further: bool 
     elif model.moe is not None:
         parts |= _moe(model)
     if further:
-        parts[PartName.MTP] = LayerPart((WeightProduct(model.hidden, 2 * model.hidden),), 3 * _norm(model))
+        product = WeightProduct(_split(model.hidden), _whole(2 * model.hidden))
+        parts[PartName.MTP] = LayerPart((product,), 3 * _norm(model))
         parts[PartName.HEAD] = _head(model, copies=0)
     return parts
 
@@ -112,10 +162,19 @@ def parts_of(model: ModelSizes, kind: LayerKind, window: int = 0, further: bool 
 def outside_parts(model: ModelSizes) -> Parts:
     """The parts outside of layers."""
     return {
-        PartName.EMBEDDING: LayerPart(vectors=(model.vocab + model.positions) * model.hidden),
+        PartName.EMBEDDING: LayerPart(
+            vectors=(model.vocab + model.positions) * model.hidden, exchanges=(LayerExchange.TENSOR,)
+        ),
         PartName.NORMS: LayerPart(vectors=_norm(model)),
         PartName.HEAD: _head(model, copies=0 if model.tied else 1),
     }
+
+
+@cache
+def all_parts(model: ModelSizes) -> Parts:
+    """The parts of layers of any kind, without windows, and those outside of layers. Norms are those of a layer."""
+    dense, experts = (parts_of(model, kind, further=True) for kind in LayerKind)
+    return {**outside_parts(model), **experts, **dense, PartName.HEAD: outside_parts(model)[PartName.HEAD]}
 
 
 @cache
@@ -123,25 +182,33 @@ def _holding(since: Level, dropped: Level | None) -> frozenset[Level]:
     return frozenset(level for level in Level if since <= level and (dropped is None or level < dropped))
 
 
+def _whole(columns: int) -> SplitColumns:
+    return SplitColumns((Heads(1, columns),))
+
+
+def _split(heads: int, each: int = 1) -> SplitColumns:
+    return SplitColumns((Heads(heads, each),))
+
+
 def _attention(model: ModelSizes, window: int) -> LayerPart:
     sizes, hidden = model.attention, model.hidden
     h, d, v, q, s = sizes.heads, sizes.qk_dim, sizes.v_dim, sizes.q_lora, sizes.score_dim
-    mla = sizes.kind is AttentionKind.MLA
+    mla, biased, inputs = sizes.kind is AttentionKind.MLA, sizes.qkv_bias, _whole(hidden)
     pairs, narrow = (h, sizes.kv_lora + sizes.rope_dim) if mla else (sizes.kv_heads, sizes.kv_lora)
-    queries, into = h * (s if mla else d), 0 if mla else pairs * (d + v)
+    into = [Heads(h, s if mla else d)]
     products = []
     if q:
-        products += [WeightProduct(q, hidden, sizes.qkv_bias * q), WeightProduct(queries, q)]
-    elif mla:
-        products.append(WeightProduct(queries, hidden))
-    else:
-        into += queries
+        products.append(WeightProduct(_whole(q), inputs, biased * q))
+    if q or mla:
+        products.append(WeightProduct(SplitColumns(into), _whole(q) if q else inputs))
+        into = []
     if mla:
-        products.append(WeightProduct(narrow, hidden, sizes.qkv_bias * narrow))
-        products.append(WeightProduct(h * (d + v), sizes.kv_lora))
+        products.append(WeightProduct(_whole(narrow), inputs, biased * narrow))
+        products.append(WeightProduct(_split(h, d + v), _whole(sizes.kv_lora)))
     else:
-        products.append(WeightProduct(into, hidden, sizes.qkv_bias * into))
-    products.append(WeightProduct(hidden, h * v, sizes.out_bias * hidden))
+        own = SplitColumns((*into, Heads(pairs, d + v)))
+        products.append(WeightProduct(own, inputs, biased * own.total))
+    products.append(WeightProduct(inputs, _split(h, v), sizes.out_bias * hidden))
     vectors = q + sizes.kv_lora if mla else sizes.head_norms * 2 * d + sizes.sinks * h
     columns = {
         "query": h * s,
@@ -154,8 +221,10 @@ def _attention(model: ModelSizes, window: int) -> LayerPart:
         "heads before norms": sizes.head_norms * (h + pairs) * s,
         "results before norms": max(model.norms - 2, 0) * hidden,
     }
-    saved = (SavedTensor(name, count, Level.LAYER) for name, count in columns.items())
-    return LayerPart(tuple(products), vectors, (SavedTensor("input", hidden, None), *saved), h * (s + v), window)
+    saved = SavedTensor("input", hidden, None), *(SavedTensor(name, n, Level.LAYER) for name, n in columns.items())
+    return LayerPart(
+        tuple(products), vectors, saved, h * (s + v), window, (LayerExchange.TENSOR, LayerExchange.CONTEXT)
+    )
 
 
 def _norm(model: ModelSizes) -> int:
@@ -176,25 +245,27 @@ def _norms(model: ModelSizes) -> LayerPart:
 
 def _dense(model: ModelSizes) -> LayerPart:
     inner, into = model.ffn, (1 + model.gated) * model.ffn
+    tokens = _whole(model.hidden)
     products = (
-        WeightProduct(into, model.hidden, model.mlp_bias * into),
-        WeightProduct(model.hidden, inner, model.mlp_bias * model.hidden),
+        WeightProduct(_split(inner, 1 + model.gated), tokens, model.mlp_bias * into),
+        WeightProduct(tokens, _split(inner), model.mlp_bias * model.hidden),
     )
     saved = SavedTensor("MLP activation", inner, Level.ACT), SavedTensor("MLP products", into, Level.FULL)
-    return LayerPart(products, saved=saved)
+    return LayerPart(products, saved=saved, exchanges=(LayerExchange.TENSOR,))
 
 
 def _moe(model: ModelSizes) -> dict[PartName, LayerPart]:
     moe, hidden = model.moe, model.hidden
     assert moe is not None
-    width, shared = moe.width, moe.shared * moe.width
+    width, shared, tokens = moe.width, moe.shared * moe.width, _whole(hidden)
     return {
         PartName.ROUTER: LayerPart(
-            (WeightProduct(moe.experts, hidden, moe.bias * moe.experts),),
+            (WeightProduct(_whole(moe.experts), tokens, moe.bias * moe.experts, wide=True),),
             saved=(SavedTensor("router scores", moe.experts, Level.LIGHT, size=4),),
+            rows="shared",
         ),
         PartName.SHARED: LayerPart(
-            (WeightProduct(2 * shared, hidden), WeightProduct(hidden, shared)),
+            (WeightProduct(_split(shared, 2), tokens), WeightProduct(tokens, _split(shared))),
             saved=(
                 SavedTensor("shared activation", shared, Level.ACT),
                 SavedTensor("shared products", 2 * shared, Level.MEDIUM),
@@ -202,8 +273,8 @@ def _moe(model: ModelSizes) -> dict[PartName, LayerPart]:
         ),
         PartName.EXPERTS: LayerPart(
             (
-                WeightProduct(2 * width, hidden, moe.bias * 2 * width, moe.experts, moe.top),
-                WeightProduct(hidden, width, moe.bias * hidden, moe.experts, moe.top),
+                WeightProduct(_whole(2 * width), tokens, moe.bias * 2 * width, moe.experts, moe.top),
+                WeightProduct(tokens, _whole(width), moe.bias * hidden, moe.experts, moe.top),
             ),
             saved=(
                 SavedTensor("expert activation", width, Level.ACT, per="row"),
@@ -211,9 +282,12 @@ def _moe(model: ModelSizes) -> dict[PartName, LayerPart]:
                 SavedTensor("expert products", 2 * width, Level.MEDIUM, per="row"),
                 SavedTensor("arrived row", hidden, Level.FULL, since=Level.LIGHT, per="arrived"),
             ),
+            exchanges=(LayerExchange.DISPATCH, LayerExchange.COMBINE, LayerExchange.TENSOR),
+            rows="sent",
+            shards="ep",
         ),
     }
 
 
 def _head(model: ModelSizes, copies: int) -> LayerPart:
-    return LayerPart((WeightProduct(model.vocab, model.hidden, copies=copies),))
+    return LayerPart((WeightProduct(_split(model.vocab), _whole(model.hidden), copies=copies, wide=True),))

@@ -15,7 +15,7 @@ from schedc.plan.layout.parts import WORK, PartKind
 from schedc.planner.price.layouts import even_layout
 from schedc.planner.times.constants import ConstantVectors
 from schedc.planner.times.network import exchange_lanes, message
-from schedc.planner.times.parts import PartTimes, dense_layer, embedding, head, moe_segments
+from schedc.planner.times.parts import dense_layer, embedding, head, moe_segments
 from schedc.planner.times.problem import TrainingRun
 from schedc.planner.times.table import RunTable
 from schedc.step.costs.costs import Costs
@@ -27,7 +27,7 @@ SPREAD = 0.1
 """Logarithm by which a time of one calibration differs from that of the next, where only one was made."""
 
 _LEAST_SPREAD = 0.03
-_WAYS = {"F": "forward", "I": "input", "W": "weight"}
+_WAYS = "FIW"
 _DENSE = WORK.index(PartKind.DENSE)
 _SEGMENTS = ("attention", "permute", "experts", "shared", "post")
 
@@ -129,7 +129,7 @@ class Calibration:
 def predicted_times(runs: RunTable, constants: ConstantVectors) -> Mapping[str, Floats]:
     """[runs, K] seconds by the names of `MeasuredTime`."""
     segments = {**moe_segments(runs, constants), "dense": dense_layer(runs, constants)}
-    known = {f"{role}.{way}": getattr(part, field) for role, part in segments.items() for way, field in _WAYS.items()}
+    known = {f"{role}.{way}": time for role, part in segments.items() for way, time in zip(_WAYS, part, strict=True)}
     rail, node = exchange_lanes(runs, constants)
     for exchange in ("dispatch", "combine"):
         known |= {f"{exchange}.{Lane.RAIL}.{way}": rail for way in "FB"}
@@ -137,15 +137,14 @@ def predicted_times(runs: RunTable, constants: ConstantVectors) -> Mapping[str, 
     return {**known, "p2p": message(runs, constants), **_predicted_stages(runs, constants, segments["dense"])}
 
 
-def _predicted_stages(runs: RunTable, constants: ConstantVectors, dense: PartTimes) -> Mapping[str, Floats]:
+def _predicted_stages(runs: RunTable, constants: ConstantVectors, dense: Floats) -> Mapping[str, Floats]:
     """Stages whose layers are all dense, one part after the other; without what an op of a schedule adds."""
     first, last = embedding(runs, constants), head(runs, constants)
-    known = {}
+    known: dict[str, Floats] = {}
     for stage in range(max(run.axes.stages for run in runs.each)):
         of_stage = (even_layout(run.model, run.axes.stages).counts[stage : stage + 1, _DENSE] for run in runs.each)
         layers = np.array([counts.sum() for counts in of_stage], np.float64)[:, None]
         ends = np.array([[float(stage == run.axes.stages - 1)] for run in runs.each])
-        for way, field in _WAYS.items():
-            time = layers * getattr(dense, field) + ends * getattr(last, field)
-            known[f"stage.{stage}.{way}"] = time + (getattr(first, field) if stage == 0 else 0.0)
+        times = layers * dense + ends * last + (first if stage == 0 else 0.0)
+        known |= {f"stage.{stage}.{way}": time for way, time in zip(_WAYS, times, strict=True)}
     return known

@@ -9,7 +9,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from schedc.cell.costs import CellCosts, SegmentTimes
-from schedc.ir.arrays import Bools, Floats, repeat
+from schedc.ir.arrays import Floats, repeat
 from schedc.ir.placement import Placement
 from schedc.ir.plan import Level, Recompute
 from schedc.model.sizes import LayerKind, ModelSizes
@@ -25,7 +25,7 @@ from schedc.planner.price.states import Machine
 from schedc.planner.space.axes import RankSplit
 from schedc.planner.times.constants import ConstantVectors
 from schedc.planner.times.network import exchange_lanes, message
-from schedc.planner.times.parts import PartTimes, dense_layer, embedding, head, moe_layer, moe_segments, prediction
+from schedc.planner.times.parts import dense_layer, embedding, head, moe_layer, moe_segments, prediction
 from schedc.planner.times.problem import PlanProblem, TrainingRun
 from schedc.planner.times.table import RunTable
 from schedc.units import digits
@@ -72,16 +72,10 @@ class PartTable:
         """The table of runs."""
         constants = constants.on(runs.once("devices", lambda: [run.cluster.device.name for run in runs.each]))
         shape = len(runs), len(constants)
-        kinds = _part_times(runs, constants)
-        op = np.broadcast_to(constants["chunk"], shape)
-        rail, node = exchange_lanes(runs, constants)
-
-        def column(way: str, share: float) -> Floats:
-            columns = [*(np.broadcast_to(getattr(part, way), shape) for part in kinds), share * op]
-            return np.stack(columns, axis=-1).reshape(-1, len(columns))
-
-        times = (column(way, share) for way, share in zip(_WAYS, (1.0, 0.5, 0.5), strict=True))
-        lanes = (np.broadcast_to(each, shape).ravel() for each in (rail, node, message(runs, constants)))
+        op = np.multiply.outer([1.0, 0.5, 0.5], np.broadcast_to(constants["chunk"], shape))
+        times = np.stack([*_part_times(runs, constants), op], axis=-1).reshape(3, -1, OP + 1)
+        exchanges = *exchange_lanes(runs, constants), message(runs, constants)
+        lanes = (np.broadcast_to(each, shape).ravel() for each in exchanges)
         return cls(runs, constants, *times, *lanes)
 
     @property
@@ -130,20 +124,16 @@ class PartTable:
         return self.runs.once("levels", lambda: [_level_shares(run) for run in self.runs.each])
 
     @cached_property
-    def segments(self) -> dict[str, PartTimes]:
-        """Seconds of the segments of a layer with experts, by the roles of cells, [rows] each."""
+    def segments(self) -> dict[str, Floats]:
+        """[3, rows] seconds of F, I and W of the segments of a layer with experts, by the roles of cells."""
         if all(run.model.moe is None for run in self.runs.each):
             return {}
-        return {role: self._flat(part) for role, part in moe_segments(self.runs, self.constants).items()}
+        return {role: part.reshape(3, -1) for role, part in moe_segments(self.runs, self.constants).items()}
 
     @cached_property
-    def prediction(self) -> PartTimes:
-        """[rows] seconds of a prediction beyond its layer."""
-        return self._flat(prediction(self.runs, self.constants))
-
-    def _flat(self, part: PartTimes) -> PartTimes:
-        shape = len(self.runs), len(self.constants)
-        return PartTimes(*(np.broadcast_to(getattr(part, way), shape).ravel() for way in _WAYS))
+    def prediction(self) -> Floats:
+        """[3, rows] seconds of F, I and W of a prediction beyond its layer."""
+        return prediction(self.runs, self.constants).reshape(3, -1)
 
     @cached_property
     def machine(self) -> Machine:
@@ -159,18 +149,15 @@ class PartTable:
         number, vector = divmod(row, len(self.constants))
         model, factor = self.runs.each[number].model, self.split_factor(splits_backward, vector)
 
-        def times(part: PartTimes) -> SegmentTimes:
-            values = (float(getattr(part, way)[row]) for way in _WAYS)
-            forward, input, weight = values
+        def times(part: Sequence[Floats] | Floats, factor: float = factor) -> SegmentTimes:
+            forward, input, weight = (float(time[row]) for time in part)
             return SegmentTimes(forward, input * factor, weight * factor)
 
-        def of_kind(column: int) -> SegmentTimes:
-            return times(PartTimes(self.forward[:, column], self.input[:, column], self.weight[:, column]))
-
+        columns = self.forward, self.input, self.weight
         segments = {role: times(part) for role, part in self.segments.items()}
         for kind in (PartKind.EMBEDDING, PartKind.DENSE, PartKind.HEAD):
-            segments[str(kind)] = of_kind(WORK.index(kind))
-        segments["op"] = SegmentTimes(*(float(getattr(self, way)[row, OP]) for way in _WAYS))
+            segments[str(kind)] = times([time[:, WORK.index(kind)] for time in columns])
+        segments["op"] = times([time[:, OP] for time in columns], factor=1.0)
         if model.mtp:
             segments["mtp"] = times(self.prediction)
         if not (model.moe and model.moe.shared):
@@ -217,11 +204,8 @@ def _weights(problem: PlanProblem, overlap: bool) -> Floats:
     return np.asarray((table.forward + table.input + table.weight)[0, :OP] - hidden)
 
 
-_WAYS = ("forward", "input", "weight")
-
-
-def _part_times(runs: RunTable, constants: ConstantVectors) -> list[PartTimes]:
-    """[kinds] times of each kind of part, [runs, K] each."""
+def _part_times(runs: RunTable, constants: ConstantVectors) -> list[Floats]:
+    """[kinds] seconds of F, I and W of each kind of part, [3, runs, K] each."""
     moe = runs.once("moe", lambda: np.array([[run.model.moe is not None] for run in runs.each]))
     last = runs.once("last", lambda: np.array([[run.model.kinds[-1] is LayerKind.MOE] for run in runs.each]))
     heads = runs.once("heads", lambda: np.array([[1.0 + run.model.mtp] for run in runs.each]))
@@ -230,18 +214,13 @@ def _part_times(runs: RunTable, constants: ConstantVectors) -> list[PartTimes]:
     of_kind = {
         PartKind.EMBEDDING: embedding(runs, constants),
         PartKind.DENSE: dense,
-        PartKind.MOE: _either(moe, experts, dense),
-        PartKind.MTP: _either(last, experts, dense),
-        PartKind.HEAD: head(runs, constants).times(heads),
+        PartKind.MOE: np.where(moe, experts, dense),
+        PartKind.MTP: np.where(last, experts, dense),
+        PartKind.HEAD: head(runs, constants) * heads,
     }
     if (heads > 1).any():
         of_kind[PartKind.MTP] += prediction(runs, constants)
     return [of_kind[kind] for kind in WORK]
-
-
-def _either(flags: Bools, first: PartTimes, second: PartTimes) -> PartTimes:
-    """The times of the first part where ``flags`` [runs, 1] are set, else those of the second."""
-    return PartTimes(*(np.where(flags, getattr(first, way), getattr(second, way)) for way in _WAYS))
 
 
 def _recomputed(runs: RunTable, forward: Floats) -> Floats:

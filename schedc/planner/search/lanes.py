@@ -91,8 +91,7 @@ def _shared(table: PartTable, rows: Int64) -> tuple[Floats, Floats, Floats]:
     none = np.zeros((rows.size, OP))
     if "shared" not in table.segments:
         return none, none, none
-    part = table.segments["shared"]
-    forward, input, weight = (time[rows][:, None] * HAS_EXPERTS for time in (part.forward, part.input, part.weight))
+    forward, input, weight = (time[rows][:, None] * HAS_EXPERTS for time in table.segments["shared"])
     return forward, input, weight
 
 
@@ -110,5 +109,5 @@ def _recomputed_segments(table: PartTable, rows: Int64, level: Level) -> Floats:
     total = np.zeros(rows.size)
     for role in roles:
         if role in table.segments and table.problem.model.moe:
-            total += recomputed_share(role, level) * table.segments[role].forward[rows]
+            total += recomputed_share(role, level) * table.segments[role][0][rows]
     return total

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from schedc.ir.arrays import Floats
 from schedc.ir.plan import Topology
+from schedc.model.parts import LayerExchange, PartName
 from schedc.planner.times.constants import ConstantVectors
 from schedc.planner.times.problem import TrainingRun
 from schedc.planner.times.table import RunTable
 from schedc.step.costs.exchange import Routing, rows
+
+
+def exchanges(runs: RunTable, constants: ConstantVectors, exchange: LayerExchange, *names: PartName) -> Floats:
+    """[runs, K] seconds of an exchange, as often as a forward of these parts has it."""
+    number = runs.once((exchange, names), lambda: _number(runs, exchange, names))
+    return np.asarray(number * _SECONDS[exchange](runs, constants))
+
+
+def _number(runs: RunTable, exchange: LayerExchange, names: Sequence[PartName]) -> Floats:
+    """[runs, 1] how often a forward of parts has an exchange."""
+    counts = [[part.exchanges.count(exchange) for part in runs.part(name)] for name in names]
+    return np.asarray(np.array(counts, np.float64).sum(axis=0)[:, None])
 
 
 def tensor_exchange(runs: RunTable, constants: ConstantVectors) -> Floats:
@@ -94,6 +108,14 @@ def context_exchange(runs: RunTable, constants: ConstantVectors) -> Floats:
     near = ((runs.tp * runs.cp) <= runs.near)[:, None]
     start = (runs.cp - 1.0)[:, None] * np.where(near, runs.link_start[:, None], runs.rail_start[:, None])
     return np.asarray(start + bytes / (np.where(near, runs.link[:, None], runs.rail[:, None]) * constants["cp"]))
+
+
+_SECONDS = {
+    LayerExchange.TENSOR: tensor_exchange,
+    LayerExchange.CONTEXT: context_exchange,
+    LayerExchange.DISPATCH: expert_exchange,
+    LayerExchange.COMBINE: expert_exchange,
+}
 
 
 def _key_bytes(runs: RunTable) -> Floats:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import numpy as np
 
 from schedc.ir.arrays import Floats
+from schedc.model.parts import PartName, WeightProduct
+from schedc.planner.space.axes import PlanAxes
 from schedc.planner.times.constants import ConstantVectors
 from schedc.planner.times.table import RunTable
 
@@ -82,6 +85,30 @@ def fill_of(m: Floats, n: Floats, sms: Floats) -> Floats:
         waves = np.maximum(1.0, np.ceil(np.ceil(m / high) * np.ceil(n / wide) / sms))
         best = np.maximum(best, speed * m * n / (waves * sms * high * wide))
     return best
+
+
+def part_products(runs: RunTable, name: PartName) -> Iterator[LayerProduct]:
+    """The products of a part on a rank. A run whose model has fewer products counts 0 of the others."""
+    parts = runs.part(name)
+    longest = max(parts, key=lambda part: len(part.products))
+    rows = {"token": runs.tokens, "shared": runs.tokens / runs.tp, "sent": sent_rows(runs)}[longest.rows]
+    sharded = longest.shards == "ep"
+    for product, each in zip(longest.products, zip_longest(*(part.products for part in parts)), strict=True):
+        n, k, count = np.array([_on_rank(own, run.axes, sharded) for own, run in zip(each, runs.each, strict=True)]).T
+        own_rows = rows / np.maximum(count, 1.0) if sharded else rows
+        yield LayerProduct(own_rows, n, k, count, grouped=sharded, wide=product.wide)
+
+
+def _on_rank(product: WeightProduct | None, axes: PlanAxes, sharded: bool) -> tuple[float, float, float]:
+    """Columns, summed columns and matrices of a product on a rank. sharded: whether expert ranks share its matrices."""
+    if product is None:
+        return 0.0, 0.0, 0.0
+    return product.n.on_rank(axes.tp), product.k.on_rank(axes.tp), product.copies / axes.ep if sharded else 1.0
+
+
+def sent_rows(runs: RunTable) -> Floats:
+    """[runs] rows that go to the experts of the fullest rank, for one microbatch and layer."""
+    return runs.tokens / runs.tp * runs.expert(lambda moe: moe.top) * runs.column(lambda run: run.skew)
 
 
 def directions(runs: RunTable, product: LayerProduct) -> tuple[ProductWork, ProductWork, ProductWork]:

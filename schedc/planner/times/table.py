@@ -10,11 +10,13 @@ from typing import Any, TypeVar
 import numpy as np
 
 from schedc.ir.arrays import Bools, Floats
+from schedc.model.parts import LayerPart, PartName, Parts, all_parts
 from schedc.model.sizes import AttentionKind, AttentionSizes, ModelSizes, MoeSizes
 from schedc.planner.cluster.values import Cluster, NetworkLevel
 from schedc.planner.times.problem import TrainingRun
 
 _NO_EXPERTS = MoeSizes(0, 0, 0)
+_NOTHING = LayerPart()
 
 _BITS = {"fp8": 1.0, "fp4": 2.0}
 _OPERAND = {"fp8": 1.0, "fp4": 0.6}
@@ -49,6 +51,15 @@ class RunTable:
             self.kept[key] = make()
         result: T = self.kept[key]
         return result
+
+    @cached_property
+    def parts(self) -> list[Parts]:
+        """[runs] the parts of the model of each run."""
+        return [all_parts(run.model) for run in self.each]
+
+    def part(self, name: PartName) -> list[LayerPart]:
+        """[runs] a part of each model; one with nothing where a model has none."""
+        return [parts.get(name, _NOTHING) for parts in self.parts]
 
     def column(self, of: Callable[[TrainingRun], float]) -> Floats:
         return np.array([of(run) for run in self.each], np.float64)

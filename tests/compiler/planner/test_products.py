@@ -1,15 +1,17 @@
-"""Times of matrix products by hand: how sums that are short slow dense products and products of experts."""
+"""Products and exchanges of parts on a rank, and times of matrix products by hand."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
+from schedc.model.parts import LayerExchange, PartName
 from schedc.model.sizes import AttentionSizes, ModelSizes
 from schedc.planner.fit.estimate import at
-from schedc.planner.presets.library import open_cluster
+from schedc.planner.presets.library import open_cluster, open_model
 from schedc.planner.times.constants import CONSTANTS
-from schedc.planner.times.products import LayerProduct, directions
+from schedc.planner.times.network import exchanges, expert_exchange, tensor_exchange
+from schedc.planner.times.products import LayerProduct, directions, part_products
 from schedc.planner.times.table import RunTable
 from support.training_runs import run_of
 
@@ -40,3 +42,44 @@ def test_short_sums_take_as_many_columns_longer(cluster: str, precision: str, co
     assert short / whole == pytest.approx(1 + columns / 512, rel=1e-3)
     long, endless = (seconds_per_flop(cluster, precision, 8192.0, grouped, k0) for k0 in (100.0, 1e-9))
     assert long / endless == pytest.approx(1 + columns / 8192, rel=1e-3)
+
+
+def on_ranks(name: PartName, *models: str, **given: int) -> list[tuple[list[float], list[float], list[float]]]:
+    """Columns, summed columns and matrices of the products of a part, of each model in one table."""
+    table = RunTable([run_of(open_model(model).at(4096), open_cluster("h800"), **given) for model in models])
+    return [(x.n.tolist(), x.k.tolist(), x.count.tolist()) for x in part_products(table, name)]
+
+
+def test_a_tensor_rank_has_one_head_of_keys_at_least() -> None:
+    """64 heads of queries and 4 of keys, 128 columns each: 8 ranks have 8 and 1. Narrow matrices are whole."""
+    assert on_ranks(PartName.ATTENTION, "qwen3-235b-a22b", "deepseek-v3", tp=8) == [
+        ([8 * 128 + 2 * 128, 1536], [4096, 7168], [1, 1]),
+        ([4096, 16 * 192], [8 * 128, 1536], [1, 1]),
+        ([0, 576], [0, 7168], [0, 1]),
+        ([0, 16 * 256], [0, 512], [0, 1]),
+        ([0, 7168], [0, 16 * 128], [0, 1]),
+    ]
+    assert on_ranks(PartName.ATTENTION, "qwen3-235b-a22b", tp=2)[0] == ([(64 + 8) * 128 / 2], [4096], [1])
+
+
+def test_expert_ranks_share_experts_and_tensor_ranks_split_the_rest() -> None:
+    assert on_ranks(PartName.EXPERTS, "deepseek-v3", "llama-3.1-8b", ep=32, tp=4) == [
+        ([4096, 0], [7168, 0], [8, 0]),
+        ([7168, 0], [2048, 0], [8, 0]),
+    ]
+    assert on_ranks(PartName.SHARED, "deepseek-v3", tp=4)[0] == ([1024], [7168], [1])
+    assert on_ranks(PartName.ROUTER, "deepseek-v3", tp=4) == [([256], [7168], [1])]
+    assert on_ranks(PartName.HEAD, "deepseek-v3", tp=4) == [([129280 / 4], [7168], [1])]
+
+
+def test_parts_say_how_often_ranks_exchange_rows() -> None:
+    run = run_of(open_model("deepseek-v3").at(4096), open_cluster("h800"), tp=2, ep=8, dp=4)
+    table, constants = RunTable([run]), at({})
+    tensor, expert = tensor_exchange(table, constants), expert_exchange(table, constants)
+    assert tensor > 0
+    for behind in (PartName.DENSE, PartName.EXPERTS):
+        assert exchanges(table, constants, LayerExchange.TENSOR, PartName.ATTENTION, behind) == 2 * tensor
+    assert exchanges(table, constants, LayerExchange.TENSOR, PartName.EMBEDDING) == tensor
+    for kind in (LayerExchange.DISPATCH, LayerExchange.COMBINE):
+        assert exchanges(table, constants, kind, PartName.EXPERTS) == expert
+        assert exchanges(table, constants, kind, PartName.ATTENTION, PartName.DENSE) == 0
