@@ -101,11 +101,11 @@ def edges(dependencies: Dependencies, classes: Int64, duration: Floats, latency:
 
     classes: [cells] class of every cell; duration: [classes, K] the time of a cell by its class; latency: [K].
     """
-    watched, lowered = _watched(dependencies), closed_cells(dependencies)
+    watched, (walk, instruction) = _watched(dependencies), closed_cells(dependencies)
     add = np.empty(len(dependencies), np.int32)
-    add[lowered.end] = classes
+    add[instruction] = classes
     lags = np.stack([np.zeros_like(latency), latency])
-    ends = run(lowered.walk, lags, duration, add=add, watch=lowered.end[watched.cells])
+    ends = run(walk, lags, duration, add=add, watch=instruction[watched.cells])
     begin, end = np.zeros((2, dependencies.rank_start.size - 1, latency.size))
     end[watched.full] = ends[watched.last]
     for rank, row in zip(watched.ranks, watched.first, strict=True):

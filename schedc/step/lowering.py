@@ -12,7 +12,7 @@ from schedc.diagnostics import CompilerBug
 from schedc.ir.arrays import Int8, Int32, Int64
 from schedc.step.dependencies import Dependencies
 from schedc.step.kept import kept
-from schedc.step.numba_kernels import MAX, MEET, PACE
+from schedc.step.numba_kernels import MAX, MEET, PACE, kernels, lower_closed
 from schedc.step.walk import Walk
 
 if TYPE_CHECKING:
@@ -30,6 +30,9 @@ _MOST = 3
 
 LATENCY = 1
 """The row of lags of a message between ranks."""
+
+_NUMPY_CELL = 1e-7
+"""Seconds in which numpy lowers a cell, roughly: what decides whether to load the compiled loop."""
 
 
 class CellInstruction(NamedTuple):
@@ -167,7 +170,7 @@ class _Lowering:
 
     def walk(self) -> Walk:
         there = self.source != _ABSENT
-        first = np.zeros(self.op.size + 1, np.int64)
+        first = np.zeros(self.op.size + 1, np.int32)
         np.cumsum(np.add.reduce(there, axis=0, dtype=np.int8), out=first[1:])
         source, lag = np.empty((2, first[-1]), np.int32)
         place = first[:-1].copy()
@@ -181,26 +184,18 @@ class _Lowering:
 
 
 @kept
-def closed_cells(dependencies: Dependencies) -> Lowered:
-    """The walk of cells that all are closed. Rows of adds are cells; row 1 of lags is the time of a message.
+def closed_cells(dependencies: Dependencies) -> tuple[Walk, Int32]:
+    """The walk of cells that all are closed, and [cells] the instruction of each: its value is when the cell ends.
 
-    `lower` gives the same of `CLOSED`, in twice the time: compiling an order walks it once.
+    Rows of adds are cells; row 1 of lags is the time of a message.
     """
-    levels, cells = dependencies.levels, len(dependencies)
-    if levels.stuck.size:
-        raise CompilerBug("timeline", f"a schedule with a deadlock, at cells {levels.stuck[:4]}")
-    order, start = levels.order, dependencies.rank_start
-    base = np.empty(cells, np.int32)
-    base[order] = np.arange(cells, dtype=np.int32)
-    ends = np.append(base, np.int32(-1))
-    reached = ends[dependencies.previous]
-    remote, producers = dependencies.remote[:, order], dependencies.producers[:, order]
-    first = np.zeros(cells + 1, np.int64)
-    np.cumsum(1 + remote[0].astype(np.int8) + remote[1], out=first[1:])
-    source, lag = np.empty(first[-1], np.int32), np.full(first[-1], LATENCY, np.int32)
-    source[first[:-1]], lag[first[:-1]] = reached[order], 0
-    for far, producer, behind in zip(remote, producers, (1, 1 + remote[0]), strict=True):
-        source[(first[:-1] + behind)[far]] = base[producer[far]]
-    closed = np.where(start[:-1] < start[1:], ends[start[1:] - 1], np.int32(-1))
-    walk = Walk(np.zeros(cells, np.int8), first, source, lag, order, levels.start)
-    return Lowered(walk, base, np.broadcast_to(base, (3, cells)), reached, closed)
+    cells = len(dependencies)
+    if dependencies.levels.stuck.size or not (loops := kernels(cells * _NUMPY_CELL)):
+        every = np.arange(cells, dtype=np.int32)
+        lowered = lower(dependencies, [CLOSED], np.zeros(cells, np.int8), add_row=every)
+        return lowered.walk, lowered.end
+    levels, first, end = dependencies.levels, np.zeros(cells + 1, np.int32), np.empty(cells, np.int32)
+    source, lag = np.empty((2, cells + np.count_nonzero(dependencies.remote)), np.int32)
+    waits = dependencies.previous, dependencies.producers, dependencies.remote
+    loops(lower_closed)(levels.order, *waits, LATENCY, end, first, source, lag)
+    return Walk(np.zeros(cells, np.int8), first, source, lag, levels.order, levels.start), end

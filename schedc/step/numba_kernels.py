@@ -123,6 +123,27 @@ def one_column(op: Any, first: Any, source: Any, lag: Any, add: Any, lags: Any, 
         value[i] = time
 
 
+def lower_closed(
+    order: Any, previous: Any, producers: Any, remote: Any, latency: int, end: Any, first: Any, source: Any, lag: Any
+) -> None:
+    """Lowers closed cells, one instruction for each, in their ``order``; see `schedc.step.lowering.closed_cells`.
+
+    latency: row of lags of a message. Filled in: end [cells] their instructions; first [cells + 1], 0 before, and
+    source and lag [inputs] of the walk.
+    """
+    inputs = 0
+    for i in range(order.size):
+        cell = order[i]
+        end[cell] = i
+        source[inputs], lag[inputs] = end[previous[cell]] if previous[cell] >= 0 else -1, 0
+        inputs += 1
+        for row in range(2):
+            if remote[row, cell]:
+                source[inputs], lag[inputs] = end[producers[row, cell]], latency
+                inputs += 1
+        first[i + 1] = inputs
+
+
 def chains(first: Any, source: Any, level: Any) -> None:
     """Fills ``level``, [n]: the longest chain of instructions before each."""
     for i in range(len(level)):

@@ -152,13 +152,18 @@ def durations(dependencies: Dependencies, costs: StageCosts) -> Floats:
 def run_durations(dependencies: Dependencies, duration: Numbers, latency: float) -> tuple[Numbers, Numbers]:
     """[cells] start and end of every cell; duration: [cells], floats or Python's integers. latency: of a message."""
     end = _ends(dependencies, duration, latency)
-    return np.maximum.reduce(arrivals(dependencies, end, latency)), end
+    free = np.append(end, end.dtype.type(0))
+    start: Numbers = free[dependencies.previous]
+    for producer, remote in zip(dependencies.producers, dependencies.remote, strict=True):
+        far = np.flatnonzero(remote)  # an output of the same rank is there before the rank is free
+        start[far] = np.maximum(start[far], end[producer[far]] + latency)
+    return start, end
 
 
 def _ends(dependencies: Dependencies, duration: Numbers, latency: float) -> Numbers:
-    cells = closed_cells(dependencies)
-    end: Numbers = run(cells.walk, np.array([[0], [latency]], duration.dtype), duration[:, None])[cells.end, 0]
-    return end
+    walk, end = closed_cells(dependencies)
+    times: Numbers = run(walk, np.array([[0], [latency]], duration.dtype), duration[:, None])[end, 0]
+    return times
 
 
 def arrivals(dependencies: Dependencies, there: Numbers, latency: float) -> Numbers:

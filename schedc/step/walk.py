@@ -53,7 +53,7 @@ class Walk:
     """
 
     op: Int8
-    first: Int64
+    first: Int32
     source: Int32
     lag: Int32
     add: Int32

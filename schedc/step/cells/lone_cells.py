@@ -53,7 +53,7 @@ def _on_rank(cell: PlayedCell, values: Floats, times: list[float]) -> Played:
 
 def _alone(cell: CellInstructions) -> Walk:
     """The walk of a cell that begins at time 0, and whose messages are there. Rows are those of the cell."""
-    first = np.cumsum([0, *(len(step.inputs) for step in cell.steps)])
+    first = np.cumsum([0, *(len(step.inputs) for step in cell.steps)], dtype=np.int32)
     inputs = np.array([each for step in cell.steps for each in step.inputs], np.int32).T
     op, add = np.array([step.op for step in cell.steps], np.int8), np.array([step.add for step in cell.steps], np.int32)
     return Walk(op, first, np.maximum(inputs[0], np.int32(-1)), inputs[1], add)

@@ -32,7 +32,7 @@ def random_walk(rng: np.random.Generator, meet: bool) -> Walk:
     size = int(rng.integers(1, 60))
     op = np.where(rng.random(size) < 0.3 * meet, MEET, 0).astype(np.int8)
     count = np.where(op == MEET, 1, rng.integers(1, 4, size))
-    first = np.concatenate([[0], np.cumsum(count)])
+    first = np.concatenate([[0], np.cumsum(count)]).astype(np.int32)
     source = np.concatenate([rng.integers(max(-1, i - 6), i, n) for i, n in enumerate(count.tolist())]).astype(np.int32)
     add = np.where(op == MEET, rng.integers(0, 3, size), rng.integers(-1, 5, size)).astype(np.int32)
     lag = np.where(np.repeat(op, count) == MEET, 0, rng.integers(0, 4, source.size)).astype(np.int32)
@@ -102,12 +102,13 @@ def test_works_beside_a_group_of_equal_ranks_are_those_beside_one(name: str) -> 
 
 
 @pytest.mark.parametrize("name", ["1f1b", "zbv", "dualpipev"])
-def test_closed_cells_are_lowered_directly_as_by_their_form(name: str) -> None:
-    dependencies = Dependencies.of(elaborate(open_schedule(name), {"P": 4, "M": 12}))
-    cells = np.arange(len(dependencies), dtype=np.int32)
-    direct = lowering.closed_cells(dependencies)
-    by_form = lowering.lower(dependencies, [lowering.CLOSED], np.zeros(cells.size, np.int8), add_row=cells)
-    for one, other in ((direct.walk, by_form.walk), (direct, by_form)):
-        for field in fields(one):
-            if field.name != "walk":
-                assert np.array_equal(getattr(one, field.name), getattr(other, field.name)), field.name
+def test_a_loop_lowers_closed_cells_as_their_form_says(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    schedule, ways = elaborate(open_schedule(name), {"P": 4, "M": 12}), []
+    for loops in (None, LOOPS):
+        monkeypatch.setattr(lowering, "kernels", lambda _seconds, loops=loops: loops)
+        ways.append(lowering.closed_cells(Dependencies.of(schedule)))
+    (by_form, end), (by_loop, other) = ways
+    assert np.array_equal(end, other)
+    for field in fields(by_form):
+        one, same = getattr(by_form, field.name), getattr(by_loop, field.name)
+        assert (one.dtype, one.tolist()) == (same.dtype, same.tolist()), field.name
