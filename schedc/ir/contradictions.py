@@ -72,6 +72,12 @@ def _of_block(plan: Plan, _: int | None) -> Iterator[Contradiction]:
     if (block.windowed or block.whole) and not block.window:
         message = "layers with a window, and no tokens of a window"
         yield Contradiction("S146", message, "block", "say the tokens: `window 128 windowed 18 whole 18`")
+    if block.chunked and (block.chunked > 1 or not block.window):
+        message = "chunks are a form of a window"
+        yield Contradiction("S146", message, "block", "write `window 8192 chunked 1`, or leave `chunked` out")
+    if block.unnormed > 2:
+        message = f"{block.unnormed} inputs without a normed copy, of the two of attention and MLP"
+        yield Contradiction("S146", message, "block", "write 1 or 2, or leave `unnormed` out")
     if block.matrices not in (2, 3):
         message = f"a dense MLP of {block.matrices} matrices"
         yield Contradiction("S146", message, "block", "write 3 for a gated one, which is the default, or 2")

@@ -39,7 +39,8 @@ class BlockSizes:
     queries, and keys and values, come from. rotary: columns of a head beside ``head`` that only carry the position.
     inner: columns between the products of a dense MLP. matrices: its matrices, 3 where it is gated, else 2. sequence:
     tokens of a sequence. window: tokens that some layers look back, themselves included. windowed, whole: how many
-    layers have the window, for how many without; by default all have it.
+    layers have the window, for how many without; by default all have it. chunked: 1 where they look back within chunks
+    of so many tokens. unnormed: inputs, of the two of attention and MLP, that have no normed copy of their own.
     """
 
     hidden: int = 0
@@ -55,6 +56,8 @@ class BlockSizes:
     window: int = 0
     windowed: int = 0
     whole: int = 0
+    chunked: int = 0
+    unnormed: int = 0
 
 
 @dataclass(frozen=True)

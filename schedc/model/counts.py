@@ -3,7 +3,8 @@
 FLOPs are those of a forward per token: two for each product of two numbers, and nothing else. A head of attention
 multiplies a query with T keys, and sums T values. T is the mean number of tokens that a token looks at. In a sequence
 of S tokens this is S, or S/2 where attention is causal: the half of each score on the diagonal is left out. With a
-window of w it is w - w^2/(2 S) where that is causal. Norms, activations, softmax and routing are no products.
+window of w it is w - w^2/(2 S) where that is causal. In chunks of w it is the mean over chunks, w/2 where they are
+whole. Norms, activations, softmax, routing and the gate of shared experts are not counted.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def product_flops(part: LayerPart) -> int:
 
 def part_flops(part: LayerPart, seq: int, causal: bool = True) -> float:
     """FLOPs per token of a part; seq: tokens of a sequence, 0 where scores are not counted."""
-    return product_flops(part) + (2.0 * part.scores * seen(seq, part.window, causal) if seq else 0.0)
+    return product_flops(part) + (2.0 * part.scores * seen(seq, part.window, causal, part.chunked) if seq else 0.0)
 
 
 def part_bytes(part: LayerPart, level: Level, dtype: str, per: str = "token") -> int:
@@ -46,9 +47,12 @@ def part_bytes(part: LayerPart, level: Level, dtype: str, per: str = "token") ->
     return sum(x.columns * (x.size or size) for x in part.saved if x.per == per and x.saved_at(level))
 
 
-def seen(seq: int, window: int, causal: bool) -> float:
-    """Mean number of tokens that a token of a sequence looks at; window: 0 for none."""
+def seen(seq: int, window: int, causal: bool, chunked: bool = False) -> float:
+    """Mean number of tokens that a token of a sequence looks at. window: tokens of a window or chunk, 0 for none."""
     back = min(window, seq) if window else seq
+    if chunked:
+        squares = seq // back * back**2 + (seq % back) ** 2
+        return squares / (2 * seq if causal else seq)
     return back - back**2 / (2 * seq) if causal else float(back)
 
 

@@ -120,8 +120,9 @@ class LayerPart(NamedTuple):
     """A part of a model. vectors: parameters of no product. saved: what it holds for its backward.
 
     scores: columns of a score and of a value, of all heads: attention multiplies them for each token that a token
-    looks at. window: tokens that it looks back; 0 for all. rows: operands of its products: the tokens of a tensor
-    group, a tensor rank's share of them, or rows sent to experts. shards: the ranks that share its parameters.
+    looks at. window: tokens to look back, 0 for all. chunked: a token looks back within its chunk of so many tokens.
+    rows: operands of its products: the tokens of a tensor group, a tensor rank's share of them, or rows sent to experts.
+    shards: the ranks that share its parameters.
     """
 
     products: tuple[WeightProduct, ...] = ()
@@ -132,6 +133,7 @@ class LayerPart(NamedTuple):
     exchanges: tuple[LayerExchange, ...] = ()
     rows: Literal["token", "shared", "sent"] = "token"
     shards: Literal["tp", "ep"] = "tp"
+    chunked: bool = False
 
 
 Parts = Mapping[PartName, LayerPart]
@@ -166,7 +168,7 @@ def outside_parts(model: ModelSizes) -> Parts:
             vectors=(model.vocab + model.positions) * model.hidden, exchanges=(LayerExchange.TENSOR,)
         ),
         PartName.NORMS: LayerPart(vectors=_norm(model)),
-        PartName.HEAD: _head(model, copies=0 if model.tied else 1),
+        PartName.HEAD: _head(model, copies=0 if model.tied else 1)._replace(vectors=model.head_bias * model.vocab),
     }
 
 
@@ -209,33 +211,33 @@ def _attention(model: ModelSizes, window: int) -> LayerPart:
         own = SplitColumns((*into, Heads(pairs, d + v)))
         products.append(WeightProduct(own, inputs, biased * own.total))
     products.append(WeightProduct(inputs, _split(h, v), sizes.out_bias * hidden))
-    vectors = q + sizes.kv_lora if mla else sizes.head_norms * 2 * d + sizes.sinks * h
+    norms = (sizes.head_norms and sizes.head_norm_weights) * 2 * d + sizes.wide_norms * (h + pairs) * d
+    vectors = q + sizes.kv_lora if mla else norms + sizes.sinks * h
     columns = {
         "query": h * s,
         "key": pairs * s,
         "value": pairs * v,
         "attention result": h * v,
-        "input of MLP": hidden,
+        "input of MLP": hidden * (not model.beside),
         "narrow query": q,
         "narrow keys": narrow,
-        "heads before norms": sizes.head_norms * (h + pairs) * s,
-        "results before norms": max(model.norms - 2, 0) * hidden,
+        "heads before norms": (sizes.head_norms or sizes.wide_norms) * (h + pairs) * s,
+        "results before norms": max(model.norms + model.unnormed - 2, 0) * hidden,
     }
     saved = SavedTensor("input", hidden, None), *(SavedTensor(name, n, Level.LAYER) for name, n in columns.items())
-    return LayerPart(
-        tuple(products), vectors, saved, h * (s + v), window, (LayerExchange.TENSOR, LayerExchange.CONTEXT)
-    )
+    exchanges = (LayerExchange.TENSOR, LayerExchange.CONTEXT)
+    return LayerPart(tuple(products), vectors, saved, h * (s + v), window, exchanges, chunked=sizes.chunked)
 
 
 def _norm(model: ModelSizes) -> int:
-    return model.hidden * (1 + model.norm_bias)
+    return model.hidden * (model.norm_weights + model.norm_bias)
 
 
 def _norms(model: ModelSizes) -> LayerPart:
     sizes = model.attention
     columns = {
-        "normed input": model.hidden,
-        "normed input of MLP": model.hidden,
+        "normed input": model.hidden * (model.unnormed < 2),
+        "normed input of MLP": model.hidden * (model.unnormed < 1),
         "normed narrow query": sizes.q_lora,
         "normed narrow keys": sizes.kv_lora,
     }
@@ -260,12 +262,16 @@ def _moe(model: ModelSizes) -> dict[PartName, LayerPart]:
     width, shared, tokens = moe.width, moe.shared * moe.width, _whole(hidden)
     return {
         PartName.ROUTER: LayerPart(
-            (WeightProduct(_whole(moe.experts), tokens, moe.bias * moe.experts, wide=True),),
+            (WeightProduct(_whole(moe.experts), tokens, (moe.bias or moe.router_bias) * moe.experts, wide=True),),
             saved=(SavedTensor("router scores", moe.experts, Level.LIGHT, size=4),),
             rows="shared",
         ),
         PartName.SHARED: LayerPart(
-            (WeightProduct(_split(shared, 2), tokens), WeightProduct(tokens, _split(shared))),
+            (
+                WeightProduct(_split(shared, 2), tokens, moe.shared_bias * 2 * shared),
+                WeightProduct(tokens, _split(shared), moe.shared_bias * (shared > 0) * hidden),
+            ),
+            moe.shared_gate * hidden,
             saved=(
                 SavedTensor("shared activation", shared, Level.ACT),
                 SavedTensor("shared products", 2 * shared, Level.MEDIUM),

@@ -35,8 +35,10 @@ class AttentionSizes:
     without ``rope_dim``. v_dim: columns of a head of values. q_lora, kv_lora: columns of the narrow vectors (MLA).
     rope_dim: columns beside ``qk_dim`` that only carry the position; all heads share those of keys (MLA).
     qkv_bias, out_bias: biases of the products in front of attention, and behind it. In MLA only products into narrow
-    vectors have ``qkv_bias``. head_norms: norms of each head's query and key. sinks: a learned score per head.
-    window: tokens that the layers in ``windowed`` look back; 0 for no such layers.
+    vectors have ``qkv_bias``. head_norms: norms of each head's query and key. wide_norms: norms of queries and keys of
+    all heads at once. head_norm_weights: whether norms of heads have weights. sinks: a learned score per head.
+    window: tokens that the layers in ``windowed`` look back; 0 for no such layers. chunked: they look back within
+    chunks of so many tokens.
     """
 
     heads: int
@@ -53,6 +55,9 @@ class AttentionSizes:
     sinks: bool = False
     window: int = 0
     windowed: tuple[int, ...] = ()
+    chunked: bool = False
+    wide_norms: bool = False
+    head_norm_weights: bool = True
 
     @property
     def score_dim(self) -> int:
@@ -68,7 +73,8 @@ class MoeSizes:
     groups, limit: the experts of a token lie in ``limit`` of ``groups`` equal parts. shared: experts that every token
     takes. first_dense: layers before the first MoE layer. every: behind them, layer i (from 0) has experts where i + 1
     is a multiple of ``every``. dense: numbers of further layers without experts. bias: whether router and experts have
-    biases.
+    biases. router_bias, shared_bias: whether the router, and shared experts, have biases. shared_gate: whether a
+    gate of one column weighs the shared experts.
     """
 
     experts: int
@@ -81,6 +87,9 @@ class MoeSizes:
     every: int = 1
     dense: tuple[int, ...] = ()
     bias: bool = False
+    router_bias: bool = False
+    shared_bias: bool = False
+    shared_gate: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,8 +99,11 @@ class ModelSizes:
     layers: transformer layers, without those of ``mtp``. hidden: columns of a token. ffn: columns between the products
     of a dense MLP; 0 where no layer has one. gated: whether an MLP has two products in front of its activation.
     tied: whether the head uses the embedding. seq: tokens of a sequence, 0 where the file does not say them.
-    mtp: layers that predict further tokens (multi-token prediction). norms: norms of a layer. positions: learned
-    positions. norm_bias, mlp_bias: whether norms, and dense MLPs, have biases. source: the text that says all this.
+    mtp: layers that predict further tokens (multi-token prediction). norms: norms of a layer. unnormed: how many of the
+    two inputs, of attention and of the MLP, have no normed copy of their own: 1 where both read one copy, 2 where norms
+    stand behind both halves only. beside: whether attention and MLP read the same input. positions: learned positions.
+    norm_weights: whether norms have weights. norm_bias, mlp_bias, head_bias: whether norms, dense MLPs and the head
+    have biases. source: the text that says all this.
     """
 
     name: str
@@ -106,9 +118,13 @@ class ModelSizes:
     tied: bool = False
     seq: int = 0
     norms: int = 2
+    unnormed: int = 0
+    beside: bool = False
     positions: int = 0
+    norm_weights: bool = True
     norm_bias: bool = False
     mlp_bias: bool = False
+    head_bias: bool = False
     source: Source | None = field(default=None, compare=False, repr=False)
 
     def kind_of(self, layer: int) -> LayerKind:

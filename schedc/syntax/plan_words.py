@@ -104,6 +104,8 @@ PLAN_WORDS = (
             "window",
             "windowed",
             "whole",
+            "chunked",
+            "unnormed",
         ),
     ),
     PlanWord(

@@ -35,12 +35,14 @@ def sizes_of(experts: ExpertSizes | None, block: BlockSizes | None, hidden: int)
     else:
         attention = AttentionSizes(h, block.keys or h, d + block.rotary, d, q_lora=block.query)
     windowed = (block.windowed or 1) if block.window else 0
-    attention = replace(attention, window=block.window, windowed=tuple(range(windowed)))
+    layers_back = tuple(range(windowed))
+    attention = replace(attention, window=block.window, windowed=layers_back, chunked=bool(block.chunked))
     moe = None
     if experts is not None:
         moe = MoeSizes(experts.count, experts.top, experts.width, experts.groups, experts.limit, experts.shared)
     layers, gated = max(1, windowed + block.whole), block.matrices == 3
-    return ModelSizes("", layers, hidden, 0, attention, block.inner, gated, moe, seq=block.sequence)
+    sizes = ModelSizes("", layers, hidden, 0, attention, block.inner, gated, moe, seq=block.sequence)
+    return replace(sizes, norms=2 - block.unnormed, unnormed=block.unnormed)
 
 
 def moe_layer(plan: Plan, experts: ExpertSizes) -> Layer:

@@ -25,6 +25,8 @@ def _attention(model: ModelSizes) -> Iterator[Contradiction]:
         yield "kv_lora", "MLA without the columns of its narrow vector", "say them"
     if sizes.windowed and not sizes.window:
         yield "window", "layers with a window, and no tokens of a window", "say its tokens"
+    if sizes.chunked and not sizes.windowed:
+        yield "chunked", "chunks of a window, and no layers that have it", "name the layers in `windowed`"
     if sizes.windowed and max(sizes.windowed) >= model.layers:
         message = f"layer {max(sizes.windowed)} has a window, of {model.layers} layers from 0"
         yield "windowed", message, f"name layers below {model.layers}"
@@ -36,6 +38,8 @@ def _moe(model: ModelSizes) -> Iterator[Contradiction]:
         return
     if moe.top > moe.experts:
         yield "top", f"a token takes {moe.top} of {moe.experts} experts", f"at most {moe.experts}"
+    if moe.shared_gate and not moe.shared:
+        yield "shared_gate", "a gate of shared experts, and no shared expert", "leave it out"
     if moe.experts % moe.groups:
         yield "groups", f"{moe.experts} experts in {moe.groups} groups", "groups have equally many experts"
     elif moe.limit > moe.groups:

@@ -20,6 +20,14 @@ n_ctx use_mtp router_aux_loss_coef aux_loss_alpha seq_aux router_jitter_noise sc
 norm_topk_prob routed_scaling_factor scale_attn_weights scale_attn_by_inverse_layer_idx reorder_and_upcast_attn
 attn_implementation _attn_implementation _attn_implementation_internal attn_impl loss_type special_tokens_map
 rotary_dim rope_interleaved max_sequence_length n_special predict_special_tokens is_llama_config
+residual_dropout embedding_dropout classifier_dropout norm_epsilon logit_scale
+embedding_multiplier logits_scaling residual_multiplier attention_multiplier final_logit_softcapping
+attn_logit_softcapping query_pre_attn_scalar rope_local_base_freq cache_implementation no_rope_layers
+no_rope_layer_interval for_llm_compressor attn_scale floor_scale attn_temperature_tuning moe_norm_min
+input_jitter_noise clip_qkv attention_softmax_in_fp32 scale_attention_softmax_in_fp32 validate_runner_input
+runner_max_sequence_length inference_runner eod_token_id image_token_id
+rotary_pct rotary_emb_base
+moe_group_think
 """
 IRRELEVANT = frozenset(_WORDS.split())
 """What they set: names and token ids; generation; initial values, dropout and scales; how positions are turned; the
@@ -34,6 +42,9 @@ ONLY: dict[str, tuple[object, ...]] = {
     "use_sliding_window": (False,),
     "pruned_heads": ({},),
     "qkv_bias": (False,),
+    "qk_layernorm": (False,),
+    "use_bidirectional_attention": (False,),
+    "alibi": (False, True),
     "shared_expert_intermediate_size": (0,),
 }
 """By its key, the values that leave a decoder as it is counted here. null does, too."""
@@ -45,8 +56,8 @@ SIZES: dict[str, tuple[str, ...]] = {
     "layers": ("num_hidden_layers", "n_layer"),
     "hidden": ("hidden_size", "n_embd"),
     "heads": ("num_attention_heads", "n_head"),
-    "kv_heads": ("num_key_value_heads",),
-    "ffn": ("intermediate_size", "n_inner"),
+    "kv_heads": ("num_key_value_heads", "num_kv_heads"),
+    "ffn": ("intermediate_size", "n_inner", "ffn_hidden_size"),
     "vocab": ("vocab_size",),
     "mtp": ("num_nextn_predict_layers", "num_mtp_layers"),
     "q_lora": ("q_lora_rank", "attention_q_lora_dim"),
@@ -54,12 +65,12 @@ SIZES: dict[str, tuple[str, ...]] = {
     "qk_nope": ("qk_nope_head_dim", "attention_qk_dim"),
     "qk_rope": ("qk_rope_head_dim", "attention_qk_rope_dim"),
     "v": ("v_head_dim", "attention_v_dim"),
-    "experts": ("n_routed_experts", "num_local_experts", "num_experts", "num_routed_experts"),
-    "top": ("num_experts_per_tok", "experts_per_token"),
-    "shared": ("n_shared_experts", "num_shared_experts"),
+    "experts": ("n_routed_experts", "num_local_experts", "num_experts", "num_routed_experts", "moe_num_experts"),
+    "top": ("num_experts_per_tok", "experts_per_token", "moe_k", "moe_topk"),
+    "shared": ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts"),
     "groups": ("n_group",),
     "limit": ("topk_group",),
-    "first_dense": ("first_k_dense_replace", "num_dense_layers"),
+    "first_dense": ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"),
     "dense": ("mlp_only_layers",),
     "window": ("sliding_window",),
     "windowed": ("layer_types", "sliding_window"),

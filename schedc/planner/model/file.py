@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from schedc.source import Source
 
 SCHEMA = "schedc.model/1"
 MOST_LAYERS = 10_000
+_FLAGS = ("beside", "norm_bias", "mlp_bias", "head_bias")
 _DELETE = r"\u007f"
 """The one character that JSON takes in a text and TOML does not."""
 
@@ -42,9 +44,10 @@ def parse_model(source: Source) -> ModelSizes:
         tied=keys.flag("tied"),
         seq=keys.integer("seq", default=0, least=0),
         norms=keys.integer("norms", default=2, least=0, most=16),
+        unnormed=keys.integer("unnormed", default=0, least=0, most=2),
         positions=keys.integer("positions", default=0, least=0),
-        norm_bias=keys.flag("norm_bias"),
-        mlp_bias=keys.flag("mlp_bias"),
+        norm_weights=keys.flag("norm_weights", default=True),
+        **{name: keys.flag(name) for name in _FLAGS},
         source=source,
     )
     keys.text("source")
@@ -83,10 +86,11 @@ def _attention(keys: Keys, heads: int, hidden: int) -> AttentionSizes:
         rope_dim=inner.integer("qk_rope") if mla else 0,
         qkv_bias=inner.flag("qkv_bias"),
         out_bias=inner.flag("out_bias"),
-        head_norms=inner.flag("head_norms"),
-        sinks=inner.flag("sinks"),
+        **{name: inner.flag(name) for name in ("head_norms", "wide_norms", "sinks")},
         window=inner.integer("window", default=0, least=0),
         windowed=inner.integers("windowed", most=MOST_LAYERS),
+        chunked=inner.flag("chunked"),
+        head_norm_weights=inner.flag("head_norm_weights", default=True),
     )
     inner.refuse_rest()
     return sizes
@@ -107,7 +111,7 @@ def _moe(keys: Keys) -> MoeSizes | None:
         first_dense=inner.integer("first_dense", default=0, least=0),
         every=inner.integer("every", default=1),
         dense=inner.integers("dense", most=MOST_LAYERS),
-        bias=inner.flag("bias"),
+        **{name: inner.flag(name) for name in ("bias", "router_bias", "shared_bias", "shared_gate")},
     )
     inner.refuse_rest()
     return sizes
@@ -126,16 +130,16 @@ def _lines(model: ModelSizes) -> Iterator[str]:
     }  # fmt: skip
     top: dict[str, Any] = {"name": model.name, "layers": model.layers, "hidden": model.hidden, "vocab": model.vocab}
     top |= heads | {"ffn": model.ffn, "gated": model.gated, "mtp": model.mtp, "tied": model.tied, "seq": model.seq}
-    top |= {each: getattr(model, each) for each in ("norms", "positions", "norm_bias", "mlp_bias")}
-    yield from _settings(top, {"gated": True, "norms": 2})
+    top |= {each: getattr(model, each) for each in ("norms", "unnormed", "positions", "norm_weights", *_FLAGS)}
+    yield from _settings(top, {"gated": True, "norms": 2, "norm_weights": True})
     narrow = {"kind": "mla", "q_lora": sizes.q_lora, "kv_lora": sizes.kv_lora, "qk_nope": sizes.qk_dim,
               "qk_rope": sizes.rope_dim, "v": sizes.v_dim} if mla else {}  # fmt: skip
-    extras = ("qkv_bias", "out_bias", "head_norms", "sinks", "window", "windowed")
-    if attention := [*_settings(narrow | {each: getattr(sizes, each) for each in extras}, {})]:
+    extras = ("qkv_bias", "out_bias", "head_norms", "wide_norms", "head_norm_weights", "sinks", "window", "windowed")
+    said = {each: getattr(sizes, each) for each in (*extras, "chunked")}
+    if attention := [*_settings(narrow | said, {"head_norm_weights": True})]:
         yield from ("", "[attention]", *attention)
     if moe is not None:
-        fields = ("experts", "top", "width", "groups", "limit", "shared", "first_dense", "every", "dense", "bias")
-        values = {each: getattr(moe, each) for each in fields}
+        values = {each.name: getattr(moe, each.name) for each in fields(MoeSizes)}
         yield from ("", "[moe]", *_settings(values, {"groups": 1, "limit": moe.groups, "every": 1}))
 
 

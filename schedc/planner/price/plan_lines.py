@@ -62,6 +62,9 @@ def _block_line(model: ModelSizes) -> str:
     if sizes.windowed and sizes.window:
         words.append(f"window {sizes.window} windowed {len(sizes.windowed)}")
         words += [f"whole {whole}"] if (whole := model.layers - len(sizes.windowed)) else []
+        words += ["chunked 1"] if sizes.chunked else []
+    if model.unnormed:
+        words.append(f"unnormed {model.unnormed}")
     return " ".join([*words, f"sequence {model.seq}"])
 
 

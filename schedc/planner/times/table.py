@@ -176,5 +176,6 @@ def _outer(cluster: Cluster) -> NetworkLevel:
 
 
 def _attended(model: ModelSizes) -> float:
+    alike = 1 if model.attention.chunked else 2
     windows = [model.window_of(layer) for layer in range(model.layers)]
-    return float(np.mean([min(2 * window, model.seq) if window else model.seq for window in windows]))
+    return float(np.mean([min(alike * window, model.seq) if window else model.seq for window in windows]))

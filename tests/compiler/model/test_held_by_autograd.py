@@ -1,7 +1,8 @@
-"""The table of held tensors against what autograd saves of a block with norms of heads and behind both halves."""
+"""The table of held tensors against what autograd saves of a block: norms of heads, and norms in each arrangement."""
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
@@ -9,39 +10,54 @@ from torch.nn import functional as F
 
 from schedc.model.layer import Layer
 from schedc.model.sizes import AttentionSizes, LayerKind, ModelSizes
+from schedc.planner.model.families import BEHIND, IN_FRONT, ONE_BESIDE, SANDWICH, TWO_BESIDE, Arrangement
 
 TOKENS, HIDDEN, HEADS, HEAD, INNER = 16, 24, 3, 8, 40
 
 
 class _Block(nn.Module):
-    """A gated block. Optional are norms of heads in front of rotary positions, and norms behind attention and MLP."""
+    """A gated block with an arrangement of norms. Optional are norms of heads, or over all of them."""
 
-    def __init__(self, head_norms: bool, sandwich: bool) -> None:
+    def __init__(self, heads: str, arrangement: Arrangement) -> None:
         super().__init__()
         self.into = nn.ModuleList(nn.Linear(HIDDEN, HEADS * HEAD, bias=False) for _ in range(3))
         self.out = nn.Linear(HEADS * HEAD, HIDDEN, bias=False)
         self.gate, self.up = (nn.Linear(HIDDEN, INNER, bias=False) for _ in range(2))
         self.down = nn.Linear(INNER, HIDDEN, bias=False)
         self.norms = nn.ParameterList(nn.Parameter(torch.rand(HIDDEN)) for _ in range(4))
-        self.of_heads = nn.ParameterList(nn.Parameter(torch.rand(HEAD)) for _ in range(2))
-        self.head_norms, self.sandwich = head_norms, sandwich
+        columns = HEADS * HEAD if heads == "wide" else HEAD
+        self.of_heads = nn.ParameterList(nn.Parameter(torch.rand(columns)) for _ in range(2))
+        self.heads, self.arrangement = heads, arrangement
         self.register_buffer("turn", torch.rand(TOKENS, 1, HEAD))
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self._behind(self._attention(_norm(x, self.norms[0])), self.norms[1])
-        normed = _norm(x, self.norms[2])
-        return x + self._behind(self.down(_gated(self.gate(normed), self.up(normed))), self.norms[3])
+        if self.arrangement.beside:
+            normed = _norm(x, self.norms[0])
+            apart = normed if self.arrangement == ONE_BESIDE else _norm(x, self.norms[2])
+            return x + self._attention(normed) + self._mlp(apart)
+        x = x + self._behind(self._attention(self._in_front(x, self.norms[0])), self.norms[1])
+        return x + self._behind(self._mlp(self._in_front(x, self.norms[2])), self.norms[3])
+
+    def _mlp(self, x: Tensor) -> Tensor:
+        result: Tensor = self.down(_gated(self.gate(x), self.up(x)))
+        return result
+
+    def _in_front(self, x: Tensor, weight: Tensor) -> Tensor:
+        return x if self.arrangement == BEHIND else _norm(x, weight)
 
     def _attention(self, x: Tensor) -> Tensor:
-        query, key, value = (product(x).view(TOKENS, HEADS, HEAD) for product in self.into)
-        if self.head_norms:
+        query, key, value = (product(x) for product in self.into)
+        if self.heads == "wide":
+            query, key = _norm(query, self.of_heads[0]), _norm(key, self.of_heads[1])
+        query, key, value = (each.view(TOKENS, HEADS, HEAD) for each in (query, key, value))
+        if self.heads == "each":
             query, key = _norm(query, self.of_heads[0]), _norm(key, self.of_heads[1])
         heads = (each.transpose(0, 1)[None] for each in (query * self.turn, key * self.turn, value))
         result = F.scaled_dot_product_attention(*heads, is_causal=True)
         return self.out(result[0].transpose(0, 1).reshape(TOKENS, HEADS * HEAD))
 
     def _behind(self, x: Tensor, weight: Tensor) -> Tensor:
-        return _norm(x, weight) if self.sandwich else x
+        return _norm(x, weight) if self.arrangement in (SANDWICH, BEHIND) else x
 
 
 class _Norm(torch.autograd.Function):
@@ -98,10 +114,11 @@ def _saved(block: _Block) -> int:
     return sum(storage.nbytes() for key, storage in storages.items() if key not in own)
 
 
-def test_norms_of_heads_and_behind_halves_hold_what_the_table_says() -> None:
+@pytest.mark.parametrize("heads", ["", "each", "wide"])
+@pytest.mark.parametrize("arrangement", [IN_FRONT, SANDWICH, BEHIND, ONE_BESIDE, TWO_BESIDE])
+def test_every_arrangement_of_norms_holds_what_the_table_says(heads: str, arrangement: Arrangement) -> None:
     """Beside it are the logarithms of attention's sums, a number of 4 bytes per head and token."""
-    for head_norms, sandwich in ((False, False), (True, False), (False, True), (True, True)):
-        sizes = AttentionSizes(HEADS, HEADS, HEAD, HEAD, head_norms=head_norms)
-        model = ModelSizes("block", 1, HIDDEN, 100, sizes, INNER, norms=4 if sandwich else 2)
-        table = Layer(model, LayerKind.DENSE, "fp32").held()
-        assert _saved(_Block(head_norms, sandwich)) / TOKENS == table + 4 * HEADS, (head_norms, sandwich)
+    sizes = AttentionSizes(HEADS, HEADS, HEAD, HEAD, head_norms=heads == "each", wide_norms=heads == "wide")
+    model = ModelSizes("block", 1, HIDDEN, 100, sizes, INNER, **arrangement._asdict())
+    table = Layer(model, LayerKind.DENSE, "fp32").held()
+    assert _saved(_Block(heads, arrangement)) / TOKENS == table + 4 * HEADS

@@ -79,7 +79,7 @@ CHANGES = [
     ("llama-3.1-8b", "sliding_window", 4096, "S704"),
     ("llama-3.1-8b", "num_local_experts", 8, "S704"),
     ("llama-3.1-8b", "hidden_act", "erf_of_mine", "S702"),
-    ("qwen3-8b", "use_sliding_window", True, "S704"),
+    ("qwen3-8b", "use_sliding_window", 1, "S702"),
     ("qwen3-8b", "linear_attn_config", {"kernel": 4}, "S704"),
     ("gpt2", "add_cross_attention", True, "S704"),
     ("llama-3.1-8b", "model_type", "mamba2", "S704"),
@@ -101,7 +101,7 @@ def test_a_missing_size_is_named(key: str) -> None:
 
 def test_every_unknown_mechanism_of_an_unknown_model_is_named() -> None:
     text = config(
-        "llama-3.1-8b", model_type="jamba", mamba_d_state=16, attn_layer_period=8, auto_map={"AutoConfig": "x.Y"}
+        "llama-3.1-8b", model_type="mine", mamba_d_state=16, attn_layer_period=8, auto_map={"AutoConfig": "x.Y"}
     )
     lines = [("S704", line_of(text, key)) for key in ("model_type", "mamba_d_state", "attn_layer_period")]
     assert sorted(found(parse_config, text)) == sorted(lines)
