@@ -10,11 +10,13 @@ import click
 
 from schedc.cli.common import EPILOG, json_argument, sizes_argument
 from schedc.cli.completion import complete_cluster, complete_model, complete_restriction
-from schedc.cli.plan_request import BEST, SearchRequest, devices_of, read_axes, read_batch, read_skew
+from schedc.cli.plan_request import BEST, SearchRequest, devices_of, read_axes, read_batch, read_skew, read_tokens
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
+_ABOVE_ZERO = click.FloatRange(min=0, min_open=True, max=1e12)
+_FROM_ZERO = click.FloatRange(min=0, max=1e9)
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -193,6 +195,19 @@ def compare_command(first: Path, second: Path, output: Path | None, force: bool,
     metavar="FOLDER",
     help="Search with the schedules of these .sched files too.",
 )
+@click.option(
+    "--tokens",
+    metavar="N",
+    callback=read_tokens,
+    help="Tokens of a training run, for example 15T: prints its days and device-hours.",
+)
+@click.option("--price", type=_ABOVE_ZERO, metavar="P", help="Price of a device-hour: prints the cost of the run.")
+@click.option("--watts", type=_ABOVE_ZERO, metavar="W", help="Watts of a device with its share of the machine.")
+@click.option("--mtbf", type=_ABOVE_ZERO, metavar="HOURS", help="Mean hours between failures of one device.")
+@click.option(
+    "--checkpoint", type=_FROM_ZERO, metavar="SECONDS", help="How long training stands still for a checkpoint."
+)
+@click.option("--restart", type=_FROM_ZERO, metavar="SECONDS", help="From a failure to the first step after it.")
 @click.option("--exhaustive", is_flag=True, help="Price every plan, without bounds; for small spaces.")
 @click.option(
     "--explain",

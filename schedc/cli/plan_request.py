@@ -13,13 +13,20 @@ BEST = 10
 """Plans that a search gives by default."""
 
 
+_OF_RUNS = ("price", "watts", "mtbf", "checkpoint", "restart")
+_OF_FAILURES = ("mtbf", "checkpoint", "restart")
+_THOUSANDS = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
+_MOST_TOKENS = 1e18
+
+
 @dataclass(frozen=True)
 class SearchRequest:
     """The arguments and options of a search for plans, by the names that click gives them.
 
     batch: sequences, and tokens of each. devices: size of the cluster; None: the size in its file. explain: conditions
     on axes. limit_seconds: CPU seconds of the search. precision: type of products. skew: rows of the fullest rank of an
-    expert group over the mean.
+    expert group over the mean. tokens: of a training run. price: of a device-hour. watts: of a device. mtbf: hours
+    of a device between failures. checkpoint, restart: seconds.
     """
 
     model: str
@@ -43,11 +50,23 @@ class SearchRequest:
     limit_seconds: float | None
     precision: str
     skew: float
+    tokens: float | None
+    price: float | None
+    watts: float | None
+    mtbf: float | None
+    checkpoint: float | None
+    restart: float | None
     as_json: bool
 
     def __post_init__(self) -> None:
         if self.force and self.output is None:
             raise click.UsageError("--force needs -o FOLDER")
+        of_runs = {name: getattr(self, name) is not None for name in _OF_RUNS}
+        if self.tokens is None and (given := [name for name, said in of_runs.items() if said]):
+            raise click.UsageError(f"--{given[0]} is about a training run: add --tokens, for example --tokens 15T")
+        of_failures = [of_runs[name] for name in _OF_FAILURES]
+        if any(of_failures) and not all(of_failures):
+            raise click.UsageError("failures need --mtbf HOURS, --checkpoint SECONDS and --restart SECONDS together")
 
 
 def devices_of(sizes: dict[str, int], cluster: str | None) -> int | None:
@@ -68,6 +87,17 @@ def read_batch(_ctx: click.Context, _parameter: click.Parameter, text: str) -> t
     if not match or min(numbers) < 1:
         raise click.BadParameter(f"{text!r} is not SEQUENCESxTOKENS (for example 4608x8192)")
     return numbers[0], numbers[1]
+
+
+def read_tokens(_ctx: click.Context, _parameter: click.Parameter, text: str | None) -> float | None:
+    """Tokens of a training run: ``15T``, ``400B``, ``15e12`` or ``15_000_000_000_000``."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"\s*([0-9][0-9_,]*(?:\.[0-9]+)?(?:[eE]\+?[0-9]{1,2})?)\s*([KMBGT]?)\s*", text)
+    tokens = float(re.sub("[_,]", "", match[1])) * _THOUSANDS[match[2]] if match else 0.0
+    if not 1.0 <= tokens <= _MOST_TOKENS:
+        raise click.BadParameter(f"{text!r} is no number of tokens (for example 15T, 400B or 15e12)")
+    return tokens
 
 
 def read_skew(_ctx: click.Context, _parameter: click.Parameter, skew: float) -> float:

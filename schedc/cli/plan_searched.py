@@ -14,6 +14,7 @@ from schedc.cli.plan_request import SearchRequest
 
 if TYPE_CHECKING:
     from schedc.model.sizes import ModelSizes
+    from schedc.planner.answers.budget import TrainingAsked
     from schedc.planner.fit.fitted import Fit
     from schedc.planner.search.best_first import SearchOptions
     from schedc.planner.space.conditions import PlanCondition
@@ -29,6 +30,10 @@ def searched(request: SearchRequest) -> None:
     if request.output is not None:
         check_folder(request.output, request.force)
     problem, fit = plan_problem(request)
+    if asked := asked_of(request):
+        from schedc.planner.answers.budget import check_asked
+
+        check_asked(asked, problem)
     space = space_of(request, problem)
     _search(request, problem, fit, space)
 
@@ -45,7 +50,7 @@ def _search(request: SearchRequest, problem: PlanProblem, fit: Fit | None, space
     wanted = conditions_of(request.explain, space.offered)
     with ProgressLine() as progress, about_files():
         found = search(space, problem, options_of(request), progress)
-    facts = search_to_json(problem, found, fit, request.objective)
+    facts = search_to_json(problem, found, fit, request.objective, asked_of(request))
     if wanted:
         with ProgressLine() as progress, about_files():
             plans, options = facts["plans"], options_of(request)
@@ -103,6 +108,16 @@ def _check_skew(request: SearchRequest, model: ModelSizes) -> None:
         return
     message = f"{model.name} has no experts, so no expert rank has {request.skew:g} times the mean rows"
     raise DiagnosticError([Diagnostic("S715", message, Label(NOWHERE), help="leave out --skew")])
+
+
+def asked_of(request: SearchRequest) -> TrainingAsked | None:
+    """The training run that is asked for; None without."""
+    from schedc.planner.answers.budget import TrainingAsked
+
+    if request.tokens is None:
+        return None
+    times = request.checkpoint or 0.0, request.restart or 0.0
+    return TrainingAsked(request.tokens, request.price, request.watts, request.mtbf, *times)
 
 
 def space_of(request: SearchRequest, problem: PlanProblem) -> PlanSpace:

@@ -136,4 +136,10 @@ S7: tuple[DiagnosticCode, ...] = (
         "`--skew` says how many times the mean rows come to the fullest rank of an expert group. A model without "
         "experts sends no rows. Raised by `schedc plan`.",
     ),
+    DiagnosticCode(
+        "S716",
+        "a training run that no plan can do",
+        "`--tokens` is less than a step has, or devices fail more often than a checkpoint and a restart take. `--mtbf` "
+        "is of one device; the cluster fails as many times more often as it has devices. Raised by `schedc plan`.",
+    ),
 )

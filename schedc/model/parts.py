@@ -121,7 +121,7 @@ class LayerPart(NamedTuple):
 
     scores: columns of a score and of a value, of all heads: attention multiplies them for each token that a token
     looks at. window: tokens to look back, 0 for all. chunked: a token looks back within its chunk of so many tokens.
-    rows: operands of its products: the tokens of a tensor group, a tensor rank's share of them, or rows sent to experts.
+    rows: operands of its products: the tokens of a tensor group, a tensor rank's share of them, or rows of experts.
     shards: the ranks that share its parameters.
     """
 

@@ -8,12 +8,12 @@ from typing import Any
 from schedc.draw.html_plans import PageColumn, PlansPage
 from schedc.draw.pareto import ParetoPlot, PlanPoint
 from schedc.report.plans import (
-    TABLE,
     PlanColumn,
     PlanFacts,
     axes_text,
     cell_text,
     certificate_text,
+    columns_of,
     fit_line,
     remarks,
     seconds_text,
@@ -52,7 +52,7 @@ def plans_page(facts: Mapping[str, Any], pictures: Mapping[str, str], beside: in
         details=_details(facts),
         certificate=certificate_text(facts),
         remarks=list(remarks(facts)),
-        columns=[_column(column, facts["plans"]) for column in TABLE],
+        columns=[_column(column, facts["plans"]) for column in columns_of(facts["plans"])],
         pictures=pictures,
         beside=beside,
     )
@@ -66,7 +66,7 @@ def comparison_page(
     plans = [first, second]
     facts = {"cluster": search.get("cluster") or {}, "certificate": {"bound_s": None}, "plans": plans, "pareto": []}
     title = f"A: {first['file']}, B: {second['file']}"
-    columns = [_column(column, plans) for column in TABLE]
+    columns = [_column(column, plans) for column in columns_of(plans)]
     return PlansPage(facts, title, [], reason, [], columns, pictures, beside=1)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import log10
 from typing import Any
 
 COLUMNS = 120
@@ -24,7 +25,8 @@ class PlanColumn:
     """A column of the table.
 
     key: what the column sorts by. axes: those whose values it has. left: whether its cells start at the left edge.
-    always: whether the table has it even if all plans have one value.
+    always: whether the table has it even if all plans have one value. needs: a fact of the budget; without it the
+    column is left out.
     """
 
     title: str
@@ -33,6 +35,7 @@ class PlanColumn:
     axes: tuple[str, ...] = ()
     left: bool = False
     always: bool = True
+    needs: str = ""
 
     @property
     def narrow(self) -> bool:
@@ -87,6 +90,13 @@ def _words(name: str, text: Callable[[Mapping[str, Any]], str], second: str) -> 
     return PlanColumn(name, lambda plan: text(plan["axes"]), lambda plan: text(plan["axes"]), (name, second), left=True)
 
 
+def _budget(title: str, fact: str, form: str) -> PlanColumn:
+    """A column of the training run that is asked for."""
+    return PlanColumn(
+        title, lambda plan: form.format(plan["budget"][fact]), lambda plan: plan["budget"][fact], needs=fact
+    )
+
+
 TABLE: tuple[PlanColumn, ...] = (
     PlanColumn("step s", lambda plan: seconds_text(plan["step_s"]), lambda plan: plan["step_s"]),
     PlanColumn("within", _interval, lambda plan: plan["step_high_s"] or plan["step_s"], always=False),
@@ -95,6 +105,11 @@ TABLE: tuple[PlanColumn, ...] = (
         lambda plan: f"{plan['tokens_per_s_per_device']:,.4g}",
         lambda plan: plan["tokens_per_s_per_device"],
     ),
+    _budget("days", "days", "{:,.4g}"),
+    _budget("device-h", "device_hours", "{:,.0f}"),
+    _budget("cost", "cost", "{:,.0f}"),
+    _budget("per Mtok", "cost_per_million", "{:.4g}"),
+    _budget("MWh", "MWh", "{:,.4g}"),
     PlanColumn("MFU", lambda plan: f"{100 * plan['mfu']:.1f}%", lambda plan: plan["mfu"]),
     PlanColumn(
         "GB", lambda plan: f"{plan['memory']['needed_bytes'] / 1e9:.1f}", lambda plan: plan["memory"]["needed_bytes"]
@@ -168,7 +183,7 @@ def plan_table(plans: Sequence[PlanFacts], columns: int = COLUMNS) -> Iterator[s
     A value with a star is free: the others of its axis give the same step and memory. Where the table is too wide,
     columns of one value leave it.
     """
-    shown = [column for column in TABLE if column.always or _varies(column, plans)]
+    shown = [column for column in columns_of(plans) if column.always or _varies(column, plans)]
     for column in [each for each in shown if each.axes and not _varies(each, plans)]:
         if _width(shown, plans) <= columns:
             break
@@ -177,11 +192,18 @@ def plan_table(plans: Sequence[PlanFacts], columns: int = COLUMNS) -> Iterator[s
     yield _row([column.title for column in shown], shown, widths)
     for plan in plans:
         yield _row([cell_text(column, plan) for column in shown], shown, widths)
-    same = [f"{column.title} {cell_text(column, plans[0])}" for column in TABLE if column.axes and column not in shown]
+    hidden = [column for column in TABLE if column.axes and column not in shown]
+    same = [f"{column.title} {cell_text(column, plans[0])}" for column in hidden]
     if same:
         yield f"the same in all: {', '.join(same)}"
     if any(plan["free"] for plan in plans):
         yield f"{_FREE} free: other values of this axis give the same step and memory"
+
+
+def columns_of(plans: Sequence[PlanFacts]) -> list[PlanColumn]:
+    """The columns that these plans have facts for."""
+    budget = (plans[0].get("budget") if plans else None) or {}
+    return [column for column in TABLE if not column.needs or budget.get(column.needs) is not None]
 
 
 def cell_text(column: PlanColumn, plan: PlanFacts) -> str:
@@ -222,7 +244,9 @@ def _row(cells: Sequence[str], shown: Sequence[PlanColumn], widths: Sequence[int
 
 
 def remarks(facts: Mapping[str, Any]) -> Iterator[str]:
-    """What the space leaves out, which sizes no row of the fit has, and what was not ordered."""
+    """The training run, what the space leaves out, which sizes no row of the fit has, and what was not ordered."""
+    if facts.get("training") and facts["plans"]:
+        yield run_text(facts["training"], facts["plans"][0]["budget"])
     if facts["space"]["restrictions"]:
         yield f"the space: {'; '.join(facts['space']['restrictions'])}"
     for left in facts["left_out"]:
@@ -233,6 +257,25 @@ def remarks(facts: Mapping[str, Any]) -> Iterator[str]:
     if policies["left"]:
         words = f"{policies['left']:,} plans whose order follows the costs were not ordered"
         yield f"{words}; none of them takes less than {seconds_text(policies['bound_s'])} s"
+
+
+def run_text(asked: Mapping[str, Any], budget: Mapping[str, Any]) -> str:
+    """The training run of the first plan, and how failures count."""
+    tokens, daily = (counted(number) for number in (asked["tokens"], budget["tokens_per_day"]))
+    run = f"a run of {tokens} tokens: {budget['steps']:,} steps, {daily} tokens a day"
+    if asked["mtbf_hours"] is None:
+        return f"{run}, without failures (--mtbf counts them)"
+    every, share = budget["checkpoint_every"], 100 * budget["goodput"]
+    return (
+        f"{run}; failures every {asked['mtbf_hours']:,.0f} device-hours leave {share:.1f} % of the time, with a"
+        f" checkpoint every {every:,} step{'s' if every > 1 else ''}"
+    )
+
+
+def counted(number: float) -> str:
+    """A large number with four digits and a letter for its thousands: ``15T``, ``65.98B``."""
+    thousands = min(int(log10(max(number, 1.0))) // 3, 4)
+    return f"{number / 1000**thousands:.4g}{('', 'K', 'M', 'B', 'T')[thousands]}"
 
 
 def certificate_text(facts: Mapping[str, Any]) -> str:

@@ -8,6 +8,7 @@ from math import isfinite
 from typing import Any
 
 from schedc.model.counts import model_parameters
+from schedc.planner.answers.budget import TrainingAsked, training_budget
 from schedc.planner.fit.fitted import Fit
 from schedc.planner.fit.seen import beyond
 from schedc.planner.search.result import FoundPlan, SearchResult
@@ -16,12 +17,16 @@ from schedc.report.model import cluster_facts
 from schedc.report.priced_plans import plan_facts
 
 
-def search_to_json(problem: PlanProblem, found: SearchResult, fit: Fit | None, objective: str) -> dict[str, Any]:
+def search_to_json(
+    problem: PlanProblem, found: SearchResult, fit: Fit | None, objective: str, asked: TrainingAsked | None = None
+) -> dict[str, Any]:
     """The facts of a search: its problem, its counts, what is certain, and its plans, best first.
 
-    objective: what is best, `step`, `memory` or `pareto`.
+    objective: what is best, `step`, `memory` or `pareto`. asked: the training run, whose budget each plan then has.
     """
     plans = [_entry(plan, place, fit) for place, plan in enumerate(found.plans, 1)]
+    for plan in plans:
+        plan["budget"] = asked and budget_facts(asked, problem, plan)
     files = {plan.axes: entry["file"] for plan, entry in zip(found.plans, plans, strict=True)}
     space, certificate = found.space, found.certificate
     bound = certificate.bound_s if isfinite(certificate.bound_s) else None
@@ -30,6 +35,7 @@ def search_to_json(problem: PlanProblem, found: SearchResult, fit: Fit | None, o
         "version": 1,
         **problem_facts(problem, fit),
         "objective": objective,
+        "training": asked and asked._asdict(),
         "space": {
             "raw": space.raw,
             "legal": space.legal,
@@ -46,6 +52,15 @@ def search_to_json(problem: PlanProblem, found: SearchResult, fit: Fit | None, o
         "extrapolates": extrapolated(fit, plans),
         "left_out": [{"schedule": each.schedule, "reason": each.reason} for each in space.left_out],
     }
+
+
+def budget_facts(asked: TrainingAsked, problem: PlanProblem, plan: dict[str, Any]) -> dict[str, Any]:
+    """The training run by a plan. days_low, days_high: for the ends of the step's interval; null without one."""
+    ends = {
+        f"days_{end}": None if (step := plan[f"step_{end}_s"]) is None else training_budget(asked, problem, step).days
+        for end in ("low", "high")
+    }
+    return training_budget(asked, problem, plan["step_s"])._asdict() | ends
 
 
 def _entry(plan: FoundPlan, place: int, fit: Fit | None) -> dict[str, Any]:

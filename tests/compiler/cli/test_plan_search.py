@@ -15,8 +15,8 @@ from schedc.planner.presets.library import files
 SEARCH = ("gpt2", "h100", "-D", "devices=8", "--batch", "32x1024", "--require", "pp >= 2 and schedule in 1f1b, zbh1")
 
 KEYS = {
-    "": "schema version model cluster batch precision skew fit objective space counts seconds certificate plans pareto "
-    "extrapolates left_out",
+    "": "schema version model cluster batch precision skew fit objective training space counts seconds certificate plans "
+    "pareto extrapolates left_out",
     "batch": "sequences seq",
     "fit": "name rows cv_mape_pct hash forced unseen",
     "space": "raw legal fit restrictions",
@@ -25,7 +25,8 @@ KEYS = {
     "certificate": "complete bound_s kth_s policies",
 }
 PLAN_KEYS = (
-    "file axes free step_s step_low_s step_high_s makespan_s tokens_per_s_per_device mfu memory waterfall floor_s"
+    "file axes free step_s step_low_s step_high_s makespan_s tokens_per_s_per_device mfu memory waterfall floor_s "
+    "budget"
 )
 
 
@@ -118,6 +119,32 @@ def test_other_objectives() -> None:
     assert text.splitlines()[-1] == f"no plan of this space needs less than {needed[0] / 1e9:.2f} GB"
 
 
+def test_the_budget_of_a_training_run() -> None:
+    """By hand from the step; 2T and 2e12 are alike."""
+    asked = ("--top", "2", "--tokens", "2T", "--price", "2.5", "--watts", "1000")
+    facts = json.loads(schedc("plan", *SEARCH, *asked, "--json").stdout)
+    batch, devices = facts["batch"], facts["cluster"]["devices"]
+    for plan in facts["plans"]:
+        budget = plan["budget"]
+        steps = -(-2 * 10**12 // (batch["sequences"] * batch["seq"]))
+        hours = steps * plan["step_s"] / 3600 * devices
+        assert (budget["steps"], budget["goodput"], budget["checkpoint_every"]) == (steps, 1.0, None)
+        assert budget["days"] == pytest.approx(hours / devices / 24)
+        assert (budget["cost"], budget["MWh"]) == pytest.approx((2.5 * hours, hours / 1000))
+        assert budget["cost_per_million"] == pytest.approx(budget["cost"] / 2e6, rel=1e-6)
+    failing = ("--mtbf", "1000", "--checkpoint", "10", "--restart", "300")
+    lost = json.loads(schedc("plan", *SEARCH, "--top", "2", "--tokens", "2e12", *failing, "--json").stdout)["plans"][0]
+    first = facts["plans"][0]["budget"]
+    assert lost["budget"]["days"] == pytest.approx(first["days"] / lost["budget"]["goodput"])
+    assert 0.9 < lost["budget"]["goodput"] < 1
+    assert lost["budget"]["cost"] is None
+    text = schedc("plan", *SEARCH, *asked, *failing).stdout
+    assert all(title in text for title in ("days", "device-h", "per Mtok", "MWh", "a run of 2T tokens"))
+    every = f"{lost['budget']['checkpoint_every']:,} steps"
+    assert f"leave {100 * lost['budget']['goodput']:.1f} % of the time" in text.replace("\n  ", " ")
+    assert every in text.replace("\n  ", " ")
+
+
 @pytest.mark.parametrize(
     ("more", "status", "text"),
     [
@@ -131,6 +158,18 @@ def test_other_objectives() -> None:
         (("--skew", "1.4"), 1, "error[S715]"),
         (("--skew", "0.9"), 2, "0.9 is no skew"),
         (("--skew", "nan"), 2, "nan is no skew"),
+        (("--tokens", "15X"), 2, "'15X' is no number of tokens"),
+        (("--tokens", "nan"), 2, "no number of tokens"),
+        (("--tokens", "0"), 2, "no number of tokens"),
+        (("--tokens", "100"), 1, "error[S716]: a run of 100 tokens is shorter than a step"),
+        (("--tokens", "1T", "--price", "0"), 2, "--price"),
+        (("--price", "2"), 2, "add --tokens"),
+        (("--tokens", "1T", "--mtbf", "100"), 2, "--checkpoint SECONDS and --restart SECONDS together"),
+        (
+            ("--tokens", "1T", "--mtbf", "1", "--checkpoint", "10", "--restart", "6000"),
+            1,
+            "error[S716]: 8 devices fail every 450 s",
+        ),
     ],
 )
 def test_what_is_refused(more: tuple[str, ...], status: int, text: str) -> None:

@@ -1,0 +1,1 @@
+"""What people ask of a plan beside its step: days, device-hours and cost of a training run, failures included."""
