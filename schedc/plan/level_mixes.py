@@ -23,7 +23,7 @@ recomputes less is taken."""
 
 @dataclass(frozen=True)
 class ChosenLevels:
-    """Levels that the compiler chose, and the steps beside which they are judged. Times are makespans, in the unit of the costs.
+    """Levels that the compiler chose, and the steps beside which they are judged. Times are makespans.
 
     plan: with the levels. stages: those whose levels were chosen. uncapped: nothing is recomputed in these stages.
     bound: no levels of their layers give less in this order of ops, whether inside backwards or in Rs directly before
