@@ -50,7 +50,12 @@ class Required:
 
 def required(path: Path) -> list[Required]:
     """The public names of a file that must say a shape or unit, by line."""
-    return list(_required(ast.parse(path.read_text(encoding="utf-8")), "", ""))
+    return list(_required(_tree(path), "", ""))
+
+
+@cache
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def _required(node: ast.AST, prefix: str, around: str) -> Iterator[Required]:
@@ -71,7 +76,7 @@ def _required(node: ast.AST, prefix: str, around: str) -> Iterator[Required]:
 @cache
 def _classes() -> dict[str, ast.ClassDef]:
     """The public classes of both packages, by name."""
-    trees = [ast.parse(path.read_text(encoding="utf-8")) for package in PACKAGES for path in sources(package)]
+    trees = [_tree(path) for package in PACKAGES for path in sources(package)]
     return {node.name: node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)}
 
 

@@ -304,6 +304,7 @@ def test_a_function_of_a_user_joins_by_its_name(monkeypatch: pytest.MonkeyPatch)
 
 def test_between_i_and_w_only_the_factors_are_held() -> None:
     """Two products hold their inputs and the gradients of their outputs; the graph and what else it saved are gone."""
+    gc.freeze()  # collections below look at new objects alone
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH, bias=False), nn.Softmax(-1), nn.Linear(WIDTH, WIDTH, bias=False))
     leaf = torch.randn(3, WIDTH, requires_grad=True)
     loss = torch.sin(model(leaf)).sum()

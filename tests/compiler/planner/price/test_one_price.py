@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from schedc.source import Source
 from schedc.step.costs.costs import parse_costs
 from schedc.step.timeline import Timeline
 from support.random_plans import random_planned
+from support.short_search import short_search
 
 CONSTANTS = {"gemm": 0.71, "launch": 0.9e-3, "ep": 0.43, "hbm": 0.66, "split": 1.07, "dp": 0.5, "chunk": 1.7e-3}
 
@@ -86,11 +88,18 @@ def test_a_row_says_all_of_a_plan(name: str, cluster: str, skew: float, axes: Pl
         load_rows(rows)
 
 
-def test_searches_predictions_bars_and_files_have_one_price() -> None:
-    plans = []
-    for planned in drawn(200):
-        problem = replace(planned.problem, constants=CONSTANTS)
-        plans.append(replace(planned, problem=problem, table=PartTable.of(problem, [planned.axes.split])))
+@pytest.fixture(scope="module")
+def plans() -> Iterator[list[PlannedStep]]:
+    """200 plans. One price does not depend on how long orders inside of cells are searched."""
+    with short_search():
+        yield [
+            replace(planned, problem=problem, table=PartTable.of(problem, [planned.axes.split]))
+            for planned in drawn(200)
+            for problem in [replace(planned.problem, constants=CONSTANTS)]
+        ]
+
+
+def test_rare_plans_are_drawn(plans: list[PlannedStep]) -> None:
     seen = Counter(
         name
         for planned in plans
@@ -107,7 +116,11 @@ def test_searches_predictions_bars_and_files_have_one_price() -> None:
     )
     assert min(seen.values()) >= 3, seen
     assert len(seen) == 14, seen
-    prices = [price_plan(planned) for planned in plans]
+
+
+@pytest.mark.parametrize("part", [slice(0, 50), pytest.param(slice(50, 200), marks=pytest.mark.slow)])
+def test_searches_predictions_bars_and_files_have_one_price(plans: list[PlannedStep], part: slice) -> None:
+    prices = [price_plan(planned) for planned in plans[part]]
     rows = [
         MeasuredRow(1, "row", TrainingRun(plan.planned.problem, plan.planned.axes), plan.step, 1.0, "")
         for plan in prices

@@ -22,6 +22,7 @@ from schedc.planner.space.conditions import read_condition
 from schedc.planner.space.space import PlanSpace
 from schedc.planner.times.problem import PlanProblem
 from schedc.step.cells.floors import floor_batch
+from support.short_search import short_search
 
 SMALL = ("overlap", "cp == 1", "microbatch == 1", "pp in 1, 2, 4", "tp <= 2", "ep >= 8")
 
@@ -51,9 +52,10 @@ def drawn(request: pytest.FixtureRequest) -> Drawn:
 
 
 def test_graphs_are_those_of_the_files_of_a_plan(drawn: Drawn) -> None:
-    for place in drawn.places[:4]:
-        result = read_back(drawn.plans[place])
-        assert planned_graphs(drawn.plans[place])[0] == stage_graphs(result.schedule, result.costs)[0]
+    with short_search():  # graphs do not depend on the order inside of cells
+        for place in drawn.places[:4]:
+            result = read_back(drawn.plans[place])
+            assert planned_graphs(drawn.plans[place])[0] == stage_graphs(result.schedule, result.costs)[0]
 
 
 def test_floors_are_those_of_each_plan(drawn: Drawn) -> None:
