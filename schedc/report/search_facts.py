@@ -47,7 +47,7 @@ def search_to_json(
         "certificate": asdict(certificate) | {"bound_s": bound},
         "plans": plans,
         "pareto": [
-            {"step_s": point.step_s, "bytes": point.bytes, "file": files.get(point.axes, "")} for point in found.pareto
+            {"step_s": plan.step_s, "bytes": plan.peak_bytes, "file": files.get(plan.axes, "")} for plan in found.pareto
         ],
         "extrapolates": extrapolated(fit, plans),
         "left_out": [{"schedule": each.schedule, "reason": each.reason} for each in space.left_out],

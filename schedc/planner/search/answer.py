@@ -3,37 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields, replace
 from math import inf
 
-from schedc.planner.price.files import PlannedStep
-from schedc.planner.price.priced import PricedPlan
-from schedc.planner.search.result import ParetoPoint
+from schedc.planner.search.result import FoundPlan
 from schedc.planner.space.axes import PlanAxes
-
-
-@dataclass(frozen=True, eq=False)
-class ExactPlan:
-    """A plan with its exact step and bytes. digest: of its order.
-
-    floor: seconds that bounded it before. priced: what the compiler says, where it was asked.
-    """
-
-    planned: PlannedStep
-    step: float
-    peak: float
-    digest: bytes
-    floor: float
-    priced: PricedPlan | None = None
-
-    @property
-    def axes(self) -> PlanAxes:
-        return self.planned.axes
-
-    def key(self) -> tuple[str, str, bytes]:
-        """Equal for plans that differ in nothing that has an effect."""
-        return f"{self.step:.11e}", f"{self.peak:.11e}", self.digest
-
 
 _ALIKE = 1e-12
 """Steps and bytes that differ by less, relatively, are equal."""
@@ -47,7 +21,7 @@ class Answer:
 
     def __init__(self, top: int, by_memory: bool = False) -> None:
         self.top, self.by_memory = top, by_memory
-        self._alike: dict[tuple[str, str, bytes], list[ExactPlan]] = {}
+        self._alike: dict[tuple[str, str, bytes], list[FoundPlan]] = {}
         self._value: dict[tuple[str, str, bytes], float] = {}
 
     @property
@@ -65,29 +39,29 @@ class Answer:
     @property
     def smallest(self) -> float:
         """Bytes of the plan that holds least; infinite where there is none."""
-        return min((alike[0].peak for alike in self._alike.values()), default=inf)
+        return min((alike[0].peak_bytes for alike in self._alike.values()), default=inf)
 
     def takes(self, step: float, memory: float) -> bool:
         """Whether a plan of so many seconds and bytes, or more, may be one of the best."""
         return not self.full or (memory if self.by_memory else step) <= self.last * (1 + _ALIKE)
 
-    def add(self, exact: ExactPlan) -> None:
-        """Takes a plan, if it is one of the best."""
-        key, value = exact.key(), exact.peak if self.by_memory else exact.step
+    def add(self, plan: FoundPlan) -> None:
+        """Takes an exact plan, if it is one of the best."""
+        key, value = plan.key(), plan.peak_bytes if self.by_memory else plan.step_s
         if key in self._alike:
-            if all(each.axes != exact.axes for each in self._alike[key]):
-                self._alike[key].append(exact)
+            if all(each.axes != plan.axes for each in self._alike[key]):
+                self._alike[key].append(plan)
             return
-        self._alike[key], self._value[key] = [exact], value
+        self._alike[key], self._value[key] = [plan], value
         if len(self._alike) > self.top:
             worst = max(self._value, key=self._value.__getitem__)
             del self._alike[worst], self._value[worst]
 
-    def plans(self) -> Iterator[tuple[ExactPlan, dict[str, tuple[str, ...]]]]:
+    def plans(self) -> Iterator[FoundPlan]:
         """The plans, best first, with the axes that have no effect in them; of equal ones, a fixed order is named."""
         for key in sorted(self._alike, key=lambda key: (self._value[key], key)):
-            alike = sorted(self._alike[key], key=lambda exact: (exact.planned.choice.by_policy, exact.axes))
-            yield alike[0], free_axes([exact.axes for exact in alike])
+            alike = sorted(self._alike[key], key=lambda plan: (plan.planned.choice.by_policy, plan.axes))
+            yield replace(alike[0], free=free_axes([plan.axes for plan in alike]))
 
 
 class Front(Answer):
@@ -101,17 +75,17 @@ class Front(Answer):
         return False
 
     def takes(self, step: float, memory: float) -> bool:
-        return all(step < each.step or memory < each.peak for (each, *_) in self._alike.values())
+        return all(step < each.step_s or memory < each.peak_bytes for (each, *_) in self._alike.values())
 
-    def add(self, exact: ExactPlan) -> None:
-        key = exact.key()
+    def add(self, plan: FoundPlan) -> None:
+        key = plan.key()
         if key in self._alike:
-            super().add(exact)
-        elif self.takes(exact.step, exact.peak):
+            super().add(plan)
+        elif self.takes(plan.step_s, plan.peak_bytes):
             for other, (each, *_) in list(self._alike.items()):
-                if exact.step <= each.step and exact.peak <= each.peak:
+                if plan.step_s <= each.step_s and plan.peak_bytes <= each.peak_bytes:
                     del self._alike[other], self._value[other]
-            self._alike[key], self._value[key] = [exact], exact.step
+            self._alike[key], self._value[key] = [plan], plan.step_s
 
 
 def free_axes(alike: Sequence[PlanAxes]) -> dict[str, tuple[str, ...]]:
@@ -124,10 +98,10 @@ def free_axes(alike: Sequence[PlanAxes]) -> dict[str, tuple[str, ...]]:
     return free
 
 
-def pareto_front(plans: Sequence[ExactPlan]) -> tuple[ParetoPoint, ...]:
+def pareto_front(plans: Sequence[FoundPlan]) -> tuple[FoundPlan, ...]:
     """The plans than which no other is as fast and as small, fastest first."""
-    front: list[ParetoPoint] = []
-    for exact in sorted(plans, key=lambda exact: (exact.step, exact.peak, exact.axes)):
-        if not front or exact.peak < front[-1].bytes:
-            front.append(ParetoPoint(exact.step, exact.peak, exact.axes))
+    front: list[FoundPlan] = []
+    for plan in sorted(plans, key=lambda plan: (plan.step_s, plan.peak_bytes, plan.axes)):
+        if not front or plan.peak_bytes < front[-1].peak_bytes:
+            front.append(plan)
     return tuple(front)

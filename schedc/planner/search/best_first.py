@@ -18,10 +18,9 @@ from schedc.ir.arrays import Floats, Int64
 from schedc.planner.price.files import PlannedStep
 from schedc.planner.price.part_table import PartTable
 from schedc.planner.price.priced import PricedPlan, price_plan
-from schedc.planner.search.answer import Answer, ExactPlan, Front, pareto_front
+from schedc.planner.search.answer import Answer, Front, pareto_front
 from schedc.planner.search.bound import BoundedBlock, PlanBounds, splits_of
 from schedc.planner.search.candidates import gather
-from schedc.planner.search.orders import Orders
 from schedc.planner.search.result import (
     FoundPlan,
     PolicyCounts,
@@ -31,7 +30,7 @@ from schedc.planner.search.result import (
     SearchSeconds,
     SpaceCounts,
 )
-from schedc.planner.search.simulated import SimulatedPlan, simulate_plans, with_program
+from schedc.planner.search.simulated import Orders, simulate_plans, with_program
 from schedc.planner.space.nothing_legal import refuse_nothing_legal
 from schedc.planner.space.schedules import LeftOut
 from schedc.planner.space.space import PlanSpace
@@ -109,9 +108,8 @@ class _BestFirst:
         self.space, self.problem, self.options, self.progress = space, problem, options, progress
         self.clock, self.counts = _Clock(), SearchCounts()
         self.orders = Orders(space.choice)
-        self.exact: list[ExactPlan] = []
-        self.refused: dict[str, str] = {}
-        self.waiting: list[tuple[tuple[float, float], int, ExactPlan | SimulatedPlan]] = []
+        self.exact: list[FoundPlan] = []
+        self.waiting: list[tuple[tuple[float, float], int, FoundPlan]] = []
         self.number = count()
         self.next, self.width = 0, _FIRST
 
@@ -128,8 +126,8 @@ class _BestFirst:
             self.counts = replace(self.counts, bounded=self.candidates.legal)
         answer, complete = self._best()
         if not complete:
-            for exact in self.exact:
-                answer.add(exact)
+            for plan in self.exact:
+                answer.add(plan)
         answer, policies = self._with_policies(answer)
         if not answer and complete:
             raise self._nothing_fits()
@@ -198,51 +196,44 @@ class _BestFirst:
         self.next, self.width = places.stop, min(2 * self.width, _LARGEST)
         most = answer.smallest if self._dominates(answer) else inf
         open = [place for place in places if self.candidates.memory[place] < most]
-        fixed = [(place, self._planned(place)) for place in open if not self.candidates.policy[place]]
+        fixed = [
+            (self._planned(place), float(self.candidates.step[place]))
+            for place in open
+            if not self.candidates.policy[place]
+        ]
         with self.clock.of("simulated"):
-            found, refused = simulate_plans(fixed, self.orders, self.usable)
-        self.refused |= {each.key.schedule: each.reason for each in refused}
+            found = simulate_plans(fixed, self.orders, self.usable)
         self.counts = replace(self.counts, simulated=self.counts.simulated + len(fixed), orders=len(self.orders.made))
         self.progress("simulated", self.counts.simulated)
-        for each in found:
-            self._wait(each)
+        for plan in found:
+            self._wait(plan)
 
     def _planned(self, place: int) -> PlannedStep:
         axes = self.candidates.axes(place)
         return PlannedStep(self.problem, axes, self.space.choice(axes.schedule), self.table)
 
-    def _wait(self, each: SimulatedPlan) -> None:
-        if each.planned.axes.overlap:
-            self._push(each.step, each.peak, each)
-        else:
-            exact = ExactPlan(each.planned, each.step, each.peak, each.digest, self._bound(each.place))
-            self.exact.append(exact)
-            self._push(each.step, each.peak, exact)
-
-    def _bound(self, place: int) -> float:
-        return float(self.candidates.step[place])
-
-    def _push(self, step: float, peak: float, each: ExactPlan | SimulatedPlan) -> None:
-        value = (peak, step) if self.options.objective == "memory" else (step, peak)
-        heapq.heappush(self.waiting, (value, next(self.number), each))
+    def _wait(self, plan: FoundPlan) -> None:
+        """Puts a plan into the queue; an exact one is also kept for the front."""
+        if plan.exact:
+            self.exact.append(plan)
+        value = (plan.peak_bytes, plan.step_s) if self.options.objective == "memory" else (plan.step_s, plan.peak_bytes)
+        heapq.heappush(self.waiting, (value, next(self.number), plan))
 
     def _take(self, answer: Answer) -> None:
         """Takes the best plan that waits: into the answer if its step is exact, else to a closer bound or a price."""
         _, _, best = heapq.heappop(self.waiting)
-        if isinstance(best, ExactPlan):
+        if best.exact:
             answer.add(best)
-        elif self._dominates(answer) and not answer.takes(best.step, best.peak):
+        elif self._dominates(answer) and not answer.takes(best.step_s, best.peak_bytes):
             return
         elif not self.options.inside:
-            self._push(best.step, best.peak, ExactPlan(best.planned, best.step, best.peak, best.digest, best.step))
+            self._wait(replace(best, exact=True, floor_s=best.step_s))
         elif not best.programmed:
             with self.clock.of("priced"):
                 known = with_program(best, self.orders)
-            self._push(known.step, known.peak, known)
+            self._wait(known)
         elif (priced := self._priced(best.planned)) is not None and priced.fits:
-            exact = ExactPlan(best.planned, priced.step, priced.needed, best.digest, best.floor, priced)
-            self.exact.append(exact)
-            self._push(exact.step, exact.peak, exact)
+            self._wait(_with_price(priced, best.floor_s))
 
     def _priced(self, planned: PlannedStep) -> PricedPlan | None:
         """The price of a plan; None where the compiler refuses its order, which is noted."""
@@ -250,7 +241,7 @@ class _BestFirst:
             try:
                 priced = price_plan(planned)
             except DiagnosticError as error:
-                self.refused[planned.axes.schedule] = error.diagnostics[0].message
+                self.orders.refused[planned.axes.schedule] = error.diagnostics[0].message
                 return None
         self.counts = replace(self.counts, priced=self.counts.priced + 1)
         self.progress("priced", self.counts.priced)
@@ -268,9 +259,9 @@ class _BestFirst:
             floor = float(self.candidates.step[place])
             if (priced := self._priced(self._planned(int(place)))) is None or not priced.fits:
                 continue
-            exact = ExactPlan(priced.planned, priced.step, priced.needed, priced.digest, floor, priced)
-            self.exact.append(exact)
-            answer.add(exact)
+            plan = _with_price(priced, floor)
+            self.exact.append(plan)
+            answer.add(plan)
         left = self._open_policies(answer, places[ordered:])
         least = min((float(self.candidates.step[place]) for place in left), default=None)
         return answer, PolicyCounts(ordered, len(left), least)
@@ -286,7 +277,7 @@ class _BestFirst:
     # The answer.
 
     def _result(self, answer: Answer, complete: bool, policies: PolicyCounts) -> SearchResult:
-        plans = tuple(self._found(exact, free) for exact, free in islice(answer.plans(), self.options.top))
+        plans = tuple(self._with_files(plan) for plan in islice(answer.plans(), self.options.top))
         open_step = inf if complete else min(self._open_steps(), default=inf)
         if self.options.objective == "memory":  # plans that hold more may be faster than all of the answer
             open_step = float(self.candidates.step[~self.candidates.policy].min(initial=inf))
@@ -296,7 +287,7 @@ class _BestFirst:
             plans[-1].step_s if plans else None,
             policies,
         )
-        left_out = [*self.space.left_out, *(LeftOut(name, reason) for name, reason in self.refused.items())]
+        left_out = [*self.space.left_out, *(LeftOut(name, reason) for name, reason in self.orders.refused.items())]
         space = SpaceCounts(
             self.space.raw, self.candidates.legal, len(self.candidates), self.space.restrictions, tuple(left_out)
         )
@@ -305,12 +296,12 @@ class _BestFirst:
     def _open_steps(self) -> Iterator[float]:
         left = self.candidates.step[self.next :][~self.candidates.policy[self.next :]]
         yield float(left.min(initial=inf))
-        for _, _, each in self.waiting:
-            yield each.step
+        for _, _, plan in self.waiting:
+            yield plan.step_s
 
-    def _found(self, exact: ExactPlan, free: dict[str, tuple[str, ...]]) -> FoundPlan:
-        priced = exact.priced or (self._priced(exact.planned) if self.options.inside else None)
-        return FoundPlan(exact.axes, exact.step, exact.peak, exact.floor, free, priced)
+    def _with_files(self, plan: FoundPlan) -> FoundPlan:
+        """The plan, priced if plans of this search have files."""
+        return replace(plan, priced=plan.priced or (self._priced(plan.planned) if self.options.inside else None))
 
     def _nothing_fits(self) -> RequestError:
         """S714 with the plan that holds least, as far as the search knows."""
@@ -322,3 +313,8 @@ class _BestFirst:
         notes = (f"the plan of least memory holds {bytes / 1e9:.1f} GB at least: {words}",)
         help = "take more devices, a cluster with more memory, or `--space wide`"
         return RequestError([Diagnostic("S714", message, notes=notes, help=help)])
+
+
+def _with_price(priced: PricedPlan, floor: float) -> FoundPlan:
+    """A plan with its price. floor: seconds that bounded it."""
+    return FoundPlan(priced.planned, priced.step, priced.needed, priced.digest, floor, priced=priced)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from schedc.planner.price.files import PlannedStep
 from schedc.planner.price.priced import PricedPlan
 from schedc.planner.space.axes import PlanAxes
 from schedc.planner.space.schedules import LeftOut
@@ -71,36 +72,40 @@ class SearchCertificate:
 
 @dataclass(frozen=True, eq=False)
 class FoundPlan:
-    """A plan of the answer. step_s: seconds of a step. peak_bytes: of the fullest rank, with what no order counts.
+    """A plan with what a search knows of it.
 
-    floor_s: what the search had as its bound before the plan was priced. free: axes without effect, with the further
-    values that give the same plan. priced: its files and what the compiler says of them.
+    step_s: seconds of a step; a bound until ``exact``. peak_bytes: of the fullest rank, with what no order counts.
+    digest: of its order. floor_s: seconds that bounded it before its step was exact. programmed: whether ``step_s``
+    knows the program of a kind of pairs (`with_program`). free: axes without effect, with the further values that give
+    the same plan. priced: its files and what the compiler says of them, where it was asked.
     """
 
-    axes: PlanAxes
+    planned: PlannedStep
     step_s: float
     peak_bytes: float
+    digest: bytes
     floor_s: float
+    exact: bool = True
+    programmed: bool = False
     free: dict[str, tuple[str, ...]] = field(default_factory=dict)
     priced: PricedPlan | None = None
 
+    @property
+    def axes(self) -> PlanAxes:
+        return self.planned.axes
 
-@dataclass(frozen=True)
-class ParetoPoint:
-    """A plan than which no other is both faster and smaller. bytes: those of the fullest rank."""
-
-    step_s: float
-    bytes: float
-    axes: PlanAxes
+    def key(self) -> tuple[str, str, bytes]:
+        """Equal for plans that differ in nothing that has an effect."""
+        return f"{self.step_s:.11e}", f"{self.peak_bytes:.11e}", self.digest
 
 
 @dataclass(frozen=True, eq=False)
 class SearchResult:
-    """The answer of a search. plans: best first."""
+    """The answer of a search. plans: best first. pareto: plans than which none priced is both as fast and as small."""
 
     space: SpaceCounts
     counts: SearchCounts
     seconds: SearchSeconds
     certificate: SearchCertificate
     plans: tuple[FoundPlan, ...]
-    pareto: tuple[ParetoPoint, ...]
+    pareto: tuple[FoundPlan, ...]

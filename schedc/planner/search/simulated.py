@@ -3,92 +3,83 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from schedc.diagnostics import DiagnosticError
 from schedc.planner.price.files import PlannedStep
-from schedc.planner.price.orders import OrderKey
+from schedc.planner.price.orders import KnownOrder, OrderKey, known_order
 from schedc.planner.price.stage_columns import StageColumns
-from schedc.planner.search.orders import Orders
+from schedc.planner.search.cell_floors import CellFloors
+from schedc.planner.search.result import FoundPlan
+from schedc.planner.space.schedules import ScheduleChoice
 from schedc.step.batch import simulate_batch
 
 
 @dataclass(frozen=True, eq=False)
-class SimulatedPlan:
-    """A plan of a fixed order. place: its place among the candidates.
+class Orders:
+    """Orders of a search, and floors inside cells, each made once. choice: the schedule of a name.
 
-    step: seconds; exact unless exchanges run beside compute, and then a bound. peak: bytes of the fullest rank.
-    digest: the one of its order. floor: the step of no order inside cells is smaller. programmed: whether ``step``
-    knows the program of a kind of pairs (`with_program`).
+    refused: by the name of a schedule, why the compiler refuses its order at some sizes.
     """
 
-    place: int
-    planned: PlannedStep
-    step: float
-    peak: float
-    digest: bytes
-    floor: float
-    programmed: bool = False
+    choice: Callable[[str], ScheduleChoice]
+    made: dict[OrderKey, KnownOrder] = field(default_factory=dict)
+    floors: CellFloors = field(default_factory=CellFloors)
+    refused: dict[str, str] = field(default_factory=dict)
+
+    def of(self, key: OrderKey) -> KnownOrder:
+        """The order of a key. Raises `DiagnosticError` where the compiler finds it illegal."""
+        if key not in self.made:
+            self.made[key] = known_order(self.choice(key.schedule), key)
+        return self.made[key]
 
 
-@dataclass(frozen=True)
-class RefusedOrder:
-    """An order that the compiler refuses, and why."""
+def simulate_plans(plans: Sequence[tuple[PlannedStep, float]], orders: Orders, usable: float) -> list[FoundPlan]:
+    """The plans of fixed orders that fit; given with the seconds that bound them.
 
-    key: OrderKey
-    reason: str
-
-
-def simulate_plans(
-    plans: Sequence[tuple[int, PlannedStep]], orders: Orders, usable: float
-) -> tuple[list[SimulatedPlan], list[RefusedOrder]]:
-    """The plans that fit, given with their places. Plans of an order that the compiler refuses are left out.
-
-    usable: bytes of a device.
+    Plans of an order that the compiler refuses are left out, and ``orders.refused`` says why. usable: bytes of a
+    device. Steps are exact unless exchanges run beside compute; then no order inside cells is below them.
     """
-    groups: defaultdict[OrderKey, list[tuple[int, PlannedStep]]] = defaultdict(list)
-    for place, planned in plans:
-        groups[OrderKey.of(planned.axes)].append((place, planned))
-    found: list[SimulatedPlan] = []
-    refused: list[RefusedOrder] = []
+    groups: defaultdict[OrderKey, list[tuple[PlannedStep, float]]] = defaultdict(list)
+    for planned, bound in plans:
+        groups[OrderKey.of(planned.axes)].append((planned, bound))
+    found: list[FoundPlan] = []
     for key, group in groups.items():
         try:
-            found += _of_one_order(key, group, orders, usable)
+            found += _of_one_order(orders.of(key), group, orders.floors, usable)
         except DiagnosticError as error:
-            refused.append(RefusedOrder(key, error.diagnostics[0].message))
-    return found, refused
+            orders.refused[key.schedule] = error.diagnostics[0].message
+    return found
 
 
-def with_program(plan: SimulatedPlan, orders: Orders) -> SimulatedPlan:
+def with_program(plan: FoundPlan, orders: Orders) -> FoundPlan:
     """The plan with pairs under a bound that knows more of them: the program of those that take most of the time."""
-    order = orders.of(OrderKey.of(plan.planned.axes)).dependencies
+    order = orders.of(OrderKey.of(plan.axes)).dependencies
     makespan = orders.floors.with_program(plan.planned, order)
     (step,) = StageColumns.of_plans([plan.planned]).steps(np.array([[makespan]]))[0].tolist()
-    return replace(plan, step=max(plan.step, step), programmed=True)
+    return replace(plan, step_s=max(plan.step_s, step), programmed=True)
 
 
 def _of_one_order(
-    key: OrderKey, group: list[tuple[int, PlannedStep]], orders: Orders, usable: float
-) -> list[SimulatedPlan]:
-    order = orders.of(key)
-    plans = [planned for _, planned in group]
-    peaks = StageColumns.of_plans(plans).peaks(order)
-    fit = [number for number, peak in enumerate(peaks.tolist()) if peak <= usable]
-    makespan = np.full(len(group), np.nan)
-    serial = [number for number in fit if not plans[number].axes.overlap]
-    if serial:
-        costs = StageColumns.of_plans([plans[number] for number in serial]).batch()
-        makespan[serial] = simulate_batch(order.dependencies, costs).makespan
-    beside = [number for number in fit if plans[number].axes.overlap]
-    if beside:
-        makespan[beside] = orders.floors.of([plans[number] for number in beside], order.dependencies)
+    order: KnownOrder, group: list[tuple[PlannedStep, float]], floors: CellFloors, usable: float
+) -> list[FoundPlan]:
+    peaks = StageColumns.of_plans([planned for planned, _ in group]).peaks(order).tolist()
+    fit = [(planned, bound, peak) for (planned, bound), peak in zip(group, peaks, strict=True) if peak <= usable]
     if not fit:
         return []
-    steps = StageColumns.of_plans([plans[number] for number in fit]).steps(makespan[fit, None])[:, 0]
+    plans = [planned for planned, *_ in fit]
+    overlap = np.array([planned.axes.overlap for planned in plans])
+    makespan = np.empty(len(fit))
+    if not overlap.all():
+        costs = StageColumns.of_plans([planned for planned in plans if not planned.axes.overlap]).batch()
+        makespan[~overlap] = simulate_batch(order.dependencies, costs).makespan
+    if overlap.any():
+        makespan[overlap] = floors.of([planned for planned in plans if planned.axes.overlap], order.dependencies)
+    steps = StageColumns.of_plans(plans).steps(makespan[:, None])[:, 0].tolist()
     return [
-        SimulatedPlan(*group[number], float(step), float(peaks[number]), order.digest, float(step))
-        for number, step in zip(fit, steps.tolist(), strict=True)
+        FoundPlan(planned, step, peak, order.digest, step if planned.axes.overlap else bound, not planned.axes.overlap)
+        for (planned, bound, peak), step in zip(fit, steps, strict=True)
     ]

@@ -13,8 +13,7 @@ from schedc.planner.price.files import PlannedStep
 from schedc.planner.price.part_table import PartTable
 from schedc.planner.price.priced import PricedPlan, price_plan, read_back
 from schedc.planner.search.bound import PlanBounds, splits_of
-from schedc.planner.search.orders import Orders
-from schedc.planner.search.simulated import simulate_plans
+from schedc.planner.search.simulated import Orders, simulate_plans
 from schedc.planner.space.conditions import read_condition
 from schedc.planner.space.space import PlanSpace
 from schedc.planner.times.problem import PlanProblem
@@ -45,13 +44,12 @@ def check_one(rng: random.Random) -> bool:
 def check_floor(drawn: DrawnPlan, priced: PricedPlan) -> None:
     """What a search simulates lies between bound and price, and is the price where nothing overlaps."""
     planned = drawn.planned
-    (simulated,), refused = simulate_plans([(0, planned)], Orders(lambda _name: planned.choice), np.inf)
-    assert not refused
-    assert drawn.step <= simulated.step * _CLOSE, planned.axes
-    assert simulated.step <= priced.step * _CLOSE, planned.axes
-    assert simulated.peak == pytest.approx(max(priced.peaks) + priced.reserve, rel=1e-9), planned.axes
+    (simulated,) = simulate_plans([(planned, drawn.step)], Orders(lambda _name: planned.choice), np.inf)
+    assert drawn.step <= simulated.step_s * _CLOSE, planned.axes
+    assert simulated.step_s <= priced.step * _CLOSE, planned.axes
+    assert simulated.peak_bytes == pytest.approx(max(priced.peaks) + priced.reserve, rel=1e-9), planned.axes
     if not planned.axes.overlap:
-        assert simulated.step == pytest.approx(priced.step, rel=1e-9), planned.axes
+        assert simulated.step_s == pytest.approx(priced.step, rel=1e-9), planned.axes
 
 
 def check_cells(planned: PlannedStep, makespan: float) -> None:
