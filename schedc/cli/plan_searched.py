@@ -122,10 +122,9 @@ def asked_of(request: SearchRequest) -> TrainingAsked | None:
 
 def space_of(request: SearchRequest, problem: PlanProblem) -> PlanSpace:
     """The plans to search. Raises `DiagnosticError` (S712) where conditions leave none."""
-    from schedc.planner.space.conditions import INNER
+    from schedc.planner.space.conditions import INNER, open_restriction
     from schedc.planner.space.nothing_legal import refuse_nothing_legal, refuse_nothing_met
     from schedc.planner.space.offered import OfferedSchedules
-    from schedc.planner.space.restrict import open_restriction
     from schedc.planner.space.space import PlanSpace
 
     offered = OfferedSchedules(request.schedules)

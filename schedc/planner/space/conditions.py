@@ -1,4 +1,4 @@
-"""Conditions on the axes of plans, as `--require` and `--exclude` take them: read from text, decided on columns."""
+"""Conditions on the axes of plans, for `--require`, `--exclude`, `--restrict`: read from text, decided on columns."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import ast
 import operator
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from functools import reduce
+from itertools import pairwise
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from schedc.diagnostics import Diagnostic, Label, RequestError, did_you_mean
 from schedc.ir.arrays import Bools
+from schedc.planner.presets.tables import tables
 from schedc.source import NOWHERE, Source
 
 MAX_TEXT = 500
@@ -34,7 +37,9 @@ _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.FloorDiv: lambda a, b: np.floor_divide(a, np.where(np.equal(b, 0), 1, b)),
     ast.Mod: lambda a, b: np.mod(a, np.where(np.equal(b, 0), 1, b)),
 }
-_ORDER: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+_COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Eq: np.equal,
+    ast.NotEq: np.not_equal,
     ast.Lt: np.less,
     ast.LtE: np.less_equal,
     ast.Gt: np.greater,
@@ -50,19 +55,22 @@ _LETTERS = 0x2C30
 """The first of ten letters that replace a leading digit while Python's parser reads a name."""
 
 
+Evaluated: TypeAlias = Callable[[Mapping[str, Any]], Any]
+"""The value of a part of a condition, by the values of axes."""
+
+
 @dataclass(frozen=True)
 class PlanCondition:
-    """A condition on plans. text: as written. wanted: whether plans meet it (`--require`) or do not (`--exclude`)."""
+    """A condition on plans.
+
+    text: as written. wanted: whether plans meet it (`--require`) or do not (`--exclude`). names: the axes that it
+    reads. met: whether plans meet the text.
+    """
 
     text: str
     wanted: bool
-    tree: ast.expr
-
-    @property
-    def names(self) -> frozenset[str]:
-        """The axes that it reads."""
-        known = frozenset((*NUMBERS, *WORDS))
-        return frozenset(node.id for node in ast.walk(self.tree) if isinstance(node, ast.Name)) & known
+    names: frozenset[str]
+    met: Evaluated = field(compare=False, repr=False)
 
     @property
     def option(self) -> str:
@@ -70,7 +78,7 @@ class PlanCondition:
 
     def holds(self, axes: Mapping[str, Any]) -> Bools:
         """[plans] whether the condition leaves plans in. axes: by axis, values of plans, or arrays that broadcast."""
-        met: Bools = np.asarray(_value(self.tree, axes), np.bool_)
+        met: Bools = np.asarray(self.met(axes), np.bool_)
         return met if self.wanted else ~met
 
 
@@ -90,8 +98,9 @@ def read_condition(text: str, wanted: bool = True, schedules: tuple[str, ...] = 
         place = len(_DIGITS_FIRST.sub(lambda name: _as_letter(name[0]), before).encode())
         raise _fault(source, place, "this is no condition", f"write it with axes, {_SIGNS}") from None
     tree = _joined(tree)
-    _ConditionCheck(source, schedules).truth(tree)
-    return PlanCondition(text, wanted, tree)
+    met = _ConditionReader(source, schedules).truth(tree)
+    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    return PlanCondition(text, wanted, frozenset(names & {*NUMBERS, *WORDS}), met)
 
 
 def _joined(tree: ast.expr) -> ast.expr:
@@ -109,82 +118,82 @@ def _joined(tree: ast.expr) -> ast.expr:
 
 
 @dataclass(frozen=True)
-class _ConditionCheck:
-    """Checks a tree, so that evaluation meets nothing unknown."""
+class _ConditionReader:
+    """Makes functions of the parts of a tree, and refuses what has no value."""
 
     source: Source
     schedules: tuple[str, ...]
 
-    def truth(self, node: ast.expr) -> None:
+    def truth(self, node: ast.expr) -> Evaluated:
         match node:
-            case ast.BoolOp(values=values):
-                for value in values:
-                    self.truth(value)
+            case ast.BoolOp(op=op, values=values):
+                join = np.logical_and if isinstance(op, ast.And) else np.logical_or
+                parts = [self.truth(value) for value in values]
+                return lambda axes: reduce(join, (part(axes) for part in parts))
             case ast.UnaryOp(op=ast.Not(), operand=operand):
-                self.truth(operand)
-            case ast.Compare():
-                self.comparison(node)
+                inner = self.truth(operand)
+                return lambda axes: np.logical_not(inner(axes))
+            case ast.Compare(left=left, ops=signs, comparators=others):
+                sides = pairwise([left, *others])
+                parts = [self.comparison(sign, *pair) for sign, pair in zip(signs, sides, strict=True)]
+                return lambda axes: reduce(np.logical_and, (part(axes) for part in parts))
             case ast.Name(id="overlap"):
-                pass
+                return operator.itemgetter("overlap")
             case _:
                 raise self.fault(node, "this has no truth", "compare an axis with something")
 
-    def comparison(self, node: ast.Compare) -> None:
-        left: ast.expr = node.left
-        for sign, right in zip(node.ops, node.comparators, strict=True):
-            word = next((side.id for side in (left, right) if isinstance(side, ast.Name) and side.id in WORDS), "")
-            if isinstance(sign, ast.In | ast.NotIn):
-                self.membership(left, right, word)
-            elif word:
-                self.word(left, right, sign)
-            else:
-                self.number(left)
-                self.number(right)
-                if not isinstance(sign, (*_ORDER, ast.Eq, ast.NotEq)):
-                    raise self.fault(right, "this comparison is not known here", f"known are {_SIGNS}")
-            left = right
+    def comparison(self, sign: ast.cmpop, left: ast.expr, right: ast.expr) -> Evaluated:
+        if isinstance(sign, ast.In | ast.NotIn):
+            inside = self.membership(left, right)
+            return inside if isinstance(sign, ast.In) else lambda axes: np.logical_not(inside(axes))
+        pairs = ((left, right), (right, left))
+        words = [(axis.id, value) for axis, value in pairs if isinstance(axis, ast.Name) and axis.id in WORDS]
+        if words and not isinstance(sign, ast.Eq | ast.NotEq):
+            raise self.fault(right, "names have no order", "compare them by `==`, `!=` or `in`")
+        first: Evaluated
+        if words:
+            first, second = operator.itemgetter(words[0][0]), self.value_of(*words[0])
+        else:
+            first, second = self.number(left), self.number(right)
+        compare = _COMPARISONS.get(type(sign))
+        if compare is None:
+            raise self.fault(right, "this comparison is not known here", f"known are {_SIGNS}")
+        return lambda axes: compare(first(axes), second(axes))
 
-    def membership(self, left: ast.expr, right: ast.expr, word: str) -> None:
-        items = right.elts if isinstance(right, ast.Tuple | ast.List | ast.Set) else [right]
+    def membership(self, left: ast.expr, right: ast.expr) -> Evaluated:
         if not isinstance(left, ast.Name):
             raise self.fault(left, "`in` takes an axis on its left", "write `schedule in dualpipev, zbv`")
-        for item in items:
-            if word:
-                self.value_of(left.id, item)
-            else:
-                self.number(item)
-        if not word:
-            self.number(left)
+        items = right.elts if isinstance(right, ast.Tuple | ast.List | ast.Set) else [right]
+        word = left.id in WORDS
+        values = [self.value_of(left.id, item) if word else self.number(item) for item in items]
+        axis = operator.itemgetter(left.id) if word else self.number(left)
+        return lambda axes: reduce(np.logical_or, (np.equal(axis(axes), value(axes)) for value in values), False)
 
-    def word(self, left: ast.expr, right: ast.expr, sign: ast.cmpop) -> None:
-        if not isinstance(sign, ast.Eq | ast.NotEq):
-            raise self.fault(right, "names have no order", "compare them by `==`, `!=` or `in`")
-        axis, value = (left, right) if isinstance(left, ast.Name) and left.id in WORDS else (right, left)
-        assert isinstance(axis, ast.Name)
-        self.value_of(axis.id, value)
-
-    def value_of(self, axis: str, node: ast.expr) -> None:
+    def value_of(self, axis: str, node: ast.expr) -> Evaluated:
         name = _text(node)
         if name is None:
             raise self.fault(node, f"`{axis}` is compared with a name", f"write `{axis} == NAME`")
         known = self.schedules if axis == "schedule" else VALUES[axis]
         if known and name not in known:
             raise self.fault(node, f"`{axis}` has no value `{name}`", did_you_mean(name, known))
+        return lambda _axes: name
 
-    def number(self, node: ast.expr) -> None:
+    def number(self, node: ast.expr) -> Evaluated:
         match node:
             case ast.Constant(value=int() as number):
                 if number > 2**40:
                     raise self.fault(node, "this number is too large", "axes have small values")
+                return lambda _axes: number
             case ast.Name(id=name) if name in NUMBERS:
-                pass
+                return operator.itemgetter(name)
             case ast.Name(id=name):
                 raise self.fault(node, f"there is no axis `{name}`", did_you_mean(name, (*NUMBERS, *WORDS)))
             case ast.BinOp(left=left, right=right, op=op) if type(op) in _ARITHMETIC:
-                self.number(left)
-                self.number(right)
+                combine, first, second = _ARITHMETIC[type(op)], self.number(left), self.number(right)
+                return lambda axes: combine(first(axes), second(axes))
             case ast.UnaryOp(op=ast.USub(), operand=operand):
-                self.number(operand)
+                inner = self.number(operand)
+                return lambda axes: -inner(axes)
             case _:
                 raise self.fault(node, "this is no number", f"known are axes, whole numbers, {_SIGNS}")
 
@@ -232,51 +241,29 @@ def _text(node: ast.expr) -> str | None:
             return None
 
 
-def _value(node: ast.expr, axes: Mapping[str, Any]) -> Any:
-    match node:
-        case ast.Constant(value=constant):
-            return constant
-        case ast.Name(id=name):
-            return axes[name]
-        case ast.UnaryOp(op=ast.Not(), operand=operand):
-            return np.logical_not(_value(operand, axes))
-        case ast.UnaryOp(operand=operand):
-            return -_value(operand, axes)
-        case ast.BinOp(left=left, op=op, right=right):
-            return _ARITHMETIC[type(op)](_value(left, axes), _value(right, axes))
-        case ast.BoolOp(op=op, values=values):
-            join = np.logical_and if isinstance(op, ast.And) else np.logical_or
-            result = _value(values[0], axes)
-            for value in values[1:]:
-                result = join(result, _value(value, axes))
-            return result
-        case _:
-            assert isinstance(node, ast.Compare)
-            return _compared(node, axes)
+# Named sets of conditions for `--restrict`: what one software stack has. Each is a shipped file.
 
 
-def _compared(node: ast.Compare, axes: Mapping[str, Any]) -> Any:
-    result: Any = True
-    left = node.left
-    for sign, right in zip(node.ops, node.comparators, strict=True):
-        if isinstance(sign, ast.In | ast.NotIn):
-            items = right.elts if isinstance(right, ast.Tuple | ast.List | ast.Set) else [right]
-            inside: Any = False
-            for item in items:
-                inside = np.logical_or(inside, _equal(left, item, axes))
-            one = inside if isinstance(sign, ast.In) else np.logical_not(inside)
-        elif isinstance(sign, ast.Eq | ast.NotEq):
-            same = _equal(left, right, axes)
-            one = same if isinstance(sign, ast.Eq) else np.logical_not(same)
-        else:
-            one = _ORDER[type(sign)](_value(left, axes), _value(right, axes))
-        result = np.logical_and(result, one)
-        left = right
-    return result
+@dataclass(frozen=True)
+class Restriction:
+    """A named set of conditions. says: what plans that meet it have. source: where that is from."""
+
+    name: str
+    says: str
+    source: str
+    conditions: tuple[PlanCondition, ...]
 
 
-def _equal(left: ast.expr, right: ast.expr, axes: Mapping[str, Any]) -> Any:
-    for axis, other in ((left, right), (right, left)):
-        if isinstance(axis, ast.Name) and axis.id in WORDS:
-            return np.equal(axes[axis.id], _text(other) or "")
-    return np.equal(_value(left, axes), _value(right, axes))
+def restriction_names() -> list[str]:
+    """The names of the shipped sets."""
+    return list(tables("restrictions"))
+
+
+def open_restriction(name: str) -> Restriction:
+    """The set of a name. Raises `RequestError` (S713) for another name."""
+    shipped = tables("restrictions")
+    if name not in shipped:
+        message = f"there is no restriction `{name}`"
+        raise RequestError([Diagnostic("S713", message, help=did_you_mean(name, shipped))])
+    table = shipped[name]
+    return Restriction(name, table["says"], table["source"], tuple(map(read_condition, table["conditions"])))

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from schedc.diagnostics import RequestError
-from schedc.planner.space.conditions import read_condition
-from schedc.planner.space.restrict import open_restriction, restriction_names
+from schedc.planner.space.conditions import open_restriction, read_condition, restriction_names
 
 AXES = {
     "pp": np.array([1, 4, 8]),
@@ -60,6 +59,7 @@ def test_conditions_decide(text: str, expected: list[bool]) -> None:
         ("pp > (1 if tp else 2)", 7),
         ("pp > 99999999999999", 6),
         ("zbv in schedule, 3", 8),
+        ("tp in schedule", 7),
     ],
 )
 def test_faults_have_a_place(text: str, column: int) -> None:
