@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from schedc.planner.fit.fitted import Fit
     from schedc.planner.search.best_first import SearchOptions
     from schedc.planner.space.conditions import PlanCondition
-    from schedc.planner.space.offered import OfferedSchedules
-    from schedc.planner.space.space import PlanSpace
+    from schedc.planner.space.space import OfferedSchedules, PlanSpace
     from schedc.planner.times.problem import PlanProblem
 
 
@@ -124,8 +123,7 @@ def space_of(request: SearchRequest, problem: PlanProblem) -> PlanSpace:
     """The plans to search. Raises `DiagnosticError` (S712) where conditions leave none."""
     from schedc.planner.space.conditions import INNER, open_restriction
     from schedc.planner.space.nothing_legal import refuse_nothing_legal, refuse_nothing_met
-    from schedc.planner.space.offered import OfferedSchedules
-    from schedc.planner.space.space import PlanSpace
+    from schedc.planner.space.space import OfferedSchedules, PlanSpace
 
     offered = OfferedSchedules(request.schedules)
     conditions = conditions_of(request.require, offered) + conditions_of(request.exclude, offered, wanted=False)

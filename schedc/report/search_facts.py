@@ -9,8 +9,7 @@ from typing import Any
 
 from schedc.model.counts import model_parameters
 from schedc.planner.answers.budget import TrainingAsked, training_budget
-from schedc.planner.fit.fitted import Fit
-from schedc.planner.fit.seen import beyond
+from schedc.planner.fit.fitted import Fit, beyond
 from schedc.planner.search.result import FoundPlan, SearchResult
 from schedc.planner.times.problem import PlanProblem
 from schedc.report.model import cluster_facts

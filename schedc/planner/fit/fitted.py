@@ -6,14 +6,13 @@ A search reads a fit without what makes one, which is `schedc.planner.fit.fittin
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label, did_you_mean
 from schedc.planner.cluster.values import Cluster
-from schedc.planner.fit.seen import SEEN_AXES, SeenRanges
 from schedc.planner.presets.tables import files
 from schedc.planner.reading.keys import Keys, place_of
 from schedc.planner.reading.texts import parse_table, read_source
@@ -23,6 +22,13 @@ from schedc.source import NOWHERE, Source
 SCHEMA = "schedc.fit/1"
 
 _WIDE = frozenset({"bf16", "fp16"})
+
+
+SEEN_AXES = ("tp", "pp", "vpp", "dp", "ep", "cp", "zero", "microbatch")
+"""Sizes of a run that the constants of a fit follow from, among others."""
+
+SeenRanges: TypeAlias = Mapping[str, tuple[int, int]]
+"""By axis: the smallest and the largest value of the rows."""
 
 
 @dataclass(frozen=True)
@@ -50,23 +56,24 @@ class Fit:
     calibrated: int = 0
 
 
+_READ: Mapping[str, Callable[[Keys, str], Any]] = {
+    "name": lambda keys, key: keys.text(key),
+    "devices": lambda keys, key: _texts(keys, key),
+    "precisions": lambda keys, key: _texts(keys, key),
+    "rows": lambda keys, key: keys.integer(key, least=0),
+    "calibrated": lambda keys, key: keys.integer(key, default=0, least=0),
+    "hash": lambda keys, key: keys.text(key, default=""),
+    "interval_pct": lambda keys, key: keys.number(key, default=0.0, above=-1.0),
+    "cv_mape_pct": lambda keys, key: keys.number(key, default=0.0, above=-1.0),
+    "at_bound": lambda keys, key: _texts(keys, key),
+    "at_prior": lambda keys, key: _texts(keys, key),
+}
+"""The keys above the tables of a file, in its order, which are fields of `Fit`; how each is read."""
+
+
 def fit_text(fit: Fit) -> str:
     """The TOML text of a fit."""
-    lines = [f"schema = {json.dumps(SCHEMA)}"]
-    for key in (
-        "name",
-        "devices",
-        "precisions",
-        "rows",
-        "calibrated",
-        "hash",
-        "interval_pct",
-        "cv_mape_pct",
-        "at_bound",
-        "at_prior",
-    ):
-        value = getattr(fit, key)
-        lines.append(f"{key} = {json.dumps(list(value) if isinstance(value, tuple) else value)}")
+    lines = [f"schema = {json.dumps(SCHEMA)}", *(f"{key} = {json.dumps(getattr(fit, key))}" for key in _READ)]
     if fit.seen:
         lines += ["\n[seen]", *(f"{axis} = {list(ends)}" for axis, ends in fit.seen.items())]
     lines.append("\n[constants]")
@@ -84,36 +91,19 @@ def load_fit(path: Path) -> Fit:
 def parse_fit(source: Source) -> Fit:
     """A fit from its TOML text. Raises `DiagnosticError` (S725) for anything else."""
     keys = Keys(parse_table(source, "S725", SCHEMA), source, "S725")
-    name, hash = keys.text("name"), keys.text("hash", default="")
-    devices, precisions = _texts(keys, "devices"), _texts(keys, "precisions")
-    at_bound, at_prior = _texts(keys, "at_bound"), _texts(keys, "at_prior")
-    rows, calibrated = keys.integer("rows", least=0), keys.integer("calibrated", default=0, least=0)
-    interval, cv = (keys.number(key, default=0.0, above=-1.0) for key in ("interval_pct", "cv_mape_pct"))
+    values = {key: read(keys, key) for key, read in _READ.items()}
     inner = keys.inner("constants")
     constants = {}
     if inner is None:
         keys.say("constants", "no table `constants`", "write the file with `schedc fit`")
     else:
-        names = (*BY_NAME, *(SUSTAINED + device for device in devices))
+        names = (*BY_NAME, *(SUSTAINED + device for device in values["devices"]))
         constants = {key: inner.number(key, most=described(key).most * 1.001) for key in names if inner.has(key)}
         inner.refuse_rest()
     seen = _seen(keys)
     keys.refuse_rest()
     keys.stop()
-    return Fit(
-        name,
-        devices,
-        precisions,
-        rows,
-        hash,
-        constants,
-        interval,
-        cv,
-        at_bound,
-        at_prior,
-        seen=seen,
-        calibrated=calibrated,
-    )
+    return Fit(**values, constants=constants, seen=seen)
 
 
 def _seen(keys: Keys) -> SeenRanges:
@@ -184,3 +174,12 @@ def _named_by(cluster: Cluster) -> Path | None:
 def _foreign(fit: Fit, what: str, name: str, seen: Iterable[str]) -> Diagnostic:
     message = f"the fit `{fit.name}` has no row with {what} {name}, only {', '.join(seen)}"
     return Diagnostic("S726", message, Label(NOWHERE), help="fit rows of it, or go on with --force-fit")
+
+
+def beyond(seen: SeenRanges, axes: Mapping[str, object]) -> Iterator[str]:
+    """The axes of a plan that lie beyond the rows, with their values: ``ep 64 (rows: 1 to 32)``."""
+    for axis, (low, high) in seen.items():
+        value = axes.get(axis)
+        if isinstance(value, int) and not low <= value <= high:
+            rows = f"{low:,}" if low == high else f"{low:,} to {high:,}"
+            yield f"{axis} {value:,} (rows: {rows})"

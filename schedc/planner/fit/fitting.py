@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,11 +11,11 @@ import numpy as np
 from schedc.ir.arrays import Bools, Floats
 from schedc.planner.fit.calibration import Calibration
 from schedc.planner.fit.estimate import Estimator
-from schedc.planner.fit.fitted import Fit
+from schedc.planner.fit.fitted import SEEN_AXES, Fit, SeenRanges
 from schedc.planner.fit.rows import MeasuredRows
-from schedc.planner.fit.seen import seen_ranges
 from schedc.planner.fit.units import check_units
 from schedc.planner.fit.validate import Validation, errors, validate
+from schedc.planner.times.problem import TrainingRun
 from schedc.planner.times.table import RunTable
 
 
@@ -50,6 +51,12 @@ class FitResult:
         return 100.0 * _mean(np.abs(self.ratios) <= 0.1)
 
 
+def _seen_ranges(runs: Sequence[TrainingRun]) -> SeenRanges:
+    """The ranges of the sizes of runs."""
+    values = {axis: [getattr(run.axes, axis) for run in runs] for axis in SEEN_AXES}
+    return {axis: (min(sizes), max(sizes)) for axis, sizes in values.items() if sizes}
+
+
 def _mean(values: Floats | Bools) -> float:
     return float(values.mean()) if values.size else 0.0
 
@@ -73,7 +80,7 @@ def fit_rows(measured: MeasuredRows, name: str, cross_validate: bool) -> FitResu
         round(validation.cv_mape_pct, 3) if validation else 0.0,
         whole.at_bound,
         whole.at_prior,
-        seen=seen_ranges(measured.runs),
+        seen=_seen_ranges(measured.runs),
         calibrated=len(calibration),
     )
     ratios = errors(estimator, whole.position)

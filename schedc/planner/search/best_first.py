@@ -287,9 +287,10 @@ class _BestFirst:
             plans[-1].step_s if plans else None,
             policies,
         )
-        left_out = [*self.space.left_out, *(LeftOut(name, reason) for name, reason in self.orders.refused.items())]
+        refused = (LeftOut(name, reason) for name, reason in self.orders.refused.items())
+        left_out = (*self.space.offered.left_out, *refused)
         space = SpaceCounts(
-            self.space.raw, self.candidates.legal, len(self.candidates), self.space.restrictions, tuple(left_out)
+            self.space.raw, self.candidates.legal, len(self.candidates), self.space.restrictions, left_out
         )
         return SearchResult(space, self.counts, self.clock.seconds(), certificate, plans, pareto_front(self.exact))
 

@@ -9,7 +9,7 @@ import numpy as np
 from schedc.diagnostics import Diagnostic, RequestError
 from schedc.model.sizes import LayerKind, ModelSizes
 from schedc.planner.space.conditions import INNER
-from schedc.planner.space.space import OUTER, PlanSpace
+from schedc.planner.space.space import OUTER, PlanSpace, listed
 
 
 def refuse_nothing_legal(space: PlanSpace) -> None:
@@ -41,10 +41,10 @@ def refuse_nothing_met(space: PlanSpace) -> None:
     No schedule is read for it. `refuse_nothing_legal` asks this first.
     """
     before = 0
-    for left in space.met:
-        if not left.combinations:
-            raise _refusal(space, left.what, before)
-        before = left.combinations
+    for remaining in space.met:
+        if not remaining.combinations:
+            raise _refusal(space, remaining.what, before)
+        before = remaining.combinations
 
 
 def _unplaceable(model: ModelSizes) -> bool:
@@ -69,7 +69,7 @@ def _nearest(space: PlanSpace, what: str) -> str:
         return _met_alone(space, what) or "leave it out, or weaken one of the conditions before it"
     if "devices are" in what:
         values = space.values
-        return f"tp is one of {_list(values.tp)}, cp of {_list(values.cp)}, pp of {_list(values.pp)}"
+        return f"tp is one of {listed(values.tp)}, cp of {listed(values.cp)}, pp of {listed(values.pp)}"
     return "take another number of devices or another batch, or `--space wide`"
 
 
@@ -79,7 +79,7 @@ def _met_alone(space: PlanSpace, what: str) -> str:
     if condition.names & INNER or condition.holds(space.grid).any():
         return ""
     asked = [name for name in OUTER if name in condition.names]
-    return "; ".join(f"{name} is one of {_list(getattr(space.values, name))}" for name in asked)
+    return "; ".join(f"{name} is one of {listed(getattr(space.values, name))}" for name in asked)
 
 
 def nearest_batches(space: PlanSpace, count: int = 3) -> list[int]:
@@ -90,7 +90,3 @@ def nearest_batches(space: PlanSpace, count: int = 3) -> list[int]:
     below = np.maximum(1, space.batch // share) * share
     near = {int(batch) for batch in (*below, *(below + share))}
     return sorted(near, key=lambda batch: (abs(batch - space.batch), batch))[:count]
-
-
-def _list(values: tuple[int, ...]) -> str:
-    return ", ".join(map(str, values))

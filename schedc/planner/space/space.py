@@ -6,7 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate
 from math import prod
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -14,11 +16,10 @@ import numpy as np
 from schedc.ir.arrays import Bools, Int64
 from schedc.model.sizes import ModelSizes
 from schedc.planner.cluster.values import Cluster
-from schedc.planner.space.axes import OUTER_AXES, PlanAxes, Prefix
+from schedc.planner.space.axes import ORDER_AXES, OUTER_AXES, Prefix
 from schedc.planner.space.axis_values import AxisValues, axis_values
 from schedc.planner.space.blocks import InnerAxes, OrderOption, PlanBlock
 from schedc.planner.space.conditions import INNER, PlanCondition
-from schedc.planner.space.offered import OfferedSchedules
 
 if TYPE_CHECKING:
     from schedc.planner.space.schedules import LeftOut, ScheduleChoice
@@ -43,24 +44,59 @@ RESTRICTIONS = (
 
 
 class Remaining(NamedTuple):
-    """What is left of the outer axes behind a constraint. what: the constraint."""
+    """What constraints up to one leave of the outer axes. what: the last one. points: [points] whether it is left."""
 
     what: str
-    combinations: int
+    points: Bools
+
+    @property
+    def combinations(self) -> int:
+        return int(np.count_nonzero(self.points))
+
+
+@dataclass(frozen=True, eq=False)
+class OfferedSchedules:
+    """The schedules of the library, and of the `.sched` files in ``folder``.
+
+    They are read when first asked for: a space without a plan rarely needs them.
+    """
+
+    folder: Path | None = None
+
+    @cached_property
+    def _read(self) -> tuple[tuple[ScheduleChoice, ...], tuple[LeftOut, ...]]:
+        """What `all_schedules` says. The compiler of schedules is imported here, which takes as long as reading."""
+        from schedc.planner.space.schedules import all_schedules
+
+        return all_schedules(self.folder)
+
+    @property
+    def choices(self) -> tuple[ScheduleChoice, ...]:
+        """Those that plans may use."""
+        return self._read[0]
+
+    @property
+    def left_out(self) -> tuple[LeftOut, ...]:
+        """Those that no plan can use."""
+        return self._read[1]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of `choices`."""
+        return tuple(choice.name for choice in self.choices)
 
 
 @dataclass(frozen=True, eq=False)
 class PlanSpace:
     """Legal plans of a model on a cluster.
 
-    batch, seq: sequences of a step, and tokens of each. kind: `standard` or `wide`. offered: schedules.
+    batch, seq: sequences of a step, and tokens of each. offered: schedules.
     """
 
     model: ModelSizes
     cluster: Cluster
     batch: int
     seq: int
-    kind: str
     values: AxisValues
     conditions: tuple[PlanCondition, ...] = ()
     offered: OfferedSchedules = field(default_factory=OfferedSchedules)
@@ -77,9 +113,9 @@ class PlanSpace:
         conditions: Sequence[PlanCondition] = (),
         offered: OfferedSchedules | None = None,
     ) -> PlanSpace:
-        """The space of a kind. offered: schedules; None for those of the library."""
+        """The space of a kind, `standard` or `wide`. offered: schedules; None for those of the library."""
         values = axis_values(model, cluster, seq, kind)
-        return cls(model.at(seq), cluster, batch, seq, kind, values, tuple(conditions), offered or OfferedSchedules())
+        return cls(model.at(seq), cluster, batch, seq, values, tuple(conditions), offered or OfferedSchedules())
 
     @property
     def raw(self) -> int:
@@ -87,17 +123,16 @@ class PlanSpace:
         return self.values.raw * sum(3 if choice.limiting else 1 for choice in self.offered.choices)
 
     @property
-    def left_out(self) -> tuple[LeftOut, ...]:
-        """Schedules without plans."""
-        return self.offered.left_out
-
-    @property
     def restrictions(self) -> tuple[str, ...]:
         """What no plan of this space has, as sentences."""
-        v = self.values
-        kept = [f"context ranks: {_listed(v.cp)}", f"stages of a rank: {_listed(v.vpp)}"]
-        kept += [f"sequences of a microbatch: {_listed(v.microbatch)}", f"ZeRO: {_listed(v.zero)}"]
-        return (*RESTRICTIONS, *kept, *(condition.option for condition in self.conditions))
+        axes = {
+            "context ranks": self.values.cp,
+            "stages of a rank": self.values.vpp,
+            "sequences of a microbatch": self.values.microbatch,
+            "ZeRO": self.values.zero,
+        }
+        offered = (f"{what}: {listed(values)}" for what, values in axes.items())
+        return (*RESTRICTIONS, *offered, *(condition.option for condition in self.conditions))
 
     @cached_property
     def grid(self) -> dict[str, Int64]:
@@ -110,59 +145,41 @@ class PlanSpace:
         return columns | {"devices": columns["dp"] * ranks, "batch": np.full(ranks.size, self.batch)}
 
     @cached_property
-    def _met(self) -> tuple[tuple[Remaining, ...], Bools]:
-        """What each constraint but those of schedules leaves, in order, and [points] the combinations that are left."""
-        c = self.grid
-        left: Bools = np.ones(c["tp"].size, bool)
-        steps: list[Remaining] = []
-        wholes = c["dp"] * c["microbatch"] * c["microbatches"] == self.batch
-        inside = c["pp"] * c["vpp"] <= self.model.layers + self.model.mtp
+    def met(self) -> tuple[Remaining, ...]:
+        """What each constraint on the outer axes leaves, in the order in which they are asked. No schedule is read."""
+        grid = self.grid
+        wholes = grid["dp"] * grid["microbatch"] * grid["microbatches"] == self.batch
+        inside = grid["pp"] * grid["vpp"] <= self.model.layers + self.model.mtp
         laws: list[tuple[str, Bools]] = [
-            (f"{self.cluster.devices:,} devices are tp*cp*pp*dp", c["devices"] == self.cluster.devices),
+            (f"{self.cluster.devices:,} devices are tp*cp*pp*dp", grid["devices"] == self.cluster.devices),
             (f"{self.batch:,} sequences are dp*microbatch*microbatches", wholes),
             (f"a stage of the {self.model.layers} layers is not empty", inside),
-            ("a pipeline of one rank has one stage", (c["pp"] > 1) | (c["vpp"] == 1)),
-            ("ep divides tp*cp*dp", c["tp"] * c["cp"] * c["dp"] % c["ep"] == 0),
-            (f"ranks share {self.seq:,} tokens evenly", self.seq % (c["tp"] * c["cp"]) == 0),
-            ("an expert group fills whole nodes, or a node holds whole groups", self._whole_nodes(c)),
+            ("a pipeline of one rank has one stage", (grid["pp"] > 1) | (grid["vpp"] == 1)),
+            ("ep divides tp*cp*dp", grid["tp"] * grid["cp"] * grid["dp"] % grid["ep"] == 0),
+            (f"ranks share {self.seq:,} tokens evenly", self.seq % (grid["tp"] * grid["cp"]) == 0),
+            ("an expert group fills whole nodes, or a node holds whole groups", self._whole_nodes),
         ]
-        laws += [(condition.option, condition.holds(c)) for condition in self.conditions if not condition.names & INNER]
-        for what, law in laws:
-            left = left & law
-            steps.append(Remaining(what, int(np.count_nonzero(left))))
-        return tuple(steps), left
+        outer = (condition for condition in self.conditions if not condition.names & INNER)
+        laws += [(condition.option, condition.holds(grid)) for condition in outer]
+        points = accumulate((law for _, law in laws), np.logical_and)
+        return tuple(Remaining(what, each) for (what, _), each in zip(laws, points, strict=True))
 
     @cached_property
-    def _ordered(self) -> Bools:
-        """[points] the combinations that have a plan."""
-        left = self._met[1].copy()
-        points = np.flatnonzero(left)
-        none = [not self.orders(*self._order_key(int(point))) for point in points]
-        left[points[np.array(none, np.bool_)]] = False
-        return left
+    def ordered(self) -> Remaining:
+        """What schedules leave behind `met`: the combinations that have a plan."""
+        points = self.met[-1].points.copy()
+        for point in np.flatnonzero(points):
+            points[point] = bool(self.orders(*(int(self.grid[name][point]) for name in ORDER_AXES)))
+        return Remaining("a schedule takes so many ranks, microbatches and stages", points)
 
-    def _whole_nodes(self, c: dict[str, Int64]) -> Bools:
+    @property
+    def _whole_nodes(self) -> Bools:
         """[points] whether expert groups lie on nodes evenly, and tensor groups of a model without experts.
 
         Devices that the innermost level reaches are a node here.
         """
-        group, node = c["ep"] if self.model.moe else c["tp"], self.cluster.levels[0].size
+        group, node = self.grid["ep" if self.model.moe else "tp"], self.cluster.levels[0].size
         return np.asarray((node % group == 0) | (group % node == 0), np.bool_)
-
-    @property
-    def met(self) -> tuple[Remaining, ...]:
-        """What each constraint on the outer axes leaves, in the order in which they are asked. No schedule is read."""
-        return self._met[0]
-
-    @property
-    def ordered(self) -> Remaining:
-        """What schedules leave behind `met`."""
-        count = int(np.count_nonzero(self._ordered))
-        return Remaining("a schedule takes so many ranks, microbatches and stages", count)
-
-    def _order_key(self, point: int) -> tuple[int, int, int]:
-        c = self.grid
-        return int(c["pp"][point]), int(c["microbatches"][point]), int(c["vpp"][point])
 
     def orders(self, ranks: int, microbatches: int, chunks: int) -> tuple[OrderOption, ...]:
         """The schedules that take these sizes, with each of their limits, pairs overlapped or not."""
@@ -178,9 +195,8 @@ class PlanSpace:
 
     def prefixes(self) -> Iterator[Prefix]:
         """The outer axes of all legal plans."""
-        c = self.grid
-        for point in np.flatnonzero(self._ordered):
-            yield Prefix(zero=0, **{name: int(c[name][point]) for name in OUTER_AXES})
+        for point in np.flatnonzero(self.ordered.points):
+            yield Prefix(zero=0, **{name: int(self.grid[name][point]) for name in OUTER_AXES})
 
     def blocks(self) -> Iterator[PlanBlock]:
         """All legal plans."""
@@ -188,36 +204,37 @@ class PlanSpace:
         for prefix in self.prefixes():
             alike[prefix.pp, prefix.vpp, prefix.ep == 1].append(prefix)
         for prefixes in alike.values():
-            inner = self.inner_axes(prefixes)
+            inner = self._inner_axes(prefixes)
             width = max(1, _BLOCK // max(1, prod(inner.shape)))
             for low in range(0, len(prefixes), width):
-                block = self._block(tuple(prefixes[low : low + width]), inner)
+                block = self.block(prefixes[low : low + width], inner)
                 if block.legal.any():
                     yield block
 
-    def inner_axes(self, prefixes: Sequence[Prefix]) -> InnerAxes:
+    def _inner_axes(self, prefixes: Sequence[Prefix]) -> InnerAxes:
         """The inner axes of prefixes with the same pp and vpp, and all experts on one rank or none."""
-        v, (pp, vpp, alone) = self.values, (prefixes[0].pp, prefixes[0].vpp, prefixes[0].ep == 1)
+        values, (pp, vpp, alone) = self.values, (prefixes[0].pp, prefixes[0].vpp, prefixes[0].ep == 1)
         options = {option: None for prefix in prefixes for option in self.orders(*prefix.order_key)}
         wheres = {"all", *(("chunk0",) if vpp > 1 else ()), *(("first_half",) if pp > 1 else ())}
         return InnerAxes(
             tuple(option for option in options if not (option.overlap and alone)),
-            tuple(level for level in v.levels if level[1] in wheres),
-            v.layouts if pp > 1 else v.layouts[:1],
-            ("flat",) if alone else v.methods,
-            v.zero,
+            tuple(level for level in values.levels if level[1] in wheres),
+            values.layouts if pp > 1 else values.layouts[:1],
+            ("flat",) if alone else values.methods,
+            values.zero,
         )
 
-    def block(self, prefixes: Sequence[Prefix]) -> PlanBlock:
-        """The plans of prefixes with the same pp and vpp, and all experts on one rank or none."""
-        return self._block(tuple(prefixes), self.inner_axes(prefixes))
+    def block(self, prefixes: Sequence[Prefix], inner: InnerAxes | None = None) -> PlanBlock:
+        """The plans of prefixes with the same pp and vpp, and all experts on one rank or none.
 
-    def _block(self, prefixes: tuple[Prefix, ...], inner: InnerAxes) -> PlanBlock:
+        inner: values of the inner axes; those of these prefixes by default.
+        """
+        inner = inner or self._inner_axes(prefixes)
         taken = {prefix.order_key: set(self.orders(*prefix.order_key)) for prefix in prefixes}
         rows = {key: [option in options for option in inner.orders] for key, options in taken.items()}
         legal = np.zeros((len(prefixes), *inner.shape), bool)
         legal |= np.array([rows[prefix.order_key] for prefix in prefixes])[:, :, None, None, None, None]
-        block = PlanBlock(prefixes, inner, legal)
+        block = PlanBlock(tuple(prefixes), inner, legal)
         conditions = [condition for condition in self.conditions if condition.names & INNER]
         if conditions:
             axes: dict[str, Any] = {"devices": self.cluster.devices, "batch": self.batch, **inner.columns()}
@@ -230,14 +247,6 @@ class PlanSpace:
         """The schedule of a name that a plan has."""
         return next(choice for choice in self.offered.choices if choice.name == name)
 
-    def holds(self, axes: PlanAxes) -> bool:
-        """Whether a plan is one of this space."""
-        prefix = Prefix(zero=0, **{name: getattr(axes, name) for name in OUTER_AXES})
-        if prefix not in set(self.prefixes()):
-            return False
-        block = self.block([prefix])
-        return any(block.axes(int(number)) == axes for number in block.numbers())
 
-
-def _listed(values: Sequence[int]) -> str:
+def listed(values: Sequence[int]) -> str:
     return ", ".join(map(str, values))

@@ -16,9 +16,8 @@ from schedc.diagnostics import DiagnosticError
 from schedc.model.sizes import AttentionSizes, ModelSizes
 from schedc.planner.cluster.read import load_cluster
 from schedc.planner.fit.estimate import SPREAD, Estimator, at
-from schedc.planner.fit.fitted import fit_for, fit_text, load_fit
+from schedc.planner.fit.fitted import beyond, fit_for, fit_text, load_fit
 from schedc.planner.fit.rows import load_rows
-from schedc.planner.fit.seen import beyond
 from schedc.planner.fit.units import check_units
 from schedc.planner.fit.validate import choices, spearman
 from schedc.planner.presets.library import open_cluster, open_model

@@ -10,6 +10,7 @@ import pytest
 from schedc.diagnostics import RequestError
 from schedc.elaborate.sizes import bind_sizes, meets_requirements
 from schedc.planner.presets.library import open_cluster, open_model
+from schedc.planner.space.axes import OUTER_AXES, Prefix
 from schedc.planner.space.conditions import read_condition
 from schedc.planner.space.nothing_legal import nearest_batches, refuse_nothing_legal
 from schedc.planner.space.schedules import all_schedules
@@ -44,7 +45,8 @@ def test_plans_are_legal_and_distinct() -> None:
         assert placement.stages == plan.stages
         assert not plan.overlap or (choice.has_pairs and plan.ep > 1)
         assert plan.ep > 1 or plan.alltoall == "flat"
-        assert space.holds(plan)
+        block = space.block([Prefix(zero=0, **{name: getattr(plan, name) for name in OUTER_AXES})])
+        assert plan in {block.axes(int(number)) for number in block.numbers()}
 
 
 def test_a_wide_space_has_the_standard_one() -> None:
