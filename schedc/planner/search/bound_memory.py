@@ -12,7 +12,6 @@ import numpy as np
 
 from schedc.diagnostics import DiagnosticError
 from schedc.elaborate.evaluate import RANK, Evaluator, Scope
-from schedc.elaborate.sizes import bind_sizes, lets_and_requires
 from schedc.elaborate.walk import parts
 from schedc.ir.arrays import Floats, Int64
 from schedc.planner.search.placed_counts import PlacedCounts
@@ -42,12 +41,7 @@ def claimed_peaks(choice: ScheduleChoice, sizes: dict[str, int], ranks: int) -> 
     if not choice.shipped or choice.by_policy:
         return nothing
     try:
-        bound = bind_sizes(choice.tree, sizes)
-        evaluator = Evaluator(choice.tree.source, bound, {each.name: each for each in choice.tree.functions})
-        scope = Scope(1, dict(bound))
-        for item in lets_and_requires(choice.tree):
-            if isinstance(item, t.Let):
-                scope.names[item.name] = evaluator.value(item.value, scope)
+        evaluator, scope = choice.evaluated(sizes)
         peaks = nothing
         for claim in choice.tree.claims:
             peaks = _with_claim(peaks, claim, evaluator, scope)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -106,15 +106,22 @@ class ScheduleChoice:
 
     def _placed(self, sizes: dict[str, int], ranks: int, microbatches: int) -> Placement | None:
         try:
-            bound = bind_sizes(self.tree, sizes)
-            evaluator = Evaluator(self.tree.source, bound, {each.name: each for each in self.tree.functions})
-            scope = Scope(1, dict(bound))
-            for item in lets_and_requires(self.tree):
-                if isinstance(item, t.Let):
-                    scope.names[item.name] = evaluator.value(item.value, scope)
-            return build_placement(self.tree.places[0], ranks, microbatches, evaluator, scope)
+            return build_placement(self.tree.places[0], ranks, microbatches, *self.evaluated(sizes))
         except DiagnosticError:
             return None
+
+    def evaluated(self, sizes: dict[str, int]) -> tuple[Evaluator, Scope]:
+        """What evaluates expressions of the file at these sizes, and the values of its `let`s.
+
+        Raises `DiagnosticError` for sizes that are not legal.
+        """
+        bound = bind_sizes(self.tree, sizes)
+        evaluator = Evaluator(self.tree.source, bound, {each.name: each for each in self.tree.functions})
+        scope = Scope(1, dict(bound))
+        for item in lets_and_requires(self.tree):
+            if isinstance(item, t.Let):
+                scope.names[item.name] = evaluator.value(item.value, scope)
+        return evaluator, scope
 
     def placement(self, ranks: int, microbatches: int, chunks: int) -> Placement | None:
         """Where stages lie, with ``chunks`` of them on a rank; None where the file has no such placement."""
@@ -201,25 +208,17 @@ def all_schedules(folder: Path | None = None) -> tuple[tuple[ScheduleChoice, ...
         except DiagnosticError as error:
             left_out.append(LeftOut(path.name, error.diagnostics[0].message))
             continue
-        same = any(own.name == choice.name for choice in choices)
-        if same:
+        if any(own.name == choice.name for choice in choices):
             left_out.append(LeftOut(path.name, f"another schedule has the name `{own.name}`"))
         else:
             choices.append(own)
-    return _usable(choices, left_out)
-
-
-def _usable(
-    choices: Iterable[ScheduleChoice], left_out: list[LeftOut]
-) -> tuple[tuple[ScheduleChoice, ...], tuple[LeftOut, ...]]:
-    kept = []
+    usable = []
     for choice in choices:
-        reason = choice.refusal() or ("" if choice.shipped else _deadlock(choice))
-        if reason:
+        if reason := choice.refusal() or ("" if choice.shipped else _deadlock(choice)):
             left_out.append(LeftOut(choice.name, reason))
         else:
-            kept.append(choice)
-    return tuple(kept), tuple(left_out)
+            usable.append(choice)
+    return tuple(usable), tuple(left_out)
 
 
 def _deadlock(choice: ScheduleChoice) -> str:
