@@ -15,25 +15,26 @@ from schedc.search.problem import SearchProblem
 
 
 @dataclass(frozen=True, eq=False)
-class Arcs:
-    """The arcs of a problem from both ends.
+class Windows:
+    """The arcs of a problem from both ends; earliest starts and latest ends of the cells, as far as arcs imply them."""
 
-    following: [cells] pairs (cell, lag) of the cells that start after a cell. followed: [cells] those it starts after.
-    Lags are in ticks.
-    """
+    problem: SearchProblem
 
-    following: list[list[tuple[int, int]]]
-    followed: list[list[tuple[int, int]]]
+    @cached_property
+    def following(self) -> list[list[tuple[int, int]]]:
+        """[cells] pairs (cell, lag) of the cells that start after a cell. Lags are in ticks."""
+        return self._linked(self.problem.before, self.problem.after)
 
-    @classmethod
-    def of(cls, problem: SearchProblem) -> Arcs:
-        arcs = cls([[] for _ in range(len(problem))], [[] for _ in range(len(problem))])
-        for before, after, lag in zip(
-            problem.before.tolist(), problem.after.tolist(), problem.lag.tolist(), strict=True
-        ):
-            arcs.following[before].append((after, lag))
-            arcs.followed[after].append((before, lag))
-        return arcs
+    @cached_property
+    def followed(self) -> list[list[tuple[int, int]]]:
+        """[cells] pairs (cell, lag) of the cells that a cell starts after. Lags are in ticks."""
+        return self._linked(self.problem.after, self.problem.before)
+
+    def _linked(self, cells: Int64, others: Int64) -> list[list[tuple[int, int]]]:
+        linked: list[list[tuple[int, int]]] = [[] for _ in range(len(self.problem))]
+        for cell, other, lag in zip(cells.tolist(), others.tolist(), self.problem.lag.tolist(), strict=True):
+            linked[cell].append((other, lag))
+        return linked
 
     def sorted(self, priority: list[tuple[int, ...]]) -> list[int]:
         """[cells] all cells in an order that respects the arcs; the possible cell of least ``priority`` goes first.
@@ -53,37 +54,28 @@ class Arcs:
                     heappush(ready, (priority[after], after))
         return order
 
-
-@dataclass(frozen=True, eq=False)
-class Windows:
-    """Earliest starts and latest ends of the cells, as far as the arcs imply them.
-
-    order: [cells] in an order that respects the arcs.
-    head: [cells] ticks before which a cell cannot start. tail: [cells] ticks that must follow its end.
-    """
-
-    problem: SearchProblem
-    arcs: Arcs
-
     @cached_property
     def order(self) -> list[int]:
-        order = self.arcs.sorted([()] * len(self.problem))
+        """[cells] in an order that respects the arcs."""
+        order = self.sorted([()] * len(self.problem))
         if len(order) < len(self.problem):
             raise CompilerBug("search", "the arcs contain a circle, so no order exists; this is refused earlier")
         return order
 
     @cached_property
     def head(self) -> Int64:
+        """[cells] ticks before which a cell cannot start."""
         duration, head = self.problem.duration.tolist(), [0] * len(self.problem)
         for cell in self.order:
-            head[cell] = max((head[b] + duration[b] + lag for b, lag in self.arcs.followed[cell]), default=0)
+            head[cell] = max((head[b] + duration[b] + lag for b, lag in self.followed[cell]), default=0)
         return np.array(head, np.int64)
 
     @cached_property
     def tail(self) -> Int64:
+        """[cells] ticks that must follow the end of a cell."""
         duration, tail = self.problem.duration.tolist(), [0] * len(self.problem)
         for cell in reversed(self.order):
-            tail[cell] = max((tail[a] + duration[a] + lag for a, lag in self.arcs.following[cell]), default=0)
+            tail[cell] = max((tail[a] + duration[a] + lag for a, lag in self.following[cell]), default=0)
         return np.array(tail, np.int64)
 
     @cached_property
@@ -100,21 +92,21 @@ class Windows:
         for cell, cells in zip(first, ranks, strict=True):
             if not self._after(cell).issuperset(cells):
                 return None
-        waits = {before for cell in first for before, _ in self.arcs.followed[cell]}
+        waits = {before for cell in first for before, _ in self.followed[cell]}
         return np.array(first, np.int64) if waits <= set(first) else None
 
     def _after(self, cell: int) -> set[int]:
         """The cell and all cells that follow from it, directly or not."""
-        reached, left = {cell}, [cell]
-        while left:
-            for after, _ in self.arcs.following[left.pop()]:
+        reached, pending = {cell}, [cell]
+        while pending:
+            for after, _ in self.following[pending.pop()]:
                 if after not in reached:
                     reached.add(after)
-                    left.append(after)
+                    pending.append(after)
         return reached
 
 
-def combinatorial_bound(problem: SearchProblem, windows: Windows, objective: str) -> int:
+def combinatorial_bound(windows: Windows, objective: str) -> int:
     """Ticks that no order of the problem can undercut.
 
     objective "span": the work of the busiest rank.
@@ -122,16 +114,16 @@ def combinatorial_bound(problem: SearchProblem, windows: Windows, objective: str
     of one machine that runs the rank's cells between their heads and tails and may interrupt them. It is the largest,
     over sets of cells, of the least head plus all durations plus the least tail (Carlier, EJOR 11, 1982).
     """
-    dependencies = problem.dependencies
+    problem, dependencies = windows.problem, windows.problem.dependencies
     if objective == "span":
         return int(bincount(dependencies.rank, problem.duration).max(initial=0))
     longest = int((windows.head + problem.duration + windows.tail).max(initial=0))
-    return max([longest, *(_one_machine(problem, windows, rank) for rank in range(dependencies.rank_start.size - 1))])
+    return max([longest, *(_one_machine(windows, rank) for rank in range(dependencies.rank_start.size - 1))])
 
 
-def _one_machine(problem: SearchProblem, windows: Windows, rank: int) -> int:
+def _one_machine(windows: Windows, rank: int) -> int:
     """The bound (2) for one rank, in ticks. It suffices to try sets of cells with at least some head and some tail."""
-    start = problem.dependencies.rank_start
+    problem, start = windows.problem, windows.problem.dependencies.rank_start
     cells = np.arange(start[rank], start[rank + 1])
     cells = cells[np.argsort(windows.head[cells], kind="stable")]
     head, tail, duration = windows.head[cells], windows.tail[cells], problem.duration[cells]

@@ -9,7 +9,7 @@ import numpy as np
 from schedc.ir.arrays import bincount
 from schedc.ir.op_tables import TURN
 from schedc.ir.ops import OpKind
-from schedc.search.bounds import Arcs, Windows
+from schedc.search.bounds import Windows
 from schedc.search.problem import SearchProblem, stage_key
 from schedc.step.choose import ByPriority, Ops, choose
 
@@ -17,25 +17,26 @@ Order = list[int]
 """[cells] all cells of a problem, each after those that it depends on. The cells of a rank run in this order."""
 
 
-def serial_order(problem: SearchProblem, arcs: Arcs) -> Order:
+def serial_order(windows: Windows) -> Order:
     """One microbatch after another, as far as the arcs allow, with each weight gradient as early as possible.
 
     If microbatches do not depend on each other (no pairs, one sequence), no order needs less memory on any rank.
     The reason: a microbatch runs its forwards through all chunks of a rank before its first backward there.
     """
-    schedule, first = problem.schedule, problem.dependencies.first
-    second = np.maximum(problem.dependencies.second, first)
+    schedule, first = windows.problem.schedule, windows.problem.dependencies.first
+    second = np.maximum(windows.problem.dependencies.second, first)
     microbatch = np.minimum(schedule.microbatch[first], schedule.microbatch[second])
     forward = schedule.kind[second] == OpKind.F
     weight = schedule.kind[first] == OpKind.W
-    return arcs.sorted(list(zip(microbatch.tolist(), forward.tolist(), (~weight).tolist(), strict=True)))
+    return windows.sorted(list(zip(microbatch.tolist(), forward.tolist(), (~weight).tolist(), strict=True)))
 
 
-def list_orders(problem: SearchProblem, windows: Windows, position: list[int]) -> Iterator[Order]:
+def list_orders(windows: Windows, position: list[int]) -> Iterator[Order]:
     """List schedules under different priorities, with promises of memory and without. Deadlocks are left out.
 
     position: [cells] position in the seed, or in another order, which some of the priorities follow.
     """
+    problem = windows.problem
     kind, dependencies = problem.schedule.kind, problem.dependencies
     weight = (kind[dependencies.first] == OpKind.W).tolist()
     backward = (kind[np.maximum(dependencies.second, dependencies.first)] != OpKind.F).tolist()
@@ -49,8 +50,8 @@ def list_orders(problem: SearchProblem, windows: Windows, position: list[int]) -
     takes, gives = _changes(problem)
     room = None if problem.capacity is None else problem.capacity.tolist()
     queues = (stage_key(problem.schedule) * 3 + TURN[kind])[dependencies.first].tolist()
-    duration, following = problem.duration.tolist(), windows.arcs.following
-    waits = list(map(len, windows.arcs.followed))
+    duration, following = problem.duration.tolist(), windows.following
+    waits = list(map(len, windows.followed))
     ops = Ops(dependencies.rank_start.tolist(), lambda cell: duration[cell[0]], following, waits)
     none = [0] * len(problem)
     for priority in priorities:

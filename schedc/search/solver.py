@@ -55,9 +55,7 @@ class SolverResult:
     seconds: float
 
 
-def solve(
-    problem: SearchProblem, windows: Windows, objective: str, bound: int, hint: Int64 | None, effort: Effort
-) -> SolverResult:
+def solve(windows: Windows, objective: str, bound: int, hint: Int64 | None, effort: Effort) -> SolverResult:
     """Search for an order with the least objective.
 
     objective: "makespan" or "span". bound: ticks of a known lower bound.
@@ -66,8 +64,8 @@ def solve(
     from ortools.sat.python import cp_model
 
     begin = perf_counter()
-    dependencies = problem.dependencies
-    horizon = _horizon(problem)
+    problem, dependencies = windows.problem, windows.problem.dependencies
+    horizon = int(problem.duration.sum() + problem.lag.sum())  # the best order ends before it, if any order exists
     if hint is not None and objective == "makespan":
         horizon = int((hint + problem.duration).max())
     model = cp_model.CpModel()
@@ -81,7 +79,7 @@ def solve(
     for rank in range(dependencies.rank_start.size - 1):
         model.add_no_overlap(cells[dependencies.rank_start[rank] : dependencies.rank_start[rank + 1]])
     _limit_memory(model, problem, start, horizon)
-    _minimize(model, problem, windows, start, objective, bound, horizon)
+    _minimize(model, windows, start, objective, bound, horizon)
     if hint is not None:
         for variable, value in zip(start, hint.tolist(), strict=True):
             model.add_hint(variable, value)
@@ -113,11 +111,6 @@ def _interruptible(solver: CpSolver, model: CpModel) -> CpSolverStatus:
         return search.result()
 
 
-def _horizon(problem: SearchProblem) -> int:
-    """Ticks within which the best order ends, if any order exists."""
-    return int(problem.duration.sum() + problem.lag.sum())
-
-
 def _limit_memory(model: CpModel, problem: SearchProblem, start: list[IntVar], horizon: int) -> None:
     """Require that the memory in use on each rank is at most its capacity at all times. Every hold is an interval."""
     if problem.capacity is None:
@@ -139,17 +132,9 @@ def _limit_memory(model: CpModel, problem: SearchProblem, start: list[IntVar], h
         model.add_cumulative(intervals, holds.amount[of_rank].tolist(), capacity)
 
 
-def _minimize(
-    model: CpModel,
-    problem: SearchProblem,
-    windows: Windows,
-    start: list[IntVar],
-    objective: str,
-    bound: int,
-    horizon: int,
-) -> None:
+def _minimize(model: CpModel, windows: Windows, start: list[IntVar], objective: str, bound: int, horizon: int) -> None:
     """Add the objective: the last end, or the longest time from a rank's first start to its last end."""
-    value = model.new_int_var(bound, horizon, "")
+    problem, value = windows.problem, model.new_int_var(bound, horizon, "")
     duration, dependencies = problem.duration.tolist(), problem.dependencies
     if objective == "makespan":
         for cell in np.flatnonzero(windows.tail == 0).tolist():

@@ -12,7 +12,7 @@ from schedc.diagnostics import CompilerBug, Diagnostic, DiagnosticError, Label, 
 from schedc.ir.arrays import Floats, Int64, repeat
 from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Schedule
-from schedc.search.bounds import Arcs, Windows, combinatorial_bound
+from schedc.search.bounds import Windows, combinatorial_bound
 from schedc.search.greedy import Order, list_orders, serial_order
 from schedc.search.problem import Freedom, SearchProblem, problem_of
 from schedc.search.solver import Effort, SolverResult, solve
@@ -105,23 +105,23 @@ def tune(
     _refuse_recomputation(seed)
     _refuse_too_many(seed, freedom)
     problem = problem_of(seed, costs, caps, freedom)
-    arcs = Arcs.of(problem)
-    simple = serial_order(problem, arcs)
+    windows = Windows(problem)
+    simple = serial_order(windows)
     if len(simple) < len(problem):
         raise _nothing_fits(seed, problem, caps, "")
-    windows, judge = Windows(problem, arcs), _Judge(costs, caps, objective)
+    judge = _Judge(costs, caps, objective)
     judged = judge(seed)
     candidates = [Candidate("seed", _seed_order(problem), judged)] if judged.fits else []
-    candidates += _without_search(problem, windows, judge, simple)
+    candidates += _without_search(windows, judge, simple)
     least = judge(with_cell_order(problem, simple)).peak
     if not candidates and problem.independent:
         raise _nothing_fits(seed, problem, caps, _needs(least, "the least"))
     best = reduce(_shorter, candidates) if candidates else None
-    ticks = combinatorial_bound(problem, windows, objective)
+    ticks = combinatorial_bound(windows, objective)
     own_bound, search = _cost(problem, objective, ticks), None
     if best is None or best.judged.value > own_bound * (1 + _ROUNDING):
         hint = None if best is None else start_times(problem, best.order)
-        search = solve(problem, windows, objective, ticks, hint, effort)
+        search = solve(windows, objective, ticks, hint, effort)
         best = _better(problem, judge, best, search)
     if best is None:
         raise _nothing_fits(seed, problem, caps, _needs(least, "enough for one order"), search)
@@ -184,11 +184,12 @@ class Candidate:
     judged: JudgedSchedule
 
 
-def _without_search(problem: SearchProblem, windows: Windows, judge: _Judge, simple: Order) -> Iterator[Candidate]:
+def _without_search(windows: Windows, judge: _Judge, simple: Order) -> Iterator[Candidate]:
     """The list schedules and the serial order, as far as they keep within the cap. simple: the serial order."""
+    problem = windows.problem
     position = np.empty(len(problem), np.int64)
     position[_seed_order(problem)] = np.arange(len(problem))
-    orders = [*(("list", order) for order in list_orders(problem, windows, position.tolist())), ("serial", simple)]
+    orders = [*(("list", order) for order in list_orders(windows, position.tolist())), ("serial", simple)]
     for origin, order in orders:
         judged = judge(with_cell_order(problem, order))
         if judged.fits:
