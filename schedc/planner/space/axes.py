@@ -47,9 +47,6 @@ class Prefix(Spread[int]):
         return RankSplit(tp=self.tp, cp=self.cp, ep=self.ep, microbatch=self.microbatch, alltoall=alltoall)
 
 
-ORDER_AXES = ("pp", "microbatches", "vpp")
-"""The axes of `Prefix.order_key`."""
-
 OUTER_AXES = tuple(field.name for field in fields(Prefix) if field.name != "zero")
 """The axes of prefixes."""
 

@@ -16,7 +16,7 @@ import numpy as np
 from schedc.ir.arrays import Bools, Int64
 from schedc.model.sizes import ModelSizes
 from schedc.planner.cluster.values import Cluster
-from schedc.planner.space.axes import ORDER_AXES, OUTER_AXES, Prefix
+from schedc.planner.space.axes import OUTER_AXES, Prefix
 from schedc.planner.space.axis_values import AxisValues, axis_values
 from schedc.planner.space.blocks import InnerAxes, OrderOption, PlanBlock
 from schedc.planner.space.conditions import INNER, PlanCondition
@@ -169,7 +169,7 @@ class PlanSpace:
         """What schedules leave behind `met`: the combinations that have a plan."""
         points = self.met[-1].points.copy()
         for point in np.flatnonzero(points):
-            points[point] = bool(self.orders(*(int(self.grid[name][point]) for name in ORDER_AXES)))
+            points[point] = bool(self.orders(*self._prefix(point).order_key))
         return Remaining("a schedule takes so many ranks, microbatches and stages", points)
 
     @property
@@ -195,8 +195,10 @@ class PlanSpace:
 
     def prefixes(self) -> Iterator[Prefix]:
         """The outer axes of all legal plans."""
-        for point in np.flatnonzero(self.ordered.points):
-            yield Prefix(zero=0, **{name: int(self.grid[name][point]) for name in OUTER_AXES})
+        return map(self._prefix, np.flatnonzero(self.ordered.points))
+
+    def _prefix(self, point: np.intp) -> Prefix:
+        return Prefix(zero=0, **{name: int(self.grid[name][point]) for name in OUTER_AXES})
 
     def blocks(self) -> Iterator[PlanBlock]:
         """All legal plans."""
