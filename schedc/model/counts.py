@@ -26,9 +26,10 @@ FlopCounts = Mapping[PartName, float]
 Number = TypeVar("Number", int, float)
 
 
-def part_parameters(part: LayerPart) -> int:
-    """The parameters of a part."""
-    return part.vectors + sum(product.copies * (product.size + product.bias) for product in part.products)
+def part_parameters(part: LayerPart, tp: int = 1) -> int:
+    """The parameters of a part on ``tp`` tensor ranks, summed. Each rank holds a head of keys at least."""
+    copied = (each.n.copied(tp) * each.k.total for each in part.products) if tp > 1 else ()
+    return part.vectors + sum(each.copies * (each.size + each.bias) for each in part.products) + sum(copied)
 
 
 def product_flops(part: LayerPart) -> int:
@@ -102,9 +103,9 @@ def model_parameters(model: ModelSizes) -> ModelParameters:
     return ModelParameters(_parameters(outside_parts(model)), layers, further, idle)
 
 
-def layer_parameters(model: ModelSizes, layer: int) -> Counts:
-    """The parameters of a layer, from 0. Layers from ``model.layers`` on predict further tokens."""
-    return _parameters(layer_parts(model, layer))
+def layer_parameters(model: ModelSizes, layer: int, tp: int = 1) -> Counts:
+    """The parameters of a layer, from 0. Layers from ``model.layers`` on predict further tokens. tp: tensor ranks."""
+    return _parameters(layer_parts(model, layer), tp)
 
 
 def without_experts(counts: Counts) -> tuple[int, int]:
@@ -113,8 +114,8 @@ def without_experts(counts: Counts) -> tuple[int, int]:
     return sum(counts.values()) - experts, experts
 
 
-def _parameters(parts: Parts) -> Counts:
-    counts = {name: part_parameters(parts[name]) for name in PartName if name in parts}
+def _parameters(parts: Parts, tp: int = 1) -> Counts:
+    counts = {name: part_parameters(parts[name], tp) for name in PartName if name in parts}
     return {name: count for name, count in counts.items() if count}
 
 

@@ -62,6 +62,12 @@ class SplitColumns(tuple[Heads, ...]):
         """Columns of a tensor rank, which holds one head at least."""
         return sum(max(number / tp, min(number, 1)) * each for number, each in self)
 
+    def copied(self, tp: int) -> int:
+        """Columns that several of ``tp`` ranks hold: those of heads beside others, and no whole matrices."""
+        if all(number == 1 for number, _ in self):
+            return 0
+        return sum(max(tp - number, 0) * each for number, each in self if number)
+
 
 class WeightProduct(NamedTuple):
     """Rows times a matrix: n columns of a result, each a sum over k columns of a row.

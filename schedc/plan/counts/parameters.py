@@ -44,7 +44,7 @@ def _of_rank(plan: Plan, names: Collection[PartName], further: bool = False) -> 
         return None
     parts = parts_of(layer.sizes, layer.kind, further=further)
     split = plan.parallel.tp if plan.parallel else 1
-    return ceil(sum(part_parameters(parts[name]) for name in names if name in parts) / split) + experts
+    return ceil(sum(part_parameters(parts[name], split) for name in names if name in parts) / split) + experts
 
 
 def _own_experts(plan: Plan) -> int | None:

@@ -82,7 +82,8 @@ class PlannedStep:
     @cached_property
     def parameter_bytes(self) -> Floats:
         """[kinds] bytes of the parameters of a part of each kind on a device, with gradients and optimizer."""
-        return held_parameters(kind_parameters(self.problem.model, self.placement.stages == 1), self.axes)
+        model, one_stage = self.problem.model, self.placement.stages == 1
+        return held_parameters(kind_parameters(model, one_stage, self.axes.tp), self.axes)
 
     def plan_file(self, name: str, memory: float, notes: tuple[str, ...] = ()) -> str:
         """The text of the plan file. memory: bytes that ranks may hold. notes: lines above the plan."""

@@ -70,7 +70,8 @@ class PlansOfOrder:
     @cached_property
     def parameters(self) -> Floats:
         """[n, 1, kinds, 2] parameters of a part of each kind: without its experts, and of its experts."""
-        return np.stack([kind_parameters(plan.problem.model, self.one_stage) for plan in self.plans])[:, None]
+        of_plans = (kind_parameters(plan.problem.model, self.one_stage, plan.axes.tp) for plan in self.plans)
+        return np.stack(list(of_plans))[:, None]
 
     @cached_property
     def microbatches(self) -> Floats:

@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from schedc.ir.arrays import Floats, Int64
-from schedc.model.counts import Counts, layer_parameters, model_parameters, without_experts
+from schedc.model.counts import layer_parameters, model_parameters, without_experts
 from schedc.model.parts import PartName
 from schedc.model.sizes import LayerKind, ModelSizes
 from schedc.model.spread import Spread
@@ -24,25 +24,23 @@ OPTIMIZER_BYTES = 28.0
 """Bytes per parameter that Adam reads and writes: gradient, master weight and two moments of 4, weight of 2."""
 
 
-@lru_cache(maxsize=64)
-def kind_parameters(model: ModelSizes, one_stage: bool = False) -> Floats:
-    """[kinds, 2] parameters of a part of each kind: without its experts, and of its experts.
+@lru_cache(maxsize=256)
+def kind_parameters(model: ModelSizes, one_stage: bool = False, tp: int = 1) -> Floats:
+    """[kinds, 2] parameters of a part of each kind on ``tp`` tensor ranks: without its experts, and of its experts.
 
     A head that uses the embedding has a copy of it, and so has a prediction, unless all are in one stage.
     """
     outside, kinds = model_parameters(model).outside, model.kinds
     word = outside[PartName.EMBEDDING]
     head = outside.get(PartName.HEAD, 0 if one_stage else word) + outside.get(PartName.NORMS, 0)
-    layers = {kind: layer_parameters(model, kinds.index(kind)) for kind in LayerKind if kind in kinds}
-    of_kind: dict[PartKind, Counts] = {
-        PartKind.DENSE: layers.get(LayerKind.DENSE, {}),
-        PartKind.MOE: layers.get(LayerKind.MOE, {}),
-        PartKind.MTP: layer_parameters(model, model.layers) if model.mtp else {},
-    }
-    if model.mtp and not one_stage:
-        of_kind[PartKind.MTP] = {**of_kind[PartKind.MTP], PartName.EMBEDDING: word}
-    whole = {PartKind.EMBEDDING: (word, 0), PartKind.HEAD: (head, 0)}
-    return np.array([whole.get(kind) or without_experts(of_kind[kind]) for kind in WORK], np.float64)
+    counts = {PartKind.EMBEDDING: (word, 0), PartKind.HEAD: (head, 0)}
+    for kind, layer in ((PartKind.DENSE, LayerKind.DENSE), (PartKind.MOE, LayerKind.MOE)):
+        if layer in kinds:
+            counts[kind] = without_experts(layer_parameters(model, kinds.index(layer), tp))
+    if model.mtp:
+        own, experts = without_experts(layer_parameters(model, model.layers, tp))
+        counts[PartKind.MTP] = own if one_stage else own + word, experts
+    return np.array([counts.get(kind, (0, 0)) for kind in WORK], np.float64)
 
 
 AnySpread: TypeAlias = Spread[int] | Spread[Floats]

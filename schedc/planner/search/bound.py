@@ -139,7 +139,9 @@ class _BlockBound:
             [[self.table.index[prefix.split_by(method)] for method in methods] for prefix in block.prefixes]
         )
         self.many = block.column("microbatches").astype(np.float64)
-        self.parameters = kind_parameters(self.problem.model, block.pp * block.vpp == 1)
+        model, one_stage = self.problem.model, block.pp * block.vpp == 1
+        of_prefixes = [kind_parameters(model, one_stage, prefix.tp) for prefix in block.prefixes]
+        self.parameters = np.stack(of_prefixes)[:, None]
 
     def bounded(self) -> BoundedBlock:
         shape = self.block.legal.shape
@@ -169,6 +171,8 @@ class _BlockBound:
         loads = rank_loads(self.table, rows, of_ranks, self.parameters, counts.of_stage.shape[0])
         shape, beside = self.rows.shape, (self.rows.shape[0], 1, self.rows.shape[1], 1)
         per_row = loads._replace(
+            own=loads.own.reshape(-1, 1, 1, 1),
+            experts=loads.experts.reshape(-1, 1, 1, 1),
             backward=loads.backward.reshape(beside),
             late=loads.late.reshape(2, *beside),
             busy=loads.busy.reshape(2, *beside),

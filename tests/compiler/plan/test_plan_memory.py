@@ -187,6 +187,9 @@ def test_parameters_of_moe_layers_are_those_of_the_model(name: str) -> None:
     assert layer_parameters(split) == ceil(own / 4) + experts // 2
     assert expert_share(split, PartKind.MOE) == (experts // 2) / (ceil(own / 4) + experts // 2)
     assert layer_parameters(replace(plan, block=None)) == expert_parameters(plan)
+    wide = read_plan(f"{lines}  parallel tp 16 of attention ep 2 dp 8", 1)
+    copies = 0 if model.attention.kv_lora else (16 - 8) * (128 + 128) * 4096
+    assert layer_parameters(wide) == ceil((own + copies) / 16) + experts // 2, "each rank has a head of keys"
 
 
 def test_attention_counts_in_memory_where_its_heads_are_known(tmp_path: Path) -> None:

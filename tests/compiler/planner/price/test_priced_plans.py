@@ -137,6 +137,15 @@ def test_skew_is_a_bar_of_its_own() -> None:
     assert skewed["efficiency of products"] == pytest.approx(even["efficiency of products"])
 
 
+@pytest.mark.parametrize(("tp", "columns"), [(4, 16 * 128 + 256), (8, 8 * 128 + 256), (16, 4 * 128 + 256)])
+def test_parameters_follow_the_columns_that_a_tensor_rank_multiplies(tp: int, columns: int) -> None:
+    """64 heads of queries, 4 of keys: 1,280 columns into attention on each of 8 ranks."""
+    model = open_model("qwen3-235b-a22b").at(4096)
+    own = kind_parameters(model, tp=tp)[WORK.index(PartKind.MOE), 0] / tp
+    others = kind_parameters(model)[WORK.index(PartKind.MOE), 0] - 4096 * (64 * 128 + 4 * 256)
+    assert own == others / tp + 4096 * columns
+
+
 @pytest.mark.parametrize("recompute", ["none", "full", "layer"])
 def test_a_prediction_of_a_model_without_experts_is_a_dense_layer(recompute: str) -> None:
     problem = replace(LLAMA, model=replace(LLAMA.model, mtp=1))
