@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import ceil, floor, log10
 
 UNITS: dict[str, float] = {
@@ -42,6 +43,11 @@ def plain(value: float, up: bool = False, digits: int = 6) -> str:
         step = 10.0 ** (floor(log10(value)) + 1 - digits)
         value = ceil(value / step * (1 - 1e-12)) * step
     return f"{value:.{digits}g}" if abs(value) < 10.0**digits else f"{value:.0f}"
+
+
+def equations(values: Mapping[str, object]) -> str:
+    """``P = 4, M = 10``: how messages write values by name, such as sizes."""
+    return ", ".join(f"{name} = {value}" for name, value in values.items())
 
 
 def digits(value: float) -> str:

@@ -22,6 +22,7 @@ from schedc.step.dependencies import Dependencies
 from schedc.step.memory import Memory
 from schedc.syntax import tree
 from schedc.syntax.input import Input, Order
+from schedc.units import equations
 
 if TYPE_CHECKING:
     from schedc.step.placed_works import TimedWorks
@@ -151,7 +152,7 @@ def _check(claim: tree.Claim, trials: Trials, facts: Facts, follows_costs: bool)
         user = _at_user_costs(claim, trials, names, verdict)
         result = _decided(claim, verdict, trials, user) if verdict.status != "open" else _tried(claim, verdict, trials)
     except NoValue as error:
-        message = f"`{claim.text}` has no value at {_sizes(trials.schedule)}"
+        message = f"`{claim.text}` has no value at {equations(trials.schedule.sizes)}"
         wrong = Diagnostic("S502", message, Label(error.node.span, str(error)), source=trials.schedule.source)
         return ClaimResult(claim.text, claim.condition_text, "tried", str(error), diagnostic=wrong)
     domain = verdict.space.texts if names & COSTLY else ()
@@ -268,7 +269,7 @@ def _diagnostic(claim: tree.Claim, schedule: Schedule, example: Counterexample) 
     on_rank = f"on rank {example.rank}, " if example.rank is not None else ""
     label = f"{on_rank}left {example.left:.10g}, right {example.right:.10g}" if example.comparison else on_rank
     costs = ", ".join(f"{symbol} = {value:.10g}" for symbol, value in example.costs.items())
-    place = f"at {_sizes(schedule)}"
+    place = f"at {equations(schedule.sizes)}"
     return Diagnostic(
         "S501",
         f"the claim `{claim.text}` does not hold",
@@ -281,7 +282,3 @@ def _diagnostic(claim: tree.Claim, schedule: Schedule, example: Counterexample) 
 
 def _number(value: float) -> float:
     return int(value) if float(value).is_integer() else value
-
-
-def _sizes(schedule: Schedule) -> str:
-    return ", ".join(f"{name} = {value}" for name, value in schedule.sizes.items())

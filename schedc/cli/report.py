@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from schedc.cli.common import EPILOG, cost_arguments, json_argument, note_plan, schedule_arguments
+from schedc.units import equations
 
 if TYPE_CHECKING:
     from schedc.load.library import Given
@@ -58,7 +59,7 @@ def report_command(schedule: Given, sizes: dict[str, int], costs: Costs, as_late
     if cells:
         from schedc.report.cells import to_text as cells_text
 
-        size = ", ".join(f"{name} = {value}" for name, value in cells["cells"]["sizes"].items())
+        size = equations(cells["cells"]["sizes"])
         click.echo("\n".join([f"at {size}:", *cells_text(cells["cells"])]))
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from schedc.draw.cells import CellColumns, cells_of
-from schedc.draw.facts import figures, sizes_fact, weighted
+from schedc.draw.facts import figures, weighted
 from schedc.draw.markup import plain_markup
 from schedc.ir.arrays import Int64
 from schedc.ir.schedule import Schedule
@@ -18,6 +18,7 @@ from schedc.step.dependencies import Dependencies
 from schedc.step.memory import Memory, measure_memory
 from schedc.step.timeline import Timeline, simulate
 from schedc.step.work_runs import WorkRuns
+from schedc.units import equations
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +72,7 @@ class Chart:
     @property
     def title(self) -> str:
         """Name and sizes, on one line."""
-        values = sizes_fact(self.schedule)
+        values = equations(self.schedule.sizes)
         named = f"{self.schedule.name} ({values})" if values else self.schedule.name
         return plain_markup(f"{named}, {self.said}" if self.said else named)
 

@@ -34,11 +34,6 @@ def figures(schedule: Schedule, timeline: Timeline, memory: Memory) -> dict[str,
     return {**facts, "peak memory": _range(memory.peak_memory)} if weighted(memory) else facts
 
 
-def sizes_fact(schedule: Schedule) -> str:
-    """The sizes of a schedule as words: ``P = 4, M = 10``."""
-    return ", ".join(f"{name} = {value}" for name, value in schedule.sizes.items())
-
-
 def weighted(memory: Memory) -> bool:
     """Whether the costs give activations a size, so that memory differs from their number."""
     return not np.array_equal(memory.memory_inside, memory.activations_inside)

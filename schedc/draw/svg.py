@@ -7,7 +7,7 @@ from typing import NamedTuple
 from schedc.diagnostics import CompilerBug
 from schedc.draw import frame, lanes, strips, work_lanes
 from schedc.draw.cells import CellColumns, cells_of
-from schedc.draw.facts import figures, sizes_fact, weighted
+from schedc.draw.facts import figures, weighted
 from schedc.draw.layout import GUTTER, LANE, MARGIN, STRIP_LANE, Detail, DrawingLayout, first_detail, plot_size
 from schedc.draw.markup import quantity
 from schedc.draw.style import NO_MORE, WORKS, document
@@ -16,6 +16,7 @@ from schedc.source import first_sentence
 from schedc.step.memory import Memory
 from schedc.step.timeline import Timeline
 from schedc.step.work_runs import WorkRuns
+from schedc.units import equations
 
 LIMIT = 2_000_000
 """Bytes of the largest drawing: with more, viewers and browsers get slow."""
@@ -118,5 +119,5 @@ def _header_facts(schedule: Schedule, timeline: Timeline, memory: Memory) -> lis
     if "pipes" in values:
         stages += f" in {values['pipes']} pipes"
     chosen = ("makespan", "bubble per rank", "bubble ratio", "peak activations", "peak memory")
-    facts = [sizes_fact(schedule), stages, *(f"{name} {values[name]}" for name in chosen if name in values)]
+    facts = [equations(schedule.sizes), stages, *(f"{name} {values[name]}" for name in chosen if name in values)]
     return [fact for fact in facts if fact]

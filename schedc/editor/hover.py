@@ -13,6 +13,7 @@ from schedc.step.costs.keys import KEYS
 from schedc.syntax.parser import parse
 from schedc.syntax.plan_words import PLAN_WORDS
 from schedc.syntax.tree import Function, Let, ScheduleTree, SizeParameter
+from schedc.units import equations
 
 _WORD = re.compile(r"[A-Za-z0-9_]+")
 _OP = re.compile(rf"([{LETTERS}])(\d*)")
@@ -146,7 +147,7 @@ def _figures(tree: ScheduleTree) -> str:
     except DiagnosticError:
         return tree.doc
     timeline, memory = simulate(schedule), measure_memory(schedule)
-    sizes = ", ".join(f"{name} = {value}" for name, value in schedule.sizes.items())
+    sizes = equations(schedule.sizes)
     figures = (
         f"{sizes}: makespan {timeline.makespan:g}, bubble ratio {timeline.bubble_ratio:.4f}, "
         f"at most {memory.peak_activations.max()} activations on a rank"

@@ -21,6 +21,7 @@ from schedc.step.op_times import OpTimes, Pricer, StepTimes
 from schedc.step.rules import InTurn, Rule, Searched
 from schedc.step.timeline import run_durations
 from schedc.step.turn_loops import run_turns
+from schedc.units import equations
 
 MAX_COMPUTED = 4_000_000
 """Most ops of a computed order, summed over its choices, times the chunks of a rank: some seconds of work."""
@@ -131,7 +132,7 @@ def _stuck(order: WrittenOrder, ran: ChosenOrder, source: Source) -> Diagnostic:
     """The finding (S128) for a rule under which all ranks wait for each other. ran: the order up to there."""
     assert order.rule is not None
     left = np.setdiff1d(np.arange(len(order.schedule)), ran.rows)
-    where = ", ".join(f"{name} = {value}" for name, value in order.schedule.sizes.items())
+    where = equations(order.schedule.sizes)
     message = f"under this rule all ranks come to wait, {left.size} ops before the end, for {where}"
     help = "raise the limit, or write the ops in an order that keeps within it"
     waiting = Label(order.schedule.spans[order.schedule.span[left[0]]], "the first op of the text that never runs")

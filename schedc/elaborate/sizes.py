@@ -8,6 +8,7 @@ from schedc.diagnostics import Diagnostic, DiagnosticError, Label, RequestError,
 from schedc.elaborate.evaluate import MAX_VALUE, Evaluator, Scope
 from schedc.elaborate.place import MAX_STAGES
 from schedc.syntax import tree as t
+from schedc.units import equations
 
 MAX_MICROBATCHES = 65_536
 
@@ -97,8 +98,7 @@ def _too_many_segments(tree: t.ScheduleTree, sizes: Mapping[str, int]) -> list[D
 
 def unmet_requirement(tree: t.ScheduleTree, require: t.Require, sizes: Mapping[str, int]) -> Diagnostic:
     """The finding (S114) for a `require` that does not hold, with the nearest sizes that meet it."""
-    where = ", ".join(f"{name} = {value}" for name, value in sizes.items())
-    message = f"`{tree.name}` requires {require.text}, which does not hold for {where}"
+    message = f"`{tree.name}` requires {require.text}, which does not hold for {equations(sizes)}"
     hints = (_hint(tree, sizes, parameter) for parameter in _most_easily_changed(tree))
     help = next((hint for hint in hints if hint), "")
     return Diagnostic("S114", message, Label(require.span), help=help, source=tree.source)

@@ -23,6 +23,7 @@ from schedc.formulas.regions import SizeRegion
 from schedc.ir.arrays import Int64, repeat
 from schedc.step.rank_counts import COUNTS, TOTALS, counts
 from schedc.syntax.tree import ScheduleTree
+from schedc.units import equations
 
 MOST_PIECES = 40
 """A time with more linear pieces at one size is not described by formulas."""
@@ -181,8 +182,7 @@ def _measured(
         pieces = measured(fitted[row], space, TIMES[name], MOST_PIECES)
         if pieces is None:
             tick(len(order) - len(by_row))
-            place = ", ".join(f"{parameter} = {value}" for parameter, value in size.values.items())
-            return f"it has more than {MOST_PIECES} linear pieces at {place}"
+            return f"it has more than {MOST_PIECES} linear pieces at {equations(size.values)}"
         by_row[row] = pieces
         tick()
     return [by_row[row] for row in range(len(fitted))]

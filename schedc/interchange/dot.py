@@ -11,7 +11,6 @@ from collections.abc import Iterator
 import numpy as np
 from graphviz import Digraph
 
-from schedc.draw.facts import sizes_fact
 from schedc.draw.graph import CRITICAL, ORDER, VALUE, graph_text, lines, new_graph, refuse_large
 from schedc.draw.markup import quantity
 from schedc.draw.palette import FILLS, LIGHT
@@ -21,6 +20,7 @@ from schedc.step.bubbles import critical_path
 from schedc.step.costs.costs import Costs
 from schedc.step.timeline import Timeline, simulate
 from schedc.step.work_runs import WorkRuns
+from schedc.units import equations
 
 
 def export(schedule: Schedule, costs: Costs, works: WorkRuns | None = None) -> str:
@@ -34,7 +34,7 @@ def schedule_graph(schedule: Schedule, timeline: Timeline) -> Digraph:
     remedy = "choose smaller sizes with -D, or look at `schedc show --format html`, which shows the critical path too"
     refuse_large(len(timeline.dependencies), remedy, schedule.source)
     path = {cell: int(timeline.bound_by[cell]) for cell in critical_path(timeline).tolist()}
-    named = f"{schedule.name} ({sizes_fact(schedule)})" if schedule.sizes else schedule.name
+    named = f"{schedule.name} ({equations(schedule.sizes)})" if schedule.sizes else schedule.name
     graph = new_graph("schedule", [f"{named}, makespan {quantity(timeline.makespan)}"])
     for rank in range(schedule.ranks):
         with graph.subgraph(name=f"cluster_{rank}") as cluster:

@@ -22,6 +22,7 @@ from schedc.ir.ops import LETTERS
 from schedc.source import Source
 from schedc.step.dependencies import Dependencies
 from schedc.step.timeline import Timeline, observed
+from schedc.units import equations
 
 _OP = rf"(\d{{1,9}})([{LETTERS}])(\d{{1,9}})"
 _SLICE = re.compile(rf"(?:{_OP}|\({_OP};{_OP}\)OVERLAP_F_B)(?P<part> .*)?")
@@ -191,7 +192,7 @@ def _misfit(run: MeasuredRun, dependencies: Dependencies, message: str) -> NoRet
 
 
 def _title(name: str, sizes: Mapping[str, int]) -> str:
-    return f"{name or 'a schedule without a name'} ({', '.join(f'{key} = {value}' for key, value in sizes.items())})"
+    return f"{name or 'a schedule without a name'} ({equations(sizes)})"
 
 
 def _refuse(source: Source, message: str) -> NoReturn:

@@ -16,6 +16,7 @@ from schedc.ir.op_tables import BACKWARD, PAIRS, TURN
 from schedc.ir.ops import FACTS, LETTERS, PAIR_NAMES, OpKind
 from schedc.ir.schedule import Schedule
 from schedc.source import NOWHERE, Span
+from schedc.units import equations
 
 F, I, W, B = OpKind.F, OpKind.I, OpKind.W, OpKind.B  # noqa: E741
 
@@ -75,14 +76,11 @@ class _Table:
     def place(self, row: int, text: str) -> Label:
         return Label(self.schedule.spans[self.schedule.span[row]], text)
 
-    def sizes(self) -> str:
-        return ", ".join(f"{name} = {value}" for name, value in self.schedule.sizes.items())
-
     def finding(
         self, code: str, row: int, message: str, here: str, others: Sequence[Label] = (), help: str = ""
     ) -> Diagnostic:
         """A diagnostic at the op of ``row``; says on which rank and at which sizes, which the text does not."""
-        where = f"{here} (rank {self.schedule.rank[row]}, {self.sizes()})"
+        where = f"{here} (rank {self.schedule.rank[row]}, {equations(self.schedule.sizes)})"
         primary = self.place(row, where)
         notes = _phase(self.schedule, row) if primary.span == NOWHERE else ()
         shown = tuple(label for label in others if label.span not in (NOWHERE, primary.span))
@@ -166,10 +164,9 @@ def _is_empty(schedule: Schedule) -> list[Diagnostic]:
     """S203: there is an op."""
     if len(schedule):
         return []
-    sizes = ", ".join(f"{name} = {value}" for name, value in schedule.sizes.items())
     help = "every microbatch needs an F and a B, or an I and a W, on each stage"
     label = Label(schedule.spans[0] if schedule.spans else NOWHERE)
-    return [Diagnostic("S203", f"no op runs at {sizes}", label, help=help, source=schedule.source)]
+    return [Diagnostic("S203", f"no op runs at {equations(schedule.sizes)}", label, help=help, source=schedule.source)]
 
 
 # Invariants of the ops. Each takes the table and gives the diagnostics.
@@ -250,7 +247,7 @@ def _lacking(table: _Table, what: str, lacks: Bools, other: Int32) -> list[Diagn
             last = int(same[-1])
             return table.finding("S203", last, message, f"the last {what} of stage {stage} is that of microbatch "
                                  f"{schedule.microbatch[last]}, here")  # fmt: skip
-        note = f"rank {rank} runs no {what} of stage {stage} at {table.sizes()}"
+        note = f"rank {rank} runs no {what} of stage {stage} at {equations(schedule.sizes)}"
         return Diagnostic("S203", message, Label(_end_of_rank(schedule, rank)), notes=(note,), source=schedule.source)
 
     return _first(slots, places, slots.size + unknown - present, describe)

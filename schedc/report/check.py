@@ -11,7 +11,7 @@ from schedc.ir.plan import NO_PLAN
 from schedc.ir.recomputed import has_recomputation
 from schedc.ir.schedule import Schedule
 from schedc.report.ranks import rank_table
-from schedc.units import amount, shown
+from schedc.units import amount, equations, shown
 
 # Reports of plans and cells are imported where they are used: most runs have none, and start faster without them.
 
@@ -160,7 +160,7 @@ def _inside_text(facts: dict[str, Any]) -> str:
 
 def to_text(facts: dict[str, Any], every_rank: bool) -> str:
     """`to_json`'s facts for people. every_rank: a line for each rank, see `rank_table`."""
-    sizes = ", ".join(f"{name} = {value}" for name, value in facts["sizes"].items())
+    sizes = equations(facts["sizes"])
     lines = [f"{facts['schedule']} ({sizes}): {facts['ops']} ops on {facts['ranks']} ranks, {facts['stages']} stages"]
     if "layers" in facts:
         lines.append(f"{facts['layers']} layers, by stage {' '.join(map(str, facts['layers_per_stage']))}")

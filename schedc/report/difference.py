@@ -7,6 +7,7 @@ from typing import Any
 
 from schedc.ir.schedule import Schedule
 from schedc.step.difference import Difference, RankDifference
+from schedc.units import equations
 
 _RANKS_SHOWN = 8
 
@@ -37,7 +38,7 @@ def to_text(difference: Difference) -> Iterator[str]:
 
 
 def _title(schedule: Schedule) -> str:
-    return f"{schedule.name} ({', '.join(f'{name} = {value}' for name, value in schedule.sizes.items())})"
+    return f"{schedule.name} ({equations(schedule.sizes)})"
 
 
 def _rank(rank: RankDifference) -> Iterator[str]:

@@ -19,6 +19,7 @@ from schedc.formulas.text import (
     latex,
     text,
 )
+from schedc.units import equations
 
 SCHEMA, VERSION = "schedc.report", 1
 
@@ -218,5 +219,4 @@ def _why(unknown: dict[str, Any]) -> str:
 
 
 def _where(example: dict[str, Any]) -> str:
-    values = {**example["sizes"], **example.get("costs", {})}
-    return ", ".join(f"{name} = {value}" for name, value in values.items())
+    return equations({**example["sizes"], **example.get("costs", {})})

@@ -7,6 +7,7 @@ from typing import Any
 
 from schedc.claims.check import Status
 from schedc.claims.sweep import Sweep
+from schedc.units import equations
 
 _WORDS: dict[Status, str] = {
     "proved": "proved for all costs at",
@@ -29,8 +30,7 @@ def to_text(name: str, result: Sweep) -> Iterator[str]:
     for text, counts in result.claims:
         yield f"expect {text}: {_counted(counts)}"
     if result.smallest:
-        sizes = ", ".join(f"{key} = {value}" for key, value in result.smallest.sizes.items())
-        yield f"the smallest size that fails: {sizes}"
+        yield f"the smallest size that fails: {equations(result.smallest.sizes)}"
 
 
 def _counted(counts: Mapping[Status, int]) -> str:

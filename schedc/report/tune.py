@@ -8,6 +8,7 @@ from typing import Any
 from schedc.inputs import without_places
 from schedc.ir.schedule import Schedule
 from schedc.search.tune import JudgedSchedule, TuningResult
+from schedc.units import equations
 
 _ORIGINS = {
     "seed": "the order of the file: nothing better was found",
@@ -58,7 +59,7 @@ def _judged(order: JudgedSchedule) -> dict[str, Any]:
 def to_text(tuned: TuningResult, facts: dict[str, Any]) -> str:
     """The result for people: values, bound, and the memory of each rank. facts: those of `to_json`."""
     objective, seed, best = tuned.objective, tuned.seed, tuned.best
-    sizes = ", ".join(f"{key} = {value}" for key, value in facts["sizes"].items())
+    sizes = equations(facts["sizes"])
     over = "" if seed.fits else ", over the cap"
     lines = [
         f"{facts['schedule']} ({sizes}): {len(seed.schedule)} ops on {facts['ranks']} ranks",

@@ -25,6 +25,7 @@ from schedc.diagnostics import Diagnostic, Label
 from schedc.ir.schedule import Schedule
 from schedc.source import NOWHERE
 from schedc.step.dependencies import Dependencies
+from schedc.units import equations
 
 
 @dataclass(frozen=True)
@@ -62,9 +63,8 @@ def deadlock_diagnostics(dependencies: Dependencies) -> list[Diagnostic]:
         f"deadlock: {f'ranks {ranks} wait for each other' if len(cycle) > 1 else f'rank {ranks} waits for itself'}"
     )
     labels = _labels(schedule, cycle)
-    sizes = ", ".join(f"{name} = {value}" for name, value in schedule.sizes.items())
     trail = [f"{'' if i == 0 else '<- '}{_step(schedule, wait)}" for i, wait in enumerate(cycle)]
-    notes = (*trail, f"<- rank {cycle[0].rank}, at {sizes}")
+    notes = (*trail, f"<- rank {cycle[0].rank}, at {equations(schedule.sizes)}")
     last, first = cycle[-1], cycle[0]
     help = (
         f"on rank {first.rank}, {_op(schedule, last.needs)} comes after {_op(schedule, first.at)}: "

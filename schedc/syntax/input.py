@@ -11,6 +11,7 @@ from schedc.ir.schedule import Schedule
 from schedc.source import NOWHERE, Source
 from schedc.syntax.plan import PlanTree
 from schedc.syntax.tree import Claim, ScheduleTree, SizeParameter
+from schedc.units import equations
 
 
 @dataclass(frozen=True)
@@ -74,13 +75,9 @@ class Order:
         wrong = {name: value for name, value in sizes.items() if own.get(name) != value}
         if not wrong:
             return self.schedule
-        message = f"{_listed(wrong)} was asked for, but this order is one for {_listed(own)}"
+        message = f"{equations(wrong)} was asked for, but this order is one for {equations(own)}"
         help = "leave -D out; a .sched file describes a schedule at every size"
         raise RequestError([Diagnostic("S606", message, Label(NOWHERE), help=help, source=self.source)])
-
-
-def _listed(sizes: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} = {value}" for name, value in sizes.items())
 
 
 Input: TypeAlias = ScheduleTree | AppliedPlan | Order

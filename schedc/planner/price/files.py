@@ -21,7 +21,7 @@ from schedc.planner.space.axes import PlanAxes
 from schedc.planner.space.schedules import ScheduleChoice, open_choice
 from schedc.planner.times.problem import PlanProblem, TrainingRun
 from schedc.step.costs.costs import SCHEMA
-from schedc.units import digits
+from schedc.units import digits, equations
 
 
 def _unsaid(problem: PlanProblem) -> Iterator[str]:
@@ -89,7 +89,7 @@ class PlannedStep:
         """The text of the plan file. memory: bytes that ranks may hold. notes: lines above the plan."""
         sizes = self.choice.sizes(self.axes.pp, self.axes.microbatches, self.axes.vpp, self.axes.limit)
         assert sizes is not None
-        given = ", ".join(f"{size} = {value}" for size, value in sizes.items())
+        given = equations(sizes)
         lines = [*self._lines(), f"memory {digits(memory / 1e9)} GB"]
         before = "sched 1" if self.choice.shipped else self.choice.tree.source.text.rstrip()
         doc = [f"## {note}" for note in (*notes, *_unsaid(self.problem))]
