@@ -42,26 +42,25 @@ def _first(rows: npt.NDArray[np.int64]) -> list[int]:
 def _ends(values: LoweredValues) -> list[Diagnostic]:
     """S604: each value that one rank computes and another needs is sent once and received once, and no other value."""
     cells, findings = values.cells, []
-    for rows, home, verb in ((values.sends, values.produced, "sends"), (values.receives, values.consumed, "receives")):
+    ends = (
+        (values.sends, values.produced, values.sent, "sends what rank {} does not have to give away"),
+        (values.receives, values.consumed, values.received, "receives what rank {} does not need from another rank"),
+    )
+    for rows, home, message_row, fault in ends:
         slot = values.slot[rows]
         owner = np.where(slot >= 0, home[slot], -1)
         needless = rows[(owner < 0) | (cells.rank[owner] != cells.rank[rows])]
         for row in _first(needless):
-            message = f"{cells.text(row)} {verb} what rank {cells.rank[row]} does not " + (
-                "have to give away" if verb == "sends" else "need from another rank"
-            )
+            message = f"{cells.text(row)} {fault.format(cells.rank[row])}"
             findings.append(cells.finding("S604", row, message, help="remove it"))
         good = rows[~np.isin(rows, needless)]
-        first = (values.sent if verb == "sends" else values.received)[values.slot[good]]
-        for row in _first(good[first != good]):
-            earlier = int((values.sent if verb == "sends" else values.received)[values.slot[row]])
-            findings.append(
-                cells.finding("S604", row, f"{cells.text(row)} appears here twice", other=(earlier, "first here"))
-            )
+        for row in _first(good[message_row[values.slot[good]] != good]):
+            other = (int(message_row[values.slot[row]]), "first here")
+            findings.append(cells.finding("S604", row, f"{cells.text(row)} appears here twice", other=other))
     needed = values.produced >= 0
-    for message_row, home, receive in ((values.sent, values.produced, False), (values.received, values.consumed, True)):
+    for receive, (_, home, message_row, _) in enumerate(ends):
         for slot in np.flatnonzero(needed & (message_row < 0))[:SHOWN].tolist():
-            row, word = int(home[slot]), values.word(slot, receive)
+            row, word = int(home[slot]), values.word(slot, bool(receive))
             message = f"{cells.text(row)} has no {word}"
             help = f"write {word} {'before' if receive else 'behind'} it"
             findings.append(cells.finding("S604", row, message, help=help))
@@ -127,7 +126,7 @@ def _reduced(cells: TorchCells, rows: Int64) -> list[Diagnostic]:
 
 def _gathered(cells: TorchCells, rows: Int64) -> list[Diagnostic]:
     """Findings about UNSHARD and RESHARD of one stage on one rank. rows: its cells in order."""
-    rows = rows[~np.isin(cells.kind[rows], MESSAGES)]
+    rows = rows[~np.isin(cells.kind[rows], list(MESSAGES))]
     kind = cells.kind[rows]
     step = (kind == TorchCellKind.UNSHARD).astype(np.int64) - (kind == TorchCellKind.RESHARD)
     held = np.cumsum(step) - step  # before each cell

@@ -15,6 +15,7 @@ from schedc.diagnostics import DiagnosticError
 from schedc.interchange.refusals import cannot, one_copy, only_exported_ops, placement_form
 from schedc.ir.schedule import Schedule
 from schedc.step.costs.costs import Costs
+from schedc.units import equations
 
 
 @dataclass(frozen=True)
@@ -34,18 +35,8 @@ TORCHTITAN = Trainer("torchtitan", "0.3.0", "DualPipeV")
 NEMO_AUTOMODEL = Trainer("NeMo AutoModel", "0.7.0", "ZBVZeroBubble")
 
 
-def export_torchtitan(schedule: Schedule, _costs: Costs) -> str:
-    """The target ``torchtitan``; see `to_torchtitan`."""
-    return to_torchtitan(schedule)
-
-
-def export_nemo_automodel(schedule: Schedule, _costs: Costs) -> str:
-    """The target ``nemo``; see `to_nemo_automodel`."""
-    return to_nemo_automodel(schedule)
-
-
-def to_torchtitan(schedule: Schedule) -> str:
-    """Command-line flags of torchtitan, one per line, under comments; ends with a newline.
+def to_torchtitan(schedule: Schedule, _costs: Costs | None = None) -> str:
+    """The target ``torchtitan``: its flags, one per line, under comments; ends with a newline.
 
     ``xargs`` and ``shlex.split(text, comments=True)`` read them as arguments.
     Raises `DiagnosticError`: S603 for two copies of a stage, S607 for a placement that torchtitan does not have and
@@ -65,8 +56,8 @@ def to_torchtitan(schedule: Schedule) -> str:
     return "\n".join(lines) + "\n"
 
 
-def to_nemo_automodel(schedule: Schedule) -> str:
-    """The lines of a NeMo AutoModel recipe, as YAML under comments; ends with a newline.
+def to_nemo_automodel(schedule: Schedule, _costs: Costs | None = None) -> str:
+    """The target ``nemo``: the lines of a NeMo AutoModel recipe, as YAML under comments; ends with a newline.
 
     Raises `DiagnosticError`: S603 for two copies of a stage, S609 for an order with Rs. S607 for a placement that NeMo
     AutoModel does not have, for a single rank, and for fewer microbatches than ranks.
@@ -109,9 +100,8 @@ def _placed(schedule: Schedule, trainer: Trainer) -> tuple[str, int]:
 
 def _heading(schedule: Schedule, trainer: Trainer, use: str) -> list[str]:
     """Comments that name the order, the release of the trainer, and the file of the order."""
-    sizes = ", ".join(f"{name} = {value}" for name, value in schedule.sizes.items())
     return [
-        f"# {_one_line(schedule.name)}: {sizes}",
+        f"# {_one_line(schedule.name)}: {equations(schedule.sizes)}",
         f"# For {trainer.name} {trainer.version}: {use}",
         "# The schedule named here places the stages. Their order is that of the CSV, which",
         f"# `schedc export ... --to csv -o {shlex.quote(_csv(schedule))}` writes.",

@@ -10,20 +10,9 @@ import numpy.typing as npt
 from schedc.diagnostics import CompilerBug
 from schedc.interchange.torch_cells import MESSAGES, TorchCellKind, TorchCells
 from schedc.ir.arrays import Int64
-from schedc.ir.op_tables import BACKWARD, kinds_where
-from schedc.ir.ops import OpKind
-from schedc.ir.program import Channel, InstructionKind, Program, computation
+from schedc.ir.program import InstructionKind, Program, computation
+from schedc.ir.program_table import flows_of
 from schedc.ir.schedule import Schedule
-
-_CHANNELS = {
-    TorchCellKind.SEND_F: (Channel.ACTIVATION, 0),
-    TorchCellKind.RECV_F: (Channel.ACTIVATION, -1),
-    TorchCellKind.SEND_B: (Channel.GRADIENT, 0),
-    TorchCellKind.RECV_B: (Channel.GRADIENT, +1),
-}
-"""By kind of a message cell: its channel, and the stage that produced the value minus the stage that the cell names."""
-
-_RECEIVES = (TorchCellKind.RECV_F, TorchCellKind.RECV_B)
 
 
 class LoweredValues:
@@ -39,25 +28,19 @@ class LoweredValues:
         self.cells, self.place = cells, schedule.placement
         shape = (2, self.place.stages, self.place.microbatches)
         self.shape = shape
-        produced = np.full(shape, -1, np.int64)
-        for channel, kinds in ((Channel.ACTIVATION, [OpKind.F]), (Channel.GRADIENT, kinds_where(BACKWARD))):
-            rows = np.flatnonzero(np.isin(cells.kind, kinds))
-            produced[channel, cells.stage[rows], cells.microbatch[rows]] = rows
-        consumed = np.full(shape, -1, np.int64)
-        consumed[Channel.ACTIVATION, :-1] = produced[Channel.ACTIVATION, 1:]
-        consumed[Channel.GRADIENT, 1:] = produced[Channel.GRADIENT, :-1]
-        local = (consumed < 0) | (cells.rank[produced] == cells.rank[consumed])
-        produced[local] = consumed[local] = -1
-        self.produced, self.consumed = produced.ravel(), consumed.ravel()
+        self.produced, self.consumed = flows_of(cells, np.arange(cells.kind.size), shape[1:])
+        local = (self.consumed < 0) | (cells.rank[self.produced] == cells.rank[self.consumed])
+        self.produced[local] = self.consumed[local] = -1
         self.slot = np.full(cells.kind.size, -1, np.int64)
-        for kind, (channel, step) in _CHANNELS.items():
+        for kind, (_, channel, step) in MESSAGES.items():
             rows = np.flatnonzero(cells.kind == kind)
-            stage, microbatch = cells.stage[rows] + step, cells.microbatch[rows]
+            stage, microbatch = cells.stage[rows] - step, cells.microbatch[rows]
             inside = (stage >= 0) & (stage < shape[1]) & (microbatch < shape[2])
             self.slot[rows[inside]] = (channel * shape[1] + stage[inside]) * shape[2] + microbatch[inside]
-        receive = np.isin(cells.kind, _RECEIVES)
-        message = np.isin(cells.kind, MESSAGES)
-        self.sends, self.receives = np.flatnonzero(message & ~receive), np.flatnonzero(receive)
+        self.sends, self.receives = (
+            np.flatnonzero(np.isin(cells.kind, [kind for kind in MESSAGES if MESSAGES[kind][0] is post]))
+            for post in (InstructionKind.SEND, InstructionKind.RECV)
+        )
         self.sent, self.received = self._rows(self.sends), self._rows(self.receives)
 
     def _rows(self, rows: Int64) -> Int64:
@@ -69,9 +52,10 @@ class LoweredValues:
 
     def word(self, slot: int, receive: bool) -> str:
         """The text of the message cell that a slot needs: ``3RECV_B0``."""
-        channel, stage, microbatch = np.unravel_index(slot, self.shape)
-        letter, step = ("F", 1) if channel == Channel.ACTIVATION else ("B", -1)
-        return f"{stage + step * receive}{'RECV' if receive else 'SEND'}_{letter}{microbatch}"
+        of, stage, microbatch = np.unravel_index(slot, self.shape)
+        post = InstructionKind.RECV if receive else InstructionKind.SEND
+        kind, step = next((kind, step) for kind, (*end, step) in MESSAGES.items() if end == [post, of])
+        return f"{stage + step}{kind.name}{microbatch}"
 
 
 def program_of(values: LoweredValues) -> Program:

@@ -22,6 +22,7 @@ from schedc.plan.layout.parser import parse_layout
 from schedc.plan.layout.parts import Layout, PartKind
 from schedc.plan.layout.writer import write_layout
 from schedc.step.costs.costs import Costs
+from schedc.units import equations
 
 _COLUMNS = ("rank_start", "kind", "stage", "microbatch")
 _CHUNKS = "--num-virtual-stages-per-pipeline-rank"
@@ -70,20 +71,16 @@ _MODES = (
 )
 
 
-def export(schedule: Schedule, _costs: Costs, layout: Layout | None = None) -> str:
-    """The target ``megatron``; see `to_megatron`. layout: that of the schedule, with dense and MoE layers."""
-    if layout is None and schedule.layout:
-        layout = parse_layout(schedule.layout, dense=None if schedule.plan.experts is None else 0)
-    return to_megatron(schedule, layout)
+def to_megatron(schedule: Schedule, _costs: Costs | None = None, layout: Layout | None = None) -> str:
+    """The target ``megatron``: flags, one per line, under comments that say what else must hold; ends with a newline.
 
-
-def to_megatron(schedule: Schedule, layout: Layout | None = None) -> str:
-    """The flags, one per line, under comments that say what else must hold. The text ends with a newline.
-
-    layout: the layers of each stage. Its paddings are left out, because they hold nothing.
+    layout: the layers of each stage, by default those of the schedule. Its paddings are left out, because they hold
+    nothing.
     Raises `DiagnosticError`: S603 for two copies of a stage, S609 for an order with Rs. S607 for an order that
     Megatron does not make, for a layout with other stages, and for what `MegatronPlan` refuses; S614 for its lines.
     """
+    if layout is None and schedule.layout:
+        layout = parse_layout(schedule.layout, dense=None if schedule.plan.experts is None else 0)
     one_copy(schedule.placement, "Megatron", schedule.source)
     only_exported_ops(schedule, "Megatron")
     form = placement_form(schedule.placement)
@@ -140,8 +137,7 @@ def _with_layout(schedule: Schedule, layout: Layout, flags: Flags) -> Flags:
 
 def _text(schedule: Schedule, flags: Flags, attached: MegatronPlan) -> str:
     plan, more = attached.plan, attached.flags()
-    sizes = ", ".join(f"{name} = {value}" for name, value in schedule.sizes.items())
-    lines = [f"# {schedule.name}: {sizes}", f"# Flags of Megatron-LM with megatron-core {RELEASE}."]
+    lines = [f"# {schedule.name}: {equations(schedule.sizes)}", f"# Flags of Megatron-LM with megatron-core {RELEASE}."]
     if plan != Plan() and all(open_schedule(name).doc != schedule.doc for name in _shipped()):
         lines += [f"# From its comment: {line}" for line in schedule.doc.splitlines() if line.strip()]
     if plan.parallel is not None:

@@ -54,15 +54,15 @@ class Target:
 TARGETS: Mapping[str, Target] = {
     "csv": Target(
         "torch's schedule CSV, one line of ops per rank",
-        "torch_csv",
+        "torch_csv:to_torch_csv",
         note="torch itself loads no schedule with two directions (`schedc explain S603`)",
     ),
     "csv-lowered": Target("the same with messages, gathers and reductions", "torch_lowered", trains=True),
-    "torchtitan": Target("torchtitan's flags that go with the CSV", "csv_trainers:export_torchtitan", trains=True),
+    "torchtitan": Target("torchtitan's flags that go with the CSV", "csv_trainers:to_torchtitan", trains=True),
     "nemo": Target(
-        "the lines of a NeMo AutoModel recipe that go with the CSV", "csv_trainers:export_nemo_automodel", trains=True
+        "the lines of a NeMo AutoModel recipe that go with the CSV", "csv_trainers:to_nemo_automodel", trains=True
     ),
-    "megatron": Target("Megatron's flags", "megatron", trains=True, kinds=True),
+    "megatron": Target("Megatron's flags", "megatron:to_megatron", trains=True, kinds=True),
     "trace": Target("the predicted timeline for Perfetto and chrome://tracing", "trace", works=True),
     "dot": Target(
         "the dependency graph of a small schedule for graphviz, critical path marked",

@@ -11,6 +11,7 @@ import numpy as np
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label, did_you_mean
 from schedc.ir.arrays import Int64, repeat
 from schedc.ir.ops import OpKind
+from schedc.ir.program import Channel, InstructionKind
 from schedc.source import Source, Span
 
 MOST_RANKS, MOST_NUMBER = 4096, 65_535
@@ -33,7 +34,14 @@ class TorchCellKind(IntEnum):
     REDUCE_GRAD = 10
 
 
-MESSAGES = (TorchCellKind.SEND_F, TorchCellKind.RECV_F, TorchCellKind.SEND_B, TorchCellKind.RECV_B)
+MESSAGES = {
+    TorchCellKind.SEND_F: (InstructionKind.SEND, Channel.ACTIVATION, 0),
+    TorchCellKind.RECV_F: (InstructionKind.RECV, Channel.ACTIVATION, 1),
+    TorchCellKind.SEND_B: (InstructionKind.SEND, Channel.GRADIENT, 0),
+    TorchCellKind.RECV_B: (InstructionKind.RECV, Channel.GRADIENT, -1),
+}
+"""By kind of a message: its instruction, its channel, and the stage that a cell names minus the one that produces it,
+which a Program names."""
 OF_STAGE = (TorchCellKind.UNSHARD, TorchCellKind.RESHARD, TorchCellKind.REDUCE_GRAD)
 """Kinds of cells that have a stage, but no microbatch."""
 

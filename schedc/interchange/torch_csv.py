@@ -21,13 +21,8 @@ from schedc.source import Source
 from schedc.step.costs.costs import Costs
 
 
-def export(schedule: Schedule, _costs: Costs) -> str:
-    """The target ``csv``; see `to_torch_csv`."""
-    return to_torch_csv(schedule)
-
-
-def to_torch_csv(schedule: Schedule) -> str:
-    """The compute order of every rank; ends with a newline.
+def to_torch_csv(schedule: Schedule, _costs: Costs | None = None) -> str:
+    """The target ``csv``: the compute order of every rank; ends with a newline.
 
     Raises `DiagnosticError`: S609 for an order with Rs, S615 for one with pairs that have a W.
     """

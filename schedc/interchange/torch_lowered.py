@@ -12,25 +12,17 @@ from itertools import pairwise
 import numpy as np
 
 from schedc.interchange.refusals import one_copy, only_exported_ops
+from schedc.interchange.torch_cells import MESSAGES
 from schedc.ir.arrays import Int64
 from schedc.ir.op_tables import WEIGHT
 from schedc.ir.ops import OpKind
-from schedc.ir.program import Channel, InstructionKind, Program, computation
+from schedc.ir.program import InstructionKind, Program, computation
 from schedc.ir.schedule import Schedule
 from schedc.step.costs.costs import Costs
 from schedc.step.program.insert_communication import insert_communication
 
 GATHERED = 3
 """Most stages whose gathered parameters a rank holds at one time: the current one and the next two, as in torch."""
-
-_WORDS = {
-    (InstructionKind.SEND, Channel.ACTIVATION): "SEND_F",
-    (InstructionKind.RECV, Channel.ACTIVATION): "RECV_F",
-    (InstructionKind.SEND, Channel.GRADIENT): "SEND_B",
-    (InstructionKind.RECV, Channel.GRADIENT): "RECV_B",
-}
-_NEXT = {Channel.ACTIVATION: 1, Channel.GRADIENT: -1}
-"""By channel: the stage that receives a message minus the stage that produces it, which a Program names."""
 
 
 def export(schedule: Schedule, costs: Costs) -> str:
@@ -70,12 +62,11 @@ def _texts(program: Program) -> list[str]:
     for kind in (*map(InstructionKind, OpKind), InstructionKind.CELL):
         for index in np.flatnonzero(program.kind == kind).tolist():
             texts[index] = _compute(program, index)
-    for (kind, channel), word in _WORDS.items():
+    for word, (kind, channel, step) in MESSAGES.items():
         rows = np.flatnonzero((program.kind == kind) & (program.channel == channel))
-        step = _NEXT[channel] if kind is InstructionKind.RECV else 0
         stages, numbers = (program.stage[rows] + step).tolist(), program.microbatch[rows].tolist()
         for index, stage, microbatch in zip(rows.tolist(), stages, numbers, strict=True):
-            texts[index] = f"{stage}{word}{microbatch}"
+            texts[index] = f"{stage}{word.name}{microbatch}"
     return texts
 
 

@@ -90,24 +90,14 @@ def _ops(schedule: Schedule, timeline: Timeline) -> list[Event]:
             facts["phase"] = schedule.phases[phase]
         if schedule.spans[span] != NOWHERE:
             facts["source"] = f"{file}:{schedule.spans[span]}"
-        events.append(
-            {
-                "ph": "X",
-                "name": f"{stage}{LETTERS[kind]}{microbatch}",
-                "cat": LETTERS[kind],
-                "pid": rank,
-                "tid": int(kind != OpKind.F),
-                "ts": start[row],
-                "dur": length[row],
-                "args": facts,
-            }
-        )
+        name, track = f"{stage}{LETTERS[kind]}{microbatch}", int(kind != OpKind.F)
+        events.append(_slice(name, LETTERS[kind], (rank, track), (start[row], length[row]), facts))
     return events
 
 
 def _works(works: WorkRuns) -> Iterator[Event]:
     """The tracks of lanes, one complete event per work, and one per time that a rank stands at a JOIN."""
-    tracks = {(int(rank), _LANE + int(lane)): LANE_NAMES[lane] for rank, lane in zip(*_homes(works), strict=True)}
+    tracks = {(rank, _LANE + lane): LANE_NAMES[lane] for rank, lane in zip(*_homes(works), strict=True)}
     tracks |= {(int(works.rank[row]), _JOINS): "at JOINs" for row, _begin, _finish in works.waits}
     for (rank, track), name in sorted(tracks.items()):
         yield {"ph": "M", "name": "thread_name", "pid": rank, "tid": track, "args": {"name": name}}
@@ -120,12 +110,10 @@ def _works(works: WorkRuns) -> Iterator[Event]:
             "bytes" if works.in_bytes else "memory": work.bytes,
             "exposed": float(works.times.exposed[row]),
         }
-        yield _slice(_name(work), LANE_NAMES[lane], int(rank), _LANE + int(lane), begin[row], finish[row]) | {
-            "args": facts
-        }
+        yield _slice(_name(work), LANE_NAMES[lane], (rank, _LANE + lane), _during(begin[row], finish[row]), facts)
     for row, start, end in works.waits:
         name = f"JOIN {_name(works.works.work(row))}"
-        yield _slice(name, "exposed", int(works.rank[row]), _JOINS, start, end)
+        yield _slice(name, "exposed", (int(works.rank[row]), _JOINS), _during(start, end))
 
 
 def _homes(works: WorkRuns) -> tuple[list[int], list[int]]:
@@ -137,10 +125,18 @@ def _name(work: WorkRow) -> str:
     return f"{FACTS[work.kind].name} {work.stage}" + (f"F{work.microbatch}" if work.microbatch >= 0 else "")
 
 
-def _slice(name: str, category: str, rank: int, track: int, start: float, end: float) -> Event:
-    """A complete event. start, end: time units."""
-    times = {"ts": round(start * _UNIT, _DIGITS), "dur": round((end - start) * _UNIT, _DIGITS)}
-    return {"ph": "X", "name": name, "cat": category, "pid": rank, "tid": track, **times}
+def _during(start: float, end: float) -> tuple[float, float]:
+    """Begin and length in microseconds. start, end: time units."""
+    return round(start * _UNIT, _DIGITS), round((end - start) * _UNIT, _DIGITS)
+
+
+def _slice(
+    name: str, category: str, home: tuple[int, int], during: tuple[float, float], facts: Event | None = None
+) -> Event:
+    """A complete event. home: rank and track. during: begin and length in microseconds."""
+    (rank, track), (start, length) = home, during
+    event = {"ph": "X", "name": name, "cat": category, "pid": rank, "tid": track, "ts": start, "dur": length}
+    return event if facts is None else event | {"args": facts}
 
 
 def _counters(timeline: Timeline, memory: Memory, works: WorkRuns | None) -> list[Event]:

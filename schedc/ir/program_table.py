@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -60,17 +61,9 @@ class ProgramTable:
     def flows(self) -> tuple[Int64, Int64]:
         """[2 * stages * microbatches] instructions that produce and that consume each value which stages hand over,
         by slot (channel, producing stage, microbatch); -1 where there is no such value."""
-        program, (schedule, row) = self.program, self.computation
-        shape = (program.stages, program.microbatches)
-        producer = np.full((2, *shape), -1)
-        for channel, kinds in ((Channel.ACTIVATION, [OpKind.F]), (Channel.GRADIENT, kinds_where(BACKWARD))):
-            ops = np.flatnonzero(np.isin(schedule.kind, kinds))
-            producer[channel, schedule.stage[ops], schedule.microbatch[ops]] = row[ops]
-        consumer = np.full_like(producer, -1)
-        consumer[Channel.ACTIVATION, :-1] = producer[Channel.ACTIVATION, 1:]
-        consumer[Channel.GRADIENT, 1:] = producer[Channel.GRADIENT, :-1]
+        producer, consumer = flows_of(*self.computation, (self.program.stages, self.program.microbatches))
         producer[consumer < 0] = -1
-        return producer.ravel(), consumer.ravel()
+        return producer, consumer
 
     def slot(self, rows: Int64) -> Int64:
         """[rows] the slot in ``flows`` that each of these SEND, RECV or WAIT rows speaks of."""
@@ -108,6 +101,22 @@ class ProgramTable:
         if rows.size > SHOWN:
             shown[-1] = replace(shown[-1], notes=(*shown[-1].notes, f"and {rows.size - SHOWN} more like this"))
         return shown
+
+
+def flows_of(ops: Any, row: Int64, shape: tuple[int, int]) -> tuple[Int64, Int64]:
+    """[2 * stages * microbatches] rows that produce and that consume each value, by slot as in `ProgramTable.flows`.
+
+    ops: has [ops] kind, stage and microbatch. row: [ops] what stands for each op. shape: stages and microbatches.
+    A value that nobody consumes may be produced.
+    """
+    producer = np.full((2, *shape), -1)
+    for channel, kinds in ((Channel.ACTIVATION, [OpKind.F]), (Channel.GRADIENT, kinds_where(BACKWARD))):
+        of_kind = np.flatnonzero(np.isin(ops.kind, kinds))
+        producer[channel, ops.stage[of_kind], ops.microbatch[of_kind]] = row[of_kind]
+    consumer = np.full_like(producer, -1)
+    consumer[Channel.ACTIVATION, :-1] = producer[Channel.ACTIVATION, 1:]
+    consumer[Channel.GRADIENT, 1:] = producer[Channel.GRADIENT, :-1]
+    return producer.ravel(), consumer.ravel()
 
 
 def channel_name(channel: int) -> str:
