@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from schedc.ir.json_reader import OLD_VERSIONS, VERSION, WITH_WORKS, JsonReader
-from schedc.ir.json_values import fields_of, read_value
+from schedc.ir.json_reader import OLD_VERSIONS, VERSION, WITH_WORKS, JsonReader, fields_of, read_value
 from schedc.ir.placement import Placement
 from schedc.ir.plan import NO_PLAN, Plan
 from schedc.ir.plan_text import plan_of_line

@@ -32,7 +32,8 @@ class Op(NamedTuple):
         return f"{self.stage}{self.kind.name}{self.microbatch}"
 
 
-_PER_OP = ("kind", "stage", "microbatch", "pair", "phase", "span")
+OP_COLUMNS = ("kind", "stage", "microbatch", "pair", "phase", "span")
+"""The columns of a `Schedule`, a value per op."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +92,7 @@ class Schedule(Columns):
 
     def only(self, rows: Int64) -> Schedule:
         """The schedule of these rows alone, ascending: of a pair both or, with ``pair`` to be set to -1, one."""
-        columns = {name: getattr(self, name)[rows] for name in _PER_OP}
+        columns = {name: getattr(self, name)[rows] for name in OP_COLUMNS}
         return replace(self, rank_start=np.searchsorted(rows, self.rank_start), **columns)
 
     def describe(self, row: int) -> str:

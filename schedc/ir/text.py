@@ -18,18 +18,16 @@ Strings are JSON strings; lines that begin with # are comments.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import numpy as np
-import numpy.typing as npt
 
 from schedc.ir.arrays import Int64
 from schedc.ir.op_tables import PAIRS
 from schedc.ir.ops import FIRST_OF_PAIR, LETTERS, OpKind
-from schedc.ir.program import InstructionKind, Program
-from schedc.ir.schedule import Schedule
+from schedc.ir.program import EVERY_COLUMN, INT8_COLUMNS, InstructionKind, Program
+from schedc.ir.schedule import OP_COLUMNS, Schedule
 from schedc.ir.text_header import VERSION, WITH_WORKS, Header, HeaderLine, print_header, read_header
 from schedc.ir.works import GROUP_NAMES, KIND_NAMES, LANE_NAMES, WorkGroup, WorkKind, WorkLane, WorkRow
 from schedc.source import Source
@@ -43,8 +41,7 @@ _CHANNELS = "AG"
 def print_schedule(schedule: Schedule) -> str:
     """The text form; ends with a newline."""
     lines = print_header("schedule", schedule)
-    columns = (schedule.kind, schedule.stage, schedule.microbatch, schedule.pair, schedule.phase, schedule.span)
-    rows = list(zip(*(column.tolist() for column in columns), strict=True))
+    rows = list(zip(*(getattr(schedule, name).tolist() for name in OP_COLUMNS), strict=True))
     pairs = 0
     for rank in range(schedule.ranks):
         lines.append(f"rank {rank}")
@@ -92,13 +89,8 @@ def parse_schedule(text: str, file: str = "<schedule>") -> Schedule:
     Raises DiagnosticError: S390 for anything that is not the format, S392 for another version. What the ops mean
     is for `schedc.ir.verify`.
     """
-    header, rows, counts = _read("schedule", text, file)
-    return Schedule(rank_start=_starts(counts), **header.common(), **_columns(rows, _SCHEDULE_COLUMNS))
-
-
-_SCHEDULE_COLUMNS: dict[str, npt.DTypeLike] = {
-    "kind": np.int8, "stage": np.int32, "microbatch": np.int32, "pair": np.int32, "phase": np.int32, "span": np.int32,
-}  # fmt: skip
+    header, rows, starts = _read("schedule", text, file)
+    return Schedule(rank_start=starts, **header.common(), **_columns(rows, OP_COLUMNS))
 
 
 def _read_ops(header: Header, line: HeaderLine, rows: list[tuple[int, ...]], pairs: int) -> int:
@@ -147,11 +139,7 @@ _LETTERED = {
     "letter": (LETTERS, 1), "channel": (_CHANNELS, 1), "first": (LETTERS, FIRST_OF_PAIR), "second": (LETTERS, 1),
 }  # fmt: skip
 """Groups that are one letter: the letters by value, and what a value counts in its column, which two may share."""
-_PROGRAM_COLUMNS: dict[str, npt.DTypeLike] = {
-    "kind": np.int8, "stage": np.int32, "microbatch": np.int32, "stage2": np.int32, "microbatch2": np.int32,
-    "backward": np.int8, "peer": np.int32, "channel": np.int8, "message": np.int32, "batch": np.int32,
-    "op": np.int32, "phase": np.int32, "span": np.int32, "work": np.int32,
-}  # fmt: skip
+_PROGRAM_COLUMNS = ("kind", *EVERY_COLUMN)
 _COLUMN_OF = {"letter": "kind", "tied": "stage2", "of": "microbatch", "first": "backward", "second": "backward"}
 """What templates call otherwise than the columns."""
 _COLUMN_NUMBER = {name: number for number, name in enumerate(_PROGRAM_COLUMNS)}
@@ -245,12 +233,10 @@ def parse_program(text: str, file: str = "<program>") -> Program:
 
     Raises DiagnosticError: S390 for anything that is not the format, S392 for another version.
     """
-    header, rows, counts = _read("program", text, file)
+    header, rows, starts = _read("program", text, file)
     columns = _columns(rows, _PROGRAM_COLUMNS)
-    works = header.table_of_works()
-    return Program(
-        rank_start=_starts(counts), source_name=header.fields["source"], works=works, **header.common(), **columns
-    )
+    works, source = header.table_of_works(), header.fields["source"]
+    return Program(rank_start=starts, source_name=source, works=works, **header.common(), **columns)
 
 
 def _help_for(text: str) -> str:
@@ -299,13 +285,13 @@ def _read_work(header: Header, line: HeaderLine, match: re.Match[str], row: list
 # Both.
 
 
-def _read(form: str, text: str, file: str) -> tuple[Header, list[tuple[int, ...]], list[int]]:
-    """Header, rows, and the number of rows of each rank."""
-    header, first, lines = read_header(form, Source(file, text))
+def _read(form: str, text: str, file: str) -> tuple[Header, list[tuple[int, ...]], Int64]:
+    """Header, rows, and where the rows of each rank begin, with their number behind."""
+    header, lines = read_header(form, Source(file, text))
     rows: list[tuple[int, ...]] = []
     starts: list[int] = []
     pairs = 0
-    for line in _body(first, lines):
+    for line in lines:
         if line.text.startswith("rank"):
             if line.text != f"rank {len(starts)}" or len(starts) >= header.ranks:
                 _unexpected_rank(line, header, len(starts))
@@ -319,13 +305,7 @@ def _read(form: str, text: str, file: str) -> tuple[Header, list[tuple[int, ...]
         HeaderLine(Source(file, text), len(last), 1, last[-1]).fail(
             f"{len(starts)} of {header.ranks} ranks are described"
         )
-    return header, rows, np.diff([*starts, len(rows)]).tolist()
-
-
-def _body(first: HeaderLine | None, rest: Iterator[HeaderLine]) -> Iterator[HeaderLine]:
-    if first is not None:
-        yield first
-    yield from rest
+    return header, rows, np.array([*starts, len(rows)], np.int64)
 
 
 def _unexpected_rank(line: HeaderLine, header: Header, described: int) -> NoReturn:
@@ -341,10 +321,9 @@ def _index(line: HeaderLine, match: re.Match[str], group: int, count: int, what:
     return number
 
 
-def _starts(counts: list[int]) -> Int64:
-    return np.cumsum([0, *counts]).astype(np.int64)
-
-
-def _columns(rows: list[tuple[int, ...]], types: dict[str, npt.DTypeLike]) -> dict[str, Any]:
-    table = np.array(rows, np.int64).reshape(-1, len(types))
-    return {name: table[:, i].astype(dtype) for i, (name, dtype) in enumerate(types.items())}
+def _columns(rows: list[tuple[int, ...]], names: tuple[str, ...]) -> dict[str, Any]:
+    table = np.array(rows, np.int64).reshape(-1, len(names)).T
+    return {
+        name: column.astype(np.int8 if name in INT8_COLUMNS else np.int32)
+        for name, column in zip(names, table, strict=True)
+    }

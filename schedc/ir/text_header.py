@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, NoReturn
 
 import numpy as np
@@ -167,8 +168,8 @@ def print_header(form: str, value: Schedule | Program, version: int = VERSION) -
     return lines
 
 
-def read_header(form: str, source: Source) -> tuple[Header, HeaderLine | None, Iterator[HeaderLine]]:
-    """The header, the first line behind it (``rank 0``), and the lines behind that one."""
+def read_header(form: str, source: Source) -> tuple[Header, Iterator[HeaderLine]]:
+    """The header, and the lines behind it, the first of which is ``rank 0``."""
     lines = lines_of(source)
     line = next(lines, None)
     if line is None:
@@ -181,10 +182,11 @@ def read_header(form: str, source: Source) -> tuple[Header, HeaderLine | None, I
         readable = " and ".join(map(str, versions))
         line.fail(f"version {first[2]} is not one that this schedc reads ({readable})", code="S392",
                   help="write it again with this schedc")  # fmt: skip
-    header = Header(line, int(first[2]))
+    header, behind = Header(line, int(first[2])), HeaderLine(source, len(source.lines), 1, "")
     for line in lines:
         keyword, _, rest = line.text.partition(" ")
         if keyword == "rank":
+            behind, lines = line, chain([line], lines)
             break
         if keyword not in _FIELDS or (keyword == "source" and form == "schedule"):
             line.fail(f"unknown field `{keyword[:40]}`", 0, len(keyword), help=did_you_mean(keyword, _FIELDS))
@@ -193,16 +195,10 @@ def read_header(form: str, source: Source) -> tuple[Header, HeaderLine | None, I
         if match is None:
             line.fail(f"`{keyword}` is followed by something else here", len(keyword) + 1 if rest else 0)
         header.take(line, keyword, [_GROUPS[kind][1](line, match, at) for at, kind in enumerate(kinds, 1)], match)
-    else:
-        line = None
-    _check_header(header, line or HeaderLine(source, len(source.lines), 1, ""))
-    return header, line, lines
-
-
-def _check_header(header: Header, line: HeaderLine) -> None:
-    there = {*header.fields, *(name for name, lines in header.lines.items() if lines)}
+    there = {*header.fields, *(name for name, found in header.lines.items() if found)}
     if missing := [name for name in ("name", "ranks", "pipe", "phase", "span") if name not in there]:
-        line.fail(f"the header has no `{missing[0]}`")
+        behind.fail(f"the header has no `{missing[0]}`")
+    return header, lines
 
 
 def _text(line: HeaderLine, match: re.Match[str], group: int) -> str:

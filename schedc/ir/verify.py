@@ -14,7 +14,7 @@ from schedc.diagnostics import CompilerBug, Diagnostic, Label
 from schedc.ir.arrays import Bools, Int32, Int64, bincount
 from schedc.ir.op_tables import BACKWARD, PAIRS, TURN
 from schedc.ir.ops import FACTS, LETTERS, PAIR_NAMES, OpKind
-from schedc.ir.schedule import Schedule
+from schedc.ir.schedule import OP_COLUMNS, Schedule
 from schedc.source import NOWHERE, Span
 from schedc.units import equations
 
@@ -111,7 +111,7 @@ def _first(
 
 def _check_columns(schedule: Schedule) -> None:
     n, start = len(schedule), schedule.rank_start
-    columns = {name: getattr(schedule, name) for name in ("kind", "stage", "microbatch", "pair", "phase", "span")}
+    columns = {name: getattr(schedule, name) for name in OP_COLUMNS}
     ranges = {"kind": (0, len(OpKind)), "pair": (-1, np.inf), "phase": (0, len(schedule.phases)),
               "span": (0, len(schedule.spans))}  # fmt: skip
 
