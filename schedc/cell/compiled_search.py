@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from schedc.cell import list_loops, search_loops
+from schedc.cell import search_loops
 from schedc.cell.graph import QUEUES
 from schedc.cell.list_scheduler import COMPUTE, LaneClock, Placed, Priority
 from schedc.cell.search_loops import DRAWS, Graph, Round
@@ -20,25 +20,25 @@ from schedc.cell.tasks import Tasks
 from schedc.ir.arrays import Floats, Int64
 from schedc.ir.compiled import IMPORT_SECONDS, called_from_loops, compile_seconds, jit
 
-_COMPILE_SECONDS = {search_loops: 6.0, list_loops: 3.0}
-"""What compiling the loops of each file costs, once on a machine."""
+_COMPILE_SECONDS = 9.0
+"""What compiling the loops costs, once on a machine."""
 
 _WORTH = 1500
 """Tries that the interpreted search makes in about the time that the loops take to be given a cell."""
 
-_HELPERS = {
-    search_loops: ("fill_times", "is_among", "pick_move", "move_task", "sort_by_end", "latest_end", "largest"),
-    list_loops: ("end_running", "enqueue", "remove_ready", "add_running", "pick_ready", "is_before", "may_start"),
-}
+_HELPERS = (
+    "fill_times", "is_among", "pick_move", "move_task", "sort_by_end", "latest_end", "largest",
+    "end_running", "enqueue", "remove_ready", "add_running", "pick_ready", "is_before", "may_start",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class SearchLoops:
-    """`shorten` and `make_earlier` of `schedc.cell.search_loops`, `run_list` of `list_loops`, compiled or not."""
+    """`shorten`, `make_earlier` and `run_list` of `schedc.cell.search_loops`, compiled or not."""
 
     shorten: Any = search_loops.shorten
     make_earlier: Any = search_loops.make_earlier
-    run_list: Any = list_loops.run_list
+    run_list: Any = search_loops.run_list
 
 
 _interpreted_seconds = [0.0]
@@ -61,7 +61,7 @@ def loops_for(tries: int) -> SearchLoops | None:
 
 @cache
 def _compile_seconds() -> float:
-    return sum(compile_seconds(Path(module.__file__ or ""), cost) for module, cost in _COMPILE_SECONDS.items())
+    return compile_seconds(Path(search_loops.__file__), _COMPILE_SECONDS)
 
 
 @cache
@@ -69,12 +69,10 @@ def load() -> SearchLoops | None:
     """The compiled loops, None without numba."""
     if (compiled := jit()) is None:
         return None
-    for module, names in _HELPERS.items():
-        for name in names:
-            called_from_loops(getattr(module, name))
-    return SearchLoops(
-        compiled(search_loops.shorten), compiled(search_loops.make_earlier), compiled(list_loops.run_list)
-    )
+    for name in _HELPERS:
+        called_from_loops(getattr(search_loops, name))
+    shorten, make_earlier, run_list = search_loops.shorten, search_loops.make_earlier, search_loops.run_list
+    return SearchLoops(compiled(shorten), compiled(make_earlier), compiled(run_list))
 
 
 def list_runs(tasks: Tasks, duration: Sequence[float]) -> Callable[[Priority], Placed]:

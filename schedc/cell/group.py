@@ -13,8 +13,8 @@ import numpy as np
 from schedc.cell.costs import OF_ROWS, CellCosts
 from schedc.cell.graph import Lane, StageShape
 from schedc.cell.issue_order import ExpertRanks, scope
-from schedc.cell.program import CellProgram, Half, graph_of
-from schedc.cell.tasks import Tasks, tasks_of
+from schedc.cell.program import CellProgram, graph_of
+from schedc.cell.tasks import Tasks, tasks_of_program
 from schedc.ir.arrays import Floats
 
 
@@ -43,8 +43,7 @@ class GroupTasks:
         ranks: ExpertRanks | None = None,
     ) -> GroupTasks:
         """ranks: who exchanges with whom; None: all with all."""
-        recomputed = {step.node for step in program.steps if step.half is Half.RECOMPUTE}
-        tasks = tasks_of(program.kind, forward, backward, recomputed)
+        tasks = tasks_of_program(program, forward, backward)
         nodes = [tasks.shape(task.half).nodes[task.node] for task in tasks.all]
         members = tuple(
             _members(tasks.shape(task.half), task.node, ranks) if task.exchange else None for task in tasks.all

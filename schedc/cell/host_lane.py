@@ -41,7 +41,7 @@ def without_host(tasks: Tasks, duration: tuple[float, ...]) -> WithoutHost | Non
     if opening is None or closing is None:
         return None
     (forward, first), (backward, second) = opening, closing
-    number = {(task.half, task.node): index for index, task in enumerate(tasks.all)}
+    number = tasks.number
     again = {
         node
         for node, members in enumerate(graph_of(tasks.kind, Half.RECOMPUTE, first, second))

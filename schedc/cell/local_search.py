@@ -308,10 +308,8 @@ def _heads(tasks: Tasks, duration: Sequence[float]) -> list[float]:
 
 def _tails(tasks: Tasks, duration: Sequence[float]) -> list[float]:
     """[tasks] the time of the longest chain behind each."""
-    tail = [0.0] * len(tasks)
-    for index in reversed(range(len(tasks))):
-        tail[index] = max((tail[after] + duration[after] for after in tasks.followers[index]), default=0.0)
-    return tail
+    path = tasks.longest_paths(duration)
+    return [max((path[follower] for follower in behind), default=0.0) for behind in tasks.followers]
 
 
 def _steps_of(time: float, bound: float) -> int:

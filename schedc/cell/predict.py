@@ -9,7 +9,6 @@ from schedc.cell.costs import CellCosts
 from schedc.cell.graph import EXCHANGE_LANES, Lane, StageShape
 from schedc.cell.program import CellProgram
 from schedc.cell.simulate import play
-from schedc.cell.tasks import Tasks
 
 _ROUNDING = 1e-9
 
@@ -93,13 +92,5 @@ def predict(
         lanes=tuple(LaneUse(*use) for use in zip(busy, exposed, strict=True)),
         activation_at=played.activation_at,
         gradient_at=played.gradient_at,
-        chain=max(longest_paths(played.tasks, played.costs), default=0.0),
+        chain=max(played.tasks.longest_paths(played.costs), default=0.0),
     )
-
-
-def longest_paths(tasks: Tasks, duration: tuple[float, ...]) -> tuple[float, ...]:
-    """[tasks] time of the longest chain from the start of each task to the end of the cell."""
-    path = [0.0] * len(tasks)
-    for index in reversed(range(len(tasks))):
-        path[index] = duration[index] + max((path[follower] for follower in tasks.followers[index]), default=0.0)
-    return tuple(path)

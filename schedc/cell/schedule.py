@@ -12,7 +12,6 @@ from schedc.cell.graph import QUEUES, StageShape
 from schedc.cell.host_lane import without_host
 from schedc.cell.list_scheduler import MANNERS, LaneClock, Placed, Priority
 from schedc.cell.local_search import Tried, improved, placed_in_order, varied
-from schedc.cell.predict import longest_paths
 from schedc.cell.program import Action, CellProgram, CellStep, Half, PlanOrder
 from schedc.cell.simulate import play_tasks
 from schedc.cell.tasks import CellKey, Tasks, tasks_of
@@ -91,7 +90,7 @@ def _rules(tasks: Tasks, duration: tuple[float, ...]) -> Iterator[Priority]:
         weighted = tuple(
             time * weight if task.exchange else time for task, time in zip(tasks.all, duration, strict=True)
         )
-        path = longest_paths(tasks, weighted)
+        path = tasks.longest_paths(weighted)
         for half, share in _PREFERENCES if len(tasks.kind) == 2 else _PREFERENCES[:1]:
             gain = [share * total if task.half is half else 0.0 for task in tasks.all]
             for patience, courtesy in MANNERS:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from schedc.cell.costs import CellCosts
 from schedc.cell.graph import QUEUES, StageShape
 from schedc.cell.program import Action, CellProgram, CellStep, Edge, Half
-from schedc.cell.tasks import Task, Tasks, tasks_of
+from schedc.cell.tasks import Task, Tasks, tasks_of_program
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,7 @@ def play(
     earlier exchanges. At a wait, compute blocks until the exchange ends. Where a half opens, compute blocks until the
     half's message is there. backward_costs: costs of the backward's stage where they differ from ``costs``.
     """
-    recomputed = {step.node for step in program.steps if step.half is Half.RECOMPUTE}
-    tasks = tasks_of(program.kind, forward, backward, recomputed)
+    tasks = tasks_of_program(program, forward, backward)
     return play_tasks(program, tasks, tasks.durations(costs, backward_costs or costs), arrivals)
 
 
@@ -105,7 +104,6 @@ class _Run:
         self.tasks, self.duration = tasks, duration
         self.clock, self.free = arrivals.rank, [-math.inf] * len(QUEUES)
         self.message = {Half.FORWARD: arrivals.inputs, Half.BACKWARD: arrivals.gradients}
-        self.task_of = {(task.half, task.node): index for index, task in enumerate(tasks.all)}
         self.ends: dict[int, float] = {}
         self.spans: list[StepSpan] = []
         self.waits: list[StepSpan] = []
@@ -119,7 +117,7 @@ class _Run:
             self.complete[edge.half] = self.clock
 
     def step(self, step: CellStep) -> None:
-        index = self.task_of[step.half, step.node]
+        index = self.tasks.number[step.half, step.node]
         task, queue = self.tasks.all[index], self.tasks.queues[index]
         if step.action is Action.RUN:
             begin, self.clock = self.clock, self.clock + self.duration[index]

@@ -11,10 +11,9 @@ from pathlib import Path
 from schedc.cell.costs import CellCosts, SegmentTimes, SliceFactor
 from schedc.cell.graph import LINKS, Lane, StageShape
 from schedc.cell.rows import CellRows, Problem, read_rows, write_rows
-from schedc.cell.slice_factors import read_factors, write_factors
 from schedc.cell.standard_blocks import BESIDE_LAYERS, LAYERS, METHODS, ONCE, stage_shape
 from schedc.diagnostics import CompilerBug
-from schedc.ir.plan import CELL_EXCHANGES, CELL_SEGMENTS
+from schedc.ir.plan import CELL_EXCHANGES, CELL_SEGMENTS, MOST_SLICES
 
 ROLES = (*CELL_SEGMENTS, "plan", "dense")
 SIZES = "sizes"
@@ -22,6 +21,9 @@ SIZES = "sizes"
 _LANES_OF = {**dict.fromkeys(CELL_EXCHANGES, LINKS), SIZES: (Lane.HOST,)}
 LARGEST_STAGE = 4096
 """Most blocks of one stage; more is a mistake of the writer."""
+MOST_FACTOR = 100.0
+"""Largest factor; more is a mistake of the writer."""
+_EXAMPLE = "write slices = {2 = 1.05, 4 = 1.15}, or [segments, exchanges] in place of a number"
 
 _BLOCKS = re.compile(rf"({'|'.join((*LAYERS, *BESIDE_LAYERS))})(?:\*(\d{{1,4}}))?")
 
@@ -119,7 +121,7 @@ def read_table(values: Mapping[str, object], folder: Path = Path()) -> tuple[Cel
             rows, new = read_rows(value, folder)
             table = replace(table, rows=rows)
         elif key == "slices":
-            factors, new = read_factors(value)
+            factors, new = _read_factors(value)
         elif key in BESIDE_LAYERS or _role(key) in ROLES:
             times, new = _times(key, value, ("F", "I", "W"))
             segments[key] = SegmentTimes(*(times.get(letter, (0.0, 0.0))[0] for letter in ("F", "I", "W")))
@@ -137,6 +139,22 @@ def read_table(values: Mapping[str, object], folder: Path = Path()) -> tuple[Cel
             ]
         problems += new
     return replace(table, costs=replace(CellCosts.of(segments, exchanges), slices=factors)), problems
+
+
+def _read_factors(value: object) -> tuple[tuple[SliceFactor, ...], list[Problem]]:
+    """The factors of ``{2 = 1.05, 4 = [1.1, 1.02]}``, ascending by the number of slices, and its findings."""
+    if not isinstance(value, dict):
+        return (), [("S402", f"`slices` is {value!r}", "slices", _EXAMPLE)]
+    factors: list[SliceFactor] = []
+    for key, entry in value.items():
+        pair = entry if isinstance(entry, list) and len(entry) == 2 else [entry, 1.0]
+        if not key.isdecimal() or not 2 <= int(key) <= MOST_SLICES:
+            help = f"a number of slices is from 2 to {MOST_SLICES}"
+            return (), [("S402", f"`slices` has a factor for `{key}`", "slices", help)]
+        if any(isinstance(x, bool) or not isinstance(x, int | float) or not 0 < x <= MOST_FACTOR for x in pair):
+            return (), [("S402", f"`{key}` of `slices` is {entry!r}", "slices", _EXAMPLE)]
+        factors.append(SliceFactor(int(key), float(pair[0]), float(pair[1])))
+    return tuple(sorted(factors)), []
 
 
 def _role(key: str) -> str:
@@ -189,9 +207,18 @@ def write_table(table: CellTable) -> list[str]:
         pair = f"[{times[0]!r}, {times[1]!r}]" if times[0] != times[1] else repr(times[0])
         lanes.setdefault(label, []).append(f"{lane} = {pair}")
     lines += [f"{_quoted(label)} = {{{', '.join(entries)}}}" for label, entries in lanes.items()]
-    lines += write_factors(table.costs.slices)
+    lines += _write_factors(table.costs.slices)
     return lines if table.rows is None else [*lines, "", *write_rows(table.rows)]
 
 
 def _quoted(name: str) -> str:
     return f'"{name}"' if "." in name else name
+
+
+def _write_factors(factors: tuple[SliceFactor, ...]) -> list[str]:
+    """The line of the factors; `_read_factors` gives back an equal value. Without factors there is no line."""
+    rows = (
+        f"{x.slices} = {x.segments!r}" if x.exchanges == 1 else f"{x.slices} = [{x.segments!r}, {x.exchanges!r}]"
+        for x in factors
+    )
+    return [f"slices = {{{', '.join(rows)}}}"] if factors else []

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from schedc.cell.costs import CellCosts
 from schedc.cell.graph import QUEUES, Lane, StageShape
-from schedc.cell.program import HALVES, KINDS, Half, graph_of
+from schedc.cell.program import HALVES, KINDS, CellProgram, Half, graph_of
 from schedc.diagnostics import CompilerBug
 
 
@@ -86,6 +86,18 @@ class Tasks:
                 followers[before].append(index)
         return tuple(map(tuple, followers))
 
+    def longest_paths(self, duration: Sequence[float]) -> list[float]:
+        """[tasks] time of the longest chain from the start of each task to the end of the cell. duration: [tasks]."""
+        path = [0.0] * len(self)
+        for index in reversed(range(len(self))):
+            path[index] = duration[index] + max((path[follower] for follower in self.followers[index]), default=0.0)
+        return path
+
+    @cached_property
+    def number(self) -> dict[tuple[Half, int], int]:
+        """The index of the task of each half and node."""
+        return {(task.half, task.node): index for index, task in enumerate(self.all)}
+
     @cached_property
     def queues(self) -> tuple[int, ...]:
         """[tasks] index of each task's queue in `schedc.cell.graph.QUEUES`."""
@@ -115,6 +127,12 @@ def tasks_of(
     gradients come after the input gradients of the same op, and of another op at any time.
     """
     return _tasks(CellKey(kind, forward, backward, tuple(sorted(recomputed))))
+
+
+def tasks_of_program(program: CellProgram, forward: StageShape | None, backward: StageShape | None) -> Tasks:
+    """The tasks of the cell that a program runs, with the nodes that it recomputes."""
+    recomputed = {step.node for step in program.steps if step.half is Half.RECOMPUTE}
+    return tasks_of(program.kind, forward, backward, recomputed)
 
 
 @lru_cache(4096)

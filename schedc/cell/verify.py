@@ -18,15 +18,14 @@ def verify_cell(program: CellProgram, forward: StageShape | None, backward: Stag
     size = len(graph) if graph else 0
     recomputed = {step.node for step in program.steps if step.half is Half.RECOMPUTE and 0 <= step.node < size}
     tasks = tasks_of(program.kind, forward, backward, recomputed)
-    task_of = {(task.half, task.node): index for index, task in enumerate(tasks.all)}
-    strangers = [step for step in program.steps if (step.half, step.node) not in task_of]
+    strangers = [step for step in program.steps if (step.half, step.node) not in tasks.number]
     if strangers:
         return [_finding(program, f"{_bare(step)} is no step of this cell") for step in strangers]
     complaints: list[str] = []
     count = dict.fromkeys(((action, index) for index, task in enumerate(tasks.all) for action in _actions(task)), 0)
     complete: dict[int, int] = {}
     for number, step in enumerate(program.steps, start=1):
-        index = task_of[step.half, step.node]
+        index = tasks.number[step.half, step.node]
         if (step.action, index) not in count:
             complaints.append(f"step {number}: {step.action} of {tasks.all[index].name} does not apply to it")
             continue

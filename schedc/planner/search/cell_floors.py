@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from schedc.cell.bounds import OpBounds, delays_of
 from schedc.cell.cost_batch import CellCostBatch
 from schedc.cell.delays import program_delays
 from schedc.cell.graph import StageShape
-from schedc.cell.op_bounds import OpBounds, delays_of
 from schedc.cell.schedule import cell_program
 from schedc.cell.tasks import tasks_of
 from schedc.ir.arrays import Floats, bincount

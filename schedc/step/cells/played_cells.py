@@ -115,7 +115,7 @@ class _Playing:
         return len(self.steps) - 1
 
     def played(self, behind: bool) -> PlayedCell:
-        task_of = {(task.half, task.node): index for index, task in enumerate(self.tasks.tasks.all)}
+        task_of = self.tasks.tasks.number
         act = {Action.RUN: self.run, Action.START: self.start, Action.WAIT: self.wait}
         for part in self.tasks.program.parts:
             if isinstance(part, Edge):

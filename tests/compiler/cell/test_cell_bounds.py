@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schedc.cell import CellCosts, SegmentTimes, StageShape, stage_shape
-from schedc.cell.bounds import delay_bounds, lower_bounds
+from schedc.cell.bounds import OpBounds, delay_bounds, delays_of, lower_bounds
 from schedc.cell.cost_batch import CellCostBatch
 from schedc.cell.costs import SliceFactor
-from schedc.cell.op_bounds import OpBounds, delays_of
 from schedc.cell.program import MESSAGED
 from schedc.cell.slices import sliced
 from schedc.cell.tasks import Tasks, tasks_of

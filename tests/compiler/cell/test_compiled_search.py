@@ -116,7 +116,6 @@ def test_loops_are_loaded_when_interpreted_searches_have_cost_as_much(
     assert compiled.loops_for(10**6) is None, "they have to be compiled"
     kept = tmp_path / "search_loops.shorten-1.nbi"
     kept.write_bytes(b"")
-    (tmp_path / "list_loops.run_list-1.nbi").write_bytes(b"")
     assert compiled.loops_for(10**6) is loops
     assert compiled.loops_for(10) is None
     os.utime(kept, (0, 0))
