@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 from schedc.source import Source, Span
 
@@ -294,30 +294,13 @@ class CellLine:
     span: Span
 
 
-PlanLine = (
-    LayersLine
-    | LayoutLine
-    | TableLine
-    | MemoryLine
-    | ExpertsLine
-    | TopologyLine
-    | TokensLine
-    | SettingLine
-    | FactorLine
-    | ProductsLine
-    | SizesLine
-    | HotLine
-    | RecomputeLine
-    | SlicesLine
-    | HostLine
-    | OffloadLine
-    | LossLine
-    | ParallelLine
-    | BatchLine
-    | AttentionLine
-    | FuseLine
-    | CellLine
-)
+class PlanLine(Protocol):
+    """Any line of a plan, of one of the classes above. word: the one that begins the line."""
+
+    @property
+    def word(self) -> str: ...
+    @property
+    def span(self) -> Span: ...
 
 
 @dataclass(frozen=True, slots=True)
