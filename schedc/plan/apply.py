@@ -12,12 +12,7 @@ from schedc.diagnostics import DiagnosticError, Label
 from schedc.ir.arrays import Floats
 from schedc.ir.plan import LOSS_FORMS, Level, Plan
 from schedc.ir.schedule import Schedule
-from schedc.plan.activation_memory import (
-    pending_share,
-    restored_share,
-    saved_share,
-    share_until_recomputed,
-)
+from schedc.plan.activation_memory import StageActivations
 from schedc.plan.counts.head import held_bytes, in_layout, with_head_times
 from schedc.plan.counts.layers import counted_activations, recomputation_time, recomputed_of_parts
 from schedc.plan.counts.parameters import parameter_bytes
@@ -154,7 +149,7 @@ def stage_costs(directives: Directives, layout: Layout, costs: Costs, plan: Plan
     Times of parts give those of the stages as they are.
     """
     layers = layer_costs(directives)
-    shares = {"activation": saved_share, "pending_weight": pending_share}
+    held = StageActivations(plan, layout, layers.activations)
 
     def scaled(name: str, table: str, share: Floats | float = 1.0) -> Cost | None:
         value: Cost | None = getattr(costs, name)
@@ -163,16 +158,15 @@ def stage_costs(directives: Directives, layout: Layout, costs: Costs, plan: Plan
         return tuple((layers.per_stage(layout, table) * share * value).tolist())
 
     changed = {name: scaled(name, "time") for name in _PER_LAYER}
-    changed |= {
-        name: scaled(name, "activations", share(plan, layout, layers.activations)) for name, share in shares.items()
-    }
+    shares = {"activation": held.saved, "pending_weight": held.pending}
+    changed |= {name: scaled(name, "activations", share) for name, share in shares.items()}
     of_stages = replace(costs, **changed)  # type: ignore[arg-type]
     if costs.parts is not None:
         of_stages = with_times_of_parts(of_stages, layout)
     if plan.loss is not None:
         of_stages = with_head_times(of_stages, costs, layout, layers, plan.loss.form)
     of_stages = _with_time(of_stages, costs, plan, layout, layers)
-    return _with_recomputation(of_stages, replace(costs, parts=None), plan, layout, layers)
+    return _with_recomputation(of_stages, replace(costs, parts=None), held, layers.per_stage(layout, "activations"))
 
 
 def _with_time(of_stages: Costs, costs: Costs, plan: Plan, layout: Layout, layers: LayerCosts) -> Costs:
@@ -196,19 +190,20 @@ def _with_time(of_stages: Costs, costs: Costs, plan: Plan, layout: Layout, layer
     return replace(of_stages, R=tuple(np.where(levels, time, forward).tolist()))
 
 
-def _with_recomputation(of_stages: Costs, costs: Costs, plan: Plan, layout: Layout, layers: LayerCosts) -> Costs:
-    """The costs of the stages with what a microbatch with an R holds before and after it. costs: those of a layer."""
-    whole = costs.resolved(len(layout.stages)).activation
+def _with_recomputation(of_stages: Costs, costs: Costs, held: StageActivations, activations: Floats) -> Costs:
+    """The costs of the stages with what a microbatch with an R holds before and after it.
+
+    costs: those of a layer. activations: [stages] sum over the parts of each stage, without recomputation.
+    """
+    whole = costs.resolved(len(activations)).activation
     if not isinstance(costs.activation, tuple):
-        whole = whole * layers.per_stage(layout, "activations")
-    if plan.recompute:  # after an R everything is there
-        restored = whole * restored_share(plan, layout, layers.activations)
-        of_stages = replace(of_stages, restored=tuple(restored.tolist()))
-    share = share_until_recomputed(plan, layout, layers.activations)
+        whole = whole * activations
+    if held.plan.recompute:  # after an R everything is there
+        of_stages = replace(of_stages, restored=tuple((whole * held.restored).tolist()))
+    share = held.until_recomputed
     if not isinstance(costs.recomputed, tuple) and (costs.recomputed or not np.isnan(share).all()):
-        otherwise = costs.recomputed * layers.per_stage(layout, "activations")
-        held = np.where(np.isnan(share), otherwise, share * whole)
-        of_stages = replace(of_stages, recomputed=tuple(held.tolist()))
+        before = np.where(np.isnan(share), costs.recomputed * activations, share * whole)
+        of_stages = replace(of_stages, recomputed=tuple(before.tolist()))
     return of_stages
 
 

@@ -31,7 +31,7 @@ from schedc.plan.level_groups import ROUNDING, LevelGroup, groups_of
 from schedc.plan.level_mixes import ChosenLevels, Mix, mixes_of, preference, undominated
 from schedc.plan.part_costs import forward_times
 from schedc.plan.passes import Step, lower
-from schedc.plan.peak_memory import Away, check_memory
+from schedc.plan.peak_memory import MemoryBesideWorks, check_memory
 from schedc.plan.place_recomputation import recompute_in_backwards, with_every_recomputation
 from schedc.step.costs.costs import StageCosts
 from schedc.step.timeline import durations, run_times
@@ -99,7 +99,7 @@ def _beside_offloads(search: LevelSearch) -> ChosenLevels:
             continue
         step = lower(search.step.with_plan(levels.plan), "offloading")
         assert step.offloading is not None, "the plan has a line `offload auto`"
-        peaks = step.held.peaks(Away(step.offloading.placed, step.dependencies).of_ops)
+        peaks = MemoryBesideWorks(step.held, step.dependencies, step.offloading.placed).peaks
         if (peaks <= cap * (1 + ROUNDING)).all():
             tried[limit] = replace(levels, makespan=step.offloading.makespan, held=tuple(peaks.tolist()))
     if not tried:
@@ -172,7 +172,7 @@ class LevelSearch:
         for column in (activation, recomputed, restored):
             column[list(self.stages)] = 0.0
         others = replace(costs, activation=activation, recomputed=recomputed, restored=restored)
-        rest = running_memory(self.schedule, others, held.extra.slots.in_flight)
+        rest = running_memory(self.schedule, others, held.slots.in_flight)
         return groups_of(self.schedule, self._mixes, self.limit, held.standing, rest, costs.activation)
 
     @property
@@ -202,7 +202,7 @@ class LevelSearch:
             return
         mixes = {stage: own[-1] for group in groups for stage, own in zip(group.stages, group.mixes, strict=True)}
         least = self.inside_backwards({stage: mix.recompute for stage, mix in mixes.items()})
-        check_memory(least.lines.tree, least.plan, least.held, least.dependencies, chosen=True)
+        check_memory(least.lines.tree, least.held, least.dependencies, chosen=True)
 
     def makespan(self, time: Floats) -> float:
         """The step with so much recomputation inside the backwards of each stage; time: [stages]."""

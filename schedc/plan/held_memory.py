@@ -11,7 +11,7 @@ from schedc.ir.arrays import Floats, repeat
 from schedc.ir.plan import Plan
 from schedc.ir.recomputed import recomputed_ops
 from schedc.ir.schedule import Schedule
-from schedc.plan.activation_memory import MOE, held_by_kind, worst_routing
+from schedc.plan.activation_memory import MOE, StageActivations
 from schedc.plan.counts.layers import moe_layer
 from schedc.plan.directives.base import Directives
 from schedc.plan.layout.compare import load_per_rank
@@ -45,38 +45,6 @@ class HotSlots:
         return self.kept_per_rank(schedule) + _most(running_memory(schedule, nothing, self.in_flight), schedule)
 
 
-@dataclass(frozen=True)
-class ExtraMemory:
-    """Memory of ranks besides parameters and activations, in the unit of the plan's memory.
-
-    slots: hot experts. running: [stages] rows of the microbatch that runs, where recomputation is adaptive and all rows
-    come to one rank.
-    """
-
-    slots: HotSlots
-    running: Floats
-
-    def running_per_rank(self, schedule: Schedule) -> Floats:
-        """[P] rows of the microbatch that runs, on the stage of each rank where they take most."""
-        stages = schedule.placement.stage_of_chunk
-        return np.asarray(np.where(stages >= 0, self.running[stages], 0.0).max(1))
-
-
-def extra_memory(
-    plan: Plan, layout: Layout, activations: tuple[float, ...], schedule: Schedule, sized: bool
-) -> ExtraMemory:
-    """The extra memory of a plan. sized: whether memory is in bytes; slots count only then.
-
-    In an overlapped pair two microbatches run, one of them backward.
-    """
-    slots = hot_slots(plan if sized else Plan(), layout)
-    worst = worst_routing(plan, layout, activations)
-    adaptive = worst.waiting.any(1)
-    whole = (held_by_kind(Plan(), layout, activations) + worst.waiting)[:, MOE].sum(1)
-    microbatches = 2 if (schedule.pair >= 0).any() else 1
-    return ExtraMemory(slots, np.where(adaptive, whole + microbatches * worst.passing, 0.0))
-
-
 def hot_slots(plan: Plan, layout: Layout) -> HotSlots:
     """The memory of a plan's hot experts: 0 where it has none, does not say their sizes, or has a capacity."""
     none = np.zeros(len(layout.stages))
@@ -94,29 +62,51 @@ def hot_slots(plan: Plan, layout: Layout) -> HotSlots:
 
 @dataclass(frozen=True, eq=False)
 class HeldMemory:
-    """What ranks hold in a step without works, in the unit of the plan's memory. costs: those of the stages."""
+    """What ranks hold in a step without works, in the unit of the plan's memory.
 
+    costs: those of the stages. slots: hot experts; they count where memory is in bytes.
+    """
+
+    plan: Plan
     layout: Layout
     layers: LayerCosts
     schedule: Schedule
     costs: Costs
-    extra: ExtraMemory
+    slots: HotSlots
 
     @cached_property
     def of_stage(self) -> StageCosts:
         return self.costs.resolved(self.schedule.stages)
 
     @cached_property
+    def activations(self) -> StageActivations:
+        """What a microbatch holds on the stages."""
+        return StageActivations(self.plan, self.layout, self.layers.activations)
+
+    @cached_property
+    def running(self) -> Floats:
+        """[P] rows of the microbatch that runs, on the stage of each rank where they take most.
+
+        They count where recomputation is adaptive, and all rows come to one rank. In an overlapped pair two
+        microbatches run, one of them backward.
+        """
+        worst, stages = self.activations.worst, self.schedule.placement.stage_of_chunk
+        whole = (self.activations.whole + worst.waiting)[:, MOE].sum(1)
+        microbatches = 2 if (self.schedule.pair >= 0).any() else 1
+        running = np.where(worst.waiting.any(1), whole + microbatches * worst.passing, 0.0)
+        return np.asarray(np.where(stages >= 0, running[stages], 0.0).max(1))
+
+    @cached_property
     def standing(self) -> Floats:
         """[P] what each rank holds for a whole step: all but activations and what goes with them."""
         parameters = load_per_rank(self.schedule.placement, self.layers.per_stage(self.layout, "parameters"))
-        slots = self.extra.slots.passing + self.extra.slots.kept_per_rank(self.schedule)
-        return np.asarray(parameters + slots + self.extra.running_per_rank(self.schedule))
+        slots = self.slots.passing + self.slots.kept_per_rank(self.schedule)
+        return np.asarray(parameters + slots + self.running)
 
     @cached_property
     def after(self) -> Floats:
         """[ops] activations and slots behind each op; in a pair the forward counts first."""
-        return running_memory(self.schedule, self.of_stage, self.extra.slots.in_flight)
+        return running_memory(self.schedule, self.of_stage, self.slots.in_flight)
 
     @cached_property
     def inside(self) -> Floats:
@@ -144,7 +134,7 @@ def held_memory(
     """What ranks hold under a plan, in the unit of its memory, or of its host where it says no memory."""
     memory, host = directives.tree.memory, plan.host
     sized = bool(memory.unit) if memory is not None else host is not None and host.in_bytes
-    return HeldMemory(layout, layers, schedule, costs, extra_memory(plan, layout, layers.activations, schedule, sized))
+    return HeldMemory(plan, layout, layers, schedule, costs, hot_slots(plan if sized else Plan(), layout))
 
 
 def _most(running: Floats, schedule: Schedule) -> Floats:

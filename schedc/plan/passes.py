@@ -191,11 +191,11 @@ PASSES = (
         "plan.held_memory:held_memory", ("lines",),
     ),
     Pass(
-        "offload", ("lines", "plan", "layout", "layers", "dependencies", "held"), ("offloading",),
-        "plan.place_works:place_offloads", ("plan.offload",),
+        "offload", ("lines", "dependencies", "held"), ("offloading",), "plan.place_works:place_offloads",
+        ("plan.offload",),
     ),
     Pass(
-        "fit", ("lines.tree", "plan", "held", "dependencies", "offloading.placed"), ("bytes",),
+        "fit", ("lines.tree", "held", "dependencies", "offloading.placed"), ("bytes",),
         "plan.peak_memory:check_memory", ("lines", "!replicas"),
     ),
     Pass(
@@ -203,8 +203,8 @@ PASSES = (
         ("offloading",),
     ),
     Pass(
-        "replicate", ("lines", "plan", "layout", "layers", "dependencies", "costs", "offloading", "replicas"),
-        ("replication", "bytes"), "plan.replicate:replicate", ("lines", "replicas"),
+        "replicate", ("lines", "held", "dependencies", "offloading", "replicas"), ("replication", "bytes"),
+        "plan.replicate:replicate", ("lines", "replicas"),
     ),
     Pass(
         "times", ("dependencies.schedule", "costs", "dependencies"), ("timeline",), "step.timeline:simulate",

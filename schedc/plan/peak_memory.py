@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
-from schedc.ir.arrays import Floats
+from schedc.ir.arrays import Floats, Int64
 from schedc.ir.op_tables import BACKWARD
 from schedc.ir.ops import OpKind
 from schedc.ir.plan import Plan
 from schedc.ir.recomputed import recomputed_ops
 from schedc.ir.schedule import Schedule
 from schedc.ir.works import WorkKind
-from schedc.plan.activation_memory import held_by_kind
 from schedc.plan.counts.layers import counted_layer
 from schedc.plan.counts.rows import worst_case_rows
 from schedc.plan.held_memory import HeldMemory
@@ -30,76 +30,117 @@ from schedc.step.placed_works import PlacedWorks
 from schedc.syntax.plan import MemoryLine, PlanTree
 from schedc.units import amount, plain, shown
 
-_RUNNING_ROWS = "the rows of the microbatch that runs"
+_RUNNING_ROWS, _SLOTS, _PENDING = (
+    "the rows of the microbatch that runs", "slots of hot experts", "deferred weight gradients",
+)  # fmt: skip
+_OF_REPLICAS = {
+    "whole parameters": (WorkKind.GATHER, WorkKind.DROP),
+    "gradient buckets": (WorkKind.SCATTER, WorkKind.SPREAD),
+}
+"""What works among replicas hold on the device, and the works that it follows from."""
 
 
-@dataclass(frozen=True)
-class Peak:
-    """The peak of a rank.
+class Peak(NamedTuple):
+    """The peak of a rank. row: the op there, as a row of the schedule. parts: (purpose, memory), largest first."""
 
-    held: memory at the peak. row: the op there, as a row of the schedule. parts: (what it is
-    for, memory), largest first.
-    """
-
-    rank: int
-    held: float
     row: int
     parts: tuple[tuple[str, float], ...]
 
 
-@dataclass(frozen=True)
-class Sharded:
-    """Dense parameters that replicas shard, in the unit of the plan's memory.
+@dataclass(frozen=True, eq=False)
+class MemoryBesideWorks:
+    """What ranks hold in a step with works, in the unit of the plan's memory.
 
-    weights: [stages] whole weights. freed: [stages] memory that a replica does not hold between the uses of a stage.
+    held: without works. placed: the works. freed: [stages] memory of dense parameters that replicas shard, which a
+    replica does not hold between the uses of a stage; or 0.
     """
 
-    weights: Floats
-    freed: Floats
+    held: HeldMemory
+    dependencies: Dependencies
+    placed: PlacedWorks
+    freed: Floats | float = 0.0
 
-    def per_rank(self, schedule: Schedule) -> Floats:
-        """[P] memory that each rank does not hold."""
-        return load_per_rank(schedule.placement, self.freed)
+    @cached_property
+    def away(self) -> Floats:
+        """[ops] memory on the host while each op runs."""
+        return np.asarray(self.placed.away(self.dependencies)[self.dependencies.cell_of])
+
+    @cached_property
+    def sharded(self) -> Floats:
+        """[P] memory that each rank does not hold between the uses of its stages."""
+        return load_per_rank(self.held.schedule.placement, np.asarray(self.freed))
+
+    @cached_property
+    def peaks(self) -> Floats:
+        """[P] the most of each rank, in its cells and between them.
+
+        In a gap all offloads are joined before fetches start. So offloads alone hold the most in front of a gap or
+        behind it, which is in a cell.
+        """
+        peaks = self.held.peaks(self.away)
+        if not self.placed.moves_activations_alone:
+            last = np.maximum(self.dependencies.first, self.dependencies.second)
+            between = self.placed.peaks_between(self.dependencies, self.held.after[last])
+            peaks = np.maximum(peaks, self.held.standing + between)
+        return np.asarray(peaks - self.sharded)
+
+    @property
+    def bytes(self) -> RankBytes:
+        """The `peaks`, and the same with what runs inside cells."""
+        working = working_of_ops(self.held, self.dependencies)
+        if working is None:
+            return RankBytes(self.peaks, None)
+        return RankBytes(self.peaks, np.maximum(self.peaks, self.held.peaks(self.away - working) - self.sharded))
+
+    def peak(self, rank: int) -> Peak:
+        """The peak of a rank with its parts."""
+        held = self.held
+        schedule, of_stage, slots = held.schedule, held.of_stage, held.slots
+        parameters = held.layout.counts[:, : len(WORK)] * np.array(held.layers.parameters, np.float64)
+        activations, freed = held.activations.held, np.broadcast_to(self.freed, schedule.stages)
+        low, high = schedule.rank_start[rank : rank + 2]
+        row = int(low + np.argmax((held.inside - self.away)[low:high]))
+        parts = {
+            _SLOTS: slots.passing + float(slots.kept_per_rank(schedule)[rank]),
+            _RUNNING_ROWS: float(held.running[rank]),
+            _PENDING: 0.0,
+        }
+        for stage in (int(stage) for stage in schedule.placement.stage_of_chunk[rank] if stage >= 0):
+            _add(parts, "parameters of", parameters[stage], float(parameters[stage].sum()) - float(freed[stage]))
+            in_flight, unsaved, restored, pending = _microbatches(schedule, low + np.arange(row + 1 - low), stage)
+            own_held = (in_flight - unsaved - restored) * of_stage.activation[stage]
+            own_held += unsaved * of_stage.recomputed[stage] + restored * of_stage.restored[stage]
+            _add(parts, "activations of", activations[stage], own_held - self._away_of_stage(row, stage))
+            parts[_SLOTS] += in_flight * float(slots.in_flight[stage])
+            parts[_PENDING] += pending * of_stage.pending_weight[stage]
+        parts |= self._of_replicas(row, rank)
+        order = sorted(((name, value) for name, value in parts.items() if value > 0), key=lambda part: -part[1])
+        return Peak(row, tuple(order))
+
+    def _of_replicas(self, row: int, rank: int) -> dict[str, float]:
+        """What works among replicas hold on a rank while the op of a row runs, by what it is for."""
+        cell = self.dependencies.cell_of[row]
+        here = self.placed.only(self.placed.rank_of(self.placed.start, self.dependencies) == rank)
+        return {
+            name: -float(here.of_kinds(*kinds).away(self.dependencies)[cell]) for name, kinds in _OF_REPLICAS.items()
+        }
+
+    def _away_of_stage(self, row: int, stage: int) -> float:
+        """Memory of one stage on the host while the op of a row runs."""
+        part = self.placed.of_activations
+        part = part.only(part.works.stage == stage)
+        return float(part.away(self.dependencies)[self.dependencies.cell_of[row]])
 
 
-def peak_of(
-    rank: int,
-    plan: Plan,
-    held: HeldMemory,
-    away: Away | None = None,
-    sharded: Sharded | None = None,
-) -> Peak:
-    """The peak of ``rank`` with its parts. held: what ranks hold without works."""
-    schedule, extra, of_stage = held.schedule, held.extra, held.of_stage
-    parameters = held_by_kind(Plan(), held.layout, held.layers.parameters)
-    activations = held_by_kind(plan, held.layout, held.layers.activations)
-    recomputed = recomputed_ops(schedule)
-    low, high = schedule.rank_start[rank : rank + 2]
-    held_there = held.inside - (0.0 if away is None else away.of_ops)
-    row = int(low + np.argmax(held_there[low:high]))
-    stages = [int(stage) for stage in schedule.placement.stage_of_chunk[rank] if stage >= 0]
-    slots = extra.slots.passing + float(extra.slots.kept_per_rank(schedule)[rank])
-    parts = {"slots of hot experts": slots, _RUNNING_ROWS: float(extra.running_per_rank(schedule)[rank])}
-    for stage in stages:
-        freed = 0.0 if sharded is None else float(sharded.freed[stage])
-        _add(parts, "parameters of", parameters[stage], float(parameters[stage].sum()) - freed)
-        own = low + np.flatnonzero(schedule.stage[low : row + 1] == stage)
-        number = {kind: int((schedule.kind[own] == kind).sum()) for kind in OpKind}
-        in_flight = number[OpKind.F] - number[OpKind.I] - number[OpKind.B]
-        unsaved = int((recomputed[own] & (schedule.kind[own] == OpKind.F)).sum()) - number[OpKind.R]
-        restored = number[OpKind.R] - int((recomputed[own] & BACKWARD[schedule.kind[own]]).sum())
-        pending = number[OpKind.I] - number[OpKind.W]
-        own_held = (in_flight - unsaved - restored) * of_stage.activation[stage]
-        own_held += unsaved * of_stage.recomputed[stage] + restored * of_stage.restored[stage]
-        own_held -= 0.0 if away is None else away.of_stage(row, stage)
-        _add(parts, "activations of", activations[stage], own_held)
-        parts["slots of hot experts"] += in_flight * float(extra.slots.in_flight[stage])
-        parts["deferred weight gradients"] = (
-            parts.get("deferred weight gradients", 0.0) + pending * of_stage.pending_weight[stage]
-        )
-    parts |= {} if away is None else away.of_replicas(row, rank)
-    order = sorted(((name, value) for name, value in parts.items() if value > 0), key=lambda part: -part[1])
-    return Peak(rank, sum(value for _, value in order), row, tuple(order))
+def _microbatches(schedule: Schedule, rows: Int64, stage: int) -> tuple[int, int, int, int]:
+    """Microbatches of a stage behind these rows of a rank: in flight, before their R, behind it, between I and W."""
+    own = rows[schedule.stage[rows] == stage]
+    kinds, recomputed = schedule.kind[own], recomputed_ops(schedule)[own]
+    number = {kind: int((kinds == kind).sum()) for kind in OpKind}
+    in_flight = number[OpKind.F] - number[OpKind.I] - number[OpKind.B]
+    unsaved = int((recomputed & (kinds == OpKind.F)).sum()) - number[OpKind.R]
+    restored = number[OpKind.R] - int((recomputed & BACKWARD[kinds]).sum())
+    return in_flight, unsaved, restored, number[OpKind.I] - number[OpKind.W]
 
 
 def _add(parts: dict[str, float], what: str, weights: Floats, held: float) -> None:
@@ -112,89 +153,32 @@ def _add(parts: dict[str, float], what: str, weights: Floats, held: float) -> No
         parts[name] = parts.get(name, 0.0) + held * weight / whole
 
 
-_OF_REPLICAS = {
-    "whole parameters": (WorkKind.GATHER, WorkKind.DROP),
-    "gradient buckets": (WorkKind.SCATTER, WorkKind.SPREAD),
-}
-"""What works among replicas hold on the device, and the works that it follows from."""
-
-
-@dataclass(frozen=True, eq=False)
-class Away:
-    """What placed works have moved to the host, by op and by stage."""
-
-    placed: PlacedWorks
-    dependencies: Dependencies
-
-    @cached_property
-    def of_ops(self) -> Floats:
-        """[ops] memory on the host while each op runs."""
-        return np.asarray(self.placed.away(self.dependencies)[self.dependencies.cell_of])
-
-    def between(self, held: HeldMemory) -> Floats:
-        """[P] the most of activations, slots and what works hold between the cells of each rank.
-
-        In a gap all offloads are joined before fetches start. So offloads alone hold the most in front of a gap or
-        behind it, which is in a cell, and this gives 0 for them.
-        """
-        if self.placed.moves_activations_alone:
-            return np.zeros(held.schedule.ranks)
-        last = np.maximum(self.dependencies.first, self.dependencies.second)
-        return self.placed.peaks_between(self.dependencies, held.after[last])
-
-    def of_replicas(self, row: int, rank: int) -> dict[str, float]:
-        """What works among replicas hold on a rank while the op of a row runs, by what it is for."""
-        cell = self.dependencies.cell_of[row]
-        here = self.placed.only(self.placed.rank_of(self.placed.start, self.dependencies) == rank)
-        return {
-            name: -float(here.of_kinds(*kinds).away(self.dependencies)[cell]) for name, kinds in _OF_REPLICAS.items()
-        }
-
-    def of_stage(self, row: int, stage: int) -> float:
-        """Memory of one stage on the host while the op of a row runs."""
-        part = self.placed.of_activations
-        part = part.only(part.works.stage == stage)
-        return float(part.away(self.dependencies)[self.dependencies.cell_of[row]])
-
-
 def check_memory(
     tree: PlanTree,
-    plan: Plan,
     held: HeldMemory,
     dependencies: Dependencies,
     placed: PlacedWorks | None = None,
     chosen: bool = False,
-    sharded: Sharded | None = None,
+    freed: Floats | float = 0.0,
 ) -> RankBytes | None:
     """The bytes of ranks; None for a plan whose memory has no unit.
 
     Raises `DiagnosticError` (S406) where a rank holds more than the plan's memory, with what fills the fullest rank.
 
-    held: what ranks hold without works, with the activations that recomputation leaves. placed: works that move
-    activations. chosen: the levels are those that hold least, because no others fit. sharded: what replicas shard.
+    placed: works beside the cells. chosen: the levels are those that hold least, because no others fit. held, freed: as
+    in `MemoryBesideWorks`.
     """
-    line = tree.memory
+    line, plan, schedule = tree.memory, held.plan, dependencies.schedule
     if line is None:
         return None
     _check_worst(tree, plan, line)
-    schedule, limit = dependencies.schedule, amount(line.limit, line.unit)
-    away = None if placed is None else Away(placed, dependencies)
-    peaks = held.peaks(0.0 if away is None else away.of_ops)
-    if away is not None:
-        peaks = np.maximum(peaks, held.standing + away.between(held))
-    elsewhere = 0.0 if sharded is None else sharded.per_rank(schedule)
-    peaks = peaks - elsewhere
+    memory = MemoryBesideWorks(held, dependencies, placed or PlacedWorks.none(), freed)
+    peaks, limit = memory.peaks, amount(line.limit, line.unit)
     rank = int(np.argmax(peaks))
     if peaks[rank] <= limit * (1 + 1e-12):
-        if not line.unit:
-            return None
-        working = working_of_ops(plan, held.layout, held.layers, held.of_stage, dependencies)
-        if working is None:
-            return RankBytes(peaks, None)
-        inside = held.peaks((0.0 if away is None else away.of_ops) - working) - elsewhere
-        return RankBytes(peaks, np.maximum(peaks, inside))
+        return memory.bytes if line.unit else None
     write = shown if line.unit else plain
-    peak = peak_of(rank, plan, held, away, sharded)
+    peak = memory.peak(rank)
     op = schedule.op(peak.row)
     name = f"{op.stage}{op.kind.name}{op.microbatch}"
     message = f"rank {rank} holds {write(peaks[rank], up=True)} at {name}, and the plan allows {write(limit)}"

@@ -11,14 +11,10 @@ from schedc.diagnostics import Diagnostic, DiagnosticError
 from schedc.ir.arrays import Floats
 from schedc.ir.ops import OpKind
 from schedc.ir.plan import Host, Plan
-from schedc.ir.schedule import Schedule
 from schedc.ir.scopes import line_per_stage
 from schedc.ir.works import WorkLane
 from schedc.plan.directives.base import Directives
 from schedc.plan.held_memory import HeldMemory
-from schedc.plan.layout.costs import LayerCosts
-from schedc.plan.layout.parts import Layout
-from schedc.plan.role_memory import share_of_roles
 from schedc.step.costs.costs import Costs, StageCosts
 from schedc.step.dependencies import Dependencies
 from schedc.step.memory import RankBytes
@@ -100,39 +96,31 @@ def times_of(host: Host) -> tuple[float, float]:
     return factor / host.out, factor / host.back
 
 
-def place_offloads(
-    directives: Directives,
-    plan: Plan,
-    layout: Layout,
-    layers: LayerCosts,
-    dependencies: Dependencies,
-    held: HeldMemory,
-) -> Offloading:
+def place_offloads(directives: Directives, dependencies: Dependencies, held: HeldMemory) -> Offloading:
     """The works of a plan's `offload` lines.
 
     held: what ranks hold without them, with the activations that recomputation leaves. Raises `DiagnosticError` (S155)
     where a line moves what is read at once.
     """
+    plan = held.plan
     assert plan.host is not None, "`offload` was checked beside `host`"
     memory = directives.tree.memory
     step = _Step(CellTimes.of(dependencies, held.of_stage), held.of_stage, plan.host, held.in_cells(dependencies))
     if plan.offload[0].scope != "auto":
-        shares = _shares(directives, plan, layout, layers, dependencies.schedule)
-        return step.priced(_as_written(directives, plan, step, shares), None)
+        return step.priced(_as_written(directives, plan, step, _shares(directives, held)), None)
     assert memory is not None, "`offload auto` was checked beside the memory"
     return _chosen(step, amount(memory.limit, memory.unit) - held.standing)
 
 
-def _shares(
-    directives: Directives, plan: Plan, layout: Layout, layers: LayerCosts, schedule: Schedule
-) -> dict[int, float]:
+def _shares(directives: Directives, held: HeldMemory) -> dict[int, float]:
     """By stage that a line speaks of: the share of its activations that leaves. Raises `DiagnosticError` (S155)."""
+    schedule = held.schedule
     shares: dict[int, float] = {}
-    for stage, rule in line_per_stage(plan.offload, schedule.stages, schedule.placement).items():
+    for stage, rule in line_per_stage(held.plan.offload, schedule.stages, schedule.placement).items():
         if not rule.roles:
             shares[stage] = 1.0
             continue
-        share = share_of_roles(plan, layout, layers.activations, stage, rule.roles)
+        share = held.activations.share_of_roles(stage, rule.roles)
         recomputed = bool(((schedule.kind == OpKind.R) & (schedule.stage == stage)).any())
         if share is None or recomputed:
             why = "has Rs" if recomputed else "has layers whose sizes are not known"

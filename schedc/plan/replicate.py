@@ -11,17 +11,17 @@ import numpy as np
 from schedc.diagnostics import Diagnostic, DiagnosticError
 from schedc.ir.arrays import Floats
 from schedc.ir.contradictions import MOST_ZERO
-from schedc.ir.plan import Plan
+from schedc.ir.plan import Plan, bytes_per_number
 from schedc.ir.schedule import Schedule
+from schedc.ir.ties import lies_apart
 from schedc.ir.works import WorkGroup, WorkLane
-from schedc.plan.counts.parameters import parameter_bytes
+from schedc.plan.counts.parameters import expert_share, parameter_bytes
 from schedc.plan.directives.base import Directives
-from schedc.plan.held_memory import HeldMemory, held_memory
+from schedc.plan.held_memory import HeldMemory
 from schedc.plan.layout.costs import LayerCosts
-from schedc.plan.layout.parts import Layout
-from schedc.plan.peak_memory import Sharded, check_memory
+from schedc.plan.layout.parts import WORK, PartKind
+from schedc.plan.peak_memory import MemoryBesideWorks, check_memory
 from schedc.plan.place_works import Offloading
-from schedc.plan.replica_bytes import dense_parameters, group_sizes, replica_bytes
 from schedc.step.costs.costs import Costs
 from schedc.step.dependencies import Dependencies
 from schedc.step.memory import RankBytes
@@ -64,71 +64,105 @@ class Replication(StepWorks):
 
 def replicate(
     directives: Directives,
-    plan: Plan,
-    layout: Layout,
-    layers: LayerCosts,
+    held: HeldMemory,
     dependencies: Dependencies,
-    costs: Costs,
     offloading: Offloading | None,
     replicas: int,
 ) -> tuple[Replication, RankBytes | None]:
     """The works of ``replicas`` replicas of every rank, beside those of offloads, and the bytes of ranks.
 
-    costs: those of the stages. Raises `DiagnosticError`: S410 without a time `dp` or without parameters. S406 for a
-    rank that holds too much. S144 for a number of replicas that the ranks of experts do not divide. S156
+    held: what ranks hold without works. Raises `DiagnosticError`: S410 without a time `dp` or without parameters. S406
+    for a rank that holds too much. S144 for a number of replicas that the ranks of experts do not divide. S156
     where the plan's `parallel` line says something else.
     """
-    schedule, in_bytes = dependencies.schedule, _in_bytes(directives, plan)
-    layers = _with_experts(layers, plan) if in_bytes else layers
-    sizes = replica_bytes(plan, layout, layers, schedule)
+    plan, costs, in_bytes = held.plan, held.costs, _in_bytes(directives, held.plan)
+    held = replace(held, layers=_with_experts(held.layers, plan)) if in_bytes else held
+    sizes = replica_bytes(held)
     _check(directives, plan, costs, sizes, replicas)
     sent = costs.dp / (_GIGABYTE if in_bytes else 1.0)
     members = group_sizes(plan, replicas)
     per_byte = sent * (1 - 1 / replicas), sent * (1 - 1 / members[WorkGroup.SAME_EXPERTS])
     if members[WorkGroup.SAME_EXPERTS] == 1:
         sizes = replace(sizes, expert_summed=0 * sizes.expert_summed)
-    sharded = Sharded(sizes.sharded, _freed(plan, layout, layers, sizes, replicas))
     before = PlacedWorks.none() if offloading is None else offloading.placed
-    held = held_memory(directives, plan, layout, layers, schedule, costs)
-    room = _room(directives, plan, held, dependencies, before, sharded)
-    cells = CellTimes.of(dependencies, costs.resolved(schedule.stages)) if offloading is None else offloading.cells
+    memory = MemoryBesideWorks(held, dependencies, before, _freed(held, sizes, replicas))
+    cells = CellTimes.of(dependencies, held.of_stage) if offloading is None else offloading.cells
     own = place_replica_works(
-        dependencies, sizes, duration=cells.duration, latency=cells.latency, per_byte=per_byte, room=room
+        dependencies,
+        sizes,
+        duration=cells.duration,
+        latency=cells.latency,
+        per_byte=per_byte,
+        room=_room(directives, memory),
     )
     placed = before.beside(own)
     time = lane_times(placed, dependencies, sizes, per_byte)
     if offloading is not None:
         time[placed.works.lane != WorkLane.DP] = offloading.time
-    peaks = check_memory(directives.tree, plan, held, dependencies, placed, sharded=sharded)
+    peaks = check_memory(directives.tree, held, dependencies, placed, freed=memory.freed)
     return Replication(placed, time, cells, in_bytes, members, sizes, sent), peaks
 
 
-def _freed(plan: Plan, layout: Layout, layers: LayerCosts, sizes: ReplicaBytes, replicas: int) -> Floats:
+def _freed(held: HeldMemory, sizes: ReplicaBytes, replicas: int) -> Floats:
     """[stages] memory of a sharded stage that a replica does not hold between uses: the parts of the others.
 
     Gradients of a sharded stage are whole until they are summed, and count as whole for the step.
     """
-    dense = dense_parameters(plan, layout, layers)
+    dense = dense_parameters(held)
     share = np.divide(sizes.sharded, sizes.sharded + sizes.last, out=np.zeros(dense.size), where=sizes.sharded > 0)
     return np.asarray(np.where(sizes.sharded > 0, dense * share * (1 - 1 / replicas) - sizes.sharded, 0.0))
 
 
-def _room(
-    directives: Directives,
-    plan: Plan,
-    held: HeldMemory,
-    dependencies: Dependencies,
-    placed: PlacedWorks,
-    sharded: Sharded,
-) -> ShardingRoom | None:
+def _room(directives: Directives, memory: MemoryBesideWorks) -> ShardingRoom | None:
     """The room for whole parameters; None where the plan says no memory, or shards nothing."""
-    memory = directives.tree.memory
-    if memory is None or not plan.shard_dense:
+    line, held, dependencies = directives.tree.memory, memory.held, memory.dependencies
+    if line is None or not held.plan.shard_dense:
         return None
-    standing = held.standing - sharded.per_rank(dependencies.schedule)
-    return ShardingRoom(
-        held.in_cells(dependencies) - placed.away(dependencies), amount(memory.limit, memory.unit) - standing
-    )
+    beside = held.in_cells(dependencies) - memory.placed.away(dependencies)
+    return ShardingRoom(beside, amount(line.limit, line.unit) - (held.standing - memory.sharded))
+
+
+def weight_share(plan: Plan) -> float:
+    """Share of a part's parameters, in bytes, that weights take; gradients take as many. The rest is the `states`."""
+    weight = bytes_per_number(plan.dtype)
+    return weight / (weight + plan.states)
+
+
+def group_sizes(plan: Plan, replicas: int) -> dict[WorkGroup, int]:
+    """How many replicas take part in a work of each group."""
+    ranks = plan.topology.ranks if plan.topology and plan.experts else 1
+    return {WorkGroup.REPLICAS: replicas, WorkGroup.SAME_EXPERTS: max(1, replicas // ranks)}
+
+
+def dense_parameters(held: HeldMemory) -> Floats:
+    """[stages] memory of all parameters but experts, with their `states`."""
+    kinds = held.layout.counts[:, : len(WORK)] * np.array(held.layers.parameters, np.float64)
+    share = np.array([1 - expert_share(held.plan, kind) for kind in WORK])
+    return np.asarray(kinds @ share)
+
+
+def replica_bytes(held: HeldMemory) -> ReplicaBytes:
+    """What replicas sum and shard, in the unit of the memory that is held.
+
+    The table of a tied embedding is that of the embedding, on each stage that uses it. Stages that share all their
+    ranks have one table there.
+    """
+    plan, layout, layers, schedule = held.plan, held.layout, held.layers, held.schedule
+    weights = weight_share(plan)
+    dense = dense_parameters(held) * weights
+    whole = layers.per_stage(layout, "parameters") * weights
+    experts = whole - dense
+    last = np.zeros(dense.size)
+    for tie in schedule.tied:
+        if lies_apart(tie, schedule.placement):
+            stages = list(tie.stages)
+            last[stages] = layers.parameters.embedding * weights
+    own = np.array([layout.counts[stage, WORK.index(PartKind.EMBEDDING)] > 0 for stage in range(dense.size)])
+    head = layout.counts[:, WORK.index(PartKind.HEAD)] * layers.parameters.head * weights
+    counted = np.where(last > 0, np.where(own, last, np.minimum(head, last)), 0.0)
+    free = np.maximum(dense - counted, 0.0)
+    nothing = np.zeros(dense.size)
+    return ReplicaBytes(nothing if plan.shard_dense else free, experts, free if plan.shard_dense else nothing, last)
 
 
 def _with_experts(layers: LayerCosts, plan: Plan) -> LayerCosts:

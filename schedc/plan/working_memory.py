@@ -19,25 +19,23 @@ from schedc.ir.plan import Level, Plan
 from schedc.ir.recomputed import recomputed_ops
 from schedc.plan.counts.head import logit_bytes
 from schedc.plan.counts.layers import counted_layer
-from schedc.plan.layout.costs import LayerCosts
-from schedc.plan.layout.parts import WITH_EXPERTS, Layout, ModelPart, PartKind, layers_in
-from schedc.step.costs.costs import StageCosts
+from schedc.plan.held_memory import HeldMemory
+from schedc.plan.layout.parts import WITH_EXPERTS, ModelPart, PartKind, layers_in
 from schedc.step.dependencies import Dependencies
 
 
-def working_of_ops(
-    plan: Plan, layout: Layout, layers: LayerCosts, costs: StageCosts, dependencies: Dependencies
-) -> Floats | None:
+def working_of_ops(held: HeldMemory, dependencies: Dependencies) -> Floats | None:
     """[ops] bytes inside the cell of each op, beyond the activations before and behind it; None: sizes are not known.
 
-    costs: what microbatches hold of each stage, in bytes.
+    held: what ranks hold without works, in bytes.
     """
+    plan, layout, costs = held.plan, held.layout, held.of_stage
     stages = [layers_in(parts) for parts in layout.stages]
     kinds = {part.kind in WITH_EXPERTS for own in stages for part in own}
     if not plan.tokens or any(counted_layer(plan, experts) is None for experts in kinds):
         return None
     running = plan.tokens * np.array([_running(plan, parts) for parts in layout.stages])
-    whole = layers.per_stage(layout, "activations")
+    whole = held.layers.per_stage(layout, "activations")
     schedule, pending = dependencies.schedule, costs.pending_weight
     sizes = zip(whole.tolist(), pending.tolist(), costs.activation.tolist(), strict=True)
     inside = np.array([_inside(plan, stage, stages[stage], *each) for stage, each in enumerate(sizes)])

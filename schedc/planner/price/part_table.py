@@ -13,7 +13,7 @@ from schedc.ir.arrays import Floats, repeat
 from schedc.ir.placement import Placement
 from schedc.ir.plan import Level, Recompute
 from schedc.model.sizes import LayerKind, ModelSizes
-from schedc.plan.activation_memory import pending_share, saved_share
+from schedc.plan.activation_memory import StageActivations
 from schedc.plan.apply import layer_costs
 from schedc.plan.counts.layers import recomputation_time
 from schedc.plan.directives.base import Directives
@@ -256,8 +256,8 @@ def _shares_of_lines(lines: tuple[str, ...], model: ModelSizes) -> _LevelShares:
     at = [replace(plan, recompute=(Recompute(level),) * len(WORK)) for level in LEVELS]
     even = LayerCosts(time=PerKind(*(1.0 for _ in WORK)))
     time = [recomputation_time(one, _ONE_EACH, even, np.ones(len(WORK))) for one in at]
-    held = np.array([saved_share(one, _ONE_EACH, layers.activations) * whole for one in at])
-    pending = np.asarray(pending_share(plan, _ONE_EACH, layers.activations) * whole)
+    held = np.array([StageActivations(one, _ONE_EACH, layers.activations).saved * whole for one in at])
+    pending = np.asarray(StageActivations(plan, _ONE_EACH, layers.activations).pending * whole)
     return _LevelShares(np.array(time), held, pending)
 
 
