@@ -59,8 +59,8 @@ from schedc.cell.table import CellTable, write_table
 from schedc.inputs import open_input
 from schedc.load.library import Text
 from schedc.plan import passes
+from schedc.plan.layout.parser import write_layout
 from schedc.plan.layout.parts import Layout, Model, ModelPart, PartKind
-from schedc.plan.layout.writer import write_layout
 from schedc.plan.price_cells import price_order
 from schedc.source import Source
 from schedc.step.costs.costs import parse_costs

@@ -18,9 +18,8 @@ from schedc.interchange.refusals import cannot, one_copy, only_exported_ops, pla
 from schedc.ir.plan import Plan
 from schedc.ir.schedule import Schedule
 from schedc.load.library import names, open_schedule
-from schedc.plan.layout.parser import parse_layout
+from schedc.plan.layout.parser import parse_layout, write_layout
 from schedc.plan.layout.parts import Layout, PartKind
-from schedc.plan.layout.writer import write_layout
 from schedc.step.costs.costs import Costs
 from schedc.units import equations
 

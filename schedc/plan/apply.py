@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from schedc.diagnostics import DiagnosticError, Label
+from schedc.diagnostics import Diagnostic, DiagnosticError, Label
 from schedc.ir.arrays import Floats
 from schedc.ir.plan import LOSS_FORMS, Level, Plan
 from schedc.ir.schedule import Schedule
@@ -19,16 +19,16 @@ from schedc.plan.counts.parameters import parameter_bytes
 from schedc.plan.directives.base import Directives
 from schedc.plan.layout.balancing import balance
 from schedc.plan.layout.compare import peak_in_flight
-from schedc.plan.layout.costs import LayerCosts
+from schedc.plan.layout.costs import LayerCosts, PerKind, over_parts
 from schedc.plan.layout.even import even, padded
 from schedc.plan.layout.parser import parse_layout
-from schedc.plan.layout.parts import Layout, Model, refusal
-from schedc.plan.part_costs import check_parts, forward_times, whole_times, with_times_of_parts
+from schedc.plan.layout.parts import WORK, Layout, Model, refusal
 from schedc.source import Source, Span
 from schedc.step.costs.checks import Cost
 from schedc.step.costs.costs import Costs
 from schedc.step.costs.keys import EVERY_OP, KEYS
-from schedc.syntax.plan import ExpertsLine, LayersLine, LayoutLine, PlanTree
+from schedc.step.costs.parts import OPS, PartCosts
+from schedc.syntax.plan import ExpertsLine, LayersLine, LayoutLine, PlanTree, TableLine
 from schedc.units import amount
 
 MOST_BALANCED = 1 << 14
@@ -212,3 +212,38 @@ def costs_by_loss(directives: Directives, layout: Layout, costs: Costs, plan: Pl
     assert plan.loss is not None, "asked of a plan with a loss"
     forms = {form: replace(plan, loss=replace(plan.loss, form=form)) for form in LOSS_FORMS}
     return {form: stage_costs(directives, layout, costs, each) for form, each in forms.items()}
+
+
+def check_parts(plan: PlanTree, costs: Costs) -> None:
+    """Raise `DiagnosticError` (S411) for times of parts beside a plan that gives its layers times of its own."""
+    line = next((line for line in plan.lines if isinstance(line, TableLine) and line.word == "costs"), None)
+    if costs.parts is None or line is None:
+        return
+    where = f" of `{costs.source.name}`" if costs.source else ""
+    message = f"`costs` says how long layers take, and so does the table [parts]{where}"
+    help = "leave out the line `costs`, or the table"
+    raise DiagnosticError([Diagnostic("S411", message, Label(line.span), help=help, source=plan.source)])
+
+
+def with_times_of_parts(costs: Costs, layout: Layout) -> Costs:
+    """The costs with F, I and W of each stage: the sum over its parts, and what each op takes. Others stay."""
+    assert costs.parts is not None
+    each = np.array([getattr(costs.parts, kind) for kind in WORK], np.float64)
+    times = over_parts(layout.counts[:, : len(WORK)], each.T) + np.array(costs.parts.op, np.float64)[:, None]
+    F, I, W = (tuple(column) for column in times.tolist())  # noqa: E741
+    return replace(costs, F=F, I=I, W=W, parts=None, given=costs.given - {"parts"} | set(OPS))
+
+
+def whole_times(parts: PartCosts) -> PerKind:
+    """Time of all ops of a microbatch in a part of each kind."""
+    return PerKind(*(sum(getattr(parts, kind)) for kind in WORK))
+
+
+def forward_times(parts: PartCosts) -> PerKind:
+    """Time of a forward in a part of each kind. A prediction has that of its layer: of a MoE one, else of a dense one.
+
+    Levels recompute layers, and neither heads nor what a prediction has beside its layer.
+    """
+    forward = PerKind(*(getattr(parts, kind).F for kind in WORK))
+    layer = forward.moe or forward.dense
+    return forward._replace(mtp=min(forward.mtp, layer)) if layer else forward

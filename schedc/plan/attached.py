@@ -1,4 +1,4 @@
-"""What a resolved plan does to an order of its schedule: layers, costs of stages, recomputations in bubbles."""
+"""What a resolved plan does to an order of its schedule: layers, costs of stages, Rs in bubbles, prices from inside."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from schedc.ir.plan import Plan
 from schedc.ir.recomputed import has_recomputation
 from schedc.ir.schedule import Schedule
 from schedc.plan.counts.head import in_cells
-from schedc.plan.directives.tied import ties_of_plan
+from schedc.plan.directives.notes import ties_of_plan
+from schedc.plan.in_slices import with_slices
+from schedc.plan.layout.parser import write_layout
 from schedc.plan.layout.parts import Layout
-from schedc.plan.layout.writer import write_layout
 from schedc.plan.place_recomputation import place_recomputations, recompute_in_backwards
-from schedc.plan.price_cells import with_layout, with_recomputation
+from schedc.plan.price_cells import op_times, price_order, with_layout, with_recomputation
 from schedc.step.costs.costs import Costs
 from schedc.step.dependencies import Dependencies
+from schedc.step.legality import check_dependencies
+from schedc.step.op_times import OpTimes, StepTimes
 from schedc.syntax.input import AppliedPlan
 
 
@@ -74,3 +77,37 @@ def place(
     """`AttachedPlan.placed` of the plan that was opened."""
     name, doc = ("", "") if tree is None else (tree.name, tree.doc)
     return AttachedPlan(name, doc, plan, layout, costs).placed(dependencies)
+
+
+@dataclass(frozen=True)
+class CellPricer:
+    """The `schedc.step.op_times.Pricer` of costs with a table of cells.
+
+    attached: the plan whose schedule is ordered, if it is a plan; ``costs`` are then those of its stages.
+    slices: number of slices of a microbatch, where no plan says it.
+    """
+
+    costs: Costs
+    attached: AttachedPlan | None = None
+    slices: int = 1
+
+    def times(self, schedule: Schedule) -> OpTimes:
+        if self.attached is None:
+            return op_times(self._in_slices(schedule), self.costs)
+        return op_times(*self.attached.on(schedule))
+
+    def step(self, schedule: Schedule) -> StepTimes | None:
+        """The step as `schedc check` prices it from inside, with what the plan adds."""
+        dependencies, findings = check_dependencies(schedule)
+        if dependencies is None or findings:
+            return None
+        costs = self.costs
+        if self.attached is not None:
+            dependencies, costs, _ = self.attached.placed(dependencies)
+        elif self.slices > 1:
+            dependencies = replace(dependencies, schedule=self._in_slices(dependencies.schedule))
+        timeline = price_order(dependencies, costs)
+        return StepTimes(timeline.makespan, float(timeline.span.max(initial=0.0)))
+
+    def _in_slices(self, schedule: Schedule) -> Schedule:
+        return with_slices(schedule, self.slices) if self.slices > 1 else schedule

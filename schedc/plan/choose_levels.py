@@ -24,12 +24,12 @@ from schedc.ir.ops import OpKind
 from schedc.ir.plan import Level, Plan, Recompute
 from schedc.ir.schedule import Schedule
 from schedc.ir.scopes import is_chosen
+from schedc.plan.apply import forward_times
 from schedc.plan.directives.recompute import auto_stages
 from schedc.plan.held_memory import running_memory
 from schedc.plan.layout.parts import layers_in
 from schedc.plan.level_groups import ROUNDING, LevelGroup, groups_of
 from schedc.plan.level_mixes import ChosenLevels, Mix, mixes_of, preference, undominated
-from schedc.plan.part_costs import forward_times
 from schedc.plan.passes import Step, lower
 from schedc.plan.peak_memory import MemoryBesideWorks, check_memory
 from schedc.plan.place_recomputation import recompute_in_backwards, with_every_recomputation

@@ -8,7 +8,7 @@ from schedc.diagnostics import Diagnostic, DiagnosticError, Label
 from schedc.ir.contradictions import contradictions
 from schedc.ir.plan import Plan
 from schedc.ir.schedule import Schedule
-from schedc.plan.directives.base import Directives, SlicesRequest
+from schedc.plan.directives.base import Directives, StageLine
 from schedc.source import NOWHERE, Span
 from schedc.step.dependencies import Dependencies
 
@@ -31,7 +31,7 @@ def plan_in_slices(directives: Directives, slices: int) -> Directives:
     tree = directives.tree
     if findings := _findings(replace(directives.plan, slices=(slices,)), tree.span):
         raise DiagnosticError([replace(finding, source=tree.source) for finding in findings])
-    return replace(directives, slices=(SlicesRequest("all", (), slices, tree.span),))
+    return replace(directives, slices=[StageLine("all", (), slices, tree.span)])
 
 
 def _findings(plan: Plan, span: Span) -> list[Diagnostic]:

@@ -45,6 +45,6 @@ def order_pricer(costs: Costs, slices: int = 1) -> Pricer | None:
     """
     if costs.cell is None:
         return None
-    from schedc.plan.cell_pricer import CellPricer
+    from schedc.plan.attached import CellPricer
 
     return CellPricer(costs, slices=slices)

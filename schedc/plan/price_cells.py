@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from schedc.cell.costs import CellCosts, SegmentTimes
 from schedc.cell.graph import Lane, StageShape
+from schedc.cell.issue_order import ExpertRanks
 from schedc.cell.predict import predict
 from schedc.cell.program import PlanOrder
 from schedc.cell.schedule import cell_program
 from schedc.cell.standard_blocks import BESIDE_LAYERS
 from schedc.cell.table import CellTable
-from schedc.diagnostics import DiagnosticError
+from schedc.diagnostics import Diagnostic, DiagnosticError
 from schedc.ir.ops import OpKind
 from schedc.ir.plan import NO_PLAN, Method, Plan
 from schedc.ir.schedule import Schedule
 from schedc.plan.counts.rows import chosen_method
-from schedc.plan.group_rows import group_of
 from schedc.plan.layout.parts import DECODER, Layout, PartKind
 from schedc.plan.recomputed_nodes import graphs_of, shares_of_forward
+from schedc.source import Source
 from schedc.step.cells.cell_pricing import CellPricing, price
+from schedc.step.cells.group_pricing import RankRows, layers_of
 from schedc.step.costs.checks import problem
 from schedc.step.costs.costs import Costs
 from schedc.step.costs.keys import EVERY_OP
@@ -178,3 +181,34 @@ def _planned(schedule: Schedule, table: CellTable) -> tuple[CellTable, dict[str,
     method = choice.method if choice else plan.method
     orders = {cell.kind: PlanOrder(cell.compute, cell.communication) for cell in plan.cells}
     return table if method == Method.AUTO else replace(table, method=str(method)), orders
+
+
+def group_of(
+    schedule: Schedule, table: CellTable, shapes: Sequence[StageShape], plan: Plan, source: Source | None
+) -> RankRows | None:
+    """The ranks of an expert group with their rows; None where the table does not give rows.
+
+    Raises `DiagnosticError` (S404) for rows of another number of ranks, layers or microbatches.
+    """
+    if table.rows is None:
+        return None
+    topology, ranks = plan.topology, table.rows.ranks
+    key = "per_rank" if table.rows.recorded is None else "recorded"
+    findings: list[Diagnostic] = []
+    if ranks is not None and topology is not None and ranks != topology.nodes * topology.per_node:
+        message = f"`{key}` has the rows of {ranks} ranks, the plan's topology {topology.nodes} x {topology.per_node}"
+        findings.append(problem("S404", message, source, key, help="give the rows of every rank of the expert group"))
+    if table.rows.recorded is not None:
+        layers, microbatches, _ = table.rows.recorded.shape
+        has = sum(map(layers_of, shapes)), schedule.microbatches
+        if (layers, microbatches) != has:
+            message = (
+                f"`recorded` has {layers} layers and {microbatches} microbatches, the schedule has "
+                f"{has[0]} layers with experts and {has[1]} microbatches"
+            )
+            help = "record a run of this model at these sizes"
+            findings.append(problem("S404", message, source, key, help=help))
+    if findings:
+        raise DiagnosticError(findings)
+    members = None if ranks is None or topology is None else ExpertRanks(topology.nodes, topology.per_node)
+    return RankRows(table.rows.factors, shapes, members)

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 from schedc.ir.plan import Plan
 from schedc.plan.apply import stage_costs
-from schedc.plan.attached import AttachedPlan
-from schedc.plan.cell_pricer import CellPricer
+from schedc.plan.attached import AttachedPlan, CellPricer
 from schedc.plan.directives.base import Directives
 from schedc.plan.layout.parts import Layout
 from schedc.plan.order import order_of

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
-from schedc.ir.plan import Plan
+from schedc.ir.plan import Plan, Recompute
 from schedc.ir.scopes import Scoped
 from schedc.plan.directives import DIRECTIVES
-from schedc.plan.directives.recompute import per_stage
-from schedc.plan.directives.slices import slices_per_stage
+from schedc.plan.directives.base import per_stage
+from schedc.plan.directives.recompute import slices_per_stage
 from schedc.plan.read import read_directives
 from schedc.source import NOWHERE, Source
 from schedc.syntax.parser import parse
@@ -35,5 +35,5 @@ def read_plan(text: str, stages: int) -> Plan:
         help = "this text is written by `schedc compile`"
         problem = Diagnostic("S149", "a plan for other stages", Label(NOWHERE), help=help, source=tree.source)
         raise DiagnosticError(directives.findings or [problem])
-    recompute, slices = per_stage(directives.requests, stages), slices_per_stage(directives.slices, stages)
+    recompute, slices = per_stage(directives.requests, Recompute(), stages), slices_per_stage(directives.slices, stages)
     return replace(directives.plan, recompute=recompute, slices=slices)

@@ -170,7 +170,7 @@ def to_text(facts: dict[str, Any], every_rank: bool) -> str:
 
         lines += plan.to_text(facts["plan"])
     if "slices" in facts:
-        from schedc.plan.directives.slices import slices_text
+        from schedc.plan.directives.recompute import slices_text
 
         lines += slices_text(facts)
     lines.append(

@@ -10,8 +10,8 @@ from schedc.ir.placement import Placement
 from schedc.plan.layout.balancing import Balanced
 from schedc.plan.layout.compare import LayoutComparison, load_per_rank, measured_json
 from schedc.plan.layout.costs import LayerCosts
+from schedc.plan.layout.parser import write_layout
 from schedc.plan.layout.parts import DECODER, Layout, ModelPart, PartKind
-from schedc.plan.layout.writer import write_layout
 
 
 def to_json(

@@ -2,59 +2,78 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from itertools import groupby
+from typing import Any, Generic, TypeVar
 
 from schedc.diagnostics import Diagnostic, Label, did_you_mean
+from schedc.ir.placement import Placement
 from schedc.ir.plan import Plan, Recompute
 from schedc.ir.schedule import Schedule
-from schedc.ir.scopes import Scoped, missing, stages_of
+from schedc.ir.scopes import Scoped, line_per_stage, missing, stages_of
 from schedc.plan.layout.parts import Layout
 from schedc.source import Span
-from schedc.syntax.plan import GivenValue, PlanTree, TableLine, Word
+from schedc.syntax.plan import GivenValue, PlanTree, RulePart, TableLine, Word
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
-class RecomputeRequest:
-    """A ``recompute`` line. scope: ``all``, ``chunk`` or ``stage``. numbers: which chunks or stages.
+class StageLine(Generic[Value]):
+    """A line about stages: ``recompute``, or ``slices``. scope: ``all``, ``chunk`` or ``stage``.
 
-    auto: the compiler chooses the levels of these stages; ``recompute`` then recomputes nothing.
+    numbers: which chunks or stages. value: levels, or a number of slices. auto: the compiler chooses the levels of
+    these stages; ``value`` then recomputes nothing.
     """
 
     scope: str
     numbers: tuple[int, ...]
-    recompute: Recompute
+    value: Value
     span: Span
     auto: bool = False
 
 
-@dataclass(frozen=True)
-class SlicesRequest:
-    """A ``slices`` line; scope and numbers as in `RecomputeRequest`. count: number of slices of a microbatch."""
+def per_stage(
+    lines: Sequence[StageLine[Value]], otherwise: Value, stages: int, placement: Placement | None = None
+) -> tuple[Value, ...]:
+    """[stages] the value of each stage's line; empty where there is no line. Lines for chunks need the placement.
 
-    scope: str
-    numbers: tuple[int, ...]
-    count: int
-    span: Span
+    otherwise: the value of a stage without a line.
+    """
+    followed = line_per_stage(lines, stages, placement)
+    return tuple(followed[s].value if s in followed else otherwise for s in range(stages)) if lines else ()
 
 
-@dataclass(frozen=True)
+def by_value(values: Sequence[Value]) -> Iterator[tuple[Value, str]]:
+    """Each value of stages with the scope that a line of it has; values: [stages]."""
+    for value in dict.fromkeys(values):
+        stages = [stage for stage, own in enumerate(values) if own == value]
+        yield value, "all" if len(stages) == len(values) else f"stage [{', '.join(map(str, stages))}]"
+
+
+def neighbours(rows: Sequence[Value]) -> Iterator[tuple[Value, str]]:
+    """Neighbouring stages with equal rows: their row, and their name. rows: [stages]."""
+    for row, group in groupby(enumerate(rows), key=lambda pair: pair[1]):
+        stages = [stage for stage, _ in group]
+        yield row, f"stages {stages[0]}-{stages[-1]}" if len(stages) > 1 else f"stage {stages[0]}"
+
+
+@dataclass
 class Directives:
-    """The directives of a plan, read.
+    """The directives of a plan, while they are read and later.
 
     plan: the attachments without `recompute` and `slices`, whose stages are not known yet. requests: the ``recompute``
-    lines. slices: the ``slices`` lines.
-    spans: the first line of each word. findings: what is wrong with the lines, by place.
+    lines. slices: the ``slices`` lines. spans: the first line of each word. findings: what is wrong with the lines.
     segments: the schedule's size that says the segments of a microbatch; "" where it has none.
     """
 
     tree: PlanTree
-    plan: Plan
-    requests: tuple[RecomputeRequest, ...]
-    spans: Mapping[str, Span]
-    findings: tuple[Diagnostic, ...] = ()
-    slices: tuple[SlicesRequest, ...] = ()
+    plan: Plan = field(default_factory=Plan)
+    requests: list[StageLine[Recompute]] = field(default_factory=list)
+    slices: list[StageLine[int]] = field(default_factory=list)
+    spans: dict[str, Span] = field(default_factory=dict)
+    findings: list[Diagnostic] = field(default_factory=list)
     segments: str = ""
 
     @property
@@ -81,6 +100,25 @@ class Directives:
         label = Label(self.span(place) if isinstance(place, str) else place)
         return Diagnostic(code, message, label, help=help, source=self.tree.source, **more)
 
+    def report(self, code: str, message: str, place: str | Span, help: str = "", notes: tuple[str, ...] = ()) -> None:
+        """Adds a `fault` to the findings."""
+        self.findings.append(self.fault(place, code, message, help, notes=notes))
+
+    def give(self, **values: Any) -> None:
+        """Sets fields of the attachments."""
+        self.plan = replace(self.plan, **values)
+
+    def word(self, word: Word | GivenValue | RulePart, known: Iterable[str], what: str) -> bool:
+        """Whether a word or a name is one of ``known``; if not, it is reported as no ``what``."""
+        names, text = tuple(known), word.text if isinstance(word, Word) else word.name
+        if text in names:
+            return True
+        near = did_you_mean(text, names)
+        choice = f"{', '.join(names[:-1])} or {names[-1]}" if len(names) > 1 else names[0]
+        help = near if near.startswith("did you mean") else f"write {choice}"
+        self.report("S144", f"`{text}` is no {what}", word.span, help)
+        return False
+
 
 def scope_faults(
     code: str, what: str, lines: Iterable[tuple[Scoped, Span]], directives: Directives, schedule: Schedule
@@ -101,41 +139,6 @@ def scope_faults(
         first |= {(request.scope, stage): span for stage in stages}
 
 
-@dataclass
-class Reading:
-    """The directives of a plan while they are read; fields as in `Directives`."""
-
-    tree: PlanTree
-    plan: Plan = field(default_factory=Plan)
-    requests: list[RecomputeRequest] = field(default_factory=list)
-    spans: dict[str, Span] = field(default_factory=dict)
-    findings: list[Diagnostic] = field(default_factory=list)
-    slices: list[SlicesRequest] = field(default_factory=list)
-
-    def fault(self, code: str, message: str, span: Span, help: str = "", notes: tuple[str, ...] = ()) -> None:
-        """Reports a finding at a place of the plan."""
-        self.findings.append(Diagnostic(code, message, Label(span), notes=notes, help=help, source=self.tree.source))
-
-    def give(self, **values: Any) -> None:
-        """Sets fields of the attachments."""
-        self.plan = replace(self.plan, **values)
-
-    def span(self, word: str) -> Span:
-        """The place of a word's line; the plan's name where it has no such line."""
-        return self.spans.get(word, self.tree.span)
-
-    def word(self, word: Word, known: Iterable[str], what: str) -> bool:
-        """Whether a word is one of ``known``; if not, it is reported as no ``what``."""
-        names = tuple(known)
-        if word.text in names:
-            return True
-        near = did_you_mean(word.text, names)
-        choice = f"{', '.join(names[:-1])} or {names[-1]}" if len(names) > 1 else names[0]
-        help = near if near.startswith("did you mean") else f"write {choice}"
-        self.fault("S144", f"`{word.text}` is no {what}", word.span, help)
-        return False
-
-
 def no_findings(_directives: Directives, _schedule: Schedule, _layout: Layout) -> Iterator[Diagnostic]:
     """The default of `Directive.check_schedule`."""
     return iter(())
@@ -154,10 +157,10 @@ class Directive:
     """
 
     word: str
-    read: Callable[[Reading, Any], None]
+    read: Callable[[Directives, Any], None]
     write: Callable[[Plan], Iterator[str]]
     several: bool = False
-    check_lines: Callable[[Reading], None] = lambda reading: None
+    check_lines: Callable[[Directives], None] = lambda reading: None
     check_schedule: Callable[[Directives, Schedule, Layout], Iterator[Diagnostic]] = no_findings
     resolve: Callable[[Directives, Schedule], dict[str, Any]] = lambda directives, schedule: {}
     facts: Callable[[Plan, Layout], dict[str, Any]] = lambda plan, layout: {}

@@ -15,17 +15,17 @@ from schedc.diagnostics import Diagnostic, DiagnosticError, did_you_mean
 from schedc.ir.ops import OpKind
 from schedc.ir.plan import CELL_EXCHANGES, CELL_SEGMENTS, CellPlan, Plan
 from schedc.ir.schedule import Schedule
-from schedc.plan.directives.base import Directive, Directives, Reading
+from schedc.plan.directives.base import Directive, Directives
 from schedc.plan.layout.parts import Layout
 from schedc.syntax.plan import CellLane, CellLine
 
 
-def _read(reading: Reading, line: CellLine) -> None:
+def _read(reading: Directives, line: CellLine) -> None:
     kind = line.first.text + line.second.text
     if kind not in ("FB", "FI"):
         message = f"a cell `{line.first.text} & {line.second.text}`"
         help = "a W in a pair fills gaps: leave its order to `overlap auto`"
-        reading.fault("S147", message, line.second.span, help if "W" in kind else "write F & B or F & I")
+        reading.report("S147", message, line.second.span, help if "W" in kind else "write F & B or F & I")
         return
     repeated = f"cell {kind}" in reading.spans
     reading.spans.setdefault(f"cell {kind}", line.span)
@@ -33,20 +33,22 @@ def _read(reading: Reading, line: CellLine) -> None:
     good = [reading.word(lane.name, ("compute", "comm"), "lane of a cell") for lane in line.lanes]
     if repeated or len(lanes) < len(line.lanes):
         help = "keep one, with one `compute` and one `comm` lane"
-        reading.fault("S147", "an order that is given twice", line.span, help)
+        reading.report("S147", "an order that is given twice", line.span, help)
     elif line.value is not None:
         if reading.word(line.value, ("auto",), "order of a cell"):
             reading.give(overlap=True)
     elif not lanes or not all(lane.steps for lane in line.lanes):
         help = "name steps, as `compute F.attn B.mlp.I comm F.dispatch`, or write `cell F & B auto`"
-        reading.fault("S147", "a cell, or a lane of it, without steps", line.span, help)
+        reading.report("S147", "a cell, or a lane of it, without steps", line.span, help)
     elif all(good):
         compute = _steps(reading, lanes.get("compute"), CELL_SEGMENTS, ("", "I", "W"))
         communication = _steps(reading, lanes.get("comm"), CELL_EXCHANGES, ("",))
         reading.give(overlap=True, cells=(*reading.plan.cells, CellPlan(kind, compute, communication)))
 
 
-def _steps(reading: Reading, lane: CellLane | None, roles: tuple[str, ...], parts: tuple[str, ...]) -> tuple[str, ...]:
+def _steps(
+    reading: Directives, lane: CellLane | None, roles: tuple[str, ...], parts: tuple[str, ...]
+) -> tuple[str, ...]:
     """The steps of a lane under the names of the roles, ``F.attention`` for ``F.attn``."""
     steps: list[str] = []
     for step in lane.steps if lane else ():
@@ -55,15 +57,15 @@ def _steps(reading: Reading, lane: CellLane | None, roles: tuple[str, ...], part
         name = ".".join((letter, role, *part))
         if letter not in ("F", "B") or len(part) > 1 or (part and (part[0] not in parts or letter == "F")):
             help = "write F.role, B.role.I or B.role.W; exchanges have no part"
-            reading.fault("S147", f"`{step.text}` is no step", step.span, help)
+            reading.report("S147", f"`{step.text}` is no step", step.span, help)
         elif role not in roles:
             help = did_you_mean(role, (*roles, *(ALIASES if roles is CELL_SEGMENTS else ())))
             if role in (*CELL_SEGMENTS, *CELL_EXCHANGES):
                 help = "segments stand in `compute`, exchanges in `comm`"
-            reading.fault("S147", f"`{role}` is no step of this lane", step.span, help)
+            reading.report("S147", f"`{role}` is no step of this lane", step.span, help)
         elif name in steps:
             message = f"`{step.text}` appears twice in one lane"
-            reading.fault("S147", message, step.span, "name each step of a layer once")
+            reading.report("S147", message, step.span, "name each step of a layer once")
         else:
             steps.append(name)
     return tuple(steps)
@@ -127,6 +129,4 @@ def _facts(plan: Plan, _layout: Layout) -> dict[str, Any]:
     return {"cells": cells}
 
 
-DIRECTIVE = Directive(
-    "cell", _read, _write, several=True, check_schedule=_check_schedule, resolve=_resolve, facts=_facts
-)
+ROWS = (Directive("cell", _read, _write, several=True, check_schedule=_check_schedule, resolve=_resolve, facts=_facts),)

@@ -1,35 +1,43 @@
-"""Lines that note one thing: ``tokens``, ``states``, ``rows``, ``overlap``, ``shard``, ``attention``."""
+"""Lines that note one thing: ``tokens``, ``states``, ``rows``, ``overlap``, ``shard``, ``tied``, ``attention``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from schedc.diagnostics import Diagnostic
 from schedc.ir.plan import BYTES, Plan
 from schedc.ir.schedule import Schedule
-from schedc.plan.directives.base import Directive, Directives, Reading
-from schedc.plan.layout.parts import Layout
+from schedc.ir.ties import Tie, lies_apart
+from schedc.plan.directives.base import Directive, Directives
+from schedc.plan.layout.parts import Layout, PartKind
 from schedc.syntax.plan import AttentionLine, FactorLine, SettingLine, TokensLine
 from schedc.units import bytes_of, digits, exact_unit, shown
 
 
-def flag(field: str, words: tuple[str, ...], on: str, what: str) -> Callable[[Reading, SettingLine], None]:
-    """Reads a line with one of ``words``, of which ``on`` sets a field of the plan. what: the words, for messages."""
+def flag(word: str, field: str, words: tuple[str, ...], on: str, what: str, **more: Any) -> Directive:
+    """The row of a word with one of ``words``, of which ``on`` sets a field of the plan.
 
-    def read(reading: Reading, line: SettingLine) -> None:
+    what: the words, for messages. more: further functions of the row.
+    """
+
+    def read(reading: Directives, line: SettingLine) -> None:
         if reading.word(line.value, words, what):
             reading.give(**{field: line.value.text == on})
 
-    return read
+    def write(plan: Plan) -> Iterator[str]:
+        if getattr(plan, field):
+            yield f"{word} {on}"
+
+    return Directive(word, read, **{"write": write, **more})
 
 
 def number(word: str, example: str) -> Directive:
     """The row of a word with a number, which is the plan's field of this name. example: such a number."""
 
-    def read(reading: Reading, line: FactorLine) -> None:
+    def read(reading: Directives, line: FactorLine) -> None:
         if line.words:
-            reading.fault("S144", f"`{word}` takes a number alone", line.words[0].span, f"write `{word} {example}`")
+            reading.report("S144", f"`{word}` takes a number alone", line.words[0].span, f"write `{word} {example}`")
         else:
             reading.give(**{word: line.factor})
 
@@ -40,9 +48,9 @@ def number(word: str, example: str) -> Directive:
     return Directive(word, read, write)
 
 
-def _read_tokens(reading: Reading, line: TokensLine) -> None:
+def _read_tokens(reading: Directives, line: TokensLine) -> None:
     if line.count < 1:
-        reading.fault("S146", "no tokens", line.span, "say how many a rank has in one microbatch")
+        reading.report("S146", "no tokens", line.span, "say how many a rank has in one microbatch")
         return
     reading.give(tokens=line.count)
     if line.words:
@@ -56,11 +64,11 @@ def _write_tokens(plan: Plan) -> Iterator[str]:
         yield f"tokens {plan.tokens}" + (f" dtype {plan.dtype}" if plan.dtype else "")
 
 
-def _read_attention(reading: Reading, line: AttentionLine) -> None:
+def _read_attention(reading: Directives, line: AttentionLine) -> None:
     size = bytes_of(line.size.value, line.size.unit) if line.size.unit else None
     if not size:
         help = "write `attention 25 KB`: bytes per token, in KB to TB or KiB to TiB"
-        reading.fault("S146", "attention without bytes", line.size.span, help)
+        reading.report("S146", "attention without bytes", line.size.span, help)
     else:
         reading.give(attention=size)
 
@@ -68,11 +76,6 @@ def _read_attention(reading: Reading, line: AttentionLine) -> None:
 def _write_attention(plan: Plan) -> Iterator[str]:
     if plan.attention:
         yield f"attention {exact_unit(plan.attention)}"
-
-
-def _write_rows(plan: Plan) -> Iterator[str]:
-    if plan.fp8_rows:
-        yield "rows fp8"
 
 
 def _row_facts(plan: Plan, _layout: Layout) -> dict[str, Any]:
@@ -93,22 +96,17 @@ def _write_overlap(plan: Plan) -> Iterator[str]:
         yield "overlap auto"
 
 
-def _check_overlap(reading: Reading) -> None:
+def _check_overlap(reading: Directives) -> None:
     lines = [line for line in reading.tree.lines if isinstance(line, SettingLine) and line.word == "overlap"]
     if "cell" in reading.spans and any(line.value.text == "off" for line in lines):
         message = "the order of a cell, and `overlap off`"
-        reading.fault("S144", message, reading.span("overlap"), "leave one of the two out")
+        reading.report("S144", message, "overlap", "leave one of the two out")
 
 
 def _overlap_text(facts: dict[str, Any]) -> Iterator[str]:
     if facts["overlap"]:
         orders = ", ".join(f"{cell['cell']} in the order of the plan" for cell in facts["cells"]) or "auto"
         yield f"overlap {orders}"
-
-
-def _write_shard(plan: Plan) -> Iterator[str]:
-    if plan.shard_dense:
-        yield "shard dense"
 
 
 def _check_copies(directives: Directives, schedule: Schedule, _layout: Layout) -> Iterator[Diagnostic]:
@@ -125,31 +123,71 @@ def _shard_text(facts: dict[str, Any]) -> Iterator[str]:
         yield "shard dense: replicas gather the dense parameters of a stage for its uses (`--replicas` prices that)"
 
 
+_TIED = (PartKind.EMBEDDING, PartKind.MTP, PartKind.HEAD)
+
+
+def ties_of_plan(plan: Plan, layout: Layout) -> tuple[Tie, ...]:
+    """The stages that use the embedding's table, as one tie; its bytes are known once the model is there."""
+    if not plan.tied:
+        return ()
+    stages = [stage for stage, held in enumerate(layout.stages) if any(part.kind in _TIED for part in held)]
+    return (Tie(tuple(stages)),) if len(stages) > 1 else ()
+
+
+def _check_ties(directives: Directives, schedule: Schedule, layout: Layout) -> Iterator[Diagnostic]:
+    """S303: two copies of each stage, and tied stages that do not share both ranks."""
+    for tie in ties_of_plan(directives.plan, layout):
+        if schedule.placement.pipes > 1 and lies_apart(tie, schedule.placement):
+            stages = " and ".join(map(str, tie.stages))
+            message = f"the stages {stages} are tied, have two copies each, and do not share their ranks"
+            help = "put the predictions into the last stage, or take a schedule with one pipe"
+            yield directives.fault("tied", "S303", message, help)
+
+
+def _tie_facts(plan: Plan, layout: Layout) -> dict[str, Any]:
+    """tied: the stages that use the embedding's table; null where they do not share it."""
+    return {"tied": [list(tie.stages) for tie in ties_of_plan(plan, layout)] if plan.tied else None}
+
+
+def _tie_text(facts: dict[str, Any]) -> Iterator[str]:
+    for stages in facts["tied"] or ():
+        yield f"tied embedding: the stages {' and '.join(map(str, stages))} use one table, and sum its gradients"
+
+
 NOTES = (
     Directive("tokens", _read_tokens, _write_tokens),
     number("states", "16"),
-    Directive(
-        "rows",
-        flag("fp8_rows", ("same", "fp8"), "fp8", "type of rows that travel"),
-        _write_rows,
-        facts=_row_facts,
-        text=_row_text,
-    ),
-    Directive(
+    flag("rows", "fp8_rows", ("same", "fp8"), "fp8", "type of rows that travel", facts=_row_facts, text=_row_text),
+    flag(
         "overlap",
-        flag("overlap", ("auto", "off"), "auto", "way to overlap"),
-        _write_overlap,
+        "overlap",
+        ("auto", "off"),
+        "auto",
+        "way to overlap",
+        write=_write_overlap,
         check_lines=_check_overlap,
         facts=lambda plan, layout: {"overlap": plan.overlap},
         text=_overlap_text,
     ),
-    Directive(
+    flag(
         "shard",
-        flag("shard_dense", ("dense",), "dense", "part of a model that replicas shard"),
-        _write_shard,
+        "shard_dense",
+        ("dense",),
+        "dense",
+        "part of a model that replicas shard",
         check_schedule=_check_copies,
         facts=lambda plan, layout: {"shard": "dense"} if plan.shard_dense else {},
         text=_shard_text,
+    ),
+    flag(
+        "tied",
+        "tied",
+        ("embedding",),
+        "embedding",
+        "part whose weights others use",
+        check_schedule=_check_ties,
+        facts=_tie_facts,
+        text=_tie_text,
     ),
     Directive("attention", _read_attention, _write_attention),
 )

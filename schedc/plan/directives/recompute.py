@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -17,10 +17,18 @@ from schedc.ir.plan import By, Level, Plan, Recompute
 from schedc.ir.schedule import Schedule
 from schedc.ir.scopes import SCOPES, line_per_stage, missing, stages_of
 from schedc.plan.counts.layers import DENSE_LEVELS, counted_layer
-from schedc.plan.directives.base import Directive, Directives, Reading, RecomputeRequest, scope_faults
+from schedc.plan.directives.base import (
+    Directive,
+    Directives,
+    StageLine,
+    by_value,
+    neighbours,
+    per_stage,
+    scope_faults,
+)
 from schedc.plan.layout.parts import WITH_EXPERTS, Layout, ModelPart, PartKind, layers_in
 from schedc.source import Span
-from schedc.syntax.plan import RecomputeLine, RulePart, Word
+from schedc.syntax.plan import RecomputeLine, RulePart, SettingLine, SlicesLine
 from schedc.units import digits, shown
 
 _LEVELS = tuple(map(str, Level))
@@ -29,37 +37,36 @@ _LEVELS = tuple(map(str, Level))
 # Lines.
 
 
-def _read(reading: Reading, line: RecomputeLine) -> None:
+def _read(reading: Directives, line: RecomputeLine) -> None:
     parts = list(line.parts)
     scope: str = "all"
     numbers: tuple[int, ...] = ()
     if (parts[0].form in ("counted", "stages") and parts[0].name not in (*_LEVELS, "auto")) or parts[0].name == "all":
         head = parts.pop(0)
         scope, numbers = head.name, tuple(int(number) for number in head.numbers)
-        if scope not in SCOPES:
-            reading.word(Word(scope, head.span), ("chunk", "stage", "all"), "part of a model")
+        if not reading.word(head, ("chunk", "stage", "all"), "part of a model"):
             return
     if parts and parts[0].name == "auto":
         _read_auto(reading, parts, scope, numbers, line.span)
     elif (recompute := _recompute(reading, parts, line.span)) is not None:
-        reading.requests.append(RecomputeRequest(scope, numbers, recompute, line.span))
+        reading.requests.append(StageLine(scope, numbers, recompute, line.span))
 
 
-def _read_auto(reading: Reading, parts: list[RulePart], scope: str, numbers: tuple[int, ...], span: Span) -> None:
+def _read_auto(reading: Directives, parts: list[RulePart], scope: str, numbers: tuple[int, ...], span: Span) -> None:
     """``auto``, which stands alone: it tries levels, and Rs in bubbles."""
     if len(parts) > 1 or parts[0].form != "word":
         help = "write `recompute auto` alone: levels of layers and `in bubbles` are what it chooses"
-        reading.fault("S149", "`auto` and something else", parts[-1].span, help)
+        reading.report("S149", "`auto` and something else", parts[-1].span, help)
     else:
-        reading.requests.append(RecomputeRequest(scope, numbers, Recompute(), span, auto=True))
+        reading.requests.append(StageLine(scope, numbers, Recompute(), span, auto=True))
 
 
-def _check_lines(reading: Reading) -> None:
+def _check_lines(reading: Directives) -> None:
     """S149: levels that the compiler chooses, and no memory that they must fit."""
     automatic = [request for request in reading.requests if request.auto]
     if automatic and reading.tree.memory is None:
         help = "write `memory 80 GB`: the most that a rank may hold"
-        reading.fault("S149", "`recompute auto` without a memory", automatic[0].span, help)
+        reading.report("S149", "`recompute auto` without a memory", automatic[0].span, help)
 
 
 def auto_stages(directives: Directives, schedule: Schedule) -> tuple[int, ...]:
@@ -68,28 +75,25 @@ def auto_stages(directives: Directives, schedule: Schedule) -> tuple[int, ...]:
     return tuple(sorted(stage for stage, request in lines.items() if request.auto))
 
 
-def _recompute(reading: Reading, parts: list[RulePart], span: Span) -> Recompute | None:
+def _recompute(reading: Directives, parts: list[RulePart], span: Span) -> Recompute | None:
     """The level, ``adaptive(s)`` and ``by rank``, or ``in bubbles``; None where a part is wrong."""
     if parts and parts[0].form == "counted":
         return _by_layer(reading, parts)
 
-    def is_word(part: RulePart, known: Iterable[str], what: str) -> bool:
-        return reading.word(Word(part.name, part.span), known, what)
-
     level, adaptive, by = None, None, None
     bubbles = bool(parts) and parts[-1].form == "placed"
-    if bubbles and not is_word(parts.pop(), ("bubbles",), "place to recompute"):
+    if bubbles and not reading.word(parts.pop(), ("bubbles",), "place to recompute"):
         return None
     if parts and parts[0].form == "word" and parts[0].name != "by":
-        if not is_word(parts[0], _LEVELS, "level of recomputation"):
+        if not reading.word(parts[0], _LEVELS, "level of recomputation"):
             return None
         level = Level(parts.pop(0).name)
     if parts and parts[0].form == "adaptive":
-        if not is_word(parts[0], ("adaptive",), "way to recompute"):
+        if not reading.word(parts[0], ("adaptive",), "way to recompute"):
             return None
         adaptive = parts.pop(0).numbers[0]
     if adaptive is not None and [part.name for part in parts[:1]] == ["by"] and len(parts) == 2:
-        if not is_word(parts[1], [str(by) for by in By], "way to decide"):
+        if not reading.word(parts[1], [str(by) for by in By], "way to decide"):
             return None
         by = By(parts[1].name)
         parts = []
@@ -98,50 +102,39 @@ def _recompute(reading: Reading, parts: list[RulePart], span: Span) -> Recompute
             "write `recompute chunk 0 light`, `stage [0, 3]` or `all` in place of the chunk, `adaptive(2.0)` or "
             "`in bubbles` behind it"
         )
-        reading.fault("S149", "a recomputation that cannot be read", parts[0].span if parts else span, help)
+        reading.report("S149", "a recomputation that cannot be read", parts[0].span if parts else span, help)
         return None
     level = level or Level.FULL
     return Recompute(level, adaptive, by or (By.GROUP if level.exchanges or adaptive is None else By.RANK), bubbles)
 
 
-def _by_layer(reading: Reading, parts: list[RulePart]) -> Recompute | None:
+def _by_layer(reading: Directives, parts: list[RulePart]) -> Recompute | None:
     """``full 3 act 4``, and ``in bubbles`` behind it; None where a part is wrong."""
     bubbles = parts[-1].form == "placed"
-    if bubbles and not reading.word(Word(parts[-1].name, parts[-1].span), ("bubbles",), "place to recompute"):
+    if bubbles and not reading.word(parts[-1], ("bubbles",), "place to recompute"):
         return None
     runs = parts[:-1] if bubbles else parts
     for part in runs:
         if part.form != "counted":
             help = "write a number behind each level, `full 3 act 4`; `adaptive` goes with one level for the stage"
-            reading.fault("S149", "levels of layers, and something else", part.span, help)
+            reading.report("S149", "levels of layers, and something else", part.span, help)
             return None
-        if not reading.word(Word(part.name, part.span), _LEVELS, "level of recomputation"):
+        if not reading.word(part, _LEVELS, "level of recomputation"):
             return None
         if not part.numbers[0]:
-            reading.fault("S149", f"`{part.name}` of 0 layers", part.span, "leave it out")
+            reading.report("S149", f"`{part.name}` of 0 layers", part.span, "leave it out")
             return None
     return Recompute.of_layers([(Level(part.name), int(part.numbers[0])) for part in runs], bubbles)
 
 
 def _write(plan: Plan) -> Iterator[str]:
     """A line for each level, with its stages."""
-    levels = plan.recompute
-    for level in dict.fromkeys(levels):
-        stages = [number for number, other in enumerate(levels) if other == level]
-        where = "all" if len(stages) == len(levels) else f"stage [{', '.join(map(str, stages))}]"
+    for level, where in by_value(plan.recompute):
         how = "" if level.adaptive is None else f" adaptive({digits(level.adaptive)}) by {level.by}"
         yield f"recompute {where} {shown_levels(level)}{how}{' in bubbles' * level.bubbles}"
 
 
 # Beside a schedule.
-
-
-def per_stage(
-    requests: Sequence[RecomputeRequest], stages: int, placement: Placement | None = None
-) -> tuple[Recompute, ...]:
-    """[stages] what is recomputed; empty where there is no request. Requests for chunks need the placement."""
-    lines = {stage: line.recompute for stage, line in line_per_stage(requests, stages, placement).items()}
-    return tuple(lines.get(stage, Recompute()) for stage in range(stages)) if requests else ()
 
 
 def _check_schedule(directives: Directives, schedule: Schedule, layout: Layout) -> Iterator[Diagnostic]:
@@ -150,10 +143,10 @@ def _check_schedule(directives: Directives, schedule: Schedule, layout: Layout) 
     lines = [(request, request.span) for request in directives.requests]
     yield from scope_faults("S149", "two lines", lines, directives, schedule)
     for request in directives.requests:
-        if not request.recompute.layers or missing(request, placement):
+        if not request.value.layers or missing(request, placement):
             continue
         for stage in stages_of(request, placement.stages, placement):
-            if (fault := layer_fault(request.recompute, layout, stage)) is not None:
+            if (fault := layer_fault(request.value, layout, stage)) is not None:
                 yield directives.fault(request.span, "S149", *fault)
                 break
 
@@ -175,7 +168,7 @@ def layer_fault(recompute: Recompute, layout: Layout, stage: int) -> tuple[str, 
 
 def _resolve(directives: Directives, schedule: Schedule) -> dict[str, Any]:
     """[stages] levels. Raises `DiagnosticError` (S149) for a stage of level none that the schedule has Rs of."""
-    levels = per_stage(directives.requests, schedule.stages, schedule.placement)
+    levels = per_stage(directives.requests, Recompute(), schedule.stages, schedule.placement)
     if findings := list(_recomputed_nothing(directives, schedule, levels)):
         raise DiagnosticError(findings)
     return {"recompute": levels}
@@ -187,7 +180,7 @@ def _recomputed_nothing(
     rs = np.flatnonzero(schedule.kind == OpKind.R)
     for request in directives.requests if rs.size else ():
         stages = stages_of(request, schedule.stages, schedule.placement)
-        none = [s for s in stages if levels[s] == request.recompute and request.recompute.level is Level.NONE]
+        none = [s for s in stages if levels[s] == request.value and request.value.level is Level.NONE]
         rows = rs[np.isin(schedule.stage[rs], none)]
         if rows.size:
             chosen = "has levels that the compiler chooses" if request.auto else "recomputes nothing"
@@ -242,11 +235,7 @@ def _savings(plan: Plan, recompute: Recompute, parts: Sequence[ModelPart]) -> di
 
 def _text(facts: dict[str, Any]) -> Iterator[str]:
     """Neighbouring stages with the same level and layers share a line."""
-    rows = facts["recompute"]
-    for _, group in groupby(rows, key=lambda row: {**row, "stage": 0}):
-        stages = [row["stage"] for row in group]
-        first = rows[stages[0]]
-        where = f"stages {stages[0]}-{stages[-1]}" if len(stages) > 1 else f"stage {stages[0]}"
+    for first, where in neighbours([{**row, "stage": 0} for row in facts["recompute"]]):
         level = first["level"] if first["layers"] is None else _runs(first["layers"])
         how = "" if first["adaptive"] is None else f" adaptive({first['adaptive']:g}) by {first['by']}"
         how += " in bubbles" * first["in_bubbles"]
@@ -264,14 +253,83 @@ def _runs(levels: Sequence[str]) -> str:
     return ", ".join(f"{level} {len(list(run))}" for level, run in groupby(levels))
 
 
-DIRECTIVE = Directive(
-    "recompute",
-    _read,
-    _write,
-    several=True,
-    check_lines=_check_lines,
-    check_schedule=_check_schedule,
-    resolve=_resolve,
-    facts=_facts,
-    text=_text,
+# Slices: ``slices chunk 0 2`` runs a microbatch as so many slices of its rows inside each cell of these stages.
+
+
+def _read_slices(reading: Directives, line: SlicesLine) -> None:
+    scope: str = "all"
+    numbers: tuple[int, ...] = ()
+    if line.where is not None:
+        scope, numbers = line.where.name, tuple(int(number) for number in line.where.numbers)
+        if not reading.word(line.where, SCOPES[1:], "part of a model"):
+            return
+    reading.slices.append(StageLine(scope, numbers, line.count, line.span))
+
+
+def _write_slices(plan: Plan) -> Iterator[str]:
+    """A line for each number of slices, with its stages; none for the stages that have no slices."""
+    for count, where in by_value(plan.slices):
+        if count > 1:
+            yield f"slices {count}" if where == "all" else f"slices {where} {count}"
+
+
+def _check_lines_of_slices(reading: Directives) -> None:
+    off = (line for line in reading.tree.lines if isinstance(line, SettingLine) and line.word == "overlap")
+    if any(line.value > 1 for line in reading.slices) and any(line.value.text == "off" for line in off):
+        message = "`slices`, whose exchanges hide behind each other's compute, and `overlap off`"
+        reading.report("S144", message, "overlap", "leave one of the two out")
+
+
+def slices_per_stage(
+    lines: Sequence[StageLine[int]], stages: int, placement: Placement | None = None
+) -> tuple[int, ...]:
+    """[stages] number of slices; empty where no stage has more than one. Lines for chunks need the placement."""
+    counts = per_stage(lines, 1, stages, placement)
+    return counts if max(counts, default=1) > 1 else ()
+
+
+def _check_slices(directives: Directives, schedule: Schedule, _layout: Layout) -> Iterator[Diagnostic]:
+    """S153: lines about stages or chunks that do not exist, or two numbers for one stage."""
+    lines = [(request, request.span) for request in directives.slices]
+    yield from scope_faults("S153", "two numbers of slices", lines, directives, schedule)
+
+
+def _resolve_slices(directives: Directives, schedule: Schedule) -> dict[str, Any]:
+    return {"slices": slices_per_stage(directives.slices, schedule.stages, schedule.placement)}
+
+
+def _facts_slices(plan: Plan, _layout: Layout) -> dict[str, Any]:
+    return {"slices": list(plan.slices)} if plan.slices else {}
+
+
+def slices_text(facts: dict[str, Any]) -> Iterator[str]:
+    """Neighbouring stages with the same number share a line."""
+    for count, where in neighbours(facts.get("slices", ())):
+        if count > 1:
+            yield f"slices {count} on {where}"
+
+
+ROWS = (
+    Directive(
+        "recompute",
+        _read,
+        _write,
+        several=True,
+        check_lines=_check_lines,
+        check_schedule=_check_schedule,
+        resolve=_resolve,
+        facts=_facts,
+        text=_text,
+    ),
+    Directive(
+        "slices",
+        _read_slices,
+        _write_slices,
+        several=True,
+        check_lines=_check_lines_of_slices,
+        check_schedule=_check_slices,
+        resolve=_resolve_slices,
+        facts=_facts_slices,
+        text=slices_text,
+    ),
 )

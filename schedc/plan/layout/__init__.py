@@ -3,9 +3,8 @@
 from schedc.plan.layout.balancing import Balanced, balance, frontier
 from schedc.plan.layout.costs import LayerCosts, PerKind, load_layer_costs, parse_layer_costs
 from schedc.plan.layout.even import even, padded, positions_at
-from schedc.plan.layout.parser import parse_layout
+from schedc.plan.layout.parser import parse_layout, write_layout
 from schedc.plan.layout.parts import Layout, Model, ModelPart, PartKind
-from schedc.plan.layout.writer import write_layout
 
 __all__ = [
     "Balanced",

@@ -15,8 +15,8 @@ from schedc.ir.schedule import Schedule
 from schedc.plan.layout.balancing import Balanced
 from schedc.plan.layout.costs import LayerCosts
 from schedc.plan.layout.even import even
+from schedc.plan.layout.parser import write_layout
 from schedc.plan.layout.parts import Layout, refusal
-from schedc.plan.layout.writer import write_layout
 from schedc.step.dependencies import Dependencies
 from schedc.step.memory import HELD, measure_memory
 from schedc.step.timeline import simulate

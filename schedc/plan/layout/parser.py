@@ -1,4 +1,4 @@
-"""Parses Megatron's layout string, with nesting, white space and ``noop``, to a `Layout`.
+"""Parses Megatron's layout string, with nesting, white space and ``noop``, to a `Layout`, and writes it.
 
     layout := item*                              a | separates two stages
     item   := unit ("*" INT)? | "|"              commas and white space may stand anywhere
@@ -14,9 +14,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
-from schedc.plan.layout.parts import LARGEST, Layout, Model, ModelPart, PartKind, order_faults
+from schedc.plan.layout.parts import DECODER, LARGEST, Layout, Model, ModelPart, PartKind, order_faults
 from schedc.source import Source
 
 DEEPEST = 32
@@ -27,6 +28,9 @@ _TOKEN = re.compile(
     r"|(?P<times>\*\s*(?P<count>[0-9]+))|(?P<wrong>[A-Za-z0-9_]+|.)",
     re.DOTALL,
 )
+
+_KINDS = {"E": PartKind.EMBEDDING, "m": PartKind.MTP, "L": PartKind.HEAD, "noop": PartKind.NOOP}
+"""The parts by their letter; `t` is a decoder layer."""
 
 Atom = tuple[str, int]
 """(letter, index in the string); the letter is E, t, m, L, noop or |."""
@@ -196,12 +200,39 @@ def _layout_of(source: Source, atoms: list[Atom], dense: int | None, layers: int
     return Layout(tuple(tuple(parts) for parts in stages))
 
 
-_KINDS = {"E": PartKind.EMBEDDING, "m": PartKind.MTP, "L": PartKind.HEAD, "noop": PartKind.NOOP}
-
-
 def _distinct(findings: list[Diagnostic]) -> list[Diagnostic]:
     """The findings without those that a repetition raises several times at one place."""
     first: dict[tuple[tuple[str, int, int], str], Diagnostic] = {}
     for diagnostic in findings:
         first.setdefault((diagnostic.position, diagnostic.message), diagnostic)
     return list(first.values())
+
+
+_LETTERS = {kind: letter for letter, kind in _KINDS.items()} | dict.fromkeys(DECODER, "t")
+
+
+def write_layout(layout: Layout) -> str:
+    """The string. Equal parts, or equal stages, that follow each other are written once with a repetition.
+
+    The string does not say which layers are MoE; `parse_layout` takes the number of dense layers.
+    """
+    *firsts, last = (_stage([_LETTERS[part.kind] for part in parts]) for parts in layout.stages)
+    return "".join(_run(stage, len(list(group))) for stage, group in groupby(firsts)) + last
+
+
+def _run(stage: str, count: int) -> str:
+    """``count`` equal stages, each with the ``|`` after it, in the shorter form."""
+    plain, short = f"{stage}|" * count, f"({stage}|)*{count}"
+    return plain if len(plain) <= len(short) else short
+
+
+def _stage(letters: list[str]) -> str:
+    runs = ((letter, len(list(group))) for letter, group in groupby(letters))
+    text = "".join(_repeated(letter, count) for letter, count in runs)
+    return text.strip(",").replace(",,", ",")
+
+
+def _repeated(letter: str, count: int) -> str:
+    """A repeated letter in the shorter form. `noop`, the one word among letters, gets commas around it."""
+    text = min(letter * count, f"{letter}*{count}", key=len) if count > 1 else letter
+    return f",{text}," if letter == "noop" else text

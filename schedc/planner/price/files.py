@@ -12,8 +12,8 @@ from schedc.cell.table import CellTable, write_table
 from schedc.ir.arrays import Floats
 from schedc.ir.placement import Placement
 from schedc.ir.plan import BYTES, Level
+from schedc.plan.layout.parser import write_layout
 from schedc.plan.layout.parts import WORK, Layout
-from schedc.plan.layout.writer import write_layout
 from schedc.planner.price.part_table import LEVELS, OP, PartTable, activation_line, layout_of
 from schedc.planner.price.plan_lines import dense_layers, device_lines, model_lines
 from schedc.planner.price.states import held_parameters, kind_parameters
