@@ -8,9 +8,7 @@ from math import isclose
 
 from schedc.inputs import open_input
 from schedc.load.library import Text
-from schedc.model.counts import saved_tensors
 from schedc.model.layer import Layer
-from schedc.model.parts import PartName
 from schedc.model.sizes import LayerKind, ModelSizes
 from schedc.plan.counts.layers import counted_layer
 from schedc.plan.directives.base import Directives
@@ -29,9 +27,7 @@ def model_lines(model: ModelSizes) -> Iterator[str]:
     """The lines of the sizes of layers, which bytes and FLOPs follow from."""
     yield from _size_lines(model)
     if not _is_counted(model):
-        tensors = saved_tensors(model, model.kind_of(model.layers - 1))
-        held = sum(tensor.bytes for tensor in tensors if tensor.part is PartName.ATTENTION)
-        yield f"attention {digits(held / 1e3)} KB"
+        yield f"attention {digits(_last_layer(model).attention_bytes() / 1e3)} KB"
 
 
 def _size_lines(model: ModelSizes) -> Iterator[str]:
@@ -71,9 +67,13 @@ def _block_line(model: ModelSizes) -> str:
 @lru_cache(maxsize=64)
 def _is_counted(model: ModelSizes) -> bool:
     """Whether a layer's held tensors follow from its sizes alone; further norms and wide values do not."""
-    kind = model.kind_of(model.layers - 1)
-    counted = counted_layer(attached(tuple(_size_lines(model)), model).plan, kind is LayerKind.MOE)
-    return counted is not None and isclose(counted.held(), Layer(model, kind).held(), rel_tol=1e-9)
+    layer = _last_layer(model)
+    counted = counted_layer(attached(tuple(_size_lines(model)), model).plan, layer.kind is LayerKind.MOE)
+    return counted is not None and isclose(counted.held(), layer.held(), rel_tol=1e-9)
+
+
+def _last_layer(model: ModelSizes) -> Layer:
+    return Layer(model, model.kind_of(model.layers - 1))
 
 
 @lru_cache(maxsize=4096)
