@@ -39,7 +39,7 @@ def waterfall(plan: PricedPlan) -> tuple[Bar, ...]:
     """
     reached = 0.0
     bars = []
-    for what, seconds in _evaluations(plan):
+    for what, seconds in evaluations(plan):
         grown = seconds - reached
         bars.append(Bar(what, grown if abs(grown) > _ROUNDING * seconds else 0.0))
         reached = seconds
@@ -65,8 +65,8 @@ _NO_EXCHANGE = _NO_TENSOR | _NO_CONTEXT | _NO_EXPERTS
 _NO_MEMORY = {"hbm": _ENDLESS, "launch": 0.0, "chunk": 0.0}
 
 
-def _evaluations(plan: PricedPlan) -> Iterator[tuple[str, float]]:
-    """Causes in the order in which they enter, with the seconds of the step that has them."""
+def evaluations(plan: PricedPlan) -> Iterator[tuple[str, float]]:
+    """Causes in the order in which they enter, with the seconds of the step that has them. The last is the plan's."""
     planned = plan.planned
     even = replace(planned.problem, skew=1.0)
     yield "ideal", ideal_seconds(planned.problem)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -10,19 +11,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from schedc.cli import main
 from schedc.diagnostics import DiagnosticError
 from schedc.inputs import open_input
 from schedc.load.library import Text
 from schedc.plan.passes import Step, lower
 from schedc.planner.fit.estimate import at
+from schedc.planner.fit.fitted import fit_for
 from schedc.planner.fit.predict import predict
 from schedc.planner.fit.rows import MeasuredRow, MeasuredRows, load_rows
 from schedc.planner.presets.library import open_cluster, open_model
 from schedc.planner.price.files import PlannedStep
 from schedc.planner.price.part_table import PartTable
 from schedc.planner.price.priced import PricedPlan, price_plan, step_seconds
-from schedc.planner.price.waterfall import waterfall
+from schedc.planner.price.waterfall import evaluations, waterfall
 from schedc.planner.space.axes import PlanAxes
 from schedc.planner.space.schedules import open_choice
 from schedc.planner.times.problem import PlanProblem, TrainingRun
@@ -129,10 +133,42 @@ def test_searches_predictions_bars_and_files_have_one_price(plans: list[PlannedS
     assert [row.step_s for row in predicted] == [plan.step for plan in prices]
     assert [row.memory_bytes for row in predicted] == [plan.needed for plan in prices]
     assert [of_files(plan).makespan for plan in prices] == [plan.makespan for plan in prices]
-    bars = [np.cumsum([bar.seconds for bar in waterfall(plan)])[-1] for plan in prices[::5]]
-    assert bars == pytest.approx([plan.step for plan in prices[::5]], rel=1e-12)
+    assert [[*evaluations(plan)][-1][1] for plan in prices[::5]] == [plan.step for plan in prices[::5]]
     free = [row.run for row in rows if not row.run.axes.overlap]
     fitted = step_seconds(RunTable(free), at(CONSTANTS))[:, 0]
     steps = [plan.step for plan in prices if not plan.planned.axes.overlap]
     by_costs = [plan.planned.choice.by_policy for plan in prices if not plan.planned.axes.overlap]
-    assert fitted[~np.array(by_costs)] == pytest.approx(np.array(steps)[~np.array(by_costs)], rel=1e-12)
+    assert fitted[~np.array(by_costs)].tolist() == np.array(steps)[~np.array(by_costs)].tolist()
+
+
+EXPLAINED = [
+    ("gpt2", 8, "32x1024", "pp == 4 and zero == 1 and microbatch == 2 and schedule in 1f1b, zbh1", "schedule=zbh1"),
+    ("llama-3.1-8b", 16, "32x4096", "pp == 4 and tp == 2 and zero == 2 and schedule in 1f1b, zbh1", "recompute=full"),
+    (
+        "qwen3-30b-a3b",
+        16,
+        "16x4096",
+        "pp == 2 and tp == 1 and ep == 8 and zero == 1 and recompute == none and schedule == dualpipev",
+        "overlap=1",
+    ),
+]
+"""Model, devices, batch, conditions of a space and axes of a plan of it."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "devices", "batch", "space", "plan"), EXPLAINED, ids=lambda value: str(value)[:12])
+def test_the_command_explains_the_price(name: str, devices: int, batch: str, space: str, plan: str) -> None:
+    """`schedc plan ... --explain` says step, memory and bars of `price_plan`, and so does the plan that it lists."""
+    require = f"layout == even and microbatch <= 2 and {space}"
+    command = ["plan", name, "h100", "-D", f"devices={devices}", "--batch", batch, "--require", require]
+    ran = CliRunner().invoke(main, [*command, "--explain", plan, "--top", "1", "--json"])
+    assert ran.exit_code == 0, ran.output
+    explained = json.loads(ran.stdout)["explain"]
+    sequences, seq = map(int, batch.split("x"))
+    cluster = open_cluster("h100", devices)
+    fit = fit_for(cluster, "bf16", None, False)
+    problem = PlanProblem(open_model(name).at(seq), cluster, sequences, fit.constants if fit else {})
+    axes = PlanAxes(**explained["axes"])
+    priced = price_plan(PlannedStep(problem, axes, open_choice(axes.schedule), PartTable.of(problem, [axes.split])))
+    assert (explained["step_s"], explained["needed_bytes"]) == (priced.step, priced.needed)
+    assert explained["waterfall"] == [bar._asdict() for bar in waterfall(priced)]
