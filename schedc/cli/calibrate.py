@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from schedc.cli.common import EPILOG, output_argument, schedule_arguments
+from schedc.cli.common import EPILOG, need_runtime, output_argument, schedule_arguments
 from schedc.cli.processes import handed_over, run_to_end
 from schedc.cli.run import dense_layers_of
 
@@ -42,13 +42,10 @@ def calibrate_command(
     overlaps. `schedc check --cost-file` and `schedc run --cost-file` read it. Further options go to the runtime:
     --repetitions, --warmup, --slices 2 4, --topology 2x2; for the toy models --blocks, --width, --tokens, --rows.
     """
-    from importlib.util import find_spec
-
     from schedc.compiler import compile_at
     from schedc.ir.save import form_of
 
-    if find_spec("torch") is None or find_spec("schedc_runtime") is None:
-        raise click.UsageError("measuring needs the runtime: pip install 'schedc[runtime]'")
+    need_runtime("measuring")
     if model and toy:
         raise click.UsageError("--model and --toy exclude each other")
     program = compile_at(schedule, sizes)

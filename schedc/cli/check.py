@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,9 +12,11 @@ from schedc.cli.common import (
     EPILOG,
     asked,
     cost_arguments,
+    failures_told,
     finish,
     json_argument,
     note_plan,
+    progress_bar,
     replicas_argument,
     schedule_arguments,
     slices_argument,
@@ -161,24 +162,17 @@ def _sweep(name: Given, sizes: dict[str, int], costs: Costs, size_range: str, as
     note_plan(name)
     with asked():
         listed = list(sizes_in(size_range, tree, sizes))
-    label = f"checking {len(listed)} sizes"
-    with click.progressbar(length=len(listed), label=label, file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
+    with progress_bar(len(listed), f"checking {len(listed)} sizes") as bar:
         result = sweep(tree, listed, costs, bar.update, pricer=order_pricer(costs))
     click.echo(json.dumps(to_json(tree.name, size_range, result)) if as_json else "\n".join(to_text(tree.name, result)))
     finish(result.smallest.diagnostics if result.smallest else ())
 
 
 def _analysed(
-    schema: str, schedule: Given, sizes: dict[str, int], costs: Costs, as_json: bool, replicas: int | None = None
+    schema: str, schedule: Given, sizes: dict[str, int], costs: Costs, as_json: bool, replicas: int | None
 ) -> Analysis:
     """The analysis. With --json, findings that prevent it are printed as JSON, too."""
     from schedc.compiler import analyse
-    from schedc.diagnostics import DiagnosticError
-    from schedc.report.check import failed_json
 
-    try:
+    with failures_told(schema, as_json):
         return analyse(schedule, sizes, costs, replicas)
-    except DiagnosticError as error:
-        if as_json:
-            click.echo(json.dumps(failed_json(error.diagnostics, schema)))
-        raise

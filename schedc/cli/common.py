@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -166,6 +167,38 @@ def print_findings(diagnostics: tuple[Diagnostic, ...]) -> None:
         click.echo(render(diagnostic, painter(colours)) + "\n", err=True, color=colours or None)
     count = len(diagnostics)
     click.echo(f"{count} finding{'s' if count != 1 else ''}; `schedc explain CODE` tells more", err=True)
+
+
+def need(purpose: str, extra: str, *modules: str) -> None:
+    """Raises `click.UsageError` where a module of an extra is missing. purpose: what needs it, as ``the fit needs``."""
+    from importlib.util import find_spec
+
+    if any(find_spec(name) is None for name in modules):
+        raise click.UsageError(f"{purpose}: pip install 'schedc[{extra}]'")
+
+
+def need_runtime(activity: str) -> None:
+    """Raises `click.UsageError` where the runtime is missing."""
+    need(f"{activity} needs the runtime", "runtime", "torch", "schedc_runtime")
+
+
+def progress_bar(length: int, label: str) -> Any:
+    """A bar on stderr, in terminals only."""
+    return click.progressbar(length=length, label=label, file=sys.stderr, hidden=not sys.stderr.isatty())
+
+
+@contextmanager
+def failures_told(schema: str, as_json: bool) -> Iterator[None]:
+    """A block whose findings are printed on stdout too, where the command was asked for JSON."""
+    from schedc.diagnostics import DiagnosticError
+    from schedc.report.check import failed_json
+
+    try:
+        yield
+    except DiagnosticError as error:
+        if as_json:
+            click.echo(json.dumps(failed_json(error.diagnostics, schema)))
+        raise
 
 
 def note_plan(name: Given) -> None:

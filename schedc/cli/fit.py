@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from schedc.cli.common import EPILOG, json_argument
+from schedc.cli.common import EPILOG, json_argument, need
 
 
 @click.command(epilog=EPILOG)
@@ -33,8 +33,6 @@ def fit_command(rows: Path, only: str | None, cross_validate: bool, output: Path
     step. docs/guide/fitting.md has the columns. The constants are the most likely ones under priors that are printed
     beside them. `schedc plan predict` uses the fit.
     """
-    from importlib.util import find_spec
-
     from schedc.planner.fit.fitted import fit_text
     from schedc.planner.fit.fitting import fit_rows
     from schedc.planner.fit.rows import load_rows
@@ -43,8 +41,7 @@ def fit_command(rows: Path, only: str | None, cross_validate: bool, output: Path
     measured = load_rows(rows)
     if only:
         measured = measured.only(only)
-    if find_spec("scipy") is None:
-        raise click.UsageError("the fit needs scipy: pip install 'schedc[plan]'")
+    need("the fit needs scipy", "plan", "scipy")
     result = fit_rows(measured, rows.stem, cross_validate)
     path = output or rows.with_suffix(".fit.toml")
     path.parent.mkdir(parents=True, exist_ok=True)

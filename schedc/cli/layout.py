@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import nullcontext
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,33 @@ def _paddings(_ctx: click.Context, _parameter: click.Parameter, value: str | Non
         return [int(number) for number in value.strip("[]").split(",")]
     except ValueError:
         raise click.BadParameter(f"{value!r} is not last, first, auto or numbers of places as 0,15,31") from None
+
+
+@dataclass(frozen=True)
+class LayoutRequest:
+    """The arguments and options of `layout`, by the names that click gives them."""
+
+    layout: str | None
+    layers: int | None
+    dense: int | None
+    mtp: int
+    pad: int | None
+    at: str | list[int] | None
+    auto: bool
+    schedule: Given | None
+    stages: int | None
+    sizes: dict[str, int]
+    cost_options: tuple[str, ...]
+    cost_file: Path | None
+    objective: str
+    memory: float | None
+    against: Given
+    as_json: bool
+
+    @property
+    def balanced(self) -> bool:
+        """Whether the layers, or the paddings, are placed by costs."""
+        return self.auto or self.at == "auto"
 
 
 @click.command(epilog=EPILOG)
@@ -85,24 +113,7 @@ def _paddings(_ctx: click.Context, _parameter: click.Parameter, value: str | Non
     help="A schedule with one stage per rank, with which a schedule with several is compared.",
 )
 @json_argument
-def layout_command(
-    layout: str | None,
-    layers: int | None,
-    dense: int | None,
-    mtp: int,
-    pad: int | None,
-    at: str | list[int] | None,
-    auto: bool,
-    schedule: Given | None,
-    stages: int | None,
-    sizes: dict[str, int],
-    cost_options: tuple[str, ...],
-    cost_file: Path | None,
-    objective: str,
-    memory: float | None,
-    against: Given,
-    as_json: bool,
-) -> None:
+def layout_command(**options: Any) -> None:
     """Lay out the layers of a model: by hand, by number, padded, or balanced by costs.
 
     LAYOUT is a string as Megatron takes it, for example 'Et*3|(tt|)*29,m|L'. Without LAYOUT, --layers and its options
@@ -113,25 +124,28 @@ def layout_command(
     from schedc.plan.layout.compare import compare_layouts
     from schedc.report.layout import to_json
 
-    balanced = auto or at == "auto"
-    _check_usage(layout, layers, mtp, pad, at, balanced, schedule, stages, sizes, memory, objective)
-    costs = _layer_costs(cost_options, cost_file)
+    request = LayoutRequest(**options)
+    _check_usage(request)
+    layout, layers, dense, schedule = request.layout, request.layers, request.dense, request.schedule
+    costs = _layer_costs(request.cost_options, request.cost_file)
     with asked():
         chosen = parse_layout(layout, dense=dense, layers=layers) if layout else None
-    order = _legal(schedule, sizes) if schedule else None
-    placement = order.placement if order else linear(stages or (len(chosen.stages) if chosen else 1), 1)
+    order = _legal(schedule, request.sizes) if schedule else None
+    stages = request.stages or (len(chosen.stages) if chosen else 1)
+    placement = order.placement if order else linear(stages, 1)
     proof: Balanced | None = None
     others: list[Balanced] = []
     if chosen is None:
         assert layers is not None
-        model = Model(layers, dense, mtp)
-        if balanced:
-            proof, others = _balanced(model, placement, costs, pad, memory, order, objective)
-        chosen = proof.layout if proof else _by_number(model, placement.stages, pad, at)
+        model = Model(layers, dense, request.mtp)
+        if request.balanced:
+            proof, others = _balanced(request, model, placement, costs, order)
+        chosen = proof.layout if proof else _by_number(request, model, placement.stages)
     with asked() if layout else nullcontext():  # the number of stages in LAYOUT is the command line's, too
-        comparison = compare_layouts(chosen, order, costs, _one_chunk(order, against), others) if order else None
+        against = _one_chunk(order, request.against) if order else None
+        comparison = compare_layouts(chosen, order, costs, against, others) if order else None
     attached = _attached(order, chosen) if order else None
-    _print(to_json(chosen, placement, costs, proof, comparison), attached, as_json)
+    _print(to_json(chosen, placement, costs, proof, comparison), attached, request.as_json)
 
 
 def _print(facts: dict[str, Any], attached: dict[str, Any] | None, as_json: bool) -> None:
@@ -153,31 +167,24 @@ def _attached(order: Schedule, layout: Layout) -> dict[str, Any] | None:
     return None if order.plan == NO_PLAN else to_json(order.plan, layout, order)
 
 
-def _check_usage(
-    layout: str | None,
-    layers: int | None,
-    mtp: int,
-    pad: int | None,
-    at: str | list[int] | None,
-    balanced: bool,
-    schedule: Given | None,
-    stages: int | None,
-    sizes: dict[str, int],
-    memory: float | None,
-    objective: str,
-) -> None:
+def _check_usage(request: LayoutRequest) -> None:
     """Raises `click.UsageError` for options that exclude or need each other."""
+    layout, layers, pad, at, balanced = request.layout, request.layers, request.pad, request.at, request.balanced
+    schedule, stages, memory = request.schedule, request.stages, request.memory
     wrong = (
         (layout is None and layers is None, "give a LAYOUT, or --layers"),
-        (layout is not None and (pad is not None or balanced or mtp > 0), "a LAYOUT says itself where everything is"),
+        (
+            layout is not None and (pad is not None or balanced or request.mtp > 0),
+            "a LAYOUT says itself where everything is",
+        ),
         (at is not None and pad is None, "--at needs --pad"),
         (balanced and at not in (None, "auto"), "--auto leaves no choice to --at"),
         (layout is None and schedule is None and stages is None, "--layers needs --schedule or --stages"),
         (schedule is not None and stages is not None, "--stages follows from --schedule"),
-        (bool(sizes) and schedule is None, "-D needs --schedule"),
+        (bool(request.sizes) and schedule is None, "-D needs --schedule"),
         (memory is not None and not (balanced and schedule), "--memory needs --auto or --at auto, and --schedule"),
         (
-            objective == "makespan" and not (balanced and schedule),
+            request.objective == "makespan" and not (balanced and schedule),
             "--objective makespan needs --auto or --at auto, and --schedule",
         ),
         (memory is not None and not 0 <= memory < 1e15, "--memory is a number from 0"),
@@ -187,30 +194,24 @@ def _check_usage(
             raise click.UsageError(message)
 
 
-def _by_number(model: Model, stages: int, pad: int | None, at: str | list[int] | None) -> Layout:
+def _by_number(request: LayoutRequest, model: Model, stages: int) -> Layout:
     """The layout with equal numbers of layers, or of places, in each stage."""
     from schedc.plan.layout import even, padded
 
-    return even(model, stages) if pad is None else padded(model, stages, pad, at or "last")
+    return even(model, stages) if request.pad is None else padded(model, stages, request.pad, request.at or "last")
 
 
 def _balanced(
-    model: Model,
-    placement: Placement,
-    costs: LayerCosts,
-    pad: int | None,
-    memory: float | None,
-    order: Schedule | None,
-    objective: str,
+    request: LayoutRequest, model: Model, placement: Placement, costs: LayerCosts, order: Schedule | None
 ) -> tuple[Balanced, list[Balanced]]:
     """The best layout; and the layouts to compare, which under a schedule trade larger ranks for smaller stages."""
     from schedc.plan.layout import frontier
     from schedc.plan.layout.compare import peak_in_flight, shortest
 
     in_flight = peak_in_flight(order).tolist() if order else None
-    layouts = frontier(model, placement, costs, pad=pad, memory=memory, in_flight=in_flight)
+    layouts = frontier(model, placement, costs, pad=request.pad, memory=request.memory, in_flight=in_flight)
     others = list(islice(layouts, _SHOWN if order else 1))
-    return (shortest(others, order, costs) if objective == "makespan" and order else others[0]), others
+    return (shortest(others, order, costs) if request.objective == "makespan" and order else others[0]), others
 
 
 def _legal(name: Given, sizes: dict[str, int]) -> Schedule:

@@ -9,16 +9,13 @@ from types import FrameType
 
 import click
 
-from schedc.cli.common import EPILOG, INTERRUPTED
+from schedc.cli.common import EPILOG, INTERRUPTED, need
 
 
 @click.command(epilog=EPILOG)
 def lsp_command() -> None:
     """Serve editors over stdio: diagnostics, hover and formatting of .sched files (needs schedc[lsp])."""
-    from importlib.util import find_spec
-
-    if find_spec("pygls") is None:
-        raise click.UsageError("the language server needs pygls: pip install 'schedc[lsp]'")
+    need("the language server needs pygls", "lsp", "pygls")
     from schedc.editor.server import serve
 
     signal.signal(signal.SIGINT, _end)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from schedc.cli.common import EPILOG, sizes_argument
+from schedc.cli.common import EPILOG, need_runtime, sizes_argument
 from schedc.cli.processes import run_to_end
 
 
@@ -25,10 +25,7 @@ def partition_command(
     -D P=4 gives the number of stages; -D v=2 multiplies it. The function is called on the meta device, so that no
     weights are made: --example 'input_ids=int64[2, 16]' gives the shapes that the model is recorded with.
     """
-    from importlib.util import find_spec
-
-    if find_spec("torch") is None or find_spec("schedc_runtime") is None:
-        raise click.UsageError("cutting a model needs the runtime: pip install 'schedc[runtime]'")
+    need_runtime("cutting a model")
     if unknown := sorted(set(sizes) - {"P", "v"}):
         raise click.UsageError(f"-D {unknown[0]}: stages follow from P and v")
     stages = sizes.get("P", 2) * sizes.get("v", 1)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from schedc.cli.common import EPILOG, cost_arguments, json_argument, note_plan, schedule_arguments
+from schedc.cli.common import EPILOG, cost_arguments, json_argument, note_plan, progress_bar, schedule_arguments
 from schedc.units import equations
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ def report_command(schedule: Given, sizes: dict[str, int], costs: Costs, as_late
     if unknown := unknown_sizes(tree, sizes):
         raise RequestError(unknown)
     cells = {} if as_latex else _cells(schedule, sizes, costs)
-    with click.progressbar(length=100, label="measuring", file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
+    with progress_bar(100, "measuring") as bar:
 
         def progress(done: int, total: int) -> None:
             bar.update(done * 100 // total - bar.pos)

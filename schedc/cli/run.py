@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from schedc.cli.common import EPILOG, cost_arguments, schedule_arguments, slices_argument
+from schedc.cli.common import EPILOG, cost_arguments, need_runtime, schedule_arguments, slices_argument
 from schedc.cli.processes import handed_over, run_to_end
 
 if TYPE_CHECKING:
@@ -48,14 +48,11 @@ def run_command(
     the topology of the plan says. The table [cell] of a cost file decides the order inside overlapped pairs. Further
     options go to the runtime: --topology 1x2, --blocks, --width, --tokens, --rows, --in-process.
     """
-    from importlib.util import find_spec
-
     from schedc.compiler import compile_at
     from schedc.ir.save import form_of
     from schedc.step.costs.costs import dump_costs
 
-    if find_spec("torch") is None or find_spec("schedc_runtime") is None:
-        raise click.UsageError("running needs the runtime: pip install 'schedc[runtime]'")
+    need_runtime("running")
     program = compile_at(schedule, sizes, costs)
     command = [sys.executable, "-m", "schedc_runtime.commands.run", "--steps", str(steps), *dense_layers_of(schedule)]
     command += ["--check", parity] if parity != "none" else []

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -56,6 +57,25 @@ def _stages(_ctx: click.Context, _parameter: click.Parameter, value: str | None)
     return int(words[0]), int(words[-1])
 
 
+@dataclass(frozen=True)
+class ShowRequest:
+    """The arguments and options of `show`, by the names that click gives them."""
+
+    schedule: Given
+    sizes: dict[str, int]
+    costs: Costs
+    wanted: str | None
+    width: int | None
+    other: Given | None
+    other_costs: tuple[str, ...]
+    trace: Path | None
+    kind: str | None
+    stages: tuple[int, int] | None
+    graph: str | None
+    replicas: int | None
+    output: Path | None
+
+
 @click.command(epilog=EPILOG)
 @schedule_arguments
 @slices_argument
@@ -106,87 +126,62 @@ def _stages(_ctx: click.Context, _parameter: click.Parameter, value: str | None)
 )
 @replicas_argument
 @output_argument
-def show_command(
-    schedule: Given,
-    sizes: dict[str, int],
-    costs: Costs,
-    wanted: str | None,
-    width: int | None,
-    other: Given | None,
-    other_costs: tuple[str, ...],
-    trace: Path | None,
-    kind: str | None,
-    stages: tuple[int, int] | None,
-    graph: str | None,
-    replicas: int | None,
-    output: Path | None,
-) -> None:
+def show_command(**options: Any) -> None:
     """Draw SCHEDULE."""
     from schedc.cli.screen import colours_of, width_of
 
+    request = ShowRequest(**options)
+    graph, kind, output, width = request.graph, request.kind, request.output, request.width
     what, able = ("a graph", FORMS_OF_GRAPHS) if graph else ("a cell", FORMS_OF_CELLS) if kind else _CHART
-    form = format_of(wanted, output, able, what)
-    _check_usage(form, costs, other, other_costs, trace, kind, stages, graph)
-    if replicas and (other or kind or trace or graph):
-        raise click.UsageError("--replicas is drawn without --with, --cell, --graph and --trace")
+    form = format_of(request.wanted, output, able, what)
+    _check_usage(request, form)
     check_width(width, form)
     if graph:
-        stage = stages[0] if stages else None
-        write_graph(graph_at(graph, schedule, sizes, costs, stage), form, output, width, asked=bool(wanted or output))
+        stage = request.stages[0] if request.stages else None
+        drawn = graph_at(graph, request.schedule, request.sizes, request.costs, stage)
+        write_graph(drawn, form, output, width, asked=bool(request.wanted or output))
         return
     check_converter(form)
     screen = {"columns": width_of(output), "colours": colours_of(output)}
     if kind:
-        cell = cell_at(schedule, sizes, costs, kind, stages)
+        cell = cell_at(request.schedule, request.sizes, request.costs, kind, request.stages)
         write_drawing(cell_drawing(cell, form, width=width, **screen), output)
         return
-    charts = _charts(schedule, sizes, costs, other, other_costs, trace, replicas)
-    write_drawing(drawing(charts, form, width=width, **screen), output)
+    write_drawing(drawing(_charts(request), form, width=width, **screen), output)
 
 
-def _check_usage(
-    form: str,
-    costs: Costs,
-    other: Given | None,
-    other_costs: tuple[str, ...],
-    trace: Path | None,
-    kind: str | None,
-    stages: tuple[int, int] | None,
-    graph: str | None,
-) -> None:
+def _check_usage(request: ShowRequest, form: str) -> None:
     """Raises `click.UsageError` for options that exclude or need each other."""
+    other, trace, kind, graph, stages = request.other, request.trace, request.kind, request.graph, request.stages
     misuses = (
         (graph and (other or kind or trace), "--graph is drawn alone, without --with, --cell and --trace"),
         (kind and (other or trace), "--cell is drawn alone, without --with and --trace"),
-        (kind and costs.cell is None, "--cell needs --cost-file with a table [cell] (docs/inside/cells.md)"),
+        (kind and request.costs.cell is None, "--cell needs --cost-file with a table [cell] (docs/inside/cells.md)"),
         (stages and not kind and graph != CELLS, "--cell-stages needs --cell, or --graph cells"),
         (stages and graph and stages[0] != stages[1], "--cell-stages of a graph is one stage"),
         (other and form not in (HTML, TERM), "--with needs --format html or --format term"),
-        (other_costs and not other, "--with-cost needs --with"),
+        (request.other_costs and not other, "--with-cost needs --with"),
         (trace and (other or form != HTML), "--trace is drawn without --with, with --format html or -o FILE.html"),
+        (
+            request.replicas and (other or kind or trace or graph),
+            "--replicas is drawn without --with, --cell, --graph and --trace",
+        ),
     )
     for misused, message in misuses:
         if misused:
             raise click.UsageError(message)
 
 
-def _charts(
-    schedule: Given,
-    sizes: dict[str, int],
-    costs: Costs,
-    other: Given | None,
-    other_costs: tuple[str, ...],
-    trace: Path | None,
-    replicas: int | None,
-) -> list[Chart]:
+def _charts(request: ShowRequest) -> list[Chart]:
     """The charts to draw, from the top down."""
     from schedc.report.charts import chart_at, charts_at
 
-    if trace:
-        return list(charts_of_trace(schedule, sizes, costs, _cost_origin(), trace))
-    if other:
-        return list(charts_at((schedule, other), sizes, (costs, _over(costs, other_costs))))
-    return [chart_at(schedule, sizes, costs, replicas)]
+    schedule, sizes, costs = request.schedule, request.sizes, request.costs
+    if request.trace:
+        return list(charts_of_trace(schedule, sizes, costs, _cost_origin(), request.trace))
+    if request.other:
+        return list(charts_at((schedule, request.other), sizes, (costs, _over(costs, request.other_costs))))
+    return [chart_at(schedule, sizes, costs, request.replicas)]
 
 
 def _cost_origin() -> str:

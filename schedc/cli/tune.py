@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from schedc.cli.common import EPILOG, cost_arguments, json_argument, schedule_arguments
+from schedc.cli.common import EPILOG, cost_arguments, failures_told, json_argument, need, schedule_arguments
 
 if TYPE_CHECKING:
     import numpy as np
@@ -16,9 +16,6 @@ if TYPE_CHECKING:
 
     from schedc.ir.schedule import Schedule
     from schedc.load.library import Given
-    from schedc.search.problem import Freedom
-    from schedc.search.solver import Effort
-    from schedc.search.tune import TuningResult
     from schedc.step.costs.costs import Costs
 
 _SECONDS = 30.0
@@ -84,57 +81,30 @@ def tune_command(
     SCHEDULE itself, by the same timeline and memory as in `schedc check` (docs/guide/tuning.md). The search stops
     after --time seconds, or after --effort.
     """
-    from schedc.diagnostics import DiagnosticError
-    from schedc.report.check import failed_json
-    from schedc.report.tune import to_json, to_text
+    from schedc.compiler import price
+    from schedc.inputs import open_input
+    from schedc.ir.text import print_schedule
+    from schedc.report.tune import documented, to_json, to_text
     from schedc.search.problem import Freedom
     from schedc.search.solver import Effort
+    from schedc.search.tune import tune as search
 
     if seconds is not None and work is not None:
         raise click.UsageError("--time and --effort exclude each other")
-    _need_solver()
+    need("the search needs OR-tools", "tune", "ortools")
     freedom = Freedom(keep_pairs=pairs == "keep", split=split)
     effort = Effort(None if work else seconds or _SECONDS, work, workers, random_seed)
-    try:
-        tuned = _tuned(schedule, sizes, costs, memory, objective, freedom, effort)
-    except DiagnosticError as error:
-        if as_json:
-            click.echo(json.dumps(failed_json(error.diagnostics, "schedc.tune")))
-        raise
+    with failures_told("schedc.tune", as_json):
+        step = price(open_input(schedule), sizes, costs)
+        caps = _caps(memory, step.schedule, step.costs)
+        tuned = search(step.schedule, step.costs, caps=caps, objective=objective, freedom=freedom, effort=effort)
     facts = to_json(tuned)
     if output is not None:
-        _write_order(tuned, output)
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(print_schedule(documented(tuned)), encoding="utf-8")
     click.echo(json.dumps({**facts, "file": str(output) if output else None}) if as_json else to_text(tuned, facts))
     if output is not None and not as_json:
         click.echo(f"wrote {output}", err=True)
-
-
-def _tuned(
-    name: Given, sizes: dict[str, int], costs: Costs, memory: str, objective: str, freedom: Freedom, effort: Effort
-) -> TuningResult:
-    """The result of the search from the schedule's own order, under the caps of --memory."""
-    from schedc.compiler import price
-    from schedc.inputs import open_input
-    from schedc.search.tune import tune as search
-
-    step = price(open_input(name), sizes, costs)
-    caps = _caps(memory, step.schedule, step.costs)
-    return search(step.schedule, step.costs, caps=caps, objective=objective, freedom=freedom, effort=effort)
-
-
-def _write_order(tuned: TuningResult, path: Path) -> None:
-    from schedc.ir.text import print_schedule
-    from schedc.report.tune import documented
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(print_schedule(documented(tuned)), encoding="utf-8")
-
-
-def _need_solver() -> None:
-    from importlib.util import find_spec
-
-    if find_spec("ortools") is None:
-        raise click.UsageError("the search needs OR-tools: pip install 'schedc[tune]'")
 
 
 def _caps(memory: str, seed: Schedule, costs: Costs) -> npt.NDArray[np.float64] | None:

@@ -16,7 +16,6 @@ from schedc.plan.passes import Step, lower
 from schedc.plan.price_cells import price_cells
 from schedc.step.cells.cell_pricing import CellPricing
 from schedc.step.costs.costs import Costs, load_costs
-from schedc.syntax.input import Input
 
 
 def chart_at(name: Given, sizes: Mapping[str, int], costs: Costs, replicas: int | None = None) -> Chart:
@@ -36,14 +35,10 @@ def charts_at(names: tuple[Given, Given], sizes: Mapping[str, int], costs: tuple
     trees = [open_input(name) for name in names]
     parameters = [{parameter.name for parameter in tree.parameters} for tree in trees]
     own = {size: value for size, value in sizes.items() if size in parameters[0] or size not in parameters[1]}
-    first = _chart(trees[0], own, costs[0])
+    first = _chart_of(Step(trees[0], own, costs[0]))
     shared = {**sizes, **first.schedule.sizes}
     common = {parameter.name: shared[parameter.name] for parameter in trees[1].parameters if parameter.name in shared}
-    return first, _chart(trees[1], common, costs[1])
-
-
-def _chart(tree: Input, sizes: Mapping[str, int], costs: Costs) -> Chart:
-    return _chart_of(Step(tree, sizes, costs))
+    return first, _chart_of(Step(trees[1], common, costs[1]))
 
 
 def _chart_of(step: Step) -> Chart:
