@@ -12,13 +12,12 @@ Printed: `step_ms`, `digests_us`, `given_us` (checksums), `changed_us` (with the
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from figures import give, parser_of
 
 import schedc
 from schedc_runtime import Pipeline
@@ -29,13 +28,11 @@ from schedc_runtime.ranks.attendance import counter_share
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What comparing the ranks costs at each step.")
-    parser.add_argument("--json", action="store_true")
+    parser = parser_of(__doc__)
     parser.add_argument("--repetitions", type=int, default=25)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    result = measured(options.repetitions)
-    print(json.dumps(result) if options.json else "\n".join(f"{key:>14} {value:.5g}" for key, value in result.items()))
+    give(measured(options.repetitions), options)
 
 
 def measured(repetitions: int) -> dict[str, float]:

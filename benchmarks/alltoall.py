@@ -33,6 +33,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from figures import give, parser_of
+
 NODES, PER_NODE = 4, 2
 TOKENS, WIDTH, EXPERTS = 1024, 256, 64
 TOPS = (1, 2, 4, 8)
@@ -262,8 +264,7 @@ def summary(figures: dict[str, Any], rate: float) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
+    parser = parser_of(__doc__)
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--mbit", type=int, default=200, help="speed of a node's link in each direction")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
@@ -274,27 +275,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         figures = measure(f"{options.mbit}mbit", options.repetitions)
     except Skipped as reason:
-        print(json.dumps({"skipped": str(reason)}) if options.json else f"skipped: {reason}")
+        give({"skipped": str(reason)}, options)
         return None
     result = summary(figures, options.mbit * 1e6 / 8)
-    print(json.dumps(result) if options.json else report(result, options))
+    give(result, options)
     return None
-
-
-def report(result: dict[str, Any], options: argparse.Namespace) -> str:
-    lines = [
-        f"{NODES} nodes x {PER_NODE} ranks, {options.mbit} Mbit/s, {TOKENS} tokens per rank of {4 * WIDTH} bytes,"
-        f" {EXPERTS} experts; dispatch and combine, median of {options.repetitions}",
-        f"  {'top':<5}" + "".join(f"{method:>17}" for method in METHODS) + "   MB sent by a node" + "   auto",
-    ]
-    for top, entry in result["by_top"].items():
-        sent = " / ".join(f"{entry['bytes'][method] / 1e6:.1f}" for method in METHODS)
-        lines.append(
-            f"  {top:<5}" + "".join(f"{entry['ms'][method]:14.0f} ms" for method in METHODS)
-            + f"   {sent:<18}  {entry['auto']} ({entry['auto_over_best']:.2f} of the best)"
-        )  # fmt: skip
-    lines += [f"{name:<24}{value:.3f}" for name, value in result.items() if isinstance(value, float) and value < 1e6]
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -16,9 +16,7 @@ the largest value. All weights and tokens are random.
 
 from __future__ import annotations
 
-import argparse
 import copy
-import json
 import platform
 import statistics
 import sys
@@ -28,6 +26,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from figures import give, parser_of
 from torch import Tensor
 from torch.nn import functional
 
@@ -193,8 +192,7 @@ def measure(case: Case, device: torch.device, dtype: torch.dtype, repetitions: i
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
+    parser = parser_of(__doc__)
     parser.add_argument("--repetitions", type=int, default=15)
     options = parser.parse_args()
     gpu = torch.cuda.is_available()
@@ -207,20 +205,7 @@ def main() -> None:
         "device": name, "dtype": str(dtype).removeprefix("torch."), "torch": torch.__version__, "command": COMMAND,
         "cases": cases,
     }  # fmt: skip
-    if options.json:
-        print(json.dumps(result))
-        return
-    print(
-        f"{name}, {result['dtype']}, forward and backward; ratios: useful rows per second of the batched product over"
-    )
-    print("tokens experts  k  width  inner  skew  capacity  dropped  padding | a loop  grouped | error: loop  batch")
-    for c in cases:
-        ratios = [f"{c[key]:7.2f}" if key in c else "      -" for key in ("batch_over_loop", "batch_over_grouped")]
-        print(
-            f"{c['tokens']:6} {c['experts']:7} {c['k']:2} {c['width']:6} {c['inner']:6} {c['skew']:5.1f}"
-            f" {c['capacity']:9.2f} {c['dropped']:8.1%} {c['padding']:8.1%} |{' '.join(ratios)} |"
-            f" {c['errors']['loop']:11.1e} {c['errors']['batch']:6.1e}"
-        )
+    give(result, options)
 
 
 if __name__ == "__main__":

@@ -16,12 +16,11 @@ ignored. Whole: `cross_entropy` of all logits in float32, and autograd. Printed,
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from figures import give, parser_of
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional
@@ -129,24 +128,13 @@ def benchmark(rows: int, width: int, vocabulary: int, chunks: int) -> dict[str, 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--json", action="store_true")
+    parser = parser_of(__doc__)
     parser.add_argument("--rows", type=int, default=2048)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--vocabulary", type=int, default=4096)
     parser.add_argument("--chunks", type=int, default=64)
     options = parser.parse_args()
-    result = benchmark(options.rows, options.width, options.vocabulary, options.chunks)
-    if options.json:
-        print(json.dumps(result))
-        return
-    print(f"{options.rows} rows, width {options.width}, {options.vocabulary} words, chunks of {result['chunk']} rows")
-    print(f"chunks in float64: {', '.join(map(str, result['chunk_sizes']))} rows")
-    for form in FORMS:
-        values = result[form]
-        print(f"{form:<6} float64 errors " + ", ".join(f"{name} {values[name]:.1e}" for name in ("loss", "dx", "dw")))
-        print(f"       dw error in bfloat16 over whole {values['dw_error_over_whole']:.3f}")
-        print(f"       peak over whole {values['peak_over_whole']:.3f} ({values['peak_bytes'] / 2**20:.1f} MiB)")
+    give(benchmark(options.rows, options.width, options.vocabulary, options.chunks), options)
 
 
 if __name__ == "__main__":

@@ -16,11 +16,11 @@ command fails if a claim is refuted or cannot be decided. ``--ranks`` and ``--mi
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
 from collections import Counter
 from typing import Any
+
+from figures import give, parser_of
 
 from schedc.claims.check import check_claims
 from schedc.claims.size_range import sizes_in
@@ -89,8 +89,7 @@ def at_every_size(ranks: int, microbatches: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser = parser_of(__doc__)
     parser.add_argument("--turns", type=int, default=3, help="the best of so many is taken")
     parser.add_argument("--ranks", type=int, default=16, help="most ranks of the sweep")
     parser.add_argument("--microbatches", type=int, default=64, help="most microbatches of the sweep")
@@ -104,23 +103,8 @@ def main() -> None:
         "ms_of_slowest": 1000 * max(row["cpu_s"] for row in small),
         "s_per_claim": max(row["cpu_s"] for row in large),
     }
-    if arguments.json:
-        rows = {"P=8 M=32": small, "P=64 M=512": large}
-        print(json.dumps({"instrument": "user + system time", "numba": numba, **figures, **swept, "rows": rows}))
-        return
-    for title, rows in (("P=8 M=32", small), ("P=64 M=512", large)):
-        slowest = max(rows, key=lambda row: row["cpu_s"])
-        mean = sum(row["cpu_s"] for row in rows) / len(rows)
-        print(
-            f"{title}: {len(rows)} claims, {1000 * mean:.1f} ms of CPU each, at most {1000 * slowest['cpu_s']:.1f} ms "
-            f"(`{slowest['claim']}` of {slowest['schedule']})"
-        )
-    counts = ", ".join(f"{count} {status}" for status, count in swept["statuses"].items())
-    print(
-        f"{swept['sizes']} sizes to P={arguments.ranks} M={arguments.microbatches}: {swept['decisions']} decisions "
-        f"({counts}) in {swept['deciding_cpu_s']:.1f} s of CPU, beside "
-        f"{swept['elaborating_cpu_s']:.1f} s of elaborating"
-    )
+    rows = {"P=8 M=32": small, "P=64 M=512": large}
+    give({"instrument": "user + system time", "numba": numba, **figures, **swept, "rows": rows}, arguments)
 
 
 if __name__ == "__main__":

@@ -13,8 +13,6 @@ process that only starts Python.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import resource
 import statistics
@@ -24,6 +22,8 @@ import tempfile
 import time
 from pathlib import Path
 from typing import NamedTuple
+
+from figures import give, parser_of
 
 MODULES = (
     "schedc.cli",
@@ -80,8 +80,7 @@ def measure(schedule: str, runs: int, folder: Path) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser = parser_of(__doc__)
     parser.add_argument("--schedule", default="dualpipev")
     parser.add_argument("--runs", type=int, default=11)
     arguments = parser.parse_args()
@@ -90,17 +89,9 @@ def main() -> None:
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     with tempfile.TemporaryDirectory() as folder:
         figures = measure(arguments.schedule, arguments.runs, Path(folder))
-    if arguments.json:
-        instrument = "CPU time of a new process, median; *_wall_s is wall clock"
-        facts = {"instrument": instrument, "schedule": arguments.schedule, "runs": arguments.runs, "one_core": pinned}
-        print(json.dumps({**facts, **figures}))
-        return
-    for name, what in (
-        ("compile", f"schedc compile {arguments.schedule}"),
-        ("import", "its imports"),
-        ("python", "python"),
-    ):
-        print(f"{what:<28} {figures[name + '_s']:.3f} s CPU, {figures[name + '_wall_s']:.3f} s wall")
+    instrument = "CPU time of a new process, median; *_wall_s is wall clock"
+    facts = {"instrument": instrument, "schedule": arguments.schedule, "runs": arguments.runs, "one_core": pinned}
+    give({**facts, **figures}, arguments)
 
 
 if __name__ == "__main__":

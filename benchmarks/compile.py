@@ -41,6 +41,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from figures import give, parser_of
 
 import schedc
 from schedc.compiler import legal_schedule
@@ -135,25 +136,17 @@ def slope(rows: list[dict[str, Any]], column: str) -> float:
     return math.log(last[column] / first[column]) / math.log(last["ops"] / first["ops"])
 
 
-def against_torch(largest: int, say: Callable[[str], None]) -> dict[str, Any]:
+def against_torch(largest: int) -> dict[str, Any]:
     """Every case at every size up to ``largest`` ranks."""
     import torch.distributed.pipelining  # noqa: F401  # outside the timing
 
     with_numba = compiled.kernels(math.inf) is not None
-    say(f"compiled loops: {'numba' if with_numba else 'none, numpy'}")
     table: list[dict[str, Any]] = []
     slopes: dict[str, dict[str, float]] = {}
     for name in CASES:
         rows = [measure(name, ranks) for ranks in (8, 16, 32, 64, 128) if ranks <= largest]
         table += rows
         slopes[name] = {"schedc": slope(rows, "schedc_s"), "torch": slope(rows, "torch_s")}
-        for row in rows:
-            say(
-                f"{row['schedule']:<17} P={row['P']:<4} M={row['M']:<5} {row['ops']:>8} ops  schedc "
-                f"{row['schedc_s']:8.4f} s, and read {row['schedc_read_s']:8.4f} s  torch {row['torch_s']:8.3f} s"
-                f"  ratio {row['ratio']:6.1f}, and read {row['ratio_read']:6.1f}"
-            )
-        say(f"{name:<17} time ~ ops^{slopes[name]['schedc']:.2f} (schedc), ops^{slopes[name]['torch']:.2f} (torch)")
     return {
         "instrument": "CPU time, best of repetitions",
         "numba": with_numba,
@@ -164,7 +157,7 @@ def against_torch(largest: int, say: Callable[[str], None]) -> dict[str, Any]:
     }
 
 
-def with_works(say: Callable[[str], None]) -> dict[str, Any]:
+def with_works() -> dict[str, Any]:
     """The times of one schedule without works and with those of `WORKS`, in turns."""
     plans = {"plain": "memory 200"} | {line: f"memory 70   host 100000 at 1   {line}" for line in WORKS}
     with tempfile.TemporaryDirectory() as folder:
@@ -182,10 +175,6 @@ def with_works(say: Callable[[str], None]) -> dict[str, Any]:
         over, over_read = times[number] / times[0], reading[number] / reading[0]
         rows.append({"line": line, "works": works[number], "works_s": times[number], "over": over})
         rows[-1]["over_read"] = over_read
-        say(
-            f"{line}: {works[number]} works: {times[number]:.4f} s, without {times[0]:.4f} s, over {over:.2f}, "
-            f"over_read {over_read:.2f}"
-        )
     return {"instrument": "CPU time, best of repetitions", "plain_s": times[0], **rows[0], "rows": rows}
 
 
@@ -219,7 +208,7 @@ def _peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 
 
-def scale(numpy: bool, say: Callable[[str], None]) -> dict[str, Any]:
+def scale(numpy: bool) -> dict[str, Any]:
     """Every size of `SCALE` in a new process. The smallest comes first, and leaves the compiled loops on disk."""
     table: list[dict[str, Any]] = []
     slopes: dict[str, float] = {}
@@ -229,19 +218,13 @@ def scale(numpy: bool, say: Callable[[str], None]) -> dict[str, Any]:
             command = [sys.executable, __file__, "--once", name, str(ranks), str(microbatches), *["--numpy"] * numpy]
             row = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
             rows.append(row)
-            say(
-                f"{name:<10} P={ranks:<4} M={microbatches:<6} {row['ops']:>9} ops {row['instructions']:>9} "
-                f"instructions  schedc {row['schedc_s']:6.2f} s ({row['schedc_cpu_s']:.2f} s CPU), {row['peak_mib']} "
-                f"MiB; and read {row['schedc_read_s']:6.2f} s, {row['peak_read_mib']} MiB"
-            )
         table += rows
         slopes[name] = slope(rows[1:], "schedc_cpu_s")
     return {"instrument": "one new process each; ru_maxrss", "scale": table, "slope": slopes}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser = parser_of(__doc__)
     parser.add_argument("--numpy", action="store_true", help="without the compiled loops")
     parser.add_argument("--largest", type=int, default=128, help="largest number of ranks (default 128)")
     parser.add_argument("--scale", action="store_true", help="time and memory up to ten million ops, without torch")
@@ -254,17 +237,11 @@ def main() -> None:
         name, *sizes = arguments.once
         print(json.dumps(compile_once(name, *map(int, sizes))))
         return
-
-    def say(line: str) -> None:
-        if not arguments.json:
-            print(line, flush=True)
-
     if arguments.works:
-        figures = with_works(say)
+        figures = with_works()
     else:
-        figures = scale(arguments.numpy, say) if arguments.scale else against_torch(arguments.largest, say)
-    if arguments.json:
-        print(json.dumps(figures))
+        figures = scale(arguments.numpy) if arguments.scale else against_torch(arguments.largest)
+    give(figures, arguments)
 
 
 if __name__ == "__main__":

@@ -19,11 +19,9 @@ steps, which a machine that gets slower or faster does not change.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import copy
 import io
-import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -31,6 +29,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from figures import give, parser_of
 from torch import Tensor, nn
 from torch.distributed import pipelining
 from torch.distributed.pipelining import schedules
@@ -199,8 +198,7 @@ def whole_step(rank: int, world_size: int, schedule: str, repetitions: int) -> d
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What the executor costs.")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
+    parser = parser_of(__doc__)
     parser.add_argument("--repetitions", type=int, default=30)
     options = parser.parse_args()
     (overhead,) = pool(1).run("executor:instruction_overhead", repetitions=5 * options.repetitions, timeout=300)
@@ -210,16 +208,7 @@ def main() -> None:
     }
     ratios = {name: result["ratio"] for name, result in steps.items()}
     result = {**overhead, "step_ratio": max(ratios.values()), "step_ratios": ratios, "steps": steps}
-    if options.json:
-        print(json.dumps(result))
-        return
-    print(f"per instruction over a hand-written loop ({overhead['hand_written_us']:.1f} us per op):")
-    print(f"  schedc {overhead['overhead_us']:6.1f} us")
-    print(f"  torch  {overhead['torch_overhead_us']:6.1f} us")
-    print("a step on 4 processes over gloo:")
-    for name, step in steps.items():
-        ours, theirs = step["ours_ms"], step["torch_ms"]
-        print(f"  {name:18} schedc {ours:7.1f} ms   torch {theirs:7.1f} ms   ratio {step['ratio']:.3f}")
+    give(result, options)
 
 
 if __name__ == "__main__":

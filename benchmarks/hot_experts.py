@@ -31,7 +31,6 @@ weights that they lend.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -55,6 +54,7 @@ from drawn_traffic import (
     Traffic,
     drawn,
 )
+from figures import give, parser_of
 from torch import Tensor
 from torch.nn import functional
 
@@ -272,8 +272,7 @@ def measure(exponent: float, options: argparse.Namespace) -> dict[str, dict[str,
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What hot experts gain, in emulated device time.")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
+    parser = parser_of(__doc__)
     parser.add_argument("--microbatches", type=int, default=4)
     parser.add_argument("--layers", type=int, default=1, help="MoE blocks per stage, of two stages")
     parser.add_argument("--repetitions", type=int, default=3, help="steps of each policy, of which the shortest counts")
@@ -292,19 +291,7 @@ def main() -> None:
         "slot_bytes_over_prediction": total["held"] / total["held_predicted"],
         "owner_copies": total["handed"] / total["owned"],
     }
-    if options.json:
-        print(json.dumps({**gains, **memory, "policies": results}))
-        return
-    print("emulated device time, 4 expert ranks over gloo; gain: time without hot experts over time with, less one")
-    print(f"{'routing':>9} {'hot':>6} {'ms':>8} {'gain':>7} {'MB sent':>9} {'lent per layer':>15}")
-    for skew, figures in results.items():
-        for name, x in figures.items():
-            gain = figures["0"]["ms"] / x["ms"] - 1
-            print(
-                f"{skew:>9} {name:>6} {x['ms']:8.1f} {100 * gain:6.1f}% {x['bytes'] / 1e6:9.3f}"
-                f" {x['lent_per_layer']:15.2f}"
-            )
-    print(", ".join(f"{name} {value:.3f}" for name, value in memory.items()))
+    give({**gains, **memory, "policies": results}, options)
 
 
 if __name__ == "__main__":

@@ -25,13 +25,13 @@ and the largest of all cases:
 from __future__ import annotations
 
 import argparse
-import json
 import random
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from emulated_steps import EXPERT_RANKS, RANKS, costs_at, emulated
+from figures import give, parser_of
 
 import schedc
 from schedc.cell.costs import OF_ROWS, CellCosts
@@ -181,8 +181,7 @@ def case_of(schedule: str, case: str, options: argparse.Namespace) -> dict[str, 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Steps of ranks with different rows, beside their predictions.")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
+    parser = parser_of(__doc__)
     parser.add_argument("--schedules", default="dualpipev,interleaved_overlap")
     parser.add_argument("--cases", default=";".join(CASES), help="some of the cases, with semicolons between")
     parser.add_argument("--ratio", type=float, default=0.85, help="time of all exchanges over that of all segments")
@@ -200,18 +199,7 @@ def main() -> None:
         f"{name}_max": max(case[name] for case in cases)
         for name in ("step_error", "even_error", "hidden_pairs_error", "adds_up")
     }
-    if options.json:
-        print(json.dumps({**worst, "cases": cases}))
-        return
-    print(f"{'':<20} {'rows':<20} {'step':>7} {'in step':>8} {'error':>6} {'even':>6} {'hidden pairs':>13} "
-          f"{'waiting':>15} {'exposed':>15}")  # fmt: skip
-    for case in cases:
-        run, predicted = case["measured"], case["predicted"]
-        both = (f"{run[name]:7.3f} {predicted[name]:7.3f}" for name in ("waiting", "exposed"))
-        print(f"{case['schedule']:<20} {case['rows']:<20} {run['step']:7.3f} {predicted['step']:8.3f} "
-              f"{case['step_error']:6.1%} {case['even_error']:6.1%} {run['hidden_pairs']:6.3f} "
-              f"{predicted['hidden_pairs']:6.3f} {' '.join(both)}")  # fmt: skip
-    print(", ".join(f"{name} {value:.4f}" for name, value in worst.items()))
+    give({**worst, "cases": cases}, options)
 
 
 if __name__ == "__main__":

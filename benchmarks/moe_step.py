@@ -29,13 +29,13 @@ only.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from figures import give, parser_of
 
 import schedc
 from schedc.cell.costs import CellCosts, SegmentTimes
@@ -247,8 +247,7 @@ def faults(table: dict[str, Any], skewed: bool) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Step time and loss of a MoE model, its optimizations off and on.")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
+    parser = parser_of(__doc__)
     parser.add_argument("--steps", type=int, default=24, help="training steps of every variant")
     parser.add_argument("--timed", type=int, default=2, help="steps in emulated device time, of which the best counts")
     parser.add_argument("--unit", type=float, default=0.5, help="milliseconds that a millisecond of the table takes")
@@ -260,23 +259,9 @@ def main() -> None:
             parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(table)}")
     results = {regime: run(regime, options) for regime in options.regimes.split(",")}
     wrong = [name for regime, table in results.items() for name in faults(table, regime == "skewed")]
-    if options.json:
-        tables = {"variants": results.get("balanced", {}), "skewed": results.get("skewed", {}), "faults": wrong}
-        speedups = (tables[name].get("all", {}).get("speedup") for name in ("variants", "skewed"))
-        print(json.dumps({**tables, **dict(zip(("all_speedup", "skewed_all_speedup"), speedups, strict=True))}))
-    else:
-        print("emulated device time, 2 pipeline x 2 expert ranks (2 nodes) over gloo; loss: mean of the last ten steps")
-        for regime, table in results.items():
-            print(
-                f"{regime + ' routing':>16} {'step':>9} {'speedup':>8} {'fullest':>8} {'loss':>9} {'as off':>12}"
-                f" {'dropped':>8}"
-            )
-            for name, x in table.items():
-                same = "same bits" if x["same"] else f"{100 * x['deviation']:.3f} %"
-                print(
-                    f"{name:>16} {x['step_ms']:6.0f} ms {x['speedup']:8.2f} {x['fullest']:8.2f} {x['loss']:9.5f}"
-                    f" {same:>12} {100 * x['dropped']:6.1f} %"
-                )
+    tables = {"variants": results.get("balanced", {}), "skewed": results.get("skewed", {}), "faults": wrong}
+    speedups = (tables[name].get("all", {}).get("speedup") for name in ("variants", "skewed"))
+    give({**tables, **dict(zip(("all_speedup", "skewed_all_speedup"), speedups, strict=True))}, options)
     if wrong:
         sys.exit(f"losses that are not what they must be: {', '.join(wrong)}")
 

@@ -32,7 +32,6 @@ the cheapest recomputation under the same cap, for 64 layers of a model on 8 ran
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -42,6 +41,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from figures import give, parser_of
 from offload_curve import Counter as RowCounter
 from offload_curve import Sizes, judged
 from offload_steps import LAYERS, against_recompute, capped
@@ -216,9 +216,8 @@ def priced(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--bits", action="store_true", help="compare bits and bytes on real processes")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--schedules", default=",".join(SIZES), help="schedules of the library, by commas")
     parser.add_argument("--levels", default=",".join(LEVELS), help="levels of recomputation, by commas")
     parser.add_argument("--cap", type=float, help="price steps under this share of the fullest rank's memory")
@@ -229,26 +228,11 @@ def main() -> None:
     parser.add_argument("--layer", default="llama2-70b", choices=LAYERS, help="the layers of that comparison")
     options = parser.parse_args()
     if options.cap is not None:
-        print(json.dumps(priced(options), indent=1))
+        give(priced(options), options)
         return
     if not options.bits:
         parser.error("say what to measure: --bits, or --cap")
-    result = bits(options.schedules.split(","), options.levels.split(","))
-    if options.json:
-        print(json.dumps(result, indent=1))
-        return
-    for case in result["cases"]:
-        kept = ", ".join(f"{count:,} {reason}" for reason, count in case["kept"].items()) or "nothing"
-        print(
-            f"{case['schedule']:18}{case['model']:5}{case['recompute']:6}{case['works']:4} works"
-            f"  bitwise {case['bitwise']}  moved {case['moved']:,}  released {case['released_over_moved']:.4f}"
-            f"  explained {case['kept_bytes_explained']:.4f}  kept: {kept}; curve equal {case['curve_equal']} at"
-            f" {case['rows']} rows, peak over cap {case['peak_over_cap']:.4f}"
-        )
-    print(
-        f"bitwise {result['bitwise']}, released_over_moved {result['released_over_moved']:.4f},"
-        f" curve_equal {result['curve_equal']}, peak_over_cap {result['peak_over_cap']:.4f}"
-    )
+    give(bits(options.schedules.split(","), options.levels.split(",")), options)
 
 
 if __name__ == "__main__":

@@ -56,7 +56,6 @@ and by `schedc check`, from the same table.
 from __future__ import annotations
 
 import argparse
-import json
 
 from emulated_steps import (
     EVERY,
@@ -70,6 +69,7 @@ from emulated_steps import (
     in_slices,
     with_host,
 )
+from figures import give, parser_of
 
 import schedc
 from schedc.cell.slices import sliced
@@ -175,17 +175,6 @@ def beside(name: str, options: argparse.Namespace) -> dict[str, tuple[str, tuple
     return others | {f"{name}, {how}": (name, (how, options.host), 1) for how in HOSTS if options.host}
 
 
-def print_schedules(results: dict[str, dict[str, dict[str, float]]]) -> None:
-    """The figures of `measure_schedules` as a table."""
-    titles = f"{'comm/compute':>12} {'schedule':>20} {'step':>8} {'predicted':>10}"
-    print(f"{titles} {'ratio':>6} {'hidden':>9} {'predicted':>10}")
-    for ratio, schedules in results.items():
-        for name, x in schedules.items():
-            columns = [x["hidden_step"], x["predicted_hidden_step"]]
-            times = f"{x['step']:8.3f} {x['predicted_step']:10.3f} {x['measured_over_predicted']:6.3f}"
-            print(f"{ratio:>12} {name:>20} {times} {shares(columns)}")
-
-
 def measure_block(options: argparse.Namespace) -> dict[str, float]:
     figures: dict[str, float] = {}
     for name, schedule in BLOCK_SCHEDULES.items():
@@ -200,8 +189,7 @@ def measure_block(options: argparse.Namespace) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="How much communication cells hide, in emulated device time.")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
+    parser = parser_of(__doc__)
     parser.add_argument("--ratios", default="0.2,0.5,0.85", help="communication over compute, the last one reported")
     parser.add_argument("--schedules", default="", help="measure steps of these schedules alone: zbh1,1f1b")
     parser.add_argument("--host", type=float, default=0.0, help="units of a copy of sizes, with --schedules")
@@ -216,40 +204,13 @@ def main() -> None:
         options.schedules = ",".join(IN_SLICES)
     if options.schedules:
         by_ratio = measure_schedules(options)
-        if options.json:
-            last = list(list(by_ratio.values())[-1].values())[-1]
-            print(json.dumps({**last, "schedules": by_ratio}))
-        else:
-            print_schedules(by_ratio)
+        last = list(list(by_ratio.values())[-1].values())[-1]
+        give({**last, "schedules": by_ratio}, options)
         return
     results = [measure(float(ratio), options) for ratio in options.ratios.split(",")]
     block = measure_block(options)
     messages = measure_messages(float(options.ratios.split(",")[-1]), options)
-    if options.json:
-        print(json.dumps({**results[-1], **block, **messages, "ratios": results}))
-        return
-    print("emulated device time, 2 pipeline x 2 expert ranks over gloo; hidden = 1 - exposed / carried")
-    print(
-        f"{'comm/compute':>12} {'in pairs':>9} {'predicted':>10} {'step':>9} {'predicted':>10} {'share in pairs':>15}"
-    )
-    for x in results:
-        columns = [x[name] for name in ("hidden_steady", "predicted_steady", "hidden_step", "predicted_step")]
-        print(f"{x['comm_over_compute']:12.2f} {shares(columns)} {100 * x['share_in_pairs']:14.1f}%")
-    print("one MoE block alone, 2 expert ranks")
-    print(f"{'':>12} {'forward':>9} {'predicted':>10} {'backward':>9} {'predicted':>10} {'both':>9} {'predicted':>10}")
-    for name, cells in (("block", "F, B = I + W"), ("block_split", "F, I, W")):
-        columns = [block[f"{name}_{how}{part}"] for part in BLOCK_PARTS for how in ("hidden", "predicted")]
-        print(f"{cells:>12} " + shares(columns))
-    print("messages between stages, in seconds")
-    print(f"{'':>12} {'step':>9} {'predicted':>10} {'idle':>9} {'predicted':>10}")
-    for name in MESSAGES:
-        values = [messages[f"{how}{what}_{name}"] for what in ("step", "idle") for how in ("", "predicted_")]
-        print(f"{name:>12} " + " ".join(f"{value:{10 if i % 2 else 9}.3f}" for i, value in enumerate(values)))
-
-
-def shares(columns: list[float]) -> str:
-    """Shares measured and predicted, in turn, as columns."""
-    return " ".join(f"{100 * value:{9 if at % 2 else 8}.1f}%" for at, value in enumerate(columns))
+    give({**results[-1], **block, **messages, "ratios": results}, options)
 
 
 if __name__ == "__main__":

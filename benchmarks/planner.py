@@ -22,7 +22,6 @@ answers with the same cost alone, are outside the timing. Compiled loops are loa
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -30,6 +29,7 @@ from itertools import islice, product
 from typing import Any
 
 import numpy as np
+from figures import give, parser_of
 
 from schedc.cell import CellCosts, SegmentTimes, StageShape, stage_shape
 from schedc.cell.cost_batch import CellCostBatch
@@ -314,8 +314,7 @@ SECTIONS: Mapping[str, Callable[[argparse.Namespace], Facts]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser = parser_of(__doc__)
     parser.add_argument("--only", nargs="+", choices=tuple(SECTIONS), default=tuple(SECTIONS))
     parser.add_argument("--orders", type=int, default=500)
     parser.add_argument("--simulations", type=int, default=1_000_000)
@@ -327,17 +326,7 @@ def main() -> None:
     elaborate(open_schedule("vhalf"), {})
     for name in arguments.only:
         facts |= SECTIONS[name](arguments)
-    print(json.dumps(facts) if arguments.json else "\n".join(lines(facts)))
-
-
-def lines(facts: Facts, indent: str = "") -> Iterator[str]:
-    """The facts as text, one line each, nested ones indented."""
-    for key, value in facts.items():
-        if isinstance(value, dict):
-            yield f"{indent}{key}:"
-            yield from lines(value, indent + "  ")
-        else:
-            yield f"{indent}{key:<24} {f'{value:,.4g}' if isinstance(value, float) else value}"
+    give(facts, arguments)
 
 
 if __name__ == "__main__":

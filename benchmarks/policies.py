@@ -19,13 +19,14 @@ and `zb_greedy` with `zbh1` or `zbh2` where its limit makes that order one of it
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
 from time import process_time
 from typing import Any, NamedTuple
+
+from figures import give, parser_of
 
 from schedc.compiler import analyse
 from schedc.source import Source
@@ -117,8 +118,7 @@ def comparisons(tables: int, seed: int) -> Iterator[tuple[Comparison, Costs]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one JSON object")
+    parser = parser_of(__doc__)
     parser.add_argument("--tables", type=int, default=30, metavar="N", help="random tables of cells")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
@@ -139,14 +139,11 @@ def main() -> None:
         },
         "seconds": {"policy": policy, "fixed": fixed},
     }
-    if options.json:
-        print(json.dumps(figures))
-        return
-    for (row, _), outcome in zip(rows, outcomes, strict=True):
-        print(f"{row.policy:<14} P={row.sizes['P']} M={row.sizes['M']:<3} over {' and '.join(row.fixed):<40} "
-              f"{outcome.ratio:.4f}")  # fmt: skip
-    for name, value in figures.items():
-        print(f"{name:<18} {value}")
+    figures["comparisons"] = [
+        {"policy": row.policy, **row.sizes, "over": " and ".join(row.fixed), "ratio": outcome.ratio}
+        for (row, _), outcome in zip(rows, outcomes, strict=True)
+    ]
+    give(figures, options)
 
 
 if __name__ == "__main__":

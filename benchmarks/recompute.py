@@ -22,14 +22,13 @@ Printed in three tables:
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
+from figures import give, parser_of
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
@@ -245,8 +244,7 @@ def worst() -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="one JSON object")
+    parser = parser_of(__doc__)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     by_level = [row for method in (Method.FLAT, Method.HIERARCHICAL) for row in levels(method)]
@@ -259,29 +257,7 @@ def main() -> None:
         "extra_flops_first": steps[0]["extra_flops_adaptive"],
         "extra_flops_last": steps[-1]["extra_flops_adaptive"],
     }
-    if arguments.json:
-        print(json.dumps(result))
-        return
-    print("per token and layer        bytes saved, closed form    held    extra FLOPs, closed form")
-    for row in by_level:
-        print(
-            f"{row['method']:>14} {row['level']:>8} {row['bytes_saved']:>14.0f} {row['bytes_saved_closed']:>12.0f}"
-            f" {row['bytes_held']:>8.0f} {row['extra_flops']:>13.0f} {row['extra_flops_closed']:>12}"
-        )
-    print(f"\nadaptive({THRESHOLD:g})  imbalance   peak none     full  adaptive       cap   extra FLOPs full  adaptive")
-    for row in steps:
-        print(
-            f"Zipf {row['exponent']:>6.1f} {row['imbalance']:>12.2f} {row['peak_none']:>12} {row['peak_full']:>8}"
-            f" {row['peak_adaptive']:>9} {row['cap']:>9.0f} {row['extra_flops_full']:>17.1%}"
-            f" {row['extra_flops_adaptive']:>9.1%}"
-        )
-    print(f"peak over cap, at most {result['peak_over_cap']:.3f}")
-    print("\nall to one rank        balanced, kept      kept     bound  once more     bound")
-    for row in to_one:
-        print(
-            f"{row['method']:>14} {row['level']:>6} {row['by']:>6} {row['kept_balanced']:>9} {row['kept']:>9}"
-            f" {row['kept_bound']:>9.0f} {row['restored']:>10} {row['restored_bound']:>9.0f}"
-        )
+    give(result, arguments)
 
 
 if __name__ == "__main__":

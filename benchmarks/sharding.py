@@ -24,14 +24,13 @@ where they start; for other sums the second half at the end of the stream.
 
 from __future__ import annotations
 
-import argparse
-import json
 from dataclasses import replace
 from hashlib import sha256
 from typing import Any
 
 import numpy as np
 import torch
+from figures import give, parser_of
 from torch import Tensor
 
 import schedc
@@ -173,19 +172,14 @@ def compared(schedule: str, sizes: dict[str, int], ratio: float) -> dict[str, An
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser = parser_of(__doc__)
     parser.add_argument("--schedule", default="interleaved_1f1b", help="schedule of the library")
     parser.add_argument("-D", dest="sizes", action="append", metavar="NAME=VALUE", help="a size of the schedule")
     parser.add_argument("--ratio", type=float, default=1.0, help="forwards of a collective of the largest stage")
     options = parser.parse_args()
     sizes = dict(size.split("=") for size in options.sizes or ("P=2", "M=4", "v=12"))
     figures = compared(options.schedule, {name: int(value) for name, value in sizes.items()}, options.ratio)
-    if options.json:
-        print(json.dumps(figures, indent=1))
-        return
-    for name, value in figures.items():
-        print(f"{name:32} {value}")
+    give(figures, options)
 
 
 if __name__ == "__main__":

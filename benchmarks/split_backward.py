@@ -16,17 +16,16 @@ take turns within one run, and use one thread. Printed, beside the least times a
 
 from __future__ import annotations
 
-import argparse
 import copy
 import ctypes
 import gc
-import json
 import statistics
 import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from figures import give, parser_of
 from torch import Tensor, nn
 
 from schedc_runtime.models.gpt import GptBlock, GPTConfig
@@ -174,27 +173,14 @@ def paired(ours: list[float], theirs: list[float]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--json", action="store_true")
+    parser = parser_of(__doc__)
     parser.add_argument("--repetitions", type=int, default=25)
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--tokens", type=int, default=1024)
     parser.add_argument("--default-malloc", action="store_true")
     options = parser.parse_args()
     result = benchmark(options.width, options.tokens, options.repetitions, default_malloc=options.default_malloc)
-    if options.json:
-        print(json.dumps(result))
-        return
-    print(
-        f"{BLOCKS} blocks of width {options.width}, {options.tokens} tokens, 1 thread, least of {options.repetitions}"
-    )
-    for name, value in result["ms"].items():
-        print(f"  {name:<10}{value:9.1f} ms")
-    for name, value in result["held_bytes"].items():
-        print(f"  held {name:<9}{value / 2**20:6.1f} MiB")
-    print(f"(I + W) / plain B  {result['time_ratio']:.3f}   (of the least times {result['least_time_ratio']:.3f})")
-    print(f"B / plain B        {result['full_backward_ratio']:.3f}")
-    print(f"held after I / F   {result['held_ratio']:.3f}")
+    give(result, options)
 
 
 if __name__ == "__main__":

@@ -15,12 +15,11 @@ Printed: seconds and simulated ops per second of each schedule.
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
 from typing import Any
 
 import numpy as np
+from figures import give, parser_of
 
 from schedc.elaborate import elaborate
 from schedc.ir.schedule import Schedule
@@ -75,40 +74,28 @@ def check(schedule: Schedule, costs: CostBatch, makespan: Any) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser = parser_of(__doc__)
     parser.add_argument("--simulations", type=int, default=1_000_000)
     parser.add_argument("--batch", type=int, default=50_000, help="cost vectors of one call")
     parser.add_argument("--numpy", action="store_true", help="without the compiled loop")
     arguments = parser.parse_args()
     if arguments.numpy:
         compiled.load = lambda: None  # type: ignore[assignment]
-    start = time.perf_counter()
     with_numba = compiled.kernels(float("inf")) is not None
-    loading = time.perf_counter() - start
     for name, sizes in CASES.items():  # the first call alone warms up
         measure(name, sizes, 2_000, 2_000)
     rows = [measure(name, sizes, arguments.simulations, arguments.batch) for name, sizes in CASES.items()]
-    if not arguments.json:
-        print(f"compiled loop: {'numba' if with_numba else 'none, numpy'} (loaded in {loading:.2f} s)")
-        for row in rows:
-            print(
-                f"{row['schedule']:<17} P={row['P']} M={row['M']}: {row['simulations']} simulations of {row['ops']} "
-                f"ops in {row['cpu_s']:.2f} s CPU ({row['wall_s']:.2f} s wall), {row['ops_per_second']:.3g} ops/s"
-            )
-        return
     scale = 1_000_000 / arguments.simulations
     figures = {f"million_{key}_s": row["cpu_s"] * scale for key, row in zip(("1f1b", "interleaved"), rows, strict=True)}
-    print(
-        json.dumps({
-            "instrument": "CPU time of one thread",
-            "ops_per_second_per_core": min(row["ops_per_second"] for row in rows),
-            **figures,
-            "scaled": scale != 1,
-            "numba": with_numba,
-            "rows": rows,
-        })
-    )  # fmt: skip
+    facts = {
+        "instrument": "CPU time of one thread",
+        "ops_per_second_per_core": min(row["ops_per_second"] for row in rows),
+        **figures,
+        "scaled": scale != 1,
+        "numba": with_numba,
+        "rows": rows,
+    }
+    give(facts, arguments)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ FILE = Path(__file__).parents[4] / "benchmarks" / "planner.py"
 
 
 def benchmark() -> ModuleType:
+    sys.path.insert(0, str(FILE.parent))  # for what benchmarks share
     spec = importlib.util.spec_from_file_location("planner_benchmark", FILE)
     assert spec is not None
     assert spec.loader is not None
