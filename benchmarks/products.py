@@ -14,7 +14,6 @@ Printed, by key of the JSON object:
                             were multiplied behind the experts. The block has the proportions of DeepSeek-V3
     held_of_the_layer       the same ratio of the MoE layer alone, without attention and norms
     outputs_same_bits       whether the block's outputs are the same with and without these bytes
-    combine_speedup         the source of a flat combine adds in bags, over chunks, in float32 (see routes.py)
     top_k_speedup           the best 8 of 256 scores of 4,096 tokens with ties, over a stable sort; equal on all of them
     pack_speedup            16,384 rows of 512 numbers in bfloat16 with 8 numbers of experts and 8 gates, for 16 ranks:
                             rows gathered into one buffer that is sent and read as it is, over select, `cat` before the
@@ -36,7 +35,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from routes import combine_speedup
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
 from torch.nn import functional
@@ -282,7 +280,6 @@ def main() -> None:
         **bits(),
         **memory(),
         **packing(options.repetitions),
-        "combine_speedup": combine_speedup(repetitions=options.repetitions),
         "top_k_speedup": top_k(options.repetitions),
         "useful_throughput": list(throughput(options.repetitions)),
     }

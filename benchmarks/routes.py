@@ -1,38 +1,31 @@
-"""Compares routes planned on the device from counts with the plan in numpy that they replace.
+"""Measures what a rank's plan of a microbatch's routes takes, on the device from counts.
 
-    python benchmarks/routes.py [--json] [--repetitions N] [--tokens N] [--experts E] [--top K] [--skip-bits]
+    python benchmarks/routes.py [--json] [--repetitions N] [--tokens N] [--experts E] [--top K]
 
 A plan is all that one rank computes for one microbatch: its counts, all sizes, and every tree of indexes. The exchanges
-themselves are left out on both sides; what they would bring is prepared. The plan in numpy (`numpy_plan.py`) has
-everyone's choices, the one on the device everyone's counts and the experts' numbers that came with the rows.
+themselves are left out; what they would bring is prepared: everyone's counts, and the experts' numbers of rows that
+came.
 
-Instrument: processor time of one thread. The two ways take turns in one process. A ratio is the median over
-neighbouring runs.
+Instrument: processor time of one thread, the median of several runs.
 
-Printed: `speedup` and `ms` by method and ranks. `gathered_bytes` is what a rank gathers from all, by ranks.
-`combine_speedup` compares the sums of a flat combine in bags with those by chunks, in float32. `bits` says whether the
-three methods have the digests of tests/data (float64, float32), or agree with each other (bfloat16).
+Printed: `ms` by method and ranks. `gathered_bytes` is what a rank gathers from all, by ranks.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import sys
 import time
 from collections.abc import Callable
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
-from numpy_plan import plan as numpy_plan
+from figures import give, parser_of
 from torch import Tensor
 
 from schedc_runtime.moe import trees
-from schedc_runtime.moe.counts import Choices, Counts, Method, Shape, ascending, counted_rows, counts_of_experts
-from schedc_runtime.moe.routes import collect, land, leave, pack, pass_on, plan_route
+from schedc_runtime.moe.counts import Counts, Method, Shape, ascending, counted_rows, counts_of_experts
+from schedc_runtime.moe.routes import land, leave, pass_on, plan_route
 
 GROUPS = {16: (2, 8), 64: (8, 8)}
 """Number of ranks: (nodes, ranks of a node)."""
@@ -87,84 +80,38 @@ def _numbers(everyone: Tensor, shape: Shape) -> tuple[Tensor, Tensor]:
     return torch.cat(over_rail), torch.cat(landed)
 
 
-def ratio(first: Callable[[], Any], second: Callable[[], Any], repetitions: int) -> tuple[float, float, float]:
-    """(median ratio, ms of the first, ms of the second) of processor time, alternating."""
-    times = [[seconds(first), seconds(second)] for _ in range(repetitions + 1)][1:]
-    return (
-        statistics.median(a / b for a, b in times),
-        1e3 * statistics.median(a for a, _ in times),
-        1e3 * statistics.median(b for _, b in times),
-    )
-
-
-def seconds(run: Callable[[], Any]) -> float:
-    start = time.process_time()
-    run()
-    return time.process_time() - start
+def milliseconds(run: Callable[[], Any], repetitions: int) -> float:
+    """Processor time of a run, the median; the first run is not counted."""
+    times = []
+    for _ in range(repetitions + 1):
+        start = time.process_time()
+        run()
+        times.append(time.process_time() - start)
+    return 1e3 * statistics.median(times[1:])
 
 
 def plans(args: argparse.Namespace) -> dict[str, Any]:
-    """The plans of both ways, by method and number of ranks."""
-    speedup: dict[str, dict[int, float]] = {}
-    times: dict[str, dict[int, dict[str, float]]] = {}
+    """The times of plans by method and number of ranks, and the bytes that a rank gathers."""
+    times: dict[str, dict[int, float]] = {}
     gathered: dict[int, int] = {}
     for ranks, (nodes, per_node) in GROUPS.items():
         everyone = drawn(ranks, args.tokens, args.experts, args.top)
-        small = everyone.to(torch.int16)
         for method in METHODS:
-            shape = Shape(args.experts, nodes, per_node, ranks // 2 + 1, method)
-            device = Planned(everyone, shape)
-            value, before, after = ratio(partial(numpy_plan, small, shape), device, args.repetitions)
-            speedup.setdefault(method, {})[ranks] = round(value, 2)
-            times.setdefault(method, {})[ranks] = {"numpy": round(before, 2), "device": round(after, 2)}
-            gathered[ranks] = max(gathered.get(ranks, 0), device.table.nbytes)
-    return {"speedup": speedup, "ms": times, "gathered_bytes": gathered}
-
-
-def combine_speedup(
-    tokens: int = 4096, experts: int = 256, top: int = 8, width: int = 256, repetitions: int = 7
-) -> float:
-    """How many times as fast the source of a flat combine adds in bags as by chunks: 16 ranks, float32."""
-    nodes, per_node = GROUPS[16]
-    everyone = drawn(16, tokens, experts, top)
-    shape = Shape(experts, nodes, per_node, 0, "flat")
-    before = numpy_plan(everyone, shape).packing[0]
-    choices: Choices = ascending(everyone[0], experts)
-    route = plan_route(choices, counts_of_experts(everyone, shape))
-    packed, _ = pack(route, torch.randn(tokens, width), torch.rand(tokens, top))
-    rows = packed.contiguous()  # as a combine brings them back, which moves one tensor
-    assert torch.equal(before.total(rows), collect(route, rows))
-    return round(ratio(lambda: before.total(rows), lambda: collect(route, rows), repetitions)[0], 2)
-
-
-def bits() -> dict[str, bool]:
-    """Whether methods have the stored digests; in bfloat16, whether they agree."""
-    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-    from runtime.moe.exchange_cases import METHODS as ALL
-    from runtime.moe.stored_bits import digests, stored
-
-    result = {
-        str(dtype).removeprefix("torch."): all(digests(dtype, method) == stored(dtype) for method in ALL)
-        for dtype in (torch.float64, torch.float32)
-    }
-    flat, *others = [digests(torch.bfloat16, method) for method in ALL]
-    return result | {"bfloat16": all(other == flat for other in others)}
+            planned = Planned(everyone, Shape(args.experts, nodes, per_node, ranks // 2 + 1, method))
+            times.setdefault(method, {})[ranks] = round(milliseconds(planned, args.repetitions), 2)
+            gathered[ranks] = max(gathered.get(ranks, 0), planned.table.nbytes)
+    return {"ms": times, "gathered_bytes": gathered}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser = parser_of(__doc__)
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--experts", type=int, default=256)
     parser.add_argument("--top", type=int, default=8)
-    parser.add_argument("--skip-bits", action="store_true", help="only the times")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    results = plans(args) | {"combine_speedup": combine_speedup(args.tokens, args.experts, args.top)}
-    if not args.skip_bits:
-        results["bits"] = bits()
-    print(json.dumps(results) if args.json else json.dumps(results, indent=2))
+    give(plans(args), args)
 
 
 if __name__ == "__main__":
