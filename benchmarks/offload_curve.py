@@ -38,7 +38,6 @@ from schedc_runtime.execute.executor import Interval
 from schedc_runtime.measure.held_bytes import alive, runtime_tensors
 from schedc_runtime.moe.layer import moe_layers
 from schedc_runtime.offload.microbatch import MicrobatchOffload
-from schedc_runtime.segments.stage import SegmentedStage
 from schedc_runtime.stage.stage import Stage
 from schedc_runtime.stage.weight_work import PendingWork
 
@@ -131,7 +130,7 @@ def _kept(stage: Stage, microbatch: int) -> Iterator[Tensor]:
     if (kept := stage.kept.get(microbatch)) is not None:
         yield from (x for x in kept.inputs if isinstance(x, Tensor))
     keys = [microbatch]
-    if isinstance(stage, SegmentedStage):
+    if stage.is_cut:
         if (state := stage._states.get(microbatch)) is not None:
             yield from runtime_tensors(state)
         keys = [-1 - microbatch, *(stage._key(microbatch, node) for node in range(len(stage.graph.nodes)))]

@@ -20,7 +20,6 @@ from schedc_runtime.moe.layer import GatedMLP, MoELayer
 from schedc_runtime.moe.router import Router, RouterConfig
 from schedc_runtime.partition import partition
 from schedc_runtime.partition.boundary import Boundary, TensorSpec
-from schedc_runtime.segments import SegmentedStage
 from schedc_runtime.stage.stage import Stage
 from support.expert_cases import batch_of, blocks_for, compiled, train
 from support.random_schedules import with_recomputation
@@ -152,10 +151,10 @@ class Block(nn.Module):
         return output
 
 
-def block_stage(blocks: list[nn.Module], tokens: int, width: int, plan: Recompute) -> SegmentedStage:
+def block_stage(blocks: list[nn.Module], tokens: int, width: int, plan: Recompute) -> Stage:
     """The blocks as the first of two stages that count what they hold; [tokens, width] float32 go in and out."""
     parts = partition(nn.Sequential(*blocks), 1, blocks="")
-    stage = SegmentedStage(parts.modules[0], 0, 2, inputs=1, blocks=parts.blocks[0])
+    stage = Stage(parts.modules[0], 0, 2, inputs=1, blocks=parts.blocks[0])
     spec = TensorSpec((tokens, width), torch.float32, True)
     edges = (pytree.tree_structure((0,)), ("x",)), (pytree.tree_structure(0), ("y",))
     stage.bind(*[Boundary((spec,), *edge) for edge in edges])

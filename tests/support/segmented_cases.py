@@ -36,7 +36,7 @@ from schedc_runtime.pipeline.build.apply_plan import recompute_stages
 from schedc_runtime.pipeline.build.stages import new_stage, stages_on
 from schedc_runtime.ranks.exchange import Exchange
 from schedc_runtime.ranks.mesh import Coordinate, Mesh, PeerGroups, in_process_peer_groups, peer_groups
-from schedc_runtime.segments import SegmentedStage
+from schedc_runtime.stage.stage import Stage
 from schedc_runtime.transport import InProcessNetwork, TorchTransport, Transport
 from support.reference_runs import spread
 from support.runtime_cases import next_token_loss, tokens
@@ -142,7 +142,7 @@ class Ranks:
         self.program, self.count = program, program.microbatches
         example = tokens(1)[0]
         boundaries = infer_boundaries(parts, (example,))
-        self.stages: dict[Coordinate, dict[int, SegmentedStage]] = {}
+        self.stages: dict[Coordinate, dict[int, Stage]] = {}
         self.executors: dict[Coordinate, Executor] = {}
         for place, (near, transport) in places.items():
             modules = copy.deepcopy({index: parts.modules[index] for index in stages_on(program, place.pipeline)})

@@ -36,7 +36,7 @@ Slots = Set[tuple[int, int]]
 class MicroStep(NamedTuple):
     """Operands of one micro-step on a stage in segments.
 
-    node: index in the stage's graph. run: the method for this action and half (`SegmentedStage.method`).
+    node: index in the stage's graph. run: the method for this action and half (`Stage.method`).
     """
 
     stage: Any

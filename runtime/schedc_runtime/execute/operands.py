@@ -67,7 +67,7 @@ class ComputeOperands(NamedTuple):
 
     @property
     def cut(self) -> Any:
-        """The stage, which runs in micro-steps (`schedc_runtime.segments.stage.SegmentedStage`)."""
+        """The stage, which runs in micro-steps."""
         return self.stage
 
 

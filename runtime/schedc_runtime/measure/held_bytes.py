@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from schedc_runtime.errors import StageError
 from schedc_runtime.recompute.notes import TensorNote
 from schedc_runtime.recompute.regions import NOTES, Recorder
-from schedc_runtime.segments.in_flight import MicrobatchState
+from schedc_runtime.stage.in_flight import MicrobatchState
 from schedc_runtime.stage.stage import Stage
 
 
@@ -59,7 +59,7 @@ def _held(stage: Stage, number: int) -> Bytes:
         storages = [storage for weak in recorder.saved[node].values() if (storage := alive(weak)) is not None]
         saved[names.get(node, "stage")] = _new(storages, seen)
     restored, runtime = [*recorder.restored()], 0
-    if isinstance(state, MicrobatchState):
+    if state is not None and stage.is_cut:
         runtime = _new((x.untyped_storage() for x in runtime_tensors(state)), seen)
         restored += [] if state.recompute is None else state.recompute.restored
     return Bytes(saved, runtime, _new((x.untyped_storage() for x in _tensors(restored)), seen))

@@ -32,7 +32,8 @@ from schedc_runtime.partition import Partition
 from schedc_runtime.partition.boundary import Boundary
 from schedc_runtime.pipeline.build.stages import new_stage
 from schedc_runtime.ranks.expert_group import ExpertGroup
-from schedc_runtime.stage.stage import LossFunction, Stage
+from schedc_runtime.stage.base import LossFunction
+from schedc_runtime.stage.stage import Stage
 
 HALVES = (Half.FORWARD, Half.BACKWARD, Half.WEIGHT)
 _MILLISECOND = 1e6

@@ -23,7 +23,7 @@ from schedc_runtime.pipeline.build.loss_function import LossWithHead
 from schedc_runtime.pipeline.build.stages import layout_of_stages
 from schedc_runtime.pipeline.pipeline import Pipeline
 from schedc_runtime.ranks.mesh import Mesh
-from schedc_runtime.stage.stage import LossFunction
+from schedc_runtime.stage.base import LossFunction
 
 
 class ParityCheck(Protocol):

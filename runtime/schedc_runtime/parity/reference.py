@@ -40,7 +40,8 @@ from schedc_runtime.pipeline.build.random_steps import draw_plan, number_stages
 from schedc_runtime.pipeline.build.slices import bind_stage, record_in_slices
 from schedc_runtime.pipeline.build.stages import new_stage, stages_on
 from schedc_runtime.random_numbers.numbering import StepKey, by_name
-from schedc_runtime.stage.stage import Stage, device_holding
+from schedc_runtime.stage.forward import device_holding
+from schedc_runtime.stage.stage import Stage
 
 Microbatch = tuple[Sequence[Any], Mapping[str, Any]]
 """(args, kwargs) of the model's forward for one microbatch."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -54,17 +54,6 @@ class Recomputation:
         recorder.offload = offload
         self.counted = recorder if self.counts else None
         return recorder
-
-    def forwarding(self, offload: MicrobatchOffload | None = None) -> AbstractContextManager[MicrobatchRecorder | None]:
-        """Wraps the forward of a microbatch through a stage that runs as a whole."""
-        return self._recorded(offload) if self.active or offload is not None else nullcontext()
-
-    @contextmanager
-    def _recorded(self, offload: MicrobatchOffload | None) -> Iterator[MicrobatchRecorder | None]:
-        recorder = self.recorder(offload)
-        with recorder.forwarding():
-            yield recorder
-        recorder.forwarded()
 
 
 class MicrobatchRecorder(Recorder):

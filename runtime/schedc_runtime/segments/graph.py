@@ -53,6 +53,16 @@ class Communication:
 
 
 @dataclass(frozen=True, eq=False)
+class Whole:
+    """A stage that is not cut: the one node of its graph takes what enters, and gives what leaves."""
+
+    name: str = "stage"
+    takes: tuple[int, ...] = (0,)
+    gives: tuple[int, ...] = (1,)
+    differentiable: bool = True
+
+
+@dataclass(frozen=True, eq=False)
 class StageGraph:
     """A stage as nodes over numbered values.
 
@@ -63,7 +73,7 @@ class StageGraph:
     """
 
     module: nn.Module
-    nodes: tuple[Segment | Communication, ...]
+    nodes: tuple[Segment | Communication | Whole, ...]
     inputs: int
     values: int
     output: Any
@@ -156,12 +166,16 @@ class Slot:
     value: int
 
 
-def stage_graph(module: nn.Module, inputs: int, blocks: Sequence[str] = (), traces: Traces | None = None) -> StageGraph:
-    """The segments of a stage module that takes ``inputs`` values. blocks: paths of the model's blocks in it.
+def stage_graph(
+    module: nn.Module, inputs: int | None, blocks: Sequence[str] = (), traces: Traces | None = None
+) -> StageGraph:
+    """The segments of a stage module that takes ``inputs`` values; one node if None. blocks: paths of blocks in it.
 
     Blocks without an exchange are segments of their own. traces: what was traced for other graphs of the same stage.
     Raises `PartitionError` for what cannot be traced.
     """
+    if inputs is None:
+        return StageGraph(module, (Whole(),), 1, 2, Slot(1))
     graph = stage_nodes(module, inputs, {} if traces is None else traces)
     exchanges = {
         name: (_label(name, part), part.lane) for name, part in module.named_modules() if isinstance(part, Exchange)

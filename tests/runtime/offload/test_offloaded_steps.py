@@ -24,7 +24,6 @@ from schedc_runtime.offload import microbatch
 from schedc_runtime.offload.account import Reason
 from schedc_runtime.offload.host_buffers import HostBuffers
 from schedc_runtime.offload.lanes import AtOnce, ThreadLanes
-from schedc_runtime.segments import SegmentedStage
 from support.expert_cases import compiled
 from support.offload_cases import Watch, accounts, moving, stepped
 from support.recompute_cases import moe, with_rs
@@ -59,7 +58,7 @@ def test_gradients_keep_their_bits(
     assert watch.released == watch.moved == bytes_of["moved"] == bytes_of["released"] > 0
     assert watch.stayed == []
     assert bytes_of["kept"].keys() == {Reason.INDEX}
-    assert isinstance(pipe._stages[pipe.places[0]][0], SegmentedStage) == experts
+    assert pipe._stages[pipe.places[0]][0].is_cut == experts
     assert [rank.buffers.used for rank in of_ranks] == [0] * program.ranks
     for rank in of_ranks:
         rank.close()

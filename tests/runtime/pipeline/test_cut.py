@@ -7,7 +7,6 @@ import torch
 
 import schedc
 from schedc_runtime import Cut, Pipeline
-from schedc_runtime.segments import SegmentedStage
 from schedc_runtime.testing import pool
 from support.runtime_cases import next_token_loss, small_gpt, tokens
 
@@ -25,7 +24,7 @@ def test_a_dense_model_runs_in_segments_if_the_cut_says_so() -> None:
     losses = []
     for segmented in (False, True):
         pipe = Pipeline(small_gpt(), program, loss_fn=next_token_loss, in_process=True, cut=Cut(segmented=segmented))
-        kinds = {type(stage) is SegmentedStage for place in pipe.places for stage in pipe.held(place)}
+        kinds = {stage.is_cut for place in pipe.places for stage in pipe.held(place)}
         assert kinds == {segmented}
         losses.append(pipe.step(*tokens(4)))
     assert torch.equal(*losses)

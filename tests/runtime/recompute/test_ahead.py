@@ -28,7 +28,6 @@ from schedc_runtime.measure.held_bytes import held
 from schedc_runtime.measure.step_trace import chrome_trace, measured_costs
 from schedc_runtime.partition import partition
 from schedc_runtime.partition.boundary import infer_boundaries
-from schedc_runtime.segments import SegmentedStage
 from schedc_runtime.stage.stage import Stage
 from schedc_runtime.testing import pool
 from support.expert_cases import compiled
@@ -65,7 +64,7 @@ def dense_stages(segmented: bool, level: Level, blocks: int = 2) -> list[Any]:
         if segmented:
             inputs = len(parts.values[index - 1] if index else parts.inputs)
             kind = {"inputs": inputs, "blocks": parts.blocks[index]}
-            stages.append(SegmentedStage(module, index, 2, loss_fn=next_token_loss, **kind))
+            stages.append(Stage(module, index, 2, loss_fn=next_token_loss, **kind))
         else:
             stages.append(Stage(module, index, 2, loss_fn=next_token_loss))
         stages[-1].bind(*edges)
@@ -144,7 +143,7 @@ def test_regions_are_worked_out_by_it(segmented: bool, monkeypatch: pytest.Monke
 WIDTH, TOKENS = 16, 32
 
 
-def moe_stage(level: Level, ahead: bool = True) -> SegmentedStage:
+def moe_stage(level: Level, ahead: bool = True) -> Stage:
     torch.manual_seed(0)
     blocks: list[nn.Module] = [Block(WIDTH, 12, 8, 2, 1) for _ in range(2)]
     stage = block_stage(blocks, TOKENS, WIDTH, Recompute(level))
@@ -162,7 +161,7 @@ def test_stages_with_experts(level: Level) -> None:
     """
     x = torch.randn(TOKENS, WIDTH, generator=torch.Generator().manual_seed(1))
 
-    def step(stage: SegmentedStage, ahead: bool) -> tuple[dict[str, Tensor], list[int], list[int]]:
+    def step(stage: Stage, ahead: bool) -> tuple[dict[str, Tensor], list[int], list[int]]:
         bytes_held, flops = [], []
         for m in (0, 1):
             stage.forward(m, (x + m,), recompute_later=ahead and m == 0)

@@ -26,7 +26,8 @@ from schedc_runtime.partition.boundary import infer_boundaries
 from schedc_runtime.pipeline.build.stages import new_stage
 from schedc_runtime.ranks.exchange import Exchange, Pending, exchanged
 from schedc_runtime.ranks.mesh import Mesh
-from schedc_runtime.segments import SegmentedStage, stage_graph
+from schedc_runtime.segments import stage_graph
+from schedc_runtime.stage.stage import Stage
 from support.recompute_cases import two_steps, with_rs
 from support.runtime_cases import next_token_loss
 from support.segmented_cases import shuffled, together, unequal
@@ -112,7 +113,7 @@ def batch(rows: int = 2, seed: int = 0) -> tuple[Tensor, Tensor]:
     return ids, (ids + 1) % 32
 
 
-def stages_of(blocks: int, stages: int, *, count: bool = False) -> list[SegmentedStage]:
+def stages_of(blocks: int, stages: int, *, count: bool = False) -> list[Stage]:
     """Ready for microbatches with an R."""
     parts = partition(model(blocks), stages)
     boundaries = infer_boundaries(parts, batch()[:1])

@@ -22,7 +22,8 @@ from schedc_runtime.partition import partition
 from schedc_runtime.partition.boundary import Boundary, TensorSpec
 from schedc_runtime.random_numbers.numbering import Numbering, by_name
 from schedc_runtime.ranks.expert_group import ExpertGroup, in_process_expert_groups
-from schedc_runtime.segments import DeclaredPart, SegmentedStage, stage_graph
+from schedc_runtime.segments import DeclaredPart, stage_graph
+from schedc_runtime.stage.stage import Stage
 from support.segmented_cases import shuffled, small_moe, unequal
 from support.sweeps import swept
 
@@ -118,18 +119,16 @@ class Loosely(ByHand):
         return [part._replace(uses=None) for part in super().segments()]
 
 
-def toy_stage(kind: type[nn.Module], blocks: int = 2) -> SegmentedStage:
+def toy_stage(kind: type[nn.Module], blocks: int = 2) -> Stage:
     torch.manual_seed(0)
     return bound(nn.Sequential(*[kind() for _ in range(blocks)]).double(), "")
 
 
-def bound(
-    model: nn.Module, blocks: str, loss_fn: Callable[[Any, Any], Tensor] | None = None, slices: int = 1
-) -> SegmentedStage:
+def bound(model: nn.Module, blocks: str, loss_fn: Callable[[Any, Any], Tensor] | None = None, slices: int = 1) -> Stage:
     """The model as the first of two stages, or as the last of two where it forms a loss, ready to run."""
     parts = partition(model, 1, blocks=blocks, example=torch.ones(3, 4, dtype=torch.float64))
     index = int(loss_fn is not None)
-    stage = SegmentedStage(parts.modules[0], index, 2, loss_fn=loss_fn, inputs=1, blocks=parts.blocks[0], slices=slices)
+    stage = Stage(parts.modules[0], index, 2, loss_fn=loss_fn, inputs=1, blocks=parts.blocks[0], slices=slices)
     whole, part = (
         [Boundary((TensorSpec((rows, 4), torch.float64, True),), pytree.tree_structure(tree), (name,))
          for tree, name in (((0,), "x"), (0, "y"))]
@@ -139,7 +138,7 @@ def bound(
     return stage
 
 
-def toy_results(stage: SegmentedStage, run: Callable[[SegmentedStage, Tensor, Tensor], Any]) -> dict[str, Tensor]:
+def toy_results(stage: Stage, run: Callable[[Stage, Tensor, Tensor], Any]) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(2)
     x, grad = torch.randn(2, 3, 4, generator=generator, dtype=torch.float64)
     (y,), (x_grad,) = run(stage, x, grad)
@@ -147,7 +146,7 @@ def toy_results(stage: SegmentedStage, run: Callable[[SegmentedStage, Tensor, Te
     return {"y": y, "x": x_grad, **{name: g for name, g in grads.items() if g is not None}}
 
 
-def at_once(stage: SegmentedStage, x: Tensor, grad: Tensor) -> Any:
+def at_once(stage: Stage, x: Tensor, grad: Tensor) -> Any:
     return stage.forward(0, (x,)), stage.backward(0, (grad,))
 
 
@@ -305,10 +304,10 @@ class Shared(nn.Module):
         return x
 
 
-def in_order(seed: int) -> Callable[[SegmentedStage, Tensor, Tensor], Any]:
+def in_order(seed: int) -> Callable[[Stage, Tensor, Tensor], Any]:
     """Two microbatches through a stage, by random cells: F0, F1 with B0, B1."""
 
-    def run(stage: SegmentedStage, x: Tensor, grad: Tensor) -> Any:
+    def run(stage: Stage, x: Tensor, grad: Tensor) -> Any:
         cells = shuffled(seed) if seed else serial
         results: dict[Any, Any] = {}
         for kind, forward, backward in [("F", 0, None), ("FB", 1, 0), ("I", None, 1), ("W", None, 1)]:
@@ -347,7 +346,7 @@ def test_any_order_of_micro_steps_gives_the_same_bits(kind: str, seed: int) -> N
 _EXPECTED: dict[str, dict[str, Tensor]] = {}
 
 
-def _toys(kind: str) -> SegmentedStage:
+def _toys(kind: str) -> Stage:
     if kind != "shared":
         return toy_stage({"apart": Toy, "loosely": Loosely, "dropping": Dropping}[kind])
     torch.manual_seed(0)

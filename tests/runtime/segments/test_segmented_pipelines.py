@@ -29,7 +29,6 @@ from schedc_runtime.measure.step_trace import chrome_trace, compare_traces, meas
 from schedc_runtime.measure.traced_cells import TracedStep, measured_cell_costs
 from schedc_runtime.moe.huggingface import swap_experts
 from schedc_runtime.ranks.mesh import Mesh
-from schedc_runtime.segments import SegmentedStage
 from schedc_runtime.testing import pool
 from support.needs import needed
 from support.runtime_cases import differences, next_token_loss, oracle, plain, small_gpt, tokens
@@ -68,9 +67,7 @@ def test_times_of_parts_beside_layers_order_no_cell_of_the_runtime() -> None:
         small_moe(3), program, loss_fn=next_token_loss, in_process=True, cells=costs, plan=plan, example=batch
     )
     assert differences(pipe, pipe.step(batch, targets), oracle(pipe, batch, targets)) == []
-    shapes = [
-        stage.shape for held in pipe._stages.values() for stage in held.values() if isinstance(stage, SegmentedStage)
-    ]
+    shapes = [stage.shape for held in pipe._stages.values() for stage in held.values() if stage.is_cut]
     assert len(shapes) == 4
     assert {node.role for shape in shapes for node in shape.nodes}.isdisjoint(BESIDE_LAYERS)
     ordered, plain = cell_source(plan, costs), cell_source(plan, COSTS)

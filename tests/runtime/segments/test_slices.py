@@ -26,7 +26,7 @@ from schedc_runtime.partition.boundary import Boundary, TensorSpec
 from schedc_runtime.partition.sliced_boundary import SlicedBoundary
 from schedc_runtime.pipeline.agree.batch import BatchRefused, arguments, split
 from schedc_runtime.random_numbers.numbering import StepKey
-from schedc_runtime.segments import SegmentedStage
+from schedc_runtime.stage.stage import Stage
 from support.expert_cases import compiled, model
 from support.offload_cases import Watch, moving
 from support.runtime_cases import differences, next_token_loss, small_gpt, tokens
@@ -217,14 +217,14 @@ def test_boundaries_split_where_the_rows_are_and_add_gradients_of_what_is_shared
 
 def test_slices_hold_as_many_bytes_as_whole_microbatches(monkeypatch: pytest.MonkeyPatch) -> None:
     counted: list[int] = []
-    act = SegmentedStage.begin_backward
+    act = Stage.begin_backward
 
     def count(stage: Any, microbatch: int, *rest: Any) -> None:
         counted.append(held(stage, microbatch).total)
         act(stage, microbatch, *rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(SegmentedStage, "begin_backward", count)
+        patch.setattr(Stage, "begin_backward", count)
         for slices in ((), (2,)):
             plan = Plan(overlap=True, slices=slices)
             pipe = in_process(schedc.compile("1f1b", P=1, M=1), small_gpt(2), plan=plan, cut=Cut(segmented=True))

@@ -48,7 +48,6 @@ from schedc_runtime.pipeline.build.stages import (
 from schedc_runtime.pipeline.build.tied import TiedWeights, check_copies, check_tied_lines
 from schedc_runtime.ranks.mesh import Coordinate
 from schedc_runtime.ranks.network import Network
-from schedc_runtime.segments import SegmentedStage
 from schedc_runtime.segments.captured import CapturedSegments
 from schedc_runtime.stage.stage import Stage
 
@@ -206,7 +205,7 @@ def capture_segments(assembly: Assembly) -> None:
     if taken := [name for name, chosen in others.items() if chosen]:
         raise RuntimeFault(f"graphs=True and {taken[0]} exclude each other", "leave one of the two out")
     for stage in assembly.held():
-        if not isinstance(stage, SegmentedStage):
+        if not stage.is_cut:
             raise RuntimeFault(
                 f"graphs=True, and stage {stage.index} runs whole: only segments are captured",
                 "write cut=Cut(segmented=True, graphs=True)",

@@ -14,7 +14,8 @@ from torch.utils import _pytree as pytree
 
 from schedc_runtime.errors import StageError
 from schedc_runtime.pipeline.agree.counts import CountOfTargets
-from schedc_runtime.stage.stage import LossFunction, check_loss
+from schedc_runtime.stage.base import LossFunction
+from schedc_runtime.stage.forward import check_loss
 
 
 @dataclass(frozen=True, eq=False)

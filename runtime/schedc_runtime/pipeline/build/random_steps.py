@@ -15,7 +15,6 @@ from schedc_runtime.random_numbers.counting import first_draws
 from schedc_runtime.random_numbers.numbering import Numbering, StepKey, by_name
 from schedc_runtime.ranks.mesh import Coordinate
 from schedc_runtime.recompute.levels import draws
-from schedc_runtime.segments import SegmentedStage
 from schedc_runtime.segments.draw_order import Ordinals, draw_order
 from schedc_runtime.stage.stage import Stage
 
@@ -64,7 +63,7 @@ def draw_plan(record: Record, stages: Sequence[Stage]) -> DrawPlan | None:
         return None
     first, anything, ordinals = first_draws(record.draws), any(record.draws), {}
     for stage in numbered:
-        if anything and isinstance(stage, SegmentedStage):
+        if anything and stage.is_cut:
             stage.follow()
             ordinals[id(stage)] = draw_order(stage.graph, record.draws[stage.index], first[stage.index])
     return DrawPlan(first, anything, ordinals)

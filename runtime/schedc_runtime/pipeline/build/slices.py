@@ -14,7 +14,6 @@ from schedc_runtime.partition import Partition
 from schedc_runtime.partition.boundary import TensorSpec
 from schedc_runtime.partition.cut_record import Record
 from schedc_runtime.partition.sliced_boundary import SlicedBoundary, check_outputs
-from schedc_runtime.segments import SegmentedStage
 from schedc_runtime.stage.stage import Stage
 
 
@@ -48,7 +47,7 @@ def bind_stage(stage: Stage, record: Record) -> None:
     """Set the boundaries of a stage, which runs the code of the record."""
     index = stage.index
     sides = record.boundaries[index], record.boundaries[index + 1]
-    if isinstance(stage, SegmentedStage) and stage.slices > 1:
+    if stage.slices > 1:
         part = record.slices[stage.slices]
         stage.bind(*sides, (part[index], part[index + 1]))
     else:

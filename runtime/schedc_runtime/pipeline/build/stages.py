@@ -20,8 +20,9 @@ from schedc_runtime.partition.recorded_stage import RecordedStage
 from schedc_runtime.partition.shared import give_copies, tied_apart
 from schedc_runtime.pipeline.build.loss_function import LossHead
 from schedc_runtime.ranks.mesh import Coordinate
-from schedc_runtime.segments import SegmentedStage, exchanges_in
-from schedc_runtime.stage.stage import LossFunction, Stage
+from schedc_runtime.segments import exchanges_in
+from schedc_runtime.stage.base import LossFunction
+from schedc_runtime.stage.stage import Stage
 
 StagesByIndex = dict[int, Stage]
 """The stages of one rank, by index. A stage that serves two pipes on one rank is one stage there."""
@@ -114,7 +115,7 @@ def new_stage(
     if segmented:
         inputs = len(parts.values[index - 1] if index else parts.inputs)
         count, blocks = slices[index] if slices else 1, parts.blocks[index]
-        return SegmentedStage(module, index, parts.stages, inputs=inputs, blocks=blocks, loss_fn=loss_fn, slices=count)
+        return Stage(module, index, parts.stages, inputs=inputs, blocks=blocks, loss_fn=loss_fn, slices=count)
     alone = not any(index in shared.stages for shared in parts.shared)
     in_order = program is None or (alone and weights_follow(program, index))
     return Stage(module, index, parts.stages, blocks=parts.blocks[index], loss_fn=loss_fn, in_order=in_order)

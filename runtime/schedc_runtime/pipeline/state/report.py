@@ -10,7 +10,6 @@ from schedc.plan import Plan
 from schedc_runtime.moe.layer import MoELayer, moe_layers
 from schedc_runtime.moe.products import passed_over
 from schedc_runtime.pipeline.agree.plan_fit import unsaid
-from schedc_runtime.segments import SegmentedStage
 from schedc_runtime.stage.stage import Stage
 
 
@@ -26,11 +25,7 @@ def report(modules: Iterable[nn.Module], plan: Plan) -> str:
 
 def told_graphs(stages: Iterable[Stage]) -> list[str]:
     """A line for each stage whose segments replay their launches."""
-    return [
-        f"stage {stage.index}: {stage.captures.told()}"
-        for stage in stages
-        if isinstance(stage, SegmentedStage) and stage.captures is not None
-    ]
+    return [f"stage {stage.index}: {stage.captures.told()}" for stage in stages if stage.captures is not None]
 
 
 def _products(name: str, layer: MoELayer, plan: Plan) -> str:

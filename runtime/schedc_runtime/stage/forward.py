@@ -1,9 +1,9 @@
-"""The micro-steps of a forward through a segmented stage: segments, exchanges, and the outputs."""
+"""The steps of a forward: segments, exchanges, the stage as one node, the outputs, and the loss."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import reduce
 from typing import Any
 
@@ -14,9 +14,12 @@ from schedc_runtime.errors import StageError
 from schedc_runtime.partition.recorded_stage import RecordedStage
 from schedc_runtime.random_numbers.interception import session
 from schedc_runtime.recompute.whole_stage import save_nothing
-from schedc_runtime.segments.base import SegmentedBase
 from schedc_runtime.segments.graph import Segment, Slot
-from schedc_runtime.segments.in_flight import (
+from schedc_runtime.segments.recompute import SegmentRecompute
+from schedc_runtime.stage.base import NOTHING, StageBase
+from schedc_runtime.stage.engine import edge_of, refuse_writing
+from schedc_runtime.stage.hooks import hook_mark
+from schedc_runtime.stage.in_flight import (
     ExchangeRecord,
     MicrobatchState,
     SegmentRecord,
@@ -27,16 +30,12 @@ from schedc_runtime.segments.in_flight import (
     own_views,
     tensors_in,
 )
-from schedc_runtime.segments.recompute import SegmentRecompute
-from schedc_runtime.stage.engine import edge_of, refuse_writing
-from schedc_runtime.stage.hooks import hook_mark
 from schedc_runtime.stage.offloaded import KeptInputs
-from schedc_runtime.stage.stage import check_loss, device_holding
 from schedc_runtime.stage.taken import Taken, let_go
 
 
-class ForwardSteps(SegmentedBase):
-    """The micro-steps of a forward."""
+class ForwardSteps(StageBase):
+    """The steps of a forward."""
 
     def begin(
         self,
@@ -48,30 +47,93 @@ class ForwardSteps(SegmentedBase):
         recompute_later: bool = False,
     ) -> None:
         """Take the tensors of the input boundary, in its shapes, split into slices; see `Stage.forward`."""
-        if microbatch in self.in_flight:
-            raise StageError(f"stage {self.index}: microbatch {microbatch} is forwarded again before its backward")
         for number, part in zip(self.numbers(microbatch), self._entry.split(inputs), strict=True):
             self._begin(number, part, target, loss_scale, recompute_later)
 
     def _begin(
-        self, number: int, inputs: Sequence[Tensor], target: Any, loss_scale: float, recompute_later: bool = False
-    ) -> None:
+        self,
+        number: int,
+        inputs: Sequence[Tensor],
+        target: Any,
+        loss_scale: float,
+        recompute_later: bool = False,
+        *,
+        again: bool = False,
+    ) -> MicrobatchState:
+        """Begin a slice. again: a second time, for an R; nothing of it moves to the host."""
+        if number in self._states or number in self.kept:
+            microbatch = number // self.slices
+            raise StageError(f"stage {self.index}: microbatch {microbatch} is forwarded again before its backward")
         graph, memory = (self.graph_with_r, self._memory_with_r) if recompute_later else (self.graph, self._memory)
-        leaves = self._detach(inputs) if torch.is_grad_enabled() else tuple(inputs)
-        values = dict(enumerate(self._entry.part.unpack(leaves)))
-        uses = [len(nodes) for nodes in graph.consumers]
-        state = MicrobatchState(graph, self.index, number, values, uses, target, loss_scale, device_holding(leaves))
-        self._states[number] = state
-        offload = self.offload.begin(number) if self.offload is not None and torch.is_grad_enabled() else None
-        if recompute_later and self.recomputes_whole and torch.is_grad_enabled():
-            # Before the seed is drawn: the second run draws it again.
-            checkpoint = self._checkpoints.begin(state.device)
-            state.kept = KeptInputs(tuple(inputs), target, loss_scale, checkpoint)
-        elif torch.is_grad_enabled() and (memory.active or offload is not None):
-            state.recorder = memory.recorder(offload)
-            state.recompute = SegmentRecompute(graph, state.recorder)
-        if session() is None and self.module.training and self._draws:
-            state.seed = int(torch.randint(2**62, (), dtype=torch.int64))
+        trains = torch.is_grad_enabled()
+        leaves = self._detach(inputs) if trains else tuple(inputs)
+        values = dict(enumerate(self._entry.part.unpack(leaves))) if self.is_cut else {0: leaves}
+        self._states[number] = state = MicrobatchState(graph, self.index, number, values, target, loss_scale)
+        if trains:
+            offload = None if again or self.offload is None else self.offload.begin(number)
+            if recompute_later and self.recomputes_whole:
+                # Before the seed is drawn: the second run draws it again.
+                checkpoint = self._checkpoints.begin(device_holding(leaves))
+                state.kept = KeptInputs(tuple(inputs), target, loss_scale, checkpoint)
+            elif memory.active or offload is not None:
+                state.recorder = memory.recorder(offload)
+        if self.is_cut:
+            state.uses, state.device = [len(nodes) for nodes in graph.consumers], device_holding(leaves)
+            state.pending, state.gradients = {}, {}
+            if state.recorder is not None:
+                state.recompute = SegmentRecompute(graph, state.recorder)
+            if session() is None and self.module.training and self._draws:
+                state.seed = int(torch.randint(2**62, (), dtype=torch.int64))
+        return state
+
+    def _detach(self, inputs: Sequence[Tensor]) -> Tensors:
+        """The inputs as leaves of this stage's graph. Differentiable inputs require a gradient."""
+        leaves = [t.detach() for t in inputs]
+        for position in self._input.differentiable:
+            leaves[position].requires_grad_()
+        return tuple(leaves)
+
+    def run_whole(self, state: MicrobatchState) -> Tensors:
+        """The forward of a stage of one node, loss included. The backward is then one call of autograd's engine.
+
+        Returns the tensors of the output boundary, detached.
+        """
+        began = hook_mark() if self._defers else None
+        entering: Tensors = state.values.pop(0)
+        leaves: tuple[Tensor | Taken, ...] = entering
+        trains = torch.is_grad_enabled()
+        with self.drawing(state.number):
+            with self._recording(state):
+                if state.recorder is not None:
+                    pairs = [let_go(tensor) for tensor in entering]
+                    entering, leaves = tuple([x for x, _ in pairs]), tuple([taken for _, taken in pairs])
+                try:
+                    result = self.module(*self._input.unpack(entering))
+                except RuntimeError as error:
+                    refuse_writing(
+                        error, f"stage {self.index} writes into its input, which belongs to the stage before"
+                    )
+                    raise
+            if state.recorder is not None:
+                state.recorder.forwarded()
+            if self.loss_fn is not None and (trains or state.target is not None):
+                self._form_loss(state, result)
+        outputs = self._output.pack(result)
+        if trains and state.kept is None:
+            left = () if self.loss_fn is not None else [outputs[i] for i in self._output.differentiable]
+            entered = tuple([leaves[i] for i in self._input.differentiable])
+            state.done[0] = SegmentRecord((entered,), (tuple([edge_of(t) for t in left]),), began)
+        else:
+            self._end_forward(state)
+        return tuple([t.detach() for t in outputs])
+
+    def _end_forward(self, state: MicrobatchState) -> None:
+        """End the forward of a slice that holds its inputs alone, or nothing where gradients are off."""
+        if state.kept is not None:
+            self._checkpoints.end(state.kept.checkpoint)
+            self.kept[state.number] = state.kept
+        if state.kept is not None or not torch.is_grad_enabled():
+            del self._states[state.number]
 
     def run(self, microbatch: int, node: int) -> None:
         """The forward of a segment."""
@@ -91,12 +153,14 @@ class ForwardSteps(SegmentedBase):
         state.values |= {value: cut_off(result) for value, result in zip(segment.gives, results, strict=True)}
         state.took(segment.takes)
 
-    def _recording(self, state: MicrobatchState, node: int) -> AbstractContextManager[None]:
+    def _recording(self, state: MicrobatchState, node: int = -1) -> AbstractContextManager[None]:
+        """Decides what autograd saves of a node; -1: of a stage of one node."""
         if state.kept is not None:
             return save_nothing()
         if state.recorder is None:
-            return nullcontext()
-        state.recorder.layer = self.graph.shape.nodes[node].layer
+            return NOTHING
+        if node >= 0:
+            state.recorder.layer = self.graph.shape.nodes[node].layer
         return state.recorder.forwarding(node, node in state.recorder.plan.replayed)
 
     def start(self, microbatch: int, node: int) -> None:
@@ -139,18 +203,16 @@ class ForwardSteps(SegmentedBase):
     def outputs(self, microbatch: int) -> Tensors:
         """The tensors of the output boundary, joined and detached. The last stage computes the loss from them."""
         states = [self._state(number) for number in self.numbers(microbatch)]
-        first, trains = states[0], torch.is_grad_enabled()
+        first = states[0]
         at_once = self.loss_fn is not None and self.slices == 1
         left = [self._leave(state, at_once=at_once) for state in states]
         joined = self._exit.join([tuple([tensor.detach() for tensor in tensors]) for _, tensors in left])
-        if self.loss_fn is not None and (trains or first.target is not None):
-            self._form_loss(microbatch, first, left[0][0] if at_once else self._joined(first, joined))
+        if self.loss_fn is not None and (torch.is_grad_enabled() or first.target is not None):
+            result = left[0][0] if at_once else self._joined(first, joined)
+            with self.drawing(first.number, len(self.graph.nodes)):
+                self._form_loss(first, result)
         for state in states:
-            if state.kept is not None:
-                self._checkpoints.end(state.kept.checkpoint)
-                self.kept[state.number] = state.kept
-            if state.kept is not None or not trains:
-                del self._states[state.number]
+            self._end_forward(state)
         return joined
 
     def _leave(self, state: MicrobatchState, *, at_once: bool) -> tuple[Any, Tensors]:
@@ -179,15 +241,23 @@ class ForwardSteps(SegmentedBase):
         first.joined = tuple([taken for _, taken in pairs])
         return self._output.unpack([tensor for tensor, _ in pairs])
 
-    def _form_loss(self, microbatch: int, state: MicrobatchState, result: Any) -> None:
+    def _form_loss(self, state: MicrobatchState, result: Any) -> None:
         """state: that of the first slice. A forward that runs a second time forms the loss without a graph."""
         assert self.loss_fn is not None
         trains = torch.is_grad_enabled() and state.kept is None
-        with self.drawing(state.number, len(self.graph.nodes)), torch.set_grad_enabled(trains):
+        with torch.set_grad_enabled(trains):  # a loss may add gradients at once
             loss = check_loss(self._loss_of(self.loss_fn, result, state.target, state.recorder))
-        self.losses[microbatch] = loss.detach()
+        self.losses[state.number // self.slices] = loss.detach()
         if trains:
             state.loss, state.loss_gradient = edge_of(loss), self._loss_gradient(loss, state.loss_scale)
+
+    def _loss_gradient(self, loss: Tensor, scale: float) -> Tensor:
+        """[] ``scale`` as the gradient of the loss: the bits that the backward of ``loss * scale`` begins with."""
+        last = self._last_gradient
+        kind = (scale, loss.dtype, loss.device, type(loss))
+        if last is None or last[0] != kind:
+            last = self._last_gradient = (kind, torch.full_like(loss, scale))
+        return last[1]
 
     def _replayed(self, state: MicrobatchState, node: int, taken: Sequence[Any]) -> tuple[Any, ...] | None:
         """What a captured segment gives; None where it is launched as ever."""
@@ -208,3 +278,16 @@ class ForwardSteps(SegmentedBase):
 
 def _autocast(state: MicrobatchState) -> bool:
     return torch.is_autocast_enabled(state.device.type)
+
+
+def device_holding(tensors: Sequence[Tensor]) -> torch.device:
+    """The device of ``tensors``, of any shape; the CPU if the sequence is empty."""
+    return tensors[0].device if tensors else torch.device("cpu")
+
+
+def check_loss(loss: Any) -> Tensor:
+    """The loss, a scalar; raises `StageError` where a loss function returned anything else."""
+    if not isinstance(loss, Tensor) or loss.dim() != 0:
+        shown = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+        raise StageError(f"loss_fn returned {shown}", "return a scalar tensor: the mean over one microbatch")
+    return loss

@@ -1,16 +1,20 @@
-"""The micro-steps of a backward through a segmented stage: input gradients, exchanges, and weight gradients."""
+"""The steps of a backward: input gradients, exchanges, the stage as one node, and weight gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
 
 from schedc_runtime.errors import StageError
-from schedc_runtime.segments.base import SegmentedBase
-from schedc_runtime.segments.in_flight import ExchangeRecord, MicrobatchState, SegmentRecord, Tensors
+from schedc_runtime.stage.base import StageBase
+from schedc_runtime.stage.engine import differentiate
+from schedc_runtime.stage.hooks import HookMark
+from schedc_runtime.stage.in_flight import ExchangeRecord, MicrobatchState, SegmentRecord, Tensors
+from schedc_runtime.stage.taken import Taken
 
 _LOSS = -1
 """Number of the graph of the loss, where segments have those from 0."""
@@ -21,8 +25,54 @@ def _loss_key(microbatch: int) -> int:
     return -1 - microbatch
 
 
-class BackwardSteps(SegmentedBase):
-    """The micro-steps of a backward."""
+class BackwardSteps(StageBase):
+    """The steps of a backward."""
+
+    def run_whole_backward(
+        self, microbatch: int, gradients: Sequence[Tensor | None], *, defer: bool
+    ) -> tuple[Tensor, ...]:
+        """The backward of a stage of one node; gradients in the shapes of both boundaries. See `Stage.backward`."""
+        state = self._state(microbatch)
+        self._end_offload(microbatch)
+        del self._states[microbatch]
+        record: Any = state.done[0]
+        (leaves,), (edges,) = record.leaves, record.edges
+        if self.loss_fn is not None:
+            edges, gradients = (state.loss,), (state.loss_gradient,)
+        elif len(gradients) != len(edges):
+            raise self._gradients_missing(gradients)
+        entering = zip(edges, gradients, strict=True)
+        self._differentiate(microbatch, entering, self._late if defer else None, record.began)
+        return tuple([_zeros(leaf) if leaf.grad is None else leaf.grad for leaf in leaves])
+
+    def _differentiate(
+        self,
+        key: int,
+        entering: Iterable[tuple[GradientEdge | None, Tensor | None]],
+        late: Callable[[nn.Parameter], bool] | None,
+        began: HookMark | None = None,
+        graph: int = 0,
+    ) -> None:
+        """The gradients of the inputs of a graph, and without ``late`` those of its weights.
+
+        entering: where gradients enter the graph, with each of them; None is zero. late: which of the weight gradients
+        that are computed here wait for W, as all products do, under the ``key``. graph: its number (`SplitBackward`).
+        """
+        edges: list[GradientEdge] = []
+        grads: list[Tensor] = []
+        for edge, grad in entering:
+            if edge is not None and grad is not None:
+                edges.append(edge)
+                grads.append(grad)
+        if late is not None:
+            self._defers = True
+            self._split.backward(key, edges, grads, graph=graph, late=late, began=began)
+        elif edges:
+            differentiate(edges, grads)
+
+    def _gradients_missing(self, gradients: Sequence[Tensor | None]) -> StageError:
+        outputs = len(self._output.differentiable)
+        return StageError(f"stage {self.index}: {len(gradients)} output gradients for {outputs} outputs")
 
     def begin_backward(self, microbatch: int, gradients: Sequence[Tensor | None] = ()) -> None:
         """Take the gradients of the differentiable outputs, split into slices. A stage that forms the loss gets none.
@@ -42,7 +92,7 @@ class BackwardSteps(SegmentedBase):
                 self._differentiate(_loss_key(microbatch), entering, late, graph=_LOSS)
             gradients = [first.joined[position].grad for position in positions] if first.joined else ()
         elif len(gradients) != len(positions):
-            raise StageError(f"stage {self.index}: {len(gradients)} output gradients for {len(positions)} outputs")
+            raise self._gradients_missing(gradients)
         if gradients:
             for state, part in zip(states, self._exit.split_gradients(gradients), strict=True):
                 for position, gradient in zip(positions, part, strict=True):
@@ -157,3 +207,7 @@ class BackwardSteps(SegmentedBase):
             widths[value] = sum(entry in self._entry.part.tensors for entry in entries)
             first += child.num_leaves
         return widths
+
+
+def _zeros(leaf: Tensor | Taken) -> Tensor:
+    return leaf.zeros() if isinstance(leaf, Taken) else torch.zeros_like(leaf)

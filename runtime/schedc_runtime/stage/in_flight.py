@@ -1,9 +1,8 @@
-"""The state of a microbatch in flight through a segmented stage: values, leaves of its segments, and gradients."""
+"""The state of a microbatch in flight through a stage: values, leaves of its nodes, and gradients."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -28,9 +27,10 @@ Gradients = tuple[Tensor | None, ...]
 
 
 class SegmentRecord(NamedTuple):
-    """What the backward of a segment needs.
+    """What the backward of a segment needs, or of a stage of one node, whose one value has all tensors.
 
-    leaves: [values taken] the segment's own leaves, per tensor of the value, of its shape.
+    leaves: [values taken] the segment's own leaves, per tensor of the value, of its shape. Of a stage of one node,
+        those of the differentiable inputs. Where a recorder says what is saved, they are not held.
     edges: [values made] where gradients enter the segment's graph, per tensor of the value.
     began: when the forward began; None before the first split backward.
     """
@@ -52,29 +52,23 @@ class ExchangeRecord(NamedTuple):
     received: tuple[tuple[torch.Size, torch.dtype, torch.device], ...]
 
 
-@dataclass
 class MicrobatchState:
     """A slice of a microbatch between its forward and the end of its backward.
 
     stage: number of the stage, for messages. number: microbatch * slices + slice, by which it draws random numbers.
-    values: the values that some node has yet to take, by number. The first slice has what concerns the loss.
+    target, loss_scale: those of `Stage.forward`; the first slice has what concerns the loss.
     """
 
-    graph: StageGraph
-    stage: int
-    number: int
-    values: dict[int, Any]
+    # A state is made for each op F, so that defaults stand in the class. A stage of one node has no uses, device,
+    # pending and gradients.
     uses: list[int]
     """[values] number of nodes that have yet to take each value. The last one frees it."""
-    target: Any
-    loss_scale: float
     device: torch.device
-    done: dict[int, SegmentRecord | ExchangeRecord] = field(default_factory=dict)
-    pending: dict[int, Any] = field(default_factory=dict)
+    pending: dict[int, Any]
     """Exchanges in flight by node, of the forward or of the backward."""
-    gradients: dict[int, dict[int, Gradients]] = field(default_factory=dict)
+    gradients: dict[int, dict[int, Gradients]]
     """Parts of the gradients, by value and by the node that took the value."""
-    leaving: list[tuple[int, tuple[Taken, ...]]] = field(default_factory=list)
+    leaving: Sequence[tuple[int, tuple[Taken, ...]]] = ()
     """The values of the stage's output, each with what collects the gradients of its tensors."""
     sent: tuple[Taken | None, ...] = ()
     """[tensors of the output boundary] what collects the gradient of each; None where it needs none."""
@@ -83,6 +77,7 @@ class MicrobatchState:
     loss: GradientEdge | None = None
     """Where the gradient of the loss enters the graph."""
     loss_gradient: Tensor | None = None
+    """[] the loss scale, on a stage that forms the loss."""
     seed: int = 0
     """Seed of the random numbers that the segments draw."""
     recorder: MicrobatchRecorder | None = None
@@ -94,6 +89,15 @@ class MicrobatchState:
     """Whether an R has run."""
     checkpoint: Checkpoint | None = None
     """The start of the forward, while an R runs the whole stage a second time."""
+
+    def __init__(
+        self, graph: StageGraph, stage: int, number: int, values: dict[int, Any], target: Any, loss_scale: float
+    ) -> None:
+        self.graph, self.stage, self.number = graph, stage, number
+        self.values = values
+        """The values that some node has yet to take, by number."""
+        self.target, self.loss_scale = target, loss_scale
+        self.done: dict[int, SegmentRecord | ExchangeRecord] = {}
 
     def value(self, value: int, node: int) -> Any:
         """The value of that number, taken by ``node``. Raises `StageError` if no node has made it."""
