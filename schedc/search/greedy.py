@@ -39,13 +39,13 @@ def list_orders(windows: Windows, position: list[int]) -> Iterator[Order]:
     problem = windows.problem
     kind, dependencies = problem.schedule.kind, problem.dependencies
     weight = (kind[dependencies.first] == OpKind.W).tolist()
-    backward = (kind[np.maximum(dependencies.second, dependencies.first)] != OpKind.F).tolist()
-    tail = windows.tail.tolist()
+    forward = (kind[np.maximum(dependencies.second, dependencies.first)] == OpKind.F).tolist()
+    longest_tail = (-windows.tail).tolist()
     priorities: tuple[list[tuple[int, ...]], ...] = (
-        [(w, -t) for w, t in zip(weight, tail, strict=True)],
-        [(w, not b, -t) for w, b, t in zip(weight, backward, tail, strict=True)],
-        [(p,) for p in position],
-        [(w, p) for w, p in zip(weight, position, strict=True)],
+        list(zip(weight, longest_tail, strict=True)),
+        list(zip(weight, forward, longest_tail, strict=True)),
+        list(zip(position, strict=True)),
+        list(zip(weight, position, strict=True)),
     )
     takes, gives = _changes(problem)
     room = None if problem.capacity is None else problem.capacity.tolist()

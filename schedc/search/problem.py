@@ -241,15 +241,15 @@ def _room(dependencies: Dependencies, costs: StageCosts, caps: Floats) -> Int64:
 def _limits(seed: Schedule, schedule: Schedule, costs: StageCosts) -> tuple[str, ...]:
     """The restrictions that keep the search from covering every order of the seed's ops, in words."""
     paired = bool((seed.pair >= 0).any())
-    kept = bool((schedule.pair >= 0).any())
+    still_paired = bool((schedule.pair >= 0).any())
     times = alone(costs)
     split, pair = times[I] + times[W], (np.arange(schedule.stages), np.arange(schedule.stages))
     apart = times[F] + np.maximum(times[B], split).max()
     pays = costs.FB is not None and bool((apart > duration(costs, F, B, pair)).any())
     dear = (split > times[B]) | (costs.pending_weight > costs.activation)
     applies = {
-        PAIRS_KEPT: kept,
-        NO_PAIRS: not kept and (paired or pays),
+        PAIRS_KEPT: still_paired,
+        NO_PAIRS: not still_paired and (paired or pays),
         SEQUENCE: not _in_turn(schedule),
         SPLIT_AS_SEED: _mixed(schedule),
         ALL_SPLIT: len(schedule) > len(seed) and bool(dear.any()),

@@ -49,7 +49,9 @@ def grid_for(values: Floats, longest: float) -> TickGrid:
     """
     distinct = np.unique(np.asarray(values, np.float64)).tolist()
     fractions = [Fraction(value).limit_denominator(_DENOMINATOR) for value in distinct]
-    close = all(abs(float(f) - v) <= _CLOSE * abs(v) for f, v in zip(fractions, distinct, strict=True))
+    close = all(
+        abs(float(near) - value) <= _CLOSE * abs(value) for near, value in zip(fractions, distinct, strict=True)
+    )
     common = 1
     for fraction in fractions if close else ():
         common = lcm(common, fraction.denominator)

@@ -57,13 +57,13 @@ class CalibratedRow:
 
 def times_of(costs: Costs, run: TrainingRun) -> list[MeasuredTime]:
     """What a cost file says that the cost model predicts for a run. Raises `ValueError` where the stages differ."""
-    found = list(_cell_times(costs.cell)) if costs.cell is not None else []
+    times = list(_cell_times(costs.cell)) if costs.cell is not None else []
     if costs.cell is None and run.model.moe is None:
-        found = list(_stage_times(costs, run))
+        times = list(_stage_times(costs, run))
     if "p2p" in costs.given and not isinstance(costs.p2p, tuple) and run.axes.pp > 1:
-        found.append(MeasuredTime("p2p", _MS * costs.p2p))
-    known = predicted_times(RunTable([run]), ConstantVectors.of((), np.zeros((1, 0))))
-    return [time for time in found if time.seconds > 0 and time.name in known and known[time.name].item() > 0]
+        times.append(MeasuredTime("p2p", _MS * costs.p2p))
+    predicted = predicted_times(RunTable([run]), ConstantVectors.of((), np.zeros((1, 0))))
+    return [time for time in times if time.seconds > 0 and time.name in predicted and predicted[time.name].item() > 0]
 
 
 def _cell_times(table: CellTable) -> Iterator[MeasuredTime]:

@@ -98,15 +98,15 @@ class Estimator:
         first = self.at_spread(rows, SPREAD, start)
         return self.at_spread(rows, self.spread_of(rows, first), first.position)
 
-    def spread_of(self, rows: Int64, found: Estimate) -> float:
+    def spread_of(self, rows: Int64, estimate: Estimate) -> float:
         """The spread of rows about an estimate from them: that of most, with what the constants took away.
 
         rows: [n] their numbers. The spread is a logarithm.
         """
-        free = rows.size - found.decided
+        free = rows.size - estimate.decided
         if free < 1.0:
             return SPREAD
-        typical = np.median(np.abs(np.log(self.predict(found.position)[rows] / self.step_s[rows]))) / _MEDIAN
+        typical = np.median(np.abs(np.log(self.predict(estimate.position)[rows] / self.step_s[rows]))) / _MEDIAN
         return float(np.clip(typical * np.sqrt(rows.size / free), _LEAST_SPREAD, SPREAD))
 
     def at_spread(self, rows: Int64, spread: float, start: Floats | None = None) -> Estimate:
@@ -130,7 +130,7 @@ class Estimator:
             return np.vstack([(values[:, :1] - values[:, 1:]) / _STEP, np.eye(position.size)])
 
         begin = np.zeros(len(self.names)) if start is None else start
-        found = least_squares(
+        solution = least_squares(
             all_residuals,
             np.minimum(begin, self.upper - 1e-6),
             jac=jacobian,
@@ -139,7 +139,7 @@ class Estimator:
             ftol=1e-5,
             max_nfev=40,
         )
-        return self._summary(found.x, found.jac)
+        return self._summary(solution.x, solution.jac)
 
     def _summary(self, position: Floats, jacobian: Floats) -> Estimate:
         width = np.sqrt(np.diag(np.linalg.inv(jacobian.T @ jacobian)))

@@ -70,13 +70,15 @@ class MeasuredRows:
 
     def only(self, called: str) -> MeasuredRows:
         """The rows of one schedule, by its name in the library or in their source."""
-        kept = tuple(row for row in self.rows if called.lower() in (row.called.lower(), row.run.axes.schedule.lower()))
-        if not kept:
+        wanted = tuple(
+            row for row in self.rows if called.lower() in (row.called.lower(), row.run.axes.schedule.lower())
+        )
+        if not wanted:
             names = sorted({row.called for row in self.rows})
             help = did_you_mean(called, names)
             raise DiagnosticError([finding_at(self.source, 1, "S720", f"no row has the schedule `{called}`", help)])
-        others = [(row.line, row.name, f"not of schedule {called}") for row in self.rows if row not in kept]
-        return replace(self, rows=kept, left_out=(*self.left_out, *others))
+        others = [(row.line, row.name, f"not of schedule {called}") for row in self.rows if row not in wanted]
+        return replace(self, rows=wanted, left_out=(*self.left_out, *others))
 
 
 def load_rows(path: Path) -> MeasuredRows:

@@ -93,9 +93,11 @@ class Keys:
     def integers(self, *names: str, most: int = LARGEST) -> tuple[int, ...]:
         """A list of whole numbers from 0; empty if the table has none."""
         value = self._value(names, [])
-        if not isinstance(value, list) or not all(isinstance(x, int) and not isinstance(x, bool) for x in value):
+        if not isinstance(value, list) or not all(
+            isinstance(each, int) and not isinstance(each, bool) for each in value
+        ):
             return self._wrong(names, f"is {_shown(value)}, not a list of whole numbers", (), "write [0, 1]")
-        if any(not 0 <= x <= most for x in value):
+        if any(not 0 <= each <= most for each in value):
             return self._wrong(names, f"has numbers beyond 0 to {most:,}", (), f"write numbers from 0 to {most:,}")
         return tuple(value)
 

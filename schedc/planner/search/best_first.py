@@ -202,10 +202,10 @@ class _BestFirst:
             if not self.candidates.policy[place]
         ]
         with self.clock.of("simulated"):
-            found = simulate_plans(fixed, self.orders, self.usable)
+            simulated = simulate_plans(fixed, self.orders, self.usable)
         self.counts = replace(self.counts, simulated=self.counts.simulated + len(fixed), orders=len(self.orders.made))
         self.progress("simulated", self.counts.simulated)
-        for plan in found:
+        for plan in simulated:
             self._wait(plan)
 
     def _planned(self, place: int) -> PlannedStep:
@@ -262,9 +262,9 @@ class _BestFirst:
             plan = _with_price(priced, floor)
             self.exact.append(plan)
             answer.add(plan)
-        left = self._open_policies(answer, places[ordered:])
-        least = min((float(self.candidates.step[place]) for place in left), default=None)
-        return answer, PolicyCounts(ordered, len(left), least)
+        unordered = self._open_policies(answer, places[ordered:])
+        least = min((float(self.candidates.step[place]) for place in unordered), default=None)
+        return answer, PolicyCounts(ordered, len(unordered), least)
 
     def _open_policies(self, answer: Answer, places: Sequence[int] | Int64) -> list[int]:
         """Those of the places whose bounds let them into the answer."""
@@ -295,8 +295,8 @@ class _BestFirst:
         return SearchResult(space, self.counts, self.clock.seconds(), certificate, plans, pareto_front(self.exact))
 
     def _open_steps(self) -> Iterator[float]:
-        left = self.candidates.step[self.next :][~self.candidates.policy[self.next :]]
-        yield float(left.min(initial=inf))
+        steps = self.candidates.step[self.next :][~self.candidates.policy[self.next :]]
+        yield float(steps.min(initial=inf))
         for _, _, plan in self.waiting:
             yield plan.step_s
 

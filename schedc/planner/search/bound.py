@@ -59,14 +59,11 @@ class _AlikeOrders:
 
 def splits_of(space: PlanSpace) -> list[RankSplit]:
     """The rows of the part table that plans of a space need."""
-    v = space.values
-    return sorted(
-        {
-            prefix.split_by(method)
-            for prefix in space.prefixes()
-            for method in (v.methods if prefix.ep > 1 else ("flat",))
-        }
+    methods = space.values.methods
+    splits = (
+        prefix.split_by(each) for prefix in space.prefixes() for each in (methods if prefix.ep > 1 else ("flat",))
     )
+    return sorted(set(splits))
 
 
 @dataclass(frozen=True, eq=False)

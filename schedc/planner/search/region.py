@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from schedc.diagnostics import RequestError
-from schedc.planner.cluster.values import Cluster
 from schedc.planner.search.best_first import SearchOptions, search
 from schedc.planner.space.space import PlanSpace
 from schedc.planner.times.constants import BY_NAME
@@ -44,33 +43,42 @@ class FigureRegion:
     inside: tuple[float, ...]
 
 
-def _with_constant(problem: PlanProblem, name: str, value: float) -> PlanProblem:
-    return replace(problem, constants={**problem.constants, name: value})
+def _with_constant(name: str, unit: float = 1.0) -> Callable[[PlanProblem, float], PlanProblem]:
+    """Sets a constant of the cost model. unit: of the values that it is set to."""
+    return lambda problem, value: replace(problem, constants={**problem.constants, name: value / unit})
 
 
 def _with_rail(problem: PlanProblem, value: float) -> PlanProblem:
-    levels = problem.cluster.levels
-    return _on(problem, replace(problem.cluster, levels=(*levels[:-1], replace(levels[-1], Bps=value))))
+    *inner, outermost = problem.cluster.levels
+    levels = (*inner, replace(outermost, Bps=value * 1e9))
+    return replace(problem, cluster=replace(problem.cluster, levels=levels))
 
 
 def _with_usable(problem: PlanProblem, value: float) -> PlanProblem:
     device = problem.cluster.device
-    return _on(problem, replace(problem.cluster, device=replace(device, usable=value * 1e9 / device.hbm_bytes)))
-
-
-def _on(problem: PlanProblem, cluster: Cluster) -> PlanProblem:
-    return replace(problem, cluster=cluster)
+    usable = replace(device, usable=value * 1e9 / device.hbm_bytes)
+    return replace(problem, cluster=replace(problem.cluster, device=usable))
 
 
 FIGURES = (
-    ClusterFigure("speed of the outer network", "GB/s", lambda p: p.cluster.levels[-1].Bps / 1e9,
-           lambda p, value: _with_rail(p, value * 1e9)),
-    ClusterFigure("products of experts", "of peak", lambda p: p.constant("grouped"),
-           lambda p, value: _with_constant(p, "grouped", value), BY_NAME["grouped"].most),
-    ClusterFigure("usable memory", "GB", lambda p: p.cluster.device.usable_bytes / 1e9, _with_usable),
-    ClusterFigure("start of an exchange between tensor ranks", "us", lambda p: p.constant("tp_alpha") * 1e6,
-           lambda p, value: _with_constant(p, "tp_alpha", value / 1e6)),
-)  # fmt: skip
+    ClusterFigure(
+        "speed of the outer network", "GB/s", lambda problem: problem.cluster.levels[-1].Bps / 1e9, _with_rail
+    ),
+    ClusterFigure(
+        "products of experts",
+        "of peak",
+        lambda problem: problem.constant("grouped"),
+        _with_constant("grouped"),
+        BY_NAME["grouped"].most,
+    ),
+    ClusterFigure("usable memory", "GB", lambda problem: problem.cluster.device.usable_bytes / 1e9, _with_usable),
+    ClusterFigure(
+        "start of an exchange between tensor ranks",
+        "us",
+        lambda problem: problem.constant("tp_alpha") * 1e6,
+        _with_constant("tp_alpha", 1e6),
+    ),
+)
 
 
 def region_of(
@@ -104,7 +112,7 @@ def _last(space: PlanSpace, problem: PlanProblem, top: int) -> float | None:
     """Seconds of the last of the best plans, by floors; None where fewer fit."""
     there = replace(space, cluster=problem.cluster, _orders={})
     try:
-        found = search(there, problem, SearchOptions(top=top, policies=0, inside=False))
+        result = search(there, problem, SearchOptions(top=top, policies=0, inside=False))
     except RequestError:
         return None
-    return found.certificate.kth_s if len(found.plans) == top else None
+    return result.certificate.kth_s if len(result.plans) == top else None

@@ -46,13 +46,13 @@ def simulate_plans(plans: Sequence[tuple[PlannedStep, float]], orders: Orders, u
     groups: defaultdict[OrderKey, list[tuple[PlannedStep, float]]] = defaultdict(list)
     for planned, bound in plans:
         groups[OrderKey.of(planned.axes)].append((planned, bound))
-    found: list[FoundPlan] = []
+    simulated: list[FoundPlan] = []
     for key, group in groups.items():
         try:
-            found += _of_one_order(orders.of(key), group, orders.floors, usable)
+            simulated += _of_one_order(orders.of(key), group, orders.floors, usable)
         except DiagnosticError as error:
             orders.refused[key.schedule] = error.diagnostics[0].message
-    return found
+    return simulated
 
 
 def with_program(plan: FoundPlan, orders: Orders) -> FoundPlan:
