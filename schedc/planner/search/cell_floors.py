@@ -60,8 +60,8 @@ class CellFloors:
         """
         cells, graphs, row = stage_forms(order), self._graphs(planned), planned.row
         delay = self._delays([planned], cells.forms, graphs)
-        ops = [tuple(OpOnGraph(op.kind, _graph(op, graphs)) for op in form) for form in cells.forms]
-        spent: defaultdict[tuple[OpOnGraph, ...], float] = defaultdict(float)
+        ops = _ops_of(_costs_key(planned), cells.forms, graphs)
+        spent: defaultdict[tuple[OpKey, ...], float] = defaultdict(float)
         for number, count in enumerate(bincount(cells.form, minlength=len(ops)).tolist()):
             if ops[number][0].kind == "F" and len(ops[number]) == 2:
                 spent[ops[number]] += count * float(delay[number, 0, 0, 0])
@@ -83,12 +83,12 @@ class CellFloors:
         self, plans: Sequence[PlannedStep], forms: Sequence[Sequence[OpOnStage]], graphs: Sequence[StageShape]
     ) -> Floats:
         """[forms, 3, 3, plans] bounds of the delays of cells, of plans with the same graphs. graphs: [stages]."""
-        key = CostsKey(plans[0].axes.alltoall, *_lanes(plans[0]), plans[0].choice.splits)
+        key = _costs_key(plans[0])
         if key not in self.costs:
             self.costs[key] = AlikeCosts.of(plans[0].table, key)
         columns = [self.costs[key].column[planned.row] for planned in plans]
         numbers: dict[tuple[OpKey, ...], int] = {}
-        cell = [numbers.setdefault(tuple(_op_key(key, op, graphs) for op in ops), len(numbers)) for ops in forms]
+        cell = [numbers.setdefault(ops, len(numbers)) for ops in _ops_of(key, forms, graphs)]
         return np.stack([self._bound(ops)[..., columns] for ops in numbers])[cell]
 
     def _bound(self, ops: tuple[OpKey, ...]) -> Floats:
@@ -121,19 +121,14 @@ class OpKey(NamedTuple):
     graph: StageShape
 
 
-class OpOnGraph(NamedTuple):
-    """An op on a graph, under any costs."""
-
-    kind: str
-    graph: StageShape
-
-
-def _op_key(costs: CostsKey, op: OpOnStage, graphs: Sequence[StageShape]) -> OpKey:
-    return OpKey(costs, op.kind, _graph(op, graphs))
-
-
-def _graph(op: OpOnStage, graphs: Sequence[StageShape]) -> StageShape:
-    return graphs[op.stage].ready if op.ready else graphs[op.stage]
+def _ops_of(
+    costs: CostsKey, forms: Sequence[Sequence[OpOnStage]], graphs: Sequence[StageShape]
+) -> list[tuple[OpKey, ...]]:
+    """[forms] the ops of cells on the graphs of their stages."""
+    return [
+        tuple(OpKey(costs, op.kind, graphs[op.stage].ready if op.ready else graphs[op.stage]) for op in form)
+        for form in forms
+    ]
 
 
 class AlikeCosts(NamedTuple):
@@ -153,12 +148,13 @@ class AlikeCosts(NamedTuple):
         return cls(batch, {row: column for column, row in enumerate(rows)})
 
 
-def _lanes(planned: PlannedStep) -> tuple[bool, bool]:
-    return bool(planned.table.rail[planned.row]), bool(planned.table.node[planned.row])
+def _costs_key(planned: PlannedStep) -> CostsKey:
+    table, row = planned.table, planned.row
+    return CostsKey(planned.axes.alltoall, bool(table.rail[row]), bool(table.node[row]), planned.choice.splits)
 
 
 def _graphs_key(planned: PlannedStep) -> tuple[object, ...]:
     """Equal for plans whose stages have the same graphs and whose exchanges take the same lanes."""
     axes = planned.axes
     placed = planned.levels.tobytes() if axes.where != "all" else b""
-    return axes.recompute, placed, axes.alltoall, planned.layout, *_lanes(planned)
+    return axes.recompute, placed, planned.layout, *_costs_key(planned)[:3]
