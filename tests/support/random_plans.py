@@ -10,7 +10,8 @@ import numpy as np
 from schedc.model.sizes import AttentionKind, AttentionSizes, ModelSizes, MoeSizes
 from schedc.planner.cluster.values import Accelerator, Cluster, NetworkLevel
 from schedc.planner.model.check import contradictory_sizes
-from schedc.planner.presets.library import cluster_names, model_names, open_cluster, open_model
+from schedc.planner.presets.library import open_cluster, open_model
+from schedc.planner.presets.tables import files
 from schedc.planner.price.files import PlannedStep
 from schedc.planner.price.part_table import PartTable
 from schedc.planner.search.bound import PlanBounds
@@ -49,7 +50,7 @@ def random_planned(rng: random.Random, largest: int = _LARGEST) -> tuple[PlanSpa
 
     largest: forwards of the order.
     """
-    model = random_model(rng) if rng.random() < 0.8 else open_model(rng.choice(model_names()))
+    model = random_model(rng) if rng.random() < 0.8 else open_model(rng.choice([*files("models")]))
     cluster = _random_cluster(rng) if rng.random() < 0.8 else _shipped_cluster(rng)
     batch, seq = rng.choice([1, 2, 6, 16, 48, 64, 96]), rng.choice([96, 100, 1000, 2048, 4096, 8192])
     space = PlanSpace.of(model, cluster, batch, seq, rng.choice(["standard", "wide"]))
@@ -120,7 +121,7 @@ def _moe(rng: random.Random, layers: int) -> MoeSizes:
 
 
 def _shipped_cluster(rng: random.Random) -> Cluster:
-    return open_cluster(rng.choice(cluster_names()), 8 * rng.choice([1, 2, 4, 8, 12]))
+    return open_cluster(rng.choice([*files("clusters")]), 8 * rng.choice([1, 2, 4, 8, 12]))
 
 
 def _random_cluster(rng: random.Random) -> Cluster:

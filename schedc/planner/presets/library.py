@@ -21,16 +21,6 @@ class PublishedCount:
     source: str
 
 
-def model_names() -> list[str]:
-    """The names of the shipped models."""
-    return list(files("models"))
-
-
-def cluster_names() -> list[str]:
-    """The names of the shipped clusters."""
-    return list(files("clusters"))
-
-
 def open_model(name_or_path: str) -> ModelSizes:
     """The shipped model of a name, else that of a file, or of the ``config.json`` in a folder.
 
@@ -51,7 +41,7 @@ def open_cluster(name_or_path: str, devices: int | None = None) -> Cluster:
 
 def published_count(name: str) -> PublishedCount | None:
     """What the authors of a shipped model state; None for any other model."""
-    if name not in model_names():
+    if name not in files("models"):
         return None
     table = tables("models")[name]["published"]
     return PublishedCount(float(table["parameters"]), table["source"])

@@ -254,11 +254,6 @@ class Restriction:
     conditions: tuple[PlanCondition, ...]
 
 
-def restriction_names() -> list[str]:
-    """The names of the shipped sets."""
-    return list(tables("restrictions"))
-
-
 def open_restriction(name: str) -> Restriction:
     """The set of a name. Raises `RequestError` (S713) for another name."""
     shipped = tables("restrictions")

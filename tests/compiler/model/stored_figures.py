@@ -33,7 +33,8 @@ from schedc.model.sizes import AttentionKind, AttentionSizes, ModelSizes, MoeSiz
 from schedc.plan.counts.head import PRODUCTS, held_bytes, logit_bytes
 from schedc.plan.counts.layers import counted_layer, held_share, moe_layer
 from schedc.plan.counts.parameters import expert_parameters, parameter_bytes
-from schedc.planner.presets.library import model_names, open_model
+from schedc.planner.presets.library import open_model
+from schedc.planner.presets.tables import files
 
 Figure = tuple[str, Any]
 """What is counted, and how many; None where the sizes are not known."""
@@ -53,7 +54,7 @@ def count() -> int:
 
 
 def _models(number: int = 20) -> Iterator[tuple[str, ModelSizes]]:
-    yield from ((name, open_model(name)) for name in model_names())
+    yield from ((name, open_model(name)) for name in files("models"))
     yield from ((f"random model {seed}", _random_model(random.Random(seed))) for seed in range(number))
 
 

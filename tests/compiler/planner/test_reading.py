@@ -19,8 +19,8 @@ from schedc.planner.cluster.values import PRECISIONS
 from schedc.planner.model.config import parse_config
 from schedc.planner.model.file import parse_model, write_model
 from schedc.planner.model.read import load_model
-from schedc.planner.presets.library import cluster_names, model_names, open_cluster, open_model
-from schedc.planner.presets.tables import tables
+from schedc.planner.presets.library import open_cluster, open_model
+from schedc.planner.presets.tables import files, tables
 from schedc.source import Source
 from support.paths import ROOT
 
@@ -123,8 +123,8 @@ def test_names_of_keys_and_rules_of_layers() -> None:
 
 def test_a_model_file_reads_back_and_is_the_shipped_one() -> None:
     """The shipped models are the configurations in the form of model files."""
-    assert {path.stem for path in CONFIGS.glob("*.json")} == set(model_names())
-    for name in model_names():
+    assert {path.stem for path in CONFIGS.glob("*.json")} == set(files("models"))
+    for name in files("models"):
         model = load_model(CONFIGS / f"{name}.json")
         assert parse_model(Source(f"{name}.toml", write_model(model))) == model == open_model(name)
 
@@ -197,7 +197,7 @@ def test_a_cluster_has_levels_speeds_and_another_size() -> None:
 
 
 def test_each_figure_of_a_shipped_cluster_has_a_source() -> None:
-    for name in cluster_names():
+    for name in files("clusters"):
         table = tables("clusters")[name]
         named = {
             "devices",

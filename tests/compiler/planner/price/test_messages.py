@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from schedc.planner.cluster.values import Cluster
-from schedc.planner.presets.library import cluster_names, open_cluster, open_model
+from schedc.planner.presets.library import open_cluster, open_model
+from schedc.planner.presets.tables import files
 from schedc.planner.price.part_table import PartTable
 from schedc.planner.price.priced import read_back
 from schedc.planner.search.best_first import SearchOptions, search
@@ -26,7 +27,7 @@ def same_node(cluster: Cluster, block: int, rank: int, other: int) -> bool:
     return all((rank * block + device) // near == (other * block + device) // near for device in range(block))
 
 
-@pytest.mark.parametrize("name", cluster_names())
+@pytest.mark.parametrize("name", files("clusters"))
 @pytest.mark.parametrize("nodes", [1, 2, 4])
 def test_a_message_takes_the_time_of_the_slowest_boundary(name: str, nodes: int) -> None:
     near = open_cluster(name).levels[0].size

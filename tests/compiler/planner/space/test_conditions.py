@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from schedc.diagnostics import RequestError
-from schedc.planner.space.conditions import open_restriction, read_condition, restriction_names
+from schedc.planner.presets.tables import files
+from schedc.planner.space.conditions import open_restriction, read_condition
 
 AXES = {
     "pp": np.array([1, 4, 8]),
@@ -76,8 +77,9 @@ def test_texts_without_a_place_are_refused(text: str) -> None:
 
 
 def test_restrictions_are_read() -> None:
-    assert "megatron" in restriction_names()
-    for name in restriction_names():
+    shipped = files("restrictions")
+    assert "megatron" in shipped
+    for name in shipped:
         restriction = open_restriction(name)
         assert restriction.conditions
         assert restriction.says
