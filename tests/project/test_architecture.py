@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -129,6 +130,35 @@ def test_sizes() -> None:
     assert house.long_files() == {}
     for median in house.median_lines().values():
         assert 90 <= median <= 150
+
+
+READERS = {
+    "elaborate/fastest.py": "whether an order runs as it is written",
+    "exact/times.py": "the chain of cells behind a time",
+    "interchange/dot.py": "the edges of a graph",
+    "interchange/trace.py": "the arrows of a trace",
+    "search/problem.py": "the arcs of a problem, which its solvers and `choose` read",
+}
+"""The files outside `step` that read what cells and ops wait for, and what each makes of it: none of them a timeline."""
+
+
+def reads_waits(text: str) -> bool:
+    """Whether a file reads `Dependencies.producers`, or calls `needs_of`."""
+    nodes = list(ast.walk(ast.parse(text)))
+    called = {node.func.id for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+    return "needs_of" in called or any(isinstance(node, ast.Attribute) and node.attr == "producers" for node in nodes)
+
+
+def test_few_files_outside_step_read_what_cells_wait_for() -> None:
+    """Who simulates a schedule needs it. `elaborate.zero_bubble` goes without: its ranks are a chain of stages."""
+    package = ROOT / "schedc"
+    outside = [path for path in COMPILER + RUNTIME if package / "step" not in path.parents]
+    readers = [path for path in outside if reads_waits(path.read_text(encoding="utf-8"))]
+    assert [path.relative_to(package).as_posix() for path in sorted(readers)] == sorted(READERS)
+    third = (
+        "def ends(order, end, time):\n for c in order.levels.order:\n  end[c] = end[order.producers[:, c]].max() + time"
+    )
+    assert reads_waits(third)
 
 
 def test_circles_and_levels_are_seen() -> None:
