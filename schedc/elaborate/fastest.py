@@ -13,13 +13,12 @@ from schedc.elaborate.computed_orders import AIMS
 from schedc.elaborate.zero_bubble import WAYS, search_zero_bubble, searchable
 from schedc.ir.schedule import Schedule
 from schedc.source import Source
-from schedc.step.cell_durations import cell_groups, durations_of
 from schedc.step.choose import ChosenOrder, Ops, Preferring, choose
 from schedc.step.costs.costs import Costs
 from schedc.step.dependencies import Dependencies, needs_of, reduce_by_rank
 from schedc.step.op_times import OpTimes, Pricer, StepTimes
 from schedc.step.rules import InTurn, Rule, Searched
-from schedc.step.timeline import run_durations
+from schedc.step.timeline import durations, run_durations
 from schedc.step.turn_loops import run_turns
 from schedc.units import equations
 
@@ -74,8 +73,7 @@ def _step(dependencies: Dependencies, costs: Costs) -> StepTimes | None:
     table = costs.resolved(dependencies.schedule.stages)
     if dependencies.levels.stuck.size:
         return None
-    duration = durations_of(cell_groups(dependencies, table.F.size), table)
-    start, end = run_durations(dependencies, duration, table.p2p)
+    start, end = run_durations(dependencies, durations(dependencies, table), table.p2p)
     first = reduce_by_rank(np.minimum, start, dependencies.rank_start)
     last = reduce_by_rank(np.maximum, end, dependencies.rank_start)
     return StepTimes(float(end.max(initial=0.0)), float((last - first).max(initial=0.0)))
@@ -119,7 +117,7 @@ def _chosen(order: WrittenOrder, costs: Costs, pricer: Pricer | None) -> Depende
     if isinstance(rule, InTurn):
         chosen = run_turns(schedule, rule)
     else:
-        times = OpTimes.of(costs, schedule.stages) if pricer is None else pricer.times(schedule)
+        times = OpTimes.of(costs, schedule) if pricer is None else pricer.times(schedule)
         if isinstance(rule, Searched):
             chosen = search_zero_bubble(schedule, rule, times)
         else:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from schedc.ir.ops import OpKind
+from schedc.ir.ops import FACTS, OpKind
 from schedc.ir.schedule import Schedule
 from schedc.step.costs.costs import Costs
 from schedc.step.durations import alone, duration
@@ -26,14 +26,23 @@ class OpTimes:
     p2p: float
 
     @classmethod
-    def of(cls, costs: Costs, stages: int) -> OpTimes:
-        """The times that costs give to ops. Raises `DiagnosticError` (S404) for costs of another number of stages."""
-        table = costs.resolved(stages)
+    def of(cls, costs: Costs, schedule: Schedule) -> OpTimes:
+        """The times that costs give to ops of a schedule. Backwards recompute inside, but on stages with Rs.
+
+        Raises `DiagnosticError` (S404) for costs of another number of stages.
+        """
+        table = costs.resolved(schedule.stages)
+        more = table.recompute_in_backward.copy()
+        more[schedule.stage[schedule.kind == OpKind.R]] = 0.0
+        times = alone(table)
+        times[[kind for kind in OpKind if FACTS[kind].backward]] += more
 
         def pair(kind: str, first: int, second: int) -> float:
-            return float(duration(table, OpKind[kind[0]], OpKind[kind[1]], (first, second)))
+            one, other = OpKind[kind[0]], OpKind[kind[1]]
+            inside = sum(more[stage] for op, stage in ((one, first), (other, second)) if FACTS[op].backward)
+            return float(duration(table, one, other, (first, second)) + inside)
 
-        return cls(alone(table).tolist(), pair, table.p2p)
+        return cls(times.tolist(), pair, table.p2p)
 
 
 class StepTimes(NamedTuple):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -16,6 +18,7 @@ from schedc.load.library import open_schedule
 from schedc.step.costs.costs import Costs
 from schedc.step.legality import check_schedule
 from schedc.step.memory import measure_memory
+from schedc.step.op_times import OpTimes
 from schedc.step.timeline import simulate
 from support.sweeps import swept
 
@@ -237,3 +240,18 @@ def test_the_adaptive_pipe_gains_where_stages_are_uneven() -> None:
     }
     assert times["adaptive_pipe"] < 0.99 * min(times["interleaved_overlap"], times["interleaved_1f1b"])
     assert compile_at("adaptive_pipe", sizes, costs).name == "adaptive_pipe"
+
+
+def test_a_choice_counts_what_backwards_recompute() -> None:
+    """By F and B alone both choices take 15; with what stage 0 recomputes the second is faster."""
+    choices = [f"prefer B > F cap F - B <= {most} {{ {ALL} }}" for most in ("P - r", "2*P")]
+    sizes, costs = {"P": 2, "M": 4}, Costs(F=1.0, B=2.0, recompute_in_backward=(3.0, 0.0))
+    alone = [elaborate(tree_of(f"policy {choice}"), sizes, costs) for choice in choices]
+    chosen = elaborate(tree_of(f"policy {' or '.join(choices)}"), sizes, costs)
+    assert [simulate(schedule, costs).makespan for schedule in alone] == [28.0, 24.0]
+    assert orders(chosen) == orders(alone[1])
+    times = OpTimes.of(costs, chosen)
+    assert times.alone[OpKind.B] == [5.0, 2.0]
+    assert [times.pair("FB", 1, 0), times.pair("FB", 0, 1), times.pair("FW", 1, 0)] == [6.0, 3.0, 2.0]
+    with_rs = replace(chosen, kind=np.where(chosen.stage == 0, OpKind.R, chosen.kind).astype(np.int8))
+    assert OpTimes.of(costs, with_rs).alone[OpKind.B] == [2.0, 2.0]

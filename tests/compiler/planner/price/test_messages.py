@@ -75,7 +75,7 @@ def test_boundaries_inside_a_node_take_little_from_a_step() -> None:
 def makespan_of(planned: object, latency: Callable[[int, int], float]) -> float:
     """Seconds of a pipeline without pairs, op by op, with a latency for each pair of ranks."""
     result = read_back(planned)  # type: ignore[arg-type]
-    cells, times = result.dependencies, OpTimes.of(result.costs, result.schedule.stages).alone
+    cells, times = result.dependencies, OpTimes.of(result.costs, result.schedule).alone
     kind, stage, rank = result.schedule.kind, result.schedule.stage, cells.rank.tolist()
     ends = np.zeros(len(cells))
     for cell in cells.levels.order.tolist():
