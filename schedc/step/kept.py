@@ -6,8 +6,7 @@ from collections.abc import Callable, Hashable
 from functools import update_wrapper
 from typing import Concatenate, ParamSpec, TypeVar
 
-from schedc.step.dependencies import Dependencies
-
+Owner = TypeVar("Owner")
 Value = TypeVar("Value")
 More = ParamSpec("More")
 
@@ -16,20 +15,21 @@ MOST = 8
 
 
 def kept(
-    function: Callable[Concatenate[Dependencies, More], Value],
-) -> Callable[Concatenate[Dependencies, More], Value]:
-    """The function that calls ``function`` once for each `Dependencies` and its further, hashable arguments.
+    function: Callable[Concatenate[Owner, More], Value],
+) -> Callable[Concatenate[Owner, More], Value]:
+    """The function that calls ``function`` once for each first argument and its further, hashable arguments.
 
-    A value lives no longer than the dependencies, which hold it. Nobody may change it. A dictionary of weak keys would
-    do the same by a callback at their end, and Python drops a Ctrl-C that comes within one.
+    The first argument, `Dependencies` or works at their places, owns the values, which live no longer. Nobody may
+    change them. A dictionary of weak keys would do the same by a callback at their end, and Python drops a Ctrl-C that
+    comes within one.
     """
     place = f"kept by {function.__module__}.{function.__qualname__}"
 
-    def once(dependencies: Dependencies, /, *args: More.args, **options: More.kwargs) -> Value:
-        own: dict[Hashable, Value] = vars(dependencies).setdefault(place, {})
+    def once(owner: Owner, /, *args: More.args, **options: More.kwargs) -> Value:
+        own: dict[Hashable, Value] = vars(owner).setdefault(place, {})
         key = args, tuple(options.items())
         if key not in own:
-            value = function(dependencies, *args, **options)
+            value = function(owner, *args, **options)
             if len(own) >= MOST:
                 own.pop(next(iter(own)))
             own[key] = value

@@ -12,7 +12,8 @@ from schedc.ir.arrays import Floats, Int64
 from schedc.ir.works import WorkLane, Works
 from schedc.step.costs.costs import Costs
 from schedc.step.dependencies import Dependencies
-from schedc.step.lowering import CLOSED, PACED, lower
+from schedc.step.kept import kept
+from schedc.step.lowering import CLOSED, PACED, Lowered, lower
 from schedc.step.placed_works import LaneTimes, PlacedWorks, TimedWorks
 from schedc.step.timeline import CellTimes, Timeline, arrivals, observed
 from schedc.step.walk import run
@@ -104,12 +105,9 @@ def run_with_works(
     The members of a work among replicas are the same rank of equal programs with equal costs. Their clocks are equal,
     so all of them start it at the same time, and it takes that time alone.
     """
-    disturbing = [] if slowdown is None else np.flatnonzero(slowdown > 0).tolist()
-    cells = np.arange(len(dependencies), dtype=np.int32)
-    form, kinds = [PACED if disturbing else CLOSED], np.zeros(cells.size, np.int8)
-    gaps = Gaps(dependencies, placed)
-    lowered = lower(dependencies, form, kinds, add_row=cells, gaps=gaps, works_row=cells.size, disturbing=disturbing)
-    lags = [0.0, latency, *([] if slowdown is None else slowdown[disturbing])]
+    disturbing = () if slowdown is None else tuple(np.flatnonzero(slowdown > 0).tolist())
+    lowered, gaps = _lowered(placed, dependencies, disturbing)
+    lags = [0.0, latency, *(() if slowdown is None else slowdown[list(disturbing)])]
     values = run(lowered.walk, np.array(lags)[:, None], np.concatenate([duration, time])[:, None])
     end = values[lowered.end, 0]
     arrival = arrivals(dependencies, end, latency)
@@ -117,6 +115,15 @@ def run_with_works(
     values = np.append(values[:, 0], 0.0)
     start = np.maximum(values[lowered.reached], messages)
     return LaneTimes(start, end, *(gaps.times(values, messages)), values[lowered.closed])
+
+
+@kept
+def _lowered(placed: PlacedWorks, dependencies: Dependencies, disturbing: tuple[int, ...]) -> tuple[Lowered, Gaps]:
+    """The walk of an order beside works. Rows of adds: cells, then works. disturbing: lanes that slow cells down."""
+    cells = np.arange(len(dependencies), dtype=np.int32)
+    form, kinds = [PACED if disturbing else CLOSED], np.zeros(cells.size, np.int8)
+    gaps = Gaps(dependencies, placed)
+    return lower(dependencies, form, kinds, 0, cells, gaps, cells.size, disturbing), gaps
 
 
 @dataclass(frozen=True, eq=False)
