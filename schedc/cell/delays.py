@@ -17,11 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 from schedc.cell.bounds import delay_bounds
+from schedc.cell.cost_batch import CellCostBatch
 from schedc.cell.costs import CellCosts
 from schedc.cell.graph import StageShape
 from schedc.cell.program import CellProgram
 from schedc.cell.simulate import ArrivalTimes, Played, play
 from schedc.cell.tasks import tasks_of
+from schedc.ir.arrays import Floats
 
 Delays = npt.NDArray[np.float64]
 """[3, 3] the delays above, in the unit of the cell's costs; -inf where an output does not depend on an arrival.
@@ -45,11 +47,12 @@ def closed_delays(duration: float) -> Delays:
     return np.full((3, 3), duration)
 
 
-def lower_bound_delays(kind: str, forward: StageShape | None, backward: StageShape | None, costs: CellCosts) -> Delays:
-    """[3, 3] a lower bound of each delay over all programs of a cell: longest chains of dependent tasks."""
+def lower_bound_delays(
+    kind: str, forward: StageShape | None, backward: StageShape | None, costs: CellCostBatch
+) -> Floats:
+    """[3, 3, K] a lower bound of each delay over all programs of a cell: longest chains of dependent tasks."""
     tasks = tasks_of(kind, forward, backward)
-    duration = np.array(tasks.durations(costs, costs), np.float64)
-    return delay_bounds(tasks, duration[:, np.newaxis])[:, :, 0]
+    return delay_bounds(tasks, costs.durations(tasks))
 
 
 def _outs(played: Played) -> list[float]:

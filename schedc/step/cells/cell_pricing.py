@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from schedc.cell.cost_batch import CellCostBatch
 from schedc.cell.costs import CellCosts
-from schedc.cell.delays import Delays, closed_delays, lower_bound_delays, program_delays
+from schedc.cell.delays import Delays, closed_delays, program_delays
 from schedc.cell.graph import EXCHANGE_LANES, LINKS, StageShape
 from schedc.cell.predict import Prediction, hidden_share, predict
 from schedc.cell.program import CellProgram, PlanOrder
@@ -18,29 +19,23 @@ from schedc.cell.schedule import cell_program
 from schedc.ir.arrays import Floats, Int64
 from schedc.ir.works import LANE_NAMES
 from schedc.step.cells.cell_forms import CellForm, cell_forms
+from schedc.step.cells.floors import floors
 from schedc.step.cells.group_pricing import GroupPricing, KindOfCell, RankRows, price_group
 from schedc.step.dependencies import Dependencies
-from schedc.step.messages import MessageStep, message_makespans, simulate_messages
+from schedc.step.messages import MessageStep, simulate_messages
 from schedc.step.placed_works import TimedWorks
 from schedc.step.timeline import Timeline
 
 
 @dataclass(frozen=True)
-class CellKind:
-    """Cells that share one program: they have one kind, and their stages have equal graphs.
+class CellKind(CellForm):
+    """The cells of one form, which share one program.
 
-    stages: the stages of the forward and of the backward in one such cell (the same twice for a cell of one op).
-    count: how many the schedule has. forward, backward: the graphs of both halves, None where there is no such half.
     serial: the time of all its segments and exchanges one after the other.
     """
 
-    kind: str
-    stages: tuple[int, int]
-    count: int
     program: CellProgram
     prediction: Prediction
-    forward: StageShape | None
-    backward: StageShape | None
 
     @property
     def program_on_ranks(self) -> KindOfCell:
@@ -132,9 +127,9 @@ class CellPricing:
     def floor(self) -> float:
         """Makespan below which no order inside the cells brings the step."""
         costs = self.costs if self.ranks is None else self.costs.with_rows(self.ranks.least)
-        bounds = [lower_bound_delays(of.kind, of.forward, of.backward, costs) for of in self.kinds]
-        delays = np.array(bounds).reshape(-1, 3, 3)
-        return float(message_makespans(self.dependencies, self.kind, delays[..., None], np.array([self.p2p]))[0])
+        return float(
+            floors(self.dependencies, self.kinds, self.kind, CellCostBatch.of([costs]), np.array([self.p2p]))[0]
+        )
 
     def _in_step(self, programs: Sequence[KindOfCell], closed: bool = False) -> GroupPricing:
         assert self.ranks is not None
@@ -255,4 +250,4 @@ def _kinds(
 def _kind(form: CellForm, costs: CellCosts, order_of: OrderOf) -> CellKind:
     program = cell_program(form.kind, form.forward, form.backward, costs, order_of(form.kind))
     prediction = predict(program, form.forward, form.backward, costs)
-    return CellKind(form.kind, form.stages, form.count, program, prediction, form.forward, form.backward)
+    return CellKind(**vars(form), program=program, prediction=prediction)

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from schedc.cell.bounds import delay_bounds
 from schedc.cell.cost_batch import CellCostBatch
 from schedc.cell.costs import CellCosts
+from schedc.cell.delays import lower_bound_delays
 from schedc.cell.graph import StageShape
-from schedc.cell.tasks import tasks_of
-from schedc.ir.arrays import Floats
+from schedc.ir.arrays import Floats, Int64
 from schedc.step.cells.cell_forms import CellForm, cell_forms
 from schedc.step.dependencies import Dependencies
 from schedc.step.messages import message_makespans
@@ -30,15 +29,16 @@ def floor_batch(
     p2p: [K] latency of a message between ranks, by default 0. All times, and the floors, are in one unit.
     """
     batch = costs if isinstance(costs, CellCostBatch) else CellCostBatch.of(costs)
-    known = cell_forms(dependencies, tuple(shapes), tuple(recomputed or shapes))
-    delay = np.empty((len(known.forms), 3, 3, len(batch)))
-    for of, form in zip(delay, known.forms, strict=True):
-        of[:] = form_bounds(form, batch)
-    latency = np.zeros(len(batch)) if p2p is None else p2p
-    return message_makespans(dependencies, known.form, delay, latency)
+    cells = cell_forms(dependencies, tuple(shapes), tuple(recomputed or shapes))
+    return floors(dependencies, cells.forms, cells.form, batch, np.zeros(len(batch)) if p2p is None else p2p)
 
 
-def form_bounds(form: CellForm, costs: CellCostBatch) -> Floats:
-    """[3, 3, K] lower bounds of the delays of cells of one form, whatever their program, in the unit of the costs."""
-    tasks = tasks_of(form.kind, form.forward, form.backward)
-    return delay_bounds(tasks, costs.durations(tasks))
+def floors(
+    dependencies: Dependencies, cells: Sequence[CellForm], cell: Int64, costs: CellCostBatch, p2p: Floats
+) -> Floats:
+    """[K] the least makespans of any programs of the cells, under K costs; ``p2p`` and unit as for `floor_batch`.
+
+    cell: [cells of the schedule] index into ``cells``.
+    """
+    bounds = [lower_bound_delays(each.kind, each.forward, each.backward, costs) for each in cells]
+    return message_makespans(dependencies, cell, np.array(bounds).reshape(-1, 3, 3, len(costs)), p2p)

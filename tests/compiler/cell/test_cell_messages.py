@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from schedc.cell import Action, CellCosts, CellStep, Half, SegmentTimes, StageShape, stage_shape
 from schedc.cell.collectives import verify_collectives
+from schedc.cell.cost_batch import CellCostBatch
 from schedc.cell.delays import lower_bound_delays, program_delays
 from schedc.cell.issue_order import CellOnRank, ExpertRanks, Post, stream
 from schedc.cell.program import MESSAGED, CellProgram, Edge
@@ -161,7 +162,9 @@ def test_a_priced_step_is_the_one_in_which_every_micro_step_is_run(
     found = simulate_messages(known, each, delay[:, 0, 0], delay, latency).timeline
     assert found.end.tolist() == run_step_by_step(known, cells, costs, latency)
     assert (found.end - found.start == delay[:, 0, 0]).all()
-    floor = np.array([lower_bound_delays(cell.program.kind, cell.forward, cell.backward, costs) for cell in cells])
+    batch = CellCostBatch.of([costs])
+    bounds = [lower_bound_delays(cell.program.kind, cell.forward, cell.backward, batch) for cell in cells]
+    floor = np.array(bounds)[..., 0]
     assert (floor <= delay).all()
     assert simulate_messages(known, each, floor[:, 0, 0], floor, latency).timeline.makespan <= found.makespan
 

@@ -164,7 +164,7 @@ def test_recomputed_segments_are_drawn_with_an_edge() -> None:
     )
     program = cell_program("B", None, shape, costs)
     assert any(step.half is Half.RECOMPUTE for step in program.steps)
-    kind = CellKind("B", (0, 0), 1, program, predict(program, None, shape, costs), None, shape)
+    kind = CellKind("B", (0, 0), 1, None, shape, program, predict(program, None, shape, costs))
     text = draw_cell_svg(CellChart.of("<&>", kind, (0, 0), costs))
     assert "&lt;&amp;&gt;: inside B on stage 0" in text
     assert (
