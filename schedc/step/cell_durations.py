@@ -9,8 +9,7 @@ import numpy as np
 
 from schedc.ir.arrays import Floats, Int32, Int64, bincount, distinct
 from schedc.ir.ops import OpKind
-from schedc.step.costs.batch import CostRows
-from schedc.step.costs.costs import StageCosts
+from schedc.step.costs.costs import OpCosts
 from schedc.step.dependencies import Dependencies
 from schedc.step.durations import duration
 from schedc.step.kept import kept
@@ -25,7 +24,7 @@ class SameKinds(NamedTuple):
     rows: tuple[Int32, ...]
 
 
-def durations_of(groups: Sequence[SameKinds], costs: StageCosts | CostRows) -> Floats:
+def durations_of(groups: Sequence[SameKinds], costs: OpCosts) -> Floats:
     """[cells] or [cells, K] times of all cells of the groups, without recomputation inside of backwards."""
     result = np.empty((sum(group.cells.size for group in groups), *costs.F.shape[1:]))
     for first, second, cells, rows in groups:

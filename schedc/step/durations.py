@@ -19,8 +19,7 @@ import numpy as np
 
 from schedc.ir.arrays import Floats
 from schedc.ir.ops import FACTS, OpKind
-from schedc.step.costs.batch import CostRows
-from schedc.step.costs.costs import StageCosts
+from schedc.step.costs.costs import OpCosts
 from schedc.step.costs.keys import EVERY_OP
 
 
@@ -66,7 +65,7 @@ def totals(longest: Sequence[Sum], value: Callable[[str, int], Any]) -> list[Any
     return [total(terms) for terms in longest]
 
 
-def duration(costs: StageCosts | CostRows, first: OpKind, second: OpKind | None, rows: Sequence[Any]) -> Floats:
+def duration(costs: OpCosts, first: OpKind, second: OpKind | None, rows: Sequence[Any]) -> Floats:
     """[n] or [n, K] times of n cells of the same kinds.
 
     rows: for each of the two ops [n] its stage; rows of the costs where these have one row for all stages.
@@ -84,6 +83,6 @@ def duration(costs: StageCosts | CostRows, first: OpKind, second: OpKind | None,
     return np.asarray(np.where(apart, longest(False), longest(True)) if apart.any() else longest(True))
 
 
-def alone(costs: StageCosts | CostRows) -> Floats:
+def alone(costs: OpCosts) -> Floats:
     """[kinds, stages] or [kinds, rows, K] times of single ops."""
     return np.stack([totals(sums(kind), lambda key, _: getattr(costs, key))[0] for kind in OpKind])

@@ -11,7 +11,7 @@ import numpy as np
 
 from schedc.diagnostics import CompilerBug
 from schedc.ir.arrays import Floats
-from schedc.step.costs.costs import Costs
+from schedc.step.costs.costs import Costs, OpCosts
 from schedc.step.costs.keys import BY_NAME, CELL_KEYS, with_keys
 
 
@@ -54,7 +54,7 @@ class CostBatch:
                 columns[name] = _filled(given, key.summed(columns) if key.sums else given)
         return cls(**columns, p2p=np.array([c.p2p for c in costs], np.float64))
 
-    def rows(self, stages: int) -> CostRows:
+    def rows(self, stages: int) -> OpCosts:
         """The vectors with one row per stage, or a single one where all stages cost the same."""
         columns = {name: getattr(self, name) for name in CELL_KEYS}
         shapes = {np.shape(cost) for cost in columns.values() if cost is not None}
@@ -74,20 +74,7 @@ class CostBatch:
             elif key.enters != "pair":
                 columns[name] = key.summed(columns) if key.sums else np.broadcast_to(key.default or 0.0, (rows, K))
         p2p = np.zeros(K) if self.p2p is None else np.ascontiguousarray(self.p2p, np.float64)
-        return CostRows(**columns, p2p=p2p)
-
-
-@dataclass(frozen=True, eq=False)
-@with_keys(among=CELL_KEYS)
-class CostRows:
-    """`CostBatch` laid out for one schedule: F, I, W, B, R, FB are [rows, K], rows being 1 or the number of stages.
-
-    FB is None, or not a number for a vector, where a pair takes F + B of its two stages.
-    """
-
-    F: Floats
-    FB: Floats | None
-    p2p: Floats
+        return OpCosts(**columns, p2p=p2p)
 
 
 def _filled(given: Sequence[Any], missing: Any) -> Floats:

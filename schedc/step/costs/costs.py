@@ -133,14 +133,13 @@ class Costs:
 
 
 @dataclass(frozen=True, eq=False)
-@with_keys()
-class StageCosts:
-    """`Costs` of a known number of stages.
+@with_keys(among=CELL_KEYS)
+class OpCosts:
+    """The costs that times of ops and pairs follow from: one vector, or K side by side.
 
-    F, I, W, B, R, keys that every op takes, recompute_in_backward: [stages] times.
-    FB: [stages] time of a pair, by the stage of its forward; None where a pair takes F + B of its two stages.
-    p2p, dp: time, as there. activation, pending_weight, recomputed, restored: [stages] memory.
-    slowdown: [lanes of works] by how much more than alone compute takes while a lane is busy; 0.08 for 8 % more.
+    F, I, W, B, R, keys that every op takes: [stages] times, or [rows, K], rows being 1 or the number of stages.
+    FB: time of a pair, by the stage of its forward; None, or not a number for a vector, where a pair takes F + B of its
+    two stages. p2p: time of a message, or [K].
     """
 
     F: Floats
@@ -148,9 +147,22 @@ class StageCosts:
     W: Floats
     B: Floats
     R: Floats
-    recompute_in_backward: Floats
     FB: Floats | None
+    p2p: Any
+
+
+@dataclass(frozen=True, eq=False)
+@with_keys()
+class StageCosts(OpCosts):
+    """`Costs` of a known number of stages.
+
+    recompute_in_backward: [stages] times. dp: time, as there. activation, pending_weight, recomputed, restored:
+    [stages] memory.
+    slowdown: [lanes of works] by how much more than alone compute takes while a lane is busy; 0.08 for 8 % more.
+    """
+
     p2p: float
+    recompute_in_backward: Floats
     dp: float
     activation: Floats
     pending_weight: Floats
