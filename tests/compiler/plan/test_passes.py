@@ -62,6 +62,15 @@ def test_a_step_from_choices_made_elsewhere_runs_what_follows_them() -> None:
     assert len(again.instructions.works) == len(whole.instructions.works) > 0
 
 
+def test_a_host_with_room_leaves_the_bytes_of_ranks() -> None:
+    gigabytes = OFFLOADED.replace("memory 3", "activations dense 1 GB memory 3 GB").replace(
+        "100 at 0.4", "100 GB at 4 GB/s"
+    )
+    step = lower(opened(gigabytes), "bytes")
+    assert step.bytes is not None
+    assert step.bytes.peak.tolist() == [3e9, 3e9]
+
+
 @pytest.mark.parametrize("wanted", ["timeline", "predicted", "memory", "claims", "instructions", "bytes"])
 def test_nothing_follows_from_a_step_that_does_not_fit(wanted: str) -> None:
     with pytest.raises(DiagnosticError) as error:

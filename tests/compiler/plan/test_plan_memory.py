@@ -117,6 +117,9 @@ def test_what_waits_for_its_weights_has_been_worked_out_again(tmp_path: Path) ->
     lines = f"{BYTES} memory 900 GB recompute"
     costs = [analyse(written(tmp_path, f"{lines} {x}", "zbh1(P = 2, M = 4)"), {}).costs for x in ("none", "full")]
     assert costs[1].pending_weight == costs[0].pending_weight
+    moe = ExpertSizes(64, 8, 1, 1, 1, 1408, 2048)
+    gradients = 8 * 2 * 2048  # of the outputs of a token's experts, which wait too
+    assert costs[0].pending_weight[1] == pytest.approx(4 * 4096 * (moe_layer(Plan(), moe).held() + gradients))
     assert costs[1].activation < costs[0].activation
 
 

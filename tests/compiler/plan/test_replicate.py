@@ -156,3 +156,15 @@ def test_the_step_from_inside_has_the_works(tmp_path: Path) -> None:
     assert analysis.inside.serial.makespan == pytest.approx(analysis.replication.makespan)
     assert analysis.inside.works is not None
     assert analysis.inside.works.lanes["dp"][0] == pytest.approx(analysis.replication.time.sum())
+
+
+@pytest.mark.parametrize(("shard", "most"), [("", 16 + 16), ("shard dense", 16 / 4 + 16 + 16 + 16)])
+def test_memory_beside_sums_and_gathers(tmp_path: Path, shard: str, most: float) -> None:
+    """By hand, behind the last backward of a rank with 16 GB of weights: the weights, and their gradients in buckets.
+
+    Four replicas that shard hold a quarter of the weights, gradients for the step, and the weights gathered as well.
+    """
+    lines = f"layers 4 parameters dense 8 GB activations dense 1 GB memory 999 GB {shard}"
+    step = price(open_input(str(plan(tmp_path, lines, "1f1b(P = 2, M = 4)"))), {}, Costs(dp=0.1), 4)
+    assert step.bytes is not None
+    assert step.bytes.peak.tolist() == pytest.approx([most * 1e9] * 2)
