@@ -12,6 +12,7 @@ from schedc.diagnostics import Diagnostic, DiagnosticError
 from schedc.source import Source, Span
 from schedc.syntax import tree as t
 from schedc.syntax.parser import parse
+from schedc.syntax.plan_words import FORMS
 from schedc.syntax.words import METRICS
 
 HEAD = "schedule a(P: ranks = 2, M: microbatches = 2) { place linear "
@@ -298,6 +299,22 @@ def test_messages_speak_the_language() -> None:
         for finding in findings(f"{HEAD} rank r {{ {text} }} }}"):
             assert "__" not in finding.message
             assert not any(word.isupper() and len(word) > 2 for word in finding.message.split()), finding.message
+
+
+SHORTER_LINES = (
+    "layers 61", "layers 61 dense 3", 'layout "Et*3|L"', "memory 80", "experts 256 top 8",
+    "experts 256 top 8 precision fp8 or fallback", "topology nodes 4 x 8", "tokens 4096", "capacity 1.25",
+    "products grouped", "sizes exact", "hot auto", "hot 3 by microbatch", "recompute full in bubbles",
+    "slices stage [0, 3] 4", "host 200 GB at 50 GB/s shared by 8", "offload all of experts, shared", "loss again",
+    "parallel tp 8 of attention", "batch 4608 x 8192", "attention 25", "cell F & B auto",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("text", [*(form for word, form in FORMS.items() if word != "cell"), *SHORTER_LINES])
+def test_the_place_of_a_plan_line_ends_with_its_last_word(text: str) -> None:
+    (plan,) = parse(Source("test.sched", f"plan a = b(P = 4) {{\n  {text}\n}}\n")).plans
+    (line,) = plan.lines
+    assert line.span == Span(2, 3, 2, 3 + len(text))
 
 
 def test_the_metrics_of_the_language_are_those_that_claims_measure() -> None:
