@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
+from schedc.cell.graph import StageShape
 from schedc.cell.table import CellTable, write_table
 from schedc.ir.arrays import Floats
 from schedc.ir.placement import Placement
-from schedc.ir.plan import BYTES, Level
+from schedc.ir.plan import BYTES, Level, Recompute
 from schedc.plan.layout.parser import write_layout
 from schedc.plan.layout.parts import WORK, Layout
-from schedc.planner.price.part_table import LEVELS, OP, PartTable, activation_line, layout_of
+from schedc.plan.price_cells import with_layout
+from schedc.plan.recomputed_nodes import graphs_of
+from schedc.planner.price.part_table import LEVELS, OP, PartTable, activation_line, layout_of, split_directives
 from schedc.planner.price.plan_lines import dense_layers, device_lines, model_lines
 from schedc.planner.price.states import held_parameters, kind_parameters
 from schedc.planner.space.axes import PlanAxes
@@ -78,6 +81,18 @@ class PlannedStep:
         if self.placed is not None:
             return self.placed
         return layout_of(self.problem, self.placement, self.axes.layout, self.axes.overlap)
+
+    @cached_property
+    def graphs(self) -> tuple[tuple[StageShape, ...], tuple[StageShape, ...]]:
+        """[stages] each: graphs with the nodes that backwards recompute, and those that an R runs.
+
+        The compiler makes the same of the plan's files.
+        """
+        costs = self.table.cell_costs(self.row, self.choice.splits)
+        table = with_layout(CellTable(costs, method=self.axes.alltoall), self.layout)
+        sizes = split_directives(self.problem, self.axes.split).plan
+        levels = tuple(Recompute(LEVELS[level]) for level in self.levels.tolist())
+        return graphs_of(table.shapes(self.placement.stages), replace(sizes, recompute=levels))
 
     @cached_property
     def parameter_bytes(self) -> Floats:

@@ -9,7 +9,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from schedc.cell.costs import CellCosts, SegmentTimes
-from schedc.ir.arrays import Floats, repeat
+from schedc.ir.arrays import Floats, Int64
 from schedc.ir.placement import Placement
 from schedc.ir.plan import Level, Recompute
 from schedc.model.sizes import LayerKind, ModelSizes
@@ -17,11 +17,11 @@ from schedc.plan.activation_memory import StageActivations
 from schedc.plan.apply import layer_costs
 from schedc.plan.counts.layers import recomputation_time
 from schedc.plan.directives.base import Directives
-from schedc.plan.layout.costs import LayerCosts, PerKind
+from schedc.plan.layout.costs import LayerCosts, PerKind, over_parts
 from schedc.plan.layout.parts import DECODER, WITH_EXPERTS, WORK, Layout, ModelPart, PartKind
 from schedc.planner.price.layouts import apart_layout, balanced_layout, even_layout
 from schedc.planner.price.plan_lines import attached, model_lines, rank_lines
-from schedc.planner.price.states import Machine
+from schedc.planner.price.states import Machine, RankLoads
 from schedc.planner.space.axes import RankSplit
 from schedc.planner.times.constants import ConstantVectors
 from schedc.planner.times.network import exchange_lanes, message
@@ -95,10 +95,11 @@ class PartTable:
 
     @cached_property
     def recompute_seconds(self) -> Floats:
-        """[rows, levels, kinds] seconds that a backward recomputes for, by `LEVELS`."""
+        """[rows, levels, kinds] seconds that a backward recomputes for, by `LEVELS`. A prediction counts its layer."""
         shares = np.stack([level.time for level in self._levels])[:, None]
-        forward = _recomputed(self.runs, self.forward).reshape(len(self.runs), -1, 1, OP)
-        return np.asarray((shares * forward).reshape(-1, len(LEVELS), OP))
+        forward = self.forward[:, :OP].copy()
+        forward[:, WORK.index(PartKind.MTP)] = forward[:, WORK.index(PartKind.MOE)]
+        return np.asarray((shares * forward.reshape(len(self.runs), -1, 1, OP)).reshape(-1, len(LEVELS), OP))
 
     @cached_property
     def held(self) -> Floats:
@@ -139,6 +140,19 @@ class PartTable:
     def machine(self) -> Machine:
         """What runs beside pipelines; [runs, K]."""
         return Machine.of(self.runs, self.constants)
+
+    def loads(self, rows: Int64, counts: Floats, parameters: Floats, stages: int) -> RankLoads:
+        """What plans lay on their ranks that counts beside the pipeline.
+
+        rows: [...] of the table. counts: [..., P, kinds] parts of each rank. parameters: [..., kinds, 2] those of
+        `kind_parameters`. All broadcast. stages: of all ranks.
+        """
+        own, experts = ((counts * parameters[..., None, :, of]).sum(axis=-1).max(axis=-1) for of in (0, 1))
+        backward = over_parts(counts, (self.input[rows] + self.weight[rows])[..., :OP])
+        layers = (counts @ HAS_EXPERTS).max(axis=-1)
+        messages = 2.0 * stages / counts.shape[-2] * self.p2p[rows] * (stages > 1)
+        late = np.stack([2.0 * lane[rows] * layers for lane in (self.node, self.rail)])
+        return RankLoads(np.asarray(own), np.asarray(experts), backward.min(axis=-1), late, 2.0 * late + messages)
 
     def split_factor(self, splits_backward: bool, vector: int = 0) -> float:
         """How much longer input and weight gradients take where they are ops of their own."""
@@ -221,16 +235,6 @@ def _part_times(runs: RunTable, constants: ConstantVectors) -> list[Floats]:
     if (heads > 1).any():
         of_kind[PartKind.MTP] += prediction(runs, constants)
     return [of_kind[kind] for kind in WORK]
-
-
-def _recomputed(runs: RunTable, forward: Floats) -> Floats:
-    """[rows, kinds] forwards that levels recompute a share of. A prediction counts its layer alone."""
-    layers = forward[:, :OP].copy()
-    moe, dense = (WORK.index(kind) for kind in (PartKind.MOE, PartKind.DENSE))
-    moes = np.array([run.model.moe is not None for run in runs.each])
-    has_experts = repeat(moes, len(forward) // len(runs))
-    layers[:, WORK.index(PartKind.MTP)] = np.where(has_experts, layers[:, moe], layers[:, dense])
-    return layers
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,6 @@ from schedc.ir.arrays import Floats
 from schedc.load.library import Text
 from schedc.plan.passes import Step, lower
 from schedc.planner.price.files import PlannedStep, planned_run
-from schedc.planner.price.graphs import planned_graphs
 from schedc.planner.price.orders import KnownOrder, OrderKey, known_order
 from schedc.planner.price.part_table import PartTable
 from schedc.planner.price.stage_columns import PlansOfOrder, StageColumns
@@ -107,7 +106,7 @@ def pipeline_of(planned: PlannedStep, order: KnownOrder, vector: int = 0) -> Tim
     if not planned.axes.overlap:
         return simulate(dependencies.schedule, columns.costs(vector), dependencies)
     row = int(columns.rows[0, vector])
-    graphs, recomputed = planned_graphs(planned)
+    graphs, recomputed = planned.graphs
     costs = planned.table.cell_costs(row, planned.choice.splits)
     p2p = float(planned.table.p2p[row])
     return cell_pricing.price(dependencies, graphs, costs, p2p, recomputed=recomputed).late_wait

@@ -18,7 +18,6 @@ from schedc.plan.layout.parts import WORK
 from schedc.planner.price.files import PlannedStep
 from schedc.planner.price.orders import KnownOrder
 from schedc.planner.price.part_table import LEVELS, OP, PartTable
-from schedc.planner.price.rank_loads import rank_loads
 from schedc.planner.price.states import (
     OutsidePipeline,
     gathered_bytes,
@@ -172,7 +171,7 @@ class StageColumns:
     def beside(self, pipeline: Floats) -> OutsidePipeline:
         """What steps take beside their pipelines. pipeline: [n, K] seconds."""
         machine = self.table.machine.of_runs(self.runs)
-        loads = rank_loads(self.table, self.rows, self.of.of_ranks, self.of.parameters, self.of.counts.shape[2])
+        loads = self.table.loads(self.rows, self.of.of_ranks, self.of.parameters, self.of.counts.shape[2])
         return outside_pipeline(machine, self.of.spread, loads, self.of.microbatches, pipeline)
 
     def steps(self, pipeline: Floats) -> Floats:

@@ -14,7 +14,6 @@ from schedc.ir.placement import Placement
 from schedc.ir.plan import Level
 from schedc.model.spread import Spread
 from schedc.planner.price.part_table import LEVELS, PartTable, layout_of
-from schedc.planner.price.rank_loads import rank_loads
 from schedc.planner.price.states import RankLoads, gathered_bytes, held_parameters, kind_parameters, outside_pipeline
 from schedc.planner.search.bound_memory import ClaimedPeaks, HeldOfRanks, bytes_of_counts, claimed_peaks
 from schedc.planner.search.bound_time import bound_of_counts, bound_of_pairs
@@ -165,7 +164,7 @@ class _BlockBound:
         else:
             seconds = bound_of_counts(counts, serial_lane(*own), *asked)
         of_ranks = counts.on_rank @ counts.of_stage
-        loads = rank_loads(self.table, rows, of_ranks, self.parameters, counts.of_stage.shape[0])
+        loads = self.table.loads(rows, of_ranks, self.parameters, counts.of_stage.shape[0])
         shape, beside = self.rows.shape, (self.rows.shape[0], 1, self.rows.shape[1], 1)
         per_row = loads._replace(
             own=loads.own.reshape(-1, 1, 1, 1),

@@ -17,7 +17,6 @@ from schedc.cell.schedule import cell_program
 from schedc.cell.tasks import tasks_of
 from schedc.ir.arrays import Floats, bincount
 from schedc.planner.price.files import PlannedStep
-from schedc.planner.price.graphs import planned_graphs
 from schedc.planner.price.part_table import PartTable
 from schedc.step.cells.cell_forms import OpOnStage, stage_forms
 from schedc.step.dependencies import Dependencies
@@ -76,7 +75,7 @@ class CellFloors:
 
     def _graphs(self, planned: PlannedStep) -> tuple[StageShape, ...]:
         if (key := _graphs_key(planned)) not in self.graphs:
-            self.graphs[key] = planned_graphs(planned)[0]
+            self.graphs[key] = planned.graphs[0]
         return self.graphs[key]
 
     def _delays(

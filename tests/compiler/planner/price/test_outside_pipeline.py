@@ -11,7 +11,6 @@ from schedc.model.spread import Spread
 from schedc.planner.cluster.values import Cluster
 from schedc.planner.presets.library import open_cluster, open_model
 from schedc.planner.price.part_table import PartTable
-from schedc.planner.price.rank_loads import rank_loads
 from schedc.planner.price.states import Machine, RankLoads, gathered_bytes, kind_parameters, outside_pipeline
 from schedc.planner.space.axes import RankSplit
 from schedc.planner.times.network import exchange_lanes, message
@@ -61,8 +60,8 @@ def test_loads_are_those_of_the_fullest_rank() -> None:
     table = PartTable.of(PROBLEM, splits)
     counts = np.zeros((2, table.forward.shape[1] - 1))
     counts[:, 2] = 20, 28
-    shared = rank_loads(table, np.arange(2), counts, PARAMETERS, 2)
-    each = [rank_loads(table, np.array([row]), counts[None], PARAMETERS, 2) for row in range(2)]
+    shared = table.loads(np.arange(2), counts, PARAMETERS, 2)
+    each = [table.loads(np.array([row]), counts[None], PARAMETERS, 2) for row in range(2)]
     for row, one in enumerate(each):
         np.testing.assert_array_equal(one.backward, shared.backward[[row]])
         np.testing.assert_array_equal(one.busy[:, 0], shared.busy[:, row])

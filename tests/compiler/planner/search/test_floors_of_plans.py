@@ -10,7 +10,6 @@ import pytest
 from schedc.plan.price_cells import stage_graphs
 from schedc.planner.presets.library import open_cluster, open_model
 from schedc.planner.price.files import PlannedStep
-from schedc.planner.price.graphs import planned_graphs
 from schedc.planner.price.orders import OrderKey
 from schedc.planner.price.part_table import PartTable
 from schedc.planner.price.priced import price_plan, read_back
@@ -54,7 +53,7 @@ def test_graphs_are_those_of_the_files_of_a_plan(drawn: Drawn) -> None:
     with short_search():  # graphs do not depend on the order inside of cells
         for place in drawn.places[:4]:
             result = read_back(drawn.plans[place])
-            assert planned_graphs(drawn.plans[place])[0] == stage_graphs(result.schedule, result.costs)[0]
+            assert drawn.plans[place].graphs[0] == stage_graphs(result.schedule, result.costs)[0]
 
 
 def test_floors_are_those_of_each_plan(drawn: Drawn) -> None:
@@ -64,7 +63,7 @@ def test_floors_are_those_of_each_plan(drawn: Drawn) -> None:
         costs = planned.table.cell_costs(planned.row, planned.choice.splits)
         latency = planned.table.p2p[[planned.row]]
         assert drawn.orders.floors.of([planned], order) == pytest.approx(
-            floor_batch(order, planned_graphs(planned)[0], [costs], latency), rel=1e-12
+            floor_batch(order, planned.graphs[0], [costs], latency), rel=1e-12
         )
 
 
