@@ -86,7 +86,8 @@ def bound_of_pairs(
     alone = [_Alone.of(counts, single, work.forward) for work in works]
     result = np.empty((microbatches.size, len(levels)))
     for column, level in enumerate(levels):
-        recomputed = [work.recomputed(*counts.at_level(*level)) for work in works]
+        of_level = counts.at_level(*level)
+        recomputed = [work.recomputed(*of_level) for work in works]
         result[:, column] = _of_level(counts, ends, works, alone, recomputed, microbatches[:, None], splits)
     return result
 
