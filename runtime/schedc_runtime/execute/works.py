@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from schedc_runtime.execute.operands import MovingStage, ReplicatedStage, WorkOperands
+from schedc_runtime.execute.operands import ReplicatedStage, WorkOperands
 from schedc_runtime.execute.registers import Registers
 
 
@@ -20,26 +20,18 @@ class WorkHalves(NamedTuple):
     ready: Callable[[Any], bool] | None = None
 
 
-def _ready(stage: ReplicatedStage) -> bool:
-    return stage.ready()
-
-
-def _moving(start: Callable[[MovingStage, int], int], join: Callable[[MovingStage, int], Any]) -> WorkHalves:
-    return WorkHalves(start, join)
-
-
 def _replicated(start: Callable[[ReplicatedStage], int], join: Callable[[ReplicatedStage], Any]) -> WorkHalves:
-    return WorkHalves(lambda stage, m: start(stage), lambda stage, m: join(stage), _ready)
+    return WorkHalves(lambda stage, m: start(stage), lambda stage, m: join(stage), lambda stage: stage.ready())
 
 
 WORKS: Mapping[str, WorkHalves] = {
-    "offload": _moving(lambda stage, m: stage.start_offload(m), lambda stage, m: stage.join_offload(m)),
-    "fetch": _moving(lambda stage, m: stage.start_fetch(m), lambda stage, m: stage.join_fetch(m)),
+    "offload": WorkHalves(lambda stage, m: stage.start_offload(m), lambda stage, m: stage.join_offload(m)),
+    "fetch": WorkHalves(lambda stage, m: stage.start_fetch(m), lambda stage, m: stage.join_fetch(m)),
     "gather": _replicated(lambda stage: stage.start_gather(), lambda stage: stage.join_gather()),
     "drop": _replicated(lambda stage: 0, lambda stage: stage.drop()),
     "scatter": _replicated(lambda stage: stage.start_scatter(), lambda stage: stage.join_scatter()),
     "spread": _replicated(lambda stage: stage.start_spread(), lambda stage: stage.join_spread()),
-    "snapshot": _moving(lambda stage, _: stage.start_snapshot(), lambda stage, _: stage.join_snapshot()),
+    "snapshot": WorkHalves(lambda stage, _: stage.start_snapshot(), lambda stage, _: stage.join_snapshot()),
 }
 """By the name that programs have for the kind."""
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -10,6 +12,8 @@ from torch import Tensor
 from schedc_runtime.errors import RuntimeFault
 
 _LEAST = 4096
+_ALIGNED = 512
+"""Bytes: every part of a buffer begins at a multiple of this."""
 
 
 class HostBuffers:
@@ -119,6 +123,11 @@ class HostBuffers:
                     stacklevel=2,
                 )
         return torch.empty(count, dtype=torch.uint8)
+
+
+def starts_in_buffer(sizes: Iterable[int]) -> list[int]:
+    """[sizes + 1] where each part of a buffer begins, and where the last one ends. sizes: bytes of the parts."""
+    return [*accumulate((-(-size // _ALIGNED) * _ALIGNED for size in sizes), initial=0)]
 
 
 def rounded(count: int) -> int:

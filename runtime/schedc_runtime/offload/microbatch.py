@@ -13,11 +13,9 @@ from torch import Tensor
 from schedc_runtime.errors import StageError
 from schedc_runtime.offload.account import Account, Reason
 from schedc_runtime.offload.boxes import Box, BoxNote, PlaceOfBox, Shelf
+from schedc_runtime.offload.host_buffers import starts_in_buffer
 from schedc_runtime.offload.lanes import FROM_HOST, TO_HOST, Lanes
 from schedc_runtime.offload.rules import INPUT, NAMES, Rules
-
-_ALIGNED = 512
-"""Every box begins at a multiple of this many bytes in its host buffer."""
 
 
 @dataclass(frozen=True)
@@ -152,12 +150,9 @@ class MicrobatchOffload:
 
     def _packed(self, boxes: Sequence[Box]) -> list[_Journey]:
         """Every box with its part of one host buffer."""
-        starts, end = [], 0
-        for box in boxes:
-            starts.append(end)
-            end += -(-box.bytes // _ALIGNED) * _ALIGNED
         if not boxes:
             return []
+        *starts, end = starts_in_buffer(box.bytes for box in boxes)
         self._buffer = buffer = self._lanes.buffers.take(end, end - sum(box.bytes for box in boxes))
         return [_Journey(box, buffer[start : start + box.bytes]) for box, start in zip(boxes, starts, strict=True)]
 

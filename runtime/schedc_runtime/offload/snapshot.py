@@ -18,10 +18,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from schedc_runtime.errors import StageError
+from schedc_runtime.offload.host_buffers import starts_in_buffer
 from schedc_runtime.offload.lanes import TO_HOST, Lanes
-
-_ALIGNED = 512
-"""Every tensor begins at a multiple of this many bytes in its host buffer."""
 
 StateOf = Callable[[nn.Module], Mapping[Any, Tensor]]
 """By key: the tensors of an optimizer's state for the parameters of a stage module."""
@@ -75,10 +73,7 @@ class StageSnapshot:
     def start(self) -> int:
         """Start copying; returns the bytes. The copies of the last snapshot are lost."""
         sources = self._sources()
-        starts, end = [], 0
-        for source in sources:
-            starts.append(end)
-            end += -(-source.tensor.nbytes // _ALIGNED) * _ALIGNED
+        *starts, end = starts_in_buffer(source.tensor.nbytes for source in sources)
         self._make_room(end, end - sum(source.tensor.nbytes for source in sources))
         self._whole, self._copies = False, {}
         pairs: list[tuple[Tensor, Tensor]] = []
