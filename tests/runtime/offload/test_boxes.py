@@ -17,7 +17,7 @@ from schedc.ir.plan import Level, Recompute
 from schedc_runtime.errors import StageError
 from schedc_runtime.measure.held_bytes import held
 from schedc_runtime.offload.account import Reason
-from schedc_runtime.offload.host_buffers import HostBuffers, rounded
+from schedc_runtime.offload.host_buffers import HostBuffers, rounded, starts_in_buffer
 from schedc_runtime.offload.lanes import AtOnce, ThreadLanes
 from schedc_runtime.offload.rules import OffloadSettings
 from schedc_runtime.partition.boundary import Boundary, TensorSpec
@@ -261,3 +261,8 @@ def test_a_thread_keeps_no_tensor_of_a_work() -> None:
     with pytest.raises(ValueError, match="no such host"):
         lanes.join(lanes.run("d2h", fails))
     lanes.close()
+
+
+def test_parts_of_a_buffer_begin_at_multiples_that_any_type_allows() -> None:
+    assert starts_in_buffer([1, 600, 0, 512]) == [0, 512, 1536, 1536, 2048]
+    assert starts_in_buffer([]) == [0]
