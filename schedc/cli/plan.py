@@ -175,12 +175,11 @@ def compare_command(first: Path, second: Path, output: Path | None, force: bool,
 )
 @click.option(
     "--skew",
-    type=float,
-    default=1.0,
+    default="1",
     show_default=True,
     metavar="RHO",
     callback=read_skew,
-    help="Rows that come to the fullest rank of an expert group, over the mean.",
+    help="Rows of an expert group's fullest rank over the mean: 1.4; 1.4@32 of 32 ranks; cv=0.3, a spread.",
 )
 @click.option(
     "--objective",

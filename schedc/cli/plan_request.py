@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
+from typing import NamedTuple
 
 import click
 
@@ -17,6 +18,8 @@ _OF_RUNS = ("price", "watts", "mtbf", "checkpoint", "restart")
 _OF_FAILURES = ("mtbf", "checkpoint", "restart")
 _THOUSANDS = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
 _MOST_TOKENS = 1e18
+MOST_SPREAD = 4.0
+"""Larger spreads of loads are refused: nearly all rows would come to a few experts."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ class SearchRequest:
     force_fit: bool
     limit_seconds: float | None
     precision: str
-    skew: float
+    skew: SkewAsked
     tokens: float | None
     price: float | None
     watts: float | None
@@ -100,11 +103,40 @@ def read_tokens(_ctx: click.Context, _parameter: click.Parameter, text: str | No
     return tokens
 
 
-def read_skew(_ctx: click.Context, _parameter: click.Parameter, skew: float) -> float:
-    """The rows of the fullest rank over the mean, 1 at least."""
-    if not 1.0 <= skew < inf:
-        raise click.BadParameter(f"{skew:g} is no skew: the fullest rank has 1 or more times the mean rows")
-    return skew
+class SkewAsked(NamedTuple):
+    """Rows of the fullest rank of an expert group over the mean, or the spread of loads that they follow from.
+
+    ranks: size of the group that has ``fullest``; 0 for groups of any size. spread: 0 where it is not said.
+    """
+
+    fullest: float = 1.0
+    ranks: int = 0
+    spread: float = 0.0
+
+
+def read_skew(_ctx: click.Context, _parameter: click.Parameter, text: str) -> SkewAsked:
+    """``1.4`` for groups of any size, ``1.4@32`` for groups of 32 ranks, or ``cv=0.3``, the spread of loads."""
+    match = re.fullmatch(r"\s*(cv\s*=\s*)?([0-9.]+(?:e[+-]?[0-9]+)?|nan|inf)\s*(?:@\s*([0-9]{1,7}))?\s*", text)
+    number = _number(match[2]) if match else None
+    if match is None or number is None or (match[1] and match[3]):
+        raise click.BadParameter(f"{text!r} is no skew (for example 1.4, 1.4@32 or cv=0.3)")
+    if match[1]:
+        if not 0.0 < number <= MOST_SPREAD:
+            raise click.BadParameter(f"cv={number:g} is no spread of loads: write one above 0, {MOST_SPREAD:g} at most")
+        return SkewAsked(spread=number)
+    if not 1.0 <= number < inf:
+        raise click.BadParameter(f"{number:g} is no skew: the fullest rank has 1 or more times the mean rows")
+    ranks = int(match[3] or 0)
+    if match[3] and not (ranks > 1 and number > 1):
+        raise click.BadParameter(f"{text!r}: a group of 2 ranks or more has a fullest one, above the mean")
+    return SkewAsked(number, ranks)
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
 
 
 def read_axes(_ctx: click.Context, _parameter: click.Parameter, text: str | None) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from schedc.cli.plan_progress import ProgressLine
-from schedc.cli.plan_request import SearchRequest
+from schedc.cli.plan_request import MOST_SPREAD, SearchRequest, SkewAsked
 
 if TYPE_CHECKING:
     from schedc.model.sizes import ModelSizes
@@ -90,23 +90,38 @@ def plan_problem(request: SearchRequest) -> tuple[PlanProblem, Fit | None]:
     sequences, seq = request.batch
     model = open_model(request.model).at(seq)
     cluster = open_cluster(request.cluster, request.devices)
-    _check_skew(request, model)
+    spread = _spread(request.skew, model)
     precision = request.precision
     cluster.peak(precision)
     fit = fit_for(cluster, precision, request.fit_file, request.force_fit)
     constants = {} if fit is None else fit.constants
-    return PlanProblem(model, cluster, sequences, constants, precision, request.skew), fit
+    skew = 1.0 if spread else request.skew.fullest
+    return PlanProblem(model, cluster, sequences, constants, precision, skew, spread=spread), fit
 
 
-def _check_skew(request: SearchRequest, model: ModelSizes) -> None:
-    """Raises `DiagnosticError` (S715) for a skew of rows that a model without experts does not have."""
+def _spread(asked: SkewAsked, model: ModelSizes) -> float:
+    """The spread of the experts' loads that is asked for; 0 for none. Raises `DiagnosticError` (S715).
+
+    No model without experts has a skew, and no group of ranks one beyond its experts.
+    """
     from schedc.diagnostics import Diagnostic, DiagnosticError, Label
+    from schedc.planner.times.skew import spread_of
     from schedc.source import NOWHERE
 
-    if request.skew == 1.0 or model.moe:
-        return
-    message = f"{model.name} has no experts, so no expert rank has {request.skew:g} times the mean rows"
-    raise DiagnosticError([Diagnostic("S715", message, Label(NOWHERE), help="leave out --skew")])
+    if asked == SkewAsked():
+        return 0.0
+    if model.moe is None:
+        message = f"{model.name} has no experts, so rows of no expert rank are skewed"
+        raise DiagnosticError([Diagnostic("S715", message, Label(NOWHERE), help="leave out --skew")])
+    if not asked.ranks:
+        return asked.spread
+    experts = model.moe.experts
+    spread = spread_of(experts, asked.ranks, asked.fullest, MOST_SPREAD) if experts % asked.ranks == 0 else None
+    if spread is None:
+        message = f"no spread of loads gives the fullest of {asked.ranks} ranks {asked.fullest:g} times the mean rows"
+        help = f"take a number of ranks that divides {experts} experts, and a smaller skew"
+        raise DiagnosticError([Diagnostic("S715", message, Label(NOWHERE), help=help)])
+    return spread
 
 
 def asked_of(request: SearchRequest) -> TrainingAsked | None:

@@ -152,6 +152,8 @@ def title_text(facts: Mapping[str, Any]) -> str:
     step = f"a step of {batch['sequences']:,} sequences of {batch['seq']:,} tokens"
     precision = "" if facts["precision"] == "bf16" else f", products in {facts['precision']}"
     skew = "" if facts["skew"] == 1.0 else f", fullest expert ranks at {facts['skew']:g} times the mean rows"
+    if facts["spread"]:
+        skew = f", loads of experts that spread by {facts['spread']:.3g} of their mean"
     return f"{facts['model']['name']} on {cluster['devices']:,} devices of {cluster['name']}, {step}{precision}{skew}"
 
 

@@ -82,6 +82,7 @@ def problem_facts(problem: PlanProblem, fit: Fit | None) -> dict[str, Any]:
         "batch": {"sequences": problem.sequences, "seq": problem.model.seq},
         "precision": problem.precision,
         "skew": problem.skew,
+        "spread": problem.spread,
         "fit": fit_facts(fit),
     }
 
@@ -90,6 +91,12 @@ def rows_of_plans(problem: PlanProblem) -> list[str]:
     """How rows lie on the ranks of an expert group in every plan, as sentences."""
     if problem.model.moe is None:
         return []
+    if problem.spread:
+        return [
+            f"loads of experts spread by {problem.spread:.3g} of their mean: the larger a group, the fuller its"
+            " fullest rank",
+            "bytes held are those of even rows",
+        ]
     if problem.skew == 1.0:
         return ["rows of tokens are even over the ranks of an expert group"]
     return [

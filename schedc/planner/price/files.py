@@ -27,12 +27,12 @@ from schedc.step.costs.costs import SCHEMA
 from schedc.units import digits, equations
 
 
-def _unsaid(problem: PlanProblem) -> Iterator[str]:
+def _unsaid(problem: PlanProblem, skew: float) -> Iterator[str]:
     """What the times rest on, and no line of a plan file says."""
     if problem.precision not in BYTES or BYTES[problem.precision] < 2:
         yield f"Times of products in {problem.precision}; no line says it."
-    if problem.skew != 1.0:
-        yield f"Times with {problem.skew:g} times the mean rows on the fullest expert rank; no line says it."
+    if skew != 1.0:
+        yield f"Times with {skew:.4g} times the mean rows on the fullest expert rank; no line says it."
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +107,8 @@ class PlannedStep:
         given = equations(sizes)
         lines = [*self._lines(), f"memory {digits(memory / 1e9)} GB"]
         before = "sched 1" if self.choice.shipped else self.choice.tree.source.text.rstrip()
-        doc = [f"## {note}" for note in (*notes, *_unsaid(self.problem))]
+        skew = TrainingRun(self.problem, self.axes).skew if self.problem.model.moe else 1.0
+        doc = [f"## {note}" for note in (*notes, *_unsaid(self.problem, skew))]
         body = [f"  {line}" for line in lines]
         return "\n".join([before, "", *doc, f"plan {name} = {self.choice.name}({given}) {{", *body, "}", ""])
 

@@ -68,7 +68,7 @@ _NO_MEMORY = {"hbm": _ENDLESS, "launch": 0.0, "chunk": 0.0}
 def evaluations(plan: PricedPlan) -> Iterator[tuple[str, float]]:
     """Causes in the order in which they enter, with the seconds of the step that has them. The last is the plan's."""
     planned = plan.planned
-    even = replace(planned.problem, skew=1.0)
+    even = replace(planned.problem, skew=1.0, spread=0.0)
     yield "ideal", ideal_seconds(planned.problem)
     yield "efficiency of products", _mean_work(_with(planned, _NO_EXCHANGE | _NO_MEMORY, even), False)
     yield "memory-bound ops and launches", _mean_work(_with(planned, _NO_EXCHANGE, even), False)

@@ -12,6 +12,7 @@ from schedc.model.sizes import ModelSizes
 from schedc.planner.cluster.values import Cluster
 from schedc.planner.space.axes import PlanAxes, RankSplit
 from schedc.planner.times.constants import CONSTANTS, ConstantVectors
+from schedc.planner.times.skew import fullest_rank
 
 GRAD_BYTES = 4
 """Bytes of a gradient as it is summed: mixed precision accumulates in fp32."""
@@ -51,7 +52,8 @@ class PlanProblem:
 
     model: with the tokens of a sequence. sequences: of a step. constants: of the cost model by name, those of a fit;
     the others are at their prior medians. precision: of products. skew: rows of the fullest rank of an expert group
-    over the mean; a group of fewer ranks than that has all rows on one of them.
+    over the mean, whatever its size. A group of fewer ranks has all rows on one of them. spread: of the loads
+    of experts (standard deviation over mean); then the fullest rank follows from the size of the group.
     """
 
     model: ModelSizes
@@ -61,6 +63,7 @@ class PlanProblem:
     precision: str = "bf16"
     skew: float = 1.0
     stack: Stack = Stack()
+    spread: float = 0.0
 
     @cached_property
     def vectors(self) -> ConstantVectors:
@@ -108,4 +111,6 @@ class TrainingRun:
     @property
     def skew(self) -> float:
         """Rows of the fullest rank of the expert group over the mean."""
+        if self.problem.spread and self.model.moe:
+            return fullest_rank(self.model.moe.experts, self.axes.ep, self.problem.spread)
         return min(self.problem.skew, self.axes.ep)

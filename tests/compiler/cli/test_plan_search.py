@@ -15,8 +15,8 @@ from schedc.planner.presets.library import files
 SEARCH = ("gpt2", "h100", "-D", "devices=8", "--batch", "32x1024", "--require", "pp >= 2 and schedule in 1f1b, zbh1")
 
 KEYS = {
-    "": "schema version model cluster batch precision skew fit objective training space counts seconds certificate "
-    "plans pareto extrapolates left_out",
+    "": "schema version model cluster batch precision skew spread fit objective training space counts seconds "
+    "certificate plans pareto extrapolates left_out",
     "batch": "sequences seq",
     "fit": "name rows cv_mape_pct hash forced unseen",
     "space": "raw legal fit restrictions",
@@ -158,6 +158,12 @@ def test_the_budget_of_a_training_run() -> None:
         (("--skew", "1.4"), 1, "error[S715]"),
         (("--skew", "0.9"), 2, "0.9 is no skew"),
         (("--skew", "nan"), 2, "nan is no skew"),
+        (("--skew", "cv=10"), 2, "cv=10 is no spread"),
+        (("--skew", "cv=0"), 2, "cv=0 is no spread"),
+        (("--skew", "1.4@1"), 2, "a group of 2 ranks or more"),
+        (("--skew", "cv=0.3@8"), 2, "is no skew"),
+        (("--skew", "1.2.3"), 2, "is no skew"),
+        (("--skew", "cv=0.3"), 1, "error[S715]"),
         (("--tokens", "15X"), 2, "'15X' is no number of tokens"),
         (("--tokens", "nan"), 2, "no number of tokens"),
         (("--tokens", "0"), 2, "no number of tokens"),
@@ -240,3 +246,28 @@ def test_plans_of_megatron_core_are_exported(tmp_path: Path) -> None:
         for plan in plans:
             result = schedc("export", str(plan), "--to", "megatron")
             assert result.exit_code == 0, result.output
+
+
+def test_a_spread_of_loads_skews_larger_groups_more() -> None:
+    """And 1.2@4 is the spread at which the fullest of four ranks has 1.2 times the mean."""
+    from schedc.planner.times.skew import fullest_rank
+
+    asked = ("plan", "qwen3-30b-a3b", "h100", "-D", "devices=16", "--batch", "64x4096", "--top", "1", "--json")
+    where = "pp == 2 and tp == 1 and schedule in 1f1b and zero == 1 and microbatch == 1 and cp == 1"
+
+    def step(ep: int, *skew: str) -> dict[str, Any]:
+        result = schedc(*asked, "--require", f"{where} and ep == {ep}", *skew)
+        assert result.exit_code == 0, result.stderr
+        facts: dict[str, Any] = json.loads(result.stdout)
+        return facts
+
+    spread = step(4, "--skew", "1.2@4")["spread"]
+    assert fullest_rank(128, 4, spread) == pytest.approx(1.2)
+    for ep in (4, 8):
+        by_law, fixed = (
+            step(ep, "--skew", each)["plans"][0]["step_s"]
+            for each in (f"cv={spread!r}", f"{fullest_rank(128, ep, spread)!r}")
+        )
+        assert by_law == pytest.approx(fixed, rel=1e-12)
+    unreached = schedc(*asked, "--skew", "300@16")
+    assert "error[S715]: no spread of loads gives the fullest of 16 ranks 300 times" in unreached.stderr
