@@ -41,8 +41,8 @@ class ParetoPlot:
     """What a plot shows.
 
     facts: figures below the title. plans: the best ones. front: points than which no plan found has a shorter step and
-    less memory. bound_s: seconds, no plan of the space takes less; None where nothing bounds it. memory_bytes: what a
-    device has for tensors, or None.
+    less memory. bound_s: seconds, no plan of the space takes less; None where nothing bounds it. certificate: the
+    sentence about all plans of the space. memory_bytes: what a device has for tensors, or None.
     """
 
     title: str
@@ -50,6 +50,7 @@ class ParetoPlot:
     plans: tuple[PlanPoint, ...]
     front: tuple[PlanPoint, ...]
     bound_s: float | None = None
+    certificate: str = ""
     memory_bytes: float | None = None
 
 
@@ -113,7 +114,7 @@ def draw_pareto(plot: ParetoPlot) -> str:
     x = _scale([*across, *([plot.memory_bytes / _GB] if plot.memory_bytes else [])], _WIDTH)
     y = _scale([*up, *([plot.bound_s] if plot.bound_s else [])], _HEIGHT)
     width = _LEFT + _WIDTH + MARGIN
-    head, top = header(plot.title, "", list(plot.facts), width)
+    head, top = header(plot.title, "", [*plot.facts, *filter(None, [plot.certificate])], width)
     key, top = _legend(plot, top)
     top += 10
     parts = [*head, *key, *_axes(x, y, top), *_limits(plot, x, y, top)]
@@ -160,7 +161,7 @@ def _limits(plot: ParetoPlot, x: _Scale, y: _Scale, top: float) -> Iterator[str]
     if plot.bound_s:
         at = top + _HEIGHT - y.at(plot.bound_s)
         yield line(_LEFT, at, _LEFT + _WIDTH, at, "limit")
-        yield label(_LEFT + 8, at + 14, f"no plan of the space is faster: {plot.bound_s:#.4g} s", "limit-name")
+        yield label(_LEFT + 8, at + 14, f"bound: {plot.bound_s:#.4g} s", "limit-name")
     if plot.memory_bytes:
         at = _LEFT + x.at(plot.memory_bytes / _GB)
         name = f"a device has {plot.memory_bytes / _GB:.1f} GB"

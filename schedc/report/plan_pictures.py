@@ -34,6 +34,7 @@ def pareto_plot(facts: Mapping[str, Any]) -> ParetoPlot:
         plans=tuple(_point(place, plan) for place, plan in enumerate(facts["plans"], 1)),
         front=tuple(PlanPoint(each["step_s"], each["bytes"], each["file"]) for each in facts["pareto"]),
         bound_s=certificate["bound_s"],
+        certificate=certificate_text(facts),
         memory_bytes=cluster.get("usable_bytes"),
     )
 

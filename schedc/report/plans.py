@@ -152,7 +152,7 @@ def title_text(facts: Mapping[str, Any]) -> str:
     step = f"a step of {batch['sequences']:,} sequences of {batch['seq']:,} tokens"
     precision = "" if facts["precision"] == "bf16" else f", products in {facts['precision']}"
     skew = "" if facts["skew"] == 1.0 else f", fullest expert ranks at {facts['skew']:g} times the mean rows"
-    if facts["spread"]:
+    if facts.get("spread"):
         skew = f", loads of experts that spread by {facts['spread']:.3g} of their mean"
     return f"{facts['model']['name']} on {cluster['devices']:,} devices of {cluster['name']}, {step}{precision}{skew}"
 
@@ -255,10 +255,6 @@ def remarks(facts: Mapping[str, Any]) -> Iterator[str]:
         yield f"left out: {left['schedule']}: {left['reason']}"
     if facts["extrapolates"]:
         yield f"beyond what the fit has seen: {', '.join(facts['extrapolates'])}"
-    policies = facts["certificate"]["policies"]
-    if policies["left"]:
-        words = f"{policies['left']:,} plans whose order follows the costs were not ordered"
-        yield f"{words}; none of them takes less than {seconds_text(policies['bound_s'])} s"
 
 
 def run_text(asked: Mapping[str, Any], budget: Mapping[str, Any]) -> str:
@@ -290,20 +286,24 @@ def certificate_text(facts: Mapping[str, Any]) -> str:
             "" if certificate["bound_s"] is None else f"; none takes less than {seconds_text(certificate['bound_s'])} s"
         )
         return f"the search ended early, before it had a plan{least}"
-    apart = ", these apart" if certificate["policies"]["left"] else ""
     bound, best = certificate["bound_s"], plans[0]["step_s"]
-    if not certificate["complete"]:
+    if certificate["ended_early"]:
         gap = 100 * (1 - bound / best)
         return (
             f"the search ended early: a plan may take {seconds_text(bound)} s, {gap:.1f} % less than the best one found"
         )
-    if facts["objective"] == "memory":
-        return f"no plan of this space needs less than {plans[0]['memory']['needed_bytes'] / 1e9:.2f} GB{apart}"
-    if facts["objective"] == "pareto":
-        front = len(facts["pareto"])
-        return f"for each plan of this space{apart}, one of the {front} of the front is as fast and as small"
     last = "" if len(plans) < 2 else f"; the {ordinal(len(plans))} takes {seconds_text(certificate['kth_s'])} s"
-    return f"no plan of this space is faster than {seconds_text(bound)} s{apart}{last}"
+    front = len(facts["pareto"])
+    proven = {
+        "memory": f"no plan of this space needs less than {plans[0]['memory']['needed_bytes'] / 1e9:.2f} GB",
+        "pareto": f"for each plan of this space, one of the {front} of the front is as fast and as small",
+        "step": f"no plan of this space is faster than {seconds_text(best)} s{last}",
+    }[facts["objective"]]
+    if certificate["complete"]:
+        return proven
+    policies = certificate["policies"]
+    apart = f"{policies['left']:,} plans whose order follows the costs"
+    return f"{proven}, but for {apart}, which take {seconds_text(policies['bound_s'])} s at least: incomplete"
 
 
 def ordinal(number: int) -> str:

@@ -13,6 +13,7 @@ from schedc.planner.fit.fitted import Fit, beyond
 from schedc.planner.search.result import FoundPlan, SearchResult
 from schedc.planner.times.problem import PlanProblem
 from schedc.report.model import cluster_facts
+from schedc.report.plans import certificate_text
 from schedc.report.priced_plans import plan_facts
 
 
@@ -29,7 +30,7 @@ def search_to_json(
     files = {plan.axes: entry["file"] for plan, entry in zip(found.plans, plans, strict=True)}
     space, certificate = found.space, found.certificate
     bound = certificate.bound_s if isfinite(certificate.bound_s) else None
-    return {
+    facts: dict[str, Any] = {
         "schema": "schedc.plans",
         "version": 1,
         **problem_facts(problem, fit),
@@ -51,6 +52,8 @@ def search_to_json(
         "extrapolates": extrapolated(fit, plans),
         "left_out": [{"schedule": each.schedule, "reason": each.reason} for each in space.left_out],
     }
+    facts["certificate"]["sentence"] = certificate_text(facts)
+    return facts
 
 
 def budget_facts(asked: TrainingAsked, problem: PlanProblem, plan: dict[str, Any]) -> dict[str, Any]:

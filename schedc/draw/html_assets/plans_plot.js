@@ -67,7 +67,7 @@ function drawLimits(svg, x, y, memory, bound) {
   if (bound) {
     const at = y.at(bound);
     draw("line", { x1: left, x2: width - right, y1: at, y2: at, class: "limit" }, svg);
-    draw("text", { x: left + 6, y: at + 15 }, svg, `no plan of the space is faster: ${seconds(bound)} s`);
+    draw("text", { x: left + 6, y: at + 15 }, svg, `bound: ${seconds(bound)} s`);
   }
   if (memory) {
     const at = x.at(memory);

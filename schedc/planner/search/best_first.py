@@ -49,15 +49,15 @@ class SearchOptions:
 
     The answer has the ``top`` fastest plans of a front (`pareto`), and `SearchResult.pareto` has all.
     exhaustive: simulate and price every plan, whatever its bound. seconds: CPU seconds after which the search stops;
-    None for no limit. policies: plans that are ordered by their own costs, at most. inside: whether pairs are priced
-    from inside; without it their floors are taken for their steps, and no plan has files.
+    None for no limit. policy_seconds: as many more for plans that are ordered by their own costs. inside: whether pairs
+    are priced from inside. Without it their floors are taken for their steps, and no plan has files.
     """
 
     top: int = 10
     objective: str = "step"
     exhaustive: bool = False
     seconds: float | None = None
-    policies: int = 50
+    policy_seconds: float = 50.0
     inside: bool = True
 
 
@@ -129,7 +129,7 @@ class _BestFirst:
             for plan in self.exact:
                 answer.add(plan)
         answer, policies = self._with_policies(answer)
-        if not answer and complete:
+        if not answer and complete and not policies.left:
             raise self._nothing_fits()
         return self._result(answer, complete, policies)
 
@@ -235,9 +235,9 @@ class _BestFirst:
         elif (priced := self._priced(best.planned)) is not None and priced.fits:
             self._wait(_with_price(priced, best.floor_s))
 
-    def _priced(self, planned: PlannedStep) -> PricedPlan | None:
+    def _priced(self, planned: PlannedStep, stage: str = "priced") -> PricedPlan | None:
         """The price of a plan; None where the compiler refuses its order, which is noted."""
-        with self.clock.of("priced"):
+        with self.clock.of(stage):
             try:
                 priced = price_plan(planned)
             except DiagnosticError as error:
@@ -250,14 +250,15 @@ class _BestFirst:
     # Schedules that are ordered by the costs.
 
     def _with_policies(self, answer: Answer) -> tuple[Answer, PolicyCounts]:
-        """The answer with plans whose order follows the costs: the most promising ones are ordered and priced."""
+        """The answer with plans whose order follows the costs: ordered and priced by bound, while there is time."""
         places, ordered = self._open_policies(answer, np.flatnonzero(self.candidates.policy)), 0
-        for place in places[: self.options.policies]:
-            if self._out_of_time() or not self._open_policies(answer, [place]):
+        for place in places:
+            spent = self.clock.by_stage["ordered"] >= self.options.policy_seconds
+            if spent or self._out_of_time() or not self._open_policies(answer, [place]):
                 break
             ordered += 1
             floor = float(self.candidates.step[place])
-            if (priced := self._priced(self._planned(int(place)))) is None or not priced.fits:
+            if (priced := self._priced(self._planned(int(place)), "ordered")) is None or not priced.fits:
                 continue
             plan = _with_price(priced, floor)
             self.exact.append(plan)
@@ -281,10 +282,12 @@ class _BestFirst:
         open_step = inf if complete else min(self._open_steps(), default=inf)
         if self.options.objective == "memory":  # plans that hold more may be faster than all of the answer
             open_step = float(self.candidates.step[~self.candidates.policy].min(initial=inf))
+        least = inf if policies.bound_s is None else policies.bound_s
         certificate = SearchCertificate(
-            complete,
-            min([open_step, *(plan.step_s for plan in plans[:1])]),
+            complete and not policies.left,
+            min([open_step, least, *(plan.step_s for plan in plans[:1])]),
             plans[-1].step_s if plans else None,
+            not complete,
             policies,
         )
         refused = (LeftOut(name, reason) for name, reason in self.orders.refused.items())

@@ -112,7 +112,7 @@ def _last(space: PlanSpace, problem: PlanProblem, top: int) -> float | None:
     """Seconds of the last of the best plans, by floors; None where fewer fit."""
     there = replace(space, cluster=problem.cluster, _orders={})
     try:
-        result = search(there, problem, SearchOptions(top=top, policies=0, inside=False))
+        result = search(there, problem, SearchOptions(top=top, policy_seconds=0.0, inside=False))
     except RequestError:
         return None
     return result.certificate.kth_s if len(result.plans) == top else None

@@ -60,13 +60,15 @@ class PolicyCounts:
 class SearchCertificate:
     """What is proven.
 
-    complete: whether no plan outside of the answer is better than its last one, those of `policies` apart. bound_s: no
-    plan takes less, those of `policies` apart. kth_s: seconds of the last plan of the answer, None where nothing fits.
+    complete: whether no plan outside of the answer is better than its last one, plans ordered by their costs included.
+    bound_s: no plan takes less. kth_s: seconds of the last plan of the answer, None where nothing fits. ended_early:
+    whether plans of fixed orders are left, for lack of time.
     """
 
     complete: bool
     bound_s: float
     kth_s: float | None
+    ended_early: bool = False
     policies: PolicyCounts = PolicyCounts()
 
 

@@ -22,7 +22,7 @@ KEYS = {
     "space": "raw legal fit restrictions",
     "counts": "bounded simulated orders priced",
     "seconds": "cpu wall by_stage",
-    "certificate": "complete bound_s kth_s policies",
+    "certificate": "complete bound_s kth_s ended_early policies sentence",
 }
 PLAN_KEYS = (
     "file axes free step_s step_low_s step_high_s makespan_s tokens_per_s_per_device mfu memory waterfall floor_s "

@@ -54,7 +54,7 @@ def test_no_line_of_a_table_is_wider_than_a_terminal(changes: dict[str, object])
 
 def test_what_a_search_leaves_open_is_said() -> None:
     facts = search_facts()
-    facts["certificate"] |= {"complete": False, "bound_s": 17.1}
+    facts["certificate"] |= {"complete": False, "ended_early": True, "bound_s": 17.1}
     assert certificate_text(facts) == (
         "the search ended early: a plan may take 17.10 s, 5.0 % less than the best one found"
     )
@@ -70,8 +70,20 @@ def test_what_a_search_leaves_open_is_said() -> None:
     assert "it has not seen this device" in list(to_text(facts))[4]
     empty = search_facts() | {"plans": [], "pareto": []}
     assert list(to_text(empty))[-1] == "no plan of this space is legal and fits in memory"
-    empty["certificate"] |= {"complete": False, "kth_s": None}
+    empty["certificate"] |= {"complete": False, "ended_early": True, "kth_s": None}
     assert certificate_text(empty) == "the search ended early, before it had a plan; none takes less than 18.00 s"
+
+
+def test_plans_that_follow_costs_and_are_not_priced_leave_it_incomplete() -> None:
+    facts = search_facts()
+    facts["certificate"] |= {
+        "complete": False, "bound_s": 17.5, "policies": {"ordered": 3, "left": 1200, "bound_s": 17.5}
+    }  # fmt: skip
+    apart = "but for 1,200 plans whose order follows the costs, which take 17.50 s at least: incomplete"
+    assert certificate_text(facts) == f"no plan of this space is faster than 18.00 s; the 3rd takes 18.20 s, {apart}"
+    facts["objective"] = "memory"
+    assert certificate_text(facts).endswith(apart)
+    assert certificate_text(facts).startswith("no plan of this space needs less than ")
 
 
 def test_ordinals() -> None:

@@ -54,7 +54,7 @@ def test_boundaries_inside_a_node_take_little_from_a_step() -> None:
     required = [read_condition(text) for text in conditions]
     space = PlanSpace.of(open_model("llama-3.1-8b"), open_cluster("h100", 16), 64, 4096, "standard", required)
     problem = PlanProblem(space.model, space.cluster, 64)
-    (plan,) = search(space, problem, SearchOptions(policies=0, top=1)).plans
+    (plan,) = search(space, problem, SearchOptions(policy_seconds=0.0, top=1)).plans
     assert plan.priced is not None
     levels = space.cluster.levels
     faster = space.cluster.device_Bps(levels[1]) / space.cluster.device_Bps(levels[0])
