@@ -116,9 +116,6 @@ class BalanceExchange(Exchange):
     def finish(self, pending: Pending) -> tuple[Tensor, ...]:
         return (pending.communicator.wait(pending.handle),)
 
-    def forward(self, route: None, *payload: Tensor) -> tuple[Tensor, ...]:
-        return self.finish(self.start(route, *payload))
-
 
 class Balance(nn.Module):
     """Adds the auxiliary loss. It is the identity on the layer's output, and its backward differentiates

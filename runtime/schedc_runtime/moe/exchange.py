@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 from torch import Tensor
 
 from schedc_runtime.moe.fp8 import packed_rows, unpacked_rows
-from schedc_runtime.ranks.exchange import Exchange, Pending, exchanged
+from schedc_runtime.ranks.exchange import Exchange, Pending
 from schedc_runtime.transport.collectives import Splits
 
 Hop = Literal["flat", "rail", "node"]
@@ -37,9 +37,6 @@ class CountsExchange(Exchange):
 
     def finish(self, pending: Pending) -> tuple[Tensor, ...]:
         return (pending.communicator.wait(pending.handle),)
-
-    def forward(self, route: None, *payload: Tensor) -> tuple[Tensor, ...]:
-        return self.finish(self.start(route, *payload))
 
 
 class RowExchange(Exchange):
@@ -82,9 +79,6 @@ class RowExchange(Exchange):
         """The gradients of the payload, None for the experts' numbers."""
         numbers = (None,) * (self.hop != "flat" and not self.reverse)
         return (*_moved(pending), *numbers)
-
-    def forward(self, route: Splitting, *payload: Tensor) -> tuple[Tensor, ...]:
-        return exchanged(self, route, *payload)
 
     def _start(self, route: Splitting, tensors: Sequence[Tensor], reverse: bool, label: str) -> Pending:
         communicator = {"flat": self.group.expert, "rail": self.group.rail, "node": self.group.node}[self.hop]

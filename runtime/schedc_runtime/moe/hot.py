@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from schedc_runtime.moe.hot_choice import HotPolicy, choose_hot
-from schedc_runtime.ranks.exchange import Exchange, Pending, exchanged
+from schedc_runtime.ranks.exchange import Exchange, Pending
 from schedc_runtime.stage.recipes import RECIPES, Gradients, Recipe, Saved, Slots, refuse_twice
 from schedc_runtime.transport.collective_calls import ordered_sum
 from schedc_runtime.transport.collectives import SoloCommunicator
@@ -161,9 +161,6 @@ class HotExchange(Exchange):
     def finish_backward(self, pending: Pending) -> tuple[Tensor, ...]:
         others = self.group.size - 1
         return tuple(_added(part.view(others, len(part) // others, *part.shape[1:])) for part in self.finish(pending))
-
-    def forward(self, route: Lends, *payload: Tensor) -> tuple[Tensor, ...]:
-        return exchanged(self, route, *payload)
 
     def _start(self, lending: Lending, tensors: Sequence[Tensor], label: str, reverse: bool = False) -> Pending:
         if not lending.hot:

@@ -24,6 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from schedc.ir.plan import Level
 from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.moe import routes
 from schedc_runtime.moe.balance import Balance, BalanceExchange, Loads, Tally, updated_bias
 from schedc_runtime.moe.capacity import Dropper, ExpertCapacity
 from schedc_runtime.moe.counts import Method
@@ -34,7 +35,7 @@ from schedc_runtime.moe.hot_choice import HotPolicy
 from schedc_runtime.moe.hot_slots import StepLender
 from schedc_runtime.moe.planner import Counter, Planner, WithSizes
 from schedc_runtime.moe.router import Router
-from schedc_runtime.moe.row_steps import Arrive, Collect, Depart, Pack, Relay, RelayBack
+from schedc_runtime.moe.routes import RowStep
 from schedc_runtime.moe.sizes import SizesExchange
 from schedc_runtime.ranks.exchange import Exchange, RoutingLayer
 from schedc_runtime.ranks.expert_group import ExpertGroup
@@ -120,8 +121,9 @@ class MoELayer(RoutingLayer):
         self.loads = Loads(router.routing.experts)
         self.tally, self.balance = Tally(), Balance(router.routing)
         self.planner, self.with_sizes = Planner(), WithSizes()
-        self.pack, self.relay, self.arrive = Pack(), Relay(), Arrive()
-        self.depart, self.relay_back, self.collect = Depart(), RelayBack(), Collect()
+        self.pack, self.relay, self.arrive = RowStep(routes.pack), RowStep(routes.relay), RowStep(routes.arrive_grouped)
+        self.depart, self.relay_back = RowStep(routes.depart), RowStep(routes.relay_back)
+        self.collect = RowStep(routes.collect)
         self.lend = Lend()
         self.outlined = 0
         """Tokens of the last forward on fake tensors; 0 before any."""

@@ -22,20 +22,39 @@ ranks of the same position: Huawei's hierarchical All-to-All.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from schedc.ir.plan import Level
 from schedc_runtime.moe import trees
 from schedc_runtime.moe.bags import Copies, Tree, spread, spread_together, total
 from schedc_runtime.moe.counts import Choices, Counts, Method, Shape, owners
 from schedc_runtime.moe.exchange import Hop
 from schedc_runtime.moe.hot import NOTHING_HOT, Lending
+from schedc_runtime.moe.products import RowGroups
 from schedc_runtime.moe.sizes import ConstantSizes, CopiedSizes, Sizes
 from schedc_runtime.moe.trees import Trees
+from schedc_runtime.recompute.regions import region_of_rows
 
 __all__ = ["Method", "Route", "Shape", "arrive", "collect", "depart", "pack", "plan_route", "relay", "relay_back"]
+
+
+class RowStep(nn.Module):
+    """A step of a MoE layer on rows, as a submodule: a trace shows it as one call.
+
+    run: takes a `Route` and tensors [rows, ...].
+    """
+
+    def __init__(self, run: Callable[..., Any]) -> None:
+        super().__init__()
+        self.run = run
+
+    def forward(self, route: Route, *tensors: Tensor) -> Any:
+        return self.run(route, *tensors)
 
 
 @dataclass(eq=False)
@@ -143,6 +162,22 @@ def arrive(route: Route, rows: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]
     """
     landing = _landing(route)
     return spread(landing.rows, rows), spread(landing.gates, weights.reshape(-1))
+
+
+def arrive_grouped(route: Route, rows: Tensor, gates: Tensor, *ids: Tensor) -> tuple[Tensor, Tensor, RowGroups]:
+    """[P, H] and [P] as of `arrive`, and which rows belong to which expert, as the host and the device know it.
+
+    With bounds only the device knows it, and rows behind the last expert's are padding. ids: [rows, k] as of `land`.
+    """
+    for numbers in ids:
+        land(route, numbers)
+    rows, gates = region_of_rows(Level.LIGHT, arrive, route, rows, gates)
+    if route.shape.capacity is not None:
+        return rows, gates, RowGroups()
+    ends = route.counts.mine.sum(0).cumsum(0, dtype=torch.int32)
+    if route.shape.bounds is not None:
+        return rows, gates, RowGroups(ends=ends.clamp(max=len(rows)))
+    return rows, gates, RowGroups(route.sizes.counts, ends)
 
 
 def depart(route: Route, outputs: Tensor) -> Tensor:

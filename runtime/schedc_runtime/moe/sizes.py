@@ -167,9 +167,6 @@ class SizesExchange(Exchange):
         copied.join(where)
         return (vector,)
 
-    def forward(self, route: Copying, *payload: Tensor) -> tuple[Tensor, ...]:
-        return self.finish(self.start(route))
-
 
 class ConstantSizes:
     """The sizes of padded blocks: those of every microbatch of as many tokens, so that there is nothing to wait for."""

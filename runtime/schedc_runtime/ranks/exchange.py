@@ -70,8 +70,10 @@ class Exchange(nn.Module, ABC):
         """The gradients of the payload, in its order; None where a tensor has none."""
         raise TypeError(f"the exchange `{self.label}` carries no gradients")
 
-    @abstractmethod
-    def forward(self, route: Any, *payload: Tensor) -> tuple[Tensor, ...]: ...
+    def forward(self, route: Any, *payload: Tensor) -> tuple[Tensor, ...]:
+        if self.differentiable:
+            return exchanged(self, route, *payload)
+        return self.finish(self.start(route, *payload))
 
 
 def exchanged(exchange: Exchange, route: Any, *payload: Tensor) -> tuple[Tensor, ...]:
