@@ -32,7 +32,7 @@ from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer
 from schedc_runtime.moe.router import RouterConfig
 from schedc_runtime.moe.shards import shard_experts
 from schedc_runtime.partition import partition
-from schedc_runtime.pipeline.build.slices import bind_stage, record_in_slices
+from schedc_runtime.pipeline.build.bound import bind_stage, record_in_slices
 from schedc_runtime.pipeline.build.stages import new_stage, stages_on
 from schedc_runtime.ranks.mesh import Mesh, peer_groups
 from schedc_runtime.stage.stage import Stage

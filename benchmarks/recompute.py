@@ -41,10 +41,10 @@ from schedc.plan.counts.rows import worst_case_rows
 from schedc.step.costs import exchange
 from schedc_runtime import Cut, Mesh, Pipeline
 from schedc_runtime.measure.held_bytes import held
-from schedc_runtime.moe.arrivals import arrivals_of
 from schedc_runtime.moe.counts import Shape, ascending, counts_of_experts
 from schedc_runtime.moe.experts import Experts
 from schedc_runtime.moe.layer import GatedMLP, MoELayer
+from schedc_runtime.moe.planner import arrivals_of
 from schedc_runtime.moe.router import Router, RouterConfig
 from schedc_runtime.moe.routes import plan_route
 

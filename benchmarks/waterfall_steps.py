@@ -22,8 +22,8 @@ from schedc.step.costs.costs import parse_costs
 from schedc_runtime import Mesh, Pipeline
 from schedc_runtime.execute.micro_steps import MicroStep
 from schedc_runtime.measure.shared_starts import SharedStarts
+from schedc_runtime.models.gpt import counting_sequences
 from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer
-from schedc_runtime.models.sequences import counting_sequences
 from schedc_runtime.moe.layer import MoELayer, moe_layers
 from schedc_runtime.moe.router import Router, RouterConfig
 from schedc_runtime.ranks.expert_group import ExpertGroup

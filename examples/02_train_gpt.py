@@ -13,8 +13,7 @@ import torch.distributed as dist
 
 import schedc
 from schedc_runtime import Pipeline, join
-from schedc_runtime.models.gpt import GPT, GPTConfig, next_token_loss
-from schedc_runtime.models.sequences import counting_sequences
+from schedc_runtime.models.gpt import GPT, GPTConfig, counting_sequences, next_token_loss
 
 
 def main() -> None:

@@ -18,8 +18,8 @@ import torch.distributed as dist
 import schedc
 from schedc.plan import Capacity, Drop, Method, Plan
 from schedc_runtime import Pipeline, join
+from schedc_runtime.models.gpt import counting_sequences
 from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer, multi_token_loss
-from schedc_runtime.models.sequences import counting_sequences
 from schedc_runtime.moe.layer import moe_layers
 from schedc_runtime.moe.router import RouterConfig
 from schedc_runtime.ranks.mesh import Mesh

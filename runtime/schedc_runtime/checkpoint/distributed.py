@@ -15,9 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from schedc_runtime.checkpoint.faults import inside_file, reading
 from schedc_runtime.checkpoint.pickled import ORDERED, Called, parse_pickle, pickled_sizes, unique
-from schedc_runtime.checkpoint.stored import Stored
+from schedc_runtime.checkpoint.stored import Stored, inside_file, reading
 from schedc_runtime.checkpoint.torch_file import DTYPES, Archive
 
 METADATA = ".metadata"

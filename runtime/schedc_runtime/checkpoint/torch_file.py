@@ -17,9 +17,8 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from schedc_runtime.checkpoint.faults import reading, refused
 from schedc_runtime.checkpoint.pickled import ORDERED, Called, Symbol, UnknownName, parse_pickle, pickled_sizes
-from schedc_runtime.checkpoint.stored import InFile, InMemory, Stored, copy_rows
+from schedc_runtime.checkpoint.stored import InFile, InMemory, Stored, copy_rows, reading, refused
 from schedc_runtime.errors import MaterializeError
 
 _INSIDE = ("model", "state_dict", "model_state_dict", "module")

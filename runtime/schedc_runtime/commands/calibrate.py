@@ -45,20 +45,22 @@ from schedc_runtime.commands.options import (
 )
 from schedc_runtime.commands.toy_models import Subject, toy_model
 from schedc_runtime.errors import RuntimeFault
-from schedc_runtime.measure.host_speeds import host_speeds
-from schedc_runtime.measure.host_speeds import speeds_text as told_speeds
 from schedc_runtime.measure.kernel_times import kernels_text as told_kernels
 from schedc_runtime.measure.kernel_times import measure_kernels
-from schedc_runtime.measure.slice_times import first_slice, rows_of_slices, slice_factor
 from schedc_runtime.measure.stage_times import (
     MESSAGES,
     Bench,
     StageTimes,
     costs_of_stages,
+    first_slice,
+    host_speeds,
     measure_stages,
     merged,
     message_time,
+    rows_of_slices,
+    slice_factor,
 )
+from schedc_runtime.measure.stage_times import speeds_text as told_speeds
 from schedc_runtime.moe.layer import MoELayer, moe_layers
 from schedc_runtime.partition import Partition, partition
 from schedc_runtime.partition.boundary import Boundary, infer_boundaries

@@ -14,9 +14,8 @@ from torch.utils import _pytree as pytree
 
 from schedc_runtime.errors import PartitionError
 from schedc_runtime.partition.effects import ambient, enter
-from schedc_runtime.partition.fake_model import lent, quiet, without_cache
-from schedc_runtime.partition.intercepted import module_calls_to
-from schedc_runtime.partition.python_state import python_state_watched
+from schedc_runtime.partition.fake_model import lent, python_state_watched, quiet, without_cache
+from schedc_runtime.partition.record import module_calls_to
 from schedc_runtime.partition.recorder import ForwardRecorder
 from schedc_runtime.partition.structure import Template
 from schedc_runtime.random_numbers.counting import CountedDraws

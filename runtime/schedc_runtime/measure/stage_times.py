@@ -3,7 +3,7 @@
 One process per rank of an expert group takes the stages in turn. A stage runs serially: segments, exchanges, input
 gradients, weight gradients. All ranks begin an exchange together, so that its time contains no wait for slower ranks.
 The first repetitions warm up and do not count. For a program of whole backwards these are timed as they are run, and
-the split backwards of the same stages besides.
+the split backwards of the same stages besides. Times of slices, and speeds of the lanes to host memory, are here too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from schedc.cell.costs import CellCosts, SegmentTimes
+from schedc.cell.costs import CellCosts, SegmentTimes, SliceFactor
 from schedc.cell.graph import StageShape
 from schedc.cell.program import Action, CellProgram, Half
 from schedc.cell.serial import serial
@@ -275,3 +275,64 @@ def merged(everyone: Iterable[Sequence[Mapping[str, Sequence[float]]]]) -> list[
         keys = dict.fromkeys(key for samples in stages for key in samples)
         together.append({key: [time for samples in stages for time in samples.get(key, ())] for key in keys})
     return together
+
+
+def rows_of_slices(batch: Any) -> int:
+    """The rows of a microbatch: dimension 0 of its first tensor; 0 without tensors that have one."""
+    leaves = pytree.tree_leaves(batch)
+    return next((len(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim()), 0)
+
+
+def first_slice(value: Any, rows: int, slices: int) -> Any:
+    """The value with the first of so many slices of each tensor [rows, ...]."""
+    return pytree.tree_map(
+        lambda leaf: (
+            leaf[: rows // slices] if isinstance(leaf, torch.Tensor) and leaf.dim() and len(leaf) == rows else leaf
+        ),
+        value,
+    )
+
+
+def slice_factor(slices: int, whole: CellCosts, part: CellCosts) -> SliceFactor:
+    """By how much all slices together take longer. whole, part: times of a microbatch, and of one slice of it.
+
+    Factors are those of the sums over all segments, and over all exchanges; 1 where a microbatch takes no time.
+    """
+
+    def factor(whole: Iterable[tuple[str, SegmentTimes]], part: Iterable[tuple[str, SegmentTimes]]) -> float:
+        before, after = (sum(sum(times) for _, times in table) for table in (whole, part))
+        return float(f"{slices * after / before:.4g}") if before > 0 and after > 0 else 1.0
+
+    return SliceFactor(slices, factor(whole.segments, part.segments), factor(whole.exchanges, part.exchanges))
+
+
+BYTES = 1 << 28
+"""Bytes of a copy, of which a device needs as many."""
+
+
+def host_speeds(device: torch.device, repetitions: int) -> tuple[float, float] | None:
+    """Bytes per second of copies to the host and of copies back, each alone, the median. None without a device."""
+    if device.type != "cuda":
+        return None
+    here = torch.zeros(BYTES, dtype=torch.uint8, device=device)
+    there = torch.zeros(BYTES, dtype=torch.uint8, pin_memory=True)
+    speeds = []
+    for into, source in ((there, here), (here, there)):
+        times = []
+        for repetition in range(1 + repetitions):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            begin.record()
+            into.copy_(source, non_blocking=True)
+            end.record()
+            torch.cuda.synchronize(device)
+            times += [begin.elapsed_time(end) / 1e3] if repetition else []
+        speeds.append(BYTES / median(times))
+    return speeds[0], speeds[1]
+
+
+def speeds_text(speeds: tuple[float, float] | None) -> str:
+    """What a cost file's first lines say of the lanes."""
+    if speeds is None:
+        return "d2h, h2d: not measured: no device."
+    out, back = (f"{speed / 1e9:.4g} GB/s" for speed in speeds)
+    return f"d2h {out}, h2d {back}, pinned, each alone: write them into the line `host` of a plan."

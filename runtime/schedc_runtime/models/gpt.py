@@ -1,4 +1,4 @@
-"""A small GPT: what `schedc run` and the examples train."""
+"""A small GPT, and token sequences that it learns in few steps: what `schedc run` and the examples train."""
 
 from __future__ import annotations
 
@@ -77,3 +77,12 @@ class GPT(nn.Module):
 def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
     """Mean cross entropy of [batch, tokens, vocab] logits against [batch, tokens] targets."""
     return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def counting_sequences(rows: int, tokens: int, seed: int, vocab: int = 128) -> tuple[Tensor, Tensor]:
+    """[rows, tokens] int64 counting sequences with random starts and strides, and [rows, tokens] their next tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    start = torch.randint(0, vocab, (rows, 1), generator=generator)
+    stride = torch.randint(1, 4, (rows, 1), generator=generator)
+    sequence = (start + stride * torch.arange(tokens + 1)) % vocab
+    return sequence[:, :-1].contiguous(), sequence[:, 1:].contiguous()

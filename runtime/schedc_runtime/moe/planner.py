@@ -16,7 +16,6 @@ from schedc.ir.plan import Topology
 from schedc.step.costs.exchange import bounded_rows
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe import routes
-from schedc_runtime.moe.arrivals import arrivals_of
 from schedc_runtime.moe.capacity import ExpertCapacity
 from schedc_runtime.moe.counts import (
     Choices,
@@ -32,7 +31,9 @@ from schedc_runtime.moe.hot import HotChooser
 from schedc_runtime.moe.hot_slots import StepLender
 from schedc_runtime.moe.router import RouterConfig
 from schedc_runtime.moe.routes import Route
+from schedc_runtime.moe.sizes import Sizes
 from schedc_runtime.ranks.expert_group import ExpertGroup
+from schedc_runtime.recompute.adaptive import Arrivals
 from schedc_runtime.recompute.regions import keep, recorder, replaying
 
 
@@ -181,3 +182,12 @@ def _lent_route(chooser: HotChooser, everyone: Tensor, choosing: Choosing, count
         counts = counts_of_experts(everyone, shape)
         own = ascending(everyone[shape.rank, :tokens], shape.experts)
     return routes.plan_route(own, counts, lending=lending)
+
+
+def arrivals_of(sizes: Sizes, top: int) -> Arrivals:
+    """The rows that a microbatch brings to each rank: the same on all ranks. top: choices of a token.
+
+    Rows of hot experts count where they stay. With a capacity every rank gets the same number. Dropped choices count in
+    the mean.
+    """
+    return Arrivals(sizes.ranks, sum(sizes.tokens) * top / len(sizes.tokens))

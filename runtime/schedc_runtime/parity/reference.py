@@ -28,6 +28,7 @@ from schedc_runtime.partition import Partition
 from schedc_runtime.partition.boundary import Boundary
 from schedc_runtime.partition.shared import SharedParameter, tied_apart
 from schedc_runtime.pipeline.agree.counts import CountOfTargets
+from schedc_runtime.pipeline.build.bound import bind_stage, record_in_slices
 from schedc_runtime.pipeline.build.chunked_loss import planned_loss
 from schedc_runtime.pipeline.build.loss_function import (
     Expected,
@@ -37,7 +38,6 @@ from schedc_runtime.pipeline.build.loss_function import (
     labels_counted,
 )
 from schedc_runtime.pipeline.build.random_steps import draw_plan, number_stages
-from schedc_runtime.pipeline.build.slices import bind_stage, record_in_slices
 from schedc_runtime.pipeline.build.stages import new_stage, stages_on
 from schedc_runtime.random_numbers.numbering import StepKey, by_name
 from schedc_runtime.stage.forward import device_holding

@@ -12,10 +12,9 @@ from schedc.ir.placement import Placement
 from schedc.plan.layout.parts import DECODER, Layout, PartKind
 from schedc_runtime.partition.balance import choose_cuts
 from schedc_runtime.partition.example import check_inputs
-from schedc_runtime.partition.first_record import first_recording
 from schedc_runtime.partition.graft import adopt, separate
 from schedc_runtime.partition.record import NodeRule
-from schedc_runtime.partition.records import Records
+from schedc_runtime.partition.records import Records, first_recording
 from schedc_runtime.partition.refusals import (
     check_split_points,
     refuse_few_units,

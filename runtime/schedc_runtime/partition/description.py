@@ -10,12 +10,11 @@ from torch import Tensor, fx
 
 from schedc_runtime.partition.boundary import TensorSpec
 from schedc_runtime.partition.plain_numbers import has_symbols
-from schedc_runtime.partition.recorded_functions import Apply, ContainerFill
 from schedc_runtime.partition.recorder import Recording
 from schedc_runtime.partition.structure import Template, storage_of
 from schedc_runtime.partition.symbols import NotSymbolic
 from schedc_runtime.partition.tensor_hooks import BESIDE
-from schedc_runtime.partition.unit_calls import ASSUMED, CHECKPOINTED, TAPS
+from schedc_runtime.partition.unit_calls import ASSUMED, CHECKPOINTED, TAPS, Apply, ContainerFill
 from schedc_runtime.random_numbers.names import NamedCall
 
 Description = tuple[Any, ...]

@@ -21,17 +21,16 @@ from torch import Tensor, nn
 
 from schedc_runtime.partition.code_names import NamePath, Store, code_names
 from schedc_runtime.partition.frozen import MISSING, PLAIN, contents, frozen, same_value
-from schedc_runtime.partition.noted import Noted, Place
-from schedc_runtime.partition.python_values import (
+from schedc_runtime.partition.reads import Noted, Place, Read
+from schedc_runtime.partition.user_line import (
     attributes_of,
     home_of_value,
     is_known,
     is_users,
     keeps_attributes,
     unbound_attribute,
+    user_line,
 )
-from schedc_runtime.partition.reads import Read
-from schedc_runtime.partition.user_line import user_line
 
 Identity = tuple[int, str, bool]
 _DEPTH = 4

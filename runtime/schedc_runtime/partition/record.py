@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.function import _SingleLevelFunction
 from torch.utils import _pytree as pytree
 
 from schedc_runtime.errors import BoundaryError, PartitionError, RuntimeFault
-from schedc_runtime.partition.block_masks import recorded_masks
 from schedc_runtime.partition.boundary import TensorSpec
 from schedc_runtime.partition.description import description_of
 from schedc_runtime.partition.effects import as_around
 from schedc_runtime.partition.example import call
-from schedc_runtime.partition.fake_failures import NEEDS_VALUES
-from schedc_runtime.partition.fake_model import lent, mode_of, quiet, without_cache
-from schedc_runtime.partition.intercepted import module_calls_to
+from schedc_runtime.partition.fake_model import NEEDS_VALUES, lent, mode_of, python_state_watched, quiet, without_cache
 from schedc_runtime.partition.left_out import check_head, leave_out
 from schedc_runtime.partition.plain_numbers import asks_for_class, symbols_in_python
-from schedc_runtime.partition.python_state import python_state_watched
 from schedc_runtime.partition.read_notes import ReadNotes
-from schedc_runtime.partition.recorder import ForwardRecorder, Recording
+from schedc_runtime.partition.recorder import ForwardRecorder, Original, Recording
+from schedc_runtime.partition.structure import recorded_masks
 from schedc_runtime.partition.symbols import Conditions, NotSymbolic, Places, Symbols, sizes_of_symbols
 from schedc_runtime.partition.user_line import user_line
 from schedc_runtime.partition.values import plain_branches
@@ -209,3 +208,66 @@ def _inputs(named: Mapping[str, Any], device: torch.device, symbols: Symbols | N
             leaves[number] = torch.empty(shape, dtype=leaf.dtype, device=device)
     inputs: dict[str, Any] = pytree.tree_unflatten(leaves, tree)
     return inputs
+
+
+@contextmanager
+def module_calls_to(recorder: ForwardRecorder, model: nn.Module) -> Iterator[None]:
+    """Sends the calls of all modules, and of functions with a backward of their own, to the recorder."""
+    plain = nn.Module.__call__
+    kinds = {nn.Module} | {
+        next(kind for kind in type(module).__mro__ if "__call__" in vars(kind)) for module in model.modules()
+    }
+    before = {kind: vars(kind)["__call__"] for kind in kinds}
+    running: list[nn.Module] = []
+
+    def replaced(original: Original) -> Original:
+        def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if running and running[-1] is self:  # a class with a call of its own, which calls that of nn.Module
+                return original(self, *args, **kwargs)
+            running.append(self)
+            with recorder.notes.switched(False):
+                if (compiled := self._compiled_call_impl) is not None:
+                    self._compiled_call_impl = None
+                try:
+                    return recorder.call(self, args, kwargs, original)
+                finally:
+                    if compiled is not None:
+                        self._compiled_call_impl = compiled
+                    running.pop()
+
+        return call
+
+    def custom(kind: Any, apply: Original, args: tuple[Any, ...]) -> Any:
+        return recorder.custom(kind, apply, args)
+
+    try:
+        for kind, own in before.items():
+            kind.__call__ = replaced(plain if kind is nn.Module else own)  # type: ignore[method-assign]
+        with custom_functions_to(custom):
+            yield
+    finally:
+        for kind, own in before.items():
+            kind.__call__ = own  # type: ignore[method-assign]
+
+
+@contextmanager
+def custom_functions_to(take: Callable[[Any, Original, tuple[Any, ...]], Any]) -> Iterator[None]:
+    """Sends the calls of functions with a backward of their own to ``take(kind, apply, args)``.
+
+    It replaces what `apply` of such a function calls: a model may keep `apply` itself, as ``f = MyFunction.apply``.
+    """
+    base: Any = _SingleLevelFunction
+    before = vars(base).get("apply")
+    plain = before or vars(torch._C._FunctionBase)["apply"]
+
+    def custom(kind: Any, *args: Any, **kwargs: Any) -> Any:
+        return take(kind, partial(plain.__get__(None, kind), **kwargs), args)
+
+    base.apply = classmethod(custom)
+    try:
+        yield
+    finally:
+        if before is None:
+            del base.apply
+        else:
+            base.apply = before

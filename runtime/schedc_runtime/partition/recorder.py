@@ -18,22 +18,32 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from schedc_runtime.errors import PartitionError
 from schedc_runtime.partition.effects import after, ambient
-from schedc_runtime.partition.fake_failures import NEEDS_VALUES, fake_only
+from schedc_runtime.partition.fake_model import NEEDS_VALUES, fake_only, python_random_kept
 from schedc_runtime.partition.plain_numbers import sized
-from schedc_runtime.partition.python_state import python_random_kept
 from schedc_runtime.partition.read_notes import ReadNotes, paused
 from schedc_runtime.partition.reads import Read
-from schedc_runtime.partition.recorded_functions import Apply, ContainerFill, called, hidden
 from schedc_runtime.partition.structure import Part, Template, hides_tensors, storage_of, structure_parts, tensors_in
 from schedc_runtime.partition.symbols import Conditions
 from schedc_runtime.partition.tensor_hooks import TensorHooks, hooked_code, refuse_effect, refuse_written, shown_hook
-from schedc_runtime.partition.unit_calls import ASSUMED, CHECKPOINTED, TAPS, in_checkpoint, specs
+from schedc_runtime.partition.unit_calls import (
+    ASSUMED,
+    CHECKPOINTED,
+    TAPS,
+    Apply,
+    ContainerFill,
+    called,
+    hidden,
+    in_checkpoint,
+    specs,
+)
 from schedc_runtime.partition.user_line import user_line
 from schedc_runtime.partition.values import AskedValues
 from schedc_runtime.random_numbers.counting import CountedDraws
 from schedc_runtime.random_numbers.names import NamedCall, may_draw
 
 Original = Callable[..., Any]
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
 
 
 class Tap(NamedTuple):
@@ -274,7 +284,7 @@ class ForwardRecorder(TorchFunctionMode):
     # Calls of modules and of functions with a backward of their own.
 
     @paused
-    def custom(self, kind: Any, original: Original, args: tuple[Any, ...]) -> Any:
+    def custom(self, kind: Any, original: Original, args: Args) -> Any:
         """A call of a `torch.autograd.Function`. Reentrant checkpointing calls what it was given, with gradients."""
         if kind is CheckpointFunction:
             outer, self._checkpointing = self._checkpointing, True
@@ -292,7 +302,7 @@ class ForwardRecorder(TorchFunctionMode):
         self._know(result, node)
         return result
 
-    def call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], original: Original) -> Any:
+    def call(self, module: nn.Module, args: Args, kwargs: Kwargs, original: Original) -> Any:
         """A call of any module."""
         path = self._modules.get(id(module))
         if self._call is not None:
@@ -315,9 +325,7 @@ class ForwardRecorder(TorchFunctionMode):
         finally:
             del self._through[len(self._through) - (path is not None) :]
 
-    def _single(
-        self, module: nn.Module, path: str, args: tuple[Any, ...], kwargs: dict[str, Any], original: Original
-    ) -> Any:
+    def _single(self, module: nn.Module, path: str, args: Args, kwargs: Kwargs, original: Original) -> Any:
         """A call of a module that is a single node."""
         named = {f"argument {position}": value for position, value in enumerate(args)} | {
             f"argument `{key}`": value for key, value in kwargs.items()
@@ -348,9 +356,7 @@ class ForwardRecorder(TorchFunctionMode):
             self._remember(value, Tap(node, submodule, number, ()))
         return result
 
-    def _result(
-        self, module: nn.Module, path: str, args: tuple[Any, ...], kwargs: dict[str, Any], original: Original
-    ) -> Any:
+    def _result(self, module: nn.Module, path: str, args: Args, kwargs: Kwargs, original: Original) -> Any:
         """The fake result of a single node. One that depends on values is taken to return what it is given first."""
         assumed = len(self.recording.assumed)
         try:
@@ -363,14 +369,7 @@ class ForwardRecorder(TorchFunctionMode):
             self.recording.assumed.append(path)
             return torch.empty_like(first, requires_grad=True)
 
-    def _inner(
-        self,
-        module: nn.Module,
-        path: str | None,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        original: Original,
-    ) -> Any:
+    def _inner(self, module: nn.Module, path: str | None, args: Args, kwargs: Kwargs, original: Original) -> Any:
         """A call inside of a single node: its result may turn up outside, taken out by a hook."""
         assert self._call is not None
         try:

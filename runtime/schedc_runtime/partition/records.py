@@ -12,19 +12,18 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from schedc_runtime.errors import PartitionError
+from schedc_runtime.errors import BoundaryError, PartitionError
 from schedc_runtime.partition.boundary import TensorSpec
 from schedc_runtime.partition.cut_record import CutModel, Record
 from schedc_runtime.partition.effects import ambient
-from schedc_runtime.partition.example import named_arguments
+from schedc_runtime.partition.example import arguments, guesses, named_arguments
 from schedc_runtime.partition.forms import Form
 from schedc_runtime.partition.graft import graft
-from schedc_runtime.partition.homes import Homes
 from schedc_runtime.partition.reads import Reads
 from schedc_runtime.partition.record import NodeRule, modules_outside, record
 from schedc_runtime.partition.recorded_stage import CodeSlot, RecordedStage, attribute_of, equip
 from schedc_runtime.partition.recorder import Recording
-from schedc_runtime.partition.split import CutRecording, Entries
+from schedc_runtime.partition.split import CutRecording, Entries, Homes
 from schedc_runtime.partition.symbols import Places, sizes_of_symbols
 from schedc_runtime.random_numbers.names import aliases_of
 
@@ -259,3 +258,31 @@ def _shapes(named: Mapping[str, Any]) -> str:
         f"{name} {list(value.shape) if isinstance(value, (Tensor, TensorSpec)) else value}"
         for name, value in named.items()
     )
+
+
+def first_recording(
+    model: nn.Module, rule: NodeRule, inputs: Sequence[str] | None, example: Any
+) -> tuple[dict[str, Any], Recording]:
+    """(arguments by name, recording). Raises `PartitionError` if no guess fits, with what the first one failed of."""
+    with torch.enable_grad():
+        return _first(model, rule, inputs, example)
+
+
+def _first(
+    model: nn.Module, rule: NodeRule, inputs: Sequence[str] | None, example: Any
+) -> tuple[dict[str, Any], Recording]:
+    device = device_of_record(model)
+    if example is not None:
+        named = named_arguments(model, *arguments(example), inputs)
+        return named, record(model, named, rule, training=model.training, device=device)
+    failure: BoundaryError | None = None
+    for named in guesses(model, inputs):
+        try:
+            return named, record(model, named, rule, training=model.training, device=device)
+        except BoundaryError as error:
+            failure = failure or error
+    raise PartitionError(
+        f"{type(model).__name__} runs on none of the inputs that were guessed from its layers"
+        + (f"; the first: {failure.message}" if failure else ""),
+        "give a batch as an example, of which only the shapes count: Pipeline(..., example=batch)",
+    ) from failure

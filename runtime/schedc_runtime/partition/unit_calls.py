@@ -1,5 +1,8 @@
-"""Calls a unit in the code of a stage as the model does: checkpointed, with outputs of its submodules, its result
-checked where a recording could only assume it."""
+"""What the code of a stage calls besides torch's functions: units, containers, and functions of autograd.
+
+A unit may be checkpointed, and give outputs of its submodules. Its result is checked where a recording could only
+assume it.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,10 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils.checkpoint import checkpoint
 
-from schedc_runtime.errors import BoundaryError
+from schedc_runtime.errors import BoundaryError, PartitionError
 from schedc_runtime.partition.boundary import TensorSpec
 from schedc_runtime.partition.structure import Template
+from schedc_runtime.partition.user_line import user_line
 
 TAPS = "taps"
 """Key in the meta of a call: (submodule, number of its call) of the outputs that it gives besides its result."""
@@ -102,3 +106,47 @@ def _with_taps(module: nn.Module, taps: Sequence[tuple[str, int]], *args: Any, *
         for hook in hooks:
             hook.remove()
     return (result, *(outputs[tap] for tap in taps))
+
+
+class ContainerFill:
+    """Builds a container at run time."""
+
+    def __init__(self, template: Template) -> None:
+        self.template, self.__name__ = template, "built"
+
+    def __call__(self, leaves: Sequence[Any]) -> Any:
+        return self.template.fill(iter(leaves))
+
+
+class Apply:
+    """Calls a `torch.autograd.Function` at run time."""
+
+    def __init__(self, kind: Any) -> None:
+        self.kind, self.__name__ = kind, kind.__name__
+
+    def __call__(self, *args: Any) -> Any:
+        return self.kind.apply(*args)
+
+
+def called(func: Any) -> Any:
+    """A torch function, as stage code calls it: a property becomes getattr."""
+    if getattr(func, "__name__", "") == "__get__":
+        return getattr
+    if getattr(func, "__name__", "") == "__set__":
+        raise PartitionError(
+            f"the attribute `{func.__self__.__name__}` of a tensor is assigned between blocks{user_line()}",
+            "do this in a submodule of its own: modules are called, not recorded",
+        )
+    return func
+
+
+def hidden(value: Any, where: str) -> PartitionError:
+    """The refusal of an object that keeps tensors. where: what it was given to."""
+    kind = type(value).__name__
+    cache = "cache" in kind.lower() or "cache" in where or "past" in where
+    return PartitionError(
+        f"{where} is a {kind} that keeps tensors: state that microbatches and stages would share",
+        "give use_cache=False, in the batch or in the model's configuration"
+        if cache
+        else "pass tensors, or tuples, lists, dicts and dataclasses of tensors",
+    )

@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.overrides import handle_torch_function
 from torch.utils import _pytree as pytree
 
-from schedc_runtime.partition.known_values import KnownValues
+from schedc_runtime.partition.boundary import KnownValues
 from schedc_runtime.partition.symbols import Values, settled
 
 KNOWN = "known"

@@ -16,26 +16,22 @@ from schedc_runtime.execute.executor import Interval
 from schedc_runtime.execute.micro_steps import CellSource
 from schedc_runtime.moe.kernels import Kernels
 from schedc_runtime.pipeline.agree.counts import Accumulation, CountOfTargets
+from schedc_runtime.pipeline.build.apply_plan import told_buffers
 from schedc_runtime.pipeline.build.assemble import assemble
 from schedc_runtime.pipeline.build.assembly import Settings
-from schedc_runtime.pipeline.build.cut import Cut
-from schedc_runtime.pipeline.build.kinds import check_kinds
+from schedc_runtime.pipeline.build.cut import Cut, check_kinds
 from schedc_runtime.pipeline.build.loss_function import LossOfMicrobatch, labels_counted
 from schedc_runtime.pipeline.build.materialize import CheckpointSource, check_materialized, materialize
-from schedc_runtime.pipeline.build.offloading import told_buffers
 from schedc_runtime.pipeline.build.parallelize import ParallelizeStage, parallelize
 from schedc_runtime.pipeline.build.replica_works import evaluation_of
-from schedc_runtime.pipeline.state.report import report, told_graphs
+from schedc_runtime.pipeline.state.report import collected_trace, report, told_graphs
 from schedc_runtime.pipeline.state.snapshots import Snapshot, Wanted
 from schedc_runtime.pipeline.state.state import gather_state, load_state
 from schedc_runtime.pipeline.step.contexts import evaluating
 from schedc_runtime.pipeline.step.losses import StepResult
-from schedc_runtime.pipeline.step.norms import clip, total_norm
-from schedc_runtime.pipeline.step.router_bias import exchanges_loads, update_biases
-from schedc_runtime.pipeline.step.routing_record import RoutingRecord
-from schedc_runtime.pipeline.step.scaler import unscale
+from schedc_runtime.pipeline.step.norms import clip, total_norm, unscale
+from schedc_runtime.pipeline.step.routing_record import RoutingRecord, exchanges_loads, update_biases
 from schedc_runtime.pipeline.step.step import PipelineCall, StepRunner
-from schedc_runtime.pipeline.step.traces import collected_trace
 from schedc_runtime.ranks.mesh import Coordinate, Mesh
 from schedc_runtime.stage.stage import Stage
 from schedc_runtime.transport.priorities import told

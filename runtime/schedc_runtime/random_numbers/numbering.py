@@ -11,9 +11,8 @@ import torch
 from torch import nn
 
 from schedc_runtime.random_numbers.interception import listening, session
-from schedc_runtime.random_numbers.keys import microbatch_key, place_key
 from schedc_runtime.random_numbers.names import aliases_of, names_of
-from schedc_runtime.random_numbers.session import Draws, Session
+from schedc_runtime.random_numbers.session import Draws, Session, microbatch_key, place_key
 
 
 class StepKey(NamedTuple):

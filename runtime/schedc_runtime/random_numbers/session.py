@@ -3,13 +3,16 @@
     forward    key = microbatch's key ^ key of (module, ordinal); the generator is set to it
     again      a repeated call takes the keys that followed in the forward: nothing but keys is remembered
 
-A session lasts for a step. Afterwards the generators are as before it. All of this is work of the host.
+A session lasts for a step. Afterwards the generators are as before it. All of this is work of the host. Keys are
+63-bit numbers made of seed, step, microbatch, and the place of a draw in the model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
+from hashlib import blake2b
 from types import FrameType
 
 import torch
@@ -17,8 +20,29 @@ import torch.utils.checkpoint
 from torch import Tensor
 
 from schedc_runtime.errors import RuntimeFault
-from schedc_runtime.random_numbers.keys import place_key
 from schedc_runtime.random_numbers.names import Names, name_on_stack, runs_in
+
+_MASK = 2**63 - 1
+
+
+def microbatch_key(seed: int, step: int, microbatch: int, call: str = "step") -> int:
+    """The key of a microbatch. step: number of training steps before. microbatch: its number over all replicas.
+
+    call: ``step`` or ``evaluate``.
+    """
+    return _hashed(f"{seed}/{step}/{microbatch}/{call}")
+
+
+@cache
+def place_key(module: str, ordinal: int) -> int:
+    """The key of the ``ordinal``-th draw of a module in one forward of the model. The exclusive or with
+    `microbatch_key` is the seed of the draw."""
+    return _hashed(f"{module}#{ordinal}")
+
+
+def _hashed(text: str) -> int:
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little") & _MASK
+
 
 Mark = dict[torch.device, int]
 """The last key on each device: a place between two draws."""

@@ -16,8 +16,7 @@ from torch.utils import _pytree as pytree
 
 from schedc_runtime.partition.boundary import TensorSpec
 from schedc_runtime.partition.example import named_arguments
-from schedc_runtime.partition.intercepted import custom_functions_to
-from schedc_runtime.partition.record import record
+from schedc_runtime.partition.record import custom_functions_to, record
 from schedc_runtime.partition.recorder import ForwardRecorder, Original, Recording
 from schedc_runtime.partition.records import Records, device_of_record
 from schedc_runtime.partition.split import CutRecording, Entries

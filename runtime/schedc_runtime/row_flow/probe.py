@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from schedc_runtime.partition.python_state import python_random_kept
+from schedc_runtime.partition.fake_model import python_random_kept
 from schedc_runtime.row_flow.flows import Flow, split_rows
 from schedc_runtime.row_flow.layouts import RowPlace
 

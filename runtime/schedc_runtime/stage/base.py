@@ -16,9 +16,8 @@ from schedc.cell.graph import StageShape
 from schedc.cell.slices import JOINT, sliced
 from schedc.ir.plan import Level, Recompute
 from schedc_runtime.errors import StageError
-from schedc_runtime.partition.boundary import Boundary
+from schedc_runtime.partition.boundary import Boundary, SlicedBoundary
 from schedc_runtime.partition.recorded_stage import RecordedStage
-from schedc_runtime.partition.sliced_boundary import SlicedBoundary
 from schedc_runtime.random_numbers.interception import session
 from schedc_runtime.random_numbers.numbering import Numbering
 from schedc_runtime.ranks.exchange import RoutingLayer

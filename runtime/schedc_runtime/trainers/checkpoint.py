@@ -25,8 +25,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.optim import Optimizer
 
 from schedc_runtime.checkpoint.distributed import METADATA, stored_as_written
-from schedc_runtime.checkpoint.faults import reading
-from schedc_runtime.checkpoint.stored import Stored
+from schedc_runtime.checkpoint.stored import Stored, reading
 from schedc_runtime.data_parallel.shards_in_process import InProcessSharding
 from schedc_runtime.errors import MaterializeError, RuntimeFault
 from schedc_runtime.pipeline.build.assembly import Assembly

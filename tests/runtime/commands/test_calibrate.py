@@ -26,8 +26,16 @@ from schedc_runtime import Pipeline
 from schedc_runtime.commands import calibrate, run
 from schedc_runtime.execute.cell_programs import asks_on_lane
 from schedc_runtime.measure.kernel_times import counts_of, measure_kernels, points
-from schedc_runtime.measure.slice_times import first_slice, rows_of_slices, slice_factor
-from schedc_runtime.measure.stage_times import Bench, StageTimes, costs_of_stages, measure_stages, merged
+from schedc_runtime.measure.stage_times import (
+    Bench,
+    StageTimes,
+    costs_of_stages,
+    first_slice,
+    measure_stages,
+    merged,
+    rows_of_slices,
+    slice_factor,
+)
 from schedc_runtime.moe.layer import moe_layers
 from schedc_runtime.partition import partition
 from schedc_runtime.partition.boundary import infer_boundaries

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from schedc.compiler import compile as compile_schedule
 from schedc_runtime import Pipeline
-from schedc_runtime.transport.side_stream import SideStream, joined
+from schedc_runtime.transport.collectives_in_process import SideStream, joined
 from support.expert_cases import compiled, model, train
 from support.runtime_cases import differences, next_token_loss, oracle, small_gpt, tokens
 

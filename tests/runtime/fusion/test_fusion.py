@@ -25,7 +25,7 @@ from schedc_runtime.moe.experts import Experts
 from schedc_runtime.moe.layer import MoELayer
 from schedc_runtime.moe.router import Router, RouterConfig
 from schedc_runtime.partition import partition
-from schedc_runtime.pipeline.build.fused import check_exact
+from schedc_runtime.pipeline.build.apply_plan import check_exact
 from support.needs import needed
 from support.recompute_cases import block_stage, moe
 from support.runtime_cases import next_token_loss, small_gpt, tokens

@@ -14,7 +14,7 @@ from schedc_runtime import Pipeline
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.capacity import ExpertCapacity
 from schedc_runtime.moe.layer import MoELayer, moe_layers
-from schedc_runtime.pipeline.step.repeated_step import Undo
+from schedc_runtime.pipeline.step.contexts import Undo
 from schedc_runtime.ranks.expert_group import ExpertGroup
 from schedc_runtime.ranks.mesh import Mesh
 from support.runtime_cases import next_token_loss, tokens

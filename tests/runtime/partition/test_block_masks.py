@@ -15,8 +15,7 @@ from torch.nn.attention.flex_attention import AuxOutput, BlockMask, and_masks, c
 
 import schedc
 from schedc_runtime import Pipeline
-from schedc_runtime.partition.block_masks import MaskFunction
-from schedc_runtime.partition.structure import Template, tensors_in
+from schedc_runtime.partition.structure import MaskFunction, Template, tensors_in
 from schedc_runtime.pipeline.agree.batch import BatchRefused
 
 TRAINERS = Path(__file__).parents[3] / "build" / "trainers"

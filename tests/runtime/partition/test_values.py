@@ -12,7 +12,7 @@ import schedc
 from schedc_runtime import Pipeline
 from schedc_runtime.errors import PartitionError
 from schedc_runtime.execute.executor import InstructionError
-from schedc_runtime.partition.known_values import KnownValues
+from schedc_runtime.partition.boundary import KnownValues
 from schedc_runtime.partition.values import facts_of
 from schedc_runtime.pipeline.agree.batch import StepRequest, agree, signature_of
 

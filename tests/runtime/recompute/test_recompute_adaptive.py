@@ -20,9 +20,9 @@ from schedc.plan.counts.layers import moe_layer
 from schedc.plan.counts.rows import worst_case_rows
 from schedc_runtime import Mesh, Pipeline
 from schedc_runtime.measure.held_bytes import Bytes, held
-from schedc_runtime.moe.arrivals import arrivals_of
 from schedc_runtime.moe.counts import Shape, ascending, counts_of_experts
 from schedc_runtime.moe.hot import Lending
+from schedc_runtime.moe.planner import arrivals_of
 from schedc_runtime.moe.routes import Route, plan_route
 from schedc_runtime.recompute.adaptive import RELAX, Adaptive
 from support.recompute_cases import (

@@ -10,13 +10,11 @@ import torch
 from torch import Tensor
 
 from schedc_runtime.errors import RuntimeFault
-from schedc_runtime.partition.boundary import TensorSpec
+from schedc_runtime.partition.boundary import KnownValues, TensorSpec
 from schedc_runtime.partition.example import arguments
-from schedc_runtime.partition.known_values import KnownValues
 from schedc_runtime.partition.values import KNOWN
 from schedc_runtime.pipeline.agree.batch_facts import batch_facts, common_facts, mapped_facts, with_facts
-from schedc_runtime.pipeline.agree.example_dims import ROWS_FIRST, Dim, Dims, dim_of, inside
-from schedc_runtime.pipeline.agree.rows import Rows
+from schedc_runtime.pipeline.agree.rows import ROWS_FIRST, Dim, Dims, Rows, dim_of, inside
 from schedc_runtime.transport.base import describe
 
 Json = Any

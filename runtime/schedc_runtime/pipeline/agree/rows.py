@@ -1,11 +1,24 @@
-"""How the rows of a batch go to microbatches: in equal parts, or padded to them by rows that are repeated."""
+"""Which dimension of each tensor of a batch has the rows, and how rows go to microbatches.
+
+Rows are the first dimension, else that of `Pipeline(example_dims=)`. They go to microbatches in equal parts, or padded
+to them by rows that are repeated.
+
+input_ids     [rows, T]       0
+position_ids  [3, rows, T]    1      example_dims={"position_ids": 1}
+table         [T, T]          None   example_dims={"table": None}: every microbatch has all of it
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.partition.example import positional_names
 
 
 class Rows(NamedTuple):
@@ -39,3 +52,44 @@ class Rows(NamedTuple):
         last = (start + least + (part < more) - 1).clamp(min=0)
         places = torch.minimum(start + torch.arange(self.size, device=device), last)
         return places.clamp(max=self.rows - 1).flatten()
+
+
+Dim = int | None
+"""Dimension of the rows of a tensor; None where all microbatches share the tensor."""
+Dims = Mapping[str | int, Dim]
+"""Dimensions by the name of an argument, or by its position in a tuple. They hold for all tensors inside of it."""
+ROWS_FIRST: Dims = MappingProxyType({})
+GRIDS = -4096
+"""Dimension of the rows in what Hugging Face models take as positions: 1 in [3 or 4, rows, T], else 0."""
+
+
+def dims_of(model: nn.Module, given: Mapping[str, Dim] | None, inputs: Sequence[str] | None) -> Dims:
+    """The dimensions of a batch of ``model``. inputs: names of positional arguments, in place of the forward's.
+
+    Raises `RuntimeFault` for a name that the forward does not take, and for what is no dimension.
+    """
+    names, anything = positional_names(model, inputs)
+    for name, dim in (given or {}).items():
+        if not anything and name not in names:
+            raise RuntimeFault(f"example_dims names `{name}`; {type(model).__name__} takes {names}", "name an argument")
+        if dim is not None and (not isinstance(dim, int) or isinstance(dim, bool)):
+            raise RuntimeFault(
+                f"example_dims[{name!r}] is {dim!r}", "give the dimension of the rows, or None for a tensor without"
+            )
+    by_library = any(base.__module__.startswith("transformers.") for base in type(model).__mro__)
+    dims: dict[Any, Dim] = {"position_ids": GRIDS} if by_library else {}
+    dims |= given or {}
+    return {**dims, **{position: dims[name] for position, name in enumerate(names) if name in dims}}
+
+
+def inside(value: Any, dims: Dims, dim: Dim) -> Iterator[tuple[Any, Dims, Dim]]:
+    """(item, dims of its inside, its dim) of each item of a tuple, list or mapping. dim: that of ``value``."""
+    for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
+        yield item, ROWS_FIRST, dims.get(key, dim)
+
+
+def dim_of(tensor: Tensor, dim: Dim) -> Dim:
+    """The dimension of the rows of ``tensor`` [...], not negative; one that is out of range stays so."""
+    if dim == GRIDS:
+        return 1 if tensor.dim() == 3 and tensor.shape[0] in (3, 4) else 0
+    return dim + tensor.dim() if dim is not None and -tensor.dim() <= dim < 0 else dim

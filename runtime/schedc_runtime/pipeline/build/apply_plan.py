@@ -1,30 +1,45 @@
-"""Carries out a plan on the model of one process: experts spread, rows exchanged, stages recomputed."""
+"""Carries out a plan on the stages of one process: mesh, experts, exchanges, recomputation, offloads, fused chains."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
+import numpy as np
+import torch
 from torch import nn
 
 from schedc.cell import CellCosts
 from schedc.diagnostics import DiagnosticError
-from schedc.ir.program import Program
+from schedc.ir.parallel import Parallel
+from schedc.ir.plan import Fuse
+from schedc.ir.program import InstructionKind, Program, computation
 from schedc.ir.recomputed import recomputed_slots
+from schedc.ir.scopes import is_chosen, line_per_stage
 from schedc.ir.verify_plan import verify_plan
+from schedc.ir.works import WorkKind
+from schedc.model.fusions import COMPILED, FUSIONS
 from schedc.plan import Method, Plan, Topology
 from schedc.step.costs import exchange
+from schedc.step.dependencies import Dependencies
+from schedc.step.program.insert_works import placed_in
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.capacity import ExpertCapacity
 from schedc_runtime.moe.hot_choice import HotPolicy
 from schedc_runtime.moe.kernels import Kernels, MeasuredProducts
 from schedc_runtime.moe.layer import METHODS, MoELayer, moe_layers
 from schedc_runtime.moe.shards import shard_experts
-from schedc_runtime.pipeline.build.parallel_mesh import parallel_mesh
+from schedc_runtime.pipeline.build.stages import StagesByIndex
 from schedc_runtime.ranks.expert_group import ExpertGroup
 from schedc_runtime.ranks.mesh import Mesh
 from schedc_runtime.stage.stage import Stage
 from schedc_runtime.transport.collectives import Communicator
+
+if TYPE_CHECKING:
+    from schedc_runtime.compiled.settings import CompileSettings
+    from schedc_runtime.fusion.fused_stages import FusedStages
+    from schedc_runtime.offload.lanes import Lanes
 
 
 def mesh_for(plan: Plan, program: Program, mesh: Mesh | None) -> Mesh:
@@ -140,3 +155,120 @@ def _take_products(plan: Plan, name: str, layer: MoELayer, kernels: Kernels) -> 
         experts.provider(plan.capacity is not None, plan.bound is None)
     except RuntimeFault as error:
         raise RuntimeFault(f"`{name}`: {error.message}", error.help) from None
+
+
+def parallel_mesh(plan: Plan, parallel: Parallel, program: Program, mesh: Mesh | None) -> Mesh:
+    """The mesh of ``parallel``: pipeline ranks, ep ranks that share experts, dp / ep groups of them.
+
+    With ``zero 3`` it shards parameters outside of experts. ``zero 0`` and ``zero 1`` are one mesh: the optimizer is
+    made by whoever trains. Raises `RuntimeFault` for what the runtime does not carry out, and for another ``mesh``.
+    """
+    if parallel.tp > 1 or parallel.cp > 1:
+        raise RuntimeFault(
+            f"the plan says tp {parallel.tp} and cp {parallel.cp}; a pipeline splits no product and no sequence",
+            "train with Megatron-LM: `schedc export PLAN --to megatron` writes its flags; or write `tp 1 cp 1`",
+        )
+    if parallel.zero == 2:
+        raise RuntimeFault(
+            "the plan says zero 2, and a pipeline shards no gradients without their parameters",
+            "write `zero 1`, or `zero 3` to shard parameters too",
+        )
+    per_node = plan.topology.per_node if plan.topology else min(parallel.ep, parallel.node)
+    planned = Mesh(program.ranks, parallel.ep, parallel.dp // parallel.ep, per_node, parallel.zero == 3)
+    if mesh is None:
+        return planned
+    if replace(mesh, high_priority=(), per_node=planned.per_node) != planned:
+        raise RuntimeFault(
+            f"the plan is for {planned.pipeline} x {planned.experts} x {planned.data} pipeline, expert and data ranks"
+            f"{_sharded(planned)}, the mesh has {mesh.pipeline} x {mesh.experts} x {mesh.data}{_sharded(mesh)}",
+            "give both the same sizes, or leave the mesh out",
+        )
+    return mesh
+
+
+def _sharded(mesh: Mesh) -> str:
+    return " with sharded parameters" if mesh.shard_dense else ""
+
+
+def offload_stages(
+    program: Program, rank: int, held: StagesByIndex, device: torch.device, plan: Plan, name: str
+) -> Lanes | None:
+    """Let the stages of a rank move what the program's works move; the rank's lanes, None where nothing moves.
+
+    held: the stages of the rank, by index. plan: the program's. The bytes of its host limit the rank's buffers; host
+    memory without a unit limits nothing here. name: what errors call the rank.
+    """
+    moving, host = moving_microbatches(program, rank), plan.host
+    if not moving:
+        return None
+    from schedc_runtime.offload.lanes import lanes_for
+    from schedc_runtime.offload.rules import OffloadSettings
+
+    lanes = lanes_for(device)
+    lanes.buffers.name = name
+    if host is not None and host.in_bytes:
+        lanes.buffers.limit, lanes.buffers.slack = host.size, max(1.0, host.size / _most_on_host(program, rank))
+    rules = {} if is_chosen(plan) else line_per_stage(plan.offload, program.stages, program.placement)
+    for stage, microbatches in moving.items():
+        named = frozenset(rules[stage].roles) if stage in rules else frozenset()
+        there = held[stage].roles
+        roles = named & there if there else named - {"dense"}  # a dense stage that runs as a whole moves as a whole
+        held[stage].set_offload(OffloadSettings(lanes, roles=roles, microbatches=frozenset(microbatches)))
+    return lanes
+
+
+def _most_on_host(program: Program, rank: int) -> float:
+    """The most bytes that lie on the host of a rank, by the works of the program; at least 1."""
+    dependencies = Dependencies.of(computation(program)[0])
+    low, high = dependencies.rank_start[rank : rank + 2] + np.array([rank, rank + 1])
+    return max(1.0, float(placed_in(program).on_host(dependencies)[low:high].max()))
+
+
+def told_buffers(lanes: Iterable[Lanes]) -> list[str]:
+    """A line for each rank here that has had host buffers: the most bytes, and of what memory."""
+    return [
+        f"{buffers.name}: host buffers took {buffers.most:,} bytes at most, {buffers.memory}"
+        for of_rank in lanes
+        if (buffers := of_rank.buffers).most
+    ]
+
+
+def moving_microbatches(program: Program, rank: int) -> dict[int, set[int]]:
+    """By stage: the microbatches that leave the device on that rank."""
+    rows = slice(int(program.rank_start[rank]), int(program.rank_start[rank + 1]))
+    works, moving = program.works, dict[int, set[int]]()
+    for work in program.work[rows][np.asarray(program.kind[rows]) == InstructionKind.START].tolist():
+        if works.kind[work] == WorkKind.OFFLOAD:
+            moving.setdefault(int(works.stage[work]), set()).add(int(works.microbatch[work]))
+    return moving
+
+
+def check_exact(fuse: Fuse | None) -> None:
+    """Refuses what rounds otherwise where results are compared bit by bit; `auto` passes. Raises `RuntimeFault`."""
+    rounding = [name for name in fuse.names if not FUSIONS[name].exact] if fuse is not None else []
+    if fuse is not None and (rounding or fuse.compiled):
+        what = rounding[0] if rounding else COMPILED
+        raise RuntimeFault(
+            f"fuse {what}: gradients round otherwise, and bits are to be compared",
+            f"leave `{what}` out of the line, or `--check bitwise` out",
+        )
+
+
+def fused_blocks(
+    fuse: Fuse | None, compile: CompileSettings | None, stages: Iterable[Stage], aliases: Mapping[str, str]
+) -> FusedStages | None:
+    """The fused blocks of ``stages``; None without a plan's line. Their code is made at their first calls.
+
+    Raises `RuntimeFault` beside ``compile``.
+    """
+    if fuse is None:
+        return None
+    if compile is not None:
+        raise RuntimeFault(
+            "compile= and `fuse` in the plan exclude each other: torch.compile fuses what it compiles",
+            "leave `fuse` out of the plan, or compile= out of the pipeline; `fuse auto compiled` lets torch.compile"
+            " make the kernels of the chains",
+        )
+    from schedc_runtime.fusion.fused_stages import FusedStages
+
+    return FusedStages(fuse, stages, aliases)

@@ -28,16 +28,21 @@ from schedc_runtime.pipeline.agree.agreement import check_fingerprints, differen
 from schedc_runtime.pipeline.agree.batch import one_microbatch
 from schedc_runtime.pipeline.agree.guard import FailureGuard
 from schedc_runtime.pipeline.agree.plan_fit import FirstBatch, check_model
-from schedc_runtime.pipeline.build.apply_plan import attach, check_contradictions, mesh_for, recompute_stages
+from schedc_runtime.pipeline.build.apply_plan import (
+    attach,
+    check_contradictions,
+    fused_blocks,
+    mesh_for,
+    offload_stages,
+    recompute_stages,
+)
 from schedc_runtime.pipeline.build.assembly import Assembly, Settings
 from schedc_runtime.pipeline.build.bound import BoundCode
 from schedc_runtime.pipeline.build.chunked_loss import check_vocab, planned_loss
-from schedc_runtime.pipeline.build.fused import fused_blocks
 from schedc_runtime.pipeline.build.loss_function import LossHead
-from schedc_runtime.pipeline.build.offloading import offload_stages
+from schedc_runtime.pipeline.build.parallelize import sharding_of, take_shards
 from schedc_runtime.pipeline.build.random_steps import check_way, number_stages
 from schedc_runtime.pipeline.build.replica_works import agree_on_bytes, bytes_of_stages, place_works, together
-from schedc_runtime.pipeline.build.shard_stages import sharding_of, take_shards
 from schedc_runtime.pipeline.build.stages import (
     copied_stages,
     device_of,

@@ -21,9 +21,9 @@ from schedc_runtime.execute.micro_steps import CellSource
 from schedc_runtime.moe.kernels import Kernels
 from schedc_runtime.partition import Partition
 from schedc_runtime.partition.shared import SharedParameter
-from schedc_runtime.pipeline.agree.example_dims import Dim, Dims, dims_of
 from schedc_runtime.pipeline.agree.guard import FailureGuard
 from schedc_runtime.pipeline.agree.plan_fit import FirstBatch
+from schedc_runtime.pipeline.agree.rows import Dim, Dims, dims_of
 from schedc_runtime.pipeline.build.bound import BoundCode
 from schedc_runtime.pipeline.build.cut import Cut
 from schedc_runtime.pipeline.build.loss_function import LossHead, LossOfMicrobatch

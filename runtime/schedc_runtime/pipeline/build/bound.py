@@ -1,12 +1,18 @@
-"""Bound code of this process: executors per program, and what each input signature changes in them."""
+"""Bound code of this process: executors per program, and what each input signature changes in them.
+
+Stages that run microbatches in slices have the code of a slice; boundaries are those of a microbatch.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from schedc.ir.program import Program
 from schedc_runtime.data_parallel.hot_returns import with_hot_returns
@@ -16,16 +22,17 @@ from schedc_runtime.execute.bind import bind
 from schedc_runtime.execute.executor import Executor
 from schedc_runtime.execute.micro_steps import CellSource
 from schedc_runtime.execute.operands import ReplicaKey, specs_of
+from schedc_runtime.moe.layer import moe_layers
 from schedc_runtime.partition import Partition
-from schedc_runtime.partition.boundary import Boundary
+from schedc_runtime.partition.boundary import Boundary, SlicedBoundary, TensorSpec, check_outputs
 from schedc_runtime.partition.cut_record import Record
 from schedc_runtime.partition.effects import ambient
 from schedc_runtime.partition.shared import SharedParameter, copies_in
 from schedc_runtime.pipeline.agree.batch import arguments, microbatch_of
 from schedc_runtime.pipeline.build.random_steps import DrawPlan, draw_plan
-from schedc_runtime.pipeline.build.slices import bind_stage, record_in_slices
 from schedc_runtime.pipeline.build.stages import StagesByIndex
 from schedc_runtime.ranks.mesh import Coordinate, Mesh, PeerGroups
+from schedc_runtime.stage.stage import Stage
 from schedc_runtime.transport import Transport
 from schedc_runtime.transport.base import Spec
 
@@ -185,3 +192,65 @@ def _shorten(kept: OrderedDict[Any, Any], most: int) -> None:
     """Drop what was used least lately, beyond so many."""
     while len(kept) > most:
         kept.popitem(last=False)
+
+
+def record_in_slices(
+    partition: Partition, args: Sequence[Any], kwargs: Mapping[str, Any], slices: Sequence[int], *, training: bool
+) -> Record:
+    """The record of one microbatch. Stages in slices have the code of a slice; boundaries are those of a microbatch.
+
+    slices: [stages] number of slices; empty where no stage has more than one. Raises `PartitionError` where a boundary
+    of such a stage cannot be split.
+    """
+    by_count = {count: _of_slice(partition, args, kwargs, count, training) for count in sorted({*slices} - {1})}
+    whole = partition.record(args, kwargs, training=training)
+    if not by_count:
+        return whole
+    own = [by_count.get(count, whole) for count in slices]
+    for stage, count in enumerate(slices):
+        if count > 1:
+            part = by_count[count].boundaries
+            SlicedBoundary.of(whole.boundaries[stage], part[stage], count)
+            check_outputs(SlicedBoundary.of(whole.boundaries[stage + 1], part[stage + 1], count))
+    return replace(
+        whole,
+        codes=tuple(record.codes[stage] for stage, record in enumerate(own)),
+        draws=tuple(record.draws[stage] for stage, record in enumerate(own)),
+        slices={count: record.boundaries for count, record in by_count.items()},
+    )
+
+
+def bind_stage(stage: Stage, record: Record) -> None:
+    """Set the boundaries of a stage, which runs the code of the record."""
+    index = stage.index
+    sides = record.boundaries[index], record.boundaries[index + 1]
+    if stage.slices > 1:
+        part = record.slices[stage.slices]
+        stage.bind(*sides, (part[index], part[index + 1]))
+    else:
+        stage.bind(*sides)
+
+
+def _of_slice(
+    partition: Partition, args: Sequence[Any], kwargs: Mapping[str, Any], count: int, training: bool
+) -> Record:
+    """The record of a slice. Layers note the tokens of the microbatch, as in a record of all rows."""
+
+    def rows(leaf: Any) -> Any:
+        if not isinstance(leaf, (Tensor, TensorSpec)) or not leaf.shape:
+            return leaf
+        dim = getattr(leaf, "rows", 0)
+        if dim is None:
+            return leaf
+        shape = (*leaf.shape[:dim], leaf.shape[dim] // count, *leaf.shape[dim + 1 :])
+        return TensorSpec(shape, leaf.dtype, known=getattr(leaf, "known", None))
+
+    part = pytree.tree_map(rows, (tuple(args), dict(kwargs)), is_leaf=lambda leaf: isinstance(leaf, TensorSpec))
+    layers = [layer for _, layer in moe_layers(partition.records.model)]
+    before = [layer.outlined for layer in layers]
+    for layer in layers:
+        layer.outlined = 0
+    record = partition.record(*part, training=training, slices=count)
+    for layer, noted in zip(layers, before, strict=True):
+        layer.outlined = layer.outlined * count or noted
+    return record

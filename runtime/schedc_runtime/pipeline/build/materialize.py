@@ -14,7 +14,7 @@ from schedc_runtime.moe.huggingface import original_names, with_swapped_names
 from schedc_runtime.moe.shards import first_expert_rows
 from schedc_runtime.pipeline.agree.agreement import check_fingerprints, difference, fingerprint
 from schedc_runtime.pipeline.build.assembly import Assembly
-from schedc_runtime.pipeline.build.shard_stages import take_shards
+from schedc_runtime.pipeline.build.parallelize import take_shards
 
 if TYPE_CHECKING:
     from schedc_runtime.checkpoint.stored import Stored

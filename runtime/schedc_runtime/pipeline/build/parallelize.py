@@ -1,16 +1,39 @@
-"""A user's function applied to the stages of a pipeline: FSDP2, compilation, tensor parallelism of its own."""
+"""Shards the dense parts of the stages here, as the mesh says, or applies a user's function to the stages."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
+from schedc_runtime.data_parallel.sharding import Sharding
+from schedc_runtime.data_parallel.shards_in_process import InProcessSharding
 from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.partition.shared import copies_in
 from schedc_runtime.pipeline.build.assembly import Assembly
 from schedc_runtime.pipeline.build.replica_works import agree_on_bytes, bytes_of_stages, program_with_works, together
+from schedc_runtime.pipeline.build.stages import stages_on
+from schedc_runtime.ranks.mesh import Coordinate
+
+
+def sharding_of(assembly: Assembly) -> Sharding[Any]:
+    """How dense parts are sharded here; raises `RuntimeFault` where they cannot be."""
+    network = assembly.network
+    if network.in_process:
+        return InProcessSharding(assembly.program, assembly.mesh, network.peer_groups)
+    from schedc_runtime.data_parallel.fsdp import DenseSharding  # FSDP2 takes a second to import
+
+    return DenseSharding(assembly.program, assembly.mesh, assembly.settings.timeout)
+
+
+def take_shards(assembly: Assembly, place: Coordinate, modules: Sequence[nn.Module]) -> None:
+    """Shard the dense parts of a place's modules, where the mesh says so. A collective of the replicas."""
+    if assembly.shards is not None:
+        held = dict(zip(stages_on(assembly.program, place.pipeline), modules, strict=True))
+        assembly.shards.take(place, modules, assembly.device, copies_in(held, assembly.tied))
+
 
 ParallelizeStage = Callable[[nn.Module, Any], Any]
 """fn(stage module, device mesh): changes the module in place."""

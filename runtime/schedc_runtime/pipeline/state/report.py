@@ -1,15 +1,18 @@
-"""Tells in lines for people what a pipeline has chosen by itself, and which sizes its plan leaves open."""
+"""Tells what a pipeline has chosen by itself and which sizes its plan leaves open; collects traces of all ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from time import perf_counter_ns, time_ns
 
 from torch import nn
 
 from schedc.plan import Plan
+from schedc_runtime.execute.executor import Interval
 from schedc_runtime.moe.layer import MoELayer, moe_layers
 from schedc_runtime.moe.products import passed_over
 from schedc_runtime.pipeline.agree.plan_fit import unsaid
+from schedc_runtime.ranks.control import ControlPlane
 from schedc_runtime.stage.stage import Stage
 
 
@@ -39,3 +42,17 @@ def _products(name: str, layer: MoELayer, plan: Plan) -> str:
     dtype = str(case.dtype).removeprefix("torch.")
     rows = "; rows travel in fp8" if plan.fp8_rows else ""
     return f"{name}: products {chosen.name} ({dtype} on {case.device.type}){reasons}{rows}"
+
+
+def collected_trace(control: ControlPlane, intervals: Mapping[int, Sequence[Interval]]) -> dict[int, list[Interval]]:
+    """The intervals of all ranks, in ns of one clock, by rank. A collective.
+
+    intervals: those of the ranks here, in ns of `perf_counter_ns`.
+    """
+    shift = time_ns() - perf_counter_ns()
+    mine = {
+        rank: [(x.row, x.rows, x.start + shift, x.end + shift, x.part) for x in spans]
+        for rank, spans in intervals.items()
+    }
+    everyone = control.gather("collecting the trace", mine)
+    return {int(rank): [Interval(*span) for span in spans] for part in everyone for rank, spans in part.items()}

@@ -1,13 +1,23 @@
-"""Contexts around a step: gradients of earlier steps set aside, modules in evaluation mode."""
+"""Contexts around a call: gradients of earlier steps set aside, evaluation mode, a step undone and run again.
+
+A step that had more rows than bounded buffers hold is undone, as if it had not run, and run again with exact sizes.
+Undone are gradients, buffers, the counts of MoE layers, and torch's generators where numbers are not drawn by name.
+What hooks and attributes of the user's modules have changed stays changed.
+
+A call begins with a copy of the buffers and of the gradients that are there: with `accumulate` gradients count twice.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from schedc_runtime.moe.counts import Flag
+from schedc_runtime.moe.layer import MoELayer
+from schedc_runtime.moe.sizes import Marks
 from schedc_runtime.stage.stage import Stage
 
 
@@ -42,3 +52,82 @@ def evaluating(stages: Iterable[Stage]) -> Iterator[None]:
     finally:
         for module, training in modules:
             module.training = training
+
+
+class Undo:
+    """What a call changes, as it was before. generators: whether torch's own generators draw."""
+
+    def __init__(self, modules: Iterable[nn.Module], layers: Sequence[MoELayer], *, generators: bool) -> None:
+        self._modules, self._layers, self._generators = list(modules), layers, generators
+        self._buffers: list[tuple[nn.Module, str, Tensor, Tensor]] = []
+        self._gradients: list[tuple[nn.Parameter, Tensor | None, Tensor | None]] = []
+        self._counts: list[tuple[Tensor | int, Tensor | int, Tensor | None, int]] = []
+        self._states: list[Tensor] = []
+
+    @torch.no_grad()
+    def begin(self, training: bool) -> None:
+        """A call begins. An evaluation changes no gradient."""
+        parameters = {id(p): p for module in self._modules for p in module.parameters()} if training else {}
+        self._gradients = [
+            (parameter, parameter.grad, None if parameter.grad is None else parameter.grad.clone())
+            for parameter in parameters.values()
+        ]
+        # Version counters do not tell: a batch norm changes its statistics without them.
+        self._buffers = [
+            (owner, name, buffer, buffer.clone())
+            for module in self._modules
+            for owner in module.modules()
+            for name, buffer in owner._buffers.items()
+            if buffer is not None
+        ]
+        self._counts = [
+            (layer.planner.rows, layer.planner.padded_rows, layer.balance.total, layer.balance.microbatches)
+            for layer in self._layers
+        ]
+        if self._generators:
+            self._states = [torch.get_rng_state()]
+            if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+                self._states += [torch.cuda.get_rng_state()]
+
+    @torch.no_grad()
+    def undo(self) -> None:
+        """Bring back what `begin` saw."""
+        for parameter, gradient, values in self._gradients:
+            if gradient is not None and values is not None:
+                gradient.copy_(values)
+            parameter.grad = gradient
+        for owner, name, buffer, values in self._buffers:
+            owner._buffers[name] = buffer.copy_(values)
+        for layer, (rows, padded, total, microbatches) in zip(self._layers, self._counts, strict=True):
+            layer.planner.rows, layer.planner.padded_rows = rows, padded
+            layer.balance.total, layer.balance.microbatches = total, microbatches
+        if self._states:
+            torch.set_rng_state(self._states[0])
+            for state in self._states[1:]:
+                torch.cuda.set_rng_state(state)
+
+    def end(self) -> None:
+        """The call holds: let go of the copies."""
+        self._gradients, self._buffers, self._counts, self._states = [], [], [], []
+
+
+@contextmanager
+def exact_sizes(layers: Sequence[MoELayer]) -> Iterator[None]:
+    """Lets MoE layers whose buffers are bounded run with exact sizes."""
+    before = [layer.counter.bound for layer in layers]
+    for layer in layers:
+        layer.counter.bound, layer.planner.repeating = None, True
+    try:
+        yield
+    finally:
+        for layer, bound in zip(layers, before, strict=True):
+            layer.counter.bound, layer.planner.repeating = bound, False
+
+
+def layers_over(layers: Iterable[MoELayer], marks: Marks) -> Iterator[MoELayer]:
+    """The layers in whose own expert group a rank had more rows. marks: flags of all layers, of all groups."""
+    names = {where for where, _ in marks}
+    for layer in layers:
+        own = [flags for where, flags in layer.planner.flags.items() if where in names]
+        if own and bool((torch.stack(own) & Flag.OVERFLOW).any()):
+            yield layer

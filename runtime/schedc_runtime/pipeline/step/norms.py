@@ -1,4 +1,8 @@
-"""The norm of the gradients over all ranks: one number per name, so that it depends on no schedule and no rank."""
+"""Gradients over all ranks: their norm, and the scale of a gradient scaler taken out of them.
+
+The norm has one number per name, so that it depends on no schedule and no rank. A scaler gets one answer on all ranks
+to whether some gradients are not finite.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from schedc_runtime.data_parallel.gradient_sums import is_dense_shard, is_expert
-from schedc_runtime.data_parallel.mixed_lists import alike, here, scale_gradients
+from schedc_runtime.data_parallel.mixed_lists import alike, gradients_here, here, scale_gradients
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.pipeline.build.assembly import Assembly
 from schedc_runtime.ranks.mesh import Coordinate
@@ -135,3 +139,24 @@ def _first_bad(norms: Mapping[tuple[str, int], float], order: Sequence[str]) -> 
     """The first name, in the model's order, with a norm that is not finite."""
     bad = {name for (name, _), norm in norms.items() if not math.isfinite(norm)}
     return next((name for name in order if name in bad), min(bad, default="the sum of all"))
+
+
+def unscale(assembly: Assembly, scaler: Any, optimizer: torch.optim.Optimizer | None) -> None:
+    """`GradScaler.unscale_` on all ranks: all of them skip the optimizer's step, or none. A collective.
+
+    scaler: a `torch.amp.GradScaler`. optimizer: that of this process; None where it has no parameters.
+    """
+    if not scaler.is_enabled():
+        return
+    scaler.scale(torch.zeros((), device=assembly.device))  # makes the scale, where this is its first use
+    if optimizer is not None:
+        with gradients_here(optimizer):
+            scaler.unscale_(optimizer)
+    flags = scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
+    mine = any(bool(flag) for flag in flags.values())
+    with assembly.guard("looking for gradients that are not finite"):
+        bad = assembly.guard.control.fold("looking for gradients that are not finite", mine or None, any)
+    # A rank without gradients has no flag, and `GradScaler.step` demands one.
+    flags.setdefault(assembly.device, torch.zeros((), device=assembly.device))
+    for flag in flags.values():
+        flag.fill_(float(bad))

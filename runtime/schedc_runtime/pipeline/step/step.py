@@ -38,12 +38,11 @@ from schedc_runtime.pipeline.build.materialize import check_materialized
 from schedc_runtime.pipeline.build.random_steps import random_numbers
 from schedc_runtime.pipeline.build.tied import check_copies
 from schedc_runtime.pipeline.state.snapshots import Snapshots, Wanted
-from schedc_runtime.pipeline.step import routing_flags
-from schedc_runtime.pipeline.step.contexts import isolated_gradients
+from schedc_runtime.pipeline.step.contexts import Undo, exact_sizes, isolated_gradients, layers_over
 from schedc_runtime.pipeline.step.hot_steps import HotSteps
 from schedc_runtime.pipeline.step.losses import Leftovers, Shared, StepResult, gathered, joined_outputs, share
 from schedc_runtime.pipeline.step.meeting_rows import RowChecks, candidates, meeting, mixing
-from schedc_runtime.pipeline.step.repeated_step import Undo, exact_sizes, layers_over
+from schedc_runtime.pipeline.step.routing_record import begin_flags, collected_flags, held_layers
 from schedc_runtime.pipeline.step.running_statistics import RunningStatistics
 from schedc_runtime.pipeline.step.stage_copies import StageCopies
 from schedc_runtime.pipeline.step.start import CallStart
@@ -97,7 +96,7 @@ class StepRunner:
         self.intervals: dict[int, list[Interval]] = {}
         """When each instruction of the last traced step ran, by local rank of the first replica here."""
         self.snapshots = Snapshots(assembly)
-        self._held_layers = routing_flags.held_layers(assembly)
+        self._held_layers = held_layers(assembly)
         self._experts = [held.layer for held in self._held_layers]
         modules = [stage.module for stage in assembly.held()]
         self._undo = Undo(modules, self._experts, generators=assembly.settings.rng == "torch")
@@ -195,7 +194,7 @@ class StepRunner:
             self._execute(call, *rest)
         with guard(f"at the end of {number}, sharing the loss"):
             formed, outputs = self.head.take()
-            return outputs, *gathered(self.control, formed, routing_flags.collected(self._held_layers))
+            return outputs, *gathered(self.control, formed, collected_flags(self._held_layers))
 
     def _execute(
         self,
@@ -215,7 +214,7 @@ class StepRunner:
             self._statistics.begin()
         for layer in self._experts:
             layer.loss_scale = loss_scale
-        routing_flags.begin(self._held_layers, call.program)
+        begin_flags(self._held_layers, call.program)
         for place, executor in executors.items():
             inputs, expected = parts[place.replica - self._replica]
             executor.start(
