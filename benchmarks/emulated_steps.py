@@ -36,7 +36,7 @@ from schedc_runtime.pipeline.build.bound import bind_stage, record_in_slices
 from schedc_runtime.pipeline.build.stages import new_stage, stages_on
 from schedc_runtime.ranks.mesh import Mesh, peer_groups
 from schedc_runtime.stage.stage import Stage
-from schedc_runtime.transport import TorchTransport
+from schedc_runtime.transport.distributed import TorchTransport
 
 RANKS, EXPERT_RANKS = 2, 2
 SEGMENTS = {

@@ -83,8 +83,8 @@ from schedc_runtime.pipeline.step.hot_steps import HotSteps
 from schedc_runtime.ranks.mesh import Coordinate, Mesh, peer_groups
 from schedc_runtime.stage.stage import Stage
 from schedc_runtime.testing import pool
-from schedc_runtime.transport import TorchTransport
 from schedc_runtime.transport.collective_calls import shares
+from schedc_runtime.transport.distributed import TorchTransport
 
 SKEWS = {"zipf_1.0": 1.0, "zipf_0.6": 0.6, "balanced": 0.0}
 WARM = 2

@@ -22,7 +22,7 @@ from schedc_runtime.execute.micro_steps import MicroStep
 from schedc_runtime.measure.emulated_device import Device
 from schedc_runtime.measure.shared_starts import SharedStarts
 from schedc_runtime.pipeline.build.apply_plan import mesh_for
-from schedc_runtime.pipeline.build.cut import Cut
+from schedc_runtime.pipeline.build.assembly import Cut
 
 ENDLESS = 1e30
 """Bytes per second of what travels among replicas, which stands beside the pipeline in a plan's step."""

@@ -12,7 +12,7 @@ import schedc
 from gpu.claims import Bound, Claim
 from gpu.setting import Setting
 from schedc_runtime import Cut, Pipeline
-from schedc_runtime.parity.compare import ReferenceCheck
+from schedc_runtime.parity.reference import ReferenceCheck
 
 CLAIMS = (
     Claim(

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from gpu.claims import Bound, Claim
 from gpu.setting import NotMeasured, Setting, drawn, medians
-from schedc_runtime.transport.collectives import InProcessCommunicators, TorchCommunicator
+from schedc_runtime.transport.collectives import TorchCommunicator
+from schedc_runtime.transport.collectives_in_process import InProcessCommunicators
 from schedc_runtime.transport.device_splits import PROVIDERS, moved
 
 CLAIMS = (

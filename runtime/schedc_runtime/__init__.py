@@ -1,9 +1,8 @@
 """Runs compiled pipeline schedules on torch: `Pipeline(model, program, loss_fn=...)`, one of them or a `Mesh`."""
 
 from schedc_runtime.materialize.record import deferred
-from schedc_runtime.pipeline.build.chunked_loss import ChunkedLoss
-from schedc_runtime.pipeline.build.cut import Cut
-from schedc_runtime.pipeline.build.loss_function import Loss
+from schedc_runtime.pipeline.build.assembly import Cut
+from schedc_runtime.pipeline.build.chunked_loss import ChunkedLoss, Loss
 from schedc_runtime.pipeline.pipeline import Pipeline
 from schedc_runtime.pipeline.step.losses import StepResult
 from schedc_runtime.random_numbers.numbering import named_random

@@ -12,7 +12,8 @@ from schedc.ir.program import Program
 from schedc_runtime import Pipeline
 from schedc_runtime.models.gpt import GPT, GPTConfig, next_token_loss
 from schedc_runtime.parity.reference import Reference, reference_step
-from schedc_runtime.pipeline.agree.batch import arguments, split
+from schedc_runtime.partition.example import arguments
+from schedc_runtime.pipeline.agree.batch import split
 from support.short_search import search_shortly_on_ranks
 
 torch.set_num_threads(1)

@@ -26,8 +26,8 @@ from schedc_runtime.execute.bind import bind
 from schedc_runtime.execute.executor import Executor, Interval, run_together
 from schedc_runtime.execute.micro_steps import CellSource
 from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer
+from schedc_runtime.moe.counts import Method
 from schedc_runtime.moe.router import RouterConfig
-from schedc_runtime.moe.routes import Method
 from schedc_runtime.moe.shards import shard_experts
 from schedc_runtime.moe.sizes import CopiedSizes, Sizes
 from schedc_runtime.partition import partition
@@ -37,7 +37,9 @@ from schedc_runtime.pipeline.build.stages import new_stage, stages_on
 from schedc_runtime.ranks.exchange import Exchange
 from schedc_runtime.ranks.mesh import Coordinate, Mesh, PeerGroups, in_process_peer_groups, peer_groups
 from schedc_runtime.stage.stage import Stage
-from schedc_runtime.transport import InProcessNetwork, TorchTransport, Transport
+from schedc_runtime.transport.base import Transport
+from schedc_runtime.transport.distributed import TorchTransport
+from schedc_runtime.transport.in_process import InProcessNetwork
 from support.reference_runs import spread
 from support.runtime_cases import next_token_loss, tokens
 

@@ -64,7 +64,7 @@ from schedc_runtime.measure.stage_times import speeds_text as told_speeds
 from schedc_runtime.moe.layer import MoELayer, moe_layers
 from schedc_runtime.partition import Partition, partition
 from schedc_runtime.partition.boundary import Boundary, infer_boundaries
-from schedc_runtime.pipeline.agree.batch import arguments
+from schedc_runtime.partition.example import arguments
 from schedc_runtime.pipeline.build.apply_plan import attach, method_for
 from schedc_runtime.pipeline.build.stages import layout_of_stages, splits_backward
 from schedc_runtime.ranks.expert_group import ExpertGroup

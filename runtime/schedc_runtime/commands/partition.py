@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from math import prod
@@ -12,14 +13,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import fx, nn
 
 from schedc.diagnostics import DiagnosticError
+from schedc.ir.plan import Level
+from schedc.model.fusions import FUSIONS
 from schedc.units import shown
 from schedc_runtime.commands.options import report_failure
 from schedc_runtime.errors import RuntimeFault
-from schedc_runtime.fusion.unit_chains import told_chains
+from schedc_runtime.fusion.fused_forward import TORCH_ERRORS, made
+from schedc_runtime.fusion.fused_stages import request
 from schedc_runtime.partition import Partition, partition
 from schedc_runtime.partition.boundary import Boundary, Constant, TensorSpec
+from schedc_runtime.partition.recorded_stage import RecordedStage
+from schedc_runtime.ranks.exchange import Exchange
 
 _TENSOR = re.compile(r"(?:(\w+)=)?(\w+)\[([\d, ]*)\]")
 
@@ -52,7 +59,8 @@ def partition_report(parts: Partition) -> Iterator[str]:
     """The lines of a cut: each stage with its units and parameters, and below it what crosses to the next."""
     record = parts.records.current
     assert record is not None
-    yield from _entering(record.boundaries[0], record.inputs)
+    entries = [f"{name} {entry}" for name, entry in zip(record.inputs, record.boundaries[0].entries, strict=False)]
+    yield f"recorded with {', '.join(entries)}"
     for stage, (module, units) in enumerate(zip(parts.modules, parts.blocks, strict=True)):
         held = {id(p): p for p in module.parameters()}.values()
         numbers, size = sum(p.numel() for p in held), sum(p.numel() * p.element_size() for p in held)
@@ -98,11 +106,6 @@ def _cut(name: str, stages: int, example: Sequence[str], split_points: Sequence[
     return partition(model, stages, split_points=split_points or None, example=example_of(example))
 
 
-def _entering(boundary: Boundary, names: Sequence[str]) -> Iterator[str]:
-    entries = [f"{name} {entry}" for name, entry in zip(names, boundary.entries, strict=False)]
-    yield f"recorded with {', '.join(entries)}"
-
-
 def _crossing(boundary: Boundary, names: Sequence[str]) -> Iterator[str]:
     """What goes to the next stage, per microbatch of the example."""
     for name, entry in zip(names, boundary.entries, strict=True):
@@ -114,6 +117,32 @@ def _crossing(boundary: Boundary, names: Sequence[str]) -> Iterator[str]:
 def _outside(parameter: str, units: Sequence[str]) -> str:
     """The module of a parameter that is in no unit."""
     return "" if any(parameter.startswith(f"{unit}.") for unit in units) else parameter.rpartition(".")[0] or parameter
+
+
+def told_chains(stage: nn.Module, units: Sequence[str]) -> Iterator[str]:
+    """A line for the units of a stage that have the same chains: ``rope 2, gated 1 in 4 units``.
+
+    It is for the signature recorded last. Units with exchanges, and those that cannot be recorded from inside, are left
+    out.
+    """
+    assert isinstance(stage, RecordedStage)
+    total: Counter[str] = Counter()
+    for node in stage.current.graph.nodes:
+        if node.op != "call_module" or node.target not in units:
+            continue
+        module = stage.get_submodule(str(node.target))
+        if any(isinstance(part, Exchange) for part in module.modules()):
+            continue
+        args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), lambda given: given.meta["val"])
+        wanted = request("", module, Level.NONE, tuple(FUSIONS), False, {})
+        try:
+            code = made(module, args, kwargs, wanted)
+        except (KeyError, RuntimeFault, *TORCH_ERRORS):
+            continue
+        if code is not None:
+            total[", ".join(f"{row} {code.chains[row]}" for row in FUSIONS if row in code.chains)] += 1
+    for text, count in total.items():
+        yield f"{text} in {count} unit{'s' if count > 1 else ''}"
 
 
 if __name__ == "__main__":

@@ -43,9 +43,9 @@ from schedc_runtime.execute.executor import Deadlock, InstructionError
 from schedc_runtime.measure.step_trace import chrome_trace, compare_traces, measured_costs, trace_provenance
 from schedc_runtime.moe.kernels import Kernels, adding_alike
 from schedc_runtime.moe.products import compared_bitwise
-from schedc_runtime.parity.compare import ParityCheck, ReferenceCheck, SerialCheck
+from schedc_runtime.parity.reference import ParityCheck, ReferenceCheck, SerialCheck
 from schedc_runtime.pipeline.build.apply_plan import check_exact
-from schedc_runtime.pipeline.build.cut import Cut
+from schedc_runtime.pipeline.build.assembly import Cut
 from schedc_runtime.pipeline.pipeline import Pipeline
 from schedc_runtime.pipeline.step.losses import Leftovers
 from schedc_runtime.ranks.mesh import Mesh

@@ -26,11 +26,10 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from schedc.ir.program import Program
 from schedc_runtime.data_parallel.mixed_lists import let_optimizers_take_shards
-from schedc_runtime.data_parallel.sharding import Sharding
-from schedc_runtime.data_parallel.stage_replicas import kept_whole
+from schedc_runtime.data_parallel.stage_replicas import Sharding, kept_whole
 from schedc_runtime.ranks.mesh import Coordinate, Mesh
 from schedc_runtime.transport.base import TransportError
-from schedc_runtime.transport.collectives import ordered_sum
+from schedc_runtime.transport.collective_calls import ordered_sum
 from schedc_runtime.transport.distributed import plain_text
 from schedc_runtime.transport.process_groups import join_groups
 

@@ -21,7 +21,7 @@ from schedc_runtime.transport.collective_calls import whole_of
 from schedc_runtime.transport.flat_tensors import by_dtype, flattened, unflattened
 
 if TYPE_CHECKING:
-    from schedc_runtime.transport.collectives import Communicator
+    from schedc_runtime.transport.collective_calls import Communicator
 
 BUCKET_BYTES = 25 << 20
 """Gradients that travel together: enough that a collective's start costs nothing, small enough to start early."""

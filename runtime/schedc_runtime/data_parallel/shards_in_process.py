@@ -15,10 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from schedc.ir.program import Program
-from schedc_runtime.data_parallel.sharding import Sharding
-from schedc_runtime.data_parallel.stage_replicas import kept_whole
+from schedc_runtime.data_parallel.stage_replicas import Sharding, kept_whole
 from schedc_runtime.ranks.mesh import Coordinate, Mesh, PeerGroups
-from schedc_runtime.transport.collectives import Communicator
+from schedc_runtime.transport.collective_calls import Communicator
 
 
 class ShardedParameter:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 Plain = Callable[..., Any]
+T = TypeVar("T")
 
 
 def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -71,10 +72,11 @@ def _kernel(function: Plain) -> Plain:
     return compiled
 
 
-def _run(function: Plain, compiled: bool, *args: Any) -> Any:
+def _run(function: Callable[..., T], compiled: bool, *args: Any) -> T:
     if not compiled:
         return function(*args)
-    return _kernel(function)(*(x.detach() if isinstance(x, Tensor) else x for x in args))
+    result: T = _kernel(function)(*(x.detach() if isinstance(x, Tensor) else x for x in args))
+    return result
 
 
 class Rotary(torch.autograd.Function):
@@ -85,8 +87,7 @@ class Rotary(torch.autograd.Function):
         """[..., d] the rotated x."""
         ctx.save_for_backward(cos, sin)
         ctx.compiled = compiled
-        output: Tensor = _run(rotary, compiled, x, cos, sin)
-        return output
+        return _run(rotary, compiled, x, cos, sin)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
@@ -102,8 +103,7 @@ class Gated(torch.autograd.Function):
         """[...] silu(gate) * up."""
         ctx.save_for_backward(gate, up)
         ctx.compiled = compiled
-        output: Tensor = _run(fused_gated, compiled, gate, up)
-        return output
+        return _run(fused_gated, compiled, gate, up)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
@@ -119,8 +119,7 @@ class BiasGelu(torch.autograd.Function):
         """[..., F] gelu(x + bias)."""
         ctx.save_for_backward(x, bias)
         ctx.settings = approximate, compiled
-        output: Tensor = _run(fused_bias_gelu, compiled, x, bias, approximate)
-        return output
+        return _run(fused_bias_gelu, compiled, x, bias, approximate)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
@@ -136,16 +135,14 @@ class DropoutAdd(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, rest: Tensor, p: float, compiled: bool) -> Tensor:
         """[...] rest + dropout(x)."""
+        ctx.settings = p, compiled, x.dtype
         if x.is_cuda:
             dropped, mask = torch.native_dropout(x, p, True)
             ctx.save_for_backward(mask)
-            ctx.settings = p, compiled, x.dtype
             return rest + dropped
         mask = torch.empty_like(x).bernoulli_(1 - p).bool()
         ctx.save_for_backward(mask)
-        ctx.settings = p, compiled, x.dtype
-        output: Tensor = _run(fused_dropout_add, compiled, x, rest, mask, p)
-        return output
+        return _run(fused_dropout_add, compiled, x, rest, mask, p)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:

@@ -20,8 +20,8 @@ from schedc_runtime.fusion.patterns import Match
 from schedc_runtime.fusion.recording import WITHIN, isolated, record_module
 from schedc_runtime.fusion.rows import Rewrite, matches
 from schedc_runtime.partition.effects import ambient
-from schedc_runtime.partition.stage_code import CompiledGraph, compiled_code
 from schedc_runtime.partition.structure import Template
+from schedc_runtime.partition.unit_calls import CompiledGraph, compiled_code
 from schedc_runtime.random_numbers.names import NamedCall
 
 
@@ -41,33 +41,26 @@ class FusedCode:
 
 
 def fused_code(
-    module: nn.Module,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    rows: tuple[str, ...],
-    compile: bool,
-    opaque: Collection[str],
-    names: Mapping[str, str],
+    module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], wanted: FusionRequest
 ) -> FusedCode | None:
-    """The code of ``module`` for arguments like these; None where it has no chain of ``rows``.
+    """The code of ``module`` for arguments like these; None where it has no chain. `FusionRequest.doubtful` is ignored.
 
-    opaque: paths of submodules that are called and not looked into. names: as for `record_module`. Only submodules that
-    hold a part of a chain become code: hooks, regions and names of all others stay.
+    Only submodules that hold a part of a chain become code: hooks, regions and names of all others stay.
     """
-    whole = {path for path, _ in module.named_modules() if not _inside(path, opaque)}
-    record = record_module(module, args, kwargs, whole, names)
-    pairs = _matches(record.graph, rows)
+    whole = {path for path, _ in module.named_modules() if not _inside(path, wanted.opaque)}
+    record = record_module(module, args, kwargs, whole, wanted.names)
+    pairs = _matches(record.graph, wanted.rows)
     if not pairs:
         return None
     through = {"", *(path for _, match in pairs for path in _paths(match))}
     if through != whole:
-        record = record_module(module, args, kwargs, through, names)
+        record = record_module(module, args, kwargs, through, wanted.names)
     chains: Counter[str] = Counter()
     saved = 0
-    for rewrite, match in _matches(record.graph, rows):
+    for rewrite, match in _matches(record.graph, wanted.rows):
         saved += rewrite.saved_bytes(match)
         chains[rewrite.row] += 1
-        _replace(record.graph, rewrite, match, compile)
+        _replace(record.graph, rewrite, match, wanted.compile)
     return FusedCode(compiled_code(record.graph, f"fused {type(module).__name__}"), record.output, dict(chains), saved)
 
 
@@ -209,7 +202,7 @@ def made(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], want
     """The code of ``module`` for arguments like these; None where it has no chain. Raises what its recording raises."""
 
     def make(opaque: frozenset[str]) -> FusedCode | None:
-        return isolated(lambda: fused_code(module, args, kwargs, wanted.rows, wanted.compile, opaque, wanted.names))
+        return isolated(lambda: fused_code(module, args, kwargs, wanted._replace(opaque=opaque)))
 
     if wanted.doubtful:
         with suppress(RuntimeFault, *TORCH_ERRORS):

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from schedc_runtime.materialize.record import DEFERRED, recording
 from schedc_runtime.materialize.replay import filled
 from schedc_runtime.materialize.tape import TAPES, Tape, View, forget_dead, tape_of
+from schedc_runtime.partition.structure import path_of
 
 
 class Named(NamedTuple):
@@ -118,15 +119,11 @@ def named_tensors(module: nn.Module) -> Iterator[Named]:
         for name, buffer in owner._buffers.items():
             if buffer is not None:
                 kind = "scratch" if name in owner._non_persistent_buffers_set else "buffer"
-                yield Named(_join(prefix, name), buffer, kind)
+                yield Named(path_of(prefix, name), buffer, kind)
     for prefix, owner in module.named_modules(remove_duplicate=False):
         for name, value in vars(owner).items():
             if isinstance(value, Tensor):
-                yield Named(_join(prefix, name), value, "attribute")
-
-
-def _join(prefix: str, name: str) -> str:
-    return f"{prefix}.{name}" if prefix else name
+                yield Named(path_of(prefix, name), value, "attribute")
 
 
 _OWN = ("reset_parameters", "_reset_parameters", "init_weights", "initialize_weights")
@@ -153,7 +150,7 @@ def _functions(module: Any, name: str) -> Iterator[tuple[str, Callable[[], Any]]
         yield name, module.initialize_weights
         return
     for child_name, child in module.named_children():
-        yield from _functions(child, f"{name}.{child_name}" if name else child_name)
+        yield from _functions(child, path_of(name, child_name))
     own = (getattr(module, method, None) for method in _OWN)
     function = next((method for method in own if callable(method) and not _needs_arguments(method)), None)
     if function is not None:

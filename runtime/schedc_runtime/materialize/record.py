@@ -9,10 +9,8 @@ out when they are read. A value that follows from random numbers is refused: it 
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
@@ -29,6 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from schedc_runtime.errors import MaterializeError
 from schedc_runtime.materialize.replay import make, without_draws
 from schedc_runtime.materialize.tape import TAPES, Captured, Operation, Tape, View, forget_dead, tape_of
+from schedc_runtime.partition.user_line import user_line
 
 _META = torch.device("meta")
 _WHOLE = ((torch.nn.init, "_no_grad_trunc_normal_"),)
@@ -188,7 +187,7 @@ def _known(tree: Any) -> Any:
         view = tape.view(leaf)
         if without_draws(tape, view):
             raise MaterializeError(
-                f"the construction reads a value that follows from random numbers{_user_line()}",
+                f"the construction reads a value that follows from random numbers{user_line()}",
                 "torch draws when `materialize` is called: decide by Python's `random`, or leave this out and give the"
                 " values by `pipe.materialize(init=...)`",
             )
@@ -215,13 +214,6 @@ def _on_meta(leaf: Any) -> Any:
 
 def _leaves(tree: Any) -> list[Any]:
     return pytree.tree_leaves(tree, is_leaf=lambda x: isinstance(x, View | Captured))
-
-
-def _user_line() -> str:
-    """``FILE:LINE: TEXT`` of the innermost frame outside of torch and of this package; "" if there is none."""
-    inside = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
-    frames = [frame for frame in traceback.extract_stack() if not frame.filename.startswith(inside)]
-    return f"\n  --> {frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else ""
 
 
 def _gives_value(func: Any) -> bool:

@@ -10,6 +10,7 @@ from torch import Tensor, UntypedStorage
 from torch.utils import _pytree as pytree
 
 from schedc_runtime.errors import StageError
+from schedc_runtime.partition.structure import storage_of
 from schedc_runtime.recompute.notes import TensorNote
 from schedc_runtime.recompute.regions import NOTES, Recorder
 from schedc_runtime.stage.in_flight import MicrobatchState
@@ -52,7 +53,7 @@ def _held(stage: Stage, number: int) -> Bytes:
     recorder: Recorder | None = stage.recomputation.counted if state is None else state.recorder
     if recorder is None:
         raise StageError(f"stage {stage.index} does not count", "stage.set_recomputation(Recompute(), count=True)")
-    seen = {_key(tensor) for tensor in (*stage.module.parameters(), *stage.module.buffers())}
+    seen = {storage_of(tensor) for tensor in (*stage.module.parameters(), *stage.module.buffers())}
     names, _ = stage._node_names()
     saved = {}
     for node in sorted(recorder.saved):
@@ -115,8 +116,3 @@ def _new(storages: Iterable[UntypedStorage], seen: set[int]) -> int:
             seen.add(storage._cdata)
             total += storage.nbytes()
     return total
-
-
-def _key(tensor: Tensor) -> int:
-    number: int = tensor.untyped_storage()._cdata
-    return number

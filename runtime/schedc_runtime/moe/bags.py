@@ -131,7 +131,7 @@ def taken(rows: Tensor, index: Tensor, blank: Tensor | None, out: Tensor | None 
 
 def spread(tree: Tree, rows: Tensor) -> Tensor:
     """[trunk, ...] to [leaves, ...]: copies. The gradient is `total`."""
-    result: Tensor = _Spread.apply(rows, tree)  # type: ignore[no-untyped-call]
+    result: Tensor = _Moved.apply(rows, tree, False)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -147,19 +147,21 @@ def spread_together(parts: Sequence[tuple[Tree, Tensor]], padding: Sequence[int]
 
 def total(tree: Tree, leaves: Tensor) -> Tensor:
     """[leaves, ...] to [trunk, ...]: sums of copies. The gradient is `spread`."""
-    result: Tensor = _Total.apply(leaves, tree)  # type: ignore[no-untyped-call]
+    result: Tensor = _Moved.apply(leaves, tree, True)  # type: ignore[no-untyped-call]
     return result
 
 
-class _Spread(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, tree: Tree) -> Tensor:
-        ctx.tree = tree
-        return tree.copies(rows)
+class _Moved(torch.autograd.Function):
+    """Copies of the trunk, or sums of the leaves. The gradient goes the other way."""
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return ctx.tree.sums(gradient), None
+    def forward(ctx: Any, tensor: Tensor, tree: Tree, summed: bool) -> Tensor:
+        ctx.tree, ctx.summed = tree, summed
+        return tree.sums(tensor) if summed else tree.copies(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.tree.copies(gradient) if ctx.summed else ctx.tree.sums(gradient), None, None
 
 
 class _SpreadTogether(torch.autograd.Function):
@@ -181,14 +183,3 @@ class _SpreadTogether(torch.autograd.Function):
             for tree, gradient, needed in zip(ctx.trees, gradients, wanted, strict=True)
         ]
         return None, None, *sums
-
-
-class _Total(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, leaves: Tensor, tree: Tree) -> Tensor:
-        ctx.tree = tree
-        return tree.sums(leaves)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return ctx.tree.copies(gradient), None

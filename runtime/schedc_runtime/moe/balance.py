@@ -20,7 +20,7 @@ from schedc_runtime.moe.hot_slots import StepLender
 from schedc_runtime.moe.router import RouterConfig
 from schedc_runtime.ranks.exchange import Exchange, Pending
 from schedc_runtime.recompute.regions import replaying
-from schedc_runtime.transport.collectives import Communicator
+from schedc_runtime.transport.collective_calls import Communicator
 
 
 def load_of(everyone: Tensor, experts: int) -> Tensor:

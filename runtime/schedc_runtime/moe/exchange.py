@@ -9,7 +9,7 @@ from torch import Tensor
 
 from schedc_runtime.moe.fp8 import packed_rows, unpacked_rows
 from schedc_runtime.ranks.exchange import Exchange, Pending
-from schedc_runtime.transport.collectives import Splits
+from schedc_runtime.transport.collective_calls import Splits
 
 Hop = Literal["flat", "rail", "node"]
 """flat: between all ranks of the group at once. rail: between nodes. node: inside a node."""

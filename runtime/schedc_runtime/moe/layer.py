@@ -40,7 +40,7 @@ from schedc_runtime.moe.sizes import SizesExchange
 from schedc_runtime.ranks.exchange import Exchange, RoutingLayer
 from schedc_runtime.ranks.expert_group import ExpertGroup
 from schedc_runtime.recompute.regions import region
-from schedc_runtime.transport.collectives import Communicator
+from schedc_runtime.transport.collective_calls import Communicator
 
 METHODS: tuple[Method, ...] = ("flat", "hierarchical", "allgather")
 
@@ -348,21 +348,6 @@ def outlines_kept(model: nn.Module) -> Iterator[None]:
     finally:
         for layer, tokens in before:
             layer.outlined = tokens
-
-
-def set_loss_scale(model: nn.Module, scale: float) -> None:
-    """Set `MoELayer.loss_scale` of all layers; 1 / microbatches for a mean over microbatches."""
-    for _, layer in moe_layers(model):
-        layer.loss_scale = scale
-
-
-def update_router_biases(model: nn.Module, reduce: Callable[[Tensor], Tensor] | None = None) -> None:
-    """Call `MoELayer.update_bias` of all layers, after the optimizer's step.
-
-    reduce: sums a layer's load [experts] over data-parallel ranks and copies of the stage.
-    """
-    for _, layer in moe_layers(model):
-        layer.update_bias(reduce)
 
 
 def check_bound(bound: float | None, capacity: ExpertCapacity | None = None) -> None:

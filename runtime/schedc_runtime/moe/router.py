@@ -48,13 +48,8 @@ class RouterConfig(Routing):
     exact_logits: bool = True
 
     def __post_init__(self) -> None:
-        for wrong, message, help in self._findings():
-            if wrong:
-                raise RuntimeFault(message, help)
-
-    def _findings(self) -> list[tuple[bool, str, str]]:
         size, rest = divmod(self.experts, max(1, self.groups))
-        return [
+        findings = [
             (self.scores not in _SCORES, f"scores=`{self.scores}`", f"possible: {', '.join(_SCORES)}"),
             (
                 not 1 <= self.top <= self.experts,
@@ -73,6 +68,9 @@ class RouterConfig(Routing):
                 "keep more groups or choose fewer experts",
             ),
         ]
+        for wrong, message, help in findings:
+            if wrong:
+                raise RuntimeFault(message, help)
 
 
 def choose_experts(scores: Tensor, top: int, groups: int = 1, limit: int = 1) -> Tensor:

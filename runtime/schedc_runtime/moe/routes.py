@@ -32,15 +32,13 @@ from torch import Tensor, nn
 from schedc.ir.plan import Level
 from schedc_runtime.moe import trees
 from schedc_runtime.moe.bags import Copies, Tree, spread, spread_together, total
-from schedc_runtime.moe.counts import Choices, Counts, Method, Shape, owners
+from schedc_runtime.moe.counts import Choices, Counts, Shape, owners
 from schedc_runtime.moe.exchange import Hop
 from schedc_runtime.moe.hot import NOTHING_HOT, Lending
 from schedc_runtime.moe.products import RowGroups
 from schedc_runtime.moe.sizes import ConstantSizes, CopiedSizes, Sizes
 from schedc_runtime.moe.trees import Trees
 from schedc_runtime.recompute.regions import region_of_rows
-
-__all__ = ["Method", "Route", "Shape", "arrive", "collect", "depart", "pack", "plan_route", "relay", "relay_back"]
 
 
 class RowStep(nn.Module):

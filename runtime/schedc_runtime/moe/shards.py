@@ -3,38 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from schedc_runtime.errors import RuntimeFault
-from schedc_runtime.moe.capacity import ExpertCapacity
 from schedc_runtime.moe.experts import Experts
-from schedc_runtime.moe.hot_choice import HotPolicy
 from schedc_runtime.moe.layer import moe_layers
-from schedc_runtime.moe.routes import Method
 from schedc_runtime.ranks.expert_group import ExpertGroup
-from schedc_runtime.transport.collectives import Communicator
 
 
-def shard_experts(
-    model: nn.Module,
-    group: ExpertGroup,
-    method: Method = "flat",
-    capacity: ExpertCapacity | None = None,
-    hot: HotPolicy | None = None,
-    replicas: Communicator | None = None,
-    *,
-    bound: float | None = None,
-    tokens: int | None = None,
-    host_lane: bool = False,
-    fp8_rows: bool = False,
-) -> None:
+def shard_experts(model: nn.Module, group: ExpertGroup, *settings: Any, **named: Any) -> None:
     """Keep this rank's experts in every `MoELayer` of ``model``, and attach the layers to ``group``.
 
     The model must be whole and equal on all ranks. Rank r keeps the r-th equal part of the experts, in new parameters:
     make the optimizer afterwards. These parameters are marked ``expert_parallel``, because they are not replicas of
-    each other when gradients are reduced. method and the settings behind it: see `MoELayer.attach`.
+    each other when gradients are reduced. settings, named: those of `MoELayer.attach` behind its group.
     Raises `RuntimeFault` if the ranks do not divide the experts.
     """
     for name, layer in moe_layers(model):
@@ -47,10 +32,7 @@ def shard_experts(
                 f"`{name}`: {experts.total} experts on {group.size} ranks", "choose a number of ranks that divides them"
             )
         experts.keep(local * group.rank, local)
-        layer.attach(
-            group, method, capacity, hot, replicas,
-            bound=bound, tokens=tokens, host_lane=host_lane, fp8_rows=fp8_rows,
-        )  # fmt: skip
+        layer.attach(group, *settings, **named)
 
 
 def parameters_of_experts(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:

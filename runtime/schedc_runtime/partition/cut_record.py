@@ -18,9 +18,8 @@ from schedc_runtime.partition.boundary import Boundary, Constant, TensorSpec
 from schedc_runtime.partition.recorded_stage import StageCode
 from schedc_runtime.partition.recorder import Recording
 from schedc_runtime.partition.split import CutRecording
-from schedc_runtime.partition.stage_code import CompiledGraph, compiled_code
 from schedc_runtime.partition.symbols import Values, has_sizes, settled
-from schedc_runtime.partition.unit_calls import ASSUMED
+from schedc_runtime.partition.unit_calls import ASSUMED, CompiledGraph, compiled_code
 from schedc_runtime.random_numbers.counting import DrawEvent
 
 

@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import (
 )
 
 from schedc_runtime.errors import PartitionError
-from schedc_runtime.partition.structure import tensors_in
+from schedc_runtime.partition.structure import path_of, tensors_in
 
 
 @contextmanager
@@ -43,11 +43,11 @@ def lent(model: nn.Module, device: torch.device) -> Iterator[dict[int, str]]:
                 if value is not None:
                     originals.append(value)
                     fake = fakes.setdefault(id(value), _fake(value, device))
-                    paths.setdefault(id(fake), f"{name}.{key}" if name else key)
+                    paths.setdefault(id(fake), path_of(name, key))
                     table[key] = fake
         for key, value in before[id(module)][2].items():
             if isinstance(value, Tensor):
-                paths.setdefault(id(value), f"{name}.{key}" if name else key)
+                paths.setdefault(id(value), path_of(name, key))
     try:
         with mock.patch.object(nn.Module, "_apply", _converted):
             yield paths
@@ -188,11 +188,7 @@ def python_state_watched(model: nn.Module, modules: Mapping[str, nn.Module]) -> 
             f" keep one draw for all microbatches",
             "set the rate of what is drawn to 0 (layer drop), or draw inside of a block, which runs each time",
         )
-    changed = [
-        f"{name}.{key}" if name else key
-        for name, module in modules.items()
-        for key in _changed(module, attributes[name])
-    ]
+    changed = [path_of(name, key) for name, module in modules.items() for key in _changed(module, attributes[name])]
     if changed:
         warnings.warn(
             f"{type(model).__name__} sets `{'`, `'.join(changed)}` between its units. This is Python, which a pipeline"

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from schedc_runtime.partition.cut_record import CutModel
-from schedc_runtime.partition.description import Description, equal
+from schedc_runtime.partition.record import Description, equal
 from schedc_runtime.partition.recorder import Recording
 from schedc_runtime.partition.symbols import Places, Sizes, Values, differing_sizes, settled
 

@@ -15,9 +15,9 @@ from torch.utils import _pytree as pytree
 
 from schedc_runtime.errors import PartitionError
 from schedc_runtime.partition.recorder import Recording
-from schedc_runtime.partition.stage_code import compiled_code
 from schedc_runtime.partition.structure import Template
 from schedc_runtime.partition.symbols import NotSymbolic, has_sizes
+from schedc_runtime.partition.unit_calls import compiled_code
 
 BY_ELEMENT = frozenset(
     ("float", "double", "half", "bfloat16", "to", "mul", "multiply", "__mul__", "__rmul__", "div", "divide",

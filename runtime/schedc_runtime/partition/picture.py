@@ -14,7 +14,7 @@ from schedc.draw.graph import lines, new_graph
 from schedc.ir.placement import Placement
 from schedc.units import shown
 from schedc_runtime.partition.boundary import Boundary, Constant, TensorSpec
-from schedc_runtime.partition.stage_modules import StageModules
+from schedc_runtime.partition.shared import StageModules
 
 _MOST_ROWS = 24
 """Largest number of rows of a stage or a boundary: more would make the picture too tall."""

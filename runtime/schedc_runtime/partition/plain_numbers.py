@@ -12,9 +12,9 @@ from __future__ import annotations
 import dis
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import lru_cache, partial
-from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from schedc_runtime.partition.code_names import GLOBAL
-from schedc_runtime.partition.structure import attributes
+from schedc_runtime.partition.structure import attributes, closure_values
 from schedc_runtime.partition.symbols import NotSymbolic, SizeTerm, Symbols, exact, settled
 
 _PLAIN: dict[Any, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
@@ -132,14 +132,8 @@ def _inner(value: Any) -> Iterable[Any]:
     if isinstance(value, MethodType):
         return value.__func__, value.__self__
     if isinstance(value, FunctionType):
-        return *_contents(value.__closure__ or ()), *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()
+        return *closure_values(value), *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()
     return attributes(value)
-
-
-def _contents(cells: Iterable[CellType]) -> Iterator[Any]:
-    for cell in cells:
-        with suppress(ValueError):  # an empty one
-            yield cell.cell_contents
 
 
 @contextmanager

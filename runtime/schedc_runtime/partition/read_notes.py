@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from schedc_runtime.partition.code_names import NamePath, Store, code_names
 from schedc_runtime.partition.frozen import MISSING, PLAIN, contents, frozen, same_value
 from schedc_runtime.partition.reads import Noted, Place, Read
+from schedc_runtime.partition.structure import path_of
 from schedc_runtime.partition.user_line import (
     attributes_of,
     home_of_value,
@@ -174,10 +175,10 @@ class ReadNotes:
             place = (frame.f_code, frame.f_lineno)
             if name == "__dict__" and own is not None and is_users(frame.f_code):
                 for key in list(own):
-                    self._note(_joined(path, key), own, key, True, place)
+                    self._note(path_of(path, key), own, key, True, place)
             if name.startswith("__") or (name in _MODULES_OWN and isinstance(owner, nn.Module)):
                 return
-            label = _joined(path, name)
+            label = path_of(path, name)
             unbound = unbound_attribute(type(owner), name)
             if isinstance(unbound, MemberDescriptorType) or own is None:
                 self._note(label, owner, name, False, place)
@@ -189,7 +190,7 @@ class ReadNotes:
                 return
             if name not in own and unbound is MISSING and value is not MISSING:  # a `__getattribute__` of its own
                 for key in list(own):
-                    self._note(_joined(path, key), own, key, True, place)
+                    self._note(path_of(path, key), own, key, True, place)
             if name in own or unbound is MISSING or not is_known(home_of_value(type(owner), name)):
                 self._note(label, own, name, True, place)
             if name not in own:
@@ -379,7 +380,3 @@ def paused(method: Callable[..., Any]) -> Callable[..., Any]:
             return method(self, *args, **kwargs)
 
     return run
-
-
-def _joined(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name

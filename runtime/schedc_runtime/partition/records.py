@@ -18,10 +18,9 @@ from schedc_runtime.partition.cut_record import CutModel, Record
 from schedc_runtime.partition.effects import ambient
 from schedc_runtime.partition.example import arguments, guesses, named_arguments
 from schedc_runtime.partition.forms import Form
-from schedc_runtime.partition.graft import graft
 from schedc_runtime.partition.reads import Reads
 from schedc_runtime.partition.record import NodeRule, modules_outside, record
-from schedc_runtime.partition.recorded_stage import CodeSlot, RecordedStage, attribute_of, equip
+from schedc_runtime.partition.recorded_stage import CodeSlot, RecordedStage, attribute_of, equip, graft
 from schedc_runtime.partition.recorder import Recording
 from schedc_runtime.partition.split import CutRecording, Entries, Homes
 from schedc_runtime.partition.symbols import Places, sizes_of_symbols
@@ -260,17 +259,11 @@ def _shapes(named: Mapping[str, Any]) -> str:
     )
 
 
+@torch.enable_grad()
 def first_recording(
     model: nn.Module, rule: NodeRule, inputs: Sequence[str] | None, example: Any
 ) -> tuple[dict[str, Any], Recording]:
     """(arguments by name, recording). Raises `PartitionError` if no guess fits, with what the first one failed of."""
-    with torch.enable_grad():
-        return _first(model, rule, inputs, example)
-
-
-def _first(
-    model: nn.Module, rule: NodeRule, inputs: Sequence[str] | None, example: Any
-) -> tuple[dict[str, Any], Recording]:
     device = device_of_record(model)
     if example is not None:
         named = named_arguments(model, *arguments(example), inputs)

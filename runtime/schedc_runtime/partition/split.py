@@ -30,6 +30,7 @@ from schedc_runtime.errors import PartitionError
 from schedc_runtime.partition.effects import after
 from schedc_runtime.partition.recorded_stage import attribute_of
 from schedc_runtime.partition.recorder import Recording
+from schedc_runtime.partition.structure import storage_of
 from schedc_runtime.partition.tensor_hooks import BESIDE
 from schedc_runtime.partition.units import parameter_count
 from schedc_runtime.partition.values import checked
@@ -234,7 +235,7 @@ def _small(node: fx.Node) -> bool:
 
 def _memory(node: fx.Node) -> set[int]:
     value = node.meta.get("val")
-    return {value.untyped_storage()._cdata} if isinstance(value, Tensor) else set()
+    return {storage_of(value)} if isinstance(value, Tensor) else set()
 
 
 class Homes:

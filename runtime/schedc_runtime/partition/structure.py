@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, is_dataclass
 from functools import update_wrapper
 from operator import getitem
@@ -138,6 +138,11 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
             yield from tensors_in(part.value)
 
 
+def path_of(prefix: str, name: str) -> str:
+    """The qualified name of ``name`` inside of a module; ``prefix`` is "" for the model itself."""
+    return f"{prefix}.{name}" if prefix else name
+
+
 def storage_of(tensor: Tensor) -> int:
     """What tells the memory of a tensor [...] from that of others, as long as it is there."""
     return int(tensor.untyped_storage()._cdata)
@@ -152,6 +157,15 @@ def hides_tensors(value: Any, depth: int = 0) -> bool:
     if inner := structure_parts(value):
         return any(hides_tensors(part.value, depth + 1) for part in inner)
     return any(hides_tensors(attribute, depth + 1) for attribute in attributes(value))
+
+
+def closure_values(function: Any) -> list[Any]:
+    """The values in the closure of a function; a cell may be empty."""
+    contents = []
+    for cell in getattr(function, "__closure__", None) or ():
+        with suppress(ValueError):
+            contents.append(cell.cell_contents)
+    return contents
 
 
 def attributes(value: Any) -> list[Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from functools import partial
 from typing import Any, NoReturn
 
@@ -14,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.hooks import RemovableHandle
 
 from schedc_runtime.errors import PartitionError
-from schedc_runtime.partition.structure import tensors_in
+from schedc_runtime.partition.structure import closure_values, tensors_in
 from schedc_runtime.partition.user_line import user_line
 
 BESIDE = "beside"
@@ -134,7 +133,7 @@ def _kept(value: Any, depth: int) -> Iterator[Any]:
     if isinstance(value, (FakeTensor, GradientFunction)):
         yield value
     elif depth < 4 and not isinstance(value, (nn.Module, type)):
-        inner = _closed_over(value)
+        inner = closure_values(value)
         inner += [
             *(getattr(value, "__defaults__", None) or ()),
             *(getattr(value, "__kwdefaults__", None) or {}).values(),
@@ -145,12 +144,3 @@ def _kept(value: Any, depth: int) -> Iterator[Any]:
         inner += list(value.values()) if isinstance(value, dict) else value if isinstance(value, (tuple, list)) else ()
         for part in inner:
             yield from _kept(part, depth + 1)
-
-
-def _closed_over(function: Any) -> list[Any]:
-    """The values in the closure of a function; a cell may be empty."""
-    contents = []
-    for cell in getattr(function, "__closure__", None) or ():
-        with suppress(ValueError):
-            contents.append(cell.cell_contents)
-    return contents

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from torch import nn
 
 from schedc_runtime.errors import PartitionError
+from schedc_runtime.partition.structure import path_of
 
 _LISTS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 _SMALL = 0.1
@@ -54,7 +55,7 @@ def _named(model: nn.Module, named: str) -> dict[str, nn.Module]:
             f"blocks=`{named}` is not an nn.ModuleList, nn.ModuleDict or nn.Sequential of the model",
             f"lists here: {', '.join(f'`{name}`' for name in lists) or 'none'}",
         )
-    return {_join(named, name): block for name, block in lists[named].named_children()}
+    return {path_of(named, name): block for name, block in lists[named].named_children()}
 
 
 def _outer_lists(name: str, module: nn.Module) -> Iterator[tuple[str, dict[str, nn.Module]]]:
@@ -66,10 +67,10 @@ def _outer_lists(name: str, module: nn.Module) -> Iterator[tuple[str, dict[str, 
     children = dict(module.named_children())
     alike = _alike_attributes(children)
     if alike:
-        yield name, {_join(name, key): children[key] for key in alike}
+        yield name, {path_of(name, key): children[key] for key in alike}
     for key, child in children.items():
         if key not in alike:
-            yield from _outer_lists(_join(name, key), child)
+            yield from _outer_lists(path_of(name, key), child)
 
 
 def _alike_attributes(children: dict[str, nn.Module]) -> list[str]:
@@ -87,7 +88,7 @@ def _alike_attributes(children: dict[str, nn.Module]) -> list[str]:
 
 def _elements(name: str, module: nn.Module) -> dict[str, nn.Module]:
     """The units of a list. A sequence of different modules, some with lists inside, has the units of these lists."""
-    children = {_join(name, key): child for key, child in module.named_children()}
+    children = {path_of(name, key): child for key, child in module.named_children()}
     inner = {key: list(_outer_lists(key, child)) for key, child in children.items()}
     if isinstance(module, nn.Sequential) and not _alike(module) and any(inner.values()):
         return {unit: m for lists in inner.values() for _, elements in lists for unit, m in elements.items()}
@@ -108,7 +109,7 @@ def _alike(module: nn.Module) -> bool:
 
 def _children(name: str, module: nn.Module) -> dict[str, nn.Module]:
     """The submodules with parameters; those of the only submodule, if there is one."""
-    children = {_join(name, key): child for key, child in module.named_children() if parameter_count(child)}
+    children = {path_of(name, key): child for key, child in module.named_children() if parameter_count(child)}
     if len(children) == 1 and not list(module.parameters(recurse=False)):
         ((key, child),) = children.items()
         return _children(key, child) or children
@@ -134,7 +135,3 @@ def _opened(model: nn.Module, units: dict[str, nn.Module], stages: int) -> dict[
 
 def _weight(elements: dict[str, nn.Module]) -> int:
     return sum(parameter_count(unit) for unit in elements.values())
-
-
-def _join(prefix: str, name: str) -> str:
-    return f"{prefix}.{name}" if prefix else name

@@ -16,7 +16,7 @@ from schedc_runtime.partition.frozen import MISSING
 
 _OWN, _SYMPY = Path(__file__).parents[1], Path(sympy.__file__).parent
 HIDDEN = (
-    *(str(_OWN / room) for room in ("partition", "random_numbers", "row_flow")),
+    *(str(_OWN / room) for room in ("materialize", "partition", "random_numbers", "row_flow")),
     *map(str, (Path(torch.__file__).parent, _SYMPY, _SYMPY.with_name("mpmath"))),
 )
 """Folders of code that is no model's. Torch computes with symbols by sympy."""

@@ -18,9 +18,9 @@ from schedc_runtime.moe.kernels import Kernels
 from schedc_runtime.pipeline.agree.counts import Accumulation, CountOfTargets
 from schedc_runtime.pipeline.build.apply_plan import told_buffers
 from schedc_runtime.pipeline.build.assemble import assemble
-from schedc_runtime.pipeline.build.assembly import Settings
-from schedc_runtime.pipeline.build.cut import Cut, check_kinds
-from schedc_runtime.pipeline.build.loss_function import LossOfMicrobatch, labels_counted
+from schedc_runtime.pipeline.build.assembly import Cut, Settings, check_kinds
+from schedc_runtime.pipeline.build.chunked_loss import LossOfMicrobatch
+from schedc_runtime.pipeline.build.loss_function import labels_counted
 from schedc_runtime.pipeline.build.materialize import CheckpointSource, check_materialized, materialize
 from schedc_runtime.pipeline.build.parallelize import ParallelizeStage, parallelize
 from schedc_runtime.pipeline.build.replica_works import evaluation_of

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from schedc_runtime.ranks.expert_group import ExpertGroup
 from schedc_runtime.transport.base import Handle
-from schedc_runtime.transport.collectives import Communicator
+from schedc_runtime.transport.collective_calls import Communicator
 
 
 class Pending(NamedTuple):

@@ -8,12 +8,9 @@ from dataclasses import dataclass
 import torch.distributed as dist
 
 from schedc_runtime.errors import RuntimeFault
-from schedc_runtime.transport.collectives import (
-    Communicator,
-    InProcessCommunicators,
-    SoloCommunicator,
-    TorchCommunicator,
-)
+from schedc_runtime.transport.collective_calls import Communicator
+from schedc_runtime.transport.collectives import SoloCommunicator, communicator_of
+from schedc_runtime.transport.collectives_in_process import InProcessCommunicators
 from schedc_runtime.transport.process_groups import join_groups
 
 
@@ -68,10 +65,7 @@ class ExpertGroup:
             return ExpertGroup.solo()
         node, position = divmod(list(own).index(process), per_node)
         names = ("expert", f"rail {position}", f"node {node}")
-        expert, rail, inner = (
-            SoloCommunicator(name) if group is None else TorchCommunicator(group, timeout, name)
-            for name, group in zip(names, joined, strict=True)
-        )
+        expert, rail, inner = (communicator_of(group, timeout, name) for name, group in zip(names, joined, strict=True))
         return ExpertGroup(expert, rail, inner, nodes, per_node, node * per_node + position)
 
     def bytes_leaving_node(self) -> int:

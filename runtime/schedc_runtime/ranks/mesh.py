@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.ranks.expert_group import ExpertGroup, in_process_expert_groups
-from schedc_runtime.transport.collectives import (
-    Communicator,
-    InProcessCommunicators,
-    SoloCommunicator,
-    TorchCommunicator,
-)
+from schedc_runtime.transport.collective_calls import Communicator
+from schedc_runtime.transport.collectives import SoloCommunicator, communicator_of
+from schedc_runtime.transport.collectives_in_process import InProcessCommunicators
 from schedc_runtime.transport.priorities import LANES, unknown
 from schedc_runtime.transport.process_groups import join_groups
 
@@ -164,12 +161,10 @@ def peer_groups(mesh: Mesh, coordinate: Coordinate, timeout: float) -> PeerGroup
     high = mesh.high_priority
     experts = ExpertGroup.solo() if mesh.experts == 1 else ExpertGroup.of(sharing, per_node, timeout, high)
     others = {"replicas": replicas, "same experts": same}
-    return PeerGroups(experts, *(_communicator(name, parts, timeout, name in high) for name, parts in others.items()))
-
-
-def _communicator(name: str, parts: Sequence[Sequence[int]], timeout: float, high: bool) -> Communicator:
-    group = join_groups(parts, timeout, high)
-    return SoloCommunicator(name) if group is None else TorchCommunicator(group, timeout, name)
+    return PeerGroups(
+        experts,
+        *(communicator_of(join_groups(parts, timeout, name in high), timeout, name) for name, parts in others.items()),
+    )
 
 
 def in_process_peer_groups(mesh: Mesh) -> dict[Coordinate, PeerGroups]:

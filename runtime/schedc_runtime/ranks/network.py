@@ -14,7 +14,9 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.ranks.join import meet_ranks
 from schedc_runtime.ranks.mesh import Coordinate, Mesh, PeerGroups, in_process_peer_groups, no_peers, peer_groups
-from schedc_runtime.transport import InProcessNetwork, TorchTransport, Transfer, Transport
+from schedc_runtime.transport.base import Transfer, Transport
+from schedc_runtime.transport.distributed import TorchTransport
+from schedc_runtime.transport.in_process import InProcessNetwork
 
 
 class Network:

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from schedc_runtime.row_flow.flows import OperatorCall, step_of, uniform
-from schedc_runtime.row_flow.layouts import RowPlace
+from schedc_runtime.row_flow.flows import OperatorCall, RowPlace, step_of, uniform
 
 Results = Sequence[RowPlace | None]
 """[results] where the rows are in each tensor that an operator gives."""

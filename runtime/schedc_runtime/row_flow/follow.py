@@ -20,8 +20,7 @@ from schedc_runtime.partition.record import custom_functions_to, record
 from schedc_runtime.partition.recorder import ForwardRecorder, Original, Recording
 from schedc_runtime.partition.records import Records, device_of_record
 from schedc_runtime.partition.split import CutRecording, Entries
-from schedc_runtime.row_flow.flows import Flow, Meeting, tensors_of
-from schedc_runtime.row_flow.layouts import RowPlace
+from schedc_runtime.row_flow.flows import Flow, Meeting, RowPlace, tensors_of
 from schedc_runtime.row_flow.probe import independent
 from schedc_runtime.row_flow.watch import RowWatch
 

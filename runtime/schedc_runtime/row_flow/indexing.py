@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from schedc_runtime.row_flow.basics import NUMBERS, PAIRS, Results, same_flow
-from schedc_runtime.row_flow.flows import OperatorCall, split_rows, uniform
-from schedc_runtime.row_flow.layouts import RowPlace, layout_candidates
+from schedc_runtime.row_flow.flows import OperatorCall, RowPlace, layout_candidates, split_rows, uniform
 
 MOVES = "takes rows by index"
 

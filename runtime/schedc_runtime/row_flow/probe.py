@@ -12,8 +12,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from schedc_runtime.partition.fake_model import python_random_kept
-from schedc_runtime.row_flow.flows import Flow, split_rows
-from schedc_runtime.row_flow.layouts import RowPlace
+from schedc_runtime.row_flow.flows import Flow, RowPlace, split_rows
 
 _MOST = 1 << 28
 """Elements of the parameters of the largest module that is tried."""

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from schedc_runtime.row_flow.basics import NUMBERS, OVER, PAIRS, Results, Rule, aligned, same_flow
-from schedc_runtime.row_flow.flows import OperatorCall, uniform
-from schedc_runtime.row_flow.layouts import RowPlace, sliced_layout, viewed
+from schedc_runtime.row_flow.flows import OperatorCall, RowPlace, sliced_layout, uniform, viewed
 
 TAKES = "takes some rows out of a microbatch"
 FOLDS = "folds rows into each other"

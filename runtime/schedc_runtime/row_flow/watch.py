@@ -18,10 +18,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from schedc_runtime.partition.structure import storage_of
 from schedc_runtime.partition.user_line import user_line
 from schedc_runtime.row_flow.basics import NUMBERS, Rule
-from schedc_runtime.row_flow.flows import NOTHING, Flow, Meeting, OperatorCall, tensors_of
-from schedc_runtime.row_flow.layouts import RowPlace, in_memory, scaled
+from schedc_runtime.row_flow.flows import NOTHING, Flow, Meeting, OperatorCall, RowPlace, in_memory, scaled, tensors_of
 from schedc_runtime.row_flow.table import FRESH, SIZED, rule_of
 
 _MOST = 1 << 22
@@ -126,7 +126,7 @@ class RowWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def enter_state(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """The parameters and buffers of the model, of any shapes, by name."""
-        self._state = {_storage(tensor): name for name, tensor in tensors}
+        self._state = {storage_of(tensor): name for name, tensor in tensors}
 
     def enter(self, tensor: Tensor, layout: RowPlace | None) -> None:
         """Begin with ``tensor`` [rows, ...] of the batch."""
@@ -136,7 +136,7 @@ class RowWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """From now on ``flow`` is known of a tensor of any shape."""
         self.flows[id(tensor)] = flow
         self._alive.append(tensor)
-        self._sharing.setdefault(_storage(tensor), []).append(tensor)
+        self._sharing.setdefault(storage_of(tensor), []).append(tensor)
 
     def of(self, tensor: Tensor) -> Flow:
         """What is known of a tensor of any shape."""
@@ -254,7 +254,7 @@ class RowWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._carry(target, self.of(target), known)
 
     def _carry(self, target: Tensor, flow: Flow, known: bool) -> None:
-        storage = _storage(target)
+        storage = storage_of(target)
         for other in self._sharing.get(storage, ()):
             if other is target:
                 continue
@@ -304,7 +304,3 @@ def _kept(known: Tensor | None) -> Tensor | None:
         return None
     with _disable_current_modes():
         return known.clone()
-
-
-def _storage(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)

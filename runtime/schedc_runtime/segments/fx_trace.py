@@ -22,8 +22,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from schedc_runtime.errors import PartitionError
-from schedc_runtime.partition.graft import graft
-from schedc_runtime.partition.recorded_stage import RecordedStage
+from schedc_runtime.partition.recorded_stage import RecordedStage, graft
 from schedc_runtime.partition.tensor_hooks import hooked_code
 from schedc_runtime.partition.unit_calls import CHECKPOINTED, TAPS
 from schedc_runtime.random_numbers.names import NamedCall, name_calls

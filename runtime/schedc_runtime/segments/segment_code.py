@@ -14,8 +14,8 @@ from typing import Any
 from torch import fx, nn
 from torch.nn.modules.dropout import _DropoutNd as _Dropout
 
-from schedc_runtime.partition.stage_code import compiled_code
 from schedc_runtime.partition.uniform_calls import call_of
+from schedc_runtime.partition.unit_calls import compiled_code
 from schedc_runtime.random_numbers.names import NamedCall
 
 _BEGINS = ("cat", "dropout", "erf", "gelu", "scaled_dot_product_attention", "silu", "tanh")

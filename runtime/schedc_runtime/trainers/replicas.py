@@ -10,7 +10,7 @@ from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.pipeline.pipeline import Pipeline
 from schedc_runtime.pipeline.step.losses import StepResult
 from schedc_runtime.ranks.mesh import Coordinate
-from schedc_runtime.transport import TorchTransport
+from schedc_runtime.transport.distributed import TorchTransport
 
 
 def shared_outputs(pipe: Pipeline, result: StepResult) -> Any:

@@ -26,19 +26,8 @@ from schedc_runtime.transport.collective_calls import (
     shares,
     whole_of,
 )
-from schedc_runtime.transport.collectives_in_process import InProcessCommunicator, InProcessCommunicators
 from schedc_runtime.transport.distributed import plain_text, wait_for
 from schedc_runtime.transport.rows import RowFormat, buffer_of
-
-__all__ = [
-    "Communicator",
-    "InProcessCommunicator",
-    "InProcessCommunicators",
-    "SoloCommunicator",
-    "Splits",
-    "TorchCommunicator",
-    "ordered_sum",
-]
 
 
 class SoloCommunicator:
@@ -213,6 +202,11 @@ class TorchCommunicator:
             raise TransportError(f"{call_place(self, call)}: {plain_text(error)}") from None
         self.issued += not second_half
         return _Started(call, [work], arguments, on_stream=arguments[1].is_cuda)
+
+
+def communicator_of(group: dist.ProcessGroup | None, timeout: float, name: str) -> Communicator:
+    """This process's end of a group; that of a group of one rank without one. timeout: seconds that a wait may take."""
+    return SoloCommunicator(name) if group is None else TorchCommunicator(group, timeout, name)
 
 
 class _Done(NamedTuple):

@@ -20,7 +20,7 @@ from schedc.plan import Plan
 from schedc.source import Source
 from schedc.step.costs.costs import Costs
 from schedc_runtime import Pipeline
-from schedc_runtime.data_parallel.sharding import check_sharding
+from schedc_runtime.data_parallel.stage_replicas import check_sharding
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.execute.executor import InstructionError
 from schedc_runtime.pipeline.build.apply_plan import mesh_for

@@ -10,7 +10,7 @@ import torch
 import schedc
 from schedc_runtime.execute.code import BoundStep, Code
 from schedc_runtime.execute.registers import Registers
-from schedc_runtime.transport import InProcessNetwork
+from schedc_runtime.transport.in_process import InProcessNetwork
 
 PROGRAM = schedc.compile("1f1b", P=2, M=2)
 

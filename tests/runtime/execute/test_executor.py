@@ -23,7 +23,7 @@ from schedc_runtime.partition import partition
 from schedc_runtime.partition.boundary import infer_boundaries
 from schedc_runtime.pipeline.step.losses import Leftovers
 from schedc_runtime.stage.stage import Stage
-from schedc_runtime.transport import InProcessNetwork
+from schedc_runtime.transport.in_process import InProcessNetwork
 from support.runtime_cases import next_token_loss, small_gpt, tokens
 
 COLUMNS = ("kind", "stage", "microbatch", "stage2", "microbatch2", "backward", "peer", "channel", "message", "batch",

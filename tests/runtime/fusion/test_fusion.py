@@ -17,9 +17,9 @@ from schedc.diagnostics import DiagnosticError
 from schedc.ir.plan import Fuse, Level, Plan, Recompute
 from schedc.model.fusions import FUSIONS
 from schedc_runtime import Pipeline
+from schedc_runtime.commands.partition import told_chains
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.fusion.fused_stages import FusedStages
-from schedc_runtime.fusion.unit_chains import told_chains
 from schedc_runtime.measure.held_bytes import held
 from schedc_runtime.moe.experts import Experts
 from schedc_runtime.moe.layer import MoELayer

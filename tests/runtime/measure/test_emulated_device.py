@@ -24,7 +24,7 @@ from schedc_runtime.execute.works import join_work, start_work
 from schedc_runtime.measure.emulated_device import Device, LaneTime
 from schedc_runtime.measure.shared_starts import SharedStarts
 from schedc_runtime.ranks.mesh import Mesh
-from schedc_runtime.transport import InProcessNetwork
+from schedc_runtime.transport.in_process import InProcessNetwork
 from support.segmented_cases import COSTS, listed, small_moe, together
 
 

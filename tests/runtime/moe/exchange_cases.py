@@ -12,23 +12,11 @@ from torch import Tensor
 
 from schedc.ir.plan import Topology
 from schedc.step.costs.exchange import Routing, bounded_rows
-from schedc_runtime.moe.counts import DROPPED, Counts, ascending, counted_rows
+from schedc_runtime.moe.counts import DROPPED, Counts, Method, Shape, ascending, counted_rows
 from schedc_runtime.moe.exchange import CountsExchange, RowExchange
-from schedc_runtime.moe.routes import (
-    Method,
-    Route,
-    Shape,
-    arrive,
-    collect,
-    depart,
-    land,
-    pack,
-    plan_route,
-    relay,
-    relay_back,
-)
+from schedc_runtime.moe.routes import Route, arrive, collect, depart, land, pack, plan_route, relay, relay_back
 from schedc_runtime.ranks.expert_group import ExpertGroup
-from schedc_runtime.transport import TransportError
+from schedc_runtime.transport.base import TransportError
 from schedc_runtime.transport.collectives import TorchCommunicator
 
 METHODS: tuple[Method, ...] = ("flat", "hierarchical", "allgather")
@@ -254,7 +242,7 @@ def over_gloo(rank: int, world_size: int, per_node: int, tokens: list[int], seed
 
     What differs from that, and the bytes that left the node in steps, here and there.
     """
-    from schedc_runtime.ranks.expert_group import in_process_expert_groups
+    from schedc_runtime.ranks.mesh import in_process_expert_groups
 
     case = Case(world_size // per_node, per_node, tuple(tokens), dtype=torch.float32, seed=seed)
     data = data_of(case)

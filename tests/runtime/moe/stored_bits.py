@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from runtime.moe.exchange_cases import METHODS, Case, Data, run_in_process, within
-from schedc_runtime.moe.routes import Method
+from schedc_runtime.moe.counts import Method
 from schedc_runtime.ranks.expert_group import in_process_expert_groups
-from schedc_runtime.transport.collectives import ordered_sum
+from schedc_runtime.transport.collective_calls import ordered_sum
 
 STORED = Path(__file__).parents[2] / "data" / "route_bits.json"
 NAMES = ("output", "dx", "dgates", "dweights")

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from runtime.moe.exchange_cases import METHODS, Case, alike, data_of, run_in_process
 from schedc_runtime.moe.bags import _UNREAD, Bags
-from schedc_runtime.moe.routes import Method
+from schedc_runtime.moe.counts import Method
 from schedc_runtime.ranks.expert_group import in_process_expert_groups
 from support.expert_cases import in_process
 

@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from runtime.moe.exchange_cases import METHODS, Case, Data, alike, data_of, plain, run_in_process, shape_of
 from runtime.moe.stored_bits import digests, stored
 from schedc_runtime.errors import RuntimeFault
-from schedc_runtime.moe.counts import Counts, Flag, Shape, ascending, counted_rows, counts_of_experts
-from schedc_runtime.moe.routes import Method, Route, arrive, collect, pack, plan_route, relay_back
+from schedc_runtime.moe.counts import Counts, Flag, Method, Shape, ascending, counted_rows, counts_of_experts
+from schedc_runtime.moe.routes import Route, arrive, collect, pack, plan_route, relay_back
 from schedc_runtime.moe.sizes import check_flags
 from schedc_runtime.ranks.expert_group import ExpertGroup, in_process_expert_groups
 from schedc_runtime.testing import pool
-from schedc_runtime.transport import MessageMismatch
-from schedc_runtime.transport.collectives import InProcessCommunicators, SoloCommunicator
+from schedc_runtime.transport.base import MessageMismatch
+from schedc_runtime.transport.collectives import SoloCommunicator
+from schedc_runtime.transport.collectives_in_process import InProcessCommunicators
 from support.sweeps import swept
 
 GROUPS = [(1, 1), (1, 4), (4, 1), (2, 2), (4, 2), (2, 4)]

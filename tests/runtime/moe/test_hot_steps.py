@@ -18,7 +18,7 @@ from schedc_runtime.moe.counts import Counts, Shape, ascending, counted_rows
 from schedc_runtime.moe.hot import Lending
 from schedc_runtime.moe.hot_choice import MARGIN, HotPolicy, HotTimes, choose_for_step
 from schedc_runtime.moe.hot_slots import LentNumbers, LentRoom
-from schedc_runtime.transport.collectives import InProcessCommunicators
+from schedc_runtime.transport.collectives_in_process import InProcessCommunicators
 from support.segmented_cases import unequal
 
 HOT = "  hot 2 until imbalance < 1.1"

@@ -21,13 +21,14 @@ from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.balance import Balance, Tally, load_of, loss_slope, updated_bias
 from schedc_runtime.moe.capacity import ExpertCapacity, kept_choices
 from schedc_runtime.moe.experts import Experts
-from schedc_runtime.moe.layer import METHODS, MoELayer, set_loss_scale
+from schedc_runtime.moe.layer import METHODS, MoELayer
 from schedc_runtime.moe.router import Router, RouterConfig, choose_experts
 from schedc_runtime.moe.shards import join_shards, local_state, parameters_of_experts, shard_experts
 from schedc_runtime.ranks.exchange import Exchange
 from schedc_runtime.ranks.expert_group import ExpertGroup, in_process_expert_groups
 from schedc_runtime.stage.split import SplitBackward
 from schedc_runtime.testing import pool
+from support.moe_layers import set_loss_scale
 
 torch.set_num_threads(1)
 

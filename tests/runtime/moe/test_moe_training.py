@@ -16,10 +16,11 @@ import schedc
 from schedc.plan import Method, Plan
 from schedc_runtime import Mesh, Pipeline
 from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer, multi_token_loss, turn
-from schedc_runtime.moe.layer import MoELayer, set_loss_scale, update_router_biases
+from schedc_runtime.moe.layer import MoELayer
 from schedc_runtime.moe.router import RouterConfig
 from schedc_runtime.parity.reference import reference_step
 from schedc_runtime.pipeline.agree.batch import split
+from support.moe_layers import set_loss_scale, update_router_biases
 from support.paths import ROOT
 from support.warm_command import run_torchrun
 

@@ -20,7 +20,7 @@ from schedc_runtime.pipeline.agree.counts import Accumulation
 from schedc_runtime.pipeline.agree.rows import Rows
 from schedc_runtime.pipeline.step.losses import CountRefused
 from schedc_runtime.pipeline.step.norms import NonFiniteNorm
-from schedc_runtime.pipeline.step.running_statistics import serial_statistics
+from schedc_runtime.pipeline.step.stage_copies import serial_statistics
 from support.runtime_cases import next_token_loss, small_gpt, tokens
 
 IGNORED = -100

@@ -15,12 +15,13 @@ from schedc_runtime import Pipeline
 from schedc_runtime.data_parallel.gradient_sums import is_expert
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.execute.executor import InstructionError
-from schedc_runtime.moe.layer import moe_layers, set_loss_scale, update_router_biases
+from schedc_runtime.moe.layer import moe_layers
 from schedc_runtime.pipeline.agree.batch import BatchRefused
 from schedc_runtime.pipeline.build.apply_plan import mesh_for
 from schedc_runtime.ranks.mesh import Coordinate, Mesh
 from schedc_runtime.testing import pool
 from support.mesh_cases import balanced_moe, batch_of, expected, same
+from support.moe_layers import set_loss_scale, update_router_biases
 from support.runtime_cases import next_token_loss, small_gpt, tokens
 from support.segmented_cases import small_moe
 

@@ -25,8 +25,13 @@ from schedc_runtime import Cut, Pipeline
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.execute.cell_programs import cell_source
 from schedc_runtime.execute.executor import InstructionError, Interval
-from schedc_runtime.measure.step_trace import chrome_trace, compare_traces, measured_costs
-from schedc_runtime.measure.traced_cells import TracedStep, measured_cell_costs
+from schedc_runtime.measure.step_trace import (
+    TracedStep,
+    chrome_trace,
+    compare_traces,
+    measured_cell_costs,
+    measured_costs,
+)
 from schedc_runtime.moe.huggingface import swap_experts
 from schedc_runtime.ranks.mesh import Mesh
 from schedc_runtime.testing import pool

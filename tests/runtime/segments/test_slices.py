@@ -23,7 +23,8 @@ from schedc_runtime.measure.held_bytes import held
 from schedc_runtime.moe.layer import moe_layers
 from schedc_runtime.parity.reference import reference_step
 from schedc_runtime.partition.boundary import Boundary, SlicedBoundary, TensorSpec
-from schedc_runtime.pipeline.agree.batch import BatchRefused, arguments, split
+from schedc_runtime.partition.example import arguments
+from schedc_runtime.pipeline.agree.batch import BatchRefused, split
 from schedc_runtime.random_numbers.numbering import StepKey
 from schedc_runtime.stage.stage import Stage
 from support.expert_cases import compiled, model

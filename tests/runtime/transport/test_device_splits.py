@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from schedc_runtime.transport.collectives import InProcessCommunicators, SoloCommunicator
+from schedc_runtime.transport.collectives import SoloCommunicator
+from schedc_runtime.transport.collectives_in_process import InProcessCommunicators
 from schedc_runtime.transport.device_splits import PROVIDERS, SplitsRefused, moved, provider_of_splits, told_splits
 from schedc_runtime.transport.priorities import stream_options
 

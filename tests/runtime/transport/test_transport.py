@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schedc_runtime.testing import pool
-from schedc_runtime.transport import InProcessNetwork, MessageMismatch, Transfer, check_tensors
+from schedc_runtime.transport.base import MessageMismatch, Transfer, check_tensors
+from schedc_runtime.transport.in_process import InProcessNetwork
 
 
 def test_a_send_is_complete_only_when_it_is_received() -> None:

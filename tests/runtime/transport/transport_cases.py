@@ -7,9 +7,10 @@ import time
 import torch
 import torch.distributed as dist
 
-from schedc_runtime.transport import TorchTransport, Transfer, TransportError
+from schedc_runtime.transport.base import Transfer, TransportError
 from schedc_runtime.transport.collectives import TorchCommunicator
 from schedc_runtime.transport.device_splits import moved, provider_of_splits
+from schedc_runtime.transport.distributed import TorchTransport
 
 
 def exchange(rank: int, world_size: int) -> bool:

@@ -17,6 +17,11 @@ from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.layer import moe_layers
 from schedc_runtime.stage.stage import Stage
 
+_COLUMNS = (
+    "rank_start", "kind", "stage", "microbatch", "stage2", "microbatch2", "backward", "peer", "message", "batch",
+)  # fmt: skip
+"""The columns of a program that must be equal on all ranks."""
+
 
 def fingerprint(
     program: Program,
@@ -33,19 +38,6 @@ def fingerprint(
     copies: the stages here that another rank holds, too. Weights on the meta device are not compared.
     cells: the order inside each instruction of the stages here, which expert ranks must have in common.
     """
-    x = program
-    columns = (
-        x.rank_start,
-        x.kind,
-        x.stage,
-        x.microbatch,
-        x.stage2,
-        x.microbatch2,
-        x.backward,
-        x.peer,
-        x.message,
-        x.batch,
-    )
     weights = {
         f"weights of stage {stage.index}": _digest(*[_bytes(p) for p in stage.module.parameters() if not is_expert(p)])
         for stage in copies
@@ -56,7 +48,7 @@ def fingerprint(
         for stage in copies
     }
     return {
-        "program": _digest(*(column.tobytes() for column in columns)),
+        "program": _digest(*(getattr(program, name).tobytes() for name in _COLUMNS)),
         "model": _digest(repr(sorted(names.items())).encode()),
         "layout of blocks on stages": _digest(repr(blocks).encode()),
         **frozen,

@@ -11,23 +11,12 @@ from torch import Tensor
 
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.partition.boundary import KnownValues, TensorSpec
-from schedc_runtime.partition.example import arguments
 from schedc_runtime.partition.values import KNOWN
-from schedc_runtime.pipeline.agree.batch_facts import batch_facts, common_facts, mapped_facts, with_facts
+from schedc_runtime.pipeline.agree.contents import batch_facts, common_facts, mapped_facts, with_facts
 from schedc_runtime.pipeline.agree.rows import ROWS_FIRST, Dim, Dims, Rows, dim_of, inside
 from schedc_runtime.transport.base import describe
 
 Json = Any
-__all__ = [
-    "BatchRefused",
-    "StepRequest",
-    "agree",
-    "arguments",
-    "microbatch_of",
-    "one_microbatch",
-    "signature_of",
-    "split",
-]
 
 
 class BatchRefused(RuntimeFault):
@@ -198,6 +187,12 @@ def not_padded(batch: Json, targets: Json, rows: Rows, replicas: int, why: str, 
         f"{path} has {rows.rows} rows ({_show(leaf)}), which do not divide into {into}, and cannot be padded: {why}",
         f"use a batch size that is a multiple of {rows.parts}, drop the last, smaller batch of an epoch, or {remedy}",
     )
+
+
+def not_padded_batch(agreed: Agreement, replicas: int, why: str, remedy: str) -> BatchRefused:
+    """The refusal of an agreed batch [rows, ...] that cannot be padded. replicas: as of `agree`."""
+    assert agreed.rows is not None
+    return not_padded(with_rows(agreed.signature, agreed.rows.rows), None, agreed.rows, replicas, why, remedy)
 
 
 def _unpaddable(requests: Sequence[StepRequest], counted: bool | None) -> tuple[str, str] | None:

@@ -1,4 +1,7 @@
-"""Checksums of tensors, to compare what ranks were given or hold: computed where a tensor lies, and waited for nowhere.
+"""What is known of the values in a batch, and checksums of tensors, by which ranks compare what they were given.
+
+Facts are looked at where recordings ask for them, and agreed on by all ranks. Checksums are computed where a tensor
+lies, and waited for nowhere.
 
 A checksum adds up the bits of a tensor's elements, each times a number of its place, in whole numbers of 64 bits. A
 large tensor gives a sample, whose stride has no factor in common with its size: no column is left out for ever. On a
@@ -7,7 +10,7 @@ GPU the sums begin their way to the host at once, and are read when the next cal
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from math import gcd
 from typing import Any, NamedTuple
@@ -16,9 +19,67 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from schedc_runtime.errors import RanksDisagree
+from schedc_runtime.errors import PartitionError, RanksDisagree
+from schedc_runtime.partition.example import arguments
+from schedc_runtime.partition.records import Records
+from schedc_runtime.partition.values import KNOWN, facts_of
 from schedc_runtime.pipeline.agree.step_facts import odd_ranks
 from schedc_runtime.ranks.attendance import Alike
+
+Json = Any
+
+
+def batch_facts(batch: Any, signature: Json, records: Records | None = None) -> Json:
+    """[tensors] what is known of the values of a batch, as of `facts_of`.
+
+    records: only what its recordings ask for is looked at, once they are known.
+    """
+    rows: list[int | None] = []
+    mapped_facts(signature, lambda leaf: rows.append(leaf.get("rows", 0)) if "shape" in leaf else None)
+    wanted = _asked(batch, records)
+    looked_at = [pair for pair, asked in zip(zip(_tensors_in(batch), rows, strict=True), wanted, strict=True) if asked]
+    facts = iter(facts_of(looked_at))
+    return [next(facts) if asked else None for asked in wanted]
+
+
+def _asked(batch: Any, records: Records | None) -> list[bool]:
+    """[tensors] whether recordings ask for the values of a tensor of the batch, as far as is known."""
+    args, kwargs = arguments(batch)
+    try:
+        asked = records.values_asked(args, kwargs) if records else None
+    except PartitionError:
+        asked = None  # all ranks refuse the batch
+    items = (*enumerate(args), *kwargs.items())
+    return [asked is None or key in asked for key, value in items for _ in _tensors_in(value)]
+
+
+def common_facts(everyone: Sequence[Json]) -> list[Json]:
+    """[tensors] what all know of a tensor, None where that differs. everyone: [processes with a batch] facts."""
+    columns = zip(*(facts or () for facts in everyone), strict=False)
+    return [column[0] if all(fact == column[0] for fact in column) else None for column in columns]
+
+
+def with_facts(signature: Json, facts: Sequence[Json]) -> Json:
+    """A signature in which tensors have what is known of their values. facts: [tensors] a `KnownValues`, or None."""
+    leaves = iter(facts)
+
+    def known(leaf: Json) -> Json:
+        fact = next(leaves, None) if "shape" in leaf else None
+        return leaf if fact is None else {**leaf, KNOWN: list(fact)}
+
+    return mapped_facts(signature, known)
+
+
+def mapped_facts(signature: Json, leaf: Callable[[Json], Json]) -> Json:
+    """The signature with ``leaf`` of each of its leaves, in order."""
+    if signature is None:
+        return None
+    if "items" in signature:
+        return {"items": [mapped_facts(item, leaf) for item in signature["items"]]}
+    if "fields" in signature:
+        return {"fields": {key: mapped_facts(item, leaf) for key, item in signature["fields"].items()}}
+    return leaf(signature)
+
 
 _MOST = 1 << 16
 """Elements of a tensor that its checksum reads."""
@@ -139,6 +200,11 @@ def check_given(everyone: Sequence[tuple[str, int, Any]]) -> None:
                 "give every rank of a pipeline the same batch, or None where it has no first or last stage: let all"
                 " loaders skip, drop and shuffle alike",
             )
+
+
+def _tensors_in(value: Any) -> list[Tensor]:
+    """The tensors of a batch, in the order of its signature."""
+    return [tensor for _, tensor in _tensors(value, "")]
 
 
 def _tensors(value: Any, path: str) -> Iterator[tuple[str, Tensor]]:

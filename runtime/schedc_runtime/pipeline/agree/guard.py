@@ -23,7 +23,7 @@ from schedc_runtime.pipeline.agree.batch import BatchRefused
 from schedc_runtime.ranks.control import ControlPlane
 from schedc_runtime.ranks.network import Network
 from schedc_runtime.ranks.progress import Position
-from schedc_runtime.transport import TransportError
+from schedc_runtime.transport.base import TransportError
 
 _AGREED = (
     BatchRefused, BoundaryError, MaterializeError, PartitionError, PlanMismatch, RanksDisagree, NonFiniteLoss,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ from schedc_runtime.pipeline.build.stages import StagesByIndex
 from schedc_runtime.ranks.expert_group import ExpertGroup
 from schedc_runtime.ranks.mesh import Mesh
 from schedc_runtime.stage.stage import Stage
-from schedc_runtime.transport.collectives import Communicator
+from schedc_runtime.transport.collective_calls import Communicator
 
 if TYPE_CHECKING:
     from schedc_runtime.compiled.settings import CompileSettings
@@ -101,26 +101,21 @@ def attach(
     capacity = None if plan.capacity is None else ExpertCapacity(plan.capacity.factor, plan.capacity.drop)
     hot = None if plan.hot is None else HotPolicy(plan.hot.most, plan.hot.below, plan.hot.by_microbatch, costs=costs)
     for module in modules:
-        for name, layer in moe_layers(module):
+        layers = list(moe_layers(module))
+        for name, layer in layers:
             _take_products(plan, name, layer, kernels)
-        layers = [layer for _, layer in moe_layers(module)]
+        for name, layer in layers:
+            layer.planner.name = name
         if not layers:
             continue
-        for name, layer in moe_layers(module):
-            layer.planner.name = name
-        wanted = method_for(plan, layers[0], mesh)
+        wanted = method_for(plan, layers[0][1], mesh)
         method = next(method for method in METHODS if method == wanted)
+        named: dict[str, Any] = {"bound": plan.bound, "host_lane": host_lane, "fp8_rows": plan.fp8_rows}
         if group.size > 1:
-            shard_experts(
-                module, group, method, capacity, hot, replicas,
-                bound=plan.bound, host_lane=host_lane, fp8_rows=plan.fp8_rows,
-            )  # fmt: skip
+            shard_experts(module, group, method, capacity, hot, replicas, **named)
         else:
-            for layer in layers:
-                layer.attach(
-                    group, method, capacity, replicas=replicas,
-                    bound=plan.bound, host_lane=host_lane, fp8_rows=plan.fp8_rows, slices=bool(plan.slices),
-                )  # fmt: skip
+            for _, layer in layers:
+                layer.attach(group, method, capacity, None, replicas, **named, slices=bool(plan.slices))
 
 
 def recompute_stages(stages: Iterable[Mapping[int, Stage]], plan: Plan, program: Program) -> None:

@@ -1,9 +1,5 @@
 """Builds what a pipeline consists of, in named steps over one value.
 
-    find_device  choose_mesh  connect  check_attachments  cut_model  tie_weights  make_stages  compile_units
-    capture_segments  open_lanes  order_cells  prepare_code  guard_failures  release_modules  compare_ranks
-    place_works  shard_parameters  accept_model
-
 A step reads what earlier steps have set. Ranks wait for each other in `connect` and from `guard_failures` on; every
 other step is this rank's own.
 """

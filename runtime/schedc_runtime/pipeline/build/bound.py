@@ -16,8 +16,7 @@ from torch.utils import _pytree as pytree
 
 from schedc.ir.program import Program
 from schedc_runtime.data_parallel.hot_returns import with_hot_returns
-from schedc_runtime.data_parallel.sharding import Sharding
-from schedc_runtime.data_parallel.stage_replicas import StageReplicas, check_summed, stage_replicas
+from schedc_runtime.data_parallel.stage_replicas import Sharding, StageReplicas, check_summed, stage_replicas
 from schedc_runtime.execute.bind import bind
 from schedc_runtime.execute.executor import Executor
 from schedc_runtime.execute.micro_steps import CellSource
@@ -27,14 +26,14 @@ from schedc_runtime.partition import Partition
 from schedc_runtime.partition.boundary import Boundary, SlicedBoundary, TensorSpec, check_outputs
 from schedc_runtime.partition.cut_record import Record
 from schedc_runtime.partition.effects import ambient
+from schedc_runtime.partition.example import arguments
 from schedc_runtime.partition.shared import SharedParameter, copies_in
-from schedc_runtime.pipeline.agree.batch import arguments, microbatch_of
+from schedc_runtime.pipeline.agree.batch import microbatch_of
 from schedc_runtime.pipeline.build.random_steps import DrawPlan, draw_plan
 from schedc_runtime.pipeline.build.stages import StagesByIndex
 from schedc_runtime.ranks.mesh import Coordinate, Mesh, PeerGroups
 from schedc_runtime.stage.stage import Stage
-from schedc_runtime.transport import Transport
-from schedc_runtime.transport.base import Spec
+from schedc_runtime.transport.base import Spec, Transport
 
 _KEPT = 16
 """Bound streams kept."""
@@ -94,7 +93,8 @@ class BoundCode:
 
         call: tells programs apart, ``step`` or ``evaluate``.
         """
-        training = any(stage.module.training for held in self.stages.values() for stage in held.values())
+        stages = [stage for held in self.stages.values() for stage in held.values()]
+        training = any(stage.module.training for stage in stages)
         # What a model may ask or read changes what it does. A stage that was frozen has no sums.
         read = self.partition.records.reads.key(training)
         way = f"{call} {training} {ambient()} {self._trained()} {read}"
@@ -103,7 +103,7 @@ class BoundCode:
             args, kwargs = arguments(microbatch_of(signature, program.microbatches))
             record = record_in_slices(self.partition, args, kwargs, self.slices, training=training)
             self._select(record)
-            draws = draw_plan(record, [stage for held in self.stages.values() for stage in held.values()])
+            draws = draw_plan(record, stages)
             form = way, tuple([tuple([spec.form for spec in boundary.tensors]) for boundary in record.boundaries])
             if form not in self._streams:
                 self._streams[form] = self._bind(program, record.boundaries, transports, peer_groups)
@@ -116,14 +116,12 @@ class BoundCode:
         for executor in executors.values():
             executor.registers.specs = specs
         if record is not self._record:
-            boundaries = record.boundaries
             self._select(record)
-            for held in self.stages.values():
-                for stage in held.values():
-                    bind_stage(stage, record)
-                    if draws is not None:
-                        draws.set(stage)
-            self._record, self.boundaries = record, boundaries
+            for stage in stages:
+                bind_stage(stage, record)
+                if draws is not None:
+                    draws.set(stage)
+            self._record, self.boundaries = record, record.boundaries
         return executors
 
     def _trained(self) -> str:

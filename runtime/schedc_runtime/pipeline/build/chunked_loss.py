@@ -1,9 +1,10 @@
-"""`ChunkedLoss`: a loss function that multiplies by the head itself, a chunk of rows at a time."""
+"""What a loss function may return; and `ChunkedLoss`, which multiplies by the head itself, a chunk at a time."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,6 @@ from schedc_runtime.errors import PlanMismatch, RuntimeFault, StageError
 from schedc_runtime.head_loss.chunks import Head, Rule, losses, wide_type, without_autocast
 from schedc_runtime.head_loss.functions import HeadRows, again, early
 from schedc_runtime.partition.left_out import HeadInput
-from schedc_runtime.pipeline.build.loss_function import Loss, LossOfMicrobatch, LossWithHead, Weighing, labels_of
 
 FORMS = ("early", "again")
 MEANS = ("step", "microbatch")
@@ -23,8 +23,44 @@ CHUNK = 1024
 """Rows at a time where nobody says how many."""
 
 
+@dataclass(frozen=True, eq=False)
+class Loss:
+    """The loss of one microbatch as a sum over what it counts, such as tokens. A step takes the mean over all.
+
+    sum: the sum of the losses, a differentiable scalar.
+    count: [] the number of targets that it is a sum over.
+    metrics: further sums, [] by name, such as the number of right answers. A step divides them by its count.
+    """
+
+    sum: Tensor
+    count: Tensor | float
+    metrics: Mapping[str, Tensor | float] = field(default_factory=dict)
+
+
+LossOfMicrobatch = Callable[[Any, Any], "Tensor | Loss"]
+"""loss_fn(output of the model, target) for one microbatch: [] its mean loss, or a `Loss`."""
+
+
+class Weighing(NamedTuple):
+    """What the sum of a microbatch's losses is multiplied by before it is differentiated.
+
+    scale: factor of the loss of a microbatch, such as one over their number. weight: factor of a sum over targets.
+    """
+
+    scale: float
+    weight: float
+
+
+def labels_of(targets: Any) -> Tensor | None:
+    """The labels [...] among targets, such as `Pipeline.step` gets; None where they are not a single tensor."""
+    if isinstance(targets, Mapping) and "labels" in targets:
+        targets = targets["labels"]
+    leaves = [leaf for leaf in pytree.tree_leaves(targets) if isinstance(leaf, Tensor)]
+    return leaves[0] if len(leaves) == 1 else None
+
+
 @dataclass(frozen=True)
-class ChunkedLoss(LossWithHead):
+class ChunkedLoss:
     """Cross entropy of a language model whose logits are never there at once: head and loss in one.
 
         pipe = Pipeline(model, program, loss_fn=ChunkedLoss(head="lm_head", chunk=1024))
@@ -66,6 +102,7 @@ class ChunkedLoss(LossWithHead):
 
     @property
     def counted(self) -> bool:
+        """Whether it gives a `Loss`; else means."""
         return self.mean == "step"
 
     def count(self, targets: Any) -> int | None:
@@ -84,6 +121,11 @@ class ChunkedLoss(LossWithHead):
         return self._result(total, labels)
 
     def of(self, module: nn.Module, output: Any, targets: Any, weighing: Weighing, *, at_once: bool) -> Tensor | Loss:
+        """The loss of a microbatch, a scalar. It may compute gradients only where gradients are on.
+
+        module: the last stage, which holds the head. output: the model's, with a `HeadInput` in place of the logits.
+        at_once: whether gradients of the head may be added to those of its parameters at once.
+        """
         entering, rows, parameters = self._rows(module, output, targets)
         rule = Rule(self.chunk or CHUNK, self.ignore_index, entering.after)
         if not torch.is_grad_enabled():
@@ -96,6 +138,7 @@ class ChunkedLoss(LossWithHead):
         return self._result(total, rows.targets)
 
     def logits(self, module: nn.Module, output: Any) -> Any:
+        """The model's output [...], with logits in place of the `HeadInput`, without a graph."""
         layer = module.get_submodule(self.head)
 
         def product(entering: HeadInput) -> Tensor:
@@ -156,7 +199,7 @@ def planned_loss(loss_fn: LossOfMicrobatch | None, plan: HeadLoss | None) -> Los
     if plan is None or loss_fn is None:
         return loss_fn
     if not isinstance(loss_fn, ChunkedLoss):
-        if plan.form == "whole" or isinstance(loss_fn, LossWithHead):
+        if plan.form == "whole":
             return loss_fn
         raise PlanMismatch(
             f"the plan says `loss {plan.form}`, and loss_fn takes logits",
@@ -177,7 +220,7 @@ def planned_loss(loss_fn: LossOfMicrobatch | None, plan: HeadLoss | None) -> Los
 
 def check_vocab(model: nn.Module, loss_fn: LossOfMicrobatch | None, plan: HeadLoss | None) -> None:
     """Raise `PlanMismatch` where the model's head has another number of words than the plan says."""
-    if plan is None or not plan.vocab or not isinstance(loss_fn, LossWithHead):
+    if plan is None or not plan.vocab or not isinstance(loss_fn, ChunkedLoss):
         return
     words = getattr(dict(model.named_modules()).get(loss_fn.head), "out_features", plan.vocab)
     if words != plan.vocab:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,70 +11,9 @@ from torch.utils import _pytree as pytree
 
 from schedc_runtime.errors import StageError
 from schedc_runtime.pipeline.agree.counts import CountOfTargets
+from schedc_runtime.pipeline.build.chunked_loss import ChunkedLoss, Loss, LossOfMicrobatch, Weighing, labels_of
 from schedc_runtime.stage.base import LossFunction
 from schedc_runtime.stage.forward import check_loss
-
-
-@dataclass(frozen=True, eq=False)
-class Loss:
-    """The loss of one microbatch as a sum over what it counts, such as tokens. A step takes the mean over all.
-
-    sum: the sum of the losses, a differentiable scalar.
-    count: [] the number of targets that it is a sum over.
-    metrics: further sums, [] by name, such as the number of right answers. A step divides them by its count.
-    """
-
-    sum: Tensor
-    count: Tensor | float
-    metrics: Mapping[str, Tensor | float] = field(default_factory=dict)
-
-
-LossOfMicrobatch = Callable[[Any, Any], "Tensor | Loss"]
-"""loss_fn(output of the model, target) for one microbatch: [] its mean loss, or a `Loss`."""
-
-
-class Weighing(NamedTuple):
-    """What the sum of a microbatch's losses is multiplied by before it is differentiated.
-
-    scale: factor of the loss of a microbatch, such as one over their number. weight: factor of a sum over targets.
-    """
-
-    scale: float
-    weight: float
-
-
-class LossWithHead(ABC):
-    """A loss function that multiplies by the model's head itself, which the last stage then leaves out.
-
-    head: name of the head in the model, an `nn.Linear`.
-    """
-
-    head: str
-
-    @property
-    @abstractmethod
-    def counted(self) -> bool:
-        """Whether it gives a `Loss`; else means."""
-
-    @abstractmethod
-    def __call__(self, output: Any, targets: Any) -> Tensor | Loss:
-        """The loss of a microbatch, of an output with logits."""
-
-    @abstractmethod
-    def count(self, targets: Any) -> int | None:
-        """The number of targets that count; None where targets do not say it."""
-
-    @abstractmethod
-    def of(self, module: nn.Module, output: Any, targets: Any, weighing: Weighing, *, at_once: bool) -> Tensor | Loss:
-        """The loss of a microbatch, a scalar. It may compute gradients only where gradients are on.
-
-        module: the last stage, which holds the head. output: the model's, with a `HeadInput` in place of the logits.
-        at_once: whether gradients of the head may be added to those of its parameters at once.
-        """
-
-    @abstractmethod
-    def logits(self, module: nn.Module, output: Any) -> Any:
-        """The model's output, with logits in place of the `HeadInput`, without a graph."""
 
 
 class Expected(NamedTuple):
@@ -117,10 +53,10 @@ class LossHead:
     @property
     def left_out(self) -> str:
         """Name of the head that the loss function multiplies by itself; "" for none."""
-        return self.loss_fn.head if isinstance(self.loss_fn, LossWithHead) else ""
+        return self.loss_fn.head if isinstance(self.loss_fn, ChunkedLoss) else ""
 
     def on(self, module: nn.Module, *, at_once: bool) -> LossFunction:
-        """The loss function of one last stage. module, at_once: as of `LossWithHead.of`."""
+        """The loss function of one last stage. module, at_once: as of `ChunkedLoss.of`."""
         return partial(self, module=module, at_once=at_once) if self.left_out else self
 
     def begin(self, weight: float | None, *, keep_outputs: bool, scale: float = 1.0) -> None:
@@ -167,8 +103,8 @@ class LossHead:
             raise _uncounted()
         return loss_fn.of(module, output, target, Weighing(self.scale, self.weight or 1.0), at_once=at_once)
 
-    def _with_head(self) -> LossWithHead:
-        assert isinstance(self.loss_fn, LossWithHead)
+    def _with_head(self) -> ChunkedLoss:
+        assert isinstance(self.loss_fn, ChunkedLoss)
         return self.loss_fn
 
     def take(self) -> tuple[dict[int, Formed], dict[int, Any]]:
@@ -207,15 +143,7 @@ def labels_counted(targets: Any) -> int | None:
 
 def count_of_loss(loss_fn: LossOfMicrobatch | None, count_fn: CountOfTargets) -> CountOfTargets:
     """``count_fn``; by default that of the loss function, if it has one."""
-    return loss_fn.count if isinstance(loss_fn, LossWithHead) and count_fn is labels_counted else count_fn
-
-
-def labels_of(targets: Any) -> Tensor | None:
-    """The labels [...] among targets as of `labels_counted`; None where they are not a single tensor."""
-    if isinstance(targets, Mapping) and "labels" in targets:
-        targets = targets["labels"]
-    leaves = [leaf for leaf in pytree.tree_leaves(targets) if isinstance(leaf, Tensor)]
-    return leaves[0] if len(leaves) == 1 else None
+    return loss_fn.count if isinstance(loss_fn, ChunkedLoss) and count_fn is labels_counted else count_fn
 
 
 def _uncounted() -> StageError:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from schedc_runtime.data_parallel.sharding import Sharding
 from schedc_runtime.data_parallel.shards_in_process import InProcessSharding
+from schedc_runtime.data_parallel.stage_replicas import Sharding
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.partition.shared import copies_in
 from schedc_runtime.pipeline.build.assembly import Assembly

@@ -14,10 +14,11 @@ from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.layer import MoELayer, outlines_kept
 from schedc_runtime.partition.boundary import TensorSpec
 from schedc_runtime.partition.effects import ambient
-from schedc_runtime.pipeline.agree.batch import Agreement, BatchRefused, arguments, microbatch_of, not_padded, with_rows
+from schedc_runtime.partition.example import arguments
+from schedc_runtime.pipeline.agree.batch import Agreement, BatchRefused, microbatch_of, not_padded_batch
 from schedc_runtime.pipeline.build.assembly import Assembly
+from schedc_runtime.row_flow.flows import RowPlace
 from schedc_runtime.row_flow.follow import RowsOf, follow
-from schedc_runtime.row_flow.layouts import RowPlace
 from schedc_runtime.stage.stage import Stage
 
 
@@ -81,9 +82,8 @@ class RowChecks:
                 f"a stage in slices lets rows of a microbatch see each other: {why}",
                 "leave `slices` out of this stage, or let every row follow from itself alone",
             )
-        if padded and rows is not None and (why := next(filter(None, of_padding), "")):
-            whole = with_rows(agreed.signature, rows.rows)
-            raise not_padded(whole, None, rows, replicas, why, "let every row follow from itself alone")
+        if padded and (why := next(filter(None, of_padding), "")):
+            raise not_padded_batch(agreed, replicas, why, "let every row follow from itself alone")
 
     def _here(self) -> frozenset[int]:
         return frozenset(stage.index for stage in self._assembly.held())

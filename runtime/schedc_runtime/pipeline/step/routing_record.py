@@ -26,7 +26,7 @@ from schedc_runtime.pipeline.build.stages import StagesByIndex
 from schedc_runtime.ranks.mesh import Coordinate, Mesh
 from schedc_runtime.ranks.network import Network
 from schedc_runtime.recompute.regions import replaying
-from schedc_runtime.transport import Transfer
+from schedc_runtime.transport.base import Transfer
 
 
 class HeldLayer(NamedTuple):

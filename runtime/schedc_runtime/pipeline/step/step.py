@@ -15,25 +15,24 @@ from schedc_runtime.data_parallel.mixed_lists import scale_gradients
 from schedc_runtime.execute.executor import Executor, Interval, run_together
 from schedc_runtime.moe.fp8 import WEIGHTS
 from schedc_runtime.moe.sizes import Marks, overflowed
+from schedc_runtime.partition.example import arguments
 from schedc_runtime.pipeline.agree.batch import (
     SCALAR,
     Agreement,
     BatchRefused,
     StepRequest,
     agree,
-    arguments,
     check_calls,
-    not_padded,
+    not_padded_batch,
     signature_of,
     split,
-    with_rows,
 )
-from schedc_runtime.pipeline.agree.batch_facts import batch_facts
-from schedc_runtime.pipeline.agree.contents import GivenBatches, check_given
+from schedc_runtime.pipeline.agree.contents import GivenBatches, batch_facts, check_given
 from schedc_runtime.pipeline.agree.counts import Accumulation, CountOfTargets, counted
 from schedc_runtime.pipeline.agree.step_facts import StepFacts, check_facts, differing
 from schedc_runtime.pipeline.build.assembly import Assembly
-from schedc_runtime.pipeline.build.loss_function import Expected, Loss, LossWithHead, count_of_loss
+from schedc_runtime.pipeline.build.chunked_loss import ChunkedLoss, Loss
+from schedc_runtime.pipeline.build.loss_function import Expected, count_of_loss
 from schedc_runtime.pipeline.build.materialize import check_materialized
 from schedc_runtime.pipeline.build.random_steps import random_numbers
 from schedc_runtime.pipeline.build.tied import check_copies
@@ -43,8 +42,7 @@ from schedc_runtime.pipeline.step.hot_steps import HotSteps
 from schedc_runtime.pipeline.step.losses import Leftovers, Shared, StepResult, gathered, joined_outputs, share
 from schedc_runtime.pipeline.step.meeting_rows import RowChecks, candidates, meeting, mixing
 from schedc_runtime.pipeline.step.routing_record import begin_flags, collected_flags, held_layers
-from schedc_runtime.pipeline.step.running_statistics import RunningStatistics
-from schedc_runtime.pipeline.step.stage_copies import StageCopies
+from schedc_runtime.pipeline.step.stage_copies import RunningStatistics, StageCopies
 from schedc_runtime.pipeline.step.start import CallStart
 from schedc_runtime.random_numbers.numbering import StepKey
 
@@ -308,7 +306,7 @@ class StepRunner:
         if padded and rows is not None and not counted:
             unseen = "what the loss function returns is not known before it has run once", "begin with a whole batch"
             why = unseen if counted is None else SCALAR
-            raise not_padded(with_rows(agreed.signature, rows.rows), None, rows, self._replicas_here, *why)
+            raise not_padded_batch(agreed, self._replicas_here, *why)
         if uncounted and counted:
             raise BatchRefused(
                 "loss_fn returns a `Loss`, and its count does not follow from the targets",
@@ -318,19 +316,15 @@ class StepRunner:
     def _check_output(self, agreed: Agreement, size: int) -> None:
         for spec in self.assembly.bound_code.boundaries[-1].tensors:
             if not spec.shape or spec.shape[0] != size:
-                assert agreed.rows is not None
-                raise not_padded(
-                    with_rows(agreed.signature, agreed.rows.rows), None, agreed.rows, self._replicas_here,
-                    f"the model's output has a {spec}, which does not show its repeated rows",
-                    "return outputs with the rows first",
-                )  # fmt: skip
+                why = f"the model's output has a {spec}, which does not show its repeated rows"
+                raise not_padded_batch(agreed, self._replicas_here, why, "return outputs with the rows first")
 
     def _form(self, targets: Any) -> bool | None:
         """Whether the loss function returns a `Loss`, tried on fake tensors; None where this rank cannot tell."""
         loss_fn, program = self.head.loss_fn, self.assembly.program
         if loss_fn is None or not self._holds(program.stages - 1):
             return None
-        if isinstance(loss_fn, LossWithHead):
+        if isinstance(loss_fn, ChunkedLoss):
             return loss_fn.counted
         output = self.assembly.bound_code.boundaries[-1]
         target = split(targets, program.microbatches * self._replicas_here, self.assembly.device, pad=True)[0]
