@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -100,16 +101,17 @@ class StageBytes(NamedTuple):
     last: float = 0.0
 
 
+@dataclass(frozen=True)
 class SummedStage:
     """The parameters that a stage brings into the sums over its replicas: now, and behind the REDUCEs of its rank.
 
     copied: whether another rank holds the stage, too. All of its parameters are then late.
     """
 
-    def __init__(self, index: int, copied: bool) -> None:
-        self.index, self.copied = index, copied
-        self.now: list[nn.Parameter] = []
-        self.late: list[nn.Parameter] = []
+    index: int
+    copied: bool
+    now: list[nn.Parameter] = field(default_factory=list)
+    late: list[nn.Parameter] = field(default_factory=list)
 
 
 def summed_stages(

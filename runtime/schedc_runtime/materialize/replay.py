@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from schedc_runtime.errors import MaterializeError
 from schedc_runtime.materialize.tape import Captured, Operation, Tape, View
+from schedc_runtime.random_numbers.session import default_generator
 
 _CPU = torch.device("cpu")
 _EMPTY = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_"}
@@ -76,17 +77,6 @@ def seeds_by_name(tape: Tape, named: Iterable[tuple[str, View]], seed: int) -> S
 def seed_of(seed: int, key: str) -> int:
     """A seed of 63 bits for ``key``."""
     return int.from_bytes(blake2b(f"{seed}/{key}".encode(), digest_size=8).digest(), "little") >> 1
-
-
-def default_generator(device: torch.device) -> torch.Generator:
-    """The generator that operations on ``device`` draw from."""
-    if device.type == "cpu":
-        return torch.default_generator
-    module = torch.get_device_module(device)
-    module.init()
-    index = module.current_device() if device.index is None else device.index
-    generator: torch.Generator = module.default_generators[index]
-    return generator
 
 
 @contextmanager

@@ -14,7 +14,8 @@ from schedc_runtime.checkpoint.stored import Stored
 from schedc_runtime.errors import MaterializeError
 from schedc_runtime.materialize.construction import Construction, Origin
 from schedc_runtime.materialize.record import written
-from schedc_runtime.materialize.replay import Seeds, default_generator, make, seed_of, seeds_by_name
+from schedc_runtime.materialize.replay import Seeds, make, seed_of, seeds_by_name
+from schedc_runtime.random_numbers.session import default_generator
 
 Rule = Callable[[str, Tensor], Any]
 """init(name, tensor) writes ``tensor`` [...] or returns its values. Else the model's own rule holds."""

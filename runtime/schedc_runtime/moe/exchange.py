@@ -67,8 +67,8 @@ class RowExchange(Exchange):
 
     def finish(self, pending: Pending) -> tuple[Tensor, ...]:
         if not self.fp8:
-            return _moved(pending)
-        numbers, scale, *beside = _moved(pending)
+            return super().finish(pending)
+        numbers, scale, *beside = super().finish(pending)
         return (unpacked_rows(numbers, scale), *beside)
 
     def start_backward(self, route: Splitting, *gradients: Tensor) -> Pending:
@@ -78,15 +78,9 @@ class RowExchange(Exchange):
     def finish_backward(self, pending: Pending) -> tuple[Tensor | None, ...]:
         """The gradients of the payload, None for the experts' numbers."""
         numbers = (None,) * (self.hop != "flat" and not self.reverse)
-        return (*_moved(pending), *numbers)
+        return (*super().finish(pending), *numbers)
 
     def _start(self, route: Splitting, tensors: Sequence[Tensor], reverse: bool, label: str) -> Pending:
         communicator = {"flat": self.group.expert, "rail": self.group.rail, "node": self.group.node}[self.hop]
         send, receive = route.splits(self.hop, reverse)
         return Pending(communicator, communicator.all_to_all(tensors, send, receive, label))
-
-
-def _moved(pending: Pending) -> tuple[Tensor, ...]:
-    """The tensors that have arrived, as they travelled."""
-    tensors: tuple[Tensor, ...] = pending.communicator.wait(pending.handle)
-    return tensors

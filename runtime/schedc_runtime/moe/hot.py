@@ -151,10 +151,6 @@ class HotExchange(Exchange):
         copies = [tensor.repeat(self.group.size - 1, *[1] * (tensor.dim() - 1)) for tensor in payload]
         return self._start(route.lending, copies, self.label)
 
-    def finish(self, pending: Pending) -> tuple[Tensor, ...]:
-        moved: tuple[Tensor, ...] = pending.communicator.wait(pending.handle)
-        return moved
-
     def start_backward(self, route: Lends, *gradients: Tensor) -> Pending:
         return self._start(route.lending, gradients, f"{self.label} backward", reverse=True)
 

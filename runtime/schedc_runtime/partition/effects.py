@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 
@@ -31,16 +33,13 @@ def as_around() -> Iterator[None]:
 
     The mode is off inside, and `torch.is_inference_mode_enabled`, which a model may ask, says what is around.
     """
-    state, asked = ambient(), torch.is_inference_mode_enabled
+    state = ambient()
     if not state.inference:
         yield
         return
-    with torch.inference_mode(False), torch.set_grad_enabled(state.gradients):
-        torch.is_inference_mode_enabled = lambda: True
-        try:
-            yield
-        finally:
-            torch.is_inference_mode_enabled = asked
+    told = mock.patch.object(torch, "is_inference_mode_enabled", partial(bool, True))
+    with torch.inference_mode(False), torch.set_grad_enabled(state.gradients), told:
+        yield
 
 
 def enter(state: Ambient) -> None:

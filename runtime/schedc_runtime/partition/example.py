@@ -38,9 +38,8 @@ def named_arguments(
     taken = _parameters(model)
     positional = list(order) if order is not None else [n for n, p in taken.items() if p.kind not in _BY_NAME_ONLY]
     rest = [p.name for p in taken.values() if p.kind is p.VAR_POSITIONAL]
-    anything = any(p.kind is p.VAR_KEYWORD for p in taken.values())
-    named = {n for n, p in taken.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
-    allowed = set(order) if order is not None else named
+    named, anything = _named(taken)
+    allowed = set(named if order is None else order)
     names = [*positional, *(f"{_REST}{i}" for i in range(len(args) - len(positional) if rest else 0))]
     bound = dict(zip(names, args, strict=False)) | dict(kwargs)
     twice = [name for name in names[: len(args)] if name in kwargs]
@@ -62,9 +61,8 @@ def named_arguments(
 
 def positional_names(model: nn.Module, order: Sequence[str] | None = None) -> tuple[list[str], bool]:
     """(names of the arguments of ``model`` by position, whether it takes any other keyword). order: as above."""
-    taken = _parameters(model)
-    own = [name for name, p in taken.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
-    return list(dict.fromkeys([*(order or ()), *own])), any(p.kind is p.VAR_KEYWORD for p in taken.values())
+    own, anything = _named(_parameters(model))
+    return list(dict.fromkeys([*(order or ()), *own])), anything
 
 
 def call(model: nn.Module, named: Mapping[str, Any]) -> Any:
@@ -78,9 +76,7 @@ def call(model: nn.Module, named: Mapping[str, Any]) -> Any:
 
 def check_inputs(model: nn.Module, inputs: Sequence[str] | None) -> None:
     """Raise `PartitionError` for ``inputs`` that the forward does not take."""
-    taken = _parameters(model)
-    named = {n: p for n, p in taken.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
-    anything = any(p.kind is p.VAR_KEYWORD for p in taken.values())
+    named, anything = _named(_parameters(model))
     unknown = [name for name in inputs or () if name not in named and not anything]
     missing = [n for n, p in named.items() if inputs is not None and p.default is p.empty and n not in inputs]
     if unknown or missing:
@@ -96,7 +92,7 @@ def guesses(model: nn.Module, inputs: Sequence[str] | None) -> Iterator[dict[str
     if dummy and (inputs is None or set(inputs) <= set(dummy)):
         yield {name: value for name, value in dummy.items() if inputs is None or name in inputs}
     taken = _parameters(model)
-    named = [p for p in taken.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    named = list(_named(taken)[0].values())
     wanted = (
         [p for p in named if p.name in inputs] if inputs is not None else [p for p in named if p.default is p.empty]
     )
@@ -126,6 +122,12 @@ def _complaint(model: nn.Module, allowed: set[str], twice: list[str], unknown: l
 
 def _parameters(model: nn.Module) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(model.forward).parameters
+
+
+def _named(taken: Mapping[str, inspect.Parameter]) -> tuple[dict[str, inspect.Parameter], bool]:
+    """(the arguments that have a name of their own, whether any other keyword is taken)."""
+    named = {name: p for name, p in taken.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
+    return named, any(p.kind is p.VAR_KEYWORD for p in taken.values())
 
 
 _BY_NAME_ONLY = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
@@ -163,7 +165,7 @@ def _tensors(model: nn.Module) -> Iterator[TensorSpec]:
             if spec not in seen:
                 seen.add(spec)
                 yield spec
-    yield from (TensorSpec(shape, dtype) for shape in ((2, 8), (2, 8, 8), (2, 3, 32, 32)) if True)
+    yield from (TensorSpec(shape, dtype) for shape in ((2, 8), (2, 8, 8), (2, 3, 32, 32)))
 
 
 def _tensors_for(module: nn.Module, dtype: torch.dtype, lengths: Sequence[int]) -> Iterator[TensorSpec]:

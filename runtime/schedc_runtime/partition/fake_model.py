@@ -6,7 +6,7 @@ import logging
 import random
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
@@ -62,25 +62,17 @@ def without_cache(model: nn.Module) -> Iterator[None]:
     found = {
         id(config): config for module in model.modules() if (config := getattr(module, "config", None)) is not None
     }
-    configs = [config for config in found.values() if getattr(config, "use_cache", False) is True]
-    for config in configs:
-        config.use_cache = False
-    try:
+    with ExitStack() as stack:
+        for config in found.values():
+            if getattr(config, "use_cache", False) is True:
+                stack.callback(setattr, config, "use_cache", True)
+                config.use_cache = False
         yield
-    finally:
-        for config in configs:
-            config.use_cache = True
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
+def quiet() -> AbstractContextManager[Any]:
     """Keeps torch from printing each operation that has no kernel for fake tensors: such a failure is handled."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    before, logger.disabled = logger.disabled, True
-    try:
-        yield
-    finally:
-        logger.disabled = before
+    return mock.patch.object(logging.getLogger("torch._subclasses.fake_tensor"), "disabled", True)
 
 
 @contextmanager

@@ -12,10 +12,11 @@ from __future__ import annotations
 import dis
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import lru_cache, partial
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -45,14 +46,10 @@ def seen_as_plain() -> Iterator[None]:
         ]
         if kind is not torch.SymBool:
             changed += [(kind, name, _compared(getattr(kind, name))) for name in _COMPARED]
-    before = [vars(kind).get(name) for kind, name, _ in changed]
-    for kind, name, method in changed:
-        setattr(kind, name, method)
-    try:
+    with ExitStack() as stack:
+        for kind, name, method in changed:
+            stack.enter_context(mock.patch.object(kind, name, method))
         yield
-    finally:
-        for (kind, name, _), own in zip(changed, before, strict=True):
-            delattr(kind, name) if own is None else setattr(kind, name, own)
 
 
 def _by_model(frame: Any) -> bool:

@@ -6,11 +6,12 @@ A recording is described as plain values, so that two recordings of one model ca
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from types import FunctionType
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, fx, nn
@@ -222,7 +223,6 @@ def module_calls_to(recorder: ForwardRecorder, model: nn.Module) -> Iterator[Non
     kinds = {nn.Module} | {
         next(kind for kind in type(module).__mro__ if "__call__" in vars(kind)) for module in model.modules()
     }
-    before = {kind: vars(kind)["__call__"] for kind in kinds}
     running: list[nn.Module] = []
 
     def replaced(original: Original) -> Original:
@@ -245,14 +245,12 @@ def module_calls_to(recorder: ForwardRecorder, model: nn.Module) -> Iterator[Non
     def custom(kind: Any, apply: Original, args: tuple[Any, ...]) -> Any:
         return recorder.custom(kind, apply, args)
 
-    try:
-        for kind, own in before.items():
-            kind.__call__ = replaced(plain if kind is nn.Module else own)  # type: ignore[method-assign]
-        with custom_functions_to(custom):
-            yield
-    finally:
-        for kind, own in before.items():
-            kind.__call__ = own  # type: ignore[method-assign]
+    with ExitStack() as stack:
+        for kind in kinds:
+            own = plain if kind is nn.Module else vars(kind)["__call__"]
+            stack.enter_context(mock.patch.object(kind, "__call__", replaced(own)))
+        stack.enter_context(custom_functions_to(custom))
+        yield
 
 
 @contextmanager
@@ -261,21 +259,13 @@ def custom_functions_to(take: Callable[[Any, Original, tuple[Any, ...]], Any]) -
 
     It replaces what `apply` of such a function calls: a model may keep `apply` itself, as ``f = MyFunction.apply``.
     """
-    base: Any = _SingleLevelFunction
-    before = vars(base).get("apply")
-    plain = before or vars(torch._C._FunctionBase)["apply"]
+    plain = vars(_SingleLevelFunction).get("apply") or vars(torch._C._FunctionBase)["apply"]
 
     def custom(kind: Any, *args: Any, **kwargs: Any) -> Any:
         return take(kind, partial(plain.__get__(None, kind), **kwargs), args)
 
-    base.apply = classmethod(custom)
-    try:
+    with mock.patch.object(_SingleLevelFunction, "apply", classmethod(custom)):
         yield
-    finally:
-        if before is None:
-            del base.apply
-        else:
-            base.apply = before
 
 
 Description = tuple[Any, ...]

@@ -16,6 +16,7 @@ from functools import update_wrapper
 from operator import getitem
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -86,7 +87,6 @@ def recorded_masks() -> Iterator[None]:
     if module is None:
         yield
         return
-    plain = {name: getattr(module, name) for name in ("create_mask", "_ordered_to_dense")}
 
     def create_mask(function: Any, *sizes: Any, **options: Any) -> Any:
         return _told(mask_values, MaskFunction(function), *sizes, **options)
@@ -94,13 +94,12 @@ def recorded_masks() -> Iterator[None]:
     def ordered_to_dense(*tables: Any) -> Any:
         return _told(dense_blocks, *tables)
 
-    for name, recorded in (("create_mask", create_mask), ("_ordered_to_dense", ordered_to_dense)):
-        setattr(module, name, update_wrapper(recorded, plain[name]))
-    try:
+    with mock.patch.multiple(
+        module,
+        create_mask=update_wrapper(create_mask, module.create_mask),
+        _ordered_to_dense=update_wrapper(ordered_to_dense, module._ordered_to_dense),
+    ):
         yield
-    finally:
-        for name, function in plain.items():
-            setattr(module, name, function)
 
 
 _DEPTH = 5

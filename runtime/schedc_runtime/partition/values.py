@@ -12,8 +12,9 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple, Protocol
+from unittest import mock
 
 import torch
 from torch import Tensor, fx
@@ -150,15 +151,12 @@ def plain_branches(recorder: AskingRecorder) -> Iterator[None]:
         else:
             check_all(error_type, condition, message)  # type: ignore[no-untyped-call]
 
-    try:
-        torch._check_tensor_all_with = recorded
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(torch, "_check_tensor_all_with", recorded))
         if is_fake is not None:
-            library.is_fake_tensor = lambda value: is_fake(value) and not known(value)
+            asked = mock.patch.object(library, "is_fake_tensor", lambda value: is_fake(value) and not known(value))
+            stack.enter_context(asked)
         yield
-    finally:
-        torch._check_tensor_all_with = check_all
-        if is_fake is not None:
-            library.is_fake_tensor = is_fake
 
 
 def checked(condition: Tensor, message: str) -> Tensor:

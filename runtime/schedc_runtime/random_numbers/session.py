@@ -90,7 +90,7 @@ class Chain:
     """The draws of one device. last: key of the last draw of a forward. following: the key of the next draw, by key."""
 
     def __init__(self, device: torch.device) -> None:
-        self.generator = _generator(device)
+        self.generator = default_generator(device) if device.type == "cuda" else torch.default_generator
         self.before: Tensor = self.generator.get_state()
         self.seed = self.generator.manual_seed
         self.last = 0
@@ -170,13 +170,15 @@ class Session:
         return following
 
 
-def _generator(device: torch.device) -> torch.Generator:
-    if device.type == "cuda":
-        torch.cuda.init()  # type: ignore[no-untyped-call]
-        index = torch.cuda.current_device() if device.index is None else device.index
-        generator: torch.Generator = torch.cuda.default_generators[index]
-        return generator
-    return torch.default_generator
+def default_generator(device: torch.device) -> torch.Generator:
+    """The generator that operations on ``device`` draw from."""
+    if device.type == "cpu":
+        return torch.default_generator
+    module = torch.get_device_module(device)
+    module.init()
+    index = module.current_device() if device.index is None else device.index
+    generator: torch.Generator = module.default_generators[index]
+    return generator
 
 
 _CHECKPOINT = frozenset({torch.utils.checkpoint.__file__})

@@ -59,8 +59,10 @@ class Exchange(nn.Module, ABC):
         """Whether `finish` would return without waiting for another rank of the same process."""
         return pending.communicator.ready(pending.handle)
 
-    @abstractmethod
-    def finish(self, pending: Pending) -> tuple[Tensor, ...]: ...
+    def finish(self, pending: Pending) -> tuple[Tensor, ...]:
+        """The received tensors; by default those of an `all_to_all`."""
+        received: tuple[Tensor, ...] = pending.communicator.wait(pending.handle)
+        return received
 
     def start_backward(self, route: Any, *gradients: Tensor) -> Pending:
         """Send back the gradients of the tensors that `finish` returned; zeros for a tensor without a gradient."""

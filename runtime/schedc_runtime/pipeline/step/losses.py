@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,19 +48,6 @@ class StepResult:
     microbatches: tuple[int, ...] = ()
 
 
-class Shared(NamedTuple):
-    """What all ranks formed in a step: [] loss, [replicas * M] losses, on the CPU.
-
-    targets: their number. counted: whether they are of `Loss`.
-    """
-
-    loss: Tensor
-    losses: Tensor
-    targets: float
-    metrics: dict[str, float]
-    counted: bool
-
-
 def share(
     control: ControlPlane,
     everyone: Sequence[Any],
@@ -69,8 +56,8 @@ def share(
     *,
     check_finite: bool,
     count: float | None = None,
-) -> Shared:
-    """The losses of all ranks; the same bits on every rank.
+) -> tuple[StepResult, bool]:
+    """(losses of all ranks on the CPU, without outputs; whether they are of `Loss`). The same bits on every rank.
 
     everyone: what `gathered` gave. executors: those of this process, of the step that ends. count: number of targets
     that the gradients were weighed with, if any.
@@ -85,11 +72,11 @@ def share(
         raise BatchRefused("no rank formed a loss: no targets were given", "pass targets")
     if missing := sorted(set(range(program.microbatches * replicas)) - values.keys()):
         raise Leftovers(f"the program formed no loss for the microbatches {missing}")
-    shared = _joined([values[number] for number in sorted(values)], getattr(torch, dtype), count)
+    shared, counted = _joined([values[number] for number in sorted(values)], getattr(torch, dtype), count)
     if check_finite and not torch.isfinite(shared.loss):
         microbatch, stage = _culprit(control, {m: value[0] for m, value in values.items()}, executors)
         raise NonFiniteLoss(float(shared.loss), microbatch, stage, program.stages)
-    return shared
+    return shared, counted
 
 
 def gathered(
@@ -135,13 +122,13 @@ def _on_host(formed: Mapping[int, Formed], flags: Sequence[tuple[str, Tensor]]) 
     return facts | {"flags": raised} if formed or raised else None
 
 
-def _joined(values: Sequence[Any], dtype: torch.dtype, agreed: float | None) -> Shared:
+def _joined(values: Sequence[Any], dtype: torch.dtype, agreed: float | None) -> tuple[StepResult, bool]:
     """values: [replicas * M] of each microbatch: sum, count, metrics, whether it is counted."""
     sums, counts, metrics, forms = zip(*values, strict=True)
     counted = any(form for form, count in zip(forms, counts, strict=True) if count)
     if not counted:
         losses = torch.tensor(sums, dtype=dtype)
-        return Shared(losses.mean(), losses, len(values), {}, False)  # as `mean_loss`
+        return StepResult(losses.mean(), losses, len(values), {}), False  # as `mean_loss`
     if not all(forms):
         raise CountRefused("loss_fn returned a `Loss` for some microbatches and a scalar for others", "return one kind")
     total = math.fsum(counts)
@@ -153,13 +140,13 @@ def _joined(values: Sequence[Any], dtype: torch.dtype, agreed: float | None) -> 
             " labels that are not -100",
         )
     names = dict.fromkeys(name for each in metrics for name in each)
-    return Shared(
+    result = StepResult(
         torch.tensor(math.fsum(sums) / total, dtype=dtype),
         torch.tensor([value / (count or 1.0) for value, count in zip(sums, counts, strict=True)], dtype=dtype),
         int(total) if total.is_integer() else total,
         {name: math.fsum(each.get(name, 0.0) for each in metrics) / total for name in names},
-        True,
     )
+    return result, True
 
 
 def joined_outputs(outputs: Mapping[int, Any]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -39,7 +40,7 @@ from schedc_runtime.pipeline.build.tied import check_copies
 from schedc_runtime.pipeline.state.snapshots import Snapshots, Wanted
 from schedc_runtime.pipeline.step.contexts import Undo, exact_sizes, isolated_gradients, layers_over
 from schedc_runtime.pipeline.step.hot_steps import HotSteps
-from schedc_runtime.pipeline.step.losses import Leftovers, Shared, StepResult, gathered, joined_outputs, share
+from schedc_runtime.pipeline.step.losses import Leftovers, StepResult, gathered, joined_outputs, share
 from schedc_runtime.pipeline.step.meeting_rows import RowChecks, candidates, meeting, mixing
 from schedc_runtime.pipeline.step.routing_record import begin_flags, collected_flags, held_layers
 from schedc_runtime.pipeline.step.stage_copies import RunningStatistics, StageCopies
@@ -143,19 +144,19 @@ class StepRunner:
                 nothing = torch.full((), float("nan"), device=assembly.device)
                 self.result = StepResult(nothing, nothing.new_empty(0), 0, {}, joined, tuple(sorted(outputs)))
                 return self.result
-            shared = share(
+            shared, counted = share(
                 self.control, everyone, list(executors.values()), assembly.mesh.replicas,
                 check_finite=self.check_finite, count=agreed.total if call.training else None,
             )  # fmt: skip
         if accumulation is not None:
-            self._finish(accumulation, shared)
+            self._finish(accumulation, counted)
             self.hot.commit()
-        self.counted = shared.counted
+        self.counted = counted
         self.trained += call.training
         if call.training and assembly.fused is not None:
             assembly.fused.warn_once()
-        loss, losses = shared.loss.to(assembly.device), shared.losses
-        self.result = StepResult(loss, losses, shared.targets, shared.metrics, joined, tuple(sorted(outputs)))
+        loss = shared.loss.to(assembly.device)
+        self.result = replace(shared, loss=loss, outputs=joined, microbatches=tuple(sorted(outputs)))
         return self.result
 
     def _run_fitting(self, call: PipelineCall, number: str, *rest: Any) -> tuple[dict[int, Any], list[Any]]:
@@ -235,10 +236,10 @@ class StepRunner:
             here = [(place.pipeline, x) for place, x in executors.items() if place.replica == self._replica]
             self.intervals = {rank: executor.intervals or [] for rank, executor in here}
 
-    def _finish(self, accumulation: Accumulation, shared: Shared) -> None:
+    def _finish(self, accumulation: Accumulation, counted: bool) -> None:
         """Weigh the gradients by all targets of the calls that add up, once the last of these has run."""
         self.accumulation = accumulation
-        if accumulation.last and shared.counted:
+        if accumulation.last and counted:
             parameters = (p for stage in self.assembly.held() for p in stage.module.parameters())
             scale_gradients(parameters, accumulation.correction)
 
