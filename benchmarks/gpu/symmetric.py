@@ -9,10 +9,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gpu.claims import Bound, Claim
+from gpu.device_splits import PROVIDERS, moved
 from gpu.setting import NotMeasured, Setting, drawn, medians
 from schedc_runtime.transport.collectives import TorchCommunicator
 from schedc_runtime.transport.collectives_in_process import InProcessCommunicators
-from schedc_runtime.transport.device_splits import PROVIDERS, moved
 
 CLAIMS = (
     Claim(

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 
 from schedc_runtime.transport.collectives import SoloCommunicator
 from schedc_runtime.transport.collectives_in_process import InProcessCommunicators
-from schedc_runtime.transport.device_splits import PROVIDERS, SplitsRefused, moved, provider_of_splits, told_splits
 from schedc_runtime.transport.priorities import stream_options
+from support.paths import ROOT
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from gpu.device_splits import PROVIDERS, SplitsRefused, moved, provider_of_splits, told_splits
 
 CPU = torch.device("cpu")
 

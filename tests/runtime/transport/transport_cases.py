@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 
 import torch
@@ -9,8 +10,12 @@ import torch.distributed as dist
 
 from schedc_runtime.transport.base import Transfer, TransportError
 from schedc_runtime.transport.collectives import TorchCommunicator
-from schedc_runtime.transport.device_splits import moved, provider_of_splits
 from schedc_runtime.transport.distributed import TorchTransport
+from support.paths import ROOT
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from gpu.device_splits import moved, provider_of_splits
 
 
 def exchange(rank: int, world_size: int) -> bool:

@@ -104,7 +104,6 @@ def attach(
         layers = list(moe_layers(module))
         for name, layer in layers:
             _take_products(plan, name, layer, kernels)
-        for name, layer in layers:
             layer.planner.name = name
         if not layers:
             continue

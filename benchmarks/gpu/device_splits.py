@@ -4,6 +4,7 @@
     asking      the fallback everywhere: one copy of the splits to the host, then an exchange of exact rows
 
 Both give the same rows in the same order: those of member 0 first. Rows behind the last are zero.
+No pipeline takes them yet: they are for sizes that are bounded and not known.
 """
 
 from __future__ import annotations
