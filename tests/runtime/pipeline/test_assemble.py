@@ -11,7 +11,6 @@ import schedc
 from schedc_runtime import Cut, Pipeline
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.execute.executor import InstructionError
-from schedc_runtime.pipeline.build import assemble as module
 from schedc_runtime.pipeline.build.assemble import STEPS, assemble
 from schedc_runtime.pipeline.build.assembly import Assembly, Settings
 from schedc_runtime.ranks.mesh import Mesh
@@ -52,12 +51,6 @@ def test_each_part_is_set_by_one_step() -> None:
         "shard_parameters": set(),
         "accept_model": set(),
     }
-
-
-def test_the_docstring_names_the_steps_in_their_order() -> None:
-    assert module.__doc__ is not None
-    lines = module.__doc__.split("\n\n")[1].split()
-    assert lines == [step.__name__ for step in STEPS]
 
 
 def test_a_mesh_of_other_ranks_is_refused_before_anything_connects() -> None:
