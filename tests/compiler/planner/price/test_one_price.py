@@ -29,7 +29,7 @@ from schedc.planner.price.priced import PricedPlan, price_plan, step_seconds
 from schedc.planner.price.waterfall import evaluations, waterfall
 from schedc.planner.space.axes import PlanAxes
 from schedc.planner.space.schedules import open_choice
-from schedc.planner.times.problem import PlanProblem, TrainingRun
+from schedc.planner.times.problem import PlanProblem, Stack, TrainingRun
 from schedc.planner.times.table import RunTable
 from schedc.source import Source
 from schedc.step.costs.costs import parse_costs
@@ -67,29 +67,56 @@ def drawn(count: int) -> list[PlannedStep]:
 WRITTEN = [
     ("deepseek-v3", "h800", 1, PlanAxes(1, 1, 16, 2, 16, 16, 1, 1, 32, "dualpipev", overlap=True, layout="apart")),
     ("mixtral-8x7b", "h100", 3, PlanAxes(2, 1, 4, 1, 8, 4, 2, 1, 16, "1f1b", 0, "act", "first_half", "balanced")),
-    ("llama-3.1-8b", "a100-80", 1, PlanAxes(4, 2, 2, 1, 1, 2, 3, 2, 8, "zbh1", recompute="full")),
+    ("llama-3.1-8b", "a100-80", 1, PlanAxes(2, 4, 2, 1, 1, 1, 3, 2, 8, "zbh2", recompute="full")),
 ]
 AS_SEARCHED = {"fused": 1, "sequence_parallel": 1, "overlap": 1, "grad_bytes": 4, "waits": 1, "step_s": 1.0}
 """What the software of a search does, as columns."""
+SEARCHED = Stack()
 
 
-@pytest.mark.parametrize(("name", "cluster", "skew", "axes"), WRITTEN, ids=lambda value: str(value)[:12])
-def test_a_row_says_all_of_a_plan(name: str, cluster: str, skew: float, axes: PlanAxes, tmp_path: Path) -> None:
-    model = open_model(name).at(2048)
-    problem = PlanProblem(model, open_cluster(cluster, axes.devices), axes.batch, CONSTANTS, skew=skew)
-    planned = PlannedStep(problem, axes, open_choice(axes.schedule), PartTable.of(problem, [axes.split]))
+def planned_of(name: str, cluster: str, skew: float, axes: PlanAxes, stack: Stack = SEARCHED) -> PlannedStep:
+    problem = PlanProblem(
+        open_model(name).at(2048), open_cluster(cluster, axes.devices), axes.batch, CONSTANTS, skew=skew, stack=stack
+    )
+    return PlannedStep(problem, axes, open_choice(axes.schedule), PartTable.of(problem, [axes.split]))
+
+
+def row_of(planned: PlannedStep, cluster: str, rows: Path, **software: int) -> float:
+    """Writes a plan as a row of a file, and gives the predicted step in seconds."""
+    model, axes = planned.problem.model, planned.axes
     of_model = {"layers": model.layers, "hidden": model.hidden, "heads": model.attention.heads, "seq": 2048}
     of_axes = {**asdict(axes), "level": axes.recompute, "cells": int(axes.overlap), "batch": axes.batch}
     for column in ("overlap", "recompute", "microbatches"):
         del of_axes[column]
-    cells = {"model": name, "sizes": name, "cluster": cluster, "skew": skew, **of_model, **of_axes, **AS_SEARCHED}
-    rows = tmp_path / "rows.csv"
+    cells = {"model": model.name, "sizes": model.name, "cluster": cluster, "skew": planned.problem.skew}
+    cells |= {**of_model, **of_axes, **AS_SEARCHED, **software}
     rows.write_text(f"{','.join(cells)}\n{','.join(map(str, cells.values()))}\n", encoding="utf-8")
     (row,) = predict(load_rows(rows), CONSTANTS)
-    assert row.step_s == price_plan(planned).step
-    rows.write_text(rows.read_text(encoding="utf-8").replace(f",{model.layers},", ",9,"), encoding="utf-8")
+    return row.step_s
+
+
+@pytest.mark.parametrize(("name", "cluster", "skew", "axes"), WRITTEN, ids=lambda value: str(value)[:12])
+def test_a_row_says_all_of_a_plan(name: str, cluster: str, skew: float, axes: PlanAxes, tmp_path: Path) -> None:
+    planned, rows = planned_of(name, cluster, skew, axes), tmp_path / "rows.csv"
+    assert row_of(planned, cluster, rows) == price_plan(planned).step
+    layers = planned.problem.model.layers
+    rows.write_text(rows.read_text(encoding="utf-8").replace(f",{layers},", ",9,"), encoding="utf-8")
     with pytest.raises(DiagnosticError, match="S723"):
         load_rows(rows)
+
+
+def test_a_row_says_whether_ranks_wait(tmp_path: Path) -> None:
+    """Without a wait the step of zbh2 is that of its busiest rank. Ranks of other schedules wait in any row."""
+    name, cluster, skew, axes = WRITTEN[2]
+    assert axes.schedule == "zbh2"
+    waiting = planned_of(name, cluster, skew, axes)
+    free = planned_of(name, cluster, skew, axes, replace(SEARCHED, free_steps=True))
+    rows = tmp_path / "rows.csv"
+    steps = [row_of(waiting, cluster, rows, waits=waits) for waits in (1, 0)]
+    assert steps == [price_plan(waiting).step, price_plan(free).step]
+    assert steps[1] < steps[0]
+    row_of(planned_of(name, cluster, skew, replace(axes, schedule="1f1b")), cluster, rows, waits=0)
+    assert load_rows(rows).rows[0].run.problem.stack == SEARCHED
 
 
 @pytest.fixture(scope="module")
