@@ -288,14 +288,26 @@ def test_slices_of_one_microbatch_draw_numbers_of_their_own() -> None:
     assert not torch.equal(y[:3], y[3:])
 
 
+class Scaled(nn.Linear):
+    """A linear layer whose output is multiplied by a matrix, elementwise: I computes the gradient of the matrix."""
+
+    def __init__(self, width: int = 4) -> None:
+        super().__init__(width, width)
+        self.scale = nn.Parameter(torch.randn(1, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.scale
+
+
 class Shared(nn.Module):
-    """Blocks that all use one linear layer and one norm, in different segments."""
+    """Blocks that all use one scaled linear layer and one norm, in different segments."""
 
     def __init__(self) -> None:
         super().__init__()
         self.blocks = nn.ModuleList([Toy(), Toy()])
         first, second = self.blocks
-        second.experts = second.shared = first.shared
+        first.shared = second.shared = Scaled()
+        second.experts = nn.Sequential(first.shared, nn.Tanh())  # without the Tanh its gradients are those of `shared`
         second.norm = first.norm
 
     def forward(self, x: Tensor) -> Tensor:
@@ -330,6 +342,19 @@ def in_order(seed: int) -> Callable[[Stage, Tensor, Tensor], Any]:
     return run
 
 
+def test_segments_that_share_a_parameter_add_its_gradients_in_one_order() -> None:
+    """Whatever the order of the cell: of products, of vectors, and of a matrix whose gradient I computes."""
+    results = [toy_results(_toys("shared"), in_order(seed)) for seed in range(9)]
+    assert [unequal(each, results[0]) for each in results[1:]] == [[]] * 8
+    model = _shared()
+    generator = torch.Generator().manual_seed(2)
+    x, grad = torch.randn(2, 3, 4, generator=generator, dtype=torch.float64)
+    for microbatch in (0, 1):
+        model(x * (microbatch + 1)).backward(grad + microbatch)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(results[0][name], parameter.grad, rtol=1e-12, atol=1e-14)
+
+
 @pytest.mark.slow
 @pytest.mark.sweep
 @settings(max_examples=swept(20, 8))
@@ -349,5 +374,9 @@ _EXPECTED: dict[str, dict[str, Tensor]] = {}
 def _toys(kind: str) -> Stage:
     if kind != "shared":
         return toy_stage({"apart": Toy, "loosely": Loosely, "dropping": Dropping}[kind])
+    return bound(_shared(), "blocks")
+
+
+def _shared() -> nn.Module:
     torch.manual_seed(0)
-    return bound(Shared().double(), "blocks")
+    return Shared().double()
