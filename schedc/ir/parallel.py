@@ -50,6 +50,21 @@ class Parallel:
         """Neighbouring devices that hold all experts of a layer once."""
         return self.ep * self.expert_tp
 
+    @property
+    def refusal(self) -> tuple[str, str] | None:
+        """What a pipeline of the runtime does not carry out, and what to do instead; None for what it carries out."""
+        if self.tp > 1 or self.cp > 1:
+            return (
+                f"the plan says tp {self.tp} and cp {self.cp}; a pipeline splits no product and no sequence",
+                "train with Megatron-LM: `schedc export PLAN --to megatron` writes its flags; or write `tp 1 cp 1`",
+            )
+        if self.zero == 2:
+            return (
+                "the plan says zero 2, and a pipeline shards no gradients without their parameters",
+                "write `zero 1`, or `zero 3` to shard parameters too",
+            )
+        return None
+
     def shape(self) -> GroupShape | None:
         """The nodes of an expert group; None where the plan says no node, or where groups lie across nodes unevenly.
 

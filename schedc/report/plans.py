@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import log10
@@ -14,6 +15,9 @@ COLUMNS = 120
 _FREE = "*"
 _LONGEST = 22
 """Characters of a cell; a longer name is cut."""
+_SOFTWARE = {"schedc": "schedc", "megatron-core": "mcore", "torchtitan": "titan"}
+"""By software that may run a plan, its short name."""
+
 _SHORT = {"hierarchical": "hier", "allgather": "gather", "first_half": "half"}
 
 PlanFacts = Mapping[str, Any]
@@ -25,8 +29,8 @@ class PlanColumn:
     """A column of the table.
 
     key: what the column sorts by. axes: those whose values it has. left: whether its cells start at the left edge.
-    always: whether the table has it even if all plans have one value. needs: a fact of the budget; without it the
-    column is left out.
+    always: whether the table has it even if all plans have one value. needs: a fact of the plan or of its budget;
+    without it the column is left out. below: whether it is named below the table where it is not in it.
     """
 
     title: str
@@ -36,6 +40,7 @@ class PlanColumn:
     left: bool = False
     always: bool = True
     needs: str = ""
+    below: bool = False
 
     @property
     def narrow(self) -> bool:
@@ -45,7 +50,7 @@ class PlanColumn:
 
 def _axis(name: str, title: str, left: bool = False, always: bool = True) -> PlanColumn:
     return PlanColumn(
-        title, lambda plan: word(plan["axes"][name]), lambda plan: plan["axes"][name], (name,), left, always
+        title, lambda plan: word(plan["axes"][name]), lambda plan: plan["axes"][name], (name,), left, always, below=True
     )
 
 
@@ -87,7 +92,14 @@ def axes_text(axes: Mapping[str, Any]) -> str:
 
 def _words(name: str, text: Callable[[Mapping[str, Any]], str], second: str) -> PlanColumn:
     """A column of words about two axes."""
-    return PlanColumn(name, lambda plan: text(plan["axes"]), lambda plan: text(plan["axes"]), (name, second), left=True)
+    return PlanColumn(
+        name, lambda plan: text(plan["axes"]), lambda plan: text(plan["axes"]), (name, second), left=True, below=True
+    )
+
+
+def runs_on_text(plan: PlanFacts) -> str:
+    """The software that runs a plan, by short names."""
+    return ", ".join(_SOFTWARE[name] for name, reason in plan["runs_on"].items() if reason is None) or "none"
 
 
 def _budget(title: str, fact: str, form: str) -> PlanColumn:
@@ -128,6 +140,7 @@ TABLE: tuple[PlanColumn, ...] = (
     _words("recompute", recompute_text, "where"),
     _axis("layout", "layout", left=True, always=False),
     _axis("alltoall", "a2a", left=True),
+    PlanColumn("runs on", runs_on_text, runs_on_text, left=True, always=False, needs="runs_on", below=True),
     PlanColumn("file", lambda plan: str(plan["file"]), lambda plan: plan["file"], left=True),
 )
 """Columns that are the same in all plans and not always there are named below the table."""
@@ -186,7 +199,7 @@ def plan_table(plans: Sequence[PlanFacts], columns: int = COLUMNS) -> Iterator[s
     columns of one value leave it.
     """
     shown = [column for column in columns_of(plans) if column.always or _varies(column, plans)]
-    for column in [each for each in shown if each.axes and not _varies(each, plans)]:
+    for column in [each for each in shown if each.below and not _varies(each, plans)]:
         if _width(shown, plans) <= columns:
             break
         shown.remove(column)
@@ -194,7 +207,7 @@ def plan_table(plans: Sequence[PlanFacts], columns: int = COLUMNS) -> Iterator[s
     yield _row([column.title for column in shown], shown, widths)
     for plan in plans:
         yield _row([cell_text(column, plan) for column in shown], shown, widths)
-    hidden = [column for column in TABLE if column.axes and column not in shown]
+    hidden = [column for column in columns_of(plans) if column.below and column not in shown]
     same = [f"{column.title} {cell_text(column, plans[0])}" for column in hidden]
     if same:
         yield f"the same in all: {', '.join(same)}"
@@ -204,8 +217,9 @@ def plan_table(plans: Sequence[PlanFacts], columns: int = COLUMNS) -> Iterator[s
 
 def columns_of(plans: Sequence[PlanFacts]) -> list[PlanColumn]:
     """The columns that these plans have facts for."""
-    budget = (plans[0].get("budget") if plans else None) or {}
-    return [column for column in TABLE if not column.needs or budget.get(column.needs) is not None]
+    first = plans[0] if plans else {}
+    facts = {**first, **(first.get("budget") or {})}
+    return [column for column in TABLE if not column.needs or facts.get(column.needs) is not None]
 
 
 def cell_text(column: PlanColumn, plan: PlanFacts) -> str:
@@ -246,15 +260,29 @@ def _row(cells: Sequence[str], shown: Sequence[PlanColumn], widths: Sequence[int
 
 
 def remarks(facts: Mapping[str, Any]) -> Iterator[str]:
-    """The training run, what the space leaves out, which sizes no row of the fit has, and what was not ordered."""
+    """The training run, which software does not run plans, what the space leaves out, and sizes beyond the fit."""
     if facts.get("training") and facts["plans"]:
         yield run_text(facts["training"], facts["plans"][0]["budget"])
+    yield from not_run_texts(facts["plans"])
     if facts["space"]["restrictions"]:
         yield f"the space: {'; '.join(facts['space']['restrictions'])}"
     for left in facts["left_out"]:
         yield f"left out: {left['schedule']}: {left['reason']}"
     if facts["extrapolates"]:
         yield f"beyond what the fit has seen: {', '.join(facts['extrapolates'])}"
+
+
+def not_run_texts(plans: Sequence[PlanFacts]) -> Iterator[str]:
+    """Why software does not run plans: each reason with the plans that it holds for."""
+    files = defaultdict[tuple[str, str], list[str]](list)
+    for plan in plans:
+        for name, reason in plan.get("runs_on", {}).items():
+            if reason is not None:
+                files[name, reason].append(plan["file"].partition(".")[0])
+    for name, reason in sorted(files, key=lambda refusal: list(_SOFTWARE).index(refusal[0])):
+        numbers = files[name, reason]
+        which = "any of them" if len(numbers) == len(plans) > 1 else ", ".join(numbers)
+        yield f"{name} does not run {which}: {reason}"
 
 
 def run_text(asked: Mapping[str, Any], budget: Mapping[str, Any]) -> str:

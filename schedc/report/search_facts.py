@@ -9,6 +9,7 @@ from typing import Any
 
 from schedc.model.counts import model_parameters
 from schedc.planner.answers.budget import TrainingAsked, training_budget
+from schedc.planner.answers.runs_on import runs_on
 from schedc.planner.fit.fitted import Fit, beyond
 from schedc.planner.search.result import FoundPlan, SearchResult
 from schedc.planner.times.problem import PlanProblem
@@ -25,8 +26,10 @@ def search_to_json(
     objective: what is best, `step`, `memory` or `pareto`. asked: the training run, whose budget each plan then has.
     """
     plans = [_entry(plan, place, fit) for place, plan in enumerate(found.plans, 1)]
-    for plan in plans:
-        plan["budget"] = asked and budget_facts(asked, problem, plan)
+    for plan, entry in zip(found.plans, plans, strict=True):
+        assert plan.priced is not None
+        entry["runs_on"] = runs_on(plan.priced)
+        entry["budget"] = asked and budget_facts(asked, problem, entry)
     files = {plan.axes: entry["file"] for plan, entry in zip(found.plans, plans, strict=True)}
     space, certificate = found.space, found.certificate
     bound = certificate.bound_s if isfinite(certificate.bound_s) else None

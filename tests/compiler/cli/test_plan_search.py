@@ -26,7 +26,7 @@ KEYS = {
 }
 PLAN_KEYS = (
     "file axes free step_s step_low_s step_high_s makespan_s tokens_per_s_per_device mfu memory waterfall floor_s "
-    "budget"
+    "runs_on budget"
 )
 
 

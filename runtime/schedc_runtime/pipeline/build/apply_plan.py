@@ -155,18 +155,10 @@ def parallel_mesh(plan: Plan, parallel: Parallel, program: Program, mesh: Mesh |
     """The mesh of ``parallel``: pipeline ranks, ep ranks that share experts, dp / ep groups of them.
 
     With ``zero 3`` it shards parameters outside of experts. ``zero 0`` and ``zero 1`` are one mesh: the optimizer is
-    made by whoever trains. Raises `RuntimeFault` for what the runtime does not carry out, and for another ``mesh``.
+    made by whoever trains. Raises `RuntimeFault` for `Parallel.refusal`, and for another ``mesh``.
     """
-    if parallel.tp > 1 or parallel.cp > 1:
-        raise RuntimeFault(
-            f"the plan says tp {parallel.tp} and cp {parallel.cp}; a pipeline splits no product and no sequence",
-            "train with Megatron-LM: `schedc export PLAN --to megatron` writes its flags; or write `tp 1 cp 1`",
-        )
-    if parallel.zero == 2:
-        raise RuntimeFault(
-            "the plan says zero 2, and a pipeline shards no gradients without their parameters",
-            "write `zero 1`, or `zero 3` to shard parameters too",
-        )
+    if refusal := parallel.refusal:
+        raise RuntimeFault(*refusal)
     per_node = plan.topology.per_node if plan.topology else min(parallel.ep, parallel.node)
     planned = Mesh(program.ranks, parallel.ep, parallel.dp // parallel.ep, per_node, parallel.zero == 3)
     if mesh is None:
