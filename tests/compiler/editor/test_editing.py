@@ -48,7 +48,7 @@ def test_the_shell_completes_schedules_sizes_and_targets() -> None:
 
 def test_the_shell_completes_models_clusters_and_restrictions() -> None:
     assert completions("plan", "gpt-") == ["gpt-oss-120b", "gpt-oss-20b"]
-    assert completions("plan", "gpt2", "h") == ["h100", "h200", "h800"]
+    assert completions("plan", "gpt2", "h") == ["h100", "h20", "h200", "h800"]
     assert "megatron" in completions("plan", "gpt2", "h100", "--restrict", "")
 
 
