@@ -1,11 +1,16 @@
-"""Progress of a search on stderr: which stage, and how many plans; one line that is written over, in terminals only."""
+"""Progress of a search on stderr, where it is a terminal: one line of the stage and where the search stands."""
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
+from math import ceil, floor
 from types import TracebackType
-from typing import Self, TextIO
+from typing import TYPE_CHECKING, Self, TextIO
+
+if TYPE_CHECKING:
+    from schedc.planner.search.standing import SearchStanding
 
 _APART = 0.1
 """Seconds between two writes."""
@@ -28,14 +33,24 @@ class ProgressLine:
     ) -> None:
         self._write("")
 
-    def __call__(self, stage: str, count: int) -> None:
-        """Says how many plans a stage has done."""
+    def __call__(self, stage: str, count: int, standing: Callable[[], SearchStanding] | None = None) -> None:
+        """Says how many plans a stage has done, and where the search stands."""
         if self._shows and time.monotonic() - self._last >= _APART:
             self._last = time.monotonic()
-            self._write(f"{stage}: {count:,} plans")
+            self._write(f"{stage}: {count:,} plans{'' if standing is None else _standing_text(standing())}")
 
     def _write(self, text: str) -> None:
         if self._width or text:
             self._stream.write(f"\r{text:<{self._width}}" + ("" if text else "\r"))
             self._stream.flush()
             self._width = len(text)
+
+
+def _standing_text(standing: SearchStanding) -> str:
+    """What is known of a standing. A share is rounded down, so that 100 % is all of it."""
+    parts = [
+        None if standing.decided is None else f"{floor(1000 * standing.decided) / 10:.1f} % decided",
+        None if standing.left_s is None else f"about {ceil(standing.left_s):,} s left",
+        None if standing.best_s is None else f"best step {standing.best_s:#.4g} s",
+    ]
+    return "".join(f", {part}" for part in parts if part is not None)

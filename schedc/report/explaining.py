@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +10,7 @@ from schedc.diagnostics import RequestError
 from schedc.planner.fit.fitted import Fit
 from schedc.planner.search.best_first import SearchOptions, search
 from schedc.planner.search.region import FigureRegion, region_of
+from schedc.planner.search.standing import SearchProgress
 from schedc.planner.space.conditions import PlanCondition
 from schedc.planner.space.space import PlanSpace
 from schedc.planner.times.problem import PlanProblem
@@ -27,7 +28,7 @@ def explain_plan(
     fit: Fit | None,
     options: SearchOptions,
     plans: Sequence[PlanFacts],
-    progress: Callable[[str, int], None],
+    progress: SearchProgress,
 ) -> dict[str, Any]:
     """The ``explain`` of a search's JSON, as `schedc.report.explained` describes it.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from itertools import count, islice
@@ -31,6 +31,7 @@ from schedc.planner.search.result import (
     SpaceCounts,
 )
 from schedc.planner.search.simulated import Orders, simulate_plans, with_program
+from schedc.planner.search.standing import OpenWork, SearchProgress, SearchStanding, seconds_left
 from schedc.planner.space.nothing_legal import refuse_nothing_legal
 from schedc.planner.space.schedules import LeftOut
 from schedc.planner.space.space import PlanSpace
@@ -89,26 +90,27 @@ def search(
     space: PlanSpace,
     problem: PlanProblem,
     options: SearchOptions = SearchOptions(),
-    progress: Callable[[str, int], None] | None = None,
+    progress: SearchProgress | None = None,
 ) -> SearchResult:
     """The best plans of a space, with what is proven of the others.
 
-    progress: takes the name of a stage, and how many plans it has seen. Raises `RequestError`: S712 where no plan is
+    Raises `RequestError`: S712 where no plan is
     legal, S714 where none fits into the device.
     """
-    return _BestFirst(space, problem, options, progress or (lambda _stage, _plans: None)).run()
+    return _BestFirst(space, problem, options, progress or (lambda *_: None)).run()
 
 
 class _BestFirst:
     """One run of a search."""
 
     def __init__(
-        self, space: PlanSpace, problem: PlanProblem, options: SearchOptions, progress: Callable[[str, int], None]
+        self, space: PlanSpace, problem: PlanProblem, options: SearchOptions, progress: SearchProgress
     ) -> None:
         self.space, self.problem, self.options, self.progress = space, problem, options, progress
         self.clock, self.counts = _Clock(), SearchCounts()
         self.orders = Orders(space.choice)
         self.exact: list[FoundPlan] = []
+        self.so_far, self.ordered = self._empty(), 0
         self.waiting: list[tuple[tuple[float, float], int, FoundPlan]] = []
         self.number = count()
         self.next, self.width = 0, _FIRST
@@ -204,9 +206,9 @@ class _BestFirst:
         with self.clock.of("simulated"):
             simulated = simulate_plans(fixed, self.orders, self.usable)
         self.counts = replace(self.counts, simulated=self.counts.simulated + len(fixed), orders=len(self.orders.made))
-        self.progress("simulated", self.counts.simulated)
         for plan in simulated:
             self._wait(plan)
+        self.progress("simulated", self.counts.simulated, self._standing)
 
     def _planned(self, place: int) -> PlannedStep:
         axes = self.candidates.axes(place)
@@ -215,9 +217,14 @@ class _BestFirst:
     def _wait(self, plan: FoundPlan) -> None:
         """Puts a plan into the queue; an exact one is also kept for the front."""
         if plan.exact:
-            self.exact.append(plan)
+            self._keep(plan)
         value = (plan.peak_bytes, plan.step_s) if self.options.objective == "memory" else (plan.step_s, plan.peak_bytes)
         heapq.heappush(self.waiting, (value, next(self.number), plan))
+
+    def _keep(self, plan: FoundPlan) -> None:
+        """Keeps an exact plan for the front, and for where the search stands."""
+        self.exact.append(plan)
+        self.so_far.add(plan)
 
     def _take(self, answer: Answer) -> None:
         """Takes the best plan that waits: into the answer if its step is exact, else to a closer bound or a price."""
@@ -244,28 +251,28 @@ class _BestFirst:
                 self.orders.refused[planned.axes.schedule] = error.diagnostics[0].message
                 return None
         self.counts = replace(self.counts, priced=self.counts.priced + 1)
-        self.progress("priced", self.counts.priced)
+        self.progress("priced", self.counts.priced, self._standing)
         return priced
 
     # Schedules that are ordered by the costs.
 
     def _with_policies(self, answer: Answer) -> tuple[Answer, PolicyCounts]:
         """The answer with plans whose order follows the costs: ordered and priced by bound, while there is time."""
-        places, ordered = self._open_policies(answer, np.flatnonzero(self.candidates.policy)), 0
+        places = self._open_policies(answer, np.flatnonzero(self.candidates.policy))
         for place in places:
             spent = self.clock.by_stage["ordered"] >= self.options.policy_seconds
             if spent or self._out_of_time() or not self._open_policies(answer, [place]):
                 break
-            ordered += 1
+            self.ordered += 1
             floor = float(self.candidates.step[place])
             if (priced := self._priced(self._planned(int(place)), "ordered")) is None or not priced.fits:
                 continue
             plan = _with_price(priced, floor)
-            self.exact.append(plan)
+            self._keep(plan)
             answer.add(plan)
-        unordered = self._open_policies(answer, places[ordered:])
+        unordered = self._open_policies(answer, places[self.ordered :])
         least = min((float(self.candidates.step[place]) for place in unordered), default=None)
-        return answer, PolicyCounts(ordered, len(unordered), least)
+        return answer, PolicyCounts(self.ordered, len(unordered), least)
 
     def _open_policies(self, answer: Answer, places: Sequence[int] | Int64) -> list[int]:
         """Those of the places whose bounds let them into the answer."""
@@ -274,6 +281,30 @@ class _BestFirst:
             return [int(place) for place in places if self._bounds[place] < limit]
         step, memory = self.candidates.step, self.candidates.memory
         return [int(place) for place in places if answer.takes(float(step[place]), float(memory[place]))]
+
+    # Where it stands.
+
+    def _standing(self) -> SearchStanding:
+        """How many plans cannot enter the answer any more, and how long the others take."""
+        best = min((plan.step_s for plan in self.exact), default=None)
+        if isinstance(self.so_far, Front):
+            return SearchStanding(None, None, best)
+        limited = self.so_far.full and not self.options.exhaustive
+        limit = self.so_far.last if limited else inf
+        end = int(np.searchsorted(self._bounds, limit, side="right"))
+        policies = max(0, int(np.count_nonzero(self.candidates.policy[:end])) - self.ordered)
+        fixed = int(np.count_nonzero(~self.candidates.policy[self.next : end]))
+        waiting = sum(value[0] <= limit and not plan.exact for value, _, plan in self.waiting)
+        spent, priced = self.clock.by_stage, max(0, self.counts.priced - self.ordered)
+        left = seconds_left(
+            OpenWork(fixed, self.counts.simulated, spent["simulated"]),
+            OpenWork(waiting, priced, spent["priced"]),
+            OpenWork(policies, self.ordered, spent["ordered"]),
+            max(0.0, self.options.policy_seconds - spent["ordered"]),
+        )
+        seconds = self.clock.seconds()
+        wall = None if left is None or not limited else left * max(1.0, seconds.wall / seconds.cpu)
+        return SearchStanding(1 - (fixed + waiting + policies) / len(self.candidates), wall, best)
 
     # The answer.
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from schedc.diagnostics import RequestError
 from schedc.planner.search.best_first import SearchOptions, search
+from schedc.planner.search.standing import SearchProgress
 from schedc.planner.space.space import PlanSpace
 from schedc.planner.times.constants import BY_NAME
 from schedc.planner.times.problem import PlanProblem
@@ -82,7 +83,7 @@ FIGURES = (
 
 
 def region_of(
-    space: PlanSpace, own: PlanSpace, problem: PlanProblem, among: int, progress: Callable[[str, int], None]
+    space: PlanSpace, own: PlanSpace, problem: PlanProblem, among: int, progress: SearchProgress
 ) -> Iterator[FigureRegion]:
     """By figure, where the best plan of ``own`` is one of the ``among`` best plans of the space.
 

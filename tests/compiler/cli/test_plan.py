@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 from schedc.cli import main
 from schedc.cli.plan_progress import ProgressLine
 from schedc.planner.presets.tables import files
+from schedc.planner.search.standing import SearchStanding
 from support.html_page import PageReader
 from support.paths import ROOT
 from support.written_plans import written_plans
@@ -138,3 +139,19 @@ def test_progress_is_one_line_that_goes(monkeypatch: pytest.MonkeyPatch) -> None
     with ProgressLine(pipe) as progress:
         progress("bounds", 12_000)
     assert pipe.getvalue() == ""
+
+
+@pytest.mark.parametrize(
+    ("standing", "text"),
+    [
+        ((0.99999, 11.2, 2.36612), "priced: 3 plans, 99.9 % decided, about 12 s left, best step 2.366 s"),
+        ((1.0, None, 2.0), "priced: 3 plans, 100.0 % decided, best step 2.000 s"),
+        ((None, None, None), "priced: 3 plans"),
+    ],
+)
+def test_progress_says_where_the_search_stands(standing: tuple[float | None, ...], text: str) -> None:
+    """The share that is decided is rounded down, and what is not known is left out."""
+    screen = Terminal()
+    with ProgressLine(screen) as progress:
+        progress("priced", 3, lambda: SearchStanding(*standing))
+    assert screen.getvalue().split("\r")[1] == text
