@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from schedc.diagnostics import Diagnostic, Label, did_you_mean
+from schedc.diagnostics import Diagnostic, DiagnosticError, Label, did_you_mean
 from schedc.elaborate.computed_orders import check_computed_orders
 from schedc.elaborate.walk import bound_in, in_order, indexes, is_statement, parts
 from schedc.ir.ops import PAIR_NAMES
@@ -34,6 +34,15 @@ def check(tree: t.ScheduleTree) -> list[Diagnostic]:
     checker = _Checker(tree.source)
     checker.schedule(tree)
     return sorted(checker.findings, key=lambda finding: finding.primary.span)
+
+
+def checked(tree: t.ScheduleTree) -> t.ScheduleTree:
+    """The tree, marked as free of such findings. Raises `DiagnosticError` with all of them. A marked tree is kept."""
+    if tree.checked:
+        return tree
+    if findings := check(tree):
+        raise DiagnosticError(findings)
+    return replace(tree, checked=True)
 
 
 class _Checker:

@@ -13,7 +13,7 @@ from schedc.elaborate.computed import ComputedExpander, WrittenOrder
 from schedc.elaborate.computed_orders import AIMS
 from schedc.elaborate.evaluate import RANK, Evaluator, Scope
 from schedc.elaborate.expand import MAX_FINDINGS
-from schedc.elaborate.names import check
+from schedc.elaborate.names import checked
 from schedc.elaborate.place import build_placement
 from schedc.elaborate.segments import in_segments, out_of_order
 from schedc.elaborate.sizes import (
@@ -44,8 +44,7 @@ def elaborate(
     pricer: what knows more of the times of a step than ``costs``, and judges the orders of a `policy`.
     Raises `DiagnosticError` with codes S1. `verify` then checks that the order is complete and does not deadlock.
     """
-    if findings := check(tree):
-        raise DiagnosticError(findings)
+    tree = checked(tree)
     bound = bind_sizes(tree, sizes)
     evaluator = Evaluator(tree.source, bound, {function.name: function for function in tree.functions})
     scope = _file_scope(tree, evaluator, bound)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label, RequestError, did_you_mean
-from schedc.elaborate.names import check
+from schedc.elaborate.names import checked
 from schedc.elaborate.sizes import BOUNDS
 from schedc.source import NOWHERE, Source
 from schedc.syntax.input import AppliedPlan
@@ -120,13 +120,7 @@ def _shipped(source: Source, _path: str, wanted: str | None) -> ScheduleTree | A
 def _named(source: Source, wanted: str | None) -> ScheduleTree | AppliedPlan:
     file = parse(source)
     tree = _choose(file, wanted, source)
-    return applied(tree, file) if isinstance(tree, PlanTree) else _checked(tree)
-
-
-def _checked(tree: ScheduleTree) -> ScheduleTree:
-    if findings := check(tree):
-        raise DiagnosticError(findings)
-    return tree
+    return applied(tree, file) if isinstance(tree, PlanTree) else checked(tree)
 
 
 def _asked(argument: Given) -> tuple[Source, str | None]:
@@ -183,7 +177,7 @@ def _schedule_of(plan: PlanTree, file: FileTree) -> ScheduleTree:
     if len(own) > 1:
         raise DiagnosticError([_twice(own[1], plan.source)])
     if own:
-        return _checked(own[0])
+        return checked(own[0])
     if plan.schedule in names():
         return open_schedule(plan.schedule)
     choices = [*(tree.name for tree in file.schedules), *names()]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from schedc.source import Source, Span
 from schedc.syntax.plan import PlanTree
@@ -319,7 +319,7 @@ class ScheduleTree:
     """One ``schedule name(sizes) { ... }``. span: the place of its name.
 
     has_policy: whether the order of a checked schedule depends on costs. slices: slices of a microbatch, which no text
-    says: who opens the schedule may ask for them.
+    says: who opens the schedule may ask for them. checked: whether names and shapes are known to be free of faults.
     """
 
     name: str
@@ -336,6 +336,7 @@ class ScheduleTree:
     source: Source
     has_policy: bool
     slices: int | None = None
+    checked: bool = field(default=False, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

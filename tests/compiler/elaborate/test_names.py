@@ -6,8 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from schedc.diagnostics import Diagnostic
-from schedc.elaborate.names import check
+from schedc.compiler import analyse
+from schedc.diagnostics import Diagnostic, DiagnosticError
+from schedc.elaborate import names
+from schedc.elaborate.names import check, checked
+from schedc.elaborate.schedule import elaborate
+from schedc.load.library import Text
 from schedc.source import Source
 from schedc.syntax import tree as t
 from schedc.syntax.parser import parse
@@ -211,3 +215,33 @@ def test_a_name_is_checked_wherever_it_stands() -> None:
             lines[line - 1] = lines[line - 1][: column - 1] + "nope" + lines[line - 1][column - 1 + len(name.id) :]
             found = [finding.position[1:] for finding in findings("\n".join(lines))]
             assert (line, column) in found, place
+
+
+TWICE = """
+schedule mine(P: ranks = 2, M: microbatches = 4) { place linear rank r { repeat M { F B } } expect bubble >= 0 }
+plan planned = mine(M = 6) { layers 4 }
+"""
+
+
+def test_names_are_checked_once_on_the_way_of_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    trees: list[str] = []
+
+    def counted(tree: t.ScheduleTree) -> list[Diagnostic]:
+        trees.append(tree.name)
+        return check(tree)
+
+    monkeypatch.setattr(names, "check", counted)
+    for wanted in ("mine", "planned"):
+        analyse(Text(Source("test.sched", TWICE), wanted), {"P": 2})
+    assert trees == ["mine", "mine"]
+
+
+def test_a_tree_with_faults_is_refused_each_time() -> None:
+    (tree,) = parse(Source("test.sched", TWICE.replace("repeat M", "repeat N"))).schedules
+    for refuse in (checked, checked, lambda tree: elaborate(tree, {})):
+        with pytest.raises(DiagnosticError, match="`N` is not known"):
+            refuse(tree)
+    (tree,) = parse(Source("test.sched", TWICE)).schedules
+    assert not tree.checked
+    assert checked(tree).checked
+    assert checked(tree) == tree
