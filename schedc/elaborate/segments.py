@@ -18,6 +18,8 @@ def in_segments(placement: Placement, parts: int) -> Placement:
 
     With k = ``parts`` segments, segment j of microbatch m is microbatch m k + j.
     """
+    if parts == 1:
+        return placement
     return replace(placement, first_microbatch=tuple(parts * first for first in placement.first_microbatch))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from glob import glob
 from os.path import isfile
 from pathlib import Path
 from typing import TypeAlias
@@ -47,6 +48,7 @@ def named(argument: Given) -> str | Path | Text:
     return argument.named if isinstance(argument, InSlices) else argument
 
 
+@lru_cache(maxsize=1)
 def _folder() -> Path:
     """The folder of the shipped schedules: inside an installed package, beside it in a checkout."""
     package = Path(__file__).resolve().parents[1]
@@ -62,7 +64,7 @@ def _from_here(path: Path) -> str:
 
 def names() -> list[str]:
     """The names of the shipped schedules."""
-    return sorted(path.stem for path in _folder().glob(f"*{_SUFFIX}"))
+    return sorted(file.removesuffix(_SUFFIX) for file in glob(f"*{_SUFFIX}", root_dir=_folder()))
 
 
 def load(name_or_path: str | Path) -> Source:
