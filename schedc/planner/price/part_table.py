@@ -208,7 +208,11 @@ def layout_of(problem: PlanProblem, placement: Placement, name: str, overlap: bo
 
 @lru_cache(maxsize=64)
 def _weights(problem: PlanProblem, overlap: bool) -> Floats:
-    """[kinds] seconds of one microbatch in a part of each kind, where groups fill a node and experts lie on four."""
+    """[kinds] seconds of one microbatch in a part of each kind, where groups fill a node and experts lie on four.
+
+    The networks are those of two levels, whatever lies beyond them.
+    """
+    problem = replace(problem, cluster=replace(problem.cluster, levels=problem.cluster.levels[:2]))
     model, near = problem.model, problem.cluster.levels[0].size
     tp = max(tp for tp in range(1, near + 1) if model.attention.heads % tp == 0 and model.seq % tp == 0)
     experts, most = (model.moe.experts, min(4 * near, problem.cluster.devices)) if model.moe else (1, 1)

@@ -15,7 +15,7 @@ from schedc.model.spread import Spread
 from schedc.plan.layout.parts import DECODER, WORK, PartKind
 from schedc.planner.times.constants import ConstantVectors
 from schedc.planner.times.network import ReplicaLinks
-from schedc.planner.times.table import RunTable
+from schedc.planner.times.table import LevelColumns, RunTable
 
 WEIGHT, GRADIENT, STATES = 2.0, 4.0, 12.0
 """Bytes of a parameter: its weight, its summed gradient, and master weight with two moments of Adam."""
@@ -121,9 +121,7 @@ class Machine(NamedTuple):
     @classmethod
     def of(cls, runs: RunTable, constants: ConstantVectors) -> Machine:
         """That of runs under constants: [runs, K]."""
-        near, link, rail = runs.near[:, None], runs.link[:, None], runs.rail[:, None]
-        start = runs.link_start[:, None], runs.rail_start[:, None]
-        links = ReplicaLinks(near, link, rail, *start, constants["tp"], constants["dp"])
+        links = ReplicaLinks(runs.levels, constants["tp"], constants["dp"])
         grad_bytes = runs.once("grad_bytes", lambda: runs.column(lambda run: run.problem.stack.grad_bytes))[:, None]
         return cls(
             links,
@@ -140,7 +138,8 @@ class Machine(NamedTuple):
             whole = np.asarray(column)
             return whole[runs] if len(whole) > 1 else whole
 
-        links = ReplicaLinks(*(own(column) for column in self.links))
+        levels = tuple(LevelColumns(*map(own, level)) for level in self.links.levels)
+        links = ReplicaLinks(levels, own(self.links.inside), own(self.links.beside))
         return Machine(links, *(own(column) for column in (self.memory, self.step, self.grad_bytes, self.overlap)))
 
 
@@ -158,7 +157,7 @@ def outside_pipeline(
     parameters twice on top: what a microbatch computes hides them.
     """
     links, own, experts = machine.links, loads.own / spread.tp, loads.experts / spread.ep
-    far = spread.replicas * spread.tp > links.near
+    far = spread.replicas * spread.tp > links.levels[0].size
     late, busy = (np.where(far, over, inside) for inside, over in (loads.late, loads.busy))
     hidden = np.where(machine.overlap > 0, np.maximum(0.0, loads.backward - late), 0.0)
     zero, count = np.asarray(spread.zero), np.asarray(microbatches, np.float64)

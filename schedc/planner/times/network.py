@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
-from schedc.ir.arrays import Floats
+from schedc.ir.arrays import Bools, Floats
 from schedc.ir.plan import Topology
 from schedc.model.parts import LayerExchange, PartName
 from schedc.planner.times.constants import ConstantVectors
 from schedc.planner.times.problem import TrainingRun
-from schedc.planner.times.table import RunTable
+from schedc.planner.times.table import LevelColumns, RunTable
 from schedc.step.costs.exchange import Routing, rows
 
 
@@ -35,24 +36,31 @@ def tensor_exchange(runs: RunTable, constants: ConstantVectors) -> Floats:
     """
     n = runs.tp[:, None]
     bytes = (2.0 * runs.tokens * runs.hidden)[:, None]
-    inside = runs.link[:, None] * constants["tp"]
-    over = np.minimum((runs.rail * runs.near)[:, None] * constants["tp_nodes"], inside)
-    speed = np.where(n > runs.near[:, None], over, inside)
-    time = np.where(n > 1, 2.0 * (np.log2(n) * constants["tp_alpha"] + (n - 1) / n * bytes / speed), 0.0)
+    inside, node = runs.levels[0].Bps * constants["tp"], runs.levels[0].size
+    sent = gathering(runs.levels, bytes, n, 1.0, node, inside, constants["tp_nodes"])
+    time = np.where(n > 1, 2.0 * (np.log2(n) * constants["tp_alpha"] + sent), 0.0)
     return np.asarray(time * np.where(runs.flag("chunked_tp"), constants["chunked"], 1.0))
 
 
 def message(runs: RunTable, constants: ConstantVectors) -> Floats:
-    """[runs, K] seconds of a message between stages. Inside a node it is no faster than the link."""
+    """[runs, K] seconds of a message between stages, over all levels. Inside a node it is no faster than the link."""
     bytes = (2.0 * runs.tokens * runs.hidden)[:, None]
     bytes = bytes / np.where(runs.flag("sequence_parallel"), runs.tp[:, None], 1.0)
     near = runs.once("message.near", lambda: (runs.column(lambda run: run.axes.devices) <= runs.near)[:, None])
-    speed = np.where(
-        near, runs.link[:, None] * np.minimum(constants["p2p"], 1.0), runs.rail[:, None] * constants["p2p"]
-    )
-    start = np.where(near, runs.link_start[:, None], runs.rail_start[:, None])
+    node = runs.levels[0]
+    far = _farthest(runs.levels, [level.size > 0 for level in runs.levels[1:-1]])
+    speed = np.where(near, node.Bps * np.minimum(constants["p2p"], 1.0), far.Bps * constants["p2p"])
+    start = np.where(near, node.start, far.start)
     pipelined = runs.once("pipelined", lambda: np.array([[run.axes.pp > 1] for run in runs.each]))
     return np.where(pipelined, start + bytes / speed, 0.0)
+
+
+def _farthest(levels: Sequence[LevelColumns], beyond: Sequence[Bools]) -> LevelColumns:
+    """The outermost level that bytes cross which leave a node. beyond: whether they leave each level between, too."""
+    far = levels[1]
+    for level, left in zip(levels[2:], beyond, strict=True):
+        far = LevelColumns(*(np.where(left, outer, inner) for outer, inner in zip(level, far, strict=True)))
+    return far
 
 
 def expert_exchange(runs: RunTable, constants: ConstantVectors) -> Floats:
@@ -66,12 +74,17 @@ def exchange_lanes(runs: RunTable, constants: ConstantVectors) -> tuple[Floats, 
 
     Rows go by the method of the run: those of other nodes over the NICs, the others over links. All ranks of a group
     get as many, but for the skew of the fullest one. An exchange starts once, and with each rank that rows go to.
+    Levels beyond nodes are in use at once: the slowest one decides.
     """
     rail, node = runs.once("sent", lambda: _sent_bytes(runs))
     far, near = runs.once("peers", lambda: np.array([_peers(run) for run in runs.each], np.float64).T[:, :, None])
     start = constants["ep_alpha"] * (runs.ep[:, None] > 1)
-    over_rail = rail[:, None] / (runs.rail[:, None] * constants["ep"]) + constants["ep_peer"] * far
-    return over_rail, node[:, None] / (runs.link[:, None] * constants["ep"]) + constants["ep_peer"] * near + start
+    over_rail = rail[:, None] / (runs.levels[1].Bps * constants["ep"])
+    for inner, level in pairwise(runs.levels[1:]):
+        share = (runs.ep[:, None] - inner.members(runs.ep[:, None], 1)) / np.maximum(1.0, runs.ep - runs.near)[:, None]
+        over_rail = np.maximum(over_rail, share * rail[:, None] / (level.Bps * constants["ep"]))
+    over_node = node[:, None] / (runs.levels[0].Bps * constants["ep"]) + constants["ep_peer"] * near + start
+    return over_rail + constants["ep_peer"] * far, over_node
 
 
 def _peers(run: TrainingRun) -> tuple[int, int]:
@@ -103,11 +116,16 @@ def _sent_rows(run: TrainingRun) -> tuple[float, float]:
 
 
 def context_exchange(runs: RunTable, constants: ConstantVectors) -> Floats:
-    """[runs, K] seconds in which keys and values of a layer travel once around the context ranks."""
+    """[runs, K] seconds in which keys and values of a layer travel once around the context ranks.
+
+    Each step of the ring waits for its slowest hop.
+    """
     bytes = runs.once("keys", lambda: _key_bytes(runs))[:, None] * (runs.cp - 1.0)[:, None]
-    near = ((runs.tp * runs.cp) <= runs.near)[:, None]
-    start = (runs.cp - 1.0)[:, None] * np.where(near, runs.link_start[:, None], runs.rail_start[:, None])
-    return np.asarray(start + bytes / (np.where(near, runs.link[:, None], runs.rail[:, None]) * constants["cp"]))
+    cp, tp = runs.cp[:, None], runs.tp[:, None]
+    near, node = tp * cp <= runs.levels[0].size, runs.levels[0]
+    far = _farthest(runs.levels, [level.members(cp, tp) < cp for level in runs.levels[1:-1]])
+    start = (cp - 1.0) * np.where(near, node.start, far.start)
+    return np.asarray(start + bytes / (np.where(near, node.Bps, far.Bps) * constants["cp"]))
 
 
 _SECONDS = {
@@ -122,19 +140,43 @@ def _key_bytes(runs: RunTable) -> Floats:
     return 2.0 * runs.tokens / runs.tp * runs.attention(lambda a: a.kv_heads * (a.qk_dim + a.v_dim))
 
 
-class ReplicaLinks(NamedTuple):
-    """What sums of gradients travel over; arrays of one shape, or numbers.
+def _reached(levels: Sequence[LevelColumns], ranks: Floats, stride: Floats | float) -> list[Floats]:
+    """Members of a group that its worst member reaches over each level from the second one on; at last all of them."""
+    return [*(level.members(ranks, stride) for level in levels[1:-1]), ranks]
 
-    near: devices of a node. link, rail: bytes per second of a device inside its node, and its share of the NICs.
-    link_start, rail_start: seconds until the first byte of a message arrives. inside, beside: shares of either speed
-    that are reached.
+
+def gathering(
+    levels: Sequence[LevelColumns],
+    bytes: Floats,
+    ranks: Floats,
+    stride: Floats | float,
+    sharing: Floats,
+    inside: Floats,
+    beside: Floats | float,
+) -> Floats:
+    """Seconds in which a rank gets its part of ``bytes`` from each other member of its group, or sends it.
+
+    ranks, stride: members of the group, and devices between them. sharing: members of a node, which use its NICs
+    together. inside: bytes per second inside a node. beside: share of the NICs that is reached. The parts of members
+    come over the levels that they lie behind, one level after the other.
+    """
+    speed = np.where(ranks * stride <= levels[0].size, inside, np.minimum(levels[1].Bps * sharing * beside, inside))
+    first, *further = _reached(levels, ranks, stride)
+    seconds = (first - 1) / ranks * bytes / speed
+    for level, (before, reached) in zip(levels[2:], pairwise([first, *further]), strict=True):
+        speed = np.minimum(level.Bps * sharing * beside, speed)
+        seconds = seconds + (reached - before) / ranks * bytes / speed
+    return np.asarray(seconds)
+
+
+class ReplicaLinks(NamedTuple):
+    """What sums of gradients travel over.
+
+    levels: of the network, innermost first. inside, beside: shares that are reached of a node's links, and of NICs;
+    arrays of one shape with the columns of levels, or numbers.
     """
 
-    near: Floats | float
-    link: Floats | float
-    rail: Floats | float
-    link_start: Floats | float
-    rail_start: Floats | float
+    levels: tuple[LevelColumns, ...]
     inside: Floats | float
     beside: Floats | float
 
@@ -143,9 +185,11 @@ class ReplicaLinks(NamedTuple):
 
         Bytes go around rings: one over the nodes, and one in each of them.
         """
-        sharing = np.maximum(1.0, np.minimum(ranks, self.near / stride))
-        start = (sharing - 1.0) * self.link_start + (ranks / sharing - 1.0) * self.rail_start
-        inside = self.link * self.inside
-        far = np.minimum(self.rail * sharing * self.beside, inside)
-        speed = np.where(ranks * stride <= self.near, inside, far)
-        return np.asarray(np.where(ranks > 1, start, 0.0) + (ranks - 1) / ranks * bytes / speed)
+        node, network, *outer = self.levels
+        sharing = np.maximum(1.0, np.minimum(ranks, node.size / stride))
+        first, *further = (reached / sharing for reached in _reached(self.levels, ranks, stride))
+        start = (sharing - 1.0) * node.start + (first - 1.0) * network.start
+        for level, (before, reached) in zip(outer, pairwise([first, *further]), strict=True):
+            start = start + (reached - before) * level.start
+        sent = gathering(self.levels, bytes, ranks, stride, sharing, node.Bps * self.inside, self.beside)
+        return np.asarray(np.where(ranks > 1, start, 0.0) + sent)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from schedc.ir.arrays import Bools, Floats
 from schedc.model.parts import LayerPart, PartName, Parts, all_parts
 from schedc.model.sizes import AttentionKind, AttentionSizes, ModelSizes, MoeSizes
-from schedc.planner.cluster.values import Cluster, NetworkLevel
+from schedc.planner.cluster.values import Cluster
 from schedc.planner.times.problem import TrainingRun
 
 _NO_EXPERTS = MoeSizes(0, 0, 0)
@@ -28,14 +28,36 @@ _CAST = {"fp8": 5.0, "fp4": 5.0}
 T = TypeVar("T")
 
 
+class LevelColumns(NamedTuple):
+    """A level of the networks of many runs; each column is [runs, 1].
+
+    size: devices that reach each other over it; 0 beyond nodes where all do. Bps: bytes per second and direction of a
+    device when all devices send, of the slowest network on the way from the node. start: seconds until the first byte
+    of a message arrives.
+    """
+
+    size: Floats
+    Bps: Floats
+    start: Floats
+
+    def members(self, ranks: Floats, stride: Floats | float) -> Floats:
+        """Members of a group that its worst member reaches over this level, itself included.
+
+        ranks: [...] members, ``stride`` devices apart. Groups start at multiples of ``ranks * stride``. So the ends of
+        domains cut them at multiples of the common divisor of both, and the shortest piece is as long.
+        """
+        extent = np.asarray(ranks * stride, np.int64)
+        shortest = np.gcd(extent, np.asarray(self.size, np.int64))
+        return np.asarray(np.maximum(1.0, shortest // stride))
+
+
 @dataclass(frozen=True, eq=False)
 class RunTable:
     """Many runs. Every column is [runs].
 
     tokens: tokens of a microbatch, in a rank's part of the context. shared_rows: rows of norms and residuals on a rank.
-    peak, wide_peak: FLOP/s of products; of those that stay in 16 bits. link, rail: bytes per second and direction of a
-    device inside its node, and its share of the NICs. link_start, rail_start: seconds until the first byte of a message
-    arrives. near: devices that reach each other over the innermost level.
+    peak, wide_peak: FLOP/s of products; of those that stay in 16 bits. near: devices that reach each other over the
+    innermost level, a node.
     attended: keys that a query looks at, the mean over layers, not halved for causal scores.
     """
 
@@ -151,28 +173,24 @@ class RunTable:
         return self.machine(lambda cluster: cluster.levels[0].size)
 
     @cached_property
-    def link(self) -> Floats:
-        return self.machine(lambda cluster: cluster.device_Bps(cluster.levels[0]))
-
-    @cached_property
-    def rail(self) -> Floats:
-        return self.machine(lambda cluster: cluster.device_Bps(_outer(cluster)))
-
-    @cached_property
-    def link_start(self) -> Floats:
-        return self.machine(lambda cluster: cluster.levels[0].alpha_s)
-
-    @cached_property
-    def rail_start(self) -> Floats:
-        return self.machine(lambda cluster: _outer(cluster).alpha_s)
+    def levels(self) -> tuple[LevelColumns, ...]:
+        """The levels of the network, innermost first: two, or as many as any run has. Others repeat their outermost."""
+        number = max((2, *(len(run.cluster.levels) for run in self.each)))
+        columns = ([_level_of(run.cluster, level) for run in self.each] for level in range(number))
+        return tuple(LevelColumns(*np.array(rows, np.float64).T[:, :, None]) for rows in columns)
 
     @cached_property
     def attended(self) -> Floats:
         return self.size(_attended)
 
 
-def _outer(cluster: Cluster) -> NetworkLevel:
-    return cluster.levels[1] if len(cluster.levels) > 1 else cluster.levels[0]
+def _level_of(cluster: Cluster, number: int) -> tuple[int, float, float]:
+    """Size, speed and start of a level, or of the outermost one. Beyond a node, those that reach all have size 0."""
+    last = len(cluster.levels) - 1
+    at = min(number, last)
+    level, speeds = cluster.levels[at], [cluster.device_Bps(each) for each in cluster.levels]
+    whole = number > 0 and (at == last or level.size >= cluster.devices)
+    return 0 if whole else level.size, min(speeds[1 : at + 1], default=speeds[at]), level.alpha_s
 
 
 def _attended(model: ModelSizes) -> float:
