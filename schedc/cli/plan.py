@@ -10,7 +10,16 @@ import click
 
 from schedc.cli.common import EPILOG, json_argument, sizes_argument
 from schedc.cli.completion import complete_cluster, complete_model, complete_restriction
-from schedc.cli.plan_request import BEST, SearchRequest, devices_of, read_axes, read_batch, read_skew, read_tokens
+from schedc.cli.plan_request import (
+    BEST,
+    SearchRequest,
+    devices_of,
+    read_axes,
+    read_batch,
+    read_skew,
+    read_slow,
+    read_tokens,
+)
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -207,6 +216,12 @@ def compare_command(first: Path, second: Path, output: Path | None, force: bool,
     "--checkpoint", type=_FROM_ZERO, metavar="SECONDS", help="How long training stands still for a checkpoint."
 )
 @click.option("--restart", type=_FROM_ZERO, metavar="SECONDS", help="From a failure to the first step after it.")
+@click.option(
+    "--slow",
+    metavar="TIMESxN",
+    callback=read_slow,
+    help="N devices take so many times as long, 1.2x1: prints the step then, at their worst places.",
+)
 @click.option("--exhaustive", is_flag=True, help="Price every plan, without bounds; for small spaces.")
 @click.option(
     "--explain",

@@ -18,6 +18,8 @@ _OF_RUNS = ("price", "watts", "mtbf", "checkpoint", "restart")
 _OF_FAILURES = ("mtbf", "checkpoint", "restart")
 _THOUSANDS = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
 _MOST_TOKENS = 1e18
+MOST_SLOW = 100.0
+"""Slower devices stand still."""
 MOST_SPREAD = 4.0
 """Larger spreads of loads are refused: nearly all rows would come to a few experts."""
 
@@ -29,7 +31,8 @@ class SearchRequest:
     batch: sequences, and tokens of each. devices: size of the cluster; None: the size in its file. explain: conditions
     on axes. limit_seconds: CPU seconds of the search. precision: type of products. skew: rows of the fullest rank of an
     expert group over the mean. tokens: of a training run. price: of a device-hour. watts: of a device. mtbf: hours
-    of a device between failures. checkpoint, restart: seconds.
+    of a device between failures. checkpoint, restart: seconds. slow: how many times as long slow devices take, and how
+    many of them there are.
     """
 
     model: str
@@ -59,6 +62,7 @@ class SearchRequest:
     mtbf: float | None
     checkpoint: float | None
     restart: float | None
+    slow: tuple[float, int] | None
     as_json: bool
 
     def __post_init__(self) -> None:
@@ -101,6 +105,18 @@ def read_tokens(_ctx: click.Context, _parameter: click.Parameter, text: str | No
     if not 1.0 <= tokens <= _MOST_TOKENS:
         raise click.BadParameter(f"{text!r} is no number of tokens (for example 15T, 400B or 15e12)")
     return tokens
+
+
+def read_slow(_ctx: click.Context, _parameter: click.Parameter, text: str | None) -> tuple[float, int] | None:
+    """How many times as long slow devices take, and how many there are: ``1.2x1``, ``1.2x3``."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*[xX*]\s*([0-9]{1,7})\s*", text)
+    factor, devices = (float(match[1]), int(match[2])) if match else (0.0, 0)
+    if not 1.0 < factor <= MOST_SLOW or devices < 1:
+        help = f"write how many times as long (above 1, {MOST_SLOW:g} at most) and how many devices: 1.2x1"
+        raise click.BadParameter(f"{text!r} names no slow devices; {help}")
+    return factor, devices
 
 
 class SkewAsked(NamedTuple):

@@ -33,12 +33,16 @@ def searched(request: SearchRequest) -> None:
         from schedc.planner.answers.budget import check_asked
 
         check_asked(asked, problem)
+    if request.slow is not None and request.slow[1] > problem.cluster.devices:
+        named, there = request.slow[1], problem.cluster.devices
+        raise click.UsageError(f"--slow names {named:,} slow devices, and the cluster has {there:,}: name fewer")
     space = space_of(request, problem)
     _search(request, problem, fit, space)
 
 
 def _search(request: SearchRequest, problem: PlanProblem, fit: Fit | None, space: PlanSpace) -> None:
     """`searched`, once the request is read: what it imports takes longer than reading it."""
+    from schedc.planner.answers.slow_devices import SlowDevices
     from schedc.planner.search.best_first import search
     from schedc.report.explained import to_text as explained_text
     from schedc.report.explaining import explain_plan
@@ -49,7 +53,8 @@ def _search(request: SearchRequest, problem: PlanProblem, fit: Fit | None, space
     wanted = conditions_of(request.explain, space.offered)
     with ProgressLine() as progress, about_files():
         found = search(space, problem, options_of(request), progress)
-    facts = search_to_json(problem, found, fit, request.objective, asked_of(request))
+    slow = request.slow and SlowDevices(*request.slow, space)
+    facts = search_to_json(problem, found, fit, request.objective, asked_of(request), slow)
     if wanted:
         with ProgressLine() as progress, about_files():
             plans, options = facts["plans"], options_of(request)

@@ -18,6 +18,9 @@ _LONGEST = 22
 _SOFTWARE = {"schedc": "schedc", "megatron-core": "mcore", "torchtitan": "titan"}
 """By software that may run a plan, its short name."""
 
+_CLOSE = 0.01
+"""Steps that differ by less, relatively, decide nothing."""
+
 _SHORT = {"hierarchical": "hier", "allgather": "gather", "first_half": "half"}
 
 PlanFacts = Mapping[str, Any]
@@ -117,6 +120,9 @@ TABLE: tuple[PlanColumn, ...] = (
         lambda plan: f"{plan['tokens_per_s_per_device']:,.4g}",
         lambda plan: plan["tokens_per_s_per_device"],
     ),
+    PlanColumn(
+        "slow s", lambda plan: seconds_text(plan["slow"]["step_s"]), lambda plan: plan["slow"]["step_s"], needs="slow"
+    ),
     _budget("days", "days", "{:,.4g}"),
     _budget("device-h", "device_hours", "{:,.0f}"),
     _budget("cost", "cost", "{:,.0f}"),
@@ -196,18 +202,22 @@ def plan_table(plans: Sequence[PlanFacts], columns: int = COLUMNS) -> Iterator[s
     """The plans as a table of at most so many characters, and what is the same in all of them below it.
 
     A value with a star is free: the others of its axis give the same step and memory. Where the table is too wide,
-    columns of one value leave it.
+    columns of one value leave it, and then the software that runs a plan stands below it.
     """
     shown = [column for column in columns_of(plans) if column.always or _varies(column, plans)]
     for column in [each for each in shown if each.below and not _varies(each, plans)]:
         if _width(shown, plans) <= columns:
             break
         shown.remove(column)
+    apart = [column for column in shown if column.needs == "runs_on" and _width(shown, plans) > columns]
+    shown = [column for column in shown if column not in apart]
     widths = [_column_width(column, plans) for column in shown]
     yield _row([column.title for column in shown], shown, widths)
     for plan in plans:
         yield _row([cell_text(column, plan) for column in shown], shown, widths)
-    hidden = [column for column in columns_of(plans) if column.below and column not in shown]
+    for column in apart:
+        yield f"run: {_by_value(column, plans)}"
+    hidden = [column for column in columns_of(plans) if column.below and column not in [*shown, *apart]]
     same = [f"{column.title} {cell_text(column, plans[0])}" for column in hidden]
     if same:
         yield f"the same in all: {', '.join(same)}"
@@ -227,6 +237,19 @@ def cell_text(column: PlanColumn, plan: PlanFacts) -> str:
     free = any(axis in plan["free"] for axis in column.axes)
     text = column.cell(plan) + (_FREE if free else "")
     return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+
+
+def _by_value(column: PlanColumn, plans: Sequence[PlanFacts]) -> str:
+    """The values of a column, each with the plans that have it."""
+    files = defaultdict[str, list[str]](list)
+    for plan in plans:
+        files[cell_text(column, plan)].append(_number(plan))
+    return "; ".join(f"{', '.join(numbers)} on {value}" for value, numbers in files.items())
+
+
+def _number(plan: PlanFacts) -> str:
+    """The number of a plan, with which its file begins."""
+    return str(plan["file"]).partition(".")[0]
 
 
 def _varies(column: PlanColumn, plans: Sequence[PlanFacts]) -> bool:
@@ -263,6 +286,8 @@ def remarks(facts: Mapping[str, Any]) -> Iterator[str]:
     """The training run, which software does not run plans, what the space leaves out, and sizes beyond the fit."""
     if facts.get("training") and facts["plans"]:
         yield run_text(facts["training"], facts["plans"][0]["budget"])
+    if facts.get("slow") and facts["plans"]:
+        yield slow_text(facts["slow"], facts["plans"][0])
     yield from not_run_texts(facts["plans"])
     if facts["space"]["restrictions"]:
         yield f"the space: {'; '.join(facts['space']['restrictions'])}"
@@ -278,11 +303,31 @@ def not_run_texts(plans: Sequence[PlanFacts]) -> Iterator[str]:
     for plan in plans:
         for name, reason in plan.get("runs_on", {}).items():
             if reason is not None:
-                files[name, reason].append(plan["file"].partition(".")[0])
+                files[name, reason].append(_number(plan))
     for name, reason in sorted(files, key=lambda refusal: list(_SOFTWARE).index(refusal[0])):
         numbers = files[name, reason]
         which = "any of them" if len(numbers) == len(plans) > 1 else ", ".join(numbers)
         yield f"{name} does not run {which}: {reason}"
+
+
+def slow_text(asked: Mapping[str, Any], plan: PlanFacts) -> str:
+    """The step of the first plan with slow devices, and whether it is shorter without their nodes."""
+    slow, several = plan["slow"], asked["devices"] > 1
+    ranks = ", ".join(str(rank) for rank in slow["ranks"])
+    devices = f"{asked['devices']:,} devices take" if several else "one device takes"
+    longer = 100 * (slow["step_s"] / plan["step_s"] - 1)
+    worst = "at worst" if slow["all_tried"] else "or more"
+    then = f"where {devices} {asked['factor']:g} times as long, the first plan takes {seconds_text(slow['step_s'])} s"
+    then += f" {worst}, {longer:.1f} % more (pipeline rank{'s' if len(slow['ranks']) > 1 else ''} {ranks})"
+    nodes = "their nodes" if several else "its node"
+    if slow["without"] is None:
+        return f"{then}; no number of replicas makes the plan without {nodes}"
+    without = slow["without"]
+    advice = f"leave {nodes} out" if without["step_s"] < slow["step_s"] else f"keep {nodes}"
+    if abs(without["step_s"] / slow["step_s"] - 1) < _CLOSE:
+        advice = "about as long"
+    size = f"dp {without['dp']} on {without['devices']:,} devices"
+    return f"{then}; without {nodes} it takes {seconds_text(without['step_s'])} s with {size}: {advice}"
 
 
 def run_text(asked: Mapping[str, Any], budget: Mapping[str, Any]) -> str:

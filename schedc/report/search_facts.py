@@ -10,7 +10,9 @@ from typing import Any
 from schedc.model.counts import model_parameters
 from schedc.planner.answers.budget import TrainingAsked, training_budget
 from schedc.planner.answers.runs_on import runs_on
+from schedc.planner.answers.slow_devices import SlowDevices
 from schedc.planner.fit.fitted import Fit, beyond
+from schedc.planner.price.priced import PricedPlan
 from schedc.planner.search.result import FoundPlan, SearchResult
 from schedc.planner.times.problem import PlanProblem
 from schedc.report.model import cluster_facts
@@ -19,17 +21,24 @@ from schedc.report.priced_plans import plan_facts
 
 
 def search_to_json(
-    problem: PlanProblem, found: SearchResult, fit: Fit | None, objective: str, asked: TrainingAsked | None = None
+    problem: PlanProblem,
+    found: SearchResult,
+    fit: Fit | None,
+    objective: str,
+    asked: TrainingAsked | None = None,
+    slow: SlowDevices | None = None,
 ) -> dict[str, Any]:
     """The facts of a search: its problem, its counts, what is certain, and its plans, best first.
 
     objective: what is best, `step`, `memory` or `pareto`. asked: the training run, whose budget each plan then has.
+    slow: devices that are slow, with which each plan then has its step.
     """
     plans = [_entry(plan, place, fit) for place, plan in enumerate(found.plans, 1)]
     for plan, entry in zip(found.plans, plans, strict=True):
         assert plan.priced is not None
         entry["runs_on"] = runs_on(plan.priced)
         entry["budget"] = asked and budget_facts(asked, problem, entry)
+        entry["slow"] = slow and slow_facts(slow, plan.priced)
     files = {plan.axes: entry["file"] for plan, entry in zip(found.plans, plans, strict=True)}
     space, certificate = found.space, found.certificate
     bound = certificate.bound_s if isfinite(certificate.bound_s) else None
@@ -39,6 +48,7 @@ def search_to_json(
         **problem_facts(problem, fit),
         "objective": objective,
         "training": asked and asked._asdict(),
+        "slow": slow and {"factor": slow.factor, "devices": slow.devices},
         "space": {
             "raw": space.raw,
             "legal": space.legal,
@@ -66,6 +76,12 @@ def budget_facts(asked: TrainingAsked, problem: PlanProblem, plan: dict[str, Any
         for end in ("low", "high")
     }
     return training_budget(asked, problem, plan["step_s"])._asdict() | ends
+
+
+def slow_facts(slow: SlowDevices, plan: PricedPlan) -> dict[str, Any]:
+    """The step of a plan with slow devices. without: the plan without their nodes; null where there is none."""
+    step = slow.step(plan)
+    return step._asdict() | {"ranks": list(step.ranks), "without": step.without and step.without._asdict()}
 
 
 def _entry(plan: FoundPlan, place: int, fit: Fit | None) -> dict[str, Any]:

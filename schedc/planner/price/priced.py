@@ -25,7 +25,9 @@ from schedc.planner.times.table import RunTable
 from schedc.source import Source
 from schedc.step.batch import simulate_batch
 from schedc.step.cells import cell_pricing
+from schedc.step.cells.cell_pricing import CellPricing
 from schedc.step.costs.costs import parse_costs
+from schedc.step.dependencies import Dependencies
 from schedc.step.timeline import Timeline, simulate
 
 _ANY = 1e18
@@ -102,14 +104,18 @@ def order_of(planned: PlannedStep) -> KnownOrder:
 
 def pipeline_of(planned: PlannedStep, order: KnownOrder, vector: int = 0) -> Timeline:
     """The timeline of a plan's pipeline under a vector of constants of its table."""
-    dependencies, columns = order.dependencies, StageColumns.of_plans([planned])
+    dependencies = order.dependencies
     if not planned.axes.overlap:
-        return simulate(dependencies.schedule, columns.costs(vector), dependencies)
-    row = int(columns.rows[0, vector])
+        return simulate(dependencies.schedule, StageColumns.of_plans([planned]).costs(vector), dependencies)
+    return inside_of(planned, dependencies, vector).late_wait
+
+
+def inside_of(planned: PlannedStep, dependencies: Dependencies, vector: int = 0) -> CellPricing:
+    """The order of a plan, priced from inside its cells under a vector of constants of its table."""
+    row = int(StageColumns.of_plans([planned]).rows[0, vector])
     graphs, recomputed = planned.graphs
     costs = planned.table.cell_costs(row, planned.choice.splits)
-    p2p = float(planned.table.p2p[row])
-    return cell_pricing.price(dependencies, graphs, costs, p2p, recomputed=recomputed).late_wait
+    return cell_pricing.price(dependencies, graphs, costs, float(planned.table.p2p[row]), recomputed=recomputed)
 
 
 def step_seconds(runs: RunTable, constants: ConstantVectors) -> Floats:

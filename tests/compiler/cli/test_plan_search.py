@@ -15,7 +15,7 @@ from schedc.planner.presets.library import files
 SEARCH = ("gpt2", "h100", "-D", "devices=8", "--batch", "32x1024", "--require", "pp >= 2 and schedule in 1f1b, zbh1")
 
 KEYS = {
-    "": "schema version model cluster batch precision skew spread fit objective training space counts seconds "
+    "": "schema version model cluster batch precision skew spread fit objective training slow space counts seconds "
     "certificate plans pareto extrapolates left_out",
     "batch": "sequences seq",
     "fit": "name rows cv_mape_pct hash forced unseen",
@@ -26,7 +26,7 @@ KEYS = {
 }
 PLAN_KEYS = (
     "file axes free step_s step_low_s step_high_s makespan_s tokens_per_s_per_device mfu memory waterfall floor_s "
-    "runs_on budget"
+    "runs_on budget slow"
 )
 
 
@@ -145,6 +145,16 @@ def test_the_budget_of_a_training_run() -> None:
     assert every in text.replace("\n  ", " ")
 
 
+def test_slow_devices_reach_the_facts() -> None:
+    facts = json.loads(schedc("plan", *SEARCH, "--top", "2", "--slow", "1.2x1", "--json").stdout)
+    assert facts["slow"] == {"factor": 1.2, "devices": 1}
+    for plan in facts["plans"]:
+        assert plan["step_s"] < plan["slow"]["step_s"] < 1.2 * plan["step_s"]
+        assert (plan["slow"]["all_tried"], plan["slow"]["without"]) == (True, None)
+    text = schedc("plan", *SEARCH, "--top", "2", "--slow", "1.2x1").stdout
+    assert "where one device takes 1.2 times as long, the first plan takes " in text
+
+
 @pytest.mark.parametrize(
     ("more", "status", "text"),
     [
@@ -164,6 +174,12 @@ def test_the_budget_of_a_training_run() -> None:
         (("--skew", "cv=0.3@8"), 2, "is no skew"),
         (("--skew", "1.2.3"), 2, "is no skew"),
         (("--skew", "cv=0.3"), 1, "error[S715]"),
+        (("--slow", "1.2"), 2, "'1.2' names no slow devices; write how many times as long"),
+        (("--slow", "1x1"), 2, "names no slow devices"),
+        (("--slow", "nanx1"), 2, "names no slow devices"),
+        (("--slow", "1.2x0"), 2, "names no slow devices"),
+        (("--slow", "1e9x1"), 2, "names no slow devices"),
+        (("--slow", "1.2x9"), 2, "--slow names 9 slow devices, and the cluster has 8: name fewer"),
         (("--tokens", "15X"), 2, "'15X' is no number of tokens"),
         (("--tokens", "nan"), 2, "no number of tokens"),
         (("--tokens", "0"), 2, "no number of tokens"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from schedc.report.plans import TABLE, certificate_text, ordinal, plan_table, to_text
+from schedc.report.plans import TABLE, certificate_text, ordinal, plan_table, slow_text, to_text
 from schedc.report.waterfalls import to_json as compared
 from schedc.report.waterfalls import to_text as comparison_text
 from support.plan_facts import BARS, plan_facts, search_facts
@@ -52,6 +52,34 @@ def test_no_line_of_a_table_is_wider_than_a_terminal(changes: dict[str, object])
     assert titles[-1] == "file"
     shown = {*titles, *(part.split()[0] for part in lines[11].removeprefix("the same in all: ").split(", "))}
     assert {column.title for column in TABLE if column.axes} <= shown
+
+
+def test_who_runs_plans_stands_below_a_table_that_is_too_wide() -> None:
+    runs = {"schedc": None, "megatron-core": None, "torchtitan": None}
+    plans = [plan_facts(number, ep=number) | {"runs_on": runs} for number in (1, 2, 3)]
+    plans[1] |= {"runs_on": dict.fromkeys(runs, "no")}
+    assert "runs on" in next(plan_table(plans))
+    titles, *_, line, same, _ = plan_table(plans, 80)
+    assert "runs on" not in titles + same
+    assert line == "run: 01, 03 on schedc, mcore, titan; 02 on none"
+
+
+def test_slow_devices_are_a_column_and_a_line() -> None:
+    asked = {"slow": {"factor": 1.2, "devices": 1}}
+    slow = {"step_s": 21.6, "ranks": [3], "all_tried": True, "without": None}
+    facts = search_facts(plan_facts(1) | {"slow": slow}) | asked
+    assert "slow s" in next(plan_table(facts["plans"]))
+    then = "where one device takes 1.2 times as long, the first plan takes 21.60 s at worst, 20.0 % more"
+    alone = f"{then} (pipeline rank 3); no number of replicas makes the plan without its node"
+    assert slow_text(facts["slow"], facts["plans"][0]) == alone
+    assert alone in " ".join(line.strip() for line in to_text(facts))
+    advices = {19.0: "leave their nodes out", 21.5: "about as long", 21.7: "about as long", 22.0: "keep their nodes"}
+    for step, advice in advices.items():
+        slow |= {"ranks": [3, 4], "all_tried": False, "without": {"devices": 6128, "dp": 36, "step_s": step}}
+        text = slow_text({"factor": 1.5, "devices": 2}, facts["plans"][0])
+        assert text.startswith("where 2 devices take 1.5 times as long, the first plan takes 21.60 s or more, ")
+        end = f"(pipeline ranks 3, 4); without their nodes it takes {step:.2f} s with dp 36 on 6,128 devices: {advice}"
+        assert text.endswith(end)
 
 
 def test_what_a_search_leaves_open_is_said() -> None:
