@@ -1,6 +1,6 @@
 """What a model on the meta device is made of: every name with its recorded tensor, fixed before stages change it.
 
-Of a model made under plain ``torch.device("meta")`` the initialisation of its modules is recorded.
+A model made under plain ``torch.device("meta")`` has its modules' initialisation recorded.
 """
 
 from __future__ import annotations

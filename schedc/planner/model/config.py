@@ -109,8 +109,11 @@ def _says(keys: Keys, what: bool | str) -> bool:
 
 
 def _arrangement(keys: Keys, family: Family) -> Arrangement:
-    keys.taken.update(key for key, *_ in family.arranged)
-    agreed = (arrangement for key, value, arrangement in family.arranged if keys.table.get(key) == value)
+    said: dict[str, int | None] = {}
+    for key, value in ((key, value) for values, _ in family.arranged for key, value in values.items()):
+        read = keys.flag if isinstance(value, bool) else keys.integer
+        said[key] = read(key) if keys.has(key) else None
+    agreed = (each for values, each in family.arranged if all(said[key] == value for key, value in values.items()))
     return next(agreed, family.arrangement)
 
 

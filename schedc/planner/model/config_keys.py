@@ -25,9 +25,9 @@ embedding_multiplier logits_scaling residual_multiplier attention_multiplier fin
 attn_logit_softcapping query_pre_attn_scalar rope_local_base_freq cache_implementation no_rope_layers
 no_rope_layer_interval for_llm_compressor attn_scale floor_scale attn_temperature_tuning moe_norm_min
 input_jitter_noise clip_qkv attention_softmax_in_fp32 scale_attention_softmax_in_fp32 validate_runner_input
-runner_max_sequence_length inference_runner eod_token_id image_token_id
+runner_max_sequence_length inference_runner eod_token_id
 rotary_pct rotary_emb_base
-moe_group_think
+
 """
 IRRELEVANT = frozenset(_WORDS.split())
 """What they set: names and token ids; generation; initial values, dropout and scales; how positions are turned; the

@@ -37,7 +37,7 @@ class Family:
     MLP: gated: two products in front of the activation. ffn: the key of its columns, by default those of `SIZES`.
     wide: four times the columns of a token unless a file says them. learned: positions are learned.
 
-    Norms: arrangement: where they stand. arranged: (key, value, arrangement), the first row that a file agrees with.
+    Norms: arrangement: where they stand. arranged: (values by key, arrangement), the first row that a file agrees with.
 
     Experts: expert_width: the key of the columns of an expert; empty for a family without experts. all_moe: no layer
     is dense. every: the key of the distance of MoE layers, and whether layer i has experts where i is a multiple of it,
@@ -63,7 +63,7 @@ class Family:
     mlp_bias: bool | str = False
     learned: bool = False
     arrangement: Arrangement = IN_FRONT
-    arranged: tuple[tuple[str, object, Arrangement], ...] = ()
+    arranged: tuple[tuple[dict[str, int], Arrangement], ...] = ()
     norm_weights: bool = True
     norm_bias: bool = False
     head_bias: bool | str = False
@@ -88,7 +88,7 @@ _GEMMA = Family(qkv_bias=_BIAS, out_bias=_BIAS, tied=True, all_keys=True)
 _GPT = Family(qkv_bias=True, out_bias=True, mlp_bias=True, tied=True, all_keys=True, learned=True, norm_bias=True,
               gated=False, wide=True)  # fmt: skip
 _NEOX = Family(qkv_bias=_BIAS, out_bias=_BIAS, mlp_bias=True, all_keys=True, norm_bias=True, gated=False,
-               arranged=(("use_parallel_residual", False, IN_FRONT),), arrangement=TWO_BESIDE)  # fmt: skip
+               arranged=(({"use_parallel_residual": False}, IN_FRONT),), arrangement=TWO_BESIDE)  # fmt: skip
 _COHERE = Family(qkv_bias=_BIAS, out_bias=_BIAS, tied=True, all_keys=True, arrangement=ONE_BESIDE)
 _OLMO2 = Family(qkv_bias=_BIAS, out_bias=_BIAS, all_keys=True, wide_norms=True, arrangement=BEHIND)
 _LATENT = Family(
@@ -123,7 +123,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "stablelm": Family(
         qkv_bias="use_qkv_bias", all_keys=True, wide_norms="qk_layernorm", norm_bias=True,
-        arranged=(("use_parallel_residual", True, ONE_BESIDE),),
+        arranged=(({"use_parallel_residual": True}, ONE_BESIDE),),
     ),
     "olmo": Family(qkv_bias=_BIAS, out_bias=_BIAS, all_keys=True, norm_weights=False),
     "olmo2": _OLMO2,
@@ -136,9 +136,9 @@ FAMILIES: dict[str, Family] = {
         qkv_bias="bias", out_bias="bias", mlp_bias="bias", all_keys=True, multi_query="multi_query", wide=True,
         gated=False, norm_bias=True, tied=True,
         arranged=(
-            ("num_ln_in_parallel_attn", 1, ONE_BESIDE),
-            ("new_decoder_architecture", True, TWO_BESIDE),
-            ("parallel_attn", False, IN_FRONT),
+            ({"new_decoder_architecture": True, "num_ln_in_parallel_attn": 1}, ONE_BESIDE),
+            ({"new_decoder_architecture": True}, TWO_BESIDE),
+            ({"parallel_attn": False}, IN_FRONT),
         ),
         arrangement=ONE_BESIDE,
     ),
@@ -192,7 +192,7 @@ FAMILIES: dict[str, Family] = {
     "deepseek_v3": _LATENT,
     "kimi_k2": _LATENT,
     "glm4_moe_lite": replace(_LATENT, sparse="mlp_layer_types"),
-    "pangu_ultra_moe": replace(_LATENT, every=None, arranged=(("sandwich_norm", True, SANDWICH),)),
+    "pangu_ultra_moe": replace(_LATENT, every=None, arranged=(({"sandwich_norm": True}, SANDWICH),)),
     "gpt_oss": Family(
         qkv_bias=_BIAS, out_bias=_BIAS, sinks=True, expert_width=_ALL_EXPERTS, expert_bias=True, all_moe=True,
         windows="alternate",
@@ -225,7 +225,11 @@ NOT_MODELLED = {name: mechanism for mechanism, names in _MECHANISMS.items() for 
 def _keys_of(family: Family) -> set[str]:
     """The keys that a family asks for beside sizes, and words for its windows."""
     texts = {value for value in vars(family).values() if isinstance(value, str) and value}
-    return texts | {row[0] for row in family.arranged} | ({family.every[0]} if family.every else set())
+    return (
+        texts
+        | {key for values, _ in family.arranged for key in values}
+        | ({family.every[0]} if family.every else set())
+    )
 
 
 FAMILY_KEYS = frozenset[str]().union(*map(_keys_of, FAMILIES.values()))

@@ -107,7 +107,7 @@ class PlannedStep:
         given = equations(sizes)
         lines = [*self._lines(), f"memory {digits(memory / 1e9)} GB"]
         before = "sched 1" if self.choice.shipped else self.choice.tree.source.text.rstrip()
-        skew = TrainingRun(self.problem, self.axes).skew if self.problem.model.moe else 1.0
+        skew = TrainingRun(self.problem, self.axes).skew
         doc = [f"## {note}" for note in (*notes, *_unsaid(self.problem, skew))]
         body = [f"  {line}" for line in lines]
         return "\n".join([before, "", *doc, f"plan {name} = {self.choice.name}({given}) {{", *body, "}", ""])

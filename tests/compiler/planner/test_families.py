@@ -142,6 +142,7 @@ FALCON = {"num_kv_heads": 2, "bias": False, "num_key_value_heads": None}
     [
         ({"multi_query": True, "parallel_attn": True}, 1, 1, 1, True),
         ({"multi_query": False, "parallel_attn": False}, 2, 2, 0, False),
+        ({"multi_query": False, "parallel_attn": False, "num_ln_in_parallel_attn": 1}, 2, 2, 0, False),
         ({"multi_query": True, "new_decoder_architecture": True}, 2, 2, 0, True),
         ({"multi_query": True, "new_decoder_architecture": True, "num_ln_in_parallel_attn": 1}, 2, 1, 1, True),
     ],
@@ -149,6 +150,12 @@ FALCON = {"num_kv_heads": 2, "bias": False, "num_key_value_heads": None}
 def test_arrangements_of_falcon(values: dict[str, Any], kv_heads: int, norms: int, unnormed: int, beside: bool) -> None:
     model = model_of("falcon", **FALCON, **values)
     assert (model.attention.kv_heads, model.norms, model.unnormed, model.beside) == (kv_heads, norms, unnormed, beside)
+
+
+@pytest.mark.parametrize(("model_type", "key"), [("falcon", "parallel_attn"), ("gpt_neox", "use_parallel_residual")])
+def test_an_arrangement_that_is_no_truth_value_is_refused(model_type: str, key: str) -> None:
+    with pytest.raises(DiagnosticError, match=f"`{key}` is 'no'"):
+        model_of(model_type, **FALCON, **{key: "no"})
 
 
 @pytest.mark.parametrize("model_type", NOT_MODELLED)
