@@ -27,7 +27,6 @@ no_rope_layer_interval for_llm_compressor attn_scale floor_scale attn_temperatur
 input_jitter_noise clip_qkv attention_softmax_in_fp32 scale_attention_softmax_in_fp32 validate_runner_input
 runner_max_sequence_length inference_runner eod_token_id
 rotary_pct rotary_emb_base
-
 """
 IRRELEVANT = frozenset(_WORDS.split())
 """What they set: names and token ids; generation; initial values, dropout and scales; how positions are turned; the
