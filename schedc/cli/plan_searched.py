@@ -99,9 +99,9 @@ def plan_problem(request: SearchRequest) -> tuple[PlanProblem, Fit | None]:
     precision = request.precision
     cluster.peak(precision)
     fit = fit_for(cluster, precision, request.fit_file, request.force_fit)
-    constants = {} if fit is None else fit.constants
+    constants, sure = ({}, None) if fit is None else (fit.constants, fit.known)
     skew = 1.0 if spread else request.skew.fullest
-    return PlanProblem(model, cluster, sequences, constants, precision, skew, spread=spread), fit
+    return PlanProblem(model, cluster, sequences, constants, precision, skew, spread=spread, sure=sure), fit
 
 
 def _spread(asked: SkewAsked, model: ModelSizes) -> float:

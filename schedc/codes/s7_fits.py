@@ -53,8 +53,10 @@ S7_FITS: tuple[DiagnosticCode, ...] = (
     DiagnosticCode(
         "S725",
         "a fit that cannot be used",
-        'A fit is a TOML text with schema = "schedc.fit/1", as `schedc fit` writes it: its name, the devices and '
-        "precisions of its rows, and a table `constants`. Raised by `schedc plan predict` for other files.",
+        'A fit is a TOML text with schema = "schedc.fit/2", as `schedc fit` writes it: its name, the devices and '
+        "precisions of its rows, constants in the tables `device`, `fabric` and `stack`, and `covariance`: a row for "
+        "each constant, of the lower triangle whose product with its transpose is the covariance of their logarithms, "
+        "in widths of the priors. Raised by `schedc plan predict` for other files.",
     ),
     DiagnosticCode(
         "S726",

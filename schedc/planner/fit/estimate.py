@@ -11,11 +11,17 @@ from schedc.ir.arrays import Floats, Int64
 from schedc.planner.fit.calibration import Calibration
 from schedc.planner.price.priced import step_seconds
 from schedc.planner.space.schedules import open_choice
-from schedc.planner.times.constants import BY_NAME, CONSTANTS, SUSTAINED, ConstantVectors, FitConstant, sustained
+from schedc.planner.times.constants import (
+    BY_NAME,
+    CONSTANTS,
+    OWNERS,
+    SUSTAINED,
+    ConstantVectors,
+    FitConstant,
+    sustained,
+)
+from schedc.planner.times.spread import ROW_SPREAD
 from schedc.planner.times.table import RunTable
-
-SPREAD = 0.05
-"""Logarithm by which a measured step differs from a good prediction, before any is compared, and at most."""
 
 _LEAST_SPREAD = 0.01
 """Logarithm by which steps differ at least: printed figures are rounded, and runs of one day differ by a percent."""
@@ -37,16 +43,27 @@ _FREE = 0.9
 class Estimate:
     """Constants, and how far the rows decide them.
 
-    constants: the estimated ones by name. position: [constants] widths of the prior from its median. at_bound: names of
-    those that would go beyond what makes sense. at_prior: names of those of which the rows say nothing. decided: how
-    many constants the rows decide, one that they decide by half as a half.
+    constants: the estimated ones by name. position: [constants] widths of the prior from its median. information:
+    [constants, constants] what the rows say, as the inverse of a covariance in widths of the priors. spread: logarithm
+    by which measured steps differ from predictions. at_bound: names of those that would go beyond what makes sense.
+    at_prior: names of those of which the rows say nothing. decided: how many constants the rows decide, one that they
+    decide by half as a half.
     """
 
     constants: dict[str, float]
     position: Floats
+    information: Floats
+    spread: float
     at_bound: tuple[str, ...]
     at_prior: tuple[str, ...]
     decided: float
+
+    def covariance(self, factor: float = 1.0) -> Floats:
+        """[constants, constants] covariance, in widths of the priors, if rows differ by ``factor`` times their spread.
+
+        None is wider than its prior. A constant of which the rows say nothing is as wide, and independent.
+        """
+        return np.asarray(np.linalg.inv(np.eye(self.position.size) + self.information / factor**2))
 
 
 class Estimator:
@@ -95,7 +112,7 @@ class Estimator:
         Rows that agree within a percent say more beside the priors than rows that differ by a factor.
         rows: [n] their numbers. start: position to begin at; by default the priors' medians.
         """
-        first = self.at_spread(rows, SPREAD, start)
+        first = self.at_spread(rows, ROW_SPREAD, start)
         return self.at_spread(rows, self.spread_of(rows, first), first.position)
 
     def spread_of(self, rows: Int64, estimate: Estimate) -> float:
@@ -105,9 +122,9 @@ class Estimator:
         """
         free = rows.size - estimate.decided
         if free < 1.0:
-            return SPREAD
+            return ROW_SPREAD
         typical = np.median(np.abs(np.log(self.predict(estimate.position)[rows] / self.step_s[rows]))) / _MEDIAN
-        return float(np.clip(typical * np.sqrt(rows.size / free), _LEAST_SPREAD, SPREAD))
+        return float(np.clip(typical * np.sqrt(rows.size / free), _LEAST_SPREAD, ROW_SPREAD))
 
     def at_spread(self, rows: Int64, spread: float, start: Floats | None = None) -> Estimate:
         """The constants from rows that differ from good predictions by a logarithm of ``spread``.
@@ -139,15 +156,18 @@ class Estimator:
             ftol=1e-5,
             max_nfev=40,
         )
-        return self._summary(solution.x, solution.jac)
+        return self._summary(solution.x, solution.jac, spread)
 
-    def _summary(self, position: Floats, jacobian: Floats) -> Estimate:
+    def _summary(self, position: Floats, jacobian: Floats, spread: float) -> Estimate:
+        information = jacobian.T @ jacobian - np.eye(position.size)
         width = np.sqrt(np.diag(np.linalg.inv(jacobian.T @ jacobian)))
         at_bound = (position > self.upper - 0.01) | (position < 0.01 - _FARTHEST)
         values = self.median * np.exp(position * self.width)
         return Estimate(
             dict(zip(self.names, values.tolist(), strict=True)),
             position,
+            information,
+            spread,
             tuple(name for name, there in zip(self.names, at_bound, strict=True) if there),
             tuple(name for name, free in zip(self.names, width > _FREE, strict=True) if free),
             float((1.0 - width**2).sum()),
@@ -183,7 +203,8 @@ def needed(table: RunTable) -> Sequence[FitConstant]:
     }
     devices = sorted({run.cluster.device.name for run in runs})
     clocks = [sustained(device) for device in devices] if len(devices) > 1 else []
-    return [constant for constant in CONSTANTS if features[constant.needs]] + clocks
+    wanted = [constant for constant in CONSTANTS if features[constant.needs]] + clocks
+    return sorted(wanted, key=lambda constant: OWNERS.index(constant.owner))
 
 
 def at(values: dict[str, float]) -> ConstantVectors:

@@ -16,10 +16,20 @@ from schedc.planner.cluster.values import Cluster
 from schedc.planner.presets.tables import files
 from schedc.planner.reading.keys import Keys, place_of
 from schedc.planner.reading.texts import parse_table, read_source
-from schedc.planner.times.constants import BY_NAME, SUSTAINED, described, on_device
+from schedc.planner.times.constants import BY_NAME, OWNERS, SUSTAINED, described, on_device
+from schedc.planner.times.spread import ROW_SPREAD, ConstantSpread, Triangle, triangle_of_widths
 from schedc.source import NOWHERE, Source
 
-SCHEMA = "schedc.fit/1"
+SCHEMA, FORMER = "schedc.fit/2", "schedc.fit/1"
+
+FACTOR = 1.5
+"""How much less rows say than as many independent ones, where no model was left out to measure it."""
+
+_WIDEST = 1.001
+"""Widths of its prior that a constant may have: four digits of 1 are rounded."""
+
+_FORMER_WIDTH = 0.5
+"""Width of a constant that rows decide, in widths of its prior, where a file of version 1 does not say it."""
 
 _WIDE = frozenset({"bf16", "fp16"})
 
@@ -39,6 +49,10 @@ class Fit:
     a prediction; 0 where nothing was left out to measure it. at_bound, at_prior: see `Estimate`. unseen: devices and
     precisions that it is used for, and that its rows have not; empty unless it was forced. seen: ranges of sizes in the
     rows. calibrated: how many times of parts were fitted beside the rows.
+
+    spread: logarithm by which measured steps differ from predictions. factor: how many times more models left out
+    differ than the fitted rows do; it is in the spread, and in the covariance. triangle: of the covariance of the
+    constants, in widths of their priors. known: what is known of all constants on one device (`fit_for`).
     """
 
     name: str
@@ -54,6 +68,15 @@ class Fit:
     unseen: tuple[str, ...] = ()
     seen: SeenRanges = field(default_factory=dict)
     calibrated: int = 0
+    spread: float = ROW_SPREAD
+    factor: float = FACTOR
+    triangle: Triangle = ()
+    known: ConstantSpread | None = field(default=None, compare=False, repr=False)
+
+    def on(self, device: str) -> Fit:
+        """The fit for runs on a device, whose clock enters the shares of peak."""
+        known = ConstantSpread.of_fit(self.constants, self.triangle, device, self.spread)
+        return replace(self, constants=on_device(self.constants, device), known=known)
 
 
 _READ: Mapping[str, Callable[[Keys, str], Any]] = {
@@ -65,6 +88,8 @@ _READ: Mapping[str, Callable[[Keys, str], Any]] = {
     "hash": lambda keys, key: keys.text(key, default=""),
     "interval_pct": lambda keys, key: keys.number(key, default=0.0, above=-1.0),
     "cv_mape_pct": lambda keys, key: keys.number(key, default=0.0, above=-1.0),
+    "spread": lambda keys, key: keys.number(key, default=ROW_SPREAD, most=1.0),
+    "factor": lambda keys, key: keys.number(key, default=FACTOR, most=100.0),
     "at_bound": lambda keys, key: _texts(keys, key),
     "at_prior": lambda keys, key: _texts(keys, key),
 }
@@ -76,11 +101,18 @@ def fit_text(fit: Fit) -> str:
     lines = [f"schema = {json.dumps(SCHEMA)}", *(f"{key} = {json.dumps(getattr(fit, key))}" for key in _READ)]
     if fit.seen:
         lines += ["\n[seen]", *(f"{axis} = {list(ends)}" for axis, ends in fit.seen.items())]
-    lines.append("\n[constants]")
-    for name, number in fit.constants.items():
-        key = json.dumps(name) if " " in name else name
-        lines.append(f"{key} = {number!r}  # {described(name).unit}".rstrip(" #"))
+    for owner in OWNERS:
+        own = [name for name in fit.constants if described(name).owner == owner]
+        lines += [f"\n[{owner}]", *(_line(name, repr(fit.constants[name]), described(name).unit) for name in own)]
+    lines += ["\n[covariance]"]
+    for name, row in zip(fit.constants, fit.triangle, strict=True):
+        lines.append(_line(name, f"[{', '.join(f'{number:.4g}' for number in row)}]", ""))
     return "\n".join(lines) + "\n"
+
+
+def _line(name: str, value: str, unit: str) -> str:
+    key = json.dumps(name) if " " in name else name
+    return f"{key} = {value}  # {unit}".rstrip(" #")
 
 
 def load_fit(path: Path) -> Fit:
@@ -90,20 +122,44 @@ def load_fit(path: Path) -> Fit:
 
 def parse_fit(source: Source) -> Fit:
     """A fit from its TOML text. Raises `DiagnosticError` (S725) for anything else."""
-    keys = Keys(parse_table(source, "S725", SCHEMA), source, "S725")
+    keys = Keys(parse_table(source, "S725", SCHEMA, FORMER), source, "S725")
+    former = keys.text("schema") == FORMER
     values = {key: read(keys, key) for key, read in _READ.items()}
-    inner = keys.inner("constants")
-    constants = {}
-    if inner is None:
-        keys.say("constants", "no table `constants`", "write the file with `schedc fit`")
+    clocks = [SUSTAINED + device for device in values["devices"]]
+    constants: dict[str, float] = {}
+    for table, owners in [("constants", OWNERS)] if former else [(owner, (owner,)) for owner in OWNERS]:
+        if (inner := keys.inner(table)) is not None:
+            names = [name for owner in owners for name in (*BY_NAME, *clocks) if described(name).owner == owner]
+            constants |= {key: inner.number(key, most=described(key).most * 1.001) for key in names if inner.has(key)}
+            inner.refuse_rest()
+    if not constants:
+        keys.say("constants", "no table of constants", "write the file with `schedc fit`")
+    if former:
+        widths = [1.0 if name in values["at_prior"] else _FORMER_WIDTH for name in constants]
+        triangle = triangle_of_widths(widths)
     else:
-        names = (*BY_NAME, *(SUSTAINED + device for device in values["devices"]))
-        constants = {key: inner.number(key, most=described(key).most * 1.001) for key in names if inner.has(key)}
-        inner.refuse_rest()
+        triangle = _triangle(keys, constants)
     seen = _seen(keys)
     keys.refuse_rest()
     keys.stop()
-    return Fit(**values, constants=constants, seen=seen)
+    return Fit(**values, constants=constants, seen=seen, triangle=triangle)
+
+
+def _triangle(keys: Keys, names: Iterable[str]) -> Triangle:
+    """The table `covariance`: a row for each constant, one number longer than the row before."""
+    inner = keys.inner("covariance")
+    if inner is None:
+        keys.say("covariance", "no table `covariance`", "write the file with `schedc fit`")
+        return ()
+    rows = []
+    for length, name in enumerate(names, 1):
+        row = inner.numbers(name)
+        if len(row) != length or row[-1] <= 0.0 or sum(number**2 for number in row) > _WIDEST**2:
+            message = f"`covariance.{name}` is not row {length} of the triangle of a covariance within that of priors"
+            inner.say(name, message, f"write {length} numbers, the last above 0, whose squares sum up to 1 at most")
+        rows.append(row)
+    inner.refuse_rest()
+    return tuple(rows)
 
 
 def _seen(keys: Keys) -> SeenRanges:
@@ -139,7 +195,7 @@ def fit_for(cluster: Cluster, precision: str, path: Path | None = None, forced: 
     if path is None:
         return None
     fit = matched(load_fit(path), {cluster.device.name}, {precision}, forced)
-    return replace(fit, constants=on_device(fit.constants, cluster.device.name))
+    return fit.on(cluster.device.name)
 
 
 def matched(fit: Fit, devices: Iterable[str], precisions: Iterable[str], forced: bool) -> Fit:

@@ -11,11 +11,12 @@ import numpy as np
 from schedc.ir.arrays import Bools, Floats
 from schedc.planner.fit.calibration import Calibration
 from schedc.planner.fit.estimate import Estimator
-from schedc.planner.fit.fitted import SEEN_AXES, Fit, SeenRanges
+from schedc.planner.fit.fitted import FACTOR, SEEN_AXES, Fit, SeenRanges
 from schedc.planner.fit.rows import MeasuredRows
 from schedc.planner.fit.units import check_units
 from schedc.planner.fit.validate import Validation, errors, validate
 from schedc.planner.times.problem import TrainingRun
+from schedc.planner.times.spread import triangle_of
 from schedc.planner.times.table import RunTable
 
 
@@ -69,6 +70,7 @@ def fit_rows(measured: MeasuredRows, name: str, cross_validate: bool) -> FitResu
     estimator = Estimator(RunTable([row.run for row in rows]), np.array([row.step_s for row in rows]), calibration)
     whole = estimator.estimate(np.arange(len(rows)))
     validation = validate(estimator, rows, whole) if cross_validate and rows else None
+    factor = FACTOR
     fit = Fit(
         name,
         tuple(sorted(measured.devices)),
@@ -82,6 +84,9 @@ def fit_rows(measured: MeasuredRows, name: str, cross_validate: bool) -> FitResu
         whole.at_prior,
         seen=_seen_ranges(measured.runs),
         calibrated=len(calibration),
+        spread=round(factor * whole.spread, 4),
+        factor=factor,
+        triangle=triangle_of(whole.covariance(factor)),
     )
     ratios = errors(estimator, whole.position)
     times = estimator.predict_times(whole.position) / calibration.seconds - 1.0

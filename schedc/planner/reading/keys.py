@@ -101,6 +101,18 @@ class Keys:
             return self._wrong(names, f"has numbers beyond 0 to {most:,}", (), f"write numbers from 0 to {most:,}")
         return tuple(value)
 
+    def numbers(self, *names: str) -> tuple[float, ...]:
+        """A list of finite numbers; empty, and a finding, if the table has none."""
+        value = self._value(names, None)
+        if value is None:
+            return ()
+        if not isinstance(value, list) or not all(
+            isinstance(each, int | float) and not isinstance(each, bool) and abs(each) <= LARGEST_NUMBER
+            for each in value
+        ):
+            return self._wrong(names, f"is {_shown(value)}, not a list of numbers", (), "write [0.5, 1.0]")
+        return tuple(map(float, value))
+
     def inner(self, name: str) -> Keys | None:
         """The values of a table in this one; None if it has none."""
         value = self._value((name,), {})

@@ -60,17 +60,22 @@ def parse_json(source: Source, code: str) -> dict[str, Any]:
     return value
 
 
-def parse_table(source: Source, code: str, schema: str) -> dict[str, Any]:
-    """The TOML text as a table, without its key ``schema``. Raises `DiagnosticError` (``code``) if it has not that."""
+def parse_table(source: Source, code: str, schema: str, *former: str) -> dict[str, Any]:
+    """The TOML text as a table. Its key ``schema`` stays only where several are read: ``former`` ones, too.
+
+    Raises `DiagnosticError` (``code``) if it has none of them.
+    """
     try:
         table = tomllib.loads(source.text)
     except (ValueError, RecursionError) as error:  # tomllib's own error is a ValueError
         message = "nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise _at_start(source, code, f"not TOML: {message}", "docs/guide/planner.md has an example") from error
-    named = table.pop("schema", None)
-    if named != schema:
+    named = table.get("schema")
+    if named not in (schema, *former):
         text = "no schema" if named is None else f"schema {named!r}"
         raise _at_start(source, code, f"a file with {text}", f'write schema = "{schema}"')
+    if not former:
+        del table["schema"]
     return table
 
 

@@ -13,6 +13,7 @@ from schedc.planner.cluster.values import Cluster
 from schedc.planner.space.axes import PlanAxes, RankSplit
 from schedc.planner.times.constants import CONSTANTS, ConstantVectors
 from schedc.planner.times.skew import fullest_rank
+from schedc.planner.times.spread import ConstantSpread
 
 GRAD_BYTES = 4
 """Bytes of a gradient as it is summed: mixed precision accumulates in fp32."""
@@ -53,7 +54,8 @@ class PlanProblem:
     model: with the tokens of a sequence. sequences: of a step. constants: of the cost model by name, those of a fit;
     the others are at their prior medians. precision: of products. skew: rows of the fullest rank of an expert group
     over the mean, whatever its size. A group of fewer ranks has all rows on one of them. spread: of the loads
-    of experts (standard deviation over mean); then the fullest rank follows from the size of the group.
+    of experts (standard deviation over mean); then the fullest rank follows from the size of the group. sure: how sure
+    a fit is of the constants; None without one.
     """
 
     model: ModelSizes
@@ -64,12 +66,18 @@ class PlanProblem:
     skew: float = 1.0
     stack: Stack = Stack()
     spread: float = 0.0
+    sure: ConstantSpread | None = field(default=None, compare=False, repr=False)
 
     @cached_property
     def vectors(self) -> ConstantVectors:
         """The constants as one vector."""
         values = [self.constants.get(constant.name, constant.median) for constant in CONSTANTS]
         return ConstantVectors.of([constant.name for constant in CONSTANTS], np.array([values]))
+
+    @property
+    def known(self) -> ConstantSpread:
+        """How sure the constants are: as the fit is, else as the priors are about these constants."""
+        return self.sure or ConstantSpread.of_priors(self.constants)
 
     def constant(self, name: str) -> float:
         """One constant of the cost model."""

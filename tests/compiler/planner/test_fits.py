@@ -15,7 +15,7 @@ from schedc.cli import main
 from schedc.diagnostics import DiagnosticError
 from schedc.model.sizes import AttentionSizes, ModelSizes
 from schedc.planner.cluster.read import load_cluster
-from schedc.planner.fit.estimate import SPREAD, Estimator, at
+from schedc.planner.fit.estimate import Estimator, at
 from schedc.planner.fit.fitted import beyond, fit_for, fit_text, load_fit
 from schedc.planner.fit.rows import load_rows
 from schedc.planner.fit.units import check_units
@@ -27,6 +27,7 @@ from schedc.planner.price.part_table import PartTable
 from schedc.planner.price.priced import price_plan, step_seconds
 from schedc.planner.times.constants import CONSTANTS
 from schedc.planner.times.problem import TrainingRun
+from schedc.planner.times.spread import ROW_SPREAD
 from schedc.planner.times.table import RunTable
 from schedc.report.shipped import library_json, library_text
 from support.needs import needed
@@ -106,7 +107,7 @@ def test_rows_that_agree_outweigh_priors(noise: float, spread: float) -> None:
     seconds = steps(*runs, step=0.4)
     estimator = Estimator(RunTable(runs), seconds * np.exp(noise * np.resize([-1.0, 1.0], seconds.size)))
     rows = np.arange(len(runs))
-    first, found = estimator.at_spread(rows, SPREAD), estimator.estimate(rows)
+    first, found = estimator.at_spread(rows, ROW_SPREAD), estimator.estimate(rows)
     assert estimator.spread_of(rows, first) == pytest.approx(spread)
     off = [abs(np.log(each.constants["step"] / 0.4)) for each in (first, found)]
     assert off[1] < 0.5 * off[0] if noise == 0 else off[1] == pytest.approx(off[0], rel=1e-2)
