@@ -6,6 +6,7 @@ Searches, predictions of rows, explanations and written files have their figures
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -21,6 +22,7 @@ from schedc.planner.price.part_table import PartTable
 from schedc.planner.price.stage_columns import PlansOfOrder, StageColumns
 from schedc.planner.price.states import OutsidePipeline
 from schedc.planner.times.constants import ConstantVectors
+from schedc.planner.times.problem import TrainingRun
 from schedc.planner.times.table import RunTable
 from schedc.source import Source
 from schedc.step.batch import simulate_batch
@@ -124,23 +126,43 @@ def step_seconds(runs: RunTable, constants: ConstantVectors) -> Floats:
     Each order is made once, and simulated once for all runs that have it. One that follows the costs is that of the
     medians.
     """
+    return _seconds(runs, constants, runs.once("orders", lambda: _same_order(_planned_runs(runs))))
+
+
+def plan_seconds(plans: Sequence[PlannedStep], constants: ConstantVectors) -> Floats:
+    """[plans, K] seconds of the steps of plans under constants, as `step_seconds` has them of runs.
+
+    An order that follows the costs is that of the plan's own table.
+    """
+    runs = RunTable([TrainingRun(plan.problem, plan.axes) for plan in plans])
+    return _seconds(runs, constants, _same_order(plans))
+
+
+def _seconds(runs: RunTable, constants: ConstantVectors, groups: Sequence[tuple[PlansOfOrder, KnownOrder]]) -> Floats:
     table = PartTable.of_runs(runs, constants)
     seconds = np.empty((len(runs), len(constants)))
-    for plans, order in runs.once("orders", lambda: _same_order(runs)):
+    for plans, order in groups:
         columns = StageColumns(plans, table)
         seconds[columns.runs] = columns.steps(_pipelines(columns, order))
     return seconds
 
 
-def _same_order(runs: RunTable) -> list[tuple[PlansOfOrder, KnownOrder]]:
-    """The runs by order, each planned under the medians of the constants."""
+def _planned_runs(runs: RunTable) -> list[PlannedStep]:
+    """[runs] their plans, under the medians of the constants."""
     table = PartTable.of_runs(runs, ConstantVectors.of((), np.zeros((1, 0))))
-    groups: defaultdict[tuple[object, ...], list[PlannedStep]] = defaultdict(list)
-    for number, run in enumerate(runs.each):
-        planned = planned_run(run, table, number)
-        alone = number if planned.choice.by_policy or run.axes.overlap else -1
-        groups[OrderKey.of(run.axes), alone].append(planned)
-    return [(PlansOfOrder(plans), order_of(plans[0])) for plans in groups.values()]
+    return [planned_run(run, table, number) for number, run in enumerate(runs.each)]
+
+
+def _same_order(plans: Sequence[PlannedStep]) -> list[tuple[PlansOfOrder, KnownOrder]]:
+    """The plans by order. Each has its place among all of them as the run of its table."""
+    groups: defaultdict[tuple[object, ...], list[int]] = defaultdict(list)
+    for number, plan in enumerate(plans):
+        alone = number if plan.choice.by_policy or plan.axes.overlap else -1
+        groups[OrderKey.of(plan.axes), alone].append(number)
+    return [
+        (PlansOfOrder([replace(plans[number], number=number) for number in numbers]), order_of(plans[numbers[0]]))
+        for numbers in groups.values()
+    ]
 
 
 def _pipelines(columns: StageColumns, order: KnownOrder) -> Floats:

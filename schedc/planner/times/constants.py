@@ -111,9 +111,13 @@ def on_device(constants: Mapping[str, float], device: str) -> dict[str, float]:
 
 @dataclass(frozen=True, eq=False)
 class ConstantVectors:
-    """K vectors of constants; each is [1, K] under its name, to be multiplied with columns of rows."""
+    """K vectors of constants; each is [1, K] under its name, to be multiplied with columns of rows.
+
+    loads: [1, K] spreads of the loads of experts, in place of those of the runs; None where runs keep their own.
+    """
 
     values: dict[str, Floats]
+    loads: Floats | None = None
 
     @classmethod
     def of(cls, names: Sequence[str], vectors: Floats) -> ConstantVectors:
@@ -129,7 +133,7 @@ class ConstantVectors:
             return self
         one = np.ones((1, len(self)))
         clock = np.vstack([self.values.get(SUSTAINED + device, one) for device in devices])
-        return ConstantVectors(self.values | {name: self.values[name] * clock for name in OF_CLOCK})
+        return replace(self, values=self.values | {name: self.values[name] * clock for name in OF_CLOCK})
 
     def __getitem__(self, name: str) -> Floats:
         return self.values[name]

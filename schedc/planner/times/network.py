@@ -76,14 +76,14 @@ def exchange_lanes(runs: RunTable, constants: ConstantVectors) -> tuple[Floats, 
     get as many, but for the skew of the fullest one. An exchange starts once, and with each rank that rows go to.
     Levels beyond nodes are in use at once: the slowest one decides.
     """
-    rail, node = runs.once("sent", lambda: _sent_bytes(runs))
+    rail, node = runs.under(constants.loads, "sent", lambda: _sent_bytes(runs, constants.loads))
     far, near = runs.once("peers", lambda: np.array([_peers(run) for run in runs.each], np.float64).T[:, :, None])
     start = constants["ep_alpha"] * (runs.ep[:, None] > 1)
-    over_rail = rail[:, None] / (runs.levels[1].Bps * constants["ep"])
+    over_rail = rail / (runs.levels[1].Bps * constants["ep"])
     for inner, level in pairwise(runs.levels[1:]):
         share = (runs.ep[:, None] - inner.members(runs.ep[:, None], 1)) / np.maximum(1.0, runs.ep - runs.near)[:, None]
-        over_rail = np.maximum(over_rail, share * rail[:, None] / (level.Bps * constants["ep"]))
-    over_node = node[:, None] / (runs.levels[0].Bps * constants["ep"]) + constants["ep_peer"] * near + start
+        over_rail = np.maximum(over_rail, share * rail / (level.Bps * constants["ep"]))
+    over_node = node / (runs.levels[0].Bps * constants["ep"]) + constants["ep_peer"] * near + start
     return over_rail + constants["ep_peer"] * far, over_node
 
 
@@ -95,11 +95,11 @@ def _peers(run: TrainingRun) -> tuple[int, int]:
     return (run.axes.ep - near if run.axes.alltoall == "flat" else run.axes.ep // near - 1), near - 1
 
 
-def _sent_bytes(runs: RunTable) -> tuple[Floats, Floats]:
-    """[runs] bytes of one dispatch that leave the node of a rank, and that stay in it."""
+def _sent_bytes(runs: RunTable, spread: Floats | None) -> tuple[Floats, Floats]:
+    """[runs, 1] bytes of one dispatch that leave the node of a rank, and that stay in it; [runs, K] by drawn loads."""
     sent = np.array([_sent_rows(run) for run in runs.each])
-    bytes = 2.0 * runs.tokens / runs.tp * runs.hidden * runs.column(lambda run: run.skew)
-    return bytes * sent[:, 0], bytes * sent[:, 1]
+    bytes = (2.0 * runs.tokens / runs.tp * runs.hidden)[:, None] * runs.skew(spread)
+    return bytes * sent[:, :1], bytes * sent[:, 1:]
 
 
 def _sent_rows(run: TrainingRun) -> tuple[float, float]:

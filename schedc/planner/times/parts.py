@@ -25,7 +25,7 @@ def dense_layer(runs: RunTable, constants: ConstantVectors) -> Floats:
     """[3, runs, K] seconds of a layer with a dense MLP."""
     part, scores = _attention(runs, constants)
     part += _products(runs, PartName.DENSE, constants) + _elementwise(
-        runs, constants, runs.once("dense.bytes", lambda: _activation_bytes(runs))
+        runs, constants, runs.once("dense.bytes", lambda: _activation_bytes(runs)[:, None])
     )
     exchanged = _exchanged(runs, constants, PartName.DENSE)
     return _layer(runs, part, scores, exchanged, constants["launch"] + np.zeros((len(runs), 1)))
@@ -61,7 +61,7 @@ def moe_segments(runs: RunTable, constants: ConstantVectors) -> dict[str, Floats
 
 def head(runs: RunTable, constants: ConstantVectors) -> Floats:
     """[3, runs, K] seconds of the product with the vocabulary and the loss. No level recomputes them."""
-    logits = runs.once("logits", lambda: runs.tokens * runs.size(lambda model: model.vocab) / runs.tp)
+    logits = runs.once("logits", lambda: (runs.tokens * runs.size(lambda model: model.vocab) / runs.tp)[:, None])
     return _products(runs, PartName.HEAD, constants) + _moved(runs, constants, logits) * _shares(10.0, 8.0, 0.0)
 
 
@@ -71,7 +71,7 @@ def prediction(runs: RunTable, constants: ConstantVectors) -> Floats:
     Two vectors of a token are normed and projected to one (DeepSeek-V3, arXiv 2412.19437, section 2.2). The stage of
     the head makes the logits of predictions, too.
     """
-    norms = runs.once("mtp.bytes", lambda: 8.0 * runs.shared_rows * runs.hidden)
+    norms = runs.once("mtp.bytes", lambda: (8.0 * runs.shared_rows * runs.hidden)[:, None])
     return _products(runs, PartName.MTP, constants) + _elementwise(runs, constants, norms) + embedding(runs, constants)
 
 
@@ -80,7 +80,7 @@ def embedding(runs: RunTable, constants: ConstantVectors) -> Floats:
 
     Ranks with parts of a sequence scatter their rows forward, and gather gradients backward; others sum them forward.
     """
-    looked = _moved(runs, constants, 4.0 * runs.tokens * runs.hidden)
+    looked = _moved(runs, constants, (4.0 * runs.tokens * runs.hidden)[:, None])
     exchanged = exchanges(runs, constants, LayerExchange.TENSOR, PartName.EMBEDDING)
     back = np.where(runs.flag("sequence_parallel"), 0.5, 0.0) * exchanged
     return np.stack([looked + exchanged - back, np.zeros_like(looked), 3.0 * looked + back])
@@ -99,7 +99,8 @@ _WITHOUT_WEIGHT = _shares(1.0, 1.0, 0.0)
 
 def _expert_segments(runs: RunTable, constants: ConstantVectors) -> dict[str, Floats]:
     """What a layer with experts computes behind its attention; rows are permuted, and brought back by ``post``."""
-    bytes = runs.once("moe.bytes", lambda: _expert_bytes(runs))
+    spread = constants.loads
+    bytes = runs.under(spread, "moe.bytes", lambda: _expert_bytes(runs, spread))
     segments = {role: _elementwise(runs, constants, bytes[role]) for role in bytes}
     for role in (PartName.ROUTER, PartName.SHARED, PartName.EXPERTS):
         products = _products(runs, role, constants)
@@ -108,7 +109,10 @@ def _expert_segments(runs: RunTable, constants: ConstantVectors) -> dict[str, Fl
 
 
 def _products(runs: RunTable, name: PartName, constants: ConstantVectors) -> Floats:
-    works = runs.once(("products", name), lambda: [directions(runs, each) for each in part_products(runs, name)])
+    spread = constants.loads if name is PartName.EXPERTS else None
+    works = runs.under(
+        spread, ("products", name), lambda: [directions(runs, each) for each in part_products(runs, name, spread)]
+    )
     none = np.zeros((len(runs), len(constants)))
     return np.stack([sum((work[way].seconds(constants) for work in works), none) for way in range(3)])
 
@@ -134,7 +138,8 @@ def _sent(runs: RunTable, constants: ConstantVectors) -> Floats:
 
 
 def _moved(runs: RunTable, constants: ConstantVectors, bytes: Floats) -> Floats:
-    return np.asarray((bytes / runs.hbm)[:, None] / constants["hbm"])
+    """[runs, K] seconds. bytes: [runs, 1], or [runs, K] of rows of drawn loads."""
+    return np.asarray(bytes / runs.hbm[:, None] / constants["hbm"])
 
 
 def _elementwise(runs: RunTable, constants: ConstantVectors, bytes: Floats) -> Floats:
@@ -146,19 +151,19 @@ def _activation_bytes(runs: RunTable) -> Floats:
     return runs.tokens * ffn / runs.tp * (4.0 + 2.0 * gated)
 
 
-def _expert_bytes(runs: RunTable) -> dict[str, Floats]:
-    """Rows are permuted and brought back; each expert has an activation; the router has scores.
+def _expert_bytes(runs: RunTable, spread: Floats | None) -> dict[str, Floats]:
+    """[runs, 1] each. Rows are permuted and brought back; each expert has an activation; the router has scores.
 
     With biases, sums with them and the clamped activation are kernels of their own.
     """
-    rows, width = sent_rows(runs), runs.expert(lambda moe: moe.width)
+    rows, width, hidden = sent_rows(runs, spread), runs.expert(lambda moe: moe.width), runs.hidden
     scores = runs.tokens / runs.tp * runs.expert(lambda moe: moe.experts)
     bias = runs.expert(lambda moe: moe.bias)
     return {
-        "router": 4.0 * scores,
-        "permute": 4.0 * rows * runs.hidden,
-        "experts": rows * (width * 6.0 + bias * (width * 20.0 + 4.0 * runs.hidden)),
-        "post": 4.0 * rows * runs.hidden,
+        "router": 4.0 * scores[:, None],
+        "permute": 4.0 * rows * hidden[:, None],
+        "experts": rows * (width * 6.0 + bias * (width * 20.0 + 4.0 * hidden))[:, None],
+        "post": 4.0 * rows * hidden[:, None],
     }
 
 
@@ -173,7 +178,7 @@ def _attention(runs: RunTable, constants: ConstantVectors) -> tuple[Floats, Floa
     """[3, runs, K] the attention of a layer, with norms and residuals of the whole layer; its scores forward."""
     forward, backward = _scores(runs, constants)
     part = _products(runs, PartName.ATTENTION, constants) + _elementwise(
-        runs, constants, runs.once("norm.bytes", lambda: _norm_bytes(runs))
+        runs, constants, runs.once("norm.bytes", lambda: _norm_bytes(runs)[:, None])
     )
     part[:2] += forward, backward
     return part, forward

@@ -119,6 +119,10 @@ class TrainingRun:
     @property
     def skew(self) -> float:
         """Rows of the fullest rank of the expert group over the mean."""
-        if self.problem.spread and self.model.moe:
-            return fullest_rank(self.model.moe.experts, self.axes.ep, self.problem.spread)
+        if self.problem.spread:
+            return self.skew_at(self.problem.spread)
         return min(self.problem.skew, self.axes.ep)
+
+    def skew_at(self, spread: float) -> float:
+        """Rows of the fullest rank over the mean where the loads of experts spread by so much."""
+        return fullest_rank(self.model.moe.experts, self.axes.ep, spread) if self.model.moe else 1.0

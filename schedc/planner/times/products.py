@@ -27,7 +27,9 @@ of memory: the columns that could be summed meanwhile grow with FLOP per byte of
 
 @dataclass(frozen=True, eq=False)
 class LayerProduct:
-    """One product of many runs, [runs] each: m x k times k x n, as it runs forward, ``count`` times.
+    """One product of many runs: m x k times k x n, as it runs forward, ``count`` times; [runs, 1] each.
+
+    m: [runs, K] for products of experts whose loads are drawn.
 
     grouped: whether all its repetitions run as one kernel, each with other weights. wide: whether it stays in 16 bits.
     """
@@ -42,7 +44,7 @@ class LayerProduct:
 
 @dataclass(frozen=True, eq=False)
 class ProductWork:
-    """What a product takes in one direction, whatever the constants; [runs, 1] each.
+    """What a product takes in one direction, whatever the constants; [runs, 1] each, or [runs, K] by drawn loads.
 
     grouped: as in `LayerProduct`. flops, bytes: sums over its repetitions. fill: the share of the device that computes.
     summed: columns that are summed. rows: rows of a repetition, forward. peak: FLOP/s. bits: 0 for products in 16 bits,
@@ -79,22 +81,27 @@ class ProductWork:
 
 
 def fill_of(m: Floats, n: Floats, sms: Floats) -> Floats:
-    """[runs] the share of the device that computes, for the best tile: results over those of whole waves of blocks."""
-    best = np.full(m.shape, 1e-3)
+    """[runs, ...] share of the device that computes, for the best tile: results over those of whole waves of blocks."""
+    best = np.full(np.broadcast_shapes(m.shape, n.shape), 1e-3)
     for high, wide, speed in _TILES:
         waves = np.maximum(1.0, np.ceil(np.ceil(m / high) * np.ceil(n / wide) / sms))
         best = np.maximum(best, speed * m * n / (waves * sms * high * wide))
     return best
 
 
-def part_products(runs: RunTable, name: PartName) -> Iterator[LayerProduct]:
-    """The products of a part on a rank. A run whose model has fewer products counts 0 of the others."""
+def part_products(runs: RunTable, name: PartName, spread: Floats | None = None) -> Iterator[LayerProduct]:
+    """The products of a part on a rank. A run whose model has fewer products counts 0 of the others.
+
+    spread: [1, K] of the loads of experts; None for those of the runs.
+    """
     parts = runs.part(name)
     longest = max(parts, key=lambda part: len(part.products))
-    rows = {"token": runs.tokens, "shared": runs.tokens / runs.tp, "sent": sent_rows(runs)}[longest.rows]
+    tokens, tp = runs.tokens[:, None], runs.tp[:, None]
+    rows = sent_rows(runs, spread) if longest.rows == "sent" else tokens if longest.rows == "token" else tokens / tp
     sharded = longest.shards == "ep"
     for product, each in zip(longest.products, zip_longest(*(part.products for part in parts)), strict=True):
-        n, k, count = np.array([_on_rank(own, run.axes, sharded) for own, run in zip(each, runs.each, strict=True)]).T
+        of_runs = np.array([_on_rank(own, run.axes, sharded) for own, run in zip(each, runs.each, strict=True)])
+        n, k, count = of_runs.T[..., None]
         own_rows = rows / np.maximum(count, 1.0) if sharded else rows
         yield LayerProduct(own_rows, n, k, count, grouped=sharded, wide=product.wide)
 
@@ -106,9 +113,12 @@ def _on_rank(product: WeightProduct | None, axes: PlanAxes, sharded: bool) -> tu
     return product.n.on_rank(axes.tp), product.k.on_rank(axes.tp), product.copies / axes.ep if sharded else 1.0
 
 
-def sent_rows(runs: RunTable) -> Floats:
-    """[runs] rows that go to the experts of the fullest rank, for one microbatch and layer."""
-    return runs.tokens / runs.tp * runs.expert(lambda moe: moe.top) * runs.column(lambda run: run.skew)
+def sent_rows(runs: RunTable, spread: Floats | None = None) -> Floats:
+    """[runs, 1] rows that go to the experts of the fullest rank, for one microbatch and layer.
+
+    spread: [1, K] of the loads of experts, and then [runs, K]; None for those of the runs.
+    """
+    return (runs.tokens / runs.tp * runs.expert(lambda moe: moe.top))[:, None] * runs.skew(spread)
 
 
 def directions(runs: RunTable, product: LayerProduct) -> tuple[ProductWork, ProductWork, ProductWork]:
@@ -120,22 +130,22 @@ def directions(runs: RunTable, product: LayerProduct) -> tuple[ProductWork, Prod
 
 
 def _work(runs: RunTable, product: LayerProduct, sizes: Sequence[Floats], more: Floats, cast: Floats) -> ProductWork:
-    """more: [runs] bytes on top of operands and result. cast: [runs] numbers that are converted from 16 bits."""
+    """more: [runs, 1] bytes on top of operands and result. cast: [runs, 1] numbers that are converted from 16 bits."""
     count = np.maximum(product.count, 0.0)
-    there = (count > 0) & np.all(np.stack(sizes) > 0, axis=0)
+    there = (count > 0) & (sizes[0] > 0) & (sizes[1] > 0) & (sizes[2] > 0)
     count = np.where(there, count, 0.0)
     m, n, k = (np.where(there, size, 1.0) for size in sizes)
-    operand = 2.0 if product.wide else runs.operand_bytes
+    operand = 2.0 if product.wide else runs.operand_bytes[:, None]
     columns = (
         2.0 * m * n * k * count,
         count * (operand * (m * k + n * k) + 2.0 * m * n + more),
-        fill_of(m, n, runs.sms),
+        fill_of(m, n, runs.sms[:, None]),
         k,
         np.maximum(product.m, 1.0),
-        runs.wide_peak if product.wide else runs.peak,
-        np.zeros_like(m) if product.wide else runs.bits,
-        np.zeros_like(m) if product.wide else runs.block_scales,
-        count * cast * (0.0 if product.wide else runs.cast_bytes),
-        runs.hbm,
+        (runs.wide_peak if product.wide else runs.peak)[:, None],
+        np.zeros_like(k) if product.wide else runs.bits[:, None],
+        np.zeros_like(k) if product.wide else runs.block_scales[:, None],
+        count * cast * (0.0 if product.wide else runs.cast_bytes[:, None]),
+        runs.hbm[:, None],
     )
-    return ProductWork(product.grouped, *(column[:, None] for column in columns))
+    return ProductWork(product.grouped, *columns)

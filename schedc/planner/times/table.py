@@ -98,6 +98,16 @@ class RunTable:
     def machine(self, of: Callable[[Cluster], float]) -> Floats:
         return self.column(lambda run: of(run.cluster))
 
+    def under(self, spread: Floats | None, key: Hashable, make: Callable[[], T]) -> T:
+        """What ``make`` returns of rows of experts: made only the first time unless spreads of loads are given."""
+        return self.once(key, make) if spread is None else make()
+
+    def skew(self, spread: Floats | None) -> Floats:
+        """[runs, 1] rows of the fullest rank of an expert group over the mean; [runs, K] under [1, K] spreads."""
+        if spread is None:
+            return self.column(lambda run: run.skew)[:, None]
+        return np.array([[run.skew_at(each) for each in spread[0].tolist()] for run in self.each])
+
     def flag(self, name: str) -> Bools:
         """[runs, 1] a trait of the software of the runs."""
         return self.once(name, lambda: np.array([[bool(getattr(run.problem.stack, name))] for run in self.each]))

@@ -21,8 +21,8 @@ MODEL = ModelSizes("m", 2, 1024, 1024, AttentionSizes(8, 8, 128, 128), ffn=4096,
 def seconds_per_flop(cluster: str, precision: str, summed: float, grouped: bool, k0: float) -> float:
     """Forward, where memory takes no time and the device is full."""
     table = RunTable([run_of(MODEL, open_cluster(cluster), precision=precision)])
-    rows, columns, k = (np.array([size]) for size in (2.0**17, 2.0**15, summed))
-    forward, _, _ = directions(table, LayerProduct(rows, columns, k, np.ones(1), grouped=grouped))
+    rows, columns, k = (np.array([[size]]) for size in (2.0**17, 2.0**15, summed))
+    forward, _, _ = directions(table, LayerProduct(rows, columns, k, np.ones((1, 1)), grouped=grouped))
     constants = {constant.name: constant.median for constant in CONSTANTS} | {"gemm_k0": k0, "hbm": 1e9}
     return float(forward.seconds(at(constants))[0, 0] / (2.0**33 * summed))
 
@@ -47,7 +47,7 @@ def test_short_sums_take_as_many_columns_longer(cluster: str, precision: str, co
 def on_ranks(name: PartName, *models: str, **given: int) -> list[tuple[list[float], list[float], list[float]]]:
     """Columns, summed columns and matrices of the products of a part, of each model in one table."""
     table = RunTable([run_of(open_model(model).at(4096), open_cluster("h800"), **given) for model in models])
-    return [(x.n.tolist(), x.k.tolist(), x.count.tolist()) for x in part_products(table, name)]
+    return [(x.n[:, 0].tolist(), x.k[:, 0].tolist(), x.count[:, 0].tolist()) for x in part_products(table, name)]
 
 
 def test_a_tensor_rank_has_one_head_of_keys_at_least() -> None:

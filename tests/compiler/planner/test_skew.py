@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from schedc.planner.presets.library import open_cluster, open_model
+from schedc.planner.price.priced import step_seconds
+from schedc.planner.times.constants import ConstantVectors
+from schedc.planner.times.problem import TrainingRun
 from schedc.planner.times.skew import fullest_rank, lower_gamma, spread_of
+from schedc.planner.times.table import RunTable
 from support.needs import needed
+from support.training_runs import run_of
 
 
 @pytest.mark.parametrize(
@@ -44,3 +52,19 @@ def test_the_incomplete_gamma_function(shape: float) -> None:
     special = needed("scipy.special")
     x = np.linspace(0, 400, 501)
     assert np.abs(lower_gamma(shape, x) - special.gammainc(shape, x)).max() < 1e-12
+
+
+def test_drawn_spreads_of_loads_price_like_their_problems() -> None:
+    """Each of K vectors has a spread of its own: the step is that of the problem with this spread, to 1e-12."""
+    model, cluster = open_model("qwen3-30b-a3b").at(4096), open_cluster("h100", 16)
+    of_dp = {ep: {"pp": 2, "ep": ep, "dp": 8, "microbatches": 4, "sequence_parallel": True} for ep in (1, 4, 8)}
+    runs = [run_of(model, cluster, **given) for given in of_dp.values()]
+    spreads = [0.2, 0.8, 0.4]
+    drawn = replace(ConstantVectors.of((), np.zeros((3, 0))), loads=np.array([spreads]))
+    steps = step_seconds(RunTable(runs), drawn)
+    for column, spread in enumerate(spreads):
+        own = [TrainingRun(replace(run.problem, spread=spread), run.axes) for run in runs]
+        alone = step_seconds(RunTable(own), ConstantVectors.of((), np.zeros((1, 0))))
+        assert steps[:, column] == pytest.approx(alone[:, 0], rel=1e-12)
+    assert (steps[0] == steps[0, 0]).all()
+    assert (steps[1:, 1] > 1.02 * steps[1:, 0]).all()
