@@ -175,6 +175,7 @@ def compare_command(first: Path, second: Path, output: Path | None, force: bool,
     show_default=True,
     help="How many values the axes take.",
 )
+@click.option("--space-facts", is_flag=True, help="Search nothing: list what plans have, and what is left out and why.")
 @click.option(
     "--precision",
     type=click.Choice(["bf16", "fp16", "fp8", "fp4"]),

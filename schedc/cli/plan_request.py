@@ -32,7 +32,7 @@ class SearchRequest:
     on axes. limit_seconds: CPU seconds of the search. precision: type of products. skew: rows of the fullest rank of an
     expert group over the mean. tokens: of a training run. price: of a device-hour. watts: of a device. mtbf: hours
     of a device between failures. checkpoint, restart: seconds. slow: how many times as long slow devices take, and how
-    many of them there are.
+    many of them there are. space_facts: whether the space is told in place of a search.
     """
 
     model: str
@@ -63,11 +63,14 @@ class SearchRequest:
     checkpoint: float | None
     restart: float | None
     slow: tuple[float, int] | None
+    space_facts: bool
     as_json: bool
 
     def __post_init__(self) -> None:
         if self.force and self.output is None:
             raise click.UsageError("--force needs -o FOLDER")
+        if self.space_facts and self.output is not None:
+            raise click.UsageError("--space-facts searches no plans to write: leave out -o")
         of_runs = {name: getattr(self, name) is not None for name in _OF_RUNS}
         if self.tokens is None and (given := [name for name, said in of_runs.items() if said]):
             raise click.UsageError(f"--{given[0]} is about a training run: add --tokens, for example --tokens 15T")

@@ -37,7 +37,18 @@ def searched(request: SearchRequest) -> None:
         named, there = request.slow[1], problem.cluster.devices
         raise click.UsageError(f"--slow names {named:,} slow devices, and the cluster has {there:,}: name fewer")
     space = space_of(request, problem)
+    if request.space_facts:
+        click.echo(_space_told(problem, fit, space, request.as_json))
+        return
     _search(request, problem, fit, space)
+
+
+def _space_told(problem: PlanProblem, fit: Fit | None, space: PlanSpace, as_json: bool) -> str:
+    """What the plans of a space have, and what it leaves out."""
+    from schedc.report.space import space_text, space_to_json
+
+    facts = space_to_json(problem, fit, space)
+    return json.dumps(facts) if as_json else "\n".join(space_text(facts))
 
 
 def _search(request: SearchRequest, problem: PlanProblem, fit: Fit | None, space: PlanSpace) -> None:
@@ -54,7 +65,7 @@ def _search(request: SearchRequest, problem: PlanProblem, fit: Fit | None, space
     with ProgressLine() as progress, about_files():
         found = search(space, problem, options_of(request), progress)
     slow = request.slow and SlowDevices(*request.slow, space)
-    facts = search_to_json(problem, found, fit, request.objective, asked_of(request), slow)
+    facts = search_to_json(problem, space, found, fit, request.objective, asked_of(request), slow)
     if wanted:
         with ProgressLine() as progress, about_files():
             plans, options = facts["plans"], options_of(request)

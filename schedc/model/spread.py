@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import Generic, TypeAlias, TypeVar
 
 import numpy as np
@@ -10,6 +11,10 @@ from numpy.typing import NDArray
 
 Floats: TypeAlias = NDArray[np.float64]
 Ranks = TypeVar("Ranks", int, Floats)
+
+
+RANK_ORDER = ("tp", "cp", "dp", "pp")
+"""The axes in the order of devices: neighbours of the first one are neighbouring devices."""
 
 
 @dataclass(frozen=True, order=True)
@@ -40,7 +45,12 @@ class Spread(Generic[Ranks]):
     @property
     def pipeline_rank(self) -> Ranks:
         """Devices of a pipeline rank."""
-        return self.tp * self.cp * self.dp
+        return self.stride("pp")
+
+    def stride(self, axis: str) -> Ranks:
+        """Devices from a rank of an axis to the next one: all ranks of the axes before it in `RANK_ORDER`."""
+        ranks: Ranks = prod(getattr(self, inner) for inner in RANK_ORDER[: RANK_ORDER.index(axis)])
+        return ranks
 
     @property
     def replicas(self) -> Ranks:

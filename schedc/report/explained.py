@@ -6,7 +6,8 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from schedc.report.plans import COLUMNS, axes_text, ordinal, seconds_text, word
+from schedc.report.figures import ordinal, seconds_text, word
+from schedc.report.plans import COLUMNS, axes_text
 
 _BARS = 6
 """Differences that the text shows; JSON has all."""

@@ -7,16 +7,16 @@ from typing import Any
 
 from schedc.draw.html_plans import PageColumn, PlansPage
 from schedc.draw.pareto import ParetoPlot, PlanPoint
+from schedc.report.certificate import certificate_text
+from schedc.report.figures import seconds_text
 from schedc.report.plans import (
     PlanColumn,
     PlanFacts,
     axes_text,
     cell_text,
-    certificate_text,
     columns_of,
     fit_line,
     remarks,
-    seconds_text,
     title_text,
 )
 from schedc.report.waterfalls import reason_text

@@ -6,8 +6,10 @@ import textwrap
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import log10
 from typing import Any
+
+from schedc.report.certificate import certificate_text
+from schedc.report.figures import counted, seconds_text, word
 
 COLUMNS = 120
 """Characters of a line."""
@@ -20,8 +22,6 @@ _SOFTWARE = {"schedc": "schedc", "megatron-core": "mcore", "torchtitan": "titan"
 
 _CLOSE = 0.01
 """Steps that differ by less, relatively, decide nothing."""
-
-_SHORT = {"hierarchical": "hier", "allgather": "gather", "first_half": "half"}
 
 PlanFacts = Mapping[str, Any]
 """A plan of the JSON: an entry of ``plans``."""
@@ -55,18 +55,6 @@ def _axis(name: str, title: str, left: bool = False, always: bool = True) -> Pla
     return PlanColumn(
         title, lambda plan: word(plan["axes"][name]), lambda plan: plan["axes"][name], (name,), left, always, below=True
     )
-
-
-def word(value: object) -> str:
-    """A value of an axis, short."""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return _SHORT.get(str(value), str(value))
-
-
-def seconds_text(seconds: float) -> str:
-    """Seconds with four digits, without their unit."""
-    return f"{seconds:#.4g}".rstrip(".")
 
 
 def _interval(plan: PlanFacts) -> str:
@@ -289,8 +277,10 @@ def remarks(facts: Mapping[str, Any]) -> Iterator[str]:
     if facts.get("slow") and facts["plans"]:
         yield slow_text(facts["slow"], facts["plans"][0])
     yield from not_run_texts(facts["plans"])
+    if facts["axis_ends"]:
+        yield f"of the best plan, {', '.join(facts['axis_ends'])}"
     if facts["space"]["restrictions"]:
-        yield f"the space: {'; '.join(facts['space']['restrictions'])}"
+        yield f"the space: {'; '.join(facts['space']['restrictions'])} (all: --space-facts)"
     for left in facts["left_out"]:
         yield f"left out: {left['schedule']}: {left['reason']}"
     if facts["extrapolates"]:
@@ -341,45 +331,3 @@ def run_text(asked: Mapping[str, Any], budget: Mapping[str, Any]) -> str:
         f"{run}; failures every {asked['mtbf_hours']:,.0f} device-hours leave {share:.1f} % of the time, with a"
         f" checkpoint every {every:,} step{'s' if every > 1 else ''}"
     )
-
-
-def counted(number: float) -> str:
-    """A large number with four digits and a letter for its thousands: ``15T``, ``65.98B``."""
-    thousands = min(int(log10(max(number, 1.0))) // 3, 4)
-    return f"{number / 1000**thousands:.4g}{('', 'K', 'M', 'B', 'T')[thousands]}"
-
-
-def certificate_text(facts: Mapping[str, Any]) -> str:
-    """What no plan of the space undercuts, or what the search left open."""
-    certificate, plans = facts["certificate"], facts["plans"]
-    if not plans:
-        if certificate["complete"]:
-            return "no plan of this space is legal and fits in memory"
-        least = (
-            "" if certificate["bound_s"] is None else f"; none takes less than {seconds_text(certificate['bound_s'])} s"
-        )
-        return f"the search ended early, before it had a plan{least}"
-    bound, best = certificate["bound_s"], plans[0]["step_s"]
-    if certificate["ended_early"]:
-        gap = 100 * (1 - bound / best)
-        return (
-            f"the search ended early: a plan may take {seconds_text(bound)} s, {gap:.1f} % less than the best one found"
-        )
-    last = "" if len(plans) < 2 else f"; the {ordinal(len(plans))} takes {seconds_text(certificate['kth_s'])} s"
-    front = len(facts["pareto"])
-    proven = {
-        "memory": f"no plan of this space needs less than {plans[0]['memory']['needed_bytes'] / 1e9:.2f} GB",
-        "pareto": f"for each plan of this space, one of the {front} of the front is as fast and as small",
-        "step": f"no plan of this space is faster than {seconds_text(best)} s{last}",
-    }[facts["objective"]]
-    if certificate["complete"]:
-        return proven
-    policies = certificate["policies"]
-    apart = f"{policies['left']:,} plans whose order follows the costs"
-    return f"{proven}, but for {apart}, which take {seconds_text(policies['bound_s'])} s at least: incomplete"
-
-
-def ordinal(number: int) -> str:
-    """``1st``, ``2nd``, ``11th``."""
-    tens = number % 100 in (11, 12, 13)
-    return f"{number}{'th' if tens else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"

@@ -7,21 +7,24 @@ from dataclasses import asdict
 from math import isfinite
 from typing import Any
 
-from schedc.model.counts import model_parameters
 from schedc.planner.answers.budget import TrainingAsked, training_budget
 from schedc.planner.answers.runs_on import runs_on
 from schedc.planner.answers.slow_devices import SlowDevices
+from schedc.planner.answers.space_facts import axis_ends, space_facts
 from schedc.planner.fit.fitted import Fit, beyond
 from schedc.planner.price.priced import PricedPlan
 from schedc.planner.search.result import FoundPlan, SearchResult
+from schedc.planner.space.space import PlanSpace
 from schedc.planner.times.problem import PlanProblem
-from schedc.report.model import cluster_facts
-from schedc.report.plans import certificate_text
+from schedc.report.certificate import certificate_text
 from schedc.report.priced_plans import plan_facts
+from schedc.report.problem import problem_facts, rows_of_plans
+from schedc.report.space import restrictions, table_json
 
 
 def search_to_json(
     problem: PlanProblem,
+    searched: PlanSpace,
     found: SearchResult,
     fit: Fit | None,
     objective: str,
@@ -30,8 +33,8 @@ def search_to_json(
 ) -> dict[str, Any]:
     """The facts of a search: its problem, its counts, what is certain, and its plans, best first.
 
-    objective: what is best, `step`, `memory` or `pareto`. asked: the training run, whose budget each plan then has.
-    slow: devices that are slow, with which each plan then has its step.
+    searched: the plans that were searched. objective: what is best, `step`, `memory` or `pareto`. asked: the training
+    run, whose budget each plan then has. slow: devices that are slow, with which each plan then has its step.
     """
     plans = [_entry(plan, place, fit) for place, plan in enumerate(found.plans, 1)]
     for plan, entry in zip(found.plans, plans, strict=True):
@@ -40,7 +43,7 @@ def search_to_json(
         entry["budget"] = asked and budget_facts(asked, problem, entry)
         entry["slow"] = slow and slow_facts(slow, plan.priced)
     files = {plan.axes: entry["file"] for plan, entry in zip(found.plans, plans, strict=True)}
-    space, certificate = found.space, found.certificate
+    space, certificate, table = found.space, found.certificate, space_facts(searched, problem)
     bound = certificate.bound_s if isfinite(certificate.bound_s) else None
     facts: dict[str, Any] = {
         "schema": "schedc.plans",
@@ -53,12 +56,14 @@ def search_to_json(
             "raw": space.raw,
             "legal": space.legal,
             "fit": space.fit,
-            "restrictions": [*space.restrictions, *rows_of_plans(problem)],
+            "restrictions": [*restrictions(table, searched.conditions), *rows_of_plans(problem)],
+            "facts": table_json(table),
         },
         "counts": asdict(found.counts),
         "seconds": asdict(found.seconds),
         "certificate": asdict(certificate) | {"bound_s": bound},
         "plans": plans,
+        "axis_ends": [end for plan in found.plans[:1] for end in axis_ends(table, plan.axes, plan.free)],
         "pareto": [
             {"step_s": plan.step_s, "bytes": plan.peak_bytes, "file": files.get(plan.axes, "")} for plan in found.pareto
         ],
@@ -87,61 +92,6 @@ def slow_facts(slow: SlowDevices, plan: PricedPlan) -> dict[str, Any]:
 def _entry(plan: FoundPlan, place: int, fit: Fit | None) -> dict[str, Any]:
     assert plan.priced is not None
     return plan_facts(plan.priced, place, fit, list(plan.free), plan.floor_s)
-
-
-def problem_facts(problem: PlanProblem, fit: Fit | None) -> dict[str, Any]:
-    """What was searched for: model, cluster, batch, and the fit whose constants price it."""
-    counts = model_parameters(problem.model)
-    return {
-        "model": {
-            "name": problem.model.name,
-            "parameters": counts.total,
-            "active": counts.active,
-            "mtp": counts.mtp,
-            "layers": problem.model.layers,
-        },
-        "cluster": cluster_facts(problem.cluster),
-        "batch": {"sequences": problem.sequences, "seq": problem.model.seq},
-        "precision": problem.precision,
-        "skew": problem.skew,
-        "spread": problem.spread,
-        "fit": fit_facts(fit),
-    }
-
-
-def rows_of_plans(problem: PlanProblem) -> list[str]:
-    """How rows lie on the ranks of an expert group in every plan, as sentences."""
-    if problem.model.moe is None:
-        return []
-    if problem.spread:
-        return [
-            f"loads of experts spread by {problem.spread:.3g} of their mean: the larger a group, the fuller its"
-            " fullest rank",
-            "bytes held are those of even rows",
-        ]
-    if problem.skew == 1.0:
-        return ["rows of tokens are even over the ranks of an expert group"]
-    return [
-        f"the fullest rank of an expert group has {problem.skew:g} times the mean rows of tokens, all the time",
-        "bytes held are those of even rows",
-    ]
-
-
-def fit_facts(fit: Fit | None) -> dict[str, Any]:
-    """The fit that prices a search; without one, constants are at their priors, and the name is empty.
-
-    cv_mape_pct: null where no rows were left out to measure it.
-    """
-    if fit is None:
-        return {"name": "", "rows": 0, "cv_mape_pct": None, "hash": "", "forced": False, "unseen": []}
-    return {
-        "name": fit.name,
-        "rows": fit.rows,
-        "cv_mape_pct": fit.cv_mape_pct or None,
-        "hash": fit.hash,
-        "forced": bool(fit.unseen),
-        "unseen": list(fit.unseen),
-    }
 
 
 def extrapolated(fit: Fit | None, plans: Sequence[dict[str, Any]]) -> list[str]:

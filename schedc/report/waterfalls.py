@@ -7,7 +7,8 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from schedc.report.plans import COLUMNS, PlanFacts, seconds_text, word
+from schedc.report.figures import seconds_text, word
+from schedc.report.plans import COLUMNS, PlanFacts
 
 _REASONS = 4
 """Differences that the last line names."""

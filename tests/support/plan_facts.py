@@ -63,7 +63,7 @@ def search_facts(*plans: dict[str, Any]) -> dict[str, Any]:
         "objective": "step",
         "fit": {"name": "mindspeed", "rows": 44, "cv_mape_pct": 11.2, "hash": "1f2e", "forced": False},
         "space": {"raw": 7_340_032, "legal": 1_120_000, "fit": 402_113,
-                  "restrictions": ["experts are not split by tp"]},
+                  "restrictions": ["experts not split by tp"], "facts": []},
         "counts": {"bounded": 1_120_000, "simulated": 2419, "orders": 93, "priced": 14},
         "seconds": {"cpu": 24.9, "wall": 26.5, "by_stage": {"bound": 2.1, "simulate": 8.2, "price": 14.6}},
         "certificate": {"complete": True, "bound_s": best, "kth_s": last, "ended_early": False,
@@ -73,6 +73,7 @@ def search_facts(*plans: dict[str, Any]) -> dict[str, Any]:
             {"step_s": plan["step_s"], "bytes": plan["memory"]["needed_bytes"], "file": plan["file"]} for plan in found
         ]
         + [{"step_s": best + 2, "bytes": 30_000_000_000, "file": ""}],
+        "axis_ends": ["vpp 2 is the largest tried"],
         "extrapolates": [],
         "left_out": [],
     }  # fmt: skip

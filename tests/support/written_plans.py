@@ -14,7 +14,7 @@ from schedc.planner.space.schedules import all_schedules
 from schedc.planner.times.problem import PlanProblem
 from schedc.report.plan_output import write_plans
 from schedc.report.priced_plans import plan_facts
-from schedc.report.search_facts import problem_facts
+from schedc.report.problem import problem_facts
 from support.plan_facts import search_facts
 
 GPT2 = PlanProblem(open_model("gpt2").at(1024), open_cluster("h100", 8), 16)

@@ -17,10 +17,26 @@ from schedc.planner.space.axes import PlanAxes, RankSplit
 from schedc.planner.times.problem import PlanProblem
 from schedc.source import Source
 from schedc.syntax.input import AppliedPlan
+from schedc.syntax.plan_words import PLAN_WORDS, PlanWord
 from schedc.units import digits
 
 _TYPES = {"fp16": "fp16"}
 """Types of activations by precision; products in 8 bits and less keep theirs in bf16."""
+
+
+USED = frozenset({
+    "layout", "experts", "block", "attention", "topology", "tokens", "alltoall", "parallel", "batch", "overlap",
+    "recompute", "parameters", "activations", "memory",
+})  # fmt: skip
+"""The words of lines that plan files have."""
+
+_SAID_OTHERWISE = frozenset({"layers", "costs", "states", "tied", "cell", "shard"})
+"""Words whose lines say what a plan file says by its layout, parameters, cost file, `overlap auto` or `zero`."""
+
+
+def unused_lines() -> tuple[PlanWord, ...]:
+    """The words of what a plan may have, and no plan file of a space does."""
+    return tuple(row for row in PLAN_WORDS if row.word not in USED | _SAID_OTHERWISE)
 
 
 def model_lines(model: ModelSizes) -> Iterator[str]:

@@ -157,13 +157,14 @@ def outside_pipeline(
     parameters twice on top: what a microbatch computes hides them.
     """
     links, own, experts = machine.links, loads.own / spread.tp, loads.experts / spread.ep
-    far = spread.replicas * spread.tp > links.levels[0].size
+    far = spread.replicas * spread.stride("cp") > links.levels[0].size
     late, busy = (np.where(far, over, inside) for inside, over in (loads.late, loads.busy))
     hidden = np.where(machine.overlap > 0, np.maximum(0.0, loads.backward - late), 0.0)
     zero, count = np.asarray(spread.zero), np.asarray(microbatches, np.float64)
     width = machine.grad_bytes + np.where(zero >= 1, WEIGHT, machine.grad_bytes)
 
-    whole = links.seconds(own * width, np.asarray(spread.replicas, np.float64), np.asarray(spread.tp, np.float64))
+    replicas, apart = (np.asarray(each, np.float64) for each in (spread.replicas, spread.stride("cp")))
+    whole = links.seconds(own * width, replicas, apart)
     whole = whole + links.seconds(experts * width, spread.expert_replicas, np.asarray(spread.ep, np.float64))
     scattered = whole * machine.grad_bytes / width
     gathered = whole * WEIGHT / width

@@ -323,9 +323,7 @@ class _BestFirst:
         )
         refused = (LeftOut(name, reason) for name, reason in self.orders.refused.items())
         left_out = (*self.space.offered.left_out, *refused)
-        space = SpaceCounts(
-            self.space.raw, self.candidates.legal, len(self.candidates), self.space.restrictions, left_out
-        )
+        space = SpaceCounts(self.space.raw, self.candidates.legal, len(self.candidates), left_out)
         return SearchResult(space, self.counts, self.clock.seconds(), certificate, plans, pareto_front(self.exact))
 
     def _open_steps(self) -> Iterator[float]:

@@ -14,13 +14,12 @@ from schedc.planner.space.schedules import LeftOut
 class SpaceCounts:
     """Sizes of a space. raw: points. legal: plans among them. fit: those whose bound of memory fits.
 
-    restrictions: what no plan has, as sentences. left_out: schedules without plans.
+    left_out: schedules without plans.
     """
 
     raw: int
     legal: int
     fit: int
-    restrictions: tuple[str, ...]
     left_out: tuple[LeftOut, ...] = ()
 
 

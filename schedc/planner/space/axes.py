@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from schedc.model.levels import Level
 from schedc.model.spread import Spread
+
+VALUES: dict[str, tuple[str, ...]] = {
+    "recompute": tuple(level.value for level in Level),
+    "where": ("all", "chunk0", "first_half"),
+    "layout": ("even", "balanced", "apart"),
+    "alltoall": ("flat", "hierarchical", "allgather"),
+}
+"""The values of the axes that have names, schedules apart."""
 
 
 @dataclass(frozen=True, order=True)

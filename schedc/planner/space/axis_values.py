@@ -1,30 +1,154 @@
-"""The values of each axis of a space: all those that a model and a cluster allow, or a standard choice of them."""
+"""The values of each axis of a space, and those that it leaves out: candidates of a model and a cluster pass laws."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from math import prod
+from itertools import product
+from math import isqrt, prod
+from typing import Any, NamedTuple
 
+from schedc.model.levels import Level
 from schedc.model.sizes import ModelSizes
 from schedc.planner.cluster.values import Cluster
+from schedc.planner.space.axes import VALUES
 
 _LARGEST_TP = 16
 _LARGEST_CP = 16
 _LARGEST_PP = 64
 _LARGEST_VPP = 8
+_LARGEST_MICROBATCH = 8
 _LEAST_TOKENS = 1024
 """Tokens of half a rank's part of a sequence: shorter parts are not split further over context ranks."""
 
-_WIDE_LEVELS = (
-    ("none", "all"),
-    *((level, where) for level in ("act", "medium", "full", "layer") for where in ("all", "chunk0", "first_half")),
+_LEVELS = (Level.NONE, Level.ACT, Level.MEDIUM, Level.FULL, Level.LAYER)
+"""Levels of recomputation that are tried."""
+
+
+class SpaceSizes(NamedTuple):
+    """What the values of axes follow from. batch: sequences of a step. seq: tokens of each. wide: the kind of space."""
+
+    model: ModelSizes
+    cluster: Cluster
+    batch: int
+    seq: int
+    wide: bool
+
+
+class ValueLaw(NamedTuple):
+    """Which values of an axis a space has.
+
+    says: why others are left out. keeps: whether a value stays. chosen: whether spaces chose it, and no model or
+    cluster asks for it.
+    """
+
+    says: str
+    keeps: Callable[[Any, SpaceSizes], bool]
+    chosen: bool = False
+
+
+class AxisRule(NamedTuple):
+    """Candidates of an axis, ascending, and the laws that they pass one after the other."""
+
+    axis: str
+    candidates: Callable[[SpaceSizes], Iterable[Any]]
+    laws: tuple[ValueLaw, ...] = ()
+
+
+class LeftValues(NamedTuple):
+    """Values of an axis that a space does not have, and why. chosen: as in `ValueLaw`."""
+
+    axis: str
+    values: tuple[Any, ...]
+    why: str
+    chosen: bool = False
+
+
+def _at_most(most: int, what: str) -> ValueLaw:
+    return ValueLaw(f"no space has more than {most} {what}", lambda value, _: value <= most, chosen=True)
+
+
+def _standard(*values: Any) -> ValueLaw:
+    """The values that a standard space has."""
+    return ValueLaw("only --space wide has them", lambda value, sizes: sizes.wide or value in values, chosen=True)
+
+
+def _experts_alone(*values: Any) -> ValueLaw:
+    """The values of a model without experts."""
+    return ValueLaw("the model has no experts", lambda value, sizes: sizes.model.moe is not None or value in values)
+
+
+RULES = (
+    AxisRule(
+        "tp",
+        lambda sizes: divisors(sizes.model.attention.heads),
+        (
+            ValueLaw("they do not divide the devices", lambda tp, sizes: sizes.cluster.devices % tp == 0),
+            _at_most(_LARGEST_TP, "tensor ranks"),
+        ),
+    ),
+    AxisRule(
+        "cp",
+        lambda sizes: divisors(sizes.cluster.devices),
+        (
+            ValueLaw(
+                f"a context rank would hold less than {2 * _LEAST_TOKENS:,} tokens of a sequence",
+                lambda cp, sizes: cp == 1 or sizes.seq >= 2 * cp * _LEAST_TOKENS,
+            ),
+            _at_most(_LARGEST_CP, "context ranks"),
+            _standard(1, 2),
+        ),
+    ),
+    AxisRule("pp", lambda sizes: divisors(sizes.cluster.devices), (_at_most(_LARGEST_PP, "pipeline ranks"),)),
+    AxisRule(
+        "vpp",
+        lambda sizes: range(1, max(sizes.model.layers + sizes.model.mtp, _LARGEST_VPP) + 1),
+        (_at_most(_LARGEST_VPP, "stages of a rank"), _standard(1, 2, 4)),
+    ),
+    AxisRule("ep", lambda sizes: divisors(sizes.model.moe.experts if sizes.model.moe else 1)),
+    AxisRule(
+        "microbatch",
+        lambda sizes: sorted({*divisors(sizes.batch), 1, 2, 4, 8}),
+        (
+            _at_most(_LARGEST_MICROBATCH, "sequences of a microbatch"),
+            ValueLaw("only powers of two are tried", lambda size, _: size & (size - 1) == 0, chosen=True),
+            _standard(1, 2, 4),
+        ),
+    ),
+    AxisRule("zero", lambda _: range(4), (_standard(1, 2, 3),)),
+    AxisRule(
+        "recompute",
+        lambda _: (("none", "all"), *product(VALUES["recompute"][1:], VALUES["where"])),
+        (
+            ValueLaw("no space has these levels", lambda level, _: level[0] in _LEVELS, chosen=True),
+            ValueLaw(
+                "only --space wide has levels of some stages",
+                lambda level, sizes: sizes.wide or level[1] == "all",
+                chosen=True,
+            ),
+        ),
+    ),
+    AxisRule(
+        "layout",
+        lambda _: VALUES["layout"],
+        (ValueLaw("the model predicts no further tokens", lambda name, sizes: name != "apart" or sizes.model.mtp > 0),),
+    ),
+    AxisRule(
+        "alltoall",
+        lambda _: VALUES["alltoall"],
+        (_experts_alone("flat"), _standard("flat", "hierarchical")),
+    ),
+    AxisRule("overlap", lambda _: (False, True), (_experts_alone(False),)),
 )
-_STANDARD_LEVELS = tuple((level, "all") for level in ("none", "act", "medium", "full", "layer"))
+"""The axes with their own values. `dp` and `microbatches` follow from them; schedules and limits are in files."""
 
 
 @dataclass(frozen=True)
 class AxisValues:
-    """The values of the axes, ascending. levels: pairs of a level of recomputation and what it applies to."""
+    """The values of the axes, ascending. levels: pairs of a level of recomputation and what it applies to.
+
+    left: values that the space does not have.
+    """
 
     tp: tuple[int, ...]
     cp: tuple[int, ...]
@@ -37,6 +161,7 @@ class AxisValues:
     layouts: tuple[str, ...]
     methods: tuple[str, ...]
     overlaps: tuple[bool, ...]
+    left: tuple[LeftValues, ...] = ()
 
     @property
     def raw(self) -> int:
@@ -46,27 +171,21 @@ class AxisValues:
         return prod(len(values) for values in (*outer, *inner))
 
 
-def axis_values(model: ModelSizes, cluster: Cluster, seq: int, kind: str) -> AxisValues:
-    """The values for a model on a cluster, for sequences of ``seq`` tokens. kind: `standard` or `wide`."""
-    wide, moe = kind == "wide", model.moe is not None
-    experts = model.moe.experts if model.moe else 1
-    devices = cluster.devices
-    cps = [cp for cp in divisors(devices, _LARGEST_CP) if cp == 1 or seq >= 2 * cp * _LEAST_TOKENS]
-    return AxisValues(
-        tp=tuple(tp for tp in divisors(model.attention.heads, _LARGEST_TP) if devices % tp == 0),
-        cp=tuple(cp for cp in cps if wide or cp in (1, 2)),
-        pp=tuple(divisors(devices, _LARGEST_PP)),
-        vpp=tuple(vpp for vpp in range(1, _LARGEST_VPP + 1) if wide or vpp in (1, 2, 4)),
-        ep=tuple(divisors(experts, experts)),
-        microbatch=(1, 2, 4, 8) if wide else (1, 2, 4),
-        zero=(0, 1, 2, 3) if wide else (1, 2, 3),
-        levels=_WIDE_LEVELS if wide else _STANDARD_LEVELS,
-        layouts=("even", "balanced", "apart") if model.mtp else ("even", "balanced"),
-        methods=(("flat", "hierarchical", "allgather") if wide else ("flat", "hierarchical")) if moe else ("flat",),
-        overlaps=(False, True) if moe else (False,),
-    )
+def axis_values(sizes: SpaceSizes) -> AxisValues:
+    """The values of each axis by `RULES`, and those that a law took."""
+    values, left = {}, []
+    for rule in RULES:
+        kept = tuple(rule.candidates(sizes))
+        for law in rule.laws:
+            taken = tuple(value for value in kept if not law.keeps(value, sizes))
+            kept = tuple(value for value in kept if value not in taken)
+            left += [LeftValues(rule.axis, taken, law.says, law.chosen)] * bool(taken)
+        values[rule.axis] = kept
+    names = {"recompute": "levels", "layout": "layouts", "alltoall": "methods", "overlap": "overlaps"}
+    return AxisValues(**{names.get(axis, axis): kept for axis, kept in values.items()}, left=tuple(left))
 
 
-def divisors(number: int, most: int) -> list[int]:
-    """The divisors of a number up to ``most``, ascending."""
-    return [each for each in range(1, min(number, most) + 1) if number % each == 0]
+def divisors(number: int) -> list[int]:
+    """The divisors of a number, ascending."""
+    small = [each for each in range(1, isqrt(number) + 1) if number % each == 0]
+    return sorted({*small, *(number // each for each in small)})

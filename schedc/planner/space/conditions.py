@@ -16,6 +16,7 @@ import numpy as np
 from schedc.diagnostics import Diagnostic, Label, RequestError, did_you_mean
 from schedc.ir.arrays import Bools
 from schedc.planner.presets.tables import tables
+from schedc.planner.space.axes import VALUES
 from schedc.source import NOWHERE, Source
 
 MAX_TEXT = 500
@@ -199,15 +200,6 @@ class _ConditionReader:
 
     def fault(self, node: ast.expr, message: str, help: str) -> RequestError:
         return _fault(self.source, node.col_offset, message, help, node.end_col_offset)
-
-
-VALUES: dict[str, tuple[str, ...]] = {
-    "recompute": ("none", "norm", "act", "light", "medium", "full", "layer"),
-    "where": ("all", "chunk0", "first_half"),
-    "layout": ("even", "balanced", "apart"),
-    "alltoall": ("flat", "hierarchical", "allgather"),
-}
-"""The values of the axes that have names, schedules apart."""
 
 
 def _fault(source: Source, start: int | None, message: str, help: str = "", end: int | None = None) -> RequestError:

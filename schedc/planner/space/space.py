@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
@@ -16,8 +16,8 @@ import numpy as np
 from schedc.ir.arrays import Bools, Int64
 from schedc.model.sizes import ModelSizes
 from schedc.planner.cluster.values import Cluster
-from schedc.planner.space.axes import OUTER_AXES, Prefix
-from schedc.planner.space.axis_values import AxisValues, axis_values
+from schedc.planner.space.axes import OUTER_AXES, VALUES, Prefix
+from schedc.planner.space.axis_values import AxisValues, SpaceSizes, axis_values
 from schedc.planner.space.blocks import InnerAxes, OrderOption, PlanBlock
 from schedc.planner.space.conditions import INNER, PlanCondition
 
@@ -30,17 +30,40 @@ _BLOCK = 200_000
 OUTER = ("tp", "cp", "pp", "vpp", "ep", "microbatch")
 """The axes whose values are chosen; the other outer ones follow from them."""
 
-RESTRICTIONS = (
-    "tensor ranks split attention and dense layers, no expert",
-    "tensor ranks share norms and residuals (sequence parallelism)",
-    "recomputation of one level: on all stages, on the first stage of each rank, or on the first half of the ranks",
-    "stages hold equally many layers, or as many as balance the ranks, or the stages",
-    "predictions are in the last stage with the head; where layers balance the stages, in the one before",
-    "nothing is offloaded to host memory",
-    "no expert is hot: none has copies on all ranks of its group",
-    "ranks lie in the order tensor, context, data, pipeline",
+
+class InnerLaw(NamedTuple):
+    """Which values of an inner axis the plans of a prefix have.
+
+    axis: a field of `InnerAxes`. says: why others are left out. keeps: of a value and a prefix.
+    """
+
+    axis: str
+    says: str
+    keeps: Callable[[Any, Prefix], bool]
+
+
+INNER_LAWS = (
+    InnerLaw(
+        "orders",
+        "exchanges overlap where experts lie on several ranks",
+        lambda order, at: not order.overlap or at.ep > 1,
+    ),
+    InnerLaw(
+        "levels",
+        "the first stages of ranks are all stages where a rank has one",
+        lambda level, at: level[1] != "chunk0" or at.vpp > 1,
+    ),
+    InnerLaw("levels", "one rank has no half", lambda level, at: level[1] != "first_half" or at.pp > 1),
+    InnerLaw("layouts", "one rank holds all layers", lambda layout, at: layout == VALUES["layout"][0] or at.pp > 1),
+    InnerLaw(
+        "methods",
+        "rows travel where experts lie on several ranks",
+        lambda method, at: method == VALUES["alltoall"][0] or at.ep > 1,
+    ),
 )
-"""What no plan of any space has, as sentences."""
+"""What follows for the inner axes from pp, vpp, and whether all experts lie on one rank."""
+
+NO_SCHEDULE = "a schedule takes so many ranks, microbatches and stages"
 
 
 class Remaining(NamedTuple):
@@ -114,25 +137,13 @@ class PlanSpace:
         offered: OfferedSchedules | None = None,
     ) -> PlanSpace:
         """The space of a kind, `standard` or `wide`. offered: schedules; None for those of the library."""
-        values = axis_values(model, cluster, seq, kind)
+        values = axis_values(SpaceSizes(model, cluster, batch, seq, kind == "wide"))
         return cls(model.at(seq), cluster, batch, seq, values, tuple(conditions), offered or OfferedSchedules())
 
     @property
     def raw(self) -> int:
         """Points before any constraint: a schedule with a limit counts once for each of its three limits."""
         return self.values.raw * sum(3 if choice.limiting else 1 for choice in self.offered.choices)
-
-    @property
-    def restrictions(self) -> tuple[str, ...]:
-        """What no plan of this space has, as sentences."""
-        axes = {
-            "context ranks": self.values.cp,
-            "stages of a rank": self.values.vpp,
-            "sequences of a microbatch": self.values.microbatch,
-            "ZeRO": self.values.zero,
-        }
-        offered = (f"{what}: {listed(values)}" for what, values in axes.items())
-        return (*RESTRICTIONS, *offered, *(condition.option for condition in self.conditions))
 
     @cached_property
     def grid(self) -> dict[str, Int64]:
@@ -170,7 +181,7 @@ class PlanSpace:
         points = self.met[-1].points.copy()
         for point in np.flatnonzero(points):
             points[point] = bool(self.orders(*self._prefix(point).order_key))
-        return Remaining("a schedule takes so many ranks, microbatches and stages", points)
+        return Remaining(NO_SCHEDULE, points)
 
     @property
     def _whole_nodes(self) -> Bools:
@@ -215,15 +226,19 @@ class PlanSpace:
 
     def _inner_axes(self, prefixes: Sequence[Prefix]) -> InnerAxes:
         """The inner axes of prefixes with the same pp and vpp, and all experts on one rank or none."""
-        values, (pp, vpp, alone) = self.values, (prefixes[0].pp, prefixes[0].vpp, prefixes[0].ep == 1)
+        values, first = self.values, prefixes[0]
         options = {option: None for prefix in prefixes for option in self.orders(*prefix.order_key)}
-        wheres = {"all", *(("chunk0",) if vpp > 1 else ()), *(("first_half",) if pp > 1 else ())}
+
+        def kept(axis: str, offered: Iterable[Any]) -> tuple[Any, ...]:
+            laws = [law for law in INNER_LAWS if law.axis == axis]
+            return tuple(value for value in offered if all(law.keeps(value, first) for law in laws))
+
         return InnerAxes(
-            tuple(option for option in options if not (option.overlap and alone)),
-            tuple(level for level in values.levels if level[1] in wheres),
-            values.layouts if pp > 1 else values.layouts[:1],
-            ("flat",) if alone else values.methods,
-            values.zero,
+            kept("orders", options),
+            kept("levels", values.levels),
+            kept("layouts", values.layouts),
+            kept("methods", values.methods),
+            kept("zeros", values.zero),
         )
 
     def block(self, prefixes: Sequence[Prefix], inner: InnerAxes | None = None) -> PlanBlock:
@@ -237,13 +252,19 @@ class PlanSpace:
         legal = np.zeros((len(prefixes), *inner.shape), bool)
         legal |= np.array([rows[prefix.order_key] for prefix in prefixes])[:, :, None, None, None, None]
         block = PlanBlock(tuple(prefixes), inner, legal)
-        conditions = [condition for condition in self.conditions if condition.names & INNER]
-        if conditions:
-            axes: dict[str, Any] = {"devices": self.cluster.devices, "batch": self.batch, **inner.columns()}
-            axes |= {name: block.column(name)[:, None, None, None, None, None] for name in OUTER_AXES}
-            for condition in conditions:
-                legal &= condition.holds(axes)
+        for condition in self.inner_conditions:
+            legal &= condition.holds(self.columns(block))
         return block
+
+    @property
+    def inner_conditions(self) -> tuple[PlanCondition, ...]:
+        """The conditions that read an inner axis."""
+        return tuple(condition for condition in self.conditions if condition.names & INNER)
+
+    def columns(self, block: PlanBlock) -> dict[str, Any]:
+        """The axes of a block by name, as arrays that broadcast over its grid."""
+        axes: dict[str, Any] = {"devices": self.cluster.devices, "batch": self.batch, **block.inner.columns()}
+        return axes | {name: block.column(name)[:, None, None, None, None, None] for name in OUTER_AXES}
 
     def choice(self, name: str) -> ScheduleChoice:
         """The schedule of a name that a plan has."""

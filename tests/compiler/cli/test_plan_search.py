@@ -16,10 +16,10 @@ SEARCH = ("gpt2", "h100", "-D", "devices=8", "--batch", "32x1024", "--require", 
 
 KEYS = {
     "": "schema version model cluster batch precision skew spread fit objective training slow space counts seconds "
-    "certificate plans pareto extrapolates left_out",
+    "certificate plans axis_ends pareto extrapolates left_out",
     "batch": "sequences seq",
     "fit": "name rows cv_mape_pct hash forced unseen",
-    "space": "raw legal fit restrictions",
+    "space": "raw legal fit restrictions facts",
     "counts": "bounded simulated orders priced",
     "seconds": "cpu wall by_stage",
     "certificate": "complete bound_s kth_s ended_early policies sentence",
@@ -90,7 +90,7 @@ def test_a_folder_of_plans_is_refused_before_the_search(found: tuple[dict[str, A
     assert (result.exit_code, "error[S750]" in result.stderr, result.stdout) == (1, True, "")
     again = schedc("plan", *SEARCH, "--top", "1", "-o", str(folder), "--force")
     assert again.exit_code == 0
-    assert again.stdout.splitlines()[-1].startswith("no plan of this space is faster than ")
+    assert again.stdout.splitlines()[-1].startswith("at the medians no plan of this space is faster than ")
     assert sorted(path.name for path in folder.glob("*.sched")) == ["01.sched"]
 
 

@@ -12,7 +12,8 @@ from schedc.cli import main
 from schedc.planner.fit.fitted import Fit
 from schedc.report.plan_files import load_plan_facts
 from schedc.report.priced_plans import plan_facts
-from schedc.report.search_facts import extrapolated, fit_facts, problem_facts
+from schedc.report.problem import fit_facts, problem_facts
+from schedc.report.search_facts import extrapolated
 from support.html_page import PageReader
 from support.written_plans import GPT2, small_plans, written_plans
 

@@ -1,0 +1,65 @@
+"""The facts of what is searched for plans: model, cluster, batch and fit, and how rows lie on expert ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from schedc.model.counts import model_parameters
+from schedc.planner.fit.fitted import Fit
+from schedc.planner.times.problem import PlanProblem
+from schedc.report.model import cluster_facts
+
+
+def problem_facts(problem: PlanProblem, fit: Fit | None) -> dict[str, Any]:
+    """What was searched for: model, cluster, batch, and the fit whose constants price it."""
+    counts = model_parameters(problem.model)
+    return {
+        "model": {
+            "name": problem.model.name,
+            "parameters": counts.total,
+            "active": counts.active,
+            "mtp": counts.mtp,
+            "layers": problem.model.layers,
+        },
+        "cluster": cluster_facts(problem.cluster),
+        "batch": {"sequences": problem.sequences, "seq": problem.model.seq},
+        "precision": problem.precision,
+        "skew": problem.skew,
+        "spread": problem.spread,
+        "fit": fit_facts(fit),
+    }
+
+
+def rows_of_plans(problem: PlanProblem) -> list[str]:
+    """How rows lie on the ranks of an expert group in every plan, as sentences."""
+    if problem.model.moe is None:
+        return []
+    if problem.spread:
+        return [
+            f"loads of experts spread by {problem.spread:.3g} of their mean: the larger a group, the fuller its"
+            " fullest rank",
+            "bytes held are those of even rows",
+        ]
+    if problem.skew == 1.0:
+        return ["rows of tokens are even over the ranks of an expert group"]
+    return [
+        f"the fullest rank of an expert group has {problem.skew:g} times the mean rows of tokens, all the time",
+        "bytes held are those of even rows",
+    ]
+
+
+def fit_facts(fit: Fit | None) -> dict[str, Any]:
+    """The fit that prices a search; without one, constants are at their priors, and the name is empty.
+
+    cv_mape_pct: null where no rows were left out to measure it.
+    """
+    if fit is None:
+        return {"name": "", "rows": 0, "cv_mape_pct": None, "hash": "", "forced": False, "unseen": []}
+    return {
+        "name": fit.name,
+        "rows": fit.rows,
+        "cv_mape_pct": fit.cv_mape_pct or None,
+        "hash": fit.hash,
+        "forced": bool(fit.unseen),
+        "unseen": list(fit.unseen),
+    }
