@@ -20,7 +20,7 @@ from support.needs import needed
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
-import planner_truth
+from truth.families import FAMILIES, all_families
 
 SIZES = {
     "num_hidden_layers": 8, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
@@ -45,8 +45,8 @@ def model_of(model_type: str, **values: Any) -> ModelSizes:
 @pytest.mark.slow
 def test_parameters_are_those_of_transformers_whatever_flag_is_turned() -> None:
     needed("transformers")
-    cases = planner_truth.families()
-    assert len(planner_truth.FAMILIES) >= 32
+    cases = all_families()
+    assert len(FAMILIES) >= 32
     assert len(cases) > 150
     assert [case for case in cases if not case.agrees] == []
 

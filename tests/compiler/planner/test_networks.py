@@ -24,7 +24,7 @@ from schedc.planner.times.table import LevelColumns, RunTable
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
-import planner_truth
+from truth.networks import NETWORKS, all_networks, of_three_levels
 
 MEDIANS = ConstantVectors.of((), np.zeros((1, 0)))
 MODEL = open_model("llama-3.1-8b").at(4096)
@@ -51,7 +51,7 @@ def test_members_of_a_domain_are_counted_for_the_worst_member(domain: int) -> No
 
 
 def test_a_group_in_a_level_that_reaches_all_is_whole() -> None:
-    clusters = [planner_truth.of_three_levels(24, 8, domain, 1000.0) for domain in (24, 32, 8)]
+    clusters = [of_three_levels(24, 8, domain, 1000.0) for domain in (24, 32, 8)]
     levels = RunTable([PlanProblem(MODEL, cluster, 24).run(RankSplit()) for cluster in clusters]).levels
     assert [level.size.ravel().tolist() for level in levels] == [[8, 8, 8], [0, 0, 8], [0, 0, 0]]
     assert levels[1].members(np.array([[24.0]]), 1).ravel().tolist() == [24, 24, 8]
@@ -59,7 +59,7 @@ def test_a_group_in_a_level_that_reaches_all_is_whole() -> None:
 
 def sums_seconds(oversubscription: float, ranks: float, stride: float) -> float:
     """Seconds of a sum of 64 GB of a rank, on nodes of 8 devices in domains of 16."""
-    cluster = planner_truth.of_three_levels(64, 8, 16, oversubscription)
+    cluster = of_three_levels(64, 8, 16, oversubscription)
     levels = RunTable([PlanProblem(MODEL, cluster, 64).run(RankSplit())]).levels
     return ReplicaLinks(levels, 1.0, 1.0).seconds(np.array(64e9), np.array(ranks), np.array(stride)).item()
 
@@ -77,7 +77,7 @@ def test_bytes_from_other_domains_take_the_outermost_level() -> None:
 
 
 def test_groups_inside_a_domain_take_as_long_while_messages_leave_it() -> None:
-    clusters = [planner_truth.of_three_levels(64, 8, 16, value) for value in (1.0, 1000.0)]
+    clusters = [of_three_levels(64, 8, 16, value) for value in (1.0, 1000.0)]
     inside = [RankSplit(tp=8), RankSplit(tp=16), RankSplit(cp=16), RankSplit(tp=2, cp=8)]
     across = [RankSplit(tp=32), RankSplit(cp=32), RankSplit(tp=8, cp=4)]
     free, slow = (PartTable.of(PlanProblem(MODEL, cluster, 64), inside + across) for cluster in clusters)
@@ -88,7 +88,7 @@ def test_groups_inside_a_domain_take_as_long_while_messages_leave_it() -> None:
 
 
 def test_layouts_do_not_depend_on_the_outermost_level() -> None:
-    clusters = [planner_truth.of_three_levels(64, 8, 16, value) for value in (1.0, 1000.0)]
+    clusters = [of_three_levels(64, 8, 16, value) for value in (1.0, 1000.0)]
     placement = open_choice("1f1b").placement(8, 16, 1)
     assert placement is not None
     model = open_model("deepseek-v3").at(4096)
@@ -113,6 +113,6 @@ def test_prices_on_two_levels_do_not_know_of_a_third_beside_them(name: str) -> N
 
 @pytest.mark.slow
 def test_plans_are_slower_by_the_levels_that_their_groups_cross() -> None:
-    cases = planner_truth.networks()
-    assert len(cases) == 2 * len(planner_truth.NETWORKS) + 1 > 20
+    cases = all_networks()
+    assert len(cases) == 2 * len(NETWORKS) + 1 > 20
     assert [case for case in cases if not case.agrees] == []

@@ -1,0 +1,1 @@
+"""The words of `planner_truth`, a file each: what the planner is compared with."""
