@@ -226,9 +226,17 @@ def compare_command(first: Path, second: Path, output: Path | None, force: bool,
 @click.option("--exhaustive", is_flag=True, help="Price every plan, without bounds; for small spaces.")
 @click.option(
     "--explain",
-    metavar="AXIS=VALUE,...",
+    metavar="[AXIS=VALUE,...]",
+    is_flag=False,
+    flag_value="",
     callback=read_axes,
-    help="Say where the plan with these axes stands, and why it is not first: tp=8,pp=16,ep=32.",
+    help="Say at which constants another plan is as fast, and where the plan with these axes stands: tp=8,pp=16.",
+)
+@click.option(
+    "--vary",
+    multiple=True,
+    metavar="NAME",
+    help="With --explain: change only this constant, figure or level of the cluster; default all.",
 )
 @click.option("--time", "show_time", is_flag=True, help="Show the seconds of each stage of the search.")
 @click.option(

@@ -28,8 +28,9 @@ MOST_SPREAD = 4.0
 class SearchRequest:
     """The arguments and options of a search for plans, by the names that click gives them.
 
-    batch: sequences, and tokens of each. devices: size of the cluster; None: the size in its file. explain: conditions
-    on axes. limit_seconds: CPU seconds of the search. precision: type of products. skew: rows of the fullest rank of an
+    batch: sequences, and tokens of each. devices: size of the cluster; None: the size in its file. explain:
+    conditions on axes, none for the plans of the search alone; None without sliders. vary: names of their settings.
+    limit_seconds: CPU seconds of the search. precision: type of products. skew: rows of the fullest rank of an
     expert group over the mean. tokens: of a training run. price: of a device-hour. watts: of a device. mtbf: hours
     of a device between failures. checkpoint, restart: seconds. slow: how many times as long slow devices take, and how
     many of them there are. space_facts: whether the space is told in place of a search.
@@ -49,7 +50,8 @@ class SearchRequest:
     objective: str
     schedules: Path | None
     exhaustive: bool
-    explain: tuple[str, ...]
+    explain: tuple[str, ...] | None
+    vary: tuple[str, ...]
     show_time: bool
     fit_file: Path | None
     force_fit: bool
@@ -71,6 +73,8 @@ class SearchRequest:
             raise click.UsageError("--force needs -o FOLDER")
         if self.space_facts and self.output is not None:
             raise click.UsageError("--space-facts searches no plans to write: leave out -o")
+        if self.vary and self.explain is None:
+            raise click.UsageError("--vary is about the sliders of --explain: add --explain")
         of_runs = {name: getattr(self, name) is not None for name in _OF_RUNS}
         if self.tokens is None and (given := [name for name, said in of_runs.items() if said]):
             raise click.UsageError(f"--{given[0]} is about a training run: add --tokens, for example --tokens 15T")
@@ -158,10 +162,12 @@ def _number(text: str) -> float | None:
         return None
 
 
-def read_axes(_ctx: click.Context, _parameter: click.Parameter, text: str | None) -> tuple[str, ...]:
-    """Axes of a plan as conditions: ``tp=8,pp=16`` is ``tp == 8`` and ``pp == 16``."""
+def read_axes(_ctx: click.Context, _parameter: click.Parameter, text: str | None) -> tuple[str, ...] | None:
+    """Axes of a plan as conditions: ``tp=8,pp=16`` is ``tp == 8`` and ``pp == 16``. None without the option."""
+    if text is None:
+        return None
     axes: dict[str, str] = {}
-    for part in text.split(",") if text is not None else ():
+    for part in text.split(",") if text else ():
         name, equals, value = (each.strip() for each in part.partition("="))
         if not equals or not name.isidentifier() or not re.fullmatch(r"\w+", value) or name in axes:
             raise click.BadParameter(f"{part!r} is not AXIS=VALUE, each axis once (for example tp=8,pp=16,ep=32)")

@@ -36,6 +36,11 @@ def searched(request: SearchRequest) -> None:
     if request.slow is not None and request.slow[1] > problem.cluster.devices:
         named, there = request.slow[1], problem.cluster.devices
         raise click.UsageError(f"--slow names {named:,} slow devices, and the cluster has {there:,}: name fewer")
+    if request.vary:
+        from schedc.planner.answers.settings import chosen_settings
+
+        with about_files():
+            chosen_settings(problem, request.vary)
     space = space_of(request, problem)
     if request.space_facts:
         click.echo(_space_told(problem, fit, space, request.as_json))
@@ -60,16 +65,21 @@ def _search(request: SearchRequest, problem: PlanProblem, fit: Fit | None, space
     from schedc.report.plan_output import write_plans
     from schedc.report.plans import to_text
     from schedc.report.search_facts import search_to_json
+    from schedc.report.sliders import moved_plans
+    from schedc.report.sliders import to_text as sliders_text
 
-    wanted = conditions_of(request.explain, space.offered)
+    wanted = conditions_of(request.explain or (), space.offered)
     with ProgressLine() as progress, about_files():
         found = search(space, problem, options_of(request), progress)
     slow = request.slow and SlowDevices(*request.slow, space)
     facts = search_to_json(problem, space, found, fit, request.objective, asked_of(request), slow)
+    explained = None
     if wanted:
         with ProgressLine() as progress, about_files():
             plans, options = facts["plans"], options_of(request)
-            facts["explain"] = explain_plan(space, problem, wanted, fit, options, plans, progress)
+            facts["explain"], explained = explain_plan(space, problem, wanted, fit, options, plans, progress)
+    if request.explain is not None:
+        facts["sliders"] = moved_plans(found.plans, explained, request.vary)
     if request.output is not None:
         plans = [plan.priced for plan in found.plans if plan.priced is not None]
         write_plans(request.output, request.force, facts, plans)
@@ -77,7 +87,8 @@ def _search(request: SearchRequest, problem: PlanProblem, fit: Fit | None, space
         click.echo(json.dumps(facts))
     else:
         explanation = ["", *explained_text(facts["explain"])] if wanted else []
-        click.echo("\n".join([*to_text(facts, request.show_time), *explanation]))
+        moved = ["", *sliders_text(facts["sliders"])] if facts.get("sliders") else []
+        click.echo("\n".join([*to_text(facts, request.show_time), *explanation, *moved]))
     if request.output is not None:
         click.echo(f"wrote {request.output}", err=True)
 

@@ -142,4 +142,10 @@ S7: tuple[DiagnosticCode, ...] = (
         "`--tokens` is less than a step has, or devices fail more often than a checkpoint and a restart take. `--mtbf` "
         "is of one device; the cluster fails as many times more often as it has devices. Raised by `schedc plan`.",
     ),
+    DiagnosticCode(
+        "S719",
+        "a name that is neither a constant nor a figure of the cluster",
+        "`--vary` takes a constant of the cost model such as `grouped`. It also takes a figure of the cluster such as "
+        "`device.hbm_Bps`, or the name of a level of the network. Raised by `schedc plan`.",
+    ),
 )

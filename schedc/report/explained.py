@@ -1,4 +1,4 @@
-"""Reports where a given plan stands among those of a search, why it is not first, and what would put it there."""
+"""Reports where a given plan stands among those of a search, and why it is not first."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ def to_text(explain: Mapping[str, Any]) -> Iterator[str]:
     asked: the axes as they were given. axes: those of the plan, the best one that has them. legal: whether the space
     has such a plan. fits: whether one fits in memory. reason: why not, for either. rank: its place among the best
     ``among`` plans, null behind them. gap_pct: how much longer its step is than the best one. why: what it takes longer
-    than the best plan, by cause, in seconds. differs: by axis, its value and that of the best plan. region: by
-    constant, between which values it is among the best plans; null where it never is.
+    than the best plan, by cause, in seconds. differs: by axis, its value and that of the best plan.
     """
     yield f"the plan with {explain['asked']}"
     if not explain["legal"]:
@@ -32,7 +31,6 @@ def to_text(explain: Mapping[str, Any]) -> Iterator[str]:
     yield from textwrap.wrap(axes_text(explain["axes"]), COLUMNS - 2, initial_indent="  ", subsequent_indent="  ")
     yield f"takes {seconds_text(explain['step_s'])} s and {explain['needed_bytes'] / 1e9:.1f} GB: {_standing(explain)}"
     yield from _differences(explain)
-    yield from _region(explain)
 
 
 def _standing(explain: Mapping[str, Any]) -> str:
@@ -49,13 +47,3 @@ def _differences(explain: Mapping[str, Any]) -> Iterator[str]:
     bars = sorted(explain["why"], key=lambda bar: -abs(bar["seconds"]))
     for bar in [bar for bar in bars if bar["seconds"]][:_BARS]:
         yield f"  {bar['what']:<30} {bar['seconds']:+10.4g} s"
-
-
-def _region(explain: Mapping[str, Any]) -> Iterator[str]:
-    if not explain["region"]:
-        return
-    yield f"it is among the best {explain['among']} where one of these holds, with all else as it is:"
-    for each in explain["region"]:
-        tried = f"{each['tried'][0]:.4g} to {each['tried'][-1]:.4g}"
-        where = "nowhere" if each["low"] is None else f"at {each['low']:.4g} to {each['high']:.4g}"
-        yield f"  {each['what']:<42} {where} of {tried}, now {each['value']:.4g} {each['unit']}"

@@ -9,7 +9,7 @@ from typing import Any
 from schedc.diagnostics import RequestError
 from schedc.planner.fit.fitted import Fit
 from schedc.planner.search.best_first import SearchOptions, search
-from schedc.planner.search.region import FigureRegion, region_of
+from schedc.planner.search.result import FoundPlan
 from schedc.planner.search.standing import SearchProgress
 from schedc.planner.space.conditions import PlanCondition
 from schedc.planner.space.space import PlanSpace
@@ -29,8 +29,8 @@ def explain_plan(
     options: SearchOptions,
     plans: Sequence[PlanFacts],
     progress: SearchProgress,
-) -> dict[str, Any]:
-    """The ``explain`` of a search's JSON, as `schedc.report.explained` describes it.
+) -> tuple[dict[str, Any], FoundPlan | None]:
+    """The ``explain`` of a search's JSON, as `schedc.report.explained` describes it, and the plan if there is one.
 
     wanted: conditions that say the axes of the plan; of several plans that meet them the best one is explained. plans:
     the best plans of the whole space, in their JSON form. progress: as for `search`.
@@ -42,10 +42,15 @@ def explain_plan(
     except RequestError as error:
         (finding, *_) = error.diagnostics
         reason = ": ".join([finding.message, *finding.notes])
-        return _absent(asked, legal=finding.code == _NOTHING_FITS, reason=reason)
+        return _absent(asked, legal=finding.code == _NOTHING_FITS, reason=reason), None
     if found is None or found.priced is None:
-        return _absent(asked, legal=True, reason="the search for it ended early")
+        return _absent(asked, legal=True, reason="the search for it ended early"), None
     plan = plan_facts(found.priced, 1, fit, list(found.free), found.floor_s)
+    return _stands(asked, plan, plans), found
+
+
+def _stands(asked: str, plan: PlanFacts, plans: Sequence[PlanFacts]) -> dict[str, Any]:
+    """The facts of a plan beside the best ones."""
     best = plans[0] if plans else plan
     comparison = compared(plan, best)
     return {
@@ -63,29 +68,13 @@ def explain_plan(
         "differs": comparison["axes"],
         "why": [{"what": bar["what"], "seconds": -bar["difference_s"]} for bar in comparison["bars"]],
         "waterfall": plan["waterfall"],
-        "region": [_region(each) for each in region_of(space, own, problem, options.top, progress)],
-    }
-
-
-def _region(figure: FigureRegion) -> dict[str, Any]:
-    """The ends of the values of a figure, among those tried, at which the plan is among the best; null for none."""
-    inside, tried = figure.inside, figure.tried
-    low = inside[0] if inside else None
-    high = inside[-1] if inside else None
-    return {
-        "what": figure.what,
-        "unit": figure.unit,
-        "value": figure.value,
-        "tried": list(tried),
-        "low": low,
-        "high": high,
     }
 
 
 def _absent(asked: str, legal: bool, reason: str) -> dict[str, Any]:
     """The facts of a plan that is not in the space, or that fits into no device."""
     nothing: dict[str, Any] = {"step_s": None, "needed_bytes": None, "gap_pct": None, "rank": None}
-    lists: dict[str, Any] = {"axes": {}, "differs": {}, "why": [], "region": []}
+    lists: dict[str, Any] = {"axes": {}, "differs": {}, "why": []}
     return {"asked": asked, "legal": legal, "fits": False, "reason": reason, **nothing, **lists}
 
 

@@ -40,6 +40,7 @@ def folder(tmp_path: Path) -> Path:
         ("gpt2 h100 --batch 0x1024", "is not SEQUENCESxTOKENS"),
         ("gpt2 h100 --batch 8x1024 --explain tp", "'tp' is not AXIS=VALUE"),
         ("gpt2 h100 --batch 8x1024 --explain tp=1,tp=2", "each axis once"),
+        ("gpt2 h100 --batch 8x1024 --vary gemm", "--vary is about the sliders of --explain"),
         ("gpt2 h100 --batch 8x1024 --seq 9", "No such option '--seq'"),
         ("gpt2 h100 --batch 8x1024 --show-model", "No such option '--batch'"),
         ("gpt2 h100 --batch 8x1024 --force", "--force needs -o FOLDER"),

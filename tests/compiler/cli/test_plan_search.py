@@ -96,8 +96,12 @@ def test_a_folder_of_plans_is_refused_before_the_search(found: tuple[dict[str, A
 
 @pytest.mark.slow
 def test_where_a_plan_stands() -> None:
-    result = schedc("plan", *SEARCH, "--explain", "pp=4,schedule=zbh1", "--json")
-    explain = json.loads(result.stdout)["explain"]
+    result = schedc("plan", *SEARCH, "--top", "2", "--explain", "pp=4,schedule=zbh1", "--json")
+    explain, sliders = (json.loads(result.stdout)[name] for name in ("explain", "sliders"))
+    assert sliders["plans"] == ["01.sched", "02.sched", "asked"]
+    for setting in sliders["settings"]:
+        now = setting["steps_s"][setting["values"].index(setting["value"])]
+        assert now[2] == explain["step_s"]
     assert (explain["legal"], explain["fits"], explain["asked"]) == (True, True, "pp == 4, schedule == zbh1")
     assert (explain["axes"]["pp"], explain["axes"]["schedule"]) == (4, "zbh1")
     assert explain["gap_pct"] >= 0
@@ -162,6 +166,7 @@ def test_slow_devices_reach_the_facts() -> None:
         (("--require", "pp > > 2"), 2, "error[S711]"),
         (("--restrict", "megatorn"), 2, "error[S713]"),
         (("--explain", "qq=3"), 2, "error[S711]"),
+        (("--explain", "--vary", "gem"), 1, "did you mean `gemm`?"),
         (("--fit", "pyproject.toml"), 1, "error[S725]"),
         (("--precision", "fp4"), 1, "error[S708]"),
         (("--precision", "int8"), 2, "'int8' is not one of"),
