@@ -17,8 +17,7 @@ import numpy as np
 
 from schedc.ir.arrays import Floats
 from schedc.planner.answers.settings import USABLE, Setting
-from schedc.planner.price.elsewhere import KeptPlans
-from schedc.planner.price.priced import PricedPlan
+from schedc.planner.price.priced import PricedPlan, order_of, plan_seconds
 from schedc.planner.times.constants import NAMES, ConstantVectors
 
 _EQUAL = 1e-9
@@ -87,15 +86,15 @@ def sliders_of(plans: Sequence[PricedPlan], settings: Sequence[Setting]) -> tupl
 
 
 class _Prices:
-    """Prices plans with one setting changed at a time, many settings at once."""
+    """Prices plans with one setting changed at a time, many settings at once. Orders and layouts stay."""
 
     def __init__(self, plans: Sequence[PricedPlan]) -> None:
-        self.kept = KeptPlans([plan.planned for plan in plans])
+        self.plans = [replace(plan.planned, placed=plan.planned.layout) for plan in plans]
+        self.orders = [order_of(plan.planned) for plan in plans]
         self.needed = np.array([plan.needed for plan in plans])
         self.now = np.array([plan.step for plan in plans])
-        self.device = plans[0].planned.problem.cluster.device
-        vectors = plans[0].planned.problem.vectors
-        self.own = np.concatenate([vectors[name] for name in NAMES], axis=1)
+        self.problem = self.plans[0].problem
+        self.own = np.concatenate([self.problem.vectors[name] for name in NAMES], axis=1)
 
     def steps(self, changes: Sequence[tuple[Setting, float]]) -> Floats:
         """[changes, plans] seconds. changes: a setting, and its value; infinite where a plan does not fit."""
@@ -106,17 +105,19 @@ class _Prices:
             for row, place in enumerate(by_constant):
                 setting, value = changes[place]
                 vectors[row, NAMES.index(setting.name)] = value
-            steps[by_constant] = self.kept.under(ConstantVectors.of(NAMES, vectors)).T
+            steps[by_constant] = plan_seconds(self.plans, ConstantVectors.of(NAMES, vectors), self.orders).T
         problems = {
             place: setting.at(value)
             for place, (setting, value) in enumerate(changes)
             if setting.at is not None and setting.name != USABLE
         }
         if problems:
-            steps[[*problems]] = self.kept.on([*problems.values()]).T
+            plans = [replace(plan, problem=problem) for problem in problems.values() for plan in self.plans]
+            seconds = plan_seconds(plans, self.problem.vectors, self.orders * len(problems))
+            steps[[*problems]] = seconds.reshape(len(problems), -1)
         for place, (setting, value) in enumerate(changes):
             if setting.name == USABLE:
-                steps[place][self.needed > value * self.device.hbm_bytes * (1 + 1e-12)] = np.inf
+                steps[place][self.needed > value * self.problem.cluster.device.hbm_bytes * (1 + 1e-12)] = np.inf
         return steps
 
 
@@ -191,7 +192,7 @@ def _limits(prices: _Prices, settings: Sequence[Setting]) -> Iterator[EqualSteps
     """Where the first plan stops to fit: with the fastest plan that holds less."""
     smaller = np.flatnonzero(prices.needed < prices.needed[0])
     for setting in settings:
-        share = prices.needed[0] / prices.device.hbm_bytes
+        share = prices.needed[0] / prices.problem.cluster.device.hbm_bytes
         if setting.name == USABLE and smaller.size:
             plan = int(smaller[prices.now[smaller].argmin()])
             yield EqualSteps(setting, plan, float(share), float(prices.now[plan]))

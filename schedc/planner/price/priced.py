@@ -126,16 +126,16 @@ def step_seconds(runs: RunTable, constants: ConstantVectors) -> Floats:
     Each order is made once, and simulated once for all runs that have it. One that follows the costs is that of the
     medians.
     """
-    return _seconds(runs, constants, runs.once("orders", lambda: _same_order(_planned_runs(runs))))
+    return _seconds(runs, constants, runs.once("orders", lambda: _same_order(_planned_runs(runs), ())))
 
 
-def plan_seconds(plans: Sequence[PlannedStep], constants: ConstantVectors) -> Floats:
+def plan_seconds(plans: Sequence[PlannedStep], constants: ConstantVectors, orders: Sequence[KnownOrder] = ()) -> Floats:
     """[plans, K] seconds of the steps of plans under constants, as `step_seconds` has them of runs.
 
-    An order that follows the costs is that of the plan's own table.
+    orders: of the plans, where they are known. Else an order that follows the costs is that of the plan's own table.
     """
     runs = RunTable([TrainingRun(plan.problem, plan.axes) for plan in plans])
-    return _seconds(runs, constants, _same_order(plans))
+    return _seconds(runs, constants, _same_order(plans, orders))
 
 
 def _seconds(runs: RunTable, constants: ConstantVectors, groups: Sequence[tuple[PlansOfOrder, KnownOrder]]) -> Floats:
@@ -153,16 +153,13 @@ def _planned_runs(runs: RunTable) -> list[PlannedStep]:
     return [planned_run(run, table, number) for number, run in enumerate(runs.each)]
 
 
-def _same_order(plans: Sequence[PlannedStep]) -> list[tuple[PlansOfOrder, KnownOrder]]:
+def _same_order(plans: Sequence[PlannedStep], orders: Sequence[KnownOrder]) -> list[tuple[PlansOfOrder, KnownOrder]]:
     """The plans by order. Each has its place among all of them as the run of its table."""
-    groups: defaultdict[tuple[object, ...], list[int]] = defaultdict(list)
+    groups: defaultdict[tuple[KnownOrder, int], list[PlannedStep]] = defaultdict(list)
     for number, plan in enumerate(plans):
-        alone = number if plan.choice.by_policy or plan.axes.overlap else -1
-        groups[OrderKey.of(plan.axes), alone].append(number)
-    return [
-        (PlansOfOrder([replace(plans[number], number=number) for number in numbers]), order_of(plans[numbers[0]]))
-        for numbers in groups.values()
-    ]
+        order = orders[number] if orders else order_of(plan)
+        groups[order, number if plan.axes.overlap else -1].append(replace(plan, number=number))
+    return [(PlansOfOrder(group), order) for (order, _), group in groups.items()]
 
 
 def _pipelines(columns: StageColumns, order: KnownOrder) -> Floats:
