@@ -146,5 +146,6 @@ def _random_cluster(rng: random.Random) -> Cluster:
 
 def _random_constants(rng: random.Random) -> dict[str, float]:
     """A few constants away from their medians, as far as fits find them."""
-    moved = rng.sample(CONSTANTS, rng.choice([0, 3, len(CONSTANTS)]))
-    return {each.name: min(each.most, each.median * rng.lognormvariate(0, each.width)) for each in moved}
+    own = random.Random(rng.random())  # whatever the number of constants, other draws stay as they are
+    moved = own.sample(CONSTANTS, own.choice([0, 3, len(CONSTANTS)]))
+    return {each.name: min(each.most, each.median * own.lognormvariate(0, each.width)) for each in moved}

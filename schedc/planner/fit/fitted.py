@@ -28,6 +28,9 @@ FACTOR = 1.5
 _WIDEST = 1.001
 """Widths of its prior that a constant may have: four digits of 1 are rounded."""
 
+_NO_HOST = 1e-9
+"""Seconds of the host for each layer, where a file of version 1 has all of them in `step`."""
+
 _FORMER_WIDTH = 0.5
 """Width of a constant that rows decide, in widths of its prior, where a file of version 1 does not say it."""
 
@@ -130,7 +133,12 @@ def parse_fit(source: Source) -> Fit:
     for table, owners in [("constants", OWNERS)] if former else [(owner, (owner,)) for owner in OWNERS]:
         if (inner := keys.inner(table)) is not None:
             names = [name for owner in owners for name in (*BY_NAME, *clocks) if described(name).owner == owner]
-            constants |= {key: inner.number(key, most=described(key).most * 1.001) for key in names if inner.has(key)}
+            left = {"host": _NO_HOST} if former else {}
+            constants |= {
+                key: inner.number(key, default=left.get(key), most=described(key).most * 1.001)
+                for key in names
+                if key in left or inner.has(key)
+            }
             inner.refuse_rest()
     if not constants:
         keys.say("constants", "no table of constants", "write the file with `schedc fit`")

@@ -36,6 +36,9 @@ LEVELS = (Level.NONE, Level.ACT, Level.MEDIUM, Level.FULL, Level.LAYER)
 HAS_EXPERTS = np.array([kind in WITH_EXPERTS for kind in WORK], np.float64)
 """[kinds] 1 where a part has experts."""
 
+IS_LAYER = np.array([kind in (*DECODER, PartKind.MTP) for kind in WORK], np.float64)
+"""[kinds] 1 where a part is a layer, predictions of further tokens among them."""
+
 OP = len(WORK)
 """The column of what each op takes, behind those of the kinds of `WORK`."""
 
@@ -149,10 +152,11 @@ class PartTable:
         """
         own, experts = ((counts * parameters[..., None, :, of]).sum(axis=-1).max(axis=-1) for of in (0, 1))
         backward = over_parts(counts, (self.input[rows] + self.weight[rows])[..., :OP])
-        layers = (counts @ HAS_EXPERTS).max(axis=-1)
+        layers, of_experts = ((counts @ kinds).max(axis=-1) for kinds in (IS_LAYER, HAS_EXPERTS))
         messages = 2.0 * stages / counts.shape[-2] * self.p2p[rows] * (stages > 1)
-        late = np.stack([2.0 * lane[rows] * layers for lane in (self.node, self.rail)])
-        return RankLoads(np.asarray(own), np.asarray(experts), backward.min(axis=-1), late, 2.0 * late + messages)
+        late = np.stack([2.0 * lane[rows] * of_experts for lane in (self.node, self.rail)])
+        last = backward.min(axis=-1)
+        return RankLoads(np.asarray(own), np.asarray(experts), np.asarray(layers), last, late, 2.0 * late + messages)
 
     def split_factor(self, splits_backward: bool, vector: int = 0) -> float:
         """How much longer input and weight gradients take where they are ops of their own."""

@@ -81,40 +81,44 @@ def gathered_bytes(parameters: Floats, spread: AnySpread) -> Floats:
 class RankLoads(NamedTuple):
     """What decides of a rank how long a step is beside its pipeline; numbers, or arrays that broadcast.
 
-    own, experts: parameters of the fullest device without its experts, and of its experts. backward: seconds that
-    the last backward of a rank computes, the least. late, busy: [2, ...] seconds in which rows and messages keep the
-    links of a node, and the NICs, busy. late: in the last backward of a rank. busy: in a whole microbatch.
+    own, experts: parameters of the fullest device without its experts, and of its experts. layers: of the rank that has
+    most. backward: seconds that the last backward of a rank computes, the least. late, busy: [2, ...] seconds in which
+    rows and messages keep the links of a node, and the NICs, busy. late: in the last backward of a rank. busy: in a
+    whole microbatch.
     """
 
     own: Floats
     experts: Floats
+    layers: Floats
     backward: Floats
     late: Floats
     busy: Floats
 
 
 class OutsidePipeline(NamedTuple):
-    """Seconds of a step beside its pipeline; arrays that broadcast. gradients: their exposed sums."""
+    """Seconds of a step beside its pipeline; arrays that broadcast. gradients: their exposed sums. host: of a step."""
 
     gradients: Floats | float
     optimizer: Floats | float
-    step: Floats | float
+    host: Floats | float
 
     def step_of(self, pipeline: Floats | float) -> Floats:
         """[...] seconds of a step. pipeline: [...] seconds of the pipeline."""
-        return np.asarray(pipeline + self.gradients + self.optimizer + self.step)
+        return np.asarray(pipeline + self.gradients + self.optimizer + self.host)
 
 
 class Machine(NamedTuple):
     """What sums of gradients and the optimizer run on; arrays that broadcast, [runs, K].
 
-    links: of replicas. memory: bytes per second that the optimizer reaches. step: seconds of each step. grad_bytes: of
-    a gradient as it is summed. overlap: whether sums run beside backwards.
+    links: of replicas. memory: bytes per second that the optimizer reaches. step, host: seconds of the host in each
+    step, and more for each layer of the rank that has most. grad_bytes: of a gradient as it is summed. overlap: whether
+    sums run beside backwards.
     """
 
     links: ReplicaLinks
     memory: Floats
     step: Floats
+    host: Floats
     grad_bytes: Floats
     overlap: Floats
 
@@ -127,6 +131,7 @@ class Machine(NamedTuple):
             links,
             runs.hbm[:, None] * constants["hbm"],
             constants["step"],
+            constants["host"],
             grad_bytes,
             np.where(runs.flag("overlap"), 1.0, 0.0),
         )
@@ -140,7 +145,8 @@ class Machine(NamedTuple):
 
         levels = tuple(LevelColumns(*map(own, level)) for level in self.links.levels)
         links = ReplicaLinks(levels, own(self.links.inside), own(self.links.beside))
-        return Machine(links, *(own(column) for column in (self.memory, self.step, self.grad_bytes, self.overlap)))
+        columns = self.memory, self.step, self.host, self.grad_bytes, self.overlap
+        return Machine(links, *map(own, columns))
 
 
 def outside_pipeline(
@@ -174,4 +180,5 @@ def outside_pipeline(
     gradients = np.where(zero >= 3, level_3, np.where(zero == 2, np.maximum(once, level_2), once))
     shards = [np.where(zero >= 1, ranks, 1.0) for ranks in (spread.replicas, spread.expert_replicas)]
     states = OPTIMIZER_BYTES * (own / shards[0] + experts / shards[1])
-    return OutsidePipeline(np.asarray(gradients), np.asarray(states / machine.memory), machine.step)
+    host = machine.step + machine.host * loads.layers
+    return OutsidePipeline(np.asarray(gradients), np.asarray(states / machine.memory), np.asarray(host))

@@ -85,7 +85,7 @@ def evaluations(plan: PricedPlan) -> Iterator[tuple[str, float]]:
     yield "messages", pipeline_of(with_messages, order_of(with_messages)).makespan if messages else plan.makespan
     yield "context exchanges", plan.makespan
     step = plan.makespan
-    for what, seconds in zip(("sums of gradients", "optimizer", "each step"), plan.beside, strict=True):
+    for what, seconds in zip(("sums of gradients", "optimizer", "host of a step"), plan.beside, strict=True):
         step += float(seconds)
         yield what, step
 

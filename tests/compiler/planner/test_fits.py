@@ -55,7 +55,7 @@ def test_products_alone_take_their_flops() -> None:
     """Without launches, memory or scores, a step is 6 FLOPs per weight and token at the fitted share of peak."""
     big = ModelSizes("big", 4, 16384, 256, AttentionSizes(128, 128, 128, 128), ffn=65536, gated=False, seq=2048)
     run = run_of(big, A100, microbatch=8, precision="bf16")
-    tiny = {"launch": 1e-9, "chunk": 1e-9, "step": 1e-9, "gemm_k0": 1e-6, "hbm": 1e6, "attention": 1e6}
+    tiny = {"launch": 1e-9, "chunk": 1e-9, "step": 1e-9, "host": 1e-9, "gemm_k0": 1e-6, "hbm": 1e6, "attention": 1e6}
     (time,) = steps(run, gemm=1.0, **tiny)
     weights = 4 * (4 + 8) * 16384**2 + 256 * 16384
     assert time == pytest.approx(6 * weights * 8 * 2048 / 312e12, rel=0.03)  # blocks that do not fill the last wave
@@ -104,12 +104,14 @@ def test_rows_that_agree_outweigh_priors(noise: float, spread: float) -> None:
     """Steps far from the prior's decide where all agree; where they differ by factors, the prior keeps its weight."""
     needed("scipy")
     runs = [run_of(MODEL, A100, microbatch=size, microbatches=count) for size in (1, 4) for count in (1, 2, 4)]
-    seconds = steps(*runs, step=0.4)
+    seconds = steps(*runs, host=0.4 / MODEL.layers, step=1e-9)
     estimator = Estimator(RunTable(runs), seconds * np.exp(noise * np.resize([-1.0, 1.0], seconds.size)))
     rows = np.arange(len(runs))
     first, found = estimator.at_spread(rows, ROW_SPREAD), estimator.estimate(rows)
     assert estimator.spread_of(rows, first) == pytest.approx(spread)
-    off = [abs(np.log(each.constants["step"] / 0.4)) for each in (first, found)]
+    off = [
+        abs(np.log((each.constants["step"] + MODEL.layers * each.constants["host"]) / 0.4)) for each in (first, found)
+    ]
     assert off[1] < 0.5 * off[0] if noise == 0 else off[1] == pytest.approx(off[0], rel=1e-2)
 
 
@@ -301,7 +303,7 @@ def test_fewer_rows_than_constants_and_one_model_are_said(tmp_path: Path) -> Non
     head = "model,layers,hidden,heads,seq,ffn,cluster,microbatch,batch,dp,step_s\n"
     path.write_text(f"{head}GPT,24,2048,16,1024,8192,a100-80,4,64,8,0.8\n", encoding="utf-8")
     text = CliRunner().invoke(main, ["fit", str(path), "--cv"], catch_exceptions=False).stdout
-    assert "1 measurement for 7 constants: the priors decide much of this fit" in text
+    assert "1 measurement for 8 constants: the priors decide much of this fit" in text
     assert "all rows are of one model: no model can be left out" in text
 
 

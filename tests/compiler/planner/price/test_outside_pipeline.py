@@ -8,11 +8,16 @@ import numpy as np
 import pytest
 
 from schedc.model.spread import Spread
+from schedc.plan.layout.parts import WORK, PartKind
 from schedc.planner.cluster.values import Cluster
 from schedc.planner.presets.library import open_cluster, open_model
+from schedc.planner.price.files import PlannedStep
 from schedc.planner.price.part_table import PartTable
+from schedc.planner.price.priced import price_plan
 from schedc.planner.price.states import Machine, RankLoads, gathered_bytes, kind_parameters, outside_pipeline
-from schedc.planner.space.axes import RankSplit
+from schedc.planner.price.waterfall import waterfall
+from schedc.planner.space.axes import PlanAxes, RankSplit
+from schedc.planner.space.schedules import open_choice
 from schedc.planner.times.network import exchange_lanes, message
 from schedc.planner.times.problem import PlanProblem
 from schedc.planner.times.table import RunTable
@@ -32,7 +37,7 @@ MACHINE = machine(PROBLEM)
 
 def loads(backward: float = 0.0, late: tuple[float, float] = (0.0, 0.0)) -> RankLoads:
     of_network = np.array(late)
-    return RankLoads(np.array(1e9), np.array(4e9), np.array(backward), of_network, 2.0 * of_network)
+    return RankLoads(np.array(1e9), np.array(4e9), np.array(12.0), np.array(backward), of_network, 2.0 * of_network)
 
 
 def sums(zero: int, pipeline: float, of_rank: RankLoads) -> float:
@@ -101,3 +106,19 @@ def test_rows_start_with_each_rank_they_go_to(method: str, far: int, near: int) 
     lanes = [exchange_lanes(table, each.vectors) for each in (slow, at_once)]
     started = [(late - early).item() for late, early in zip(*lanes, strict=True)]
     assert started == pytest.approx([far, near])
+
+
+@pytest.mark.parametrize("layout", ["even", "apart"])
+def test_the_host_takes_its_constant_and_seconds_for_each_layer_of_the_fullest_rank(layout: str) -> None:
+    """48 layers on 5 ranks: some have 10 or more, and the host's part of the step is exactly that of the fullest."""
+    axes = PlanAxes(1, 1, 5, 1, 8, 64, 1, 1, 16, "1f1b", layout=layout)
+    constants = {"host": 0.25, "step": 0.125}
+    problem = replace(PROBLEM, cluster=open_cluster("h800", 320), sequences=1024, constants=constants)
+    planned = PlannedStep(problem, axes, open_choice(axes.schedule), PartTable.of(problem, [axes.split]))
+    ranks = planned.placement.rank_of_stage[0]
+    layers = planned.layout.counts[:, [WORK.index(PartKind.DENSE), WORK.index(PartKind.MOE)]].sum(axis=1)
+    fullest = max(layers[ranks == rank].sum() for rank in range(5))
+    plan = price_plan(planned)
+    assert fullest >= 10
+    assert plan.beside.host == 0.125 + 0.25 * fullest
+    assert waterfall(plan)[-1] == ("host of a step", pytest.approx(plan.beside.host, rel=1e-12))
