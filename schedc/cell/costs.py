@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -47,11 +47,13 @@ class CellCosts:
     exchanges: times of ``dispatch.rail``, ``combine.node``, ``routing.rail``, ...
     An entry for a full name, ``2.experts`` or ``0.dispatch.rail``, overrides the entry for its role.
     slices: ascending by their numbers. A number without a factor of its own has that of the next smaller, else 1.
+    brief: whether orders by these times are searched briefly, since cells then run under other times.
     """
 
     segments: tuple[tuple[str, SegmentTimes], ...] = ()
     exchanges: tuple[tuple[str, SegmentTimes], ...] = ()
     slices: tuple[SliceFactor, ...] = ()
+    brief: bool = False
 
     @classmethod
     def of(
@@ -69,10 +71,10 @@ class CellCosts:
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.segments, self.exchanges, self.slices))
+        return hash((self.segments, self.exchanges, self.slices, self.brief))
 
     def __reduce__(self) -> tuple[object, ...]:  # hashes of strings differ between processes
-        return CellCosts, (self.segments, self.exchanges, self.slices)
+        return CellCosts, (self.segments, self.exchanges, self.slices, self.brief)
 
     @cached_property
     def _table(self) -> dict[str, SegmentTimes]:
@@ -108,7 +110,7 @@ class CellCosts:
             )
 
         others = segments if exchanges is None else exchanges
-        return CellCosts(changed(self.segments, segments), changed(self.exchanges, others), self.slices)
+        return replace(self, segments=changed(self.segments, segments), exchanges=changed(self.exchanges, others))
 
     def duration(self, shape: StageShape, half: Half, index: int) -> float:
         """Time of one half of a node, in time units.

@@ -10,7 +10,6 @@ A cell program only adds times and takes the later of two. So each output time i
 
 from __future__ import annotations
 
-import math
 from functools import lru_cache
 
 import numpy as np
@@ -19,10 +18,9 @@ import numpy.typing as npt
 from schedc.cell.bounds import delay_bounds
 from schedc.cell.cost_batch import CellCostBatch
 from schedc.cell.costs import CellCosts
-from schedc.cell.graph import StageShape
-from schedc.cell.program import CellProgram
-from schedc.cell.simulate import ArrivalTimes, Played, play
-from schedc.cell.tasks import tasks_of
+from schedc.cell.graph import QUEUES, StageShape
+from schedc.cell.program import MESSAGED, Action, CellProgram, Edge
+from schedc.cell.tasks import Tasks, tasks_of, tasks_of_program
 from schedc.ir.arrays import Floats
 
 Delays = npt.NDArray[np.float64]
@@ -34,12 +32,38 @@ An output that the cell does not have counts as complete at the end of the cell.
 def program_delays(
     program: CellProgram, forward: StageShape | None, backward: StageShape | None, costs: CellCosts
 ) -> Delays:
-    """[3, 3] delays of a cell program, from three simulations with one arrival each; not to be written to."""
-    alone = np.where(np.eye(3, dtype=bool), 0.0, -math.inf).tolist()
-    played = [_outs(play(program, forward, backward, costs, arrivals=ArrivalTimes(*row))) for row in alone]
-    delays = np.array(played).T
+    """[3, 3] delays of a cell program; not to be written to."""
+    tasks = tasks_of_program(program, forward, backward)
+    delays = delay_batch(program, tasks, CellCostBatch.of([costs]).durations(tasks))[..., 0]
     delays.flags.writeable = False
     return delays
+
+
+def delay_batch(program: CellProgram, tasks: Tasks, duration: Floats) -> Floats:
+    """[3, 3, K] delays of a cell program under K costs; none grows where a time falls.
+
+    The program runs once as `schedc.cell.simulate.play` runs it, for each arrival alone, all side by side.
+    tasks: those of the program's cell. duration: [tasks, K] in time units, as the delays.
+    """
+    clock, *messages = np.where(np.eye(3, dtype=bool)[..., None], 0.0, np.full(duration.shape[1], -np.inf))
+    free = [np.full_like(clock, -np.inf)] * len(QUEUES)
+    message, complete, ends = dict(zip(MESSAGED, messages, strict=True)), {}, {}
+    for part in program.parts:
+        if isinstance(part, Edge):
+            if part.opens:
+                clock = np.maximum(clock, message[part.half])
+            else:
+                complete[part.half] = clock
+            continue
+        task = tasks.number[part.half, part.node]
+        if part.action is Action.RUN:
+            clock = clock + duration[task]
+        elif part.action is Action.START:
+            queue = tasks.queues[task]
+            ends[task] = free[queue] = np.maximum(clock, free[queue]) + duration[task]
+        else:
+            clock = np.maximum(clock, ends[task])
+    return np.stack([clock, *(complete.get(half, clock) for half in MESSAGED)])
 
 
 def closed_delays(duration: float) -> Delays:
@@ -53,8 +77,3 @@ def lower_bound_delays(
     """[3, 3, K] a lower bound of each delay over all programs of a cell: longest chains of dependent tasks."""
     tasks = tasks_of(kind, forward, backward)
     return delay_bounds(tasks, costs.durations(tasks))
-
-
-def _outs(played: Played) -> list[float]:
-    outputs = [played.duration if time is None else time for time in (played.activation_at, played.gradient_at)]
-    return [played.duration, *outputs]

@@ -26,6 +26,9 @@ MOST_STEPS = 3_000_000
 """Rounds in which changes of the order are tried, and the number of changes: so many per task, but in large cells no
 more than place `MOST_STEPS` tasks in all. Together they take less than half a second."""
 
+BRIEF = 0.1
+"""Share of these numbers in a brief search."""
+
 SORTED = 4
 """Number of changes between two sorts of the tasks by their ends. A task that is later in the order than its queue
 requires would keep dependent tasks from earlier positions."""
@@ -51,17 +54,17 @@ class Tried(NamedTuple):
         return cls(merit(tasks, placed, bound), placed)
 
 
-def varied(tasks: Tasks, duration: Sequence[float], start: Priority, bound: float) -> list[Tried]:
+def varied(tasks: Tasks, duration: Sequence[float], start: Priority, bound: float, effort: float = 1.0) -> list[Tried]:
     """List schedules of changed priorities, beginning with ``start``; none is longer than the one before.
 
     A changed priority moves all tasks that depend on the change; a changed order moves a single task.
-    duration: [tasks] in time units; bound: that of `schedc.cell.bounds.lower_bound`.
+    duration: [tasks] in time units; bound: that of `schedc.cell.bounds.lower_bound`. effort: the share of `VARIED`.
     """
     source = random.Random(len(tasks))
     run = list_runs(tasks, duration)
     best, schedules = start, [Tried.of(tasks, run(start), bound)]
     reach = max(1, round(bound / 4 * 1024))
-    for _ in range(VARIED):
+    for _ in range(int(VARIED * effort)):
         if schedules[-1].merit[0] <= _steps_of(bound, bound):
             break
         priority = list(best.priority)
@@ -75,17 +78,19 @@ def varied(tasks: Tasks, duration: Sequence[float], start: Priority, bound: floa
     return schedules
 
 
-def improved(tasks: Tasks, duration: Sequence[float], starts: Sequence[Sequence[Tried]], bound: float) -> Placed:
+def improved(
+    tasks: Tasks, duration: Sequence[float], starts: Sequence[Sequence[Tried]], bound: float, effort: float = 1.0
+) -> Placed:
     """The best schedule found from starting schedules of several kinds. It is the same on every machine.
 
     First the search minimizes the cell's time. Each round begins with another schedule and moves one task at a time
     between its dependencies and its followers. A move stays if the cell gets no longer, or early in a round a little.
     Then the search makes outputs complete earlier, in a cell of the same time.
-    duration: [tasks] in time units; bound: that of `schedc.cell.bounds.lower_bound`.
+    duration: [tasks] in time units; bound: that of `schedc.cell.bounds.lower_bound`. effort: the share of the tries.
     """
     kinds = [_distinct(kind) for kind in starts]
     orders = [order for ranked in zip_longest(*kinds) for order in ranked if order is not None]
-    tries = min(TRIES_PER_TASK * len(tasks), MOST_STEPS // max(1, len(tasks)))
+    tries = int(effort * min(TRIES_PER_TASK * len(tasks), MOST_STEPS // max(1, len(tasks))))
     each, last = int(tries * (1 - SHARE_FOR_LEAVING)) // ROUNDS, int(tries * SHARE_FOR_LEAVING)
     if loops := loops_for(tries):
         return placed_in_order(tasks, duration, _by_loops(tasks, duration, orders, bound, (each, last), loops))

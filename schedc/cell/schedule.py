@@ -11,14 +11,14 @@ from schedc.cell.costs import CellCosts
 from schedc.cell.graph import QUEUES, StageShape
 from schedc.cell.host_lane import without_host
 from schedc.cell.list_scheduler import MANNERS, LaneClock, Placed, Priority
-from schedc.cell.local_search import Tried, improved, placed_in_order, varied
+from schedc.cell.local_search import BRIEF, Tried, improved, placed_in_order, varied
 from schedc.cell.program import Action, CellProgram, CellStep, Half, PlanOrder
 from schedc.cell.simulate import play_tasks
 from schedc.cell.tasks import CellKey, Tasks, tasks_of
 from schedc.cell.written_order import chooser
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
 
-MOST_PROGRAMS = 4096
+MOST_PROGRAMS = 8192
 """Programs that are kept: by costs, and by the times that follow from them."""
 
 
@@ -46,7 +46,7 @@ def cell_program(
     Raises `DiagnosticError` (S323) for an order by hand that cannot run.
     """
     tasks = tasks_of(kind, forward, backward, recomputed)
-    return _program(tasks.key, tasks.durations(costs, backward_costs or costs), order)
+    return _program(tasks.key, tasks.durations(costs, backward_costs or costs), order, BRIEF if costs.brief else 1.0)
 
 
 def forget_programs() -> None:
@@ -56,28 +56,28 @@ def forget_programs() -> None:
 
 
 @lru_cache(MOST_PROGRAMS)
-def _program(cell: CellKey, duration: tuple[float, ...], order: PlanOrder | None) -> CellProgram:
-    """`cell_program` under times of its tasks, [tasks]."""
+def _program(cell: CellKey, duration: tuple[float, ...], order: PlanOrder | None, effort: float) -> CellProgram:
+    """`cell_program` under times of its tasks, [tasks]. effort: the share of a search."""
     tasks = tasks_of(*cell)
     if order is not None and len(tasks.kind) == 2:
         placed = _by_hand(tasks, duration, order)
         return _steps(tasks, placed)
     bare = without_host(tasks, duration)
     if bare is None:
-        return _steps(tasks, _searched(tasks, duration))
-    asking = placed_in_order(tasks, duration, bare.order(_searched(bare.tasks, bare.duration)))
-    programs = _steps(tasks, _searched(tasks, duration, asking)), _steps(tasks, asking)
+        return _steps(tasks, _searched(tasks, duration, effort))
+    asking = placed_in_order(tasks, duration, bare.order(_searched(bare.tasks, bare.duration, effort)))
+    programs = _steps(tasks, _searched(tasks, duration, effort, asking)), _steps(tasks, asking)
     return min(programs, key=lambda program: play_tasks(program, tasks, duration).duration)
 
 
-def _searched(tasks: Tasks, duration: tuple[float, ...], *starts: Placed) -> Placed:
-    """The best schedule of the search. starts: schedules from which it begins before all others."""
+def _searched(tasks: Tasks, duration: tuple[float, ...], effort: float, *starts: Placed) -> Placed:
+    """The best schedule of the search. effort: its share. starts: schedules from which it begins before all others."""
     bound = lower_bound(tasks, duration)
     rules = list(_rules(tasks, duration))
     tried = [Tried.of(tasks, placed, bound) for placed in map(list_runs(tasks, duration), rules)]
     merits = [each.merit for each in tried]
-    more = varied(tasks, duration, rules[merits.index(min(merits))], bound)
-    return improved(tasks, duration, ([Tried.of(tasks, each, bound) for each in starts], tried, more), bound)
+    more = varied(tasks, duration, rules[merits.index(min(merits))], bound, effort)
+    return improved(tasks, duration, ([Tried.of(tasks, each, bound) for each in starts], tried, more), bound, effort)
 
 
 def _rules(tasks: Tasks, duration: tuple[float, ...]) -> Iterator[Priority]:

@@ -35,16 +35,32 @@ class CellTable:
     blocks: [stages] or [1] for all stages; each entry is a sequence of those of `schedc.cell.standard_blocks`.
     method: one of `schedc.cell.standard_blocks.METHODS`.
     rows: rows of the ranks of an expert group; None: all have as many.
+    ordered_by: other times of some parts, by which orders inside cells are found; None: these are found by ``costs``.
     """
 
     costs: CellCosts
     blocks: tuple[tuple[str, ...], ...] = (("moe",),)
     method: str = "flat"
     rows: CellRows | None = None
+    ordered_by: CellCosts | None = None
 
     @cached_property
     def roles(self) -> frozenset[str]:
         return frozenset(name for name, _ in self.costs.segments)
+
+    @cached_property
+    def ordering(self) -> CellCosts:
+        """The times by which orders inside cells are found; programs made of them run under ``costs``."""
+        if self.ordered_by is None:
+            return self.costs
+        segments, exchanges = (
+            tuple((dict(own) | dict(other)).items())
+            for own, other in (
+                (self.costs.segments, self.ordered_by.segments),
+                (self.costs.exchanges, self.ordered_by.exchanges),
+            )
+        )
+        return CellCosts(segments, exchanges, self.costs.slices, brief=True)
 
     def shapes(self, stages: int) -> tuple[StageShape, ...]:
         """[stages] the graph of every stage."""
@@ -65,11 +81,16 @@ class CellTable:
     @cached_property
     def without_sizes(self) -> CellTable:
         """The table of layers whose sizes are known ahead: the host needs no copy."""
-        left = tuple(times for times in self.costs.exchanges if not times[0].endswith(f"{SIZES}.{Lane.HOST}"))
-        return replace(self, costs=replace(self.costs, exchanges=left))
+        ordered_by = self.ordered_by and _without_sizes(self.ordered_by)
+        return replace(self, costs=_without_sizes(self.costs), ordered_by=ordered_by)
 
     def with_blocks(self, blocks: Sequence[Sequence[str]]) -> CellTable:
         return replace(self, blocks=tuple(tuple(row) for row in blocks))
+
+
+def _without_sizes(costs: CellCosts) -> CellCosts:
+    left = tuple(times for times in costs.exchanges if not times[0].endswith(f"{SIZES}.{Lane.HOST}"))
+    return replace(costs, exchanges=left)
 
 
 def parse_blocks(text: str) -> tuple[str, ...] | None:
@@ -104,13 +125,14 @@ def read_table(values: Mapping[str, object], folder: Path = Path()) -> tuple[Cel
 
     Keys: ``stages``, ``method``; segments with {F, I, W}; exchanges with {rail, node}, each a time or [forward,
     backward]; ``sizes`` with {host}; ``slices`` with factors. Segments and exchanges that are left out take no time.
+    ``ordered_by`` is a table with other times of segments and exchanges.
     """
     problems: list[Problem] = []
-    segments: dict[str, SegmentTimes] = {}
-    exchanges: dict[str, SegmentTimes] = {}
+    times: dict[str, object] = {}
     factors: tuple[SliceFactor, ...] = ()
     table = CellTable(CellCosts())
     for key, value in values.items():
+        new: list[Problem] = []
         if key == "stages":
             blocks, new = _stages(value)
             table = table.with_blocks(blocks)
@@ -122,23 +144,46 @@ def read_table(values: Mapping[str, object], folder: Path = Path()) -> tuple[Cel
             table = replace(table, rows=rows)
         elif key == "slices":
             factors, new = _read_factors(value)
-        elif key in BESIDE_LAYERS or _role(key) in ROLES:
+        elif key == "ordered_by":
+            ordered_by, new = _read_ordering(value, values)
+            table = replace(table, ordered_by=ordered_by)
+        else:
+            times[key] = value
+        problems += new
+    costs, wrong = _read_costs(times)
+    return replace(table, costs=replace(costs, slices=factors)), [*problems, *wrong]
+
+
+def _read_costs(values: Mapping[str, object]) -> tuple[CellCosts, list[Problem]]:
+    """The times of segments and exchanges, and their findings."""
+    problems: list[Problem] = []
+    segments: dict[str, SegmentTimes] = {}
+    exchanges: dict[str, SegmentTimes] = {}
+    for key, value in values.items():
+        if key in BESIDE_LAYERS or _role(key) in ROLES:
             times, new = _times(key, value, ("F", "I", "W"))
             segments[key] = SegmentTimes(*(times.get(letter, (0.0, 0.0))[0] for letter in ("F", "I", "W")))
         elif (lanes := _LANES_OF.get(_role(key))) is not None:
             times, new = _times(key, value, tuple(lane.value for lane in lanes), both=True)
             exchanges |= {f"{key}.{lane}": SegmentTimes(*pair) for lane, pair in times.items()}
         else:
-            new = [
-                (
-                    "S401",
-                    f"`{key}` is no part of a cell",
-                    key,
-                    f"known here: {', '.join((*ROLES, *BESIDE_LAYERS, *_LANES_OF, 'slices'))}",
-                )
-            ]
+            help = f"known here: {', '.join((*ROLES, *BESIDE_LAYERS, *_LANES_OF, 'slices', 'ordered_by'))}"
+            new = [("S401", f"`{key}` is no part of a cell", key, help)]
         problems += new
-    return replace(table, costs=replace(CellCosts.of(segments, exchanges), slices=factors)), problems
+    return CellCosts.of(segments, exchanges), problems
+
+
+def _read_ordering(value: object, beside: Mapping[str, object]) -> tuple[CellCosts | None, list[Problem]]:
+    """The times of ``ordered_by``, and its findings. beside: the table [cell]."""
+    if not isinstance(value, dict):
+        help = "write a table [cell.ordered_by] with parts of [cell], as attention = {F = 1.0, I = 1.0, W = 1.0}"
+        return None, [("S402", f"`ordered_by` is {value!r}", "ordered_by", help)]
+    costs, problems = _read_costs(value)
+    for key in value:
+        if key not in beside:
+            message = f"`{key}` of `ordered_by` has no time in [cell]"
+            problems.append(("S402", message, "ordered_by", "give times to parts that [cell] has, or leave it out"))
+    return replace(costs, brief=True), problems
 
 
 def _read_factors(value: object) -> tuple[tuple[SliceFactor, ...], list[Problem]]:
@@ -198,17 +243,25 @@ def write_table(table: CellTable) -> list[str]:
     rows = [f'"{write_blocks(row)}"' for row in table.blocks]
     lines = ["[cell]", f"stages = {rows[0] if len(rows) == 1 else '[' + ', '.join(rows) + ']'}"]
     lines.append(f'method = "{table.method}"')
-    for name, times in table.costs.segments:
+    lines += _write_costs(table.costs)
+    lines += _write_factors(table.costs.slices)
+    if table.ordered_by is not None:
+        lines += ["", "[cell.ordered_by]", *_write_costs(table.ordered_by)]
+    return lines if table.rows is None else [*lines, "", *write_rows(table.rows)]
+
+
+def _write_costs(costs: CellCosts) -> list[str]:
+    """A line for each segment and exchange."""
+    lines: list[str] = []
+    for name, times in costs.segments:
         entries = ", ".join(f"{letter} = {time!r}" for letter, time in zip("FIW", times, strict=True))
         lines.append(f"{_quoted(name)} = {{{entries}}}")
     lanes: dict[str, list[str]] = {}
-    for name, times in table.costs.exchanges:
+    for name, times in costs.exchanges:
         label, _, lane = name.rpartition(".")
         pair = f"[{times[0]!r}, {times[1]!r}]" if times[0] != times[1] else repr(times[0])
         lanes.setdefault(label, []).append(f"{lane} = {pair}")
-    lines += [f"{_quoted(label)} = {{{', '.join(entries)}}}" for label, entries in lanes.items()]
-    lines += _write_factors(table.costs.slices)
-    return lines if table.rows is None else [*lines, "", *write_rows(table.rows)]
+    return lines + [f"{_quoted(label)} = {{{', '.join(entries)}}}" for label, entries in lanes.items()]
 
 
 def _quoted(name: str) -> str:

@@ -49,7 +49,7 @@ def price_cells(dependencies: Dependencies, costs: Costs, works: TimedWorks | No
     shapes = table.shapes(schedule.stages)
     group = group_of(schedule, table, shapes, plan, costs.source)
     plain, recomputed = graphs_of(shapes, plan)
-    return price(dependencies, plain, table.costs, costs.p2p, orders.get, recomputed, group, works)
+    return price(dependencies, plain, table.costs, costs.p2p, orders.get, recomputed, group, works, table.ordering)
 
 
 def price_order(dependencies: Dependencies, costs: Costs) -> Timeline:
@@ -77,11 +77,11 @@ def op_times(schedule: Schedule, costs: Costs) -> OpTimes:
 
     def alone(kind: OpKind, stage: int) -> float:
         halves = {OpKind.F: (plain[stage], None), OpKind.R: (None, again[stage])}
-        return _duration(kind.name, *halves.get(kind, (None, backward[stage])), table.costs)
+        return _duration(kind.name, *halves.get(kind, (None, backward[stage])), table)
 
     def pair(kind: str, first: int, second: int) -> float:
         graphs = (plain if kind[0] == "F" else backward)[first], backward[second]
-        return _duration(kind, *graphs, table.costs, orders.get(kind))
+        return _duration(kind, *graphs, table, orders.get(kind))
 
     stages = range(schedule.stages)
     used = set(schedule.kind.tolist())
@@ -92,10 +92,11 @@ def _duration(
     kind: str,
     forward: StageShape | None,
     backward: StageShape | None,
-    costs: CellCosts,
+    table: CellTable,
     order: PlanOrder | None = None,
 ) -> float:
-    return predict(cell_program(kind, forward, backward, costs, order), forward, backward, costs).duration
+    program = cell_program(kind, forward, backward, table.ordering, order)
+    return predict(program, forward, backward, table.costs).duration
 
 
 def stage_graphs(schedule: Schedule, costs: Costs) -> tuple[tuple[StageShape, ...], CellCosts]:

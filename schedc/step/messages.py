@@ -28,8 +28,15 @@ from schedc.step.walk import run
 from schedc.step.work_lowering import Gaps
 
 
-def message_makespans(dependencies: Dependencies, kind: Int64, delay: Floats, latency: Floats) -> Floats:
-    """[K] when a step ends under each of K costs: `simulate_messages` of each alone.
+class MessageTimes(NamedTuple):
+    """When a step ends under each of K costs, and the time of its busiest rank, first start to last end. [K] each."""
+
+    makespan: Floats
+    span: Floats
+
+
+def message_times(dependencies: Dependencies, kind: Int64, delay: Floats, latency: Floats) -> MessageTimes:
+    """The times of a step under each of K costs: those of `simulate_messages` of each alone.
 
     kind: [cells] index into ``delay``; delay: [kinds, 3, 3, K] delays as in `schedc.cell.delays`, in one unit.
     latency: [K] time of a message between ranks.
@@ -38,9 +45,16 @@ def message_makespans(dependencies: Dependencies, kind: Int64, delay: Floats, la
     cells = open_cells(dependencies, kind.astype(np.int64).tobytes(), uses.tobytes())
     lags = np.concatenate([np.zeros((1, latency.size)), latency[None], delay.reshape(-1, latency.size)])
     full = dependencies.rank_start[1:] > dependencies.rank_start[:-1]
-    last = cells.end[dependencies.rank_start[1:][full] - 1]
-    ends = run(cells.walk, lags, np.zeros((0, latency.size)), watch=last)
-    return np.asarray(ends.max(axis=0, initial=0.0))
+    first = dependencies.rank_start[:-1][full]
+    watch, place = np.unique(cells.end[[first, dependencies.rank_start[1:][full] - 1]], return_inverse=True)
+    begun, ends = run(cells.walk, lags, np.zeros((0, latency.size)), watch=watch)[place.reshape(2, -1)]
+    span = ends - (begun - delay[kind[first], 0, 0])
+    return MessageTimes(*(np.asarray(each.max(axis=0, initial=0.0)) for each in (ends, span)))
+
+
+def message_makespans(dependencies: Dependencies, kind: Int64, delay: Floats, latency: Floats) -> Floats:
+    """[K] when a step ends under each of K costs; arguments as for `message_times`."""
+    return message_times(dependencies, kind, delay, latency).makespan
 
 
 class MessageStep(NamedTuple):

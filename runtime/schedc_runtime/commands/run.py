@@ -81,7 +81,7 @@ def _train(program: Program, plan: Plan, mesh: Mesh, costs: Costs, options: argp
     pipe = Pipeline(
         model, program, loss_fn=subject.loss_fn, mesh=mesh, plan=plan, in_process=options.in_process,
         timeout=options.timeout, cut=Cut(segmented=plan.ordered),
-        cells=costs.cell.costs if costs.cell else None, kernels=kernels,
+        cells=costs.cell.ordering if costs.cell else None, kernels=kernels,
     )  # fmt: skip
     optimizer = torch.optim.SGD(pipe.parameters(), lr=options.learning_rate)
     replicas = 1 if options.in_process else mesh.replicas

@@ -222,6 +222,7 @@ def price(
     recomputed: Sequence[StageShape] | None = None,
     group: RankRows | None = None,
     works: TimedWorks | None = None,
+    ordered_by: CellCosts | None = None,
 ) -> CellPricing:
     """Prices a legal schedule under the costs of its segments and exchanges; times in their unit.
 
@@ -229,25 +230,15 @@ def price(
     recomputed: [stages] graphs, marked with the nodes that an R recomputes; by default ``shapes``.
     p2p: latency of a message between ranks. group: ranks of an expert group with their rows, if they differ.
     works: what runs beside the cells. A cell waits for the JOINs in front of it before its first step.
+    ordered_by: the times by which orders inside cells are found, by default ``costs``.
     Raises `DiagnosticError` (S323) for an order by hand that cannot run.
     """
-    kinds, kind = _kinds(dependencies, shapes, recomputed or shapes, costs, order_of)
-    return CellPricing(dependencies, kinds, kind, costs, p2p, group, works)
+    known = cell_forms(dependencies, tuple(shapes), tuple(recomputed or shapes))
+    kinds = tuple(_kind(form, costs, ordered_by or costs, order_of) for form in known.forms)
+    return CellPricing(dependencies, kinds, known.form, costs, p2p, group, works)
 
 
-def _kinds(
-    dependencies: Dependencies,
-    shapes: Sequence[StageShape],
-    recomputed: Sequence[StageShape],
-    costs: CellCosts,
-    order_of: OrderOf,
-) -> tuple[tuple[CellKind, ...], Int64]:
-    """The kinds of cells of a schedule with their programs, and [cells] the index of each cell's kind."""
-    known = cell_forms(dependencies, tuple(shapes), tuple(recomputed))
-    return tuple(_kind(form, costs, order_of) for form in known.forms), known.form
-
-
-def _kind(form: CellForm, costs: CellCosts, order_of: OrderOf) -> CellKind:
-    program = cell_program(form.kind, form.forward, form.backward, costs, order_of(form.kind))
+def _kind(form: CellForm, costs: CellCosts, ordered_by: CellCosts, order_of: OrderOf) -> CellKind:
+    program = cell_program(form.kind, form.forward, form.backward, ordered_by, order_of(form.kind))
     prediction = predict(program, form.forward, form.backward, costs)
     return CellKind(**vars(form), program=program, prediction=prediction)
