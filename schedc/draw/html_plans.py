@@ -10,7 +10,15 @@ from typing import Any
 
 from schedc.draw.offline_page import offline_page, page_json
 
-_SCRIPTS = ("elements.js", "plans_state.js", "plans_plot.js", "plans_panels.js", "plans_main.js")
+_SCRIPTS = (
+    "elements.js",
+    "plans_state.js",
+    "plans_axes.js",
+    "plans_plot.js",
+    "plans_sliders.js",
+    "plans_panels.js",
+    "plans_main.js",
+)
 
 
 @dataclass(frozen=True)
@@ -28,7 +36,8 @@ class PlansPage:
     """What a page of plans shows.
 
     facts: the JSON of a search. details: (name, value) of its figures. pictures: SVG by the file of a plan.
-    beside: number of the plan that stands beside the first one at the start, -1 for none.
+    beside: number of the plan that stands beside the first one at the start, -1 for none. same: what all plans have,
+    as a sentence in place of columns.
     """
 
     facts: Mapping[str, Any]
@@ -39,6 +48,7 @@ class PlansPage:
     columns: Sequence[PageColumn]
     pictures: Mapping[str, str]
     beside: int = -1
+    same: str = ""
 
 
 def draw_plans(shown: PlansPage) -> str:
@@ -50,6 +60,7 @@ def draw_plans(shown: PlansPage) -> str:
             "facts": shown.details,
             "certificate": shown.certificate,
             "remarks": shown.remarks,
+            "same": shown.same,
         },
         "columns": [
             {"title": each.title, "cells": each.cells, "values": each.values, "word": each.word}

@@ -47,15 +47,24 @@ def _point(place: int, plan: PlanFacts) -> PlanPoint:
 
 def plans_page(facts: Mapping[str, Any], pictures: Mapping[str, str], beside: int = -1) -> PlansPage:
     """The page of a search. pictures: SVG by the file of a plan. beside: as in `PlansPage`."""
+    plans = facts["plans"]
+    own = columns_of(plans)
+    columns = [_column(column, plans) for column in own]
+    same = [
+        page_column
+        for column, page_column in zip(own, columns, strict=True)
+        if column.below and len(plans) > 1 and len(set(page_column.cells)) == 1
+    ]
     return PlansPage(
         facts=facts,
         title=title_text(facts),
         details=_details(facts),
         certificate=certificate_text(facts),
         remarks=list(remarks(facts)),
-        columns=[_column(column, facts["plans"]) for column in columns_of(facts["plans"])],
+        columns=[column for column in columns if column not in same],
         pictures=pictures,
         beside=beside,
+        same="" if not same else f"the same in all: {', '.join(f'{each.title} {each.cells[0]}' for each in same)}",
     )
 
 

@@ -9,7 +9,7 @@ from math import exp, inf, isinf
 from typing import Any
 
 from schedc.planner.answers.settings import USABLE, Setting, chosen_settings
-from schedc.planner.answers.sliders import EqualSteps, Slider, sliders_of
+from schedc.planner.answers.sliders import EQUAL, EqualSteps, Slider, sliders_of
 from schedc.planner.search.result import FoundPlan
 from schedc.report.plan_folder import plan_file
 
@@ -17,7 +17,7 @@ _COLUMNS = 100
 _LINES = 10
 """Ties of a table in the text; JSON has all."""
 
-_SCALES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "u"))
+_SCALES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "u"), (1e-9, "n"))
 _SCALED = ("s", "B/s", "FLOP/s")
 """Units with a prefix for thousands, such as GB/s."""
 
@@ -25,17 +25,27 @@ _SCALED = ("s", "B/s", "FLOP/s")
 def to_json(sliders: Sequence[Slider], files: Sequence[str]) -> dict[str, Any]:
     """The ``sliders`` of a search's JSON. files: names of the plans.
 
-    settings: the constants and figures that change a step, those with the nearest ties first. steps_s: by value, the
-    step of each plan, null where it does not fit. width: of the constant's logarithm; null for a figure of the cluster.
-    ties: where a plan takes as long as the first one, nearest first. widths: how far that is; null for a figure. times:
+    equal: those that take as long as the first one anyway. settings: the constants and figures that change a step,
+    those with the nearest ties first. steps_s: by value, the step of each plan, null where it does not fit. width:
+    of the constant's logarithm; null for a figure of the cluster. whole: whether values are whole numbers. ties:
+    where a plan takes as long as the first one, nearest first. widths: how far that is; null for a figure. times:
     the value over the one that plans are priced with. no_effect: names of settings that change no step.
     """
     moved = [slider for slider in sliders if slider.matters]
     return {
         "plans": list(files),
+        "equal": _equal(sliders, files),
         "settings": [_setting(slider, files) for slider in sorted(moved, key=_nearness)],
         "no_effect": [slider.setting.name for slider in sliders if not slider.matters],
     }
+
+
+def _equal(sliders: Sequence[Slider], files: Sequence[str]) -> list[str]:
+    """The other plans whose steps are those of the first one at the present values."""
+    if not sliders:
+        return []
+    first, *others = sliders[0].steps[sliders[0].setting.values.index(sliders[0].setting.value)].tolist()
+    return [file for file, step in zip(files[1:], others, strict=True) if abs(step - first) <= EQUAL * first]
 
 
 def moved_plans(
@@ -68,6 +78,7 @@ def _setting(slider: Slider, files: Sequence[str]) -> dict[str, Any]:
         "says": setting.says,
         "value": setting.value,
         "width": setting.width or None,
+        "whole": setting.whole,
         "values": list(setting.values),
         "steps_s": [[None if isinf(step) else step for step in steps] for steps in slider.steps.tolist()],
         "ties": [_tie(setting, tie, files) for tie in slider.ties],
@@ -100,6 +111,8 @@ def to_text(sliders: Mapping[str, Any]) -> Iterator[str]:
         yield f"sliders: {first} is the only plan, so no other one can be as fast"
         return
     yield f"where one of these plans is as fast as {first}, with all else as it is; other plans are not priced again"
+    if sliders["equal"]:
+        yield from _names(f"as fast as {first} anyway", [_number(file) for file in sliders["equal"]])
     for title, of_constants in (("constant", True), ("cluster", False)):
         yield from _table(title, [each for each in sliders["settings"] if (each["width"] is not None) == of_constants])
     untied = [each["name"] for each in sliders["settings"] if not each["ties"]]
@@ -142,9 +155,7 @@ def _rows(setting: Mapping[str, Any]) -> Iterator[tuple[float, tuple[str, str, s
         tie = ties[0]
         far = f"x{tie['times']:.3g}" if tie["widths"] is None else f"{tie['widths']:+.1f}"
         names = ", ".join(_number(each["plan"]) for each in ties)
-        said = f"{names} at {tie['step_s']:#.4g} s" + (
-            ", the first does not fit below" if setting["name"] == USABLE else ""
-        )
+        said = f"{names} at {tie['step_s']:#.4g} s" + (", 01 fits no more" if setting["name"] == USABLE else "")
         near = max(tie["times"], 1.0 / tie["times"]) if tie["widths"] is None else abs(tie["widths"])
         yield near, (setting["name"], with_prefix(setting["value"], unit), with_prefix(tie["value"], unit), far, said)
 

@@ -77,3 +77,43 @@ def search_facts(*plans: dict[str, Any]) -> dict[str, Any]:
         "extrapolates": [],
         "left_out": [],
     }  # fmt: skip
+
+
+def slider_facts(*files: str) -> dict[str, Any]:
+    """Sliders of plans: each is slower than the one before. The first one is slower at lower values, too."""
+    ties = [{"plan": files[1], "value": 0.22, "widths": -1.0, "times": 0.5, "step_s": 18.1}]
+    steps = [
+        [18.0 + 0.2 * (2 - at) if not number else 18.05 + 0.15 * number for number in range(len(files))]
+        for at in range(3)
+    ]
+    constant = {
+        "name": "grouped",
+        "unit": "of peak",
+        "says": "products of experts",
+        "value": 0.44,
+        "width": 0.6931471805599453,
+        "whole": False,
+        "values": [0.11, 0.22, 0.44],
+        "steps_s": steps,
+        "ties": ties,
+    }
+    figure = constant | {
+        "name": "rail.Bps",
+        "unit": "B/s",
+        "says": "bytes per second",
+        "value": 50e9,
+        "width": None,
+        "values": [12.5e9, 25e9, 50e9],
+        "ties": [],
+    }
+    memory = constant | {
+        "name": "device.usable",
+        "unit": "",
+        "says": "usable memory",
+        "value": 0.9,
+        "width": None,
+        "values": [0.45, 0.9],
+        "steps_s": [[None] * len(files), steps[2]],
+        "ties": [],
+    }
+    return {"plans": [*files], "equal": [], "settings": [constant, figure, memory], "no_effect": ["cp"]}  # fmt: skip

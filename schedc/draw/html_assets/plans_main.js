@@ -26,8 +26,8 @@ function nextBeside() {
 }
 
 function onKey(event) {
-  if (event.ctrlKey || event.metaKey || event.altKey || event.target.tagName === "SELECT") return;
-  const action = plans.length && KEYS[event.key];
+  if (event.ctrlKey || event.metaKey || event.altKey || ["SELECT", "INPUT"].includes(event.target.tagName)) return;
+  const action = plans.length && (KEYS[event.key] ?? plotKeys[event.key]);
   if (!action) return;
   event.preventDefault();
   action();
@@ -37,6 +37,7 @@ buildHead();
 if (plans.length) {
   buildTable();
   buildPlot();
+  buildSliders();
   if (page.beside >= 0) state.beside = page.beside;
   followLink();
 }

@@ -18,6 +18,7 @@ function buildHead() {
 }
 
 function buildTable() {
+  byId("same").textContent = texts.same;
   const head = make("tr", "", make("thead", "", byId("plans")));
   for (const { title, word: isWord } of columns) {
     const cell = make("th", "", head);
@@ -66,6 +67,8 @@ function showTable() {
   });
 }
 
+const LEAST = 1e-6; // of the whole: smaller differences are rounding
+
 // A row of bars: a name, one or two bars from where the last ones ended, the value and its difference.
 function bar(parent, name, spans, whole, value, difference, style = "") {
   make("div", name, parent).className = style;
@@ -79,9 +82,10 @@ function bar(parent, name, spans, whole, value, difference, style = "") {
     span.style.width = `${(100 * Math.abs(length)) / whole}%`;
   });
   make("div", value, parent).className = `value ${style}`;
-  const change = difference === null ? "" : `${difference < 0 ? "−" : "+"}${seconds(Math.abs(difference))}`;
-  const sense = !difference ? "" : difference < 0 ? "less" : "more";
-  make("div", difference ? change : "", parent).className = `value ${style} ${sense}`;
+  const differs = Math.abs(difference ?? 0) > LEAST * whole;
+  const change = differs ? `${difference < 0 ? "−" : "+"}${seconds(Math.abs(difference))}` : "";
+  const sense = !differs ? "" : difference < 0 ? "less" : "more";
+  make("div", change, parent).className = `value ${style} ${sense}`;
 }
 
 // Bars of [name, value] by plan, each from where the one before ended, and their sum.

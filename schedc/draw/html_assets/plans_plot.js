@@ -1,95 +1,86 @@
 // The plot of step time against memory: a point per plan, the front, and the lines of the bound and of the memory.
-const PLOT = { width: 620, height: 400, left: 58, right: 16, top: 20, bottom: 44 };
-const SPACE = "http://www.w3.org/2000/svg";
-const circles = [];
-
-function draw(name, attributes, parent, text = "") {
-  const element = document.createElementNS(SPACE, name);
-  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
-  if (text) element.textContent = text;
-  parent.append(element);
-  return element;
-}
-
-// An axis around values: its place of a value, and round values along it.
-function axisOf(values, from, to) {
-  const [low, high] = [Math.min(...values), Math.max(...values)];
-  const room = 0.08 * (high - low) || 0.08 * Math.abs(high) || 1;
-  const [first, last] = [Math.max(0, low - room), high + room];
-  const at = (value) => from + ((value - first) / (last - first)) * (to - from);
-  const least = (60 * (last - first)) / Math.abs(to - from);
-  const power = 10 ** Math.floor(Math.log10(least));
-  const step = [1, 2, 5, 10].map((m) => m * power).find((each) => each >= least * (1 - 1e-12));
-  const ticks = [];
-  for (let i = Math.ceil(first / step); i * step <= last; i++) ticks.push(i * step);
-  return { at, ticks };
-}
+const points = plans.map((plan) => [plan.memory.needed_bytes / GB, plan.step_s]);
+const front = facts.pareto.toSorted((a, b) => a.bytes - b.bytes || b.step_s - a.step_s);
+const limits = {
+  memory: facts.cluster.usable_bytes ? facts.cluster.usable_bytes / GB : null,
+  bound: facts.certificate.bound_s,
+};
+const plot = { svg: null, x: null, y: null };
+let circles = [];
+let plotKeys = {};
 
 function buildPlot() {
+  const all = [...points, ...front.map((each) => [each.bytes / GB, each.step_s])];
   const { width, height, left, right, top, bottom } = PLOT;
-  const memory = facts.cluster.usable_bytes ? [facts.cluster.usable_bytes / GB] : [];
-  const bound = facts.certificate.bound_s;
-  const points = [...plans.map((plan) => [plan.memory.needed_bytes / GB, plan.step_s])];
-  const front = facts.pareto.map((each) => [each.bytes / GB, each.step_s]).sort((a, b) => a[0] - b[0] || b[1] - a[1]);
-  const all = [...points, ...front];
-  if (!all.length) return;
-  const x = axisOf([...all.map(([gb]) => gb), ...memory], left, width - right);
-  const y = axisOf([...all.map(([, step]) => step), ...(bound ? [bound] : [])], height - bottom, top);
-  const svg = draw("svg", { viewBox: `0 0 ${width} ${height}`, role: "group", "aria-labelledby": "plot-head" }, byId("plot"));
-  drawAxes(svg, x, y);
-  drawLimits(svg, x, y, memory[0], bound);
-  if (front.length) drawFront(svg, front.map(([gb, step]) => [x.at(gb), y.at(step)]));
-  points.forEach(([gb, step], number) => drawPlan(svg, number, x.at(gb), y.at(step)));
-  draw("circle", { id: "chosen", r: 6 }, svg);
+  const across = [...all.map(([gb]) => gb), ...(limits.memory ? [limits.memory] : [])];
+  const up = [...all.map(([, step]) => step), ...(limits.bound ? [limits.bound] : [])];
+  plot.x = makeAxis(...withRoom(across, 0), left, width - right);
+  plot.y = makeAxis(...withRoom(up, 0), height - bottom, top);
+  const words = { viewBox: `0 0 ${width} ${height}`, role: "group", "aria-labelledby": "plot-head" };
+  plot.svg = draw("svg", words, byId("plot"));
+  buildLegend();
+  const middle = () => [plot.x.at(points[state.chosen][0]), plot.y.at(points[state.chosen][1])];
+  plotKeys = zooming(plot.svg, byId("plot-zoom"), () => plot, middle, showPlot);
 }
 
-function drawAxes(svg, x, y) {
-  const { width, height, left, right, top, bottom } = PLOT;
-  for (const value of x.ticks) {
-    const at = x.at(value);
-    draw("line", { x1: at, x2: at, y1: top, y2: height - bottom, class: "grid" }, svg);
-    draw("text", { x: at, y: height - bottom + 16, class: "tick", "text-anchor": "middle" }, svg, shortest(value));
-  }
-  for (const value of y.ticks) {
-    const at = y.at(value);
-    draw("line", { x1: left, x2: width - right, y1: at, y2: at, class: "grid" }, svg);
-    draw("text", { x: left - 6, y: at + 4, class: "tick", "text-anchor": "end" }, svg, shortest(value));
-  }
-  const middle = (left + width - right) / 2;
-  draw("text", { x: middle, y: height - 8, class: "tick", "text-anchor": "middle" }, svg, "GB of the fullest rank");
-  draw("text", { x: 4, y: 12, class: "tick" }, svg, "step, s");
+function buildLegend() {
+  const legend = byId("plot-legend");
+  const entry = (kind, text) => {
+    const line = make("span", "", legend);
+    make("i", "", line).className = `mark ${kind}`;
+    line.append(text);
+  };
+  entry("plan", "plan, with its number");
+  entry("plan first", "chosen");
+  entry("plan second", "beside it");
+  if (front.length) entry("on-front", "no plan found is both faster and smaller");
+  if (limits.bound) entry("limit", `bound: ${seconds(limits.bound)} s`);
+  if (limits.memory) entry("limit upright", `memory of a device: ${limits.memory.toFixed(1)} GB`);
 }
 
-const shortest = (value) => String(Number(value.toPrecision(6)));
+// Draws the part of the plot that is seen; a point that has the focus keeps it.
+function showPlot() {
+  const { svg, x, y } = plot;
+  const focused = circles.indexOf(document.activeElement);
+  const inside = drawFrame(svg, x, y, ["memory of the fullest rank, GB", "step time, s"]);
+  drawLimits(inside, x, y);
+  if (front.length) drawFront(inside, front.map((each) => [x.at(each.bytes / GB), y.at(each.step_s)]));
+  circles = [];
+  points.forEach(([gb, step], number) => drawPlan(inside, number, x.at(gb), y.at(step)));
+  drawNumbers(inside, points.map(([gb, step]) => [x.at(gb), y.at(step)]));
+  const [gb, step] = points[state.chosen];
+  draw("circle", { id: "chosen", r: 6, cx: x.at(gb), cy: y.at(step) }, inside);
+  if (focused >= 0) circles[focused].focus();
+}
 
-function drawLimits(svg, x, y, memory, bound) {
+function drawLimits(parent, x, y) {
   const { width, height, left, right, top, bottom } = PLOT;
-  if (bound) {
-    const at = y.at(bound);
-    draw("line", { x1: left, x2: width - right, y1: at, y2: at, class: "limit" }, svg);
-    draw("text", { x: left + 6, y: at + 15 }, svg, `bound: ${seconds(bound)} s`);
+  if (limits.bound) {
+    const at = y.at(limits.bound);
+    draw("line", { x1: left, x2: width - right, y1: at, y2: at, class: "limit" }, parent);
   }
-  if (memory) {
-    const at = x.at(memory);
-    draw("line", { x1: at, x2: at, y1: top, y2: height - bottom, class: "limit" }, svg);
-    draw("text", { x: at - 5, y: top + 14, "text-anchor": "end" }, svg, `a device has ${memory.toFixed(1)} GB`);
+  if (limits.memory) {
+    const at = x.at(limits.memory);
+    draw("line", { x1: at, x2: at, y1: top, y2: height - bottom, class: "limit" }, parent);
   }
 }
 
-function drawFront(svg, places) {
+function drawFront(parent, places) {
   const [[x, y], ...rest] = places;
-  draw("path", { d: `M${x} ${y}${rest.map(([px, py]) => `H${px}V${py}`).join("")}`, class: "front" }, svg);
+  draw("path", { d: `M${x} ${y}${rest.map(([px, py]) => `H${px}V${py}`).join("")}`, class: "front" }, parent);
   places.forEach(([cx, cy], number) => {
-    const { step_s: step, bytes, file } = facts.pareto.toSorted((a, b) => a.bytes - b.bytes || b.step_s - a.step_s)[number];
-    const mark = draw("circle", { cx, cy, r: 3, class: "on-front" }, svg);
+    const { step_s: step, bytes, file } = front[number];
+    const mark = draw("circle", { cx, cy, r: 3, class: "on-front" }, parent);
     const lines = [file || "not among the plans below", `${seconds(step)} s`, `${gigabytes(bytes)} GB`];
     mark.addEventListener("pointermove", (event) => showTip(lines, event.clientX, event.clientY));
     mark.addEventListener("pointerleave", () => showTip(null));
   });
 }
 
-function drawPlan(svg, number, cx, cy) {
-  const mark = draw("circle", { cx, cy, r: 6, class: "plan", tabindex: 0, role: "button" }, svg);
+function drawPlan(parent, number, cx, cy) {
+  const mark = draw("circle", { cx, cy, r: 6, class: "plan", tabindex: 0, role: "button" }, parent);
+  mark.classList.toggle("first", number === state.chosen);
+  mark.classList.toggle("second", number === state.beside);
   mark.setAttribute("aria-label", describePlan(number).join(", "));
   mark.addEventListener("click", (event) => (event.shiftKey ? putBeside(number) : choose(number)));
   mark.addEventListener("pointermove", (event) => showTip(describePlan(number), event.clientX, event.clientY));
@@ -107,9 +98,20 @@ function drawPlan(svg, number, cx, cy) {
   circles.push(mark);
 }
 
-// The chosen plan is drawn once more above the others, which may lie on its point.
-function showPlot() {
-  circles.forEach((mark, number) => mark.classList.toggle("first", number === state.chosen));
-  circles.forEach((mark, number) => mark.classList.toggle("second", number === state.beside));
-  for (const name of ["cx", "cy"]) byId("chosen").setAttribute(name, circles[state.chosen].getAttribute(name));
+const BESIDE = [[9, 4], [-9, 4], [0, -10], [0, 18], [8, -7], [8, 15], [-8, -7], [-8, 15]];
+
+// Numbers beside their points where there is room: none covers a point or another number. Zoom makes room.
+function drawNumbers(parent, places) {
+  const taken = places.map(([x, y]) => [x - 7, y - 7, x + 7, y + 7]);
+  places.forEach(([x, y], number) => {
+    const width = 7.5 * placeOf(number).length;
+    for (const [dx, dy] of BESIDE) {
+      const left = dx > 0 ? x + dx : dx < 0 ? x + dx - width : x - width / 2;
+      const room = [left - 1, y + dy - 11, left + width + 1, y + dy + 2];
+      if (taken.some((other) => room[0] < other[2] && other[0] < room[2] && room[1] < other[3] && other[1] < room[3])) continue;
+      taken.push(room);
+      draw("text", { x: left, y: y + dy, class: "number" }, parent, placeOf(number));
+      return;
+    }
+  });
 }

@@ -52,6 +52,10 @@ function writeLink() {
   const link = new URLSearchParams();
   if (state.chosen > 0) link.set("plan", placeOf(state.chosen));
   if (state.beside >= 0) link.set("beside", placeOf(state.beside));
+  if (settings.length && moving.value !== settings[moving.moved].value) {
+    link.set("vary", settings[moving.moved].name);
+    link.set("at", String(Number(moving.value.toPrecision(6))));
+  }
   const text = String(link);
   try {
     history.replaceState(null, "", text ? `#${text}` : location.href.split("#")[0]);
@@ -67,4 +71,6 @@ function followLink() {
   if (number("plan") >= 0) state.chosen = number("plan");
   if (link.has("beside")) state.beside = number("beside");
   if (state.beside === state.chosen) state.beside = -1;
+  const moved = settings.findIndex((setting) => setting.name === link.get("vary"));
+  if (moved >= 0 && Number(link.get("at")) > 0) moveTo(moved, Number(link.get("at")));
 }

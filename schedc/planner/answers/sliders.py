@@ -20,7 +20,7 @@ from schedc.planner.answers.settings import USABLE, Setting
 from schedc.planner.price.priced import PricedPlan, order_of, plan_seconds
 from schedc.planner.times.constants import NAMES, ConstantVectors
 
-_EQUAL = 1e-9
+EQUAL = 1e-9
 """Steps that differ by less, relatively, are equal."""
 _ROUNDS = 40
 """Prices that narrow a crossing, at most. Every third price is at the middle of the values."""
@@ -69,7 +69,7 @@ def sliders_of(plans: Sequence[PricedPlan], settings: Sequence[Setting]) -> tupl
     moved = [
         setting
         for setting, low, high in zip(settings, ends[::2], ends[1::2], strict=True)
-        if setting.name == USABLE or (np.abs(high - low) > _EQUAL * low).any()
+        if setting.name == USABLE or (np.abs(high - low) > EQUAL * low).any()
     ]
     rows = iter(prices.steps([(setting, value) for setting in moved for value in setting.values]))
     steps = {setting.name: np.array([next(rows) for _ in setting.values]) for setting in moved}
@@ -141,7 +141,7 @@ class _Crossing:
     @property
     def met(self) -> bool:
         first, own = self.steps[1]
-        return bool(self.setting.whole or abs(own - first) <= _EQUAL * first)
+        return bool(self.setting.whole or abs(own - first) <= EQUAL * first)
 
     def between(self, halves: bool) -> float:
         """A value inside: where a line through the differences meets 0, or the middle. Both by logarithms."""
@@ -164,7 +164,7 @@ def _crossings(setting: Setting, steps: Floats) -> Iterator[_Crossing]:
     now, last = setting.values.index(setting.value), len(setting.values)
     for plan in range(1, steps.shape[1]):
         gaps = steps[:, plan] - steps[:, 0]
-        if abs(gaps[now]) <= _EQUAL * steps[now, 0]:
+        if abs(gaps[now]) <= EQUAL * steps[now, 0]:
             continue
         for side in (range(now, -1, -1), range(now, last)):
             ends = next(((a, b) for a, b in pairwise(side) if gaps[a] * gaps[b] <= 0), None)

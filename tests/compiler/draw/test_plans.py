@@ -13,9 +13,10 @@ from schedc.draw.html_plans import draw_plans
 from schedc.draw.palette import DARK, LIGHT
 from schedc.draw.pareto import ParetoPlot, PlanPoint, draw_pareto
 from schedc.report.plan_pictures import pareto_plot, plans_page
+from schedc.report.plans import certificate_text
 from support.chromium import Browser
 from support.html_page import PAYLOADS, PageReader
-from support.plan_facts import plan_facts, search_facts
+from support.plan_facts import plan_facts, search_facts, slider_facts
 
 SVG = '<svg xmlns="http://www.w3.org/2000/svg" width="40" height="20"><rect width="40" height="20"/></svg>'
 SPACE = "{http://www.w3.org/2000/svg}"
@@ -23,6 +24,8 @@ SPACE = "{http://www.w3.org/2000/svg}"
 
 def hostile(payload: str) -> dict[str, Any]:
     facts = search_facts(plan_facts(1, schedule=payload), plan_facts(2))
+    facts["sliders"] = slider_facts(payload, "02.sched")
+    facts["sliders"]["settings"][0] |= {"name": payload, "says": payload, "unit": payload}
     facts["model"]["name"] = facts["cluster"]["name"] = payload
     facts["plans"][0]["file"] = payload
     return facts | {"left_out": [{"schedule": payload, "reason": payload}]}
@@ -105,6 +108,11 @@ def chosen(browser: Browser) -> list[int]:
     return [int(each) for each in browser.value("[document.body.dataset.chosen, document.body.dataset.beside]")]
 
 
+def middle(browser: Browser, element: str) -> tuple[float, float]:
+    x, y = browser.value(f"(b => [b.x + b.width / 2, b.y + b.height / 2])({element}.getBoundingClientRect())")
+    return float(x), float(y)
+
+
 def bars(browser: Browser, name: str) -> list[list[str]]:
     """Rows of name, value and difference."""
     texts = browser.value(f"[...document.getElementById('{name}').children].map(each => each.textContent)")
@@ -125,9 +133,7 @@ def test_mouse_and_keys_choose_plans(browser: Browser, tmp_path: Path) -> None:
         ["bubbles", "1.300 s", "+0.1000"], ["sum", "18.10 s", "+0.1000"],
     ]  # fmt: skip
     assert browser.value("document.getElementById('difference').textContent").startswith("0.1000 s slower (0.6 %)")
-    x, y = browser.value(
-        "(b => [b.x + b.width / 2, b.y + b.height / 2])(document.querySelectorAll('.plan')[2].getBoundingClientRect())"
-    )
+    x, y = middle(browser, "document.querySelectorAll('circle.plan')[2]")
     browser.mouse("Moved", x, y)
     tip = browser.value("[...document.getElementById('tip').children].map(line => line.textContent)")
     assert tip[0] == "3: 03.sched"
@@ -160,13 +166,97 @@ def test_the_table_sorts_by_any_column(browser: Browser, tmp_path: Path) -> None
     assert browser.faults == []
 
 
+def with_sliders() -> dict[str, Any]:
+    return search_facts() | {"sliders": slider_facts("01.sched", "02.sched", "03.sched")}
+
+
+def ranking(browser: Browser) -> list[list[str]]:
+    """Names and steps of the plans at the value of the slider."""
+    rows = "[...document.querySelectorAll('#ranking li')].map(row => [1, 2].map(at => row.children[at].textContent))"
+    return [list(row) for row in browser.value(rows)]
+
+
+def texts(browser: Browser, selector: str) -> str:
+    return " ".join(browser.value(f"[...document.querySelectorAll('{selector}')].map(each => each.textContent)"))
+
+
+@pytest.mark.slow
+def test_sliders_reorder_plans(browser: Browser, tmp_path: Path) -> None:
+    shown(browser, tmp_path, with_sliders(), "#vary=grouped&at=0.155563")
+    assert ranking(browser) == [["02.sched", "18.20 s"], ["01.sched", "18.30 s"], ["03.sched", "18.35 s"]]
+    assert texts(browser, "#moved-said") == "02.sched is the fastest of these plans at 0.1556 of peak (−1.5 widths)"
+    assert "interpolated" in texts(browser, "#moved-note")
+    browser.now("document.getElementById('setting0').dispatchEvent(new Event('dblclick'))")
+    assert ranking(browser)[0] == ["01.sched", "18.00 s"]
+    browser.now("document.getElementById('setting1').focus()")
+    for _ in range(60):
+        browser.key("ArrowLeft")
+    assert texts(browser, "#setting-head") == "rail.Bps: bytes per second"
+    assert texts(browser, ".setting.moved .value, .setting.moved .far") == "25 GB/s × 0.5"
+    assert ranking(browser)[0] == ["01.sched", "18.20 s"]
+    assert "rail.Bps, GB/s" in texts(browser, "#moved-plot text")
+    assert "vary=rail.Bps&at=25000000000" in browser.value("location.hash")
+    assert chosen(browser) == [0, -1], "keys of a slider choose no plan"
+    browser.value("(location.hash = 'vary=device.usable&at=0.68')")
+    assert ranking(browser) == [["03.sched", "18.35 s"], ["01.sched", "does not fit"], ["02.sched", "does not fit"]]
+    assert texts(browser, "#no-effect") == "Without effect on these plans: cp."
+    assert browser.faults == []
+
+
+@pytest.mark.slow
+def test_plots_have_units_legends_and_zoom(browser: Browser, tmp_path: Path) -> None:
+    facts = with_sliders()
+    shown(browser, tmp_path, facts)
+    for plot, units in (
+        ("plot", ("memory of the fullest rank, GB", "step time, s")),
+        ("moved-plot", ("grouped, of peak", "longer than 01.sched, %")),
+    ):
+        words = texts(browser, f"#{plot} text")
+        assert all(unit in words for unit in units)
+    legend = texts(browser, "#plot-legend span")
+    assert all(word in legend for word in ("plan, with its number", "bound: 18.00 s", "memory of a device: 60.0 GB"))
+    assert browser.value("document.body.innerText").count(certificate_text(facts)) == 1
+    for width in (1400, 420):
+        browser.resize(width, 1000)
+        assert browser.value("document.documentElement.scrollWidth") == width
+        assert browser.value(OVERLAPS) == []
+    browser.resize(1400, 1000)
+    ticks = "[...document.querySelectorAll('#plot .tick')].map(each => each.textContent)"
+    whole = browser.value(ticks)
+    browser.key("+")
+    closer = browser.value(ticks)
+    assert closer != whole
+    browser.key("0")
+    assert browser.value(ticks) == whole
+    x, y = middle(browser, "document.querySelector('#plot svg')")
+    browser.mouse("Wheel", x, y, deltaX=0, deltaY=-300)
+    assert browser.value(ticks) != whole
+    browser.now("document.querySelector('#plot-zoom button:last-child').click()")
+    assert browser.value(ticks) == whole
+    assert browser.faults == []
+
+
+OVERLAPS = """(() => {
+  const texts = [...document.querySelectorAll('.plot text')];
+  const boxes = texts.map((each) => [each.textContent, each.getBoundingClientRect()]);
+  const meet = (a, b) => a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;
+  return boxes.flatMap(([a, x], i) => boxes.slice(i + 1).filter(([, y]) => meet(x, y)).map(([b]) => [a, b]));
+})()"""
+"""Pairs of texts in plots that lie on each other."""
+
+
 @pytest.mark.slow
 def test_hostile_names_are_shown_and_not_run(browser: Browser, tmp_path: Path) -> None:
     for payload in PAYLOADS:
         shown(browser, tmp_path, hostile(payload), beside=1)
         assert browser.value("typeof window.hacked") == "undefined"
         assert payload[:8].strip() in browser.value("document.querySelector('h1').textContent")
-        assert browser.value("document.querySelectorAll('h1 *, td *, li *').length") == 0
+        assert (
+            browser.value(
+                "document.querySelectorAll('h1 *, td *, #remarks *:not(li), #setting-head *, .setting label *').length"
+            )
+            == 0
+        )
         assert browser.faults == []
 
 
