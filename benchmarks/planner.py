@@ -282,7 +282,7 @@ def measure_programs(_arguments: argparse.Namespace) -> Facts:
 def measure_price(_arguments: argparse.Namespace) -> Facts:
     """Milliseconds to price the best plan of deepseek-v3 by `dualpipev` on 16 ranks, the fastest of five times ten."""
     model, cluster = open_model("deepseek-v3").at(4096), open_cluster("h800", 1024)
-    conditions = [read_condition(text, True, names()) for text in ("pp == 16", "schedule == dualpipev")]
+    conditions = [read_condition(text, schedules=names()) for text in ("pp == 16", "schedule == dualpipev")]
     space = PlanSpace.of(model, cluster, 1024, 4096, "standard", conditions)
     (found,) = search(space, PlanProblem(model, cluster, 1024), SearchOptions(top=1)).plans
     assert found.priced is not None

@@ -16,6 +16,8 @@ from schedc.cli.plan_request import (
     devices_of,
     read_axes,
     read_batch,
+    read_draws,
+    read_plans,
     read_skew,
     read_slow,
     read_tokens,
@@ -185,8 +187,6 @@ def compare_command(first: Path, second: Path, output: Path | None, force: bool,
 )
 @click.option(
     "--skew",
-    default="1",
-    show_default=True,
     metavar="RHO",
     callback=read_skew,
     help="Rows of an expert group's fullest rank over the mean: 1.4; 1.4@32 of 32 ranks; cv=0.3, a spread.",
@@ -238,6 +238,22 @@ def compare_command(first: Path, second: Path, output: Path | None, force: bool,
     metavar="NAME",
     help="With --explain: change only this constant, figure or level of the cluster; default all.",
 )
+@click.option(
+    "--also",
+    multiple=True,
+    metavar="AXIS=VALUE,...",
+    callback=read_plans,
+    help="List the best plan with these axes, too: tp=8,pp=16,ep=32. May be given several times.",
+)
+@click.option(
+    "--draws",
+    default="off",
+    show_default=True,
+    metavar="N|off",
+    callback=read_draws,
+    help="Draws of the constants under which plans are compared.",
+)
+@click.option("--seed", type=click.IntRange(0, 2**31), default=0, show_default=True, help="Seed of the draws.")
 @click.option("--time", "show_time", is_flag=True, help="Show the seconds of each stage of the search.")
 @click.option(
     "--limit-seconds",

@@ -18,6 +18,8 @@ _OF_RUNS = ("price", "watts", "mtbf", "checkpoint", "restart")
 _OF_FAILURES = ("mtbf", "checkpoint", "restart")
 _THOUSANDS = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
 _MOST_TOKENS = 1e18
+DRAWS, LEAST_DRAWS, MOST_DRAWS = 200, 20, 10_000
+"""Draws of the constants by default; how few and how many may be asked for. Shares of fewer say nothing."""
 MOST_SLOW = 100.0
 """Slower devices stand still."""
 MOST_SPREAD = 4.0
@@ -33,7 +35,8 @@ class SearchRequest:
     limit_seconds: CPU seconds of the search. precision: type of products. skew: rows of the fullest rank of an
     expert group over the mean. tokens: of a training run. price: of a device-hour. watts: of a device. mtbf: hours
     of a device between failures. checkpoint, restart: seconds. slow: how many times as long slow devices take, and how
-    many of them there are. space_facts: whether the space is told in place of a search.
+    many of them there are. also: axes of further plans. draws: of the constants, to compare plans
+    under; None for no comparison. seed: of the draws. space_facts: whether the space is told in place of a search.
     """
 
     model: str
@@ -52,12 +55,15 @@ class SearchRequest:
     exhaustive: bool
     explain: tuple[str, ...] | None
     vary: tuple[str, ...]
+    also: tuple[tuple[str, ...], ...]
+    draws: int | None
+    seed: int
     show_time: bool
     fit_file: Path | None
     force_fit: bool
     limit_seconds: float | None
     precision: str
-    skew: SkewAsked
+    skew: SkewAsked | None
     tokens: float | None
     price: float | None
     watts: float | None
@@ -137,8 +143,10 @@ class SkewAsked(NamedTuple):
     spread: float = 0.0
 
 
-def read_skew(_ctx: click.Context, _parameter: click.Parameter, text: str) -> SkewAsked:
+def read_skew(_ctx: click.Context, _parameter: click.Parameter, text: str | None) -> SkewAsked | None:
     """``1.4`` for groups of any size, ``1.4@32`` for groups of 32 ranks, or ``cv=0.3``, the spread of loads."""
+    if text is None:
+        return None
     match = re.fullmatch(r"\s*(cv\s*=\s*)?([0-9.]+(?:e[+-]?[0-9]+)?|nan|inf)\s*(?:@\s*([0-9]{1,7}))?\s*", text)
     number = _number(match[2]) if match else None
     if match is None or number is None or (match[1] and match[3]):
@@ -164,8 +172,25 @@ def _number(text: str) -> float | None:
 
 def read_axes(_ctx: click.Context, _parameter: click.Parameter, text: str | None) -> tuple[str, ...] | None:
     """Axes of a plan as conditions: ``tp=8,pp=16`` is ``tp == 8`` and ``pp == 16``. None without the option."""
-    if text is None:
+    return None if text is None else _axes(text)
+
+
+def read_plans(_ctx: click.Context, _parameter: click.Parameter, texts: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
+    """Axes of several plans, each as for `read_axes`."""
+    return tuple(_axes(text or "''") for text in texts)
+
+
+def read_draws(_ctx: click.Context, _parameter: click.Parameter, text: str) -> int | None:
+    """How many draws: a number, or ``off``."""
+    if text.strip() == "off":
         return None
+    if not re.fullmatch(r"[0-9]{1,9}", text.strip()) or not LEAST_DRAWS <= int(text) <= MOST_DRAWS:
+        help = f"write {LEAST_DRAWS} to {MOST_DRAWS:,}, or `off` for no comparison"
+        raise click.BadParameter(f"{text!r} is no number of draws that says anything: {help}")
+    return int(text)
+
+
+def _axes(text: str) -> tuple[str, ...]:
     axes: dict[str, str] = {}
     for part in text.split(",") if text else ():
         name, equals, value = (each.strip() for each in part.partition("="))

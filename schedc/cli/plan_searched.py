@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from schedc.planner.answers.budget import TrainingAsked
     from schedc.planner.fit.fitted import Fit
     from schedc.planner.search.best_first import SearchOptions
+    from schedc.planner.search.result import FoundPlan
+    from schedc.planner.search.standing import SearchProgress
     from schedc.planner.space.conditions import PlanCondition
     from schedc.planner.space.space import OfferedSchedules, PlanSpace
     from schedc.planner.times.problem import PlanProblem
@@ -58,8 +60,10 @@ def _space_told(problem: PlanProblem, fit: Fit | None, space: PlanSpace, as_json
 
 def _search(request: SearchRequest, problem: PlanProblem, fit: Fit | None, space: PlanSpace) -> None:
     """`searched`, once the request is read: what it imports takes longer than reading it."""
+    from schedc.planner.answers.drawn_plans import DrawsAsked, compare_plans
     from schedc.planner.answers.slow_devices import SlowDevices
     from schedc.planner.search.best_first import search
+    from schedc.report.chances import add_chances
     from schedc.report.explained import to_text as explained_text
     from schedc.report.explaining import explain_plan
     from schedc.report.plan_output import write_plans
@@ -68,16 +72,20 @@ def _search(request: SearchRequest, problem: PlanProblem, fit: Fit | None, space
     from schedc.report.sliders import moved_plans
     from schedc.report.sliders import to_text as sliders_text
 
-    wanted = conditions_of(request.explain or (), space.offered)
+    wanted, options = conditions_of(request.explain or (), space.offered), options_of(request)
     with ProgressLine() as progress, about_files():
-        found = search(space, problem, options_of(request), progress)
+        also = also_found(request, space, problem, options, progress)
+        found = search(space, problem, options, progress)
     slow = request.slow and SlowDevices(*request.slow, space)
-    facts = search_to_json(problem, space, found, fit, request.objective, asked_of(request), slow)
+    facts = search_to_json(problem, space, found, also, fit, request.objective, asked_of(request), slow)
+    if request.draws is not None and request.objective == "step" and found.plans:
+        asked = DrawsAsked(request.draws, request.seed, loads=request.skew is None)
+        with ProgressLine() as progress:
+            add_chances(facts, compare_plans(space, problem, found, [*also.values()], asked, progress), asked)
     explained = None
     if wanted:
         with ProgressLine() as progress, about_files():
-            plans, options = facts["plans"], options_of(request)
-            facts["explain"], explained = explain_plan(space, problem, wanted, fit, options, plans, progress)
+            facts["explain"], explained = explain_plan(space, problem, wanted, fit, options, facts["plans"], progress)
     if request.explain is not None:
         facts["sliders"] = moved_plans(found.plans, explained, request.vary)
     if request.output is not None:
@@ -117,12 +125,13 @@ def plan_problem(request: SearchRequest) -> tuple[PlanProblem, Fit | None]:
     sequences, seq = request.batch
     model = open_model(request.model).at(seq)
     cluster = open_cluster(request.cluster, request.devices)
-    spread = _spread(request.skew, model)
+    asked = request.skew or SkewAsked()
+    spread = _spread(asked, model)
     precision = request.precision
     cluster.peak(precision)
     fit = fit_for(cluster, precision, request.fit_file, request.force_fit)
     constants, sure = ({}, None) if fit is None else (fit.constants, fit.known)
-    skew = 1.0 if spread else request.skew.fullest
+    skew = 1.0 if spread else asked.fullest
     return PlanProblem(model, cluster, sequences, constants, precision, skew, spread=spread, sure=sure), fit
 
 
@@ -168,7 +177,7 @@ def space_of(request: SearchRequest, problem: PlanProblem) -> PlanSpace:
     from schedc.planner.space.space import OfferedSchedules, PlanSpace
 
     offered = OfferedSchedules(request.schedules)
-    conditions = conditions_of(request.require, offered) + conditions_of(request.exclude, offered, wanted=False)
+    conditions = conditions_of(request.require, offered) + conditions_of(request.exclude, offered, "--exclude")
     for name in request.restrict:
         conditions += open_restriction(name).conditions
     batch, seq = problem.sequences, problem.model.seq
@@ -180,14 +189,33 @@ def space_of(request: SearchRequest, problem: PlanProblem) -> PlanSpace:
     return space
 
 
-def conditions_of(texts: tuple[str, ...], offered: OfferedSchedules, wanted: bool = True) -> list[PlanCondition]:
-    """Conditions that plans meet, or do not meet unless ``wanted``. Schedules are read where one names them."""
+def also_found(
+    request: SearchRequest, space: PlanSpace, problem: PlanProblem, options: SearchOptions, progress: SearchProgress
+) -> dict[str, FoundPlan]:
+    """By the axes of each `--also`: the best plan that has them.
+
+    Raises `RequestError`: S711 for other axes, S712 where no plan of the space has them, S714 where none fits.
+    """
+    from schedc.planner.search.asked import best_plan
+
+    found = {}
+    for texts in request.also:
+        asked = ", ".join(texts).replace(" == ", " ")
+        plan = best_plan(space, problem, conditions_of(texts, space.offered, "--also"), options, progress)
+        if plan is None:
+            raise click.UsageError(f"--also {asked}: --limit-seconds ended the search for it; allow more")
+        found[asked] = plan
+    return found
+
+
+def conditions_of(texts: tuple[str, ...], offered: OfferedSchedules, by: str = "--require") -> list[PlanCondition]:
+    """The conditions of an option. Schedules are read where one names them."""
     if not texts:
         return []
     from schedc.planner.space.conditions import read_condition
 
     names = offered.names if any("schedule" in text for text in texts) else ()
-    return [read_condition(text, wanted, names) for text in texts]
+    return [read_condition(text, by, names) for text in texts]
 
 
 def options_of(request: SearchRequest) -> SearchOptions:

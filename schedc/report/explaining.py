@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from schedc.diagnostics import RequestError
 from schedc.planner.fit.fitted import Fit
-from schedc.planner.search.best_first import SearchOptions, search
+from schedc.planner.search.asked import best_plan
+from schedc.planner.search.best_first import SearchOptions
 from schedc.planner.search.result import FoundPlan
 from schedc.planner.search.standing import SearchProgress
 from schedc.planner.space.conditions import PlanCondition
@@ -35,10 +35,9 @@ def explain_plan(
     wanted: conditions that say the axes of the plan; of several plans that meet them the best one is explained. plans:
     the best plans of the whole space, in their JSON form. progress: as for `search`.
     """
-    own = replace(space, conditions=(*space.conditions, *wanted), _orders={})
     asked = ", ".join(condition.text for condition in wanted)
     try:
-        found = next(iter(search(own, problem, replace(options, top=1), progress).plans), None)
+        found = best_plan(space, problem, wanted, options, progress)
     except RequestError as error:
         (finding, *_) = error.diagnostics
         reason = ": ".join([finding.message, *finding.notes])

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from schedc.report.certificate import certificate_text
+from schedc.report.chances import chances_texts
 from schedc.report.figures import counted, seconds_text, word
 
 COLUMNS = 120
@@ -109,6 +110,9 @@ TABLE: tuple[PlanColumn, ...] = (
         lambda plan: plan["tokens_per_s_per_device"],
     ),
     PlanColumn(
+        "first in", lambda plan: f"{100 * plan['first_in']:.0f} %", lambda plan: plan["first_in"], needs="first_in"
+    ),
+    PlanColumn(
         "slow s", lambda plan: seconds_text(plan["slow"]["step_s"]), lambda plan: plan["slow"]["step_s"], needs="slow"
     ),
     _budget("days", "days", "{:,.4g}"),
@@ -146,7 +150,7 @@ def to_text(facts: Mapping[str, Any], stages: bool = False) -> Iterator[str]:
     yield from _counts(facts, stages)
     yield ""
     if facts["plans"]:
-        yield from plan_table(facts["plans"])
+        yield from plan_table([*facts["plans"], *facts["also"]])
         yield ""
     for remark in remarks(facts):
         yield from textwrap.wrap(remark, COLUMNS, subsequent_indent="  ", break_on_hyphens=False)
@@ -274,9 +278,10 @@ def remarks(facts: Mapping[str, Any]) -> Iterator[str]:
     """The training run, which software does not run plans, what the space leaves out, and sizes beyond the fit."""
     if facts.get("training") and facts["plans"]:
         yield run_text(facts["training"], facts["plans"][0]["budget"])
+    yield from chances_texts(facts)
     if facts.get("slow") and facts["plans"]:
         yield slow_text(facts["slow"], facts["plans"][0])
-    yield from not_run_texts(facts["plans"])
+    yield from not_run_texts([*facts["plans"], *facts["also"]])
     if facts["axis_ends"]:
         yield f"of the best plan, {', '.join(facts['axis_ends'])}"
     if facts["space"]["restrictions"]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from math import isfinite
 from typing import Any
@@ -14,6 +14,7 @@ from schedc.planner.answers.space_facts import axis_ends, space_facts
 from schedc.planner.fit.fitted import Fit, beyond
 from schedc.planner.price.priced import PricedPlan
 from schedc.planner.search.result import FoundPlan, SearchResult
+from schedc.planner.space.axes import PlanAxes
 from schedc.planner.space.space import PlanSpace
 from schedc.planner.times.problem import PlanProblem
 from schedc.report.certificate import certificate_text
@@ -21,11 +22,15 @@ from schedc.report.priced_plans import plan_facts
 from schedc.report.problem import problem_facts, rows_of_plans
 from schedc.report.space import restrictions, table_json
 
+NOT_COMPARED: dict[str, Any] = {"chances": None, "decided_by": [], "measure_next": []}
+"""Facts of a search whose plans were not compared under draws."""
+
 
 def search_to_json(
     problem: PlanProblem,
     searched: PlanSpace,
     found: SearchResult,
+    also: Mapping[str, FoundPlan],
     fit: Fit | None,
     objective: str,
     asked: TrainingAsked | None = None,
@@ -33,18 +38,13 @@ def search_to_json(
 ) -> dict[str, Any]:
     """The facts of a search: its problem, its counts, what is certain, and its plans, best first.
 
-    searched: the plans that were searched. objective: what is best, `step`, `memory` or `pareto`. asked: the training
-    run, whose budget each plan then has. slow: devices that are slow, with which each plan then has its step.
+    searched: the plans that were searched. also: plans beside those found, by their axes as they were asked for.
+    objective: what is best, `step`, `memory` or `pareto`. asked: the training run, whose budget each plan then has.
+    slow: devices that are slow, with which each plan then has its step.
     """
-    plans = [_entry(plan, place, fit) for place, plan in enumerate(found.plans, 1)]
-    for plan, entry in zip(found.plans, plans, strict=True):
-        assert plan.priced is not None
-        entry["runs_on"] = runs_on(plan.priced)
-        entry["budget"] = asked and budget_facts(asked, problem, entry)
-        entry["slow"] = slow and slow_facts(slow, plan.priced)
+    plans = [_entry(plan, place, fit, asked, slow) for place, plan in enumerate(found.plans, 1)]
     files = {plan.axes: entry["file"] for plan, entry in zip(found.plans, plans, strict=True)}
-    space, certificate, table = found.space, found.certificate, space_facts(searched, problem)
-    bound = certificate.bound_s if isfinite(certificate.bound_s) else None
+    space, table = found.space, space_facts(searched, problem)
     facts: dict[str, Any] = {
         "schema": "schedc.plans",
         "version": 1,
@@ -61,17 +61,28 @@ def search_to_json(
         },
         "counts": asdict(found.counts),
         "seconds": asdict(found.seconds),
-        "certificate": asdict(certificate) | {"bound_s": bound},
+        "certificate": asdict(found.certificate) | {"bound_s": _finite(found.certificate.bound_s)},
         "plans": plans,
-        "axis_ends": [end for plan in found.plans[:1] for end in axis_ends(table, plan.axes, plan.free)],
-        "pareto": [
-            {"step_s": plan.step_s, "bytes": plan.peak_bytes, "file": files.get(plan.axes, "")} for plan in found.pareto
+        "also": [
+            _entry(plan, 1, fit, asked, slow) | {"file": f"also {place}" if place > 1 else "also", "asked": texts}
+            for place, (texts, plan) in enumerate(also.items(), 1)
         ],
+        **NOT_COMPARED,
+        "axis_ends": [end for plan in found.plans[:1] for end in axis_ends(table, plan.axes, plan.free)],
+        "pareto": [_point(plan, files) for plan in found.pareto],
         "extrapolates": extrapolated(fit, plans),
         "left_out": [{"schedule": each.schedule, "reason": each.reason} for each in space.left_out],
     }
     facts["certificate"]["sentence"] = certificate_text(facts)
     return facts
+
+
+def _point(plan: FoundPlan, files: Mapping[PlanAxes, str]) -> dict[str, Any]:
+    return {"step_s": plan.step_s, "bytes": plan.peak_bytes, "file": files.get(plan.axes, "")}
+
+
+def _finite(seconds: float) -> float | None:
+    return seconds if isfinite(seconds) else None
 
 
 def budget_facts(asked: TrainingAsked, problem: PlanProblem, plan: dict[str, Any]) -> dict[str, Any]:
@@ -89,9 +100,18 @@ def slow_facts(slow: SlowDevices, plan: PricedPlan) -> dict[str, Any]:
     return step._asdict() | {"ranks": list(step.ranks), "without": step.without and step.without._asdict()}
 
 
-def _entry(plan: FoundPlan, place: int, fit: Fit | None) -> dict[str, Any]:
+def _entry(
+    plan: FoundPlan, place: int, fit: Fit | None, asked: TrainingAsked | None, slow: SlowDevices | None
+) -> dict[str, Any]:
+    """A plan with its answers. What draws say of it comes later, by `schedc.report.chances`."""
     assert plan.priced is not None
-    return plan_facts(plan.priced, place, fit, list(plan.free), plan.floor_s)
+    entry = plan_facts(plan.priced, place, fit, list(plan.free), plan.floor_s)
+    return entry | {
+        "runs_on": runs_on(plan.priced),
+        "budget": asked and budget_facts(asked, plan.planned.problem, entry),
+        "slow": slow and slow_facts(slow, plan.priced),
+        **dict.fromkeys(("first_in", "within_5_pct", "loss_pct")),
+    }
 
 
 def extrapolated(fit: Fit | None, plans: Sequence[dict[str, Any]]) -> list[str]:

@@ -119,7 +119,7 @@ def same_plan(axes: PlanAxes, dp: int, space: PlanSpace) -> tuple[PlanCondition,
     values = {each.name: getattr(axes, each.name) for each in fields(axes)} | {"dp": dp}
     del values["microbatches"]
     texts = (f"{name} == {int(value) if isinstance(value, bool) else value}" for name, value in values.items())
-    return tuple(read_condition(text, True, space.offered.names) for text in texts)
+    return tuple(read_condition(text, schedules=space.offered.names) for text in texts)
 
 
 @dataclass(frozen=True, eq=False)

@@ -324,7 +324,8 @@ class _BestFirst:
         refused = (LeftOut(name, reason) for name, reason in self.orders.refused.items())
         left_out = (*self.space.offered.left_out, *refused)
         space = SpaceCounts(self.space.raw, self.candidates.legal, len(self.candidates), left_out)
-        return SearchResult(space, self.counts, self.clock.seconds(), certificate, plans, pareto_front(self.exact))
+        front = pareto_front(self.exact)
+        return SearchResult(space, self.counts, self.clock.seconds(), certificate, plans, front, self.candidates)
 
     def _open_steps(self) -> Iterator[float]:
         steps = self.candidates.step[self.next :][~self.candidates.policy[self.next :]]

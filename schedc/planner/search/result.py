@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from schedc.planner.price.files import PlannedStep
 from schedc.planner.price.priced import PricedPlan
+from schedc.planner.search.candidates import Candidates
 from schedc.planner.space.axes import PlanAxes
 from schedc.planner.space.schedules import LeftOut
 
@@ -102,7 +103,10 @@ class FoundPlan:
 
 @dataclass(frozen=True, eq=False)
 class SearchResult:
-    """The answer of a search. plans: best first. pareto: plans than which none priced is both as fast and as small."""
+    """The answer of a search.
+
+    plans: best first. pareto: plans than which none priced is both as fast and as small. candidates: all that may fit.
+    """
 
     space: SpaceCounts
     counts: SearchCounts
@@ -110,3 +114,4 @@ class SearchResult:
     certificate: SearchCertificate
     plans: tuple[FoundPlan, ...]
     pareto: tuple[FoundPlan, ...]
+    candidates: Candidates

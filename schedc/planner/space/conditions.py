@@ -19,6 +19,9 @@ from schedc.planner.presets.tables import tables
 from schedc.planner.space.axes import VALUES
 from schedc.source import NOWHERE, Source
 
+REQUIRE, EXCLUDE = "--require", "--exclude"
+"""Options that ask for conditions."""
+
 MAX_TEXT = 500
 """Characters of a condition."""
 
@@ -64,32 +67,32 @@ Evaluated: TypeAlias = Callable[[Mapping[str, Any]], Any]
 class PlanCondition:
     """A condition on plans.
 
-    text: as written. wanted: whether plans meet it (`--require`) or do not (`--exclude`). names: the axes that it
-    reads. met: whether plans meet the text.
+    text: as written. by: the option that asks for it; `--exclude` leaves plans that do not meet it. names: the axes
+    that it reads. met: whether plans meet the text.
     """
 
     text: str
-    wanted: bool
+    by: str
     names: frozenset[str]
     met: Evaluated = field(compare=False, repr=False)
 
     @property
     def option(self) -> str:
-        return f"--{'require' if self.wanted else 'exclude'} '{self.text}'"
+        return f"{self.by} '{self.text}'"
 
     def holds(self, axes: Mapping[str, Any]) -> Bools:
         """[plans] whether the condition leaves plans in. axes: by axis, values of plans, or arrays that broadcast."""
         met: Bools = np.asarray(self.met(axes), np.bool_)
-        return met if self.wanted else ~met
+        return ~met if self.by == EXCLUDE else met
 
 
-def read_condition(text: str, wanted: bool = True, schedules: tuple[str, ...] = ()) -> PlanCondition:
+def read_condition(text: str, by: str = REQUIRE, schedules: tuple[str, ...] = ()) -> PlanCondition:
     """The condition of a text such as ``pp >= 4 and schedule in dualpipev, zbv``.
 
     schedules: names of schedules, to tell a misspelt one. Raises `RequestError` (S711) with the place of a fault.
     """
     text = text.strip()
-    source = Source("--require" if wanted else "--exclude", text)
+    source = Source(by, text)
     if not text.isprintable() or not 0 < len(text) <= MAX_TEXT:
         raise _fault(source, None, f"a condition is one line of at most {MAX_TEXT:,} characters", "write `pp >= 4`")
     try:
@@ -101,7 +104,7 @@ def read_condition(text: str, wanted: bool = True, schedules: tuple[str, ...] = 
     tree = _joined(tree)
     met = _ConditionReader(source, schedules).truth(tree)
     names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    return PlanCondition(text, wanted, frozenset(names & {*NUMBERS, *WORDS}), met)
+    return PlanCondition(text, by, frozenset(names & {*NUMBERS, *WORDS}), met)
 
 
 def _joined(tree: ast.expr) -> ast.expr:

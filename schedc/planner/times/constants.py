@@ -136,6 +136,11 @@ class ConstantVectors:
         clock = np.vstack([self.values.get(SUSTAINED + device, one) for device in devices])
         return replace(self, values=self.values | {name: self.values[name] * clock for name in OF_CLOCK})
 
+    def only(self, vector: int) -> ConstantVectors:
+        """One of the vectors."""
+        loads = None if self.loads is None else self.loads[:, vector : vector + 1]
+        return ConstantVectors({name: each[:, vector : vector + 1] for name, each in self.values.items()}, loads)
+
     def __getitem__(self, name: str) -> Floats:
         return self.values[name]
 

@@ -55,7 +55,7 @@ class PlanProblem:
     the others are at their prior medians. precision: of products. skew: rows of the fullest rank of an expert group
     over the mean, whatever its size. A group of fewer ranks has all rows on one of them. spread: of the loads
     of experts (standard deviation over mean); then the fullest rank follows from the size of the group. sure: how sure
-    a fit is of the constants; None without one.
+    a fit is of the constants; None without one. drawn: one vector that prices plans in place of the constants.
     """
 
     model: ModelSizes
@@ -67,10 +67,13 @@ class PlanProblem:
     stack: Stack = Stack()
     spread: float = 0.0
     sure: ConstantSpread | None = field(default=None, compare=False, repr=False)
+    drawn: ConstantVectors | None = field(default=None, repr=False)
 
     @cached_property
     def vectors(self) -> ConstantVectors:
         """The constants as one vector."""
+        if self.drawn is not None:
+            return self.drawn
         values = [self.constants.get(constant.name, constant.median) for constant in CONSTANTS]
         return ConstantVectors.of([constant.name for constant in CONSTANTS], np.array([values]))
 

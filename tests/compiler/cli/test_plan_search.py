@@ -16,7 +16,7 @@ SEARCH = ("gpt2", "h100", "-D", "devices=8", "--batch", "32x1024", "--require", 
 
 KEYS = {
     "": "schema version model cluster batch precision skew spread fit objective training slow space counts seconds "
-    "certificate plans axis_ends pareto extrapolates left_out",
+    "certificate plans also chances decided_by measure_next axis_ends pareto extrapolates left_out",
     "batch": "sequences seq",
     "fit": "name rows cv_mape_pct hash forced unseen",
     "space": "raw legal fit restrictions facts",
@@ -26,7 +26,7 @@ KEYS = {
 }
 PLAN_KEYS = (
     "file axes free step_s step_low_s step_high_s makespan_s tokens_per_s_per_device mfu memory waterfall floor_s "
-    "runs_on budget slow"
+    "runs_on budget slow first_in within_5_pct loss_pct"
 )
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from schedc.diagnostics import RequestError
 from schedc.planner.presets.tables import files
-from schedc.planner.space.conditions import open_restriction, read_condition
+from schedc.planner.space.conditions import EXCLUDE, open_restriction, read_condition
 
 AXES = {
     "pp": np.array([1, 4, 8]),
@@ -38,8 +38,8 @@ NAMES = ("1f1b", "zbv", "dualpipev")
     ],
 )
 def test_conditions_decide(text: str, expected: list[bool]) -> None:
-    holds = read_condition(text, True, NAMES).holds(AXES)
-    excluded = read_condition(text, False, NAMES).holds(AXES)
+    holds = read_condition(text, schedules=NAMES).holds(AXES)
+    excluded = read_condition(text, EXCLUDE, NAMES).holds(AXES)
     assert np.broadcast_to(holds, 3).tolist() == expected
     assert np.broadcast_to(excluded, 3).tolist() == [not each for each in expected]
 
@@ -65,7 +65,7 @@ def test_conditions_decide(text: str, expected: list[bool]) -> None:
 )
 def test_faults_have_a_place(text: str, column: int) -> None:
     with pytest.raises(RequestError) as raised:
-        read_condition(text, True, NAMES)
+        read_condition(text, schedules=NAMES)
     assert raised.value.diagnostics[0].position == ("S711", 1, column)
 
 

@@ -1,0 +1,24 @@
+"""Names the command that measures a constant of the cost model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+_CALIBRATE = "schedc calibrate"
+
+MEASURED_BY: Mapping[str, str] = {
+    **dict.fromkeys(("grouped", "grouped_r0"), f"{_CALIBRATE} --only experts"),
+    **dict.fromkeys(("ep", "ep_alpha", "ep_peer", "p2p"), f"{_CALIBRATE} --only exchange"),
+    **dict.fromkeys(("launch", "moe_launch"), f"{_CALIBRATE} --only launch"),
+    "loads": "Pipeline.record_routing",
+    **dict.fromkeys(("gemm", "gemm_k0", "attention", "hbm", "fp8", "unaligned"), _CALIBRATE),
+}
+"""The rows of a calibration enter the fit. A constant without a command is known by whole measured steps alone."""
+
+STEPS = "schedc fit"
+"""What measured steps enter."""
+
+
+def measured_by(name: str) -> str:
+    """The command that measures a constant, or that takes measured steps."""
+    return MEASURED_BY.get(name, STEPS)
