@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 _APART = 0.1
 """Seconds between two writes."""
 
+_ALIKE = 0.1
+"""Times whose ends differ by less, relatively, are written as one."""
+
 
 class ProgressLine:
     """Writes what a search is at, while the block runs, and clears the line at its end."""
@@ -50,7 +53,15 @@ def _standing_text(standing: SearchStanding) -> str:
     """What is known of a standing. A share is rounded down, so that 100 % is all of it."""
     parts = [
         None if standing.decided is None else f"{floor(1000 * standing.decided) / 10:.1f} % decided",
-        None if standing.left_s is None else f"about {ceil(standing.left_s):,} s left",
+        None if standing.left is None else _left_text(*standing.left),
         None if standing.best_s is None else f"best step {standing.best_s:#.4g} s",
     ]
     return "".join(f", {part}" for part in parts if part is not None)
+
+
+def _left_text(least: float, most: float) -> str:
+    """Seconds that are left: one number, or two where they are apart."""
+    low, high = floor(least), ceil(most)
+    if high - low <= max(1.0, _ALIKE * high):
+        return f"about {high:,} s left"
+    return f"{low:,} to {high:,} s left" if low else f"up to {high:,} s left"

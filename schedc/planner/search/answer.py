@@ -33,6 +33,11 @@ class Answer:
         """The value of the last plan; infinite where there is none."""
         return max(self._value.values(), default=inf)
 
+    @property
+    def values(self) -> tuple[float, ...]:
+        """What decides of its plans: seconds, or bytes."""
+        return tuple(self._value.values())
+
     def __bool__(self) -> bool:
         return bool(self._alike)
 

@@ -31,7 +31,7 @@ from schedc.planner.search.result import (
     SpaceCounts,
 )
 from schedc.planner.search.simulated import Orders, simulate_plans, with_program
-from schedc.planner.search.standing import OpenWork, SearchProgress, SearchStanding, seconds_left
+from schedc.planner.search.standing import OpenPlans, Pace, SearchProgress, SearchStanding, seconds_left
 from schedc.planner.space.nothing_legal import refuse_nothing_legal
 from schedc.planner.space.schedules import LeftOut
 from schedc.planner.space.space import PlanSpace
@@ -64,19 +64,23 @@ class SearchOptions:
 
 @dataclass(eq=False)
 class _Clock:
-    """CPU seconds by stage."""
+    """CPU seconds by stage. pace: of the plans of a stage."""
 
     by_stage: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    pace: defaultdict[str, Pace] = field(default_factory=lambda: defaultdict(Pace))
     cpu: float = field(default_factory=time.process_time)
     wall: float = field(default_factory=time.perf_counter)
 
     @contextmanager
-    def of(self, stage: str) -> Iterator[None]:
+    def of(self, stage: str, plans: int = 0) -> Iterator[None]:
+        """Counts the block for a stage. plans: that it finishes."""
         start = time.process_time()
         try:
             yield
         finally:
-            self.by_stage[stage] += time.process_time() - start
+            seconds = time.process_time() - start
+            self.by_stage[stage] += seconds
+            self.pace[stage].add(plans, seconds)
 
     @property
     def used(self) -> float:
@@ -110,7 +114,7 @@ class _BestFirst:
         self.clock, self.counts = _Clock(), SearchCounts()
         self.orders = Orders(space.choice)
         self.exact: list[FoundPlan] = []
-        self.so_far, self.ordered = self._empty(), 0
+        self.so_far, self.ordered, self.inexact = self._empty(), 0, 0
         self.waiting: list[tuple[tuple[float, float], int, FoundPlan]] = []
         self.number = count()
         self.next, self.width = 0, _FIRST
@@ -203,10 +207,11 @@ class _BestFirst:
             for place in open
             if not self.candidates.policy[place]
         ]
-        with self.clock.of("simulated"):
+        with self.clock.of("simulated", len(fixed)):
             simulated = simulate_plans(fixed, self.orders, self.usable)
         self.counts = replace(self.counts, simulated=self.counts.simulated + len(fixed), orders=len(self.orders.made))
         for plan in simulated:
+            self.inexact += not plan.exact
             self._wait(plan)
         self.progress("simulated", self.counts.simulated, self._standing)
 
@@ -244,7 +249,7 @@ class _BestFirst:
 
     def _priced(self, planned: PlannedStep, stage: str = "priced") -> PricedPlan | None:
         """The price of a plan; None where the compiler refuses its order, which is noted."""
-        with self.clock.of(stage):
+        with self.clock.of(stage, plans=1):
             try:
                 priced = price_plan(planned)
             except DiagnosticError as error:
@@ -286,25 +291,36 @@ class _BestFirst:
 
     def _standing(self) -> SearchStanding:
         """How many plans cannot enter the answer any more, and how long the others take."""
-        best = min((plan.step_s for plan in self.exact), default=None)
         if isinstance(self.so_far, Front):
-            return SearchStanding(None, None, best)
+            return SearchStanding(None, None, min((plan.step_s for plan in self.exact), default=None))
         limited = self.so_far.full and not self.options.exhaustive
         limit = self.so_far.last if limited else inf
         end = int(np.searchsorted(self._bounds, limit, side="right"))
-        policies = max(0, int(np.count_nonzero(self.candidates.policy[:end])) - self.ordered)
-        fixed = int(np.count_nonzero(~self.candidates.policy[self.next : end]))
-        waiting = sum(value[0] <= limit and not plan.exact for value, _, plan in self.waiting)
-        spent, priced = self.clock.by_stage, max(0, self.counts.priced - self.ordered)
+        policies = np.flatnonzero(self.candidates.policy[:end])[self.ordered :]
+        fixed = self.next + np.flatnonzero(~self.candidates.policy[self.next : end])
+        waiting = [
+            (value[0], plan.programmed) for value, _, plan in self.waiting if value[0] <= limit and not plan.exact
+        ]
+        best = min((plan.step_s for plan in self.exact), default=None)
+        share = 1 - (fixed.size + len(waiting) + policies.size) / len(self.candidates)
+        if not limited:
+            return SearchStanding(share, None, best)
+        # Final values are no smaller than these, so that the last plan of the answer is no better than this one.
+        values = [*self.so_far.values, *(value for value, _ in waiting), *self._bounds[fixed], *self._bounds[policies]]
+        last = float(np.partition(values, self.options.top - 1)[self.options.top - 1])
+        certain, ordered = (int(np.count_nonzero(self._bounds[each] < last)) for each in (fixed, policies))
+        priced = sum(programmed and value < last for value, programmed in waiting)
+        pairs = round(fixed.size * self.inexact / max(1, self.counts.simulated))
+        plain = sum(plan.priced is None for plan in self.so_far.plans()) * self.options.inside
+        files = min(self.options.top, plain + fixed.size)
+        open = OpenPlans((certain, fixed.size), (priced, len(waiting) + pairs), (ordered, policies.size), files)
         left = seconds_left(
-            OpenWork(fixed, self.counts.simulated, spent["simulated"]),
-            OpenWork(waiting, priced, spent["priced"]),
-            OpenWork(policies, self.ordered, spent["ordered"]),
-            max(0.0, self.options.policy_seconds - spent["ordered"]),
+            open, self.clock.pace, max(0.0, self.options.policy_seconds - self.clock.by_stage["ordered"])
         )
+        if left is not None and self.options.seconds is not None:
+            left = left.within(max(0.0, self.options.seconds - self.clock.used))
         seconds = self.clock.seconds()
-        wall = None if left is None or not limited else left * max(1.0, seconds.wall / seconds.cpu)
-        return SearchStanding(1 - (fixed + waiting + policies) / len(self.candidates), wall, best)
+        return SearchStanding(share, left and left.times(max(1.0, seconds.wall / seconds.cpu)), best)
 
     # The answer.
 

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from schedc.cli import main
 from schedc.cli.plan_progress import ProgressLine
 from schedc.planner.presets.tables import files
-from schedc.planner.search.standing import SearchStanding
+from schedc.planner.search.standing import SearchStanding, SecondsLeft
 from support.html_page import PageReader
 from support.paths import ROOT
 from support.written_plans import written_plans
@@ -145,14 +145,19 @@ def test_progress_is_one_line_that_goes(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize(
     ("standing", "text"),
     [
-        ((0.99999, 11.2, 2.36612), "priced: 3 plans, 99.9 % decided, about 12 s left, best step 2.366 s"),
+        ((0.99999, (11.2, 11.6), 2.36612), "priced: 3 plans, 99.9 % decided, about 12 s left, best step 2.366 s"),
+        ((0.5, (11.2, 30.0), None), "priced: 3 plans, 50.0 % decided, 11 to 30 s left"),
+        ((0.5, (0.2, 30.0), None), "priced: 3 plans, 50.0 % decided, up to 30 s left"),
         ((1.0, None, 2.0), "priced: 3 plans, 100.0 % decided, best step 2.000 s"),
         ((None, None, None), "priced: 3 plans"),
     ],
 )
-def test_progress_says_where_the_search_stands(standing: tuple[float | None, ...], text: str) -> None:
+def test_progress_says_where_the_search_stands(
+    standing: tuple[float | None, tuple[float, float] | None, float | None], text: str
+) -> None:
     """The share that is decided is rounded down, and what is not known is left out."""
+    decided, left, best = standing
     screen = Terminal()
     with ProgressLine(screen) as progress:
-        progress("priced", 3, lambda: SearchStanding(*standing))
+        progress("priced", 3, lambda: SearchStanding(decided, left and SecondsLeft(*left), best))
     assert screen.getvalue().split("\r")[1] == text
