@@ -60,7 +60,7 @@ def _standing_text(standing: SearchStanding) -> str:
 
 
 def _left_text(least: float, most: float) -> str:
-    """Seconds that are left: one number, or two where they are apart."""
+    """The seconds of the rest, as one number if both ends are about equal."""
     low, high = floor(least), ceil(most)
     if high - low <= max(1.0, _ALIKE * high):
         return f"about {high:,} s left"

@@ -36,7 +36,7 @@ class SearchRequest:
     expert group over the mean. tokens: of a training run. price: of a device-hour. watts: of a device. mtbf: hours
     of a device between failures. checkpoint, restart: seconds. slow: how many times as long slow devices take, and how
     many of them there are. also: axes of further plans. draws: of the constants, to compare plans
-    under; None for no comparison. seed: of the draws. space_facts: whether the space is told in place of a search.
+    under; None for no comparison. seed: of the draws. space_facts: whether to list the space in place of a search.
     """
 
     model: str

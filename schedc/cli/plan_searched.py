@@ -51,7 +51,7 @@ def searched(request: SearchRequest) -> None:
 
 
 def _space_told(problem: PlanProblem, fit: Fit | None, space: PlanSpace, as_json: bool) -> str:
-    """What the plans of a space have, and what it leaves out."""
+    """The table of a space."""
     from schedc.report.space import space_text, space_to_json
 
     facts = space_to_json(problem, fit, space)

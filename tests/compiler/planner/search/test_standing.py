@@ -117,8 +117,8 @@ def test_the_rest_of_a_search_takes_what_was_said(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(best_first.time, "process_time", lambda: clock[0])
     monkeypatch.setattr(best_first.time, "perf_counter", lambda: clock[0])
     where = (
-        "pp == 2 and tp == 1 and cp == 1 and zero == 1 and ep == 4 and microbatch == 2 and recompute in (full, layer, none)"
-        " and schedule in 1f1b_overlap, interleaved_overlap, dualpipev, zbv"
+        "pp == 2 and tp == 1 and cp == 1 and zero == 1 and ep == 4 and microbatch == 2"
+        " and recompute in (full, layer, none) and schedule in 1f1b_overlap, interleaved_overlap, dualpipev, zbv"
     )
     said: list[tuple[float, SecondsLeft]] = []
 
