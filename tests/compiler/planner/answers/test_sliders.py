@@ -143,6 +143,7 @@ def test_values_make_sense() -> None:
         assert setting.value in setting.values
         assert list(setting.values) == sorted(set(setting.values))
         assert setting.least <= setting.values[0] < setting.values[-1] <= setting.most
+        assert setting.width == problem.known.widths.get(setting.name, 0.0)
         if setting.width:
             ends = [setting.far(value) for value in (setting.values[0], setting.values[-1])]
             assert ends[0] == pytest.approx(-3)
