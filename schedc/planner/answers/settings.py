@@ -18,6 +18,9 @@ _WIDTHS = tuple(half / 2.0 for half in range(-6, 7))
 _FACTORS = (0.1, 0.2, 0.35, 0.5, 0.7, 0.85, 1.0, 1.2, 1.4, 2.0, 3.0, 5.0, 10.0)
 """At which a figure of the cluster is tried: times its value."""
 
+_FEW = 16
+"""Whole numbers up to this one are all tried."""
+
 USABLE = "device.usable"
 """The setting that limits plans and prices none."""
 
@@ -53,8 +56,9 @@ class Setting:
     def values(self) -> tuple[float, ...]:
         """Ascending; the present value is among them."""
         factors = [exp(self.width * widths) for widths in _WIDTHS] if self.width else _FACTORS
-        tried = (min(max(self.value * factor, self.least), self.most) for factor in factors)
-        return tuple(sorted({round(value) if self.whole else value for value in (*tried, self.value)}))
+        tried = [min(max(self.value * factor, self.least), self.most) for factor in factors]
+        few = range(1, round(self.value)) if self.whole and self.value <= _FEW else ()
+        return tuple(sorted({round(value) if self.whole else value for value in (*tried, *few, self.value)}))
 
     def far(self, value: float) -> float:
         """How far a value is from its own: in widths, or as the logarithm of a factor."""
