@@ -87,7 +87,9 @@ def _search(request: SearchRequest, problem: PlanProblem, fit: Fit | None, space
         with ProgressLine() as progress, about_files():
             facts["explain"], explained = explain_plan(space, problem, wanted, fit, options, facts["plans"], progress)
     if request.explain is not None:
-        facts["sliders"] = moved_plans(found.plans, explained, request.vary)
+        files = [entry["file"] for entry in (*facts["plans"], *facts["also"])]
+        named = dict(zip(files, [*found.plans, *also.values()], strict=True))
+        facts["sliders"] = moved_plans(named | ({"asked": explained} if explained else {}), request.vary)
     if request.output is not None:
         plans = [plan.priced for plan in found.plans if plan.priced is not None]
         write_plans(request.output, request.force, facts, plans)

@@ -47,7 +47,7 @@ def _point(place: int, plan: PlanFacts) -> PlanPoint:
 
 def plans_page(facts: Mapping[str, Any], pictures: Mapping[str, str], beside: int = -1) -> PlansPage:
     """The page of a search. pictures: SVG by the file of a plan. beside: as in `PlansPage`."""
-    plans = facts["plans"]
+    plans = [*facts["plans"], *facts.get("also", ())]
     own = columns_of(plans)
     columns = [_column(column, plans) for column in own]
     same = [

@@ -11,7 +11,6 @@ from typing import Any
 from schedc.planner.answers.settings import USABLE, Setting, chosen_settings
 from schedc.planner.answers.sliders import EQUAL, EqualSteps, Slider, sliders_of
 from schedc.planner.search.result import FoundPlan
-from schedc.report.plan_folder import plan_file
 
 _COLUMNS = 100
 _LINES = 10
@@ -48,21 +47,14 @@ def _equal(sliders: Sequence[Slider], files: Sequence[str]) -> list[str]:
     return [file for file, step in zip(files[1:], others, strict=True) if abs(step - first) <= EQUAL * first]
 
 
-def moved_plans(
-    found: Sequence[FoundPlan], explained: FoundPlan | None, names: tuple[str, ...]
-) -> dict[str, Any] | None:
-    """`to_json` of the plans of a search, and of one that was asked for; None where no plan fits.
-
-    names: of the settings to move, all without one.
-    """
-    plans = [plan for plan in found if plan.priced is not None]
-    files = [plan_file(place) for place in range(1, len(plans) + 1)]
-    if explained is not None and explained.key() not in {plan.key() for plan in plans}:
-        plans, files = [*plans, explained], [*files, "asked"]
-    priced = [plan.priced for plan in plans if plan.priced is not None]
+def moved_plans(plans: Mapping[str, FoundPlan], names: tuple[str, ...]) -> dict[str, Any] | None:
+    """`to_json` of plans by their names, each once; None without a plan. names: of the settings, all without one."""
+    once = {plan.key(): name for name, plan in reversed([*plans.items()])}
+    priced = {name: plan.priced for name, plan in plans.items() if once[plan.key()] == name and plan.priced is not None}
     if not priced:
         return None
-    return to_json(sliders_of(priced, chosen_settings(priced[0].planned.problem, names)), files)
+    problem = next(iter(priced.values())).planned.problem
+    return to_json(sliders_of([*priced.values()], chosen_settings(problem, names)), [*priced])
 
 
 def _nearness(slider: Slider) -> tuple[bool, float]:

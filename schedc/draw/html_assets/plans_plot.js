@@ -104,13 +104,13 @@ const BESIDE = [[9, 4], [-9, 4], [0, -10], [0, 18], [8, -7], [8, 15], [-8, -7], 
 function drawNumbers(parent, places) {
   const taken = places.map(([x, y]) => [x - 7, y - 7, x + 7, y + 7]);
   places.forEach(([x, y], number) => {
-    const width = 7.5 * placeOf(number).length;
+    const width = 7.5 * shortName(number).length;
     for (const [dx, dy] of BESIDE) {
       const left = dx > 0 ? x + dx : dx < 0 ? x + dx - width : x - width / 2;
       const room = [left - 1, y + dy - 11, left + width + 1, y + dy + 2];
       if (taken.some((other) => room[0] < other[2] && other[0] < room[2] && room[1] < other[3] && other[1] < room[3])) continue;
       taken.push(room);
-      draw("text", { x: left, y: y + dy, class: "number" }, parent, placeOf(number));
+      draw("text", { x: left, y: y + dy, class: "number" }, parent, shortName(number));
       return;
     }
   });

@@ -1,6 +1,6 @@
 // What is chosen on a page of plans, how its values read, and the address that says so.
 const { facts, texts, columns } = page;
-const plans = facts.plans;
+const plans = [...facts.plans, ...(facts.also ?? [])];
 const GB = 1e9;
 
 // chosen, beside: numbers of plans; beside is -1 for none. order: numbers of plans from the top of the table.
@@ -9,6 +9,7 @@ const state = { chosen: plans.length ? 0 : -1, beside: -1, sorted: "", down: fal
 const seconds = (value) => value.toPrecision(4);
 const gigabytes = (value) => (value / GB).toFixed(1);
 const placeOf = (number) => `${number + 1}`;
+const shortName = (number) => planName(number).replace(/^0*(\d+)\.sched$/, "$1");
 const word = (value) => value === true ? "yes" : value === false ? "no" : String(value);
 
 function planName(number) {
