@@ -17,7 +17,7 @@ from schedc.plan.activation_memory import StageActivations
 from schedc.plan.apply import layer_costs
 from schedc.plan.counts.layers import recomputation_time
 from schedc.plan.directives.base import Directives
-from schedc.plan.layout.costs import LayerCosts, PerKind, over_parts
+from schedc.plan.layout.costs import LayerCosts, PerKind
 from schedc.plan.layout.parts import DECODER, WITH_EXPERTS, WORK, Layout, ModelPart, PartKind
 from schedc.planner.price.layouts import apart_layout, balanced_layout, even_layout
 from schedc.planner.price.plan_lines import attached, model_lines, rank_lines
@@ -151,12 +151,10 @@ class PartTable:
         `kind_parameters`. All broadcast. stages: of all ranks.
         """
         own, experts = ((counts * parameters[..., None, :, of]).sum(axis=-1).max(axis=-1) for of in (0, 1))
-        backward = over_parts(counts, (self.input[rows] + self.weight[rows])[..., :OP])
         layers, of_experts = ((counts @ kinds).max(axis=-1) for kinds in (IS_LAYER, HAS_EXPERTS))
         messages = 2.0 * stages / counts.shape[-2] * self.p2p[rows] * (stages > 1)
         late = np.stack([2.0 * lane[rows] * of_experts for lane in (self.node, self.rail)])
-        last = backward.min(axis=-1)
-        return RankLoads(np.asarray(own), np.asarray(experts), np.asarray(layers), last, late, 2.0 * late + messages)
+        return RankLoads(np.asarray(own), np.asarray(experts), np.asarray(layers), late, 2.0 * late + messages)
 
     def split_factor(self, splits_backward: bool, vector: int = 0) -> float:
         """How much longer input and weight gradients take where they are ops of their own."""

@@ -82,17 +82,19 @@ class RankLoads(NamedTuple):
     """What decides of a rank how long a step is beside its pipeline; numbers, or arrays that broadcast.
 
     own, experts: parameters of the fullest device without its experts, and of its experts. layers: of the rank that has
-    most. backward: seconds that the last backward of a rank computes, the least. late, busy: [2, ...] seconds in which
-    rows and messages keep the links of a node, and the NICs, busy. late: in the last backward of a rank. busy: in a
-    whole microbatch.
+    most. late, busy: [2, ...] seconds in which rows and messages keep the links of a node, and the NICs, busy. late: in
+    the last backward of a rank. busy: in a whole microbatch.
     """
 
     own: Floats
     experts: Floats
     layers: Floats
-    backward: Floats
     late: Floats
     busy: Floats
+
+
+_BACKWARD = 0.5
+"""Share of a microbatch in which a rank computes gradients, at least: forward and recomputation take as long."""
 
 
 class OutsidePipeline(NamedTuple):
@@ -159,14 +161,16 @@ def outside_pipeline(
     """What a step takes beside its pipeline.
 
     pipeline: seconds of the pipeline. Sums of gradients run beside the last backward of a rank, and not beside its
-    rows and messages, which take the same network. Level 2 sums gradients in every microbatch, level 3 gathers
-    parameters twice on top: what a microbatch computes hides them.
+    rows and messages, which take the same network. A backward is a share of the pipeline that no constant decides. So
+    no speed makes a step longer: what sums cannot hide any more, the pipeline has saved. Level 2 sums gradients in
+    every microbatch, level 3 gathers parameters twice on top: what a microbatch computes hides them.
     """
     links, own, experts = machine.links, loads.own / spread.tp, loads.experts / spread.ep
     far = spread.replicas * spread.stride("cp") > links.levels[0].size
     late, busy = (np.where(far, over, inside) for inside, over in (loads.late, loads.busy))
-    hidden = np.where(machine.overlap > 0, np.maximum(0.0, loads.backward - late), 0.0)
     zero, count = np.asarray(spread.zero), np.asarray(microbatches, np.float64)
+    backward = _BACKWARD / (count + spread.pp - 1.0) * pipeline
+    hidden = np.where(machine.overlap > 0, np.maximum(0.0, backward - late), 0.0)
     width = machine.grad_bytes + np.where(zero >= 1, WEIGHT, machine.grad_bytes)
 
     replicas, apart = (np.asarray(each, np.float64) for each in (spread.replicas, spread.stride("cp")))

@@ -169,7 +169,6 @@ class _BlockBound:
         per_row = loads._replace(
             own=loads.own.reshape(-1, 1, 1, 1),
             experts=loads.experts.reshape(-1, 1, 1, 1),
-            backward=loads.backward.reshape(beside),
             late=loads.late.reshape(2, *beside),
             busy=loads.busy.reshape(2, *beside),
         )

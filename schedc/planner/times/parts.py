@@ -198,7 +198,9 @@ def _scores(runs: RunTable, constants: ConstantVectors) -> tuple[Floats, Floats]
     """[runs, K] forward and backward. Scores that are not fused go through memory: 8 bytes forward, 12 backward."""
     flops, pairs, odd = runs.once("scores", lambda: _score_sizes(runs))
     compute = (
-        flops / (runs.wide_peak[:, None] * constants["attention"]) * np.where(odd > 0, constants["unaligned"], 1.0)
+        flops
+        / (runs.wide_peak[:, None] * np.minimum(constants["attention"], 1.0))
+        * np.where(odd > 0, constants["unaligned"], 1.0)
     )
     moved = pairs / (runs.hbm[:, None] * constants["hbm"])
     dropped = 5.0 * runs.flag("dropout")

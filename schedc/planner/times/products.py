@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 import numpy as np
@@ -47,9 +47,9 @@ class ProductWork:
     """What a product takes in one direction, whatever the constants; [runs, 1] each, or [runs, K] by drawn loads.
 
     grouped: as in `LayerProduct`. flops, bytes: sums over its repetitions. fill: the share of the device that computes.
-    summed: columns that are summed. rows: rows of a repetition, forward. peak: FLOP/s. bits: 0 for products in 16 bits,
-    1 in 8, 2 in 4. blocks: whether 8 bits have a scale per block. cast: bytes that move when operands are converted to
-    few bits. hbm: bytes per second.
+    summed: columns that are summed; infinite where a start of sums takes no time. rows: rows of a repetition, forward.
+    peak: FLOP/s. bits: 0 for products in 16 bits, 1 in 8, 2 in 4. blocks: whether 8 bits have a scale per block. cast:
+    bytes that move when operands are converted to few bits. hbm: bytes per second.
     """
 
     grouped: bool
@@ -65,7 +65,10 @@ class ProductWork:
     hbm: Floats
 
     def seconds(self, constants: ConstantVectors) -> Floats:
-        """[runs, K] the longer of compute and memory, behind the conversion of what is multiplied."""
+        """[runs, K] the longer of compute and memory, behind the conversion of what is multiplied.
+
+        No product is faster than the peak, whatever the constants.
+        """
         blocks = np.where(self.blocks, constants["blocks"], 1.0)
         if self.grouped:
             best = constants["grouped"] * self.rows / (self.rows + constants["grouped_r0"]) * blocks
@@ -75,7 +78,7 @@ class ProductWork:
             )
             best = wide * self.fill
         start = constants["gemm_k0"] * (self.peak / self.hbm / _FLOP_PER_BYTE)
-        compute = self.flops * (self.summed + start) / (self.peak * best * self.summed)
+        compute = self.flops * (1.0 + start / self.summed) / (self.peak * np.minimum(best, 1.0))
         memory = self.hbm * constants["hbm"]
         return np.asarray(np.maximum(compute, self.bytes / memory) + self.cast / memory)
 
@@ -122,11 +125,15 @@ def sent_rows(runs: RunTable, spread: Floats | None = None) -> Floats:
 
 
 def directions(runs: RunTable, product: LayerProduct) -> tuple[ProductWork, ProductWork, ProductWork]:
-    """The work of F, I and W. W reads and writes gradients of 4 bytes."""
+    """The work of F, I and W. W reads and writes gradients of 4 bytes.
+
+    W of experts sums over rows, and few rows are slow already by ``grouped_r0``: they count once.
+    """
     m, n, k = product.m, product.n, product.k
     none = np.zeros_like(n)
     forward, input = _work(runs, product, (m, n, k), none, m * k), _work(runs, product, (m, k, n), none, m * n)
-    return forward, input, _work(runs, product, (n, k, m), 8.0 * n * k, none)
+    weight = _work(runs, product, (n, k, m), 8.0 * n * k, none)
+    return forward, input, replace(weight, summed=np.full_like(weight.summed, np.inf)) if product.grouped else weight
 
 
 def _work(runs: RunTable, product: LayerProduct, sizes: Sequence[Floats], more: Floats, cast: Floats) -> ProductWork:

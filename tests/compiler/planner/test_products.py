@@ -44,6 +44,24 @@ def test_short_sums_take_as_many_columns_longer(cluster: str, precision: str, co
     assert long / endless == pytest.approx(1 + columns / 8192, rel=1e-3)
 
 
+@pytest.mark.parametrize("way", range(3))
+def test_more_rows_of_experts_take_longer(way: int) -> None:
+    """From 1 to 8,192 rows of an expert, in each direction."""
+    table = RunTable([run_of(MODEL, open_cluster("h100"))])
+    rows = np.geomspace(1, 8192, 40)[None, :]
+    size = np.ones_like(rows)
+    work = directions(table, LayerProduct(rows, 4096 * size, 1024 * size, 8 * size, grouped=True))[way]
+    assert (np.diff(work.seconds(at({}))) > 0).all()
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_no_product_is_faster_than_the_peak(grouped: bool) -> None:
+    table = RunTable([run_of(MODEL, open_cluster("h100"), precision="fp8")])
+    forward, _, _ = directions(table, LayerProduct(*np.full((3, 1, 1), 2.0**15), np.ones((1, 1)), grouped=grouped))
+    best = forward.seconds(at({"fp8": 9.0, "grouped": 9.0, "gemm_k0": 0.0, "grouped_r0": 0.0, "hbm": 1e9}))
+    assert best.item() == pytest.approx(2.0**46 / 1979e12)
+
+
 def on_ranks(name: PartName, *models: str, **given: int) -> list[tuple[list[float], list[float], list[float]]]:
     """Columns, summed columns and matrices of the products of a part, of each model in one table."""
     table = RunTable([run_of(open_model(model).at(4096), open_cluster("h800"), **given) for model in models])

@@ -35,9 +35,9 @@ def machine(problem: PlanProblem) -> Machine:
 MACHINE = machine(PROBLEM)
 
 
-def loads(backward: float = 0.0, late: tuple[float, float] = (0.0, 0.0)) -> RankLoads:
+def loads(late: tuple[float, float] = (0.0, 0.0)) -> RankLoads:
     of_network = np.array(late)
-    return RankLoads(np.array(1e9), np.array(4e9), np.array(12.0), np.array(backward), of_network, 2.0 * of_network)
+    return RankLoads(np.array(1e9), np.array(4e9), np.array(12.0), of_network, 2.0 * of_network)
 
 
 def sums(zero: int, pipeline: float, of_rank: RankLoads) -> float:
@@ -54,10 +54,20 @@ def test_gathers_wait_for_rows_that_take_the_nics() -> None:
 
 @pytest.mark.parametrize("zero", [0, 1])
 def test_sums_hide_beside_compute_alone(zero: int) -> None:
-    alone = sums(zero, 10.0, loads())
-    assert sums(zero, 10.0, loads(backward=0.25 * alone)) == pytest.approx(0.75 * alone)
-    assert sums(zero, 10.0, loads(0.25 * alone, (0.0, 0.125 * alone))) == pytest.approx(0.875 * alone)
-    assert sums(zero, 10.0, loads(0.25 * alone, (0.0, 9.0 * alone))) == alone
+    """Four microbatches on two ranks: a backward is a tenth of the pipeline."""
+    alone = sums(zero, 0.0, loads())
+    assert sums(zero, 2.5 * alone, loads()) == pytest.approx(0.75 * alone)
+    assert sums(zero, 2.5 * alone, loads((0.0, 0.125 * alone))) == pytest.approx(0.875 * alone)
+    assert sums(zero, 2.5 * alone, loads((0.0, 9.0 * alone))) == alone
+    assert sums(zero, 20.0 * alone, loads()) == 0
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_a_shorter_pipeline_makes_no_step_longer(zero: int) -> None:
+    pipelines = np.linspace(0.0, 40.0 * sums(zero, 0.0, loads()), 200)
+    for late in (0.0, 0.2, 5.0):
+        steps = [pipeline + sums(zero, pipeline, loads((late, late))) for pipeline in pipelines.tolist()]
+        assert (np.diff(steps) >= 0).all()
 
 
 def test_loads_are_those_of_the_fullest_rank() -> None:
@@ -68,7 +78,6 @@ def test_loads_are_those_of_the_fullest_rank() -> None:
     shared = table.loads(np.arange(2), counts, PARAMETERS, 2)
     each = [table.loads(np.array([row]), counts[None], PARAMETERS, 2) for row in range(2)]
     for row, one in enumerate(each):
-        np.testing.assert_array_equal(one.backward, shared.backward[[row]])
         np.testing.assert_array_equal(one.busy[:, 0], shared.busy[:, row])
     assert shared.experts == pytest.approx(28 * PARAMETERS[2, 1])
     np.testing.assert_allclose(shared.late, [2 * 28 * table.node, 2 * 28 * table.rail])
