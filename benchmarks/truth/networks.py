@@ -1,12 +1,15 @@
 """Plans on three levels of network, the outermost oversubscribed 1, 2, ..., 1,000 times.
 
 Plans whose groups cross it take strictly longer each time. Plans in one domain of the level inside it take as long. A
-level that adds nothing changes no step by more than 1e-9. A search finds what trying all plans finds.
+level that adds nothing changes no step by more than 1e-9. A search finds what trying all plans finds, also where expert
+groups of 16, 32 and 64 do not tile domains of 72 devices. What a rank sends over the network there is counted device by
+device.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -15,10 +18,11 @@ from schedc.planner.cluster.values import Cluster
 from schedc.planner.presets.library import open_cluster, open_model
 from schedc.planner.price.priced import step_seconds
 from schedc.planner.search.best_first import SearchOptions, search
-from schedc.planner.space.axes import PlanAxes
+from schedc.planner.space.axes import PlanAxes, RankSplit
 from schedc.planner.space.conditions import read_condition
 from schedc.planner.space.space import PlanSpace
 from schedc.planner.times.constants import ConstantVectors
+from schedc.planner.times.network import exchange_lanes
 from schedc.planner.times.problem import PlanProblem, TrainingRun
 from schedc.planner.times.table import RunTable
 from truth.cases import Case, Options, Verdict, verdict_of
@@ -44,7 +48,13 @@ NETWORKS: dict[str, tuple[str, PlanAxes]] = {
 def all_networks() -> list[Case]:
     """Every plan of the table that crosses, every one that stays, and a search."""
     crossing = [_crosses(name, *each) for name, each in NETWORKS.items()]
-    return [*crossing, *(_stays(name, *each) for name, each in NETWORKS.items()), _searched()]
+    stays = (_stays(name, *each) for name, each in NETWORKS.items())
+    placements = (searched_placements(*each) for each in product(PLACED, (16, 32, 64)))
+    return [*crossing, *stays, _searched(), *placements]
+
+
+PLACED = (64, 72, 256, 288)
+"""Devices of which domains have 72."""
 
 
 def of_three_levels(devices: int, node: int, domain: int, oversubscription: float) -> Cluster:
@@ -86,8 +96,44 @@ def _searched() -> Case:
     """The best plans of a space on nodes of 4 devices and domains of 8, by bounds and by trying all."""
     cluster = of_three_levels(16, 4, 8, 16.0)
     required = [read_condition(text) for text in ("tp <= 4", "microbatch == 1", "cp == 1", "recompute == none")]
-    space = PlanSpace.of(open_model("llama-3.1-8b"), cluster, 64, 4096, "standard", required)
-    problem = PlanProblem(space.model, cluster, 64)
+    return _of_all("search", PlanSpace.of(open_model("llama-3.1-8b"), cluster, 64, 4096, "standard", required))
+
+
+def searched_placements(devices: int, ep: int, *further: str) -> Case:
+    """The best plans with expert groups of so many ranks on domains of 72, by bounds and by trying all.
+
+    further: conditions on the plans.
+    """
+    texts = (f"ep == {ep}", "tp <= 2", "cp == 1", "microbatch == 1", "recompute == none", "pp <= 2", "zero == 1")
+    required = [read_condition(text) for text in (*texts, *further)]
+    cluster = open_cluster("gb200-nvl72", devices)
+    space = PlanSpace.of(open_model("qwen3-30b-a3b"), cluster, 1152, 4096, "standard", required)
+    case = _of_all(f"ep {ep} on {devices}", space)
+    points = space.met[-1].points
+    far = {
+        spare: _far_members(ep, 72 - spare, int(space.used[space.grid["spare"] == spare][0]))
+        for spare in np.unique(space.grid["spare"][points]).tolist()
+    }
+    problem = PlanProblem(space.model, cluster, 1152)
+    table = RunTable([problem.run(RankSplit(ep=ep, spare=spare)) for spare in far])
+    rows = 2.0 * 4096 * 2048 * 8 * np.array([*far.values()]) / ep
+    seconds = rows / (50e9 * problem.constant("ep")) + problem.constant("ep_peer") * np.array([*far.values()])
+    counted = np.allclose(exchange_lanes(table, problem.vectors)[0][:, 0], seconds, rtol=1e-12, atol=0.0)
+    return case._replace(agrees=case.agrees and counted, figures={**case.figures, "far_members": far})
+
+
+def _far_members(group: int, domain: int, devices: int) -> int:
+    """Members of the group of the worst rank in other domains, device by device."""
+    return max(
+        sum(other // domain != device // domain for other in range(start, start + group))
+        for start in range(0, devices, group)
+        for device in range(start, start + group)
+    )
+
+
+def _of_all(name: str, space: PlanSpace) -> Case:
+    """The best plans of a space, by bounds and by trying all."""
+    problem = PlanProblem(space.model, space.cluster, space.batch)
     best, every = (
         search(space, problem, SearchOptions(policy_seconds=0.0, exhaustive=all_plans)) for all_plans in (False, True)
     )
@@ -95,7 +141,7 @@ def _searched() -> Case:
     above = max(plan.floor_s / plan.step_s for plan in every.plans)
     figures = {"steps_s": steps[0], "all_s": steps[1], "simulated": best.counts.simulated,
                "all": every.counts.simulated, "floor_over_step": above}  # fmt: skip
-    return Case("search", np.allclose(*steps, rtol=1e-12, atol=0.0) and above <= 1 + 1e-12, figures)
+    return Case(name, np.allclose(*steps, rtol=1e-12, atol=0.0) and above <= 1 + 1e-12, figures)
 
 
 def networks(_options: Options) -> Verdict:

@@ -78,7 +78,7 @@ def recompute_text(axes: Mapping[str, Any]) -> str:
 def axes_text(axes: Mapping[str, Any]) -> str:
     """All axes in one line: `tp 8, pp 16, ...`."""
     own = {"schedule": schedule_text(axes), "recompute": recompute_text(axes)}
-    names = [name for name in axes if name not in ("limit", "where")]
+    names = [name for name in axes if name not in ("limit", "where") and (name != "spare" or axes["spare"])]
     return ", ".join(f"{name} {own.get(name, word(axes[name]))}" for name in names)
 
 
@@ -131,6 +131,15 @@ TABLE: tuple[PlanColumn, ...] = (
     _axis("cp", "cp"),
     _axis("dp", "dp"),
     _axis("zero", "zero"),
+    PlanColumn(
+        "spare",
+        lambda plan: word(plan["spare"]),
+        lambda plan: plan["spare"],
+        ("spare",),
+        always=False,
+        needs="spare",
+        below=True,
+    ),
     _axis("microbatch", "mb"),
     _axis("microbatches", "M", always=False),
     _words("schedule", schedule_text, "limit"),

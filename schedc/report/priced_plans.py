@@ -21,7 +21,8 @@ def plan_facts(plan: PricedPlan, place: int, fit: Fit | None, free: Sequence[str
 
     place: from 1 on, with which its file is named. free: axes whose other values give the same step and memory. floor:
     seconds that the bound of the search says. The makespan and the peak are those of `schedc check` for the files.
-    step_low_s, step_high_s: null where no rows left out say how far off steps are.
+    step_low_s, step_high_s: null where no rows left out say how far off steps are. devices: of the plan, with the
+    spare devices of its domains. spare: devices of a domain without a rank; null where a domain is a node.
     """
     problem, step = plan.planned.problem, plan.step
     off = fit.interval_pct / 100.0 if fit is not None else 0.0
@@ -33,8 +34,10 @@ def plan_facts(plan: PricedPlan, place: int, fit: Fit | None, free: Sequence[str
         "step_low_s": step / (1.0 + off) if off else None,
         "step_high_s": step * (1.0 + off) if off else None,
         "makespan_s": plan.makespan,
-        "tokens_per_s_per_device": problem.tokens / problem.cluster.devices / step,
-        "mfu": mfu(problem, step),
+        "devices": plan.occupied,
+        "spare": plan.planned.axes.spare if problem.cluster.levels[0].size > problem.cluster.per_node else None,
+        "tokens_per_s_per_device": problem.tokens / plan.occupied / step,
+        "mfu": mfu(plan),
         "memory": memory_facts(plan),
         "waterfall": [{"what": bar.what, "seconds": bar.seconds} for bar in waterfall(plan)],
         "floor_s": floor,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from math import isfinite
+from math import isfinite, prod
 from typing import Any
 
-from schedc.planner.answers.budget import TrainingAsked, training_budget
+from schedc.planner.answers.budget import TrainingAsked, TrainingBudget, training_budget
 from schedc.planner.answers.runs_on import runs_on
 from schedc.planner.answers.slow_devices import SlowDevices
 from schedc.planner.answers.space_facts import axis_ends, space_facts
@@ -87,11 +87,15 @@ def _finite(seconds: float) -> float | None:
 
 def budget_facts(asked: TrainingAsked, problem: PlanProblem, plan: dict[str, Any]) -> dict[str, Any]:
     """The training run by a plan. days_low, days_high: for the ends of the step's interval; null without one."""
+    ranks = prod(plan["axes"][axis] for axis in ("tp", "cp", "pp", "dp"))
+
+    def budget(step: float) -> TrainingBudget:
+        return training_budget(asked, problem, step, ranks, plan["devices"])
+
     ends = {
-        f"days_{end}": None if (step := plan[f"step_{end}_s"]) is None else training_budget(asked, problem, step).days
-        for end in ("low", "high")
+        f"days_{end}": None if (step := plan[f"step_{end}_s"]) is None else budget(step).days for end in ("low", "high")
     }
-    return training_budget(asked, problem, plan["step_s"])._asdict() | ends
+    return budget(plan["step_s"])._asdict() | ends
 
 
 def slow_facts(slow: SlowDevices, plan: PricedPlan) -> dict[str, Any]:

@@ -75,10 +75,15 @@ def _refuse(message: str, help: str) -> None:
     raise DiagnosticError([Diagnostic("S716", message, Label(NOWHERE), help=help)])
 
 
-def training_budget(asked: TrainingAsked, problem: PlanProblem, step_s: float) -> TrainingBudget:
-    """The run that is asked for, by a plan whose step takes ``step_s`` seconds."""
-    devices, steps = problem.cluster.devices, ceil(asked.tokens / problem.tokens)
-    failures, every, share = asked.failures(devices), None, 1.0
+def training_budget(
+    asked: TrainingAsked, problem: PlanProblem, step_s: float, ranks: int, devices: int
+) -> TrainingBudget:
+    """The run that is asked for, by a plan whose step takes ``step_s`` seconds.
+
+    ranks: devices whose failure ends the run. devices: paid ones, with the spare devices of domains.
+    """
+    steps = ceil(asked.tokens / problem.tokens)
+    failures, every, share = asked.failures(ranks), None, 1.0
     if failures is not None:
         every = max(1, round(checkpoint_interval(failures) / step_s))
         share = goodput(failures, every * step_s)

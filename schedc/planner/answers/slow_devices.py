@@ -115,9 +115,9 @@ def _replicas(axes: PlanAxes, most: int) -> Iterator[int]:
 
 
 def same_plan(axes: PlanAxes, dp: int, space: PlanSpace) -> tuple[PlanCondition, ...]:
-    """Conditions that only the same plan with so many replicas meets."""
+    """Conditions that only the same plan with so many replicas meets, wherever its devices lie."""
     values = {each.name: getattr(axes, each.name) for each in fields(axes)} | {"dp": dp}
-    del values["microbatches"]
+    del values["microbatches"], values["spare"]
     texts = (f"{name} == {int(value) if isinstance(value, bool) else value}" for name, value in values.items())
     return tuple(read_condition(text, schedules=space.offered.names) for text in texts)
 

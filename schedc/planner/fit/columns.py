@@ -25,6 +25,9 @@ def _whole(names: str, default: int | None = None, most: int = 2**31) -> list[Co
     return [Column(name, "whole", default, most=most) for name in names.split()]
 
 
+AS_GROUPS_ASK = -1
+"""Spare devices of a row that does not say them: as many as keep groups inside of domains."""
+
 COLUMNS = {
     column.name: column
     for column in (
@@ -37,6 +40,7 @@ COLUMNS = {
         *_whole("devices ffn kv_heads head_dim v_dim q_lora kv_lora rope_dim window", 0),
         *_whole("experts top width shared first_dense limit zero", 0),
         *_whole("vocab", 0),
+        *_whole("spare", AS_GROUPS_ASK),
         *_whole("norms grad_bytes", 2),
         Column("gated", "flag", 0),
         Column("expert_bias", "flag", 0),

@@ -10,8 +10,9 @@ from typing import Any
 from schedc.diagnostics import DiagnosticError
 from schedc.ir.plan import Level
 from schedc.model.sizes import AttentionKind, AttentionSizes, ModelSizes, MoeSizes
+from schedc.planner.cluster.domains import placed, spare_devices
 from schedc.planner.cluster.values import Cluster
-from schedc.planner.fit.columns import COLUMNS
+from schedc.planner.fit.columns import AS_GROUPS_ASK, COLUMNS
 from schedc.planner.model.read import load_model
 from schedc.planner.presets.tables import files
 from schedc.planner.price.orders import OrderKey, known_order
@@ -49,18 +50,38 @@ def run_of(cells: Mapping[str, Any], cluster: Cluster, folder: Path) -> Training
     ops = 3 * pp * cells["vpp"] * microbatches
     if ops > MOST_OPS:
         raise ValueError(f"a step of {ops:,} ops; {MOST_OPS:,} are the most")
-    cluster = replace(cluster, devices=tp * pp * dp * cp)
+    cluster, spare = _placed_row(replace(cluster, devices=tp * pp * dp * cp), cells["spare"], max(tp, cells["ep"]))
     problem = PlanProblem(
         model, cluster, cells["batch"], precision=cells["precision"], skew=max(1.0, cells["skew"]), stack=_stack(cells)
     )
     level = cells["level"] or str(Level.LAYER if cells["recompute"] == "full" else Level.NONE)
     named = {name: cells[name] for name in _AXES}
-    axes = PlanAxes(**named, microbatches=microbatches, recompute=level, overlap=bool(cells["cells"]))
+    named |= {"microbatches": microbatches, "recompute": level, "overlap": bool(cells["cells"]), "spare": spare}
+    axes = PlanAxes(**named)
     _check_order(axes)
     return TrainingRun(problem, axes)
 
 
-_AXES = tuple(each.name for each in fields(PlanAxes) if each.name not in ("microbatches", "recompute", "overlap"))
+def _placed_row(ranks: Cluster, said: int, group: int) -> tuple[Cluster, int]:
+    """The cluster of a row with its spare devices, and how many of each domain these are.
+
+    ranks: the cluster without them. said: by the row. Raises `ValueError` where the ranks do not fill such domains.
+    """
+    if said == AS_GROUPS_ASK:
+        spare = spare_devices(ranks, group)
+        return ranks, spare if placed(ranks, spare).devices == ranks.devices else 0
+    domain = ranks.levels[0].size
+    if said >= domain:
+        raise ValueError(f"{said} spare devices in domains of {domain}")
+    if placed(ranks, said).devices == ranks.devices:
+        return ranks, said
+    if ranks.devices % (domain - said):
+        raise ValueError(f"{ranks.devices} ranks do not fill domains of {domain} devices of which {said} are spare")
+    return replace(ranks, devices=ranks.devices // (domain - said) * domain), said
+
+
+_SAID = {*COLUMNS} - {"recompute", "overlap"}
+_AXES = tuple(each.name for each in fields(PlanAxes) if each.name in _SAID)
 """The axes that columns of the same names say."""
 _TRAITS = tuple(each.name for each in fields(Stack) if each.name in COLUMNS)
 

@@ -17,6 +17,7 @@ from schedc.plan.layout.parser import write_layout
 from schedc.plan.layout.parts import WORK, Layout
 from schedc.plan.price_cells import with_layout
 from schedc.plan.recomputed_nodes import graphs_of
+from schedc.planner.cluster.domains import equal_nodes
 from schedc.planner.price.part_table import LEVELS, OP, PartTable, activation_line, layout_of, split_directives
 from schedc.planner.price.plan_lines import dense_layers, device_lines, model_lines
 from schedc.planner.price.states import held_parameters, kind_parameters
@@ -27,8 +28,16 @@ from schedc.step.costs.costs import SCHEMA
 from schedc.units import digits, equations
 
 
-def _unsaid(problem: PlanProblem, skew: float) -> Iterator[str]:
+def _unsaid(problem: PlanProblem, axes: PlanAxes) -> Iterator[str]:
     """What the times rest on, and no line of a plan file says."""
+    level, skew = problem.cluster.levels[0], TrainingRun(problem, axes).skew
+    if axes.spare:
+        yield f"{axes.spare} of the {level.size} devices of each domain of {level.name} have no rank; no line says it."
+    elif equal_nodes(axes.ep, problem.cluster) < min(axes.ep, level.size):
+        yield (
+            f"Expert groups straddle domains of {level.name}, of {level.size} devices; no line says it."
+            " Times are those of the worst group."
+        )
     if problem.precision not in BYTES or BYTES[problem.precision] < 2:
         yield f"Times of products in {problem.precision}; no line says it."
     if skew != 1.0:
@@ -107,8 +116,7 @@ class PlannedStep:
         given = equations(sizes)
         lines = [*self._lines(), f"memory {digits(memory / 1e9)} GB"]
         before = "sched 1" if self.choice.shipped else self.choice.tree.source.text.rstrip()
-        skew = TrainingRun(self.problem, self.axes).skew
-        doc = [f"## {note}" for note in (*notes, *_unsaid(self.problem, skew))]
+        doc = [f"## {note}" for note in (*notes, *_unsaid(self.problem, self.axes))]
         body = [f"  {line}" for line in lines]
         return "\n".join([before, "", *doc, f"plan {name} = {self.choice.name}({given}) {{", *body, "}", ""])
 

@@ -13,6 +13,7 @@ from schedc.model.sizes import LayerKind, ModelSizes
 from schedc.plan.counts.layers import counted_layer
 from schedc.plan.directives.base import Directives
 from schedc.plan.read import checked_lines
+from schedc.planner.cluster.domains import equal_nodes, placed, tiles
 from schedc.planner.space.axes import PlanAxes, RankSplit
 from schedc.planner.times.problem import PlanProblem
 from schedc.source import Source
@@ -115,10 +116,10 @@ def dense_layers(model: ModelSizes) -> int:
 
 def device_lines(problem: PlanProblem, axes: PlanAxes) -> Iterator[str]:
     """The lines of the devices, of the batch and of how rows reach their experts."""
-    cluster = problem.cluster
+    cluster = placed(problem.cluster, axes.spare)
     yield from rank_lines(problem, axes.split)
     near = cluster.levels[0].size
-    node = f" node {near}" if cluster.devices % near == 0 else ""
+    node = f" node {near}" if cluster.devices % near == 0 and tiles(axes.ep, near) else ""
     of = " of attention" if problem.model.moe and axes.tp > 1 else ""
     yield (
         f"parallel tp {axes.tp}{of} cp {axes.cp} ep {axes.ep} dp {axes.dp} zero {axes.zero}"
@@ -132,7 +133,7 @@ def device_lines(problem: PlanProblem, axes: PlanAxes) -> Iterator[str]:
 def rank_lines(problem: PlanProblem, split: RankSplit) -> Iterator[str]:
     """The lines of a rank's tokens, and of the ranks that share its experts."""
     if problem.model.moe:
-        inside = min(problem.cluster.levels[0].size, split.ep)
+        inside = equal_nodes(split.ep, placed(problem.cluster, split.spare))
         yield f"topology nodes {split.ep // inside} x {inside}"
     tokens = split.microbatch * problem.model.seq // (split.tp * split.cp)
     yield f"tokens {tokens} dtype {_TYPES.get(problem.precision, 'bf16')}"

@@ -16,6 +16,7 @@ from schedc.inputs import open_input
 from schedc.ir.arrays import Floats
 from schedc.load.library import Text
 from schedc.plan.passes import Step, lower
+from schedc.planner.cluster.domains import occupied_devices
 from schedc.planner.price.files import PlannedStep, planned_run
 from schedc.planner.price.orders import KnownOrder, OrderKey, known_order
 from schedc.planner.price.part_table import PartTable
@@ -58,6 +59,11 @@ class PricedPlan:
     def step(self) -> float:
         """Seconds of a step."""
         return float(self.beside.step_of(self.makespan))
+
+    @property
+    def occupied(self) -> int:
+        """Devices of the plan, with the spare devices of its domains."""
+        return occupied_devices(self.planned.problem.cluster, self.planned.axes.spare)
 
     @property
     def usable(self) -> float:

@@ -166,14 +166,14 @@ def outside_pipeline(
     every microbatch, level 3 gathers parameters twice on top: what a microbatch computes hides them.
     """
     links, own, experts = machine.links, loads.own / spread.tp, loads.experts / spread.ep
-    far = spread.replicas * spread.stride("cp") > links.levels[0].size
+    replicas, apart = (np.asarray(each, np.float64) for each in (spread.replicas, spread.stride("cp")))
+    far = links.levels[0].members(replicas, apart) < replicas
     late, busy = (np.where(far, over, inside) for inside, over in (loads.late, loads.busy))
     zero, count = np.asarray(spread.zero), np.asarray(microbatches, np.float64)
     backward = _BACKWARD / (count + spread.pp - 1.0) * pipeline
     hidden = np.where(machine.overlap > 0, np.maximum(0.0, backward - late), 0.0)
     width = machine.grad_bytes + np.where(zero >= 1, WEIGHT, machine.grad_bytes)
 
-    replicas, apart = (np.asarray(each, np.float64) for each in (spread.replicas, spread.stride("cp")))
     whole = links.seconds(own * width, replicas, apart)
     whole = whole + links.seconds(experts * width, spread.expert_replicas, np.asarray(spread.ep, np.float64))
     scattered = whole * machine.grad_bytes / width

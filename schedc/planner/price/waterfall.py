@@ -46,16 +46,19 @@ def waterfall(plan: PricedPlan) -> tuple[Bar, ...]:
     return tuple(bars)
 
 
-def ideal_seconds(problem: PlanProblem) -> float:
-    """Seconds of a step whose devices all compute at their peak: products of the model, forward and twice backward."""
+def ideal_seconds(problem: PlanProblem, count: int) -> float:
+    """Seconds of a step on ``count`` devices at their peak: products of the model, forward and twice backward."""
     flops = model_flops(problem.model, problem.model.seq)
-    devices = problem.cluster.devices * problem.cluster.peak(problem.precision)
+    devices = count * problem.cluster.peak(problem.precision)
     return 3.0 * (flops.total + flops.mtp) * problem.tokens / devices
 
 
-def mfu(problem: PlanProblem, step: float) -> float:
-    """Share of the peak that the products of the model take in a step of so many seconds, predictions included."""
-    return ideal_seconds(problem) / step
+def mfu(plan: PricedPlan) -> float:
+    """Share of the peak that the products of the model take in a step, predictions included.
+
+    Spare devices of a domain count, as they do in device-hours.
+    """
+    return ideal_seconds(plan.planned.problem, plan.occupied) / plan.step
 
 
 _NO_TENSOR = {"tp": _ENDLESS, "tp_nodes": _ENDLESS, "tp_alpha": 0.0}
@@ -69,7 +72,7 @@ def evaluations(plan: PricedPlan) -> Iterator[tuple[str, float]]:
     """Causes in the order in which they enter, with the seconds of the step that has them. The last is the plan's."""
     planned = plan.planned
     even = replace(planned.problem, skew=1.0, spread=0.0)
-    yield "ideal", ideal_seconds(planned.problem)
+    yield "ideal", ideal_seconds(planned.problem, planned.axes.devices)
     yield "efficiency of products", _mean_work(_with(planned, _NO_EXCHANGE | _NO_MEMORY, even), False)
     yield "memory-bound ops and launches", _mean_work(_with(planned, _NO_EXCHANGE, even), False)
     yield "recomputation", _mean_work(_with(planned, _NO_EXCHANGE, even), True)

@@ -177,9 +177,8 @@ class _BlockBound:
     def _with_rest(self, seconds: Floats, loads: RankLoads) -> Floats:
         """[prefixes, levels, methods, zeros] seconds of a step."""
         pipeline, many = seconds[..., None], self.many[:, None, None, None]
-        beside = outside_pipeline(
-            self.table.machine.of_runs(np.zeros(1, np.int64)), self._spread(3), loads, many, pipeline
-        )
+        machine = self.table.machine.of_runs(self.rows[:, :1, None])
+        beside = outside_pipeline(machine, self._spread(3), loads, many, pipeline)
         return beside.step_of(pipeline)
 
     def _spread(self, axes: int) -> Spread[Floats]:

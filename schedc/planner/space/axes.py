@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 from schedc.model.levels import Level
 from schedc.model.spread import Spread
@@ -18,7 +18,10 @@ VALUES: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, order=True)
 class RankSplit(Spread[int]):
-    """How the work of a pipeline rank is split: its spread, sequences of a microbatch, and method of exchanges."""
+    """How the work of a pipeline rank is split: its spread, sequences of a microbatch, and method of exchanges.
+
+    spare: devices of each domain of the innermost level that have no rank.
+    """
 
     tp: int = 1
     cp: int = 1
@@ -29,17 +32,20 @@ class RankSplit(Spread[int]):
     zero: int = 0
     microbatch: int = 1
     alltoall: str = "flat"
+    spare: int = 0
 
 
 @dataclass(frozen=True, order=True)
 class Prefix(Spread[int]):
     """The outer axes of a plan. The level of sharding is an inner one, and 0 here.
 
-    microbatch: sequences of a microbatch. microbatches: those of a pipeline and step.
+    microbatch: sequences of a microbatch. microbatches: those of a pipeline and step. spare: devices of each domain of
+    the innermost level that have no rank.
     """
 
     microbatch: int
     microbatches: int
+    spare: int = field(default=0, kw_only=True)
 
     @property
     def order_key(self) -> tuple[int, int, int]:
@@ -53,10 +59,12 @@ class Prefix(Spread[int]):
 
     def split_by(self, alltoall: str) -> RankSplit:
         """The split of a rank with a method of exchanges."""
-        return RankSplit(tp=self.tp, cp=self.cp, ep=self.ep, microbatch=self.microbatch, alltoall=alltoall)
+        return RankSplit(
+            tp=self.tp, cp=self.cp, ep=self.ep, microbatch=self.microbatch, alltoall=alltoall, spare=self.spare
+        )
 
 
-OUTER_AXES = tuple(field.name for field in fields(Prefix) if field.name != "zero")
+OUTER_AXES = tuple(each.name for each in fields(Prefix) if each.name != "zero")
 """The axes of prefixes."""
 
 

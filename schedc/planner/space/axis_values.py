@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import product
+from functools import lru_cache
+from itertools import chain, product
 from math import isqrt, prod
 from typing import Any, NamedTuple
 
 from schedc.model.levels import Level
 from schedc.model.sizes import ModelSizes
+from schedc.planner.cluster.domains import placed, spare_devices
 from schedc.planner.cluster.values import Cluster
 from schedc.planner.space.axes import VALUES
 
@@ -33,6 +35,27 @@ class SpaceSizes(NamedTuple):
     batch: int
     seq: int
     wide: bool
+
+
+@lru_cache(maxsize=64)
+def _spares(sizes: SpaceSizes) -> tuple[int, ...]:
+    """Devices of a domain that stay spare for some group of neighbours of the space, ascending."""
+    tps = (tp for tp in divisors(sizes.model.attention.heads) if tp <= _LARGEST_TP)
+    groups = {max(pair) for pair in product(tps, _expert_ranks(sizes))}
+    return tuple(sorted({0, *(spare_devices(sizes.cluster, group) for group in groups)}))
+
+
+def _used_devices(sizes: SpaceSizes) -> list[int]:
+    """Devices of plans, by the spare ones."""
+    return [placed(sizes.cluster, spare).devices for spare in _spares(sizes)]
+
+
+def _expert_ranks(sizes: SpaceSizes) -> list[int]:
+    return divisors(sizes.model.moe.experts if sizes.model.moe else 1)
+
+
+def _divisors_of_devices(sizes: SpaceSizes) -> list[int]:
+    return sorted({*chain.from_iterable(map(divisors, _used_devices(sizes)))})
 
 
 class ValueLaw(NamedTuple):
@@ -83,13 +106,15 @@ RULES = (
         "tp",
         lambda sizes: divisors(sizes.model.attention.heads),
         (
-            ValueLaw("they do not divide the devices", lambda tp, sizes: sizes.cluster.devices % tp == 0),
+            ValueLaw(
+                "they do not divide the devices", lambda tp, sizes: any(used % tp == 0 for used in _used_devices(sizes))
+            ),
             _at_most(_LARGEST_TP, "tensor ranks"),
         ),
     ),
     AxisRule(
         "cp",
-        lambda sizes: divisors(sizes.cluster.devices),
+        _divisors_of_devices,
         (
             ValueLaw(
                 f"a context rank would hold less than {2 * _LEAST_TOKENS:,} tokens of a sequence",
@@ -99,13 +124,13 @@ RULES = (
             _standard(1, 2),
         ),
     ),
-    AxisRule("pp", lambda sizes: divisors(sizes.cluster.devices), (_at_most(_LARGEST_PP, "pipeline ranks"),)),
+    AxisRule("pp", _divisors_of_devices, (_at_most(_LARGEST_PP, "pipeline ranks"),)),
     AxisRule(
         "vpp",
         lambda sizes: range(1, max(sizes.model.layers + sizes.model.mtp, _LARGEST_VPP) + 1),
         (_at_most(_LARGEST_VPP, "stages of a rank"), _standard(1, 2, 4)),
     ),
-    AxisRule("ep", lambda sizes: divisors(sizes.model.moe.experts if sizes.model.moe else 1)),
+    AxisRule("ep", _expert_ranks),
     AxisRule(
         "microbatch",
         lambda sizes: sorted({*divisors(sizes.batch), 1, 2, 4, 8}),
@@ -139,15 +164,17 @@ RULES = (
         (_experts_alone("flat"), _standard("flat", "hierarchical")),
     ),
     AxisRule("overlap", lambda _: (False, True), (_experts_alone(False),)),
+    AxisRule("spare", _spares),
 )
 """The axes with their own values. `dp` and `microbatches` follow from them; schedules and limits are in files."""
 
 
 @dataclass(frozen=True)
 class AxisValues:
-    """The values of the axes, ascending. levels: pairs of a level of recomputation and what it applies to.
+    """The values of the axes, ascending.
 
-    left: values that the space does not have.
+    levels: pairs of a level of recomputation and what it applies to. spare: devices of a domain without a rank. left:
+    values that the space does not have.
     """
 
     tp: tuple[int, ...]
@@ -161,12 +188,13 @@ class AxisValues:
     layouts: tuple[str, ...]
     methods: tuple[str, ...]
     overlaps: tuple[bool, ...]
+    spare: tuple[int, ...] = (0,)
     left: tuple[LeftValues, ...] = ()
 
     @property
     def raw(self) -> int:
         """Number of points before any constraint, for each order of a schedule."""
-        outer = (self.tp, self.cp, self.pp, self.vpp, self.ep, self.microbatch)
+        outer = (self.tp, self.cp, self.pp, self.vpp, self.ep, self.microbatch, self.spare)
         inner = (self.zero, self.levels, self.layouts, self.methods, self.overlaps)
         return prod(len(values) for values in (*outer, *inner))
 

@@ -27,7 +27,7 @@ MAX_TEXT = 500
 
 NUMBERS = (
     *("tp", "cp", "pp", "vpp", "ep", "dp", "zero", "microbatch", "microbatches", "limit", "overlap"),
-    *("devices", "batch"),
+    *("devices", "batch", "spare"),
 )
 WORDS = ("schedule", "recompute", "where", "layout", "alltoall")
 

@@ -85,7 +85,7 @@ def _met_alone(space: PlanSpace, what: str) -> str:
 def nearest_batches(space: PlanSpace, count: int = 3) -> list[int]:
     """The batches nearest to the one asked for that some dp and microbatch of the space divide, nearest first."""
     grid = space.grid
-    whole = grid["devices"] == space.cluster.devices
+    whole = grid["devices"] == space.used
     share = np.unique(grid["dp"][whole] * grid["microbatch"][whole])
     below = np.maximum(1, space.batch // share) * share
     near = {int(batch) for batch in (*below, *(below + share))}

@@ -15,6 +15,7 @@ import numpy as np
 
 from schedc.ir.arrays import Bools, Int64
 from schedc.model.sizes import ModelSizes
+from schedc.planner.cluster.domains import placed, spare_devices
 from schedc.planner.cluster.values import Cluster
 from schedc.planner.space.axes import OUTER_AXES, VALUES, Prefix
 from schedc.planner.space.axis_values import AxisValues, SpaceSizes, axis_values
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 _BLOCK = 200_000
 """Points of a block, about."""
 
-OUTER = ("tp", "cp", "pp", "vpp", "ep", "microbatch")
+OUTER = ("tp", "cp", "pp", "vpp", "ep", "microbatch", "spare")
 """The axes whose values are chosen; the other outer ones follow from them."""
 
 
@@ -148,12 +149,23 @@ class PlanSpace:
     @cached_property
     def grid(self) -> dict[str, Int64]:
         """[points] the outer axes of every combination of their values, with what follows from them."""
-        grid = np.meshgrid(*(np.array(getattr(self.values, name)) for name in OUTER), indexing="ij")
-        columns = {name: column.ravel().astype(np.int64) for name, column in zip(OUTER, grid, strict=True)}
+        columns = self._chosen
         ranks = columns["tp"] * columns["cp"] * columns["pp"]
-        columns["dp"] = np.maximum(1, self.cluster.devices // ranks)
+        columns["dp"] = np.maximum(1, self.used // ranks)
         columns["microbatches"] = np.maximum(1, self.batch // (columns["dp"] * columns["microbatch"]))
         return columns | {"devices": columns["dp"] * ranks, "batch": np.full(ranks.size, self.batch)}
+
+    @property
+    def _chosen(self) -> dict[str, Int64]:
+        """[points] the axes whose values are chosen."""
+        grid = np.meshgrid(*(np.array(getattr(self.values, name)) for name in OUTER), indexing="ij")
+        return {name: column.ravel().astype(np.int64) for name, column in zip(OUTER, grid, strict=True)}
+
+    @cached_property
+    def used(self) -> Int64:
+        """[points] devices that have a rank."""
+        of_spare = {spare: placed(self.cluster, spare).devices for spare in self.values.spare}
+        return np.array([of_spare[spare] for spare in self._chosen["spare"].tolist()])
 
     @cached_property
     def met(self) -> tuple[Remaining, ...]:
@@ -162,13 +174,14 @@ class PlanSpace:
         wholes = grid["dp"] * grid["microbatch"] * grid["microbatches"] == self.batch
         inside = grid["pp"] * grid["vpp"] <= self.model.layers + self.model.mtp
         laws: list[tuple[str, Bools]] = [
-            (f"{self.cluster.devices:,} devices are tp*cp*pp*dp", grid["devices"] == self.cluster.devices),
+            (f"{self.cluster.devices:,} devices are tp*cp*pp*dp", grid["devices"] == self.used),
             (f"{self.batch:,} sequences are dp*microbatch*microbatches", wholes),
             (f"a stage of the {self.model.layers} layers is not empty", inside),
             ("a pipeline of one rank has one stage", (grid["pp"] > 1) | (grid["vpp"] == 1)),
             ("ep divides tp*cp*dp", grid["tp"] * grid["cp"] * grid["dp"] % grid["ep"] == 0),
             (f"ranks share {self.seq:,} tokens evenly", self.seq % (grid["tp"] * grid["cp"]) == 0),
             ("an expert group fills whole nodes, or a node holds whole groups", self._whole_nodes),
+            ("devices stay spare only where groups straddle domains", self._spare_where_needed),
         ]
         outer = (condition for condition in self.conditions if not condition.names & INNER)
         laws += [(condition.option, condition.holds(grid)) for condition in outer]
@@ -187,10 +200,18 @@ class PlanSpace:
     def _whole_nodes(self) -> Bools:
         """[points] whether expert groups lie on nodes evenly, and tensor groups of a model without experts.
 
-        Devices that the innermost level reaches are a node here.
+        Devices that the innermost level reaches are a node here, too.
         """
-        group, node = self.grid["ep" if self.model.moe else "tp"], self.cluster.levels[0].size
-        return np.asarray((node % group == 0) | (group % node == 0), np.bool_)
+        group, nodes = self.grid["ep" if self.model.moe else "tp"], (self.cluster.levels[0].size, self.cluster.per_node)
+        even = ((node % group == 0) | (group % node == 0) for node in nodes)
+        return np.asarray(np.logical_or(*even), np.bool_)
+
+    @property
+    def _spare_where_needed(self) -> Bools:
+        """[points] whether spare devices are none, or as many as the largest group of neighbours asks for."""
+        groups, spare = np.maximum(self.grid["tp"], self.grid["ep"]), self.grid["spare"]
+        asked = {group: spare_devices(self.cluster, group) for group in np.unique(groups).tolist()}
+        return np.asarray((spare == 0) | (spare == [asked[group] for group in groups.tolist()]), np.bool_)
 
     def orders(self, ranks: int, microbatches: int, chunks: int) -> tuple[OrderOption, ...]:
         """The schedules that take these sizes, with each of their limits, pairs overlapped or not."""

@@ -11,6 +11,7 @@ import numpy as np
 from schedc.ir.arrays import Bools, Floats
 from schedc.ir.plan import Topology
 from schedc.model.parts import LayerExchange, PartName
+from schedc.planner.cluster.domains import equal_nodes, members
 from schedc.planner.times.constants import ConstantVectors
 from schedc.planner.times.problem import TrainingRun
 from schedc.planner.times.table import LevelColumns, RunTable
@@ -36,8 +37,8 @@ def tensor_exchange(runs: RunTable, constants: ConstantVectors) -> Floats:
     """
     n = runs.tp[:, None]
     bytes = (2.0 * runs.tokens * runs.hidden)[:, None]
-    inside, node = runs.levels[0].Bps * constants["tp"], runs.levels[0].size
-    sent = gathering(runs.levels, bytes, n, 1.0, node, inside, constants["tp_nodes"])
+    inside = runs.levels[0].Bps * constants["tp"]
+    sent = gathering(runs.levels, bytes, n, 1.0, inside, constants["tp_nodes"])
     time = np.where(n > 1, 2.0 * (np.log2(n) * constants["tp_alpha"] + sent), 0.0)
     return np.asarray(time * np.where(runs.flag("chunked_tp"), constants["chunked"], 1.0))
 
@@ -77,11 +78,13 @@ def exchange_lanes(runs: RunTable, constants: ConstantVectors) -> tuple[Floats, 
     Levels beyond nodes are in use at once: the slowest one decides.
     """
     rail, node = runs.under(constants.loads, "sent", lambda: _sent_bytes(runs, constants.loads))
+    inside = runs.levels[0].members(runs.ep[:, None], 1.0)
     far, near = runs.once("peers", lambda: np.array([_peers(run) for run in runs.each], np.float64).T[:, :, None])
     start = constants["ep_alpha"] * (runs.ep[:, None] > 1)
     over_rail = rail / (runs.levels[1].Bps * constants["ep"])
     for inner, level in pairwise(runs.levels[1:]):
-        share = (runs.ep[:, None] - inner.members(runs.ep[:, None], 1)) / np.maximum(1.0, runs.ep - runs.near)[:, None]
+        left = runs.ep[:, None] - inner.members(runs.ep[:, None], 1.0)
+        share = left / np.maximum(1.0, runs.ep[:, None] - inside)
         over_rail = np.maximum(over_rail, share * rail / (level.Bps * constants["ep"]))
     over_node = node / (runs.levels[0].Bps * constants["ep"]) + constants["ep_peer"] * near + start
     return over_rail + constants["ep_peer"] * far, over_node
@@ -91,8 +94,16 @@ def _peers(run: TrainingRun) -> tuple[int, int]:
     """Ranks in other nodes that a rank sends rows to, and in its own. Only `flat` sends to all of other nodes."""
     if run.model.moe is None or run.axes.ep == 1:
         return 0, 0
-    near = min(run.cluster.levels[0].size, run.axes.ep)
-    return (run.axes.ep - near if run.axes.alltoall == "flat" else run.axes.ep // near - 1), near - 1
+    near, node = _domains_of(run)
+    if run.axes.alltoall == "flat":
+        return run.axes.ep - near, near - 1
+    return (run.axes.ep - near) // node, node - 1 + near // node - 1
+
+
+def _domains_of(run: TrainingRun) -> tuple[int, int]:
+    """Members of the expert group of the worst rank in its domain, and those of the nodes that methods count."""
+    near = members(np.array(run.axes.ep, np.float64), 1.0, run.cluster.levels[0].size, run.cluster.devices)
+    return int(near), equal_nodes(run.axes.ep, run.cluster)
 
 
 def _sent_bytes(runs: RunTable, spread: Floats | None) -> tuple[Floats, Floats]:
@@ -103,16 +114,21 @@ def _sent_bytes(runs: RunTable, spread: Floats | None) -> tuple[Floats, Floats]:
 
 
 def _sent_rows(run: TrainingRun) -> tuple[float, float]:
-    """Rows per token that a rank sends to other nodes, and inside its own."""
+    """Rows per token that a rank sends to other domains, and inside its own.
+
+    Methods other than `flat` count nodes of equally many members. Where groups straddle domains, some of these nodes
+    lie in the domain of the rank.
+    """
     moe = run.model.moe
     if moe is None or run.axes.ep == 1:
         return 0.0, 0.0
-    near = min(run.cluster.levels[0].size, run.axes.ep)
+    near, node = _domains_of(run)
     if run.axes.alltoall == "flat":
         return moe.top * (1.0 - near / run.axes.ep), moe.top * (near - 1.0) / run.axes.ep
-    topology = Topology(run.axes.ep // near, near)
-    sent = rows(run.axes.alltoall, Routing(moe.experts, moe.top, moe.groups, moe.limit), topology)
-    return sent.rail, sent.node
+    nodes = run.axes.ep // node
+    sent = rows(run.axes.alltoall, Routing(moe.experts, moe.top, moe.groups, moe.limit), Topology(nodes, node))
+    beside = (near // node - 1) / max(1, nodes - 1) * sent.rail
+    return sent.rail - beside, sent.node + beside
 
 
 def context_exchange(runs: RunTable, constants: ConstantVectors) -> Floats:
@@ -122,7 +138,7 @@ def context_exchange(runs: RunTable, constants: ConstantVectors) -> Floats:
     """
     bytes = runs.once("keys", lambda: _key_bytes(runs))[:, None] * (runs.cp - 1.0)[:, None]
     cp, tp = runs.cp[:, None], runs.tp[:, None]
-    near, node = tp * cp <= runs.levels[0].size, runs.levels[0]
+    near, node = runs.levels[0].members(cp, tp) == cp, runs.levels[0]
     far = _farthest(runs.levels, [level.members(cp, tp) < cp for level in runs.levels[1:-1]])
     start = (cp - 1.0) * np.where(near, node.start, far.start)
     return np.asarray(start + bytes / (np.where(near, node.Bps, far.Bps) * constants["cp"]))
@@ -150,17 +166,17 @@ def gathering(
     bytes: Floats,
     ranks: Floats,
     stride: Floats | float,
-    sharing: Floats,
     inside: Floats,
     beside: Floats | float,
 ) -> Floats:
     """Seconds in which a rank gets its part of ``bytes`` from each other member of its group, or sends it.
 
-    ranks, stride: members of the group, and devices between them. sharing: members of a node, which use its NICs
-    together. inside: bytes per second inside a node. beside: share of the NICs that is reached. The parts of members
-    come over the levels that they lie behind, one level after the other.
+    ranks, stride: members of the group, and devices between them. Members in a node use its NICs together. inside:
+    bytes per second inside a node. beside: share of the NICs that is reached. The parts of members come over the levels
+    that they lie behind, one level after the other.
     """
-    speed = np.where(ranks * stride <= levels[0].size, inside, np.minimum(levels[1].Bps * sharing * beside, inside))
+    sharing = levels[0].members(ranks, stride)
+    speed = np.where(sharing == ranks, inside, np.minimum(levels[1].Bps * sharing * beside, inside))
     first, *further = _reached(levels, ranks, stride)
     seconds = (first - 1) / ranks * bytes / speed
     for level, (before, reached) in zip(levels[2:], pairwise([first, *further]), strict=True):
@@ -186,10 +202,10 @@ class ReplicaLinks(NamedTuple):
         Bytes go around rings: one over the nodes, and one in each of them.
         """
         node, network, *outer = self.levels
-        sharing = np.maximum(1.0, np.minimum(ranks, node.size / stride))
+        sharing = node.members(ranks, stride)
         first, *further = (reached / sharing for reached in _reached(self.levels, ranks, stride))
         start = (sharing - 1.0) * node.start + (first - 1.0) * network.start
         for level, (before, reached) in zip(outer, pairwise([first, *further]), strict=True):
             start = start + (reached - before) * level.start
-        sent = gathering(self.levels, bytes, ranks, stride, sharing, node.Bps * self.inside, self.beside)
+        sent = gathering(self.levels, bytes, ranks, stride, node.Bps * self.inside, self.beside)
         return np.asarray(np.where(ranks > 1, start, 0.0) + sent)

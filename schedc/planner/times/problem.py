@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from schedc.model.sizes import ModelSizes
+from schedc.planner.cluster.domains import placed
 from schedc.planner.cluster.values import Cluster
 from schedc.planner.space.axes import PlanAxes, RankSplit
 from schedc.planner.times.constants import CONSTANTS, ConstantVectors
@@ -93,9 +94,10 @@ class PlanProblem:
 
     def run(self, split: RankSplit) -> TrainingRun:
         """A run with the parts of a split. Stages and replicas, which parts do not depend on, are any."""
-        replicas = max(1, self.cluster.devices // (2 * split.tp * split.cp))
+        replicas = max(1, placed(self.cluster, split.spare).devices // (2 * split.tp * split.cp))
         return TrainingRun(self, PlanAxes(
-            split.tp, split.cp, 2, 1, split.ep, replicas, 0, split.microbatch, 1, schedule="", alltoall=split.alltoall
+            split.tp, split.cp, 2, 1, split.ep, replicas, 0, split.microbatch, 1, "", alltoall=split.alltoall,
+            spare=split.spare,
         ))  # fmt: skip
 
 
@@ -112,7 +114,8 @@ class TrainingRun:
 
     @property
     def cluster(self) -> Cluster:
-        return self.problem.cluster
+        """The cluster without spare devices."""
+        return placed(self.problem.cluster, self.axes.spare)
 
     @property
     def tokens(self) -> float:

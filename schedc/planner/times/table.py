@@ -12,6 +12,7 @@ import numpy as np
 from schedc.ir.arrays import Bools, Floats
 from schedc.model.parts import LayerPart, PartName, Parts, all_parts
 from schedc.model.sizes import AttentionKind, AttentionSizes, ModelSizes, MoeSizes
+from schedc.planner.cluster.domains import members
 from schedc.planner.cluster.values import Cluster
 from schedc.planner.times.problem import TrainingRun
 
@@ -33,22 +34,20 @@ class LevelColumns(NamedTuple):
 
     size: devices that reach each other over it; 0 beyond nodes where all do. Bps: bytes per second and direction of a
     device when all devices send, of the slowest network on the way from the node. start: seconds until the first byte
-    of a message arrives.
+    of a message arrives. devices: of a run.
     """
 
     size: Floats
     Bps: Floats
     start: Floats
+    devices: Floats
 
     def members(self, ranks: Floats, stride: Floats | float) -> Floats:
         """Members of a group that its worst member reaches over this level, itself included.
 
-        ranks: [...] members, ``stride`` devices apart. Groups start at multiples of ``ranks * stride``. So the ends of
-        domains cut them at multiples of the common divisor of both, and the shortest piece is as long.
+        ranks: [...] members, ``stride`` devices apart.
         """
-        extent = np.asarray(ranks * stride, np.int64)
-        shortest = np.gcd(extent, np.asarray(self.size, np.int64))
-        return np.asarray(np.maximum(1.0, shortest // stride))
+        return members(ranks, stride, self.size, self.devices)
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,13 +193,17 @@ class RunTable:
         return self.size(_attended)
 
 
-def _level_of(cluster: Cluster, number: int) -> tuple[int, float, float]:
-    """Size, speed and start of a level, or of the outermost one. Beyond a node, those that reach all have size 0."""
+def _level_of(cluster: Cluster, number: int) -> tuple[int, float, float, int]:
+    """Size, speed and start of a level, or of the outermost one, and the devices that a run uses.
+
+    Beyond a node, levels that reach all devices have size 0.
+    """
     last = len(cluster.levels) - 1
     at = min(number, last)
     level, speeds = cluster.levels[at], [cluster.device_Bps(each) for each in cluster.levels]
     whole = number > 0 and (at == last or level.size >= cluster.devices)
-    return 0 if whole else level.size, min(speeds[1 : at + 1], default=speeds[at]), level.alpha_s
+    speed = min(speeds[1 : at + 1], default=speeds[at])
+    return 0 if whole else level.size, speed, level.alpha_s, cluster.devices
 
 
 def _attended(model: ModelSizes) -> float:

@@ -25,8 +25,8 @@ KEYS = {
     "certificate": "complete bound_s kth_s ended_early policies sentence",
 }
 PLAN_KEYS = (
-    "file axes free step_s step_low_s step_high_s makespan_s tokens_per_s_per_device mfu memory waterfall floor_s "
-    "runs_on budget slow first_in within_5_pct loss_pct"
+    "file axes free step_s step_low_s step_high_s makespan_s devices spare tokens_per_s_per_device mfu "
+    "memory waterfall floor_s runs_on budget slow first_in within_5_pct loss_pct"
 )
 
 

@@ -11,31 +11,34 @@ import numpy as np
 import pytest
 
 from schedc.plan.layout.parts import WORK, PartKind
+from schedc.planner.cluster.domains import members, occupied_devices, placed, spare_devices
 from schedc.planner.presets.library import open_cluster, open_model
 from schedc.planner.presets.tables import files
+from schedc.planner.price.files import PlannedStep
 from schedc.planner.price.part_table import PartTable, layout_of
-from schedc.planner.price.priced import step_seconds
+from schedc.planner.price.priced import price_plan, read_back, step_seconds
 from schedc.planner.space.axes import PlanAxes, RankSplit
 from schedc.planner.space.schedules import open_choice
+from schedc.planner.space.space import PlanSpace
 from schedc.planner.times.constants import ConstantVectors
 from schedc.planner.times.network import ReplicaLinks
 from schedc.planner.times.problem import PlanProblem, TrainingRun
-from schedc.planner.times.table import LevelColumns, RunTable
+from schedc.planner.times.table import RunTable
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
-from truth.networks import NETWORKS, all_networks, of_three_levels
+from truth.networks import NETWORKS, all_networks, of_three_levels, searched_placements
 
 MEDIANS = ConstantVectors.of((), np.zeros((1, 0)))
 MODEL = open_model("llama-3.1-8b").at(4096)
 
 
-def least_members(ranks: int, stride: int, domain: int) -> int:
-    """Members of the domain of the worst member, over the groups of so many devices that all places occur."""
+def least_members(ranks: int, stride: int, domain: int, devices: int) -> int:
+    """Members of the domain of the worst member, over the groups of so many devices."""
     extent = ranks * stride
     groups = [
         [start + offset + member * stride for member in range(ranks)]
-        for start in range(0, lcm(extent, domain), extent)
+        for start in range(0, devices, extent)
         for offset in range(stride)
     ]
     return min(sum(other // domain == device // domain for other in group) for group in groups for device in group)
@@ -43,11 +46,12 @@ def least_members(ranks: int, stride: int, domain: int) -> int:
 
 @pytest.mark.parametrize("domain", [1, 2, 6, 8, 12, 16, 24, 72])
 def test_members_of_a_domain_are_counted_for_the_worst_member(domain: int) -> None:
-    level = LevelColumns(np.array([[float(domain)]]), np.ones((1, 1)), np.zeros((1, 1)))
     for ranks in (1, 2, 3, 4, 8, 16, 18):
         for stride in (1, 2, 3, 4, 8, 16):
-            members = level.members(np.array([[float(ranks)]]), float(stride)).item()
-            assert members == least_members(ranks, stride, domain), (ranks, stride)
+            extent = ranks * stride
+            for devices in (extent, 2 * extent, 3 * extent, lcm(extent, domain)):
+                own = members(np.array([float(ranks)]), float(stride), float(domain), float(devices)).item()
+                assert own == least_members(ranks, stride, domain, devices), (ranks, stride, devices)
 
 
 def test_a_group_in_a_level_that_reaches_all_is_whole() -> None:
@@ -111,8 +115,77 @@ def test_prices_on_two_levels_do_not_know_of_a_third_beside_them(name: str) -> N
     assert slower > beside
 
 
+def test_spare_devices_keep_groups_inside_of_domains() -> None:
+    by_devices = {devices: open_cluster("gb200-nvl72", devices) for devices in (64, 72, 200, 256, 288)}
+    asked = {devices: [spare_devices(own, group) for group in (8, 16, 64, 128)] for devices, own in by_devices.items()}
+    assert asked == {64: [0] * 4, 72: [0, 8, 8, 8], 200: [32, 0, 0, 0], 256: [8] * 4, 288: [0, 8, 8, 8]}
+    assert {devices: placed(own, 8).devices for devices, own in by_devices.items() if devices > 200} == {
+        256: 256,
+        288: 256,
+    }
+    assert {devices: occupied_devices(own, 8) for devices, own in by_devices.items()} == {
+        64: 72, 72: 72, 200: 288, 256: 288, 288: 288
+    }  # fmt: skip
+    assert [level.size for level in placed(by_devices[288], 8).levels] == [64, 256]
+    assert spare_devices(open_cluster("h100", 64), 3) == 0
+
+
+def test_straddling_groups_are_priced_by_the_worst_one() -> None:
+    """Groups of 64 in domains of 72: the second lies on 8 and 56 devices. Alone, or with spare devices, none straddles.
+
+    `hierarchical` counts nodes of 8: the worst rank reaches none of the others in its domain.
+    """
+    qwen = open_model("qwen3-30b-a3b").at(4096)
+    splits = [RankSplit(ep=64, alltoall=method, spare=spare) for method in ("flat", "hierarchical") for spare in (0, 8)]
+    tables = {
+        devices: PartTable.of(PlanProblem(qwen, open_cluster("gb200-nvl72", devices), 256), splits)
+        for devices in (64, 128, 256)
+    }
+    assert tables[64].rail.tolist() == [0.0] * 4
+    assert tables[64].node[0] == tables[64].node[1]
+    for table in (tables[128], tables[256]):
+        assert table.rail[[1, 3]].tolist() == [0.0, 0.0]
+        assert (table.rail[[0, 2]] > 0).all()
+        assert table.node[[1, 3]].tolist() == tables[64].node[[1, 3]].tolist()
+    rows = 8 * 4096 * 2048 * 2
+    flat = rows * 56 / 64 / (50e9 * 0.6) + 56 * 2e-6
+    assert tables[256].rail[0] == pytest.approx(flat)
+
+
+@pytest.mark.parametrize(("devices", "spares"), [(64, {0}), (72, {8}), (256, {0, 8}), (288, {0, 8})])
+def test_groups_that_do_not_tile_a_domain_are_planned(devices: int, spares: set[int]) -> None:
+    cluster = open_cluster("gb200-nvl72", devices)
+    qwen = open_model("qwen3-30b-a3b")
+    space = PlanSpace.of(qwen, cluster, 1152, 4096)
+    grid, points = space.grid, space.met[-1].points
+    points = points & (grid["tp"] == 1)
+    placements = {ep: set(grid["spare"][points & (grid["ep"] == ep)].tolist()) for ep in (8, 16, 32, 64)}
+    assert placements[16] == placements[32] == spares
+    assert placements[64] == (spares if devices < 288 else {8})
+    assert placements[8] == ({0} if devices != 256 else {0, 8})
+
+
+def test_a_search_finds_what_trying_all_placements_finds() -> None:
+    assert searched_placements(256, 64, "not overlap", "pp == 2").agrees
+
+
+def test_files_of_straddling_plans_have_the_price_of_the_search() -> None:
+    model, cluster = open_model("qwen3-30b-a3b").at(4096), open_cluster("gb200-nvl72", 256)
+    problem = PlanProblem(model, cluster, 256)
+    for spare, method in ((0, "flat"), (0, "hierarchical"), (8, "flat")):
+        axes = PlanAxes(1, 1, 2, 1, 64, 128, 1, 1, 2, "1f1b", alltoall=method, spare=spare)
+        table = PartTable.of(problem, [axes.split])
+        plan = price_plan(PlannedStep(problem, axes, open_choice("1f1b"), table))
+        assert read_back(plan.planned).predicted.makespan == pytest.approx(plan.makespan, rel=1e-9)
+        assert ("straddle" in plan.plan_text) == (spare == 0)
+        assert ("no rank" in plan.plan_text) == (spare == 8)
+        assert f"topology nodes {'1 x 64' if spare else '8 x 8'}" in plan.plan_text
+        assert ("node 64" in plan.plan_text) == (spare == 8)
+        assert plan.occupied == (288 if spare else 256)
+
+
 @pytest.mark.slow
 def test_plans_are_slower_by_the_levels_that_their_groups_cross() -> None:
     cases = all_networks()
-    assert len(cases) == 2 * len(NETWORKS) + 1 > 20
+    assert len(cases) == 2 * len(NETWORKS) + 1 + 12 > 32
     assert [case for case in cases if not case.agrees] == []

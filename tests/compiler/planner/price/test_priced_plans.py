@@ -125,7 +125,7 @@ def test_bars_add_up_to_the_step(problem: PlanProblem, axes: PlanAxes) -> None:
     absent = {"tensor exchanges": axes.tp == 1, "context exchanges": axes.cp == 1, "expert exchanges": axes.ep == 1}
     assert {what: abs(bars[what]) < 1e-9 for what in absent} == absent
     assert (bars["recomputation"] == 0) == (axes.recompute in ("none", "act"))
-    assert bars["ideal"] / plan.step == pytest.approx(mfu(problem, plan.step))
+    assert bars["ideal"] / plan.step == pytest.approx(mfu(plan))
 
 
 def test_skew_is_a_bar_of_its_own() -> None:
