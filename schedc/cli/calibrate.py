@@ -25,6 +25,11 @@ if TYPE_CHECKING:
     help="Called without arguments on every process; returns (model, loss_fn, batch, targets) of one microbatch.",
 )
 @click.option("--toy", type=click.Choice(["gpt", "moe"]), help="Default: moe where the plan has experts, else gpt.")
+@click.option(
+    "--only",
+    type=click.Choice(["experts", "exchange", "launch"]),
+    help="Measure only these times, for a row of a fit.",
+)
 @click.option("--ranks", type=click.IntRange(1), help="Processes that share the experts; default: the plan's topology.")
 @output_argument
 def calibrate_command(
@@ -33,6 +38,7 @@ def calibrate_command(
     runtime_options: tuple[str, ...],
     model: str | None,
     toy: str | None,
+    only: str | None,
     ranks: int | None,
     output: Path | None,
 ) -> None:
@@ -49,7 +55,13 @@ def calibrate_command(
     if model and toy:
         raise click.UsageError("--model and --toy exclude each other")
     program = compile_at(schedule, sizes)
-    options = {"--model": model, "--toy": toy, "--topology": f"1x{ranks}" if ranks else None, "-o": output}
+    options = {
+        "--model": model,
+        "--toy": toy,
+        "--only": only,
+        "--topology": f"1x{ranks}" if ranks else None,
+        "-o": output,
+    }
     command = [sys.executable, "-m", "schedc_runtime.commands.calibrate", *dense_layers_of(schedule)]
     command += [str(part) for option, value in options.items() if value is not None for part in (option, value)]
     with handed_over({"--program": form_of(program).content(program)}) as files:

@@ -47,6 +47,7 @@ from schedc_runtime.commands.toy_models import Subject, toy_model
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.measure.kernel_times import kernels_text as told_kernels
 from schedc_runtime.measure.kernel_times import measure_kernels
+from schedc_runtime.measure.only import ONLY, narrowed
 from schedc_runtime.measure.stage_times import (
     MESSAGES,
     Bench,
@@ -121,16 +122,20 @@ def _calibrate(program: Program, plan: Plan, sharing: int, options: argparse.Nam
     parts = partition(subject.model, program.stages, placement=program.placement, layout=layout_of_stages(program))
     args, kwargs = arguments(subject.batch)
     boundaries = infer_boundaries(parts, args, kwargs)
-    p2p = _message(boundaries, device) if program.stages > 1 and rank < 2 <= world else None
+    messages = program.stages > 1 and rank < 2 <= world and (not options.only or "p2p" in ONLY[options.only].keys)
+    p2p = _message(boundaries, device) if messages else None
     per_node = plan.topology.per_node if plan.topology else 1
     group = ExpertGroup.of([range(sharing)], per_node, options.timeout) if sharing > 1 else ExpertGroup.solo()
     if rank >= sharing:
         return None
     mesh = Mesh(1, sharing, per_node=per_node)
     attach(parts.modules, plan, group, mesh, host_lane=device.type == "cuda")  # on a CPU nothing is copied
-    bench = Bench(group, device, options.warmup, options.repetitions)
+    roles = ONLY[options.only].roles or None if options.only else None
+    bench = Bench(group, device, options.warmup, options.repetitions, roles)
     measured = _Measured(parts, program, plan, bench, rank, sharing, _method(plan, subject.model, mesh))
     costs = measured.costs(subject.batch, subject, p2p)
+    if options.only:
+        return None if rank else narrowed(costs, options.only, sharing)
     kernels = () if rank else _kernels(parts, plan, sharing, device, options)
     if costs.cell is not None:
         factors = tuple(measured.slices(count, subject, costs.cell) for count in _slice_counts(subject, options))
@@ -249,11 +254,11 @@ def _speeds(repetitions: int) -> tuple[float, float] | None:
 
 def _write(costs: Costs, plan: Plan, options: argparse.Namespace) -> None:
     sharing = plan.topology.ranks if plan.topology else 1
+    speeds = None if options.only else _speeds(options.repetitions)
     where = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.machine()} CPU"
     what = options.model or f"the toy model, {options.rows} x {options.tokens} tokens, width {options.width}"
     about = f"# Milliseconds on {where}: {what}.\n" + "".join(
-        f"# {line}\n"
-        for line in provenance(costs, options.repetitions, options.warmup, sharing, _speeds(options.repetitions))
+        f"# {line}\n" for line in provenance(costs, options, sharing, speeds)
     )
     if options.output is None:
         print(about + dump_costs(costs), end="", flush=True)
@@ -264,13 +269,18 @@ def _write(costs: Costs, plan: Plan, options: argparse.Namespace) -> None:
 
 
 def provenance(
-    costs: Costs, repetitions: int, warmup: int, sharing: int, speeds: tuple[float, float] | None = None
+    costs: Costs, options: argparse.Namespace, sharing: int, speeds: tuple[float, float] | None = None
 ) -> Iterator[str]:
     """How each number of measured costs came about, line by line. sharing: how many ranks share the experts.
 
     speeds: bytes per second of copies to the host and back; None where there is no device.
     """
+    repetitions, warmup = options.repetitions, options.warmup
     runs = f"{repetitions} runs after {warmup}" + (f" on each of {sharing} expert ranks" if sharing > 1 else "")
+    if options.only:
+        yield f"--only {options.only}: {ONLY[options.only].says}, for a row of a fit. Each is the median of {runs}."
+        yield "Nothing else is measured: a schedule cannot be priced by this file."
+        return
     if costs.cell is not None:
         yield f"F, I, W: sums over the parts of a stage, one after the other, each the median of {runs}. B is I + W."
         yield "[cell]: the median over the places of a role, of two the lower; 0 where it has no such half."
@@ -309,6 +319,7 @@ def _parser() -> argparse.ArgumentParser:
     which.add_argument("--model", metavar="MODULE:FUNCTION", help="gives (model, loss_fn, batch, targets)")
     which.add_argument("--toy", choices=["gpt", "moe"], help="default: moe where the plan has experts, else gpt")
     parser.add_argument("-o", "--output", type=Path, help="cost file to write; default: stdout")
+    parser.add_argument("--only", choices=list(ONLY), help="measure only these times, for a row of a fit")
     parser.add_argument("--warmup", type=positive, default=3)
     parser.add_argument("--repetitions", type=positive, default=9)
     parser.add_argument(

@@ -49,12 +49,17 @@ Samples = dict[str, list[float]]
 
 @dataclass
 class Bench:
-    """Runs stages and takes their times. warmup, repetitions: how often every stage runs, uncounted and counted."""
+    """Runs stages and takes their times.
+
+    warmup, repetitions: how often every stage runs, uncounted and counted. roles: of the nodes that are timed; None for
+    all of them.
+    """
 
     group: ExpertGroup
     device: torch.device
     warmup: int = 2
     repetitions: int = 5
+    roles: frozenset[str] | None = None
     samples: Samples = field(default_factory=lambda: defaultdict(list))
 
     def measure(
@@ -93,7 +98,9 @@ class Bench:
         """The micro-steps of a serial program. An exchange is timed from its start to the end of its wait."""
         for action, half, node in program.steps:
             name, step = stage.shape.nodes[node].name, partial(stage.method(action, half), 0, node)
-            if action is Action.START:
+            if self.roles is not None and stage.shape.nodes[node].role not in self.roles:
+                step()
+            elif action is Action.START:
                 wait = partial(stage.method(Action.WAIT, half), 0, node)
                 present = torch.zeros(1, device=self.device)
                 self.group.expert.wait(self.group.expert.all_gather(present, "all ranks are here"))

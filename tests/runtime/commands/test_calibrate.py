@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -124,10 +125,11 @@ def test_each_number_is_measured_or_not_in_the_file(split: bool) -> None:
     text = dump_costs(costs)
     keys = [line.partition(" = ")[0] for line in text.splitlines()[1:] if line]
     assert keys == ["[ops]", "F", "I", "W", *(() if split else ("B", "p2p"))]
-    said = "\n".join(calibrate.provenance(costs, 9, 3, 1))
+    options = Namespace(repetitions=9, warmup=3, only=None)
+    said = "\n".join(calibrate.provenance(costs, options, 1))
     assert ("B is I + W" in said, "B: whole" in said) == (split, not split)
     assert "d2h, h2d: not measured: no device." in said
-    assert "d2h 50 GB/s, h2d 40.5 GB/s, pinned" in "\n".join(calibrate.provenance(costs, 9, 3, 1, (5e10, 4.05e10)))
+    assert "d2h 50 GB/s, h2d 40.5 GB/s, pinned" in "\n".join(calibrate.provenance(costs, options, 1, (5e10, 4.05e10)))
     assert ("p2p: not measured" in said, "the median of 15" in said) == (split, not split)
     read = parse_costs(Source("costs.toml", text))
     assert read == costs
@@ -252,6 +254,31 @@ def test_a_model_of_the_users(
     with pytest.raises(SystemExit) as usage:
         calibrate.main(["--program", str(tmp_path / "none.json")])
     assert usage.value.code == 2
+
+
+def test_only_some_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The file has nothing but the times that were asked for, and the parts beside them were not timed."""
+    timed: list[str] = []
+    whole = Bench._timed
+    monkeypatch.setattr(
+        Bench, "_timed", lambda self, half, name, *run: timed.append(name) or whole(self, half, name, *run)
+    )
+    path = tmp_path / "program.json"
+    path.write_text(program_to_json(schedc.compile("1f1b", P=1, M=2)))
+    arguments = ["--program", str(path), "--repetitions", "1", "--warmup", "1", *TINY]
+    assert calibrate.main([*arguments, "--toy", "moe", "--only", "experts"]) == 0
+    text = capsys.readouterr().out
+    keys = [line.partition(" = ")[0] for line in text.splitlines() if line and line[0] != "#"]
+    assert keys == ["schema", "[cell]", "stages", "method", "experts", "permute", "post", "shared"]
+    assert {name.partition(".")[2] for name in timed if "." in name} == {"experts", "permute", "post", "shared"}
+    assert parse_costs(Source("costs.toml", text)).cell is not None
+    assert "a schedule cannot be priced by this file" in text
+    assert calibrate.main([*arguments, "--toy", "gpt", "--only", "launch"]) == 0
+    keys = [line.partition(" = ")[0] for line in capsys.readouterr().out.splitlines() if line and line[0] != "#"]
+    assert keys == ["schema", "[ops]", "F", "I", "W"]
+    for toy, only in (("gpt", "experts"), ("gpt", "exchange"), ("moe", "exchange"), ("moe", "launch")):
+        assert calibrate.main([*arguments, "--toy", toy, "--only", only]) == 1
+        assert f"`--only {only}` finds nothing to measure" in capsys.readouterr().err
 
 
 def test_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
