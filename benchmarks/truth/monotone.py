@@ -38,7 +38,7 @@ from truth.speeds import Variant, doubled, faster_clusters, faster_constants, on
 
 _CASES, _SHARE = 20_000, 200
 """Draws of the word, and of one share of them."""
-_EACH = 10
+_EACH = 20
 """Raised speeds of one plan."""
 _ROUNDING, _EXACT = 1e-11, 1e-12
 
