@@ -85,7 +85,7 @@ def _search(request: SearchRequest, problem: PlanProblem, fit: Fit | None, space
     explained = None
     if wanted:
         with ProgressLine() as progress, about_files():
-            facts["explain"], explained = explain_plan(space, problem, wanted, fit, options, facts["plans"], progress)
+            facts["explain"], explained = explain_plan(space, problem, wanted, options, facts["plans"], progress)
     if request.explain is not None:
         files = [entry["file"] for entry in (*facts["plans"], *facts["also"])]
         named = dict(zip(files, [*found.plans, *also.values()], strict=True))

@@ -32,7 +32,7 @@ def model_shown(name: str, cluster_name: str | None, devices: int | None, seq: i
 def rows_predicted(path: Path, fit_file: Path | None, force_fit: bool, as_json: bool) -> str:
     """Predictions beside measured rows."""
     from schedc.planner.fit.fitted import load_fit, matched
-    from schedc.planner.fit.predict import predict
+    from schedc.planner.fit.predict import predict, row_intervals
     from schedc.planner.fit.rows import load_rows
     from schedc.report.predictions import to_json, to_text
 
@@ -41,5 +41,5 @@ def rows_predicted(path: Path, fit_file: Path | None, force_fit: bool, as_json: 
     fit = load_fit(fit_file or beside) if fit_file or beside.exists() else None
     if fit is not None:
         fit = matched(fit, rows.devices, rows.precisions, force_fit)
-    facts = to_json(predict(rows, fit.constants if fit else {}), rows, fit)
+    facts = to_json(predict(rows, fit.constants if fit else {}), row_intervals(rows, fit), rows, fit)
     return json.dumps(facts) if as_json else to_text(facts)

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from schedc.diagnostics import RequestError
-from schedc.planner.fit.fitted import Fit
 from schedc.planner.search.asked import best_plan
 from schedc.planner.search.best_first import SearchOptions
 from schedc.planner.search.result import FoundPlan
@@ -25,7 +24,6 @@ def explain_plan(
     space: PlanSpace,
     problem: PlanProblem,
     wanted: Sequence[PlanCondition],
-    fit: Fit | None,
     options: SearchOptions,
     plans: Sequence[PlanFacts],
     progress: SearchProgress,
@@ -44,7 +42,7 @@ def explain_plan(
         return _absent(asked, legal=finding.code == _NOTHING_FITS, reason=reason), None
     if found is None or found.priced is None:
         return _absent(asked, legal=True, reason="the search for it ended early"), None
-    plan = plan_facts(found.priced, 1, fit, list(found.free), found.floor_s)
+    plan = plan_facts(found.priced, 1, list(found.free), found.floor_s)
     return _stands(asked, plan, plans), found
 
 

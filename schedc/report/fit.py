@@ -54,7 +54,9 @@ def fit_to_json(result: FitResult) -> dict[str, Any]:
     if check is not None:
         facts |= {
             "cv_mape_pct": check.cv_mape_pct,
-            "interval_pct": check.interval_pct,
+            "factor": check.factor,
+            "held_pct": check.held_pct if check.models else None,
+            "mean_width_pct": check.width_pct if check.models else None,
             "leave_model_out": {name: _model(model) for name, model in check.models.items()},
             "regret_top5_pct": {name: m.regret_pct for name, m in check.models.items() if m.regret_pct is not None},
             "spearman": {name: m.spearman for name, m in check.models.items() if m.spearman is not None},
@@ -63,7 +65,7 @@ def fit_to_json(result: FitResult) -> dict[str, Any]:
 
 
 def _model(model: ModelLeftOut) -> dict[str, Any]:
-    facts = {"rows": model.rows, "mape_pct": model.mape_pct, "bias_pct": model.bias_pct}
+    facts = {"rows": model.rows, "mape_pct": model.mape_pct, "bias_pct": model.bias_pct, "held": sum(model.held)}
     return facts | {"regret_top5_pct": model.regret_pct, "spearman": model.spearman}
 
 
@@ -114,5 +116,7 @@ def _validation_lines(result: FitResult) -> list[str]:
         lines.append(f"  without {name:<24} {model.rows:4} rows: {errors}{regret}")
     if not check.models:
         lines.append("  all rows are of one model: no model can be left out")
-    lines.append(f"interval   {check.interval_pct:.1f} %: four of five unseen rows are within")
+    else:
+        held = f"{check.held_pct:.0f} % of these rows, {check.width_pct:.1f} % wide to one side in the mean"
+        lines.append(f"intervals  hold {held}; 90 % is the aim (spread of rows times {check.factor:.2f})")
     return lines

@@ -11,6 +11,7 @@ from typing import Any
 from schedc.report.certificate import certificate_text
 from schedc.report.chances import chances_texts
 from schedc.report.figures import counted, seconds_text, word
+from schedc.report.intervals import whose_text, wide_text
 
 COLUMNS = 120
 """Characters of a line."""
@@ -59,8 +60,6 @@ def _axis(name: str, title: str, left: bool = False, always: bool = True) -> Pla
 
 
 def _interval(plan: PlanFacts) -> str:
-    if plan["step_low_s"] is None:
-        return ""
     return f"{seconds_text(plan['step_low_s'])}-{seconds_text(plan['step_high_s'])}"
 
 
@@ -103,7 +102,7 @@ def _budget(title: str, fact: str, form: str) -> PlanColumn:
 
 TABLE: tuple[PlanColumn, ...] = (
     PlanColumn("step s", lambda plan: seconds_text(plan["step_s"]), lambda plan: plan["step_s"]),
-    PlanColumn("within", _interval, lambda plan: plan["step_high_s"] or plan["step_s"], always=False),
+    PlanColumn("90 %", _interval, lambda plan: plan["step_high_s"]),
     PlanColumn(
         "tok/s/dev",
         lambda plan: f"{plan['tokens_per_s_per_device']:,.4g}",
@@ -291,6 +290,9 @@ def remarks(facts: Mapping[str, Any]) -> Iterator[str]:
     if facts.get("slow") and facts["plans"]:
         yield slow_text(facts["slow"], facts["plans"][0])
     yield from not_run_texts([*facts["plans"], *facts["also"]])
+    yield whose_text(facts["fit"])
+    if facts["plans"] and (wide := wide_text(facts["plans"][0]["interval"])):
+        yield f"the interval of the best plan: {wide}"
     if facts["axis_ends"]:
         yield f"of the best plan, {', '.join(facts['axis_ends'])}"
     if facts["space"]["restrictions"]:

@@ -10,29 +10,33 @@ import numpy as np
 
 from schedc.plan.layout.compare import load_per_rank
 from schedc.plan.layout.parts import WORK
-from schedc.planner.fit.fitted import Fit
+from schedc.planner.price.intervals import step_intervals
 from schedc.planner.price.priced import PricedPlan
 from schedc.planner.price.waterfall import mfu, waterfall
+from schedc.planner.times.problem import TrainingRun
+from schedc.report.intervals import interval_facts
 from schedc.report.plan_folder import plan_file
 
 
-def plan_facts(plan: PricedPlan, place: int, fit: Fit | None, free: Sequence[str], floor: float) -> dict[str, Any]:
+def plan_facts(plan: PricedPlan, place: int, free: Sequence[str], floor: float) -> dict[str, Any]:
     """The entry of a plan in the JSON of a search.
 
     place: from 1 on, with which its file is named. free: axes whose other values give the same step and memory. floor:
     seconds that the bound of the search says. The makespan and the peak are those of `schedc check` for the files.
-    step_low_s, step_high_s: null where no rows left out say how far off steps are. devices: of the plan, with the
+    step_low_s, step_high_s: the ends of its 90 % interval. devices: of the plan, with the
     spare devices of its domains. spare: devices of a domain without a rank; null where a domain is a node.
     """
     problem, step = plan.planned.problem, plan.step
-    off = fit.interval_pct / 100.0 if fit is not None else 0.0
+    (of_step,) = step_intervals([TrainingRun(problem, plan.planned.axes)], problem.known)
+    interval = interval_facts(of_step, step, problem.known)
     return {
         "file": plan_file(place),
         "axes": asdict(plan.planned.axes),
         "free": list(free),
         "step_s": step,
-        "step_low_s": step / (1.0 + off) if off else None,
-        "step_high_s": step * (1.0 + off) if off else None,
+        "step_low_s": interval["low_s"],
+        "step_high_s": interval["high_s"],
+        "interval": interval,
         "makespan_s": plan.makespan,
         "devices": plan.occupied,
         "spare": plan.planned.axes.spare if problem.cluster.levels[0].size > problem.cluster.per_node else None,

@@ -51,14 +51,17 @@ def rows_of_plans(problem: PlanProblem) -> list[str]:
 def fit_facts(fit: Fit | None) -> dict[str, Any]:
     """The fit that prices a search; without one, constants are at their priors, and the name is empty.
 
-    cv_mape_pct: null where no rows were left out to measure it.
+    cv_mape_pct, held_pct, width_pct: null where no rows, or no models, were left out to measure them.
     """
     if fit is None:
-        return {"name": "", "rows": 0, "cv_mape_pct": None, "hash": "", "forced": False, "unseen": []}
+        nothing = dict.fromkeys(("cv_mape_pct", "held_pct", "width_pct"))
+        return {"name": "", "rows": 0, **nothing, "hash": "", "forced": False, "unseen": []}
     return {
         "name": fit.name,
         "rows": fit.rows,
         "cv_mape_pct": fit.cv_mape_pct or None,
+        "held_pct": fit.held_pct if fit.width_pct else None,
+        "width_pct": fit.width_pct or None,
         "hash": fit.hash,
         "forced": bool(fit.unseen),
         "unseen": list(fit.unseen),

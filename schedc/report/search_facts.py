@@ -42,7 +42,7 @@ def search_to_json(
     objective: what is best, `step`, `memory` or `pareto`. asked: the training run, whose budget each plan then has.
     slow: devices that are slow, with which each plan then has its step.
     """
-    plans = [_entry(plan, place, fit, asked, slow) for place, plan in enumerate(found.plans, 1)]
+    plans = [_entry(plan, place, asked, slow) for place, plan in enumerate(found.plans, 1)]
     files = {plan.axes: entry["file"] for plan, entry in zip(found.plans, plans, strict=True)}
     space, table = found.space, space_facts(searched, problem)
     facts: dict[str, Any] = {
@@ -64,7 +64,7 @@ def search_to_json(
         "certificate": asdict(found.certificate) | {"bound_s": _finite(found.certificate.bound_s)},
         "plans": plans,
         "also": [
-            _entry(plan, 1, fit, asked, slow) | {"file": f"also {place}" if place > 1 else "also", "asked": texts}
+            _entry(plan, 1, asked, slow) | {"file": f"also {place}" if place > 1 else "also", "asked": texts}
             for place, (texts, plan) in enumerate(also.items(), 1)
         ],
         **NOT_COMPARED,
@@ -86,15 +86,13 @@ def _finite(seconds: float) -> float | None:
 
 
 def budget_facts(asked: TrainingAsked, problem: PlanProblem, plan: dict[str, Any]) -> dict[str, Any]:
-    """The training run by a plan. days_low, days_high: for the ends of the step's interval; null without one."""
+    """The training run by a plan. days_low, days_high: for the ends of the step's interval."""
     ranks = prod(plan["axes"][axis] for axis in ("tp", "cp", "pp", "dp"))
 
     def budget(step: float) -> TrainingBudget:
         return training_budget(asked, problem, step, ranks, plan["devices"])
 
-    ends = {
-        f"days_{end}": None if (step := plan[f"step_{end}_s"]) is None else budget(step).days for end in ("low", "high")
-    }
+    ends = {f"days_{end}": budget(plan[f"step_{end}_s"]).days for end in ("low", "high")}
     return budget(plan["step_s"])._asdict() | ends
 
 
@@ -104,12 +102,10 @@ def slow_facts(slow: SlowDevices, plan: PricedPlan) -> dict[str, Any]:
     return step._asdict() | {"ranks": list(step.ranks), "without": step.without and step.without._asdict()}
 
 
-def _entry(
-    plan: FoundPlan, place: int, fit: Fit | None, asked: TrainingAsked | None, slow: SlowDevices | None
-) -> dict[str, Any]:
+def _entry(plan: FoundPlan, place: int, asked: TrainingAsked | None, slow: SlowDevices | None) -> dict[str, Any]:
     """A plan with its answers. What draws say of it comes later, by `schedc.report.chances`."""
     assert plan.priced is not None
-    entry = plan_facts(plan.priced, place, fit, list(plan.free), plan.floor_s)
+    entry = plan_facts(plan.priced, place, list(plan.free), plan.floor_s)
     return entry | {
         "runs_on": runs_on(plan.priced),
         "budget": asked and budget_facts(asked, plan.planned.problem, entry),

@@ -35,6 +35,6 @@ def small_plans() -> tuple[PricedPlan, ...]:
 
 def written_plans(folder: Path) -> Path:
     """The folder with these plans, as a search writes it."""
-    entries = [plan_facts(plan, place, None, (), 0.0) for place, plan in enumerate(small_plans(), 1)]
+    entries = [plan_facts(plan, place, (), 0.0) for place, plan in enumerate(small_plans(), 1)]
     write_plans(folder, False, search_facts(*entries) | problem_facts(GPT2, None), small_plans())
     return folder

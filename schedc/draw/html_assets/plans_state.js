@@ -19,8 +19,7 @@ function planName(number) {
 // Lines of the tooltip: what a plan takes and holds, and its axes.
 function describePlan(number) {
   const plan = plans[number];
-  const within = plan.step_low_s !== null
-    ? `, within ${seconds(plan.step_low_s)} to ${seconds(plan.step_high_s)} s` : "";
+  const within = `, 90 % within ${seconds(plan.step_low_s)} to ${seconds(plan.step_high_s)} s`;
   const free = plan.free.length ? [`free: ${plan.free.join(", ")}`] : [];
   return [
     `${placeOf(number)}: ${planName(number)}`,

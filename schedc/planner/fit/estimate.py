@@ -20,7 +20,7 @@ from schedc.planner.times.constants import (
     FitConstant,
     sustained,
 )
-from schedc.planner.times.spread import ROW_SPREAD
+from schedc.planner.times.spread import ROW_SPREAD, UNDECIDED
 from schedc.planner.times.table import RunTable
 
 _LEAST_SPREAD = 0.01
@@ -32,11 +32,11 @@ _MEDIAN = 0.6745
 _STEP = 1e-4
 """Derivatives are those from below: a share of a link of 1 has none from above."""
 
+_AS_ROWS = 2.0
+"""Rows with the usual spread that count beside those of a fit: the spread of a few rows is hardly known."""
+
 _FARTHEST = 8.0
 """Widths of its prior that a constant may be from its median."""
-
-_FREE = 0.9
-"""A constant whose posterior width is above this share of its prior's says what the prior says."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +47,7 @@ class Estimate:
     [constants, constants] what the rows say, as the inverse of a covariance in widths of the priors. spread: logarithm
     by which measured steps differ from predictions. at_bound: names of those that would go beyond what makes sense.
     at_prior: names of those of which the rows say nothing. decided: how many constants the rows decide, one that they
-    decide by half as a half.
+    decide by half as a half. rows: how many.
     """
 
     constants: dict[str, float]
@@ -57,6 +57,13 @@ class Estimate:
     at_bound: tuple[str, ...]
     at_prior: tuple[str, ...]
     decided: float
+    rows: int = 0
+
+    @property
+    def row_spread(self) -> float:
+        """Logarithm by which the next row differs: the spread of these rows with two usual rows beside them."""
+        free = max(0.0, self.rows - self.decided)
+        return float(np.sqrt((_AS_ROWS * ROW_SPREAD**2 + free * self.spread**2) / (_AS_ROWS + free)))
 
     def covariance(self, factor: float = 1.0) -> Floats:
         """[constants, constants] covariance, in widths of the priors, if rows differ by ``factor`` times their spread.
@@ -88,13 +95,13 @@ class Estimator:
 
     def predict(self, position: Floats) -> Floats:
         """[rows] seconds per step."""
-        return self._steps(position)[:, 0]
+        return self.steps(position)[:, 0]
 
     def predict_times(self, position: Floats) -> Floats:
         """[times] seconds of what was calibrated."""
         return self.calibration.predict(self.vectors(position))[:, 0]
 
-    def _steps(self, positions: Floats) -> Floats:
+    def steps(self, positions: Floats) -> Floats:
         """[rows, K] seconds per step."""
         if not len(self.table):
             return np.zeros((0, np.atleast_2d(positions).shape[0]))
@@ -136,7 +143,7 @@ class Estimator:
         measured = np.log(self.step_s[rows])[:, None]
 
         def residuals(positions: Floats) -> Floats:
-            steps = np.log(self._steps(positions)[rows]) - measured
+            steps = np.log(self.steps(positions)[rows]) - measured
             return _soft(np.vstack([steps / spread, self._times(positions)]))
 
         def all_residuals(position: Floats) -> Floats:
@@ -156,9 +163,9 @@ class Estimator:
             ftol=1e-5,
             max_nfev=40,
         )
-        return self._summary(solution.x, solution.jac, spread)
+        return self._summary(solution.x, solution.jac, spread, rows.size)
 
-    def _summary(self, position: Floats, jacobian: Floats, spread: float) -> Estimate:
+    def _summary(self, position: Floats, jacobian: Floats, spread: float, rows: int) -> Estimate:
         information = jacobian.T @ jacobian - np.eye(position.size)
         width = np.sqrt(np.diag(np.linalg.inv(jacobian.T @ jacobian)))
         at_bound = (position > self.upper - 0.01) | (position < 0.01 - _FARTHEST)
@@ -169,8 +176,9 @@ class Estimator:
             information,
             spread,
             tuple(name for name, there in zip(self.names, at_bound, strict=True) if there),
-            tuple(name for name, free in zip(self.names, width > _FREE, strict=True) if free),
+            tuple(name for name, free in zip(self.names, width > UNDECIDED, strict=True) if free),
             float((1.0 - width**2).sum()),
+            rows,
         )
 
 

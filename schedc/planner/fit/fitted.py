@@ -22,9 +22,6 @@ from schedc.source import NOWHERE, Source
 
 SCHEMA, FORMER = "schedc.fit/2", "schedc.fit/1"
 
-FACTOR = 1.5
-"""How much less rows say than as many independent ones, where no model was left out to measure it."""
-
 _WIDEST = 1.001
 """Widths of its prior that a constant may have: four digits of 1 are rounded."""
 
@@ -48,11 +45,11 @@ SeenRanges: TypeAlias = Mapping[str, tuple[int, int]]
 class Fit:
     """Constants that were fitted to rows.
 
-    devices, precisions: names of those in the rows. rows: how many. hash: of the text they come from. interval_pct: of
-    a prediction; 0 where nothing was left out to measure it. at_bound, at_prior: see `Estimate`. unseen: devices and
-    precisions that it is used for, and that its rows have not; empty unless it was forced. seen: ranges of sizes in the
-    rows. calibrated: how many times of parts were fitted beside the rows.
+    devices, precisions: names of those in the rows. rows: how many. hash: of the text they come from. at_bound,
+    at_prior: see `Estimate`. unseen: devices and precisions of a run that its rows lack; empty unless it was forced.
+    seen: ranges of sizes in the rows. calibrated: how many times of parts were fitted beside the rows.
 
+    held_pct, width_pct: see `Validation`; 0 where no model was left out.
     spread: logarithm by which measured steps differ from predictions. factor: how many times more models left out
     differ than the fitted rows do; it is in the spread, and in the covariance. triangle: of the covariance of the
     constants, in widths of their priors. known: what is known of all constants on one device (`fit_for`).
@@ -64,15 +61,16 @@ class Fit:
     rows: int
     hash: str
     constants: dict[str, float]
-    interval_pct: float = 0.0
     cv_mape_pct: float = 0.0
+    held_pct: float = 0.0
+    width_pct: float = 0.0
     at_bound: tuple[str, ...] = ()
     at_prior: tuple[str, ...] = ()
     unseen: tuple[str, ...] = ()
     seen: SeenRanges = field(default_factory=dict)
     calibrated: int = 0
     spread: float = ROW_SPREAD
-    factor: float = FACTOR
+    factor: float = 1.0
     triangle: Triangle = ()
     known: ConstantSpread | None = field(default=None, compare=False, repr=False)
 
@@ -89,10 +87,11 @@ _READ: Mapping[str, Callable[[Keys, str], Any]] = {
     "rows": lambda keys, key: keys.integer(key, least=0),
     "calibrated": lambda keys, key: keys.integer(key, default=0, least=0),
     "hash": lambda keys, key: keys.text(key, default=""),
-    "interval_pct": lambda keys, key: keys.number(key, default=0.0, above=-1.0),
     "cv_mape_pct": lambda keys, key: keys.number(key, default=0.0, above=-1.0),
+    "held_pct": lambda keys, key: keys.number(key, default=0.0, above=-1.0, most=100.0),
+    "width_pct": lambda keys, key: keys.number(key, default=0.0, above=-1.0),
     "spread": lambda keys, key: keys.number(key, default=ROW_SPREAD, most=1.0),
-    "factor": lambda keys, key: keys.number(key, default=FACTOR, most=100.0),
+    "factor": lambda keys, key: keys.number(key, default=1.0, most=100.0),
     "at_bound": lambda keys, key: _texts(keys, key),
     "at_prior": lambda keys, key: _texts(keys, key),
 }
@@ -143,6 +142,7 @@ def parse_fit(source: Source) -> Fit:
     if not constants:
         keys.say("constants", "no table of constants", "write the file with `schedc fit`")
     if former:
+        keys.taken.add("interval_pct")
         widths = [1.0 if name in values["at_prior"] else _FORMER_WIDTH for name in constants]
         triangle = triangle_of_widths(widths)
     else:

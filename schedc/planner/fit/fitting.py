@@ -11,7 +11,8 @@ import numpy as np
 from schedc.ir.arrays import Bools, Floats
 from schedc.planner.fit.calibration import Calibration
 from schedc.planner.fit.estimate import Estimator
-from schedc.planner.fit.fitted import FACTOR, SEEN_AXES, Fit, SeenRanges
+from schedc.planner.fit.fitted import SEEN_AXES, Fit, SeenRanges
+from schedc.planner.fit.left_out import FACTOR
 from schedc.planner.fit.rows import MeasuredRows
 from schedc.planner.fit.units import check_units
 from schedc.planner.fit.validate import Validation, errors, validate
@@ -70,7 +71,7 @@ def fit_rows(measured: MeasuredRows, name: str, cross_validate: bool) -> FitResu
     estimator = Estimator(RunTable([row.run for row in rows]), np.array([row.step_s for row in rows]), calibration)
     whole = estimator.estimate(np.arange(len(rows)))
     validation = validate(estimator, rows, whole) if cross_validate and rows else None
-    factor = FACTOR
+    factor = round(validation.factor if validation else FACTOR, 3)
     fit = Fit(
         name,
         tuple(sorted(measured.devices)),
@@ -78,13 +79,14 @@ def fit_rows(measured: MeasuredRows, name: str, cross_validate: bool) -> FitResu
         len(rows),
         hashlib.sha256(measured.source.text.encode()).hexdigest()[:16],
         whole.constants,
-        round(validation.interval_pct, 3) if validation else 0.0,
         round(validation.cv_mape_pct, 3) if validation else 0.0,
+        round(validation.held_pct, 1) if validation else 0.0,
+        round(validation.width_pct, 1) if validation else 0.0,
         whole.at_bound,
         whole.at_prior,
         seen=_seen_ranges(measured.runs),
         calibrated=len(calibration),
-        spread=round(factor * whole.spread, 4),
+        spread=round(factor * whole.row_spread, 4),
         factor=factor,
         triangle=triangle_of(whole.covariance(factor)),
     )

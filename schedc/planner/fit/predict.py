@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
 from schedc.planner.fit.estimate import at
+from schedc.planner.fit.fitted import Fit, beyond
 from schedc.planner.fit.rows import MeasuredRow, MeasuredRows
 from schedc.planner.fit.units import check_units
 from schedc.planner.price.files import planned_run
+from schedc.planner.price.intervals import StepInterval, step_intervals
 from schedc.planner.price.part_table import PartTable
 from schedc.planner.price.priced import price_plan
 from schedc.planner.times.constants import on_device
 from schedc.planner.times.problem import TrainingRun
+from schedc.planner.times.spread import ConstantSpread
 from schedc.planner.times.table import RunTable
 
 
@@ -73,6 +76,32 @@ def predict(measured: MeasuredRows, constants: dict[str, float]) -> list[Predict
         PredictedRow(row, plan.step, plan.needed if row.peak_bytes else None)
         for row, plan in zip(measured.rows, plans, strict=True)
     ]
+
+
+@dataclass(frozen=True)
+class RowInterval:
+    """How sure the prediction of a row is.
+
+    of_step: its interval. known: how sure the constants are on its device. beyond: sizes that no row of the fit has.
+    """
+
+    of_step: StepInterval
+    known: ConstantSpread
+    beyond: tuple[str, ...] = ()
+
+
+def row_intervals(measured: MeasuredRows, fit: Fit | None) -> list[RowInterval]:
+    """The intervals of the predictions of all rows; without a fit those of the priors."""
+    runs = [row.run for row in measured.rows]
+    devices = [run.cluster.device.name for run in runs]
+    intervals: dict[int, RowInterval] = {}
+    for device in dict.fromkeys(devices):
+        known = (fit.on(device).known if fit else None) or ConstantSpread.of_priors()
+        own = [number for number, each in enumerate(devices) if each == device]
+        for number, interval in zip(own, step_intervals([runs[each] for each in own], known), strict=True):
+            sizes = tuple(beyond(fit.seen, asdict(runs[number].axes))) if fit else ()
+            intervals[number] = RowInterval(interval, known, sizes)
+    return [intervals[number] for number in range(len(runs))]
 
 
 def _under(run: TrainingRun, constants: dict[str, float]) -> TrainingRun:

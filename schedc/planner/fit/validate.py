@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from schedc.ir.arrays import Floats, Int64
 from schedc.planner.fit.estimate import Estimate, Estimator
+from schedc.planner.fit.left_out import FACTOR, LeftOutModel, factor_of
 from schedc.planner.fit.rows import MeasuredRow
+from schedc.planner.price.intervals import REACH
 from schedc.planner.times.problem import TrainingRun
 
 FOLDS, REPEATS = 5, 3
 
-_INTERVAL = 0.8
 _TOP = 5
 _LEAST_CHOICE = 4
 """Measured plans of one model and batch that make a choice."""
@@ -23,12 +24,17 @@ _LEAST_CHOICE = 4
 
 @dataclass(frozen=True)
 class ModelLeftOut:
-    """Errors on the rows of a model whose rows the fit has not seen. ratios: predicted over measured, less one."""
+    """Errors on the rows of a model whose rows the fit has not seen.
+
+    held: [rows] 1 where the measured step is in its interval, by the factor of the other models. widths: [rows] how far
+    the upper ends of the intervals are above the predictions, less one.
+    """
 
     rows: int
     mape_pct: float
     bias_pct: float
-    ratios: tuple[float, ...]
+    held: tuple[float, ...]
+    widths: tuple[float, ...]
     regret_pct: float | None
     """Step of the best of the five plans with the least prediction, over the least measured; None without a choice."""
     spearman: float | None = None
@@ -40,12 +46,22 @@ class Validation:
     """Errors on rows that a fit has not seen.
 
     cv_mape_pct: mean error on rows left out in folds. models: errors by model left out; empty for rows of one model.
-    interval_pct: four fifths of these rows differ by no more from their prediction, whichever of both is larger.
+    factor: how many times the rows' own spread intervals need (`factor_of`).
     """
 
     cv_mape_pct: float
     models: dict[str, ModelLeftOut]
-    interval_pct: float
+    factor: float = FACTOR
+
+    @property
+    def held_pct(self) -> float:
+        """Share of the rows of models left out that are in their intervals."""
+        return 100.0 * _mean(value for model in self.models.values() for value in model.held)
+
+    @property
+    def width_pct(self) -> float:
+        """How far the upper ends of these intervals are above the predictions, in the mean."""
+        return 100.0 * _mean(value for model in self.models.values() for value in model.widths)
 
 
 def errors(estimator: Estimator, position: Floats) -> Floats:
@@ -62,22 +78,41 @@ def validate(estimator: Estimator, rows: Sequence[MeasuredRow], whole: Estimate)
         for number in range(min(FOLDS, every.size)):
             part = estimator.estimate(every[fold != number], whole.position)
             unseen.append(errors(estimator, part.position)[fold == number])
-    folds = np.concatenate(unseen)
-    models = {}
+    folds = np.abs(np.concatenate(unseen))
+    models = models_left_out(estimator, rows, whole)
+    return Validation(100.0 * float(folds.mean()), errors_by_model(estimator, rows, models), factor_of(models))
+
+
+def models_left_out(estimator: Estimator, rows: Sequence[MeasuredRow], whole: Estimate) -> list[LeftOutModel]:
+    """Each model beside what the rows of the others predict; nothing for rows of one model."""
     names = np.array([row.run.model.name for row in rows])
+    models = []
     for name in dict.fromkeys(names.tolist()):
-        inside = names == name
-        if not inside.all():
-            part = estimator.estimate(every[~inside], whole.position)
-            models[name] = _left_out(estimator, rows, every[inside], part)
-    ratios = np.array([ratio for model in models.values() for ratio in model.ratios]) if models else folds
-    interval = float(np.expm1(np.quantile(np.abs(np.log1p(ratios)), _INTERVAL)))
-    return Validation(100.0 * float(np.abs(folds).mean()), models, 100.0 * interval)
+        own = np.flatnonzero(names == name)
+        if own.size < names.size:
+            part = estimator.estimate(np.flatnonzero(names != name), whole.position)
+            models.append(LeftOutModel.of(estimator, name, own, part))
+    return models
 
 
-def _left_out(estimator: Estimator, rows: Sequence[MeasuredRow], own: Int64, part: Estimate) -> ModelLeftOut:
-    ratios = errors(estimator, part.position)[own]
-    predicted = estimator.predict(part.position)
+def errors_by_model(
+    estimator: Estimator, rows: Sequence[MeasuredRow], models: Sequence[LeftOutModel]
+) -> dict[str, ModelLeftOut]:
+    """The errors of each model. Its intervals are by the factor of the others."""
+    names = np.array([row.run.model.name for row in rows])
+    return {
+        model.name: _left_out(
+            estimator, rows, np.flatnonzero(names == model.name), model, factor_of([*models[:at], *models[at + 1 :]])
+        )
+        for at, model in enumerate(models)
+    }
+
+
+def _left_out(
+    estimator: Estimator, rows: Sequence[MeasuredRow], own: Int64, model: LeftOutModel, factor: float
+) -> ModelLeftOut:
+    ratios = model.ratios
+    predicted = estimator.predict(model.part.position)
     regrets, correlations = [], []
     for choice in choices(rows, own).values():
         best = min(rows[row].step_s for row in choice)
@@ -87,7 +122,12 @@ def _left_out(estimator: Estimator, rows: Sequence[MeasuredRow], own: Int64, par
     regret = 100.0 * max(regrets) if regrets else None
     mape, bias = 100.0 * float(np.abs(ratios).mean()), 100.0 * float(ratios.mean())
     rank = float(np.mean(correlations)) if correlations else None
-    return ModelLeftOut(own.size, mape, bias, tuple(ratios.tolist()), regret, rank)
+    widths = np.expm1(REACH * model.deviation(factor))
+    return ModelLeftOut(own.size, mape, bias, tuple(model.held(factor)), tuple(widths), regret, rank)
+
+
+def _mean(values: Iterable[float]) -> float:
+    return float(np.mean([*values] or [0.0]))
 
 
 def spearman(predicted: Floats, measured: Floats) -> float:

@@ -27,6 +27,9 @@ Triangle: TypeAlias = Sequence[Sequence[float]]
 ROW_SPREAD = 0.05
 """Logarithm by which a measured step differs from a good prediction, where no rows tell."""
 
+UNDECIDED = 0.9
+"""Share of its prior's width from which on a constant says what the prior says."""
+
 _LEAST = 1e-12
 
 
@@ -75,6 +78,11 @@ class ConstantSpread:
     def widths(self) -> dict[str, float]:
         """The standard deviation of the logarithm of each constant."""
         return dict(zip(NAMES, np.sqrt(np.diag(self.logs)).tolist(), strict=True))
+
+    @property
+    def undecided(self) -> tuple[str, ...]:
+        """The constants that are about as wide as their priors: no row decides them."""
+        return tuple(name for name, width in self.widths.items() if width >= UNDECIDED * BY_NAME[name].width)
 
     def draws(self, number: int, seed: int = 0) -> ConstantVectors:
         """So many vectors of constants; none is beyond what makes sense. One seed always gives the same vectors.

@@ -18,14 +18,14 @@ KEYS = {
     "": "schema version model cluster batch precision skew spread fit objective training slow space counts seconds "
     "certificate plans also chances decided_by measure_next axis_ends pareto extrapolates left_out",
     "batch": "sequences seq",
-    "fit": "name rows cv_mape_pct hash forced unseen",
+    "fit": "name rows cv_mape_pct held_pct width_pct hash forced unseen",
     "space": "raw legal fit restrictions facts",
     "counts": "bounded simulated orders priced",
     "seconds": "cpu wall by_stage",
     "certificate": "complete bound_s kth_s ended_early policies sentence",
 }
 PLAN_KEYS = (
-    "file axes free step_s step_low_s step_high_s makespan_s devices spare tokens_per_s_per_device mfu "
+    "file axes free step_s step_low_s step_high_s interval makespan_s devices spare tokens_per_s_per_device mfu "
     "memory waterfall floor_s runs_on budget slow first_in within_5_pct loss_pct"
 )
 

@@ -17,32 +17,32 @@ from schedc.report.search_facts import extrapolated
 from support.html_page import PageReader
 from support.written_plans import GPT2, small_plans, written_plans
 
-FIT = Fit("some", ("H100 SXM 80 GB",), ("bf16",), 40, "ab12", {}, 12.5, 6.0, seen={"tp": (1, 1), "dp": (1, 64)})
+FIT = Fit("some", ("H100 SXM 80 GB",), ("bf16",), 40, "ab12", {}, 6.0, 88.0, 12.5, seen={"tp": (1, 1), "dp": (1, 64)})
 
 
 def test_the_facts_of_a_plan_add_up() -> None:
     for place, plan in enumerate(small_plans(), 1):
-        facts = plan_facts(plan, place, FIT, ["zero"], 0.5 * plan.step)
+        facts = plan_facts(plan, place, ["zero"], 0.5 * plan.step)
         assert sum(bar["seconds"] for bar in facts["waterfall"]) == pytest.approx(facts["step_s"], rel=1e-9)
         assert sum(facts["memory"]["parts"].values()) == pytest.approx(facts["memory"]["needed_bytes"], rel=1e-9)
         assert min(facts["memory"]["parts"].values()) > 0
-        assert facts["step_low_s"] == pytest.approx(facts["step_s"] / 1.125)
-        assert facts["step_high_s"] == pytest.approx(1.125 * facts["step_s"])
+        assert facts["step_low_s"] * facts["step_high_s"] == pytest.approx(facts["step_s"] ** 2)
+        assert facts["interval"]["rows_pct"] + sum(facts["interval"]["wide"].values()) <= 100.1
+        assert facts["interval"]["undecided"] == list(facts["interval"]["wide"])  # without a fit
         assert facts["tokens_per_s_per_device"] == pytest.approx(16 * 1024 / 8 / facts["step_s"])
         assert facts["mfu"] == pytest.approx(facts["waterfall"][0]["seconds"] / facts["step_s"])
         assert (facts["file"], facts["free"]) == (f"{place:02}.sched", ["zero"])
-        alone = plan_facts(plan, place, None, (), 0.0)
-        assert (alone["step_low_s"], alone["step_high_s"]) == (None, None)
 
 
 def test_what_a_fit_has_not_seen_is_named() -> None:
-    entries = [plan_facts(plan, 1, FIT, (), 0.0) for plan in small_plans()]
+    entries = [plan_facts(plan, 1, (), 0.0) for plan in small_plans()]
     assert extrapolated(FIT, entries) == ["tp 2 (rows: 1)"]
     assert extrapolated(None, entries) == []
     assert fit_facts(None)["name"] == ""
     facts = problem_facts(GPT2, FIT)
     assert facts["fit"] == {
-        "name": "some", "rows": 40, "cv_mape_pct": 6.0, "hash": "ab12", "forced": False, "unseen": [],
+        "name": "some", "rows": 40, "cv_mape_pct": 6.0, "held_pct": 88.0, "width_pct": 12.5, "hash": "ab12",
+        "forced": False, "unseen": [],
     }  # fmt: skip
     assert facts["model"]["parameters"] == 124_439_808
     assert facts["cluster"]["devices"] == 8

@@ -24,13 +24,16 @@ searched  1,120,000 bounded, 2,419 simulated in 93 orders, 14 priced inside cell
 seconds   24.9 CPU, 26.5 elapsed
 fit       mindspeed: 44 rows, 11.2 % mean error on rows left out
 
-step s       within  tok/s/dev    MFU    GB  ep dp zero mb  schedule             overlap  recompute     a2a    file
+step s         90 %  tok/s/dev    MFU    GB  ep dp zero mb  schedule             overlap  recompute     a2a    file
  18.00  16.20-19.80      341.3  39.4%  49.0  32 48    1  1  interleaved_overlap  yes      layer chunk0  hier   01.sched
  18.10  16.29-19.91      339.4  39.2%  46.0  16 48    1  1  interleaved_overlap  yes      layer chunk0  hier*  02.sched
  18.20  16.38-20.02      337.6  39.0%  43.0  32 48    1  1  1f1b                 no       layer chunk0  hier   03.sched
 the same in all: tp 8, pp 16, vpp 2, cp 1, M 96, layout balanced
 * free: other values of this axis give the same step and memory
 
+intervals hold 90 % of steps, by the spread of the rows and of the constants; those of models left out hold 88 % of
+  their rows
+the interval of the best plan: of its variance, constants without a row have ep 52 %
 of the best plan, vpp 2 is the largest tried
 the space: experts not split by tp (all: --space-facts)
 at the medians no plan of this space is faster than 18.00 s; the 3rd takes 18.20 s"""
@@ -99,7 +102,7 @@ def test_what_a_search_leaves_open_is_said() -> None:
     lines = list(to_text(facts))
     assert lines[4] == "fit       none: constants are at their priors"
     assert lines[-3:-1] == ["left out: mine: deadlock of 4 ranks", "beyond what the fit has seen: ep 64"]
-    facts["fit"] = {"name": "a100", "rows": 9, "cv_mape_pct": None, "hash": "", "forced": True}
+    facts["fit"] = {"name": "a100", "rows": 9, "cv_mape_pct": None, "held_pct": None, "hash": "", "forced": True}
     assert "it has not seen this device" in list(to_text(facts))[4]
     empty = search_facts() | {"plans": [], "pareto": []}
     assert list(to_text(empty))[-1] == "no plan of this space is legal and fits in memory"
