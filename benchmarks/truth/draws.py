@@ -46,8 +46,7 @@ def plan_draws(rng: random.Random, largest: int = _LARGEST) -> Iterator[PlanDraw
             precision = rng.choice([*cluster.device.peak])
             stack = _stack(rng, axes.schedule)
             problem = replace(planned.problem, cluster=cluster, precision=precision, stack=stack)
-            methods = {prefix.split_by(method) for prefix in block.prefixes for method in block.inner.methods}
-            planned = replace(planned, problem=problem, table=PartTable.of(problem, sorted(methods)))
+            planned = replace(planned, problem=problem, table=PartTable.of(problem, planned.table.splits))
             yield PlanDraw(planned, space, block, number)
 
 
@@ -72,7 +71,7 @@ def _stack(rng: random.Random, schedule: str) -> Stack:
     if rng.random() < 0.5:
         return Stack()
     flags = ("fused", "sequence_parallel", "overlap", "graphs", "attention_graphs", "dropout", "block_scales",
-             "chunked_tp", "hides_rows", "recomputes_scores")  # fmt: skip
+             "chunked_tp", "recomputes_scores")  # fmt: skip
     own = Stack()
     turned = {name: not getattr(own, name) for name in flags if rng.random() < 0.25}
     free = schedule.startswith("zb") and rng.random() < 0.5

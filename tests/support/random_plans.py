@@ -63,7 +63,8 @@ def random_planned(rng: random.Random, largest: int = _LARGEST) -> tuple[PlanSpa
     number = int(rng.choice(block.numbers().tolist()))
     axes, prefix = block.axes(number), block.prefixes[0]
     problem = PlanProblem(space.model, cluster, batch, _random_constants(rng), skew=rng.choice([1.0, 1.0, 1.3, 3.0]))
-    table = PartTable.of(problem, [prefix.split_by(method) for method in block.inner.methods])
+    splits = [prefix.split_by(method, overlap) for method in block.inner.methods for overlap in space.values.overlaps]
+    table = PartTable.of(problem, splits)
     return space, block, number, PlannedStep(problem, axes, space.choice(axes.schedule), table)
 
 

@@ -15,8 +15,9 @@ AXES = PlanAxes(1, 1, 1, 1, 1, 1, 0, 1, 1, "1f1b")
 
 
 def run_of(model: ModelSizes, cluster: Cluster, precision: str = "bf16", **given: Any) -> TrainingRun:
-    """A run. given: axes of its plan and traits of its software, by name."""
+    """A run. given: axes of its plan and traits of its software, by name; pairs: whether exchanges run beside them."""
     of_plan = {field.name for field in fields(PlanAxes)} - {"overlap"}
-    axes = replace(AXES, **{name: value for name, value in given.items() if name in of_plan})
+    pairs = given.pop("pairs", False)
+    axes = replace(AXES, **{name: value for name, value in given.items() if name in of_plan}, overlap=pairs)
     stack = replace(ROW, **{name: value for name, value in given.items() if name not in of_plan})
     return TrainingRun(PlanProblem(model, cluster, axes.batch, precision=precision, stack=stack), axes)

@@ -205,7 +205,7 @@ def needed(table: RunTable) -> Sequence[FitConstant]:
         "ep": any(run.axes.ep > 1 for run in runs),
         "cp": any(run.axes.cp > 1 for run in runs),
         "block_scales": bool(table.flag("block_scales").any()),
-        "hides_rows": bool(table.flag("hides_rows").any()),
+        "overlap": bool(table.overlap.any()),
         "chunked_tp": bool((table.flag("chunked_tp")[:, 0] & (table.tp > 1)).any()),
         "graphed": bool(table.flag("attention_graphs").any()),
     }

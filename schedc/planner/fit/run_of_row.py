@@ -58,8 +58,14 @@ def run_of(cells: Mapping[str, Any], cluster: Cluster, folder: Path) -> Training
     named = {name: cells[name] for name in _AXES}
     named |= {"microbatches": microbatches, "recompute": level, "overlap": bool(cells["cells"]), "spare": spare}
     axes = PlanAxes(**named)
+    if cells["hides_rows"] and model.moe is not None:
+        axes = replace(axes, schedule=_WITH_PAIRS.get(axes.schedule, axes.schedule), overlap=True)
     _check_order(axes)
     return TrainingRun(problem, axes)
+
+
+_WITH_PAIRS = {"1f1b": "1f1b_overlap", "interleaved_1f1b": "interleaved_overlap"}
+"""The orders with pairs that Megatron-LM runs where rows travel beside compute (combined_1f1b.py)."""
 
 
 def _placed_row(ranks: Cluster, said: int, group: int) -> tuple[Cluster, int]:
@@ -98,6 +104,8 @@ def _check_order(axes: PlanAxes) -> None:
     try:
         choice = open_choice(axes.schedule)
         refusal = choice.refusal()
+        if not refusal and axes.overlap and not choice.has_pairs:
+            refusal = "it has no pairs, which exchanges run beside"
         if not refusal and choice.sizes(axes.pp, axes.microbatches, axes.vpp, axes.limit) is None:
             refusal = f"it has not {axes.stages} stages, which is pp*vpp"
         if not refusal:

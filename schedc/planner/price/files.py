@@ -18,7 +18,8 @@ from schedc.plan.layout.parts import WORK, Layout
 from schedc.plan.price_cells import with_layout
 from schedc.plan.recomputed_nodes import graphs_of
 from schedc.planner.cluster.domains import equal_nodes
-from schedc.planner.price.part_table import LEVELS, OP, PartTable, activation_line, layout_of, split_directives
+from schedc.planner.price.layouts import layout_of
+from schedc.planner.price.part_table import LEVELS, OP, PartTable, activation_line, split_directives
 from schedc.planner.price.plan_lines import dense_layers, device_lines, model_lines
 from schedc.planner.price.states import held_parameters, kind_parameters
 from schedc.planner.space.axes import PlanAxes
@@ -89,7 +90,7 @@ class PlannedStep:
     def layout(self) -> Layout:
         if self.placed is not None:
             return self.placed
-        return layout_of(self.problem, self.placement, self.axes.layout, self.axes.overlap)
+        return layout_of(self.problem.model, self.placement, self.axes.layout)
 
     @cached_property
     def graphs(self) -> tuple[tuple[StageShape, ...], tuple[StageShape, ...]]:

@@ -6,14 +6,40 @@ from functools import lru_cache
 
 import numpy as np
 
-from schedc.ir.arrays import Floats
 from schedc.ir.placement import Placement
-from schedc.model.sizes import ModelSizes
+from schedc.model.counts import layer_flops, model_flops
+from schedc.model.sizes import LayerKind, ModelSizes
 from schedc.plan.layout.even import even
 from schedc.plan.layout.parts import WORK, Layout, Model, ModelPart, PartKind
 from schedc.planner.price.plan_lines import dense_layers
 
 _FIRST, _DENSE, _MOE, _MTP, _LAST = (WORK.index(kind) for kind in PartKind if kind in WORK)
+
+
+def layout_of(model: ModelSizes, placement: Placement, name: str) -> Layout:
+    """The layout of a name: `even`, `balanced` or `apart`.
+
+    It follows from the model and the places of its stages: neither a faster machine nor another split of ranks changes
+    it, and a bound knows the stages of all plans of a placement.
+    """
+    if name == "even":
+        return even_layout(model, placement.stages)
+    return apart_layout(model, placement.stages) if name == "apart" else balanced_layout(model, placement)
+
+
+@lru_cache(maxsize=256)
+def kind_flops(model: ModelSizes) -> tuple[float, ...]:
+    """FLOPs of a token's forward in a part of each kind of `WORK`. The head makes the logits of predictions, too."""
+    layers = {kind: layer_flops(model, model.kinds.index(kind), model.seq) for kind in set(model.kinds)}
+    flops = {of: sum(layers[layer].values()) for of, layer in _LAYERS.items() if layer in layers}
+    head = model_flops(model, model.seq).head
+    if model.mtp:
+        flops[PartKind.MTP] = sum(layer_flops(model, model.layers, model.seq).values()) - head
+    flops[PartKind.HEAD] = head * (1.0 + model.mtp)
+    return tuple(flops.get(kind, 0.0) for kind in WORK)
+
+
+_LAYERS = {PartKind.DENSE: LayerKind.DENSE, PartKind.MOE: LayerKind.MOE}
 
 
 def model_of(model: ModelSizes) -> Model:
@@ -27,20 +53,18 @@ def even_layout(model: ModelSizes, stages: int) -> Layout:
     return even(model_of(model), stages)
 
 
-def balanced_layout(model: ModelSizes, placement: Placement, weights: Floats) -> Layout:
-    """A layout whose ranks have about equally much to do, embedding, predictions and head included.
+def balanced_layout(model: ModelSizes, placement: Placement) -> Layout:
+    """A layout whose ranks have about equally many FLOPs, predictions and head included.
 
     One layer after the other goes to the rank that has least, and there to the stage that has least. It takes less than
     a millisecond: searches want thousands. `balancing` proves its layouts the best, and takes a hundred times as long.
-    weights: [kinds] of a part of each kind, in any unit; those of `WORK`.
     """
-    places = tuple(placement.rank_of_stage[0].tolist())
-    return _balanced(model, places, tuple(weights.tolist()))
+    return _balanced(model, tuple(placement.rank_of_stage[0].tolist()))
 
 
 @lru_cache(maxsize=4096)
-def _balanced(model: ModelSizes, rank_of_stage: tuple[int, ...], weights: tuple[float, ...]) -> Layout:
-    stages, dense = len(rank_of_stage), dense_layers(model)
+def _balanced(model: ModelSizes, rank_of_stage: tuple[int, ...]) -> Layout:
+    stages, dense, weights = len(rank_of_stage), dense_layers(model), kind_flops(model)
     layer = weights[_MOE if model.moe else _DENSE]
     of_stage = [0.0] * stages
     of_stage[0] += weights[_FIRST] + (dense * (weights[_DENSE] - layer) if model.moe else 0.0)
@@ -57,18 +81,15 @@ def _balanced(model: ModelSizes, rank_of_stage: tuple[int, ...], weights: tuple[
     return _of_counts(model_of(model), counts)
 
 
-def apart_layout(model: ModelSizes, stages: int, weights: Floats) -> Layout:
-    """A layout whose stages have about equally much to do, with predictions in a stage of their own or with layers.
+@lru_cache(maxsize=4096)
+def apart_layout(model: ModelSizes, stages: int) -> Layout:
+    """A layout whose stages have about equally many FLOPs, with predictions in a stage of their own or with layers.
 
     The head, which makes the logits of all predictions, is alone in the last stage. Stages that are alike matter where
-    a rank has several and each waits for the next one. weights: [kinds] as for `balanced_layout`.
+    a rank has several and each waits for the next one.
     """
-    return _apart(model, stages, tuple(weights.tolist()))
-
-
-@lru_cache(maxsize=4096)
-def _apart(model: ModelSizes, stages: int, weights: tuple[float, ...]) -> Layout:
-    dense, layer = dense_layers(model), weights[_MOE if model.moe else _DENSE]
+    dense, weights = dense_layers(model), kind_flops(model)
+    layer = weights[_MOE if model.moe else _DENSE]
     of_stage = [0.0] * (stages - 1)
     of_stage[0] += weights[_FIRST] + (dense * (weights[_DENSE] - layer) if model.moe else 0.0)
     of_stage[-1] += model.mtp * weights[_MTP]

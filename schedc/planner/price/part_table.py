@@ -10,7 +10,6 @@ import numpy as np
 
 from schedc.cell.costs import CellCosts, SegmentTimes
 from schedc.ir.arrays import Floats, Int64
-from schedc.ir.placement import Placement
 from schedc.ir.plan import Level, Recompute
 from schedc.model.sizes import LayerKind, ModelSizes
 from schedc.plan.activation_memory import StageActivations
@@ -19,7 +18,6 @@ from schedc.plan.counts.layers import recomputation_time
 from schedc.plan.directives.base import Directives
 from schedc.plan.layout.costs import LayerCosts, PerKind
 from schedc.plan.layout.parts import DECODER, WITH_EXPERTS, WORK, Layout, ModelPart, PartKind
-from schedc.planner.price.layouts import apart_layout, balanced_layout, even_layout
 from schedc.planner.price.plan_lines import attached, model_lines, rank_lines
 from schedc.planner.price.states import Machine, RankLoads
 from schedc.planner.space.axes import RankSplit
@@ -193,35 +191,6 @@ class PartTable:
             for way in ("dispatch", "combine")
             for lane, time in lanes.items()
         }
-
-
-def layout_of(problem: PlanProblem, placement: Placement, name: str, overlap: bool) -> Layout:
-    """The layout of a name: `even`, `balanced` or `apart`. It does not depend on how ranks are split.
-
-    So a bound knows the stages of all plans of a placement. Others than even ones weigh parts by their seconds in one
-    split; where exchanges run beside compute (``overlap``), by those of compute.
-    """
-    if name == "even":
-        return even_layout(problem.model, placement.stages)
-    if name == "apart":
-        return apart_layout(problem.model, placement.stages, _weights(problem, overlap))
-    return balanced_layout(problem.model, placement, _weights(problem, overlap))
-
-
-@lru_cache(maxsize=64)
-def _weights(problem: PlanProblem, overlap: bool) -> Floats:
-    """[kinds] seconds of one microbatch in a part of each kind, where groups fill a node and experts lie on four.
-
-    The networks are those of two levels, whatever lies beyond them.
-    """
-    problem = replace(problem, cluster=replace(problem.cluster, levels=problem.cluster.levels[:2]))
-    model, near = problem.model, problem.cluster.levels[0].size
-    tp = max(tp for tp in range(1, near + 1) if model.attention.heads % tp == 0 and model.seq % tp == 0)
-    experts, most = (model.moe.experts, min(4 * near, problem.cluster.devices)) if model.moe else (1, 1)
-    ep = max(ep for ep in range(1, most + 1) if experts % ep == 0 and (ep <= near or ep % near == 0))
-    table = PartTable.of(problem, [RankSplit(tp=tp, ep=ep, alltoall="hierarchical" if ep > near else "flat")])
-    hidden = 4.0 * (table.rail[0] + table.node[0]) * HAS_EXPERTS if overlap else 0.0
-    return np.asarray((table.forward + table.input + table.weight)[0, :OP] - hidden)
 
 
 def _part_times(runs: RunTable, constants: ConstantVectors) -> list[Floats]:

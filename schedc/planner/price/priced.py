@@ -95,12 +95,16 @@ def price_plan(planned: PlannedStep, name: str = "planned", notes: tuple[str, ..
     """The price of a plan. Raises `DiagnosticError` where its schedule refuses its sizes."""
     order = order_of(planned)
     columns, timeline = StageColumns.of_plans([planned]), pipeline_of(planned, order)
-    free = planned.problem.stack.free_steps
-    makespan = float(timeline.span.max()) if free else timeline.makespan
+    makespan = pipeline_seconds(planned, timeline)
     beside = columns.beside(np.array([[makespan]]))
     of_plan = OutsidePipeline(*(np.asarray(seconds).item() for seconds in beside))
     peaks = tuple(columns.rank_bytes(order)[:, 0].tolist())
     return PricedPlan(planned, makespan, of_plan, peaks, float(columns.reserve()[0]), order.digest, name, notes)
+
+
+def pipeline_seconds(planned: PlannedStep, timeline: Timeline) -> float:
+    """Seconds of a pipeline: its busiest rank's where ranks start the next step without a wait, else the makespan."""
+    return float(timeline.span.max()) if planned.problem.stack.free_steps else timeline.makespan
 
 
 def order_of(planned: PlannedStep) -> KnownOrder:
@@ -174,7 +178,7 @@ def _pipelines(columns: StageColumns, order: KnownOrder) -> Floats:
     if first.axes.overlap:
         under = replace(first, table=columns.table)
         lines = [pipeline_of(under, order, vector) for vector in range(columns.rows.shape[1])]
-        times = [line.span.max() if first.problem.stack.free_steps else line.makespan for line in lines]
+        times = [pipeline_seconds(first, line) for line in lines]
         return np.array([times], np.float64)
     outcomes = simulate_batch(order.dependencies, columns.batch())
     whole, busiest = (each.reshape(columns.rows.shape) for each in (outcomes.makespan, outcomes.span.max(axis=0)))

@@ -9,12 +9,11 @@ from typing import NamedTuple
 import numpy as np
 
 from schedc.ir.arrays import Floats
+from schedc.ir.plan import Level
 from schedc.model.counts import model_flops
-from schedc.plan.layout.compare import load_per_rank
-from schedc.plan.layout.parts import WORK
 from schedc.planner.price.files import PlannedStep
-from schedc.planner.price.part_table import OP, PartTable
-from schedc.planner.price.priced import PricedPlan, order_of, pipeline_of
+from schedc.planner.price.part_table import PartTable
+from schedc.planner.price.priced import PricedPlan, order_of, pipeline_of, pipeline_seconds
 from schedc.planner.times.problem import PlanProblem
 
 _ROUNDING = 1e-12
@@ -35,7 +34,7 @@ def waterfall(plan: PricedPlan) -> tuple[Bar, ...]:
     """The bars of a plan, which add up to its step.
 
     Each is the difference of two evaluations of one model, the later with one cause more. Up to the exchanges of
-    experts an evaluation is the work of the ranks; from the bubbles on it is the makespan of the order.
+    experts an evaluation is the time in which ranks work; from the bubbles on it is that of the order.
     """
     reached = 0.0
     bars = []
@@ -69,23 +68,36 @@ _NO_MEMORY = {"hbm": _ENDLESS, "launch": 0.0, "chunk": 0.0}
 
 
 def evaluations(plan: PricedPlan) -> Iterator[tuple[str, float]]:
-    """Causes in the order in which they enter, with the seconds of the step that has them. The last is the plan's."""
+    """Causes in the order in which they enter, with the seconds of the step that has them. The last is the plan's.
+
+    All have the order of the plan, so that no cause makes a step shorter.
+    """
     planned = plan.planned
+    order = order_of(planned)
     even = replace(planned.problem, skew=1.0, spread=0.0)
+    none = replace(planned.axes, recompute=str(Level.NONE), where="all")
+
+    def busy(planned: PlannedStep) -> Floats:
+        """[P] seconds in which ranks work."""
+        return pipeline_of(_without_messages(planned), order).busy
+
+    def pipeline(planned: PlannedStep) -> float:
+        return pipeline_seconds(planned, pipeline_of(planned, order))
+
     yield "ideal", ideal_seconds(planned.problem, planned.axes.devices)
-    yield "efficiency of products", _mean_work(_with(planned, _NO_EXCHANGE | _NO_MEMORY, even), False)
-    yield "memory-bound ops and launches", _mean_work(_with(planned, _NO_EXCHANGE, even), False)
-    yield "recomputation", _mean_work(_with(planned, _NO_EXCHANGE, even), True)
-    yield "expert imbalance", _mean_work(_with(planned, _NO_EXCHANGE), True)
-    yield "layout imbalance", float(_work(_with(planned, _NO_EXCHANGE), True).max())
-    yield "tensor exchanges", float(_work(_with(planned, _NO_CONTEXT | _NO_EXPERTS), True).max())
-    alone = _without_messages(_with(planned, _NO_CONTEXT))
-    line = pipeline_of(alone, order_of(alone))
-    yield "expert exchanges", float(line.busy.max())
-    yield "bubbles", line.makespan
-    with_messages = _with(planned, _NO_CONTEXT)
-    messages = planned.axes.cp > 1
-    yield "messages", pipeline_of(with_messages, order_of(with_messages)).makespan if messages else plan.makespan
+    alone = _with(planned, _NO_EXCHANGE | _NO_MEMORY, even)
+    yield "efficiency of products", float(busy(replace(alone, axes=none)).mean())
+    alone = _with(planned, _NO_EXCHANGE, even)
+    yield "memory-bound ops and launches", float(busy(replace(alone, axes=none)).mean())
+    yield "recomputation", float(busy(alone).mean())
+    skewed = busy(_with(planned, _NO_EXCHANGE))
+    yield "expert imbalance", float(skewed.mean())
+    yield "layout imbalance", float(skewed.max())
+    yield "tensor exchanges", float(busy(_with(planned, _NO_CONTEXT | _NO_EXPERTS)).max())
+    with_experts = _with(planned, _NO_CONTEXT)
+    yield "expert exchanges", float(busy(with_experts).max())
+    yield "bubbles", pipeline(_without_messages(with_experts))
+    yield "messages", pipeline(with_experts)
     yield "context exchanges", plan.makespan
     step = plan.makespan
     for what, seconds in zip(("sums of gradients", "optimizer", "host of a step"), plan.beside, strict=True):
@@ -102,18 +114,3 @@ def _with(planned: PlannedStep, constants: Mapping[str, float], problem: PlanPro
 
 def _without_messages(planned: PlannedStep) -> PlannedStep:
     return replace(planned, table=replace(planned.table, p2p=np.zeros_like(planned.table.p2p)), placed=planned.layout)
-
-
-def _work(planned: PlannedStep, recomputes: bool) -> Floats:
-    """[P] seconds of the work of each rank, all segments one after the other."""
-    table, row = planned.table, planned.row
-    counts = np.append(planned.layout.counts[:, : len(WORK)], np.ones((planned.placement.stages, 1)), axis=1)
-    factor = np.append(np.full(OP, table.split_factor(planned.choice.splits)), 1.0)
-    stages = counts @ (table.forward[row] + factor * (table.input[row] + table.weight[row]))
-    if recomputes:
-        stages = stages + (counts[:, :OP] * table.recompute_seconds[row][planned.levels]).sum(axis=1)
-    return planned.axes.microbatches * load_per_rank(planned.placement, stages)
-
-
-def _mean_work(planned: PlannedStep, recomputes: bool) -> float:
-    return float(_work(planned, recomputes).mean())

@@ -9,11 +9,12 @@ from functools import cached_property
 
 import numpy as np
 
-from schedc.ir.arrays import Bools, Floats, repeat
+from schedc.ir.arrays import Bools, Floats, Int64, repeat
 from schedc.ir.placement import Placement
 from schedc.ir.plan import Level
 from schedc.model.spread import Spread
-from schedc.planner.price.part_table import LEVELS, PartTable, layout_of
+from schedc.planner.price.layouts import layout_of
+from schedc.planner.price.part_table import LEVELS, PartTable
 from schedc.planner.price.states import RankLoads, gathered_bytes, held_parameters, kind_parameters, outside_pipeline
 from schedc.planner.search.bound_memory import ClaimedPeaks, HeldOfRanks, bytes_of_counts, claimed_peaks
 from schedc.planner.search.bound_time import bound_of_counts, bound_of_pairs
@@ -58,9 +59,12 @@ class _AlikeOrders:
 
 def splits_of(space: PlanSpace) -> list[RankSplit]:
     """The rows of the part table that plans of a space need."""
-    methods = space.values.methods
+    values = space.values
     splits = (
-        prefix.split_by(each) for prefix in space.prefixes() for each in (methods if prefix.ep > 1 else ("flat",))
+        prefix.split_by(method, overlap)
+        for prefix in space.prefixes()
+        for method in (values.methods if prefix.ep > 1 else ("flat",))
+        for overlap in values.overlaps
     )
     return sorted(set(splits))
 
@@ -105,13 +109,13 @@ class PlanBounds:
             if (placed := self._placed(option, block)) is not None:
                 alike[placed, option.choice.splits, option.overlap].append(number)
         return [
-            _AlikeOrders(tuple(numbers), self._counts(placed, overlaps, block), splits, overlaps)
+            _AlikeOrders(tuple(numbers), self._counts(placed, block), splits, overlaps)
             for (placed, splits, overlaps), numbers in alike.items()
         ]
 
-    def _counts(self, placed: bytes, overlap: bool, block: PlanBlock) -> dict[str, PlacedCounts]:
+    def _counts(self, placed: bytes, block: PlanBlock) -> dict[str, PlacedCounts]:
         placement = Placement(np.frombuffer(placed, np.int32)[None, :], (0, 1), block.pp)
-        layouts = {name: layout_of(self.problem, placement, name, overlap) for name in block.inner.layouts}
+        layouts = {name: layout_of(self.problem.model, placement, name) for name in block.inner.layouts}
         return {name: placed_counts(layout, placed, block.pp) for name, layout in layouts.items()}
 
     def _placed(self, option: OrderOption, block: PlanBlock) -> bytes | None:
@@ -130,14 +134,16 @@ class _BlockBound:
     def __init__(self, bounds: PlanBounds, block: PlanBlock) -> None:
         self.bounds, self.block, self.inner = bounds, block, block.inner
         self.table, self.problem = bounds.table, bounds.problem
-        methods = self.inner.methods
-        self.rows = np.array(
-            [[self.table.index[prefix.split_by(method)] for method in methods] for prefix in block.prefixes]
-        )
+        self.rows = self._rows(False)
         self.many = block.column("microbatches").astype(np.float64)
         model, one_stage = self.problem.model, block.pp * block.vpp == 1
         of_prefixes = [kind_parameters(model, one_stage, prefix.tp) for prefix in block.prefixes]
         self.parameters = np.stack(of_prefixes)[:, None]
+
+    def _rows(self, overlap: bool) -> Int64:
+        """[prefixes, methods] rows of the table."""
+        methods, index = self.inner.methods, self.table.index
+        return np.array([[index[each.split_by(method, overlap)] for method in methods] for each in self.block.prefixes])
 
     def bounded(self) -> BoundedBlock:
         shape = self.block.legal.shape
@@ -156,7 +162,7 @@ class _BlockBound:
 
     def _seconds(self, group: _AlikeOrders, counts: PlacedCounts) -> tuple[Floats, RankLoads]:
         """Seconds of the pipeline [prefixes, levels, methods], and loads of ranks that fit beside them."""
-        rows = self.rows.ravel()
+        rows = (self._rows(True) if group.overlaps else self.rows).ravel()
         asked = (self.inner.levels, repeat(self.many, self.rows.shape[1]), self.table.p2p[rows], group.splits)
         own = (self.table, rows, group.splits)
         if group.overlaps:

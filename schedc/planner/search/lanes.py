@@ -51,11 +51,10 @@ def overlapped_lanes(table: PartTable, rows: Int64, splits: bool) -> list[LaneSe
     exchanges = 2.0 * (rail + node)[:, None] * HAS_EXPERTS
     of_levels = [_recomputed_segments(table, rows, level) for level in LEVELS]
     recomputed = np.stack(of_levels, axis=1)[:, :, None] * HAS_EXPERTS
-    forward, input, weight = _not_in_cells(table, rows)
     compute = LaneSeconds(
-        whole.forward - exchanges - forward,
-        whole.input - (exchanges + input) * factor,
-        whole.weight - weight * factor,
+        whole.forward - exchanges,
+        whole.input - exchanges * factor,
+        whole.weight,
         recomputed,
         whole.op,
     )
@@ -75,15 +74,6 @@ def chain_seconds(table: PartTable, rows: Int64, splits: bool) -> tuple[Floats, 
         np.concatenate([whole.forward - forward, whole.op[:, :1]], axis=1),
         np.concatenate([whole.input - input * factor, whole.op[:, 1:2]], axis=1),
     )
-
-
-def _not_in_cells(table: PartTable, rows: Int64) -> tuple[Floats, Floats, Floats]:
-    """[rows, kinds] seconds of F, I and W that the table has and cells leave out: of experts that a model has not.
-
-    Cells have a shared expert only where the model has one.
-    """
-    model, none = table.problem.model, np.zeros((rows.size, OP))
-    return (none, none, none) if model.moe is None or model.moe.shared else _shared(table, rows)
 
 
 def _shared(table: PartTable, rows: Int64) -> tuple[Floats, Floats, Floats]:

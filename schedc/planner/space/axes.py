@@ -20,7 +20,8 @@ VALUES: dict[str, tuple[str, ...]] = {
 class RankSplit(Spread[int]):
     """How the work of a pipeline rank is split: its spread, sequences of a microbatch, and method of exchanges.
 
-    spare: devices of each domain of the innermost level that have no rank.
+    spare: devices of each domain of the innermost level that have no rank. overlap: whether its layers run in pieces,
+    whose exchanges run beside compute.
     """
 
     tp: int = 1
@@ -33,6 +34,7 @@ class RankSplit(Spread[int]):
     microbatch: int = 1
     alltoall: str = "flat"
     spare: int = 0
+    overlap: bool = False
 
 
 @dataclass(frozen=True, order=True)
@@ -57,10 +59,16 @@ class Prefix(Spread[int]):
         """Sequences of a step."""
         return self.dp * self.microbatch * self.microbatches
 
-    def split_by(self, alltoall: str) -> RankSplit:
+    def split_by(self, alltoall: str, overlap: bool = False) -> RankSplit:
         """The split of a rank with a method of exchanges."""
         return RankSplit(
-            tp=self.tp, cp=self.cp, ep=self.ep, microbatch=self.microbatch, alltoall=alltoall, spare=self.spare
+            tp=self.tp,
+            cp=self.cp,
+            ep=self.ep,
+            microbatch=self.microbatch,
+            alltoall=alltoall,
+            spare=self.spare,
+            overlap=overlap,
         )
 
 
@@ -91,4 +99,4 @@ class PlanAxes(Prefix):
     @property
     def split(self) -> RankSplit:
         """The split of a pipeline rank."""
-        return self.split_by(self.alltoall)
+        return self.split_by(self.alltoall, self.overlap)

@@ -64,9 +64,7 @@ _STACK: tuple[FitConstant, ...] = (
     FitConstant("step", 20e-3, 1.0, "s", "each step, whatever the model", 10.0),
     FitConstant("split", 1.0, 0.1, "", "time of I and W beside that of B", 1.5, "split"),
     FitConstant("graphed", 0.5, 0.4, "", "launches of a MoE layer that graphs of its attention leave", 1.0, "graphed"),
-    FitConstant(
-        "pieces", 1.3, 0.3, "", "launches of a MoE layer that runs in pieces beside another", 4.0, "hides_rows"
-    ),
+    FitConstant("pieces", 1.3, 0.3, "", "launches of a MoE layer that runs in pieces beside another", 4.0, "overlap"),
     FitConstant("moe_launch", 1.5, 0.5, "", "launches of a MoE layer over those of a dense one", 10.0, "moe"),
 )
 

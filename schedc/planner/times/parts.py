@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from schedc.ir.arrays import Bools, Floats
+from schedc.ir.arrays import Floats
 from schedc.model.parts import LayerExchange, PartName
 from schedc.planner.times.constants import ConstantVectors
 from schedc.planner.times.network import exchanges
@@ -20,43 +20,52 @@ _BACKWARD_BYTES = 1.5
 _FUSED, _UNFUSED = 2.5, 2.0
 """Products of scores backward over those forward: fused kernels compute the scores again."""
 
+_LAUNCHES = {
+    "attention": (0.45, 0.65),
+    "permute": (0.2, 0.0),
+    "experts": (0.2, 0.3),
+    "shared": (0.05, 0.05),
+    "post": (0.1, 0.0),
+}
+"""Shares of the launches of a layer with experts, by the roles of cells: of F and I, and of W; assumed."""
+
 
 def dense_layer(runs: RunTable, constants: ConstantVectors) -> Floats:
     """[3, runs, K] seconds of a layer with a dense MLP."""
-    part, scores = _attention(runs, constants)
-    part += _products(runs, PartName.DENSE, constants) + _elementwise(
-        runs, constants, runs.once("dense.bytes", lambda: _activation_bytes(runs)[:, None])
-    )
-    exchanged = _exchanged(runs, constants, PartName.DENSE)
-    return _layer(runs, part, scores, exchanged, constants["launch"] + np.zeros((len(runs), 1)))
+    compute = _attention(runs, constants) + _products(runs, PartName.DENSE, constants)
+    compute += _elementwise(runs, constants, runs.once("dense.bytes", lambda: _activation_bytes(runs)[:, None]))
+    compute += _exchanged(runs, constants, PartName.DENSE) * _WITHOUT_WEIGHT
+    return _launched(compute, _launches(runs, constants["launch"]))
 
 
 def moe_layer(runs: RunTable, constants: ConstantVectors) -> Floats:
     """[3, runs, K] seconds of a layer with experts. Rows go to experts and back in both directions."""
-    part, scores = _attention(runs, constants)
-    part = sum(_expert_segments(runs, constants).values(), part)
-    exchanged, rows = _exchanged(runs, constants, PartName.EXPERTS), _sent(runs, constants)
-    left = np.where(runs.flag("attention_graphs"), constants["graphed"], 1.0) * np.where(
-        runs.flag("hides_rows"), constants["pieces"], 1.0
-    )
-    layer = _layer(runs, part, scores, exchanged + rows, constants["launch"] * constants["moe_launch"] * left)
-    return _beside(layer, rows, runs.flag("hides_rows"))
+    return sum(moe_segments(runs, constants).values(), _sent(runs, constants) * _WITHOUT_WEIGHT)
 
 
 def moe_segments(runs: RunTable, constants: ConstantVectors) -> dict[str, Floats]:
     """[3, runs, K] seconds of the segments of a layer with experts, by the roles of cells, without sent rows.
 
-    Exchanges between tensor and context ranks belong to ``attention``. The time by which launches are longer than
-    their kernels is shared by all segments. Together with the exchanges they take the time of `moe_layer`.
+    Exchanges between tensor and context ranks belong to ``attention``. Each segment has its share of the launches, so
+    that no segment is faster where another is slower.
     """
-    attention, _ = _attention(runs, constants)
-    own = {"attention": attention, **_expert_segments(runs, constants)}
-    own["attention"] += own.pop("router")
-    own["attention"] += _exchanged(runs, constants, PartName.EXPERTS) * _WITHOUT_WEIGHT
-    target = moe_layer(runs, constants) - _sent(runs, constants) * _WITHOUT_WEIGHT
-    total = sum(own.values(), np.zeros_like(target))
-    factors = np.divide(target, total, out=np.ones_like(total), where=total > 0)
-    return {role: part * factors for role, part in own.items()}
+    compute = {"attention": _attention(runs, constants), **_expert_segments(runs, constants)}
+    compute["attention"] += compute.pop("router")
+    compute["attention"] += _exchanged(runs, constants, PartName.EXPERTS) * _WITHOUT_WEIGHT
+    graphs = np.where(runs.flag("attention_graphs"), constants["graphed"], 1.0)
+    pieces = np.where(runs.overlap, constants["pieces"], 1.0)
+    launch = _launches(runs, constants["launch"] * constants["moe_launch"] * graphs * pieces)
+    shares = runs.once("launches", lambda: _launch_shares(runs))
+    return {role: _launched(part, launch * shares[role]) for role, part in compute.items()}
+
+
+def _launch_shares(runs: RunTable) -> dict[str, Floats]:
+    """[3, runs, 1] shares of the launches of a layer with experts, by role."""
+    shared = runs.expert(lambda moe: moe.shared > 0)[:, None]
+    shares = {role: _shares(each[0], *each) * np.ones_like(shared) for role, each in _LAUNCHES.items()}
+    shares["shared"] *= shared
+    whole = sum(shares.values())
+    return {role: share / whole for role, share in shares.items()}
 
 
 def head(runs: RunTable, constants: ConstantVectors) -> Floats:
@@ -174,14 +183,18 @@ def _norm_bytes(runs: RunTable) -> Floats:
     return runs.shared_rows * runs.hidden * (4.0 * norms + 12.0 + 2.0 * drop) + 4.0 * runs.tokens * heads
 
 
-def _attention(runs: RunTable, constants: ConstantVectors) -> tuple[Floats, Floats]:
-    """[3, runs, K] the attention of a layer, with norms and residuals of the whole layer; its scores forward."""
+def _attention(runs: RunTable, constants: ConstantVectors) -> Floats:
+    """[3, runs, K] the attention of a layer, with norms and residuals of the whole layer.
+
+    Backwards compute its scores again where the software of runs does.
+    """
     forward, backward = _scores(runs, constants)
     part = _products(runs, PartName.ATTENTION, constants) + _elementwise(
         runs, constants, runs.once("norm.bytes", lambda: _norm_bytes(runs)[:, None])
     )
-    part[:2] += forward, backward
-    return part, forward
+    part[0] += forward
+    part[1] += backward + np.where(runs.flag("recomputes_scores"), forward, 0.0)
+    return part
 
 
 def _score_sizes(runs: RunTable) -> tuple[Floats, Floats, Floats]:
@@ -208,18 +221,9 @@ def _scores(runs: RunTable, constants: ConstantVectors) -> tuple[Floats, Floats]
     return compute + moved * (8.0 + dropped), backward
 
 
-def _layer(runs: RunTable, part: Floats, scores: Floats, exchanged: Floats, launch: Floats) -> Floats:
-    """Adds exchanges, recomputed scores and launches. launch: [runs, K] seconds of launches in one direction."""
-    device = part + exchanged * _WITHOUT_WEIGHT
-    device[1] += np.where(runs.flag("recomputes_scores"), scores, 0.0)
-    return _launched(device, np.where(runs.flag("graphs"), 0.0, launch) * _shares(1.0, 1.0, 0.5))
-
-
-def _beside(layer: Floats, rows: Floats, hides: Bools) -> Floats:
-    """Hides exchanges of rows beside a forward and a backward of other microbatches, as far as these last."""
-    left = layer - rows * _WITHOUT_WEIGHT
-    shown = np.maximum(0.0, 2.0 * rows - left[0] - left[1] - left[2]) / 2.0
-    return np.where(hides, left + shown * _WITHOUT_WEIGHT, layer)
+def _launches(runs: RunTable, launch: Floats) -> Floats:
+    """[3, runs, K] seconds of launches by direction. launch: [runs, K] those of a layer in one direction."""
+    return np.where(runs.flag("graphs"), 0.0, launch) * _shares(1.0, 1.0, 0.5)
 
 
 def _launched(device: Floats, launch: Floats) -> Floats:

@@ -28,10 +28,9 @@ class Stack:
     overlap: whether sums of gradients run beside backwards. graphs, attention_graphs: whether all kernels, or those of
     attention and router alone, are launched as graphs. dropout: whether layers drop activations. grad_bytes: bytes of a
     gradient as it is summed. block_scales: whether products in 8 bits have a scale per block. chunked_tp: whether
-    exchanges between tensor ranks run in chunks beside their products. hides_rows: whether rows travel to experts
-    beside compute of other microbatches. recomputes_scores: whether backwards compute scores of attention again.
-    free_steps: whether ranks start the next step without a wait for the others (Qi et al., arXiv 2401.10241, section
-    4: the optimizer's check follows).
+    exchanges between tensor ranks run in chunks beside their products. recomputes_scores: whether backwards compute
+    scores of attention again. free_steps: whether ranks start the next step without a wait for the others (Qi et al.,
+    arXiv 2401.10241, section 4: the optimizer's check follows).
     """
 
     fused: bool = True
@@ -43,7 +42,6 @@ class Stack:
     grad_bytes: int = GRAD_BYTES
     block_scales: bool = False
     chunked_tp: bool = False
-    hides_rows: bool = False
     recomputes_scores: bool = False
     free_steps: bool = False
 
@@ -97,7 +95,7 @@ class PlanProblem:
         replicas = max(1, placed(self.cluster, split.spare).devices // (2 * split.tp * split.cp))
         return TrainingRun(self, PlanAxes(
             split.tp, split.cp, 2, 1, split.ep, replicas, 0, split.microbatch, 1, "", alltoall=split.alltoall,
-            spare=split.spare,
+            spare=split.spare, overlap=split.overlap
         ))  # fmt: skip
 
 

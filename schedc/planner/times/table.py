@@ -112,6 +112,11 @@ class RunTable:
         return self.once(name, lambda: np.array([[bool(getattr(run.problem.stack, name))] for run in self.each]))
 
     @cached_property
+    def overlap(self) -> Bools:
+        """[runs, 1] whether layers run in pieces, whose exchanges run beside compute."""
+        return np.array([[run.axes.overlap] for run in self.each])
+
+    @cached_property
     def tp(self) -> Floats:
         return self.column(lambda run: run.axes.tp)
 

@@ -328,8 +328,8 @@ def test_the_fit_of_the_910b_meets_the_published_plan_of_718b() -> None:
     assert fit is not None
     run = run_of(
         replace(open_model("pangu-ultra-moe-718b"), seq=8192), cluster, tp=8, pp=16, vpp=2, dp=48, ep=32,
-        microbatches=96, schedule="interleaved_1f1b", sequence_parallel=True, zero=1, overlap=True, grad_bytes=4,
-        alltoall="hierarchical", hides_rows=True, layout="apart",
+        microbatches=96, schedule="interleaved_overlap", sequence_parallel=True, zero=1, overlap=True, grad_bytes=4,
+        alltoall="hierarchical", pairs=True, layout="apart",
     )  # fmt: skip
     table = PartTable.of_runs(RunTable([run]), at(fit.constants))
     plan = price_plan(planned_run(run, table, 0))

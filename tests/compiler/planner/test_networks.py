@@ -15,7 +15,7 @@ from schedc.planner.cluster.domains import members, occupied_devices, placed, sp
 from schedc.planner.presets.library import open_cluster, open_model
 from schedc.planner.presets.tables import files
 from schedc.planner.price.files import PlannedStep
-from schedc.planner.price.part_table import PartTable, layout_of
+from schedc.planner.price.part_table import PartTable
 from schedc.planner.price.priced import price_plan, read_back, step_seconds
 from schedc.planner.space.axes import PlanAxes, RankSplit
 from schedc.planner.space.schedules import open_choice
@@ -89,15 +89,6 @@ def test_groups_inside_a_domain_take_as_long_while_messages_leave_it() -> None:
     np.testing.assert_array_equal(free.forward[:rows], slow.forward[:rows])
     assert (free.forward[rows:, dense] * 10 < slow.forward[rows:, dense]).all()
     assert (free.p2p * 100 < slow.p2p).all()
-
-
-def test_layouts_do_not_depend_on_the_outermost_level() -> None:
-    clusters = [of_three_levels(64, 8, 16, value) for value in (1.0, 1000.0)]
-    placement = open_choice("1f1b").placement(8, 16, 1)
-    assert placement is not None
-    model = open_model("deepseek-v3").at(4096)
-    free, slow = (layout_of(PlanProblem(model, cluster, 64), placement, "balanced", False) for cluster in clusters)
-    assert free == slow
 
 
 @pytest.mark.parametrize("name", files("clusters"))
