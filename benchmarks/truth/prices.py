@@ -54,7 +54,7 @@ def prices(options: Options) -> Verdict:
     return Verdict(len(rows), failed, figures)
 
 
-_WAYS = ("predicted", "searched", "file", "bars", "printed", "printed bars", "fitted")
+_WAYS = ("predicted", "searched", "file", "printed", "printed bars", "fitted", "predicted memory")
 
 
 def _share(seed: str, count: int) -> list[dict[str, Any]]:
@@ -76,6 +76,7 @@ def _share(seed: str, count: int) -> list[dict[str, Any]]:
             runs = RunTable([TrainingRun(plan.problem, plan.axes)])
             steps["fitted"] = float(step_seconds(runs, at(dict(constants)))[0, 0])
         off = {way: abs(step / priced.step - 1.0) for way, step in steps.items()}
+        off["predicted memory"] = abs((row.memory_bytes or 0.0) / priced.needed - 1.0)
         wrong = [way for way, share in off.items() if not share <= _EQUAL]
         results.append(
             {"row": f"{seed}:{number}", "failed": wrong, "off": off, "step_s": priced.step, "traits": _traits(plan),
@@ -145,7 +146,10 @@ def _printed(priced: PricedPlan) -> dict[str, float]:
 
 def _written(plans: Sequence[PricedPlan], folder: Path) -> Path:
     """A file of rows that has these plans and measured their prices, beside files of their models and clusters."""
-    rows = [_cells(plan.planned, number, folder) | {"step_s": repr(plan.step)} for number, plan in enumerate(plans)]
+    rows = [
+        _cells(plan.planned, number, folder) | {"step_s": repr(plan.step), "peak_gib": plan.needed / 2**30}
+        for number, plan in enumerate(plans)
+    ]
     names = list(dict.fromkeys(name for row in rows for name in row))
     lines = [",".join(names), *(",".join(str(row.get(name, "")) for name in names) for row in rows)]
     path = folder / "rows.csv"

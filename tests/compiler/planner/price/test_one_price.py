@@ -3,66 +3,34 @@
 from __future__ import annotations
 
 import json
-import random
-from collections import Counter
-from collections.abc import Iterator
+import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from schedc.cli import main
 from schedc.diagnostics import DiagnosticError
-from schedc.inputs import open_input
-from schedc.load.library import Text
-from schedc.plan.passes import Step, lower
-from schedc.planner.fit.estimate import at
 from schedc.planner.fit.fitted import fit_for
 from schedc.planner.fit.predict import predict
-from schedc.planner.fit.rows import MeasuredRow, MeasuredRows, load_rows
+from schedc.planner.fit.rows import load_rows
 from schedc.planner.presets.library import open_cluster, open_model
 from schedc.planner.price.files import PlannedStep
 from schedc.planner.price.part_table import PartTable
-from schedc.planner.price.priced import PricedPlan, price_plan, step_seconds
-from schedc.planner.price.waterfall import evaluations, waterfall
+from schedc.planner.price.priced import price_plan
+from schedc.planner.price.waterfall import waterfall
 from schedc.planner.space.axes import PlanAxes
 from schedc.planner.space.schedules import open_choice
-from schedc.planner.times.problem import PlanProblem, Stack, TrainingRun
-from schedc.planner.times.table import RunTable
-from schedc.source import Source
-from schedc.step.costs.costs import parse_costs
-from schedc.step.timeline import Timeline
-from support.random_plans import random_planned
+from schedc.planner.times.problem import PlanProblem, Stack
 from support.short_search import short_search
 
+sys.path.insert(0, str(Path(__file__).parents[4] / "benchmarks"))
+
+from truth.cases import Options
+from truth.prices import prices
+
 CONSTANTS = {"gemm": 0.71, "launch": 0.9e-3, "ep": 0.43, "hbm": 0.66, "split": 1.07, "dp": 0.5, "chunk": 1.7e-3}
-
-
-def of_files(plan: PricedPlan) -> Timeline:
-    """The timeline that the compiler makes of the files of a plan."""
-    tree = open_input(Text(Source("a.sched", plan.plan_text), "planned"))
-    return lower(Step(tree, {}, parse_costs(Source("a.toml", plan.cost_text))), "predicted").predicted
-
-
-def drawn(count: int) -> list[PlannedStep]:
-    """Plans of random spaces, of which a quarter at least has what few plans have."""
-    rng = random.Random(21)
-    plans: list[PlannedStep] = []
-    policies = 0
-    while len(plans) < count:
-        if (plan := random_planned(rng, 64)) is None:
-            continue
-        planned = plan[-1]
-        axes, model = planned.axes, planned.problem.model
-        rare = axes.overlap or (model.moe is not None and model.mtp) or axes.zero > 1 or axes.recompute != "none"
-        if planned.choice.by_policy:
-            policies += 1
-        if (rare or rng.random() < 0.5) and not (planned.choice.by_policy and policies > 4):
-            plans.append(planned)
-    return plans
-
 
 WRITTEN = [
     ("deepseek-v3", "h800", 1, PlanAxes(1, 1, 16, 2, 16, 16, 1, 1, 32, "dualpipev", overlap=True, layout="apart")),
@@ -119,53 +87,15 @@ def test_a_row_says_whether_ranks_wait(tmp_path: Path) -> None:
     assert load_rows(rows).rows[0].run.problem.stack == SEARCHED
 
 
-@pytest.fixture(scope="module")
-def plans() -> Iterator[list[PlannedStep]]:
-    """200 plans. One price does not depend on how long orders inside of cells are searched."""
+RARE = {"pairs", "predictions", "context ranks", "tensor ranks", "expert ranks", "policy", "experts", "zero 3"}
+
+
+@pytest.mark.parametrize(("cases", "seed"), [(25, 0), pytest.param(150, 1, marks=pytest.mark.slow)])
+def test_rows_searches_files_bars_and_fits_have_one_price(cases: int, seed: int) -> None:
     with short_search():
-        yield [
-            replace(planned, problem=problem, table=PartTable.of(problem, [planned.axes.split]))
-            for planned in drawn(200)
-            for problem in [replace(planned.problem, constants=CONSTANTS)]
-        ]
-
-
-def test_rare_plans_are_drawn(plans: list[PlannedStep]) -> None:
-    seen = Counter(
-        name
-        for planned in plans
-        for name, there in {
-            "overlap": planned.axes.overlap,
-            "predictions of experts": planned.problem.model.mtp and planned.problem.model.moe,
-            "one rank": planned.axes.pp == 1,
-            "policy": planned.choice.by_policy,
-            "split": planned.choice.splits,
-            f"zero {planned.axes.zero}": True,
-            planned.axes.recompute: True,
-        }.items()
-        if there
-    )
-    assert min(seen.values()) >= 3, seen
-    assert len(seen) == 14, seen
-
-
-@pytest.mark.parametrize("part", [slice(0, 50), pytest.param(slice(50, 200), marks=pytest.mark.slow)])
-def test_searches_predictions_bars_and_files_have_one_price(plans: list[PlannedStep], part: slice) -> None:
-    prices = [price_plan(planned) for planned in plans[part]]
-    rows = [
-        MeasuredRow(1, "row", TrainingRun(plan.planned.problem, plan.planned.axes), plan.step, 1.0, "")
-        for plan in prices
-    ]
-    predicted = predict(MeasuredRows(Source("rows.csv", ""), tuple(rows), ()), CONSTANTS)
-    assert [row.step_s for row in predicted] == [plan.step for plan in prices]
-    assert [row.memory_bytes for row in predicted] == [plan.needed for plan in prices]
-    assert [of_files(plan).makespan for plan in prices] == [plan.makespan for plan in prices]
-    assert [[*evaluations(plan)][-1][1] for plan in prices[::5]] == [plan.step for plan in prices[::5]]
-    free = [row.run for row in rows if not row.run.axes.overlap]
-    fitted = step_seconds(RunTable(free), at(CONSTANTS))[:, 0]
-    steps = [plan.step for plan in prices if not plan.planned.axes.overlap]
-    by_costs = [plan.planned.choice.by_policy for plan in prices if not plan.planned.axes.overlap]
-    assert fitted[~np.array(by_costs)] == pytest.approx(np.array(steps)[~np.array(by_costs)], rel=1e-12)
+        verdict = prices(Options(cases, seed))
+    assert (verdict.cases, verdict.failed) == (cases, ()), verdict.figures["failures"]
+    assert verdict.figures["rows with"].keys() >= RARE
 
 
 EXPLAINED = [
