@@ -13,11 +13,13 @@ from schedc.cli.completion import complete_cluster, complete_model, complete_res
 from schedc.cli.plan_request import (
     BEST,
     SearchRequest,
+    above_zero,
     devices_of,
     read_axes,
     read_batch,
     read_draws,
     read_plans,
+    read_ramp,
     read_skew,
     read_slow,
     read_tokens,
@@ -26,8 +28,6 @@ from schedc.cli.plan_request import (
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-_ABOVE_ZERO = click.FloatRange(min=0, min_open=True, max=1e12)
-_FROM_ZERO = click.FloatRange(min=0, max=1e9)
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -210,13 +210,42 @@ def compare_command(first: Path, second: Path, output: Path | None, force: bool,
     callback=read_tokens,
     help="Tokens of a training run, for example 15T: prints its days and device-hours.",
 )
-@click.option("--price", type=_ABOVE_ZERO, metavar="P", help="Price of a device-hour: prints the cost of the run.")
-@click.option("--watts", type=_ABOVE_ZERO, metavar="W", help="Watts of a device with its share of the machine.")
-@click.option("--mtbf", type=_ABOVE_ZERO, metavar="HOURS", help="Mean hours between failures of one device.")
 @click.option(
-    "--checkpoint", type=_FROM_ZERO, metavar="SECONDS", help="How long training stands still for a checkpoint."
+    "--price",
+    metavar="P",
+    callback=above_zero("what a device costs in an hour"),
+    help="Price of a device-hour: prints the cost of the run.",
 )
-@click.option("--restart", type=_FROM_ZERO, metavar="SECONDS", help="From a failure to the first step after it.")
+@click.option(
+    "--watts",
+    metavar="W",
+    callback=above_zero("the watts of a device"),
+    help="Watts of a device with its share of the machine.",
+)
+@click.option(
+    "--mtbf",
+    metavar="HOURS",
+    callback=above_zero("the mean hours between failures of one device"),
+    help="Mean hours between failures of one device.",
+)
+@click.option(
+    "--checkpoint",
+    metavar="SECONDS",
+    callback=above_zero("the seconds of a checkpoint", zero=True),
+    help="How long training stands still for a checkpoint.",
+)
+@click.option(
+    "--restart",
+    metavar="SECONDS",
+    callback=above_zero("the seconds of a restart", zero=True),
+    help="From a failure to the first step after it.",
+)
+@click.option(
+    "--ramp",
+    metavar="START:END@TOKENS",
+    callback=read_ramp,
+    help="Steps of START sequences at first, more by START (START:END:INCREMENT) until TOKENS are trained.",
+)
 @click.option(
     "--slow",
     metavar="TIMESxN",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from math import inf
+from math import gcd, inf
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,10 +15,13 @@ BEST = 10
 """Plans that a search gives by default."""
 
 
-_OF_RUNS = ("price", "watts", "mtbf", "checkpoint", "restart")
+_OF_RUNS = ("price", "watts", "mtbf", "checkpoint", "restart", "ramp")
 _OF_FAILURES = ("mtbf", "checkpoint", "restart")
 _THOUSANDS = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
 _MOST_TOKENS = 1e18
+_MOST = 1e12
+MOST_SIZES = 64
+"""Sizes of a ramp: each is priced."""
 DRAWS, LEAST_DRAWS, MOST_DRAWS = 200, 20, 10_000
 """Draws of the constants by default; how few and how many may be asked for. Shares of fewer say nothing."""
 MOST_SLOW = 100.0
@@ -34,9 +38,10 @@ class SearchRequest:
     conditions on axes, none for the plans of the search alone; None without sliders. vary: names of their settings.
     limit_seconds: CPU seconds of the search. precision: type of products. skew: rows of the fullest rank of an
     expert group over the mean. tokens: of a training run. price: of a device-hour. watts: of a device. mtbf: hours
-    of a device between failures. checkpoint, restart: seconds. slow: how many times as long slow devices take, and how
-    many of them there are. also: axes of further plans. draws: of the constants, to compare plans
-    under; None for no comparison. seed: of the draws. space_facts: whether to list the space in place of a search.
+    of a device between failures. checkpoint, restart: seconds. ramp: first and last sequences, increment, and
+    tokens. slow: how many times as long slow devices take, and how many of them there are. also: axes of further
+    plans. draws: of the constants, to compare plans under; None for no comparison. seed: of the draws. space_facts:
+    whether to list the space in place of a search.
     """
 
     model: str
@@ -70,6 +75,7 @@ class SearchRequest:
     mtbf: float | None
     checkpoint: float | None
     restart: float | None
+    ramp: tuple[int, int, int, float] | None
     slow: tuple[float, int] | None
     space_facts: bool
     as_json: bool
@@ -113,11 +119,51 @@ def read_tokens(_ctx: click.Context, _parameter: click.Parameter, text: str | No
     """Tokens of a training run: ``15T``, ``400B``, ``15e12`` or ``15_000_000_000_000``."""
     if text is None:
         return None
-    match = re.fullmatch(r"\s*([0-9][0-9_,]*(?:\.[0-9]+)?(?:[eE]\+?[0-9]{1,2})?)\s*([KMBGT]?)\s*", text)
-    tokens = float(re.sub("[_,]", "", match[1])) * _THOUSANDS[match[2]] if match else 0.0
-    if not 1.0 <= tokens <= _MOST_TOKENS:
+    tokens = _tokens(text)
+    if tokens is None:
         raise click.BadParameter(f"{text!r} is no number of tokens (for example 15T, 400B or 15e12)")
     return tokens
+
+
+def _tokens(text: str) -> float | None:
+    match = re.fullmatch(r"\s*([0-9][0-9_,]*(?:\.[0-9]+)?(?:[eE]\+?[0-9]{1,2})?)\s*([KMBGT]?)\s*", text)
+    tokens = float(re.sub("[_,]", "", match[1])) * _THOUSANDS[match[2]] if match else 0.0
+    return tokens if 1.0 <= tokens <= _MOST_TOKENS else None
+
+
+def read_ramp(_ctx: click.Context, _parameter: click.Parameter, text: str | None) -> tuple[int, int, int, float] | None:
+    """First and last sequences of a step, the increment, and tokens: ``1024:4096@100e9``, ``96:768:32@10B``.
+
+    Without an increment it is the first size.
+    """
+    if text is None:
+        return None
+    match = re.fullmatch(r"\s*([0-9]{1,9}):([0-9]{1,9})(?::([0-9]{1,9}))?\s*@(.*)", text)
+    start, end, increment = (int(part or match[1]) for part in match.groups()[:3]) if match else (0, 0, 0)
+    tokens = _tokens(match[4]) if match else None
+    if tokens is None or not 0 < start < end or increment < 1:
+        help = "write first and last sequences of a step, and the tokens until the last: 1024:4096@100e9"
+        raise click.BadParameter(f"{text!r} is no ramp; {help}")
+    if (end - start) % increment:
+        help = f"add one that does: {start}:{end}:{gcd(end - start, increment)}@{match[4] if match else ''}"
+        raise click.BadParameter(f"steps of {increment:,} do not lead from {start:,} to {end:,} sequences; {help}")
+    if (end - start) // increment > MOST_SIZES:
+        help = "write a larger increment: START:END:INCREMENT@TOKENS"
+        raise click.BadParameter(f"a ramp of {(end - start) // increment:,} sizes has more than {MOST_SIZES}; {help}")
+    return start, end, increment, tokens
+
+
+def above_zero(what: str, zero: bool = False) -> Callable[[click.Context, click.Parameter, str | None], float | None]:
+    """Reads a number above 0. what: it is, for the message. zero: whether it may be 0."""
+
+    def read(_ctx: click.Context, parameter: click.Parameter, text: str | None) -> float | None:
+        number = None if text is None else _number(text)
+        if text is not None and (number is None or not (0 < number <= _MOST or (zero and number == 0))):
+            above = "0 or more" if zero else "above 0"
+            raise click.BadParameter(f"{text!r} is not {above}: write {what}, or leave {parameter.opts[0]} out")
+        return number
+
+    return read
 
 
 def read_slow(_ctx: click.Context, _parameter: click.Parameter, text: str | None) -> tuple[float, int] | None:

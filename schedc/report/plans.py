@@ -10,8 +10,9 @@ from typing import Any
 
 from schedc.report.certificate import certificate_text
 from schedc.report.chances import chances_texts
-from schedc.report.figures import counted, seconds_text, word
+from schedc.report.figures import seconds_text, word
 from schedc.report.intervals import whose_text, wide_text
+from schedc.report.training import training_texts
 
 COLUMNS = 120
 """Characters of a line."""
@@ -285,7 +286,7 @@ def _row(cells: Sequence[str], shown: Sequence[PlanColumn], widths: Sequence[int
 def remarks(facts: Mapping[str, Any]) -> Iterator[str]:
     """The training run, which software does not run plans, what the space leaves out, and sizes beyond the fit."""
     if facts.get("training") and facts["plans"]:
-        yield run_text(facts["training"], facts["plans"][0]["budget"])
+        yield from training_texts(facts["training"], facts["plans"])
     yield from chances_texts(facts)
     if facts.get("slow") and facts["plans"]:
         yield slow_text(facts["slow"], facts["plans"][0])
@@ -334,16 +335,3 @@ def slow_text(asked: Mapping[str, Any], plan: PlanFacts) -> str:
         advice = "about as long"
     size = f"dp {without['dp']} on {without['devices']:,} devices"
     return f"{then}; without {nodes} it takes {seconds_text(without['step_s'])} s with {size}: {advice}"
-
-
-def run_text(asked: Mapping[str, Any], budget: Mapping[str, Any]) -> str:
-    """The training run of the first plan, and how failures count."""
-    tokens, daily = (counted(number) for number in (asked["tokens"], budget["tokens_per_day"]))
-    run = f"a run of {tokens} tokens: {budget['steps']:,} steps, {daily} tokens a day"
-    if asked["mtbf_hours"] is None:
-        return f"{run}, without failures (--mtbf counts them)"
-    every, share = budget["checkpoint_every"], 100 * budget["goodput"]
-    return (
-        f"{run}; failures every {asked['mtbf_hours']:,.0f} device-hours leave {share:.1f} % of the time, with a"
-        f" checkpoint every {every:,} step{'s' if every > 1 else ''}"
-    )

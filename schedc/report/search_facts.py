@@ -8,6 +8,7 @@ from math import isfinite, prod
 from typing import Any
 
 from schedc.planner.answers.budget import TrainingAsked, TrainingBudget, training_budget
+from schedc.planner.answers.ramp import ramp_steps
 from schedc.planner.answers.runs_on import runs_on
 from schedc.planner.answers.slow_devices import SlowDevices
 from schedc.planner.answers.space_facts import axis_ends, space_facts
@@ -50,7 +51,7 @@ def search_to_json(
         "version": 1,
         **problem_facts(problem, fit),
         "objective": objective,
-        "training": asked and asked._asdict(),
+        "training": asked and _asked_facts(asked),
         "slow": slow and {"factor": slow.factor, "devices": slow.devices},
         "space": {
             "raw": space.raw,
@@ -85,15 +86,24 @@ def _finite(seconds: float) -> float | None:
     return seconds if isfinite(seconds) else None
 
 
-def budget_facts(asked: TrainingAsked, problem: PlanProblem, plan: dict[str, Any]) -> dict[str, Any]:
-    """The training run by a plan. days_low, days_high: for the ends of the step's interval."""
-    ranks = prod(plan["axes"][axis] for axis in ("tp", "cp", "pp", "dp"))
+def budget_facts(asked: TrainingAsked, plan: PricedPlan, entry: dict[str, Any]) -> dict[str, Any]:
+    """The training run by a plan. entry: its step and interval. ramp: its sizes; empty without.
 
-    def budget(step: float) -> TrainingBudget:
-        return training_budget(asked, problem, step, ranks, plan["devices"])
+    days_low, days_high: for the ends of the step's interval, which the steps of a ramp share.
+    """
+    ramp = () if asked.ramp is None else ramp_steps(asked.ramp, plan)
+    ranks = prod(entry["axes"][axis] for axis in ("tp", "cp", "pp", "dp"))
 
-    ends = {f"days_{end}": budget(plan[f"step_{end}_s"]).days for end in ("low", "high")}
-    return budget(plan["step_s"])._asdict() | ends
+    def budget(step_s: float) -> TrainingBudget:
+        longer = [each._replace(step_s=each.step_s and each.step_s * step_s / plan.step) for each in ramp]
+        return training_budget(asked, plan.planned.problem, step_s, ranks, entry["devices"], longer)
+
+    ends = {f"days_{end}": budget(entry[f"step_{end}_s"]).days for end in ("low", "high")}
+    return budget(plan.step)._asdict() | ends | {"ramp": [each._asdict() for each in ramp]}
+
+
+def _asked_facts(asked: TrainingAsked) -> dict[str, Any]:
+    return asked._asdict() | {"ramp": asked.ramp and asked.ramp._asdict()}
 
 
 def slow_facts(slow: SlowDevices, plan: PricedPlan) -> dict[str, Any]:
@@ -108,7 +118,7 @@ def _entry(plan: FoundPlan, place: int, asked: TrainingAsked | None, slow: SlowD
     entry = plan_facts(plan.priced, place, list(plan.free), plan.floor_s)
     return entry | {
         "runs_on": runs_on(plan.priced),
-        "budget": asked and budget_facts(asked, plan.planned.problem, entry),
+        "budget": asked and budget_facts(asked, plan.priced, entry),
         "slow": slow and slow_facts(slow, plan.priced),
         **dict.fromkeys(("first_in", "within_5_pct", "loss_pct")),
     }

@@ -55,19 +55,18 @@ def space_facts(space: PlanSpace, problem: PlanProblem) -> tuple[SpaceFact, ...]
 
 
 def axis_ends(facts: Iterable[SpaceFact], axes: PlanAxes, free: Iterable[str]) -> Iterator[str]:
-    """Where a plan has the last value that its space has of an axis, and a space could have another.
+    """Where a plan has the last value that its space has of an axis, and a space could have the next one.
 
     free: axes without effect on the plan, which are not named.
     """
     facts = tuple(facts)
-    for axis in ENDING:
-        left = [value for fact in facts if fact.axis == axis and fact.chosen for value in fact.values]
-        own, has = getattr(axes, axis), next(fact.values for fact in facts if fact.axis == axis and fact.used)
-        if axis in free or not left:
-            continue
-        if own == max(has) < max(left):
+    for axis in (axis for axis in ENDING if axis not in free):
+        own, rows = getattr(axes, axis), [fact for fact in facts if fact.axis == axis]
+        values = sorted((value, fact.used, fact.chosen) for fact in rows for value in fact.values)
+        place = values.index((own, True, False))
+        if any(chosen for *_, chosen in values[place + 1 : place + 2]):
             yield f"{axis} {own} is the largest tried"
-        elif own == min(has) > min(left):
+        elif any(chosen for *_, chosen in values[max(place - 1, 0) : place]):
             yield f"{axis} {own} is the smallest tried"
 
 
