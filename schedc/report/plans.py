@@ -14,10 +14,11 @@ from schedc.report.figures import seconds_text, word
 from schedc.report.intervals import whose_text, wide_text
 from schedc.report.training import training_texts
 
-COLUMNS = 120
+COLUMNS = 100
 """Characters of a line."""
 
 _FREE = "*"
+_WHOLE = "\N{NO-BREAK SPACE}"
 _LONGEST = 22
 """Characters of a cell; a longer name is cut."""
 _SOFTWARE = {"schedc": "schedc", "megatron-core": "mcore", "torchtitan": "titan"}
@@ -36,7 +37,8 @@ class PlanColumn:
 
     key: what the column sorts by. axes: those whose values it has. left: whether its cells start at the left edge.
     always: whether the table has it even if all plans have one value. needs: a fact of the plan or of its budget;
-    without it the column is left out. below: whether it is named below the table where it is not in it.
+    without it the column is left out. below: whether it is named below the table where it is not in it. dispensable:
+    whether it leaves a table that is too wide for a line below, with the value of the first plan.
     """
 
     title: str
@@ -47,6 +49,7 @@ class PlanColumn:
     always: bool = True
     needs: str = ""
     below: bool = False
+    dispensable: bool = False
 
     @property
     def narrow(self) -> bool:
@@ -108,6 +111,7 @@ TABLE: tuple[PlanColumn, ...] = (
         "tok/s/dev",
         lambda plan: f"{plan['tokens_per_s_per_device']:,.4g}",
         lambda plan: plan["tokens_per_s_per_device"],
+        dispensable=True,
     ),
     PlanColumn(
         "first in", lambda plan: f"{100 * plan['first_in']:.0f} %", lambda plan: plan["first_in"], needs="first_in"
@@ -203,27 +207,43 @@ def plan_table(plans: Sequence[PlanFacts], columns: int = COLUMNS) -> Iterator[s
     """The plans as a table of at most so many characters, and what is the same in all of them below it.
 
     A value with a star is free: the others of its axis give the same step and memory. Where the table is too wide,
-    columns of one value leave it, and then the software that runs a plan stands below it.
+    columns of one value leave it. Then stand below it: the software that runs a plan, tokens per second, and the axes.
     """
     shown = [column for column in columns_of(plans) if column.always or _varies(column, plans)]
     for column in [each for each in shown if each.below and not _varies(each, plans)]:
         if _width(shown, plans) <= columns:
             break
         shown.remove(column)
-    apart = [column for column in shown if column.needs == "runs_on" and _width(shown, plans) > columns]
-    shown = [column for column in shown if column not in apart]
+    apart: list[PlanColumn] = []
+    left: list[PlanColumn] = []
+    for column in [each for each in shown if each.needs == "runs_on"] + [each for each in shown if each.dispensable]:
+        if _width(shown, plans) > columns:
+            shown.remove(column)
+            (left if column.dispensable else apart).append(column)
+    if _width(shown, plans) <= columns:
+        yield from _rows(shown, plans)
+    else:
+        yield from _rows([column for column in shown if not column.axes], plans)
+        yield from _rows([column for column in shown if column.axes or column is TABLE[-1]], plans)
+    for column in left:
+        yield f"{column.title} of {_number(plans[0])}: {cell_text(column, plans[0])}"
+    for column in apart:
+        yield from textwrap.wrap(f"run: {_by_value(column, plans)}", columns, subsequent_indent="  ")
+    hidden = [column for column in columns_of(plans) if column.below and column not in [*shown, *apart]]
+    same = [f"{column.title} {cell_text(column, plans[0])}" for column in hidden]
+    if same:
+        text = "the same in all: " + ", ".join(each.replace(" ", _WHOLE) for each in same)
+        yield from (line.replace(_WHOLE, " ") for line in textwrap.wrap(text, columns, subsequent_indent="  "))
+    if any(plan["free"] for plan in plans):
+        yield f"{_FREE} free: other values of this axis give the same step and memory"
+
+
+def _rows(shown: Sequence[PlanColumn], plans: Sequence[PlanFacts]) -> Iterator[str]:
+    """A line of titles, and a line for each plan."""
     widths = [_column_width(column, plans) for column in shown]
     yield _row([column.title for column in shown], shown, widths)
     for plan in plans:
         yield _row([cell_text(column, plan) for column in shown], shown, widths)
-    for column in apart:
-        yield f"run: {_by_value(column, plans)}"
-    hidden = [column for column in columns_of(plans) if column.below and column not in [*shown, *apart]]
-    same = [f"{column.title} {cell_text(column, plans[0])}" for column in hidden]
-    if same:
-        yield f"the same in all: {', '.join(same)}"
-    if any(plan["free"] for plan in plans):
-        yield f"{_FREE} free: other values of this axis give the same step and memory"
 
 
 def columns_of(plans: Sequence[PlanFacts]) -> list[PlanColumn]:

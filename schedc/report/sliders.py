@@ -11,8 +11,8 @@ from typing import Any
 from schedc.planner.answers.settings import USABLE, Setting, chosen_settings
 from schedc.planner.answers.sliders import EQUAL, EqualSteps, Slider, sliders_of
 from schedc.planner.search.result import FoundPlan
+from schedc.report.plans import COLUMNS
 
-_COLUMNS = 100
 _LINES = 10
 """Ties of a table in the text; JSON has all."""
 
@@ -115,9 +115,7 @@ def to_text(sliders: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _names(head: str, names: Sequence[str]) -> Iterator[str]:
-    yield from textwrap.wrap(
-        f"  {head}: {', '.join(names)}", _COLUMNS, subsequent_indent="    ", break_on_hyphens=False
-    )
+    yield from textwrap.wrap(f"  {head}: {', '.join(names)}", COLUMNS, subsequent_indent="    ", break_on_hyphens=False)
 
 
 def _table(title: str, settings: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -132,7 +130,7 @@ def _table(title: str, settings: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     widths = [max(len(row[column]) for row in cells) for column in range(4)]
     for name, now, there, far, plans in cells:
         line = f"  {name:<{widths[0]}}  {now:>{widths[1]}}  {there:>{widths[2]}}  {far:>{widths[3]}}  {plans}"
-        yield line if len(line) <= _COLUMNS else line[: _COLUMNS - 1] + "…"
+        yield line if len(line) <= COLUMNS else line[: COLUMNS - 1] + "…"
     if len(rows) > _LINES:
         yield f"  and {len(rows) - _LINES} further lines; --json has all"
 

@@ -24,8 +24,8 @@ def test_a_plan_that_is_not_first() -> None:
         "\n".join(to_text(explained()))
         == """\
 the plan with tp == 8, ep == 32
-  tp 8, cp 1, pp 16, vpp 2, ep 32, dp 48, zero 1, microbatch 1, microbatches 96, schedule interleaved_overlap,
-  recompute layer chunk0, layout balanced, alltoall hier, overlap yes
+  tp 8, cp 1, pp 16, vpp 2, ep 32, dp 48, zero 1, microbatch 1, microbatches 96, schedule
+  interleaved_overlap, recompute layer chunk0, layout balanced, alltoall hier, overlap yes
 takes 18.20 s and 49.0 GB: the 7th, 2.5 % longer than the best one
 the best plan has ep 16, overlap no; the seconds between them:
   EP exposed                          +0.65 s
