@@ -69,7 +69,7 @@ function showTable() {
 
 const LEAST = 1e-6; // of the whole: smaller differences are rounding
 
-// A row of bars: a name, one or two bars from where the last ones ended, the value and its difference.
+// A row of bars: a name, one or two bars from where the last ones ended, the value and its difference. None is negative.
 function bar(parent, name, spans, whole, value, difference, style = "") {
   make("div", name, parent).className = style;
   const lane = make("div", "", parent);
@@ -78,8 +78,8 @@ function bar(parent, name, spans, whole, value, difference, style = "") {
     if (!length) return;
     const span = make("span", "", lane);
     span.className = number ? "second" : "first";
-    span.style.left = `${(100 * Math.min(from, from + length)) / whole}%`;
-    span.style.width = `${(100 * Math.abs(length)) / whole}%`;
+    span.style.left = `${(100 * from) / whole}%`;
+    span.style.width = `${(100 * length) / whole}%`;
   });
   make("div", value, parent).className = `value ${style}`;
   const differs = Math.abs(difference ?? 0) > LEAST * whole;
