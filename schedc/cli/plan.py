@@ -283,6 +283,12 @@ def compare_command(first: Path, second: Path, output: Path | None, force: bool,
     help="Draws of the constants under which plans are compared.",
 )
 @click.option("--seed", type=click.IntRange(0, 2**31), default=0, show_default=True, help="Seed of the draws.")
+@click.option(
+    "--stack",
+    metavar="NAME",
+    default="",
+    help="The software that trains: a shipped fit, or a file, whose stack's constants and traits are used.",
+)
 @click.option("--time", "show_time", is_flag=True, help="Show the seconds of each stage of the search.")
 @click.option(
     "--limit-seconds",

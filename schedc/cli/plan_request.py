@@ -66,6 +66,7 @@ class SearchRequest:
     show_time: bool
     fit_file: Path | None
     force_fit: bool
+    stack: str
     limit_seconds: float | None
     precision: str
     skew: SkewAsked | None

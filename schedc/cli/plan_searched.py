@@ -120,7 +120,7 @@ def plan_problem(request: SearchRequest) -> tuple[PlanProblem, Fit | None]:
     Raises `DiagnosticError`: S708 for a precision that the cluster has no peak for, S726 for a fit without it, S715 for
     a skew of a model without experts.
     """
-    from schedc.planner.fit.fitted import fit_for
+    from schedc.planner.fit.plan_constants import constants_for
     from schedc.planner.presets.library import open_cluster, open_model
     from schedc.planner.times.problem import PlanProblem
 
@@ -131,10 +131,19 @@ def plan_problem(request: SearchRequest) -> tuple[PlanProblem, Fit | None]:
     spread = _spread(asked, model)
     precision = request.precision
     cluster.peak(precision)
-    fit = fit_for(cluster, precision, request.fit_file, request.force_fit)
-    constants, sure = ({}, None) if fit is None else (fit.constants, fit.known)
-    skew = 1.0 if spread else asked.fullest
-    return PlanProblem(model, cluster, sequences, constants, precision, skew, spread=spread, sure=sure), fit
+    known = constants_for(cluster, precision, request.fit_file, request.force_fit, request.stack)
+    return PlanProblem(
+        model,
+        cluster,
+        sequences,
+        known.constants,
+        precision,
+        skew=1.0 if spread else asked.fullest,
+        stack=known.software,
+        spread=spread,
+        sure=known.known,
+        origins=known.origins,
+    ), known.fit
 
 
 def _spread(asked: SkewAsked, model: ModelSizes) -> float:

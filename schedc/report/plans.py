@@ -189,6 +189,7 @@ def _counts(facts: Mapping[str, Any], with_stages: bool) -> Iterator[str]:
     stages = ", ".join(f"{name} {each:.3g}" for name, each in seconds["by_stage"].items() if with_stages)
     yield f"seconds   {seconds['cpu']:.3g} CPU, {seconds['wall']:.3g} elapsed" + (f"; {stages}" if stages else "")
     yield f"fit       {fit_line(facts['fit'])}"
+    yield from (f"          {origin}" for origin in facts["origins"])
 
 
 def fit_line(fit: Mapping[str, Any] | None) -> str:

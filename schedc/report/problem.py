@@ -6,6 +6,7 @@ from typing import Any
 
 from schedc.model.counts import model_parameters
 from schedc.planner.fit.fitted import Fit
+from schedc.planner.times.constants import CONSTANTS, OWNERS
 from schedc.planner.times.problem import PlanProblem
 from schedc.report.model import cluster_facts
 
@@ -27,7 +28,14 @@ def problem_facts(problem: PlanProblem, fit: Fit | None) -> dict[str, Any]:
         "skew": problem.skew,
         "spread": problem.spread,
         "fit": fit_facts(fit),
+        "origins": list(problem.origins),
+        "constants": constant_facts(problem),
     }
+
+
+def constant_facts(problem: PlanProblem) -> dict[str, dict[str, float]]:
+    """The constants of each owner, in their units."""
+    return {owner: {c.name: problem.constant(c.name) for c in CONSTANTS if c.owner == owner} for owner in OWNERS}
 
 
 def rows_of_plans(problem: PlanProblem) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from schedc.planner.presets.tables import tables
+from schedc.planner.presets.tables import DEFAULT_STACK, tables
 
 _ROWS = {
     "bloom": "bigscience-workshop/bigscience, chronicles-prequel.md",
@@ -37,7 +37,12 @@ def library_json() -> dict[str, Any]:
         name: {key: table[key] for key in ("devices", "precisions", "rows", "cv_mape_pct")} | {"source": _ROWS[name]}
         for name, table in tables("fits").items()
     }
-    return {"models": models, "clusters": clusters, "fits": fits}
+    stacks = {
+        name: {"default": name == DEFAULT_STACK, "software": table.get("software", {}), "constants": table["stack"]}
+        for name, table in tables("fits").items()
+        if "stack" in table
+    }
+    return {"models": models, "clusters": clusters, "fits": fits, "stacks": stacks}
 
 
 def library_text(facts: dict[str, Any]) -> Iterator[str]:
@@ -57,6 +62,11 @@ def library_text(facts: dict[str, Any]) -> Iterator[str]:
     for name, fit in facts["fits"].items():
         yield f"  {name:<21} {fit['rows']} rows, {fit['cv_mape_pct']:.1f} %: {fit['source']}"
         yield f"  {'':<21} {', '.join(fit['devices'])}; {', '.join(fit['precisions'])}"
+
+    yield "stacks of these fits, for --stack: how their software differs from what a search takes"
+    for name, stack in facts["stacks"].items():
+        traits = ", ".join(f"{trait} {str(value).lower()}" for trait, value in stack["software"].items()) or "nothing"
+        yield f"  {name:<21} {traits}{' (the default)' if stack['default'] else ''}"
 
 
 def parameters_text(number: float) -> str:

@@ -32,12 +32,12 @@ def parse_cluster(source: Source, devices: int | None = None) -> Cluster:
     per_node = keys.integer("per_node", most=MOST_DEVICES)
     device = _device(keys)
     levels = _levels(keys, devices or said)
-    fit = keys.text("fit", default="")
+    fit, alike = keys.text("fit", default=""), keys.text("alike", default="")
     keys.inner("sources")
     keys.refuse_rest()
     keys.stop()
     assert device is not None
-    cluster = Cluster(name, devices or said, per_node, device, levels, fit, source)
+    cluster = Cluster(name, devices or said, per_node, device, levels, fit, source, alike=alike)
     _check(cluster, keys)
     keys.stop()
     return cluster

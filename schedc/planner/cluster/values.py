@@ -58,7 +58,8 @@ class Cluster:
     """Equal devices in equal nodes.
 
     per_node: devices of a node, which share its NICs. levels: innermost first; the last one reaches all devices.
-    fit: name of the constants that were fitted to it; empty for none. source: the text that says all this.
+    fit: name of the constants that were fitted to it; empty for none. alike: name of the device of the fit's rows whose
+    constants are borrowed; empty where the fit has rows of this device. source: the text that says all this.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Cluster:
     device: Accelerator
     levels: tuple[NetworkLevel, ...]
     fit: str = ""
+    alike: str = field(default="", kw_only=True)
     source: Source | None = field(default=None, compare=False, repr=False)
 
     def level_over(self, devices: int) -> NetworkLevel:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -17,6 +17,7 @@ from schedc.planner.presets.tables import files
 from schedc.planner.reading.keys import Keys, place_of
 from schedc.planner.reading.texts import parse_table, read_source
 from schedc.planner.times.constants import BY_NAME, OWNERS, SUSTAINED, described, on_device
+from schedc.planner.times.problem import Stack
 from schedc.planner.times.spread import ROW_SPREAD, ConstantSpread, Triangle, triangle_of_widths
 from schedc.source import NOWHERE, Source
 
@@ -52,7 +53,8 @@ class Fit:
     held_pct, width_pct: see `Validation`; 0 where no model was left out.
     spread: logarithm by which measured steps differ from predictions. factor: how many times more models left out
     differ than the fitted rows do; it is in the spread, and in the covariance. triangle: of the covariance of the
-    constants, in widths of their priors. known: what is known of all constants on one device (`fit_for`).
+    constants, in widths of their priors. software: traits of `Stack` that all rows
+    have. known: what is known of all constants on one device (`fit_for`).
     """
 
     name: str
@@ -72,6 +74,7 @@ class Fit:
     spread: float = ROW_SPREAD
     factor: float = 1.0
     triangle: Triangle = ()
+    software: Mapping[str, bool | int] = field(default_factory=dict)
     known: ConstantSpread | None = field(default=None, compare=False, repr=False)
 
     def on(self, device: str) -> Fit:
@@ -103,6 +106,8 @@ def fit_text(fit: Fit) -> str:
     lines = [f"schema = {json.dumps(SCHEMA)}", *(f"{key} = {json.dumps(getattr(fit, key))}" for key in _READ)]
     if fit.seen:
         lines += ["\n[seen]", *(f"{axis} = {list(ends)}" for axis, ends in fit.seen.items())]
+    if fit.software:
+        lines += ["\n[software]", *(f"{name} = {json.dumps(value)}" for name, value in fit.software.items())]
     for owner in OWNERS:
         own = [name for name in fit.constants if described(name).owner == owner]
         lines += [f"\n[{owner}]", *(_line(name, repr(fit.constants[name]), described(name).unit) for name in own)]
@@ -147,10 +152,25 @@ def parse_fit(source: Source) -> Fit:
         triangle = triangle_of_widths(widths)
     else:
         triangle = _triangle(keys, constants)
-    seen = _seen(keys)
+    seen, software = _seen(keys), _software(keys)
     keys.refuse_rest()
     keys.stop()
-    return Fit(**values, constants=constants, seen=seen, triangle=triangle)
+    return Fit(**values, constants=constants, seen=seen, triangle=triangle, software=software)
+
+
+def _software(keys: Keys) -> Mapping[str, bool | int]:
+    """The table `software`: traits of the stack."""
+    inner = keys.inner("software")
+    if inner is None:
+        return {}
+    usual = {each.name: each.default for each in fields(Stack)}
+    traits = {
+        name: inner.flag(name) if isinstance(value, bool) else inner.integer(name, most=8)
+        for name, value in usual.items()
+        if inner.has(name)
+    }
+    inner.refuse_rest()
+    return traits
 
 
 def _triangle(keys: Keys, names: Iterable[str]) -> Triangle:
@@ -202,8 +222,12 @@ def fit_for(cluster: Cluster, precision: str, path: Path | None = None, forced: 
     path = path or _named_by(cluster)
     if path is None:
         return None
-    fit = matched(load_fit(path), {cluster.device.name}, {precision}, forced)
-    return fit.on(cluster.device.name)
+    fit = load_fit(path)
+    own = cluster.device.name
+    device = cluster.alike if own not in fit.devices and cluster.alike in fit.devices else own
+    fit = matched(fit, {device}, {precision}, forced)
+    here = fit.on(device)
+    return replace(here, known=here.known.borrowed()) if here.known and device != own else here
 
 
 def matched(fit: Fit, devices: Iterable[str], precisions: Iterable[str], forced: bool) -> Fit:

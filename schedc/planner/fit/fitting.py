@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from schedc.planner.fit.left_out import FACTOR
 from schedc.planner.fit.rows import MeasuredRows
 from schedc.planner.fit.units import check_units
 from schedc.planner.fit.validate import Validation, errors, validate
-from schedc.planner.times.problem import TrainingRun
+from schedc.planner.times.problem import Stack, TrainingRun
 from schedc.planner.times.spread import triangle_of
 from schedc.planner.times.table import RunTable
 
@@ -53,10 +53,21 @@ class FitResult:
         return 100.0 * _mean(np.abs(self.ratios) <= 0.1)
 
 
+_OF_PLANS = ("recomputes_scores", "free_steps")
+"""Traits that follow from the axes of a plan."""
+
+
 def _seen_ranges(runs: Sequence[TrainingRun]) -> SeenRanges:
     """The ranges of the sizes of runs."""
     values = {axis: [getattr(run.axes, axis) for run in runs] for axis in SEEN_AXES}
     return {axis: (min(sizes), max(sizes)) for axis, sizes in values.items() if sizes}
+
+
+def _software(runs: Sequence[TrainingRun]) -> dict[str, bool | int]:
+    """Traits of the software that are the same in all runs, where they are not the usual ones of a search."""
+    traits = {each.name: {getattr(run.problem.stack, each.name) for run in runs} for each in fields(Stack)}
+    same = {name: next(iter(values)) for name, values in traits.items() if len(values) == 1}
+    return {name: value for name, value in same.items() if name not in _OF_PLANS and value != getattr(Stack(), name)}
 
 
 def _mean(values: Floats | Bools) -> float:
@@ -89,6 +100,7 @@ def fit_rows(measured: MeasuredRows, name: str, cross_validate: bool) -> FitResu
         spread=round(factor * whole.row_spread, 4),
         factor=factor,
         triangle=triangle_of(whole.covariance(factor)),
+        software=_software(measured.runs),
     )
     ratios = errors(estimator, whole.position)
     times = estimator.predict_times(whole.position) / calibration.seconds - 1.0

@@ -6,6 +6,9 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+DEFAULT_STACK = "mbridge_26_04_01"
+"""The shipped fit whose stack trains on every shipped cluster, unless another one is asked for."""
+
 
 def files(kind: str) -> dict[str, Path]:
     """The shipped files of a kind, "models", "clusters" or "fits", by name."""

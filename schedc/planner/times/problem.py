@@ -54,7 +54,8 @@ class PlanProblem:
     the others are at their prior medians. precision: of products. skew: rows of the fullest rank of an expert group
     over the mean, whatever its size. A group of fewer ranks has all rows on one of them. spread: of the loads
     of experts (standard deviation over mean); then the fullest rank follows from the size of the group. sure: how sure
-    a fit is of the constants; None without one. drawn: one vector that prices plans in place of the constants.
+    a fit is of the constants; None without one. origins: where constants are from, a sentence for each owner. drawn:
+    one vector that prices plans in place of the constants.
     """
 
     model: ModelSizes
@@ -66,6 +67,7 @@ class PlanProblem:
     stack: Stack = Stack()
     spread: float = 0.0
     sure: ConstantSpread | None = field(default=None, compare=False, repr=False)
+    origins: tuple[str, ...] = field(default=(), compare=False, repr=False)
     drawn: ConstantVectors | None = field(default=None, repr=False)
 
     @cached_property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import TypeAlias
 
@@ -19,6 +19,7 @@ from schedc.planner.times.constants import (
     ConstantVectors,
     described,
     on_device,
+    sustained,
 )
 
 Triangle: TypeAlias = Sequence[Sequence[float]]
@@ -73,6 +74,21 @@ class ConstantSpread:
         logs = own @ (inner * np.outer(widths, widths)) @ own.T
         here = on_device(values, device)
         return cls(np.array([here.get(each.name, each.median) for each in CONSTANTS]), logs, rows)
+
+    def with_owner(self, owner: str, other: ConstantSpread) -> ConstantSpread:
+        """This spread with the constants of an owner as another one has them, independent of the rest."""
+        theirs = np.array([each.owner == owner for each in CONSTANTS])
+        inside, outside = np.outer(theirs, theirs), np.outer(~theirs, ~theirs)
+        return ConstantSpread(
+            np.where(theirs, other.median, self.median),
+            np.where(inside, other.logs, np.where(outside, self.logs, 0.0)),
+            max(self.rows, other.rows),
+        )
+
+    def borrowed(self) -> ConstantSpread:
+        """This spread on another device of the same kind, whose clock differs by the prior's width of clocks."""
+        shared = np.array([name in OF_CLOCK for name in NAMES], np.float64)
+        return replace(self, logs=self.logs + sustained("").width ** 2 * np.outer(shared, shared))
 
     @property
     def widths(self) -> dict[str, float]:

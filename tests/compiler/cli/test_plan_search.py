@@ -15,8 +15,9 @@ from schedc.planner.presets.library import files
 SEARCH = ("gpt2", "h100", "-D", "devices=8", "--batch", "32x1024", "--require", "pp >= 2 and schedule in 1f1b, zbh1")
 
 KEYS = {
-    "": "schema version model cluster batch precision skew spread fit objective training slow space counts seconds "
-    "certificate plans also chances decided_by measure_next axis_ends pareto extrapolates left_out",
+    "": "schema version model cluster batch precision skew spread fit origins constants objective training "
+    "slow space counts seconds certificate plans also chances decided_by measure_next axis_ends pareto "
+    "extrapolates left_out",
     "batch": "sequences seq",
     "fit": "name rows cv_mape_pct held_pct width_pct hash forced unseen",
     "space": "raw legal fit restrictions facts",

@@ -25,6 +25,8 @@ space     7,340,032 points, 1,120,000 legal plans, 402,113 within memory
 searched  1,120,000 bounded, 2,419 simulated in 93 orders, 14 priced inside cells
 seconds   24.9 CPU, 26.5 elapsed
 fit       mindspeed: 44 rows, 11.2 % mean error on rows left out
+          device and fabric: mindspeed, with rows of 910B
+          stack: mbridge, the default
 
 step s         90 %  tok/s/dev    MFU    GB  ep  schedule             overlap  a2a    file
  18.00  16.20-19.80      341.3  39.4%  49.0  32  interleaved_overlap  yes      hier   01.sched
