@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
+from schedc.model.sizes import ModelSizes
 from schedc.planner.cluster.values import Cluster
 from schedc.planner.price.files import PlannedStep
 from schedc.planner.price.part_table import PartTable
@@ -41,11 +42,11 @@ def plan_draws(rng: random.Random, largest: int = _LARGEST) -> Iterator[PlanDraw
         space, block, number, planned = drawn
         axes = planned.axes
         if axes.overlap or axes.zero > 1 or axes.recompute != "none" or rng.random() < 0.5:
-            cluster = _roomy(rng, space.cluster)
-            space = replace(space, cluster=cluster, _orders={})
+            cluster, model = _roomy(rng, space.cluster), _unaligned(rng, space.model)
+            space = replace(space, model=model, cluster=cluster, _orders={})
             precision = rng.choice([*cluster.device.peak])
             stack = _stack(rng, axes.schedule)
-            problem = replace(planned.problem, cluster=cluster, precision=precision, stack=stack)
+            problem = replace(planned.problem, model=model, cluster=cluster, precision=precision, stack=stack)
             planned = replace(planned, problem=problem, table=PartTable.of(problem, planned.table.splits))
             yield PlanDraw(planned, space, block, number)
 
@@ -54,6 +55,14 @@ def bound_of(draw: PlanDraw) -> float:
     """Seconds of a step below which a search says the plan is not."""
     bounded = PlanBounds(draw.space, draw.planned.problem, draw.planned.table).of(draw.block)
     return float(bounded.step.flat[draw.number])
+
+
+def _unaligned(rng: random.Random, model: ModelSizes) -> ModelSizes:
+    """The model, now and then with heads of a width that 8 does not divide."""
+    attention = model.attention
+    if rng.random() < 0.9:
+        return model
+    return replace(model, attention=replace(attention, qk_dim=attention.qk_dim + 4, v_dim=attention.v_dim + 4))
 
 
 def _roomy(rng: random.Random, cluster: Cluster) -> Cluster:

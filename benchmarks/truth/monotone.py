@@ -148,7 +148,7 @@ class _PlanChecks:
 
     def _floor(self, step: float) -> float:
         """Seconds that the search says no order inside of cells undercuts; without pairs those of the price."""
-        if not self.planned.axes.overlap or self.planned.choice.by_policy or self.planned.problem.stack.free_steps:
+        if not self.planned.axes.overlap or self.planned.problem.stack.free_steps:
             return step
         floors = CellFloors().of([self.planned], self.order.dependencies)
         return float(StageColumns.of_plans([self.planned]).steps(floors[:, None])[0, 0])

@@ -17,7 +17,7 @@ from schedc.planner.price.layouts import layout_of
 from schedc.planner.price.part_table import LEVELS, PartTable
 from schedc.planner.price.states import RankLoads, gathered_bytes, held_parameters, kind_parameters, outside_pipeline
 from schedc.planner.search.bound_memory import ClaimedPeaks, HeldOfRanks, bytes_of_counts, claimed_peaks
-from schedc.planner.search.bound_time import bound_of_counts, bound_of_pairs
+from schedc.planner.search.bound_time import bound_of_counts, bound_of_pairs, bound_of_work
 from schedc.planner.search.lanes import chain_seconds, overlapped_lanes, serial_lane
 from schedc.planner.search.placed_counts import PlacedCounts, placed_counts
 from schedc.planner.space.axes import RankSplit
@@ -165,7 +165,10 @@ class _BlockBound:
         rows = (self._rows(True) if group.overlaps else self.rows).ravel()
         asked = (self.inner.levels, repeat(self.many, self.rows.shape[1]), self.table.p2p[rows], group.splits)
         own = (self.table, rows, group.splits)
-        if group.overlaps:
+        if self.problem.stack.free_steps:
+            lanes = overlapped_lanes(*own) if group.overlaps else [serial_lane(*own)]
+            seconds = bound_of_work(counts, lanes, *asked[:2])
+        elif group.overlaps:
             seconds = bound_of_pairs(counts, overlapped_lanes(*own), chain_seconds(*own), *asked)
         else:
             seconds = bound_of_counts(counts, serial_lane(*own), *asked)

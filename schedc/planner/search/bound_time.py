@@ -61,6 +61,22 @@ def bound_of_counts(
     return result
 
 
+def bound_of_work(
+    counts: PlacedCounts, lanes: Sequence[LaneSeconds], levels: Sequence[tuple[str, str]], microbatches: Floats
+) -> Floats:
+    """[rows, levels] seconds of the busiest lane of the busiest rank, where no rank waits for the others' steps.
+
+    The step is the longest span of a rank then, in which all of its work lies. Arguments as of `bound_of_counts`.
+    """
+    works, on = [_LaneWork(counts, lane) for lane in lanes], counts.on_rank.T
+    result = np.zeros((microbatches.size, len(levels)))
+    for column, level in enumerate(levels):
+        for work in works:
+            whole = work.forward + work.input + work.weight + work.recomputed(*counts.at_level(*level))
+            result[:, column] = np.maximum(result[:, column], microbatches * (whole @ on).max(axis=1))
+    return result
+
+
 # Exchanges beside compute. On a rank the cells before its first backward have forwards alone, and those behind its last
 # forward backwards alone. A cell of one op takes a chain of tasks, in which exchanges stand behind compute. Only cells
 # between may run lanes side by side.
