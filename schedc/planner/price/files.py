@@ -8,9 +8,11 @@ from functools import cached_property
 
 import numpy as np
 
+from schedc.cell.cost_batch import CellCostBatch
+from schedc.cell.costs import CellCosts
 from schedc.cell.graph import StageShape
 from schedc.cell.table import CellTable, write_table
-from schedc.ir.arrays import Floats
+from schedc.ir.arrays import Floats, Int64
 from schedc.ir.placement import Placement
 from schedc.ir.plan import BYTES, Level, Recompute
 from schedc.plan.layout.parser import write_layout
@@ -18,14 +20,19 @@ from schedc.plan.layout.parts import WORK, Layout
 from schedc.plan.price_cells import with_layout
 from schedc.plan.recomputed_nodes import graphs_of
 from schedc.planner.cluster.domains import equal_nodes
+from schedc.planner.price.cell_orders import orderings
 from schedc.planner.price.layouts import layout_of
+from schedc.planner.price.orders import OrderKey, known_order
 from schedc.planner.price.part_table import LEVELS, OP, PartTable, activation_line, split_directives
 from schedc.planner.price.plan_lines import dense_layers, device_lines, model_lines
 from schedc.planner.price.states import held_parameters, kind_parameters
 from schedc.planner.space.axes import PlanAxes
 from schedc.planner.space.schedules import ScheduleChoice, open_choice
 from schedc.planner.times.problem import PlanProblem, TrainingRun
+from schedc.step.cells.cell_forms import cell_forms
+from schedc.step.cells.fixed_programs import fixed_program_times
 from schedc.step.costs.costs import SCHEMA
+from schedc.step.dependencies import Dependencies
 from schedc.units import digits, equations
 
 
@@ -105,6 +112,32 @@ class PlannedStep:
         return graphs_of(table.shapes(self.placement.stages), replace(sizes, recompute=levels))
 
     @cached_property
+    def orderings(self) -> tuple[CellCosts, ...]:
+        """Times by which cells may be ordered. An order of ops that follows the costs has cells of one such order."""
+        all_ = orderings(self.problem.model, self.table.cell_costs(self.row, self.choice.splits))
+        return all_[:1] if self.choice.by_policy else all_
+
+    def seconds_by_ordering(self, dependencies: Dependencies, table: PartTable, rows: Int64) -> Floats:
+        """[orderings, K] seconds of the pipeline whose cells are ordered by each of `orderings`.
+
+        dependencies: of the order of the plan. table: any with the plan. rows: [K] of the table.
+        """
+        costs = CellCostBatch.of([table.cell_costs(row, self.choice.splits) for row in rows.tolist()])
+        times = fixed_program_times(
+            dependencies, cell_forms(dependencies, *self.graphs), costs, table.p2p[rows], self.orderings
+        )
+        return times.span if self.problem.stack.free_steps else times.makespan
+
+    @cached_property
+    def ordered_by(self) -> CellCosts:
+        """The times that order the cells of a plan with exchanges beside compute: those of its shortest step."""
+        if len(self.orderings) == 1:
+            return self.orderings[0]
+        dependencies = known_order(self.choice, OrderKey.of(self.axes)).dependencies
+        seconds = self.seconds_by_ordering(dependencies, self.table, np.array([self.row]))
+        return self.orderings[int(seconds[:, 0].argmin())]
+
+    @cached_property
     def parameter_bytes(self) -> Floats:
         """[kinds] bytes of the parameters of a part of each kind on a device, with gradients and optimizer."""
         model, one_stage = self.problem.model, self.placement.stages == 1
@@ -157,7 +190,8 @@ class PlannedStep:
                 entries = ", ".join(f"{way} = {time!r}" for way, time in times.items())
                 lines.append(f"{kind} = {{{entries}}}")
         if self.axes.overlap:
-            cells = CellTable(table.cell_costs(row, self.choice.splits), method=self.axes.alltoall)
+            costs = table.cell_costs(row, self.choice.splits)
+            cells = CellTable(costs, method=self.axes.alltoall, ordered_by=self.ordered_by)
             lines += ["", *(line for line in write_table(cells) if not line.startswith("stages ="))]
         return "\n".join([*lines, ""])
 

@@ -123,11 +123,18 @@ def pipeline_of(planned: PlannedStep, order: KnownOrder, vector: int = 0) -> Tim
 
 
 def inside_of(planned: PlannedStep, dependencies: Dependencies, vector: int = 0) -> CellPricing:
-    """The order of a plan, priced from inside its cells under a vector of constants of its table."""
-    row = int(StageColumns.of_plans([planned]).rows[0, vector])
-    graphs, recomputed = planned.graphs
-    costs = planned.table.cell_costs(row, planned.choice.splits)
-    return cell_pricing.price(dependencies, graphs, costs, float(planned.table.p2p[row]), recomputed=recomputed)
+    """The order of a plan, priced from inside its cells under a vector of constants of its table.
+
+    All cells run the programs of the one of `PlannedStep.orderings` that has the shortest step.
+    """
+    table, (graphs, recomputed) = planned.table, planned.graphs
+    rows = StageColumns.of_plans([planned]).rows[0, vector : vector + 1]
+    seconds, row = planned.seconds_by_ordering(dependencies, table, rows), int(rows[0])
+    ordered_by = planned.orderings[int(seconds[:, 0].argmin())]
+    costs = table.cell_costs(row, planned.choice.splits)
+    return cell_pricing.price(
+        dependencies, graphs, costs, float(table.p2p[row]), recomputed=recomputed, ordered_by=ordered_by
+    )
 
 
 def step_seconds(runs: RunTable, constants: ConstantVectors) -> Floats:
@@ -176,10 +183,8 @@ def _pipelines(columns: StageColumns, order: KnownOrder) -> Floats:
     """[n, K] seconds of the pipelines of plans with an order."""
     first = columns.of.plans[0]
     if first.axes.overlap:
-        under = replace(first, table=columns.table)
-        lines = [pipeline_of(under, order, vector) for vector in range(columns.rows.shape[1])]
-        times = [pipeline_seconds(first, line) for line in lines]
-        return np.array([times], np.float64)
+        seconds = first.seconds_by_ordering(order.dependencies, columns.table, columns.rows[0])
+        return np.asarray(seconds.min(axis=0, keepdims=True))
     outcomes = simulate_batch(order.dependencies, columns.batch())
     whole, busiest = (each.reshape(columns.rows.shape) for each in (outcomes.makespan, outcomes.span.max(axis=0)))
     return np.where(columns.of.free, busiest, whole)

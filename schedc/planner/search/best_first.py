@@ -30,7 +30,7 @@ from schedc.planner.search.result import (
     SearchSeconds,
     SpaceCounts,
 )
-from schedc.planner.search.simulated import Orders, simulate_plans, with_program
+from schedc.planner.search.simulated import Orders, simulate_plans
 from schedc.planner.search.standing import OpenPlans, Pace, SearchProgress, SearchStanding, seconds_left
 from schedc.planner.space.nothing_legal import refuse_nothing_legal
 from schedc.planner.space.schedules import LeftOut
@@ -232,7 +232,7 @@ class _BestFirst:
         self.so_far.add(plan)
 
     def _take(self, answer: Answer) -> None:
-        """Takes the best plan that waits: into the answer if its step is exact, else to a closer bound or a price."""
+        """Takes the best plan that waits: into the answer if its step is exact, else to a price."""
         _, _, best = heapq.heappop(self.waiting)
         if best.exact:
             answer.add(best)
@@ -240,10 +240,6 @@ class _BestFirst:
             return
         elif not self.options.inside:
             self._wait(replace(best, exact=True, floor_s=best.step_s))
-        elif not best.programmed:
-            with self.clock.of("priced"):
-                known = with_program(best, self.orders)
-            self._wait(known)
         elif (priced := self._priced(best.planned)) is not None and priced.fits:
             self._wait(_with_price(priced, best.floor_s))
 
@@ -298,18 +294,16 @@ class _BestFirst:
         end = int(np.searchsorted(self._bounds, limit, side="right"))
         policies = np.flatnonzero(self.candidates.policy[:end])[self.ordered :]
         fixed = self.next + np.flatnonzero(~self.candidates.policy[self.next : end])
-        waiting = [
-            (value[0], plan.programmed) for value, _, plan in self.waiting if value[0] <= limit and not plan.exact
-        ]
+        waiting = [value[0] for value, _, plan in self.waiting if value[0] <= limit and not plan.exact]
         best = min((plan.step_s for plan in self.exact), default=None)
         share = 1 - (fixed.size + len(waiting) + policies.size) / len(self.candidates)
         if not limited:
             return SearchStanding(share, None, best)
         # Final values are no smaller than these, so that the last plan of the answer is no better than this one.
-        values = [*self.so_far.values, *(value for value, _ in waiting), *self._bounds[fixed], *self._bounds[policies]]
+        values = [*self.so_far.values, *waiting, *self._bounds[fixed], *self._bounds[policies]]
         last = float(np.partition(values, self.options.top - 1)[self.options.top - 1])
         certain, ordered = (int(np.count_nonzero(self._bounds[each] < last)) for each in (fixed, policies))
-        priced = sum(programmed and value < last for value, programmed in waiting)
+        priced = sum(value < last for value in waiting)
         pairs = round(fixed.size * self.inexact / max(1, self.counts.simulated))
         plain = sum(plan.priced is None for plan in self.so_far.plans()) * self.options.inside
         files = min(self.options.top, plain + fixed.size)

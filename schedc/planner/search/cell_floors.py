@@ -11,11 +11,9 @@ import numpy as np
 
 from schedc.cell.bounds import OpBounds, delays_of
 from schedc.cell.cost_batch import CellCostBatch
-from schedc.cell.delays import program_delays
 from schedc.cell.graph import StageShape
-from schedc.cell.schedule import cell_program
 from schedc.cell.tasks import tasks_of
-from schedc.ir.arrays import Floats, bincount
+from schedc.ir.arrays import Floats
 from schedc.planner.price.files import PlannedStep
 from schedc.planner.price.part_table import PartTable
 from schedc.step.cells.cell_forms import OpOnStage, stage_forms
@@ -51,27 +49,6 @@ class CellFloors:
             delay[..., numbers] = self._delays(alike, cells.forms, self._graphs(alike[0]))
         p2p = plans[0].table.p2p[[planned.row for planned in plans]]
         return message_makespans(order, cells.form, delay, p2p)
-
-    def with_program(self, planned: PlannedStep, order: Dependencies) -> float:
-        """Seconds that the pipeline of a plan takes at least, where one kind of pairs runs the program of its price.
-
-        It is the kind that takes most of the time. All other cells keep their bounds, so that no price is below.
-        """
-        cells, graphs, row = stage_forms(order), self._graphs(planned), planned.row
-        delay = self._delays([planned], cells.forms, graphs)
-        ops = _ops_of(_costs_key(planned), cells.forms, graphs)
-        spent: defaultdict[tuple[OpKey, ...], float] = defaultdict(float)
-        for number, count in enumerate(bincount(cells.form, minlength=len(ops)).tolist()):
-            if ops[number][0].kind == "F" and len(ops[number]) == 2:
-                spent[ops[number]] += count * float(delay[number, 0, 0, 0])
-        if spent:
-            most = max(spent, key=spent.__getitem__)
-            costs = planned.table.cell_costs(row, planned.choice.splits)
-            cell = most[0].kind + most[1].kind, most[0].graph, most[1].graph
-            delay[[each == most for each in ops]] = program_delays(cell_program(*cell, costs), *cell[1:], costs)[
-                ..., None
-            ]
-        return float(message_makespans(order, cells.form, delay, planned.table.p2p[[row]])[0])
 
     def _graphs(self, planned: PlannedStep) -> tuple[StageShape, ...]:
         if (key := _graphs_key(planned)) not in self.graphs:

@@ -77,9 +77,8 @@ class FoundPlan:
     """A plan with what a search knows of it.
 
     step_s: seconds of a step; a bound until ``exact``. peak_bytes: of the fullest rank, with what no order counts.
-    digest: of its order. floor_s: seconds that bounded it before its step was exact. programmed: whether ``step_s``
-    knows the program of a kind of pairs (`with_program`). free: axes without effect, with the further values that give
-    the same plan. priced: its files and what the compiler says of them, where it was asked.
+    digest: of its order. floor_s: seconds that bounded it before its step was exact. free: axes without effect, with
+    the further values that give the same plan. priced: its files and what the compiler says of them, where asked.
     """
 
     planned: PlannedStep
@@ -88,7 +87,6 @@ class FoundPlan:
     digest: bytes
     floor_s: float
     exact: bool = True
-    programmed: bool = False
     free: dict[str, tuple[str, ...]] = field(default_factory=dict)
     priced: PricedPlan | None = None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -53,14 +53,6 @@ def simulate_plans(plans: Sequence[tuple[PlannedStep, float]], orders: Orders, u
         except DiagnosticError as error:
             orders.refused[key.schedule] = error.diagnostics[0].message
     return simulated
-
-
-def with_program(plan: FoundPlan, orders: Orders) -> FoundPlan:
-    """The plan with pairs under a bound that knows more of them: the program of those that take most of the time."""
-    order = orders.of(OrderKey.of(plan.axes)).dependencies
-    makespan = orders.floors.with_program(plan.planned, order)
-    (step,) = StageColumns.of_plans([plan.planned]).steps(np.array([[makespan]]))[0].tolist()
-    return replace(plan, step_s=max(plan.step_s, step), programmed=True)
 
 
 def _of_one_order(

@@ -15,7 +15,7 @@ from schedc.planner.price.part_table import PartTable
 from schedc.planner.price.priced import price_plan, read_back
 from schedc.planner.search.bound import PlanBounds, splits_of
 from schedc.planner.search.candidates import gather
-from schedc.planner.search.simulated import Orders, simulate_plans, with_program
+from schedc.planner.search.simulated import Orders, simulate_plans
 from schedc.planner.space.conditions import read_condition
 from schedc.planner.space.space import PlanSpace
 from schedc.planner.times.problem import PlanProblem
@@ -78,11 +78,8 @@ def test_no_floor_is_below_its_bound(drawn: Drawn) -> None:
     assert np.median(share) > 0.85
 
 
-@pytest.mark.slow
-def test_the_program_of_one_kind_of_pairs_gives_a_bound_between_floor_and_price(drawn: Drawn) -> None:
-    found = simulate_plans([(planned, 0.0) for planned in drawn.plans.values()], drawn.orders, drawn.usable)
-    known = [with_program(each, drawn.orders) for each in found[:6]]
-    prices = [price_plan(each.planned).step for each in known]
-    assert all(each.programmed and each.floor_s == first.step_s for each, first in zip(known, found, strict=False))
-    assert all(each.floor_s <= each.step_s <= price * (1 + 1e-12) for each, price in zip(known, prices, strict=True))
-    assert any(each.step_s > each.floor_s * (1 + 1e-6) for each in known)
+def test_no_price_is_below_its_floor(drawn: Drawn) -> None:
+    found = simulate_plans([(planned, 0.0) for planned in drawn.plans.values()], drawn.orders, drawn.usable)[:8]
+    prices = [price_plan(each.planned).step for each in found]
+    assert all(each.step_s <= price * (1 + 1e-12) for each, price in zip(found, prices, strict=True))
+    assert any(each.step_s > price * 0.9 for each, price in zip(found, prices, strict=True))

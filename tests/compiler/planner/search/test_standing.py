@@ -111,7 +111,7 @@ def test_a_pace_that_varies_leaves_a_range() -> None:
 
 def test_the_rest_of_a_search_takes_what_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a clock by which each plan that is simulated, priced or ordered takes a second, each range holds the rest."""
-    clock, sizes = [0.0], {"simulate_plans": len, "price_plan": lambda _: 1, "with_program": lambda _: 0}
+    clock, sizes = [0.0], {"simulate_plans": len, "price_plan": lambda _: 1}
     for name, size in sizes.items():
         monkeypatch.setattr(best_first, name, _taking(clock, getattr(best_first, name), size))
     monkeypatch.setattr(best_first.time, "process_time", lambda: clock[0])
