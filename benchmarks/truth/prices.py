@@ -136,7 +136,7 @@ def _of_file(priced: PricedPlan) -> float:
 
 def _printed(priced: PricedPlan) -> dict[str, float]:
     """Seconds of the step as JSON has it, and as its bars add up."""
-    facts = json.loads(json.dumps(plan_facts(priced, 1, None, (), priced.step)))
+    facts = json.loads(json.dumps(plan_facts(priced, 1, (), priced.step)))
     bars = sum(bar["seconds"] for bar in facts["waterfall"])
     return {"printed": facts["step_s"], "printed bars": bars}
 

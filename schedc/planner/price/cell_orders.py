@@ -1,8 +1,8 @@
-"""Times by which plans order what runs inside their cells: they follow from the model, and from no speed or constant.
+"""Times by which cells of plans are ordered. The model alone decides them, and no speed or constant.
 
-An order that is searched at the times of a plan is another one at each speed of a device or link, and not always a
-better one: a faster link can make a step slower. So orders are found beforehand, at fixed ratios of exchanges to
-compute. The price of a plan is its shortest step over these orders, which falls where any time falls.
+A search at the times of a plan finds another order at each speed, so that a faster link may make a step slower. Orders
+are therefore found beforehand, at fixed ratios of exchanges to compute. The price of a plan is its shortest step over
+these orders. It never grows where a time falls.
 """
 
 from __future__ import annotations

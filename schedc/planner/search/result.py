@@ -78,7 +78,7 @@ class FoundPlan:
 
     step_s: seconds of a step; a bound until ``exact``. peak_bytes: of the fullest rank, with what no order counts.
     digest: of its order. floor_s: seconds that bounded it before its step was exact. free: axes without effect, with
-    the further values that give the same plan. priced: its files and what the compiler says of them, where asked.
+    the further values that give the same plan. priced: its price and files, where asked.
     """
 
     planned: PlannedStep
