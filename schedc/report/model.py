@@ -85,8 +85,14 @@ def cluster_facts(cluster: Cluster) -> dict[str, Any]:
         "usable_bytes": device.usable_bytes,
         "hbm_Bps": device.hbm_Bps,
         "levels": [
-            {"name": x.name, "size": x.size, "alpha_s": x.alpha_s, "device_Bps": cluster.device_Bps(x)}
-            for x in cluster.levels
+            {
+                "name": level.name,
+                "size": level.size,
+                "alpha_s": level.alpha_s,
+                "device_Bps": cluster.device_Bps(level),
+                "rails": level.rails,
+            }
+            for level in cluster.levels
         ],
     }
 
@@ -125,4 +131,5 @@ def _cluster_lines(facts: dict[str, Any]) -> Iterator[str]:
     yield f"a device: TFLOP/s {peaks}; {memory}"
     for level in facts["levels"]:
         speed = f"{level['device_Bps'] / 1e9:,.1f} GB/s of a device in one direction"
-        yield f"{level['name']}: {level['size']:,} devices, {speed}, {level['alpha_s'] * 1e6:,.1f} us"
+        rails = ", on rails" if level["rails"] else ""
+        yield f"{level['name']}: {level['size']:,} devices, {speed}, {level['alpha_s'] * 1e6:,.1f} us{rails}"

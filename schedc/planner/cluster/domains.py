@@ -78,6 +78,13 @@ def equal_nodes(group: int, cluster: Cluster) -> int:
     return gcd(group, domain)
 
 
+@lru_cache(maxsize=4096)
+def spanned_domains(group: int, domain: int, devices: int) -> int:
+    """The most domains of the innermost level that a group of so many neighbours lies in."""
+    starts = np.arange(max(1, min(devices // group, domain // gcd(group, domain)))) * group
+    return int(((starts + group - 1) // domain - starts // domain).max()) + 1
+
+
 def members(ranks: Floats, stride: Floats | float, domain: Floats | float, devices: Floats | float) -> Floats:
     """[...] members of a group in the domain of its worst member, itself included: the census of groups.
 

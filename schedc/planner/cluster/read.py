@@ -95,6 +95,7 @@ def _levels(keys: Keys, devices: int) -> tuple[NetworkLevel, ...]:
             inner.number("Bps"),
             inner.integer("nics", default=0, least=0, most=10_000),
             inner.number("oversubscription", default=1.0, most=1e6),
+            inner.flag("rails"),
         )
         inner.refuse_rest()
         levels.append(level)

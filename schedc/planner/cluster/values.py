@@ -43,6 +43,7 @@ class NetworkLevel:
     alpha_s: seconds until the first byte of a message arrives. Bps: bytes per second in one direction, of one NIC where
     a node shares ``nics`` of them, else of one device. nics: NICs of a node; 0 where each device has links of its own.
     oversubscription: bytes per second into the level over what it carries when all devices send; 1 for all of it.
+    rails: whether NICs connect equal places of domains only; bytes for another place take a link of the domain first.
     """
 
     name: str
@@ -51,6 +52,7 @@ class NetworkLevel:
     Bps: float
     nics: int = 0
     oversubscription: float = 1.0
+    rails: bool = False
 
 
 @dataclass(frozen=True)

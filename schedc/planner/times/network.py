@@ -11,7 +11,7 @@ import numpy as np
 from schedc.ir.arrays import Bools, Floats
 from schedc.ir.plan import Topology
 from schedc.model.parts import LayerExchange, PartName
-from schedc.planner.cluster.domains import equal_nodes, members
+from schedc.planner.cluster.domains import equal_nodes, members, spanned_domains, tiles
 from schedc.planner.times.constants import ConstantVectors
 from schedc.planner.times.problem import TrainingRun
 from schedc.planner.times.table import LevelColumns, RunTable
@@ -75,12 +75,15 @@ def exchange_lanes(runs: RunTable, constants: ConstantVectors) -> tuple[Floats, 
 
     Rows go by the method of the run: those of other nodes over the NICs, the others over links. All ranks of a group
     get as many, but for the skew of the fullest one. An exchange starts once, and with each rank that rows go to.
-    Levels beyond nodes are in use at once: the slowest one decides.
+    Levels beyond nodes are in use at once: the slowest one decides. NICs take ``crowd`` times as long with every
+    doubling of the domains that a group lies in.
     """
     rail, node = runs.under(constants.loads, "sent", lambda: _sent_bytes(runs, constants.loads))
     inside = runs.levels[0].members(runs.ep[:, None], 1.0)
     far, near = runs.once("peers", lambda: np.array([_peers(run) for run in runs.each], np.float64).T[:, :, None])
     start = constants["ep_alpha"] * (runs.ep[:, None] > 1)
+    domains = runs.once("domains", lambda: runs.column(domains_of)[:, None])
+    rail = rail * constants["crowd"] ** np.log2(domains)
     over_rail = rail / (runs.levels[1].Bps * constants["ep"])
     for inner, level in pairwise(runs.levels[1:]):
         left = runs.ep[:, None] - inner.members(runs.ep[:, None], 1.0)
@@ -88,6 +91,11 @@ def exchange_lanes(runs: RunTable, constants: ConstantVectors) -> tuple[Floats, 
         over_rail = np.maximum(over_rail, share * rail / (level.Bps * constants["ep"]))
     over_node = node / (runs.levels[0].Bps * constants["ep"]) + constants["ep_peer"] * near + start
     return over_rail + constants["ep_peer"] * far, over_node
+
+
+def domains_of(run: TrainingRun) -> int:
+    """Domains of the innermost level that an expert group lies in."""
+    return spanned_domains(run.axes.ep, run.cluster.levels[0].size, run.cluster.devices)
 
 
 def _peers(run: TrainingRun) -> tuple[int, int]:
@@ -114,34 +122,49 @@ def _sent_bytes(runs: RunTable, spread: Floats | None) -> tuple[Floats, Floats]:
 
 
 def _sent_rows(run: TrainingRun) -> tuple[float, float]:
-    """Rows per token that a rank sends to other domains, and inside its own.
+    """Rows per token that a rank sends to other domains, and over the links of its own.
 
-    Methods other than `flat` count nodes of equally many members. Where groups straddle domains, some of these nodes
-    lie in the domain of the rank.
+    On rails, rows for another place of a domain take a link first. Methods other than `flat` count nodes of equally
+    many members. Where groups straddle domains, some of these nodes lie in the domain of the rank.
     """
     moe = run.model.moe
     if moe is None or run.axes.ep == 1:
         return 0.0, 0.0
     near, node = _domains_of(run)
     if run.axes.alltoall == "flat":
-        return moe.top * (1.0 - near / run.axes.ep), moe.top * (near - 1.0) / run.axes.ep
+        far = moe.top * (1.0 - near / run.axes.ep)
+        return far, moe.top * (near - 1.0) / run.axes.ep + far * _turned(run, near, (near - 1.0) / near)
     nodes = run.axes.ep // node
     sent = rows(run.axes.alltoall, Routing(moe.experts, moe.top, moe.groups, moe.limit), Topology(nodes, node))
     beside = (near // node - 1) / max(1, nodes - 1) * sent.rail
-    return sent.rail - beside, sent.node + beside
+    far = sent.rail - beside
+    return far, sent.node + beside + far * _turned(run, near, 0.0)
+
+
+def _turned(run: TrainingRun, near: int, share: float) -> float:
+    """Share of rows to other domains that take a link to the NIC of their place first; 0 without rails.
+
+    share: where domains hold equally many members of a group, ``near``. Groups that straddle have no equal places.
+    """
+    if not any(level.rails for level in run.cluster.levels[1:2]):
+        return 0.0
+    return share if tiles(run.axes.ep, run.cluster.levels[0].size) else 1.0
 
 
 def context_exchange(runs: RunTable, constants: ConstantVectors) -> Floats:
     """[runs, K] seconds in which keys and values of a layer travel once around the context ranks.
 
-    Each step of the ring waits for its slowest hop.
+    Each step of the ring waits for its slowest hop. On rails, a hop out of a domain takes a link to the NIC of the next
+    place first, unless places are equal.
     """
     bytes = runs.once("keys", lambda: _key_bytes(runs))[:, None] * (runs.cp - 1.0)[:, None]
     cp, tp = runs.cp[:, None], runs.tp[:, None]
     near, node = runs.levels[0].members(cp, tp) == cp, runs.levels[0]
     far = _farthest(runs.levels, [level.members(cp, tp) < cp for level in runs.levels[1:-1]])
     start = (cp - 1.0) * np.where(near, node.start, far.start)
-    return np.asarray(start + bytes / (np.where(near, node.Bps, far.Bps) * constants["cp"]))
+    turned = ~near & (runs.levels[1].rails > 0) & (tp % node.size > 0)
+    speed = np.where(near, node.Bps, far.Bps) * constants["cp"]
+    return np.asarray(start + bytes / speed + np.where(turned, bytes / (node.Bps * constants["cp"]), 0.0))
 
 
 _SECONDS = {

@@ -34,13 +34,14 @@ class LevelColumns(NamedTuple):
 
     size: devices that reach each other over it; 0 beyond nodes where all do. Bps: bytes per second and direction of a
     device when all devices send, of the slowest network on the way from the node. start: seconds until the first byte
-    of a message arrives. devices: of a run.
+    of a message arrives. devices: of a run. rails: 1 where NICs connect equal places of domains only.
     """
 
     size: Floats
     Bps: Floats
     start: Floats
     devices: Floats
+    rails: Floats
 
     def members(self, ranks: Floats, stride: Floats | float) -> Floats:
         """Members of a group that its worst member reaches over this level, itself included.
@@ -198,8 +199,8 @@ class RunTable:
         return self.size(_attended)
 
 
-def _level_of(cluster: Cluster, number: int) -> tuple[int, float, float, int]:
-    """Size, speed and start of a level, or of the outermost one, and the devices that a run uses.
+def _level_of(cluster: Cluster, number: int) -> tuple[int, float, float, int, bool]:
+    """The columns of a level, or of the outermost one.
 
     Beyond a node, levels that reach all devices have size 0.
     """
@@ -208,7 +209,7 @@ def _level_of(cluster: Cluster, number: int) -> tuple[int, float, float, int]:
     level, speeds = cluster.levels[at], [cluster.device_Bps(each) for each in cluster.levels]
     whole = number > 0 and (at == last or level.size >= cluster.devices)
     speed = min(speeds[1 : at + 1], default=speeds[at])
-    return 0 if whole else level.size, speed, level.alpha_s, cluster.devices
+    return 0 if whole else level.size, speed, level.alpha_s, cluster.devices, level.rails
 
 
 def _attended(model: ModelSizes) -> float:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from math import lcm
 from pathlib import Path
@@ -10,14 +12,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from schedc.ir.arrays import Floats
 from schedc.plan.layout.parts import WORK, PartKind
-from schedc.planner.cluster.domains import members, occupied_devices, placed, spare_devices
+from schedc.planner.cluster.domains import members, occupied_devices, placed, spanned_domains, spare_devices
+from schedc.planner.cluster.values import Cluster
 from schedc.planner.presets.library import open_cluster, open_model
 from schedc.planner.presets.tables import files
 from schedc.planner.price.files import PlannedStep
 from schedc.planner.price.part_table import PartTable
 from schedc.planner.price.priced import price_plan, read_back, step_seconds
+from schedc.planner.search.bound import PlanBounds, splits_of
 from schedc.planner.space.axes import PlanAxes, RankSplit
+from schedc.planner.space.conditions import read_condition
 from schedc.planner.space.schedules import open_choice
 from schedc.planner.space.space import PlanSpace
 from schedc.planner.times.constants import ConstantVectors
@@ -160,6 +166,21 @@ def test_a_search_finds_what_trying_all_placements_finds() -> None:
     assert searched_placements(256, 64, "not overlap", "pp == 2").agrees
 
 
+def test_no_bound_of_a_placement_is_above_its_price() -> None:
+    texts = ("tp <= 2", "cp == 1", "pp == 1", "microbatch == 1", "recompute == none", "ep == 16", "schedule == 1f1b")
+    required = [read_condition(text) for text in (*texts, "not overlap", "alltoall == flat")]
+    space = PlanSpace.of(open_model("qwen3-30b-a3b"), open_cluster("gb200-nvl72", 256), 256, 4096, "standard", required)
+    problem = PlanProblem(space.model, space.cluster, 256)
+    table, seen = PartTable.of(problem, splits_of(space)), []
+    for bounded in PlanBounds(space, problem, table).blocks():
+        for number in bounded.block.numbers().tolist():
+            axes = bounded.block.axes(number)
+            price = price_plan(PlannedStep(problem, axes, open_choice("1f1b"), table)).step
+            seen.append((axes.spare, bounded.step.ravel()[number] / price))
+    assert Counter(spare for spare, _ in seen) == {0: 6, 8: 6}
+    assert 0.99 < min(share for _, share in seen) < max(share for _, share in seen) <= 1 + 1e-12
+
+
 def test_files_of_straddling_plans_have_the_price_of_the_search() -> None:
     model, cluster = open_model("qwen3-30b-a3b").at(4096), open_cluster("gb200-nvl72", 256)
     problem = PlanProblem(model, cluster, 256)
@@ -173,6 +194,79 @@ def test_files_of_straddling_plans_have_the_price_of_the_search() -> None:
         assert f"topology nodes {'1 x 64' if spare else '8 x 8'}" in plan.plan_text
         assert ("node 64" in plan.plan_text) == (spare == 8)
         assert plan.occupied == (288 if spare else 256)
+
+
+def lanes_of(cluster: Cluster, splits: Sequence[RankSplit], **constants: float) -> Floats:
+    """[2, splits] seconds of a dispatch over NICs and over links of Qwen3-30B-A3B."""
+    problem = PlanProblem(open_model("qwen3-30b-a3b").at(4096), cluster, 256, constants)
+    table = PartTable.of(problem, splits)
+    return np.stack([table.rail, table.node])
+
+
+def test_rows_over_nics_take_longer_the_more_domains_a_group_has() -> None:
+    """With no crowding, prices are those without the constant, to the last bit; inside a domain always."""
+    splits = [RankSplit(ep=ep, alltoall=method) for ep in (8, 16, 32, 64) for method in ("flat", "hierarchical")]
+    cluster = open_cluster("h100", 64)
+    own, alike, crowded = (
+        lanes_of(cluster, splits, ep_peer=1e-30, **crowd) for crowd in ({}, {"crowd": 1.0}, {"crowd": 1.25})
+    )
+    assert own.tolist() == alike.tolist()
+    assert crowded[1].tolist() == own[1].tolist()
+    np.testing.assert_allclose(crowded[0, 2:] / own[0, 2:], np.repeat([1.25, 1.25**2, 1.25**3], 2), rtol=1e-12)
+    assert crowded[0, :2].tolist() == own[0, :2].tolist() == [0.0, 0.0]
+    straddling = open_cluster("gb200-nvl72", 256)
+    one, twice = (lanes_of(straddling, [RankSplit(ep=64)], ep_peer=1e-30, crowd=crowd)[0, 0] for crowd in (1.0, 1.25))
+    assert twice / one == pytest.approx(1.25)
+
+
+@pytest.mark.parametrize("group", [8, 12, 16, 64, 96, 144])
+@pytest.mark.parametrize("devices", [64, 72, 192, 576])
+def test_domains_of_the_widest_group_are_counted(group: int, devices: int) -> None:
+    groups = [range(start, start + group) for start in range(0, max(1, devices // group) * group, group)]
+    assert spanned_domains(group, 72, devices) == max(len({device // 72 for device in own}) for own in groups)
+
+
+def test_devices_that_share_nics_and_links_wait_for_each_other() -> None:
+    """Half the NICs of a node, or a level that carries half, double what rows take over NICs, and nothing else."""
+    cluster = open_cluster("h100", 64)
+    inner, outer = cluster.levels
+    splits = [RankSplit(ep=ep, tp=tp) for ep in (8, 64) for tp in (1, 8)]
+    own, nics, carries = (
+        lanes_of(replace(cluster, levels=(inner, level), source=None), splits, ep_peer=1e-30)
+        for level in (outer, replace(outer, nics=4), replace(outer, oversubscription=2.0))
+    )
+    assert nics.tolist() == carries.tolist()
+    np.testing.assert_allclose(nics[0], 2.0 * own[0], rtol=1e-12)
+    assert nics[1].tolist() == own[1].tolist()
+    np.testing.assert_allclose(own[0, 3], own[0, 2] / 8, rtol=1e-12)  # tensor ranks send their own parts of the rows
+
+
+def test_rails_send_rows_for_other_places_over_a_link_first() -> None:
+    """A domain is not left by rows inside of it, and rows go to equal places by `hierarchical` where groups tile."""
+    cases = {"h100": [8, 16, 64], "gb200-nvl72": [64]}
+    for name, groups in cases.items():
+        cluster = open_cluster(name, 64 if name == "h100" else 256)
+        inner, outer = cluster.levels
+        rails = replace(cluster, levels=(inner, replace(outer, rails=True)), source=None)
+        for ep in groups:
+            splits = [RankSplit(ep=ep), RankSplit(ep=ep, alltoall="hierarchical")]
+            own, turned = lanes_of(cluster, splits), lanes_of(rails, splits)
+            assert own[0].tolist() == turned[0].tolist()
+            more = turned[1] - own[1]
+            straddles, crosses = name != "h100", ep > 8
+            over_link = own[0] - 2e-6 * np.array([56 if straddles else ep - 8, 7 if straddles else ep // 8 - 1])
+            expected = over_link * outer.Bps / inner.Bps * (1.0 if straddles else 7 / 8)
+            assert more[0] == pytest.approx(expected[0] if crosses else 0.0, rel=1e-9, abs=1e-15)
+            assert more[1] == pytest.approx(expected[1] if straddles else 0.0, rel=1e-9, abs=1e-15)
+
+
+def test_rails_turn_the_hops_of_context_rings_between_domains() -> None:
+    cluster = open_cluster("h100", 64)
+    rails = replace(cluster, levels=(cluster.levels[0], replace(cluster.levels[1], rails=True)), source=None)
+    splits = [RankSplit(cp=8), RankSplit(cp=16), RankSplit(tp=8, cp=2)]
+    dense = WORK.index(PartKind.DENSE)
+    own, turned = (PartTable.of(PlanProblem(MODEL, each, 64), splits).forward[:, dense] for each in (cluster, rails))
+    assert (turned - own > 0).tolist() == [False, True, False]
 
 
 @pytest.mark.slow
