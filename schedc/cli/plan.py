@@ -177,6 +177,11 @@ def compare_command(first: Path, second: Path, output: Path | None, force: bool,
     show_default=True,
     help="How many values the axes take.",
 )
+@click.option(
+    "--jobs",
+    type=click.Choice(["sbatch", "sky", "trainjob"]),
+    help="With -o, write a job for each plan that this runtime runs: for Slurm, SkyPilot or Kubeflow Trainer.",
+)
 @click.option("--space-facts", is_flag=True, help="Search nothing: list what plans have, and what is left out and why.")
 @click.option(
     "--precision",

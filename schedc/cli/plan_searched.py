@@ -66,6 +66,7 @@ def _search(request: SearchRequest, problem: PlanProblem, fit: Fit | None, space
     from schedc.report.chances import add_chances
     from schedc.report.explained import to_text as explained_text
     from schedc.report.explaining import explain_plan
+    from schedc.report.jobs import add_jobs
     from schedc.report.plan_output import write_plans
     from schedc.report.plans import to_text
     from schedc.report.search_facts import search_to_json
@@ -92,7 +93,9 @@ def _search(request: SearchRequest, problem: PlanProblem, fit: Fit | None, space
         facts["sliders"] = moved_plans(named | ({"asked": explained} if explained else {}), request.vary)
     if request.output is not None:
         plans = [plan.priced for plan in found.plans if plan.priced is not None]
-        write_plans(request.output, request.force, facts, plans)
+        if request.jobs:
+            add_jobs(facts, request.jobs, plans)
+        write_plans(request.output, request.force, facts, plans, request.jobs or "")
     if request.as_json:
         click.echo(json.dumps(facts))
     else:

@@ -10,13 +10,18 @@ from typing import Any
 from schedc.draw.html_plans import draw_plans
 from schedc.draw.pareto import draw_pareto
 from schedc.planner.price.priced import PricedPlan
-from schedc.report.plan_folder import PAGE, PARETO, PLANS_JSON, plan_file, write_folder
+from schedc.report.jobs import job_text
+from schedc.report.plan_folder import JOB_SUFFIXES, PAGE, PARETO, PLAN_SUFFIX, PLANS_JSON, plan_file, write_folder
 from schedc.report.plan_pictures import pareto_plot, plans_page
 from schedc.report.plan_timelines import costs_of_plan, timeline_svg
 
 
-def write_plans(folder: Path, forced: bool, facts: Mapping[str, Any], plans: Sequence[PricedPlan]) -> None:
+def write_plans(
+    folder: Path, forced: bool, facts: Mapping[str, Any], plans: Sequence[PricedPlan], jobs: str = ""
+) -> None:
     """Writes the folder whole or not at all. facts: the JSON of the search, whose ``plans`` are these.
+
+    jobs: the kind of jobs beside the plans; empty for none.
 
     Raises `DiagnosticError` (S750) for a folder that is not to be written over.
     """
@@ -28,6 +33,9 @@ def write_plans(folder: Path, forced: bool, facts: Mapping[str, Any], plans: Seq
             path.write_text(plan.plan_text, encoding="utf-8")
             costs_of_plan(path).write_text(plan.cost_text, encoding="utf-8")
             pictures[path.name] = timeline_svg(path)
+            number = path.name.removesuffix(PLAN_SUFFIX)
+            if jobs and (job := job_text(jobs, plan, number, facts["plans"][place - 1]["runs_on"])) is not None:
+                path.with_name(number + JOB_SUFFIXES[jobs]).write_text(job, encoding="utf-8")
         (new / PLANS_JSON).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
         if facts["plans"] or facts["pareto"]:
             (new / PARETO).write_text(draw_pareto(pareto_plot(facts)), encoding="utf-8")

@@ -315,6 +315,7 @@ def remarks(facts: Mapping[str, Any]) -> Iterator[str]:
     yield whose_text(facts["fit"])
     if facts["plans"] and (wide := wide_text(facts["plans"][0]["interval"])):
         yield f"the interval of the best plan: {wide}"
+    yield from _jobless_texts(facts["plans"])
     if facts["axis_ends"]:
         yield f"of the best plan, {', '.join(facts['axis_ends'])}"
     if facts["space"]["restrictions"]:
@@ -323,6 +324,15 @@ def remarks(facts: Mapping[str, Any]) -> Iterator[str]:
         yield f"left out: {left['schedule']}: {left['reason']}"
     if facts["extrapolates"]:
         yield f"beyond what the fit has seen: {', '.join(facts['extrapolates'])}"
+
+
+def _jobless_texts(plans: Sequence[PlanFacts]) -> Iterator[str]:
+    """Plans without a job, by reason, where jobs were asked for."""
+    files = defaultdict[str, list[str]](list)
+    for plan in plans:
+        if plan.get("job") and plan["job"]["reason"] is not None:
+            files[plan["job"]["reason"]].append(_number(plan))
+    yield from (f"no job for {', '.join(numbers)}: {reason}" for reason, numbers in files.items())
 
 
 def not_run_texts(plans: Sequence[PlanFacts]) -> Iterator[str]:

@@ -111,7 +111,13 @@ def _torchrun() -> None:
     own = ["--standalone", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--start-method", "fork"]
     asked = get_args_parser().parse_args([*own, "--rdzv-id", str(uuid.uuid4()), *sys.argv[1:]])
     config, _, _ = config_from_args(asked)
-    elastic_launch(config, _script)(asked.training_script, *asked.training_script_args)
+    run = _module if asked.module else _script
+    elastic_launch(config, run)(asked.training_script, *asked.training_script_args)
+
+
+def _module(name: str, *arguments: str) -> None:
+    sys.argv = [name, *arguments]
+    runpy.run_module(name, run_name="__main__", alter_sys=True)
 
 
 def _script(path: str, *arguments: str) -> None:

@@ -1,0 +1,171 @@
+"""Jobs beside written plans: what they ask a cluster for, the ranks of their nodes, and how they start the trainer."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from schedc.cli import main
+from schedc.planner.presets.library import open_cluster, open_model
+from schedc.planner.price.files import PlannedStep
+from schedc.planner.price.part_table import PartTable
+from schedc.planner.price.priced import PricedPlan, price_plan
+from schedc.planner.space.axes import PlanAxes
+from schedc.planner.space.schedules import open_choice
+from schedc.planner.times.problem import PlanProblem
+from schedc.report.jobs import HostMap, job_text, no_job
+from schedc.report.plan_folder import JOB_SUFFIXES, check_folder
+from schedc.report.plans import remarks
+from support.local_jobs import launch_line, scripts_of
+
+GPT2 = PlanProblem(open_model("gpt2").at(1024), open_cluster("h100", 16), 32)
+AXES = PlanAxes(1, 1, 4, 1, 1, 4, 1, 1, 8, "1f1b")
+RUNS = {"schedc": None}
+
+
+def priced(axes: PlanAxes = AXES, problem: PlanProblem = GPT2) -> PricedPlan:
+    table = PartTable.of(problem, [axes.split])
+    return price_plan(PlannedStep(problem, axes, open_choice(axes.schedule), table))
+
+
+def test_ranks_lie_on_nodes_as_the_price_has_them() -> None:
+    plan = priced()
+    hosts = HostMap.of(plan)
+    assert hosts == HostMap(nodes=2, per_node=8, domain=1, left=0)
+    assert list(hosts.lines(plan)) == [
+        "Ranks follow each other, as the price has them: node n has the ranks 8 n to 8 n + 7.",
+        "A rank is 4 pp + dp, by its places on the axes, which begin at 0.",
+        "node 0: pp 0, dp 0  to  pp 1, dp 3",
+        "node 1: pp 2, dp 0  to  pp 3, dp 3",
+    ]
+    small = priced(replace(AXES, pp=2), replace(GPT2, cluster=open_cluster("h100", 8)))
+    assert HostMap.of(small) == HostMap(nodes=1, per_node=8, domain=1, left=0)
+
+
+def test_spare_devices_are_left_out() -> None:
+    cluster = open_cluster("gb200-nvl72", 144)
+    plan = priced(replace(AXES, dp=32, microbatches=1, spare=8), replace(GPT2, cluster=cluster, sequences=32))
+    hosts = HostMap.of(plan)
+    assert hosts == HostMap(nodes=32, per_node=4, domain=16, left=2)
+    said = list(hosts.lines(plan))
+    assert said[-2:] == [
+        "Nodes 0 to 15 share a domain of the network, and so do the next 16.",
+        "Each domain has 2 further nodes, without ranks: leave them out.",
+    ]
+    assert sum(line.startswith("node ") for line in said) == 4
+    odd = replace(cluster, per_node=16)
+    uneven = HostMap.of(replace(plan, planned=replace(plan.planned, problem=replace(GPT2, cluster=odd))))
+    assert uneven == "128 ranks do not fill nodes of 16 devices evenly"
+
+
+def test_the_fields_of_each_kind_of_job(tmp_path: Path) -> None:
+    """Required fields and types are those of the TrainJob's API (v1alpha1) and of SkyPilot's task YAML."""
+    plan = priced()
+    texts = {kind: job_text(kind, plan, "01", RUNS) or "" for kind in JOB_SUFFIXES}
+    (tmp_path / "01.sbatch").write_text(texts["sbatch"])
+    subprocess.run(["bash", "-n", str(tmp_path / "01.sbatch")], check=True)
+    asked = dict(
+        line[10:].split("=") for line in texts["sbatch"].splitlines() if line.startswith("#SBATCH --") and "=" in line
+    )
+    assert asked == {
+        "job-name": "gpt2-01", "partition": "SET_PARTITION", "nodes": "2", "ntasks-per-node": "1", "gpus-per-node": "8",
+    }  # fmt: skip
+    sky, trainjob = yaml.safe_load(texts["sky"]), yaml.safe_load(texts["trainjob"])
+    assert set(sky) == {"name", "workdir", "num_nodes", "resources", "run"}
+    assert (sky["num_nodes"], sky["resources"]) == (2, {"accelerators": "H100:8", "image_id": "docker:SET_IMAGE"})
+    assert (trainjob["apiVersion"], trainjob["kind"]) == ("trainer.kubeflow.org/v1alpha1", "TrainJob")
+    assert trainjob["metadata"] == {"name": "train-gpt2-01"}
+    assert trainjob["spec"]["runtimeRef"] == {"name": "torch-distributed"}
+    trainer = trainjob["spec"]["trainer"]
+    assert set(trainer) == {"image", "numNodes", "numProcPerNode", "resourcesPerNode", "env", "command"}
+    assert (trainer["image"], trainer["numNodes"], trainer["numProcPerNode"]) == ("SET_IMAGE", 2, 8)
+    assert trainer["resourcesPerNode"] == {"limits": {"nvidia.com/gpu": 8}}
+
+
+def test_devices_have_the_names_of_their_cluster() -> None:
+    for cluster, sky, resource in (
+        ("mi300x", "MI300X:8", "amd.com/gpu"),
+        ("ascend-910b", "SET_ACCELERATOR:8", "huawei.com/Ascend910"),
+        ("gb200-nvl72", "GB200:4", "nvidia.com/gpu"),
+    ):
+        plan = priced(problem=replace(GPT2, cluster=open_cluster(cluster, 16)))
+        assert yaml.safe_load(job_text("sky", plan, "01", RUNS) or "")["resources"]["accelerators"] == sky
+        limits = yaml.safe_load(job_text("trainjob", plan, "01", RUNS) or "")["spec"]["trainer"]["resourcesPerNode"]
+        assert list(limits["limits"]) == [resource]
+
+
+def test_a_plan_that_the_runtime_does_not_run_has_no_job() -> None:
+    plan, refused = priced(replace(AXES, tp=2, dp=2)), {"schedc": "the plan says tp 2"}
+    assert no_job(plan, refused) == "schedc does not run it: the plan says tp 2"
+    assert job_text("sky", plan, "01", refused) is None
+
+
+@pytest.mark.parametrize("kind", JOB_SUFFIXES)
+def test_a_job_checks_and_compiles_its_plan_and_starts_the_trainer(kind: str, tmp_path: Path) -> None:
+    plan, folder, script = priced(), tmp_path / "plans", tmp_path / "script"
+    folder.mkdir()
+    (folder / "01.sched").write_text(plan.plan_text)
+    (folder / "01.costs.toml").write_text(plan.cost_text)
+    text = job_text(kind, plan, "01", RUNS) or ""
+    script.write_text(text if kind == "sbatch" else scripts_of(yaml.safe_load(text)))
+    environment = {
+        "PLANS": str(folder),
+        "SKYPILOT_NUM_NODES": "2",
+        "SKYPILOT_NODE_RANK": "1",
+        "SKYPILOT_NODE_IPS": "a\nb",
+    }
+    words = launch_line(script, folder, environment)
+    start = words.index("-m")
+    assert words[start : start + 3] == ["-m", "schedc_runtime.commands.run", "--program"]
+    assert Path(words[start + 3]).exists()
+    assert words[start + 4 :] == ["--cost-file", "01.costs.toml"]
+    node, meet = {"sbatch": ("0", "127.0.0.1"), "sky": ("1", "a")}.get(kind, ("", ""))
+    ranks = ["--nnodes", "2", "--nproc-per-node", "8", "--node-rank", node, "--master-addr", meet]
+    assert words[:start] == ([*ranks, "--master-port", "29500"] if node else [])
+    if kind == "trainjob":
+        with pytest.raises(AssertionError, match="set PLANS to the folder"):
+            launch_line(script, folder, {"PLANS": ""})
+    if kind != "sbatch":
+        return
+    own = launch_line(script, folder, environment | {"TRAIN": "mine.py --lr 1"})
+    assert own[start : start + 4] == ["mine.py", "--lr", "1", "--program"]
+    (folder / "01.sched").rename(tmp_path / "gone.sched")
+    with pytest.raises(AssertionError, match=r"start the job in the folder with 01\.sched"):
+        launch_line(script, folder, environment)
+    (folder / "01.sched").write_text(plan.plan_text.replace("memory", "memori"))
+    with pytest.raises(AssertionError, match="S0"):
+        launch_line(script, folder, environment)
+
+
+def test_a_search_writes_jobs_beside_its_plans(tmp_path: Path) -> None:
+    folder = tmp_path / "plans"
+    search = ["plan", "gpt2", "h100", "-D", "devices=16", "--batch", "32x1024", "--draws", "off", "--top", "9"]
+    search += ["--require", "pp == 4 and microbatch == 1 and zero == 1 and tp <= 2 and cp == 1 and recompute == none"]
+    result = CliRunner().invoke(
+        main, [*search, "--require", "schedule == 1f1b", "--json", "-o", str(folder), "--jobs", "sky"]
+    )
+    assert result.exit_code == 0, result.output
+    check_folder(folder, forced=True)
+    facts = json.loads(result.stdout)
+    plans = facts["plans"]
+    assert any(line.startswith("no job for ") and "does not run it" in line for line in remarks(facts))
+    jobs = {plan["axes"]["tp"]: plan["job"] for plan in plans}
+    assert jobs[1]["reason"] is None
+    assert (folder / jobs[1]["file"]).read_text().endswith("costs.toml\n")
+    assert jobs[2]["file"] is None
+    assert jobs[2]["reason"].startswith("schedc does not run it: the plan says tp 2")
+    assert len([*folder.glob("*.sky.yaml")]) == sum(
+        plan["job"]["file"] is not None for plan in json.loads(result.stdout)["plans"]
+    )
+
+
+def test_jobs_need_a_folder() -> None:
+    result = CliRunner().invoke(main, ["plan", "gpt2", "h100", "--batch", "32x1024", "--jobs", "sky"])
+    assert result.exit_code == 2
+    assert "--jobs writes beside the plan files: add -o FOLDER" in result.output
