@@ -160,6 +160,7 @@ def compared_toys(seed: int, count: int, top: int) -> Iterator[dict[str, Any]]:
         model, cluster = toy.model, toy.cluster
         what = f"{model.layers} layers, {model.moe.experts if model.moe else 0} experts, {model.hidden} wide, "
         what += f"{toy.sequences}x{model.seq}, {cluster.devices} x {cluster.device.name}, {cluster.per_node} per node"
+        what += "".join(f", {condition}" for condition in toy.required)
         yield verdict_of(f"toy {toy.name}: {what}", compared_toy(toy, top))
 
 

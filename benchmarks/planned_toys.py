@@ -17,17 +17,21 @@ from schedc.planner.times.problem import PlanProblem
 _PROCESSES = 8
 """Devices of a toy: each is a process of this machine."""
 _RUN = ("pp >= 2", "tp == 1", "cp == 1", "zero <= 1", "microbatch <= 2")
-"""What plans of toys have: pipelines, experts and replicas on ranks of a runtime that splits no matrix."""
+"""What all plans of toys have: pipelines, experts and replicas on ranks of a runtime that splits no matrix."""
+
+_ALIKE = 8
+"""Plans that are searched for each that runs: many differ in what no pipeline shows."""
 
 
 @dataclass(frozen=True)
 class DrawnToy:
-    """A model, a machine and a batch. name: says them."""
+    """A model, a machine, a batch, and the conditions of its plans. name: of the seed and its number."""
 
     name: str
     model: ModelSizes
     cluster: Cluster
     sequences: int
+    required: tuple[str, ...]
 
 
 def toys(seed: int, count: int) -> list[DrawnToy]:
@@ -37,11 +41,13 @@ def toys(seed: int, count: int) -> list[DrawnToy]:
 
 
 def plans_of(toy: DrawnToy, top: int) -> list[PricedPlan]:
-    """The best plans of a toy at the priors, with files."""
-    conditions = [read_condition(text) for text in _RUN]
+    """The best plans of a toy at the priors, with files: one of those whose pipelines take equally long."""
+    conditions = [read_condition(text) for text in (*_RUN, *toy.required)]
     space = PlanSpace.of(toy.model, toy.cluster, toy.sequences, toy.model.seq, "standard", conditions)
-    found = search(space, PlanProblem(toy.model, toy.cluster, toy.sequences), SearchOptions(top=top)).plans
-    return [plan.priced for plan in found if plan.priced is not None]
+    options = SearchOptions(top=_ALIKE * top)
+    found = search(space, PlanProblem(toy.model, toy.cluster, toy.sequences), options).plans
+    by_makespan = {f"{plan.priced.makespan:.9e}": plan.priced for plan in reversed(found) if plan.priced is not None}
+    return sorted(by_makespan.values(), key=lambda plan: plan.step)[:top]
 
 
 def _toy(rng: random.Random, name: str) -> DrawnToy:
@@ -60,13 +66,18 @@ def _toy(rng: random.Random, name: str) -> DrawnToy:
         seq=rng.choice([64, 512, 4096]), mtp=rng.choice([0, 0, 1]),
     )  # fmt: skip
     devices = rng.choice([4, _PROCESSES])
-    return DrawnToy(name, model, _machine(rng, devices), rng.choice([16, 32, 48]))
+    required = rng.choice([(), ("ep >= 2",), ("ep >= 2", "overlap")])
+    return DrawnToy(name, model, _machine(rng, devices), rng.choice([16, 32, 48]), required)
 
 
 def _machine(rng: random.Random, devices: int) -> Cluster:
-    """A preset whose nodes have all devices, or half of them."""
+    """A preset whose nodes have all devices, or half of them, with its networks or slower ones."""
     preset = open_cluster(rng.choice(["h100", "a100-80", "b200", "mi300x"]))
     node = rng.choice([devices, devices // 2])
     inner, outer = preset.levels
-    levels = (replace(inner, size=node), replace(outer, size=devices, nics=min(outer.nics, node)))
+    slower = rng.choice([1.0, 10.0, 50.0])
+    levels = (
+        replace(inner, size=node, Bps=inner.Bps / slower),
+        replace(outer, size=devices, Bps=outer.Bps / slower, nics=min(outer.nics, node)),
+    )
     return replace(preset, devices=devices, per_node=node, levels=levels, fit="", source=None)
