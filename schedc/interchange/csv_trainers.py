@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from schedc.diagnostics import DiagnosticError
 from schedc.interchange.refusals import cannot, one_copy, only_exported_ops, placement_form
+from schedc.interchange.titan_plan import batch_flags, titan_flags
 from schedc.ir.schedule import Schedule
 from schedc.step.costs.costs import Costs
 from schedc.units import equations
@@ -39,19 +40,19 @@ def to_torchtitan(schedule: Schedule, _costs: Costs | None = None) -> str:
     """The target ``torchtitan``: its flags, one per line, under comments; ends with a newline.
 
     ``xargs`` and ``shlex.split(text, comments=True)`` read them as arguments.
-    Raises `DiagnosticError`: S603 for two copies of a stage, S607 for a placement that torchtitan does not have and
-    for a single rank, S609 for an order with Rs.
+    Raises `DiagnosticError`: S603 for two copies of a stage, S609 for an order with Rs. S607 for a single rank, and for
+    a placement or a plan that torchtitan does not have. S614 for a line of the plan without a flag.
     """
     name, chunks = _placed(schedule, TORCHTITAN)
     lines = _heading(schedule, TORCHTITAN, "append these flags to `--module ... --config ...`.")
     lines += _split(chunks, "--parallelism.pipeline_parallel_layers_per_stage", "(layers + 2)", schedule.stages)
     lines += [
-        f"--training.local_batch_size {schedule.microbatches}",
+        *titan_flags(schedule),
+        *batch_flags(schedule),
         "--training.disable_cuda_graphs",
         f"--parallelism.pipeline_parallel_degree {schedule.ranks}",
         f"--parallelism.pipeline_parallel_schedule {name}",
         f"--parallelism.pipeline_parallel_schedule_csv {shlex.quote(_csv(schedule))}",
-        "--parallelism.pipeline_parallel_microbatch_size 1",
     ]
     return "\n".join(lines) + "\n"
 

@@ -30,7 +30,7 @@ class _ForeignLine:
     why: str
 
 
-_FOREIGN = (
+FOREIGN = (
     _ForeignLine("hot", lambda plan: plan.hot is not None, "it copies no expert to other ranks"),
     _ForeignLine(
         "slices", lambda plan: max(plan.slices, default=1) > 1, "it exchanges all rows of a microbatch at once"
@@ -70,7 +70,7 @@ class MegatronPlan:
         S607: states, exchanges or levels that Megatron does not have, or not beside its overlapped pairs. S614: a line
         without a flag.
         """
-        for line in _FOREIGN:
+        for line in FOREIGN:
             if line.is_in(self.plan):
                 message = f"Megatron has no flag for the `{line.word}` line of the plan"
                 raise cannot("S614", message, line.why, "leave it out of the plan", self.source)

@@ -65,11 +65,11 @@ def test_torchtitan_gets_flags() -> None:
         "# `schedc export ... --to csv -o dualpipev.csv` writes.\n"
         "# The local batch size is the number of microbatches times the microbatch size.\n"
         "--training.local_batch_size 10\n"
+        "--parallelism.pipeline_parallel_microbatch_size 1\n"
         "--training.disable_cuda_graphs\n"
         "--parallelism.pipeline_parallel_degree 4\n"
         "--parallelism.pipeline_parallel_schedule DualPipeV\n"
         "--parallelism.pipeline_parallel_schedule_csv dualpipev.csv\n"
-        "--parallelism.pipeline_parallel_microbatch_size 1\n"
     )
 
 
@@ -144,10 +144,67 @@ def case(what: str, folder: Path) -> dict[str, Any]:
     }
 
 
+PLAN = """sched 1
+plan mine = 1f1b(P = 4, M = 8) {
+  layers 24
+  experts 16 top 2 width 64 hidden 128
+  parallel tp 2 of attention cp 2 ep 8 dp 4 zero 1
+  batch 64 x 512 by 2
+  recompute layer
+}
+"""
+
+
+def planned(folder: Path) -> dict[str, Any]:
+    """The case of a plan, whose order is that of 1F1B, with two sequences in a microbatch."""
+    path = folder / "mine.sched"
+    path.write_text(PLAN)
+    text = export("torchtitan", str(path)).replace("mine.csv", "1f1b.csv")
+    return case("1f1b", folder) | {"name": "mine", "torchtitan": text}
+
+
+def test_torchtitan_gets_the_devices_and_the_batch_of_a_plan(tmp_path: Path) -> None:
+    path = tmp_path / "mine.sched"
+    path.write_text(PLAN)
+    lines = export("torchtitan", str(path)).splitlines()
+    assert "# Set `activation_checkpoint` of the configuration to FullAC.Config(): each layer is recomputed." in lines
+    assert [line.partition(".")[2] for line in lines if not line.startswith("#")][:10] == [
+        "tensor_parallel_degree 2",
+        "context_parallel_degree 2",
+        "expert_parallel_degree 8",
+        "data_parallel_replicate_degree 1",
+        "data_parallel_shard_degree 4",
+        "fsdp_reshard_after_forward never",
+        "local_batch_size 16",
+        "global_batch_size 64",
+        "seq_len 512",
+        "pipeline_parallel_microbatch_size 2",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ("zero 1", "zero 2", "it sums gradients once, behind the last backward"),
+        ("zero 1", "zero 3", "it holds gathered parameters from a backward to the last one"),
+        ("zero 1", "zero 0", "torchtitan has no ep 8 with zero 0 here"),
+        ("of attention ", "", "splits experts by tensor ranks where ep is 1, and nowhere else"),
+        ("recompute layer", "recompute act", "it recomputes whole layers of all stages"),
+        ("recompute layer", "hot 2", "torchtitan has no flag for the `hot` line of the plan"),
+    ],
+)
+def test_what_torchtitan_has_no_flag_for_is_refused(old: str, new: str, why: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.sched"
+    path.write_text(PLAN.replace(old, new))
+    result = schedc("export", str(path), "--to", "torchtitan")
+    assert result.exit_code == 1, result.output
+    assert why in " ".join(result.output.split())
+
+
 @needs("torchtitan", "nemo_automodel")
 def test_both_trainers_take_the_settings_of_every_schedule(tmp_path: Path) -> None:
     """Their parsers read them, their placements are those of the order, and the order that they load is ours."""
-    cases = [case(what, tmp_path) for what in CASES]
+    cases = [case(what, tmp_path) for what in CASES if what != "1f1b"] + [planned(tmp_path)]
     source, target = tmp_path / "cases.json", tmp_path / "results.json"
     source.write_text(json.dumps(cases))
     paths = os.pathsep.join([str(TRAINERS), str(ROOT / "tests")])
@@ -161,5 +218,12 @@ def test_both_trainers_take_the_settings_of_every_schedule(tmp_path: Path) -> No
     assert run.returncode == 0, run.stderr[-4000:]
     results = json.loads(target.read_text())
     assert results.pop("versions") == {"torchtitan": TORCHTITAN.version, "nemo-automodel": NEMO_AUTOMODEL.version}
-    expected = {c["name"]: {"torchtitan": {"graphs": False} | c["expected"], "nemo": c["expected"]} for c in cases}
+    degrees = {c["name"]: [1, 1, 1, 1, -1] for c in cases} | {"mine": [2, 2, 8, 1, 4]}
+    expected = {
+        c["name"]: {
+            "torchtitan": {"graphs": False, "degrees": degrees[c["name"]]} | c["expected"],
+            "nemo": c["expected"],
+        }
+        for c in cases
+    }
     assert results == expected

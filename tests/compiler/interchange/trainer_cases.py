@@ -60,7 +60,9 @@ def torchtitan(case: dict[str, Any]) -> dict[str, Any]:
         stages=stages,
         loss_fn=nn.functional.mse_loss,
     )
-    return {"graphs": not config.training.disable_cuda_graphs} | _outcome(homes[RANK], schedule)
+    names = ("tensor_parallel", "context_parallel", "expert_parallel", "data_parallel_replicate", "data_parallel_shard")
+    degrees = [getattr(config.parallelism, f"{name}_degree") for name in names]
+    return {"graphs": not config.training.disable_cuda_graphs, "degrees": degrees} | _outcome(homes[RANK], schedule)
 
 
 def nemo(case: dict[str, Any], model: nn.Module, mesh: DeviceMesh) -> dict[str, Any]:

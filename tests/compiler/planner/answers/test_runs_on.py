@@ -25,12 +25,27 @@ CASES: list[tuple[PlanAxes, tuple[str, str, str]]] = [
     (ONE, ("", "", "")),
     (replace(ONE, tp=2, dp=2, microbatches=8), (NO_PRODUCT, "", "")),
     (replace(ONE, cp=2, dp=2, microbatches=8), ("tp 1 and cp 2", "", "")),
-    (replace(ONE, zero=2), ("zero 2", "Megatron has no zero 2 in a pipeline: its distributed optimizer", "")),
-    (replace(ONE, zero=3), ("", "Megatron has no zero 3 in a pipeline", "")),
+    (
+        replace(ONE, zero=2),
+        (
+            "zero 2",
+            "Megatron has no zero 2 in a pipeline: its distributed optimizer",
+            "torchtitan has no zero 2",
+        ),
+    ),
+    (
+        replace(ONE, zero=3),
+        ("", "Megatron has no zero 3 in a pipeline", "it holds gathered parameters"),
+    ),
+    (replace(ONE, recompute="layer"), ("", "", "")),
+    (
+        replace(ONE, recompute="act"),
+        ("", "Megatron does not recompute `act`", "it recomputes whole layers"),
+    ),
     (replace(ONE, schedule="zbh1"), ("", "order of zbh1: op 2 of rank 0 is", "")),
     (replace(ONE, pp=4, dp=2, microbatch=4, microbatches=2), ("", "", "")),
     (replace(ONE, pp=1, dp=8, microbatches=2), ("", "", "cannot run 1f1b: it pipelines from two ranks on")),
-    (replace(ONE, schedule="zbv", vpp=2, tp=2, dp=2, zero=2, microbatches=8), (NO_PRODUCT, "stages lie otherwise", "")),
+    (replace(ONE, schedule="zbv", vpp=2, tp=2, dp=2, zero=0, microbatches=8), (NO_PRODUCT, "stages lie otherwise", "")),
 ]
 
 
