@@ -2,6 +2,7 @@
 
     python benchmarks/planner_truth.py families --json
     python benchmarks/planner_truth.py networks --json
+    python benchmarks/planner_truth.py intervals --json [--cases FILES]
     python benchmarks/planner_truth.py prices --json [--cases 500] [--seed 0] [--jobs 2]
     python benchmarks/planner_truth.py monotone --json [--cases 20000] [--seed 0] [--jobs 2]
 
@@ -20,6 +21,7 @@ sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
 from truth.cases import Options, Verdict
 from truth.families import families
+from truth.intervals import intervals
 from truth.monotone import monotone
 from truth.networks import networks
 from truth.prices import prices
@@ -27,6 +29,7 @@ from truth.prices import prices
 WORDS: dict[str, Callable[[Options], Verdict]] = {
     "families": families,
     "networks": networks,
+    "intervals": intervals,
     "prices": prices,
     "monotone": monotone,
 }

@@ -35,6 +35,7 @@ def main() -> None:
         print(f"{name:<18} {facts['rows']:5} rows: {errors}")
         print(f"  at a bound {facts['at_bound']}, at the prior {facts['at_prior']}")
         print(f"  models {models}")
+        print(f"  intervals hold {facts['held_pct']} %, {facts['mean_width_pct']} % wide; factor {facts['factor']}")
         print(f"  regret {facts['regret_top5_pct']}, rank correlation {facts['spearman']}", flush=True)
 
 
