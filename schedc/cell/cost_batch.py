@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from schedc.cell.costs import CellCosts, SliceFactor, entries, share_of_slice, time_column
-from schedc.cell.graph import StageShape
 from schedc.cell.program import Half
 from schedc.cell.tasks import Tasks
 from schedc.diagnostics import CompilerBug
-from schedc.ir.arrays import Floats
+from schedc.ir.arrays import Floats, Int64
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,27 +41,44 @@ class CellCostBatch:
 
     def durations(self, tasks: Tasks) -> Floats:
         """[tasks, K] times, in the unit of the costs; the same bits as `schedc.cell.tasks.Tasks.durations`."""
-        tables = {half: self._of_half(tasks.shape(half), half) for half in {task.half for task in tasks.all}}
-        rows = [tables[task.half][task.node] for task in tasks.all]
-        return np.array(rows).reshape(len(rows), self.count)
+        names = frozenset(self.times)
+        if names not in tasks.alike:
+            tasks.alike[names] = _alike(tasks, names)
+        works, number = tasks.alike[names]
+        return np.asarray(np.array([self._of(work) for work in works]).reshape(-1, self.count)[number])
 
-    def _of_half(self, shape: StageShape, half: Half) -> list[Floats]:
-        """[nodes] of [K] times of one half of each node; see `schedc.cell.costs.CellCosts.duration`."""
-        column, again = time_column(half), half is Half.RECOMPUTE
-        times = []
-        for index, node in enumerate(shape.nodes):
-            time = self._of_node(shape, index, column)
-            if half is Half.BACKWARD and node.inside:
-                time = time + self._of_node(shape, index, time_column(Half.FORWARD)) * node.inside
-            times.append(time * node.share if again else time)
-        return times
+    def _of(self, work: _Work) -> Floats:
+        """[K] times of a work; see `schedc.cell.costs.CellCosts.duration`."""
+        time = self._sum(work, time_column(work.half))
+        if work.half is Half.BACKWARD and work.inside:
+            time = time + self._sum(work, time_column(Half.FORWARD)) * work.inside
+        return time * work.share if work.half is Half.RECOMPUTE else time
 
-    def _of_node(self, shape: StageShape, index: int, column: int) -> Floats:
+    def _sum(self, work: _Work, column: int) -> Floats:
         """[K] times of a node, of a place in `SegmentTimes`."""
-        node = shape.nodes[index]
-        time = sum((self.times[name][column] for name in entries(shape, index, self.times)), self._nothing)
-        return time if node.slices == 1 else time * share_of_slice(self.slices, node.slices, node.exchange)
+        time = sum((self.times[name][column] for name in work.entries), np.zeros(self.count))
+        return time if work.slices == 1 else time * share_of_slice(self.slices, work.slices, work.exchange)
 
-    @property
-    def _nothing(self) -> Floats:
-        return np.zeros(self.count)
+
+class _Work(NamedTuple):
+    """What decides of a task how long it takes: tasks of many layers are alike."""
+
+    half: Half
+    entries: tuple[str, ...]
+    share: float
+    inside: float
+    slices: int
+    exchange: bool
+
+
+def _alike(tasks: Tasks, names: frozenset[str]) -> tuple[tuple[_Work, ...], Int64]:
+    """The works of tasks where costs have these names, each once, and [tasks] the number of each."""
+    numbers: dict[_Work, int] = {}
+    number = []
+    for task in tasks.all:
+        shape = tasks.shape(task.half)
+        node = shape.nodes[task.node]
+        known = entries(shape, task.node, names)
+        work = _Work(task.half, known, node.share, node.inside, node.slices, node.exchange)
+        number.append(numbers.setdefault(work, len(numbers)))
+    return tuple(numbers), np.array(number, np.int64)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from schedc.cell.costs import CellCosts
 from schedc.cell.graph import QUEUES, Lane, StageShape
@@ -102,6 +102,11 @@ class Tasks:
     def queues(self) -> tuple[int, ...]:
         """[tasks] index of each task's queue in `schedc.cell.graph.QUEUES`."""
         return tuple(QUEUES.index(self.shape(task.half).queues[task.node]) for task in self.all)
+
+    @cached_property
+    def alike(self) -> dict[frozenset[str], Any]:
+        """What `schedc.cell.cost_batch` has found of these tasks, by the names of costs."""
+        return {}
 
     @cached_property
     def needs(self) -> tuple[int, ...]:

@@ -30,7 +30,7 @@ from schedc.planner.space.axes import PlanAxes
 from schedc.planner.space.schedules import ScheduleChoice, open_choice
 from schedc.planner.times.problem import PlanProblem, TrainingRun
 from schedc.step.cells.cell_forms import cell_forms
-from schedc.step.cells.fixed_programs import fixed_program_times
+from schedc.step.cells.fixed_programs import FixedPrograms
 from schedc.step.costs.costs import SCHEMA
 from schedc.step.dependencies import Dependencies
 from schedc.units import digits, equations
@@ -123,10 +123,16 @@ class PlannedStep:
         dependencies: of the order of the plan. table: any with the plan. rows: [K] of the table.
         """
         costs = CellCostBatch.of([table.cell_costs(row, self.choice.splits) for row in rows.tolist()])
-        times = fixed_program_times(
-            dependencies, cell_forms(dependencies, *self.graphs), costs, table.p2p[rows], self.orderings
-        )
+        if dependencies not in self._programs:
+            cells = cell_forms(dependencies, *self.graphs)
+            self._programs[dependencies] = FixedPrograms.of(dependencies, cells, self.orderings)
+        times = self._programs[dependencies].times(costs, table.p2p[rows])
         return times.span if self.problem.stack.free_steps else times.makespan
+
+    @cached_property
+    def _programs(self) -> dict[Dependencies, FixedPrograms]:
+        """What the cells of an order run, for each that was asked for."""
+        return {}
 
     @cached_property
     def ordered_by(self) -> CellCosts:

@@ -17,7 +17,7 @@ from schedc.compiler import analyse
 from schedc.source import Source
 from schedc.step.cells.cell_forms import cell_forms
 from schedc.step.cells.cell_pricing import price
-from schedc.step.cells.fixed_programs import fixed_program_times
+from schedc.step.cells.fixed_programs import FixedPrograms
 from schedc.step.costs.costs import Costs, dump_costs, parse_costs
 from schedc.step.dependencies import Dependencies
 
@@ -96,7 +96,7 @@ def test_no_step_of_fixed_programs_falls_where_a_time_grows(
     grown = [time + more * (at == raised) for at, time in enumerate(times)]
     batch = CellCostBatch.of([costs_of(times), costs_of(grown), costs_of([2 * time for time in times])])
     p2p = np.array([latency, latency + more * (raised == 30), 2 * latency])
-    found = fixed_program_times(known, cells, batch, p2p, (FAST, SLOW))
+    found = FixedPrograms.of(known, cells, (FAST, SLOW)).times(batch, p2p)
     assert (found.makespan[:, 1] >= found.makespan[:, 0] * (1 - 1e-12)).all()
     assert (found.makespan[:, 2] == 2 * found.makespan[:, 0]).all()
     for row, ordered_by in enumerate((FAST, SLOW)):

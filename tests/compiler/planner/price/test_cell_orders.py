@@ -22,7 +22,7 @@ from schedc.planner.space.schedules import ScheduleChoice, open_choice
 from schedc.planner.times.constants import ConstantVectors
 from schedc.planner.times.problem import PlanProblem
 from schedc.step.cells.cell_forms import cell_forms
-from schedc.step.cells.fixed_programs import fixed_program_times
+from schedc.step.cells.fixed_programs import FixedPrograms
 from schedc.step.dependencies import Dependencies
 
 V3 = PlanAxes(1, 1, 2, 2, 16, 16, 1, 1, 8, "dualpipev_nosplit", overlap=True, layout="even", alltoall="hierarchical")
@@ -82,7 +82,7 @@ def test_no_step_falls_where_a_part_of_a_cell_takes_longer() -> None:
         batch = CellCostBatch.of([costs, whole, *longer])
         p2p = np.full(len(batch), plan.table.p2p[plan.row])
         p2p[1] *= 2
-        step = fixed_program_times(order, cell_forms(order, *plan.graphs), batch, p2p, plan.orderings).makespan
+        step = FixedPrograms.of(order, cell_forms(order, *plan.graphs), plan.orderings).times(batch, p2p).makespan
         least = step.min(axis=0)
         assert least[1] == 2 * least[0]
         assert (least[2:] >= least[0] * (1 - 1e-12)).all()
