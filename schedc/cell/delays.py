@@ -10,7 +10,6 @@ A cell program only adds times and takes the later of two. So each output time i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -22,7 +21,7 @@ from schedc.cell.costs import CellCosts
 from schedc.cell.graph import QUEUES, StageShape
 from schedc.cell.program import MESSAGED, Action, CellProgram, Edge
 from schedc.cell.tasks import Tasks, tasks_of, tasks_of_program
-from schedc.ir.arrays import Floats, Int64
+from schedc.ir.arrays import Floats
 
 Delays = npt.NDArray[np.float64]
 """[3, 3] the delays above, in the unit of the cell's costs; -inf where an output does not depend on an arrival.
@@ -65,34 +64,6 @@ def delay_batch(program: CellProgram, tasks: Tasks, duration: Floats) -> Floats:
         else:
             clock = np.maximum(clock, ends[task])
     return np.stack([clock, *(complete.get(half, clock) for half in MESSAGED)])
-
-
-@dataclass(frozen=True, eq=False)
-class CodedProgram:
-    """A cell program as numbers, [parts] each, for loops that numba compiles.
-
-    action: 0 to 2 for a run, a start and a wait, of the task ``number``; 3 and 4 where the half ``number`` opens, and
-    where it is complete. queue: of the task.
-    """
-
-    action: Int64
-    number: Int64
-    queue: Int64
-
-    @classmethod
-    def of(cls, program: CellProgram, tasks: Tasks) -> CodedProgram:
-        """tasks: those of the program's cell."""
-        rows = []
-        for part in program.parts:
-            if isinstance(part, Edge):
-                rows.append((3 if part.opens else 4, MESSAGED.index(part.half), 0))
-            else:
-                task = tasks.number[part.half, part.node]
-                rows.append((_ACTIONS.index(part.action), task, tasks.queues[task]))
-        return cls(*np.array(rows, np.int64).reshape(-1, 3).T.copy())
-
-
-_ACTIONS = (Action.RUN, Action.START, Action.WAIT)
 
 
 def closed_delays(duration: float) -> Delays:

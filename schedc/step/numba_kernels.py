@@ -241,33 +241,3 @@ def run_columns(
                         value[r, k] = max(a, b if b > c else c) + more[d, k]
             if watch[i] >= 0:
                 answer[watch[i], begin : begin + count] = value[r, :count]
-
-
-def cell_delays(action: Any, number: Any, queue: Any, queues: int, duration: Any, out: Any) -> None:
-    """Fills ``out``, [3, 3, K], with the delays of a cell program: `schedc.cell.delays.delay_batch` by a loop.
-
-    action, number, queue: [parts] those of `schedc.cell.delays.CodedProgram`. duration: [tasks, K].
-    """
-    ends, free = np.empty(duration.shape[0]), np.empty(queues)
-    message, complete, sent = np.empty(2), np.empty(2), np.empty(2, np.bool_)
-    for k in range(duration.shape[1]):
-        for arrival in range(3):
-            clock = 0.0 if arrival == 0 else -np.inf
-            free[:], message[:], sent[:] = -np.inf, -np.inf, False
-            if arrival:
-                message[arrival - 1] = 0.0
-            for i in range(action.size):
-                at = number[i]
-                if action[i] == 0:
-                    clock += duration[at, k]
-                elif action[i] == 1:
-                    ends[at] = free[queue[i]] = max(clock, free[queue[i]]) + duration[at, k]
-                elif action[i] == 2:
-                    clock = max(clock, ends[at])
-                elif action[i] == 3:
-                    clock = max(clock, message[at])
-                else:
-                    complete[at], sent[at] = clock, True
-            out[0, arrival, k] = clock
-            for half in range(2):
-                out[1 + half, arrival, k] = complete[half] if sent[half] else clock

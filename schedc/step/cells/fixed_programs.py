@@ -5,24 +5,83 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from schedc.cell.cost_batch import CellCostBatch
 from schedc.cell.costs import CellCosts
-from schedc.cell.delays import CodedProgram, delay_batch
+from schedc.cell.delays import delay_batch
 from schedc.cell.graph import QUEUES, StageShape
-from schedc.cell.program import CellProgram
+from schedc.cell.program import MESSAGED, Action, CellProgram, Edge
 from schedc.cell.schedule import cell_program
 from schedc.cell.tasks import Tasks, tasks_of
-from schedc.ir.arrays import Floats
+from schedc.ir.arrays import Floats, Int64
 from schedc.step.cells.cell_forms import CellForms
 from schedc.step.dependencies import Dependencies
 from schedc.step.messages import MessageTimes, message_times
-from schedc.step.numba_kernels import cell_delays, kernels
+from schedc.step.numba_kernels import kernels
 
 _NUMPY_PART = 4e-6
 """Seconds that numpy takes for a part of a program."""
+
+
+@dataclass(frozen=True, eq=False)
+class CodedProgram:
+    """A cell program as numbers, [parts] each, for loops that numba compiles.
+
+    action: 0 to 2 for a run, a start and a wait, of the task ``number``; 3 and 4 where the half ``number`` opens, and
+    where it is complete. queue: of the task.
+    """
+
+    action: Int64
+    number: Int64
+    queue: Int64
+
+    @classmethod
+    def of(cls, program: CellProgram, tasks: Tasks) -> CodedProgram:
+        """tasks: those of the program's cell."""
+        rows = []
+        for part in program.parts:
+            if isinstance(part, Edge):
+                rows.append((3 if part.opens else 4, MESSAGED.index(part.half), 0))
+            else:
+                task = tasks.number[part.half, part.node]
+                rows.append((_ACTIONS.index(part.action), task, tasks.queues[task]))
+        return cls(*np.array(rows, np.int64).reshape(-1, 3).T.copy())
+
+
+_ACTIONS = (Action.RUN, Action.START, Action.WAIT)
+
+
+def cell_delays(action: Any, number: Any, queue: Any, queues: int, duration: Any, out: Any) -> None:
+    """Fills ``out``, [3, 3, K], with the delays of a cell program: `schedc.cell.delays.delay_batch` by a loop.
+
+    action, number, queue: [parts] those of `CodedProgram`. duration: [tasks, K].
+    """
+    ends, free = np.empty(duration.shape[0]), np.empty(queues)
+    message, complete, sent = np.empty(2), np.empty(2), np.empty(2, np.bool_)
+    for k in range(duration.shape[1]):
+        for arrival in range(3):
+            clock = 0.0 if arrival == 0 else -np.inf
+            free[:], message[:], sent[:] = -np.inf, -np.inf, False
+            if arrival:
+                message[arrival - 1] = 0.0
+            for i in range(action.size):
+                at = number[i]
+                if action[i] == 0:
+                    clock += duration[at, k]
+                elif action[i] == 1:
+                    ends[at] = free[queue[i]] = max(clock, free[queue[i]]) + duration[at, k]
+                elif action[i] == 2:
+                    clock = max(clock, ends[at])
+                elif action[i] == 3:
+                    clock = max(clock, message[at])
+                else:
+                    complete[at], sent[at] = clock, True
+            out[0, arrival, k] = clock
+            for half in range(2):
+                out[1 + half, arrival, k] = complete[half] if sent[half] else clock
 
 
 @dataclass(frozen=True, eq=False)
