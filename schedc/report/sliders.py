@@ -24,11 +24,12 @@ _SCALED = ("s", "B/s", "FLOP/s")
 def to_json(sliders: Sequence[Slider], files: Sequence[str]) -> dict[str, Any]:
     """The ``sliders`` of a search's JSON. files: names of the plans.
 
-    equal: those that take as long as the first one anyway. settings: the constants and figures that change a step,
-    those with the nearest ties first. steps_s: by value, the step of each plan, null where it does not fit. width:
-    of the constant's logarithm; null for a figure of the cluster. whole: whether values are whole numbers. ties:
-    where a plan takes as long as the first one, nearest first. widths: how far that is; null for a figure. times:
-    the value over the one that plans are priced with. no_effect: names of settings that change no step.
+    equal: files of plans that take as long as the first one already. settings: the constants and figures that
+    change a step, those with the nearest ties first. steps_s: by value, the step of each plan, null where it does
+    not fit. width: of the constant's logarithm; null for a figure of the cluster. whole: whether values are whole
+    numbers. ties: where a plan takes as long as the first one, nearest first. widths: how far that is; null for a
+    figure. times: the value over the one that plans are priced with. no_effect: names of settings that change no
+    step.
     """
     moved = [slider for slider in sliders if slider.matters]
     return {

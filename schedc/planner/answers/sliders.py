@@ -23,7 +23,7 @@ from schedc.planner.times.constants import NAMES, ConstantVectors
 EQUAL = 1e-9
 """Steps that differ by less, relatively, are equal."""
 _ROUNDS = 40
-"""Prices that narrow a crossing, at most. Every third price is at the middle of the values."""
+"""Prices that narrow a crossing, at most."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +62,7 @@ class Slider:
 def sliders_of(plans: Sequence[PricedPlan], settings: Sequence[Setting]) -> tuple[Slider, ...]:
     """A slider for each setting, with the ties of the first plan with each other one.
 
-    plans: of one problem, the best one first. Orders and layouts stay. No other plan of the space is priced.
+    plans: all of one problem; the best plan is first. Orders and layouts stay. No other plan of the space is priced.
     """
     prices = _Prices(plans)
     ends = prices.steps([(setting, value) for setting in settings for value in (setting.values[0], setting.values[-1])])
@@ -96,65 +96,77 @@ class _Prices:
         self.problem = self.plans[0].problem
         self.own = np.concatenate([self.problem.vectors[name] for name in NAMES], axis=1)
 
-    def steps(self, changes: Sequence[tuple[Setting, float]]) -> Floats:
-        """[changes, plans] seconds. changes: a setting, and its value; infinite where a plan does not fit."""
-        steps = np.tile(self.now, (len(changes), 1))
+    def steps(self, changes: Sequence[tuple[Setting, float]], only: Sequence[int] = ()) -> Floats:
+        """[changes, plans] seconds; infinite where a plan does not fit. changes: settings with their values.
+
+        only: numbers of the plans to price, all without one. The others have the step of the present values.
+        """
+        steps, numbers = np.tile(self.now, (len(changes), 1)), [*only] or [*range(len(self.plans))]
+        plans, orders = [self.plans[each] for each in numbers], [self.orders[each] for each in numbers]
         by_constant = [place for place, (setting, _) in enumerate(changes) if setting.at is None]
         if by_constant:
             vectors = np.tile(self.own, (len(by_constant), 1))
             for row, place in enumerate(by_constant):
                 setting, value = changes[place]
                 vectors[row, NAMES.index(setting.name)] = value
-            steps[by_constant] = plan_seconds(self.plans, ConstantVectors.of(NAMES, vectors), self.orders).T
+            steps[np.ix_(by_constant, numbers)] = plan_seconds(plans, ConstantVectors.of(NAMES, vectors), orders).T
         problems = {
             place: setting.at(value)
             for place, (setting, value) in enumerate(changes)
             if setting.at is not None and setting.name != USABLE
         }
         if problems:
-            plans = [replace(plan, problem=problem) for problem in problems.values() for plan in self.plans]
-            seconds = plan_seconds(plans, self.problem.vectors, self.orders * len(problems))
-            steps[[*problems]] = seconds.reshape(len(problems), -1)
+            there = [replace(plan, problem=problem) for problem in problems.values() for plan in plans]
+            seconds = plan_seconds(there, self.problem.vectors, orders * len(problems))
+            steps[np.ix_([*problems], numbers)] = seconds.reshape(len(problems), -1)
         for place, (setting, value) in enumerate(changes):
             if setting.name == USABLE:
                 steps[place][self.needed > value * self.problem.cluster.device.hbm_bytes * (1 + 1e-12)] = np.inf
         return steps
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class _Crossing:
     """Two values of a setting, the nearer one first, between which the order of a plan and the first one changes.
 
-    steps: [2, 2] seconds of the first plan and of this one at both values.
+    gaps: share of the first plan's step by which the plan takes longer, at both values. The gap that stays is
+    halved, so that the next line meets 0 beyond it (Dowell and Jarratt, 1971, "Illinois"). gap, step: of the
+    farther value, as they are. stays: which of both values stayed last, -1 at first.
     """
 
     setting: Setting
     plan: int
     values: tuple[float, float]
-    steps: tuple[Floats, Floats]
+    gaps: tuple[float, float]
+    gap: float
+    step: float
+    stays: int = -1
 
     @property
     def tie(self) -> EqualSteps:
         """At the farther value."""
-        return EqualSteps(self.setting, self.plan, self.values[1], float(self.steps[1][1]))
+        return EqualSteps(self.setting, self.plan, self.values[1], self.step)
 
     @property
     def met(self) -> bool:
-        first, own = self.steps[1]
-        return bool(self.setting.whole or abs(own - first) <= EQUAL * first)
+        return bool(self.setting.whole or abs(self.gap) <= EQUAL)
 
-    def between(self, halves: bool) -> float:
-        """A value inside: where a line through the differences meets 0, or the middle. Both by logarithms."""
-        near, far = (float(steps[1] - steps[0]) for steps in self.steps)
-        share = 0.5 if halves else min(max(near / (near - far), 1e-3), 1.0 - 1e-3)
-        return exp(log(self.values[0]) + share * (log(self.values[1]) - log(self.values[0])))
+    @property
+    def between(self) -> float:
+        """The value where a line through both gaps meets 0, by logarithms."""
+        (low, high), (near, far) = (log(value) for value in self.values), self.gaps
+        share = min(max(near / (near - far), 1e-4), 1.0 - 1e-4)
+        return exp(low + share * (high - low))
 
     def cut(self, value: float, steps: Floats) -> _Crossing:
-        """The part that has the change."""
-        near = self.steps[0][1] > self.steps[0][0]
-        if (steps[1] > steps[0]) == near and steps[1] != steps[0]:
-            return replace(self, values=(value, self.values[1]), steps=(steps, self.steps[1]))
-        return replace(self, values=(self.values[0], value), steps=(self.steps[0], steps))
+        """The part that has the change. steps: [2] seconds of the first plan and of this one at a value inside."""
+        gap = float(steps[1] / steps[0] - 1.0)
+        if (gap > 0) == (self.gaps[0] > 0) and gap != 0:
+            far = self.gaps[1] * (0.5 if self.stays == 1 else 1.0)
+            return replace(self, values=(value, self.values[1]), gaps=(gap, far), stays=1)
+        near = self.gaps[0] * (0.5 if self.stays == 0 else 1.0)
+        ends = (self.values[0], value), (near, gap)
+        return replace(self, values=ends[0], gaps=ends[1], gap=gap, step=float(steps[1]), stays=0)
 
 
 def _crossings(setting: Setting, steps: Floats) -> Iterator[_Crossing]:
@@ -163,25 +175,27 @@ def _crossings(setting: Setting, steps: Floats) -> Iterator[_Crossing]:
         return
     now, last = setting.values.index(setting.value), len(setting.values)
     for plan in range(1, steps.shape[1]):
-        gaps = steps[:, plan] - steps[:, 0]
-        if abs(gaps[now]) <= EQUAL * steps[now, 0]:
+        gaps = (steps[:, plan] / steps[:, 0] - 1.0).tolist()
+        if abs(gaps[now]) <= EQUAL:
             continue
         for side in (range(now, -1, -1), range(now, last)):
             ends = next(((a, b) for a, b in pairwise(side) if gaps[a] * gaps[b] <= 0), None)
             if ends is not None:
-                values = setting.values[ends[0]], setting.values[ends[1]]
-                yield _Crossing(setting, plan, values, (steps[ends[0]][[0, plan]], steps[ends[1]][[0, plan]]))
+                near, far = ends
+                values = setting.values[near], setting.values[far]
+                yield _Crossing(setting, plan, values, (gaps[near], gaps[far]), gaps[far], float(steps[far, plan]))
 
 
 def _narrowed(prices: _Prices, crossings: list[_Crossing]) -> Iterator[EqualSteps]:
     """The tie of each crossing: all are narrowed at once, until both plans take equally long."""
-    for turn in range(_ROUNDS):
+    for _ in range(_ROUNDS):
         yield from (each.tie for each in crossings if each.met)
         crossings = [each for each in crossings if not each.met]
         if not crossings:
             return
-        values = [each.between(halves=turn % 3 == 2) for each in crossings]
-        steps = prices.steps([(each.setting, value) for each, value in zip(crossings, values, strict=True)])
+        values = [each.between for each in crossings]
+        changes = [(each.setting, value) for each, value in zip(crossings, values, strict=True)]
+        steps = prices.steps(changes, sorted({0, *(each.plan for each in crossings)}))
         crossings = [
             each.cut(value, row[[0, each.plan]]) for each, value, row in zip(crossings, values, steps, strict=True)
         ]

@@ -152,7 +152,9 @@ def plan_seconds(plans: Sequence[PlannedStep], constants: ConstantVectors, order
     orders: of the plans, where they are known. Else an order that follows the costs is that of the plan's own table.
     """
     runs = RunTable([TrainingRun(plan.problem, plan.axes) for plan in plans])
-    return _seconds(runs, constants, _same_order(plans, orders))
+    table = PartTable.of_runs(runs, plans[0].problem.vectors)
+    own = [replace(plan, table=table, number=number, placed=plan.layout) for number, plan in enumerate(plans)]
+    return _seconds(runs, constants, _same_order(own, orders or [order_of(plan) for plan in plans]))
 
 
 def _seconds(runs: RunTable, constants: ConstantVectors, groups: Sequence[tuple[PlansOfOrder, KnownOrder]]) -> Floats:
@@ -171,20 +173,27 @@ def _planned_runs(runs: RunTable) -> list[PlannedStep]:
 
 
 def _same_order(plans: Sequence[PlannedStep], orders: Sequence[KnownOrder]) -> list[tuple[PlansOfOrder, KnownOrder]]:
-    """The plans by order. Each has its place among all of them as the run of its table."""
-    groups: defaultdict[tuple[KnownOrder, int], list[PlannedStep]] = defaultdict(list)
+    """The plans of one table by order; pairs by what decides their cells, too. orders: of the plans, else asked for."""
+    groups: defaultdict[tuple[KnownOrder, object], list[PlannedStep]] = defaultdict(list)
     for number, plan in enumerate(plans):
         order = orders[number] if orders else order_of(plan)
-        groups[order, number if plan.axes.overlap else -1].append(replace(plan, number=number))
+        groups[order, _cells_of(plan) if plan.axes.overlap else None].append(plan)
     return [(PlansOfOrder(group), order) for (order, _), group in groups.items()]
+
+
+def _cells_of(plan: PlannedStep) -> tuple[object, ...]:
+    """Equal for plans whose cells have the same nodes, whatever they take."""
+    problem = plan.problem
+    sizes = tuple(level.size for level in problem.cluster.levels)
+    return problem.model, plan.axes, plan.layout, problem.stack, problem.cluster.per_node, sizes
 
 
 def _pipelines(columns: StageColumns, order: KnownOrder) -> Floats:
     """[n, K] seconds of the pipelines of plans with an order."""
     first = columns.of.plans[0]
     if first.axes.overlap:
-        seconds = first.seconds_by_ordering(order.dependencies, columns.table, columns.rows[0])
-        return np.asarray(seconds.min(axis=0, keepdims=True))
+        seconds = first.seconds_by_ordering(order.dependencies, columns.table, columns.rows.ravel())
+        return np.asarray(seconds.min(axis=0).reshape(columns.rows.shape))
     outcomes = simulate_batch(order.dependencies, columns.batch())
     whole, busiest = (each.reshape(columns.rows.shape) for each in (outcomes.makespan, outcomes.span.max(axis=0)))
     return np.where(columns.of.free, busiest, whole)

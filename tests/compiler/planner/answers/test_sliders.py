@@ -30,12 +30,14 @@ PLANS = {
         PlanAxes(2, 1, 4, 1, 1, 2, 0, 2, 16, "1f1b", layout="balanced"),
     ],
     "qwen3-30b-a3b": [
+        PlanAxes(1, 1, 1, 1, 8, 16, 1, 4, 1, "1f1b"),
         PlanAxes(1, 1, 2, 2, 8, 8, 1, 1, 8, "dualpipev", overlap=True),
+        PlanAxes(1, 1, 2, 2, 16, 8, 1, 2, 4, "dualpipev", overlap=True, alltoall="hierarchical"),
         PlanAxes(1, 1, 1, 1, 8, 16, 2, 2, 2, "1f1b"),
         PlanAxes(1, 1, 2, 2, 4, 8, 1, 1, 8, "zbv"),
     ],
 }
-MOVED = {"llama-3.1-8b": (), "qwen3-30b-a3b": ("launch", USABLE)}
+MOVED = {"llama-3.1-8b": (), "qwen3-30b-a3b": ("launch", "ep", "infiniband.Bps", USABLE)}
 """Settings by model, all for the first one."""
 
 
