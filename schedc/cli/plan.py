@@ -197,6 +197,12 @@ def compare_command(first: Path, second: Path, output: Path | None, force: bool,
     help="Rows of an expert group's fullest rank over the mean: 1.4; 1.4@32 of 32 ranks; cv=0.3, a spread.",
 )
 @click.option(
+    "--routing",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Rows of the ranks of an expert group as `Pipeline.record_routing` saved them; larger groups by their spread.",
+)
+@click.option(
     "--objective",
     type=click.Choice(["step", "memory", "pareto"]),
     default="step",

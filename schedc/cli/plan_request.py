@@ -34,14 +34,14 @@ MOST_SPREAD = 4.0
 class SearchRequest:
     """The arguments and options of a search for plans, by the names that click gives them.
 
-    batch: sequences, and tokens of each. devices: size of the cluster; None: the size in its file. explain:
-    conditions on axes, none for the plans of the search alone; None without sliders. vary: names of their settings.
-    limit_seconds: CPU seconds of the search. precision: type of products. skew: rows of the fullest rank of an
-    expert group over the mean. tokens: of a training run. price: of a device-hour. watts: of a device. mtbf: hours
-    of a device between failures. checkpoint, restart: seconds. ramp: first and last sequences, increment, and
-    tokens. slow: how many times as long slow devices take, and how many of them there are. also: axes of further
-    plans. draws: of the constants, to compare plans under; None for no comparison. seed: of the draws. space_facts:
-    whether to list the space in place of a search.
+    batch: sequences, and tokens of each. devices: size of the cluster; None: the size in its file. explain: conditions
+    on axes, none for the plans of the search alone; None without sliders. vary: names of their settings. limit_seconds:
+    CPU seconds of the search. precision: type of products. skew: rows of the fullest rank of an expert group over the
+    mean. routing: file of recorded rows, in place of a skew. tokens: of a training run. price: of a device-hour. watts:
+    of a device. mtbf: hours of a device between failures. checkpoint, restart: seconds. ramp: first and last sequences,
+    increment, and tokens. slow: how many times as long slow devices take, and how many of them there are. also: axes of
+    further plans. draws: of the constants, to compare plans under; None for no comparison. seed: of the draws.
+    space_facts: whether to list the space in place of a search.
     """
 
     model: str
@@ -70,6 +70,7 @@ class SearchRequest:
     limit_seconds: float | None
     precision: str
     skew: SkewAsked | None
+    routing: Path | None
     tokens: float | None
     price: float | None
     watts: float | None
@@ -89,6 +90,8 @@ class SearchRequest:
             raise click.UsageError("--jobs writes beside the plan files: add -o FOLDER")
         if self.space_facts and self.output is not None:
             raise click.UsageError("--space-facts searches no plans to write: leave out -o")
+        if self.routing is not None and self.skew is not None:
+            raise click.UsageError("--routing has the rows of ranks as they were, and --skew says others: give one")
         if self.vary and self.explain is None:
             raise click.UsageError("--vary is about the sliders of --explain: add --explain")
         of_runs = {name: getattr(self, name) is not None for name in _OF_RUNS}

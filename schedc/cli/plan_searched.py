@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from schedc.planner.space.conditions import PlanCondition
     from schedc.planner.space.space import OfferedSchedules, PlanSpace
     from schedc.planner.times.problem import PlanProblem
+    from schedc.planner.times.skew import RecordedSkew
 
 
 def searched(request: SearchRequest) -> None:
@@ -80,7 +82,7 @@ def _search(request: SearchRequest, problem: PlanProblem, fit: Fit | None, space
     slow = request.slow and SlowDevices(*request.slow, space)
     facts = search_to_json(problem, space, found, also, fit, request.objective, asked_of(request), slow)
     if request.draws is not None and request.objective == "step" and found.plans:
-        asked = DrawsAsked(request.draws, request.seed, loads=request.skew is None)
+        asked = DrawsAsked(request.draws, request.seed, loads=request.skew is None and request.routing is None)
         with ProgressLine() as progress:
             add_chances(facts, compare_plans(space, problem, found, [*also.values()], asked, progress), asked)
     explained = None
@@ -131,7 +133,8 @@ def plan_problem(request: SearchRequest) -> tuple[PlanProblem, Fit | None]:
     model = open_model(request.model).at(seq)
     cluster = open_cluster(request.cluster, request.devices)
     asked = request.skew or SkewAsked()
-    spread = _spread(asked, model)
+    recorded = _recorded(request.routing, model) if request.routing is not None else None
+    spread = (recorded.spread or 0.0) if recorded else _spread(asked, model)
     precision = request.precision
     cluster.peak(precision)
     known = constants_for(cluster, precision, request.fit_file, request.force_fit, request.stack)
@@ -144,9 +147,35 @@ def plan_problem(request: SearchRequest) -> tuple[PlanProblem, Fit | None]:
         skew=1.0 if spread else asked.fullest,
         stack=known.software,
         spread=spread,
+        recorded=recorded.fullest if recorded else (),
         sure=known.known,
         origins=known.origins,
     ), known.fit
+
+
+def _recorded(path: Path, model: ModelSizes) -> RecordedSkew:
+    """The fullest rank by a recorded routing. Raises `DiagnosticError` (S715) for one of other ranks or experts."""
+    from schedc.cell.rows import read_recording
+    from schedc.diagnostics import Diagnostic, DiagnosticError, Label
+    from schedc.planner.times.skew import recorded_skew
+    from schedc.source import NOWHERE
+
+    def refuse(message: str, help: str) -> DiagnosticError:
+        return DiagnosticError([Diagnostic("S715", message, Label(NOWHERE), help=help)])
+
+    recording = read_recording(path, path.name)
+    if isinstance(recording, str):
+        raise refuse(recording, "record anew with `Pipeline.record_routing`")
+    experts, ranks = model.moe.experts if model.moe else 0, recording.shape[2]
+    if not experts or experts % ranks or ranks == 1:
+        message = f"`{path.name}` has the rows of {ranks} ranks, and {model.name} has {experts} experts"
+        raise refuse(message, "record a model with as many experts, on 2 ranks or more that share them evenly")
+    skew = recorded_skew(experts, recording.factors, MOST_SPREAD)
+    if skew.spread is None:
+        rho = skew.fullest[-1][1]
+        message = f"`{path.name}`: no spread of loads gives the fullest rank {rho:.3g} times the mean of {ranks}"
+        raise refuse(message, "record a trained router, or give --skew")
+    return skew
 
 
 def _spread(asked: SkewAsked, model: ModelSizes) -> float:

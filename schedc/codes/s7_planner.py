@@ -133,8 +133,9 @@ S7: tuple[DiagnosticCode, ...] = (
     DiagnosticCode(
         "S715",
         "a skew of rows that a model cannot have",
-        "`--skew` says how many times the mean rows come to the fullest rank of an expert group. A model without "
-        "experts sends no rows, and no spread of loads skews a group beyond its experts. Raised by `schedc plan`.",
+        "`--skew` says how many times the mean rows come to the fullest rank of an expert group, and `--routing` takes "
+        "the file of a recorded routing. A model without experts sends no rows, and no spread of loads skews a group "
+        "beyond its experts. Raised by `schedc plan`.",
     ),
     DiagnosticCode(
         "S716",

@@ -43,17 +43,15 @@ def rows_of_plans(problem: PlanProblem) -> list[str]:
     if problem.model.moe is None:
         return []
     if problem.spread:
+        known = ", ".join(f"{rho:.3g} of {ranks}" for ranks, rho in problem.recorded if ranks > 1)
         return [
             f"loads of experts spread by {problem.spread:.3g} of their mean: the larger a group, the fuller its"
             " fullest rank",
-            "bytes held are those of even rows",
+            *([f"recorded rows of the fullest rank over the mean: {known} ranks"] if known else []),
         ]
     if problem.skew == 1.0:
         return ["rows of tokens are even over the ranks of an expert group"]
-    return [
-        f"the fullest rank of an expert group has {problem.skew:g} times the mean rows of tokens, all the time",
-        "bytes held are those of even rows",
-    ]
+    return [f"the fullest rank of an expert group has {problem.skew:g} times the mean rows of tokens, all the time"]
 
 
 def fit_facts(fit: Fit | None) -> dict[str, Any]:

@@ -49,7 +49,10 @@ def _unsaid(problem: PlanProblem, axes: PlanAxes) -> Iterator[str]:
     if problem.precision not in BYTES or BYTES[problem.precision] < 2:
         yield f"Times of products in {problem.precision}; no line says it."
     if skew != 1.0:
-        yield f"Times with {skew:.4g} times the mean rows on the fullest expert rank; no line says it."
+        yield (
+            f"Times with {skew:.4g} times the mean rows on the fullest expert rank; no line says it."
+            " Peaks have the mean rows."
+        )
 
 
 @dataclass(frozen=True, eq=False)

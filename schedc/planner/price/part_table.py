@@ -104,13 +104,22 @@ class PartTable:
 
     @cached_property
     def held(self) -> Floats:
-        """[runs, levels, kinds] bytes that a microbatch holds from its forward on, by `LEVELS`."""
+        """[runs, levels, kinds] bytes that a microbatch holds from its forward on, by `LEVELS`, on the fullest rank."""
         return np.stack([level.held for level in self._levels])
 
     @cached_property
     def pending(self) -> Floats:
-        """[runs, kinds] bytes that a microbatch holds between I and W."""
+        """[runs, kinds] bytes that a microbatch holds between I and W, on the fullest rank."""
         return np.stack([level.pending for level in self._levels])
+
+    @cached_property
+    def with_even_rows(self) -> PartTable:
+        """The table of ranks that have the mean rows. The compiler counts its bytes of plan files."""
+        if all(run.skew == 1.0 for run in self.runs.each):
+            return self
+        even = (replace(run.problem, skew=1.0, spread=0.0, recorded=()) for run in self.runs.each)
+        runs = [replace(run, problem=problem) for run, problem in zip(self.runs.each, even, strict=True)]
+        return replace(self, runs=RunTable(runs))
 
     @cached_property
     def reserve(self) -> Floats:
@@ -222,22 +231,32 @@ class _LevelShares:
 
 
 def _level_shares(run: TrainingRun) -> _LevelShares:
-    shares = _shares_of_lines(split_lines(run.problem, run.axes.split), run.model)
+    shares = _shares_of_lines(split_lines(run.problem, run.axes.split), run.model, run.skew)
     more = np.multiply.outer(_bytes_of_traits(run), [kind in DECODER for kind in WORK])
     return _LevelShares(shares.time, shares.held + more, shares.pending + more[0])
 
 
 @lru_cache(maxsize=8192)
-def _shares_of_lines(lines: tuple[str, ...], model: ModelSizes) -> _LevelShares:
+def _shares_of_lines(lines: tuple[str, ...], model: ModelSizes, skew: float) -> _LevelShares:
+    """skew: rows of the fullest rank over the mean. It holds as many more; levels repeat equal shares of all ranks."""
     directives = attached(lines, model)
-    plan, layers = directives.plan, layer_costs(directives)
-    whole = np.array(layers.activations, np.float64)
+    if skew != 1.0:
+        fullest = replace(directives, plan=replace(directives.plan, bound=skew))
+        return _held_bytes(fullest, _shares_of_lines(lines, model, 1.0).time)
+    plan = directives.plan
     at = [replace(plan, recompute=(Recompute(level),) * len(WORK)) for level in LEVELS]
     even = LayerCosts(time=PerKind(*(1.0 for _ in WORK)))
     time = [recomputation_time(one, _ONE_EACH, even, np.ones(len(WORK))) for one in at]
+    return _held_bytes(directives, np.array(time))
+
+
+def _held_bytes(directives: Directives, time: Floats) -> _LevelShares:
+    plan, layers = directives.plan, layer_costs(directives)
+    whole = np.array(layers.activations, np.float64)
+    at = [replace(plan, recompute=(Recompute(level),) * len(WORK)) for level in LEVELS]
     held = np.array([StageActivations(one, _ONE_EACH, layers.activations).saved * whole for one in at])
     pending = np.asarray(StageActivations(plan, _ONE_EACH, layers.activations).pending * whole)
-    return _LevelShares(np.array(time), held, pending)
+    return _LevelShares(time, held, pending)
 
 
 def _bytes_of_traits(run: TrainingRun) -> Floats:
@@ -265,7 +284,7 @@ def _reserve(run: TrainingRun, held: Floats) -> Floats:
     columns = max(model.ffn * (1 + model.gated), model.attention.heads * model.attention.score_dim, model.vocab)
     gradients = 2.0 * columns / axes.tp * (model.hidden + run.tokens)
     recomputed = (held[0] - held).max(axis=1)
-    buffers = 2.0 * 2.0 * run.tokens / axes.tp * top * model.hidden
+    buffers = 2.0 * 2.0 * run.tokens / axes.tp * top * model.hidden * run.skew
     return np.stack([gradients + recomputed + buffers, gradients + recomputed + 2.0 * buffers], axis=1)
 
 

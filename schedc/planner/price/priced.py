@@ -42,8 +42,9 @@ class PricedPlan:
     """A plan, priced.
 
     makespan: seconds of the pipeline, as `schedc check` says it of the files: from inside cells where exchanges run
-    beside compute. beside: seconds of a step beside it. peaks: [P] bytes of each rank at its peak, parameters
-    included. reserve: bytes that no order counts. digest: of the order (`order_digest`). name, notes: of its files.
+    beside compute. beside: seconds of a step beside it. peaks: [P] bytes of each rank at its peak, parameters included,
+    with even rows. reserve: bytes that no file says: what no order counts, and rows beyond the mean. digest: of the
+    order (`order_digest`). name, notes: of its files.
     """
 
     planned: PlannedStep
@@ -98,8 +99,9 @@ def price_plan(planned: PlannedStep, name: str = "planned", notes: tuple[str, ..
     makespan = pipeline_seconds(planned, timeline)
     beside = columns.beside(np.array([[makespan]]))
     of_plan = OutsidePipeline(*(np.asarray(seconds).item() for seconds in beside))
-    peaks = tuple(columns.rank_bytes(order)[:, 0].tolist())
-    return PricedPlan(planned, makespan, of_plan, peaks, float(columns.reserve()[0]), order.digest, name, notes)
+    even = replace(columns, table=planned.table.with_even_rows).rank_bytes(order)[:, 0]
+    reserve = float(columns.peaks(order)[0] - even.max())
+    return PricedPlan(planned, makespan, of_plan, tuple(even.tolist()), reserve, order.digest, name, notes)
 
 
 def pipeline_seconds(planned: PlannedStep, timeline: Timeline) -> float:

@@ -74,7 +74,7 @@ def evaluations(plan: PricedPlan) -> Iterator[tuple[str, float]]:
     """
     planned = plan.planned
     order = order_of(planned)
-    even = replace(planned.problem, skew=1.0, spread=0.0)
+    even = replace(planned.problem, skew=1.0, spread=0.0, recorded=())
     none = replace(planned.axes, recompute=str(Level.NONE), where="all")
 
     def busy(planned: PlannedStep) -> Floats:

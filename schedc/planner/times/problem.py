@@ -52,10 +52,11 @@ class PlanProblem:
 
     model: with the tokens of a sequence. sequences: of a step. constants: of the cost model by name, those of a fit;
     the others are at their prior medians. precision: of products. skew: rows of the fullest rank of an expert group
-    over the mean, whatever its size. A group of fewer ranks has all rows on one of them. spread: of the loads
-    of experts (standard deviation over mean); then the fullest rank follows from the size of the group. sure: how sure
-    a fit is of the constants; None without one. origins: where constants are from, a sentence for each owner. drawn:
-    one vector that prices plans in place of the constants.
+    over the mean, whatever its size. A group of fewer ranks has all rows on one of them. spread: of the loads of
+    experts (standard deviation over mean); then the fullest rank follows from the size of the group. recorded: the
+    fullest rank by ranks of a group, where a recorded routing has such groups. sure: how sure a fit is of the
+    constants; None without one. origins: where constants are from, a sentence for each owner. drawn: one vector that
+    prices plans in place of the constants.
     """
 
     model: ModelSizes
@@ -66,6 +67,7 @@ class PlanProblem:
     skew: float = 1.0
     stack: Stack = Stack()
     spread: float = 0.0
+    recorded: tuple[tuple[int, float], ...] = ()
     sure: ConstantSpread | None = field(default=None, compare=False, repr=False)
     origins: tuple[str, ...] = field(default=(), compare=False, repr=False)
     drawn: ConstantVectors | None = field(default=None, repr=False)
@@ -125,6 +127,9 @@ class TrainingRun:
     @property
     def skew(self) -> float:
         """Rows of the fullest rank of the expert group over the mean."""
+        known = dict(self.problem.recorded)
+        if self.axes.ep in known:
+            return known[self.axes.ep]
         if self.problem.spread:
             return self.skew_at(self.problem.spread)
         return min(self.problem.skew, self.axes.ep)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from functools import cache
 from math import lgamma, sqrt
+from typing import NamedTuple
 
 import numpy as np
 
@@ -49,6 +50,34 @@ def spread_of(experts: int, ranks: int, fullest: float, most: float) -> float | 
         middle = (low + high) / 2
         low, high = (middle, high) if fullest_rank(experts, ranks, middle) < fullest else (low, middle)
     return high
+
+
+class RecordedSkew(NamedTuple):
+    """The fullest rank of expert groups, from the rows of a recorded routing.
+
+    fullest: by ranks of a group, rows of the fullest one over the mean. spread: of the loads of experts, with which
+    the law gives larger groups; None where no spread gives the fullest rank of the largest recorded group.
+    """
+
+    fullest: tuple[tuple[int, float], ...]
+    spread: float | None
+
+
+def recorded_skew(experts: int, rows: Floats, most: float) -> RecordedSkew:
+    """What rows say of the fullest rank, and the spread of loads up to ``most`` that they follow from.
+
+    rows: [layers, microbatches, ranks]. Groups of fewer ranks have the rows of neighbours together. The fullest rank
+    of each layer and microbatch counts, in the mean.
+    """
+    ranks = rows.shape[2]
+    sizes = [size for size in range(1, ranks + 1) if ranks % size == 0]
+    fullest = []
+    for size in sizes:
+        of_ranks = rows.reshape(*rows.shape[:2], size, ranks // size).sum(axis=3)
+        mean = of_ranks.mean(axis=2)
+        fullest.append((of_ranks.max(axis=2)[mean > 0] / mean[mean > 0]).mean() if (mean > 0).any() else 1.0)
+    spread = spread_of(experts, ranks, float(fullest[-1]), most)
+    return RecordedSkew(tuple(zip(sizes, map(float, fullest), strict=True)), spread)
 
 
 def _end(shape: float, ranks: int) -> float:

@@ -231,7 +231,6 @@ def test_a_skew_and_a_precision_reach_the_files(tmp_path: Path) -> None:
     result = schedc("plan", *SKEWED, *axes, "--skew", "1.5", "--json", "-o", str(folder))
     facts = json.loads(result.stdout)
     assert (facts["precision"], facts["skew"]) == ("fp8", 1.5)
-    assert "bytes held are those of even rows" in facts["space"]["restrictions"]
     (plan,) = facts["plans"]
     bars = {bar["what"]: bar["seconds"] for bar in plan["waterfall"]}
     assert bars["expert imbalance"] > 0
@@ -268,6 +267,38 @@ def test_plans_of_megatron_core_are_exported(tmp_path: Path) -> None:
         for plan in plans:
             result = schedc("export", str(plan), "--to", "megatron")
             assert result.exit_code == 0, result.output
+
+
+def test_a_recorded_routing_skews_groups_as_it_has_them(tmp_path: Path) -> None:
+    """Ranks of a group of two have the rows of two recorded neighbours."""
+    asked = ("plan", "qwen3-30b-a3b", "h100", "-D", "devices=16", "--batch", "64x4096", "--top", "1", "--json")
+    where = "pp == 2 and tp == 1 and schedule in 1f1b and zero == 1 and microbatch == 1 and cp == 1 and ep"
+    record = tmp_path / "routing.json"
+    record.write_text(json.dumps({"schema": "schedc.routing/1", "rows": [[[[28, 24, 26, 22]], [[22, 27, 25, 26]]]]}))
+    for ep, fullest in ((4, (1.12 + 1.08) / 2), (2, (1.04 + 1.02) / 2)):
+        steps = []
+        for skew in (("--routing", str(record)), ("--skew", repr(fullest))):
+            result = schedc(*asked, "--require", f"{where} == {ep}", *skew)
+            assert result.exit_code == 0, result.stderr
+            facts = json.loads(result.stdout)
+            steps.append(facts["plans"][0]["step_s"])
+            if skew[0] == "--routing":
+                assert "recorded rows of the fullest rank over the mean: 1.03 of 2, 1.1 of 4 ranks" in "; ".join(
+                    facts["space"]["restrictions"]
+                )
+        assert steps[0] == pytest.approx(steps[1], rel=1e-12)
+    for text, rows, message in (
+        ("{", None, "is not JSON"),
+        ("", [[[[1, 2, 3]]]], "has the rows of 3 ranks"),
+        ("", [[[[1]]]], "has the rows of 1 ranks"),
+        ("", [[[[1, 0, 0, 0]]]], "no spread of loads gives the fullest rank 4 times the mean"),
+    ):
+        record.write_text(text or json.dumps({"schema": "schedc.routing/1", "rows": rows}))
+        refused = schedc(*asked, "--routing", str(record))
+        assert refused.exit_code == 1
+        assert "error[S715]" in refused.stderr
+        assert message in refused.stderr
+    assert "give one" in schedc(*asked, "--routing", str(record), "--skew", "2").stderr
 
 
 def test_a_spread_of_loads_skews_larger_groups_more() -> None:

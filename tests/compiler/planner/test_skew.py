@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from schedc.planner.presets.library import open_cluster, open_model
-from schedc.planner.price.priced import step_seconds
+from schedc.planner.price.files import PlannedStep
+from schedc.planner.price.part_table import PartTable
+from schedc.planner.price.priced import price_plan, step_seconds
+from schedc.planner.search.bound import PlanBounds, splits_of
+from schedc.planner.space.axes import RankSplit
+from schedc.planner.space.conditions import read_condition
+from schedc.planner.space.schedules import open_choice
+from schedc.planner.space.space import PlanSpace
 from schedc.planner.times.constants import ConstantVectors
-from schedc.planner.times.problem import TrainingRun
-from schedc.planner.times.skew import fullest_rank, lower_gamma, spread_of
+from schedc.planner.times.problem import PlanProblem, TrainingRun
+from schedc.planner.times.skew import fullest_rank, lower_gamma, recorded_skew, spread_of
 from schedc.planner.times.table import RunTable
 from support.needs import needed
 from support.training_runs import run_of
@@ -68,3 +76,71 @@ def test_drawn_spreads_of_loads_price_like_their_problems() -> None:
         assert steps[:, column] == pytest.approx(alone[:, 0], rel=1e-12)
     assert (steps[0] == steps[0, 0]).all()
     assert (steps[1:, 1] > 1.02 * steps[1:, 0]).all()
+
+
+def counted(loads: np.ndarray[Any, np.dtype[np.float64]], ranks: int) -> float:
+    """Rows of the fullest of so many ranks over the mean. loads: [samples, experts] rows of experts."""
+    of_ranks = loads.reshape(len(loads), ranks, -1).sum(axis=2)
+    return float((of_ranks.max(axis=1) / of_ranks.mean(axis=1)).mean())
+
+
+@pytest.mark.parametrize("spread", [0.2, 0.4, 0.8])
+def test_a_recorded_routing_says_the_fullest_rank_of_other_groups(spread: float) -> None:
+    """Eight ranks are recorded. Fewer have rows of neighbours, exactly; 16 and 32 are within 3 % of counting."""
+    rng, layers, microbatches, experts = np.random.default_rng(7), 12, 40, 128
+    shares = rng.dirichlet(np.full(experts, 1 / spread**2), layers * microbatches)
+    loads = np.array([rng.multinomial(4 * 4096 * 8, share) for share in shares], np.float64)
+    recorded = loads.reshape(layers, microbatches, 8, -1).sum(axis=3)
+    skew = recorded_skew(experts, recorded, 4.0)
+    assert skew.spread is not None
+    assert dict(skew.fullest) == pytest.approx({ranks: counted(loads, ranks) for ranks in (1, 2, 4, 8)}, rel=1e-12)
+    for ranks in (16, 32):
+        assert fullest_rank(experts, ranks, skew.spread) == pytest.approx(counted(loads, ranks), rel=0.03)
+    assert recorded_skew(experts, recorded.sum(axis=2, keepdims=True), 4.0).spread is None
+
+
+def test_runs_take_recorded_rows_and_the_law_beyond_them() -> None:
+    problem = PlanProblem(
+        open_model("qwen3-30b-a3b").at(4096),
+        open_cluster("h100", 16),
+        64,
+        spread=0.5,
+        recorded=((1, 1.0), (2, 1.2), (4, 1.4)),
+    )
+    skews = [problem.run(RankSplit(ep=ep)).skew for ep in (1, 2, 4, 8)]
+    assert skews == [1.0, 1.2, 1.4, fullest_rank(128, 8, 0.5)]
+
+
+def test_the_fullest_rank_holds_its_rows() -> None:
+    """Rows of experts and buffers are held as often as the fullest rank has more; files count even rows.
+
+    What is held grows in proportion to the rows beyond the mean, and the bound stays below it.
+    """
+    model, cluster = open_model("qwen3-30b-a3b").at(4096), open_cluster("h100", 16)
+    texts = ("pp == 2", "tp == 1", "cp == 1", "ep == 8", "microbatch == 1", "schedule == 1f1b", "alltoall == flat")
+    space = PlanSpace.of(model, cluster, 64, 4096, "standard", [read_condition(each) for each in (*texts, "zero == 1")])
+    priced, bounds, buffers = {}, {}, []
+    for skew in (1.0, 1.5, 2.0):
+        problem = PlanProblem(model, cluster, 64, skew=skew)
+        table = PartTable.of(problem, splits_of(space))
+        buffers.append(table.reserve[0, 0, 0])
+        (bounded,) = PlanBounds(space, problem, table).blocks()
+        for number in bounded.block.numbers().tolist():
+            axes = bounded.block.axes(number)
+            plan = price_plan(PlannedStep(problem, axes, open_choice("1f1b"), table))
+            places = np.unravel_index(number, bounded.block.legal.shape)
+            bounds[skew, axes] = bounded.memory[(*places[:4], places[5])]
+            priced[skew, axes] = plan
+            assert bounds[skew, axes] <= plan.needed * (1 + 1e-12)
+            assert plan.peaks == priced[1.0, axes].peaks
+    assert buffers[2] - buffers[0] == 4 * 4096 * 8 * model.hidden == 2 * (buffers[1] - buffers[0])
+    plans = {axes for _, axes in priced}
+    assert len(plans) == 10
+    for axes in plans:
+        even, half, twice = (priced[skew, axes].needed for skew in (1.0, 1.5, 2.0))
+        assert twice > half > even
+        assert twice - even == pytest.approx(2 * (half - even))
+    none = {axes.recompute: axes for axes in plans if axes.layout == "even"}
+    rows = 4096 * 8 * 8 * 2 * model.hidden
+    growth = priced[2.0, none["none"]].needed - priced[1.0, none["none"]].needed
+    assert growth > 24 * 2 * rows / 8  # 24 layers of a rank hold two microbatches, whose experts have these inputs
