@@ -90,9 +90,10 @@ def improved(
     """
     kinds = [_distinct(kind) for kind in starts]
     orders = [order for ranked in zip_longest(*kinds) for order in ranked if order is not None]
-    tries = int(effort * min(TRIES_PER_TASK * len(tasks), MOST_STEPS // max(1, len(tasks))))
+    whole = min(TRIES_PER_TASK * len(tasks), MOST_STEPS // max(1, len(tasks)))
+    tries = int(effort * whole)
     each, last = int(tries * (1 - SHARE_FOR_LEAVING)) // ROUNDS, int(tries * SHARE_FOR_LEAVING)
-    if loops := loops_for(tries):
+    if loops := loops_for(whole):
         return placed_in_order(tasks, duration, _by_loops(tasks, duration, orders, bound, (each, last), loops))
     search, begin = _Search(tasks, duration, bound), thread_time()
     search.shortest(orders, each)
