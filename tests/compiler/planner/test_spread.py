@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -125,3 +126,14 @@ def test_rows_never_widen_a_prior_and_decide_what_they_show() -> None:
     assert {name for name, width in widths.items() if width > 0.9} == set(estimate.at_prior)
     assert widths["gemm"] < 0.5
     assert (np.diag(estimate.covariance(3.0)) >= np.diag(estimate.covariance())).all()
+
+
+def test_a_stack_of_another_fit_is_independent_of_the_device() -> None:
+    """Even where both fits have covariances between the constants of all owners."""
+    square = np.random.default_rng(2).standard_normal((len(NAMES), 2 * len(NAMES)))
+    one, other = (replace(ConstantSpread.of_priors(), logs=factor * square @ square.T) for factor in (1.0, 2.0))
+    stack = np.array([constant.owner == "stack" for constant in CONSTANTS])
+    mixed = one.with_owner("stack", other).logs
+    assert not mixed[np.ix_(stack, ~stack)].any()
+    assert (mixed == other.logs)[np.ix_(stack, stack)].all()
+    assert (mixed == one.logs)[np.ix_(~stack, ~stack)].all()
