@@ -14,6 +14,9 @@ from schedc.planner.price.intervals import REACH, SHARE, log_effects
 FACTOR = 1.8
 """The factor of a fit without models that were left out: that of shipped rows, about."""
 
+MOST_FACTOR = 5.0
+"""A larger factor would say of every plan how far off one odd model was."""
+
 _FACTORS = np.geomspace(0.5, 10.0, 120)
 
 
@@ -64,4 +67,4 @@ def factor_of(models: Sequence[LeftOutModel]) -> float:
         return FACTOR
     enough = (each for each in _FACTORS if np.concatenate([model.held(each) for model in models]).mean() >= SHARE)
     own = float(next(enough, _FACTORS[-1]))
-    return own * float(stdtrit(len(models), 0.5 + 0.5 * SHARE)) / REACH
+    return min(MOST_FACTOR, own * float(stdtrit(len(models), 0.5 + 0.5 * SHARE)) / REACH)

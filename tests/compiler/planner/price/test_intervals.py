@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from schedc.planner.fit.estimate import Estimator
-from schedc.planner.fit.left_out import FACTOR, LeftOutModel, factor_of
+from schedc.planner.fit.left_out import FACTOR, MOST_FACTOR, LeftOutModel, factor_of
 from schedc.planner.presets.library import open_cluster, open_model
 from schedc.planner.price.intervals import REACH, log_effects, step_intervals
 from schedc.planner.price.priced import step_seconds
@@ -67,17 +67,18 @@ def test_effects_count_what_shows_only_at_the_ends() -> None:
 
 
 def test_models_left_out_set_how_far_rows_are_off() -> None:
-    """Rows three times as far off as they say need three times their spread, and more where models are few."""
+    """Rows twice as far off as they say need twice their spread, and more where models are few."""
     stdtrit = needed("scipy.special").stdtrit
     estimator = Estimator(RunTable([RUN]), np.array([1.0]))
     part = estimator.at_spread(np.arange(0), 0.05)
     draw = np.random.default_rng(0)
 
-    def model(number: int) -> LeftOutModel:
-        ratios = np.expm1(3 * 0.05 * draw.standard_normal(50))
+    def model(number: int, off: float = 2.0) -> LeftOutModel:
+        ratios = np.expm1(off * 0.05 * draw.standard_normal(50))
         return LeftOutModel(str(number), ratios, np.zeros((50, len(estimator.names))), part)
 
     many, few = factor_of([model(number) for number in range(40)]), factor_of([model(0), model(1)])
-    assert many == pytest.approx(3.0, rel=0.07)
+    assert many == pytest.approx(2.0, rel=0.07)
     assert few / many == pytest.approx(stdtrit(2, 0.95) / stdtrit(40, 0.95), rel=0.3)
     assert factor_of([]) == FACTOR
+    assert factor_of([model(0, 9.0), model(1, 9.0)]) == MOST_FACTOR
