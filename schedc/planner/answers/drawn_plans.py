@@ -115,7 +115,7 @@ def _best_under(
     space: PlanSpace, problem: PlanProblem, constants: ConstantVectors, progress: SearchProgress
 ) -> Iterator[Any]:
     """The axes of the best plan under each of the first draws, by the floors of pairs."""
-    options = SearchOptions(top=1, policy_seconds=0.0, inside=False)
+    options = SearchOptions(top=1, policy_seconds=0.0, inside=False, first=16)
     for number in range(min(SEARCHES, len(constants))):
         progress("drawn", number)
         result = search(space, replace(problem, drawn=constants.only(number)), options)

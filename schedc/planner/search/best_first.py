@@ -51,7 +51,8 @@ class SearchOptions:
     The answer has the ``top`` fastest plans of a front (`pareto`), and `SearchResult.pareto` has all.
     exhaustive: simulate and price every plan, whatever its bound. seconds: CPU seconds after which the search stops;
     None for no limit. policy_seconds: as many more for plans that are ordered by their own costs. inside: whether pairs
-    are priced from inside. Without it their floors are taken for their steps, and no plan has files.
+    are priced from inside. Without it their floors are taken for their steps, and no plan has files. first: plans of
+    the first batch of simulations.
     """
 
     top: int = 10
@@ -60,6 +61,7 @@ class SearchOptions:
     seconds: float | None = None
     policy_seconds: float = 50.0
     inside: bool = True
+    first: int = _FIRST
 
 
 @dataclass(eq=False)
@@ -117,7 +119,7 @@ class _BestFirst:
         self.so_far, self.ordered, self.inexact = self._empty(), 0, 0
         self.waiting: list[tuple[tuple[float, float], int, FoundPlan]] = []
         self.number = count()
-        self.next, self.width = 0, _FIRST
+        self.next, self.width = 0, options.first
 
     def run(self) -> SearchResult:
         with self.clock.of("space"):

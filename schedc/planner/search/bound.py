@@ -103,10 +103,10 @@ class PlanBounds:
         return self._peaks[key]
 
     def groups(self, block: PlanBlock) -> list[_AlikeOrders]:
-        """The orders of a block by placement and by what the bound knows."""
+        """The orders of a block that have legal plans, by placement and by what the bound knows."""
         alike: defaultdict[tuple[bytes, bool, bool], list[int]] = defaultdict(list)
         for number, option in enumerate(block.inner.orders):
-            if (placed := self._placed(option, block)) is not None:
+            if block.legal[:, number].any() and (placed := self._placed(option, block)) is not None:
                 alike[placed, option.choice.splits, option.overlap].append(number)
         return [
             _AlikeOrders(tuple(numbers), self._counts(placed, block), splits, overlaps)

@@ -17,9 +17,11 @@ from schedc.planner.answers.drawn_plans import LOADS, DrawsAsked, compare_plans,
 from schedc.planner.presets.library import open_cluster, open_model
 from schedc.planner.price.files import PlannedStep
 from schedc.planner.price.part_table import PartTable
-from schedc.planner.price.priced import price_plan
+from schedc.planner.price.priced import plan_seconds, price_plan
 from schedc.planner.search.best_first import SearchOptions, search
+from schedc.planner.space.axes import PlanAxes
 from schedc.planner.space.conditions import read_condition
+from schedc.planner.space.schedules import open_choice
 from schedc.planner.space.space import PlanSpace
 from schedc.planner.times.problem import PlanProblem
 
@@ -89,6 +91,22 @@ def test_all_plans_have_the_same_draws(compared: Any) -> None:
             table = PartTable.of(there, [plan.axes.split])
             priced = price_plan(PlannedStep(there, plan.axes, plan.choice, table, plan.layout))
             assert steps[number] == pytest.approx(priced.step, rel=1e-9)
+
+
+@pytest.mark.slow
+def test_pairs_of_several_methods_are_priced_together_as_alone() -> None:
+    """A plan keeps the graphs of its own exchanges, whatever stands beside it in a table of many vectors."""
+    problem = PlanProblem(open_model("qwen3-30b-a3b").at(2048), open_cluster("h100", 32), 64)
+    axes = [
+        PlanAxes(1, 1, 2, 2, 16, 16, 1, 1, 4, "dualpipev", alltoall=method, overlap=True)
+        for method in ("hierarchical", "flat")
+    ]
+    plans = [PlannedStep(problem, each, open_choice("dualpipev"), PartTable.of(problem, [each.split])) for each in axes]
+    constants = drawn_constants(problem, DrawsAsked(20))
+    alone = [plan_seconds([plan], constants)[0] for plan in plans]
+    assert (plan_seconds(plans, constants) == np.stack(alone)).all()
+    assert (plan_seconds(plans[::-1], constants)[::-1] == np.stack(alone)).all()
+    assert abs(alone[0] / alone[1] - 1).min() > 1e-4
 
 
 def test_searches_under_draws_find_plans_that_medians_do_not(compared: Any) -> None:
