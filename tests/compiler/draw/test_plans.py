@@ -233,6 +233,12 @@ def test_plots_have_units_legends_and_zoom(browser: Browser, tmp_path: Path) -> 
     assert browser.value(ticks) != whole
     browser.now("document.querySelector('#plot-zoom button:last-child').click()")
     assert browser.value(ticks) == whole
+    close = [plan_facts(1) for _ in range(12)]
+    for number, plan in enumerate(close):
+        plan["step_s"] += 0.001 * number
+    shown(browser, tmp_path, search_facts(*close))
+    assert browser.value(OVERLAPS) == []
+    assert 1 <= browser.value("document.querySelectorAll('.number').length") < 12
     assert browser.faults == []
 
 
