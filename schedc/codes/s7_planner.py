@@ -141,7 +141,8 @@ S7: tuple[DiagnosticCode, ...] = (
         "S716",
         "a training run that no plan can do",
         "`--tokens` is less than a step has, or devices fail more often than a checkpoint and a restart take. `--mtbf` "
-        "is of one device; the cluster fails as many times more often as it has devices. Raised by `schedc plan`.",
+        "is of one device; the cluster fails as many times more often as it has devices. Or `--ramp` does not end at "
+        "the batch, or a size of it is trained for less than a step. Raised by `schedc plan`.",
     ),
     DiagnosticCode(
         "S719",

@@ -68,6 +68,8 @@ def test_the_fields_of_each_kind_of_job(tmp_path: Path) -> None:
     """Required fields and types are those of the TrainJob's API (v1alpha1) and of SkyPilot's task YAML."""
     plan = priced()
     texts = {kind: job_text(kind, plan, "01", RUNS) or "" for kind in JOB_SUFFIXES}
+    for text in texts.values():
+        assert text.index("schedc check 01.sched") < text.index("schedc compile 01.sched") < text.rindex("torchrun")
     (tmp_path / "01.sbatch").write_text(texts["sbatch"])
     subprocess.run(["bash", "-n", str(tmp_path / "01.sbatch")], check=True)
     asked = dict(
