@@ -165,7 +165,12 @@ class PartTable:
 
     def split_factor(self, splits_backward: bool, vector: int = 0) -> float:
         """How much longer input and weight gradients take where they are ops of their own."""
-        return float(self.constants["split"][0, vector]) if splits_backward else 1.0
+        return float(self.split[vector]) if splits_backward else 1.0
+
+    @property
+    def split(self) -> Floats:
+        """[K] how much longer I and W take than B, 1 at least."""
+        return np.asarray(np.maximum(1.0, self.constants["split"][0]))
 
     def cell_costs(self, row: int, splits_backward: bool) -> CellCosts:
         """The times inside cells of a split; all segments of a stage one after the other take what the table says."""

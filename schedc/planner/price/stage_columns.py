@@ -124,7 +124,7 @@ class StageColumns:
     def stages(self) -> tuple[Floats, Floats, Floats]:
         """[n, K, stages] seconds of F, I and W of each stage, without what backwards recompute."""
         table, rows = self.table, self.rows
-        factor = table.constants["split"][0][:, None] if self.of.plans[0].choice.splits else 1.0
+        factor = table.split[:, None] if self.of.plans[0].choice.splits else 1.0
 
         def times(time: Floats, share: Floats | float) -> Floats:
             return over_parts(self.of.counts, time[rows][..., :OP] * share) + time[rows][..., OP:]

@@ -11,6 +11,7 @@ import numpy as np
 from schedc.diagnostics import DiagnosticError
 from schedc.planner.price.files import PlannedStep
 from schedc.planner.price.orders import KnownOrder, OrderKey, known_order
+from schedc.planner.price.priced import pipeline_of, pipeline_seconds
 from schedc.planner.price.stage_columns import StageColumns
 from schedc.planner.search.cell_floors import CellFloors
 from schedc.planner.search.result import FoundPlan
@@ -64,11 +65,14 @@ def _of_one_order(
         return []
     plans = [planned for planned, *_ in fit]
     overlap = np.array([planned.axes.overlap for planned in plans])
-    makespan = np.empty(len(fit))
+    makespan, free = np.empty(len(fit)), plans[0].problem.stack.free_steps
     if not overlap.all():
         costs = StageColumns.of_plans([planned for planned in plans if not planned.axes.overlap]).batch()
-        makespan[~overlap] = simulate_batch(order.dependencies, costs).makespan
-    if overlap.any():
+        outcomes = simulate_batch(order.dependencies, costs)
+        makespan[~overlap] = outcomes.span.max(axis=0) if free else outcomes.makespan
+    if overlap.any() and free:
+        makespan[overlap] = [pipeline_seconds(plan, pipeline_of(plan, order)) for plan in plans if plan.axes.overlap]
+    elif overlap.any():
         makespan[overlap] = floors.of([planned for planned in plans if planned.axes.overlap], order.dependencies)
     steps = StageColumns.of_plans(plans).steps(makespan[:, None])[:, 0].tolist()
     return [
