@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from schedc.cell import CellCosts, SegmentTimes, cell_program, stage_shape
 from schedc.cell.cost_batch import CellCostBatch
+from schedc.cell.delays import program_delays
+from schedc.cell.simulate import ArrivalTimes, play
 from schedc.cell.table import CellTable, read_table, write_table
 from schedc.compiler import analyse
 from schedc.source import Source
@@ -74,6 +76,16 @@ def test_the_compiler_runs_the_programs_of_the_file() -> None:
             assert kind.program == cell_program(kind.kind, kind.forward, kind.backward, whole.ordering)
         both[ordered_by] = inside.late_wait.makespan
     assert both[None] < both[SLOW]
+
+
+@settings(deadline=None, max_examples=30)
+@given(times=st.lists(st.floats(0, 40), min_size=30, max_size=30), arrivals=st.tuples(*[st.floats(0, 90)] * 3))
+def test_delays_are_those_of_a_simulation(times: list[float], arrivals: tuple[float, float, float]) -> None:
+    shape, costs = stage_shape(["moe", "moe"], "flat"), costs_of(times)
+    program = cell_program("FB", shape, shape, SLOW)
+    played = play(program, shape, shape, costs, arrivals=ArrivalTimes(*arrivals))
+    ends = (program_delays(program, shape, shape, costs) + np.array(arrivals)).max(axis=1)
+    assert ends == pytest.approx(np.array([played.duration, played.activation_at, played.gradient_at]), rel=1e-12)
 
 
 KNOWN = {
