@@ -12,6 +12,7 @@ from schedc.cli.common import EPILOG, json_argument, sizes_argument
 from schedc.cli.completion import complete_cluster, complete_model, complete_restriction
 from schedc.cli.plan_request import (
     BEST,
+    DRAWS,
     SearchRequest,
     above_zero,
     devices_of,
@@ -287,7 +288,7 @@ def compare_command(first: Path, second: Path, output: Path | None, force: bool,
 )
 @click.option(
     "--draws",
-    default="off",
+    default=str(DRAWS),
     show_default=True,
     metavar="N|off",
     callback=read_draws,

@@ -12,7 +12,10 @@ from click.testing import CliRunner, Result
 from schedc.cli import main
 from schedc.planner.presets.library import files
 
-SEARCH = ("gpt2", "h100", "-D", "devices=8", "--batch", "32x1024", "--require", "pp >= 2 and schedule in 1f1b, zbh1")
+SEARCH = (
+    *("gpt2", "h100", "-D", "devices=8", "--batch", "32x1024", "--require", "pp >= 2 and schedule in 1f1b, zbh1"),
+    *("--draws", "off"),
+)
 
 KEYS = {
     "": "schema version model cluster batch precision skew spread fit origins constants objective training "
