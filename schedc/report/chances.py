@@ -42,7 +42,7 @@ def add_chances(facts: dict[str, Any], compared: ComparedPlans, asked: DrawsAske
         "loads": None
         if compared.constants.loads is None
         else {"median": _median_loads(compared), "width": LOADS_WIDTH},
-        "searches": min(SEARCHES, asked.number),
+        "searches": SEARCHES,
         "others": [
             {"name": names[number], "axes": asdict(compared.plans[number].axes), **_shares(compared, number)}
             for number in others

@@ -104,7 +104,10 @@ def compare_plans(
     constants = drawn_constants(problem, asked)
     printed = [plan.planned for plan in (*found.plans, *also)]
     table = printed[0].table
-    others = dict.fromkeys(_best_under(_near(space, found), problem, constants, progress))
+    searched = drawn_constants(
+        problem, replace(asked, number=SEARCHES, seed=0)
+    )  # the same plans meet, whatever the seed
+    others = dict.fromkeys(_best_under(_near(space, found), problem, searched, progress))
     for plan in printed:
         others.pop(plan.axes, None)
     more = [PlannedStep(problem, axes, space.choice(axes.schedule), table) for axes in others]
@@ -114,9 +117,9 @@ def compare_plans(
 def _best_under(
     space: PlanSpace, problem: PlanProblem, constants: ConstantVectors, progress: SearchProgress
 ) -> Iterator[Any]:
-    """The axes of the best plan under each of the first draws, by the floors of pairs."""
+    """The axes of the best plan under each of the draws, by the floors of pairs."""
     options = SearchOptions(top=1, policy_seconds=0.0, inside=False, first=16)
-    for number in range(min(SEARCHES, len(constants))):
+    for number in range(len(constants)):
         progress("drawn", number)
         result = search(space, replace(problem, drawn=constants.only(number)), options)
         yield from (plan.axes for plan in result.plans)
