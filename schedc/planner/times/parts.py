@@ -39,8 +39,14 @@ def dense_layer(runs: RunTable, constants: ConstantVectors) -> Floats:
 
 
 def moe_layer(runs: RunTable, constants: ConstantVectors) -> Floats:
-    """[3, runs, K] seconds of a layer with experts. Rows go to experts and back in both directions."""
-    return sum(moe_segments(runs, constants).values(), _sent(runs, constants) * _WITHOUT_WEIGHT)
+    """[3, runs, K] seconds of a layer with experts. Rows go to experts and back in both directions.
+
+    Where nothing runs beside a layer, its launches go on while rows travel.
+    """
+    compute, rows = _moe_compute(runs, constants), _sent(runs, constants) * _WITHOUT_WEIGHT
+    launch = _moe_launches(runs, constants)
+    pieces = sum(_segments(runs, compute, launch).values(), rows)
+    return np.where(runs.overlap, pieces, _launched(sum(compute.values(), rows), launch))
 
 
 def moe_segments(runs: RunTable, constants: ConstantVectors) -> dict[str, Floats]:
@@ -49,12 +55,25 @@ def moe_segments(runs: RunTable, constants: ConstantVectors) -> dict[str, Floats
     Exchanges between tensor and context ranks belong to ``attention``. Each segment has its share of the launches, so
     that no segment is faster where another is slower.
     """
+    return _segments(runs, _moe_compute(runs, constants), _moe_launches(runs, constants))
+
+
+def _moe_compute(runs: RunTable, constants: ConstantVectors) -> dict[str, Floats]:
+    """The segments of a layer with experts without launches."""
     compute = {"attention": _attention(runs, constants), **_expert_segments(runs, constants)}
     compute["attention"] += compute.pop("router")
     compute["attention"] += _exchanged(runs, constants, PartName.EXPERTS) * _WITHOUT_WEIGHT
+    return compute
+
+
+def _moe_launches(runs: RunTable, constants: ConstantVectors) -> Floats:
+    """[3, runs, K] seconds of the launches of a layer with experts."""
     graphs = np.where(runs.flag("attention_graphs"), constants["graphed"], 1.0)
     pieces = np.where(runs.overlap, constants["pieces"], 1.0)
-    launch = _launches(runs, constants["launch"] * constants["moe_launch"] * graphs * pieces)
+    return _launches(runs, constants["launch"] * constants["moe_launch"] * graphs * pieces)
+
+
+def _segments(runs: RunTable, compute: dict[str, Floats], launch: Floats) -> dict[str, Floats]:
     shares = runs.once("launches", lambda: _launch_shares(runs))
     return {role: _launched(part, launch * shares[role]) for role, part in compute.items()}
 
