@@ -20,7 +20,6 @@ from schedc.planner.times.constants import (
     FitConstant,
     sustained,
 )
-from schedc.planner.times.network import domains_of
 from schedc.planner.times.spread import ROW_SPREAD, UNDECIDED
 from schedc.planner.times.table import RunTable
 
@@ -204,7 +203,7 @@ def needed(table: RunTable) -> Sequence[FitConstant]:
         "fp4": any(run.problem.precision == "fp4" for run in runs),
         "moe": any(run.model.moe for run in runs),
         "ep": any(run.axes.ep > 1 for run in runs),
-        "crowd": False,
+        "crowd": False,  # rows of a release differ in too much else to tell it
         "cp": any(run.axes.cp > 1 for run in runs),
         "block_scales": bool(table.flag("block_scales").any()),
         "overlap": bool(table.overlap.any()),
