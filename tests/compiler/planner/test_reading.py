@@ -204,6 +204,7 @@ def test_each_figure_of_a_shipped_cluster_has_a_source() -> None:
             "per_node",
             *(table["device"].keys() - {"name"}),
             *(each["name"] for each in table["level"]),
+            *({"alike"} & table.keys()),
         }
         assert set(table["sources"]) == named
         assert all(len(source) > 6 for source in table["sources"].values())
