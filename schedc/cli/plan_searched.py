@@ -205,11 +205,11 @@ def _spread(asked: SkewAsked, model: ModelSizes) -> float:
 
 def asked_of(request: SearchRequest) -> TrainingAsked | None:
     """The training run that is asked for; None without."""
+    if request.tokens is None:
+        return None
     from schedc.planner.answers.budget import TrainingAsked
     from schedc.planner.answers.ramp import RampAsked
 
-    if request.tokens is None:
-        return None
     times = request.checkpoint or 0.0, request.restart or 0.0
     ramp = None if request.ramp is None else RampAsked(*request.ramp)
     return TrainingAsked(request.tokens, request.price, request.watts, request.mtbf, *times, ramp=ramp)
