@@ -58,7 +58,9 @@ def run_of(cells: Mapping[str, Any], cluster: Cluster, folder: Path) -> Training
     named = {name: cells[name] for name in _AXES}
     named |= {"microbatches": microbatches, "recompute": level, "overlap": bool(cells["cells"]), "spare": spare}
     axes = PlanAxes(**named)
-    if cells["hides_rows"] and model.moe is not None:
+    if cells["hides_rows"]:
+        if model.moe is None:
+            raise ValueError("`hides_rows` is 1, and a model without experts sends no rows")
         axes = replace(axes, schedule=_WITH_PAIRS.get(axes.schedule, axes.schedule), overlap=True)
     _check_order(axes)
     return TrainingRun(problem, axes)

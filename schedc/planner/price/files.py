@@ -143,7 +143,11 @@ class PlannedStep:
         if len(self.orderings) == 1:
             return self.orderings[0]
         dependencies = known_order(self.choice, OrderKey.of(self.axes)).dependencies
-        seconds = self.seconds_by_ordering(dependencies, self.table, np.array([self.row]))
+        return self.shortest_ordering(dependencies, self.row)
+
+    def shortest_ordering(self, dependencies: Dependencies, row: int) -> CellCosts:
+        """The one of `orderings` with the shortest step. Others as for `seconds_by_ordering`; row: of the own table."""
+        seconds = self.seconds_by_ordering(dependencies, self.table, np.array([row]))
         return self.orderings[int(seconds[:, 0].argmin())]
 
     @cached_property

@@ -130,9 +130,8 @@ def inside_of(planned: PlannedStep, dependencies: Dependencies, vector: int = 0)
     All cells run the programs of the one of `PlannedStep.orderings` that has the shortest step.
     """
     table, (graphs, recomputed) = planned.table, planned.graphs
-    rows = StageColumns.of_plans([planned]).rows[0, vector : vector + 1]
-    seconds, row = planned.seconds_by_ordering(dependencies, table, rows), int(rows[0])
-    ordered_by = planned.orderings[int(seconds[:, 0].argmin())]
+    row = int(StageColumns.of_plans([planned]).rows[0, vector])
+    ordered_by = planned.shortest_ordering(dependencies, row)
     costs = table.cell_costs(row, planned.choice.splits)
     return cell_pricing.price(
         dependencies, graphs, costs, float(table.p2p[row]), recomputed=recomputed, ordered_by=ordered_by
@@ -145,7 +144,7 @@ def step_seconds(runs: RunTable, constants: ConstantVectors) -> Floats:
     Each order is made once, and simulated once for all runs that have it. One that follows the costs is that of the
     medians.
     """
-    return _seconds(runs, constants, runs.once("orders", lambda: _same_order(_planned_runs(runs), ())))
+    return _seconds(runs, constants, runs.once("orders", lambda: _runs_by_order(runs)))
 
 
 def plan_seconds(plans: Sequence[PlannedStep], constants: ConstantVectors, orders: Sequence[KnownOrder] = ()) -> Floats:
@@ -168,17 +167,17 @@ def _seconds(runs: RunTable, constants: ConstantVectors, groups: Sequence[tuple[
     return seconds
 
 
-def _planned_runs(runs: RunTable) -> list[PlannedStep]:
-    """[runs] their plans, under the medians of the constants."""
+def _runs_by_order(runs: RunTable) -> list[tuple[PlansOfOrder, KnownOrder]]:
+    """The runs by order, each planned under the medians of the constants."""
     table = PartTable.of_runs(runs, ConstantVectors.of((), np.zeros((1, 0))))
-    return [planned_run(run, table, number) for number, run in enumerate(runs.each)]
+    plans = [planned_run(run, table, number) for number, run in enumerate(runs.each)]
+    return _same_order(plans, [order_of(plan) for plan in plans])
 
 
 def _same_order(plans: Sequence[PlannedStep], orders: Sequence[KnownOrder]) -> list[tuple[PlansOfOrder, KnownOrder]]:
-    """The plans of one table by order; pairs by what decides their cells, too. orders: of the plans, else asked for."""
+    """The plans of one table by order; pairs by what decides their cells, too. orders: of the plans."""
     groups: defaultdict[tuple[KnownOrder, object], list[PlannedStep]] = defaultdict(list)
-    for number, plan in enumerate(plans):
-        order = orders[number] if orders else order_of(plan)
+    for plan, order in zip(plans, orders, strict=True):
         groups[order, _cells_of(plan) if plan.axes.overlap else None].append(plan)
     return [(PlansOfOrder(group), order) for (order, _), group in groups.items()]
 

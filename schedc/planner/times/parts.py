@@ -45,8 +45,10 @@ def moe_layer(runs: RunTable, constants: ConstantVectors) -> Floats:
     """
     compute, rows = _moe_compute(runs, constants), _sent(runs, constants) * _WITHOUT_WEIGHT
     launch = _moe_launches(runs, constants)
-    pieces = sum(_segments(runs, compute, launch).values(), rows)
-    return np.where(runs.overlap, pieces, _launched(sum(compute.values(), rows), launch))
+    alone = _launched(sum(compute.values(), rows), launch)
+    if not runs.overlap.any():
+        return alone
+    return np.where(runs.overlap, sum(_segments(runs, compute, launch).values(), rows), alone)
 
 
 def moe_segments(runs: RunTable, constants: ConstantVectors) -> dict[str, Floats]:

@@ -297,6 +297,32 @@ def test_rows_whose_schedule_does_not_take_their_sizes_are_refused(
     assert message in diagnostic.message
 
 
+@pytest.mark.parametrize(
+    ("schedule", "experts", "message"),
+    [
+        ("1f1b", "8,2,64,8", ""),
+        ("interleaved_overlap", "8,2,64,8", ""),
+        ("gpipe", "8,2,64,8", "it has no pairs, which exchanges run beside"),
+        ("1f1b", "0,0,0,1", "a model without experts sends no rows"),
+    ],
+)
+def test_rows_whose_exchanges_hide_are_plans_with_pairs(
+    schedule: str, experts: str, message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "rows.csv"
+    head = "model,layers,hidden,heads,seq,cluster,step_s,microbatch,hides_rows,schedule,pp,vpp,dp,batch"
+    sizes = "4,2,8,64" if schedule == "interleaved_overlap" else "4,1,8,64"
+    row = f"GPT,24,2048,16,1024,a100-80,0.8,1,1,{schedule},{sizes},{experts}"
+    path.write_text(f"{head},experts,top,width,ep\n{row}\n", encoding="utf-8")
+    if not message:
+        axes = load_rows(path).rows[0].run.axes
+        assert axes.overlap
+        assert axes.schedule in ("1f1b_overlap", "interleaved_overlap")
+        return
+    with pytest.raises(DiagnosticError, match=message):
+        load_rows(path)
+
+
 def test_fewer_rows_than_constants_and_one_model_are_said(tmp_path: Path) -> None:
     needed("scipy")
     path = tmp_path / "rows.csv"

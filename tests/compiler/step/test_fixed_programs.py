@@ -12,14 +12,16 @@ from hypothesis import strategies as st
 
 from schedc.cell import CellCosts, SegmentTimes, cell_program, stage_shape
 from schedc.cell.cost_batch import CellCostBatch
-from schedc.cell.delays import program_delays
+from schedc.cell.delays import delay_batch, program_delays
+from schedc.cell.graph import QUEUES
 from schedc.cell.simulate import ArrivalTimes, play
 from schedc.cell.table import CellTable, read_table, write_table
+from schedc.cell.tasks import tasks_of
 from schedc.compiler import analyse
 from schedc.source import Source
 from schedc.step.cells.cell_forms import cell_forms
 from schedc.step.cells.cell_pricing import price
-from schedc.step.cells.fixed_programs import FixedPrograms
+from schedc.step.cells.fixed_programs import CodedProgram, FixedPrograms, cell_delays
 from schedc.step.costs.costs import Costs, dump_costs, parse_costs
 from schedc.step.dependencies import Dependencies
 
@@ -86,6 +88,19 @@ def test_delays_are_those_of_a_simulation(times: list[float], arrivals: tuple[fl
     played = play(program, shape, shape, costs, arrivals=ArrivalTimes(*arrivals))
     ends = (program_delays(program, shape, shape, costs) + np.array(arrivals)).max(axis=1)
     assert ends == pytest.approx(np.array([played.duration, played.activation_at, played.gradient_at]), rel=1e-12)
+
+
+@settings(deadline=None, max_examples=30)
+@given(times=st.lists(st.floats(0, 40), min_size=30, max_size=30))
+def test_the_loop_of_a_program_gives_the_bits_of_its_columns(times: list[float]) -> None:
+    """Both kinds of lanes and shared experts, in a pair and in a forward alone, under two costs side by side."""
+    shape = stage_shape(["moe", "moe"], "hierarchical")
+    for kind, graphs in (("FB", (shape, shape)), ("F", (shape, None))):
+        tasks, program = tasks_of(kind, *graphs), cell_program(kind, *graphs, SLOW)
+        duration = CellCostBatch.of([costs_of(times), costs_of(times[::-1])]).durations(tasks)
+        code, out = CodedProgram.of(program, tasks), np.empty((3, 3, 2))
+        cell_delays(code.action, code.number, code.queue, len(QUEUES), duration, out)
+        assert out.tolist() == delay_batch(program, tasks, duration).tolist()
 
 
 KNOWN = {
