@@ -48,16 +48,24 @@ def moe_layer(runs: RunTable, constants: ConstantVectors) -> Floats:
     alone = _launched(sum(compute.values(), rows), launch)
     if not runs.overlap.any():
         return alone
-    return np.where(runs.overlap, sum(_segments(runs, compute, launch).values(), rows), alone)
+    return np.where(runs.overlap, sum(_in_pieces(runs, compute, launch).values(), rows), alone)
 
 
 def moe_segments(runs: RunTable, constants: ConstantVectors) -> dict[str, Floats]:
     """[3, runs, K] seconds of the segments of a layer with experts, by the roles of cells, without sent rows.
 
-    Exchanges between tensor and context ranks belong to ``attention``. Each segment has its share of the launches, so
-    that no segment is faster where another is slower.
+    Exchanges between tensor and context ranks belong to ``attention``. Together with sent rows they take the time of
+    `moe_layer`. Where exchanges run beside compute, each segment has its share of the launches, so that no segment is
+    faster where another is slower. Else all segments share the time by which launches are longer than their kernels.
     """
-    return _segments(runs, _moe_compute(runs, constants), _moe_launches(runs, constants))
+    compute = _moe_compute(runs, constants)
+    pieces = _in_pieces(runs, compute, _moe_launches(runs, constants))
+    if runs.overlap.all():
+        return pieces
+    left = moe_layer(runs, constants) - _sent(runs, constants) * _WITHOUT_WEIGHT
+    total = sum(compute.values(), np.zeros_like(left))
+    factor = np.divide(left, total, out=np.ones_like(total), where=total > 0)
+    return {role: np.where(runs.overlap, pieces[role], part * factor) for role, part in compute.items()}
 
 
 def _moe_compute(runs: RunTable, constants: ConstantVectors) -> dict[str, Floats]:
@@ -75,7 +83,8 @@ def _moe_launches(runs: RunTable, constants: ConstantVectors) -> Floats:
     return _launches(runs, constants["launch"] * constants["moe_launch"] * graphs * pieces)
 
 
-def _segments(runs: RunTable, compute: dict[str, Floats], launch: Floats) -> dict[str, Floats]:
+def _in_pieces(runs: RunTable, compute: dict[str, Floats], launch: Floats) -> dict[str, Floats]:
+    """The segments of a layer with experts, each with its share of the launches."""
     shares = runs.once("launches", lambda: _launch_shares(runs))
     return {role: _launched(part, launch * shares[role]) for role, part in compute.items()}
 
