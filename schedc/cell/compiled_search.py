@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from math import inf
 from pathlib import Path
+from time import thread_time
 from typing import Any
 
 import numpy as np
@@ -79,7 +80,14 @@ def list_runs(tasks: Tasks, duration: Sequence[float]) -> Callable[[Priority], P
     """What runs list schedules of one cell, by loops where they are loaded. duration: [tasks] in time units."""
     if loops := loops_for(_WORTH):
         return ListRuns(tasks, duration, loops)
-    return lambda rule: LaneClock(tasks, duration).run(rule)
+
+    def run(rule: Priority) -> Placed:
+        begin = thread_time()
+        placed = LaneClock(tasks, duration).run(rule)
+        interpreted(thread_time() - begin)
+        return placed
+
+    return run
 
 
 class ListRuns:
