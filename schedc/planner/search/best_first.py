@@ -70,8 +70,8 @@ class _Clock:
 
     by_stage: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     pace: defaultdict[str, Pace] = field(default_factory=lambda: defaultdict(Pace))
-    cpu: float = field(default_factory=time.process_time)
-    wall: float = field(default_factory=time.perf_counter)
+    cpu: float = field(default_factory=lambda: time.process_time())
+    wall: float = field(default_factory=lambda: time.perf_counter())
 
     @contextmanager
     def of(self, stage: str, plans: int = 0) -> Iterator[None]:
