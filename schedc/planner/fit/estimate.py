@@ -203,7 +203,6 @@ def needed(table: RunTable) -> Sequence[FitConstant]:
         "fp4": any(run.problem.precision == "fp4" for run in runs),
         "moe": any(run.model.moe for run in runs),
         "ep": any(run.axes.ep > 1 for run in runs),
-        "crowd": False,  # rows of a release differ in too much else to tell it
         "cp": any(run.axes.cp > 1 for run in runs),
         "block_scales": bool(table.flag("block_scales").any()),
         "overlap": bool(table.overlap.any()),
@@ -212,7 +211,7 @@ def needed(table: RunTable) -> Sequence[FitConstant]:
     }
     devices = sorted({run.cluster.device.name for run in runs})
     clocks = [sustained(device) for device in devices] if len(devices) > 1 else []
-    wanted = [constant for constant in CONSTANTS if features[constant.needs]] + clocks
+    wanted = [constant for constant in CONSTANTS if constant.needs is not None and features[constant.needs]] + clocks
     return sorted(wanted, key=lambda constant: OWNERS.index(constant.owner))
 
 

@@ -24,8 +24,8 @@ class FitConstant:
     unit: str
     says: str
     most: float = np.inf
-    needs: str = ""
-    """A feature that rows must have for the constant to matter."""
+    needs: str | None = ""
+    """A feature that rows must have for the constant to matter; None: no fit estimates it."""
     owner: str = "stack"
 
 
@@ -52,15 +52,7 @@ _FABRIC: tuple[FitConstant, ...] = (
     FitConstant("ep", 0.6, 0.4, "of link", "rows to experts and back", 1.5, "moe"),
     FitConstant("ep_alpha", 50e-6, 0.7, "s", "start of an exchange of rows", 1e-2, "ep"),
     FitConstant("ep_peer", 2e-6, 0.7, "s", "start of the rows to one more rank; assumed", 1e-3, "ep"),
-    FitConstant(
-        "crowd",
-        1.0,
-        0.15,
-        "",
-        "time of rows over NICs as domains double; DeepEP: 0.74 to 1.14",
-        2.0,
-        "crowd",
-    ),
+    FitConstant("crowd", 1.0, 0.15, "", "time of rows over NICs as domains double; DeepEP: 0.74 to 1.14", 2.0, None),
     FitConstant("cp", 0.6, 0.4, "of link", "keys and values to other context ranks", 1.5, "cp"),
     FitConstant("dp", 0.6, 0.6, "of NICs", "sums of gradients", 4.0, "dp"),
     FitConstant("p2p", 1.0, 0.6, "of NIC", "messages between stages", 8.0, "pp"),

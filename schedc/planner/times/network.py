@@ -82,8 +82,8 @@ def exchange_lanes(runs: RunTable, constants: ConstantVectors) -> tuple[Floats, 
     inside = runs.levels[0].members(runs.ep[:, None], 1.0)
     far, near = runs.once("peers", lambda: np.array([_peers(run) for run in runs.each], np.float64).T[:, :, None])
     start = constants["ep_alpha"] * (runs.ep[:, None] > 1)
-    domains = runs.once("domains", lambda: runs.column(domains_of)[:, None])
-    rail = rail * constants["crowd"] ** np.log2(domains)
+    doublings = runs.once("doublings", lambda: np.log2(runs.column(_domains))[:, None])
+    rail = rail * constants["crowd"] ** doublings
     over_rail = rail / (runs.levels[1].Bps * constants["ep"])
     for inner, level in pairwise(runs.levels[1:]):
         left = runs.ep[:, None] - inner.members(runs.ep[:, None], 1.0)
@@ -93,7 +93,7 @@ def exchange_lanes(runs: RunTable, constants: ConstantVectors) -> tuple[Floats, 
     return over_rail + constants["ep_peer"] * far, over_node
 
 
-def domains_of(run: TrainingRun) -> int:
+def _domains(run: TrainingRun) -> int:
     """Domains of the innermost level that an expert group lies in."""
     return spanned_domains(run.axes.ep, run.cluster.levels[0].size, run.cluster.devices)
 
@@ -102,13 +102,13 @@ def _peers(run: TrainingRun) -> tuple[int, int]:
     """Ranks in other nodes that a rank sends rows to, and in its own. Only `flat` sends to all of other nodes."""
     if run.model.moe is None or run.axes.ep == 1:
         return 0, 0
-    near, node = _domains_of(run)
+    near, node = _members(run)
     if run.axes.alltoall == "flat":
         return run.axes.ep - near, near - 1
     return (run.axes.ep - near) // node, node - 1 + near // node - 1
 
 
-def _domains_of(run: TrainingRun) -> tuple[int, int]:
+def _members(run: TrainingRun) -> tuple[int, int]:
     """Members of the expert group of the worst rank in its domain, and those of the nodes that methods count."""
     near = members(np.array(run.axes.ep, np.float64), 1.0, run.cluster.levels[0].size, run.cluster.devices)
     return int(near), equal_nodes(run.axes.ep, run.cluster)
@@ -130,7 +130,7 @@ def _sent_rows(run: TrainingRun) -> tuple[float, float]:
     moe = run.model.moe
     if moe is None or run.axes.ep == 1:
         return 0.0, 0.0
-    near, node = _domains_of(run)
+    near, node = _members(run)
     if run.axes.alltoall == "flat":
         far = moe.top * (1.0 - near / run.axes.ep)
         return far, moe.top * (near - 1.0) / run.axes.ep + far * _turned(run, near, (near - 1.0) / near)

@@ -14,6 +14,8 @@ from schedc.cli import main
 from schedc.ir.arrays import Floats
 from schedc.planner.answers.chances import PlanChances
 from schedc.planner.answers.drawn_plans import LOADS, DrawsAsked, compare_plans, drawn_constants
+from schedc.planner.answers.measuring import STEPS, measured_by
+from schedc.planner.fit.estimate import needed
 from schedc.planner.presets.library import open_cluster, open_model
 from schedc.planner.price.files import PlannedStep
 from schedc.planner.price.part_table import PartTable
@@ -23,7 +25,9 @@ from schedc.planner.space.axes import PlanAxes
 from schedc.planner.space.conditions import read_condition
 from schedc.planner.space.schedules import open_choice
 from schedc.planner.space.space import PlanSpace
-from schedc.planner.times.problem import PlanProblem
+from schedc.planner.times.constants import CONSTANTS
+from schedc.planner.times.problem import PlanProblem, TrainingRun
+from schedc.planner.times.table import RunTable
 
 
 def test_shares_of_draws_by_hand() -> None:
@@ -55,6 +59,17 @@ def test_what_decides_and_what_is_worth_knowing() -> None:
     worths = chances.worths(logs, 0)
     assert [each.name for each in worths] == ["y", "x"]
     assert worths[0].share < chances.loss[[0, 1]].min()
+
+
+def test_no_fit_is_named_for_a_constant_that_none_estimates() -> None:
+    """Not even of rows whose expert groups lie in several domains."""
+    problem = PlanProblem(open_model("qwen3-30b-a3b").at(4096), open_cluster("h100", 64), 256)
+    axes = [PlanAxes(1, 1, 1, 1, ep, 64, 1, 1, 4, "1f1b") for ep in (16, 32)]
+    estimated = {each.name for each in needed(RunTable([TrainingRun(problem, each) for each in axes]))}
+    never = {each.name for each in CONSTANTS if each.needs is None}
+    assert never == {"crowd"}
+    assert estimated - never == estimated >= {"ep", "ep_alpha", "ep_peer"}
+    assert STEPS not in {measured_by(name) for name in never}
 
 
 def test_labels_without_meaning_are_worth_nothing() -> None:
