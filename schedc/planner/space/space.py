@@ -164,8 +164,8 @@ class PlanSpace:
     @cached_property
     def used(self) -> Int64:
         """[points] devices that have a rank."""
-        of_spare = {spare: placed(self.cluster, spare).devices for spare in self.values.spare}
-        return np.array([of_spare[spare] for spare in self._chosen["spare"].tolist()])
+        of_spare = np.array([placed(self.cluster, spare).devices for spare in self.values.spare])
+        return of_spare[np.searchsorted(self.values.spare, self._chosen["spare"])]
 
     @cached_property
     def met(self) -> tuple[Remaining, ...]:
@@ -209,9 +209,10 @@ class PlanSpace:
     @property
     def _spare_where_needed(self) -> Bools:
         """[points] whether spare devices are none, or as many as the largest group of neighbours asks for."""
-        groups, spare = np.maximum(self.grid["tp"], self.grid["ep"]), self.grid["spare"]
-        asked = {group: spare_devices(self.cluster, group) for group in np.unique(groups).tolist()}
-        return np.asarray((spare == 0) | (spare == [asked[group] for group in groups.tolist()]), np.bool_)
+        spare = self.grid["spare"]
+        groups, at = np.unique(np.maximum(self.grid["tp"], self.grid["ep"]), return_inverse=True)
+        asked = np.array([spare_devices(self.cluster, group) for group in groups.tolist()])
+        return np.asarray((spare == 0) | (spare == asked[at]), np.bool_)
 
     def orders(self, ranks: int, microbatches: int, chunks: int) -> tuple[OrderOption, ...]:
         """The schedules that take these sizes, with each of their limits, pairs overlapped or not."""
@@ -273,8 +274,10 @@ class PlanSpace:
         legal = np.zeros((len(prefixes), *inner.shape), bool)
         legal |= np.array([rows[prefix.order_key] for prefix in prefixes])[:, :, None, None, None, None]
         block = PlanBlock(tuple(prefixes), inner, legal)
-        for condition in self.inner_conditions:
-            legal &= condition.holds(self.columns(block))
+        if conditions := self.inner_conditions:
+            axes = self.columns(block)
+            for condition in conditions:
+                legal &= condition.holds(axes)
         return block
 
     @property
