@@ -12,7 +12,7 @@ from schedc.diagnostics import DiagnosticError
 from schedc.interchange.megatron_plan import FOREIGN
 from schedc.interchange.refusals import cannot
 from schedc.ir.parallel import Parallel
-from schedc.ir.plan import Level, Plan
+from schedc.ir.plan import Level, Method, Plan
 from schedc.ir.schedule import Schedule
 
 _ZERO = {
@@ -20,13 +20,16 @@ _ZERO = {
     3: "it holds gathered parameters from a backward to the last one",
 }
 """What torchtitan's pipelines do in place of a level of sharding."""
+_PARAMETERS = {"bf16": "bfloat16", "fp32": "float32"}
+_BACKENDS = {Method.FLAT: "standard", Method.HIERARCHICAL: "deepep"}
+"""What torchtitan calls ways of rows to their experts; `auto` leaves it open."""
 
 
 def titan_flags(schedule: Schedule) -> Iterator[str]:
-    """Comments and flags of the plan of a schedule: devices, batch, recomputation. Nothing without a plan.
+    """Comments and flags of the plan of a schedule: devices, types, recomputation. Nothing without a plan.
 
-    Raises `DiagnosticError`: S607 for devices, levels and overlapped pairs that torchtitan does not have, S614 for a
-    line of the plan without a flag.
+    Raises `DiagnosticError`: S607 for devices, types, levels, exchanges and overlapped pairs that torchtitan does not
+    have, S614 for a line of the plan without a flag.
     """
     plan = schedule.plan
     for line in FOREIGN:
@@ -41,6 +44,12 @@ def titan_flags(schedule: Schedule) -> Iterator[str]:
         yield f"# The plan lays its layers out as {schedule.layout}: where torchtitan splits them otherwise,"
         yield "# set `parallelism.module_fqns_per_model_part`."
     yield from _recompute(schedule, plan)
+    if plan.experts is not None:
+        yield from _exchange(schedule, plan, parallel)
+    if plan.dtype:
+        if plan.dtype not in _PARAMETERS:
+            raise _refusal(schedule, f"has no parameters in {plan.dtype}", "", "`tokens ... dtype bf16`")
+        yield f"--training.mixed_precision_param {_PARAMETERS[plan.dtype]}"
     if plan.parallel is not None:
         yield from _devices(schedule, plan, parallel)
 
@@ -68,6 +77,18 @@ def _recompute(schedule: Schedule, plan: Plan) -> Iterator[str]:
         raise _refusal(schedule, what, "it recomputes whole layers of all stages", "`recompute layer` is the nearest")
     if plan.parallel is not None or plan.recompute:
         yield f"# Set `activation_checkpoint` of the configuration to {kind}."
+
+
+def _exchange(schedule: Schedule, plan: Plan, parallel: Parallel) -> Iterator[str]:
+    """A comment: the way of rows is an argument of the functions that make configurations."""
+    if plan.capacity is not None:
+        message = "torchtitan has no flag for the `capacity` line of the plan"
+        raise cannot("S614", message, "it drops no rows of training", "leave it out of the plan", schedule.source)
+    if plan.method is Method.ALLGATHER:
+        why = "rows travel to the ranks of their experts alone"
+        raise _refusal(schedule, "does not gather rows on all expert ranks", why, "write `alltoall flat`")
+    if parallel.ep > 1 and plan.method in _BACKENDS:
+        yield f'# Set `moe_comm_backend` to "{_BACKENDS[plan.method]}" where the configuration of the model is made.'
 
 
 def _devices(schedule: Schedule, plan: Plan, parallel: Parallel) -> Iterator[str]:

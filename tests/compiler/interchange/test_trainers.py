@@ -151,6 +151,7 @@ plan mine = 1f1b(P = 4, M = 8) {
   parallel tp 2 of attention cp 2 ep 8 dp 4 zero 1
   batch 64 x 512 by 2
   recompute layer
+  tokens 256 dtype bf16
 }
 """
 
@@ -165,10 +166,12 @@ def planned(folder: Path) -> dict[str, Any]:
 
 def test_torchtitan_gets_the_devices_and_the_batch_of_a_plan(tmp_path: Path) -> None:
     path = tmp_path / "mine.sched"
-    path.write_text(PLAN)
+    path.write_text(PLAN.replace("recompute layer", "recompute layer\n  alltoall hierarchical"))
     lines = export("torchtitan", str(path)).splitlines()
+    assert '# Set `moe_comm_backend` to "deepep" where the configuration of the model is made.' in lines
     assert "# Set `activation_checkpoint` of the configuration to FullAC.Config(): each layer is recomputed." in lines
-    assert [line.partition(".")[2] for line in lines if not line.startswith("#")][:10] == [
+    assert [line.partition(".")[2] for line in lines if not line.startswith("#")][:11] == [
+        "mixed_precision_param bfloat16",
         "tensor_parallel_degree 2",
         "context_parallel_degree 2",
         "expert_parallel_degree 8",
@@ -191,6 +194,9 @@ def test_torchtitan_gets_the_devices_and_the_batch_of_a_plan(tmp_path: Path) -> 
         ("of attention ", "", "splits experts by tensor ranks where ep is 1, and nowhere else"),
         ("recompute layer", "recompute act", "it recomputes whole layers of all stages"),
         ("recompute layer", "hot 2", "torchtitan has no flag for the `hot` line of the plan"),
+        ("recompute layer", "capacity 1.25 drop probs", "torchtitan has no flag for the `capacity` line of the plan"),
+        ("recompute layer", "alltoall allgather", "torchtitan does not gather rows on all expert ranks"),
+        ("bf16", "fp16", "torchtitan has no parameters in fp16"),
     ],
 )
 def test_what_torchtitan_has_no_flag_for_is_refused(old: str, new: str, why: str, tmp_path: Path) -> None:
