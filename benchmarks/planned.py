@@ -188,8 +188,7 @@ def main() -> None:
     options = parser.parse_args()
     if bool(options.toys) == bool(options.plans) or bool(options.plans) != bool(options.cluster):
         parser.error("give PLANS, MODEL and CLUSTER, or --toys")
-    verdicts = [*(compared_toys(options.seed, options.toys, options.top) if options.toys else ())]
-    verdicts = verdicts or [compared_folder(options)]
+    verdicts = [*compared_toys(options.seed, options.toys, options.top)] if options.toys else [compared_folder(options)]
     failed = sum(len(verdict["far"]) + len(verdict["swapped"]) for verdict in verdicts)
     if options.json:
         facts = {"cases": sum(len(verdict["plans"]) for verdict in verdicts), "failed": failed, "models": verdicts}

@@ -13,8 +13,8 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 SHIPPED = HERE.parents[1] / "schedc" / "planner" / "presets" / "fits"
-ONLY = {"zerobubble_t4": ["--only", "1F1B"]}
-"""Options of a file: its other schedules are predicted with the constants of these rows."""
+ONLY = {"zerobubble_t4": "1F1B"}
+"""The schedule of a file that is fitted: its others are predicted with the constants of these rows."""
 HELD_OUT = {"zerobubble_t6": "zerobubble_t4"}
 """Files without a fit, and the fit that predicts their rows."""
 
@@ -25,7 +25,8 @@ def main() -> None:
         if name in HELD_OUT:
             predicted(name, HELD_OUT[name])
             continue
-        command = [sys.executable, "-m", "schedc", "fit", f"{name}.csv", "--cv", "--json", *ONLY.get(name, [])]
+        command = [sys.executable, "-m", "schedc", "fit", f"{name}.csv", "--cv", "--json"]
+        command += ["--only", ONLY[name]] if name in ONLY else []
         facts = json.loads(subprocess.run(command, cwd=HERE, check=True, capture_output=True, text=True).stdout)
         fit = HERE / f"{name}.fit.toml"
         if (shipped := SHIPPED / f"{name}.toml").exists():

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from published.refit import HELD_OUT, ONLY
 
 from schedc.planner.fit.estimate import Estimator
 from schedc.planner.fit.rows import MeasuredRows, load_rows
@@ -14,9 +15,6 @@ from schedc.planner.times.table import RunTable
 from truth.cases import Options, Verdict
 
 PUBLISHED = Path(__file__).parents[1] / "published"
-ONLY = {"zerobubble_t4": "1F1B"}
-"""Files of which one schedule is fitted, as `published/refit.py` does."""
-WITHOUT_FIT = ("zerobubble_t6",)
 
 LEAST_PCT, MOST_PCT, LEAST_OF_FILE_PCT = 85.0, 95.0, 80.0
 
@@ -26,7 +24,7 @@ def intervals(options: Options) -> Verdict:
 
     options: cases, where above 0, takes only so many files, those with the fewest rows.
     """
-    files = {path.stem: _rows(path) for path in sorted(PUBLISHED.glob("*.csv")) if path.stem not in WITHOUT_FIT}
+    files = {path.stem: _rows(path) for path in sorted(PUBLISHED.glob("*.csv")) if path.stem not in HELD_OUT}
     names = sorted(files, key=lambda name: len(files[name].rows))[: options.cases or None]
     held: dict[str, list[float]] = {}
     widths: dict[str, list[float]] = {}
