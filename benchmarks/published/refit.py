@@ -14,7 +14,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 SHIPPED = HERE.parents[1] / "schedc" / "planner" / "presets" / "fits"
 ONLY = {"zerobubble_t4": "1F1B"}
-"""The schedule of a file that is fitted: its others are predicted with the constants of these rows."""
+"""The schedule of a file whose rows are fitted. Rows of other schedules are predicted with their constants."""
 HELD_OUT = {"zerobubble_t6": "zerobubble_t4"}
 """Files without a fit, and the fit that predicts their rows."""
 
