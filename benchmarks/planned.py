@@ -188,6 +188,8 @@ def main() -> None:
     options = parser.parse_args()
     if bool(options.toys) == bool(options.plans) or bool(options.plans) != bool(options.cluster):
         parser.error("give PLANS, MODEL and CLUSTER, or --toys")
+    if options.toys < 0 or options.top < 1:
+        parser.error("--toys and --top count from 1")
     verdicts = [*compared_toys(options.seed, options.toys, options.top)] if options.toys else [compared_folder(options)]
     failed = sum(len(verdict["far"]) + len(verdict["swapped"]) for verdict in verdicts)
     if options.json:

@@ -50,7 +50,7 @@ def drawn_steps(rng: np.random.Generator, draws: int = 200) -> tuple[Floats, dic
 
 
 def test_what_decides_and_what_is_worth_knowing() -> None:
-    """Two normal constants move the gap by 0.05 and 0.1: a fifth and four fifths of its variance. The third has none."""
+    """Two normal constants move the gap by 0.05 and 0.1: a fifth and four fifths of its variance. The third none."""
     steps, logs = drawn_steps(np.random.default_rng(3), 4000)
     chances = PlanChances(steps)
     (y, x) = chances.deciding(0, 1, logs)
