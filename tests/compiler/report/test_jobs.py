@@ -6,9 +6,9 @@ import json
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-import yaml
 from click.testing import CliRunner
 
 from schedc.cli import main
@@ -23,10 +23,15 @@ from schedc.report.jobs import HostMap, job_text, no_job
 from schedc.report.plan_folder import JOB_SUFFIXES, check_folder
 from schedc.report.plans import remarks
 from support.local_jobs import launch_line, scripts_of
+from support.needs import needed
 
 GPT2 = PlanProblem(open_model("gpt2").at(1024), open_cluster("h100", 16), 32)
 AXES = PlanAxes(1, 1, 4, 1, 1, 4, 1, 1, 8, "1f1b")
 RUNS = {"schedc": None}
+
+
+def of_yaml(text: str) -> Any:
+    return needed("yaml").safe_load(text)
 
 
 def priced(axes: PlanAxes = AXES, problem: PlanProblem = GPT2) -> PricedPlan:
@@ -78,7 +83,7 @@ def test_the_fields_of_each_kind_of_job(tmp_path: Path) -> None:
     assert asked == {
         "job-name": "gpt2-01", "partition": "SET_PARTITION", "nodes": "2", "ntasks-per-node": "1", "gpus-per-node": "8",
     }  # fmt: skip
-    sky, trainjob = yaml.safe_load(texts["sky"]), yaml.safe_load(texts["trainjob"])
+    sky, trainjob = of_yaml(texts["sky"]), of_yaml(texts["trainjob"])
     assert set(sky) == {"name", "workdir", "num_nodes", "resources", "run"}
     assert (sky["num_nodes"], sky["resources"]) == (2, {"accelerators": "H100:8", "image_id": "docker:SET_IMAGE"})
     assert (trainjob["apiVersion"], trainjob["kind"]) == ("trainer.kubeflow.org/v1alpha1", "TrainJob")
@@ -97,8 +102,8 @@ def test_devices_have_the_names_of_their_cluster() -> None:
         ("gb200-nvl72", "GB200:4", "nvidia.com/gpu"),
     ):
         plan = priced(problem=replace(GPT2, cluster=open_cluster(cluster, 16)))
-        assert yaml.safe_load(job_text("sky", plan, "01", RUNS) or "")["resources"]["accelerators"] == sky
-        limits = yaml.safe_load(job_text("trainjob", plan, "01", RUNS) or "")["spec"]["trainer"]["resourcesPerNode"]
+        assert of_yaml(job_text("sky", plan, "01", RUNS) or "")["resources"]["accelerators"] == sky
+        limits = of_yaml(job_text("trainjob", plan, "01", RUNS) or "")["spec"]["trainer"]["resourcesPerNode"]
         assert list(limits["limits"]) == [resource]
 
 
@@ -115,7 +120,7 @@ def test_a_job_checks_and_compiles_its_plan_and_starts_the_trainer(kind: str, tm
     (folder / "01.sched").write_text(plan.plan_text)
     (folder / "01.costs.toml").write_text(plan.cost_text)
     text = job_text(kind, plan, "01", RUNS) or ""
-    script.write_text(text if kind == "sbatch" else scripts_of(yaml.safe_load(text)))
+    script.write_text(text if kind == "sbatch" else scripts_of(of_yaml(text)))
     environment = {
         "PLANS": str(folder),
         "SKYPILOT_NUM_NODES": "2",
