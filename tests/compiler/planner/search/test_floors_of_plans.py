@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -30,7 +31,8 @@ class Drawn:
 
     def __init__(self, model: str) -> None:
         required = [read_condition(text) for text in SMALL]
-        space = PlanSpace.of(open_model(model), open_cluster("h100", 64), 128, 4096, "standard", required)
+        few = replace(open_model(model), layers=16)
+        space = PlanSpace.of(few, open_cluster("h100", 64), 128, 4096, "standard", required)
         problem = PlanProblem(space.model, space.cluster, 128)
         table = PartTable.of(problem, splits_of(space))
         bounds = PlanBounds(space, problem, table)

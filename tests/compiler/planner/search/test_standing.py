@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from schedc.planner.space.conditions import read_condition
 from schedc.planner.space.space import OfferedSchedules, PlanSpace
 from schedc.planner.times.problem import PlanProblem
 
-QWEN = PlanProblem(open_model("qwen3-30b-a3b").at(4096), open_cluster("h100", 16), 64)
+QWEN = PlanProblem(replace(open_model("qwen3-30b-a3b"), layers=8).at(4096), open_cluster("h100", 16), 64)
 GPT2 = PlanProblem(open_model("gpt2").at(1024), open_cluster("h100", 8), 32)
 
 
