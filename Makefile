@@ -62,7 +62,7 @@ $(BARE)/.ready: pyproject.toml constraints.txt
 # The programs that tests may take for granted. dot, Chromium and compilers are not among them.
 build/bare: Makefile
 	rm -rf $@ && mkdir -p $@
-	for name in bash cat env git head make sh sleep; do ln -s "$$(command -v $$name)" $@/; done
+	for name in bash cat env git head make mktemp sh sleep; do ln -s "$$(command -v $$name)" $@/; done
 
 test-bare: $(BARE)/.ready build/bare  ## the fast tests as on a machine that has Python, git and make: no extra but `runtime`, none of the programs above
 	SCHEDC_BARE=1 PATH="$(CURDIR)/$(BARE)/bin:$(CURDIR)/build/bare" $(BARE)/bin/$(PYTEST) -m 'not processes and not slow' tests/$(ROOM)

@@ -15,7 +15,7 @@ _PROGRAMS = {
     "scontrol": "echo 127.0.0.1",
     "srun": 'while [[ "$1" == --* ]]; do shift; done; SLURM_NODEID=0 "$@"',
     "schedc": f'exec "{sys.executable}" -m schedc "$@"',
-    "torchrun": 'printf "%s\\n" "$@" > "$(dirname "$0")/torchrun.arguments"',
+    "torchrun": 'printf "%s\\n" "$@" > "${0%/*}/torchrun.arguments"',
 }
 
 
