@@ -26,7 +26,9 @@ LEVELS = {
         ("__main__",),
     ),
     "schedc_runtime": (
-        ("errors", "testing", "transport"),
+        ("errors",),
+        ("device",),
+        ("testing", "transport"),
         ("random_numbers",),
         ("ranks", "partition", "checkpoint", "offload"),
         ("recompute", "materialize", "row_flow"),

@@ -19,7 +19,7 @@ from schedc_runtime.execute.operands import WorkOperands
 from schedc_runtime.execute.works import join_work, start_work
 from schedc_runtime.offload.account import Reason
 from schedc_runtime.offload.boxes import Box
-from schedc_runtime.offload.lanes import FROM_HOST, TO_HOST, AtOnce, Lanes
+from schedc_runtime.offload.lanes import FROM_HOST, TO_HOST, Lanes, StreamLanes
 from schedc_runtime.offload.microbatch import MicrobatchOffload
 from schedc_runtime.offload.rules import OffloadSettings
 from schedc_runtime.pipeline.build import bound
@@ -66,7 +66,7 @@ def moved_everywhere(code: Code, stages: Mapping[int, Stage], which: Collection[
 
 
 @contextlib.contextmanager
-def moving(lanes: Any = AtOnce, which: Collection[int] | None = None, **options: Any) -> Iterator[list[Lanes]]:
+def moving(lanes: Any = StreamLanes, which: Collection[int] | None = None, **options: Any) -> Iterator[list[Lanes]]:
     """Pipelines that are made inside move everything. lanes: makes those of a rank; they are returned in a list."""
     of_ranks: list[Lanes] = []
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from schedc_runtime.checkpoint.pickled import UnknownName
+from schedc_runtime.device.choice import device_for
 from schedc_runtime.errors import MaterializeError, RuntimeFault
 
 FORMS = "a .safetensors or torch.save file, its .index.json, a directory with these, or a DCP directory"
@@ -147,9 +148,8 @@ def copy_rows(source: Tensor, target: Tensor, first: int) -> None:
 
 def _read_in_chunks(descriptor: int, flat: Tensor, dtype: torch.dtype, place: int) -> None:
     """Read into ``flat`` [n], of another type or on another device, through a small buffer."""
-    pinned = flat.device.type == "cuda"
     chunk = max(1, _CHUNK // dtype.itemsize)
-    buffer = torch.empty(min(chunk, len(flat)), dtype=dtype, pin_memory=pinned)
+    buffer = device_for(flat.device).host_memory(min(chunk, len(flat)) * dtype.itemsize).view(dtype)
     for part in torch.split(flat, chunk):
         _read_bytes(descriptor, buffer[: len(part)], place)
         part.copy_(buffer[: len(part)])

@@ -44,6 +44,7 @@ from schedc_runtime.commands.options import (
     with_overrides,
 )
 from schedc_runtime.commands.toy_models import Subject, toy_model
+from schedc_runtime.device.choice import device_for, gpu
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.measure.kernel_times import kernels_text as told_kernels
 from schedc_runtime.measure.kernel_times import measure_kernels
@@ -129,7 +130,8 @@ def _calibrate(program: Program, plan: Plan, sharing: int, options: argparse.Nam
     if rank >= sharing:
         return None
     mesh = Mesh(1, sharing, per_node=per_node)
-    attach(parts.modules, plan, group, mesh, host_lane=device.type == "cuda")  # on a CPU nothing is copied
+    copied = not device_for(device).supports("streams")  # on a CPU nothing is
+    attach(parts.modules, plan, group, mesh, host_lane=copied)
     roles = ONLY[options.only].roles or None if options.only else None
     bench = Bench(group, device, options.warmup, options.repetitions, roles)
     measured = _Measured(parts, program, plan, bench, rank, sharing, _method(plan, subject.model, mesh))
@@ -249,13 +251,13 @@ def _gathered(value: Any, rank: int, count: int, number: int) -> list[Any]:
 
 
 def _speeds(repetitions: int) -> tuple[float, float] | None:
-    return host_speeds(torch.device("cuda" if torch.cuda.is_available() else "cpu"), repetitions)
+    return host_speeds(gpu.current_device() or torch.device("cpu"), repetitions)
 
 
 def _write(costs: Costs, plan: Plan, options: argparse.Namespace) -> None:
     sharing = plan.topology.ranks if plan.topology else 1
     speeds = None if options.only else _speeds(options.repetitions)
-    where = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.machine()} CPU"
+    where = gpu.name_of_device() or f"{platform.machine()} CPU"
     what = options.model or f"the toy model, {options.rows} x {options.tokens} tokens, width {options.width}"
     about = f"# Milliseconds on {where}: {what}.\n" + "".join(
         f"# {line}\n" for line in provenance(costs, options, sharing, speeds)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from schedc_runtime.device.choice import gpu
 from schedc_runtime.errors import RuntimeFault
 
 CUT = ("inductor", "aot_eager")
@@ -78,7 +79,7 @@ def _check(settings: CompileSettings) -> None:
             raise RuntimeFault(f"compile= has the mode {settings.mode!r}", f"one of {', '.join(modes)}")
         if wrong := sorted({key for key, _ in settings.options} - set(list_options())):
             raise RuntimeFault(f"compile= has options that inductor does not have: {wrong}", "see its list_options()")
-    if settings.backend == "cudagraphs" or settings.patches().get("triton.cudagraphs"):
+    if settings.backend == gpu.GRAPH_BACKEND or settings.patches().get(gpu.GRAPH_OPTION):
         raise RuntimeFault(
             "compile= asks for CUDA graphs, which reuse their memory at the next call: a pipeline has several"
             " microbatches in flight",

@@ -19,6 +19,7 @@ from schedc.ir.ops import FACTS
 from schedc.ir.plan import Plan
 from schedc.ir.program import Instruction, Program
 from schedc.ir.recomputed import recomputed_slots
+from schedc_runtime.device.choice import device_for
 from schedc_runtime.execute.micro_steps import CellSource, Slots, shapes_of
 from schedc_runtime.execute.operands import ComputeStage
 from schedc_runtime.ranks.expert_group import ExpertGroup
@@ -56,7 +57,7 @@ def asks_on_lane(plan: Plan, cells: CellCosts | CellSource | None, device: torch
     """Whether the copy of sizes to the host is a step of cells: where costs give it a time; without costs, on a GPU."""
     if isinstance(cells, CellCosts):
         return cells.asks_host
-    return cells is None and plan.ordered and device.type == "cuda"
+    return cells is None and plan.ordered and not device_for(device).supports("streams")
 
 
 def cells_on_rank(

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from schedc_runtime.device.choice import device_for
+
 Plain = Callable[..., Any]
 T = TypeVar("T")
 
@@ -136,7 +138,7 @@ class DropoutAdd(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, rest: Tensor, p: float, compiled: bool) -> Tensor:
         """[...] rest + dropout(x)."""
         ctx.settings = p, compiled, x.dtype
-        if x.is_cuda:
+        if not device_for(x.device).supports("native dropout"):
             dropped, mask = torch.native_dropout(x, p, True)
             ctx.save_for_backward(mask)
             return rest + dropped
@@ -148,6 +150,6 @@ class DropoutAdd(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
         """[...] the gradients of x and of the rest."""
         (mask,), (p, compiled, dtype) = ctx.saved_tensors, ctx.settings
-        if gradient.is_cuda:
+        if not device_for(gradient.device).supports("native dropout"):
             return torch.ops.aten.native_dropout_backward(gradient, mask, 1 / (1 - p)), gradient, None, None
         return _run(dropout_add_backward, compiled, gradient, mask, p, dtype), gradient, None, None

@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from schedc.ir.plan import Level
 from schedc.model.fusions import FUSIONS
+from schedc_runtime.device.choice import device_for
 from schedc_runtime.fusion.functions import BiasGelu, DropoutAdd, Gated, Rotary
 from schedc_runtime.fusion.patterns import Match, Pattern
 from schedc_runtime.recompute.regions import region
@@ -213,8 +214,8 @@ def _repeats(match: Match) -> bool:
     query, *pairs = values
     if query.dim() != 4 or any(x.dim() != 4 or query.shape[1] % x.shape[1] for x in pairs):
         return False
-    if query.is_cuda and isinstance(match.values["mask"], fx.Node):
-        return False  # attention of groups with a mask has no fused kernel there
+    if isinstance(match.values["mask"], fx.Node) and device_for(query.device).supports("masked groups"):
+        return False
     for x, wide, flat in zip(pairs, ("wide", "wide_values"), ("flat", "flat_values"), strict=True):
         batch, heads, tokens, columns = x.shape
         copies = query.shape[1] // heads

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from schedc_runtime.device.choice import device_for
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -70,7 +72,7 @@ class Sums:
             self.bias += g.sum(0)
         if self.weight is None:
             return
-        if x.dtype is not self.weight.dtype and x.is_cuda:
+        if x.dtype is not self.weight.dtype and not device_for(x.device).supports("wide sums"):
             torch.ops.aten.addmm.dtype_out(self.weight, narrow.t(), x, self.weight.dtype, out=self.weight)
         else:
             self.weight.addmm_(g.t(), x.to(self.weight.dtype))

@@ -24,6 +24,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from schedc_runtime.device.choice import gpu
 from schedc_runtime.errors import MaterializeError
 from schedc_runtime.materialize.replay import make, without_draws
 from schedc_runtime.materialize.tape import TAPES, Captured, Operation, Tape, View, forget_dead, tape_of
@@ -113,8 +114,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             device is not None or not any(isinstance(x, Tensor) for x in pytree.tree_leaves((args, kwargs)))
         ):
             kwargs["device"] = _META
-        if "pin_memory" in kwargs:
-            kwargs["pin_memory"] = False
+        kwargs = gpu.pageable(kwargs)
         saved_args, saved_kwargs = pytree.tree_map(self._saved, (args, kwargs))
         saved_kwargs.pop("generator", None)
         views = [leaf for leaf in _leaves((saved_args, saved_kwargs)) if isinstance(leaf, View)]

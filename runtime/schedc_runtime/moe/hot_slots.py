@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from schedc_runtime.device.choice import HostCopy, brought
 from schedc_runtime.moe.counts import Shape
 from schedc_runtime.moe.experts import Experts
 from schedc_runtime.moe.hot import NOTHING_HOT, Lending
@@ -50,9 +51,9 @@ class LentNumbers:
         for rank in range(lending.ranks):
             of_rank = {expert: slot for slot, expert in enumerate(lending.lent_to(rank))}
             slots += [rank * wide + local + of_rank.get(expert, len(lending.hot) - 1) for expert in lending.hot]
-        numbers = torch.tensor([*placed, *columns, *lending.hot, *slots], pin_memory=device.type == "cuda")
         sizes = [experts, experts, len(lending.hot), len(slots)]
-        own, everyones, hot, lent_to = torch.split(numbers.to(device, non_blocking=True), sizes)
+        numbers = brought([*placed, *columns, *lending.hot, *slots], device)
+        own, everyones, hot, lent_to = torch.split(numbers, sizes)
         return LentNumbers(own, everyones, hot, lent_to.view(lending.ranks, -1))
 
     def place(self, index: Tensor) -> Tensor:
@@ -84,17 +85,10 @@ class LentStatistics:
 
 @dataclass(frozen=True)
 class StepRows:
-    """The rows of a step on their way to the host: [ranks, experts], an event behind the copy, and microbatches."""
+    """The rows [ranks, experts] of a step on their way to the host, and its microbatches."""
 
-    rows: Tensor
-    copied: torch.cuda.Event | None
+    rows: HostCopy
     microbatches: int
-
-    def join(self) -> Tensor:
-        """[ranks, experts] on the host."""
-        if self.copied is not None:
-            self.copied.synchronize()
-        return self.rows
 
 
 class StepLender:
@@ -128,7 +122,7 @@ class StepLender:
         if self.next is None:
             assert self._rows is not None
             rows, self._rows = self._rows, None
-            self.next = choose_for_step(rows.join(), self.policy, rows.microbatches, self._on)
+            self.next = choose_for_step(rows.rows.join(), self.policy, rows.microbatches, self._on)
         return self.next
 
     def set_next(self, hot: Sequence[int]) -> None:
@@ -215,12 +209,11 @@ class StepLender:
     def take_back(self) -> None:
         """Add what `give_back` has summed to the gradients of this rank's hot experts. The slots are then empty."""
         if places := self.lending.places:
-            number = torch.tensor(places, pin_memory=self.experts.down.is_cuda)
+            index = brought(list(places), self.experts.down.device)
             mine = [parameter for parameter in (self.experts.gate_up, self.experts.down) if parameter.requires_grad]
             for parameter, returned in zip(mine, self._returned, strict=True):
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
-                index = number.to(parameter.device, non_blocking=True)
                 parameter.grad.index_add_(0, index, returned.to(parameter.grad.dtype))
         self._returned = []
 
@@ -232,12 +225,7 @@ class StepLender:
         microbatches, self._microbatches = self._microbatches, 0
         if rows is None:
             return
-        copied = None
-        if rows.is_cuda:
-            rows = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True).copy_(rows, non_blocking=True)
-            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            copied.record()
-        self._left = StepRows(rows, copied, microbatches)
+        self._left = StepRows(HostCopy(rows), microbatches)
 
     def commit(self) -> None:
         """The step has succeeded: the next one follows its rows."""

@@ -32,6 +32,7 @@ from torch.nn import functional
 from torch.utils.flop_counter import register_flop_formula
 
 from schedc.ir.plan import Products
+from schedc_runtime.device.choice import device_for, gpu
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.fp8 import WEIGHTS, as_fp8, fp8_products
 
@@ -205,9 +206,7 @@ def _not_triton(case: Case) -> str:
         return f"{str(case.dtype).removeprefix('torch.')}: these kernels take bfloat16, float16 and float32"
     if case.device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1":
         return ""
-    if case.device.type != "cuda" or torch.cuda.get_device_capability(case.device) < (8, 0):
-        return f"{case.device.type}: these kernels need a GPU of compute capability 8.0"
-    return ""
+    return device_for(case.device).supports("triton")
 
 
 def _triton(left: Tensor, right: Tensor, groups: RowGroups, weight: Tensor) -> Tensor:
@@ -237,7 +236,7 @@ def _strided(matrix: Tensor) -> Tensor:
     """[rows, columns] the same, in an order that a grouped product takes: gradients may be expanded or views."""
     item, (rows, columns) = matrix.element_size(), matrix.stride()
     whole = columns == 1 and rows >= matrix.shape[1] and rows * item % _STRIDE == 0
-    aligned = not matrix.is_cuda or matrix.data_ptr() % _STRIDE == 0
+    aligned = matrix.is_cpu or matrix.data_ptr() % _STRIDE == 0
     return matrix if whole and aligned else matrix.clone(memory_format=torch.contiguous_format)
 
 
@@ -246,7 +245,7 @@ def _not_grouped(case: Case) -> str:
     if case.dtype not in served:
         shown = ", ".join(str(dtype).removeprefix("torch.") for dtype in served) or "none"
         return f"{str(case.dtype).removeprefix('torch.')} on {case.device.type}: grouped products take {shown} there"
-    if case.device.type == "cuda" and (reason := _not_native(case.device)):
+    if reason := device_for(case.device).supports("grouped products"):
         return f"{reason}: torch would copy the ends to the host, and multiply expert after expert"
     item = torch.empty((), dtype=case.dtype).element_size()
     if odd := [count for count in case.columns if count * item % _STRIDE]:
@@ -257,21 +256,9 @@ def _not_grouped(case: Case) -> str:
 _GROUPED_DTYPES: Mapping[str, tuple[torch.dtype, ...]] = {
     "cpu": (torch.float32, torch.bfloat16, torch.float16),
     "meta": (torch.float32, torch.bfloat16, torch.float16),
-    "cuda": (torch.bfloat16,),
+    gpu.TYPE: (torch.bfloat16,),
 }
 """Dtypes by type of device. Elsewhere torch runs its own loop, for which the host waits for the ends."""
-
-
-_NATIVE = (9, 10)
-"""Major compute capabilities for which torch has grouped products, as its own check says; 8 and 12 are others."""
-
-
-def _not_native(device: torch.device) -> str:
-    """Why a GPU multiplies in groups by a loop of the host; empty where it has kernels for it."""
-    if torch.version.hip:
-        return "a GPU of ROCm"
-    major, minor = torch.cuda.get_device_capability(device)
-    return "" if major in _NATIVE else f"a GPU of compute capability {major}.{minor}, and grouped products need 9 or 10"
 
 
 _SCALED_COLUMNS = 16
@@ -279,10 +266,10 @@ _SCALED_COLUMNS = 16
 
 
 def _not_scaled(case: Case) -> str:
-    if case.device.type != "cuda" or case.dtype is not torch.bfloat16:
-        here = f"{str(case.dtype).removeprefix('torch.')} on {case.device.type}"
+    here = f"{str(case.dtype).removeprefix('torch.')} on {case.device.type}"
+    if case.dtype is not torch.bfloat16 or case.device.type == "cpu":
         return f"{here}: fp8 products take bfloat16 rows on a GPU of compute capability 9 or 10"
-    if reason := _not_native(case.device):
+    if reason := device_for(case.device).supports("fp8 products"):
         return reason
     if odd := [count for count in case.columns if count % _SCALED_COLUMNS]:
         return f"{odd[0]} columns: fp8 products take multiples of {_SCALED_COLUMNS}"

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from schedc.cell.graph import Lane
+from schedc_runtime.device.choice import HostCopy
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.counts import TROUBLES, Counts, Flag, Shape, counted_group_sizes
 from schedc_runtime.ranks.exchange import Exchange, Pending
@@ -64,31 +65,27 @@ class CopiedSizes:
         parts = _parts(counts, bags)
         self._shape, self._lengths = counts.shape, {name: len(part) for name, part in parts.items()}
         self._vector: Tensor | None = torch.cat([part.to(torch.int32) for part in parts.values()])
-        self._event: torch.cuda.Event | None = None
+        self._copy: HostCopy | None = None
         self._sizes: Sizes | None = None
 
     def start(self) -> Tensor:
         """The vector of sizes, int32 [numbers], on its way to the host. A second call changes nothing."""
-        assert self._vector is not None
-        if self._vector.is_cuda:
-            pinned = torch.empty(self._vector.shape, dtype=torch.int32, pin_memory=True)
-            self._vector = pinned.copy_(self._vector, non_blocking=True)
-            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._event.record()
-        return self._vector
+        if self._vector is not None:
+            self._copy, self._vector = HostCopy(self._vector), None
+        assert self._copy is not None
+        return self._copy.tensor
 
     def join(self, where: str = "a MoE layer") -> Sizes:
         """The sizes. Raises `RoutingFault` if a rank has a flag. where: the layer and the microbatch, for messages."""
         if self._sizes is None:
-            vector = self.start()
-            if self._event is not None:
-                self._event.synchronize()
-            numbers = vector.tolist()
+            self.start()
+            assert self._copy is not None
+            numbers = self._copy.join().tolist()
             named: dict[str, tuple[int, ...]] = {}
             for name, length in self._lengths.items():
                 named[name], numbers = tuple(numbers[:length]), numbers[length:]
             check_flags(named["flags"], where)
-            self._sizes, self._vector, self._event = _sizes(named, self._shape), None, None
+            self._sizes, self._copy = _sizes(named, self._shape), None
         return self._sizes
 
 

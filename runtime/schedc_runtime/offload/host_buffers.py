@@ -6,9 +6,10 @@ import warnings
 from collections.abc import Iterable
 from itertools import accumulate
 
-import torch
 from torch import Tensor
 
+from schedc_runtime.device.base import ComputeDevice
+from schedc_runtime.device.cpu import CpuDevice
 from schedc_runtime.errors import RuntimeFault
 
 _LEAST = 4096
@@ -19,12 +20,12 @@ _ALIGNED = 512
 class HostBuffers:
     """The host buffers of one rank.
 
-    pinned: whether copies need pinned memory, which a GPU reads and writes beside its compute. Where it cannot be had,
-    buffers are pageable, which is said once.
+    device: the one that copies to the buffers and from there, a CPU by default. Where it has no pinned memory, buffers
+    are pageable.
     """
 
-    def __init__(self, pinned: bool) -> None:
-        self.pinned = pinned
+    def __init__(self, device: ComputeDevice | None = None) -> None:
+        self._device = device or CpuDevice()
         self.limit: float | None = None
         """The most bytes that may lie on the host; None for as many as it has."""
         self.slack = float("inf")
@@ -38,7 +39,7 @@ class HostBuffers:
         self._free: list[Tensor] = []
         self._taken: dict[int, tuple[int, int]] = {}
         """By the `id` of a buffer in use: the bytes that were asked for, and how many of them are padding."""
-        self._had_pinned, self._told = False, False
+        self._had_pinned = self._told = False
 
     @property
     def used(self) -> int:
@@ -48,7 +49,9 @@ class HostBuffers:
     @property
     def memory(self) -> str:
         """The kind of memory that the buffers have had."""
-        return "pinned" if self.pinned else "in part pageable" if self._had_pinned else "pageable"
+        if not self._device.supports("pinned memory"):
+            return "pinned"
+        return "in part pageable" if self._had_pinned else "pageable"
 
     def take(self, count: int, padding: int = 0) -> Tensor:
         """[at least ``count``] uint8: a buffer, for `give` to take back.
@@ -109,20 +112,9 @@ class HostBuffers:
         self._free = []
 
     def _new(self, count: int) -> Tensor:
-        if self.pinned:
-            try:
-                buffer = torch.empty(count, dtype=torch.uint8, pin_memory=True)
-                self._had_pinned = True
-                return buffer
-            except RuntimeError as error:
-                self.pinned = False
-                warnings.warn(
-                    f"{count:,} bytes of pinned host memory cannot be had ({str(error).splitlines()[0]}): copies use"
-                    " pageable memory, and the host waits for them; raise the limit of locked memory (ulimit -l),"
-                    " or move less",
-                    stacklevel=2,
-                )
-        return torch.empty(count, dtype=torch.uint8)
+        buffer = self._device.host_memory(count)
+        self._had_pinned |= not self._device.supports("pinned memory")
+        return buffer
 
 
 def starts_in_buffer(sizes: Iterable[int]) -> list[int]:

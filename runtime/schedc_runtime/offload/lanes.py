@@ -3,9 +3,9 @@
     device          a lane is        run                                     join
     CPU             nothing          runs the work at once                   nothing is left
     CPU, threads    a thread         queues the work                         waits for the thread
-    CUDA            a stream         the stream waits for compute so far     compute waits for the work's event
+    GPU             a stream         the stream waits for compute so far     compute waits for the work's event
 
-On CUDA the host waits for nothing. A work's tensors must be held until its join: nothing tells the allocator of the
+On a GPU the host waits for nothing. A work's tensors must be held until its join: nothing tells the allocator of the
 second stream. Memory that a work frees is used again by compute alone, which then is behind the join. Memory that a
 work fills is allocated by compute before the run, so that the work is behind whoever used it before.
 """
@@ -18,6 +18,9 @@ from typing import Any, Protocol
 
 import torch
 
+from schedc_runtime.device.base import ComputeDevice, DeviceEvent, DeviceStream
+from schedc_runtime.device.choice import device_for
+from schedc_runtime.device.cpu import CpuDevice
 from schedc_runtime.offload.host_buffers import HostBuffers
 
 TO_HOST, FROM_HOST = "d2h", "h2d"
@@ -39,6 +42,10 @@ class Lanes(Protocol):
         """Let compute go on behind that work. Raises what the work raised."""
         ...
 
+    def wait(self, handle: Any) -> None:
+        """Let the host wait for a work that was joined."""
+        ...
+
     def close(self) -> None:
         """Free threads and host buffers."""
         ...
@@ -46,32 +53,15 @@ class Lanes(Protocol):
 
 def lanes_for(device: torch.device, *, threads: bool = False) -> Lanes:
     """The lanes of a rank that computes on ``device``. threads: on a CPU, a thread per lane."""
-    if device.type == "cuda":
-        return StreamLanes(device)
-    return ThreadLanes() if threads else AtOnce()
-
-
-class AtOnce:
-    """Lanes of a CPU on which a work runs when it is started."""
-
-    def __init__(self) -> None:
-        self.buffers = HostBuffers(pinned=False)
-
-    def run(self, lane: str, work: Work) -> None:
-        work()
-
-    def join(self, handle: None) -> None:
-        return
-
-    def close(self) -> None:
-        self.buffers.close()
+    seam = device_for(device)
+    return ThreadLanes() if threads and seam.supports("streams") else StreamLanes(seam)
 
 
 class ThreadLanes:
     """Lanes of a CPU with a thread each, made at its first use."""
 
     def __init__(self) -> None:
-        self.buffers = HostBuffers(pinned=False)
+        self.buffers = HostBuffers()
         self._threads: dict[str, ThreadPoolExecutor] = {}
 
     def run(self, lane: str, work: Work) -> Future[None]:
@@ -84,6 +74,9 @@ class ThreadLanes:
     def join(self, handle: Future[None]) -> None:
         handle.result()
 
+    def wait(self, handle: Future[None]) -> None:
+        handle.result()
+
     def close(self) -> None:
         for thread in self._threads.values():
             thread.shutdown()
@@ -92,24 +85,30 @@ class ThreadLanes:
 
 
 class StreamLanes:
-    """Lanes of a GPU with a stream each, made at its first use."""
+    """Lanes with a stream each, made at its first use. On a device without streams a work runs when it is started.
 
-    def __init__(self, device: torch.device) -> None:
-        self.device, self.buffers = device, HostBuffers(pinned=True)
-        self._streams: dict[str, torch.cuda.Stream] = {}
+    device: a CPU by default.
+    """
 
-    def run(self, lane: str, work: Work) -> torch.cuda.Event:
+    def __init__(self, device: ComputeDevice | None = None) -> None:
+        self.device = device or CpuDevice()
+        self.buffers = HostBuffers(self.device)
+        self._streams: dict[str, DeviceStream] = {}
+
+    def run(self, lane: str, work: Work) -> DeviceEvent:
         stream = self._streams.get(lane)
         if stream is None:
-            stream = self._streams[lane] = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(stream):
+            stream = self._streams[lane] = self.device.stream(lane)
+        self.device.record().wait(stream)
+        with self.device.on(stream):
             work()
-        done: torch.cuda.Event = stream.record_event()
-        return done
+        return self.device.record(stream)
 
-    def join(self, handle: torch.cuda.Event) -> None:
-        torch.cuda.current_stream(self.device).wait_event(handle)
+    def join(self, handle: DeviceEvent) -> None:
+        handle.wait(self.device.current())
+
+    def wait(self, handle: DeviceEvent) -> None:
+        handle.synchronize()
 
     def close(self) -> None:
         for stream in self._streams.values():

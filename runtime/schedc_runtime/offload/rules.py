@@ -16,15 +16,12 @@ WHOLE, LOSS, INPUT = -1, -2, -3
 """Numbers of what saves tensors and is no node: a stage that runs as a whole, the loss, inputs kept for an R."""
 NAMES = {WHOLE: "the stage", LOSS: "the loss", INPUT: "the input"}
 
-LEAST = {"cuda": 1 << 20}
-"""Bytes below which a storage stays, by type of device: a copy of less costs more than it frees. 0 elsewhere."""
-
 
 @dataclass(frozen=True)
 class OffloadSettings:
     """What of a stage moves, and on which lanes.
 
-    lanes: those of the rank. least: bytes below which a storage stays; None for `LEAST`.
+    lanes: those of the rank. least: bytes below which a storage stays; None for `least_copy` of the device.
     roles: segments of these roles move, such as ``experts``; empty for all.
     microbatches: those that move; None for all. slices: of each microbatch, which move together.
     """

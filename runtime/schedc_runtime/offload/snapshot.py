@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -113,8 +112,7 @@ class StageSnapshot:
             raise StageError(
                 f"stage {self.index} has no snapshot", "call step(..., snapshot=True), and read it before a step fails"
             )
-        if isinstance(self._handle, torch.cuda.Event):
-            self._handle.synchronize()
+        self.lanes.wait(self._handle)
         return dict(self._copies)
 
     def reset(self) -> None:

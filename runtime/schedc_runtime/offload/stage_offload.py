@@ -11,10 +11,11 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
+from schedc_runtime.device.choice import device_for
 from schedc_runtime.errors import StageError
 from schedc_runtime.offload.account import Account
 from schedc_runtime.offload.microbatch import MicrobatchOffload
-from schedc_runtime.offload.rules import LEAST, OffloadSettings, Rules
+from schedc_runtime.offload.rules import OffloadSettings, Rules
 
 
 class StageOffload:
@@ -40,7 +41,7 @@ class StageOffload:
         self.offload, self.index, self.names = offload, index, names
         self.account = Account(f"stage {index}")
         device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
-        least = LEAST.get(device.type, 0) if offload.least is None else offload.least
+        least = device_for(device).least_copy if offload.least is None else offload.least
         self._rules = Rules(module, least, offload.roles, roles)
         self._in_flight: dict[int, MicrobatchOffload] = {}
 

@@ -10,6 +10,8 @@ from unittest import mock
 
 import torch
 
+from schedc_runtime.device.choice import gpu
+
 
 class Ambient(NamedTuple):
     """gradients: whether they are computed. autocast: per device, whether it is on, and its dtype. inference: whether
@@ -68,7 +70,7 @@ def after(value: Any, _write: Any) -> Any:
 
 
 def _kinds() -> tuple[str, ...]:
-    return ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+    return ("cpu", gpu.TYPE) if gpu.available() else ("cpu",)
 
 
 def _autocast(kind: str) -> tuple[str, bool, torch.dtype]:

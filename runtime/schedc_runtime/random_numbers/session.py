@@ -19,6 +19,7 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor
 
+from schedc_runtime.device.choice import device_for
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.random_numbers.names import Names, name_on_stack, runs_in
 
@@ -90,7 +91,9 @@ class Chain:
     """The draws of one device. last: key of the last draw of a forward. following: the key of the next draw, by key."""
 
     def __init__(self, device: torch.device) -> None:
-        self.generator = default_generator(device) if device.type == "cuda" else torch.default_generator
+        self.generator = (
+            torch.default_generator if device_for(device).supports("own generator") else default_generator(device)
+        )
         self.before: Tensor = self.generator.get_state()
         self.seed = self.generator.manual_seed
         self.last = 0

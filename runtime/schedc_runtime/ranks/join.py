@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
+from schedc_runtime.device.choice import gpu
 from schedc_runtime.errors import PeerFailure, RuntimeFault, StepTimeout
 
 _FIRST_LOOK, _LAST_LOOK = 0.001, 0.1
@@ -43,20 +44,17 @@ def join(backend: str | None = None, *, timeout: float = 300.0) -> torch.device:
             "torch.distributed has been initialised before", "call join() instead of init_process_group, and once"
         )
     local = int(os.environ.get("LOCAL_RANK", "0"))
-    gpus = torch.cuda.is_available() and torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    device = torch.device("cuda", local) if gpus and backend != "gloo" else torch.device("cpu")
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    device = None if backend == "gloo" else gpu.own_device(local, processes)
     limit = timedelta(seconds=timeout)
     store, rank, size = next(rendezvous("env://", timeout=limit))
     store.set_timeout(limit)
     names = [f"rank {process}" for process in range(size)]
     store = meet_ranks(store, "join", rank, names, timeout)
     dist.init_process_group(
-        backend or ("nccl" if gpus else "gloo"), store=store, rank=rank, world_size=size,
-        device_id=device if device.type == "cuda" else None,
-    )  # fmt: skip
-    return device
+        backend or (gpu.BACKEND if device else "gloo"), store=store, rank=rank, world_size=size, device_id=device
+    )
+    return device or torch.device("cpu")
 
 
 def meet_ranks(store: Any, what: str, process: int, names: Sequence[str], timeout: float) -> Any:

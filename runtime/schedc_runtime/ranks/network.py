@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import Store  # type: ignore[attr-defined]
 
+from schedc_runtime.device.choice import gpu
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.ranks.join import meet_ranks
 from schedc_runtime.ranks.mesh import Coordinate, Mesh, PeerGroups, in_process_peer_groups, no_peers, peer_groups
@@ -62,7 +63,7 @@ class Network:
             limit = timedelta(seconds=timeout)
             groups = [dist.new_group(ranks, backend=dist.get_backend(), timeout=limit) for ranks in mesh.pipelines()]
             group = self._own = groups[place.replica]
-        self.transports[place] = TorchTransport(group, timeout, coalesce=backend == "nccl")
+        self.transports[place] = TorchTransport(group, timeout, coalesce=backend == gpu.BACKEND)
         self.peer_groups[place] = peer_groups(mesh, place, timeout) if mesh.replicas > 1 else no_peers()
 
     def _check_size(self, group: dist.ProcessGroup | None) -> None:

@@ -11,16 +11,17 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from schedc_runtime.device.choice import device_for
 from schedc_runtime.random_numbers.interception import session
-from schedc_runtime.random_numbers.session import Mark
+from schedc_runtime.random_numbers.session import Mark, default_generator
 
 RandomPlace = Tensor | Mark
 """[bytes] the states of the generators, or the last key on each device."""
 
 
 def gpus(devices: Iterable[torch.device]) -> list[torch.device]:
-    """The CUDA devices among ``devices``, each once: they have random generators of their own."""
-    return [device for device in dict.fromkeys(devices) if device.type == "cuda"]
+    """The GPUs among ``devices``, each once: they have random generators of their own."""
+    return [device for device in dict.fromkeys(devices) if not device_for(device).supports("own generator")]
 
 
 def random_place(devices: Sequence[torch.device], draws: bool = True) -> RandomPlace | None:
@@ -39,7 +40,7 @@ def drawn_since(place: RandomPlace, devices: Sequence[torch.device]) -> bool:
 
 def random_state(devices: Sequence[torch.device]) -> Tensor:
     """The states of the generators of the CPU and of ``devices``, which are `gpus`, in one tensor of bytes."""
-    return torch.cat([torch.get_rng_state(), *[torch.cuda.get_rng_state(device) for device in devices]])
+    return torch.cat([torch.get_rng_state(), *[default_generator(device).get_state() for device in devices]])
 
 
 @contextmanager
@@ -55,5 +56,5 @@ def drawn_again(place: RandomPlace, devices: Sequence[torch.device]) -> Iterator
         size = len(torch.get_rng_state())
         torch.set_rng_state(place[:size])
         for device, part in zip(devices, place[size:].chunk(max(1, len(devices))), strict=False):
-            torch.cuda.set_rng_state(part, device)
+            default_generator(device).set_state(part)
         yield

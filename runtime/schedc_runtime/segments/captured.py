@@ -18,6 +18,7 @@ from weakref import ref as weakref
 import torch
 from torch import Tensor, nn
 
+from schedc_runtime.device.choice import device_for
 from schedc_runtime.random_numbers.interception import session
 from schedc_runtime.ranks.exchange import RoutingLayer
 from schedc_runtime.recompute.levels import draws
@@ -39,7 +40,7 @@ class SegmentCapture:
         device = inputs[0].device
         self.inputs = [each.detach().clone().requires_grad_(each.requires_grad) for each in inputs]
         self.wanted = [each for each in (*self.inputs, *weights) if each.requires_grad]
-        pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        pool = device_for(device).graph_pool()
         warmed(device, lambda: self._both(run))
         self._forward, self.outputs = captured(device, lambda: _tensors(run(*self.inputs)), pool)
         self.sources = [each for each in self.outputs if each.requires_grad]

@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from schedc_runtime.device.choice import device_for
+
 _ASKING = frozenset({
     "_local_scalar_dense", "nonzero", "bincount", "masked_select", "unique", "_unique2", "unique_dim",
     "unique_consecutive", "is_nonzero", "equal",
@@ -76,15 +78,16 @@ def _storage(tensor: Tensor) -> int:
 
 def warmed(device: torch.device, call: Callable[[], Any]) -> None:
     """Run a call as often as a capture needs it before. Raises `CaptureRefused` for what cannot be captured."""
-    if device.type != "cuda":
+    seam = device_for(device)
+    if seam.supports("graphs"):
         return
-    side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    side.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(side):
+    side = seam.stream("capture")
+    seam.record().wait(side)
+    with seam.on(side):
         call()  # libraries make their workspaces
         with LaunchTape():
             call()
-    torch.cuda.current_stream(device).wait_stream(side)
+    seam.record(side).wait(seam.current())
 
 
 def captured(device: torch.device, call: Callable[[], Any], pool: Any = None) -> tuple[Callable[[], None], Any]:
@@ -92,11 +95,8 @@ def captured(device: torch.device, call: Callable[[], Any], pool: Any = None) ->
 
     On a CPU the results are there at once, on a GPU after the first replay.
     """
-    if device.type == "cuda":
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
-            results = call()
-        return graph.replay, results
+    if not (seam := device_for(device)).supports("graphs"):
+        return seam.captured(call, pool)
     tape = LaunchTape()
     with tape:
         results = call()

@@ -201,7 +201,7 @@ class TorchCommunicator:
         except RuntimeError as error:
             raise TransportError(f"{call_place(self, call)}: {plain_text(error)}") from None
         self.issued += not second_half
-        return _Started(call, [work], arguments, on_stream=arguments[1].is_cuda)
+        return _Started(call, [work], arguments, on_stream=not arguments[1].is_cpu)
 
 
 def communicator_of(group: dist.ProcessGroup | None, timeout: float, name: str) -> Communicator:

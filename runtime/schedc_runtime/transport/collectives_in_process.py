@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from schedc_runtime.device.base import ComputeDevice, DeviceEvent, DeviceStream
+from schedc_runtime.device.choice import device_for
 from schedc_runtime.transport.base import MessageMismatch, describe
 from schedc_runtime.transport.collective_calls import (
     CollectiveCall,
@@ -29,7 +31,6 @@ from schedc_runtime.transport.collective_calls import (
     padded_share,
     shares,
 )
-from schedc_runtime.transport.priorities import HIGH, NORMAL
 
 
 class InProcessCommunicators:
@@ -43,7 +44,7 @@ class InProcessCommunicators:
     def __init__(self, size: int, name: str = "group", high: bool = False) -> None:
         self.size, self.name = size, name
         self._meetings: dict[int, _CollectiveMeeting] = {}
-        self._copies = SideStream(high)
+        self._copies = SideStream(name, high)
         self._members = [InProcessCommunicator(rank, self) for rank in range(size)]
 
     def member(self, rank: int) -> InProcessCommunicator:
@@ -235,31 +236,34 @@ class Ahead(NamedTuple):
     """
 
     result: Any
-    done: torch.cuda.Event | None
+    done: DeviceEvent | None
 
 
 class SideStream:
-    """Runs copies on one side stream per GPU, made at its first use. high: a stream of high priority."""
+    """Runs copies on one side stream per GPU, made at its first use.
 
-    def __init__(self, high: bool = False) -> None:
-        self._priority = HIGH if high else NORMAL
-        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+    name: of the lane. high: a stream of high priority.
+    """
+
+    def __init__(self, name: str, high: bool = False) -> None:
+        self._name, self._high = name, high
+        self._streams: dict[ComputeDevice, DeviceStream] = {}
 
     def run(self, work: Callable[[], Any], taken: Iterable[Tensor]) -> Ahead:
         """Start ``work``, which reads the tensors ``taken``, of any shape, in their present state; returns at once."""
         taken = list(taken)
-        device = next((tensor.device for tensor in taken if tensor.is_cuda), None)
+        device = next((each for tensor in taken if (each := device_for(tensor.device)).holds(tensor)), None)
         if device is None:
             return Ahead(work(), None)
         side = self._streams.get(device)
         if side is None:
-            side = self._streams[device] = torch.cuda.Stream(device, priority=self._priority)  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(side):
+            side = self._streams[device] = device.stream(self._name, self._high)
+        device.record().wait(side)
+        with device.on(side):
             result = work()
         for tensor in taken:
-            tensor.record_stream(side)  # its memory must not be reused before the copies have read it
-        return Ahead(result, side.record_event())
+            device.used_by(tensor, side)  # its memory must not be reused before the copies have read it
+        return Ahead(result, device.record(side))
 
 
 def joined(ahead: Ahead, tensors: Iterable[Tensor]) -> None:
@@ -267,6 +271,7 @@ def joined(ahead: Ahead, tensors: Iterable[Tensor]) -> None:
     if ahead.done is None:
         return
     for tensor in tensors:
-        here = torch.cuda.current_stream(tensor.device)
-        here.wait_event(ahead.done)
-        tensor.record_stream(here)  # made on the side stream, freed by users of this one
+        device = device_for(tensor.device)
+        here = device.current()
+        ahead.done.wait(here)
+        device.used_by(tensor, here)  # made on the side stream, freed by users of this one

@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-import torch.distributed as dist
+
+from schedc_runtime.device.choice import device_for, gpu
 
 LANES = {
     "comm": "rows between all ranks of an expert group (flat), and their counts",
@@ -21,9 +22,6 @@ LANES = {
 }
 """What each lane carries."""
 
-HIGH, NORMAL = -1, 0
-"""Priorities of a stream, as torch counts them."""
-
 
 def unknown(lanes: Iterable[str]) -> list[str]:
     """Those of ``lanes`` that the table does not have."""
@@ -32,16 +30,12 @@ def unknown(lanes: Iterable[str]) -> list[str]:
 
 def why_no_priority(device: torch.device) -> str:
     """Why a device gives no stream a priority; empty where it does."""
-    return "" if device.type == "cuda" else f"{device.type} has no streams"
+    return device_for(device).supports("streams")
 
 
 def stream_options(backend: str, high: bool) -> Any:
     """The options of a process group whose collectives run at high priority; None for groups as they are."""
-    if not high or backend != "nccl":
-        return None
-    options: Any = dist.ProcessGroupNCCL.Options()
-    options.is_high_priority_stream = True
-    return options
+    return gpu.high_priority() if high and backend == gpu.BACKEND else None
 
 
 def told(high: Iterable[str], device: torch.device) -> list[str]:

@@ -81,7 +81,7 @@ def test_experts_against_the_cpu(lines: str) -> None:
 
 def test_copies_read_what_was_there_and_the_host_goes_on() -> None:
     source = torch.zeros(1 << 20, device=GPU)
-    side = SideStream()
+    side = SideStream("copies")
     torch.cuda._sleep(200_000_000)  # type: ignore[no-untyped-call]
     source += 1
     ahead = side.run(lambda: source * 2, [source])

@@ -14,11 +14,12 @@ from torch.nn import functional
 from torch.utils import _pytree as pytree
 
 from schedc.ir.plan import Level, Recompute
+from schedc_runtime.device.choice import gpu
 from schedc_runtime.errors import StageError
 from schedc_runtime.measure.held_bytes import held
 from schedc_runtime.offload.account import Reason
 from schedc_runtime.offload.host_buffers import HostBuffers, rounded, starts_in_buffer
-from schedc_runtime.offload.lanes import AtOnce, ThreadLanes
+from schedc_runtime.offload.lanes import StreamLanes, ThreadLanes
 from schedc_runtime.offload.rules import OffloadSettings
 from schedc_runtime.partition.boundary import Boundary, TensorSpec
 from schedc_runtime.stage.stage import Stage
@@ -31,7 +32,7 @@ def stage_of(module: nn.Module, example: Tensor, **options: Any) -> Stage:
     stage, spec = Stage(module, 0, 2), TensorSpec(tuple(example.shape), example.dtype, True)
     edges = (pytree.tree_structure((0,)), ("x",)), (pytree.tree_structure(0), ("y",))
     stage.bind(*[Boundary((spec,), *edge) for edge in edges])
-    stage.set_offload(OffloadSettings(AtOnce(), **options))
+    stage.set_offload(OffloadSettings(StreamLanes(), **options))
     return stage
 
 
@@ -42,7 +43,7 @@ def round_trip(stage: Stage, microbatch: int) -> None:
     stage.join_fetch(microbatch)
 
 
-@pytest.mark.parametrize("lanes", [AtOnce, ThreadLanes])
+@pytest.mark.parametrize("lanes", [StreamLanes, ThreadLanes])
 @pytest.mark.parametrize("level", [Level.NONE, Level.ACT, Level.FULL, Level.LAYER])
 def test_a_stage_holds_nothing_but_what_stays(level: Level, lanes: Callable[[], Any]) -> None:
     inputs = torch.randn(3, TOKENS, WIDTH)
@@ -153,7 +154,7 @@ def test_what_somebody_else_holds_is_said_once_and_then_left_out() -> None:
 
 def test_whoever_reads_what_is_away_is_refused() -> None:
     stage, x = moe_stage(Recompute()), torch.randn(TOKENS, WIDTH)
-    stage.set_offload(OffloadSettings(AtOnce()))
+    stage.set_offload(OffloadSettings(StreamLanes()))
     stage.forward(0, (x.clone(),))
     boxes = stage.offload.of(0)._shelf.boxes()
     assert {box.name.split(", ")[1] for box in boxes} >= {"0.attention", "1.experts"}
@@ -206,8 +207,8 @@ def test_a_saved_tensor_that_was_written_to_does_not_leave() -> None:
 def test_roles_and_microbatches_choose_what_moves() -> None:
     stage, x = moe_stage(Recompute()), torch.randn(TOKENS, WIDTH)
     with pytest.raises(StageError, match="stage 0 has no segments of the roles attention_of_others"):
-        stage.set_offload(OffloadSettings(AtOnce(), roles=frozenset({"experts", "attention_of_others"})))
-    stage.set_offload(OffloadSettings(AtOnce(), roles=frozenset({"experts"}), microbatches=frozenset({1})))
+        stage.set_offload(OffloadSettings(StreamLanes(), roles=frozenset({"experts", "attention_of_others"})))
+    stage.set_offload(OffloadSettings(StreamLanes(), roles=frozenset({"experts"}), microbatches=frozenset({1})))
     for m in range(2):
         stage.forward(m, (x.clone(),))
     with pytest.raises(StageError, match="microbatch 0 holds nothing that moves"):
@@ -223,7 +224,7 @@ def test_roles_and_microbatches_choose_what_moves() -> None:
 
 
 def test_host_buffers_are_used_again_and_fall_back_to_pageable_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    buffers = HostBuffers(pinned=False)
+    buffers = HostBuffers()
     first = buffers.take(10_000)
     assert first.nbytes == rounded(10_000) == 12_288
     buffers.give(first)
@@ -241,7 +242,7 @@ def test_host_buffers_are_used_again_and_fall_back_to_pageable_memory(monkeypatc
         return empty(*args, **options)
 
     monkeypatch.setattr(torch, "empty", refuses)
-    pinned = HostBuffers(pinned=True)
+    pinned = HostBuffers(gpu.GpuDevice(torch.device("cuda")))
     with pytest.warns(UserWarning, match=r"4,096 bytes of pinned host memory cannot be had \(CUDA error"):
         pinned.take(100)
     pinned.take(100)  # says it once

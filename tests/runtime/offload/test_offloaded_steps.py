@@ -23,7 +23,7 @@ from schedc_runtime.execute.instruction_names import instruction_label, sentence
 from schedc_runtime.offload import microbatch
 from schedc_runtime.offload.account import Reason
 from schedc_runtime.offload.host_buffers import HostBuffers
-from schedc_runtime.offload.lanes import AtOnce, ThreadLanes
+from schedc_runtime.offload.lanes import StreamLanes, ThreadLanes
 from support.expert_cases import compiled
 from support.offload_cases import Watch, accounts, moving, stepped
 from support.recompute_cases import moe, with_rs
@@ -32,10 +32,10 @@ from support.runtime_cases import gradients, model_for, tokens
 pytestmark = pytest.mark.slow
 
 CASES: list[tuple[str, dict[str, int], str, bool, bool, Any]] = [
-    ("1f1b", {"P": 2, "M": 3}, "", False, False, AtOnce),
+    ("1f1b", {"P": 2, "M": 3}, "", False, False, StreamLanes),
     ("zbh1", {"P": 2, "M": 3}, "recompute act", True, True, ThreadLanes),
-    ("dualpipev", {"P": 2, "M": 4}, "", True, False, AtOnce),
-    ("interleaved_1f1b", {"P": 2, "M": 2}, "recompute layer", False, True, AtOnce),
+    ("dualpipev", {"P": 2, "M": 4}, "", True, False, StreamLanes),
+    ("interleaved_1f1b", {"P": 2, "M": 2}, "recompute layer", False, True, StreamLanes),
 ]
 """Schedule, sizes, line of recomputation, whether the model has experts, whether the program has Rs, lanes."""
 

@@ -21,7 +21,7 @@ from schedc_runtime import Cut, Pipeline
 from schedc_runtime.errors import StageError
 from schedc_runtime.execute.executor import InstructionError
 from schedc_runtime.measure.step_trace import chrome_trace
-from schedc_runtime.offload.lanes import AtOnce, ThreadLanes
+from schedc_runtime.offload.lanes import StreamLanes, ThreadLanes
 from schedc_runtime.offload.snapshot import StageSnapshot
 from schedc_runtime.pipeline.agree.batch import BatchRefused
 from support.expert_cases import compiled
@@ -133,7 +133,7 @@ def test_a_step_that_fails_leaves_the_state_before_it(monkeypatch: pytest.Monkey
         pipe.step(rows, rows)
 
 
-@pytest.mark.parametrize("lanes", [AtOnce, ThreadLanes])
+@pytest.mark.parametrize("lanes", [StreamLanes, ThreadLanes])
 @pytest.mark.parametrize("ends", [StageSnapshot.join, StageSnapshot.reset, StageSnapshot.release])
 def test_clones_live_until_the_join(lanes: Any, ends: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream of copies may read them until then; the allocator gives what is freed to compute at once."""

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from schedc_runtime.device.choice import HostCopy
 from schedc_runtime.errors import PartitionError, RanksDisagree
 from schedc_runtime.partition.example import arguments
 from schedc_runtime.partition.records import Records
@@ -110,21 +111,11 @@ class HostNumbers:
             of_device = by_device.setdefault(tensor.device, [])
             self._places.append((tensor.device, len(of_device)))
             of_device.append(tensor)
-        self._vectors = {device: torch.stack(each) for device, each in by_device.items()}
-        self._events: list[torch.cuda.Event] = []
-        for device, vector in self._vectors.items():
-            if device.type == "cuda":
-                pinned = torch.empty(vector.shape, dtype=vector.dtype, pin_memory=True)
-                self._vectors[device] = pinned.copy_(vector, non_blocking=True)
-                event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-                event.record(torch.cuda.current_stream(device))
-                self._events.append(event)
+        self._copies = {device: HostCopy(torch.stack(each)) for device, each in by_device.items()}
 
     def read(self) -> list[int]:
         """The numbers, in order. Waits for copies that have not arrived."""
-        for event in self._events:
-            event.synchronize()
-        numbers = {device: vector.tolist() for device, vector in self._vectors.items()}
+        numbers = {device: copy.join().tolist() for device, copy in self._copies.items()}
         return [numbers[device][place] for device, place in self._places]
 
 

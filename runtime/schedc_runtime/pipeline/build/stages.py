@@ -14,6 +14,7 @@ from schedc.ir.op_tables import BACKWARD, WEIGHT
 from schedc.ir.program import InstructionKind, Program, computation
 from schedc.plan.layout.parser import parse_layout
 from schedc.plan.layout.parts import Layout
+from schedc_runtime.device.choice import gpu
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.partition import Partition
 from schedc_runtime.partition.recorded_stage import RecordedStage
@@ -170,6 +171,5 @@ def device_of(model: nn.Module) -> torch.device:
 
 def device_of_backend(group: dist.ProcessGroup | None) -> torch.device:
     """Where a model on the meta device will be by default: on the GPU under NCCL, else on torch's default device."""
-    if dist.is_initialized() and dist.get_backend(group) == "nccl":
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.get_default_device()
+    on_gpu = dist.is_initialized() and dist.get_backend(group) == gpu.BACKEND
+    return (gpu.current_device() if on_gpu else None) or torch.get_default_device()

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from schedc_runtime.device.choice import gpu
 from schedc_runtime.moe.counts import Flag
 from schedc_runtime.moe.layer import MoELayer
 from schedc_runtime.moe.sizes import Marks
@@ -85,9 +86,7 @@ class Undo:
             for layer in self._layers
         ]
         if self._generators:
-            self._states = [torch.get_rng_state()]
-            if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-                self._states += [torch.cuda.get_rng_state()]
+            self._states = [torch.get_rng_state(), *gpu.generator_states()]
 
     @torch.no_grad()
     def undo(self) -> None:
@@ -103,8 +102,7 @@ class Undo:
             layer.balance.total, layer.balance.microbatches = total, microbatches
         if self._states:
             torch.set_rng_state(self._states[0])
-            for state in self._states[1:]:
-                torch.cuda.set_rng_state(state)
+            gpu.set_generator_states(self._states[1:])
 
     def end(self) -> None:
         """The call holds: let go of the copies."""

@@ -1,0 +1,105 @@
+"""What the runtime asks of a device, as protocols: streams, events, memory of the host, capabilities.
+
+A *stream* runs works in order, beside other streams and the host. An *event* marks a place in a stream, for others to
+wait for. On a device without streams every work is done when its call returns, and all of this does nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+CAPABILITIES = {
+    "streams": "works that run beside compute",
+    "pinned memory": "host memory that the device reads and writes beside compute",
+    "graphs": "a call's launches as one graph",
+    "triton": "kernels that Triton compiles",
+    "grouped products": "products of groups of rows whose ends the host does not know",
+    "fp8 products": "grouped products of rows in fp8",
+    "masked groups": "attention of groups of heads with a mask, as one kernel",
+    "own generator": "random numbers from a generator of its own",
+    "native dropout": "dropout whose kernel draws and multiplies",
+    "wide sums": "products added to a sum of a wider type, in one kernel",
+}
+"""What `ComputeDevice.supports` may be asked for."""
+
+
+class DeviceEvent(Protocol):
+    """A place in a stream."""
+
+    def wait(self, stream: Any) -> None:
+        """Let later works of a stream begin behind this place. The host goes on."""
+        ...
+
+    def synchronize(self) -> None:
+        """Let the host wait for this place."""
+        ...
+
+    def query(self) -> bool:
+        """Whether the device has come to this place."""
+        ...
+
+
+class DeviceStream(Protocol):
+    """A queue of works."""
+
+    def synchronize(self) -> None:
+        """Let the host wait for all works so far."""
+        ...
+
+
+class ComputeDevice(Protocol):
+    """A device on which a rank computes.
+
+    least_copy: bytes of a tensor below which a copy to the host costs more than the memory that it frees.
+    """
+
+    where: torch.device
+    least_copy: int
+
+    def stream(self, name: str, high: bool = False) -> DeviceStream:
+        """A new stream. name: its lane, for messages. high: with priority over compute."""
+        ...
+
+    def current(self) -> DeviceStream:
+        """The stream that works are started on here."""
+        ...
+
+    def on(self, stream: Any) -> AbstractContextManager[Any]:
+        """Start the works of a ``with`` block on a stream."""
+        ...
+
+    def record(self, stream: Any = None) -> DeviceEvent:
+        """An event behind all works so far of a stream; of the current one by default."""
+        ...
+
+    def used_by(self, tensor: Tensor, stream: Any) -> None:
+        """Tell the allocator that a stream uses a tensor [...] which another stream has allocated.
+
+        Its memory is then not used again before the works of ``stream`` so far are done.
+        """
+        ...
+
+    def host_memory(self, count: int) -> Tensor:
+        """[count] uint8 on the host, for copies beside compute. Where it is not pinned a warning says so, once."""
+        ...
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether works on a tensor [...] run in streams: it lies on the device."""
+        ...
+
+    def supports(self, what: str) -> str:
+        """Why the device does not have one of `CAPABILITIES`; empty where it does."""
+        ...
+
+    def graph_pool(self) -> Any:
+        """Memory that graphs share."""
+        ...
+
+    def captured(self, call: Callable[[], Any], pool: Any) -> tuple[Callable[[], None], Any]:
+        """(replay, results of ``call``) of a graph: the results are there after the first replay."""
+        ...

@@ -1,0 +1,151 @@
+"""CUDA behind the seam: no other file of the runtime names CUDA, NCCL, pinned memory or streams of the allocator.
+
+Events and streams are those of torch. What concerns the machine and no single GPU is a function.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from schedc_runtime.device.base import CAPABILITIES, ComputeDevice
+
+TYPE, BACKEND = "cuda", "nccl"
+"""The type of devices that this file serves, and the backend of process groups between them."""
+
+GRAPH_BACKEND, GRAPH_OPTION = "cudagraphs", "triton.cudagraphs"
+"""How torch.compile calls a backend of graphs, and an option of inductor."""
+
+_NATIVE = (9, 10)
+"""Major compute capabilities for which torch has grouped products, as its own check says; 8 and 12 are others."""
+_HIGH, _NORMAL = -1, 0
+"""Priorities of a stream, as torch counts them."""
+
+
+class GpuDevice(ComputeDevice):
+    """A GPU of CUDA or ROCm."""
+
+    least_copy = 1 << 20
+
+    def __init__(self, where: torch.device) -> None:
+        self.where = where
+        self._unpinned = ""
+        """Why pinned memory could not be had; empty as long as it could."""
+
+    def stream(self, name: str, high: bool = False) -> torch.cuda.Stream:
+        return torch.cuda.Stream(self.where, priority=_HIGH if high else _NORMAL)  # type: ignore[no-untyped-call]
+
+    def current(self) -> torch.cuda.Stream:
+        return torch.cuda.current_stream(self.where)
+
+    def on(self, stream: torch.cuda.Stream) -> AbstractContextManager[Any]:
+        return torch.cuda.stream(stream)
+
+    def record(self, stream: torch.cuda.Stream | None = None) -> torch.cuda.Event:
+        event: torch.cuda.Event = (stream or self.current()).record_event()
+        return event
+
+    def used_by(self, tensor: Tensor, stream: torch.cuda.Stream) -> None:
+        tensor.record_stream(stream)
+
+    def host_memory(self, count: int) -> Tensor:
+        if not self._unpinned:
+            try:
+                return torch.empty(count, dtype=torch.uint8, pin_memory=True)
+            except RuntimeError as error:
+                self._unpinned = str(error).splitlines()[0]
+                warnings.warn(
+                    f"{count:,} bytes of pinned host memory cannot be had ({self._unpinned}): copies use"
+                    " pageable memory, and the host waits for them; raise the limit of locked memory (ulimit -l),"
+                    " or move less",
+                    stacklevel=3,
+                )
+        return torch.empty(count, dtype=torch.uint8)
+
+    def holds(self, tensor: Tensor) -> bool:
+        return tensor.is_cuda
+
+    def supports(self, what: str) -> str:
+        assert what in CAPABILITIES, what
+        match what:
+            case "pinned memory":
+                return self._unpinned
+            case "triton":
+                low = torch.cuda.get_device_capability(self.where) < (8, 0)
+                return f"{self.where.type}: these kernels need a GPU of compute capability 8.0" if low else ""
+            case "grouped products" | "fp8 products":
+                return self._not_native()
+            case "masked groups":
+                return "attention of groups with a mask has no fused kernel there"
+        return ""
+
+    def _not_native(self) -> str:
+        """Why a GPU multiplies in groups by a loop of the host; empty where it has kernels for it."""
+        if torch.version.hip:
+            return "a GPU of ROCm"
+        major, minor = torch.cuda.get_device_capability(self.where)
+        if major in _NATIVE:
+            return ""
+        return f"a GPU of compute capability {major}.{minor}, and grouped products need 9 or 10"
+
+    def graph_pool(self) -> Any:
+        return torch.cuda.graph_pool_handle()
+
+    def captured(self, call: Callable[[], Any], pool: Any) -> tuple[Callable[[], None], Any]:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            results = call()
+        return graph.replay, results
+
+
+def own_device(local: int, processes: int) -> torch.device | None:
+    """The GPU of one of ``processes`` on this machine, made its current one; None with fewer GPUs than processes."""
+    if not torch.cuda.is_available() or torch.cuda.device_count() < processes:
+        return None
+    device = torch.device(TYPE, local)
+    torch.cuda.set_device(device)
+    return device
+
+
+def current_device() -> torch.device | None:
+    """The current GPU of this process; None without one."""
+    return torch.device(TYPE, torch.cuda.current_device()) if torch.cuda.is_available() else None
+
+
+def available() -> bool:
+    """Whether this machine has a GPU that torch can use."""
+    return torch.cuda.is_available()
+
+
+def name_of_device() -> str:
+    """The name of the current GPU; empty without one."""
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+
+
+def generator_states() -> list[Tensor]:
+    """[bytes] the state of the current GPU's generator; empty where no GPU has been used."""
+    return [torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+
+
+def set_generator_states(states: list[Tensor]) -> None:
+    """Bring back the states [bytes] that `generator_states` gave."""
+    for state in states:
+        torch.cuda.set_rng_state(state)
+
+
+def high_priority() -> Any:
+    """The options of a process group whose collectives run at high priority."""
+    options: Any = dist.ProcessGroupNCCL.Options()
+    options.is_high_priority_stream = True
+    return options
+
+
+def pageable(options: dict[str, Any]) -> dict[str, Any]:
+    """The options of a function that makes tensors, without pinned memory."""
+    return options | {"pin_memory": False} if "pin_memory" in options else options
