@@ -58,7 +58,10 @@ def problem_of(facts: dict[str, Any], model: str, cluster: str, fit: Path | None
     found = fit_for(machine, facts["precision"], fit)
     batch = facts["batch"]
     constants = found.constants if found else {}
-    return PlanProblem(open_model(model).at(batch["seq"]), machine, batch["sequences"], constants, facts["precision"])
+    rows = {"skew": facts["skew"], "spread": facts["spread"], "recorded": tuple(map(tuple, facts["recorded"]))}
+    return PlanProblem(
+        open_model(model).at(batch["seq"]), machine, batch["sequences"], constants, facts["precision"], **rows
+    )
 
 
 def planned_of(problem: PlanProblem, axes: PlanAxes) -> PlannedStep:

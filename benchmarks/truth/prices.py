@@ -102,7 +102,8 @@ def _traits(plan: PlannedStep) -> list[str]:
         "expert ranks": axes.ep > 1,
         "policy": plan.choice.by_policy,
         "free steps": problem.stack.free_steps,
-        "skew": problem.skew > 1.0,
+        "skew": TrainingRun(problem, axes).skew > 1.0,
+        "spread of loads": problem.assumed and axes.ep > 1,
         f"zero {axes.zero}": True,
         f"recompute {axes.recompute} {axes.where}": True,
         f"layout {axes.layout}": True,
@@ -170,8 +171,8 @@ def _cells(plan: PlannedStep, number: int, folder: Path) -> dict[str, Any]:
     return {
         "row_id": number, "model": model.name, "sizes": sizes, "cluster": cluster, "layers": model.layers,
         "hidden": model.hidden, "heads": model.attention.heads, "seq": model.seq, "batch": axes.batch,
-        "precision": problem.precision, "skew": repr(problem.skew), **own, **traits, "level": axes.recompute,
-        "cells": int(axes.overlap), "waits": int(not stack.free_steps),
+        "precision": problem.precision, "skew": repr(TrainingRun(problem, axes).skew), **own, **traits,
+        "level": axes.recompute, "cells": int(axes.overlap), "waits": int(not stack.free_steps),
         "recompute": "attention" if stack.recomputes_scores else "none",
     }  # fmt: skip
 

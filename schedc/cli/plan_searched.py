@@ -82,7 +82,7 @@ def _search(request: SearchRequest, problem: PlanProblem, fit: Fit | None, space
     slow = request.slow and SlowDevices(*request.slow, space)
     facts = search_to_json(problem, space, found, also, fit, request.objective, asked_of(request), slow)
     if request.draws is not None and request.objective == "step" and found.plans:
-        asked = DrawsAsked(request.draws, request.seed, loads=request.skew is None and request.routing is None)
+        asked = DrawsAsked(request.draws, request.seed)
         with ProgressLine() as progress:
             add_chances(facts, compare_plans(space, problem, found, [*also.values()], asked, progress), asked)
     explained = None
@@ -128,12 +128,14 @@ def plan_problem(request: SearchRequest) -> tuple[PlanProblem, Fit | None]:
     from schedc.planner.fit.plan_constants import constants_for
     from schedc.planner.presets.library import open_cluster, open_model
     from schedc.planner.times.problem import PlanProblem
+    from schedc.planner.times.skew import LOADS
 
     sequences, seq = request.batch
     model = open_model(request.model).at(seq)
     cluster = open_cluster(request.cluster, request.devices)
-    asked = request.skew or SkewAsked()
     recorded = _recorded(request.routing, model) if request.routing is not None else None
+    assumed = model.moe is not None and request.skew is None and recorded is None
+    asked = request.skew or SkewAsked(spread=LOADS if assumed else 0.0)
     spread = (recorded.spread or 0.0) if recorded else _spread(asked, model)
     precision = request.precision
     cluster.peak(precision)
@@ -148,6 +150,7 @@ def plan_problem(request: SearchRequest) -> tuple[PlanProblem, Fit | None]:
         stack=known.software,
         spread=spread,
         recorded=recorded.fullest if recorded else (),
+        assumed=assumed,
         sure=known.known,
         origins=known.origins,
     ), known.fit

@@ -8,15 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from schedc.planner.answers.drawn_plans import LOADS, LOADS_NAME, LOADS_WIDTH, SEARCHES, ComparedPlans, DrawsAsked
+from schedc.planner.answers.drawn_plans import SEARCHES, ComparedPlans, DrawsAsked
 from schedc.planner.answers.measuring import measured_by
 from schedc.planner.times.constants import BY_NAME
+from schedc.planner.times.skew import LOADS_NAME, LOADS_SAYS, LOADS_WIDTH
 from schedc.report.figures import word
 
 _SHOWN = 3
 """Constants, commands and further plans that the text names; JSON has all."""
-
-_LOADS_SAYS = "spread of the loads of experts; assumed"
 
 
 def add_chances(facts: dict[str, Any], compared: ComparedPlans, asked: DrawsAsked) -> None:
@@ -41,7 +40,7 @@ def add_chances(facts: dict[str, Any], compared: ComparedPlans, asked: DrawsAske
         "seed": asked.seed,
         "loads": None
         if compared.constants.loads is None
-        else {"median": _median_loads(compared), "width": LOADS_WIDTH},
+        else {"median": compared.plans[0].problem.spread, "width": LOADS_WIDTH},
         "searches": SEARCHES,
         "others": [
             {"name": names[number], "axes": asdict(compared.plans[number].axes), **_shares(compared, number)}
@@ -68,7 +67,7 @@ def _decided(compared: ComparedPlans, first: int, second: int) -> dict[str, Any]
 
 def meaning_of(name: str) -> str:
     """What a constant is, in the words of its table."""
-    return _LOADS_SAYS if name == LOADS_NAME else BY_NAME[name].says
+    return LOADS_SAYS if name == LOADS_NAME else BY_NAME[name].says
 
 
 def _shares(compared: ComparedPlans, number: int) -> dict[str, Any]:
@@ -78,10 +77,6 @@ def _shares(compared: ComparedPlans, number: int) -> dict[str, Any]:
         "within_5_pct": float(chances.within[number]),
         "loss_pct": 100.0 * float(chances.loss[number]),
     }
-
-
-def _median_loads(compared: ComparedPlans) -> float:
-    return compared.plans[0].problem.spread or LOADS
 
 
 def _gaps(compared: ComparedPlans, first: int, second: int) -> dict[str, float]:

@@ -135,6 +135,7 @@ def _attachments(analysis: Analysis) -> dict[str, Any]:
     if analysis.lines.in_bytes:
         written = {entry.name for entry in analysis.lines.entries("parameters")}
         facts |= parameter_facts(written, analysis.plan, analysis.layout)
+    facts["notes"] = analysis.lines.tree.doc.splitlines()
     return {"plan": facts}
 
 
@@ -168,7 +169,7 @@ def to_text(facts: dict[str, Any], every_rank: bool) -> str:
     if "plan" in facts:
         from schedc.report import plan
 
-        lines += plan.to_text(facts["plan"])
+        lines += [*plan.to_text(facts["plan"]), *(f"note: {note}" for note in facts["plan"]["notes"])]
     if "slices" in facts:
         from schedc.plan.directives.recompute import slices_text
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from schedc.planner.price.intervals import StepInterval
+from schedc.planner.times.skew import LOADS_NAME
 from schedc.planner.times.spread import ConstantSpread
 
 _NAMED = 3
@@ -24,7 +25,7 @@ def interval_facts(interval: StepInterval, step: float, known: ConstantSpread) -
         "high_s": high,
         "rows_pct": round(100.0 * interval.rows, 1),
         "wide": wide,
-        "undecided": [name for name in wide if name in known.undecided],
+        "undecided": [name for name in wide if name in (*known.undecided, LOADS_NAME)],
     }
 
 

@@ -12,6 +12,7 @@ from schedc.report.figures import seconds_text
 from schedc.report.plans import (
     PlanColumn,
     PlanFacts,
+    assumed_texts,
     axes_text,
     cell_text,
     columns_of,
@@ -91,6 +92,7 @@ def _details(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("priced inside cells", f"{counts['priced']:,}"),
         ("CPU", f"{seconds['cpu']:.3g} s"),
         ("fit", fit_line(facts["fit"])),
+        *(("rows", assumed) for assumed in assumed_texts(facts)),
     ]
 
 

@@ -176,7 +176,7 @@ def title_text(facts: Mapping[str, Any]) -> str:
     step = f"a step of {batch['sequences']:,} sequences of {batch['seq']:,} tokens"
     precision = "" if facts["precision"] == "bf16" else f", products in {facts['precision']}"
     skew = "" if facts["skew"] == 1.0 else f", fullest expert ranks at {facts['skew']:g} times the mean rows"
-    if facts.get("spread"):
+    if facts.get("spread") and not facts.get("spread_assumed"):
         skew = f", loads of experts that spread by {facts['spread']:.3g} of their mean"
     return f"{facts['model']['name']} on {cluster['devices']:,} devices of {cluster['name']}, {step}{precision}{skew}"
 
@@ -190,6 +190,13 @@ def _counts(facts: Mapping[str, Any], with_stages: bool) -> Iterator[str]:
     yield f"seconds   {seconds['cpu']:.3g} CPU, {seconds['wall']:.3g} elapsed" + (f"; {stages}" if stages else "")
     yield f"fit       {fit_line(facts['fit'])}"
     yield from (f"          {origin}" for origin in facts["origins"])
+    yield from (f"rows      {assumed}" for assumed in assumed_texts(facts))
+
+
+def assumed_texts(facts: Mapping[str, Any]) -> Iterator[str]:
+    """What is assumed of the rows that come to experts, and how to say it."""
+    if facts.get("spread_assumed"):
+        yield f"loads of experts spread by {facts['spread']:.3g} of their mean: assumed; say --skew or --routing"
 
 
 def fit_line(fit: Mapping[str, Any] | None) -> str:

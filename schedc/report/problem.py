@@ -27,6 +27,8 @@ def problem_facts(problem: PlanProblem, fit: Fit | None) -> dict[str, Any]:
         "precision": problem.precision,
         "skew": problem.skew,
         "spread": problem.spread,
+        "spread_assumed": problem.assumed,
+        "recorded": [list(each) for each in problem.recorded],
         "fit": fit_facts(fit),
         "origins": list(problem.origins),
         "constants": constant_facts(problem),
@@ -44,9 +46,10 @@ def rows_of_plans(problem: PlanProblem) -> list[str]:
         return []
     if problem.spread:
         known = ", ".join(f"{rho:.3g} of {ranks}" for ranks, rho in problem.recorded if ranks > 1)
+        assumed = ", assumed" if problem.assumed else ""
         return [
-            f"loads of experts spread by {problem.spread:.3g} of their mean: the larger a group, the fuller its"
-            " fullest rank",
+            f"loads of experts spread by {problem.spread:.3g} of their mean{assumed}: the larger a group, the fuller"
+            " its fullest rank",
             *([f"recorded rows of the fullest rank over the mean: {known} ranks"] if known else []),
         ]
     if problem.skew == 1.0:

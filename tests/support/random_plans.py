@@ -19,6 +19,7 @@ from schedc.planner.space.blocks import PlanBlock
 from schedc.planner.space.space import PlanSpace
 from schedc.planner.times.constants import CONSTANTS
 from schedc.planner.times.problem import PlanProblem
+from schedc.planner.times.skew import LOADS
 
 _LARGEST = 400
 """Forwards of an order, so that one price takes a fraction of a second."""
@@ -62,7 +63,9 @@ def random_planned(rng: random.Random, largest: int = _LARGEST) -> tuple[PlanSpa
         return None
     number = int(rng.choice(block.numbers().tolist()))
     axes, prefix = block.axes(number), block.prefixes[0]
-    problem = PlanProblem(space.model, cluster, batch, _random_constants(rng), skew=rng.choice([1.0, 1.0, 1.3, 3.0]))
+    constants, skew = _random_constants(rng), rng.choice([1.0, 0.0, 1.3, 3.0])
+    loads = {"skew": skew} if skew else {"spread": LOADS, "assumed": True}
+    problem = PlanProblem(space.model, cluster, batch, constants, **loads)
     splits = [prefix.split_by(method, overlap) for method in block.inner.methods for overlap in space.values.overlaps]
     table = PartTable.of(problem, splits)
     return space, block, number, PlannedStep(problem, axes, space.choice(axes.schedule), table)

@@ -28,15 +28,11 @@ from schedc.planner.space.conditions import REQUIRE, PlanCondition
 from schedc.planner.space.space import OUTER, PlanSpace
 from schedc.planner.times.constants import ConstantVectors
 from schedc.planner.times.problem import PlanProblem, TrainingRun
+from schedc.planner.times.skew import LOADS_NAME, LOADS_WIDTH
 from schedc.planner.times.table import RunTable
 
 SEARCHES = 12
 """Searches under drawn constants."""
-
-LOADS, LOADS_WIDTH = 0.4, 0.5
-"""The spread of the loads of experts, and the width of its logarithm, where nobody says them. Both are assumed."""
-
-LOADS_NAME = "loads"
 
 NEAR = 1.25
 """Searches under drawn constants look at plans whose bound is at most so many times the best step."""
@@ -46,11 +42,10 @@ _PREFIXES = 64
 
 @dataclass(frozen=True)
 class DrawsAsked:
-    """Draws of a comparison. number: of draws. loads: whether the spread of the loads of experts is drawn, too."""
+    """Draws of a comparison. number: of draws."""
 
     number: int
     seed: int = 0
-    loads: bool = True
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,14 +74,14 @@ class ComparedPlans:
 
 
 def drawn_constants(problem: PlanProblem, asked: DrawsAsked) -> ConstantVectors:
-    """The draws for plans of a problem: constants as the fit knows them, and a spread of the loads of experts."""
+    """The draws for plans of a problem: constants as the fit knows them, and the spread of loads that is assumed."""
     constants = problem.known.draws(asked.number, asked.seed)
-    if not (asked.loads and problem.model.moe):
+    if not problem.assumed:
         return constants
     rng = np.random.default_rng([asked.seed, 1])
     shares = (rng.permutation(asked.number) + rng.random(asked.number)) / asked.number
     normal = np.array([NormalDist().inv_cdf(share) for share in shares.tolist()])
-    return replace(constants, loads=((problem.spread or LOADS) * np.exp(LOADS_WIDTH * normal))[None])
+    return replace(constants, loads=(problem.spread * np.exp(LOADS_WIDTH * normal))[None])
 
 
 def compare_plans(

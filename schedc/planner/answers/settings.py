@@ -11,6 +11,7 @@ from schedc.diagnostics import Diagnostic, RequestError, did_you_mean
 from schedc.planner.cluster.values import Cluster, NetworkLevel
 from schedc.planner.times.constants import CONSTANTS
 from schedc.planner.times.problem import PlanProblem
+from schedc.planner.times.skew import LOADS_NAME, LOADS_SAYS, LOADS_WIDTH
 
 _WIDTHS = tuple(half / 2.0 for half in range(-6, 7))
 """A constant is tried so many widths away from its value: standard deviations of its logarithm, as the fit knows it."""
@@ -37,9 +38,9 @@ _LEVEL_FIGURES = (
 class Setting:
     """A constant, or a figure of the cluster by the keys of its file, with the values that it is tried at.
 
-    width: standard deviation of the logarithm of a constant; 0 for figures, whose values follow by factors. at: the
-    problem with another value; None for a constant. least, most: the ends of what makes sense. whole: whether values
-    are whole numbers.
+    width: standard deviation of the logarithm of a constant, or of the spread of loads that is assumed; 0 for figures,
+    whose values follow by factors. at: the problem with another value; None for a constant. least, most: the ends of
+    what makes sense. whole: whether values are whole numbers.
     """
 
     name: str
@@ -92,6 +93,13 @@ def _constants(problem: PlanProblem) -> Iterator[Setting]:
         value = problem.constant(constant.name)
         most = max(constant.most, value)
         yield Setting(constant.name, constant.unit, constant.says, value, widths[constant.name], most=most)
+    if problem.assumed:
+        at = _with_spread(problem)
+        yield Setting(LOADS_NAME, "of mean", LOADS_SAYS, problem.spread, LOADS_WIDTH, at=at)
+
+
+def _with_spread(problem: PlanProblem) -> Callable[[float], PlanProblem]:
+    return lambda value: replace(problem, spread=value)
 
 
 def _figures(problem: PlanProblem) -> Iterator[Setting]:

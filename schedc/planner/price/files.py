@@ -50,9 +50,13 @@ def _unsaid(problem: PlanProblem, axes: PlanAxes) -> Iterator[str]:
         yield f"Times of products in {problem.precision}; no line says it."
     if skew != 1.0:
         yield (
-            f"Times with {skew:.4g} times the mean rows on the fullest expert rank; no line says it."
+            f"Times with {skew:.4g} times the mean rows on the fullest expert rank{_assumed(problem)}; no line says it."
             " Peaks have the mean rows."
         )
+
+
+def _assumed(problem: PlanProblem) -> str:
+    return f", as loads of experts spread by {problem.spread:.3g} of their mean, assumed" if problem.assumed else ""
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,7 @@ The variance of the logarithm of a step is that of rows, and that of the constan
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 import numpy as np
@@ -15,6 +15,7 @@ from schedc.ir.arrays import Floats
 from schedc.planner.price.priced import step_seconds
 from schedc.planner.times.constants import CONSTANTS, NAMES, ConstantVectors
 from schedc.planner.times.problem import TrainingRun
+from schedc.planner.times.skew import LOADS_NAME, LOADS_WIDTH
 from schedc.planner.times.spread import ConstantSpread
 from schedc.planner.times.table import RunTable
 
@@ -50,23 +51,32 @@ class StepInterval:
 
 
 def step_intervals(runs: Sequence[TrainingRun], known: ConstantSpread) -> list[StepInterval]:
-    """The intervals of the steps of runs on one device, under what is known of the constants."""
-    table = RunTable(runs)
-    most = np.log([each.most for each in CONSTANTS])
-    effects = log_effects(
-        lambda logs: np.log(step_seconds(table, ConstantVectors.of(NAMES, np.exp(logs)))),
-        np.log(known.median),
-        np.sqrt(np.diag(known.logs)),
-        np.maximum(most, np.log(known.median)),
-    )
-    return [_interval(effect, known) for effect in effects]
+    """The intervals of the steps of runs on one device, under what is known of the constants.
+
+    Where the problem of the runs assumes a spread of loads, it counts like a constant.
+    """
+    table, problem = RunTable(runs), runs[0].problem
+    middle, reach = np.log(known.median), np.sqrt(np.diag(known.logs))
+    upper = np.maximum(np.log([each.most for each in CONSTANTS]), middle)
+    if problem.assumed:
+        middle, reach = np.append(middle, np.log(problem.spread)), np.append(reach, LOADS_WIDTH)
+        upper = np.append(upper, np.inf)
+
+    def log_steps(logs: Floats) -> Floats:
+        constants = ConstantVectors.of(NAMES, np.exp(logs[:, : len(NAMES)]))
+        loads = np.exp(logs[:, len(NAMES) :]).T if problem.assumed else None
+        return np.log(step_seconds(table, replace(constants, loads=loads)))
+
+    return [_interval(effect, known) for effect in log_effects(log_steps, middle, reach, upper)]
 
 
 def _interval(effect: Floats, known: ConstantSpread) -> StepInterval:
-    """effect: [constants] what the logarithm of the step changes by."""
-    parts = effect * (known.logs @ effect)
+    """effect: [constants] what the logarithm of the step changes by; behind them, that of a spread of loads."""
+    own, loads = effect[: len(NAMES)], effect[len(NAMES) :]
+    parts = np.append(own * (known.logs @ own), (LOADS_WIDTH * loads) ** 2)
     variance = known.rows**2 + parts.sum()
-    shares = sorted(zip(NAMES, (parts / variance).tolist(), strict=True), key=lambda each: -each[1])
+    names = (*NAMES, LOADS_NAME)[: parts.size]
+    shares = sorted(zip(names, (parts / variance).tolist(), strict=True), key=lambda each: -each[1])
     named = tuple(each for each in shares if each[1] >= _COUNTS)
     return StepInterval(float(np.exp(REACH * np.sqrt(variance))), known.rows**2 / variance, named)
 

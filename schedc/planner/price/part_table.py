@@ -117,9 +117,7 @@ class PartTable:
         """The table of ranks that have the mean rows. The compiler counts its bytes of plan files."""
         if all(run.skew == 1.0 for run in self.runs.each):
             return self
-        even = (replace(run.problem, skew=1.0, spread=0.0, recorded=()) for run in self.runs.each)
-        runs = [replace(run, problem=problem) for run, problem in zip(self.runs.each, even, strict=True)]
-        return replace(self, runs=RunTable(runs))
+        return replace(self, runs=RunTable([replace(run, problem=run.problem.even) for run in self.runs.each]))
 
     @cached_property
     def reserve(self) -> Floats:

@@ -74,7 +74,6 @@ def evaluations(plan: PricedPlan) -> Iterator[tuple[str, float]]:
     """
     planned = plan.planned
     order = order_of(planned)
-    even = replace(planned.problem, skew=1.0, spread=0.0, recorded=())
     none = replace(planned.axes, recompute=str(Level.NONE), where="all")
 
     def busy(planned: PlannedStep) -> Floats:
@@ -85,9 +84,9 @@ def evaluations(plan: PricedPlan) -> Iterator[tuple[str, float]]:
         return pipeline_seconds(planned, pipeline_of(planned, order))
 
     yield "ideal", ideal_seconds(planned.problem, planned.axes.devices)
-    alone = _with(planned, _NO_EXCHANGE | _NO_MEMORY, even)
+    alone = _with(planned, _NO_EXCHANGE | _NO_MEMORY, planned.problem.even)
     yield "efficiency of products", float(busy(replace(alone, axes=none)).mean())
-    alone = _with(planned, _NO_EXCHANGE, even)
+    alone = _with(planned, _NO_EXCHANGE, planned.problem.even)
     yield "memory-bound ops and launches", float(busy(replace(alone, axes=none)).mean())
     yield "recomputation", float(busy(alone).mean())
     skewed = busy(_with(planned, _NO_EXCHANGE))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -54,9 +54,9 @@ class PlanProblem:
     the others are at their prior medians. precision: of products. skew: rows of the fullest rank of an expert group
     over the mean, whatever its size. A group of fewer ranks has all rows on one of them. spread: of the loads of
     experts (standard deviation over mean); then the fullest rank follows from the size of the group. recorded: the
-    fullest rank by ranks of a group, where a recorded routing has such groups. sure: how sure a fit is of the
-    constants; None without one. origins: where constants are from, a sentence for each owner. drawn: one vector that
-    prices plans in place of the constants.
+    fullest rank by ranks of a group, where a recorded routing has such groups. assumed: whether nobody said the spread,
+    which is then drawn and widens intervals. sure: how sure a fit is of the constants; None without one. origins: where
+    constants are from, a sentence for each owner. drawn: one vector that prices plans in place of the constants.
     """
 
     model: ModelSizes
@@ -68,6 +68,7 @@ class PlanProblem:
     stack: Stack = Stack()
     spread: float = 0.0
     recorded: tuple[tuple[int, float], ...] = ()
+    assumed: bool = False
     sure: ConstantSpread | None = field(default=None, compare=False, repr=False)
     origins: tuple[str, ...] = field(default=(), compare=False, repr=False)
     drawn: ConstantVectors | None = field(default=None, repr=False)
@@ -84,6 +85,11 @@ class PlanProblem:
     def known(self) -> ConstantSpread:
         """How sure the constants are: as the fit is, else as the priors are about these constants."""
         return self.sure or ConstantSpread.of_priors(self.constants)
+
+    @property
+    def even(self) -> PlanProblem:
+        """The problem whose ranks of an expert group all have the mean rows."""
+        return replace(self, skew=1.0, spread=0.0, recorded=(), assumed=False)
 
     def constant(self, name: str) -> float:
         """One constant of the cost model."""

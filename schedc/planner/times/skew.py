@@ -19,6 +19,12 @@ import numpy as np
 
 from schedc.ir.arrays import Floats
 
+LOADS, LOADS_WIDTH = 0.4, 0.5
+"""The spread of the loads of experts, and the width of its logarithm, where nobody says them. Both are assumed."""
+
+LOADS_NAME = "loads"
+LOADS_SAYS = "spread of the loads of experts; assumed"
+
 _POINTS = 4001
 _TERMS = 10_000
 _EXACT = 1e-15

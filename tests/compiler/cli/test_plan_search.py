@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 
 from schedc.cli import main
 from schedc.planner.presets.library import files
+from schedc.planner.times.skew import fullest_rank
 
 SEARCH = (
     *("gpt2", "h100", "-D", "devices=8", "--batch", "32x1024", "--require", "pp >= 2 and schedule in 1f1b, zbh1"),
@@ -18,9 +19,9 @@ SEARCH = (
 )
 
 KEYS = {
-    "": "schema version model cluster batch precision skew spread fit origins constants objective training "
-    "slow space counts seconds certificate plans also chances decided_by measure_next axis_ends pareto "
-    "extrapolates left_out",
+    "": "schema version model cluster batch precision skew spread spread_assumed recorded fit origins "
+    "constants objective training slow space counts seconds certificate plans also chances decided_by measure_next "
+    "axis_ends pareto extrapolates left_out",
     "batch": "sequences seq",
     "fit": "name rows cv_mape_pct held_pct width_pct hash forced unseen",
     "space": "raw legal fit restrictions facts",
@@ -237,15 +238,36 @@ def test_a_skew_and_a_precision_reach_the_files(tmp_path: Path) -> None:
     (plan,) = facts["plans"]
     bars = {bar["what"]: bar["seconds"] for bar in plan["waterfall"]}
     assert bars["expert imbalance"] > 0
-    even = json.loads(schedc("plan", *SKEWED, *axes, "--json").stdout)
+    even = json.loads(schedc("plan", *SKEWED, *axes, "--skew", "1", "--json").stdout)
     assert even["plans"][0]["step_s"] < plan["step_s"]
-    wide = json.loads(schedc("plan", *SKEWED[:-2], *axes, "--json").stdout)
+    wide = json.loads(schedc("plan", *SKEWED[:-2], *axes, "--skew", "1", "--json").stdout)
     assert wide["plans"][0]["step_s"] > even["plans"][0]["step_s"]
     path = folder / "01.sched"
     assert "## Times of products in fp8; no line says it.\n## Times with 1.5 times" in path.read_text()
     assert schedc("fmt", "--check", str(path)).exit_code == 0
     checked = schedc("check", str(path), "--cost-file", str(path.with_suffix(".costs.toml")), "--json")
     assert json.loads(checked.stdout)["makespan"] == pytest.approx(plan["makespan_s"], rel=1e-9)
+
+
+def test_loads_spread_unless_their_skew_is_said(tmp_path: Path) -> None:
+    """Everything that says a step says that the spread is assumed. The step and its memory are those of cv=0.4."""
+    where = "pp == 4 and ep == 4 and tp == 1 and cp == 1 and vpp == 1 and zero == 1 and microbatch == 1"
+    asked = ("plan", *SKEWED[:-2], "--require", f"{where} and schedule in 1f1b and alltoall == flat", "--draws", "20")
+    text = schedc(*asked, "-o", str(tmp_path / "plans")).stdout
+    assert "\nrows      loads of experts spread by 0.4 of their mean: assumed; say --skew or --routing\n" in text
+    facts = json.loads((tmp_path / "plans" / "plans.json").read_text())
+    assert (facts["spread"], facts["spread_assumed"], facts["chances"]["loads"]["median"]) == (0.4, True, 0.4)
+    assumed = "as loads of experts spread by 0.4 of their mean, assumed"
+    checked = schedc("check", str(tmp_path / "plans" / "01.sched"))
+    assert f"note: Times with {fullest_rank(128, 4, 0.4):.4g} times the mean rows" in checked.stdout
+    assert assumed in checked.stdout
+    assert "loads of experts spread by 0.4 of their mean: assumed" in (tmp_path / "plans" / "index.html").read_text()
+    said, even = (json.loads(schedc(*asked, "--skew", skew, "--json").stdout) for skew in ("cv=0.4", "1"))
+    (plan,), (same,), (less,) = (each["plans"] for each in (facts, said, even))
+    assert (plan["step_s"], plan["memory"]["needed_bytes"]) == (same["step_s"], same["memory"]["needed_bytes"])
+    assert plan["step_high_s"] > same["step_high_s"]
+    assert (said["spread_assumed"], said["chances"]["loads"]) == (False, None) == (even["spread_assumed"], None)
+    assert less["step_s"] < same["step_s"]
 
 
 def test_a_search_that_ends_early_says_what_is_open() -> None:
@@ -306,8 +328,6 @@ def test_a_recorded_routing_skews_groups_as_it_has_them(tmp_path: Path) -> None:
 
 def test_a_spread_of_loads_skews_larger_groups_more() -> None:
     """And 1.2@4 is the spread at which the fullest of four ranks has 1.2 times the mean."""
-    from schedc.planner.times.skew import fullest_rank
-
     asked = ("plan", "qwen3-30b-a3b", "h100", "-D", "devices=16", "--batch", "64x4096", "--top", "1", "--json")
     where = "pp == 2 and tp == 1 and schedule in 1f1b and zero == 1 and microbatch == 1 and cp == 1"
 

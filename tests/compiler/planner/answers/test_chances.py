@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from schedc.cli import main
 from schedc.ir.arrays import Floats
 from schedc.planner.answers.chances import PlanChances
-from schedc.planner.answers.drawn_plans import LOADS, DrawsAsked, compare_plans, drawn_constants
+from schedc.planner.answers.drawn_plans import DrawsAsked, compare_plans, drawn_constants
 from schedc.planner.answers.measuring import STEPS, measured_by
 from schedc.planner.fit.estimate import needed
 from schedc.planner.presets.library import open_cluster, open_model
@@ -27,6 +27,7 @@ from schedc.planner.space.schedules import open_choice
 from schedc.planner.space.space import PlanSpace
 from schedc.planner.times.constants import CONSTANTS
 from schedc.planner.times.problem import PlanProblem, TrainingRun
+from schedc.planner.times.skew import LOADS
 from schedc.planner.times.table import RunTable
 
 
@@ -86,7 +87,7 @@ def test_labels_without_meaning_are_worth_nothing() -> None:
 def compared() -> Any:
     """The plans of a small search under 24 draws, its problem, and the asked draws."""
     model, cluster = open_model("qwen3-30b-a3b").at(2048), open_cluster("h100", 16)
-    problem = PlanProblem(model, cluster, 64)
+    problem = PlanProblem(model, cluster, 64, spread=LOADS, assumed=True)
     required = [read_condition(text) for text in ("pp == 4", "schedule in 1f1b, zbh1", "zero == 1", "cp == 1")]
     space = PlanSpace.of(model, cluster, 64, 2048, "standard", required)
     found = search(space, problem, SearchOptions(top=3))
@@ -111,7 +112,8 @@ def test_all_plans_have_the_same_draws(compared: Any) -> None:
 @pytest.mark.slow
 def test_pairs_of_several_methods_are_priced_together_as_alone() -> None:
     """A plan keeps the graphs of its own exchanges, whatever stands beside it in a table of many vectors."""
-    problem = PlanProblem(open_model("qwen3-30b-a3b").at(2048), open_cluster("h100", 32), 64)
+    qwen3, h100 = open_model("qwen3-30b-a3b").at(2048), open_cluster("h100", 32)
+    problem = PlanProblem(qwen3, h100, 64, spread=LOADS, assumed=True)
     axes = [
         PlanAxes(1, 1, 2, 2, 16, 16, 1, 1, 4, "dualpipev", alltoall=method, overlap=True)
         for method in ("hierarchical", "flat")
@@ -134,17 +136,15 @@ def test_searches_under_draws_find_plans_that_medians_do_not(compared: Any) -> N
 
 
 def test_draws_of_loads() -> None:
-    """Log-normal about the assumed spread. Skews that are said are not drawn, and dense models have no loads."""
+    """Log-normal about the assumed spread. Skews that are said are not drawn."""
     model, cluster = open_model("qwen3-30b-a3b").at(2048), open_cluster("h100", 16)
-    problem = PlanProblem(model, cluster, 64)
+    problem = PlanProblem(model, cluster, 64, spread=LOADS, assumed=True)
     loads = np.log(drawn_constants(problem, DrawsAsked(2000)).loads)
     assert np.median(loads) == pytest.approx(np.log(LOADS), abs=0.01)
     assert loads.std() == pytest.approx(0.5, abs=0.01)
-    assert drawn_constants(problem, DrawsAsked(20, loads=False)).loads is None
+    assert drawn_constants(replace(problem, assumed=False), DrawsAsked(20)).loads is None
     twenty = drawn_constants(problem, DrawsAsked(20))
     assert (twenty.only(3).loads, twenty.only(3)["ep"]) == (twenty.loads[0, 3], twenty["ep"][0, 3])
-    dense = PlanProblem(open_model("llama-3.1-8b").at(2048), cluster, 64)
-    assert drawn_constants(dense, DrawsAsked(20)).loads is None
     seeds = [drawn_constants(problem, DrawsAsked(20, seed)).loads for seed in (1, 1, 2)]
     assert (seeds[0] == seeds[1]).all()
     assert (seeds[0] != seeds[2]).all()

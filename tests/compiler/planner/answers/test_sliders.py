@@ -20,6 +20,7 @@ from schedc.planner.space.axes import PlanAxes
 from schedc.planner.space.schedules import open_choice
 from schedc.planner.times.constants import CONSTANTS
 from schedc.planner.times.problem import PlanProblem
+from schedc.planner.times.skew import LOADS, LOADS_NAME
 from support.short_search import short_search
 
 PLANS = {
@@ -37,12 +38,14 @@ PLANS = {
         PlanAxes(1, 1, 2, 2, 4, 8, 1, 1, 8, "zbv"),
     ],
 }
-MOVED = {"llama-3.1-8b": (), "qwen3-30b-a3b": ("launch", "ep", "infiniband.Bps", USABLE)}
+MOVED = {"llama-3.1-8b": (), "qwen3-30b-a3b": ("launch", "ep", LOADS_NAME, "infiniband.Bps", USABLE)}
 """Settings by model, all for the first one."""
 
 
 def priced(name: str) -> list[PricedPlan]:
-    problem = PlanProblem(open_model(name).at(2048), open_cluster("h100", 16), 64, {"gemm": 0.7, "dp": 0.5})
+    model, cluster = open_model(name).at(2048), open_cluster("h100", 16)
+    loads = {"spread": LOADS, "assumed": True} if model.moe else {}
+    problem = PlanProblem(model, cluster, 64, {"gemm": 0.7, "dp": 0.5}, **loads)
     steps = [
         PlannedStep(problem, axes, open_choice(axes.schedule), PartTable.of(problem, [axes.split]))
         for axes in PLANS[name]

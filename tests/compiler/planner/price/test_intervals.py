@@ -15,6 +15,7 @@ from schedc.planner.price.priced import step_seconds
 from schedc.planner.space.axes import PlanAxes
 from schedc.planner.times.constants import BY_NAME, NAMES
 from schedc.planner.times.problem import PlanProblem, TrainingRun
+from schedc.planner.times.skew import LOADS, LOADS_WIDTH
 from schedc.planner.times.spread import ConstantSpread
 from schedc.planner.times.table import RunTable
 from support.needs import needed
@@ -58,6 +59,20 @@ def test_what_no_row_decides_widens_a_step_that_needs_it() -> None:
     assert of_experts.width_pct > 1.5 * of_dense.width_pct
     assert {"ep", "grouped"} <= {name for name, _ in of_experts.shares}
     assert "ep" not in dict(of_dense.shares)
+
+
+def test_an_assumed_spread_of_loads_widens_a_step() -> None:
+    """By its share of the variance alone, where constants are known and rows are close."""
+    known, spread = with_widths({}, rows=0.02), replace(RUN.problem, spread=LOADS)
+    said, assumed = (
+        step_intervals([replace(RUN, problem=replace(spread, assumed=each))], known)[0] for each in (False, True)
+    )
+    ends = [LOADS * np.exp(LOADS_WIDTH * side) for side in (-1, 1)]
+    runs = [replace(RUN, problem=replace(spread, spread=end)) for end in ends]
+    low, high = np.log(step_seconds(RunTable(runs), RUN.problem.vectors)[:, 0])
+    assert said.factor == pytest.approx(np.exp(REACH * 0.02), rel=1e-4)
+    assert np.log(assumed.factor) == pytest.approx(REACH * np.hypot(0.02, (high - low) / 2), rel=1e-4)
+    assert dict(assumed.shares)["loads"] == pytest.approx(1 - assumed.rows, abs=1e-3)
 
 
 def test_effects_count_what_shows_only_at_the_ends() -> None:
