@@ -43,7 +43,7 @@ MOVED = {"llama-3.1-8b": (), "qwen3-30b-a3b": ("launch", "ep", LOADS_NAME, "infi
 
 
 def priced(name: str) -> list[PricedPlan]:
-    model, cluster = open_model(name).at(2048), open_cluster("h100", 16)
+    model, cluster = replace(open_model(name), layers=16).at(2048), open_cluster("h100", 16)
     loads = {"spread": LOADS, "assumed": True} if model.moe else {}
     problem = PlanProblem(model, cluster, 64, {"gemm": 0.7, "dp": 0.5}, **loads)
     steps = [

@@ -20,10 +20,11 @@ from schedc.planner.space.schedules import open_choice
 from schedc.planner.space.space import PlanSpace
 from schedc.planner.times.problem import PlanProblem
 from schedc.step.timeline import simulate
+from support.short_search import short_search
 from support.written_plans import GPT2
 
 LLAMA = PlanProblem(open_model("llama-3.1-8b").at(4096), open_cluster("h100", 48), 240)
-QWEN = PlanProblem(open_model("qwen3-30b-a3b").at(4096), open_cluster("h100", 16), 64)
+QWEN = PlanProblem(replace(open_model("qwen3-30b-a3b"), layers=8).at(4096), open_cluster("h100", 16), 64)
 PLAIN = [
     PlanAxes(1, 1, 4, 1, 1, 2, 1, 1, 8, "1f1b"),
     PlanAxes(1, 1, 4, 1, 1, 2, 1, 1, 8, "zbh1", recompute="layer", layout="balanced"),
@@ -69,6 +70,7 @@ def test_a_slow_rank_has_longer_costs(axes: PlanAxes, devices: int) -> None:
 
 
 @pytest.mark.parametrize(("problem", "axes"), [(GPT2, PLAIN[2]), (QWEN, OVERLAPPED)])
+@short_search()
 def test_paced_cells_are_those_of_the_price(problem: PlanProblem, axes: PlanAxes) -> None:
     """Ranks of one pace, with messages of that pace, take exactly so many times as long."""
     plan = priced(problem, axes)

@@ -24,6 +24,7 @@ from schedc.planner.times.problem import PlanProblem
 from schedc.step.cells.cell_forms import cell_forms
 from schedc.step.cells.fixed_programs import FixedPrograms
 from schedc.step.dependencies import Dependencies
+from support.short_search import short_search
 
 V3 = PlanAxes(1, 1, 2, 2, 16, 16, 1, 1, 8, "dualpipev_nosplit", overlap=True, layout="even", alltoall="hierarchical")
 QWEN = PlanAxes(1, 1, 4, 1, 8, 8, 1, 1, 8, "1f1b_overlap", overlap=True, layout="even", recompute="medium")
@@ -69,6 +70,7 @@ def raised(costs: CellCosts, at: int, factor: float) -> CellCosts:
     return replace(costs, segments=tuple(parts[:count]), exchanges=tuple(parts[count:]))
 
 
+@short_search()
 def test_no_step_falls_where_a_part_of_a_cell_takes_longer() -> None:
     """Twice all times is twice the step, to the last bit. A part is at times all that a step waits for."""
     moved = 0

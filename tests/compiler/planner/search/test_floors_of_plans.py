@@ -31,7 +31,7 @@ class Drawn:
 
     def __init__(self, model: str) -> None:
         required = [read_condition(text) for text in SMALL]
-        few = replace(open_model(model), layers=16)
+        few = replace(open_model(model), layers=8)
         space = PlanSpace.of(few, open_cluster("h100", 64), 128, 4096, "standard", required)
         problem = PlanProblem(space.model, space.cluster, 128)
         table = PartTable.of(problem, splits_of(space))
@@ -51,11 +51,11 @@ def drawn(request: pytest.FixtureRequest) -> Drawn:
     return Drawn(request.param)
 
 
+@short_search()  # graphs do not depend on the order inside of cells
 def test_graphs_are_those_of_the_files_of_a_plan(drawn: Drawn) -> None:
-    with short_search():  # graphs do not depend on the order inside of cells
-        for place in drawn.places[:4]:
-            result = read_back(drawn.plans[place])
-            assert drawn.plans[place].graphs[0] == stage_graphs(result.schedule, result.costs)[0]
+    for place in drawn.places[:3]:
+        result = read_back(drawn.plans[place])
+        assert drawn.plans[place].graphs[0] == stage_graphs(result.schedule, result.costs)[0]
 
 
 def test_floors_are_those_of_each_plan(drawn: Drawn) -> None:
@@ -81,7 +81,7 @@ def test_no_floor_is_below_its_bound(drawn: Drawn) -> None:
 
 
 def test_no_price_is_below_its_floor(drawn: Drawn) -> None:
-    found = simulate_plans([(planned, 0.0) for planned in drawn.plans.values()], drawn.orders, drawn.usable)[:8]
+    found = simulate_plans([(planned, 0.0) for planned in drawn.plans.values()], drawn.orders, drawn.usable)[:3]
     prices = [price_plan(each.planned).step for each in found]
     assert all(each.step_s <= price * (1 + 1e-12) for each, price in zip(found, prices, strict=True))
     assert any(each.step_s > price * 0.9 for each, price in zip(found, prices, strict=True))

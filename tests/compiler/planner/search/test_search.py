@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -17,11 +19,14 @@ from schedc.planner.space.conditions import read_condition
 from schedc.planner.space.schedules import all_schedules
 from schedc.planner.space.space import PlanSpace
 from schedc.planner.times.problem import PlanProblem
+from support.short_search import short_search
 
 
-def searched(model: str, devices: int, conditions: tuple[str, ...], **options: object) -> SearchResult:
+def searched(model: str, devices: int, conditions: tuple[str, ...], layers: int = 0, **options: object) -> SearchResult:
     required = [read_condition(text) for text in conditions]
-    space = PlanSpace.of(open_model(model), open_cluster("h100", devices), 64, 4096, "standard", required)
+    sizes = open_model(model)
+    few = replace(sizes, layers=layers or sizes.layers)
+    space = PlanSpace.of(few, open_cluster("h100", devices), 64, 4096, "standard", required)
     return search(space, PlanProblem(space.model, space.cluster, 64), SearchOptions(policy_seconds=0.0, **options))  # type: ignore[arg-type]
 
 
@@ -66,7 +71,7 @@ def test_a_search_finds_what_trying_all_plans_finds(model: str, devices: int, co
 )
 def test_a_front_is_that_of_all_plans(model: str, conditions: tuple[str, ...]) -> None:
     front, every = (
-        searched(model, 16, conditions, objective="pareto", exhaustive=all_plans) for all_plans in (False, True)
+        searched(model, 16, conditions, 16, objective="pareto", exhaustive=all_plans) for all_plans in (False, True)
     )
     assert not front.certificate.ended_early
     points, all_points = ([(point.step_s, point.peak_bytes) for point in found.pareto] for found in (front, every))
@@ -76,9 +81,10 @@ def test_a_front_is_that_of_all_plans(model: str, conditions: tuple[str, ...]) -
     assert [(plan.step_s, plan.peak_bytes) for plan in front.plans] == points[:10]
 
 
+@short_search()
 def test_overlapped_plans_are_priced_inside_cells() -> None:
     conditions = ("pp == 2", "tp == 1", "cp == 1", "zero == 1", "ep == 8", "overlap", "vpp == 2", "recompute == act")
-    result = searched("qwen3-30b-a3b", 16, (*conditions, "microbatch == 1", "alltoall == flat"), top=1)
+    result = searched("qwen3-30b-a3b", 16, (*conditions, "microbatch == 1", "alltoall == flat"), layers=8, top=1)
     assert not result.certificate.ended_early
     assert result.counts.priced >= 1
     assert result.plans[0].axes.overlap

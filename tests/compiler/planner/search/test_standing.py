@@ -16,6 +16,7 @@ from schedc.planner.search.standing import OpenPlans, Pace, SearchStanding, Seco
 from schedc.planner.space.conditions import read_condition
 from schedc.planner.space.space import OfferedSchedules, PlanSpace
 from schedc.planner.times.problem import PlanProblem
+from support.short_search import short_search
 
 QWEN = PlanProblem(replace(open_model("qwen3-30b-a3b"), layers=8).at(4096), open_cluster("h100", 16), 64)
 GPT2 = PlanProblem(open_model("gpt2").at(1024), open_cluster("h100", 8), 32)
@@ -60,6 +61,7 @@ def test_no_plan_that_was_decided_is_priced_later(objective: str) -> None:
     assert all(0 <= least <= most for least, most in limited)
 
 
+@short_search()
 def test_plans_that_wait_for_their_prices_are_open() -> None:
     """Pairs that overlap have no step before they are priced from inside."""
     where = "overlap and pp == 2 and vpp == 2 and tp == 1 and cp == 1 and ep == 4 and alltoall == flat and zero == 1"
@@ -110,6 +112,7 @@ def test_a_pace_that_varies_leaves_a_range() -> None:
     assert least == max(0.0, 16.0 - 2 * (2.0 * (8 + 8**2 / 2)) ** 0.5)
 
 
+@short_search()
 def test_the_rest_of_a_search_takes_what_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a clock by which each plan that is simulated, priced or ordered takes a second, each range holds the rest."""
     clock, sizes = [0.0], {"simulate_plans": len, "price_plan": lambda _: 1}
