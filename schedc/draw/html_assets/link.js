@@ -33,9 +33,9 @@ function writeLink() {
   }
 }
 
-// Shows what the address says; what it does not say, or says wrongly, is as in the first view.
-function followLink() {
-  const link = new URLSearchParams(location.hash.slice(1));
+// Shows what an address says behind its #; what it does not say, or says wrongly, is as in the first view.
+function followLink(hash) {
+  const link = new URLSearchParams(hash.slice(1));
   const number = (name, otherwise) => {
     const value = parseFloat(link.get(name) ?? "");
     return value >= 0 && value < Infinity ? value : otherwise;

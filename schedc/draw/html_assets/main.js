@@ -231,9 +231,9 @@ function start() {
   });
   new ResizeObserver(resize).observe(box);
   addEventListener("resize", resize);
-  addEventListener("hashchange", followLink);
+  addEventListener("hashchange", ({ newURL }) => followLink(new URL(newURL).hash)); // `writeLink` may have come between
   resize();
-  if (location.hash.length > 1) followLink();
+  if (location.hash.length > 1) followLink(location.hash);
 }
 
 start();
