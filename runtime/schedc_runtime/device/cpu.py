@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from schedc_runtime.device.base import CAPABILITIES, ComputeDevice
+from schedc_runtime.device.base import CAPABILITIES, ComputeDevice, DeviceEvent, DeviceStream
 
 _LACKS = {
     "streams": "{} has no streams",
@@ -48,16 +48,16 @@ class CpuDevice(ComputeDevice):
     def __init__(self, where: torch.device | None = None) -> None:
         self.where = where or torch.device("cpu")
 
-    def stream(self, name: str, high: bool = False) -> NoStream:
+    def stream(self, name: str, high: bool = False) -> DeviceStream:
         return _NONE
 
-    def current(self) -> NoStream:
+    def current(self) -> DeviceStream:
         return _NONE
 
-    def on(self, stream: Any) -> AbstractContextManager[None]:
+    def on(self, stream: Any) -> AbstractContextManager[Any]:
         return nullcontext()
 
-    def record(self, stream: Any = None) -> NoStream:
+    def record(self, stream: Any = None) -> DeviceEvent:
         return _NONE
 
     def used_by(self, tensor: Tensor, stream: Any) -> None:

@@ -1,0 +1,60 @@
+"""Proves the order of streams on a simulated device, without a GPU.
+
+    python benchmarks/device.py faults | clean [--json]
+
+faults   16 faults in the order of streams are planted in the runtime, one at a time. A watched step must find 14 as it
+         is and two under ``strict``, and name their lanes and files.
+clean    two watched steps of eight schedules under eight plans. Nothing may be found, and every lane that a plan uses
+         must have run works.
+
+Printed: `cases`, `failed`, what failed, and seconds. The exit status is 1 if a case failed. The tests run some of these
+cases.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+
+from support.device_faults import FAULTS, wrong
+from support.simulated_cases import PLANS, SCHEDULES, unclean
+
+
+def faults() -> tuple[int, list[str]]:
+    """The number of planted faults, and what is wrong with those that are not found as they should be."""
+    return len(FAULTS), wrong()
+
+
+def clean() -> tuple[int, list[str]]:
+    """The number of schedules times plans, and what was found in them."""
+    return len(SCHEDULES) * len(PLANS), [text for pair in product(SCHEDULES, PLANS) for text in unclean(*pair)]
+
+
+WORDS: dict[str, Callable[[], tuple[int, list[str]]]] = {"faults": faults, "clean": clean}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("word", choices=sorted(WORDS))
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    start = time.perf_counter()
+    cases, failures = WORDS[args.word]()
+    figures: dict[str, Any] = {"cases": cases, "failed": len(failures), "seconds": round(time.perf_counter() - start)}
+    if args.json:
+        print(json.dumps(figures | {"failures": failures}))
+    else:
+        print(f"{args.word}: {cases} cases, {len(failures)} failed, {figures['seconds']} s", *failures, sep="\n")
+    sys.exit(1 if failures else 0)
+
+
+if __name__ == "__main__":
+    main()

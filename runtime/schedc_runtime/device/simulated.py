@@ -1,0 +1,274 @@
+"""A device with streams that is simulated on tensors of a CPU, for tests. The order of its works is watched.
+
+    with simulated_device(lanes=["d2h"]):     # raises OrderFault, which names lanes, lines and remedies
+        pipe = Pipeline(...)
+        pipe.step(...)
+
+Every operation runs at once, with the bits of a CPU. A dispatch mode tells `StreamOrder` which storages it reads and
+writes on which stream. WatchedMemory of `host_memory` is pinned memory of the host; all other memory is the device's.
+
+What is not simulated: the backward of an operation runs on the stream that is current then, and not on that of its
+forward. Collectives of processes wait on the host, as gloo does.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from schedc_runtime.device.choice import stand_in
+from schedc_runtime.device.cpu import CpuDevice
+from schedc_runtime.device.order import Clock, StreamOrder, WatchedLane, WatchedMemory
+
+_ASKING = frozenset({
+    "_local_scalar_dense", "nonzero", "bincount", "masked_select", "_unique2", "unique_dim", "unique_consecutive",
+    "is_nonzero", "equal",
+})  # fmt: skip
+"""Operations for whose result the host waits."""
+_EMPTY = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
+"""Operations that allocate, and write nothing."""
+_MOVES = frozenset({"set_", "resize_"})
+"""Operations that change where a tensor lies, and neither read nor write."""
+_ON_HOST = frozenset({torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__})
+"""Methods by which the host reads a tensor without an operation."""
+
+_RUNTIME = Path(__file__).resolve().parents[1]
+
+
+class SimulatedStream:
+    """A stream of a simulated device."""
+
+    def __init__(self, order: StreamOrder, lane: WatchedLane) -> None:
+        self.order, self.lane = order, lane
+
+    def synchronize(self) -> None:
+        self.order.host.follow(self.lane.clock)
+
+
+class SimulatedEvent:
+    """An event of a simulated device."""
+
+    def __init__(self, order: StreamOrder, clock: Clock) -> None:
+        self._order, self._clock = order, clock
+
+    def wait(self, stream: SimulatedStream) -> None:
+        stream.lane.follow(self._clock)
+
+    def synchronize(self) -> None:
+        self._order.host.follow(self._clock)
+
+    def query(self) -> bool:
+        return False  # a device may always be late
+
+
+class SimulatedDevice(CpuDevice):
+    """Streams over the kernels of a CPU."""
+
+    def __init__(self, order: StreamOrder) -> None:
+        super().__init__()
+        self.order = order
+        self._known: dict[int, tuple[WatchedMemory, weakref.ref[Any]]] = {}
+
+    def stream(self, name: str, high: bool = False) -> SimulatedStream:
+        return SimulatedStream(self.order, self.order.lane(name))
+
+    def current(self) -> SimulatedStream:
+        return SimulatedStream(self.order, self.order.current)
+
+    @contextmanager
+    def on(self, stream: SimulatedStream) -> Iterator[None]:
+        before, self.order.current = self.order.current, stream.lane
+        stream.lane.works += 1
+        try:
+            yield
+        finally:
+            self.order.current = before
+
+    def record(self, stream: SimulatedStream | None = None) -> SimulatedEvent:
+        lane = self.order.current if stream is None else stream.lane
+        return SimulatedEvent(self.order, dict(lane.clock))
+
+    def used_by(self, tensor: Tensor, stream: SimulatedStream) -> None:
+        if (memory := self._memory(tensor)) is not None:
+            memory.announced.add(stream.lane.number)
+
+    def host_memory(self, count: int) -> Tensor:
+        with torch.utils._python_dispatch._disable_current_modes():
+            buffer = torch.empty(count, dtype=torch.uint8)
+        if (memory := self._memory(buffer)) is not None:
+            memory.host = True
+        return buffer
+
+    def holds(self, tensor: Tensor) -> bool:
+        if not _is_plain(tensor):
+            return False
+        known = self._known.get(tensor.untyped_storage()._cdata)
+        return known is None or not known[0].host
+
+    def supports(self, what: str) -> str:
+        return "" if what in ("streams", "pinned memory") else super().supports(what)
+
+    def ran(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """An operation was called. args, kwargs: what it was given. result: what it gave."""
+        name = func._schema.name.removeprefix("aten::")
+        if func.is_view or name in _MOVES:
+            return
+        order, place = self.order, _place()
+        written = [self._memory(tensor) for tensor in _tensors(_written(func, args, kwargs))]
+        read = [self._memory(tensor) for tensor in _tensors((*args, *kwargs.values()))]
+        taken = [memory for memory in (*read, *written) if memory is not None]
+        host = bool(taken) and all(memory.host for memory in taken)
+        lane = order.host if host else order.current
+        for tensor in _tensors((result,)):
+            fresh = tensor.untyped_storage()._cdata not in self._known
+            memory = self._memory(tensor)
+            if fresh and memory is not None:
+                memory.host = host
+                if not host:
+                    order.allocate(lane, name, place)
+                if name not in _EMPTY:
+                    written.append(memory)
+        writes = {id(memory): memory for memory in written if memory is not None}
+        reads = {id(memory): memory for memory in read if memory is not None and id(memory) not in writes}
+        if reads or writes:
+            order.operate(lane, name, place, reads.values(), writes.values())
+        if not host and (name in _ASKING or (_crosses(taken) and not _may_be_late(name, args, kwargs))):
+            order.host.follow(lane.clock)
+
+    def on_host(self, tensor: Tensor, what: str) -> None:
+        """The host reads a tensor [...] by itself, and waits for the current stream where that holds it."""
+        memory = self._memory(tensor)
+        if memory is not None:
+            lane = self.order.host if memory.host else self.order.current
+            writes = [memory] if memory.host and what == "numpy" else []  # an array may be written
+            self.order.operate(lane, what, _place(), [memory], writes)
+            self.order.host.follow(lane.clock)
+
+    def _memory(self, tensor: Tensor) -> WatchedMemory | None:
+        """The memory of a tensor [...]; None for one without bytes here."""
+        if not _is_plain(tensor):
+            return None
+        storage = tensor.untyped_storage()
+        number = storage._cdata
+        known = self._known.get(number)
+        if known is not None:
+            return known[0]
+        if storage.device.type != "cpu" or not storage.nbytes():
+            return None
+        memory = WatchedMemory(self.order.current, _place())
+
+        def freed(_: Any) -> None:
+            del self._known[number]
+            self.order.free(memory, _place())
+
+        self._known[number] = memory, weakref.ref(storage, freed)
+        return memory
+
+
+class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Tells the device of every operation."""
+
+    def __init__(self, device: SimulatedDevice) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._device = device
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self._device.ran(func, args, kwargs or {}, result)
+        return result
+
+
+class _HostReads(TorchFunctionMode):
+    """Tells the device of tensors that the host reads without an operation."""
+
+    def __init__(self, device: SimulatedDevice) -> None:
+        super().__init__()
+        self._device = device
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _ON_HOST:
+            self._device.on_host(args[0], func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def simulated_device(order: str = "watch", *, strict: bool = False, lanes: Iterable[str] = ()) -> Iterator[StreamOrder]:
+    """Let a simulated device serve the tensors of the CPU. Build pipelines inside: they keep streams.
+
+    order: ``watch`` finds works that no wait orders. strict: memory that other streams may use is a finding
+    when it is freed, although nothing has allocated it again. lanes: names of streams that must have run works.
+
+    Raises `OrderFault` at the end for findings and for idle lanes.
+    """
+    if order != "watch":
+        raise ValueError(f"order={order!r}: possible: watch")
+    device = SimulatedDevice(StreamOrder(strict))
+    with stand_in(device), _HostReads(device), _Operations(device):
+        yield device.order
+    device.order.check(lanes)
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided and tensor.is_cpu
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (tuple, list)):
+            yield from _tensors(value)
+
+
+@cache
+def _writes_of(func: Any) -> tuple[tuple[int, str], ...]:
+    """(position, name) of the arguments that an operation writes."""
+    listed = enumerate(func._schema.arguments)
+    return tuple((n, x.name) for n, x in listed if x.alias_info is not None and x.alias_info.is_write)
+
+
+def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    return [args[n] if n < len(args) else kwargs.get(name) for n, name in _writes_of(func)]
+
+
+def _crosses(memories: Iterable[WatchedMemory]) -> bool:
+    """Whether memories lie on both sides."""
+    return len({memory.host for memory in memories}) > 1
+
+
+def _may_be_late(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a copy is one that the host does not wait for."""
+    return name == "copy_" and bool(args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
+
+
+def _place() -> str:
+    """File and line of the runtime that runs now; of the file that calls torch where no line of it does."""
+    frame, other = sys._getframe(1), ""
+    while frame is not None:
+        where = _named(frame.f_code)
+        if where.startswith("/"):
+            other = other or f"{where[1:]}:{frame.f_lineno}"
+        elif where:
+            return f"{where}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return other or "?"
+
+
+@cache
+def _named(code: CodeType) -> str:
+    """The file of a function: of the runtime, of another with a slash before it; empty for torch and for this room."""
+    path = Path(code.co_filename)
+    if path.is_relative_to(_RUNTIME):
+        return "" if path.parent == _RUNTIME / "device" else path.relative_to(_RUNTIME).as_posix()
+    return "" if "torch" in path.parts or code.co_filename.startswith("<") else f"/{path.name}"
