@@ -1,11 +1,14 @@
-"""Proves the order of streams on a simulated device, without a GPU.
+"""Proves the order of streams on a simulated device, and prices queues of messages, without a GPU.
 
-    python benchmarks/device.py faults | clean [--json]
+    python benchmarks/device.py faults | clean | communicators [--json]
 
 faults   16 faults in the order of streams are planted in the runtime, one at a time. A watched step must find 14 as it
          is and two under ``strict``, and name their lanes and files.
 clean    two watched steps of eight schedules under eight plans. Nothing may be found, and every lane that a plan uses
          must have run works.
+communicators
+         steps of 13 schedules at 8 ranks whose messages queue, under each assignment of communicators; deadlocks of
+         receives that are posted early. `communicators.py` has the table and the cases.
 
 Printed: `cases`, `failed`, what failed, and seconds. The exit status is 1 if a case failed. The tests run some of these
 cases.
@@ -24,21 +27,27 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
+from communicators import steps
+from figures import table
 from support.device_faults import FAULTS, wrong
 from support.simulated_cases import PLANS, SCHEDULES, unclean
 
 
-def faults() -> tuple[int, list[str]]:
+Judged = tuple[int, list[str], list[dict[str, Any]]]
+"""The number of cases, what failed, and rows of figures."""
+
+
+def faults() -> Judged:
     """The number of planted faults, and what is wrong with those that are not found as they should be."""
-    return len(FAULTS), wrong()
+    return len(FAULTS), wrong(), []
 
 
-def clean() -> tuple[int, list[str]]:
+def clean() -> Judged:
     """The number of schedules times plans, and what was found in them."""
-    return len(SCHEDULES) * len(PLANS), [text for pair in product(SCHEDULES, PLANS) for text in unclean(*pair)]
+    return len(SCHEDULES) * len(PLANS), [text for pair in product(SCHEDULES, PLANS) for text in unclean(*pair)], []
 
 
-WORDS: dict[str, Callable[[], tuple[int, list[str]]]] = {"faults": faults, "clean": clean}
+WORDS: dict[str, Callable[[], Judged]] = {"faults": faults, "clean": clean, "communicators": steps}
 
 
 def main() -> None:
@@ -47,12 +56,13 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     start = time.perf_counter()
-    cases, failures = WORDS[args.word]()
+    cases, failures, rows = WORDS[args.word]()
     figures: dict[str, Any] = {"cases": cases, "failed": len(failures), "seconds": round(time.perf_counter() - start)}
     if args.json:
-        print(json.dumps(figures | {"failures": failures}))
+        print(json.dumps(figures | {"failures": failures} | ({"rows": rows} if rows else {})))
     else:
         print(f"{args.word}: {cases} cases, {len(failures)} failed, {figures['seconds']} s", *failures, sep="\n")
+        print(*(table(rows) if rows else ()), sep="\n", end="\n" * bool(rows))
     sys.exit(1 if failures else 0)
 
 

@@ -67,7 +67,7 @@ def open_order(argument: Given) -> Order:
     source = argument.source if isinstance(argument, Text) else load_text(Path(argument))
     suffix = Path(source.name).suffix.lower()
     csv = suffix == _CSV or (suffix != _TEXT and _CSV_FORM.match(source.text) is not None)
-    return Order(_read_csv(source) if csv else _read_text(source))
+    return _read_csv(source) if csv else Order(_read_text(source))
 
 
 def is_order(argument: Given) -> bool:
@@ -117,8 +117,9 @@ def _refusal(message: str) -> RequestError:
 # What reads orders is imported where it is used: most inputs are schedules, and start faster without it.
 
 
-def _read_csv(source: Source) -> Schedule:
+def _read_csv(source: Source) -> Order:
     from schedc.interchange.check_lowered import check_lowered
+    from schedc.interchange.lowered_values import LoweredValues, program_of
     from schedc.interchange.torch_cells import read_cells
     from schedc.interchange.torch_csv import schedule_of
 
@@ -126,7 +127,7 @@ def _read_csv(source: Source) -> Schedule:
     schedule = schedule_of(cells, name=_name(source))
     if findings := check_schedule(schedule) or check_lowered(cells, schedule):
         raise DiagnosticError(findings)
-    return schedule
+    return Order(schedule, program_of(LoweredValues(cells, schedule)) if cells.lowered else None)
 
 
 def _read_text(source: Source) -> Schedule:

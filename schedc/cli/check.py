@@ -173,6 +173,7 @@ def _analysed(
 ) -> Analysis:
     """The analysis. With --json, findings that prevent it are printed as JSON, too."""
     from schedc.compiler import analyse
+    from schedc.plan.passes import lower
 
     with failures_told(schema, as_json):
-        return analyse(schedule, sizes, costs, replicas)
+        return lower(analyse(schedule, sizes, costs, replicas), "communicators")

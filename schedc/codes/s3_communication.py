@@ -155,6 +155,15 @@ S3: tuple[DiagnosticCode, ...] = (
         right=_cell("compute F.attention F.mlp F.post"),
     ),
     DiagnosticCode(
+        "S324",
+        "a program deadlocks on its communicators",
+        "Each communicator is one queue on each of its ranks: messages complete in the order of their posts. The "
+        "program was simulated with these queues, as for S310. Some ranks then deadlock. The notes "
+        "show the shortest circle of instructions that wait. A receive that is posted early holds up what is posted "
+        "behind it on the same communicator. The help names an assignment of communicators under which the program "
+        "runs, if there is one. " + _PROGRAM,
+    ),
+    DiagnosticCode(
         "S330",
         "the STARTs and JOINs of works do not match",
         "A work runs on a lane beside compute: d2h to the host, h2d back, dp among replicas. Every work has one START "

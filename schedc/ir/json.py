@@ -18,6 +18,7 @@ One object with these fields:
     works              only where works run beside compute, from version 2 on: their columns, meant as those of
                        `schedc.ir.works.Works`, with kinds, lanes and groups by name; the streams then have
                        ``work``. Without ``group`` every work is local
+    communicators      only where messages use several: of each message its communicator, by ascending number
 """
 
 from __future__ import annotations

@@ -148,6 +148,12 @@ FIELDS = {
         optional=True,
     ),
     "works": Field("works", _written_works, _works, optional=True),
+    "communicators": Field(
+        "communicators",
+        lambda program: program.communicators.tolist() or None,
+        lambda reader, value, path: np.array(reader.integers(value, path, 0, 2**31), np.int32),
+        optional=True,
+    ),
 }
 """The fields by name, in the order of a file."""
 

@@ -287,6 +287,7 @@ class Plan:
     parallel: the devices of a pipeline rank. batch: the sequences of a step. attention: bytes
     per token that attention holds; 0: those of its sizes.
     fuse: chains of operations that run as one; None where blocks run as they are.
+    communicators: the most communicators for messages on a rank; 0 where the plan does not say it.
     """
 
     experts: ExpertSizes | None = None
@@ -314,6 +315,7 @@ class Plan:
     batch: GlobalBatch | None = None
     attention: float = 0.0
     fuse: Fuse | None = None
+    communicators: int = 0
 
     def recompute_of(self, stage: int) -> Recompute:
         """The level of a stage."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -162,6 +162,7 @@ class Program(Columns):
     plan: what the plan attaches besides, as of a `Schedule`.
     tied: the stages that use the same parameters, as of a `Schedule`.
     works: what runs beside compute, numbered rank by rank in the order of the STARTs.
+    communicators: [messages] the communicator of each message, by ascending number; empty where one has all messages.
 
     A message never connects a rank with itself: neighbouring stages on one rank hand over locally.
     """
@@ -192,6 +193,7 @@ class Program(Columns):
     plan: Plan = NO_PLAN
     tied: tuple[Tie, ...] = ()
     works: Works = field(default_factory=lambda: NO_WORKS)
+    communicators: Int32 = field(default_factory=lambda: np.zeros(0, np.int32))
     source: Source | None = field(default=None, compare=False, repr=False)
     work: Int32 = field(default_factory=lambda: np.zeros(0, np.int32))
 
@@ -200,20 +202,25 @@ class Program(Columns):
             vars(self)["work"] = _no_work(self.kind)
 
     @classmethod
-    def derived(cls, columns: Deferred, **fields: Any) -> Program:
-        """A Program whose columns besides ``kind`` are worked out when they are first read.
+    def derived(cls, columns: Deferred, choose: Callable[[Program], Int32], **fields: Any) -> Program:
+        """A Program whose columns besides ``kind``, and whose communicators, are worked out when they are first read.
 
         It is the same value as one that was given all of them: compiling needs few, and at ten million ops all of
-        them together are larger than everything else.
+        them together are larger than everything else. choose: gives its communicators.
         """
         program = object.__new__(cls)
-        vars(program).update({"works": NO_WORKS, "work": _no_work(fields["kind"])}, _deferred=columns, **fields)
+        vars(program).update(
+            {"works": NO_WORKS, "work": _no_work(fields["kind"])}, _deferred=columns, _choose=choose, **fields
+        )
         return program
 
     if not TYPE_CHECKING:  # other names than those of fields stay unknown
 
         def __getattr__(self, name: str) -> Any:
             """A column that is read for the first time; only asked for what is not there."""
+            if name == "communicators" and "_choose" in vars(self):
+                vars(self)[name] = vars(self).pop("_choose")(self)
+                return vars(self)[name]
             if name not in COLUMNS or "_deferred" not in vars(self):
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
             columns = vars(self)

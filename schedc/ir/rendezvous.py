@@ -3,8 +3,9 @@
 An item is what several ranks take part in: a message, a batch of messages, a reduction, a collective. The rules are the
 strictest that a transport may have:
 
-* An item completes only when it is the head of the queue of every rank that takes part (gloo rendezvouses at any size).
-* A rank's items complete in the order in which it started them (one NCCL stream). A batch is one item.
+* An item completes only when it is the head of its queue on every rank that takes part (gloo rendezvouses at any size).
+* The items of a queue complete on a rank in the order of their starts. A queue is an NCCL stream: one for each
+  communicator, if the program says, else one for all. A batch is one item in each queue.
 * A rank blocks only where its stream waits for an item, or meets others in one.
 
 No rank receives from "anyone", so the outcome does not depend on timing: one run decides.
@@ -13,14 +14,14 @@ No rank receives from "anyone", so the outcome does not depend on timing: one ru
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
 
 import numpy as np
 
-from schedc.ir.arrays import Int64, repeat
+from schedc.ir.arrays import Int32, Int64, repeat
 from schedc.ir.program import InstructionKind, Program
 
 
@@ -28,7 +29,7 @@ class QueueAction(IntEnum):
     """What a rank does with an item."""
 
     START = 0
-    """Append it to the rank's queue; never blocks. If a rank starts an item several times, the first start counts."""
+    """Append it to its queue on the rank; never blocks. Of several starts of an item on a rank the first counts."""
     WAIT = 1
     """Block until it is complete."""
     MEET = 2
@@ -49,12 +50,14 @@ class QueueStep(NamedTuple):
 class Streams:
     """The steps of all ranks as columns; rank r owns positions rank_start[r] ..< rank_start[r + 1].
 
-    action: [steps] `QueueAction`. item: [steps] number of the item, from 0.
+    action: [steps] `QueueAction`. item: [steps] number of the item, from 0. queue: number of the queue of an item, 0
+    where it says nothing.
     """
 
     action: Int64
     item: Int64
     rank_start: Int64
+    queue: Mapping[int, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, streams: Sequence[Iterable[QueueStep]]) -> Streams:
@@ -94,16 +97,18 @@ def find_stuck(streams: Streams) -> Stuck | None:
 
 
 def find_stuck_instructions(program: Program, send: Int64) -> Stuck | None:
-    """`find_stuck` for a program whose messages match; positions are rows of the program.
+    """`find_stuck` for a program whose messages match, each in the queue of its communicator; positions are rows.
 
     send: [messages] row of the SEND of each message, by its number.
     """
-    rows, items = _items(program, send)
+    communicator = program.communicators if program.communicators.size else np.zeros(send.size, np.int32)
+    rows, items = _items(program, send, communicator)
     kind = program.kind[rows]
     action = np.full(rows.size, int(QueueAction.START))
     action[kind == InstructionKind.WAIT] = QueueAction.WAIT
     action[kind == InstructionKind.REDUCE] = QueueAction.MEET
-    stuck = find_stuck(Streams(action, items, np.searchsorted(rows, program.rank_start)))
+    queue = dict(enumerate(communicator.tolist())) if communicator.any() else {}
+    stuck = find_stuck(Streams(action, items, np.searchsorted(rows, program.rank_start), queue))
     if stuck is None:
         return None
     row = rows.tolist()
@@ -112,7 +117,7 @@ def find_stuck_instructions(program: Program, send: Int64) -> Stuck | None:
 
 
 class _Simulation:
-    """The run. ``queue``: per rank, the items that it has started and that are not complete, in order."""
+    """The run. ``queues``: of each queue per rank, the items that were started and are not complete, in order."""
 
     def __init__(self, streams: Streams) -> None:
         self.ranks = len(streams.rank_start) - 1
@@ -133,7 +138,12 @@ class _Simulation:
             self.start_of[item, of_rank] = position
         self.missing = [len(ranks) for ranks in self.members]
         self.done = bytearray(len(self.members))
-        self.queue: list[deque[int]] = [deque() for _ in range(self.ranks)]
+        numbers = [streams.queue.get(item, 0) for item in range(len(self.members))]
+        queues: list[list[deque[int]]] = [
+            [deque() for _ in range(self.ranks)] for _ in range(max(numbers, default=0) + 1)
+        ]
+        self.queues = [queues[number] for number in numbers]
+        """[items][P] the queue of each item on each rank."""
         self.meeting = [-1] * self.ranks
 
     def run(self) -> None:
@@ -142,10 +152,11 @@ class _Simulation:
             self._advance(runnable.pop(), runnable)
 
     def _advance(self, rank: int, runnable: list[int]) -> None:
-        here, stop, items, actions, queue = self.here[rank], self.stop[rank], self.item, self.action, self.queue[rank]
+        here, stop, items, actions = self.here[rank], self.stop[rank], self.item, self.action
         while here < stop:
             item, action = items[here], actions[here]
             if action == _START:
+                queue = self.queues[item][rank]
                 queue.append(item)
                 if len(queue) == 1:
                     self._arrive(item, runnable)
@@ -169,7 +180,7 @@ class _Simulation:
             self.done[item] = 1
             for rank in self.members[item]:
                 runnable.append(rank)
-                queue = self.queue[rank]
+                queue = self.queues[item][rank]
                 if queue and queue[0] == item:
                     queue.popleft()
                     if queue:
@@ -193,7 +204,7 @@ class _Simulation:
         """The items that an incomplete item waits for directly, each with the rank's link."""
         links = []
         for rank in self.members[item]:
-            queue, start = self.queue[rank], self.start_of[item, rank]
+            queue, start = self.queues[item][rank], self.start_of[item, rank]
             if item in queue:
                 if queue[0] != item:
                     links.append((queue[0], Link(self.start_of[queue[0], rank], start, False)))
@@ -217,12 +228,16 @@ class _Simulation:
         return ()
 
 
-def _items(program: Program, send: Int64) -> tuple[Int64, Int64]:
-    """Rows of SEND, RECV, WAIT and REDUCE, ascending, and the item of each: a message, a batch or a reduction."""
-    message, batch = program.message.astype(np.int64), program.batch[send]
+def _items(program: Program, send: Int64, communicator: Int32) -> tuple[Int64, Int64]:
+    """Rows of SEND, RECV, WAIT and REDUCE, ascending, and the item of each: a message, a batch or a reduction.
+
+    communicator: [messages]. The messages of a batch on different communicators are different items.
+    """
+    message, batch = program.message.astype(np.int64), program.batch[send].astype(np.int64)
     item_of = np.arange(send.size)
     in_batch = np.flatnonzero(batch >= 0)
-    _, first, which = np.unique(batch[in_batch], return_index=True, return_inverse=True)
+    queued = batch[in_batch] * (int(communicator.max(initial=0)) + 1) + communicator[in_batch]
+    _, first, which = np.unique(queued, return_index=True, return_inverse=True)
     item_of[in_batch] = in_batch[first][which]
     rows = np.flatnonzero((program.kind >= InstructionKind.SEND) & (program.kind <= InstructionKind.REDUCE))
     sums = program.kind[rows] == InstructionKind.REDUCE

@@ -236,7 +236,9 @@ def parse_program(text: str, file: str = "<program>") -> Program:
     header, rows, starts = _read("program", text, file)
     columns = _columns(rows, _PROGRAM_COLUMNS)
     works, source = header.table_of_works(), header.fields["source"]
-    return Program(rank_start=starts, source_name=source, works=works, **header.common(), **columns)
+    queues = np.array(header.fields.get("communicators", ()), np.int32)
+    known = {"source_name": source, "works": works, "communicators": queues}
+    return Program(rank_start=starts, **known, **header.common(), **columns)
 
 
 def _help_for(text: str) -> str:

@@ -157,6 +157,8 @@ def print_header(form: str, value: Schedule | Program, version: int = VERSION) -
     lines += [f"source {json.dumps(value.source_name)}"] if isinstance(value, Program) else []
     lines += [f"layout {json.dumps(value.layout)} of {value.layers}"] if value.layout else []
     lines += [f"plan {json.dumps(plan_line(value.plan))}"] if value.plan != NO_PLAN else []
+    queues = value.communicators.tolist() if isinstance(value, Program) else []
+    lines += [f"communicators {' '.join(map(str, queues))}"] if queues else []
     lines += [f"tied {' '.join(map(str, tie.stages))} bytes {tie.bytes}" for tie in value.tied]
     lines += [f"size {json.dumps(name)} {number}" for name, number in value.sizes.items()]
     lines.append(f"ranks {place.ranks}")
@@ -188,7 +190,7 @@ def read_header(form: str, source: Source) -> tuple[Header, Iterator[HeaderLine]
         if keyword == "rank":
             behind, lines = line, chain([line], lines)
             break
-        if keyword not in _FIELDS or (keyword == "source" and form == "schedule"):
+        if keyword not in _FIELDS or (keyword in ("source", "communicators") and form == "schedule"):
             line.fail(f"unknown field `{keyword[:40]}`", 0, len(keyword), help=did_you_mean(keyword, _FIELDS))
         pattern, kinds = _FIELDS[keyword]
         match = pattern.fullmatch(line.text)
@@ -240,8 +242,8 @@ def _form(line: str) -> tuple[re.Pattern[str], list[str]]:
 
 
 _LINES = (
-    "name TEXT", "doc TEXT", "source TEXT", "layout TEXT of N", "plan TEXT", "tied LIST bytes BYTES", "size TEXT SIZE",
-    "ranks N", "pipe N ..< N on LIST", "phase N TEXT", "span N N:N-N:N",
+    "name TEXT", "doc TEXT", "source TEXT", "layout TEXT of N", "plan TEXT", "communicators LIST",
+    "tied LIST bytes BYTES", "size TEXT SIZE", "ranks N", "pipe N ..< N on LIST", "phase N TEXT", "span N N:N-N:N",
 )  # fmt: skip
 _FIELDS = {line.partition(" ")[0]: _form(line) for line in _LINES}
 """The form of each line of the header, and what stands in it, by its first word."""

@@ -8,6 +8,7 @@ import numpy as np
 
 from schedc.diagnostics import Diagnostic
 from schedc.ir.arrays import Int64
+from schedc.ir.communicators import communicators_of
 from schedc.ir.program import InstructionKind
 from schedc.ir.program_table import RECV, SEND, WAIT, ProgramTable, channel_name
 
@@ -85,11 +86,11 @@ def _needed(table: ProgramTable) -> list[Diagnostic]:
 
 
 def _fifo(table: ProgramTable) -> list[Diagnostic]:
-    """S313: between two ranks, one way, messages are received in the order in which they are sent."""
+    """S313: between two ranks, one way on a communicator, messages are received in the order in which they are sent."""
     program, send, receive = table.program, table.send, table.receive
     source, destination = program.rank[send], program.peer[send]
-    sent = np.lexsort((send, destination, source))
-    received = np.lexsort((receive, destination, source))
+    queue = (communicators_of(program), destination, source)
+    sent, received = np.lexsort((send, *queue)), np.lexsort((receive, *queue))
     wrong = np.flatnonzero(sent != received)
     _, first = np.unique(source[sent[wrong]].astype(np.int64) * program.ranks + destination[sent[wrong]],
                          return_index=True)  # fmt: skip

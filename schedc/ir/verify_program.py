@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from schedc.diagnostics import Diagnostic, Label
 from schedc.ir.arrays import Bools, bincount, repeat
+from schedc.ir.communicators import ASSIGNMENTS, Ends
 from schedc.ir.op_tables import PAIR_NUMBERS, WEIGHT
 from schedc.ir.ops import OpKind
 from schedc.ir.program import Channel, InstructionKind, Program
@@ -33,11 +34,13 @@ CELL = InstructionKind.CELL
 def verify_program(program: Program) -> list[Diagnostic]:
     """Everything that is wrong with a program; empty if any transport that keeps the order of posts can run it.
 
+    A program with communicators needs a transport that keeps the order of posts on each of them.
+
     Each group of checks relies on the ones before it, so the first group that finds something ends the search.
     The plan is judged first, by `schedc.ir.verify_plan`.
     Computation is judged by `schedc.ir.verify` (S2xx), messages by `schedc.ir.verify_messages`. The last check runs
     the program under the strictest rules: a send completes only with its receive, and each rank's messages complete
-    in the order of posting.
+    in the order of posting, on each communicator.
     """
     if findings := verify_plan(program.plan, program.placement):
         return findings
@@ -83,7 +86,7 @@ def _columns(table: ProgramTable) -> list[Diagnostic]:
         return [Diagnostic("S319", message, source=program.source)]
     if (program.kind > CELL).all():
         return [Diagnostic("S319", "no instruction computes anything", source=program.source)]
-    found: list[Diagnostic] = []
+    found = _communicators(program)
     for name, wrong_rows in _field_errors(program):
         rows = np.flatnonzero(wrong_rows)
 
@@ -97,6 +100,15 @@ def _columns(table: ProgramTable) -> list[Diagnostic]:
 
         found += table.findings(rows, describe)
     return found
+
+
+def _communicators(program: Program) -> list[Diagnostic]:
+    """S319: every message has a communicator, or none has one; they are numbered from 0."""
+    numbers, messages = program.communicators, int((program.kind == SEND).sum())
+    if not numbers.size or (numbers.shape == (messages,) and np.isin(np.arange(int(numbers.max()) + 1), numbers).all()):
+        return []
+    message = f"communicators are not one number from 0 for each of {messages} messages"
+    return [Diagnostic("S319", message, help="leave the field out for one communicator", source=program.source)]
 
 
 def _field_errors(program: Program) -> list[tuple[str, Bools]]:
@@ -226,7 +238,7 @@ def _order_of_reductions(table: ProgramTable) -> list[Diagnostic]:
 
 
 def _runs(table: ProgramTable) -> list[Diagnostic]:
-    """S310: the program ends under rendezvous and in-order completion."""
+    """S310, S324: the program ends under rendezvous and in-order completion, on each of its communicators."""
     program = table.program
     stuck = find_stuck_instructions(program, table.send)
     if stuck is None:
@@ -235,17 +247,29 @@ def _runs(table: ProgramTable) -> list[Diagnostic]:
     row = stuck.cycle[0].waits
     ranks = [rank for rank, _ in groupby(int(program.rank[link.waits]) for link in (*stuck.cycle, stuck.cycle[0]))]
     others = tuple(Label(program.spans[program.span[link.waits]], "and this one") for link in stuck.cycle[1:])
+    code, queues = "S310", ""
+    if program.communicators.size:
+        code, queues = "S324", f" on {program.communicators.max() + 1} communicators"
     return [
         Diagnostic(
-            "S310",
-            f"{len(stuck.positions)} ranks wait for each other for ever",
+            code,
+            f"{len(stuck.positions)} ranks wait for each other for ever{queues}",
             Label(program.spans[program.span[row]], "an instruction of this op waits"),
             tuple(label for label in others if label.span.line),
             ("the shortest circle: " + " <- ".join(f"rank {rank} waits" for rank in ranks), *trail),
-            help="post receives before the waits that hold up their sender",
+            help="post receives before the waits that hold up their sender" + _running_assignment(table),
             source=program.source,
         )
     ]
+
+
+def _running_assignment(table: ProgramTable) -> str:
+    """The first assignment of communicators under which a stuck program runs, as advice; empty where none helps."""
+    ends = Ends.of(table.program)
+    for name in ASSIGNMENTS[1:]:
+        if find_stuck_instructions(replace(table.program, communicators=ends.assigned(name)), table.send) is None:
+            return f", or assign communicators by {name}"
+    return ""
 
 
 def _link(table: ProgramTable, link: Link) -> str:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from schedc.step.costs.costs import Costs
     from schedc.step.dependencies import Dependencies
     from schedc.step.memory import Memory, RankBytes
+    from schedc.step.program.queues import ChosenCommunicators
     from schedc.step.timeline import Timeline
     from schedc.step.work_runs import WorkRuns
     from schedc.syntax.input import Input
@@ -90,6 +91,8 @@ class Step:
     """The verdict on each claim of the schedule."""
     instructions: Program = _LATER
     """The instruction streams, with the works."""
+    communicators: ChosenCommunicators = _LATER
+    """The communicators of the messages, and what one would cost."""
 
     @property
     def schedule(self) -> Schedule:
@@ -239,6 +242,9 @@ PASSES = (
     Pass(
         "insert works", ("instructions", "dependencies", "placed.placed"), ("instructions",),
         "step.program.insert_works:insert_works", ("placed",),
+    ),
+    Pass(
+        "queues", ("instructions", "costs", "tree.posted"), ("communicators",), "step.program.queues:queued_messages",
     ),
 )  # fmt: skip
 """The passes in the order in which they run."""

@@ -11,6 +11,7 @@ from schedc.ir.plan import NO_PLAN
 from schedc.ir.recomputed import has_recomputation
 from schedc.ir.schedule import Schedule
 from schedc.report.ranks import rank_table
+from schedc.step.program.queues import WORTH
 from schedc.units import amount, equations, shown
 
 # Reports of plans and cells are imported where they are used: most runs have none, and start faster without them.
@@ -46,6 +47,7 @@ def to_json(analysis: Analysis, schema: str = "schedc.check") -> dict[str, Any]:
         "peak_memory": memory.peak_memory.tolist(),
         **_inside(analysis),
         **_cells(analysis),
+        **_messages(analysis),
         "expect": [claim.to_json() for claim in analysis.claims],
         "diagnostics": [diagnostic.to_json() for diagnostic in analysis.diagnostics],
     }
@@ -147,6 +149,33 @@ def _cells(analysis: Analysis) -> dict[str, Any]:
     return {"cells": cells.to_json(analysis.inside)}
 
 
+def _messages(analysis: Analysis) -> dict[str, Any]:
+    """The communicators of the messages, and the step under them, under one, and with each message alone.
+
+    posted: whether a file posts the messages. Empty where nobody asked for communicators.
+    """
+    chosen = analysis.communicators
+    if chosen is None:
+        return {}
+    times = {name: getattr(chosen, name) for name in ("makespan", "one", "alone")}
+    posted = getattr(analysis.tree, "posted", None) is not None
+    return {"messages": {"communicators": chosen.per_rank, "assignment": chosen.name, **times, "posted": posted}}
+
+
+def _messages_text(facts: dict[str, Any]) -> Iterator[str]:
+    """The communicators where one is not enough, or where the most that a plan allows are not."""
+    count, time, one, alone = (facts[name] for name in ("communicators", "makespan", "one", "alone"))
+    lost = f"; each message alone would save {100 * (1 - alone / time):.1f} %" if time > alone * (1 + WORTH) else ""
+    if count > 1:
+        several, longer = f"{count} communicators ({facts['assignment']})", f"{100 * (one / time - 1):.1f} % longer"
+        if facts["posted"]:
+            yield f"messages as this file posts them: one communicator takes {longer} than {several}{lost}"
+        else:
+            yield f"messages: {several}; one would take {longer}{lost}"
+    elif lost:
+        yield f"messages: 1 communicator{lost}"
+
+
 def failed_json(diagnostics: tuple[Diagnostic, ...], schema: str = "schedc.check") -> dict[str, Any]:
     """The facts of an input that cannot be measured: its diagnostics."""
     return {"schema": schema, "version": 1, "diagnostics": [d.to_json() for d in diagnostics]}
@@ -195,6 +224,8 @@ def to_text(facts: dict[str, Any], every_rank: bool) -> str:
     if "inside_memory" in facts:
         lines.append(_inside_text(facts))
     lines += rank_table(facts, every_rank)
+    if "messages" in facts:
+        lines += _messages_text(facts["messages"])
     if "cells" in facts:
         from schedc.report import cells
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from schedc.diagnostics import Diagnostic, Label, RequestError
+from schedc.ir.program import Program
 from schedc.ir.schedule import Schedule
 from schedc.source import NOWHERE, Source
 from schedc.syntax.plan import PlanTree
@@ -45,10 +46,12 @@ class AppliedPlan:
 class Order:
     """A schedule made elsewhere: an order at a single size, without claims.
 
-    Commands read it like a `ScheduleTree`. The parameters are the sizes.
+    Commands read it like a `ScheduleTree`. The parameters are the sizes. posted: its messages as the file posts them;
+    None where the file has none.
     """
 
     schedule: Schedule
+    posted: Program | None = None
     claims: tuple[Claim, ...] = ()
     slices: int | None = None
 

@@ -270,6 +270,12 @@ PLAN_WORDS = (
         "bytes per token that the attention of a layer holds, in place of those that follow from the sizes",
     ),
     PlanWord(
+        "communicators",
+        "FACTOR",
+        "communicators 2",
+        "the most communicators for messages on a rank, each of which is one queue; without the line 4",
+    ),
+    PlanWord(
         "cell",
         "CELL",
         "cell F & B { compute B.mlp.I F.mlp comm F.dispatch }",

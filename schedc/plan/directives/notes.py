@@ -1,4 +1,7 @@
-"""Lines that note one thing: ``tokens``, ``states``, ``rows``, ``overlap``, ``shard``, ``tied``, ``attention``."""
+"""Lines that note one thing.
+
+``tokens``, ``states``, ``rows``, ``overlap``, ``shard``, ``tied``, ``attention``, ``communicators``.
+"""
 
 from __future__ import annotations
 
@@ -76,6 +79,19 @@ def _read_attention(reading: Directives, line: AttentionLine) -> None:
 def _write_attention(plan: Plan) -> Iterator[str]:
     if plan.attention:
         yield f"attention {exact_unit(plan.attention)}"
+
+
+def _read_communicators(reading: Directives, line: FactorLine) -> None:
+    if line.words or line.factor < 1 or line.factor != int(line.factor):
+        help = "write `communicators 4`: a number from 1 on, alone"
+        reading.report("S146", "communicators that are no whole number", line.span, help)
+    else:
+        reading.give(communicators=int(line.factor))
+
+
+def _write_communicators(plan: Plan) -> Iterator[str]:
+    if plan.communicators:
+        yield f"communicators {plan.communicators}"
 
 
 def _row_facts(plan: Plan, _layout: Layout) -> dict[str, Any]:
@@ -190,5 +206,6 @@ NOTES = (
         text=_tie_text,
     ),
     Directive("attention", _read_attention, _write_attention),
+    Directive("communicators", _read_communicators, _write_communicators),
 )
 """The rows of these lines. A plan's canonical text ends with those that `DIRECTIVES` does not order."""

@@ -70,10 +70,10 @@ def insert_communication(
 ) -> Program:
     """The instruction streams of a legal schedule (one that `schedc.ir.verify` accepts and that has no deadlock).
 
-    ``costs`` (default: unit costs) decide the order of messages between independent cells and where receives
-    are posted; any costs give a correct program. A schedule with two pipes gets a REDUCE for every stage whose two
-    copies live on two ranks; its tied weights get one for each exchange. ``dependencies`` are those of the schedule,
-    and ``times`` those of its cells under ``costs``, where they are at hand.
+    ``costs`` (default: unit costs) decide the order of messages between independent cells, where receives are posted,
+    and the communicators; any costs give a correct program. A schedule with two pipes gets a REDUCE for every stage
+    whose two copies live on two ranks; its tied weights get one for each exchange. ``dependencies`` are those of the
+    schedule, and ``times`` those of its cells under ``costs``, where they are at hand.
 
     Raises DiagnosticError (S302, S303) for sums that are not supported, CompilerBug if the schedule is not legal.
     """
@@ -93,7 +93,7 @@ def insert_communication(
     streams = _streams(cells, number, posts, waits, reductions)
     return InstructionTable(
         schedule, cells.first, cells.second, cells.rank_start, messages, batch, reductions, streams.kind, streams.thing
-    ).program(streams.rank_start)
+    ).program(streams.rank_start, costs)
 
 
 def _ordered(cells: Dependencies, times: Floats) -> Int32:

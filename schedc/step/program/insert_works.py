@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from schedc.ir.arrays import Int8, Int64
+from schedc.ir.arrays import Int8, Int32, Int64
 from schedc.ir.program import COLUMNS, InstructionKind, Program
 from schedc.ir.works import WorkKind
 from schedc.step.dependencies import Dependencies
@@ -43,7 +43,13 @@ def insert_works(program: Program, dependencies: Dependencies, placed: PlacedWor
     first = dependencies.rank_start + np.arange(program.ranks + 1)
     rank_start = program.rank_start + np.searchsorted(placed.events.gap, first)
     fields = {name: value for name, value in vars(program).items() if name in _FIELDS}
-    return Program.derived(columns, **fields, rank_start=rank_start, kind=kind, works=placed.works, work=work)
+    more = {"rank_start": rank_start, "kind": kind, "works": placed.works, "work": work}
+    return Program.derived(columns, partial(_communicators, program), **fields, **more)
+
+
+def _communicators(program: Program, _with_works: Program) -> Int32:
+    """[messages] those of the program without the works."""
+    return program.communicators
 
 
 _FIELDS = (
@@ -58,7 +64,7 @@ def without_works(program: Program) -> Program:
     columns = {name: getattr(program, name)[kept] for name in ("kind", *COLUMNS)}
     rank_start = np.searchsorted(kept, program.rank_start)
     fields = {name: getattr(program, name) for name in _FIELDS}
-    return Program(rank_start=rank_start, **fields, **columns)
+    return Program(rank_start=rank_start, communicators=program.communicators, **fields, **columns)
 
 
 def placed_in(program: Program) -> PlacedWorks:

@@ -15,6 +15,8 @@ from schedc.ir.op_tables import BACKWARD
 from schedc.ir.ops import FIRST_OF_PAIR
 from schedc.ir.program import Channel, InstructionKind, Program
 from schedc.ir.schedule import Schedule
+from schedc.step.costs.costs import Costs
+from schedc.step.program.queues import needed_communicators
 from schedc.step.program.reductions import Reductions
 
 Values = npt.NDArray[Any]
@@ -88,11 +90,12 @@ class InstructionTable:
             return np.int8
         return np.int16 if limits.get(name, _WIDE) < _WIDE else np.int32
 
-    def program(self, rank_start: Int64) -> Program:
-        """The Program; its columns are worked out when they are first read."""
+    def program(self, rank_start: Int64, costs: Costs) -> Program:
+        """The Program; its columns, and its communicators under ``costs``, are worked out when they are first read."""
         schedule = self.schedule
         return Program.derived(
             self,
+            partial(needed_communicators, costs=costs),
             **schedule.shared(),
             rank_start=rank_start,
             kind=self.kind,

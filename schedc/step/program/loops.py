@@ -133,3 +133,25 @@ def fill(
             kind[row], thing[row] = _REDUCE, cells + 2 * messages + summed
             row, summed = row + 1, summed + 1
         stream_start[rank + 1] = row
+
+
+def sort_by_inputs(read: Any, readers: Any, missing: Any, order: Any) -> int:
+    """Fills ``order``, [n], with instructions behind their inputs; gives the number of those that can be reached.
+
+    Instruction i is an input of readers[read[i]] ..< readers[read[i + 1]]. missing: [n] the number of inputs of each.
+    """
+    reached = 0
+    for i in range(len(missing)):
+        if missing[i] == 0:
+            order[reached] = i
+            reached += 1
+    done = 0
+    while done < reached:
+        for j in range(read[order[done]], read[order[done] + 1]):
+            reader = readers[j]
+            missing[reader] -= 1
+            if missing[reader] == 0:
+                order[reached] = reader
+                reached += 1
+        done += 1
+    return reached

@@ -16,8 +16,8 @@ NAMES = [path.stem.rsplit("_P4", 1)[0] for path in ORDERS]
 class Clock:
     """Times of a run. A message completes ``latency`` after both ends have reached it.
 
-    The ends of a rank are reached in the order of posts, one when the other is complete, or (``in_order`` false) as
-    soon as posted.
+    The ends of a rank on one communicator are reached in the order of posts, one when the other is complete, or
+    (``in_order`` false) as soon as posted. `ended` is when the last cell of all ranks ended.
     """
 
     def __init__(
@@ -26,9 +26,13 @@ class Clock:
         self.latency, self.in_order = latency, in_order
         self.streams = [list(program.instructions(rank)) for rank in range(program.ranks)]
         self.duration = duration
-        batches: dict[int, int] = {}
+        sent = sorted(i.message for stream in self.streams for i in stream if i.kind is SEND)
+        numbers = program.communicators.tolist() or [0] * len(sent)
+        self.queue = dict(zip(sent, numbers, strict=True))
+        self.ended = 0.0
+        batches: dict[tuple[int, int], int] = {}
         self.unit = {
-            i.message: batches.setdefault(i.batch, i.message) if i.batch >= 0 else i.message
+            i.message: batches.setdefault((i.batch, self.queue[i.message]), i.message) if i.batch >= 0 else i.message
             for stream in self.streams
             for i in stream
             if i.kind in (SEND, RECV)
@@ -38,8 +42,9 @@ class Clock:
     def makespan(self) -> float:
         at, now = [0] * len(self.streams), [0.0] * len(self.streams)
         cells = [0] * len(self.streams)
-        lines: list[deque[tuple[int, float]]] = [deque() for _ in self.streams]
-        free = [0.0] * len(self.streams)
+        kinds = sorted({*self.queue.values()})
+        lines = {(rank, kind): deque[tuple[int, float]]() for rank in range(len(self.streams)) for kind in kinds}
+        free = dict.fromkeys(lines, 0.0)
         ends: dict[int, list[tuple[int, float]]] = {}
         moved = True
         while moved:
@@ -47,15 +52,19 @@ class Clock:
             for rank, stream in enumerate(self.streams):
                 while at[rank] < len(stream) and self.passes(stream[at[rank]], rank, now):
                     item = stream[at[rank]]
-                    if item.kind in (SEND, RECV) and self.unit[item.message] not in [u for u, _ in lines[rank]]:
-                        lines[rank].append((self.unit[item.message], now[rank]))
+                    if item.kind in (SEND, RECV):
+                        line = lines[rank, self.queue[item.message]]
+                        if self.unit[item.message] not in [u for u, _ in line]:
+                            line.append((self.unit[item.message], now[rank]))
                     if item.kind <= CELL:
                         now[rank] += self.duration(rank, cells[rank])
                         cells[rank] += 1
+                        self.ended = max(self.ended, now[rank])
                     at[rank] += 1
                     moved = True
-                for unit, posted in list(lines[rank])[: 1 if self.in_order else None]:
-                    reached = max(posted, free[rank]) if self.in_order else posted
+                queued = [(k, *entry) for k in kinds for entry in list(lines[rank, k])[: 1 if self.in_order else None]]
+                for kind, unit, posted in queued:
+                    reached = max(posted, free[rank, kind]) if self.in_order else posted
                     if rank in [end for end, _ in ends.get(unit, [])]:
                         continue
                     ends.setdefault(unit, []).append((rank, reached))
@@ -63,8 +72,9 @@ class Clock:
                     if len(ends[unit]) == 2:
                         self.finished[unit] = max(time for _, time in ends[unit]) + self.latency
                         for end, _ in ends[unit]:
-                            lines[end].remove(next(entry for entry in lines[end] if entry[0] == unit))
-                            free[end] = self.finished[unit]
+                            line = lines[end, kind]
+                            line.remove(next(entry for entry in line if entry[0] == unit))
+                            free[end, kind] = self.finished[unit]
         assert all(position == len(stream) for position, stream in zip(at, self.streams, strict=True))
         return max(now)
 

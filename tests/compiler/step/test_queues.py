@@ -1,0 +1,183 @@
+"""Messages that queue on communicators: times, the choice of communicators, deadlocks, forms and reports."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import schedc
+from compiler.ir.program_cases import Clock
+from schedc.cli import main
+from schedc.diagnostics import DiagnosticError
+from schedc.interchange.torch_lowered import to_lowered_csv
+from schedc.ir.communicators import ASSIGNMENTS, Ends, ranks_of_communicators
+from schedc.ir.json import program_from_json, program_to_json
+from schedc.ir.npz import program_from_npz, program_to_npz
+from schedc.ir.program import EVERY_COLUMN, InstructionKind, Program
+from schedc.ir.text import parse_program, print_program
+from schedc.ir.verify_program import verify_program
+from schedc.plan.writer import read_plan, write_plan
+from schedc.step.costs.costs import Costs
+from schedc.step.dependencies import Dependencies
+from schedc.step.program.insert_communication import insert_communication
+from schedc.step.program.queues import QueuedProgram, choose_communicators
+from schedc.step.timeline import durations
+from support.paths import ROOT
+from support.random_schedules import random_schedule
+
+COSTS = Costs(F=10.0, I=10.0, W=10.0, p2p=2.0)
+
+
+@pytest.fixture
+def benchmark() -> Iterator[ModuleType]:
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    try:
+        import communicators
+
+        yield communicators
+    finally:
+        sys.path.remove(str(ROOT / "benchmarks"))
+
+
+def compiled(name: str, ranks: int = 4, costs: Costs | None = None) -> Program:
+    return schedc.compile(name, costs=costs, P=ranks, M=2 * ranks)
+
+
+# Times.
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_times_are_those_of_an_independent_clock(seed: int) -> None:
+    """Under each assignment and under numbers at random; whole numbers, so that both are exact."""
+    draw = random.Random(seed)
+    schedule = random_schedule(seed)
+    costs = Costs(F=3.0, I=2.0, W=draw.choice([1.0, 5.0]), p2p=float(draw.choice([0, 1, 4])))
+    program, cells = insert_communication(schedule), Dependencies.of(schedule)
+    length = durations(cells, costs.resolved(schedule.stages))
+
+    def clock(program: Program, in_order: bool = True) -> float:
+        run = Clock(program, lambda rank, cell: length[cells.rank_start[rank] + cell], costs.p2p, in_order)
+        run.makespan()
+        return run.ended
+
+    queued = QueuedProgram.of(program, costs)
+    program = replace(program, communicators=program.communicators[:0])
+    assert queued.makespan(None) == clock(program, in_order=False)
+    for name in ASSIGNMENTS:
+        numbers = queued.ends.assigned(name)
+        assert queued.makespan(numbers) == clock(replace(program, communicators=numbers))
+    numbers = np.array([draw.randrange(3) for _ in range(queued.batch.size)], np.int32)
+    if not verify_program(replace(program, communicators=np.unique(numbers, return_inverse=True)[1])):
+        assert queued.makespan(numbers) == clock(replace(program, communicators=numbers))
+
+
+def test_figures_of_the_benchmark(benchmark: ModuleType) -> None:
+    """The same functions at 4 ranks, and the published times of two schedules at 8."""
+    assert benchmark.steps(4, ["dualpipev"])[:2] == (18, [])
+    for name in ("interleaved_overlap", "dualpipe"):
+        queued = QueuedProgram.of(benchmark.compiled(name, 8, None), COSTS)
+        times = [queued.makespan(None), *(queued.makespan(queued.ends.assigned(n)) for n in benchmark.COLUMNS[1:])]
+        assert times == list(benchmark.TABLE[name])
+
+
+# Deadlocks.
+
+
+def test_early_receives_deadlock_where_they_share_a_queue_with_sends(benchmark: ModuleType) -> None:
+    early = benchmark.earlier_receives(compiled("zbv"))
+    ends = Ends.of(early)
+    [finding] = verify_program(replace(early, communicators=ends.assigned("pair")))
+    assert finding.code == "S324"
+    assert finding.notes[0].startswith("the shortest circle: rank ")
+    assert finding.help.endswith(", or assign communicators by edge")
+    assert not verify_program(replace(early, communicators=ends.assigned("edge")))
+
+
+def test_receives_may_cross_on_two_communicators_and_not_on_one() -> None:
+    """On rank 1 the second activation is received before the first one."""
+    program = compiled("gpipe", 2)
+    rows = np.flatnonzero((program.kind == InstructionKind.RECV) & (program.rank == 1))[:2]
+    order = np.arange(len(program))
+    order[rows[0] : rows[1] + 1] = [rows[1], *range(rows[0], rows[1])]
+    columns = {name: getattr(program, name)[order] for name in ("kind", *EVERY_COLUMN)}
+    crossed = replace(program, **columns)
+    numbers = np.zeros(Ends.of(program).source.size, np.int32)
+    assert [finding.code for finding in verify_program(crossed)] == ["S313"]
+    numbers[int(program.message[rows[1]])] = 1
+    assert not verify_program(replace(crossed, communicators=numbers))
+
+
+@pytest.mark.parametrize("numbers", [[0], [0, 2] * 8, [-1] * 16])
+def test_numbers_that_are_none(numbers: list[int]) -> None:
+    program = replace(compiled("gpipe", 2), communicators=np.array(numbers, np.int32))
+    assert [finding.code for finding in verify_program(program)] == ["S319"]
+
+
+# The choice.
+
+
+def test_the_smallest_assignment_that_costs_nothing_is_chosen() -> None:
+    queued = QueuedProgram.of(compiled("dualpipe", 8), COSTS)
+    chosen = choose_communicators(queued)
+    assert (chosen.name, chosen.per_rank) == ("direction and channel", 4)
+    assert (chosen.makespan, chosen.alone, chosen.one) == (594.0, 594.0, 622.0)
+    few = choose_communicators(queued, 2)
+    assert (few.name, few.makespan) == ("channel", 604.0)
+    assert choose_communicators(queued, 1).name == "one"
+    ranks = ranks_of_communicators(queued.ends, queued.ends.assigned("edge"))
+    assert sorted(ranks) == sorted([a, a + 1] for a in range(7) for _ in range(2))
+
+
+def test_programs_carry_communicators_only_where_one_is_not_enough() -> None:
+    assert not compiled("1f1b", 4, COSTS).communicators.size
+    assert '"communicators"' not in program_to_json(compiled("1f1b", 4, COSTS))
+    program = compiled("dualpipev", 4, COSTS)
+    assert (program.communicators == Ends.of(program).assigned("channel")).all()
+    assert program_from_json(program_to_json(program)) == program
+    assert program_from_npz(program_to_npz(program)) == program
+    assert parse_program(print_program(program)) == program
+    assert program != replace(program, communicators=program.communicators[:0])
+
+
+# Plans and reports.
+
+
+def test_a_plan_limits_communicators(tmp_path: Path) -> None:
+    file = tmp_path / "few.sched"
+    text = "sched 1\nplan few = dualpipev(P = 4, M = 8) {\n  layers 8\n  communicators N\n}\n"
+    for most, count in ((1, 0), (2, 2)):
+        file.write_text(text.replace("N", str(most)), encoding="utf-8")
+        program = schedc.compile(file, costs=COSTS)
+        assert np.unique(program.communicators).size == count
+        assert read_plan(write_plan(program.plan), program.stages) == program.plan
+    for wrong in ("0", "1.5", "2 drop probs"):
+        file.write_text(text.replace("N", wrong), encoding="utf-8")
+        with pytest.raises(DiagnosticError) as error:
+            schedc.compile(file)
+        assert [finding.code for finding in error.value.diagnostics] == ["S146"]
+
+
+def test_check_tells_what_one_communicator_costs(tmp_path: Path) -> None:
+    costs = [f"--cost={name}" for name in ("F=10", "I=10", "W=10", "p2p=2")]
+
+    def checked(*arguments: str) -> list[str]:
+        output = CliRunner().invoke(main, ["check", *arguments, *costs], catch_exceptions=False).output
+        return [line for line in output.splitlines() if line.startswith("messages")]
+
+    assert checked("1f1b") == []
+    assert checked("interleaved_overlap", "-D", "P=8", "-D", "M=16") == [
+        "messages: 2 communicators (pair); one would take 4.4 % longer"
+    ]
+    file = tmp_path / "theirs.csv"
+    file.write_text(to_lowered_csv(compiled("interleaved_overlap", 8)), encoding="utf-8")
+    assert checked(str(file)) == [
+        "messages as this file posts them: one communicator takes 22.5 % longer than 4 communicators (edge)"
+    ]
