@@ -16,8 +16,8 @@ NAMES = [path.stem.rsplit("_P4", 1)[0] for path in ORDERS]
 class Clock:
     """Times of a run. A message completes ``latency`` after both ends have reached it.
 
-    The ends of a rank on one communicator are reached in the order of posts, one when the other is complete, or
-    (``in_order`` false) as soon as posted. `ended` is when the last cell of all ranks ended.
+    The ends of a rank on one communicator are reached in the order of posts, one when the other is complete. With
+    ``in_order`` false they are reached as soon as posted. `ended` is when the last cell of all ranks ended.
     """
 
     def __init__(
