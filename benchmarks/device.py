@@ -29,9 +29,9 @@ sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
 from communicators import steps
 from figures import table
+
 from support.device_faults import FAULTS, wrong
 from support.simulated_cases import PLANS, SCHEDULES, unclean
-
 
 Judged = tuple[int, list[str], list[dict[str, Any]]]
 """The number of cases, what failed, and rows of figures."""
