@@ -22,13 +22,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from figures import give, parser_of
 from torch import Tensor
 
 from schedc.planner.presets.library import open_cluster
+from schedc_runtime.measure.sum_times import fitted_line
 from schedc_runtime.testing import pool
 
 _MEGA = 1 << 20
@@ -69,16 +69,6 @@ def _synchronise(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def line(bytes: Sequence[float], times: Sequence[float]) -> tuple[float, float]:
-    """Bytes per second and start seconds of a line through times. Relative errors count."""
-    weights = 1.0 / np.array(times)
-    columns = np.stack([np.array(bytes), np.ones(len(bytes))], axis=1)
-    slope, start = np.linalg.lstsq(columns * weights[:, None], np.ones(len(bytes)), rcond=None)[0].tolist()
-    if slope <= 0:  # noise hides the bytes: the largest size says most
-        slope, start = times[-1] / bytes[-1], 0.0
-    return 1.0 / slope, max(0.0, start)
-
-
 def measured(megabytes: Sequence[int], repetitions: int, Bps: float | None = None) -> dict[str, Any]:
     """The figures of all collectives among the processes of the group. Bps: of the level that reaches all ranks."""
     ranks = dist.get_world_size()
@@ -91,7 +81,7 @@ def measured(megabytes: Sequence[int], repetitions: int, Bps: float | None = Non
             whole = torch.zeros(mega * _MEGA // 2 // ranks * ranks, dtype=torch.bfloat16, device=device)
             sizes.append(passes * 2.0 * whole.numel() * (ranks - 1) / ranks)
             times.append(seconds(run, whole, repetitions))
-        speed, start = line(sizes, times)
+        speed, start = fitted_line(sizes, times)
         figures[name] = {"speed_Bps": speed, "start_s": start, "seconds": dict(zip(megabytes, times, strict=True))}
         if Bps is not None:
             figures[name]["share"] = speed / Bps

@@ -27,10 +27,14 @@ if TYPE_CHECKING:
 @click.option("--toy", type=click.Choice(["gpt", "moe"]), help="Default: moe where the plan has experts, else gpt.")
 @click.option(
     "--only",
-    type=click.Choice(["experts", "exchange", "launch"]),
+    type=click.Choice(["experts", "exchange", "sums", "launch"]),
     help="Measure only these times, for a row of a fit.",
 )
-@click.option("--ranks", type=click.IntRange(1), help="Processes that share the experts; default: the plan's topology.")
+@click.option(
+    "--ranks",
+    type=click.IntRange(1),
+    help="Processes that share the experts, or sum gradients; default: the plan's topology.",
+)
 @output_argument
 def calibrate_command(
     schedule: Given,

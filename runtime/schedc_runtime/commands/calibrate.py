@@ -63,6 +63,7 @@ from schedc_runtime.measure.stage_times import (
     slice_factor,
 )
 from schedc_runtime.measure.stage_times import speeds_text as told_speeds
+from schedc_runtime.measure.sum_times import per_gigabyte, time_halves
 from schedc_runtime.moe.layer import MoELayer, moe_layers
 from schedc_runtime.partition import Partition, partition
 from schedc_runtime.partition.boundary import Boundary, infer_boundaries
@@ -118,6 +119,10 @@ def _calibrate(program: Program, plan: Plan, sharing: int, options: argparse.Nam
     rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     if world < sharing:
         raise RuntimeFault(f"{sharing} ranks share the experts, {world} processes are here", f"start {sharing}")
+    per_node = plan.topology.per_node if plan.topology else 1
+    group = ExpertGroup.of([range(sharing)], per_node, options.timeout) if sharing > 1 else ExpertGroup.solo()
+    if options.only == "sums":
+        return _sums(group, device, rank, options) if rank < sharing else None
     torch.manual_seed(options.seed)
     subject = _subject(program, plan, options)
     parts = partition(subject.model, program.stages, placement=program.placement, layout=layout_of_stages(program))
@@ -125,8 +130,6 @@ def _calibrate(program: Program, plan: Plan, sharing: int, options: argparse.Nam
     boundaries = infer_boundaries(parts, args, kwargs)
     messages = program.stages > 1 and rank < 2 <= world and (not options.only or "p2p" in ONLY[options.only].keys)
     p2p = _message(boundaries, device) if messages else None
-    per_node = plan.topology.per_node if plan.topology else 1
-    group = ExpertGroup.of([range(sharing)], per_node, options.timeout) if sharing > 1 else ExpertGroup.solo()
     if rank >= sharing:
         return None
     mesh = Mesh(1, sharing, per_node=per_node)
@@ -143,6 +146,14 @@ def _calibrate(program: Program, plan: Plan, sharing: int, options: argparse.Nam
         factors = tuple(measured.slices(count, subject, costs.cell) for count in _slice_counts(subject, options))
         costs = replace(costs, cell=replace(costs.cell, costs=replace(costs.cell.costs, slices=factors)))
     return None if rank else replace(costs, kernels=kernels)
+
+
+def _sums(group: ExpertGroup, device: torch.device, rank: int, options: argparse.Namespace) -> Costs | None:
+    """What sums of gradients cost among the ranks of a group, on the first one; None on the others."""
+    times = time_halves(group.expert, device, options.warmup, options.repetitions) if group.size > 1 else []
+    everyone = _gathered(times, rank, group.size, 0)
+    costs = Costs(dp=per_gigabyte(everyone), given=frozenset({"dp"})) if group.size > 1 else Costs()
+    return None if rank else narrowed(costs, "sums", group.size)
 
 
 @dataclass
@@ -259,6 +270,7 @@ def _write(costs: Costs, plan: Plan, options: argparse.Namespace) -> None:
     speeds = None if options.only else _speeds(options.repetitions)
     where = gpu.name_of_device() or f"{platform.machine()} CPU"
     what = options.model or f"the toy model, {options.rows} x {options.tokens} tokens, width {options.width}"
+    what = f"{sharing} ranks, no model" if options.only == "sums" else what
     about = f"# Milliseconds on {where}: {what}.\n" + "".join(
         f"# {line}\n" for line in provenance(costs, options, sharing, speeds)
     )
@@ -280,6 +292,8 @@ def provenance(
     repetitions, warmup = options.repetitions, options.warmup
     runs = f"{repetitions} runs after {warmup}" + (f" on each of {sharing} expert ranks" if sharing > 1 else "")
     if options.only:
+        if options.only == "sums":
+            runs = f"{repetitions} runs after {warmup}, of the slowest of {sharing} ranks"
         yield f"--only {options.only}: {ONLY[options.only].says}, for a row of a fit. Each is the median of {runs}."
         yield "Nothing else is measured: a schedule cannot be priced by this file."
         return

@@ -1,4 +1,4 @@
-"""Narrows a calibration to the times that some constants of a fit follow from: experts, exchanges, or launches."""
+"""Narrows a calibration to the times that some constants of a fit follow from: experts, exchanges, sums, launches."""
 
 from __future__ import annotations
 
@@ -35,6 +35,11 @@ ONLY: Mapping[str, OnlyTimes] = {
         frozenset({"dispatch", "combine"}),
         frozenset({"p2p"}),
     ),
+    "sums": OnlyTimes(
+        "half a sum of gradients of 1 GB, the slope of a line through buffers of 1 to 64 MiB",
+        "--ranks 2 or more",
+        keys=frozenset({"dp"}),
+    ),
     "launch": OnlyTimes(
         "whole stages, which are launches if a microbatch has few tokens",
         "a schedule and a model without experts, as 1f1b --toy gpt --rows 1 --tokens 8",
@@ -47,7 +52,7 @@ ONLY: Mapping[str, OnlyTimes] = {
 def narrowed(costs: Costs, only: str, sharing: int) -> Costs:
     """The costs with the times that were asked for. Raises `RuntimeFault` if nothing is left.
 
-    sharing: how many ranks share the experts. One rank alone exchanges nothing.
+    sharing: how many ranks share the experts. One rank alone exchanges nothing, and sums nothing.
     """
     part, cell = ONLY[only], costs.cell
     given = costs.given & part.keys if cell is None or part.roles else _NOTHING

@@ -9,7 +9,8 @@ _CALIBRATE = "schedc calibrate"
 MEASURED_BY: Mapping[str, str] = {
     **dict.fromkeys(("grouped", "grouped_r0"), f"{_CALIBRATE} --only experts"),
     **dict.fromkeys(("ep", "ep_alpha", "ep_peer", "p2p", "crowd"), f"{_CALIBRATE} --only exchange"),
-    **dict.fromkeys(("tp", "tp_alpha", "tp_nodes", "dp"), "python benchmarks/collectives.py"),
+    **dict.fromkeys(("tp", "tp_alpha", "tp_nodes"), "python benchmarks/collectives.py"),
+    "dp": f"{_CALIBRATE} --only sums",
     "launch": f"{_CALIBRATE} --only launch",
     "loads": "Pipeline.record_routing",
     **dict.fromkeys(("gemm", "gemm_k0", "attention", "hbm", "moe_launch"), _CALIBRATE),

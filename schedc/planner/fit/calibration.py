@@ -1,4 +1,4 @@
-"""Times that `schedc calibrate` measured, as measurements of a fit: segments, exchanges, messages, whole stages."""
+"""Times that `schedc calibrate` measured, as measurements of a fit: segments, exchanges, messages, sums, stages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from schedc.ir.arrays import Floats
 from schedc.plan.layout.parts import WORK, PartKind
 from schedc.planner.price.layouts import even_layout
 from schedc.planner.times.constants import ConstantVectors
-from schedc.planner.times.network import exchange_lanes, message
+from schedc.planner.times.network import ReplicaLinks, exchange_lanes, message
 from schedc.planner.times.parts import dense_layer, embedding, head, moe_segments
 from schedc.planner.times.problem import TrainingRun
 from schedc.planner.times.table import RunTable
@@ -27,6 +27,8 @@ SPREAD = 0.1
 """Logarithm by which a time of one calibration differs from that of the next, where only one was made."""
 
 _LEAST_SPREAD = 0.03
+HALF_SUM, _GIGABYTE = "half a sum", 1e9
+"""A time and its bytes: half a sum of gradients, by the cost ``dp``."""
 _WAYS = "FIW"
 _DENSE = WORK.index(PartKind.DENSE)
 _SEGMENTS = ("attention", "permute", "experts", "shared", "post")
@@ -36,8 +38,8 @@ _SEGMENTS = ("attention", "permute", "experts", "shared", "post")
 class MeasuredTime:
     """A time that a calibration measured.
 
-    name: ``attention.F``, ``dispatch.node.B``, ``p2p``, or ``stage.3.F``. seconds: of one microbatch. spread: logarithm
-    by which calibrations differ.
+    name: ``attention.F``, ``dispatch.node.B``, ``p2p``, ``stage.3.F``, or `HALF_SUM`. seconds: of one microbatch, or
+    of 1 GB that is summed. spread: logarithm by which calibrations differ.
     """
 
     name: str
@@ -62,6 +64,8 @@ def times_of(costs: Costs, run: TrainingRun) -> list[MeasuredTime]:
         times = list(_stage_times(costs, run))
     if "p2p" in costs.given and not isinstance(costs.p2p, tuple) and run.axes.pp > 1:
         times.append(MeasuredTime("p2p", _MS * costs.p2p))
+    if "dp" in costs.given:
+        times.append(MeasuredTime(HALF_SUM, _MS * costs.dp))
     predicted = predicted_times(RunTable([run]), ConstantVectors.of((), np.zeros((1, 0))))
     return [time for time in times if time.seconds > 0 and time.name in predicted and predicted[time.name].item() > 0]
 
@@ -134,6 +138,9 @@ def predicted_times(runs: RunTable, constants: ConstantVectors) -> Mapping[str, 
     for exchange in ("dispatch", "combine"):
         known |= {f"{exchange}.{Lane.RAIL}.{way}": rail for way in "FB"}
         known |= {f"{exchange}.{Lane.NODE}.{way}": node for way in "FB"}
+    known[HALF_SUM] = ReplicaLinks(runs.levels, constants["tp"], constants["dp"]).seconds(
+        np.array([[_GIGABYTE]]), runs.replicas[:, None], runs.column(lambda run: run.axes.stride("cp"))[:, None]
+    )
     return {**known, "p2p": message(runs, constants), **_predicted_stages(runs, constants, segments["dense"])}
 
 

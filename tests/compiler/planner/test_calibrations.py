@@ -14,6 +14,7 @@ from schedc.diagnostics import DiagnosticError
 from schedc.planner.fit.calibration import SPREAD, predicted_times
 from schedc.planner.fit.estimate import at
 from schedc.planner.fit.rows import MeasuredRows, load_rows
+from schedc.planner.presets.library import open_cluster
 from schedc.planner.presets.tables import files
 from schedc.planner.times.table import RunTable
 from support.needs import needed
@@ -71,6 +72,24 @@ def test_constants_are_found_again_without_a_step(tmp_path: Path) -> None:
     assert {"step", "chunk"} <= set(facts["at_prior"])  # no part of a model knows them
     text = CliRunner().invoke(main, ["fit", str(tmp_path / "rows.csv")], catch_exceptions=False).stdout
     assert "mean error of 43 times of parts" in text
+
+
+def test_sums_of_gradients_decide_their_share_of_the_nics(tmp_path: Path) -> None:
+    """16 replicas on two nodes at 0.3 of the NICs: the prior is 0.6. Replicas of one device sum nothing."""
+    needed("scipy")
+    levels = open_cluster("a100-80", 16).levels
+    sent = 15 / 16 * 1e9 / (8 * 0.3 * open_cluster("a100-80", 16).device_Bps(levels[1]))
+    seconds = 7 * levels[0].alpha_s + levels[1].alpha_s + sent
+    (tmp_path / "sums.toml").write_text(f'schema = "schedc.costs/1"\n[ops]\ndp = {1e3 * seconds!r}\n', encoding="utf-8")
+    row = DENSE.replace("2,16,2,2,1", "1,16,1,16,1").replace("dense.toml", "sums.toml")
+    (tmp_path / "rows.csv").write_text(HEAD + row, encoding="utf-8")
+    result = CliRunner().invoke(main, ["fit", str(tmp_path / "rows.csv"), "--json"], catch_exceptions=False)
+    facts = json.loads(result.stdout)
+    assert facts["times"] == 1
+    assert facts["constants"]["dp"]["value"] == pytest.approx(0.3, rel=0.05)
+    (tmp_path / "rows.csv").write_text(HEAD + row.replace("1,16,1,16,1", "1,16,1,1,1"), encoding="utf-8")
+    with pytest.raises(DiagnosticError, match="has no time that the cost model predicts"):
+        load_rows(tmp_path / "rows.csv")
 
 
 def test_a_time_measured_twice_counts_by_its_spread(tmp_path: Path) -> None:

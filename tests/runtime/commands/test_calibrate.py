@@ -7,6 +7,7 @@ from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -37,10 +38,12 @@ from schedc_runtime.measure.stage_times import (
     rows_of_slices,
     slice_factor,
 )
+from schedc_runtime.measure.sum_times import SUMMED_MEGABYTES, per_gigabyte, time_halves
 from schedc_runtime.moe.layer import moe_layers
 from schedc_runtime.partition import partition
 from schedc_runtime.partition.boundary import infer_boundaries
 from schedc_runtime.ranks.expert_group import ExpertGroup
+from schedc_runtime.transport.collectives import SoloCommunicator
 from support.runtime_cases import next_token_loss, small_gpt, tokens
 from support.segmented_cases import small_moe
 from support.warm_command import run_schedc
@@ -276,9 +279,43 @@ def test_only_some_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
     assert calibrate.main([*arguments, "--toy", "gpt", "--only", "launch"]) == 0
     keys = [line.partition(" = ")[0] for line in capsys.readouterr().out.splitlines() if line and line[0] != "#"]
     assert keys == ["schema", "[ops]", "F", "I", "W"]
-    for toy, only in (("gpt", "experts"), ("gpt", "exchange"), ("moe", "exchange"), ("moe", "launch")):
+    for toy, only in (("gpt", "experts"), ("gpt", "exchange"), ("moe", "exchange"), ("moe", "launch"), ("gpt", "sums")):
         assert calibrate.main([*arguments, "--toy", toy, "--only", only]) == 1
         assert f"`--only {only}` finds nothing to measure" in capsys.readouterr().err
+
+
+def test_half_a_sum_of_a_gigabyte() -> None:
+    """Every size takes 1 ms and 0.5 s for each GB, on the slower rank in the median run: the start is no part of it."""
+    times = [1e-3 + 0.5e-9 * mega * 2**20 for mega in SUMMED_MEGABYTES]
+    fast, slow = [[0.5 * time, time, 0.1 * time] for time in times], [[time, 0.9 * time, 9 * time] for time in times]
+    assert per_gigabyte([fast, slow]) == pytest.approx(500.0, rel=1e-9)
+
+
+def test_both_halves_of_a_sum_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that goes on by 2 s with each collective: their mean is 2 s for each counted run of each size."""
+    calls: list[str] = []
+
+    class Clocked(SoloCommunicator):
+        def wait(self, handle: Any) -> Any:
+            calls.append("wait")
+            return super().wait(handle)
+
+    monkeypatch.setattr("schedc_runtime.measure.sum_times.time.perf_counter", lambda: 2.0 * len(calls))
+    assert time_halves(Clocked("group"), torch.device("cpu"), 1, 2) == [[2.0, 2.0]] * len(SUMMED_MEGABYTES)
+    assert len(calls) == 3 * 3 * len(SUMMED_MEGABYTES)
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_sums_of_two_ranks_are_a_file_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "sums.toml"
+    size, few = ("-D", "P=1", "-D", "M=1"), ("--repetitions", "1", "--warmup", "1")
+    done = run_schedc(["calibrate", "1f1b", *size, "--only", "sums", "--ranks", "2", *few, "-o", str(path)])
+    assert done.returncode == 0, done.stderr
+    costs = load_costs(path)
+    assert costs.given == {"dp"}
+    assert 1 < costs.dp < 1e6
+    assert "CPU: 2 ranks, no model." in path.read_text()
 
 
 def test_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,9 +25,9 @@ def collectives() -> Iterator[ModuleType]:
 
 
 def test_a_line_through_times(collectives: ModuleType) -> None:
-    speed, start = collectives.line([1e6, 4e6, 1.6e7], [1e-5 + 1e6 / 2e9, 1e-5 + 4e6 / 2e9, 1e-5 + 1.6e7 / 2e9])
+    speed, start = collectives.fitted_line([1e6, 4e6, 1.6e7], [1e-5 + 1e6 / 2e9, 1e-5 + 4e6 / 2e9, 1e-5 + 1.6e7 / 2e9])
     assert (speed, start) == (pytest.approx(2e9), pytest.approx(1e-5))
-    assert collectives.line([1e6, 2e6], [2e-3, 1e-3]) == (pytest.approx(2e9), 0.0)
+    assert collectives.fitted_line([1e6, 2e6], [2e-3, 1e-3]) == (pytest.approx(2e9), 0.0)
     assert [collectives.level_Bps("h100", ranks) for ranks in (8, 16)] == [450e9, 50e9]
 
 
