@@ -13,7 +13,7 @@ MEASURED_BY: Mapping[str, str] = {
     "dp": f"{_CALIBRATE} --only sums",
     "launch": f"{_CALIBRATE} --only launch",
     "loads": "Pipeline.record_routing",
-    **dict.fromkeys(("gemm", "gemm_k0", "attention", "hbm", "moe_launch"), _CALIBRATE),
+    **dict.fromkeys(("gemm", "gemm_k0", "attention", "hbm", "moe_launch", "expert_launch"), _CALIBRATE),
 }
 """The rows of a calibration enter the fit. The benchmark prints shares of a link, which a fit file may be given.
 So may it `crowd`: how much longer an exchange takes on twice the domains, which no fit estimates.

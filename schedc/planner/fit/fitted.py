@@ -26,8 +26,8 @@ SCHEMA, FORMER = "schedc.fit/2", "schedc.fit/1"
 _WIDEST = 1.001
 """Widths of its prior that a constant may have: four digits of 1 are rounded."""
 
-_NO_HOST = 1e-9
-"""Seconds of the host for each layer, where a file of version 1 has all of them in `step`."""
+IN_OTHERS = {"host": 1e-9, "expert_launch": 1e-9}
+"""Constants, in seconds, that a file of version 1 has in others: in `step`, and in `moe_launch`."""
 
 _FORMER_WIDTH = 0.5
 """Width of a constant that rows decide, in widths of its prior, where a file of version 1 does not say it."""
@@ -137,7 +137,7 @@ def parse_fit(source: Source) -> Fit:
     for table, owners in [("constants", OWNERS)] if former else [(owner, (owner,)) for owner in OWNERS]:
         if (inner := keys.inner(table)) is not None:
             names = [name for owner in owners for name in (*BY_NAME, *clocks) if described(name).owner == owner]
-            left = {"host": _NO_HOST} if former else {}
+            left = IN_OTHERS if former else {}
             constants |= {
                 key: inner.number(key, default=left.get(key), most=described(key).most * 1.001)
                 for key in names

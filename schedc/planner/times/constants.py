@@ -67,6 +67,7 @@ _STACK: tuple[FitConstant, ...] = (
     FitConstant("graphed", 0.5, 0.4, "", "launches of a MoE layer that graphs of its attention leave", 1.0, "graphed"),
     FitConstant("pieces", 1.3, 0.3, "", "launches of a MoE layer that runs in pieces beside another", 4.0, "overlap"),
     FitConstant("moe_launch", 1.5, 0.5, "", "launches of a MoE layer over those of a dense one", 10.0, "moe"),
+    FitConstant("expert_launch", 60e-6, 0.8, "s", "launches for each expert of a rank in one direction", 1e-2, "moe"),
 )
 
 OWNERS = ("device", "fabric", "stack")

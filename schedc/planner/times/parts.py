@@ -45,10 +45,10 @@ def moe_layer(runs: RunTable, constants: ConstantVectors) -> Floats:
     """
     compute, rows = _moe_compute(runs, constants), _sent(runs, constants) * _WITHOUT_WEIGHT
     launch = _moe_launches(runs, constants)
-    alone = _launched(sum(compute.values(), rows), launch)
+    alone = _launched(sum(compute.values(), rows), sum(launch.values(), np.zeros_like(rows)))
     if not runs.overlap.any():
         return alone
-    return np.where(runs.overlap, sum(_in_pieces(runs, compute, launch).values(), rows), alone)
+    return np.where(runs.overlap, sum(_in_pieces(compute, launch).values(), rows), alone)
 
 
 def moe_segments(runs: RunTable, constants: ConstantVectors) -> dict[str, Floats]:
@@ -59,7 +59,7 @@ def moe_segments(runs: RunTable, constants: ConstantVectors) -> dict[str, Floats
     faster where another is slower. Else all segments share the time by which launches are longer than their kernels.
     """
     compute = _moe_compute(runs, constants)
-    pieces = _in_pieces(runs, compute, _moe_launches(runs, constants))
+    pieces = _in_pieces(compute, _moe_launches(runs, constants))
     if runs.overlap.all():
         return pieces
     left = moe_layer(runs, constants) - _sent(runs, constants) * _WITHOUT_WEIGHT
@@ -76,17 +76,24 @@ def _moe_compute(runs: RunTable, constants: ConstantVectors) -> dict[str, Floats
     return compute
 
 
-def _moe_launches(runs: RunTable, constants: ConstantVectors) -> Floats:
-    """[3, runs, K] seconds of the launches of a layer with experts."""
-    graphs = np.where(runs.flag("attention_graphs"), constants["graphed"], 1.0)
+def _moe_launches(runs: RunTable, constants: ConstantVectors) -> dict[str, Floats]:
+    """[3, runs, K] seconds of the launches of a layer with experts, by role.
+
+    Kernels of one expert each are launched behind the graphs of attention and router.
+    """
     pieces = np.where(runs.overlap, constants["pieces"], 1.0)
-    return _launches(runs, constants["launch"] * constants["moe_launch"] * graphs * pieces)
-
-
-def _in_pieces(runs: RunTable, compute: dict[str, Floats], launch: Floats) -> dict[str, Floats]:
-    """The segments of a layer with experts, each with its share of the launches."""
+    graphs = np.where(runs.flag("attention_graphs"), constants["graphed"], 1.0)
+    layer = _launches(runs, constants["launch"] * constants["moe_launch"] * graphs * pieces)
     shares = runs.once("launches", lambda: _launch_shares(runs))
-    return {role: _launched(part, launch * shares[role]) for role, part in compute.items()}
+    launch = {role: layer * share for role, share in shares.items()}
+    own = runs.once("own experts", lambda: (runs.expert(lambda moe: moe.experts) / runs.ep)[:, None])
+    launch["experts"] = launch["experts"] + _launches(runs, constants["expert_launch"] * own * pieces)
+    return launch
+
+
+def _in_pieces(compute: dict[str, Floats], launch: dict[str, Floats]) -> dict[str, Floats]:
+    """The segments of a layer with experts, each with its launches."""
+    return {role: _launched(part, launch[role]) for role, part in compute.items()}
 
 
 def _launch_shares(runs: RunTable) -> dict[str, Floats]:

@@ -1,16 +1,20 @@
-"""Products and exchanges of parts on a rank, and times of matrix products by hand."""
+"""Products, exchanges and launches of parts on a rank, and times of matrix products by hand."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
+from schedc.ir.arrays import Floats
 from schedc.model.parts import LayerExchange, PartName
 from schedc.model.sizes import AttentionSizes, ModelSizes
 from schedc.planner.fit.estimate import at
 from schedc.planner.presets.library import open_cluster, open_model
-from schedc.planner.times.constants import CONSTANTS
+from schedc.planner.times.constants import CONSTANTS, ConstantVectors
 from schedc.planner.times.network import exchanges, expert_exchange, tensor_exchange
+from schedc.planner.times.parts import dense_layer, moe_layer, moe_segments
 from schedc.planner.times.products import LayerProduct, directions, part_products
 from schedc.planner.times.table import RunTable
 from support.training_runs import run_of
@@ -101,3 +105,34 @@ def test_parts_say_how_often_ranks_exchange_rows() -> None:
     for kind in (LayerExchange.DISPATCH, LayerExchange.COMBINE):
         assert exchanges(table, constants, kind, PartName.EXPERTS) == expert
         assert exchanges(table, constants, kind, PartName.ATTENTION, PartName.DENSE) == 0
+
+
+def layers_of(ep: int = 8, part: Callable[..., Floats] = moe_layer, **traits: bool) -> Floats:
+    """[3] seconds of a layer of Qwen3-30B-A3B, of which each expert launches for a second and all others for 1 ms.
+
+    The links take no time.
+    """
+    links = dict.fromkeys(("ep_alpha", "ep_peer"), 0.0) | {"ep": 1e6}
+    constants = at({"expert_launch": 1.0, "launch": 1e-3, "moe_launch": 1.0, "pieces": 1.5, "graphed": 0.5} | links)
+    run = run_of(open_model("qwen3-30b-a3b").at(4096), open_cluster("h100"), ep=ep, dp=ep, **traits)
+    return np.asarray(part(RunTable([run]), constants)[:, 0, 0])
+
+
+def test_each_expert_of_a_rank_is_launched() -> None:
+    """128 experts on 2, 8 and 32 ranks. Weight gradients take half. Graphs of attention hold no kernels of experts."""
+    for ep in (2, 8, 32):
+        own = np.array([1.0, 1.0, 0.5]) * 128 / ep
+        assert layers_of(ep) == pytest.approx(own, rel=1e-3)
+        assert layers_of(ep, attention_graphs=True) == pytest.approx(own, rel=1e-3)
+        assert layers_of(ep, pairs=True) == pytest.approx(1.5 * own, rel=3e-3)
+    assert (layers_of(graphs=True) < 0.1).all()
+    assert (layers_of(part=dense_layer) < 0.1).all()
+
+
+def test_launches_of_experts_belong_to_their_segment() -> None:
+    def of_experts(runs: RunTable, constants: ConstantVectors) -> Floats:
+        segments = moe_segments(runs, constants)
+        assert all(part.sum() < 0.1 for role, part in segments.items() if role != "experts")
+        return segments["experts"]
+
+    assert layers_of(part=of_experts, pairs=True) == pytest.approx([24.0, 24.0, 12.0], rel=1e-3)

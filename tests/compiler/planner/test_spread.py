@@ -10,7 +10,7 @@ import pytest
 
 from schedc.diagnostics import DiagnosticError
 from schedc.planner.fit.estimate import Estimator
-from schedc.planner.fit.fitted import Fit, fit_text, parse_fit
+from schedc.planner.fit.fitted import IN_OTHERS, Fit, fit_text, parse_fit
 from schedc.planner.fit.rows import load_rows
 from schedc.planner.times.constants import BY_NAME, CONSTANTS, NAMES, SUSTAINED
 from schedc.planner.times.spread import ConstantSpread, covariance_of, triangle_of
@@ -106,10 +106,11 @@ def test_a_file_of_version_1_has_the_widths_of_priors_where_rows_say_nothing() -
     text = ('schema = "schedc.fit/1"\nname = "a"\nrows = 2\ndevices = ["A"]\nprecisions = ["bf16"]\nat_bound = []\n'
             'at_prior = ["ep"]\n[constants]\ngemm = 0.7\nep = 0.6\n')  # fmt: skip
     fit = parse_fit(Source("a.fit.toml", text))
+    assert {name: fit.constants[name] for name in IN_OTHERS} == {"host": 1e-9, "expert_launch": 1e-9}
     known = fit.on("A").known
     assert known is not None
     widths = {name: known.widths[name] / BY_NAME[name].width for name in NAMES}
-    assert widths == pytest.approx({name: 0.5 if name in ("gemm", "host") else 1.0 for name in NAMES})
+    assert widths == pytest.approx({name: 0.5 if name in ("gemm", *IN_OTHERS) else 1.0 for name in NAMES})
 
 
 def test_rows_never_widen_a_prior_and_decide_what_they_show() -> None:
