@@ -29,4 +29,4 @@ def export_json(schedule: Schedule, costs: Costs, works: WorkRuns | None = None)
 
 def _program(schedule: Schedule, costs: Costs, works: WorkRuns | None) -> Program:
     program = insert_communication(schedule, costs)
-    return program if works is None else insert_works(program, works.dependencies, works.placed)
+    return program if works is None else insert_works(program, works.dependencies, works.placed, works.time, costs)

@@ -152,6 +152,11 @@ class Works:
 
     __hash__ = None  # type: ignore[assignment]
 
+    @property
+    def queue(self) -> Int8:
+        """[works] the lane that each waits for; behind the last lane for a DROP, which waits for nothing."""
+        return np.where(self.kind == WorkKind.DROP, len(WorkLane), self.lane).astype(np.int8)
+
     def only(self, rows: Bools | Int64) -> Works:
         """These works alone."""
         return Works(**{name: getattr(self, name)[rows] for name in DTYPES})

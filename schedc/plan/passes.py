@@ -240,11 +240,12 @@ PASSES = (
         "step.program.insert_communication:insert_communication", after=("bytes", *_PLACED),
     ),
     Pass(
-        "insert works", ("instructions", "dependencies", "placed.placed"), ("instructions",),
+        "insert works", ("instructions", "dependencies", "placed.placed", "placed.time", "costs"), ("instructions",),
         "step.program.insert_works:insert_works", ("placed",),
     ),
     Pass(
-        "queues", ("instructions", "costs", "tree.posted"), ("communicators",), "step.program.queues:queued_messages",
+        "queues", ("instructions", "costs", "tree.posted", "placed.time"), ("communicators",),
+        "step.program.queues:queued_messages",
     ),
 )  # fmt: skip
 """The passes in the order in which they run."""

@@ -148,11 +148,6 @@ class PlacedWorks:
         """Whether all are offloads and fetches."""
         return bool((self.works.kind <= WorkKind.FETCH).all())
 
-    @property
-    def queue(self) -> Int8:
-        """[works] the lane that each waits for; behind the last lane for a DROP, which waits for nothing."""
-        return np.where(self.works.kind == WorkKind.DROP, len(WorkLane), self.works.lane).astype(np.int8)
-
     def counted(self) -> PlacedWorks:
         """The same works, counted: 1 for a whole activation, 0 for a part."""
         whole = ~np.isin(self.works.stage, list(self.in_part))

@@ -23,7 +23,7 @@ class Gaps:
     """
 
     def __init__(self, dependencies: Dependencies, placed: PlacedWorks) -> None:
-        self.dependencies, self.events, self.queue = dependencies, placed.events, placed.queue
+        self.dependencies, self.events, self.queue = dependencies, placed.events, placed.works.queue
         self.rank = placed.rank_of(self.events.gap, dependencies)
         self.cell = self.events.gap - self.rank
         self.closing = self.cell == dependencies.rank_start[self.rank + 1]

@@ -24,11 +24,12 @@ from schedc.step.work_lowering import Gaps
 class WorkRuns:
     """The works of a step with their places and times, rank by rank in the order of their STARTs.
 
-    times: when cells and works run, in time units. dependencies: those of the cells. in_bytes: whether the works'
-    ``bytes`` are bytes, or in the unit of the plan's memory.
+    time: [works] on the lane; times: when cells and works run; in time units. dependencies: those of the cells.
+    in_bytes: whether the works' ``bytes`` are bytes, or in the unit of the plan's memory.
     """
 
     placed: PlacedWorks
+    time: Floats
     times: LaneTimes
     dependencies: Dependencies
     in_bytes: bool
@@ -145,4 +146,4 @@ class StepWorks(TimedWorks):
 
     def runs(self, dependencies: Dependencies) -> WorkRuns:
         """The works at the times of their lanes."""
-        return WorkRuns(self.placed, self.lanes, dependencies, self.in_bytes)
+        return WorkRuns(self.placed, self.time, self.lanes, dependencies, self.in_bytes)

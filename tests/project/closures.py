@@ -37,7 +37,7 @@ class Closure(NamedTuple):
 ASKED_FOR = tuple(f"schedc_runtime.{name}" for name in ("fusion", "compiled", "materialize", "offload", "checkpoint"))
 CLOSURES = (
     Closure("schedc_runtime.execute.bind", 5_000),
-    Closure("schedc.compiler", 31_500),
+    Closure("schedc.compiler", 31_700),
     Closure("schedc_runtime.pipeline.pipeline", 42_700, ASKED_FOR),
 )
 LOOKUPS = frozenset({"schedc.plan.passes"})

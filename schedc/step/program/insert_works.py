@@ -9,13 +9,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from schedc.ir.arrays import Int8, Int32, Int64
+from schedc.ir.arrays import Floats, Int8, Int32, Int64
 from schedc.ir.program import COLUMNS, InstructionKind, Program
 from schedc.ir.works import WorkKind
+from schedc.step.costs.costs import Costs
 from schedc.step.dependencies import Dependencies
 from schedc.step.numba_kernels import kernels
 from schedc.step.placed_works import DEFAULT_PLACES, Events, PlacedWorks, WorkPlace
 from schedc.step.program import loops
+from schedc.step.program.queues import needed_communicators
 
 _POSTED, _WAITED, _CLOSING, _PLACES = 0, 6, 8, 13
 """Places inside a gap of posts, of waits for messages, and of the cell or the reductions that close the gap."""
@@ -26,11 +28,19 @@ _NUMPY_ROW = 4e-8
 """Seconds that numpy takes for an instruction, roughly: what decides whether to load the compiled loop."""
 
 
-def insert_works(program: Program, dependencies: Dependencies, placed: PlacedWorks) -> Program:
+def insert_works(
+    program: Program,
+    dependencies: Dependencies,
+    placed: PlacedWorks,
+    time: Floats | None = None,
+    costs: Costs | None = None,
+) -> Program:
     """The program with these works; all its instructions keep their order.
 
     dependencies: those of the schedule that the program was made from. Works add no wait between ranks, so a program
     that runs to its end still does. Works that the program has already stay where they are.
+    time, costs: [works] times on the lanes, and the costs of the stages, for a program without works before.
+    Communicators are chosen again by them. Where nobody knows them, the program keeps its communicators.
     """
     if not len(placed):
         return program
@@ -44,7 +54,10 @@ def insert_works(program: Program, dependencies: Dependencies, placed: PlacedWor
     rank_start = program.rank_start + np.searchsorted(placed.events.gap, first)
     fields = {name: value for name, value in vars(program).items() if name in _FIELDS}
     more = {"rank_start": rank_start, "kind": kind, "works": placed.works, "work": work}
-    return Program.derived(columns, partial(_communicators, program), **fields, **more)
+    choose = (
+        partial(_communicators, program) if costs is None else partial(needed_communicators, costs=costs, time=time)
+    )
+    return Program.derived(columns, choose, **fields, **more)
 
 
 def _communicators(program: Program, _with_works: Program) -> Int32:

@@ -7,9 +7,11 @@ are a group:
     moves   a message moves when both of its ends have started, for the time of a message
     end     of a group: all its messages have moved
     WAIT    compute waits for the group of the message; the host never waits
+    START   of a work: the work before it on its lane has ended, and compute has reached its START
+    JOIN    compute waits for the work
 
-Instructions and groups are lowered to one table, which `schedc.step.walk` runs like every other step. All messages
-of a cell leave at its end.
+Instructions, groups and works are lowered to one table, which `schedc.step.walk` runs like every other step. All
+messages of a cell leave at its end. Exchanges of experts lie inside cells: `schedc.cell` has their queues.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from schedc.ir.communicators import ASSIGNMENTS, MOST, Ends
 from schedc.ir.program import InstructionKind, Program, computation
 from schedc.step.costs.costs import Costs
 from schedc.step.dependencies import Dependencies
-from schedc.step.numba_kernels import kernels
+from schedc.step.numba_kernels import MAX, PACE, kernels
 from schedc.step.program import loops
 from schedc.step.timeline import durations
 from schedc.step.walk import Walk, run
@@ -37,6 +39,7 @@ _NUMPY_INPUT = 5e-7
 """Seconds in which Python sorts an input, roughly: what decides whether to load the compiled loop."""
 
 _SEND, _RECV, _WAIT = InstructionKind.SEND, InstructionKind.RECV, InstructionKind.WAIT
+_START, _JOIN = InstructionKind.START, InstructionKind.JOIN
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +48,8 @@ class QueuedProgram:
 
     rank_start: [P + 1]; kind: [rows]; message: [rows] position of the message of SEND, RECV and WAIT, else -1.
     batch: [messages] number of the batch, or -1. duration: [cells] in the order of the instructions; latency: time of a
-    message, in the same unit.
+    message, in the same unit. work: [rows] number of the work of START and JOIN; lane: [works] the queue of each, and
+    time: [works] on it; slowdown: [lanes] by how much more a cell takes while a lane of its rank is busy.
     """
 
     ends: Ends
@@ -55,10 +59,17 @@ class QueuedProgram:
     batch: Int32
     duration: Floats
     latency: float
+    work: Int64
+    lane: Int8
+    time: Floats
+    slowdown: Floats
 
     @classmethod
-    def of(cls, program: Program, costs: Costs) -> QueuedProgram:
-        """A program whose messages match, under costs of its stages or of all stages."""
+    def of(cls, program: Program, costs: Costs, time: Floats | None = None) -> QueuedProgram:
+        """A program whose messages match, under costs of its stages or of all stages.
+
+        time: [works] of the program on their lanes; None: works take no time.
+        """
         schedule, _ = computation(program)
         stage_costs = costs.resolved(program.stages)
         duration = durations(Dependencies.of(schedule), stage_costs)
@@ -68,7 +79,9 @@ class QueuedProgram:
         of_messages = (program.kind >= _SEND) & (program.kind <= _WAIT)
         message[of_messages] = np.searchsorted(program.message[sends], program.message[of_messages])
         rows = program.rank_start, program.kind, message, program.batch[sends]
-        return cls(Ends.of(program), *rows, duration, stage_costs.p2p)
+        time = np.zeros(len(program.works)) if time is None else time
+        works = program.work.astype(np.int64), program.works.queue, time, stage_costs.slowdown
+        return cls(Ends.of(program), *rows, duration, stage_costs.p2p, *works)
 
     @cached_property
     def posts(self) -> Bools:
@@ -83,34 +96,35 @@ class QueuedProgram:
         return np.where(others[:-1] > first, others[:-1] - 1, -1)
 
     def makespan(self, communicator: Int32 | None) -> float:
-        """When the last cell ends. communicator: [messages] of each message; None: each is alone.
+        """When the last cell and the last work end. communicator: [messages] of each; None: each is alone.
 
         Infinite where the messages deadlock on these queues.
         """
-        clocks = int((~self.posts).sum())
         group = self._groups(communicator)
-        groups = int(group.max(initial=-1)) + 1
-        target, source = self._inputs(communicator, group, clocks)
+        clocks = int((~self.posts).sum())
+        works = clocks + int(group.max(initial=-1)) + 1
+        total = works + self.time.size
+        target, source, lag = self._inputs(communicator, group, clocks, works)
         by_target = np.argsort(target, kind="stable")
-        first = np.concatenate([[0], np.cumsum(bincount(target, minlength=clocks + groups))])
-        source = source[by_target]
+        first = np.concatenate([[0], np.cumsum(bincount(target, minlength=total))])
+        source, lag = source[by_target], lag[by_target]
         order = _in_order(first, source)
-        if order.size < first.size - 1:
+        if order.size < total:
             return float("inf")
-        place = np.empty(order.size + 1, np.int32)
-        place[order], place[-1] = np.arange(order.size), -1
+        place = np.empty(total + 1, np.int32)
+        place[order], place[-1] = np.arange(total), -1
         count = np.diff(first)[order]
         begin = np.concatenate([[0], np.cumsum(count)]).astype(np.int32)
         inputs = repeat(first[:-1][order] - begin[:-1], count) + np.arange(source.size)
         cells = np.flatnonzero(self.kind[~self.posts] <= InstructionKind.CELL)
-        own = np.full(order.size, self.duration.size, np.int32)
-        own[:clocks] = -1
-        own[cells] = np.arange(cells.size)
-        walk = Walk(
-            np.zeros(order.size, np.int8), begin, place[source[inputs]], np.zeros(source.size, np.int32), own[order]
-        )
-        adds = np.append(self.duration, self.latency)[:, None]
-        return float(run(walk, np.zeros((1, 1)), adds, watch=place[cells]).max(initial=0.0))
+        own, op = np.full(total, -1, np.int32), np.full(total, MAX, np.int8)
+        own[cells], own[clocks:works] = np.arange(cells.size), cells.size
+        own[works:] = cells.size + 1 + np.arange(self.time.size)
+        op[cells] = PACE if (lag < 0).any() else MAX
+        walk = Walk(op[order], begin, place[source[inputs]], lag[inputs], own[order])
+        adds = np.concatenate([self.duration, [self.latency], self.time])[:, None]
+        watch = place[np.concatenate([cells, np.arange(works, total)])]
+        return float(run(walk, np.append(0.0, self.slowdown)[:, None], adds, watch=watch).max(initial=0.0))
 
     def _groups(self, communicator: Int32 | None) -> Int64:
         """[messages] the group of each message, numbered from 0."""
@@ -123,26 +137,47 @@ class QueuedProgram:
         group[joined] = joined[first][same]
         return np.asarray(np.unique(group, return_inverse=True)[1])
 
-    def _inputs(self, communicator: Int32 | None, group: Int64, clocks: int) -> tuple[Int64, Int64]:
-        """[inputs] each instruction that waits, and what for: first the rows besides posts, then the groups."""
-        others, waits = np.flatnonzero(~self.posts), np.flatnonzero(self.kind == _WAIT)
-        posts = np.flatnonzero(self.posts)
-        posted = group[self.message[posts]]
-        number = np.cumsum(~self.posts) - 1
+    def _inputs(self, communicator: Int32 | None, group: Int64, clocks: int, works: int) -> tuple[Int64, Int64, Int32]:
+        """[inputs] the instruction that waits, the one that it waits for, and a row of lags as of `Walk`.
+
+        The instructions are the rows besides posts, then groups from ``clocks`` on, then works from ``works`` on.
+        """
+        posts, others, waits, starts, joins = (
+            np.flatnonzero(each)
+            for each in (self.posts, ~self.posts, self.kind == _WAIT, self.kind == _START, self.kind == _JOIN)
+        )
+        posted, number = group[self.message[posts]], np.cumsum(~self.posts) - 1
         inputs = [
             (number[others], self.clock[others]),
             (number[waits], clocks + group[self.message[waits]]),
+            (number[joins], works + self.work[joins]),
             (clocks + posted, self.clock[posts]),
+            (works + self.work[starts], self.clock[starts]),
+            self._behind(starts, self.lane[self.work[starts]], works + self.work[starts]),
         ]
         if communicator is not None:
-            rank = np.searchsorted(self.rank_start, posts, side="right") - 1
-            queue = rank * (np.int64(communicator.max(initial=0)) + 1) + communicator[self.message[posts]]
-            by_queue = np.argsort(queue, kind="stable")
-            before, after = by_queue[:-1], by_queue[1:]
-            follows = (queue[before] == queue[after]) & (posted[before] != posted[after])
-            inputs.append((clocks + posted[after[follows]], clocks + posted[before[follows]]))
+            inputs.append(self._behind(posts, communicator[self.message[posts]], clocks + posted))
+        lags = [np.zeros(target.size, np.int32) for target, _ in inputs]
+        cells = np.flatnonzero(self.kind <= InstructionKind.CELL)
+        for lane in np.flatnonzero(self.slowdown > 0).tolist():
+            own = starts[self.lane[self.work[starts]] == lane]
+            last = np.append(own, -1)[np.searchsorted(own, cells) - 1]
+            busy = last >= self.rank_start[self._rank_of(cells)]
+            inputs.append((number[cells[busy]], works + self.work[last[busy]]))
+            lags.append(np.full(int(busy.sum()), ~(1 + lane), np.int32))
         target, source = (np.concatenate(parts) for parts in zip(*inputs, strict=True))
-        return target, source
+        return target, source, np.concatenate(lags)
+
+    def _behind(self, rows: Int64, queue: Int32 | Int8, item: Int64) -> tuple[Int64, Int64]:
+        """The items that wait for another in their queue on a rank, and these. All [rows], in the order of the rows."""
+        of_rank = self._rank_of(rows) * (np.int64(queue.max(initial=0)) + 1) + queue
+        by_queue = np.argsort(of_rank, kind="stable")
+        before, after = by_queue[:-1], by_queue[1:]
+        follows = (of_rank[before] == of_rank[after]) & (item[before] != item[after])
+        return item[after[follows]], item[before[follows]]
+
+    def _rank_of(self, rows: Int64) -> Int64:
+        return np.asarray(np.searchsorted(self.rank_start, rows, side="right") - 1)
 
 
 def _in_order(first: Int64, source: Int64) -> Int64:
@@ -167,7 +202,7 @@ class ChosenCommunicators(NamedTuple):
     """The assignment of communicators to the messages of a program, and what it costs.
 
     name: one of `ASSIGNMENTS`. per_rank: the most communicators of a rank. communicator: [messages]. makespan, alone,
-    one: when the last cell ends under it, with each message alone, and under one communicator.
+    one: when the last cell and work end under it, with each message alone, and under one communicator.
     """
 
     name: str
@@ -197,15 +232,21 @@ def choose_communicators(program: QueuedProgram, most: int = 0) -> ChosenCommuni
     return min(tried, key=lambda each: each.makespan)
 
 
-def needed_communicators(program: Program, costs: Costs) -> Int32:
-    """[messages] the communicators of a program without any, as `choose_communicators` says; empty for one."""
-    chosen = queued_messages(program, costs)
+def needed_communicators(program: Program, costs: Costs, time: Floats | None = None) -> Int32:
+    """[messages] the communicators of a program without any, as `choose_communicators` says; empty for one.
+
+    costs, time: as of `QueuedProgram.of`.
+    """
+    chosen = choose_communicators(QueuedProgram.of(program, costs, time), program.plan.communicators)
     return chosen.communicator if chosen.per_rank > 1 else np.zeros(0, np.int32)
 
 
-def queued_messages(program: Program, costs: Costs, posted: Program | None = None) -> ChosenCommunicators:
+def queued_messages(
+    program: Program, costs: Costs, posted: Program | None = None, time: Floats | None = None
+) -> ChosenCommunicators:
     """The communicators of a program, chosen again; of ``posted``, its messages as a file posts them, if there are any.
 
-    costs: of its stages or of all stages.
+    costs: of its stages or of all stages. time: [works] of the program on their lanes.
     """
-    return choose_communicators(QueuedProgram.of(posted or program, costs), program.plan.communicators)
+    queued = QueuedProgram.of(program, costs, time) if posted is None else QueuedProgram.of(posted, costs)
+    return choose_communicators(queued, program.plan.communicators)

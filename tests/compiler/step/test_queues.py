@@ -24,14 +24,19 @@ from schedc.ir.npz import program_from_npz, program_to_npz
 from schedc.ir.program import EVERY_COLUMN, InstructionKind, Program
 from schedc.ir.text import parse_program, print_program
 from schedc.ir.verify_program import verify_program
+from schedc.ir.works import WorkKind
 from schedc.plan.writer import read_plan, write_plan
 from schedc.step.costs.costs import Costs
+from schedc.step.costs.lanes import LaneEngine
 from schedc.step.dependencies import Dependencies
 from schedc.step.program.insert_communication import insert_communication
+from schedc.step.program.insert_works import insert_works
 from schedc.step.program.queues import QueuedProgram, choose_communicators
 from schedc.step.timeline import durations
+from schedc.step.work_runs import run_with_works
 from support.paths import ROOT
 from support.random_schedules import random_schedule
+from support.random_works import placed_under, random_replica_works
 
 COSTS = Costs(F=10.0, I=10.0, W=10.0, p2p=2.0)
 
@@ -77,6 +82,27 @@ def test_times_are_those_of_an_independent_clock(seed: int) -> None:
     numbers = np.array([draw.randrange(3) for _ in range(queued.batch.size)], np.int32)
     if not verify_program(replace(program, communicators=np.unique(numbers, return_inverse=True)[1])):
         assert queued.makespan(numbers) == clock(replace(program, communicators=numbers))
+
+
+@pytest.mark.parametrize("seed", [0, 1, 4, 6, 9, 12])
+def test_works_queue_on_their_lanes_as_in_the_timeline(seed: int) -> None:
+    """With each message alone the step is that of `run_with_works`, also where lanes slow cells down."""
+    draw = random.Random(seed)
+    schedule = random_schedule(seed)
+    slow = (LaneEngine("d2h", "copy", (("copy", 0.5),)), LaneEngine("dp", "sm", (("sm", 0.25),)))
+    costs = Costs(F=3.0, I=2.0, W=draw.choice([1.0, 5.0]), p2p=1.0, lanes=slow * (seed % 2))
+    cells, of_stages = Dependencies.of(schedule), costs.resolved(schedule.stages)
+    placed = placed_under(cells, costs, float(draw.randint(0, 2)), 1.0)
+    placed = placed.beside(random_replica_works(cells, costs, draw))
+    time = np.array([draw.randint(0, 6) for _ in range(len(placed))]) * (placed.works.kind != WorkKind.DROP)
+    times = run_with_works(cells, durations(cells, of_stages), costs.p2p, placed, time, of_stages.slowdown)
+    program = insert_works(insert_communication(schedule, costs), cells, placed, time, costs)
+    queued = QueuedProgram.of(program, costs, time)
+    assert queued.makespan(None) == times.closed.max() > times.end.max()
+    chosen = choose_communicators(queued)
+    assert (
+        (program.communicators == chosen.communicator).all() if chosen.per_rank > 1 else not program.communicators.size
+    )
 
 
 def test_figures_of_the_benchmark(benchmark: ModuleType) -> None:
