@@ -8,6 +8,7 @@ device.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -45,11 +46,18 @@ NETWORKS: dict[str, tuple[str, PlanAxes]] = {
 """What crosses, with the plan on 64 devices. One that stays has a quarter of the ranks of its largest axis."""
 
 
-def all_networks() -> list[Case]:
-    """Every plan of the table that crosses, every one that stays, and a search."""
-    crossing = [_crosses(name, *each) for name, each in NETWORKS.items()]
+LEVELS = range(1, 1001)
+"""How many times the outermost level is oversubscribed."""
+
+
+def all_networks(levels: Sequence[int] = LEVELS, *further: str) -> list[Case]:
+    """Every plan of the table that crosses, every one that stays, and searches.
+
+    further: conditions on the plans with expert groups on domains of 72.
+    """
+    crossing = [_crosses(name, *each, levels) for name, each in NETWORKS.items()]
     stays = (_stays(name, *each) for name, each in NETWORKS.items())
-    placements = (searched_placements(*each) for each in product(PLACED, (16, 32, 64)))
+    placements = (searched_placements(*each, *further) for each in product(PLACED, (16, 32, 64)))
     return [*crossing, *stays, _searched(), *placements]
 
 
@@ -75,8 +83,8 @@ def _steps(model: str, axes: PlanAxes, clusters: list[Cluster]) -> np.ndarray[An
 _MEDIANS = ConstantVectors.of((), np.zeros((1, 0)))
 
 
-def _crosses(name: str, model: str, axes: PlanAxes) -> Case:
-    of_levels = [of_three_levels(axes.devices, 8, _DOMAIN, float(number)) for number in range(1, 1001)]
+def _crosses(name: str, model: str, axes: PlanAxes, levels: Sequence[int]) -> Case:
+    of_levels = [of_three_levels(axes.devices, 8, _DOMAIN, float(number)) for number in levels]
     steps = _steps(model, axes, [*of_levels, open_cluster("h100", axes.devices)])
     rises, free = float(np.diff(steps[:-1]).min()), float(abs(steps[0] / steps[-1] - 1.0))
     figures = {"free_s": float(steps[0]), "least_rise_s": rises, "most_s": float(steps[-2]), "free_off": free}

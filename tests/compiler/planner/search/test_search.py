@@ -69,9 +69,10 @@ def test_a_search_finds_what_trying_all_plans_finds(model: str, devices: int, co
         ),
     ],
 )
+@short_search()
 def test_a_front_is_that_of_all_plans(model: str, conditions: tuple[str, ...]) -> None:
     front, every = (
-        searched(model, 16, conditions, 16, objective="pareto", exhaustive=all_plans) for all_plans in (False, True)
+        searched(model, 16, conditions, 8, objective="pareto", exhaustive=all_plans) for all_plans in (False, True)
     )
     assert not front.certificate.ended_early
     points, all_points = ([(point.step_s, point.peak_bytes) for point in found.pareto] for found in (front, every))
