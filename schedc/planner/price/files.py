@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -64,7 +64,8 @@ class PlannedStep:
     """A plan of a problem, with what its files are made of.
 
     table: with the split of the plan among its runs. choice: the schedule of the plan. placed: the layout, where it
-    does not follow from the times of the plan. number: the run of the table; None for that of its split.
+    does not follow from the times of the plan. number: the run of the table; None for that of its split. programs: what
+    cells run, by order, graphs and orderings. Copies of the plan with other times share them.
     """
 
     problem: PlanProblem
@@ -73,6 +74,7 @@ class PlannedStep:
     table: PartTable
     placed: Layout | None = None
     number: int | None = None
+    programs: dict[object, FixedPrograms] = field(default_factory=dict, repr=False)
 
     @cached_property
     def row(self) -> int:
@@ -130,16 +132,12 @@ class PlannedStep:
         dependencies: of the order of the plan. table: any with the plan. rows: [K] of the table.
         """
         costs = CellCostBatch.of([table.cell_costs(row, self.choice.splits) for row in rows.tolist()])
-        if dependencies not in self._programs:
+        key = dependencies, self.graphs, self.orderings
+        if key not in self.programs:
             cells = cell_forms(dependencies, *self.graphs)
-            self._programs[dependencies] = FixedPrograms.of(dependencies, cells, self.orderings)
-        times = self._programs[dependencies].times(costs, table.p2p[rows])
+            self.programs[key] = FixedPrograms.of(dependencies, cells, self.orderings)
+        times = self.programs[key].times(costs, table.p2p[rows])
         return times.span if self.problem.stack.free_steps else times.makespan
-
-    @cached_property
-    def _programs(self) -> dict[Dependencies, FixedPrograms]:
-        """What the cells of an order run, for each that was asked for."""
-        return {}
 
     @cached_property
     def ordered_by(self) -> CellCosts:
