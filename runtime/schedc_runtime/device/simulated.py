@@ -5,7 +5,7 @@
         pipe.step(...)
 
 Every operation runs at once, with the bits of a CPU. A dispatch mode tells `StreamOrder` which storages it reads and
-writes on which stream. WatchedMemory of `host_memory` is pinned memory of the host; all other memory is the device's.
+writes on which stream. Memory of `host_memory` is pinned memory of the host; all other memory is the device's.
 
 What is not simulated: the backward of an operation runs on the stream that is current then, and not on that of its
 forward. Collectives of processes wait on the host, as gloo does.

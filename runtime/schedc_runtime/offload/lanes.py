@@ -20,7 +20,6 @@ import torch
 
 from schedc_runtime.device.base import ComputeDevice, DeviceEvent, DeviceStream
 from schedc_runtime.device.choice import device_for
-from schedc_runtime.device.cpu import CpuDevice
 from schedc_runtime.offload.host_buffers import HostBuffers
 
 TO_HOST, FROM_HOST = "d2h", "h2d"
@@ -87,11 +86,11 @@ class ThreadLanes:
 class StreamLanes:
     """Lanes with a stream each, made at its first use. On a device without streams a work runs when it is started.
 
-    device: a CPU by default.
+    device: that of the CPU by default.
     """
 
     def __init__(self, device: ComputeDevice | None = None) -> None:
-        self.device = device or CpuDevice()
+        self.device = device or device_for(torch.device("cpu"))
         self.buffers = HostBuffers(self.device)
         self._streams: dict[str, DeviceStream] = {}
 

@@ -18,6 +18,8 @@ from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.ranks.mesh import Coordinate, in_process_peer_groups
 from support.runtime_cases import next_token_loss, small_gpt, tokens
 
+pytestmark = pytest.mark.usefixtures("watched")
+
 
 def parameter(size: int, dtype: torch.dtype = torch.float32) -> nn.Parameter:
     return nn.Parameter(torch.zeros(size, dtype=dtype))

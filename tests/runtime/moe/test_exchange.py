@@ -190,6 +190,7 @@ def test_a_lost_collective_over_gloo_is_named() -> None:
     assert "gloo/transport" not in text
 
 
+@pytest.mark.usefixtures("watched")
 def test_a_sum_is_added_in_the_order_of_members() -> None:
     group = InProcessCommunicators(3)
     parts = [torch.tensor([1e8, 0.1]), torch.tensor([1.0, 0.2]), torch.tensor([-1e8, 0.3])]
@@ -200,6 +201,7 @@ def test_a_sum_is_added_in_the_order_of_members() -> None:
     assert group.unmatched() == 0
 
 
+@pytest.mark.usefixtures("watched")
 def test_a_collective_is_complete_when_all_have_started_it() -> None:
     group = InProcessCommunicators(2)
     a, b = group.member(0), group.member(1)

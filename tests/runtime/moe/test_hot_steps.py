@@ -21,6 +21,7 @@ from schedc_runtime.moe.hot_slots import LentNumbers, LentRoom
 from schedc_runtime.transport.collectives_in_process import InProcessCommunicators
 from support.segmented_cases import unequal
 
+pytestmark = pytest.mark.usefixtures("watched")
 HOT = "  hot 2 until imbalance < 1.1"
 
 

@@ -43,6 +43,7 @@ def round_trip(stage: Stage, microbatch: int) -> None:
     stage.join_fetch(microbatch)
 
 
+@pytest.mark.usefixtures("watched")
 @pytest.mark.parametrize("lanes", [StreamLanes, ThreadLanes])
 @pytest.mark.parametrize("level", [Level.NONE, Level.ACT, Level.FULL, Level.LAYER])
 def test_a_stage_holds_nothing_but_what_stays(level: Level, lanes: Callable[[], Any]) -> None:
@@ -106,6 +107,7 @@ class Tables(nn.Module):
         return functional.dropout(y, 0.5) * y.mean(1, keepdim=True)
 
 
+@pytest.mark.usefixtures("watched")
 def test_what_stays_is_named_with_its_reason() -> None:
     batch = torch.randn(16, 4)
     stage = stage_of(Tables(), batch[:8], least=100)
@@ -138,6 +140,7 @@ class Cached(nn.Module):
         return x * 2 * self.table
 
 
+@pytest.mark.usefixtures("watched")
 def test_what_somebody_else_holds_is_said_once_and_then_left_out() -> None:
     stage = stage_of(Cached(), torch.randn(8, 4))
     account = stage.offload.account
@@ -152,6 +155,7 @@ def test_what_somebody_else_holds_is_said_once_and_then_left_out() -> None:
     assert torch.equal(of_input, 2 * stage.module.table)
 
 
+@pytest.mark.usefixtures("watched")
 def test_whoever_reads_what_is_away_is_refused() -> None:
     stage, x = moe_stage(Recompute()), torch.randn(TOKENS, WIDTH)
     stage.set_offload(OffloadSettings(StreamLanes()))
@@ -204,6 +208,7 @@ def test_a_saved_tensor_that_was_written_to_does_not_leave() -> None:
     assert stage.offload.offload.lanes.buffers.used == 0
 
 
+@pytest.mark.usefixtures("watched")
 def test_roles_and_microbatches_choose_what_moves() -> None:
     stage, x = moe_stage(Recompute()), torch.randn(TOKENS, WIDTH)
     with pytest.raises(StageError, match="stage 0 has no segments of the roles attention_of_others"):

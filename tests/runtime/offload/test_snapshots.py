@@ -68,9 +68,11 @@ def equal(a: dict[str, Any], b: dict[str, Any]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-def test_a_snapshot_is_the_state_before_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("watched")
+@pytest.mark.parametrize("lanes", [StreamLanes, ThreadLanes])
+def test_a_snapshot_is_the_state_before_its_step(lanes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
-    with pipeline(ThreadLanes, monkeypatch) as pipe:
+    with pipeline(lanes, monkeypatch) as pipe:
         optimizer = torch.optim.AdamW(pipe.parameters(), lr=0.1)
         with pytest.raises(StageError, match=r"stage 0 has no snapshot\n.*snapshot=True"):
             pipe.snapshot()
@@ -113,9 +115,11 @@ def test_a_snapshot_is_the_state_before_its_step(monkeypatch: pytest.MonkeyPatch
         assert equal(state_of(pipe), {name: value.clone() for name, value in taken.model.items()})
 
 
-def test_a_step_that_fails_leaves_the_state_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("watched")
+@pytest.mark.parametrize("lanes", [StreamLanes, ThreadLanes])
+def test_a_step_that_fails_leaves_the_state_before_it(lanes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = torch.randn(8, 4)
-    with pipeline(ThreadLanes, monkeypatch) as pipe:
+    with pipeline(lanes, monkeypatch) as pipe:
         before = state_of(pipe)
         block = next(m for m in pipe.modules[2].modules() if isinstance(m, Block))
         block.fails = True
