@@ -7,13 +7,13 @@ from collections.abc import Mapping
 _CALIBRATE = "schedc calibrate"
 
 MEASURED_BY: Mapping[str, str] = {
-    **dict.fromkeys(("grouped", "grouped_r0"), f"{_CALIBRATE} --only experts"),
+    **dict.fromkeys(("grouped", "grouped_r0", "expert_launch"), f"{_CALIBRATE} --only experts"),
     **dict.fromkeys(("ep", "ep_alpha", "ep_peer", "p2p", "crowd"), f"{_CALIBRATE} --only exchange"),
     **dict.fromkeys(("tp", "tp_alpha", "tp_nodes"), "python benchmarks/collectives.py"),
     "dp": f"{_CALIBRATE} --only sums",
     "launch": f"{_CALIBRATE} --only launch",
     "loads": "Pipeline.record_routing",
-    **dict.fromkeys(("gemm", "gemm_k0", "attention", "hbm", "moe_launch", "expert_launch"), _CALIBRATE),
+    **dict.fromkeys(("gemm", "gemm_k0", "attention", "hbm", "moe_launch"), _CALIBRATE),
 }
 """The rows of a calibration enter the fit. The benchmark prints shares of a link, which a fit file may be given.
 So may it `crowd`: how much longer an exchange takes on twice the domains, which no fit estimates.
