@@ -98,7 +98,7 @@ def _recomputed(planned: PlannedStep) -> list[Any]:
     """[stages] what backwards recompute: shares of nodes in cells, else seconds, as `PlannedDevice` takes them."""
     if not planned.axes.overlap:
         return StageColumns.of_plans([planned]).recompute_seconds[0, 0].tolist()
-    return [{node.name: (node.share, node.inside) for node in shape.nodes} for shape in planned.graphs[0]]
+    return [{node.name: (node.share, node.inside, node.again) for node in shape.nodes} for shape in planned.graphs[0]]
 
 
 def compared(folder: Path, plan: dict[str, Any], problem: PlanProblem) -> dict[str, Any]:

@@ -31,8 +31,14 @@ ENDLESS = 1e30
 _HALVES = (Half.FORWARD, Half.BACKWARD, Half.WEIGHT)
 
 
-Shares = dict[str, list[float]]
-"""By the names of nodes, the part of the forward that runs again ahead of the backward, and the part inside it."""
+Shares = dict[str, tuple[float, float, bool]]
+"""By the names of nodes, the part of the forward that runs again ahead of the backward, and the part inside it.
+
+The last value says whether the backward repeats element-wise work.
+"""
+
+
+_WHOLE = (1.0, 0.0, False)
 
 
 @dataclass
@@ -51,8 +57,8 @@ class PlannedDevice(Device):
         node = shape.nodes[op.node]
         if half is Half.RECOMPUTE and isinstance(again, float):
             return 0.0
-        share, inside = again.get(node.name, (1.0, 0.0)) if isinstance(again, dict) else (1.0, 0.0)
-        marked = replace(node, share=share, inside=inside)
+        share, inside, repeats = again.get(node.name, _WHOLE) if isinstance(again, dict) else _WHOLE
+        marked = replace(node, share=share, inside=inside, again=repeats)
         alone = StageShape((*shape.nodes[: op.node], marked, *shape.nodes[op.node + 1 :]), shape.outputs)
         time = self.costs.duration(alone, half, op.node)
         if half not in _HALVES or node.exchange:

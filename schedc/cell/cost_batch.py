@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from schedc.cell.costs import CellCosts, SliceFactor, entries, share_of_slice, time_column
+from schedc.cell.costs import CellCosts, SliceFactor, entries, repeated_entries, share_of_slice, time_column
 from schedc.cell.program import Half
 from schedc.cell.tasks import Tasks
 from schedc.diagnostics import CompilerBug
@@ -52,6 +52,8 @@ class CellCostBatch:
         time = self._sum(work, time_column(work.half))
         if work.half is Half.BACKWARD and work.inside:
             time = time + self._sum(work, time_column(Half.FORWARD)) * work.inside
+        if work.half is Half.BACKWARD and work.again:
+            time = time + self._sum(work._replace(entries=work.again), time_column(Half.FORWARD))
         return time * work.share if work.half is Half.RECOMPUTE else time
 
     def _sum(self, work: _Work, column: int) -> Floats:
@@ -67,6 +69,7 @@ class _Work(NamedTuple):
     entries: tuple[str, ...]
     share: float
     inside: float
+    again: tuple[str, ...]
     slices: int
     exchange: bool
 
@@ -79,6 +82,7 @@ def _alike(tasks: Tasks, names: frozenset[str]) -> tuple[tuple[_Work, ...], Int6
         shape = tasks.shape(task.half)
         node = shape.nodes[task.node]
         known = entries(shape, task.node, names)
-        work = _Work(task.half, known, node.share, node.inside, node.slices, node.exchange)
+        again = repeated_entries(node, names)
+        work = _Work(task.half, known, node.share, node.inside, again, node.slices, node.exchange)
         number.append(numbers.setdefault(work, len(numbers)))
     return tuple(numbers), np.array(number, np.int64)

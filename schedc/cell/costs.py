@@ -45,6 +45,7 @@ class CellCosts:
         entry takes no time. ``post`` is the work of a MoE layer after its last exchange. At the end of a stage it is
         a segment. Elsewhere it is part of the next layer's attention, whose time is then the sum of both.
     exchanges: times of ``dispatch.rail``, ``combine.node``, ``routing.rail``, ...
+    ``experts.again`` and the like: times of the element-wise work that a backward repeats where its node says so.
     An entry for a full name, ``2.experts`` or ``0.dispatch.rail``, overrides the entry for its role.
     slices: ascending by their numbers. A number without a factor of its own has that of the next smaller, else 1.
     brief: whether orders by these times are searched briefly, since cells then run under other times.
@@ -97,6 +98,12 @@ class CellCosts:
         own = [self._table[name] for name in entries(shape, index, self._table)]
         return SegmentTimes(*map(sum, zip(*own, strict=True))) if len(own) > 1 else (own or [_NOTHING])[0]
 
+    def _again(self, shape: StageShape, index: int) -> float:
+        """Time of the element-wise work that a backward repeats."""
+        node = shape.nodes[index]
+        time = sum(self._table[name].forward for name in repeated_entries(node, self._table))
+        return time * share_of_slice(self.slices, node.slices, node.exchange) if node.slices > 1 else time
+
     def with_rows(self, segments: float, exchanges: float | None = None) -> CellCosts:
         """The costs of a rank with this many times the rows. exchanges: the same for exchanges, if it is another.
 
@@ -120,8 +127,8 @@ class CellCosts:
         node, times = shape.nodes[index], self.times(shape, index)
         if half is Half.RECOMPUTE:
             return times.forward * node.share
-        if half is Half.BACKWARD and node.inside:
-            return times.input_gradient + times.forward * node.inside
+        if half is Half.BACKWARD and (node.inside or node.again):
+            return times.input_gradient + times.forward * node.inside + self._again(shape, index)
         return times[time_column(half)]
 
 
@@ -137,6 +144,16 @@ def entries(shape: StageShape, index: int, known: Container[str]) -> tuple[str, 
         return (node.whole,)
     behind = node.role == "attention" and any(shape.nodes[before].exchange for before in node.after)
     return tuple(name for name in (_key(node), *(("post",) if behind else ())) if name in known)
+
+
+AGAIN = ".again"
+"""What the names of times of element-wise work that backwards repeat end with."""
+
+
+def repeated_entries(node: Node, known: Container[str]) -> tuple[str, ...]:
+    """The name among those ``known`` of what the backward of a node repeats element-wise; empty for none."""
+    names = (node.whole + AGAIN, node.role + AGAIN) if node.again else ()
+    return tuple(name for name in names if name in known)[:1]
 
 
 def share_of_slice(factors: Sequence[SliceFactor], slices: int, exchange: bool) -> float:

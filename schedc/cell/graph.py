@@ -47,7 +47,8 @@ class Node:
     differentiable: whether gradients go through it.
     weights: whether it has weight gradients, which a W may compute later.
     recomputed: whether the forward runs again before the backward. share: recomputed part of the forward, 0 to 1.
-    inside: part of the forward, 0 to 1, that its backward recomputes inside itself.
+    inside: part of the forward, 0 to 1, that its backward recomputes inside itself. again: whether its backward repeats
+    element-wise work inside itself.
     slice, slices: the slice of the microbatch that it runs, of so many (`schedc.cell.slices`); 0 of 1 for all rows.
     behind: index of the same node for the slice before, whose gradients are added first; -1 without one.
     """
@@ -61,6 +62,7 @@ class Node:
     recomputed: bool = False
     share: float = 1.0
     inside: float = 0.0
+    again: bool = False
     slice: int = 0
     slices: int = 1
     behind: int = -1

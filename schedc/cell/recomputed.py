@@ -41,6 +41,24 @@ def _levels_by_role(plan: Recompute, level: Level) -> dict[str, Level]:
     }
 
 
+_INSIDE = {
+    "attention": (Level.NORM, Level.LAYER),
+    "experts": (Level.ACT, Level.MEDIUM),
+    "dense": (Level.ACT, Level.FULL),
+}
+"""By role, the first level at which a backward repeats element-wise work, and the first with a larger recomputation."""
+
+
+REPEATING = frozenset(_INSIDE)
+"""Roles whose backwards may repeat element-wise work."""
+
+
+def repeats_inside(role: str, level: Level) -> bool:
+    """Whether the backward of a node repeats norms or activations inside itself at the level of its layer."""
+    first, beyond = _INSIDE.get(role, (Level.LAYER, Level.LAYER))
+    return first <= level < beyond
+
+
 def layers_of_nodes(shape: StageShape) -> tuple[int, ...]:
     """[nodes] the layer of the stage that each belongs to, from 0 in the order of the model; -1 for none.
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from schedc.cell.costs import CellCosts, SegmentTimes, SliceFactor
+from schedc.cell.costs import AGAIN, CellCosts, SegmentTimes, SliceFactor
 from schedc.cell.graph import LINKS, Lane, StageShape
+from schedc.cell.recomputed import REPEATING
 from schedc.cell.rows import CellRows, Problem, read_rows, write_rows
 from schedc.cell.standard_blocks import BESIDE_LAYERS, LAYERS, METHODS, ONCE, stage_shape
 from schedc.diagnostics import CompilerBug
@@ -123,7 +124,7 @@ def write_blocks(blocks: Sequence[str]) -> str:
 def read_table(values: Mapping[str, object], folder: Path = Path()) -> tuple[CellTable, list[Problem]]:
     """The table ``[cell]`` of a cost file, and its findings.
 
-    Keys: ``stages``, ``method``; segments with {F, I, W}; exchanges with {rail, node}, each a time or [forward,
+    Keys: ``stages``, ``method``; segments with {F, I, W, again}; exchanges with {rail, node}, each a time or [forward,
     backward]; ``sizes`` with {host}; ``slices`` with factors. Segments and exchanges that are left out take no time.
     ``ordered_by`` is a table with other times of segments and exchanges.
     """
@@ -161,7 +162,9 @@ def _read_costs(values: Mapping[str, object]) -> tuple[CellCosts, list[Problem]]
     exchanges: dict[str, SegmentTimes] = {}
     for key, value in values.items():
         if key in BESIDE_LAYERS or _role(key) in ROLES:
-            times, new = _times(key, value, ("F", "I", "W"))
+            times, new = _times(key, value, ("F", "I", "W", *["again"] * (_role(key) in REPEATING)))
+            if "again" in times:
+                segments[key + AGAIN] = SegmentTimes(times["again"][0])
             segments[key] = SegmentTimes(*(times.get(letter, (0.0, 0.0))[0] for letter in ("F", "I", "W")))
         elif (lanes := _LANES_OF.get(_role(key))) is not None:
             times, new = _times(key, value, tuple(lane.value for lane in lanes), both=True)
@@ -253,8 +256,12 @@ def write_table(table: CellTable) -> list[str]:
 def _write_costs(costs: CellCosts) -> list[str]:
     """A line for each segment and exchange."""
     lines: list[str] = []
+    again = {name: times.forward for name, times in costs.segments if name.endswith(AGAIN)}
     for name, times in costs.segments:
+        if name in again:
+            continue
         entries = ", ".join(f"{letter} = {time!r}" for letter, time in zip("FIW", times, strict=True))
+        entries += f", again = {again[name + AGAIN]!r}" if name + AGAIN in again else ""
         lines.append(f"{_quoted(name)} = {{{entries}}}")
     lanes: dict[str, list[str]] = {}
     for name, times in costs.exchanges:

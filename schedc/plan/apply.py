@@ -183,7 +183,7 @@ def _with_time(of_stages: Costs, costs: Costs, plan: Plan, layout: Layout, layer
     if costs.parts is None:
         time = recomputation_time(plan, layout, layers, forward)
     else:
-        time = recomputed_of_parts(plan, layout, forward_times(costs.parts))
+        time = recomputed_of_parts(plan, layout, forward_times(costs.parts), level_times(costs.parts))
     of_stages = replace(of_stages, recompute_in_backward=tuple(time.tolist()))
     if of_stages.R is not None or of_stages.cell is not None:  # cells know more of an R
         return of_stages
@@ -237,6 +237,11 @@ def with_times_of_parts(costs: Costs, layout: Layout) -> Costs:
 def whole_times(parts: PartCosts) -> PerKind:
     """Time of all ops of a microbatch in a part of each kind."""
     return PerKind(*(sum(getattr(parts, kind)) for kind in WORK))
+
+
+def level_times(parts: PartCosts) -> dict[tuple[str, str], float]:
+    """Times that backwards recompute for, a scalar by kind of part and level, where the costs say them."""
+    return {(part, level): time for part, level, time in parts.recomputed}
 
 
 def forward_times(parts: PartCosts) -> PerKind:

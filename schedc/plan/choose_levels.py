@@ -24,7 +24,8 @@ from schedc.ir.ops import OpKind
 from schedc.ir.plan import Level, Plan, Recompute
 from schedc.ir.schedule import Schedule
 from schedc.ir.scopes import is_chosen
-from schedc.plan.apply import forward_times
+from schedc.plan.apply import forward_times, level_times
+from schedc.plan.counts.layers import NO_TIMES
 from schedc.plan.directives.recompute import auto_stages
 from schedc.plan.held_memory import running_memory
 from schedc.plan.layout.parts import layers_in
@@ -183,12 +184,14 @@ class LevelSearch:
         mixes: dict[int, Sequence[Mix]] = {}
         for stage in self.stages:
             parts, activation = step.layout.stages[stage], float(costs.activation[stage])
-            time = float(costs.F[stage]) if step.given.parts is None else forward_times(step.given.parts)
+            parts_of = step.given.parts
+            time = float(costs.F[stage]) if parts_of is None else forward_times(parts_of)
+            known = NO_TIMES if parts_of is None else level_times(parts_of)
             key = (activation, float(costs.F[stage]), *(part.kind for part in parts))
             if key not in counted and isinstance(step.given.activation, tuple):
                 counted[key] = [Mix(activation, 0.0, 0.0, ())]  # numbers per stage stay, whatever is recomputed
             elif key not in counted:
-                counted[key] = mixes_of(step.plan, parts, step.layers, activation, time)
+                counted[key] = mixes_of(step.plan, parts, step.layers, activation, time, known)
             mixes[stage] = counted[key]
         return mixes
 

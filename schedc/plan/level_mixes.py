@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
@@ -12,7 +12,7 @@ import numpy as np
 from schedc.ir.arrays import Floats, Int64
 from schedc.ir.plan import Level, Plan, Recompute
 from schedc.model.layer import Layer
-from schedc.plan.counts.layers import DENSE_LEVELS, held_share, layer_of_kind, time_share
+from schedc.plan.counts.layers import DENSE_LEVELS, NO_TIMES, held_share, layer_of_kind, level_time
 from schedc.plan.layout.costs import LayerCosts, PerKind
 from schedc.plan.layout.parts import WORK, ModelPart, PartKind, layers_in
 
@@ -68,20 +68,28 @@ class Mix(NamedTuple):
 
 
 def mixes_of(
-    plan: Plan, parts: Sequence[ModelPart], costs: LayerCosts, activation: float, time: float | PerKind
+    plan: Plan,
+    parts: Sequence[ModelPart],
+    costs: LayerCosts,
+    activation: float,
+    time: float | PerKind,
+    known: Mapping[tuple[str, str], float] = NO_TIMES,
 ) -> list[Mix]:
     """The undominated mixes of a stage, most held first.
 
     Layers of one kind are equal, so a mix counts them per level; every count is tried. The highest levels come first.
     parts: of the stage. activation: of a microbatch on it, without recomputation. time: a scalar, that of the stage's
-    forward, which its layers share as ``costs`` say; or the time of the forward of a layer of each kind.
+    forward, which its layers share as ``costs`` say; or the time of the forward of a layer of each kind. known: times
+    of recomputations by kind and level, in place of shares by FLOPs.
     """
     held = _shares(parts, costs.activations) * activation
     spent = np.array(time, np.float64) if isinstance(time, PerKind) else _shares(parts, costs.time) * time
     outside = activation - sum(held[_COLUMN[part.kind]] for part in layers_in(parts))
     best = [Mix(outside, 0.0, 0.0, ())]
     for kind, group in groupby(layers_in(parts), key=lambda part: part.kind):
-        of_kind = _counts(layer_of_kind(plan, kind), kind, len(list(group)), held[_COLUMN[kind]], spent[_COLUMN[kind]])
+        levels = DENSE_LEVELS if kind is PartKind.DENSE else tuple(Level)
+        again = {level: level_time(plan, kind, level, spent[_COLUMN[kind]], known) for level in levels}
+        of_kind = _counts(layer_of_kind(plan, kind), again, len(list(group)), held[_COLUMN[kind]], spent[_COLUMN[kind]])
         best = undominated([_joined(mix, more) for mix in best for more in of_kind])
     return best
 
@@ -99,11 +107,14 @@ def _joined(mix: Mix, more: Mix) -> Mix:
     return Mix(mix.held + more.held, mix.time + more.time, mix.preferred + more.preferred, (*mix.runs, *more.runs))
 
 
-def _counts(layer: Layer | None, kind: PartKind, layers: int, held: float, time: float) -> list[Mix]:
-    """The mixes of so many layers of one kind. held, time: of a layer without recomputation."""
-    levels = DENSE_LEVELS if kind is PartKind.DENSE else tuple(Level)
+def _counts(layer: Layer | None, again: Mapping[Level, float], layers: int, held: float, time: float) -> list[Mix]:
+    """The mixes of so many layers of one kind. again: time of the recomputation at each of its levels.
+
+    held, time: of a layer without recomputation.
+    """
+    levels = tuple(again)
     saved = np.array([held * held_share(layer, level) for level in levels])
-    spent = np.array([time * time_share(layer, level) for level in levels])
+    spent = np.array([*again.values()])
     preferred = spent + _PREFERENCE * (time or 1.0) * np.arange(len(levels))
     counts = np.zeros((1, len(levels)), np.int64)
     for _ in range(layers):

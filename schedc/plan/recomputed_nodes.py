@@ -9,7 +9,7 @@ from functools import lru_cache
 from schedc.cell.costs import CellCosts
 from schedc.cell.graph import StageShape
 from schedc.cell.program import Half
-from schedc.cell.recomputed import layers_of_nodes, recomputed_nodes_of, with_recomputed
+from schedc.cell.recomputed import layers_of_nodes, recomputed_nodes_of, repeats_inside, with_recomputed
 from schedc.cell.slices import sliced
 from schedc.ir.plan import Level, Plan, Recompute
 from schedc.model.layer import Layer
@@ -29,8 +29,23 @@ def in_backwards(shapes: Sequence[StageShape], plan: Plan) -> tuple[StageShape, 
 def _in_backward(shape: StageShape, level: Recompute, dense: Layer | None) -> StageShape:
     """The graph of a stage of this level. dense: the plan's dense layer."""
     marked, shares = with_recomputed(shape, _at_the_mean(level, shape)), _dense_nodes(level, shape, dense)
-    inside = tuple(replace(node, inside=shares.get(index, 0.0)) for index, node in enumerate(marked.nodes))
-    return StageShape(inside, shape.outputs) if shares else marked
+    again = _repeating(level, shape)
+    inside = tuple(
+        replace(node, inside=shares.get(index, 0.0), again=index in again) for index, node in enumerate(marked.nodes)
+    )
+    return StageShape(inside, shape.outputs) if shares or again else marked
+
+
+def _repeating(level: Recompute, shape: StageShape) -> frozenset[int]:
+    """The nodes whose backwards repeat element-wise work."""
+    if level.adaptive is not None:
+        return frozenset()
+    places = layers_of_nodes(shape)
+    return frozenset(
+        index
+        for index, node in enumerate(shape.nodes)
+        if places[index] >= 0 and repeats_inside(node.role, level.of_layer(places[index]))
+    )
 
 
 def _dense_nodes(level: Recompute, shape: StageShape, dense: Layer | None) -> dict[int, float]:

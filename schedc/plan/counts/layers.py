@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
+from types import MappingProxyType
 
 import numpy as np
 
@@ -16,6 +18,9 @@ from schedc.model.sizes import AttentionKind, AttentionSizes, LayerKind, ModelSi
 from schedc.plan.counts.rows import arriving_rows, buffer_factor
 from schedc.plan.layout.costs import LayerCosts, PerKind
 from schedc.plan.layout.parts import DECODER, WITH_EXPERTS, WORK, Layout, PartKind, layers_in
+
+NO_TIMES: Mapping[tuple[str, str], float] = MappingProxyType({})
+"""Costs that say no time of a level."""
 
 DENSE_LEVELS = (Level.NONE, Level.NORM, Level.ACT, Level.FULL, Level.LAYER)
 """The levels that a dense layer has regions of; layers with experts have all."""
@@ -87,6 +92,17 @@ def time_share(layer: Layer | None, level: Level) -> float:
     return layer.saving(level).flops / forward if layer is not None and forward else 0.0
 
 
+def level_time(
+    plan: Plan, kind: PartKind, level: Level, forward: float, known: Mapping[tuple[str, str], float]
+) -> float:
+    """Time, a scalar, that a layer recomputes for at a level: ``known`` by kind and level, else a share by FLOPs.
+
+    forward: time of the layer's forward.
+    """
+    share = time_share(layer_of_kind(plan, kind), level)
+    return known.get((kind, level), forward * share)
+
+
 def recomputation_time(plan: Plan, layout: Layout, layers: LayerCosts, forward: Floats) -> Floats:
     """[stages] time that the backward of a microbatch recomputes for: the part of its forward by FLOPs.
 
@@ -99,10 +115,13 @@ def recomputation_time(plan: Plan, layout: Layout, layers: LayerCosts, forward: 
     return np.divide(forward * again, whole, out=np.zeros(len(whole)), where=whole > 0)
 
 
-def recomputed_of_parts(plan: Plan, layout: Layout, forward: PerKind) -> Floats:
+def recomputed_of_parts(
+    plan: Plan, layout: Layout, forward: PerKind, known: Mapping[tuple[str, str], float] = NO_TIMES
+) -> Floats:
     """[stages] time that the backward of a microbatch recomputes for: each layer's level has its share by FLOPs.
 
-    forward: time of the forward of a layer of each kind. 0 with adaptive levels.
+    forward: time of the forward of a layer of each kind. known: times by kind and level that stand in place of shares.
+    0 with adaptive levels.
     """
     time: dict[PartKind, float] = dict(zip(WORK, forward, strict=True))
     again = np.zeros(len(layout.stages))
@@ -112,5 +131,5 @@ def recomputed_of_parts(plan: Plan, layout: Layout, forward: PerKind) -> Floats:
             continue
         alike = Counter(zip((part.kind for part in parts), recompute.of_layers_up_to(len(parts)), strict=True))
         for kind, level in sorted(alike, key=lambda each: (WORK.index(each[0]), each[1].place)):
-            again[stage] += alike[kind, level] * (time[kind] * time_share(layer_of_kind(plan, kind), level))
+            again[stage] += alike[kind, level] * level_time(plan, kind, level, time[kind], known)
     return again

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from schedc.planner.price.part_table import LEVELS
+from schedc.planner.price.recomputed import LEVELS
 
 
 @dataclass(frozen=True)

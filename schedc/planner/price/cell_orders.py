@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
-from schedc.cell.costs import CellCosts, SegmentTimes
+from schedc.cell.costs import AGAIN, CellCosts, SegmentTimes
 from schedc.diagnostics import CompilerBug
 from schedc.model.counts import part_flops, product_flops
 from schedc.model.parts import PartName, outside_parts, parts_of
@@ -81,7 +81,10 @@ def _segment_flops(model: ModelSizes) -> Iterator[tuple[str, SegmentTimes]]:
     yield "mtp", _times(4 * hidden**2, 8 * hidden)
     mlp = product_flops(attention) + product_flops(dense[PartName.DENSE])
     yield "dense", _times(mlp, norms + 6 * model.ffn, scores)
+    yield "attention" + AGAIN, _times(0, 4 * hidden * model.norms)
+    yield "dense" + AGAIN, _times(0, 4 * hidden * model.norms + 6 * model.ffn)
     if (moe := model.moe) is not None:
+        yield "experts" + AGAIN, _times(0, 6 * moe.top * moe.width)
         experts, rows = parts_of(model, LayerKind.MOE), moe.top * hidden
         router = product_flops(experts[PartName.ROUTER])
         yield "attention", _times(product_flops(attention) + router, norms, scores)

@@ -23,8 +23,9 @@ from schedc.planner.cluster.domains import equal_nodes
 from schedc.planner.price.cell_orders import orderings
 from schedc.planner.price.layouts import layout_of
 from schedc.planner.price.orders import OrderKey, known_order
-from schedc.planner.price.part_table import LEVELS, OP, PartTable, activation_line, split_directives
+from schedc.planner.price.part_table import IS_LAYER, OP, PartTable, activation_line, split_directives
 from schedc.planner.price.plan_lines import dense_layers, device_lines, model_lines
+from schedc.planner.price.recomputed import LEVELS
 from schedc.planner.price.states import held_parameters, kind_parameters
 from schedc.planner.space.axes import PlanAxes
 from schedc.planner.space.schedules import ScheduleChoice, open_choice
@@ -193,6 +194,13 @@ class PlannedStep:
             stages = ", ".join(str(stage) for stage in np.flatnonzero(self.levels).tolist())
             yield f"recompute stage [{stages}] {level}"
 
+    def _recomputed(self, column: int) -> dict[str, float]:
+        """By the plan's level, the seconds that a backward recomputes for in a part of the kind of a column."""
+        level, there = self.axes.recompute, column < OP and IS_LAYER[column]
+        if level == Level.NONE or not there:
+            return {}
+        return {level: float(self.table.recompute_seconds[self.row, LEVELS.index(Level(level)), column])}
+
     def cost_file(self) -> str:
         """The text of the cost file: seconds of the parts, and inside cells where exchanges run beside compute."""
         table, row, factor = self.table, self.row, self.table.split_factor(self.choice.splits)
@@ -201,7 +209,7 @@ class PlannedStep:
             if column == OP or self.layout.total(WORK[column]):
                 again = 1.0 if column == OP else factor
                 I, W = (float(time[row, column]) * again for time in (table.input, table.weight))  # noqa: E741
-                times = {"F": float(table.forward[row, column]), "I": I, "W": W}
+                times = {"F": float(table.forward[row, column]), "I": I, "W": W, **self._recomputed(column)}
                 entries = ", ".join(f"{way} = {time!r}" for way, time in times.items())
                 lines.append(f"{kind} = {{{entries}}}")
         if self.axes.overlap:

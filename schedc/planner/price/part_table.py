@@ -8,28 +8,33 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from schedc.cell.costs import CellCosts, SegmentTimes
-from schedc.ir.arrays import Floats, Int64
+from schedc.cell.costs import AGAIN, CellCosts, SegmentTimes
+from schedc.ir.arrays import Floats, Int64, repeat
 from schedc.ir.plan import Level, Recompute
 from schedc.model.sizes import LayerKind, ModelSizes
 from schedc.plan.activation_memory import StageActivations
 from schedc.plan.apply import layer_costs
-from schedc.plan.counts.layers import recomputation_time
+from schedc.plan.counts.layers import counted_layer, time_share
 from schedc.plan.directives.base import Directives
-from schedc.plan.layout.costs import LayerCosts, PerKind
 from schedc.plan.layout.parts import DECODER, WITH_EXPERTS, WORK, Layout, ModelPart, PartKind
 from schedc.planner.price.plan_lines import attached, model_lines, rank_lines
+from schedc.planner.price.recomputed import LEVELS, dense_seconds, expert_seconds
 from schedc.planner.price.states import Machine, RankLoads
 from schedc.planner.space.axes import RankSplit
 from schedc.planner.times.constants import ConstantVectors
 from schedc.planner.times.network import exchange_lanes, message
-from schedc.planner.times.parts import dense_layer, embedding, head, moe_layer, moe_segments, prediction
+from schedc.planner.times.parts import (
+    dense_layer,
+    embedding,
+    head,
+    moe_layer,
+    moe_segments,
+    prediction,
+    repeated_elementwise,
+)
 from schedc.planner.times.problem import PlanProblem, TrainingRun
 from schedc.planner.times.table import RunTable
 from schedc.units import digits
-
-LEVELS = (Level.NONE, Level.ACT, Level.MEDIUM, Level.FULL, Level.LAYER)
-"""The levels of recomputation that plans differ in: those between them cost as much and hold more."""
 
 HAS_EXPERTS = np.array([kind in WITH_EXPERTS for kind in WORK], np.float64)
 """[kinds] 1 where a part has experts."""
@@ -97,10 +102,19 @@ class PartTable:
     @cached_property
     def recompute_seconds(self) -> Floats:
         """[rows, levels, kinds] seconds that a backward recomputes for, by `LEVELS`. A prediction counts its layer."""
-        shares = np.stack([level.time for level in self._levels])[:, None]
-        forward = self.forward[:, :OP].copy()
-        forward[:, WORK.index(PartKind.MTP)] = forward[:, WORK.index(PartKind.MOE)]
-        return np.asarray((shares * forward.reshape(len(self.runs), -1, 1, OP)).reshape(-1, len(LEVELS), OP))
+        runs = repeat(np.arange(len(self.runs)), len(self.constants))
+        dense_share = np.array([level.dense for level in self._levels])[runs]
+        dense = dense_seconds(dense_share, self.forward[:, WORK.index(PartKind.DENSE)], self.again)
+        experts = expert_seconds(self.runs, self.constants, self.again)
+        moe = np.array([[run.model.moe is not None] for run in self.runs.each])[runs]
+        layer = np.where(moe, experts, dense)
+        of_kind = {PartKind.DENSE: dense, PartKind.MOE: layer, PartKind.MTP: layer}
+        return np.stack([of_kind.get(kind, np.zeros_like(dense)) for kind in WORK], axis=-1)
+
+    @cached_property
+    def again(self) -> dict[str, Floats]:
+        """[rows] seconds of element-wise work that backwards repeat inside themselves, by the roles of cells."""
+        return {role: part.ravel() for role, part in repeated_elementwise(self.runs, self.constants).items()}
 
     @cached_property
     def held(self) -> Floats:
@@ -183,6 +197,9 @@ class PartTable:
         segments = {role: times(part) for role, part in self.segments.items()}
         for kind in (PartKind.EMBEDDING, PartKind.DENSE, PartKind.HEAD):
             segments[str(kind)] = times([time[:, WORK.index(kind)] for time in columns])
+        segments |= {
+            role + AGAIN: SegmentTimes(float(self.again[role][row])) for role in segments if role in self.again
+        }
         segments["op"] = times([time[:, OP] for time in columns], factor=1.0)
         if model.mtp:
             segments["mtp"] = times(self.prediction)
@@ -226,9 +243,12 @@ def _part_times(runs: RunTable, constants: ConstantVectors) -> list[Floats]:
 
 @dataclass(frozen=True, eq=False)
 class _LevelShares:
-    """What levels leave and cost: time: [levels, kinds] share of a part's forward; held: bytes; pending: [kinds]."""
+    """What levels leave and cost.
 
-    time: Floats
+    dense: [levels] share of the forward of a dense layer. held: [levels, kinds] bytes. pending: [kinds] bytes.
+    """
+
+    dense: Floats
     held: Floats
     pending: Floats
 
@@ -236,7 +256,7 @@ class _LevelShares:
 def _level_shares(run: TrainingRun) -> _LevelShares:
     shares = _shares_of_lines(split_lines(run.problem, run.axes.split), run.model, run.skew)
     more = np.multiply.outer(_bytes_of_traits(run), [kind in DECODER for kind in WORK])
-    return _LevelShares(shares.time, shares.held + more, shares.pending + more[0])
+    return _LevelShares(shares.dense, shares.held + more, shares.pending + more[0])
 
 
 @lru_cache(maxsize=8192)
@@ -245,21 +265,18 @@ def _shares_of_lines(lines: tuple[str, ...], model: ModelSizes, skew: float) -> 
     directives = attached(lines, model)
     if skew != 1.0:
         fullest = replace(directives, plan=replace(directives.plan, bound=skew))
-        return _held_bytes(fullest, _shares_of_lines(lines, model, 1.0).time)
-    plan = directives.plan
-    at = [replace(plan, recompute=(Recompute(level),) * len(WORK)) for level in LEVELS]
-    even = LayerCosts(time=PerKind(*(1.0 for _ in WORK)))
-    time = [recomputation_time(one, _ONE_EACH, even, np.ones(len(WORK))) for one in at]
-    return _held_bytes(directives, np.array(time))
+        return _held_bytes(fullest)
+    return _held_bytes(directives)
 
 
-def _held_bytes(directives: Directives, time: Floats) -> _LevelShares:
+def _held_bytes(directives: Directives) -> _LevelShares:
     plan, layers = directives.plan, layer_costs(directives)
     whole = np.array(layers.activations, np.float64)
     at = [replace(plan, recompute=(Recompute(level),) * len(WORK)) for level in LEVELS]
     held = np.array([StageActivations(one, _ONE_EACH, layers.activations).saved * whole for one in at])
     pending = np.asarray(StageActivations(plan, _ONE_EACH, layers.activations).pending * whole)
-    return _LevelShares(time, held, pending)
+    dense = counted_layer(plan, False)
+    return _LevelShares(np.array([time_share(dense, level) for level in LEVELS]), held, pending)
 
 
 def _bytes_of_traits(run: TrainingRun) -> Floats:

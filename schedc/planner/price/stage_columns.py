@@ -17,7 +17,8 @@ from schedc.plan.layout.costs import over_parts
 from schedc.plan.layout.parts import WORK
 from schedc.planner.price.files import PlannedStep
 from schedc.planner.price.orders import KnownOrder
-from schedc.planner.price.part_table import LEVELS, OP, PartTable
+from schedc.planner.price.part_table import OP, PartTable
+from schedc.planner.price.recomputed import LEVELS
 from schedc.planner.price.states import (
     OutsidePipeline,
     gathered_bytes,

@@ -14,7 +14,8 @@ from schedc.ir.placement import Placement
 from schedc.ir.plan import Level
 from schedc.model.spread import Spread
 from schedc.planner.price.layouts import layout_of
-from schedc.planner.price.part_table import LEVELS, PartTable
+from schedc.planner.price.part_table import PartTable
+from schedc.planner.price.recomputed import LEVELS
 from schedc.planner.price.states import RankLoads, gathered_bytes, held_parameters, kind_parameters, outside_pipeline
 from schedc.planner.search.bound_memory import ClaimedPeaks, HeldOfRanks, bytes_of_counts, claimed_peaks
 from schedc.planner.search.bound_time import bound_of_counts, bound_of_pairs, bound_of_work

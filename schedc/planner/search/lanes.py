@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from schedc.ir.arrays import Floats, Int64
-from schedc.ir.plan import Level
-from schedc.model.levels import recomputed_share
-from schedc.planner.price.part_table import HAS_EXPERTS, LEVELS, OP, PartTable
+from schedc.planner.price.part_table import HAS_EXPERTS, OP, PartTable
+from schedc.planner.price.recomputed import EXCHANGES, LEVELS, compute_of_cells
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,8 +48,7 @@ def overlapped_lanes(table: PartTable, rows: Int64, splits: bool) -> list[LaneSe
     whole = serial_lane(table, rows, splits)
     rail, node = table.rail[rows], table.node[rows]
     exchanges = 2.0 * (rail + node)[:, None] * HAS_EXPERTS
-    of_levels = [_recomputed_segments(table, rows, level) for level in LEVELS]
-    recomputed = np.stack(of_levels, axis=1)[:, :, None] * HAS_EXPERTS
+    recomputed = _recomputed_compute(table, rows)[:, :, None] * HAS_EXPERTS
     compute = LaneSeconds(
         whole.forward - exchanges,
         whole.input - exchanges * factor,
@@ -88,16 +86,13 @@ def _shared(table: PartTable, rows: Int64) -> tuple[Floats, Floats, Floats]:
 def _links(seconds: Floats, factor: float) -> LaneSeconds:
     """A lane of links that one dispatch, or one combine, takes for ``seconds`` [rows]."""
     layer = 2.0 * seconds[:, None] * HAS_EXPERTS
-    exchanges = np.array([float(level.exchanges) for level in LEVELS])
-    recomputed = seconds[:, None, None] * exchanges[None, :, None] * HAS_EXPERTS
+    recomputed = seconds[:, None, None] * EXCHANGES[None, :, None] * HAS_EXPERTS
     return LaneSeconds(layer, layer * factor, np.zeros_like(layer), recomputed, np.zeros((seconds.size, 3)))
 
 
-def _recomputed_segments(table: PartTable, rows: Int64, level: Level) -> Floats:
-    """[rows] seconds of compute that a level repeats in a layer with experts."""
-    roles = ["experts", "shared"] * (level >= Level.MEDIUM) + ["attention"] * (level >= Level.LAYER)
-    total = np.zeros(rows.size)
-    for role in roles:
-        if role in table.segments and table.problem.model.moe:
-            total += recomputed_share(role, level) * table.segments[role][0][rows]
-    return total
+def _recomputed_compute(table: PartTable, rows: Int64) -> Floats:
+    """[rows, levels] seconds of compute that the backward of a layer with experts repeats at least, by `LEVELS`."""
+    if not table.problem.model.moe:
+        return np.zeros((rows.size, len(LEVELS)))
+    segments = {role: times[:, rows] for role, times in table.segments.items()}
+    return compute_of_cells(segments, {role: seconds[rows] for role, seconds in table.again.items()})

@@ -11,7 +11,7 @@ from schedc.ir.arrays import Floats, Int64
 from schedc.ir.placement import Placement
 from schedc.ir.plan import Level
 from schedc.plan.layout.parts import WORK, Layout
-from schedc.planner.price.part_table import LEVELS
+from schedc.planner.price.recomputed import LEVELS
 
 KINDS = len(WORK)
 

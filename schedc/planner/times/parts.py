@@ -5,6 +5,9 @@ Times of a part are one array, [3, runs, K]: seconds of a forward, an input grad
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
 import numpy as np
 
 from schedc.ir.arrays import Floats
@@ -94,6 +97,48 @@ def _moe_launches(runs: RunTable, constants: ConstantVectors) -> dict[str, Float
 def _in_pieces(compute: dict[str, Floats], launch: dict[str, Floats]) -> dict[str, Floats]:
     """The segments of a layer with experts, each with its launches."""
     return {role: _launched(part, launch[role]) for role, part in compute.items()}
+
+
+class RepeatedSegments(NamedTuple):
+    """What a backward repeats of a layer with experts: shares of forwards by role, and whether rows are sent again."""
+
+    shares: Mapping[str, float]
+    sends: bool
+
+
+def repeated_layers(runs: RunTable, constants: ConstantVectors, each: Sequence[RepeatedSegments]) -> list[Floats]:
+    """[runs, K] seconds for which backwards repeat parts of a layer with experts, for each choice of parts.
+
+    Launches of what is repeated go on while rows travel, as those of `moe_layer`, unless segments run in pieces.
+    """
+    rows = exchanges(runs, constants, LayerExchange.DISPATCH, PartName.EXPERTS)
+    compute, launch = _moe_compute(runs, constants), _moe_launches(runs, constants)
+    forward = {role: (part[0], launch[role][0]) for role, part in compute.items()}
+    return [_repeated(runs, forward, rows, of) for of in each]
+
+
+def _repeated(
+    runs: RunTable, forward: Mapping[str, tuple[Floats, Floats]], rows: Floats, of: RepeatedSegments
+) -> Floats:
+    """forward: compute and launches by role. rows: seconds of one dispatch. All [runs, K]."""
+    sent, none = rows * of.sends, np.zeros_like(rows)
+    parts = [tuple(share * time for time in forward[role]) for role, share in of.shares.items() if role in forward]
+    alone = _launched(sum((device for device, _ in parts), sent), sum((host for _, host in parts), none))
+    return np.where(runs.overlap, sum((_launched(*part) for part in parts), sent), alone)
+
+
+def repeated_elementwise(runs: RunTable, constants: ConstantVectors) -> dict[str, Floats]:
+    """[runs, K] seconds of element-wise work of a layer that backwards repeat inside themselves, by the roles of cells.
+
+    Attention repeats norms, experts their activations, and a dense layer both.
+    """
+    norms = runs.once("repeated norms", lambda: (4.0 * runs.shared_rows * runs.hidden * _norms(runs))[:, None])
+    dense = norms + runs.once("dense.bytes", lambda: _activation_bytes(runs)[:, None])
+    bytes = {"attention": norms, "dense": dense}
+    if any(run.model.moe for run in runs.each):
+        spread = constants.loads
+        bytes["experts"] = runs.under(spread, "moe.bytes", lambda: _expert_bytes(runs, spread))["experts"]
+    return {role: _moved(runs, constants, of_role) for role, of_role in bytes.items()}
 
 
 def _launch_shares(runs: RunTable) -> dict[str, Floats]:
@@ -213,9 +258,13 @@ def _expert_bytes(runs: RunTable, spread: Floats | None) -> dict[str, Floats]:
     }
 
 
+def _norms(runs: RunTable) -> Floats:
+    return runs.size(lambda model: model.norms)
+
+
 def _norm_bytes(runs: RunTable) -> Floats:
     """Norms, two residuals, and the turned queries and keys."""
-    norms, drop = runs.size(lambda model: model.norms), 1.0 * runs.flag("dropout")[:, 0]
+    norms, drop = _norms(runs), 1.0 * runs.flag("dropout")[:, 0]
     heads = runs.attention(lambda a: (a.heads + a.kv_heads) * a.score_dim) / runs.tp
     return runs.shared_rows * runs.hidden * (4.0 * norms + 12.0 + 2.0 * drop) + 4.0 * runs.tokens * heads
 

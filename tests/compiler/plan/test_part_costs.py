@@ -110,6 +110,25 @@ def test_a_level_has_its_share_of_the_forward_of_its_layers(tmp_path: Path, leve
     assert moe > 0
 
 
+def test_a_level_takes_the_time_that_its_part_says(tmp_path: Path) -> None:
+    """Where a table says nothing of a level, shares by FLOPs stay. `recompute auto` counts the same times."""
+    table = TABLE.replace("moe = {F = 1.4", "moe = {full = 3, act = 0.125, F = 1.4")
+    lines = f"{LAYERS}  {SIZED}  recompute"
+    full, plain, act = (
+        analysed(tmp_path, f"{lines} {level}", text=text).costs.resolved(4).recompute_in_backward
+        for level, text in (("full", table), ("full", TABLE), ("act", table))
+    )
+    assert np.array_equal(full[[1, 2]], [2 * 3, plain[2]])
+    assert full[0] - 3 == pytest.approx(plain[0] - plain[1] / 2)
+    assert np.array_equal(act, [0.125, 0.25, 0, 0])
+    sized = f"layers 8 dense 0  {SIZED}  memory 0.14 GB  parameters moe 1 MB  recompute auto"
+    slower = "[parts]\nmoe = {full = 9, layer = 9, F = 1.4, I = 1.5, W = 1.2}\n"
+    head = "1f1b(P = 4, M = 8)"
+    chosen = [analysed(tmp_path, sized, head, text).chosen for text in (slower, slower.replace("9", "0.01"))]
+    levels = [write_plan(each.plan).partition("recompute")[2] for each in chosen if each is not None]
+    assert ["full" in levels[0], "layer" in levels[0], "layer" in levels[1]] == [False, False, True]
+
+
 def test_an_r_in_a_bubble_takes_the_share_of_its_level(tmp_path: Path) -> None:
     lines = f"{LAYERS}  {SIZED}  recompute full"
     inside, placed = analysed(tmp_path, lines), analysed(tmp_path, f"{lines} in bubbles")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schedc import compiler
+from schedc.cell.cost_batch import CellCostBatch
 from schedc.cell.costs import CellCosts, SegmentTimes
 from schedc.cell.program import Half, PlanOrder
 from schedc.cell.schedule import cell_program
@@ -23,6 +25,7 @@ from schedc.compiler import Analysis, analyse
 from schedc.inputs import open_input
 from schedc.plan.layout.parser import parse_layout
 from schedc.plan.price_cells import stage_graphs, with_layout
+from schedc.plan.recomputed_nodes import graphs_of
 from schedc.source import Source
 from schedc.step.costs.costs import Costs, load_costs, parse_costs
 from schedc.step.costs.parts import PartCost, PartCosts
@@ -236,6 +239,39 @@ def test_tables_with_parts_read_back_equal() -> None:
     table = table.with_blocks([("op", "embedding", "moe"), ("op", "moe", "moe", "mtp", "head")])
     text = "\n".join(['schema = "schedc.costs/1"', *write_table(table)])
     assert read(text).cell == table
+
+
+AGAIN = {"attention": 0.03125, "experts": 0.125, "dense": 0.25}
+
+
+@pytest.mark.parametrize(("level", "moe", "dense"), [("norm", 1, 0), ("act", 5, 8), ("light", 5, 8)])
+def test_backwards_repeat_element_wise_work(tmp_path: Path, level: str, moe: int, dense: int) -> None:
+    """Units of 1/32: norms repeat below `layer`, activations below the level that multiplies again.
+
+    The table reads back equal. Many costs side by side take the same times.
+    """
+    text = TABLES
+    for role, time in AGAIN.items():
+        text = re.sub(rf"(?m)^{role} = (.*[^}}]), W = ([0-9.]+)}}$", rf"{role} = \1, W = \2, again = {time}}}", text)
+    text = text.replace(", again = 0.25}", "}", 1)  # [parts] has no such key
+    costs = read(text)
+    assert costs.cell is not None
+    assert read("\n".join(['schema = "schedc.costs/1"', *write_table(costs.cell)])).cell == costs.cell
+    lines = f'layout "Et*3|tt|tt|tL" dense 3  {SIZED}  recompute'
+    plain, again = (
+        analyse(written(tmp_path, f"{lines} {of}", "1f1b(P = 4, M = 8)"), {}, costs) for of in ("none", level)
+    )
+    assert again.inside is not None
+    assert plain.inside is not None
+    before, after = ({of.stages: of.serial for of in each.inside.kinds if of.kind == "B"} for each in (plain, again))
+    more = {stages: after[stages] - before[stages] for stages in before}
+    assert more == {(0, 0): 3 * dense / 32, (1, 1): 2 * moe / 32, (3, 3): moe / 32}
+    plan = again.schedule.plan
+    shapes = graphs_of(with_layout(costs.cell, again.layout).shapes(4), plan)[0]
+    for shape in shapes:
+        tasks = tasks_of("B", None, shape)
+        many = CellCostBatch.of([costs.cell.costs] * 2).durations(tasks)
+        assert many[:, 1].tolist() == list(tasks.durations(costs.cell.costs, costs.cell.costs))
 
 
 def test_blocks_of_a_table_name_parts_without_a_plan() -> None:

@@ -10,7 +10,7 @@ from schedc.diagnostics import Diagnostic, DiagnosticError
 from schedc.plan.layout.parts import WORK
 from schedc.source import Source
 from schedc.step.costs.costs import Costs, dump_costs, parse_costs
-from schedc.step.costs.parts import NAMES, PartCost, PartCosts
+from schedc.step.costs.parts import LAYERS, LEVELS, NAMES, PartCost, PartCosts
 
 GOOD = 'schema = "schedc.costs/1"\n'
 
@@ -39,7 +39,10 @@ def test_parts_in_tables_of_either_form() -> None:
     [
         ("[parts]\nexperts = {F = 1}\n", "S401", 3, "`experts` is no part of a model"),
         ("[parts]\nmo = {F = 1}\n", "S401", 3, "did you mean `moe`?"),
-        ("[parts]\ndense = {F = 1}\nmoe = {B = 1}\n", "S401", 4, "known here: F, I, W"),
+        ("[parts]\ndense = {F = 1}\nmoe = {B = 1}\n", "S401", 4, "known here: F, I, W, norm"),
+        ("[parts]\nhead = {full = 1}\n", "S401", 3, "known here: F, I, W"),
+        ("[parts]\nmoe = {none = 1}\n", "S401", 3, "norm, act, light, medium, full, layer"),
+        ("[parts]\nmoe = {full = -1}\n", "S402", 3, "`full` of `moe` is -1"),
         ("[parts]\nmoe = 3\n", "S402", 3, "write moe = {F = 1.4, I = 1.5, W = 1.2}"),
         ("[parts]\nmoe = {F = -1}\n", "S402", 3, "`F` of `moe` is -1"),
         ("[parts]\nmoe = {W = nan}\n", "S402", 3, "a number from 0 to 1e+15"),
@@ -69,10 +72,18 @@ def test_what_goes_beside_parts() -> None:
     assert [finding.code for finding in caught.value.diagnostics] == ["S411", "S411"]
 
 
+def in_order(times: dict[tuple[str, str], float]) -> tuple[tuple[str, str, float], ...]:
+    """Times of levels as a table has them: part by part, by ascending level."""
+    return tuple((part, level, times[part, level]) for part in NAMES for level in LEVELS if (part, level) in times)
+
+
 times = st.builds(PartCost, *[st.floats(0, 1e15)] * 3)
 
 
-@given(st.builds(PartCosts, *[times] * len(NAMES)), st.floats(0, 1e15))
+levels = st.dictionaries(st.tuples(st.sampled_from(LAYERS), st.sampled_from(LEVELS)), st.floats(0, 1e15))
+
+
+@given(st.builds(PartCosts, *[times] * len(NAMES), recomputed=levels.map(in_order)), st.floats(0, 1e15))
 def test_what_is_written_reads_back_equal(parts: PartCosts, p2p: float) -> None:
     costs = Costs(p2p=p2p, parts=parts, given=frozenset({"p2p", "parts"}))
     assert parse_costs(Source("c.toml", dump_costs(costs))) == costs
