@@ -157,7 +157,6 @@ def test_a_mask_in_a_batch_is_refused_by_name() -> None:
         ("qwen3", "debugmodel_moe", "zbv", torch.float32),
         ("deepseek_v3", "debugmodel", "dualpipev", torch.float32),
         ("gpt_oss", "debugmodel", "zbv", torch.bfloat16),  # its experts know no other type
-        ("kimi_k2_7", "debugmodel", "zbv", torch.float32),
     ],
 )  # fmt: skip
 def test_debug_models_of_torchtitan_train_with_their_own_masks(

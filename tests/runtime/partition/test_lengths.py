@@ -144,8 +144,8 @@ class Towers(nn.Module):
         torch.manual_seed(0)
         self.embed = nn.Embedding(VOCABULARY, WIDTH)
         self.patches = nn.Conv2d(1, WIDTH, 3, stride=2)
-        self.encoder = nn.ModuleList(nn.TransformerEncoderLayer(WIDTH, 2, 16, 0.0, batch_first=True) for _ in range(2))
-        self.decoder = nn.ModuleList(nn.TransformerDecoderLayer(WIDTH, 2, 16, 0.0, batch_first=True) for _ in range(2))
+        self.encoder = nn.ModuleList(nn.TransformerEncoderLayer(WIDTH, 2, 16, 0.0, batch_first=True) for _ in range(1))
+        self.decoder = nn.ModuleList(nn.TransformerDecoderLayer(WIDTH, 2, 16, 0.0, batch_first=True) for _ in range(1))
 
     def forward(self, image: Tensor, tokens: Tensor, hidden: Tensor | None = None) -> Tensor:
         memory = self.patches(image).flatten(2).transpose(1, 2)
@@ -171,10 +171,10 @@ TEXTS: list[Any] = [tokens(*sizes)[0] for sizes in ((8, 6), (8, 9), (8, 16))]
 IMAGES: list[Any] = [_image(*sizes) for sizes in ((4, 9, 9, 5), (4, 11, 13, 6), (4, 14, 12, 9))]
 Way = tuple[str, Callable[[], nn.Module], Sequence[Any], Any, dict[str, Any], int]
 WAYS: dict[str, Way] = {
-    "dropout": ("zbh1", partial(small_gpt, dropout=0.1), TEXTS, _squares, {}, 4),
+    "dropout": ("zbh1", partial(small_gpt, 2, dropout=0.1), TEXTS, _squares, {}, 4),
     "segments": ("zbv", small_gpt, TEXTS, _squares, {"cut": Cut(segmented=True)}, 4),
-    "slices": ("1f1b", small_gpt, TEXTS, _squares, {"plan": Plan(slices=(2, 2))}, 8),
-    "head": ("1f1b", small_gpt, TEXTS, ChunkedLoss("head", chunk=5), {}, 4),
+    "slices": ("1f1b", partial(small_gpt, 2), TEXTS, _squares, {"plan": Plan(slices=(2, 2))}, 8),
+    "head": ("1f1b", partial(small_gpt, 2), TEXTS, ChunkedLoss("head", chunk=5), {}, 4),
     "two inputs": ("1f1b", lambda: Towers().double(), IMAGES, _squares, {}, 4),
 }
 

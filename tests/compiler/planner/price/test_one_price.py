@@ -91,7 +91,7 @@ def test_a_row_says_whether_ranks_wait(tmp_path: Path) -> None:
 RARE = {"pairs", "predictions", "context ranks", "tensor ranks", "expert ranks", "policy", "experts", "zero 3"}
 
 
-@pytest.mark.parametrize(("cases", "seed"), [(25, 1), pytest.param(150, 1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("cases", "seed"), [(25, 1), pytest.param(60, 1, marks=pytest.mark.slow)])
 def test_rows_searches_files_bars_and_fits_have_one_price(cases: int, seed: int) -> None:
     with short_search():
         verdict = prices(Options(cases, seed))
