@@ -131,7 +131,7 @@ def test_the_rest_of_a_search_takes_what_was_said(monkeypatch: pytest.MonkeyPatc
             said.append((clock[0], left))
 
     space = PlanSpace.of(QWEN.model, QWEN.cluster, 64, 4096, "standard", [read_condition(where)], OFFERED)
-    search(space, QWEN, SearchOptions(top=6), progress)
+    search(space, QWEN, SearchOptions(top=10), progress)
     assert all(left.least <= clock[0] - at <= left.most for at, left in said)
     assert any(left.least > 0 for _, left in said)
     assert any(left.most == clock[0] - at > 1 for at, left in said)
