@@ -6,8 +6,8 @@ from schedc.ir.json import program_to_json
 from schedc.ir.program import Program
 from schedc.ir.schedule import Schedule
 from schedc.ir.text import print_program, print_schedule
+from schedc.plan.price_cells import communicated
 from schedc.step.costs.costs import Costs
-from schedc.step.program.insert_communication import insert_communication
 from schedc.step.program.insert_works import insert_works
 from schedc.step.work_runs import WorkRuns
 
@@ -28,5 +28,8 @@ def export_json(schedule: Schedule, costs: Costs, works: WorkRuns | None = None)
 
 
 def _program(schedule: Schedule, costs: Costs, works: WorkRuns | None) -> Program:
-    program = insert_communication(schedule, costs)
-    return program if works is None else insert_works(program, works.dependencies, works.placed, works.time, costs)
+    program, times = communicated(schedule, costs)
+    if works is None:
+        return program
+    duration = None if times is None else times.duration
+    return insert_works(program, works.dependencies, works.placed, works.time, costs, duration)

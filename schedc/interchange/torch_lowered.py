@@ -18,8 +18,8 @@ from schedc.ir.op_tables import WEIGHT
 from schedc.ir.ops import OpKind
 from schedc.ir.program import InstructionKind, Program, computation
 from schedc.ir.schedule import Schedule
+from schedc.plan.price_cells import communicated
 from schedc.step.costs.costs import Costs
-from schedc.step.program.insert_communication import insert_communication
 
 GATHERED = 3
 """Most stages whose gathered parameters a rank holds at one time: the current one and the next two, as in torch."""
@@ -28,7 +28,7 @@ GATHERED = 3
 def export(schedule: Schedule, costs: Costs) -> str:
     """The target ``csv-lowered``; see `to_lowered_csv`."""
     one_copy(schedule.placement, "torch's lowered CSV", schedule.source)  # before the messages are made
-    return to_lowered_csv(insert_communication(schedule, costs))
+    return to_lowered_csv(communicated(schedule, costs)[0])
 
 
 def to_lowered_csv(program: Program) -> str:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from schedc.step.dependencies import Dependencies
     from schedc.step.memory import Memory, RankBytes
     from schedc.step.program.queues import ChosenCommunicators
-    from schedc.step.timeline import Timeline
+    from schedc.step.timeline import CellTimes, Timeline
     from schedc.step.work_runs import WorkRuns
     from schedc.syntax.input import Input
 
@@ -107,6 +107,13 @@ class Step:
     def placed(self) -> Offloading | Replication | None:
         """The works at their places: those among replicas, with offloads beside them, or offloads alone."""
         return self.offloading if self.replication is None else self.replication
+
+    @property
+    def cell_times(self) -> CellTimes | None:
+        """When cells run without works, from inside where the costs have a table of cells; None where nobody asked."""
+        if self.inside is not None:
+            return self.inside.closed
+        return None if self.placed is None else self.placed.cells
 
     @property
     def diagnostics(self) -> tuple[Diagnostic, ...]:
@@ -236,15 +243,16 @@ PASSES = (
         "claims.check:verdicts", after=_PLACED,
     ),
     Pass(
-        "communicate", ("dependencies.schedule", "costs", "dependencies", "placed.cells"), ("instructions",),
-        "step.program.insert_communication:insert_communication", after=("bytes", *_PLACED),
+        "communicate", ("dependencies.schedule", "costs", "dependencies", "cell_times"), ("instructions",),
+        "step.program.insert_communication:insert_communication", after=("bytes", "inside", *_PLACED),
     ),
     Pass(
-        "insert works", ("instructions", "dependencies", "placed.placed", "placed.time", "costs"), ("instructions",),
-        "step.program.insert_works:insert_works", ("placed",),
+        "insert works",
+        ("instructions", "dependencies", "placed.placed", "placed.time", "costs", "cell_times.duration"),
+        ("instructions",), "step.program.insert_works:insert_works", ("placed",),
     ),
     Pass(
-        "queues", ("instructions", "costs", "tree.posted", "placed.time"), ("communicators",),
+        "queues", ("instructions", "costs", "tree.posted", "placed.time", "cell_times.duration"), ("communicators",),
         "step.program.queues:queued_messages",
     ),
 )  # fmt: skip

@@ -18,6 +18,7 @@ from schedc.cell.table import CellTable
 from schedc.diagnostics import Diagnostic, DiagnosticError
 from schedc.ir.ops import OpKind
 from schedc.ir.plan import NO_PLAN, Method, Plan
+from schedc.ir.program import Program
 from schedc.ir.schedule import Schedule
 from schedc.plan.counts.rows import chosen_method
 from schedc.plan.layout.parts import DECODER, Layout, PartKind
@@ -31,7 +32,8 @@ from schedc.step.costs.keys import EVERY_OP
 from schedc.step.dependencies import Dependencies
 from schedc.step.op_times import OpTimes
 from schedc.step.placed_works import TimedWorks
-from schedc.step.timeline import Timeline
+from schedc.step.program.insert_communication import insert_communication
+from schedc.step.timeline import CellTimes, Timeline
 
 
 def price_cells(dependencies: Dependencies, costs: Costs, works: TimedWorks | None = None) -> CellPricing | None:
@@ -57,6 +59,17 @@ def price_order(dependencies: Dependencies, costs: Costs) -> Timeline:
     inside = price_cells(dependencies, costs)
     assert inside is not None
     return inside.late_wait
+
+
+def communicated(schedule: Schedule, costs: Costs) -> tuple[Program, CellTimes | None]:
+    """The program of a legal schedule, and the times from inside cells that order its messages, if the costs have any.
+
+    Raises `DiagnosticError` as `price_cells` and `insert_communication` do.
+    """
+    dependencies = Dependencies.of(schedule)
+    inside = price_cells(dependencies, costs)
+    times = None if inside is None else inside.closed
+    return insert_communication(schedule, costs, dependencies, times), times
 
 
 def predicted(dependencies: Dependencies, costs: Costs, timeline: Timeline) -> Timeline:

@@ -24,7 +24,7 @@ from schedc.step.cells.group_pricing import GroupPricing, KindOfCell, RankRows, 
 from schedc.step.dependencies import Dependencies
 from schedc.step.messages import MessageStep, simulate_messages
 from schedc.step.placed_works import TimedWorks
-from schedc.step.timeline import Timeline
+from schedc.step.timeline import CellTimes, Timeline, run_durations
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,19 @@ class CellPricing:
         if self.ranks is not None:
             return self._in_step([of.program_on_ranks for of in self.kinds], closed=True).timeline
         return self._closed([of.prediction.duration for of in self.kinds])
+
+    @cached_property
+    def closed(self) -> CellTimes:
+        """When cells run that wait for all their messages and send at their ends, without works beside them.
+
+        Over a group each takes the time of the rank that ends last.
+        """
+        if self.ranks is not None:
+            duration = self.overlapped.end - self.overlapped.start
+        else:
+            duration = np.array([of.prediction.duration for of in self.kinds])[self.kind]
+        times = run_durations(self.dependencies, duration, self.p2p)
+        return CellTimes(self.dependencies, duration, *times, self.p2p, np.zeros(len(LANE_NAMES)))
 
     @cached_property
     def early_send(self) -> Timeline:

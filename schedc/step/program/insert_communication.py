@@ -73,7 +73,8 @@ def insert_communication(
     ``costs`` (default: unit costs) decide the order of messages between independent cells, where receives are posted,
     and the communicators; any costs give a correct program. A schedule with two pipes gets a REDUCE for every stage
     whose two copies live on two ranks; its tied weights get one for each exchange. ``dependencies`` are those of the
-    schedule, and ``times`` those of its cells under ``costs``, where they are at hand.
+    schedule, and ``times`` those of its cells under ``costs``, where they are at hand. Under costs with a table of
+    cells, give the times from inside.
 
     Raises DiagnosticError (S302, S303) for sums that are not supported, CompilerBug if the schedule is not legal.
     """
@@ -93,7 +94,7 @@ def insert_communication(
     streams = _streams(cells, number, posts, waits, reductions)
     return InstructionTable(
         schedule, cells.first, cells.second, cells.rank_start, messages, batch, reductions, streams.kind, streams.thing
-    ).program(streams.rank_start, costs)
+    ).program(streams.rank_start, costs, times.duration if times and costs.cell else None)
 
 
 def _ordered(cells: Dependencies, times: Floats) -> Int32:

@@ -34,13 +34,15 @@ def insert_works(
     placed: PlacedWorks,
     time: Floats | None = None,
     costs: Costs | None = None,
+    duration: Floats | None = None,
 ) -> Program:
     """The program with these works; all its instructions keep their order.
 
     dependencies: those of the schedule that the program was made from. Works add no wait between ranks, so a program
     that runs to its end still does. Works that the program has already stay where they are.
-    time, costs: [works] times on the lanes, and the costs of the stages, for a program without works before.
-    Communicators are chosen again by them. Where nobody knows them, the program keeps its communicators.
+    costs: those of the stages, by which communicators are chosen again; without them the program keeps its own.
+    time: [works] on the lanes; duration: [cells] from inside, as of `needed_communicators`. Such a program has no
+    works before.
     """
     if not len(placed):
         return program
@@ -54,9 +56,9 @@ def insert_works(
     rank_start = program.rank_start + np.searchsorted(placed.events.gap, first)
     fields = {name: value for name, value in vars(program).items() if name in _FIELDS}
     more = {"rank_start": rank_start, "kind": kind, "works": placed.works, "work": work}
-    choose = (
-        partial(_communicators, program) if costs is None else partial(needed_communicators, costs=costs, time=time)
-    )
+    choose = partial(_communicators, program)
+    if costs is not None:
+        choose = partial(needed_communicators, costs=costs, time=time, duration=duration)
     return Program.derived(columns, choose, **fields, **more)
 
 

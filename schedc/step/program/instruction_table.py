@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from schedc.ir.arrays import Int8, Int32, Int64, repeat
+from schedc.ir.arrays import Floats, Int8, Int32, Int64, repeat
 from schedc.ir.op_tables import BACKWARD
 from schedc.ir.ops import FIRST_OF_PAIR
 from schedc.ir.program import Channel, InstructionKind, Program
@@ -90,12 +90,15 @@ class InstructionTable:
             return np.int8
         return np.int16 if limits.get(name, _WIDE) < _WIDE else np.int32
 
-    def program(self, rank_start: Int64, costs: Costs) -> Program:
-        """The Program; its columns, and its communicators under ``costs``, are worked out when they are first read."""
+    def program(self, rank_start: Int64, costs: Costs, duration: Floats | None = None) -> Program:
+        """The Program; its columns, and its communicators under ``costs``, are worked out when they are first read.
+
+        duration: [cells] from inside, where the costs have a table of cells.
+        """
         schedule = self.schedule
         return Program.derived(
             self,
-            partial(needed_communicators, costs=costs),
+            partial(needed_communicators, costs=costs, duration=duration),
             **schedule.shared(),
             rank_start=rank_start,
             kind=self.kind,

@@ -65,14 +65,17 @@ class QueuedProgram:
     slowdown: Floats
 
     @classmethod
-    def of(cls, program: Program, costs: Costs, time: Floats | None = None) -> QueuedProgram:
+    def of(
+        cls, program: Program, costs: Costs, time: Floats | None = None, duration: Floats | None = None
+    ) -> QueuedProgram:
         """A program whose messages match, under costs of its stages or of all stages.
 
-        time: [works] of the program on their lanes; None: works take no time.
+        time: [works] of the program on their lanes; None: works take no time. duration: [cells] from inside, where the
+        costs have a table of cells.
         """
-        schedule, _ = computation(program)
         stage_costs = costs.resolved(program.stages)
-        duration = durations(Dependencies.of(schedule), stage_costs)
+        if duration is None:
+            duration = durations(Dependencies.of(computation(program)[0]), stage_costs)
         sends = np.flatnonzero(program.kind == _SEND)
         sends = sends[np.argsort(program.message[sends], kind="stable")]
         message = np.full(len(program), -1, np.int64)
@@ -232,21 +235,27 @@ def choose_communicators(program: QueuedProgram, most: int = 0) -> ChosenCommuni
     return min(tried, key=lambda each: each.makespan)
 
 
-def needed_communicators(program: Program, costs: Costs, time: Floats | None = None) -> Int32:
+def needed_communicators(
+    program: Program, costs: Costs, time: Floats | None = None, duration: Floats | None = None
+) -> Int32:
     """[messages] the communicators of a program without any, as `choose_communicators` says; empty for one.
 
-    costs, time: as of `QueuedProgram.of`.
+    costs: as of `QueuedProgram.of`; so are time [works] and duration [cells].
     """
-    chosen = choose_communicators(QueuedProgram.of(program, costs, time), program.plan.communicators)
+    chosen = choose_communicators(QueuedProgram.of(program, costs, time, duration), program.plan.communicators)
     return chosen.communicator if chosen.per_rank > 1 else np.zeros(0, np.int32)
 
 
 def queued_messages(
-    program: Program, costs: Costs, posted: Program | None = None, time: Floats | None = None
+    program: Program,
+    costs: Costs,
+    posted: Program | None = None,
+    time: Floats | None = None,
+    duration: Floats | None = None,
 ) -> ChosenCommunicators:
     """The communicators of a program, chosen again; of ``posted``, its messages as a file posts them, if there are any.
 
-    costs: of its stages or of all stages. time: [works] of the program on their lanes.
+    costs: as of `QueuedProgram.of`; so are time [works] of ``program`` and duration [cells].
     """
-    queued = QueuedProgram.of(program, costs, time) if posted is None else QueuedProgram.of(posted, costs)
-    return choose_communicators(queued, program.plan.communicators)
+    given = (program, costs, time) if posted is None else (posted, costs, None)
+    return choose_communicators(QueuedProgram.of(*given, duration), program.plan.communicators)

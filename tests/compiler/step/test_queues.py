@@ -16,7 +16,9 @@ from click.testing import CliRunner
 import schedc
 from compiler.ir.program_cases import Clock
 from schedc.cli import main
+from schedc.compiler import analyse
 from schedc.diagnostics import DiagnosticError
+from schedc.interchange.targets import TARGETS
 from schedc.interchange.torch_lowered import to_lowered_csv
 from schedc.ir.communicators import ASSIGNMENTS, Ends, ranks_of_communicators
 from schedc.ir.json import program_from_json, program_to_json
@@ -25,8 +27,9 @@ from schedc.ir.program import EVERY_COLUMN, InstructionKind, Program
 from schedc.ir.text import parse_program, print_program
 from schedc.ir.verify_program import verify_program
 from schedc.ir.works import WorkKind
+from schedc.plan.passes import lower
 from schedc.plan.writer import read_plan, write_plan
-from schedc.step.costs.costs import Costs
+from schedc.step.costs.costs import Costs, load_costs
 from schedc.step.costs.lanes import LaneEngine
 from schedc.step.dependencies import Dependencies
 from schedc.step.program.insert_communication import insert_communication
@@ -103,6 +106,22 @@ def test_works_queue_on_their_lanes_as_in_the_timeline(seed: int) -> None:
     assert (
         (program.communicators == chosen.communicator).all() if chosen.per_rank > 1 else not program.communicators.size
     )
+
+
+@pytest.mark.parametrize("name", ["1f1b", "interleaved_overlap", "dualpipev"])
+def test_messages_are_ordered_and_queue_by_times_inside_cells(name: str) -> None:
+    """Exchanges of experts lie inside cells. Ordered by times of ops alone, one communicator costs 14 % and more."""
+    costs = Costs.from_options(["p2p=4"], load_costs(ROOT / "examples" / "costs" / "moe2_85.toml"))
+    step = lower(analyse(name, {"P": 4, "M": 8}, costs), "communicators")
+    assert step.inside is not None
+    chosen, alone = step.communicators, step.inside.overlapped.makespan
+    assert chosen.alone == alone
+    assert chosen.one < 1.01 * alone
+    by_ops = QueuedProgram.of(insert_communication(step.schedule, costs), costs, None, step.inside.closed.duration)
+    assert by_ops.makespan(by_ops.ends.assigned("one")) > 1.14 * alone
+    program = step.instructions
+    assert np.array_equal(program.communicators, chosen.communicator if chosen.per_rank > 1 else [])
+    assert program_from_json(TARGETS["json"].write(step.schedule, step.costs)) == program
 
 
 def test_figures_of_the_benchmark(benchmark: ModuleType) -> None:
