@@ -130,9 +130,11 @@ def _passed(space: PlanSpace) -> Iterator[tuple[str, Collection[str], set[Pair]]
     yield NO_SCHEDULE, ("schedule", "overlap"), _pairs("orders", options)
     values = space.values
     left = {"orders": options, "levels": values.levels, "layouts": values.layouts, "methods": values.methods}
-    kinds = {(prefix.pp > 1, prefix.vpp > 1, prefix.ep > 1): prefix for prefix in prefixes}.values()
+    kinds = {(prefix.pp, prefix.vpp, prefix.ep > 1): prefix for prefix in prefixes}.values()
     for law in INNER_LAWS:
-        left[law.axis] = tuple(value for value in left[law.axis] if any(law.keeps(value, each) for each in kinds))
+        left[law.axis] = tuple(
+            value for value in left[law.axis] if any(law.keeps(value, each, space.model) for each in kinds)
+        )
         yield law.says, _COLUMNS[law.axis], _pairs(law.axis, left[law.axis])
     yield from _conditions_passed(space)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from schedc.planner.price.recomputed import LEVELS
+from schedc.planner.space.axes import VALUES
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ COLUMNS = {
         Column("recompute", "text", "none", ("none", "attention", "full")),
         Column("level", "text", "", ("", *map(str, LEVELS))),
         Column("where", "text", "all", ("all", "chunk0", "first_half")),
-        Column("layout", "text", "even", ("even", "balanced", "apart")),
+        Column("layout", "text", "even", VALUES["layout"]),
         Column("cells", "flag", 0),
         Column("waits", "flag", 0),
         Column("fused", "flag", 1),

@@ -18,6 +18,7 @@ from schedc.planner.presets.tables import files
 from schedc.planner.price.orders import OrderKey, known_order
 from schedc.planner.space.axes import PlanAxes
 from schedc.planner.space.schedules import open_choice
+from schedc.planner.space.space import parts_of_model
 from schedc.planner.times.problem import PlanProblem, Stack, TrainingRun
 
 MOST_OPS = 500_000
@@ -43,8 +44,11 @@ def run_of(cells: Mapping[str, Any], cluster: Cluster, folder: Path) -> Training
     microbatches, rest = divmod(cells["batch"], dp * cells["microbatch"])
     if rest or not microbatches:
         raise ValueError(f"a batch of {cells['batch']} is no multiple of dp*microbatch = {dp * cells['microbatch']}")
-    if pp * cells["vpp"] > model.layers + 2:
-        raise ValueError(f"{model.layers} layers do not fill {pp * cells['vpp']} stages")
+    stages, parts = pp * cells["vpp"], parts_of_model(model)
+    if stages > parts:
+        raise ValueError(f"{model.layers} layers do not fill {stages} stages")
+    if cells["layout"] == "ends" and parts % stages:
+        raise ValueError(f"layout `ends`: {stages} stages do not divide {parts} parts, embedding and head among them")
     if model.moe is not None and (model.moe.experts % cells["ep"] or (tp * dp * cp) % cells["ep"]):
         raise ValueError(f"ep = {cells['ep']} divides either not the experts or not tp*dp*cp")
     ops = 3 * pp * cells["vpp"] * microbatches

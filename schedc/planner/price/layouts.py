@@ -17,14 +17,14 @@ _FIRST, _DENSE, _MOE, _MTP, _LAST = (WORK.index(kind) for kind in PartKind if ki
 
 
 def layout_of(model: ModelSizes, placement: Placement, name: str) -> Layout:
-    """The layout of a name: `even`, `balanced` or `apart`.
+    """The layout of a name: `even`, `balanced`, `apart` or `ends`.
 
     It follows from the model and the places of its stages: neither a faster machine nor another split of ranks changes
     it, and a bound knows the stages of all plans of a placement.
     """
-    if name == "even":
-        return even_layout(model, placement.stages)
-    return apart_layout(model, placement.stages) if name == "apart" else balanced_layout(model, placement)
+    if name == "balanced":
+        return balanced_layout(model, placement)
+    return {"even": even_layout, "apart": apart_layout, "ends": ends_layout}[name](model, placement.stages)
 
 
 @lru_cache(maxsize=256)
@@ -99,6 +99,19 @@ def apart_layout(model: ModelSizes, stages: int) -> Layout:
         counts[stage] += 1
         of_stage[stage] += layer
     return _of_counts(model_of(model), counts, stages - 2)
+
+
+@lru_cache(maxsize=4096)
+def ends_layout(model: ModelSizes, stages: int) -> Layout:
+    """Equally many parts in each stage: embedding, layers, predictions and head count alike.
+
+    Megatron-LM has such layouts by `account_for_embedding_in_pipeline_split` and its like for the loss. Stages must
+    divide the parts.
+    """
+    parts = model_of(model)
+    row = ModelPart(PartKind.EMBEDDING), *parts.decoder, *parts.predictions, ModelPart(PartKind.HEAD)
+    width = len(row) // stages
+    return Layout(tuple(row[stage * width : (stage + 1) * width] for stage in range(stages)))
 
 
 def _of_counts(parts: Model, counts: list[int], predicts: int = -1) -> Layout:

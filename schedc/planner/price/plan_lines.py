@@ -119,7 +119,8 @@ def device_lines(problem: PlanProblem, axes: PlanAxes) -> Iterator[str]:
     cluster = placed(problem.cluster, axes.spare)
     yield from rank_lines(problem, axes.split)
     near = cluster.levels[0].size
-    node = f" node {near}" if cluster.devices % near == 0 and tiles(axes.ep, near) else ""
+    group = axes.ep if problem.model.moe else axes.tp
+    node = f" node {near}" if cluster.devices % near == 0 and tiles(group, near) else ""
     of = " of attention" if problem.model.moe and axes.tp > 1 else ""
     yield (
         f"parallel tp {axes.tp}{of} cp {axes.cp} ep {axes.ep} dp {axes.dp} zero {axes.zero}"

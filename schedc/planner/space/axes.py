@@ -10,7 +10,7 @@ from schedc.model.spread import Spread
 VALUES: dict[str, tuple[str, ...]] = {
     "recompute": tuple(level.value for level in Level),
     "where": ("all", "chunk0", "first_half"),
-    "layout": ("even", "balanced", "apart"),
+    "layout": ("even", "balanced", "apart", "ends"),
     "alltoall": ("flat", "hierarchical", "allgather"),
 }
 """The values of the axes that have names, schedules apart."""
@@ -82,8 +82,8 @@ class PlanAxes(Prefix):
 
     schedule: name of the schedule. limit: its size of role `count`; 0 where it has none.
     recompute: level of recomputation, a `Level` name. where: what it applies to: `all`, `chunk0` (the first stage of
-    each rank) or `first_half` (the first half of the ranks). layout: `even`, `balanced`, or `apart`
-    (predictions in a stage before that of the head).
+    each rank) or `first_half` (the first half of the ranks). layout: `even`, `balanced`, `apart`
+    (predictions in a stage before that of the head), or `ends` (embedding and head count as layers).
     alltoall: method of the exchanges of experts; `flat` where ep is 1. overlap: whether pairs run their exchanges
     beside compute.
     """

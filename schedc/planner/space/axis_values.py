@@ -128,7 +128,7 @@ RULES = (
     AxisRule(
         "vpp",
         lambda sizes: range(1, max(sizes.model.layers + sizes.model.mtp, _LARGEST_VPP) + 1),
-        (_at_most(_LARGEST_VPP, "stages of a rank"), _standard(1, 2, 4)),
+        (_at_most(_LARGEST_VPP, "stages of a rank"), _standard(1, 2, 3, 4)),
     ),
     AxisRule("ep", _expert_ranks),
     AxisRule(

@@ -35,34 +35,50 @@ OUTER = ("tp", "cp", "pp", "vpp", "ep", "microbatch", "spare")
 class InnerLaw(NamedTuple):
     """Which values of an inner axis the plans of a prefix have.
 
-    axis: a field of `InnerAxes`. says: why others are left out. keeps: of a value and a prefix.
+    axis: a field of `InnerAxes`. says: why others are left out. keeps: of a value, a prefix and the model.
     """
 
     axis: str
     says: str
-    keeps: Callable[[Any, Prefix], bool]
+    keeps: Callable[[Any, Prefix, ModelSizes], bool]
 
 
 INNER_LAWS = (
     InnerLaw(
         "orders",
         "exchanges overlap where experts lie on several ranks",
-        lambda order, at: not order.overlap or at.ep > 1,
+        lambda order, at, _: not order.overlap or at.ep > 1,
     ),
     InnerLaw(
         "levels",
         "the first stages of ranks are all stages where a rank has one",
-        lambda level, at: level[1] != "chunk0" or at.vpp > 1,
+        lambda level, at, _: level[1] != "chunk0" or at.vpp > 1,
     ),
-    InnerLaw("levels", "one rank has no half", lambda level, at: level[1] != "first_half" or at.pp > 1),
-    InnerLaw("layouts", "one rank holds all layers", lambda layout, at: layout == VALUES["layout"][0] or at.pp > 1),
+    InnerLaw("levels", "one rank has no half", lambda level, at, _: level[1] != "first_half" or at.pp > 1),
+    InnerLaw("layouts", "one rank holds all layers", lambda layout, at, _: layout == VALUES["layout"][0] or at.pp > 1),
+    InnerLaw(
+        "layouts",
+        "stages divide the layers, embedding and head together",
+        lambda layout, at, model: layout != "ends" or parts_of_model(model) % at.stages == 0,
+    ),
+    InnerLaw(
+        "layouts",
+        "a stage without layers has the embedding or the head alone",
+        lambda layout, at, model: layout == "ends" or at.stages <= model.layers + model.mtp,
+    ),
     InnerLaw(
         "methods",
         "rows travel where experts lie on several ranks",
-        lambda method, at: method == VALUES["alltoall"][0] or at.ep > 1,
+        lambda method, at, _: method == VALUES["alltoall"][0] or at.ep > 1,
     ),
 )
 """What follows for the inner axes from pp, vpp, and whether all experts lie on one rank."""
+
+
+def parts_of_model(model: ModelSizes) -> int:
+    """Layers and predictions of a model, and two: its embedding and its head."""
+    return model.layers + model.mtp + 2
+
 
 NO_SCHEDULE = "a schedule takes so many ranks, microbatches and stages"
 
@@ -172,11 +188,12 @@ class PlanSpace:
         """What each constraint on the outer axes leaves, in the order in which they are asked. No schedule is read."""
         grid = self.grid
         wholes = grid["dp"] * grid["microbatch"] * grid["microbatches"] == self.batch
-        inside = grid["pp"] * grid["vpp"] <= self.model.layers + self.model.mtp
+        stages, parts = grid["pp"] * grid["vpp"], parts_of_model(self.model)
+        inside = (stages <= parts - 2) | (parts % stages == 0)
         laws: list[tuple[str, Bools]] = [
             (f"{self.cluster.devices:,} devices are tp*cp*pp*dp", grid["devices"] == self.used),
             (f"{self.batch:,} sequences are dp*microbatch*microbatches", wholes),
-            (f"a stage of the {self.model.layers} layers is not empty", inside),
+            (f"a stage of the {self.model.layers} layers, the embedding and the head is not empty", inside),
             ("a pipeline of one rank has one stage", (grid["pp"] > 1) | (grid["vpp"] == 1)),
             ("ep divides tp*cp*dp", grid["tp"] * grid["cp"] * grid["dp"] % grid["ep"] == 0),
             (f"ranks share {self.seq:,} tokens evenly", self.seq % (grid["tp"] * grid["cp"]) == 0),
@@ -253,7 +270,7 @@ class PlanSpace:
 
         def kept(axis: str, offered: Iterable[Any]) -> tuple[Any, ...]:
             laws = [law for law in INNER_LAWS if law.axis == axis]
-            return tuple(value for value in offered if all(law.keeps(value, first) for law in laws))
+            return tuple(value for value in offered if all(law.keeps(value, first, self.model) for law in laws))
 
         return InnerAxes(
             kept("orders", options),

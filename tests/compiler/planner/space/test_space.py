@@ -9,12 +9,18 @@ import pytest
 
 from schedc.diagnostics import RequestError
 from schedc.elaborate.sizes import bind_sizes, meets_requirements
+from schedc.planner.answers.runs_on import runs_on
 from schedc.planner.presets.library import open_cluster, open_model
+from schedc.planner.price.layouts import ends_layout
+from schedc.planner.price.priced import read_back
+from schedc.planner.search.best_first import SearchOptions, search
 from schedc.planner.space.axes import OUTER_AXES, Prefix
 from schedc.planner.space.conditions import read_condition
 from schedc.planner.space.nothing_legal import nearest_batches, refuse_nothing_legal
 from schedc.planner.space.schedules import all_schedules
 from schedc.planner.space.space import PlanSpace
+from schedc.planner.times.problem import PlanProblem
+from support.short_search import short_search
 
 
 def space_of(
@@ -53,6 +59,42 @@ def test_a_wide_space_has_the_standard_one() -> None:
     standard, wide = (space_of(kind=kind, conditions=("pp == 4", "tp == 2")) for kind in ("standard", "wide"))
     assert set(standard.prefixes()) < set(wide.prefixes())
     assert standard.raw < wide.raw
+
+
+ENDS = [
+    (30, 8, 4, {"ends"}),  # 32 parts, embedding and head among them
+    (31, 8, 4, set()),
+    (30, 4, 4, {"even", "balanced", "ends"}),
+    (30, 8, 2, {"even", "balanced", "ends"}),
+    (30, 4, 3, {"even", "balanced"}),
+]
+
+
+@pytest.mark.parametrize(("layers", "pp", "vpp", "layouts"), ENDS)
+def test_embedding_and_head_count_as_layers(layers: int, pp: int, vpp: int, layouts: set[str]) -> None:
+    """Every stage has equally many parts. A stage without layers has the embedding or the head alone."""
+    wanted = (f"pp == {pp}", f"vpp == {vpp}", "tp == 1", "zero == 1", "microbatch == 1", "schedule == interleaved_1f1b")
+    space = space_of("llama-3.1-8b", conditions=wanted)
+    space = replace(space, model=replace(space.model, layers=layers), _orders={})
+    plans = [block.axes(int(number)) for block in space.blocks() for number in block.numbers()]
+    assert {plan.layout for plan in plans} == layouts
+    if "ends" in layouts:
+        parts = [len(stage) for stage in ends_layout(space.model, pp * vpp).stages]
+        assert parts == [(layers + 2) // (pp * vpp)] * (pp * vpp)
+
+
+def test_plans_whose_embedding_counts_as_a_layer_open_and_export() -> None:
+    """Searches find such plans, `check` reads their step from the files, and exports take those without pairs."""
+    required = ("pp == 8", "vpp == 4", "tp == 1", "zero == 1", "recompute == none", "ep == 8", "cp == 1")
+    space = space_of(conditions=(*required, "schedule in interleaved_1f1b, interleaved_overlap"))
+    model = replace(space.model, layers=30)
+    space = replace(space, model=model, _orders={})
+    with short_search():
+        plans = search(space, PlanProblem(model, space.cluster, 256), SearchOptions(top=3)).plans
+        assert {plan.axes.layout for plan in plans} == {"ends"}
+        for plan in plans:
+            assert read_back(plan.priced.planned).predicted.makespan == pytest.approx(plan.priced.makespan, rel=1e-12)
+            assert set(runs_on(plan.priced).values()) <= {None} or plan.axes.overlap
 
 
 def test_what_schedules_say_of_themselves() -> None:
