@@ -38,8 +38,7 @@ class Ends:
     @classmethod
     def of(cls, program: Program) -> Ends:
         """Those of a program whose messages match, by ascending number."""
-        sends = np.flatnonzero(program.kind == InstructionKind.SEND)
-        sends = sends[np.argsort(program.message[sends], kind="stable")]
+        sends = sends_of(program)
         return cls(program.rank[sends], program.peer[sends], program.channel[sends], program.ranks)
 
     def assigned(self, assignment: str) -> Int32:
@@ -63,14 +62,35 @@ class Ends:
         return int(bincount(uses // count).max(initial=1))
 
 
+def sends_of(program: Program) -> Int64:
+    """[messages] the row of the SEND of each message, by ascending number."""
+    sends = np.flatnonzero(program.kind == InstructionKind.SEND)
+    return np.asarray(sends[np.argsort(program.message[sends], kind="stable")])
+
+
 def communicators_of(program: Program) -> Int32:
     """[messages] the communicator of each message, by ascending number; 0 where the program says nothing."""
-    count = int((program.kind == InstructionKind.SEND).sum())
-    return program.communicators if program.communicators.size else np.zeros(count, np.int32)
+    return program.communicators if program.communicators.size else np.zeros(sends_of(program).size, np.int32)
 
 
-def ranks_of_communicators(ends: Ends, communicator: Int32) -> list[list[int]]:
-    """The ranks of each communicator, ascending. communicator: [messages]."""
+def communicators_like(program: Program, other: Program) -> Int32:
+    """[messages] the communicators of a program whose messages ``other`` has, too: each as there; empty for one."""
+    if not other.communicators.size:
+        return other.communicators
+    known = dict(zip(_values(other), other.communicators.tolist(), strict=True))
+    return np.array([known[value] for value in _values(program)], np.int32)
+
+
+def _values(program: Program) -> list[tuple[int, ...]]:
+    """[messages] channel, stage and microbatch of each message, by ascending number."""
+    rows = sends_of(program)
+    columns = (program.channel, program.stage, program.microbatch)
+    return list(zip(*(column[rows].tolist() for column in columns), strict=True))
+
+
+def ranks_of_communicators(program: Program) -> list[list[int]]:
+    """The ranks of each communicator, ascending; those of a number that no message has are none."""
+    ends, communicator = Ends.of(program), communicators_of(program)
     count = int(communicator.max(initial=-1)) + 1
     ranks = np.concatenate([ends.source, ends.destination]).astype(np.int64)
     uses: Int64 = np.unique(np.tile(communicator, 2) * np.int64(ends.ranks) + ranks)

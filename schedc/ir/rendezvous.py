@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -114,6 +114,18 @@ def find_stuck_instructions(program: Program, send: Int64) -> Stuck | None:
     row = rows.tolist()
     cycle = tuple(Link(row[link.waits], row[link.holds], link.blocked) for link in stuck.cycle)
     return Stuck(tuple(row[position] for position in stuck.positions), cycle)
+
+
+def runs_in_one_queue(program: Program) -> bool:
+    """Whether a program whose messages match also runs with all its messages on one communicator."""
+    sends, receives = (
+        rows[np.argsort(program.message[rows], kind="stable")]
+        for rows in (np.flatnonzero(program.kind == kind) for kind in (InstructionKind.SEND, InstructionKind.RECV))
+    )
+    between = program.peer[sends], program.rank[sends]
+    if (np.lexsort((sends, *between)) != np.lexsort((receives, *between))).any():
+        return False
+    return find_stuck_instructions(replace(program, communicators=program.communicators[:0]), sends) is None
 
 
 class _Simulation:

@@ -103,11 +103,11 @@ def _columns(table: ProgramTable) -> list[Diagnostic]:
 
 
 def _communicators(program: Program) -> list[Diagnostic]:
-    """S319: every message has a communicator, or none has one; they are numbered from 0."""
+    """S319: every message has a communicator, or none has one; there are no more of them than messages."""
     numbers, messages = program.communicators, int((program.kind == SEND).sum())
-    if not numbers.size or (numbers.shape == (messages,) and np.isin(np.arange(int(numbers.max()) + 1), numbers).all()):
+    if not numbers.size or (numbers.shape == (messages,) and 0 <= numbers.min() <= numbers.max() < messages):
         return []
-    message = f"communicators are not one number from 0 for each of {messages} messages"
+    message = f"communicators are not one number below {messages} for each of {messages} messages"
     return [Diagnostic("S319", message, help="leave the field out for one communicator", source=program.source)]
 
 

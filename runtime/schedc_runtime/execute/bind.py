@@ -12,6 +12,7 @@ from torch import nn
 
 from schedc.cell.serial import serial
 from schedc.cell.with_messages import POSTS, MovedMessage, batch_width, interleave_messages
+from schedc.ir.communicators import sends_of
 from schedc.ir.ops import FACTS, OpKind
 from schedc.ir.program import Channel, Instruction, InstructionKind, Program
 from schedc.ir.recomputed import recomputed_slots
@@ -189,7 +190,15 @@ class _Binder:
     def message(self, x: Instruction) -> MessageOperands:
         slot = self.slot(x.channel, x.stage, x.microbatch)
         edge = x.stage + 1 if x.channel == Channel.ACTIVATION else len(self.boundaries) + x.stage
-        return MessageOperands(x.kind is InstructionKind.RECV, x.peer, edge, slot, self.handle(x.message))
+        receive, carried = x.kind is InstructionKind.RECV, self.communicator[x.message]
+        return MessageOperands(receive, x.peer, edge, slot, self.handle(x.message), carried)
+
+    @cached_property
+    def communicator(self) -> dict[int, int]:
+        """The communicator of each message, by number; -1 where the program has none."""
+        messages = self.program.message[sends_of(self.program)].tolist()
+        numbers = self.program.communicators.tolist() or [-1] * len(messages)
+        return dict(zip(messages, numbers, strict=True))
 
     def slot(self, channel: int, stage: int, microbatch: int) -> int:
         """The slot of what ``stage`` produces for ``microbatch``; numbered on first use."""

@@ -85,7 +85,7 @@ def post(registers: Registers, batch: tuple[MessageOperands, ...]) -> None:
         else:
             tensors = registers.take(message.slot)
             check_tensors(tensors, specs)
-        transfers.append(Transfer(message.peer, message.receive, tensors))
+        transfers.append(Transfer(message.peer, message.receive, tensors, message.communicator))
     for message, transfer, handle in zip(batch, transfers, registers.transport.post(transfers), strict=True):
         registers.handles[message.handle] = (handle, transfer.tensors)
 

@@ -83,7 +83,8 @@ class MessageOperands(NamedTuple):
     """Operands of one SEND or RECV of a posted batch.
 
     edge: position of its shapes and dtypes in those that the executor carries (`specs_of`).
-    slot: where the value to send lies. handle: where the transport's handle is kept until the WAIT.
+    slot: where the value to send lies. handle: where the transport's handle is kept until the WAIT. communicator: as of
+    a `Transfer`.
     """
 
     receive: bool
@@ -91,6 +92,7 @@ class MessageOperands(NamedTuple):
     edge: int
     slot: int
     handle: int
+    communicator: int = -1
 
 
 class WaitOperands(NamedTuple):

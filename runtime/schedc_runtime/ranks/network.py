@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from itertools import product
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import Store  # type: ignore[attr-defined]
 
+from schedc.ir.communicators import Ends, communicators_of, ranks_of_communicators
+from schedc.ir.program import Program
+from schedc.ir.rendezvous import runs_in_one_queue
 from schedc_runtime.device.choice import gpu
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.ranks.join import meet_ranks
 from schedc_runtime.ranks.mesh import Coordinate, Mesh, PeerGroups, in_process_peer_groups, no_peers, peer_groups
 from schedc_runtime.transport.base import Transfer, Transport
-from schedc_runtime.transport.distributed import TorchTransport
+from schedc_runtime.transport.distributed import Members, TorchTransport
 from schedc_runtime.transport.in_process import InProcessNetwork
 
 
@@ -38,7 +43,7 @@ class Network:
         timeout: float,
         device: torch.device,
     ) -> None:
-        self.mesh, self.ranks = mesh, mesh.pipeline
+        self.mesh, self.ranks, self.device = mesh, mesh.pipeline, device
         self.in_process = in_process or (mesh.size == 1 and group is None)
         self.store: Store | None = None
         self.transports: dict[Coordinate, Transport] = {}
@@ -90,6 +95,57 @@ class Network:
                 f"start {mesh.size} processes, or take the mesh from the environment: Mesh.of_environment",
             )
 
+    def join_communicators(self, program: Program, timeout: float) -> None:
+        """Make the groups of a program's communicators, all processes in one order, and use each connection once.
+
+        A collective over all processes of the mesh. The first communicator that all ranks share is the pipeline's own
+        group. A group of the caller carries all messages, with a warning. Raises `RuntimeFault` where a single queue
+        would mix the messages or deadlock. timeout: seconds that a wait in a group may take.
+        """
+        if self.in_process:
+            return
+        (transport,) = self.transports.values()
+        assert isinstance(transport, TorchTransport)
+        if program.communicators.size and self._own is None:
+            if not runs_in_one_queue(program):
+                raise RuntimeFault(
+                    "the messages of this program need its communicators, and share the process group that was given",
+                    "leave `group` out, and the pipeline makes a group for each communicator",
+                )
+            warnings.warn(
+                f"{program.name} has {program.communicators.max() + 1} communicators, and its messages share the group"
+                " given: they may wait for each other. Leave `group` out, and the pipeline makes its groups.",
+                stacklevel=5,
+            )
+        elif program.communicators.size:
+            transport.communicators = self._join(ranks_of_communicators(program), timeout)
+        self._use_connections(program, transport)
+
+    def _join(self, parts: Sequence[Sequence[int]], timeout: float) -> dict[int, Members]:
+        """The groups of communicators of this process, by number. parts: the pipeline ranks of each."""
+        limit, joined = timedelta(seconds=timeout), dict[int, Members]()
+        shared = [number for number, ranks in enumerate(parts) if len(ranks) == self.ranks][:1]
+        for number, ranks in enumerate(parts):
+            for pipeline in self.mesh.pipelines() if ranks and number not in shared else ():
+                processes = [pipeline[rank] for rank in ranks]
+                group = dist.new_group(processes, backend=dist.get_backend(), timeout=limit)
+                if self.process in processes:
+                    joined[number] = Members(group, {rank: place for place, rank in enumerate(ranks)})
+        return joined
+
+    def _use_connections(self, program: Program, transport: TorchTransport) -> None:
+        """Send an element over each connection of each communicator, in one order on all ranks.
+
+        NCCL connects two ranks at their first message, which would otherwise fall into the first step.
+        """
+        ends, numbers = Ends.of(program), communicators_of(program)
+        for number, source, destination in np.unique([numbers, ends.source, ends.destination], axis=1).T.tolist():
+            if transport.rank in (source, destination):
+                peer, receive = (source, True) if transport.rank == destination else (destination, False)
+                element = torch.zeros(1, device=self.device)
+                (handle,) = transport.post([Transfer(peer, receive, (element,), number)])
+                transport.wait(handle)
+
     def reconnect(self) -> None:
         """Make new channels in one process, without the messages of a failed step."""
         for each in self.peer_groups.values():
@@ -109,10 +165,14 @@ class Network:
             for each in self.peer_groups.values():
                 each.close()
         if self._own is not None:
-            for transport in self.transports.values():
-                transport.close()
-            group, self._own = self._own, None
-            dist.destroy_process_group(group)
+            (transport,) = self.transports.values()
+            assert isinstance(transport, TorchTransport)
+            groups = [members.group for members in transport.communicators.values()]
+            transport.close()
+            groups.append(self._own)
+            self._own = None
+            for group in groups:
+                dist.destroy_process_group(group)
 
     def gather_tensors(
         self,

@@ -23,18 +23,20 @@ class Transfer(NamedTuple):
     tensors: in the shapes of the boundary's specs.
     receive: True if ``tensors`` are buffers to fill, False if they are to be sent. Before `wait`, tensors to be sent
         must not change and buffers must not be read.
+    communicator: number of the communicator of a program that carries it; -1: that of all other transfers.
     """
 
     peer: int
     receive: bool
     tensors: tuple[Tensor, ...]
+    communicator: int = -1
 
 
 class Transport(Protocol):
     """One rank's end of the network.
 
-    Every ordered pair of ranks is a channel without tags, because NCCL ignores tags: the n-th send meets the n-th
-    receive. A send completes together with its receive, as with gloo (rendezvous at every size).
+    On a communicator, every ordered pair of ranks is a channel without tags, because NCCL ignores tags: the n-th send
+    meets the n-th receive. A send completes together with its receive, as with gloo (rendezvous at every size).
     """
 
     rank: int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -19,8 +19,18 @@ class _Posted(NamedTuple):
     """The tensors of a send, which must outlive it: gloo sends without a copy."""
 
 
+class Members(NamedTuple):
+    """The process group of a communicator. place: the group rank of each of its pipeline ranks."""
+
+    group: dist.ProcessGroup
+    place: Mapping[int, int]
+
+
 class TorchTransport:
     """Sends and receives of one process group, whose group ranks are the pipeline's ranks.
+
+    communicators: the groups of a program's communicators by number. What has no number, or one that is not here, goes
+    through the group of all ranks.
 
     timeout: seconds that one wait may take. gloo raises after it; NCCL has its own watchdog, set by the timeout that
         the group was made with.
@@ -32,6 +42,7 @@ class TorchTransport:
     def __init__(self, group: dist.ProcessGroup, timeout: float, *, coalesce: bool = False) -> None:
         self.rank = dist.get_rank(group)
         self.group = group
+        self.communicators: dict[int, Members] = {}
         self._timeout = timedelta(seconds=timeout)
         self._coalesce = coalesce
         self._post_all = self._post_coalesced if coalesce else self._post_each
@@ -58,30 +69,39 @@ class TorchTransport:
 
     def close(self) -> None:
         # A group closes with its last reference, and tracebacks may keep this object alive.
+        self.communicators.clear()
         del self.group, self._post_all
+
+    def _way(self, transfer: Transfer) -> tuple[dist.ProcessGroup, int]:
+        """The process group of a transfer, and the rank of its peer there."""
+        if (members := self.communicators.get(transfer.communicator)) is None:
+            return self.group, transfer.peer
+        return members.group, members.place[transfer.peer]
 
     def _post_each(self, batch: Sequence[Transfer]) -> list[_Posted]:
         """For gloo: receives first, for a peer that posts the same batch the other way round."""
         posted: list[_Posted | None] = [None] * len(batch)
-        group = self.group
         for receive in (True, False):
-            start = group.recv if receive else group.send
             for position, transfer in enumerate(batch):
                 if transfer.receive is receive:
+                    group, peer = self._way(transfer)
+                    start = group.recv if receive else group.send
                     tensors = transfer.tensors if receive else _contiguous(transfer.tensors)
-                    posted[position] = _Posted([start([tensor], transfer.peer, 0) for tensor in tensors], tensors)
+                    posted[position] = _Posted([start([tensor], peer, 0) for tensor in tensors], tensors)
         return [handle for handle in posted if handle is not None]
 
     def _post_coalesced(self, batch: Sequence[Transfer]) -> list[_Posted]:
-        """For NCCL: one group call per batch. Otherwise crossing messages of two ranks would deadlock."""
+        """For NCCL: one call per batch and communicator. Otherwise crossing messages of two ranks would deadlock."""
         kept = [t.tensors if t.receive else _contiguous(t.tensors) for t in batch]
-        operations = [
-            dist.P2POp(dist.irecv if t.receive else dist.isend, tensor, group=self.group, group_peer=t.peer)
-            for t, tensors in zip(batch, kept, strict=True)
-            for tensor in tensors
-        ]
-        works = dist.batch_isend_irecv(operations) if operations else []
-        return [_Posted(works, tensors) for tensors in kept]
+        works: dict[int, list[Any]] = {}
+        for number in dict.fromkeys(t.communicator for t in batch):
+            operations = []
+            for t, tensors in zip(batch, kept, strict=True):
+                if t.communicator == number:
+                    start, (group, peer) = dist.irecv if t.receive else dist.isend, self._way(t)
+                    operations += [dist.P2POp(start, tensor, group=group, group_peer=peer) for tensor in tensors]
+            works[number] = dist.batch_isend_irecv(operations) if operations else []
+        return [_Posted(works[t.communicator], tensors) for t, tensors in zip(batch, kept, strict=True)]
 
 
 def wait_for(work: dist.Work, timeout: timedelta, *, on_stream: bool) -> None:

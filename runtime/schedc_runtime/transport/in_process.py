@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -24,7 +24,7 @@ class _Channel:
 
 
 class InProcessNetwork:
-    """The channels between ``ranks`` ranks of one process. `transport` returns the end of each rank.
+    """The channels between ``ranks`` ranks of one process, by communicator. `transport` returns the end of each rank.
 
     It has the strictest semantics of real networks, so that what runs here runs anywhere. A send completes only when
     its receive has been posted. Messages of a channel meet in order, without tags. There are no threads: runs are
@@ -33,14 +33,14 @@ class InProcessNetwork:
 
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks
-        self._channels = {(a, b): _Channel() for a in range(ranks) for b in range(ranks) if a != b}
+        self._channels: defaultdict[tuple[int, int, int], _Channel] = defaultdict(_Channel)
 
     def transport(self, rank: int) -> InProcessTransport:
         return InProcessTransport(rank, self)
 
     def post(self, rank: int, transfer: Transfer) -> _Pending:
         source, target = (transfer.peer, rank) if transfer.receive else (rank, transfer.peer)
-        channel, pending = self._channels[source, target], _Pending(transfer)
+        channel, pending = self._channels[source, target, transfer.communicator], _Pending(transfer)
         mine, others = (channel.receives, channel.sends) if transfer.receive else (channel.sends, channel.receives)
         if not others:
             mine.append(pending)

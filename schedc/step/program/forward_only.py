@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from schedc.ir.communicators import communicators_like
 from schedc.ir.ops import OpKind
 from schedc.ir.program import Program, computation
 from schedc.ir.schedule import Schedule
@@ -17,11 +18,14 @@ def forward_only(training: Program | Schedule, costs: Costs | None = None) -> Pr
     """The program that runs every forward of ``training`` and hands its outputs on; no REDUCE, no backward.
 
     A pair becomes its forward. The program cannot deadlock if the training order does not. A forward waits only for
-    forwards, so an order in which all ops come after what they wait for stays one when cut down to the forwards.
+    forwards, so an order in which all ops come after what they wait for stays one when cut down to the forwards. The
+    messages keep their communicators: a program for one communicator also runs on several.
     """
     schedule = training if isinstance(training, Schedule) else computation(training)[0]
-    source_name = training.source_name if isinstance(training, Program) else None
     rows = np.flatnonzero(schedule.kind == OpKind.F)
     forwards = replace(schedule.only(rows), pair=np.full(rows.size, -1, np.int32))
     program = insert_communication(forwards, costs)
-    return program if source_name is None else replace(program, source_name=source_name)
+    if not isinstance(training, Program):
+        return program
+    queues = communicators_like(program, training)
+    return replace(program, source_name=training.source_name, communicators=queues)

@@ -20,7 +20,8 @@ from schedc.compiler import analyse
 from schedc.diagnostics import DiagnosticError
 from schedc.interchange.targets import TARGETS
 from schedc.interchange.torch_lowered import to_lowered_csv
-from schedc.ir.communicators import ASSIGNMENTS, Ends, ranks_of_communicators
+from schedc.ir import rendezvous
+from schedc.ir.communicators import ASSIGNMENTS, Ends, ranks_of_communicators, sends_of
 from schedc.ir.json import program_from_json, program_to_json
 from schedc.ir.npz import program_from_npz, program_to_npz
 from schedc.ir.program import EVERY_COLUMN, InstructionKind, Program
@@ -160,10 +161,19 @@ def test_receives_may_cross_on_two_communicators_and_not_on_one() -> None:
     assert not verify_program(replace(crossed, communicators=numbers))
 
 
-@pytest.mark.parametrize("numbers", [[0], [0, 2] * 8, [-1] * 16])
+@pytest.mark.parametrize("numbers", [[0], [0, 8] * 4, [-1] * 8])
 def test_numbers_that_are_none(numbers: list[int]) -> None:
     program = replace(compiled("gpipe", 2), communicators=np.array(numbers, np.int32))
     assert [finding.code for finding in verify_program(program)] == ["S319"]
+
+
+def test_a_batch_is_an_item_of_each_queue() -> None:
+    program = compiled("dualpipev")
+    rows = sends_of(program)
+    joined = np.flatnonzero(program.batch[rows] >= 0)
+    for assignment, items in (("one", joined.size // 2), ("edge", joined.size)):
+        sends, item = rendezvous._items(program, rows, Ends.of(program).assigned(assignment))
+        assert np.unique(item[np.isin(sends, rows[joined])]).size == items > 0
 
 
 # The choice.
@@ -177,7 +187,12 @@ def test_the_smallest_assignment_that_costs_nothing_is_chosen() -> None:
     few = choose_communicators(queued, 2)
     assert (few.name, few.makespan) == ("channel", 604.0)
     assert choose_communicators(queued, 1).name == "one"
-    ranks = ranks_of_communicators(queued.ends, queued.ends.assigned("edge"))
+    near = QueuedProgram.of(compiled("vmin", 8, COSTS), COSTS)
+    assert (choose_communicators(near).name, near.makespan(near.ends.assigned("one"))) == ("direction", 1446.0)
+    looped = QueuedProgram.of(compiled("interleaved_1f1b", 8), COSTS)
+    assert looped.makespan(looped.ends.assigned("direction")) == 1328.0  # on a ring the last rank sends down
+    edges = replace(compiled("dualpipe", 8), communicators=queued.ends.assigned("edge"))
+    ranks = ranks_of_communicators(edges)
     assert sorted(ranks) == sorted([a, a + 1] for a in range(7) for _ in range(2))
 
 

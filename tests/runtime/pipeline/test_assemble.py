@@ -47,6 +47,7 @@ def test_each_part_is_set_by_one_step() -> None:
         "guard_failures": {"guard"},
         "release_modules": set(),
         "compare_ranks": {"stage_bytes"},
+        "join_communicators": set(),
         "place_works": {"alone", "placed"},
         "shard_parameters": set(),
         "accept_model": set(),

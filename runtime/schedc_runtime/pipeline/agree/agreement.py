@@ -19,6 +19,7 @@ from schedc_runtime.stage.stage import Stage
 
 _COLUMNS = (
     "rank_start", "kind", "stage", "microbatch", "stage2", "microbatch2", "backward", "peer", "message", "batch",
+    "communicators",
 )  # fmt: skip
 """The columns of a program that must be equal on all ranks."""
 

@@ -291,6 +291,12 @@ def compare_ranks(assembly: Assembly) -> None:
         check_copies([copy for part in everyone for copy in part])
 
 
+def join_communicators(assembly: Assembly) -> None:
+    """The groups of the program's communicators, which all ranks now know to be the same."""
+    with assembly.guard("joining communicators"):
+        assembly.network.join_communicators(assembly.program, assembly.settings.timeout)
+
+
 def shard_parameters(assembly: Assembly) -> None:
     """Last, since until now every step may read whole parameters."""
     if assembly.shards is not None and not assembly.construction.deferred:
@@ -326,6 +332,7 @@ STEPS: tuple[Callable[[Assembly], None], ...] = (
     guard_failures,
     release_modules,
     compare_ranks,
+    join_communicators,
     place_works,
     shard_parameters,
     accept_model,
