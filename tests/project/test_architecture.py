@@ -144,6 +144,8 @@ READERS = {
 
 def reads_waits(text: str) -> bool:
     """Whether a file reads `Dependencies.producers`, or calls `needs_of`."""
+    if "needs_of" not in text and "producers" not in text:  # most files, without a walk
+        return False
     nodes = list(ast.walk(ast.parse(text)))
     called = {node.func.id for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
     return "needs_of" in called or any(isinstance(node, ast.Attribute) and node.attr == "producers" for node in nodes)
