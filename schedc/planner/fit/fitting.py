@@ -76,10 +76,10 @@ def _mean(values: Floats | Bools) -> float:
 
 def fit_rows(measured: MeasuredRows, name: str, cross_validate: bool) -> FitResult:
     """Fits constants to rows. Needs scipy. Raises as `check_units`."""
-    check_units(measured)
     rows = measured.rows
     calibration = Calibration(measured.calibrated)
     estimator = Estimator(RunTable([row.run for row in rows]), np.array([row.step_s for row in rows]), calibration)
+    check_units(measured, estimator.predict(np.zeros(len(estimator.names))))
     whole = estimator.estimate(np.arange(len(rows)))
     validation = validate(estimator, rows, whole) if cross_validate and rows else None
     factor = round(validation.factor if validation else FACTOR, 3)

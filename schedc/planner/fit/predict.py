@@ -68,10 +68,10 @@ def predict(measured: MeasuredRows, constants: dict[str, float]) -> list[Predict
 
     Raises as `check_units`.
     """
-    check_units(measured)
     runs = [_under(row.run, constants) for row in measured.rows]
     table = PartTable.of_runs(RunTable(runs), at(constants))
     plans = [price_plan(planned_run(run, table, number)) for number, run in enumerate(runs)]
+    check_units(measured, np.array([plan.step for plan in plans]))
     return [
         PredictedRow(row, plan.step, plan.needed if row.peak_bytes else None)
         for row, plan in zip(measured.rows, plans, strict=True)

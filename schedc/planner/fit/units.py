@@ -5,10 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from schedc.diagnostics import DiagnosticError
-from schedc.planner.fit.estimate import at
+from schedc.ir.arrays import Floats
 from schedc.planner.fit.rows import MeasuredRows, finding_at
-from schedc.planner.price.priced import step_seconds
-from schedc.planner.times.table import RunTable
 
 _LEAST, _MOST = 300.0, 3000.0
 """Between these factors a step is a thousand times what the other rows say, or a thousandth of it."""
@@ -16,16 +14,15 @@ _ENOUGH = 3
 """Rows from which on most of them tell the unit."""
 
 
-def check_units(measured: MeasuredRows) -> None:
+def check_units(measured: MeasuredRows, predicted: Floats) -> None:
     """Raises `DiagnosticError` (S723) for each row whose step is about a thousand times off what most rows say.
 
-    Measured steps are compared with predictions under the medians of the priors. What counts is how far a row is from
-    the median of all rows, so that a slow machine is no fault.
+    predicted: [rows] seconds per step under any constants. What counts is how far a row is from the median of all rows,
+    so that a slow machine is no fault.
     """
     rows = measured.rows
     if len(rows) < _ENOUGH:
         return
-    predicted = step_seconds(RunTable([row.run for row in rows]), at({}))[:, 0]
     share = np.array([row.step_s for row in rows]) / predicted
     off = share / np.median(share)
     findings = []

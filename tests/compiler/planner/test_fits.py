@@ -17,6 +17,8 @@ from schedc.model.sizes import AttentionSizes, ModelSizes
 from schedc.planner.cluster.read import load_cluster
 from schedc.planner.fit.estimate import Estimator, at
 from schedc.planner.fit.fitted import beyond, fit_for, fit_text, load_fit
+from schedc.planner.fit.fitting import fit_rows
+from schedc.planner.fit.predict import predict
 from schedc.planner.fit.rows import load_rows
 from schedc.planner.fit.units import check_units
 from schedc.planner.fit.validate import choices, spearman
@@ -209,14 +211,17 @@ def test_rows_are_refused_in_their_place(old: str, new: str, code: str, tmp_path
 @pytest.mark.parametrize(("factor", "words"), [(1000.0, "milliseconds"), (0.001, "kiloseconds")])
 def test_a_row_in_another_unit_is_refused_in_its_place(factor: float, words: str) -> None:
     rows = load_rows(PUBLISHED / "korthikanti.csv")
-    check_units(rows)
-    check_units(replace(rows, rows=tuple(replace(row, step_s=row.step_s * factor) for row in rows.rows)))
+    predicted = steps(*rows.runs)
+    check_units(rows, predicted)
+    check_units(replace(rows, rows=tuple(replace(row, step_s=row.step_s * factor) for row in rows.rows)), predicted)
     second = replace(rows.rows[1], step_s=rows.rows[1].step_s * factor)
-    with pytest.raises(DiagnosticError) as raised:
-        check_units(replace(rows, rows=(rows.rows[0], second, *rows.rows[2:])))
-    (finding,) = raised.value.diagnostics
-    assert (finding.code, finding.primary.span.line) == ("S723", second.line)
-    assert words in finding.message
+    mixed = replace(rows, rows=(rows.rows[0], second, *rows.rows[2:]))
+    for checked in (lambda: predict(mixed, {}), lambda: fit_rows(mixed, "mixed", cross_validate=False)):
+        with pytest.raises(DiagnosticError) as raised:
+            checked()
+        (finding,) = raised.value.diagnostics
+        assert (finding.code, finding.primary.span.line) == ("S723", second.line)
+        assert words in finding.message
 
 
 def test_a_cluster_names_its_fit() -> None:
