@@ -18,12 +18,14 @@ from torch import Tensor
 
 from schedc_runtime.device.choice import HostCopy, device_for
 from schedc_runtime.device.simulated import SimulatedDevice, SimulatedEvent
+from schedc_runtime.errors import NonFiniteLoss
+from schedc_runtime.execute.executor import InstructionError
 from schedc_runtime.offload.boxes import PlaceOfBox
 from schedc_runtime.offload.lanes import FROM_HOST, StreamLanes
 from schedc_runtime.offload.microbatch import MicrobatchOffload, _copy
 from schedc_runtime.offload.snapshot import StageSnapshot
 from schedc_runtime.transport.collectives_in_process import SideStream, joined
-from support.simulated_cases import Watched, expert_steps, snapshot_steps, watched
+from support.simulated_cases import Watched, expert_steps, late, snapshot_steps, watched
 
 Plant = Callable[[], Any]
 
@@ -242,6 +244,16 @@ FAULTS = (
 """By name; those that are found under ``strict`` alone come last."""
 
 
+MISSED_LATE = frozenset({
+    "a collective does not wait for compute",
+    "a host buffer is given back when its fetch starts",
+    "a snapshot is read before its copies",
+    "what a collective gives is not recorded",
+    "fetched bytes are allocated on the lane",
+})  # fmt: skip
+"""Faults that change no bit where works run late: what comes too early for others is never early then."""
+
+
 def tried(fault: Fault, strict: bool) -> Watched:
     """What a watched step finds with a fault planted. strict: as in `simulated_device`."""
     with fault.plant():
@@ -260,3 +272,13 @@ def wrong(faults: Sequence[Fault] = FAULTS) -> list[str]:
         if not any(fault.lane in text.splitlines()[0] and fault.at in text for text in seen.findings):
             failed.append(f"{fault.name}: not found on {fault.lane} at {fault.at}, but: {seen.findings[:1]}")
     return failed
+
+
+def bits_under_late(fault: Fault, expected: dict[str, Tensor]) -> bool:
+    """Whether a step with a fault planted keeps its bits where works run as late as they may."""
+    try:
+        with fault.plant():
+            values = late(fault.run)
+    except (InstructionError, NonFiniteLoss):
+        return False
+    return all(torch.equal(value, expected[name]) for name, value in values.items())

@@ -47,6 +47,7 @@ class CpuDevice(ComputeDevice):
 
     def __init__(self, where: torch.device | None = None) -> None:
         self.where = where or torch.device("cpu")
+        self._lacks = {what: _LACKS.get(what, "").format(self.where.type) for what in CAPABILITIES}
 
     def stream(self, name: str, high: bool = False) -> DeviceStream:
         return _NONE
@@ -70,8 +71,7 @@ class CpuDevice(ComputeDevice):
         return False
 
     def supports(self, what: str) -> str:
-        assert what in CAPABILITIES, what
-        return _LACKS.get(what, "").format(self.where.type)
+        return self._lacks[what]
 
     def graph_pool(self) -> None:
         return None

@@ -72,7 +72,8 @@ class GpuDevice(ComputeDevice):
         return tensor.is_cuda
 
     def supports(self, what: str) -> str:
-        assert what in CAPABILITIES, what
+        if what not in CAPABILITIES:
+            raise KeyError(what)
         match what:
             case "pinned memory":
                 return self._unpinned

@@ -29,7 +29,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from schedc_runtime.device.choice import stand_in
 from schedc_runtime.device.cpu import CpuDevice
-from schedc_runtime.device.order import Clock, StreamOrder, WatchedLane, WatchedMemory
+from schedc_runtime.device.late import LateWorks
+from schedc_runtime.device.order import StreamOrder, WatchedLane, WatchedMemory
 
 _ASKING = frozenset({
     "_local_scalar_dense", "nonzero", "bincount", "masked_select", "_unique2", "unique_dim", "unique_consecutive",
@@ -49,42 +50,53 @@ _RUNTIME = Path(__file__).resolve().parents[1]
 class SimulatedStream:
     """A stream of a simulated device."""
 
-    def __init__(self, order: StreamOrder, lane: WatchedLane) -> None:
-        self.order, self.lane = order, lane
+    def __init__(self, device: SimulatedDevice, lane: WatchedLane) -> None:
+        self._device, self.lane = device, lane
 
     def synchronize(self) -> None:
-        self.order.host.follow(self.lane.clock)
+        self._device.record(self).synchronize()
 
 
 class SimulatedEvent:
     """An event of a simulated device."""
 
-    def __init__(self, order: StreamOrder, clock: Clock) -> None:
-        self._order, self._clock = order, clock
+    def __init__(self, device: SimulatedDevice, lane: WatchedLane) -> None:
+        self._device, self._lane, self._clock = device, lane, dict(lane.clock)
+        self._position = device.late.position(lane) if device.late else 0
 
     def wait(self, stream: SimulatedStream) -> None:
         stream.lane.follow(self._clock)
+        if stream.lane is self._device.order.compute:
+            self._reach()
+        elif self._device.late:
+            self._device.late.put(stream.lane, self._reach)
 
     def synchronize(self) -> None:
-        self._order.host.follow(self._clock)
+        self._device.order.host.follow(self._clock)
+        self._reach()
+
+    def _reach(self) -> None:
+        """The device has come here: late works before this place have run."""
+        if self._device.late:
+            self._device.late.run(self._lane, self._position)
 
     def query(self) -> bool:
         return False  # a device may always be late
 
 
 class SimulatedDevice(CpuDevice):
-    """Streams over the kernels of a CPU."""
+    """Streams over the kernels of a CPU. late: the works that have not run; None if works run at once."""
 
-    def __init__(self, order: StreamOrder) -> None:
+    def __init__(self, order: StreamOrder, late: LateWorks | None = None) -> None:
         super().__init__()
-        self.order = order
+        self.order, self.late = order, late
         self._known: dict[int, tuple[WatchedMemory, weakref.ref[Any]]] = {}
 
     def stream(self, name: str, high: bool = False) -> SimulatedStream:
-        return SimulatedStream(self.order, self.order.lane(name))
+        return SimulatedStream(self, self.order.lane(name))
 
     def current(self) -> SimulatedStream:
-        return SimulatedStream(self.order, self.order.current)
+        return SimulatedStream(self, self.order.current)
 
     @contextmanager
     def on(self, stream: SimulatedStream) -> Iterator[None]:
@@ -96,12 +108,13 @@ class SimulatedDevice(CpuDevice):
             self.order.current = before
 
     def record(self, stream: SimulatedStream | None = None) -> SimulatedEvent:
-        lane = self.order.current if stream is None else stream.lane
-        return SimulatedEvent(self.order, dict(lane.clock))
+        return SimulatedEvent(self, self.order.current if stream is None else stream.lane)
 
     def used_by(self, tensor: Tensor, stream: SimulatedStream) -> None:
         if (memory := self._memory(tensor)) is not None:
             memory.announced.add(stream.lane.number)
+            if self.late:
+                self.late.hold(stream.lane, tensor)
 
     def host_memory(self, count: int) -> Tensor:
         with torch.utils._python_dispatch._disable_current_modes():
@@ -118,6 +131,27 @@ class SimulatedDevice(CpuDevice):
 
     def supports(self, what: str) -> str:
         return "" if what in ("streams", "pinned memory") else super().supports(what)
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of an operation: at once, or late on a side stream and on the way to the host."""
+        order, late, name = self.order, self.late, func._schema.name.removeprefix("aten::")
+        if late is None or func.is_view or name in _MOVES | _EMPTY:
+            return func(*args, **kwargs)
+        taken = list(_tensors((*args, *kwargs.values())))
+        known = [memory for memory in map(self._memory, taken) if memory is not None]
+        if order.current is not order.compute and taken:
+            written = list(_tensors(_written(func, args, kwargs)))
+            return late.defer(order.current, (func, args, kwargs), written, self._owns)
+        if _crosses(known) and _may_be_late(name, args, kwargs) and not self.holds(args[0]):
+            return late.defer_copy(order.compute, args[0], args[1])
+        if name in _ASKING and not all(memory.host for memory in known):
+            late.run(order.compute, late.position(order.compute))
+        return func(*args, **kwargs)
+
+    def _owns(self, tensor: Tensor) -> bool:
+        """Whether the memory of a tensor [...] belongs to the current stream or to the host."""
+        memory = self._memory(tensor)
+        return memory is None or memory.host or memory.allocated is self.order.current
 
     def ran(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """An operation was called. args, kwargs: what it was given. result: what it gave."""
@@ -151,6 +185,8 @@ class SimulatedDevice(CpuDevice):
         memory = self._memory(tensor)
         if memory is not None:
             lane = self.order.host if memory.host else self.order.current
+            if self.late is not None and not memory.host:
+                self.late.run(lane, self.late.position(lane))
             writes = [memory] if memory.host and what == "numpy" else []  # an array may be written
             self.order.operate(lane, what, _place(), [memory], writes)
             self.order.host.follow(lane.clock)
@@ -184,7 +220,7 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._device = device
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
+        result = self._device.run(func, args, kwargs or {})
         self._device.ran(func, args, kwargs or {}, result)
         return result
 
@@ -206,16 +242,21 @@ class _HostReads(TorchFunctionMode):
 def simulated_device(order: str = "watch", *, strict: bool = False, lanes: Iterable[str] = ()) -> Iterator[StreamOrder]:
     """Let a simulated device serve the tensors of the CPU. Build pipelines inside: they keep streams.
 
-    order: ``watch`` finds works that no wait orders. strict: memory that other streams may use is a finding
+    order: ``watch`` finds works that no wait orders. ``late`` runs works as late as waits allow, and finds nothing by
+    itself: compare bits with those of a run without it. strict: memory that other streams may use is a finding
     when it is freed, although nothing has allocated it again. lanes: names of streams that must have run works.
 
     Raises `OrderFault` at the end for findings and for idle lanes.
     """
-    if order != "watch":
-        raise ValueError(f"order={order!r}: possible: watch")
-    device = SimulatedDevice(StreamOrder(strict))
+    if order not in ("watch", "late"):
+        raise ValueError(f"order={order!r}: possible: watch, late")
+    late = LateWorks() if order == "late" else None
+    device = SimulatedDevice(StreamOrder(strict), late)
     with stand_in(device), _HostReads(device), _Operations(device):
         yield device.order
+    if late is not None:
+        late.finish()
+        device.order.findings.clear()
     device.order.check(lanes)
 
 

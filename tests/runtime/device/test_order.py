@@ -11,8 +11,8 @@ from schedc_runtime.device.choice import HostCopy, brought, device_for
 from schedc_runtime.device.order import OrderFault
 from schedc_runtime.offload.lanes import lanes_for
 from schedc_runtime.testing import simulated_device
-from support.device_faults import FAULTS, Fault, wrong
-from support.simulated_cases import EVERY, expert_steps, snapshot_steps, unclean, watched
+from support.device_faults import FAULTS, MISSED_LATE, Fault, bits_under_late, pairs, wrong
+from support.simulated_cases import EVERY, expert_steps, late, snapshot_steps, unclean, watched
 
 CPU = torch.device("cpu")
 QUICK = [fault for fault in FAULTS if fault.run is snapshot_steps]
@@ -52,6 +52,24 @@ def test_a_lane_without_works_fails() -> None:
 def test_a_step_of_pairs_with_experts_is_clean() -> None:
     """`benchmarks/device.py clean` has eight schedules under eight plans, on two ranks."""
     assert unclean("dualpipev", "hierarchical", {"P": 1, "M": 2}) == []
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zbh1"])
+def test_late_works_keep_the_bits(schedule: str) -> None:
+    plain, lately = snapshot_steps(schedule), late(lambda: snapshot_steps(schedule))
+    assert [name for name, value in plain.items() if not torch.equal(value, lately[name])] == []
+
+
+def test_late_works_keep_the_bits_of_pairs_with_experts() -> None:
+    plain, lately = pairs(), late(pairs)
+    assert [name for name, value in plain.items() if not torch.equal(value, lately[name])] == []
+
+
+def test_late_works_show_faults_in_bits() -> None:
+    plain = snapshot_steps()
+    kept = {fault.name for fault in QUICK if bits_under_late(fault, plain)}
+    assert kept == MISSED_LATE & {fault.name for fault in QUICK}
+    assert len(QUICK) - len(kept) == 6
 
 
 def test_views_are_one_memory() -> None:
@@ -94,16 +112,16 @@ def test_host_copies_and_uploads() -> None:
         copy = HostCopy(rows)
         rows.zero_()
         assert copy.join().tolist() == [3, 1, 2]
-    for late in (lambda copy: copy.tensor.tolist(), lambda copy: copy.tensor.numpy(), lambda copy: copy.tensor.sum()):
+    for early in (lambda copy: copy.tensor.tolist(), lambda copy: copy.tensor.numpy(), lambda copy: copy.tensor.sum()):
         with pytest.raises(OrderFault, match="host does not wait for compute"), simulated_device():
-            late(HostCopy(torch.ones(3)))
+            early(HostCopy(torch.ones(3)))
     plain: Any = HostCopy(rows)
     assert plain.join() is rows
 
 
 def test_an_order_that_is_not_there_is_refused() -> None:
-    with pytest.raises(ValueError, match="possible: watch"), simulated_device("early"):
+    with pytest.raises(ValueError, match="possible: watch, late"), simulated_device("early"):
         pass
     assert device_for(CPU).supports("streams") == "cpu has no streams"
-    with pytest.raises(AssertionError):
+    with pytest.raises(KeyError):
         device_for(CPU).supports("wings")
