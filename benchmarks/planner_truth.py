@@ -4,6 +4,7 @@
     python benchmarks/planner_truth.py networks --json
     python benchmarks/planner_truth.py intervals --json [--cases FILES]
     python benchmarks/planner_truth.py prices --json [--cases 500] [--seed 0] [--jobs 2]
+    python benchmarks/planner_truth.py rows --json [--cases FILES]
     python benchmarks/planner_truth.py monotone --json [--cases 20000] [--seed 0] [--jobs 2]
 
 Each word prints `cases`, `failed`, the names of what failed, and figures. Exit status 1: a case failed.
@@ -25,12 +26,14 @@ from truth.intervals import intervals
 from truth.monotone import monotone
 from truth.networks import networks
 from truth.prices import prices
+from truth.rows import rows
 
 WORDS: dict[str, Callable[[Options], Verdict]] = {
     "families": families,
     "networks": networks,
     "intervals": intervals,
     "prices": prices,
+    "rows": rows,
     "monotone": monotone,
 }
 

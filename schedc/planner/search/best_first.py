@@ -293,8 +293,8 @@ class _BestFirst:
             return SearchStanding(None, None, min((plan.step_s for plan in self.exact), default=None))
         limited = self.so_far.full and not self.options.exhaustive
         limit = self.so_far.last if limited else inf
-        end = int(np.searchsorted(self._bounds, limit, side="right"))
-        policies = np.flatnonzero(self.candidates.policy[:end])[self.ordered :]
+        below, end = (int(np.searchsorted(self._bounds, limit, side=side)) for side in ("left", "right"))
+        policies = np.flatnonzero(self.candidates.policy[:below])[self.ordered :]  # those at the limit are not ordered
         fixed = self.next + np.flatnonzero(~self.candidates.policy[self.next : end])
         waiting = [value[0] for value, _, plan in self.waiting if value[0] <= limit and not plan.exact]
         best = min((plan.step_s for plan in self.exact), default=None)

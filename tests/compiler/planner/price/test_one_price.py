@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[4] / "benchmarks"))
 
 from truth.cases import Options
 from truth.prices import prices
+from truth.rows import left_out, row_cases
 
 CONSTANTS = {"gemm": 0.71, "launch": 0.9e-3, "ep": 0.43, "hbm": 0.66, "split": 1.07, "dp": 0.5, "chunk": 1.7e-3}
 
@@ -88,15 +89,57 @@ def test_a_row_says_whether_ranks_wait(tmp_path: Path) -> None:
     assert load_rows(rows).rows[0].run.problem.stack == SEARCHED
 
 
-RARE = {"pairs", "predictions", "context ranks", "tensor ranks", "expert ranks", "policy", "experts", "zero 3"}
+PUBLISHED = Path(__file__).parents[4] / "benchmarks" / "published"
+EMPTY = "a stage without layers has the embedding or the head alone"
+RARE = {
+    "pairs",
+    "predictions",
+    "context ranks",
+    "tensor ranks",
+    "expert ranks",
+    "policy",
+    "experts",
+    "zero 3",
+    "layout ends",
+}
 
 
-@pytest.mark.parametrize(("cases", "seed"), [(25, 1), pytest.param(60, 1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("cases", "seed"), [(25, 2), pytest.param(60, 1, marks=pytest.mark.slow)])
 def test_rows_searches_files_bars_and_fits_have_one_price(cases: int, seed: int) -> None:
     with short_search():
         verdict = prices(Options(cases, seed))
     assert (verdict.cases, verdict.failed) == (cases, ()), verdict.figures["failures"]
     assert verdict.figures["rows with"].keys() >= RARE | ({"spread of loads"} if cases > 100 else set())
+
+
+def test_a_published_row_on_a_domain_with_idle_devices_is_a_plan() -> None:
+    """GPT-OSS-120B with EP 64 on 64 devices of domains of 72: a search finds what `--predict` says, to the last bit."""
+    measured = load_rows(PUBLISHED / "mbridge_26_04_01.csv")
+    rows = [row for row in measured.rows if row.run.model.name == "GPT-OSS-120B" and row.run.axes.ep == 64]
+    assert {(row.run.cluster.levels[0].size, row.run.axes.devices) for row in rows} >= {(72, 64)}
+    cases = row_cases(replace(measured, rows=tuple(rows)))
+    assert [(case.reason, case.off) for case in cases] == [("", 0.0)] * len(rows)
+
+
+LEFT_OUT = {
+    "zerobubble_t4": {
+        "microbatch 6: only powers of two are tried",
+        "microbatch 3: only powers of two are tried",
+        EMPTY,
+    },
+    "mbridge_26_04": {"vpp 12: no space has more than 8 stages of a rank", EMPTY},
+    "mindspeed_rc2": set(),
+}
+
+
+@pytest.mark.parametrize("name", LEFT_OUT)
+def test_published_rows_are_plans_or_a_rule_leaves_them_out(name: str) -> None:
+    runs = {row.name: row.run for row in load_rows(PUBLISHED / f"{name}.csv").rows}
+    reasons = {row: left_out(run) for row, run in runs.items()}
+    assert {*reasons.values()} - {""} == LEFT_OUT[name]
+    for row, reason in reasons.items():
+        model, axes = runs[row].model, runs[row].axes
+        assert (axes.stages > model.layers) == (reason == EMPTY) or reason.startswith(("microbatch", "vpp"))
 
 
 EXPLAINED = [
