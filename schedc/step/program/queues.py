@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from schedc.ir.arrays import Bools, Floats, Int8, Int32, Int64, bincount, repeat
-from schedc.ir.communicators import ASSIGNMENTS, MOST, Ends
+from schedc.ir.communicators import ASSIGNMENTS, MOST, Ends, sends_of
 from schedc.ir.program import InstructionKind, Program, computation
 from schedc.step.costs.costs import Costs
 from schedc.step.dependencies import Dependencies
@@ -76,8 +76,7 @@ class QueuedProgram:
         stage_costs = costs.resolved(program.stages)
         if duration is None:
             duration = durations(Dependencies.of(computation(program)[0]), stage_costs)
-        sends = np.flatnonzero(program.kind == _SEND)
-        sends = sends[np.argsort(program.message[sends], kind="stable")]
+        sends = sends_of(program)
         message = np.full(len(program), -1, np.int64)
         of_messages = (program.kind >= _SEND) & (program.kind <= _WAIT)
         message[of_messages] = np.searchsorted(program.message[sends], program.message[of_messages])
