@@ -18,6 +18,7 @@ from schedc.ir.program import computation
 from schedc.step.dependencies import Dependencies
 from schedc.step.program.insert_works import placed_in
 from schedc_runtime import Cut, Pipeline
+from schedc_runtime.device.choice import gpu
 from schedc_runtime.execute.executor import InstructionError
 from schedc_runtime.execute.instruction_names import instruction_label, sentence
 from schedc_runtime.offload import microbatch
@@ -172,7 +173,7 @@ def test_what_a_user_may_do_wrong_is_told_and_the_pipeline_stays(monkeypatch: py
     pipe = Pipeline(blocks, program, loss_fn=loss_fn, in_process=True, example=rows, cut=Cut(segmented=False))
     first, lanes = pipe.modules[0], pipe._assembly.lanes
     careless = next(block for block in first.modules() if isinstance(block, Careless))
-    lanes[0].buffers.pinned = True  # there is nothing here that pins memory
+    lanes[0].buffers._device = gpu.GpuDevice(torch.device(gpu.TYPE, 0))  # there is nothing here that pins memory
     with pytest.warns(UserWarning, match="of pinned host memory cannot be had") as warnings:
         expected = pipe.step(rows, rows)
     assert len(warnings) == 1
