@@ -93,7 +93,7 @@ dist: setup  ## source distribution and wheel, built from it as a user's pip doe
 bench: setup  ## every benchmark, one after the other; run it when nothing else runs
 	@for name in compile timeline planner claims cold_start executor split_backward overlap alltoall batch_gemm recompute hot_experts moe_step products routes host_asks imbalance policies dropout tune; do $(BIN)/python benchmarks/$$name.py || exit 1; done
 	@for name in compiled deferral dropout families large loop masks shapes split-cost tied; do $(BIN)/python benchmarks/trainers.py $$name || exit 1; done
-	@for word in families networks prices monotone; do $(BIN)/python benchmarks/planner_truth.py $$word || exit 1; done
+	@for word in families networks prices rows monotone; do $(BIN)/python benchmarks/planner_truth.py $$word || exit 1; done
 	@$(BIN)/python benchmarks/planned.py --toys 5 --seed 1 --top 6
 
 gpu: setup  ## what only a GPU can tell: build/gpu.json, and the table of docs/gpu.md; without a GPU nothing is measured

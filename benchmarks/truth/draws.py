@@ -66,8 +66,13 @@ def _unaligned(rng: random.Random, model: ModelSizes) -> ModelSizes:
 
 
 def _roomy(rng: random.Random, cluster: Cluster) -> Cluster:
-    """The cluster with memory for any plan, starts that files can say, and a peak of 8 bits."""
-    levels = tuple(replace(level, alpha_s=max(level.alpha_s, _START)) for level in cluster.levels)
+    """The cluster with memory for any plan, starts that files can say, a peak of 8 bits, and rails here and there."""
+    own = random.Random(f"{cluster.devices} {cluster.levels[0].Bps}")  # other draws stay as they are
+    rails = [number > 0 and own.random() < 0.5 for number in range(len(cluster.levels))]
+    levels = tuple(
+        replace(level, alpha_s=max(level.alpha_s, _START), rails=on_rails)
+        for level, on_rails in zip(cluster.levels, rails, strict=True)
+    )
     peak = cluster.device.peak
     if "fp8" not in peak and rng.random() < 0.5:
         peak = {**peak, "fp8": 2.0 * peak["bf16"]}

@@ -107,6 +107,7 @@ def _traits(plan: PlannedStep) -> list[str]:
         f"zero {axes.zero}": True,
         f"recompute {axes.recompute} {axes.where}": True,
         f"layout {axes.layout}": True,
+        "rails": any(level.rails for level in problem.cluster.levels),
         axes.alltoall: axes.ep > 1,
         axes.schedule: True,
         problem.precision: True,
@@ -189,6 +190,7 @@ def _cluster_lines(cluster: Cluster) -> Iterator[str]:
         yield f'name = "{level.name}"'
         for name in ("size", "alpha_s", "Bps", "nics", "oversubscription"):
             yield f"{name} = {getattr(level, name)!r}"
+        yield f"rails = {str(level.rails).lower()}"
 
 
 def _inline(values: Mapping[str, float]) -> str:

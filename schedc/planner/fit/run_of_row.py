@@ -85,6 +85,8 @@ def _placed_row(ranks: Cluster, said: int, group: int) -> tuple[Cluster, int]:
     domain = ranks.levels[0].size
     if said >= domain:
         raise ValueError(f"{said} spare devices in domains of {domain}")
+    if said and (domain - said) % ranks.per_node:
+        raise ValueError(f"{said} spare devices of a domain leave part of a node of {ranks.per_node} devices")
     if placed(ranks, said).devices == ranks.devices:
         return ranks, said
     if ranks.devices % (domain - said):

@@ -304,6 +304,29 @@ def test_rows_whose_schedule_does_not_take_their_sizes_are_refused(
 
 
 @pytest.mark.parametrize(
+    ("cells", "message"),
+    [
+        ("64,1,1,8,even", ""),
+        ("66,1,1,6,even", "6 spare devices of a domain leave part of a node of 4 devices"),
+        ("64,1,1,72,even", "72 spare devices in domains of 72"),
+        ("1,8,3,0,ends", "layout `ends`: 24 stages do not divide 32 parts"),
+        ("1,8,4,0,ends", ""),
+    ],
+)
+def test_rows_that_split_a_node_or_a_part_are_refused(cells: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    head = "model,layers,hidden,heads,seq,cluster,step_s,microbatch,schedule,batch,dp,pp,vpp,spare,layout\n"
+    row = f"GPT,30,2048,16,1024,gb200-nvl72,0.8,1,interleaved_1f1b,{64 * 66},{cells}\n"
+    path.write_text(head + (row if ",1,1," not in row else row.replace("interleaved_1f1b", "1f1b")), encoding="utf-8")
+    if not message:
+        assert len(load_rows(path).rows) == 1
+        return
+    with pytest.raises(DiagnosticError, match="S723") as caught:
+        load_rows(path)
+    assert message in caught.value.diagnostics[0].message
+
+
+@pytest.mark.parametrize(
     ("schedule", "experts", "message"),
     [
         ("1f1b", "8,2,64,8", ""),
