@@ -21,9 +21,11 @@ def short_search() -> Generator[None]:
     whole = local_search.VARIED, local_search.TRIES_PER_TASK
     forget_programs()
     _search(VARIED, TRIES_PER_TASK)
-    yield
-    _search(*whole)
-    forget_programs()
+    try:
+        yield
+    finally:
+        _search(*whole)
+        forget_programs()
 
 
 def search_shortly_on_ranks() -> None:

@@ -82,6 +82,7 @@ def test_a_layer_has_its_bits_under_the_rules_of_a_gpu(method: Method, monkeypat
             assert alike(ours.tensors, theirs.tensors), case
 
 
+@pytest.mark.slow
 def test_steps_have_their_bits_under_the_rules_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Through a plan, a router and its capacity: losses, parameters and buffers after a step."""
     for way in ("flat\n  capacity 1.0", "hierarchical\n  capacity 1.0", "allgather\n  sizes bounded 4"):

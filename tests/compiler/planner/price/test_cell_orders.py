@@ -92,6 +92,7 @@ def test_no_step_falls_where_a_part_of_a_cell_takes_longer() -> None:
     assert moved > 60
 
 
+@pytest.mark.slow
 def test_steps_under_many_constants_are_those_of_each() -> None:
     """Also where ranks do not wait for each other. Files have the order of the constants that they are for."""
     rng = np.random.default_rng(2)

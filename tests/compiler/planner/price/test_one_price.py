@@ -104,12 +104,12 @@ RARE = {
 }
 
 
-@pytest.mark.parametrize(("cases", "seed"), [(25, 2), pytest.param(60, 1, marks=pytest.mark.slow)])
-def test_rows_searches_files_bars_and_fits_have_one_price(cases: int, seed: int) -> None:
-    with short_search():
-        verdict = prices(Options(cases, seed))
-    assert (verdict.cases, verdict.failed) == (cases, ()), verdict.figures["failures"]
-    assert verdict.figures["rows with"].keys() >= RARE | ({"spread of loads"} if cases > 100 else set())
+@pytest.mark.slow
+@short_search()
+def test_rows_searches_files_bars_and_fits_have_one_price() -> None:
+    verdict = prices(Options(60, 1))
+    assert (verdict.cases, verdict.failed) == (60, ()), verdict.figures["failures"]
+    assert verdict.figures["rows with"].keys() >= RARE | {"spread of loads"}
 
 
 def test_a_published_row_on_a_domain_with_idle_devices_is_a_plan() -> None:

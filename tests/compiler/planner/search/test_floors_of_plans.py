@@ -80,6 +80,7 @@ def test_no_floor_is_below_its_bound(drawn: Drawn) -> None:
     assert np.median(share) > 0.85
 
 
+@pytest.mark.slow
 def test_no_price_is_below_its_floor(drawn: Drawn) -> None:
     found = simulate_plans([(planned, 0.0) for planned in drawn.plans.values()], drawn.orders, drawn.usable)[:3]
     prices = [price_plan(each.planned).step for each in found]
