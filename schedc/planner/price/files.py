@@ -8,6 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
+from schedc.cell.compiled_search import first_of
 from schedc.cell.cost_batch import CellCostBatch
 from schedc.cell.costs import CellCosts
 from schedc.cell.graph import StageShape
@@ -35,6 +36,9 @@ from schedc.step.cells.fixed_programs import FixedPrograms
 from schedc.step.costs.costs import SCHEMA
 from schedc.step.dependencies import Dependencies
 from schedc.units import digits, equations
+
+_LIKE_THIS = 10
+"""Plans with other cells that a search prices besides: 10 to 50 for published models."""
 
 
 def _unsaid(problem: PlanProblem, axes: PlanAxes) -> Iterator[str]:
@@ -136,7 +140,8 @@ class PlannedStep:
         key = dependencies, self.graphs, self.orderings
         if key not in self.programs:
             cells = cell_forms(dependencies, *self.graphs)
-            self.programs[key] = FixedPrograms.of(dependencies, cells, self.orderings)
+            with first_of(_LIKE_THIS):
+                self.programs[key] = FixedPrograms.of(dependencies, cells, self.orderings)
         times = self.programs[key].times(costs, table.p2p[rows])
         return times.span if self.problem.stack.free_steps else times.makespan
 

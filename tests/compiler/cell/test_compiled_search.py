@@ -120,5 +120,9 @@ def test_loops_are_loaded_when_interpreted_searches_have_cost_as_much(
     assert compiled.loops_for(10) is None
     os.utime(kept, (0, 0))
     assert compiled.loops_for(10**6) is None, "older than the source"
-    compiled.interpreted(10.0)
+    with compiled.first_of(10):
+        compiled.interpreted(0.8)
+    assert compiled.loops_for(10**6) is None, "the first of ten took 0.8 s, and those before 0.5 s"
+    with compiled.first_of(2):
+        compiled.interpreted(0.6)
     assert compiled.loops_for(10**6) is loops
