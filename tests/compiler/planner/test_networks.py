@@ -197,6 +197,20 @@ def test_files_of_straddling_plans_have_the_price_of_the_search() -> None:
         assert plan.occupied == (288 if spare else 256)
 
 
+def test_files_of_tensor_groups_that_straddle_domains_open() -> None:
+    """Domains of 2 inside of nodes of 6: groups of 3 fill a node, and no line says the domain."""
+    inner, outer = open_cluster("h100", 24).levels
+    levels = (replace(inner, size=2), replace(outer, size=24))
+    cluster = replace(open_cluster("h100", 24), per_node=6, levels=levels, source=None)
+    problem = PlanProblem(open_model("gpt2").at(960), cluster, 48)
+    for tp, said in ((3, False), (2, True)):
+        axes = PlanAxes(tp, 1, 2, 1, 1, 12 // tp, 1, 1, 48 * tp // 12, "1f1b")
+        table = PartTable.of(problem, [axes.split])
+        plan = price_plan(PlannedStep(problem, axes, open_choice("1f1b"), table))
+        assert read_back(plan.planned).predicted.makespan == pytest.approx(plan.makespan, rel=1e-9)
+        assert ("node 2" in plan.plan_text) == said
+
+
 def lanes_of(cluster: Cluster, splits: Sequence[RankSplit], **constants: float) -> Floats:
     """[2, splits] seconds of a dispatch over NICs and over links of Qwen3-30B-A3B."""
     problem = PlanProblem(open_model("qwen3-30b-a3b").at(4096), cluster, 256, constants)
