@@ -135,7 +135,7 @@ def test_the_fullest_rank_holds_its_rows() -> None:
             assert plan.peaks == priced[1.0, axes].peaks
     assert buffers[2] - buffers[0] == 4 * 4096 * 8 * model.hidden == 2 * (buffers[1] - buffers[0])
     plans = {axes for _, axes in priced}
-    assert len(plans) == 10
+    assert len(plans) == 15
     for axes in plans:
         even, half, twice = (priced[skew, axes].needed for skew in (1.0, 1.5, 2.0))
         assert twice > half > even
