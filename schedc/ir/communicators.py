@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from schedc.ir.arrays import Int8, Int32, Int64, bincount
-from schedc.ir.program import InstructionKind, Program
+from schedc.ir.program import Channel, InstructionKind, Program
 
 ASSIGNMENTS = (
     "one", "direction", "pair", "channel", "edge", "direction and channel", "pair and channel", "edge and channel",
@@ -77,15 +77,16 @@ def communicators_like(program: Program, other: Program) -> Int32:
     """[messages] the communicators of a program whose messages ``other`` has, too: each as there; empty for one."""
     if not other.communicators.size:
         return other.communicators
-    known = dict(zip(_values(other), other.communicators.tolist(), strict=True))
-    return np.array([known[value] for value in _values(program)], np.int32)
+    own, others = (_values(each, program.stages) for each in (program, other))
+    by_value = np.argsort(others)
+    return np.asarray(other.communicators[by_value[np.searchsorted(others, own, sorter=by_value)]])
 
 
-def _values(program: Program) -> list[tuple[int, ...]]:
-    """[messages] channel, stage and microbatch of each message, by ascending number."""
+def _values(program: Program, stages: int) -> Int64:
+    """[messages] a number for the channel, stage and microbatch of each message, by ascending number of the message."""
     rows = sends_of(program)
-    columns = (program.channel, program.stage, program.microbatch)
-    return list(zip(*(column[rows].tolist() for column in columns), strict=True))
+    microbatch = program.microbatch[rows].astype(np.int64)
+    return np.asarray((microbatch * len(Channel) + program.channel[rows]) * stages + program.stage[rows])
 
 
 def ranks_of_communicators(program: Program) -> list[list[int]]:

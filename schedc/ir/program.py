@@ -202,11 +202,11 @@ class Program(Columns):
             vars(self)["work"] = _no_work(self.kind)
 
     @classmethod
-    def derived(cls, columns: Deferred, choose: Callable[[Program], Int32], **fields: Any) -> Program:
+    def derived(cls, columns: Deferred, choose: Callable[[Program], object], **fields: Any) -> Program:
         """A Program whose columns besides ``kind``, and whose communicators, are worked out when they are first read.
 
         It is the same value as one that was given all of them: compiling needs few, and at ten million ops all of
-        them together are larger than everything else. choose: gives its communicators.
+        them together are larger than everything else. choose: says its communicators (`settle`).
         """
         program = object.__new__(cls)
         vars(program).update(
@@ -214,12 +214,17 @@ class Program(Columns):
         )
         return program
 
+    def settle(self, communicators: Int32) -> None:
+        """Say the communicators, [messages], that were to be worked out; nothing changes where they are known."""
+        if vars(self).pop("_choose", None):
+            vars(self)["communicators"] = communicators
+
     if not TYPE_CHECKING:  # other names than those of fields stay unknown
 
         def __getattr__(self, name: str) -> Any:
             """A column that is read for the first time; only asked for what is not there."""
             if name == "communicators" and "_choose" in vars(self):
-                vars(self)[name] = vars(self).pop("_choose")(self)
+                vars(self)["_choose"](self)
                 return vars(self)[name]
             if name not in COLUMNS or "_deferred" not in vars(self):
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")

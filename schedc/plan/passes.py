@@ -91,8 +91,8 @@ class Step:
     """The verdict on each claim of the schedule."""
     instructions: Program = _LATER
     """The instruction streams, with the works."""
-    communicators: ChosenCommunicators = _LATER
-    """The communicators of the messages, and what one would cost."""
+    communicators: ChosenCommunicators | None = _LATER
+    """The communicators of the messages, and what one would cost; None where one costs nothing, as messages do."""
 
     @property
     def schedule(self) -> Schedule:

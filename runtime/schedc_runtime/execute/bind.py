@@ -190,15 +190,16 @@ class _Binder:
     def message(self, x: Instruction) -> MessageOperands:
         slot = self.slot(x.channel, x.stage, x.microbatch)
         edge = x.stage + 1 if x.channel == Channel.ACTIVATION else len(self.boundaries) + x.stage
-        receive, carried = x.kind is InstructionKind.RECV, self.communicator[x.message]
+        receive, carried = x.kind is InstructionKind.RECV, self.communicator.get(x.message, -1)
         return MessageOperands(receive, x.peer, edge, slot, self.handle(x.message), carried)
 
     @cached_property
     def communicator(self) -> dict[int, int]:
-        """The communicator of each message, by number; -1 where the program has none."""
-        messages = self.program.message[sends_of(self.program)].tolist()
-        numbers = self.program.communicators.tolist() or [-1] * len(messages)
-        return dict(zip(messages, numbers, strict=True))
+        """The communicator of each message, by number; empty where the program has none."""
+        if not self.program.communicators.size:
+            return {}
+        messages = self.program.message[sends_of(self.program)]
+        return dict(zip(messages.tolist(), self.program.communicators.tolist(), strict=True))
 
     def slot(self, channel: int, stage: int, microbatch: int) -> int:
         """The slot of what ``stage`` produces for ``microbatch``; numbered on first use."""

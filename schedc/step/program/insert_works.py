@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from schedc.ir.arrays import Floats, Int8, Int32, Int64
+from schedc.ir.arrays import Floats, Int8, Int64
 from schedc.ir.program import COLUMNS, InstructionKind, Program
 from schedc.ir.works import WorkKind
 from schedc.step.costs.costs import Costs
@@ -17,7 +18,7 @@ from schedc.step.dependencies import Dependencies
 from schedc.step.numba_kernels import kernels
 from schedc.step.placed_works import DEFAULT_PLACES, Events, PlacedWorks, WorkPlace
 from schedc.step.program import loops
-from schedc.step.program.queues import needed_communicators
+from schedc.step.program.queues import queued_messages
 
 _POSTED, _WAITED, _CLOSING, _PLACES = 0, 6, 8, 13
 """Places inside a gap of posts, of waits for messages, and of the cell or the reductions that close the gap."""
@@ -41,7 +42,7 @@ def insert_works(
     dependencies: those of the schedule that the program was made from. Works add no wait between ranks, so a program
     that runs to its end still does. Works that the program has already stay where they are.
     costs: those of the stages, by which communicators are chosen again; without them the program keeps its own.
-    time: [works] on the lanes; duration: [cells] from inside, as of `needed_communicators`. Such a program has no
+    time: [works] on the lanes; duration: [cells] from inside, as of `queued_messages`. Such a program has no
     works before.
     """
     if not len(placed):
@@ -56,15 +57,15 @@ def insert_works(
     rank_start = program.rank_start + np.searchsorted(placed.events.gap, first)
     fields = {name: value for name, value in vars(program).items() if name in _FIELDS}
     more = {"rank_start": rank_start, "kind": kind, "works": placed.works, "work": work}
-    choose = partial(_communicators, program)
+    choose: Callable[[Program], object] = partial(_keep_communicators, program)
     if costs is not None:
-        choose = partial(needed_communicators, costs=costs, time=time, duration=duration)
+        choose = partial(queued_messages, costs=costs, time=time, duration=duration)
     return Program.derived(columns, choose, **fields, **more)
 
 
-def _communicators(program: Program, _with_works: Program) -> Int32:
-    """[messages] those of the program without the works."""
-    return program.communicators
+def _keep_communicators(program: Program, with_works: Program) -> None:
+    """Both have the same communicators."""
+    with_works.settle(program.communicators)
 
 
 _FIELDS = (

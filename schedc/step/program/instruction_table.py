@@ -16,7 +16,7 @@ from schedc.ir.ops import FIRST_OF_PAIR
 from schedc.ir.program import Channel, InstructionKind, Program
 from schedc.ir.schedule import Schedule
 from schedc.step.costs.costs import Costs
-from schedc.step.program.queues import needed_communicators
+from schedc.step.program.queues import queued_messages
 from schedc.step.program.reductions import Reductions
 
 Values = npt.NDArray[Any]
@@ -98,7 +98,7 @@ class InstructionTable:
         schedule = self.schedule
         return Program.derived(
             self,
-            partial(needed_communicators, costs=costs, duration=duration),
+            partial(queued_messages, costs=costs, duration=duration),
             **schedule.shared(),
             rank_start=rank_start,
             kind=self.kind,

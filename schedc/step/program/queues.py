@@ -234,27 +234,24 @@ def choose_communicators(program: QueuedProgram, most: int = 0) -> ChosenCommuni
     return min(tried, key=lambda each: each.makespan)
 
 
-def needed_communicators(
-    program: Program, costs: Costs, time: Floats | None = None, duration: Floats | None = None
-) -> Int32:
-    """[messages] the communicators of a program without any, as `choose_communicators` says; empty for one.
-
-    costs: as of `QueuedProgram.of`; so are time [works] and duration [cells].
-    """
-    chosen = choose_communicators(QueuedProgram.of(program, costs, time, duration), program.plan.communicators)
-    return chosen.communicator if chosen.per_rank > 1 else np.zeros(0, np.int32)
-
-
 def queued_messages(
     program: Program,
     costs: Costs,
     posted: Program | None = None,
     time: Floats | None = None,
     duration: Floats | None = None,
-) -> ChosenCommunicators:
+) -> ChosenCommunicators | None:
     """The communicators of a program, chosen again; of ``posted``, its messages as a file posts them, if there are any.
 
-    costs: as of `QueuedProgram.of`; so are time [works] of ``program`` and duration [cells].
+    None where messages take no time, and their order follows the times of cells: they never wait in one queue.
+
+    costs: as of `QueuedProgram.of`, by which the program was ordered; so are time [works] of ``program`` and duration
+    [cells]. A ``program`` whose communicators nobody has read yet then has these, or none where one is enough.
     """
-    given = (program, costs, time) if posted is None else (posted, costs, None)
-    return choose_communicators(QueuedProgram.of(*given, duration), program.plan.communicators)
+    if posted is not None:
+        return choose_communicators(QueuedProgram.of(posted, costs, None, duration), program.plan.communicators)
+    chosen = None
+    if costs.p2p or costs.cell is not None or len(program.works):
+        chosen = choose_communicators(QueuedProgram.of(program, costs, time, duration), program.plan.communicators)
+    program.settle(chosen.communicator if chosen is not None and chosen.per_rank > 1 else np.zeros(0, np.int32))
+    return chosen

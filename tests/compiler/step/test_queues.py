@@ -35,7 +35,7 @@ from schedc.step.costs.lanes import LaneEngine
 from schedc.step.dependencies import Dependencies
 from schedc.step.program.insert_communication import insert_communication
 from schedc.step.program.insert_works import insert_works
-from schedc.step.program.queues import QueuedProgram, choose_communicators
+from schedc.step.program.queues import QueuedProgram, choose_communicators, queued_messages
 from schedc.step.timeline import durations
 from schedc.step.work_runs import run_with_works
 from support.paths import ROOT
@@ -174,6 +174,18 @@ def test_a_batch_is_an_item_of_each_queue() -> None:
     for assignment, items in (("one", joined.size // 2), ("edge", joined.size)):
         sends, item = rendezvous._items(program, rows, Ends.of(program).assigned(assignment))
         assert np.unique(item[np.isin(sends, rows[joined])]).size == items > 0
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_messages_that_take_no_time_never_wait_in_one_queue(seed: int) -> None:
+    """Of a program that is ordered by the same costs. So nothing is chosen there."""
+    draw, schedule = random.Random(seed), random_schedule(seed)
+    own = ([draw.choice([1.0, 2.0, 3.0, 7.0, 20.0]) for _ in range(schedule.stages)] for _ in "FIW")
+    costs = Costs(*map(tuple, own))
+    program = insert_communication(schedule, costs)
+    assert queued_messages(program, costs) is None
+    queued = QueuedProgram.of(program, costs)
+    assert queued.makespan(queued.ends.assigned("one")) == queued.makespan(None)
 
 
 # The choice.
