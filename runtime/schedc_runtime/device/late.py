@@ -26,8 +26,6 @@ class LateWorks:
     """The works of each lane that have not run. A position in a lane is the number of works before it."""
 
     def __init__(self) -> None:
-        self.running = False
-        """Whether a late work runs now: its operations are not seen a second time."""
         self._waiting: dict[WatchedLane, deque[Callable[[], None]]] = {}
         self._done: dict[WatchedLane, int] = {}
         self._held: dict[WatchedLane, list[tuple[int, Any]]] = {}
@@ -48,12 +46,7 @@ class LateWorks:
         """Run the works of a lane up to a position."""
         waiting = self._waiting.get(lane, deque())
         while waiting and self._done.get(lane, 0) < position:
-            work = waiting.popleft()
-            before, self.running = self.running, True
-            try:
-                work()
-            finally:
-                self.running = before
+            waiting.popleft()()
             self._done[lane] = self._done.get(lane, 0) + 1
         if lane in self._held:
             self._held[lane] = [pair for pair in self._held[lane] if pair[0] > self._done.get(lane, 0)]
