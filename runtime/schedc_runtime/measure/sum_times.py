@@ -40,7 +40,7 @@ def time_halves(communicator: Communicator, device: torch.device, warmup: int, r
 def per_gigabyte(everyone: Sequence[list[list[float]]]) -> float:
     """Milliseconds of half a sum of 10^9 bytes: the slope of a line through the sizes. everyone: by rank.
 
-    Of each repetition the slowest rank counts, of repetitions the median.
+    A repetition takes as long as its slowest rank. A size takes the median of its repetitions.
     """
     slowest = np.array(everyone).max(axis=0)
     speed, _ = fitted_line([mega * 2.0**20 for mega in SUMMED_MEGABYTES], [median(taken) for taken in slowest.tolist()])

@@ -21,7 +21,6 @@ from schedc.planner.fit.fitting import fit_rows
 from schedc.planner.fit.predict import predict
 from schedc.planner.fit.rows import load_rows
 from schedc.planner.fit.units import check_units
-from schedc.planner.fit.validate import choices, spearman
 from schedc.planner.presets.library import open_cluster, open_model
 from schedc.planner.presets.tables import files
 from schedc.planner.price.files import planned_run
@@ -362,15 +361,6 @@ def test_fewer_rows_than_constants_and_one_model_are_said(tmp_path: Path) -> Non
     assert "all rows are of one model: no model can be left out" in text
 
 
-def test_rank_correlation_is_that_of_scipy() -> None:
-    stats = needed("scipy.stats")
-    draw = np.random.default_rng(3)
-    for _ in range(20):
-        a, b = draw.integers(0, 6, 9).astype(float), draw.random(9)
-        assert spearman(a, b) == pytest.approx(stats.spearmanr(a, b).statistic)
-    assert spearman(np.ones(4), np.arange(4.0)) == 0.0
-
-
 @short_search()
 def test_the_fit_of_the_910b_meets_the_published_plan_of_718b() -> None:
     """TP 8 on attention, PP 16, VPP 2, EP 32 on 6,144 devices at 238 tokens/s each; 8,192 tokens (arXiv 2505.04519).
@@ -391,12 +381,3 @@ def test_the_fit_of_the_910b_meets_the_published_plan_of_718b() -> None:
     plan = price_plan(planned_run(run, table, 0))
     assert run.problem.tokens / run.axes.devices / plan.step == pytest.approx(238, rel=0.15)
     assert plan.fits
-
-
-def test_rows_of_one_step_are_a_choice() -> None:
-    rows = load_rows(PUBLISHED / "zerobubble_t4.csv").rows
-    groups = choices(rows, np.arange(len(rows)))
-    assert groups
-    for group in groups.values():
-        assert len({(rows[row].run.model, rows[row].run.problem.sequences) for row in group}) == 1
-        assert len({rows[row].run.axes.schedule for row in group}) > 1

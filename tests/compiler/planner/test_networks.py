@@ -287,7 +287,7 @@ def test_rails_turn_the_hops_of_context_rings_between_domains() -> None:
 @pytest.mark.slow
 @short_search()
 def test_plans_are_slower_by_the_levels_that_their_groups_cross() -> None:
-    """Of the 1,000 levels of `planner_truth.py networks` some, and pairs that overlap on 288 devices."""
+    """Some of the 1,000 levels that `planner_truth.py networks` tries, and pairs that overlap on 288 devices."""
     cases = [
         *all_networks(LEVELS[::37], "not overlap"),
         searched_placements(288, 16, "schedule == 1f1b_overlap", "overlap"),

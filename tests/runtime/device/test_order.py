@@ -22,7 +22,7 @@ OTHERS = [
     if fault.name in ("compute does not wait for a collective", "what a collective takes is not recorded",
                       "the host reads sizes before the event")
 ]  # fmt: skip
-"""Of collectives and sizes; `benchmarks/device.py faults` has all 16."""
+"""Faults in collectives and sizes. `benchmarks/device.py faults` plants all 16."""
 
 
 @pytest.mark.parametrize("fault", [*QUICK, *OTHERS], ids=lambda fault: fault.name)
