@@ -7,11 +7,13 @@ import pytest
 from project import house, house_imports, house_shapes, prose
 
 
+@pytest.mark.slow
 def test_no_more_sentences_break_a_rule_than_before() -> None:
     """Mend what `python tests/project/house.py --file PATH` prints, and lower `prose.LEFT`."""
     assert sum(len(prose.faults(path)) for path in prose.files()) <= prose.LEFT
 
 
+@pytest.mark.slow
 def test_public_docstrings_say_shapes_and_units() -> None:
     paths = [path for package in house_imports.PACKAGES for path in house_imports.sources(package)]
     assert [

@@ -249,6 +249,7 @@ def test_a_skew_and_a_precision_reach_the_files(tmp_path: Path) -> None:
     assert json.loads(checked.stdout)["makespan"] == pytest.approx(plan["makespan_s"], rel=1e-9)
 
 
+@pytest.mark.slow
 def test_loads_spread_unless_their_skew_is_said(tmp_path: Path) -> None:
     """Everything that says a step says that the spread is assumed. The step and its memory are those of cv=0.4."""
     where = "pp == 4 and ep == 4 and tp == 1 and cp == 1 and vpp == 1 and zero == 1 and microbatch == 1"
@@ -294,6 +295,7 @@ def test_plans_of_megatron_core_are_exported(tmp_path: Path) -> None:
             assert result.exit_code == 0, result.output
 
 
+@pytest.mark.slow
 def test_a_recorded_routing_skews_groups_as_it_has_them(tmp_path: Path) -> None:
     """Ranks of a group of two have the rows of two recorded neighbours."""
     asked = ("plan", "qwen3-30b-a3b", "h100", "-D", "devices=16", "--batch", "64x4096", "--top", "1", "--json")
@@ -326,6 +328,7 @@ def test_a_recorded_routing_skews_groups_as_it_has_them(tmp_path: Path) -> None:
     assert "give one" in schedc(*asked, "--routing", str(record), "--skew", "2").stderr
 
 
+@pytest.mark.slow
 def test_a_spread_of_loads_skews_larger_groups_more() -> None:
     """And 1.2@4 is the spread at which the fullest of four ranks has 1.2 times the mean."""
     asked = ("plan", "qwen3-30b-a3b", "h100", "-D", "devices=16", "--batch", "64x4096", "--top", "1", "--json")

@@ -113,6 +113,7 @@ def test_a_plan_that_the_runtime_does_not_run_has_no_job() -> None:
     assert job_text("sky", plan, "01", refused) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", JOB_SUFFIXES)
 def test_a_job_checks_and_compiles_its_plan_and_starts_the_trainer(kind: str, tmp_path: Path) -> None:
     plan, folder, script = priced(), tmp_path / "plans", tmp_path / "script"

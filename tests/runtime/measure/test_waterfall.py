@@ -48,6 +48,7 @@ def test_lent_experts_take_rows_from_the_fullest_rank(waterfall: ModuleType) -> 
     assert waterfall.hot_of(waterfall.expected(0, 1.0), step, times) == ()
 
 
+@pytest.mark.slow
 def test_each_step_is_predicted_to_be_shorter(waterfall: ModuleType) -> None:
     times = waterfall.Times.of(1.1)
     seconds = [waterfall.predicted(step, times, 1.5) for step in waterfall.STEPS]

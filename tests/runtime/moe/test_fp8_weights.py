@@ -50,6 +50,7 @@ def steps(pipe: Pipeline) -> list[Tensor]:
     return results
 
 
+@pytest.mark.slow
 def test_a_step_rounds_each_weight_once_for_each_direction(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = "  experts 8 top 2 precision fp8 or fallback\n  topology nodes 2 x 1\n"
     program = compiled("1f1b", {"P": 1, "M": 4}, lines)

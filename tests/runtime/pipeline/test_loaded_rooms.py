@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import schedc
 from schedc.ir.json import program_to_json
 
@@ -32,6 +34,7 @@ NOT_ASKED_FOR = [
 ]
 
 
+@pytest.mark.slow
 def test_a_step_loads_neither_the_language_nor_what_nobody_asks_for(tmp_path: Path) -> None:
     (tmp_path / "mine.sched").write_text("plan mine = 1f1b(P = 2, M = 4) {\n  layers 4\n  tokens 4\n}\n")
     path = tmp_path / "mine.json"

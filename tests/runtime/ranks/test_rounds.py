@@ -145,6 +145,7 @@ def test_ranks_that_come_for_other_reasons_are_named() -> None:
     assert on_ranks(4, act) == [(told, 4)] * 4
 
 
+@pytest.mark.slow
 def test_who_is_late_or_has_left_is_named() -> None:
     def late(plane: ControlPlane) -> Any:
         if plane.process in (1, 2):

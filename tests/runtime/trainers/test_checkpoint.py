@@ -70,6 +70,7 @@ def test_another_number_of_ranks_goes_on_with_the_same_bits(tmp_path: Path, tied
         assert [name for name, value in expected.items() if not torch.allclose(state[name], value, near, near)] == []
 
 
+@pytest.mark.slow
 def test_experts_and_replicas_may_be_others(tmp_path: Path) -> None:
     """Four replicas, each with half of the experts, save; then one with all of them, then four with a quarter."""
     kept, stored = tmp_path / "kept", []

@@ -112,6 +112,7 @@ def test_rows_searches_files_bars_and_fits_have_one_price() -> None:
     assert verdict.figures["rows with"].keys() >= RARE | {"spread of loads"}
 
 
+@pytest.mark.slow
 def test_a_published_row_on_a_domain_with_idle_devices_is_a_plan() -> None:
     """GPT-OSS-120B with EP 64 on 64 devices of domains of 72: a search finds what `--predict` says, to the last bit."""
     measured = load_rows(PUBLISHED / "mbridge_26_04_01.csv")

@@ -51,6 +51,7 @@ def drawn(request: pytest.FixtureRequest) -> Drawn:
     return Drawn(request.param)
 
 
+@pytest.mark.slow
 @short_search()  # graphs do not depend on the order inside of cells
 def test_graphs_are_those_of_the_files_of_a_plan(drawn: Drawn) -> None:
     for place in drawn.places[:3]:

@@ -30,6 +30,7 @@ def searched(model: str, devices: int, conditions: tuple[str, ...], layers: int 
     return search(space, PlanProblem(space.model, space.cluster, 64), SearchOptions(policy_seconds=0.0, **options))  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "devices", "conditions"),
     [

@@ -112,6 +112,7 @@ def test_a_pace_that_varies_leaves_a_range() -> None:
     assert least == max(0.0, 16.0 - 2 * (2.0 * (8 + 8**2 / 2)) ** 0.5)
 
 
+@pytest.mark.slow
 @short_search()
 def test_the_rest_of_a_search_takes_what_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a clock by which each plan that is simulated, priced or ordered takes a second, each range holds the rest."""
