@@ -5,16 +5,21 @@
 Instruction: one rank has four stages and 16 microbatches, interleaved 1F1B, no communication. The hand-written loop,
 schedc and torch run the same stage modules in the same order. The loop calls only the modules and autograd's engine,
 and is the fastest loop that we know (`torch.autograd.backward` would add some 10 us per backward). schedc and torch run
-as their users run them, from the batch to the loss, so that all bookkeeping counts.
+as their users run them, from the batch to the loss, so that all bookkeeping counts. Processor time of one thread.
+
+Stream: one process has four ranks with a stage each, 1F1B with 64 microbatches, 2,048 instructions. A stage adds one
+parameter. Processor time; the loop calls the same modules and autograd's engine, without messages, in an order that
+dependencies allow.
 
 Step: four processes over gloo, a small GPT, the schedules that both have, the same modules and data.
 
-Instrument: wall clock; for a step, rank 0's clock around a barrier. schedc and torch take turns in the same processes
+Instrument of a step: wall clock of rank 0 around a barrier. schedc and torch take turns in the same processes
 and alternate in who comes first.
 
 Printed: for an instruction, the microseconds by which schedc and torch exceed the loop, divided by the number of
-computed ops, from the fastest run of each. For a step, medians of both, and the median of the ratios of neighbouring
-steps, which a machine that gets slower or faster does not change.
+computed ops, from the fastest run of each. For a stream the same of schedc, from the least processor time of 12 runs.
+For a step, medians of both, and the median of the ratios of neighbouring steps, which a machine that gets slower or
+faster does not change.
 """
 
 from __future__ import annotations
@@ -77,13 +82,24 @@ class LinearBlock(nn.Module):
         return x + self.linear(self.norm(x))
 
 
+class OneAddition(nn.Module):
+    """Adds a parameter of the same shape: the least that autograd has a node and a gradient for."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.weight
+
+
 def squares(output: Tensor, target: Tensor) -> Tensor:
     return ((output - target) ** 2).mean()
 
 
 def hand_written(modules: Sequence[nn.Module], program: Program) -> Callable[[Tensor, Tensor], None]:
-    """The program's computation without a runtime: the ops of its one rank as a plain loop."""
-    ops = [(OpKind(x.kind), x.stage, x.microbatch) for x in program.instructions(0)]
+    """The program's computation without a runtime: the ops of its ranks as a plain loop."""
+    ops = in_turn(program)
     last, one = len(modules) - 1, torch.ones(())
     run_backward = torch.autograd.Variable._execution_engine.run_backward
 
@@ -105,6 +121,24 @@ def hand_written(modules: Sequence[nn.Module], program: Program) -> Callable[[Te
                 grads[stage, m] = entered.pop((stage, m)).grad
 
     return step
+
+
+def in_turn(program: Program) -> list[tuple[OpKind, int, int]]:
+    """(kind, stage, microbatch) of each op: ranks take turns, each until an op needs what no op has given yet."""
+    streams = [[x for x in program.instructions(rank) if x.computes] for rank in range(program.ranks)]
+    ops: list[tuple[OpKind, int, int]] = []
+    given: set[tuple[OpKind, int, int]] = set()
+    while any(streams):
+        for stream in streams:
+            while stream:
+                kind, stage, m = op = OpKind(stream[0].kind), stream[0].stage, stream[0].microbatch
+                before = (kind, stage - 1, m) if kind is OpKind.F else (kind, stage + 1, m)
+                if before not in given and stage != (0 if kind is OpKind.F else program.stages - 1):
+                    break
+                given.add(op)
+                ops.append(op)
+                del stream[0]
+    return ops
 
 
 def torch_schedule(name: str, modules: dict[int, nn.Module], stages: int, count: int, loss_fn: Any) -> Any:
@@ -130,21 +164,24 @@ class _Single(nn.Module):
         return result[0] if isinstance(result, tuple) else result
 
 
-def in_turns(repetitions: int, *functions: Callable[[], Any]) -> list[list[float]]:
-    """Seconds of every run of each function. The functions take turns, in order and in reverse."""
+def in_turns(
+    repetitions: int, *functions: Callable[[], Any], clock: Callable[[], float] = time.perf_counter
+) -> list[list[float]]:
+    """Seconds of ``clock`` of every run of each function. The functions take turns, in order and in reverse."""
     times: list[list[float]] = [[] for _ in functions]
     turns = list(enumerate(functions))
     for repetition in range(repetitions):
         for index, function in turns if repetition % 2 else reversed(turns):
-            start = time.perf_counter()
+            start = clock()
             function()
-            times[index].append(time.perf_counter() - start)
+            times[index].append(clock() - start)
     return times
 
 
 def instruction_overhead(rank: int, world_size: int, repetitions: int) -> dict[str, float]:
     """Microseconds per op beyond the hand-written loop, from the fastest of many runs of each."""
     torch.manual_seed(0)
+    torch.set_num_threads(1)
     program = schedc.compile("interleaved_1f1b", P=1, M=MICROBATCHES, v=STAGES)
     model = Blocks()
     batch, targets = torch.randn(2 * MICROBATCHES, 16), torch.randn(2 * MICROBATCHES, 16)
@@ -158,12 +195,31 @@ def instruction_overhead(rank: int, world_size: int, repetitions: int) -> dict[s
         lambda: peer.step(batch, target=targets, losses=[]),
     ]
     in_turns(5, *runs)
-    hand, ours, theirs = (min(times) * 1e6 for times in in_turns(repetitions, *runs))
+    hand, ours, theirs = (min(times) * 1e6 for times in in_turns(repetitions, *runs, clock=time.process_time))
     ops = len(program)
     return {
         "overhead_us": (ours - hand) / ops, "torch_overhead_us": (theirs - hand) / ops,
         "hand_written_us": hand / ops, "ops": float(ops),
     }  # fmt: skip
+
+
+def stream_overhead(rank: int, world_size: int, repetitions: int) -> dict[str, float]:
+    """Microseconds of processor time per op beyond the hand-written loop, for ranks that share this process."""
+    torch.set_num_threads(1)
+    program = schedc.compile("1f1b", P=4, M=64)
+    model = nn.Sequential(*[OneAddition(4) for _ in range(program.stages)])
+    batch, targets = torch.randn(2, program.microbatches, 4)
+    loop = hand_written(plain_modules(partition(copy.deepcopy(model), program.stages, example=batch[:1])), program)
+    pipe = Pipeline(model, program, loss_fn=squares, in_process=True)
+    runs = [lambda: loop(batch, targets), lambda: pipe.step(batch, targets)]
+    in_turns(3, *runs)
+    hand, ours = (min(times) * 1e6 for times in in_turns(repetitions, *runs, clock=time.process_time))
+    ops = 2 * program.stages * program.microbatches
+    return {
+        "cpu_us_per_op": (ours - hand) / ops,
+        "hand_written_cpu_us": hand / ops,
+        "instructions": float(len(program)),
+    }
 
 
 def whole_step(rank: int, world_size: int, schedule: str, repetitions: int) -> dict[str, float]:
@@ -202,12 +258,13 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=30)
     options = parser.parse_args()
     (overhead,) = pool(1).run("executor:instruction_overhead", repetitions=5 * options.repetitions, timeout=300)
+    (stream,) = pool(1).run("executor:stream_overhead", repetitions=12, timeout=300)
     steps = {
         name: pool(4).run("executor:whole_step", schedule=name, repetitions=options.repetitions, timeout=300)[0]
         for name in SCHEDULES
     }
     ratios = {name: result["ratio"] for name, result in steps.items()}
-    result = {**overhead, "step_ratio": max(ratios.values()), "step_ratios": ratios, "steps": steps}
+    result = {**overhead, **stream, "step_ratio": max(ratios.values()), "step_ratios": ratios, "steps": steps}
     give(result, options)
 
 
