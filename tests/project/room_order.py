@@ -27,7 +27,7 @@ LEVELS = {
     ),
     "schedc_runtime": (
         ("errors",),
-        ("device",),
+        ("device", "providers"),
         ("testing", "transport"),
         ("random_numbers",),
         ("ranks", "partition", "checkpoint", "offload"),

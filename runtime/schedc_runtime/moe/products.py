@@ -35,6 +35,7 @@ from schedc.ir.plan import Products
 from schedc_runtime.device.choice import device_for, gpu
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.fp8 import WEIGHTS, as_fp8, fp8_products
+from schedc_runtime.providers import Bits, ProviderTable
 
 
 class RowGroups(NamedTuple):
@@ -117,19 +118,25 @@ its shape has its strides, so that the optimizer needs no copy.
 
 @dataclass(frozen=True)
 class Provider:
-    """A way to multiply.
+    """A way to multiply, as `AnyProvider`.
 
-    why_not: the reason why it cannot serve a case; empty where it can. adds_alike: whether it adds each product in the
-    order of the loop on a device, so that results have the loop's bits. rounds: what it rounds the operands to; empty
-    for one that takes them as they are. fallback: who takes its place first where a plan says ``or fallback``.
+    bits: whether it adds each product in the order of the loop, so that results have the loop's bits. alike_on: types
+    of devices on which it does where ``bits`` is "own". rounds: what it rounds the operands to; empty for one that
+    takes them as they are. fallback: who takes its place first where a plan says ``or fallback``.
     """
 
     name: str
     why_not: Callable[[Case], str]
     multiply: Multiply
-    adds_alike: Callable[[torch.device], bool] = lambda device: True
+    bits: Bits = "loop"
+    alike_on: tuple[str, ...] = ()
     rounds: str = ""
     fallback: str = ""
+    kind: str = "products"
+
+    def adds_alike(self, device: torch.device) -> bool:
+        """Whether results on a device have the loop's bits."""
+        return self.bits == "loop" or device.type in self.alike_on
 
     def available(self, case: Case) -> bool:
         return not self.why_not(case)
@@ -290,18 +297,18 @@ def _quantized(left: Tensor, right: Tensor, groups: RowGroups, weight: Tensor) -
     return multiply(as_fp8(left), WEIGHTS.as_fp8(right.transpose(1, 2)).transpose(1, 2), groups, weight)
 
 
-PROVIDERS: dict[str, Provider] = {
-    provider.name: provider
-    for provider in (
+PROVIDERS = ProviderTable(
+    "products",
+    (
         Provider("bmm", _not_bmm, _bmm),
-        Provider("grouped", _not_grouped, _grouped, lambda device: device.type == "cpu"),
+        Provider("grouped", _not_grouped, _grouped, "own", ("cpu",)),
         Provider("loop", lambda case: "", _loop),
-        Provider("padded", _not_padded, _padded, lambda device: False),
-        Provider("triton", _not_triton, _triton, lambda device: False),
-        Provider("scaled_grouped", _not_scaled, _scaled, lambda device: False, "fp8", "quantized"),
-        Provider("quantized", lambda case: "", _quantized, lambda device: False, "fp8"),
-    )
-}
+        Provider("padded", _not_padded, _padded, "own"),
+        Provider("triton", _not_triton, _triton, "own"),
+        Provider("scaled_grouped", _not_scaled, _scaled, "own", rounds="fp8", fallback="quantized"),
+        Provider("quantized", lambda case: "", _quantized, "own", rounds="fp8"),
+    ),
+)
 """By name, best first."""
 _BY_AUTO = ("bmm", "grouped", "loop")
 """Those that `auto` chooses from; the last serves everything."""
@@ -311,9 +318,7 @@ _BY_AUTO = ("bmm", "grouped", "loop")
 def provider_for(products: Products, case: Case) -> Provider:
     """The provider of a layer for a case. Raises `RuntimeFault` where a named one cannot serve it."""
     if products.name != "auto":
-        if products.name not in PROVIDERS:
-            raise RuntimeFault(f"products `{products.name}`", f"possible: auto, {', '.join(PROVIDERS)}")
-        named = PROVIDERS[products.name]
+        named = PROVIDERS.named(products.name, "auto")
         if not (reason := named.why_not(case)):
             return named
         if not products.or_fallback:
@@ -327,10 +332,11 @@ def provider_for(products: Products, case: Case) -> Provider:
 def passed_over(products: Products, case: Case) -> dict[str, str]:
     """Why better providers than the one of `provider_for` do not serve a case, by name."""
     chosen = provider_for(products, case).name
-    better = {products.name} & PROVIDERS.keys() - {chosen}
-    if not PROVIDERS[chosen].rounds and products.name != chosen:
-        better.update(_BY_AUTO[: _BY_AUTO.index(chosen)])
-    return {name: reason for name in PROVIDERS if name in better and (reason := PROVIDERS[name].why_not(case))}
+    better = {} if products.name in ("auto", chosen) else {products.name: PROVIDERS.named(products.name)}
+    if products.name != chosen and not PROVIDERS[chosen].rounds:
+        better |= {name: PROVIDERS[name] for name in _BY_AUTO[: _BY_AUTO.index(chosen)]}
+    ordered = sorted(better, key=[*PROVIDERS, products.name].index)
+    return {name: reason for name in ordered if (reason := better[name].why_not(case))}
 
 
 def compared_bitwise(products: Products, device: torch.device) -> Products:
@@ -341,8 +347,9 @@ def compared_bitwise(products: Products, device: torch.device) -> Products:
     alike = [name for name, provider in PROVIDERS.items() if provider.adds_alike(device)]
     if products.name == "auto":
         return products if set(_BY_AUTO) <= set(alike) else Products("loop")
-    if products.name not in alike:
-        rounds = PROVIDERS[products.name].rounds
+    named = PROVIDERS.named(products.name)
+    if not named.adds_alike(device):
+        rounds = named.rounds
         why = f"it rounds to {rounds}" if rounds else f"it adds in an order of its own on {device.type}"
         raise RuntimeFault(
             f"products {products.name}: {why}, and bits are to be compared",
