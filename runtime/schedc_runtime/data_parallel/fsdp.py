@@ -231,12 +231,10 @@ class DenseSharding(Sharding[DenseShards]):
         for module in modules:
             self._shards[id(module)] = DenseShards(module)
 
-    def abort(self) -> None:
+    def take_groups(self) -> list[dist.ProcessGroup]:
         # Over gloo replicas that wait for this one do so up to the timeout.
         group, self._group = self._group, None
-        if group is not None:
-            group.abort()  # FSDP2 and its mesh keep references to it
-            dist.destroy_process_group(group)
+        return [] if group is None else [group]
 
     def parts_of(self, module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         parameters = dict(module.named_parameters())

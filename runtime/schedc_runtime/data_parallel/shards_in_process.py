@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from schedc.ir.program import Program
@@ -167,8 +168,8 @@ class InProcessSharding(Sharding[InProcessShards]):
             parameters = [parameter for parameter in module.parameters() if parameter not in kept]
             self._shards[id(module)] = InProcessShards(parameters, replicas)
 
-    def abort(self) -> None:
-        """Nothing is in flight behind a failure: the communicators begin anew."""
+    def take_groups(self) -> list[dist.ProcessGroup]:
+        return []
 
     def joined(self, modules: Sequence[nn.Module]) -> dict[str, Tensor]:
         """The whole tensors of a stage by name. modules: [replicas] those of the stage."""

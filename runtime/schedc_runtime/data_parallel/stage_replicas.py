@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from schedc.ir.program import Instruction, InstructionKind, Program
@@ -222,8 +223,8 @@ class Sharding(ABC, Generic[Shards]):
         """
 
     @abstractmethod
-    def abort(self) -> None:
-        """Give up the collectives in flight."""
+    def take_groups(self) -> list[dist.ProcessGroup]:
+        """The process groups of the shards, for the caller to leave behind a failure."""
 
     @abstractmethod
     def parts_of(self, module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -77,6 +77,10 @@ class ComputeDevice(Protocol):
         """An event behind all works so far of a stream; of the current one by default."""
         ...
 
+    def reached(self, event: Any, seconds: float) -> bool:
+        """Let the host wait for an event, at most so long. Whether the device has come there."""
+        ...
+
     def used_by(self, tensor: Tensor, stream: Any) -> None:
         """Tell the allocator that a stream uses a tensor [...] which another stream has allocated.
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from schedc_runtime.device import cuda as gpu
 from schedc_runtime.device.base import ComputeDevice, DeviceEvent
 from schedc_runtime.device.cpu import CpuDevice
+from schedc_runtime.device.limits import await_event
 
 __all__ = ["HostCopy", "brought", "device_for", "gpu", "stand_in"]
 
@@ -46,7 +47,7 @@ class HostCopy:
     """A tensor [...] on its way from its device to the host, which goes on. What lies on a CPU is there at once."""
 
     def __init__(self, tensor: Tensor) -> None:
-        device = device_for(tensor.device)
+        self._device = device = device_for(tensor.device)
         self._event: DeviceEvent | None = None
         self.tensor = tensor
         """The copy. The host may read it behind `join`."""
@@ -56,9 +57,9 @@ class HostCopy:
             self._event = device.record()
 
     def join(self) -> Tensor:
-        """The copy [...] on the host, which waits for it."""
+        """The copy [...] on the host, which waits for it. Raises `DeviceLate` behind the limit that holds."""
         if self._event is not None:
-            self._event.synchronize()
+            await_event(self._device, self._event)
         return self.tensor
 
 

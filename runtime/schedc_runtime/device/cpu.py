@@ -61,6 +61,9 @@ class CpuDevice(ComputeDevice):
     def record(self, stream: Any = None) -> DeviceEvent:
         return _NONE
 
+    def reached(self, event: Any, seconds: float) -> bool:
+        return True
+
     def used_by(self, tensor: Tensor, stream: Any) -> None:
         return
 

@@ -5,8 +5,9 @@ Events and streams are those of torch. What concerns the machine and no single G
 
 from __future__ import annotations
 
+import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -24,6 +25,10 @@ GRAPH_BACKEND, GRAPH_OPTION = "cudagraphs", "triton.cudagraphs"
 
 _NATIVE = (9, 10)
 """Major compute capabilities for which torch has grouped products, as its own check says; 8 and 12 are others."""
+_SPIN = 1e-3
+"""Seconds that the host asks for an event without a pause: it waits for sizes in the middle of a step."""
+_LAST_RESORT = 60.0
+"""Seconds between the end of torch's own limit and twice that of the runtime."""
 _HIGH, _NORMAL = -1, 0
 """Priorities of a stream, as torch counts them."""
 
@@ -50,6 +55,16 @@ class GpuDevice(ComputeDevice):
     def record(self, stream: torch.cuda.Stream | None = None) -> torch.cuda.Event:
         event: torch.cuda.Event = (stream or self.current()).record_event()
         return event
+
+    def reached(self, event: torch.cuda.Event, seconds: float) -> bool:
+        begin = time.monotonic()
+        while not event.query():  # type: ignore[no-untyped-call]
+            waited = time.monotonic() - begin
+            if waited >= seconds:
+                return False
+            if waited > _SPIN:
+                time.sleep(_SPIN / 10)
+        return True
 
     def used_by(self, tensor: Tensor, stream: torch.cuda.Stream) -> None:
         tensor.record_stream(stream)
@@ -145,6 +160,48 @@ def high_priority() -> Any:
     options: Any = dist.ProcessGroupNCCL.Options()
     options.is_high_priority_stream = True
     return options
+
+
+def group_limit(backend: str, seconds: float) -> float:
+    """The limit of a process group in whose waits a rank gives up after ``seconds``.
+
+    NCCL's watchdog ends the whole process, without a word about other ranks. It is left the last resort, for a host
+    that is stuck in a call of CUDA.
+    """
+    return 2 * seconds + _LAST_RESORT if BACKEND in backend else seconds
+
+
+def abort_groups(groups: Sequence[dist.ProcessGroup]) -> None:
+    """Give up whatever is in flight in process groups, all from this thread.
+
+    NCCL's communicators are aborted in one bracket, as torch does with all groups: an abort may else wait for another
+    communicator of the same device. `destroy_process_group` comes behind all of it, since it waits for works.
+    """
+    brackets = [backend for group in groups if (backend := _communicators(group)) is not None][:1]
+    for backend in brackets:
+        backend._group_start()
+    try:
+        for group in groups:
+            group.abort()
+    finally:
+        for backend in brackets:
+            backend._group_end()
+
+
+def carries(group: dist.ProcessGroup) -> bool:
+    """Whether a group's works run in streams of GPUs, where those of a lost rank stay until they are aborted."""
+    return _communicators(group) is not None
+
+
+def _communicators(group: dist.ProcessGroup) -> Any:
+    """The backend of NCCL behind a group; None where another one carries its messages."""
+    if not dist.is_nccl_available():
+        return None
+    try:
+        backend = group._get_backend(torch.device(TYPE))
+    except RuntimeError:
+        return None
+    return backend if isinstance(backend, dist.ProcessGroupNCCL) else None
 
 
 def pageable(options: dict[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ forward. Collectives of processes wait on the host, as gloo does.
 from __future__ import annotations
 
 import sys
+import time
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -62,6 +63,7 @@ class SimulatedEvent:
 
     def __init__(self, device: SimulatedDevice, lane: WatchedLane) -> None:
         self._device, self._lane, self._clock = device, lane, dict(lane.clock)
+        self.ends = not device.stopped
         self._position = device.late.position(lane) if device.late else 0
 
     def wait(self, stream: SimulatedStream) -> None:
@@ -91,6 +93,8 @@ class SimulatedDevice(CpuDevice):
         super().__init__()
         self.order, self.late = order, late
         self._known: dict[int, tuple[WatchedMemory, weakref.ref[Any]]] = {}
+        self.stopped = False
+        """Whether events recorded from now on never end, as behind a message that never comes."""
 
     def stream(self, name: str, high: bool = False) -> SimulatedStream:
         return SimulatedStream(self, self.order.lane(name))
@@ -109,6 +113,13 @@ class SimulatedDevice(CpuDevice):
 
     def record(self, stream: SimulatedStream | None = None) -> SimulatedEvent:
         return SimulatedEvent(self, self.order.current if stream is None else stream.lane)
+
+    def reached(self, event: SimulatedEvent, seconds: float) -> bool:
+        if event.ends:
+            event.synchronize()
+        else:
+            time.sleep(seconds)
+        return event.ends
 
     def used_by(self, tensor: Tensor, stream: SimulatedStream) -> None:
         if (memory := self._memory(tensor)) is not None:

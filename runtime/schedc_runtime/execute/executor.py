@@ -13,6 +13,7 @@ from torch.autograd.profiler import record_function
 from schedc.ir.program import Program
 from schedc_runtime.execute.code import Code
 from schedc_runtime.execute.instruction_names import instruction_label, sentence
+from schedc_runtime.execute.places import DevicePlaces
 from schedc_runtime.execute.registers import Registers
 from schedc_runtime.ranks.progress import mark
 from schedc_runtime.transport.base import Transport
@@ -76,6 +77,8 @@ class Executor:
         """The distinct labels of micro-steps, which marks count in."""
         numbers = {text: number for number, text in enumerate(self.labels)}
         self._marks = [mark(step.row, numbers[step.label]) for step in code.steps]
+        self.places: DevicePlaces | None = None
+        """How far the device has come, where it may wait for other ranks behind the host's back."""
         self.position = len(code.steps)
         """Index of the step that is running; the number of steps if none is."""
         self.reset()

@@ -20,6 +20,7 @@ import torch
 
 from schedc_runtime.device.base import ComputeDevice, DeviceEvent, DeviceStream
 from schedc_runtime.device.choice import device_for
+from schedc_runtime.device.limits import await_event
 from schedc_runtime.offload.host_buffers import HostBuffers
 
 TO_HOST, FROM_HOST = "d2h", "h2d"
@@ -107,7 +108,7 @@ class StreamLanes:
         handle.wait(self.device.current())
 
     def wait(self, handle: DeviceEvent) -> None:
-        handle.synchronize()
+        await_event(self.device, handle)
 
     def close(self) -> None:
         for stream in self._streams.values():

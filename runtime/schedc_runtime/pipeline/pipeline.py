@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from schedc.cell import CellCosts
 from schedc.ir.program import Program
 from schedc.plan import Plan
+from schedc_runtime.device.limits import check_seconds
 from schedc_runtime.execute.executor import Interval
 from schedc_runtime.execute.micro_steps import CellSource
 from schedc_runtime.moe.kernels import Kernels
@@ -69,7 +70,8 @@ class Pipeline:
     rng: how the model's forward draws random numbers, such as those of dropout. ``"by name"``: as a function of
         ``seed``, `steps`, the microbatch, and the module that draws. ``"torch"``: from torch's generators as they
         stand, which gives other numbers with every number of ranks.
-    timeout: seconds that a rank waits for another before the step fails and names what every rank waits on.
+    timeout: seconds that a rank waits for another, or for its device to end anything, before the step fails and names
+        what every rank waits on.
     check_finite: name the stage and microbatch that made the loss NaN or infinite.
     compare_copies: number of steps between comparisons of parameters that several ranks hold; 0: never.
     example: a batch as of `step`, of which only shapes and plain values count: the model is cut by what it does on it.
@@ -105,6 +107,7 @@ class Pipeline:
         kernels: Kernels = (),
     ) -> None:
         check_kinds(model=model, program=program, loss_fn=loss_fn, count_fn=count_fn, cut=cut, mesh=mesh)
+        check_seconds("timeout", timeout)
         place = None if device is None else torch.device(device)
         settings = (model, program, loss_fn, cut or Cut(), mesh, plan, cells, group, in_process, timeout)
         others = (place, rng, seed, example, example_dims, compile, tuple(kernels))

@@ -116,6 +116,10 @@ class ControlPlane:
         self._store: Any = None if store is None else store.clone()
         self._reports: Any = None if store is None else store.clone()
         self._round, self._lists = 0, _Lists()
+        self.grace = 0.0
+        """Seconds that a round waits longer: a rank whose device has stopped reports that itself."""
+        self.on_look: Callable[[], object] = lambda: None
+        """Called while this rank waits in a round, to show others where its device stands."""
         self.everyone = tuple(range(len(names)))
         """The numbers of all processes."""
         self._interval = min(1.0, timeout / 5)
@@ -243,7 +247,7 @@ class ControlPlane:
 
     def _wait(self, what: str) -> str:
         """The answer of this round, which another rank will give."""
-        key, deadline = answer_key(self._round), time.monotonic() + self.timeout
+        key, deadline = answer_key(self._round), time.monotonic() + self.timeout + self.grace
         while True:
             if (dead := self.presence.ended()) and not self._store.check([key]):
                 names = ", ".join(self.names[process] for process in dead)
@@ -254,10 +258,19 @@ class ControlPlane:
             except dist.DistStoreError:
                 if (failure := self._failure(wait=0.0)) is not None:
                     raise as_error(failure, self.name) from None
+                self.on_look()
                 if time.monotonic() > deadline and (late := self.presence.late(key)):
                     names = ", ".join(self.names[process] for process in late)
                     view = f"{names} did not come to {what} within {self.timeout:g} s"
                     raise self.diagnose(view, broken=False) from None
+
+    def look(self) -> None:
+        """Raise what has stopped another rank, if anything has; for a rank that waits for its own device."""
+        if (failure := self._failure(wait=0.0)) is not None:
+            raise as_error(failure, self.name)
+        if dead := self.presence.ended():
+            lost = self.names[dead[0]]
+            raise self.diagnose(f"{self.name} waited for its device", broken=True, peer=lost)
 
     def publish(self, text: str) -> None:
         """Tell the others that this rank failed by itself."""
@@ -267,11 +280,11 @@ class ControlPlane:
         """Wake the ranks that wait for the next answer of this rank, which will not come."""
         self._ask(lambda store: store.compare_set(answer_key(self._round + 1), "", f"{LOST}{self.process}"), None)
 
-    def diagnose(self, view: str, *, broken: bool, peer: str = "") -> RuntimeFault:
+    def diagnose(self, view: str, *, broken: bool, peer: str = "", help: str = "") -> RuntimeFault:
         """The error for a failed wait of this rank: another rank's failure if there is one, else what this rank sees.
 
         view: where this rank stood, and the error. broken: a connection broke; otherwise a wait took too long. peer:
-        name of the other end, if known.
+        name of the other end, if known. help: what to do about a long wait.
 
         If several ranks call this, one of them looks at all ranks and reports in its error. The others refer to it.
         """
@@ -292,7 +305,7 @@ class ControlPlane:
         lines = [f"  {line}" for line in self.presence.lines()] if self._store is not None else []
         self._tell(failure)
         whole = "\n".join([*troubles, view, "where every rank stands:", *lines])
-        return PeerFailure(failure.rank, whole) if failure.kind is FailureKind.PEER else StepTimeout(whole)
+        return PeerFailure(failure.rank, whole) if failure.kind is FailureKind.PEER else StepTimeout(whole, help)
 
     def last_words(self) -> str:
         """One line for SIGTERM: ranks of this machine that are lost, or else a report of a failure; then this rank."""

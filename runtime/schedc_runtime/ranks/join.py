@@ -20,6 +20,7 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
 from schedc_runtime.device.choice import gpu
+from schedc_runtime.device.limits import check_seconds
 from schedc_runtime.errors import PeerFailure, RuntimeFault, StepTimeout
 
 _FIRST_LOOK, _LAST_LOOK = 0.001, 0.1
@@ -43,6 +44,7 @@ def join(backend: str | None = None, *, timeout: float = 300.0) -> torch.device:
         raise RuntimeFault(
             "torch.distributed has been initialised before", "call join() instead of init_process_group, and once"
         )
+    check_seconds("timeout", timeout)
     local = int(os.environ.get("LOCAL_RANK", "0"))
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     device = None if backend == "gloo" else gpu.own_device(local, processes)

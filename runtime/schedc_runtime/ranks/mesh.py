@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch.distributed as dist
+
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.ranks.expert_group import ExpertGroup, in_process_expert_groups
 from schedc_runtime.transport.collective_calls import Communicator
-from schedc_runtime.transport.collectives import SoloCommunicator, communicator_of
+from schedc_runtime.transport.collectives import SoloCommunicator, TorchCommunicator, communicator_of
 from schedc_runtime.transport.collectives_in_process import InProcessCommunicators
 from schedc_runtime.transport.priorities import LANES, unknown
 from schedc_runtime.transport.process_groups import join_groups
@@ -137,9 +139,16 @@ class PeerGroups:
 
     def close(self) -> None:
         """Give up the collectives in flight, which wakes the ranks that wait for this one."""
-        group = self.experts
-        for communicator in (group.expert, group.rail, group.node, self.replicas, self.same_experts):
+        for communicator in self._all():
             communicator.close()
+
+    def take_groups(self) -> list[dist.ProcessGroup]:
+        """The process groups that are not closed, for the caller to leave."""
+        return [group for each in self._all() if isinstance(each, TorchCommunicator) for group in each.take_group()]
+
+    def _all(self) -> tuple[Communicator, ...]:
+        group = self.experts
+        return group.expert, group.rail, group.node, self.replicas, self.same_experts
 
 
 def no_peers() -> PeerGroups:

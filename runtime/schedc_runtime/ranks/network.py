@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from itertools import product
 
 import numpy as np
@@ -23,6 +22,7 @@ from schedc_runtime.ranks.mesh import Coordinate, Mesh, PeerGroups, in_process_p
 from schedc_runtime.transport.base import Transfer, Transport
 from schedc_runtime.transport.distributed import Members, TorchTransport
 from schedc_runtime.transport.in_process import InProcessNetwork
+from schedc_runtime.transport.process_groups import leave_groups, new_group
 
 
 class Network:
@@ -32,7 +32,8 @@ class Network:
         errors. process: number of this process. store: where processes exchange small values; None for one process.
 
     Without a ``group`` each pipeline gets a new one, so that its messages mix with no others. It is closed when the
-    pipeline fails, which wakes the ranks that wait for this one. A group of the caller stays open.
+    pipeline fails, which wakes the ranks that wait for this one. A group of the caller stays open, but what it has in
+    flight on a GPU is given up.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Network:
         self.transports: dict[Coordinate, Transport] = {}
         self.peer_groups: dict[Coordinate, PeerGroups] = {}
         self._own: dist.ProcessGroup | None = None
+        self._given = group
         if self.in_process:
             places = product(range(mesh.replicas), range(mesh.pipeline))
             self.local = [Coordinate(rank, replica) for replica, rank in places]
@@ -65,8 +67,7 @@ class Network:
         among = "everyone" if group is None else f"{group.group_name}/{dist.get_global_rank(group, 0)}"
         self.store = meet_ranks(dist.distributed_c10d._get_default_store(), among, self.process, self.names, timeout)
         if group is None:
-            limit = timedelta(seconds=timeout)
-            groups = [dist.new_group(ranks, backend=dist.get_backend(), timeout=limit) for ranks in mesh.pipelines()]
+            groups = [new_group(ranks, timeout) for ranks in mesh.pipelines()]
             group = self._own = groups[place.replica]
         self.transports[place] = TorchTransport(group, timeout, coalesce=backend == gpu.BACKEND)
         self.peer_groups[place] = peer_groups(mesh, place, timeout) if mesh.replicas > 1 else no_peers()
@@ -123,12 +124,12 @@ class Network:
 
     def _join(self, parts: Sequence[Sequence[int]], timeout: float) -> dict[int, Members]:
         """The groups of communicators of this process, by number. parts: the pipeline ranks of each."""
-        limit, joined = timedelta(seconds=timeout), dict[int, Members]()
+        joined = dict[int, Members]()
         shared = [number for number, ranks in enumerate(parts) if len(ranks) == self.ranks][:1]
         for number, ranks in enumerate(parts):
             for pipeline in self.mesh.pipelines() if ranks and number not in shared else ():
                 processes = [pipeline[rank] for rank in ranks]
-                group = dist.new_group(processes, backend=dist.get_backend(), timeout=limit)
+                group = new_group(processes, timeout)
                 if self.process in processes:
                     joined[number] = Members(group, {rank: place for place, rank in enumerate(ranks)})
         return joined
@@ -153,26 +154,32 @@ class Network:
         networks = [InProcessNetwork(self.ranks) for _ in range(self.mesh.replicas)]
         self.transports = {place: networks[place.replica].transport(place.pipeline) for place in self.local}
 
-    def abort(self) -> None:
-        """Close the connections: ranks that wait for this one fail at once instead of after their timeout."""
+    def abort(self, others: Sequence[dist.ProcessGroup] = ()) -> None:
+        """Close the connections: ranks that wait for this one fail at once instead of after their timeout.
+
+        Every group is aborted before one is destroyed. others: further groups of this pipeline.
+        """
         if self.in_process:
             self.reconnect()
-        self.close()
+        leave_groups([*self._take_groups(), *others], abort=True, given=self._given)
 
     def close(self) -> None:
         """Leave the groups that were made for this pipeline."""
-        if not self.in_process:
-            for each in self.peer_groups.values():
-                each.close()
+        leave_groups(self._take_groups(), abort=False)
+
+    def _take_groups(self) -> list[dist.ProcessGroup]:
+        """The process groups that were made for this pipeline. Nothing more is sent through them."""
+        if self.in_process:
+            return []
+        groups = [group for each in self.peer_groups.values() for group in each.take_groups()]
         if self._own is not None:
             (transport,) = self.transports.values()
             assert isinstance(transport, TorchTransport)
-            groups = [members.group for members in transport.communicators.values()]
-            transport.close()
+            groups += [members.group for members in transport.communicators.values()]
             groups.append(self._own)
+            transport.close()
             self._own = None
-            for group in groups:
-                dist.destroy_process_group(group)
+        return groups
 
     def gather_tensors(
         self,

@@ -17,6 +17,8 @@ _WORD, _PROGRAM, _LENGTHS, _ACTIVITY, _PARTS = 0, 1, 2, 64, 512
 of the activity, and of the table."""
 _MARKS = 1 << 12
 """Number of parts that a mark can tell apart."""
+WHOLE = _MARKS - 1
+"""The part of a mark that means the whole instruction."""
 
 
 class Position(NamedTuple):

@@ -27,6 +27,7 @@ from schedc_runtime.transport.collective_calls import (
     whole_of,
 )
 from schedc_runtime.transport.distributed import plain_text, wait_for
+from schedc_runtime.transport.process_groups import leave_groups
 from schedc_runtime.transport.rows import RowFormat, buffer_of
 
 
@@ -163,10 +164,13 @@ class TorchCommunicator:
         return handle.finish()
 
     def close(self) -> None:
+        leave_groups(self.take_group(), abort=False)
+
+    def take_group(self) -> list[dist.ProcessGroup]:
+        """The group, if it is not closed, for the caller to leave: nothing more is sent through it."""
         # A group closes with its last reference, and tracebacks may keep this object alive.
         group, self._group = self._group, None
-        if group is not None:
-            dist.destroy_process_group(group)
+        return [] if group is None else [group]
 
     def _scatter(self, call: CollectiveCall, tensor: Tensor, parts: list[int]) -> _Started:
         """Send each member its share of the tensor; `wait` adds up this member's share."""

@@ -11,15 +11,21 @@ from typing import Any
 
 import torch
 import torch._dynamo  # loaded by the first step otherwise, whose seconds are measured
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from schedc.compiler import compile as compile_schedule
 from schedc_runtime import Pipeline
+from schedc_runtime.device.choice import HostCopy, device_for, gpu
+from schedc_runtime.device.simulated import SimulatedDevice
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.ranks.mesh import Mesh
 from schedc_runtime.ranks.network import Network
+from schedc_runtime.testing import simulated_device
 from support.runtime_cases import differences, next_token_loss, oracle, small_gpt, tokens
+
+CPU = torch.device("cpu")
 
 
 def build(timeout: float, schedule: str = "1f1b", ranks: int = 2, microbatches: int = 4) -> tuple[nn.Module, Pipeline]:
@@ -216,3 +222,40 @@ def whole_state(rank: int, world_size: int, schedule: str) -> list[Any]:
         serial = [next_token_loss(twin(x), y) for x, y in zip(batch.chunk(4), targets.chunk(4), strict=True)]
         torch.testing.assert_close(torch.stack(serial).mean().item(), trained, rtol=1e-12, atol=0)
     return [len(state), trained, again]
+
+
+def stopped_device(rank: int, world_size: int, inside: bool = False) -> list[Any]:
+    """Rank 1's device stops at the third call of its first block; what this rank raises, and when.
+
+    inside: the host waits for the device in the middle of an op, too, as exact sizes of experts do.
+    """
+    left: list[str] = []
+    abort, destroy = gpu.abort_groups, dist.destroy_process_group
+    with simulated_device():
+        model, pipe = build(timeout=1.0)
+        pipe.step(*tokens(8))
+
+        def stop(output: Tensor) -> None:
+            device = device_for(CPU)
+            assert isinstance(device, SimulatedDevice)
+            device.stopped = True
+            if inside:
+                HostCopy(output.detach()).join()
+
+        def aborted(groups: Any) -> None:
+            left.extend(["abort"] * len(groups))
+            abort(groups)
+
+        def destroyed(group: Any) -> None:
+            left.append("destroy")
+            destroy(group)
+
+        if rank == 1:
+            on_call(model.blocks[2], 2, stop)
+        gpu.abort_groups, dist.destroy_process_group = aborted, destroyed
+        try:
+            start = time.monotonic()
+            told = outcome(pipe, *tokens(8))
+            return [told, time.monotonic() - start, left]
+        finally:
+            gpu.abort_groups, dist.destroy_process_group = abort, destroy

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+import torch.distributed as dist
+
 from schedc.ir.program import Program
+from schedc_runtime.device.limits import LOOK, DeviceLate, HostLimit, limited
 from schedc_runtime.errors import (
     BoundaryError,
     MaterializeError,
@@ -19,16 +22,24 @@ from schedc_runtime.errors import (
 )
 from schedc_runtime.execute.executor import Executor, InstructionError
 from schedc_runtime.execute.instruction_names import sentence
+from schedc_runtime.execute.places import Late
 from schedc_runtime.pipeline.agree.batch import BatchRefused
 from schedc_runtime.ranks.control import ControlPlane
 from schedc_runtime.ranks.network import Network
-from schedc_runtime.ranks.progress import Position
+from schedc_runtime.ranks.progress import WHOLE, Position, mark
 from schedc_runtime.transport.base import TransportError
 
 _AGREED = (
     BatchRefused, BoundaryError, MaterializeError, PartitionError, PlanMismatch, RanksDisagree, NonFiniteLoss,
 )  # fmt: skip
 """Errors that every rank raises alike, with no message in flight: the pipeline stays usable."""
+
+_ECHOES = (PeerFailure, StepTimeout, TransportError, DeviceLate)
+"""Errors that may be the consequence of another rank's."""
+_DEVICE_HELP = (
+    "the cause is the rank whose host or device stands elsewhere; raise `timeout` if a single instruction takes longer"
+    " than that; else start the job anew: the connections of this pipeline are closed"
+)
 
 
 class PipelineBroken(RuntimeFault):
@@ -38,17 +49,27 @@ class PipelineBroken(RuntimeFault):
 class FailureGuard:
     """A context around whatever other ranks wait for: ``with guard("in step 3"): ...``
 
-    timeout: seconds that a rank waits for another. forget: drops everything of a step that will not be finished. abort:
-    gives up this rank's collectives besides those of `network`.
+    timeout: seconds that a rank waits for another, or for its device to end something. forget: drops everything of a
+    step that will not be finished. groups: takes this rank's process groups besides those of `network`.
     """
 
-    def __init__(self, network: Network, timeout: float, forget: Callable[[], None], abort: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        network: Network,
+        timeout: float,
+        forget: Callable[[], None],
+        groups: Callable[[], list[dist.ProcessGroup]],
+    ) -> None:
         self._network = network
-        self.forget, self._abort = forget, abort
+        self.forget, self._groups = forget, groups
+        self._limit = None if network.in_process else HostLimit(timeout, self._look)
+        self._watched: Executor | None = None
+        self._late: Late | None = None
         self._programs: dict[int, Program] = {}
         self._broken = ""
         self._activity, self.between = "", "between steps, before the first"
         self.control = ControlPlane(network.store, network.process, network.names, timeout, self._describe)
+        self.control.on_look = self._follow
 
     def ready(self) -> None:
         """Say that the pipeline is built, and that the trainer runs now."""
@@ -66,6 +87,10 @@ class FailureGuard:
             executors[0].word = progress.word
             progress.begin(int(evaluating), executors[0].labels)
             self._programs[int(evaluating)] = executors[0].program
+            self._watched, places = executors[0], executors[0].places
+            if places is not None:
+                self.control.grace = 2 * LOOK
+                places.begin()
 
     @contextmanager
     def __call__(self, activity: str, *, partial: bool = False) -> Iterator[None]:
@@ -78,7 +103,8 @@ class FailureGuard:
         self._activity = activity
         progress.say(activity)
         try:
-            yield
+            with limited(self._limit):
+                yield
         except BaseException as error:
             cause = self._explain(error)
             if partial:
@@ -100,17 +126,21 @@ class FailureGuard:
         self.control.leave()
         self.control.presence.progress.say(f"giving up {self._activity}", keep=True)
         self.forget()
-        self._network.abort()
-        self._abort()
+        try:
+            self._network.abort(self._groups())
+        except RuntimeError as failed:
+            cause.add_note(f"and its connections could not be closed: {failed}")
         first_line = f"{type(cause).__name__}: {cause}".splitlines()[0]
         self._broken = "" if self._network.in_process else first_line
         return cause
 
     def _seen_here(self, error: BaseException) -> BaseException:
         """The failure of another rank, worked out from what reached this one."""
-        if isinstance(error, (PeerFailure, StepTimeout)):
-            return error
-        cause = error if isinstance(error, TransportError) else error.__cause__
+        cause = error if isinstance(error, _ECHOES) else error.__cause__
+        if isinstance(cause, (PeerFailure, StepTimeout)):
+            return cause
+        if isinstance(cause, DeviceLate):
+            return self._late_device(error, cause)
         assert isinstance(cause, TransportError)
         broken = not cause.timed_out
         where, peer = self._activity, ""
@@ -119,6 +149,36 @@ class FailureGuard:
         lost = f"lost {f'the connection with {peer}' if peer else 'a connection'}"
         view = f"{self.control.name} {lost if broken else 'gave up'} {where}\n  {cause}"
         return self.control.diagnose(view, broken=broken, peer=peer)
+
+    def _late_device(self, error: BaseException, cause: DeviceLate) -> RuntimeFault:
+        """The failure behind a device that has stopped. The host has posted more than the device has ended."""
+        host = f" while the host is at {error.instruction}" if isinstance(error, InstructionError) else ""
+        self._follow()
+        executor, late, lines = self._watched, self._late, [f"  {cause}"]
+        if executor is not None and late is not None:
+            lines.append(f"  instructions not ended{' in the call before' * late.before}:")
+            lines += [f"    {_in_words(executor.program, row)}" for row in late.rows]
+        view = "\n".join([f"{self.control.name} gave up {self._activity}{host}", *lines])
+        return self.control.diagnose(view, broken=False, help=_DEVICE_HELP)
+
+    def _look(self) -> bool:
+        """Whether this rank's device has come on. Raises what has stopped another rank."""
+        self.control.look()
+        return self._follow()
+
+    def _follow(self) -> bool:
+        """Show other ranks where this rank's device stands, as far as that is known; whether it has come on."""
+        executor = self._watched
+        if executor is None or executor.places is None:
+            return False
+        before, self._late = self._late, executor.places.late()
+        if self._late is not None:
+            progress = self.control.presence.progress
+            progress.say(f"{self._activity}, its device {'in the call before' if self._late.before else ''}".rstrip())
+            progress.word[0] = mark(self._late.rows[-1], WHOLE)
+        elif before is not None:
+            self.control.presence.progress.say(self._activity)
+        return self._late != before
 
     def _peer_of(self, error: InstructionError) -> str:
         """The rank at the other end of the instruction's message; "" for an instruction without one."""
@@ -136,6 +196,13 @@ class FailureGuard:
         return f"{position.activity} at {sentence(program, position.row)}{part} --> {where}"
 
 
+def _in_words(program: Program, row: int) -> str:
+    """An instruction with stage, microbatch and line."""
+    x = program.instruction(row)
+    op = x.channel < 0 and x.microbatch >= 0
+    return f"{sentence(program, row)}{f' (stage {x.stage}, microbatch {x.microbatch})' * op} --> {program.where(row)}"
+
+
 def _is_echo(error: BaseException) -> bool:
     """Whether an error may be the consequence of another rank's."""
-    return isinstance(error, (PeerFailure, StepTimeout, TransportError)) or isinstance(error.__cause__, TransportError)
+    return isinstance(error, _ECHOES) or isinstance(error.__cause__, _ECHOES)

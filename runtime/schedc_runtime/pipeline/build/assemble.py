@@ -15,6 +15,7 @@ from torch import nn
 from schedc.cell import CellCosts
 from schedc.ir.plan import Level
 from schedc.step.program.tied import with_tied
+from schedc_runtime.device.choice import device_for
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.execute.cell_programs import asks_on_lane, cell_source, cells_on_rank, check_cells
 from schedc_runtime.materialize.construction import construction_of
@@ -242,6 +243,7 @@ def prepare_code(assembly: Assembly) -> None:
     assembly.bound_code = BoundCode(
         assembly.partition, assembly.stages, assembly.mesh, assembly.device, assembly.cell_source, assembly.shards,
         assembly.tied, assembly.plan.slices,
+        marked=not (assembly.network.in_process or device_for(assembly.device).supports("streams")),
     )  # fmt: skip
 
 
@@ -254,7 +256,7 @@ def guard_failures(assembly: Assembly) -> None:
         for stage in stages:
             stage.reset()
 
-    assembly.guard = FailureGuard(assembly.network, assembly.settings.timeout, forget, code.abort)
+    assembly.guard = FailureGuard(assembly.network, assembly.settings.timeout, forget, code.take_groups)
 
 
 def release_modules(assembly: Assembly) -> None:

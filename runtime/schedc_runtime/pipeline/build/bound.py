@@ -11,16 +11,20 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from schedc.ir.program import Program
 from schedc_runtime.data_parallel.hot_returns import with_hot_returns
 from schedc_runtime.data_parallel.stage_replicas import Sharding, StageReplicas, check_summed, stage_replicas
+from schedc_runtime.device.choice import device_for
 from schedc_runtime.execute.bind import bind
+from schedc_runtime.execute.code import Code
 from schedc_runtime.execute.executor import Executor
 from schedc_runtime.execute.micro_steps import CellSource
 from schedc_runtime.execute.operands import ReplicaKey, specs_of
+from schedc_runtime.execute.places import with_places
 from schedc_runtime.moe.layer import moe_layers
 from schedc_runtime.partition import Partition
 from schedc_runtime.partition.boundary import Boundary, SlicedBoundary, TensorSpec, check_outputs
@@ -60,6 +64,7 @@ class BoundCode:
     stages: stages of each place in this process. Binding or looking up a signature sets their boundaries.
     cells: the order inside cells. shards: shards of the dense parts, where these are sharded. tied: the parameters that
     stages of other ranks use, too. slices: [stages] number of slices of a microbatch; empty without slices.
+    marked: whether streams tell how far the device has come (`DevicePlaces`).
     """
 
     def __init__(
@@ -72,7 +77,9 @@ class BoundCode:
         shards: Sharding[Any] | None = None,
         tied: Sequence[SharedParameter] = (),
         slices: Sequence[int] = (),
+        marked: bool = False,
     ) -> None:
+        self.marked = marked
         self.partition, self.stages, self.device, self.cells = partition, stages, device, cells
         self.mesh, self.shards, self.tied, self.slices = mesh, shards, tied, slices
         self.boundaries: tuple[Boundary, ...] = ()
@@ -146,10 +153,9 @@ class BoundCode:
         if self.shards is not None:
             self.shards.reset()
 
-    def abort(self) -> None:
-        """Give up the collectives of the dense shards, if there are any."""
-        if self.shards is not None:
-            self.shards.abort()
+    def take_groups(self) -> list[dist.ProcessGroup]:
+        """The process groups of the dense shards, if there are any, for the caller to leave."""
+        return [] if self.shards is None else self.shards.take_groups()
 
     def _bind(
         self,
@@ -168,10 +174,15 @@ class BoundCode:
             )
             for place, held in self.stages.items()
         }  # fmt: skip
-        return {
-            place: Executor(program, code, transports[place], self.device, self.mesh.name(place))
-            for place, code in codes.items()
-        }
+        return {place: self._executor(program, place, code, transports[place]) for place, code in codes.items()}
+
+    def _executor(self, program: Program, place: Coordinate, code: Code, transport: Transport) -> Executor:
+        places, name = None, self.mesh.name(place)
+        if self.marked:
+            code, places = with_places(code, device_for(self.device))
+        executor = Executor(program, code, transport, self.device, name)
+        executor.places = places
+        return executor
 
     def _replicas(
         self, program: Program, place: Coordinate, peer_groups: PeerGroups

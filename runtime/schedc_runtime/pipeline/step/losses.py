@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from schedc_runtime.device.choice import HostCopy
 from schedc_runtime.errors import NonFiniteLoss
 from schedc_runtime.execute.executor import Executor
 from schedc_runtime.moe.sizes import Marks, check_flags
@@ -108,7 +109,8 @@ def _on_host(formed: Mapping[int, Formed], flags: Sequence[tuple[str, Tensor]]) 
     flat = [value for each in formed.values() for value in (each.sum, each.targets, *each.metrics.values())]
     tensors = [value.reshape(1) for value in flat if isinstance(value, Tensor)]
     tensors += [values for _, values in flags]
-    copied = iter(torch.cat([tensor.to(torch.float64) for tensor in tensors]).tolist() if tensors else ())
+    whole = torch.cat([tensor.to(torch.float64) for tensor in tensors]) if tensors else None
+    copied = iter(HostCopy(whole).join().tolist() if whole is not None else ())
     plain = iter([next(copied) if isinstance(value, Tensor) else float(value) for value in flat])
     facts = {
         "dtype": str(next(iter(formed.values())).sum.dtype).removeprefix("torch.") if formed else "",

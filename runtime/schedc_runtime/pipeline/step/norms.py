@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from schedc_runtime.data_parallel.gradient_sums import is_dense_shard, is_expert
 from schedc_runtime.data_parallel.mixed_lists import alike, gradients_here, here, scale_gradients
+from schedc_runtime.device.choice import HostCopy
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.pipeline.build.assembly import Assembly
 from schedc_runtime.ranks.mesh import Coordinate
@@ -119,7 +120,7 @@ def _norms(gradients: Sequence[Tensor], kind: float) -> list[float]:
     with torch.no_grad():
         for positions in alike(gradients):
             values = torch._foreach_norm([gradients[i] for i in positions], kind, dtype=torch.float64)
-            for position, value in zip(positions, torch.stack(values).tolist(), strict=True):
+            for position, value in zip(positions, HostCopy(torch.stack(values)).join().tolist(), strict=True):
                 norms[position] = value
     return norms
 
