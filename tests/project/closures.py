@@ -38,7 +38,7 @@ ASKED_FOR = tuple(f"schedc_runtime.{name}" for name in ("fusion", "compiled", "m
 CLOSURES = (
     Closure("schedc_runtime.execute.bind", 5_000),
     Closure("schedc.compiler", 31_750),
-    Closure("schedc_runtime.pipeline.pipeline", 43_200, ASKED_FOR),
+    Closure("schedc_runtime.pipeline.pipeline", 43_600, ASKED_FOR),
 )
 LOOKUPS = frozenset({"schedc.plan.passes"})
 """Files that may load a module by a value: the values are texts ``room.file:name``, each counted in its file."""
