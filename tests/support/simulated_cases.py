@@ -44,13 +44,19 @@ def squares(output: Tensor, target: Tensor) -> Tensor:
 
 
 def expert_steps(
-    schedule: str, sizes: dict[str, int], lines: str, steps: int = 1, snapshot: bool = False
+    schedule: str,
+    sizes: dict[str, int],
+    lines: str,
+    steps: int = 1,
+    snapshot: bool = False,
+    dtype: torch.dtype = torch.float64,
 ) -> dict[str, Tensor]:
     """Losses and the state after steps with experts; all ranks here. snapshot: read one behind each step."""
     blocks = blocks_for(schedule, sizes)
     program = compiled(schedule, sizes, EXPERTS + lines, f"{blocks} dense 1")
     example, _ = batch_of(program, 1)
-    pipe = Pipeline(model(blocks=blocks), program, loss_fn=next_token_loss, in_process=True, example=example)
+    whole = model(blocks=blocks).to(dtype)
+    pipe = Pipeline(whole, program, loss_fn=next_token_loss, in_process=True, example=example)
     values = trained(pipe, *batch_of(program, pipe.mesh.replicas), steps, snapshot)
     pipe.close()
     return values

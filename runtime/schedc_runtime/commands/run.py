@@ -14,6 +14,7 @@ import copy
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,6 +39,7 @@ from schedc_runtime.commands.options import (
     with_overrides,
 )
 from schedc_runtime.commands.toy_models import Subject, counted_model, toy_model, toy_plan
+from schedc_runtime.device.choice import gpu
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.execute.executor import Deadlock, InstructionError
 from schedc_runtime.measure.step_trace import chrome_trace, compare_traces, measured_costs, trace_provenance
@@ -63,7 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not launched() and mesh.size > 1 and not options.in_process:
             check_processes(mesh.size)
             return launch("schedc_runtime.commands.run", arguments, mesh.size)
-        return _train(program, plan, mesh, costs, options)
+        with gpu.wide_sums() if options.check == "bitwise" else nullcontext():
+            return _train(program, plan, mesh, costs, options)
     except (RuntimeFault, InstructionError, Deadlock, Leftovers, DiagnosticError) as error:
         return report_failure(error)
 

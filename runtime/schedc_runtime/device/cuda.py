@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -142,6 +142,34 @@ def available() -> bool:
 def name_of_device() -> str:
     """The name of the current GPU; empty without one."""
     return torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+
+
+def narrow_sums(dtype: torch.dtype, convolved: bool = False) -> tuple[bool, bool]:
+    """Whether products may round operands of a type to TF32, and sums of it to their own type, as torch is set."""
+    matmul = torch.backends.cuda.matmul
+    tf32 = torch.backends.cudnn.allow_tf32 if convolved else matmul.allow_tf32
+    settings = {
+        torch.bfloat16: matmul.allow_bf16_reduced_precision_reduction,
+        torch.float16: matmul.allow_fp16_reduced_precision_reduction,
+    }
+    return bool(dtype is torch.float32 and tf32), bool(settings.get(dtype, False))
+
+
+@contextmanager
+def wide_sums() -> Iterator[None]:
+    """Let products and their sums keep the bits of their types: neither TF32 nor sums of 16 bits."""
+    matmul, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
+    names = ("allow_tf32", "allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction")
+    before, convolved = [getattr(matmul, name) for name in names], convolutions.allow_tf32
+    try:
+        convolutions.allow_tf32 = False
+        for name in names:
+            setattr(matmul, name, False)
+        yield
+    finally:
+        convolutions.allow_tf32 = convolved
+        for name, value in zip(names, before, strict=True):
+            setattr(matmul, name, value)
 
 
 def generator_states() -> list[Tensor]:

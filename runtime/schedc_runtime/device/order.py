@@ -7,7 +7,7 @@ memory goes back to the stream that allocated it: that is a fault while other st
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -98,19 +98,24 @@ class Finding(NamedTuple):
 
 
 class OrderFault(AssertionError):
-    """A program missed waits, or a lane that a test names did no work."""
+    """A program missed waits, or a lane that a test names did no work, or no operation met a rule that it names."""
 
-    def __init__(self, findings: Sequence[Finding], idle: Sequence[str]) -> None:
-        self.findings, self.idle = tuple(findings), tuple(idle)
+    def __init__(self, findings: Sequence[Finding], idle: Sequence[str], unmet: Sequence[str] = ()) -> None:
+        self.findings, self.idle, self.unmet = tuple(findings), tuple(idle), tuple(unmet)
         lines = [f"no work ran on {lane}: nothing was seen there" for lane in idle]
+        lines += [f"no operation met the rule {rule}: nothing was seen of it" for rule in unmet]
         super().__init__("\n".join([*map(str, findings), *lines]))
 
 
 class StreamOrder:
-    """Follows the order of all lanes. strict: memory is judged when it is freed, not when it is allocated again."""
+    """Follows the order of all lanes. strict: memory is judged when it is freed, not when it is allocated again.
 
-    def __init__(self, strict: bool = False) -> None:
+    met: how many calls have met each rule of the device.
+    """
+
+    def __init__(self, strict: bool = False, met: Mapping[str, int] | None = None) -> None:
         self.findings: list[Finding] = []
+        self.met: Mapping[str, int] = {} if met is None else met
         self._strict = strict
         self.lanes: list[WatchedLane] = []
         self.host, self.compute = self.lane("host"), self.lane("compute")
@@ -131,12 +136,12 @@ class StreamOrder:
         self.lanes.append(WatchedLane(name, len(self.lanes)))
         return self.lanes[-1]
 
-    def check(self, named: Iterable[str]) -> None:
-        """Raise `OrderFault` for findings, and for lanes of these names without a work."""
+    def check(self, named: Iterable[str], unmet: Sequence[str] = ()) -> None:
+        """Raise `OrderFault` for findings, for lanes of these names without a work, and for rules that were not met."""
         works = self.works
         idle = [name for name in named if not works.get(name)]
-        if self.findings or idle:
-            raise OrderFault(self.findings, idle)
+        if self.findings or idle or unmet:
+            raise OrderFault(self.findings, idle, unmet)
 
     def operate(
         self, lane: WatchedLane, what: str, place: str, reads: Iterable[WatchedMemory], writes: Iterable[WatchedMemory]

@@ -13,25 +13,25 @@ forward. Collectives of processes wait on the host, as gloo does.
 
 from __future__ import annotations
 
-import sys
 import time
 import weakref
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
-from pathlib import Path
-from types import CodeType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from schedc_runtime.device.choice import stand_in
 from schedc_runtime.device.cpu import CpuDevice
-from schedc_runtime.device.late import LateWorks
+from schedc_runtime.device.late import LateWorks, poison
 from schedc_runtime.device.order import StreamOrder, WatchedLane, WatchedMemory
+from schedc_runtime.device.places import place
+from schedc_runtime.device.rule_calls import is_plain
+from schedc_runtime.device.rules import DeviceRules, RuledOperations
 
 _ASKING = frozenset({
     "_local_scalar_dense", "nonzero", "bincount", "masked_select", "_unique2", "unique_dim", "unique_consecutive",
@@ -44,8 +44,6 @@ _MOVES = frozenset({"set_", "resize_"})
 """Operations that change where a tensor lies, and neither read nor write."""
 _ON_HOST = frozenset({torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__})
 """Methods by which the host reads a tensor without an operation."""
-
-_RUNTIME = Path(__file__).resolve().parents[1]
 
 
 class SimulatedStream:
@@ -87,11 +85,14 @@ class SimulatedEvent:
 
 
 class SimulatedDevice(CpuDevice):
-    """Streams over the kernels of a CPU. late: the works that have not run; None if works run at once."""
+    """Streams over the kernels of a CPU. late: the works that have not run; None if works run at once.
 
-    def __init__(self, order: StreamOrder, late: LateWorks | None = None) -> None:
+    rules: the rules that operations follow; none by default.
+    """
+
+    def __init__(self, order: StreamOrder, late: LateWorks | None = None, rules: DeviceRules | None = None) -> None:
         super().__init__()
-        self.order, self.late = order, late
+        self.order, self.late, self.rules = order, late, rules or DeviceRules(())
         self._known: dict[int, tuple[WatchedMemory, weakref.ref[Any]]] = {}
         self.stopped = False
         """Whether events recorded from now on never end, as behind a message that never comes."""
@@ -129,19 +130,27 @@ class SimulatedDevice(CpuDevice):
 
     def host_memory(self, count: int) -> Tensor:
         with torch.utils._python_dispatch._disable_current_modes():
-            buffer = torch.empty(count, dtype=torch.uint8)
+            size = self.rules.block(count) if "pinned" in self.rules else count
+            buffer = torch.empty(size, dtype=torch.uint8)
+            if "pinned" in self.rules:
+                weakref.finalize(buffer.untyped_storage(), self.rules.give, size)
+            if "fresh" in self.rules:
+                poison(buffer)
         if (memory := self._memory(buffer)) is not None:
             memory.host = True
-        return buffer
+        return buffer[:count]
 
     def holds(self, tensor: Tensor) -> bool:
-        if not _is_plain(tensor):
+        if not is_plain(tensor):
             return False
         known = self._known.get(tensor.untyped_storage()._cdata)
         return known is None or not known[0].host
 
     def supports(self, what: str) -> str:
-        return "" if what in ("streams", "pinned memory") else super().supports(what)
+        if what == "pinned memory" and "pageable" in self.rules:
+            return "there is no pinned memory"
+        simulated = what in ("streams", "pinned memory") or (what == "wide sums" and "decomposed" in self.rules)
+        return "" if simulated else super().supports(what)
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of an operation: at once, or late on a side stream and on the way to the host."""
@@ -169,7 +178,7 @@ class SimulatedDevice(CpuDevice):
         name = func._schema.name.removeprefix("aten::")
         if func.is_view or name in _MOVES:
             return
-        order, place = self.order, _place()
+        order, here = self.order, place()
         written = [self._memory(tensor) for tensor in _tensors(_written(func, args, kwargs))]
         read = [self._memory(tensor) for tensor in _tensors((*args, *kwargs.values()))]
         taken = [memory for memory in (*read, *written) if memory is not None]
@@ -181,14 +190,18 @@ class SimulatedDevice(CpuDevice):
             if fresh and memory is not None:
                 memory.host = host
                 if not host:
-                    order.allocate(lane, name, place)
+                    order.allocate(lane, name, here)
                 if name not in _EMPTY:
                     written.append(memory)
         writes = {id(memory): memory for memory in written if memory is not None}
         reads = {id(memory): memory for memory in read if memory is not None and id(memory) not in writes}
         if reads or writes:
-            order.operate(lane, name, place, reads.values(), writes.values())
-        if not host and (name in _ASKING or (_crosses(taken) and not _may_be_late(name, args, kwargs))):
+            order.operate(lane, name, here, reads.values(), writes.values())
+        crosses = _crosses(taken)
+        waits = crosses and "pageable" in self.rules
+        if waits:
+            self.rules.met["pageable"] += 1
+        if not host and (name in _ASKING or waits or (crosses and not _may_be_late(name, args, kwargs))):
             order.host.follow(lane.clock)
 
     def on_host(self, tensor: Tensor, what: str) -> None:
@@ -199,12 +212,12 @@ class SimulatedDevice(CpuDevice):
             if self.late is not None and not memory.host:
                 self.late.run(lane, self.late.position(lane))
             writes = [memory] if memory.host and what == "numpy" else []  # an array may be written
-            self.order.operate(lane, what, _place(), [memory], writes)
+            self.order.operate(lane, what, place(), [memory], writes)
             self.order.host.follow(lane.clock)
 
     def _memory(self, tensor: Tensor) -> WatchedMemory | None:
         """The memory of a tensor [...]; None for one without bytes here."""
-        if not _is_plain(tensor):
+        if not is_plain(tensor):
             return None
         storage = tensor.untyped_storage()
         number = storage._cdata
@@ -213,11 +226,11 @@ class SimulatedDevice(CpuDevice):
             return known[0]
         if storage.device.type != "cpu" or not storage.nbytes():
             return None
-        memory = WatchedMemory(self.order.current, _place())
+        memory = WatchedMemory(self.order.current, place())
 
         def freed(_: Any) -> None:
             del self._known[number]
-            self.order.free(memory, _place())
+            self.order.free(memory, place())
 
         self._known[number] = memory, weakref.ref(storage, freed)
         return memory
@@ -250,29 +263,32 @@ class _HostReads(TorchFunctionMode):
 
 
 @contextmanager
-def simulated_device(order: str = "watch", *, strict: bool = False, lanes: Iterable[str] = ()) -> Iterator[StreamOrder]:
+def simulated_device(
+    order: str = "watch", *, strict: bool = False, lanes: Iterable[str] = (), rules: str | Iterable[str] = ()
+) -> Iterator[StreamOrder]:
     """Let a simulated device serve the tensors of the CPU. Build pipelines inside: they keep streams.
 
     order: ``watch`` finds works that no wait orders. ``late`` runs works as late as waits allow, and finds nothing by
     itself: compare bits with those of a run without it. strict: memory that other streams may use is a finding
     when it is freed, although nothing has allocated it again. lanes: names of streams that must have run works.
+    rules: names of rules of a device (`device.rules.RULES`) that operations follow, each of which must be met; or
+    ``every``: all under which a right program keeps its bits.
 
-    Raises `OrderFault` at the end for findings and for idle lanes.
+    Raises `OrderFault` at the end for findings, idle lanes and rules that were not met. An operation that a device
+    refuses raises `DeviceFault`.
     """
     if order not in ("watch", "late"):
         raise ValueError(f"order={order!r}: possible: watch, late")
     late = LateWorks() if order == "late" else None
-    device = SimulatedDevice(StreamOrder(strict), late)
-    with stand_in(device), _HostReads(device), _Operations(device):
+    ruled = DeviceRules(rules)
+    device = SimulatedDevice(StreamOrder(strict, ruled.met), late, ruled)
+    under = RuledOperations(ruled) if ruled.rules else nullcontext()
+    with stand_in(device), _HostReads(device), under, _Operations(device):
         yield device.order
     if late is not None:
         late.finish()
         device.order.findings.clear()
-    device.order.check(lanes)
-
-
-def _is_plain(tensor: Tensor) -> bool:
-    return type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided and tensor.is_cpu
+    device.order.check(lanes, ruled.unmet())
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
@@ -302,25 +318,3 @@ def _crosses(memories: Iterable[WatchedMemory]) -> bool:
 def _may_be_late(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a copy is one that the host does not wait for."""
     return name == "copy_" and bool(args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
-
-
-def _place() -> str:
-    """File and line of the runtime that runs now; of the file that calls torch where no line of it does."""
-    frame, other = sys._getframe(1), ""
-    while frame is not None:
-        where = _named(frame.f_code)
-        if where.startswith("/"):
-            other = other or f"{where[1:]}:{frame.f_lineno}"
-        elif where:
-            return f"{where}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
-    return other or "?"
-
-
-@cache
-def _named(code: CodeType) -> str:
-    """The file of a function: of the runtime, of another with a slash before it; empty for torch and for this room."""
-    path = Path(code.co_filename)
-    if path.is_relative_to(_RUNTIME):
-        return "" if path.parent == _RUNTIME / "device" else path.relative_to(_RUNTIME).as_posix()
-    return "" if "torch" in path.parts or code.co_filename.startswith("<") else f"/{path.name}"

@@ -243,7 +243,7 @@ def _strided(matrix: Tensor) -> Tensor:
     """[rows, columns] the same, in an order that a grouped product takes: gradients may be expanded or views."""
     item, (rows, columns) = matrix.element_size(), matrix.stride()
     whole = columns == 1 and rows >= matrix.shape[1] and rows * item % _STRIDE == 0
-    aligned = matrix.is_cpu or matrix.data_ptr() % _STRIDE == 0
+    aligned = not device_for(matrix.device).holds(matrix) or matrix.data_ptr() % _STRIDE == 0
     return matrix if whole and aligned else matrix.clone(memory_format=torch.contiguous_format)
 
 

@@ -2,52 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import pairwise, product
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from torch.nn import functional
 
 from runtime.moe.exchange_cases import METHODS, Case, alike, data_of, run_in_process
 from schedc_runtime.moe.bags import _UNREAD, Bags
 from schedc_runtime.moe.counts import Method
 from schedc_runtime.ranks.expert_group import in_process_expert_groups
-from support.expert_cases import in_process
+from schedc_runtime.testing import simulated_device
 
-on_a_cpu = functional.embedding_bag
-
-
-def on_a_gpu(
-    at: Tensor, rows: Tensor, offsets: Tensor, *, mode: str = "sum", include_last_offset: bool = False
-) -> Tensor:
-    """torch's rule on CUDA: the first bag begins at 0, the last runs to the end of the entries, and all are read."""
-    starts = offsets[: len(offsets) - include_last_offset].clone()
-    starts[:1] = 0
-    ends = torch.cat([starts[1:], torch.tensor([len(at)])])
-    assert bool((ends >= starts).all()), "the device asserts that bags end behind their beginning"
-    assert bool(((at >= 0) & (at < len(rows))).all()), "the device asserts that entries are rows"
-    return on_a_cpu(at, rows, starts, mode=mode)
-
-
-@contextmanager
-def rules_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Its bags; and `empty` gives NaN, or the largest whole number."""
-    monkeypatch.setattr(functional, "embedding_bag", on_a_gpu)
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)
-        monkeypatch.undo()
+RULES = ("bags", "fresh")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_entries_behind_the_last_row_are_in_bags_that_nobody_reads(
-    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype,
 ) -> None:
     """Ends behind the entries are cut, and no bag is so long that a device would wait for it."""
     summands = torch.randn(5, 3, dtype=dtype)
@@ -61,13 +33,13 @@ def test_entries_behind_the_last_row_are_in_bags_that_nobody_reads(
         lengths = torch.cat([bags.offsets, torch.tensor([entries])]).diff()
         assert int(lengths.sum()) == entries
         assert int(lengths[bags.rows :].max()) <= _UNREAD
-        with rules_of_a_gpu(monkeypatch):
+        with simulated_device(rules=RULES):
             assert torch.equal(bags.total(summands), bags.total(summands).nan_to_num())
             torch.testing.assert_close(bags.total(summands), wanted)
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_layer_has_its_bits_under_the_rules_of_a_gpu(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_layer_has_its_bits_under_the_rules_of_a_gpu(method: Method) -> None:
     """Outputs and all gradients: exact, padded, and in bounded buffers, which are never full."""
     modes: list[dict[str, Any]] = [{}, {"capacity": 1}, {"capacity": 3}, {"bound": 2.0}, {"bound": 4.0}]
     dtypes = (torch.float32, torch.float64)
@@ -75,20 +47,8 @@ def test_a_layer_has_its_bits_under_the_rules_of_a_gpu(method: Method, monkeypat
         case = Case(nodes, per_node, (9, 0, 5, 7), experts=8, top=3, width=3, dtype=dtype, **mode)
         data = data_of(case)
         expected = run_in_process(case, data, in_process_expert_groups(4, per_node), method)
-        with rules_of_a_gpu(monkeypatch):
+        with simulated_device(rules=RULES):
             results = run_in_process(case, data, in_process_expert_groups(4, per_node), method)
         for ours, theirs in zip(results, expected, strict=True):
             assert not ours.route.counts.all_flags.any()
             assert alike(ours.tensors, theirs.tensors), case
-
-
-@pytest.mark.slow
-def test_steps_have_their_bits_under_the_rules_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Through a plan, a router and its capacity: losses, parameters and buffers after a step."""
-    for way in ("flat\n  capacity 1.0", "hierarchical\n  capacity 1.0", "allgather\n  sizes bounded 4"):
-        lines = f"  experts 8 top 2\n  topology nodes 2 x 2\n  alltoall {way}\n"
-        pipe, losses = in_process("1f1b", {"P": 1, "M": 2}, lines, steps=1)
-        with rules_of_a_gpu(monkeypatch):
-            other, under_rules = in_process("1f1b", {"P": 1, "M": 2}, lines, steps=1)
-        assert alike(losses, under_rules)
-        assert alike(list(pipe.full_state_dict().values()), list(other.full_state_dict().values()))
