@@ -30,7 +30,7 @@ def fresh(call: RuledCall, onward: Onward) -> Any:
     return result
 
 
-def unwritten(call: RuledCall, onward: Onward) -> Any:
+def left_as_they_were(call: RuledCall, onward: Onward) -> Any:
     """A grouped product does not write the rows behind the last end, and memory keeps its old values there."""
     result = onward(call)
     poison(result[int(call.get("offs")[-1]) :])

@@ -69,7 +69,7 @@ RULES = (
     DeviceRule("sums", (*_SCATTERS, "index_add", "index_add_", *_PUTS), orders.another_order, orders.adds_floats),
     DeviceRule("embedding", ("embedding_dense_backward",), orders.embeddings, keeps_bits=False),
     DeviceRule("ties", ("topk", "sort", "kthvalue"), orders.ties, orders.breaks_ties),
-    DeviceRule("unwritten", ("_grouped_mm",), kernels.unwritten, kernels.groups_rows),
+    DeviceRule("unwritten", ("_grouped_mm",), kernels.left_as_they_were, kernels.groups_rows),
     DeviceRule("operands", ("_grouped_mm",), kernels.operands),
     DeviceRule("decomposed", ("mm", "addmm", "bmm", "baddbmm"), kernels.decomposed, kernels.sums_in_another_type),
     DeviceRule("narrow", ("mm", "addmm", "addmm_", "bmm", "baddbmm", "convolution", "convolution_backward"),
