@@ -5,8 +5,8 @@
       \\-> shared expert --------------------------------------------------------------------------------> + --> y
 
 Brackets are exchanges between ranks. Every step is a submodule, and the forward only passes values on. A trace with
-these submodules as leaves therefore shows every step, and a stage can be cut at the exchanges. Dispatch and combine are
-one exchange each (``flat``), or two: between nodes and inside a node (``hierarchical``, ``allgather``).
+these submodules as leaves therefore shows every step, and a stage can be cut at the exchanges. The `Carrier` packs,
+dispatches and combines rows: by default the `Hops` of torch's transport.
 """
 
 from __future__ import annotations
@@ -24,18 +24,17 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from schedc.ir.plan import Level
 from schedc_runtime.errors import RuntimeFault
-from schedc_runtime.moe import routes
 from schedc_runtime.moe.balance import Balance, BalanceExchange, Loads, Tally, updated_bias
 from schedc_runtime.moe.capacity import Dropper, ExpertCapacity
 from schedc_runtime.moe.counts import Method
-from schedc_runtime.moe.exchange import CountsExchange, RowExchange
+from schedc_runtime.moe.exchange import CountsExchange
 from schedc_runtime.moe.experts import Experts, gated
+from schedc_runtime.moe.hops import Carrier, Hops
 from schedc_runtime.moe.hot import HotChooser, HotExchange, Lend
 from schedc_runtime.moe.hot_choice import HotPolicy
 from schedc_runtime.moe.hot_slots import StepLender
 from schedc_runtime.moe.planner import Counter, Planner, WithSizes
 from schedc_runtime.moe.router import Router
-from schedc_runtime.moe.routes import RowStep
 from schedc_runtime.moe.sizes import SizesExchange
 from schedc_runtime.ranks.exchange import Exchange, RoutingLayer
 from schedc_runtime.ranks.expert_group import ExpertGroup
@@ -100,12 +99,7 @@ class MoELayer(RoutingLayer):
     The layer holds all experts until `shard_experts` shards them. `attach` sets how rows travel and what is dropped.
     """
 
-    dispatch_flat: RowExchange | None
-    dispatch_rail: RowExchange | None
-    dispatch_node: RowExchange | None
-    combine_flat: RowExchange | None
-    combine_node: RowExchange | None
-    combine_rail: RowExchange | None
+    carrier: Carrier
     sizes: SizesExchange | None
     hot: HotExchange | None
     balancing: BalanceExchange | None
@@ -121,9 +115,6 @@ class MoELayer(RoutingLayer):
         self.loads = Loads(router.routing.experts)
         self.tally, self.balance = Tally(), Balance(router.routing)
         self.planner, self.with_sizes = Planner(), WithSizes()
-        self.pack, self.relay, self.arrive = RowStep(routes.pack), RowStep(routes.relay), RowStep(routes.arrive_grouped)
-        self.depart, self.relay_back = RowStep(routes.depart), RowStep(routes.relay_back)
-        self.collect = RowStep(routes.collect)
         self.lend = Lend()
         self.outlined = 0
         """Tokens of the last forward on fake tensors; 0 before any."""
@@ -170,7 +161,7 @@ class MoELayer(RoutingLayer):
         self.counter.bound, self.counter.tokens = bound, tokens
         self.loads.drops = capacity is not None
         self.counter.group, self.counter.method = group, method
-        self._exchange_rows(method, fp8_rows)
+        self.carrier = Hops(method, fp8=fp8_rows)
         constant = capacity is not None or bound is not None
         self.sizes = SizesExchange() if host_lane and not constant else None
         self.planner.copies = self.sizes is None
@@ -180,21 +171,13 @@ class MoELayer(RoutingLayer):
         self.hot = None if self.planner.chooser is None else HotExchange()
         self.counter.whole = self.hot is not None
         self.balancing = self._balancing(replicas or group.expert, slices)
-        for module in self.children():
+        for module in (*self.children(), *self.carrier.children()):
             if isinstance(module, Exchange):
                 module.group = group
 
     def _balancing(self, everyone: Communicator, slices: bool) -> BalanceExchange | None:
         joined = self.router.routing.balance != 0 and (everyone.size > 1 or slices)
         return BalanceExchange(everyone) if joined else None
-
-    def _exchange_rows(self, method: Method, fp8: bool) -> None:
-        self.dispatch_flat = _exchange("dispatch", "flat", method, fp8)
-        self.dispatch_rail = _exchange("dispatch", "rail", method, fp8)
-        self.dispatch_node = _exchange("dispatch", "node", method, fp8)
-        self.combine_node = _exchange("combine", "node", method)
-        self.combine_rail = _exchange("combine", "rail", method)
-        self.combine_flat = _exchange("combine", "flat", method)
 
     def _policy(self, group: ExpertGroup, hot: HotPolicy | None) -> HotPolicy | None:
         """The policy with its numbers; None where nobody lends."""
@@ -234,32 +217,14 @@ class MoELayer(RoutingLayer):
         if self.sizes is not None:
             (sizes,) = self.sizes(route)
             route = self.with_sizes(route, sizes)
-        numbers: tuple[Tensor, ...] = ()
-        if self.dispatch_flat is not None:
-            rows, gates = self.pack(route, tokens, weight)
-            rows, gates = self.dispatch_flat(route, rows, gates)
-        if self.dispatch_rail is not None:
-            rows, gates, ids = self.pack(route, tokens, weight)
-            rows, gates, ids = self.dispatch_rail(route, rows, gates, ids)
-            rows, gates, ids = self.relay(route, rows, gates, ids)
-        if self.dispatch_node is not None:
-            rows, gates, ids = self.dispatch_node(route, rows, gates, ids)
-            numbers = (ids,)
+        rows, gates, *numbers = self.carrier.dispatch(route, tokens, weight)
         slots: tuple[Tensor, ...] = ()
         if self.hot is not None:
             gate_up, down = self.lend(route, self.experts.gate_up, self.experts.down)
             gate_up, down = self.hot(route, gate_up, down)
             slots = (gate_up, down)
-        rows, gates, sizes = self.arrive(route, rows, gates, *numbers)
-        rows = self.depart(route, self.experts(rows, sizes, gates, *slots))
-        if self.combine_flat is not None:
-            (rows,) = self.combine_flat(route, rows)
-        if self.combine_node is not None:
-            (rows,) = self.combine_node(route, rows)
-        if self.combine_rail is not None:
-            rows = self.relay_back(route, rows)
-            (rows,) = self.combine_rail(route, rows)
-        output: Tensor = self.collect(route, rows)
+        rows, gates, sizes = self.carrier.arrive(route, rows, gates, *numbers)
+        output = self.carrier.combine(route, self.experts(rows, sizes, gates, *slots))
         if balanced:
             output = self.balance(output, sums, tally)
         if self.shared is not None:
@@ -366,9 +331,3 @@ def _check_shard(experts: Experts, group: ExpertGroup) -> None:
             f" {experts.total}",
             "shard the experts first: shard_experts(model, group)",
         )
-
-
-def _exchange(label: str, hop: Any, method: Method, fp8: bool = False) -> RowExchange | None:
-    if (hop == "flat") != (method == "flat"):
-        return None
-    return RowExchange(label, hop, reverse=label == "combine", fp8=fp8)

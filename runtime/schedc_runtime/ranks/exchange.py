@@ -24,6 +24,10 @@ class RoutingLayer(nn.Module):
     """A layer that sends rows by their values, with exchanges inside. Its steps count rows on the host."""
 
 
+class RoutingPart(nn.Module):
+    """A module inside a `RoutingLayer`. Its exchanges are exchanges of the layer."""
+
+
 class Exchange(nn.Module, ABC):
     """A communication at which a stage is cut: an exchange of a MoE layer, or a class of your own.
 

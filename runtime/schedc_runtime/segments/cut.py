@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import getitem
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import fx
 
@@ -65,10 +65,18 @@ class Cutting:
     light: frozenset[fx.Node]
 
 
-def cut(graph: fx.Graph, exchanges: Mapping[str, tuple[str, str]], dense: Sequence[str]) -> Cutting:
+class ExchangeFacts(NamedTuple):
+    """An exchange. layer: path of its MoE layer."""
+
+    label: str
+    lane: str
+    layer: str
+
+
+def cut(graph: fx.Graph, exchanges: Mapping[str, ExchangeFacts], dense: Sequence[str]) -> Cutting:
     """Cut the graph of a stage.
 
-    exchanges: (label, lane) by the path of the module. dense: paths of dense blocks.
+    exchanges: by the path of the module. dense: paths of dense blocks.
     """
     light = _light(graph, exchanges)
     heavy = [node for node in graph.nodes if node.op not in ("placeholder", "output") and node not in light]
@@ -82,7 +90,7 @@ def cut(graph: fx.Graph, exchanges: Mapping[str, tuple[str, str]], dense: Sequen
     names = _Names(cuts)
     groups = tuple(Group(names.segment(*key), tuple(members[key]), key) for key in sorted(members))
     named = tuple(
-        (names.unique(f"{cut.layer}.{cut.label}.{exchanges[str(cut.node.target)][1]}"), cut)
+        (names.unique(f"{cut.layer}.{cut.label}.{exchanges[str(cut.node.target)].lane}"), cut)
         for cut in cuts
         if not cut.dense
     )
@@ -132,7 +140,7 @@ def sources(node: fx.Node, light: frozenset[fx.Node]) -> list[fx.Node]:
 
 
 def _levels(
-    heavy: Sequence[fx.Node], light: frozenset[fx.Node], exchanges: Mapping[str, tuple[str, str]], dense: frozenset[str]
+    heavy: Sequence[fx.Node], light: frozenset[fx.Node], exchanges: Mapping[str, ExchangeFacts], dense: frozenset[str]
 ) -> tuple[dict[fx.Node, int], list[CutNode]]:
     """The level of each node, and the cuts in the order of the graph."""
     level: dict[fx.Node, int] = {}
@@ -143,8 +151,8 @@ def _levels(
         before = [source for source in sources(node, light) if source in level]
         here = max((level[source] + (source in cut_of) for source in before), default=0)
         if node.op == "call_module" and (path := str(node.target)) in exchanges:
-            layer = layers.setdefault(path.rpartition(".")[0], len(layers))
-            cut_of[node] = CutNode(node, exchanges[path][0], layer, here)
+            label, _, owner = exchanges[path]
+            cut_of[node] = CutNode(node, label, layers.setdefault(owner, len(layers)), here)
         elif node.op == "call_module" and node.target in dense:
             # The end of a MoE layer, behind its last exchange, stays out of the next block.
             if entered_by_exchange.get(here) and any(level[s] == here and s not in cut_of for s in before):

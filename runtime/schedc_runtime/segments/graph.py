@@ -12,8 +12,8 @@ from torch import fx, nn
 
 from schedc.cell.graph import Lane, Node, StageShape
 from schedc_runtime.errors import PartitionError
-from schedc_runtime.ranks.exchange import Exchange
-from schedc_runtime.segments.cut import CutNode, Cutting, Group, cut, is_element
+from schedc_runtime.ranks.exchange import Exchange, RoutingPart
+from schedc_runtime.segments.cut import CutNode, Cutting, ExchangeFacts, Group, cut, is_element
 from schedc_runtime.segments.declared import USES
 from schedc_runtime.segments.fx_trace import Traces, stage_nodes
 from schedc_runtime.segments.segment_code import SegmentCode
@@ -178,10 +178,18 @@ def stage_graph(
         return StageGraph(module, (Whole(),), 1, 2, Slot(1))
     graph = stage_nodes(module, inputs, {} if traces is None else traces)
     exchanges = {
-        name: (_label(name, part), part.lane) for name, part in module.named_modules() if isinstance(part, Exchange)
+        name: ExchangeFacts(_label(name, part), part.lane, _layer_of(module, name))
+        for name, part in module.named_modules()
+        if isinstance(part, Exchange)
     }
     dense = [path for path in blocks if not any(name.startswith(f"{path}.") or name == path for name in exchanges)]
     return _GraphBuilder(module, graph, cut(graph, exchanges, dense), exchanges).build()
+
+
+def _layer_of(module: nn.Module, path: str) -> str:
+    """The path of the layer that has the exchange of a path."""
+    owner = path.rpartition(".")[0]
+    return owner.rpartition(".")[0] if isinstance(module.get_submodule(owner), RoutingPart) else owner
 
 
 def _label(path: str, exchange: Exchange) -> str:
@@ -200,7 +208,7 @@ class _GraphBuilder:
     """Numbers the values and makes the nodes of a `StageGraph`."""
 
     def __init__(
-        self, module: nn.Module, graph: fx.Graph, cutting: Cutting, exchanges: Mapping[str, tuple[str, str]]
+        self, module: nn.Module, graph: fx.Graph, cutting: Cutting, exchanges: Mapping[str, ExchangeFacts]
     ) -> None:
         self.module, self.graph, self.cutting, self.exchanges = module, graph, cutting, exchanges
         self.inputs = [node for node in graph.nodes if node.op == "placeholder"]
