@@ -8,7 +8,7 @@ BARE := .venv-bare
 # Tests start many processes. Without files of bytecode each of them would compile both packages anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup browser pictures trainers programs demo test test-fast test-bare sweep check lock docs dist bench gpu figures clean
+.PHONY: setup browser pictures trainers programs demo test test-fast test-bare sweep check lock docs dist bench kernels gpu figures clean
 
 setup: $(READY)
 
@@ -95,6 +95,9 @@ bench: setup  ## every benchmark, one after the other; run it when nothing else 
 	@for name in compiled deferral dropout families large loop masks shapes split-cost tied; do $(BIN)/python benchmarks/trainers.py $$name || exit 1; done
 	@for word in families networks prices rows monotone; do $(BIN)/python benchmarks/planner_truth.py $$word || exit 1; done
 	@$(BIN)/python benchmarks/planned.py --toys 5 --seed 1 --top 6
+
+kernels: setup  ## the Triton kernels compiled for all GPUs, and the table of their registers and loads written anew
+	@PYTHONPATH=tests $(BIN)/python tests/support/kernel_facts.py --write
 
 gpu: setup  ## what only a GPU can tell: build/gpu.json, and the table of docs/gpu.md; without a GPU nothing is measured
 	@$(BIN)/python benchmarks/gpu.py --out build/gpu.json --page docs/gpu.md

@@ -27,7 +27,8 @@ LEVELS = {
     ),
     "schedc_runtime": (
         ("errors",),
-        ("device", "providers"),
+        ("device", "providers", "triton_kernels"),
+        ("kernels",),
         ("testing", "transport"),
         ("random_numbers",),
         ("ranks", "partition", "checkpoint", "offload"),

@@ -20,6 +20,9 @@ from schedc_runtime.device.base import CAPABILITIES, ComputeDevice
 TYPE, BACKEND = "cuda", "nccl"
 """The type of devices that this file serves, and the backend of process groups between them."""
 
+DISPATCH = "CUDA"
+"""The key by which torch finds the implementation of an operation."""
+
 GRAPH_BACKEND, GRAPH_OPTION = "cudagraphs", "triton.cudagraphs"
 """How torch.compile calls a backend of graphs, and an option of inductor."""
 

@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from schedc.ir.plan import Level, Products
 from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.kernels.swiglu import gated_halves
 from schedc_runtime.moe.kernels import MeasuredProducts
 from schedc_runtime.moe.products import Case, Provider, RowCounts, RowGroups, expert_groups, provider_for
 from schedc_runtime.moe.stacked_linear import stacked_linear, weighted_linear
@@ -125,7 +125,7 @@ class Experts(nn.Module):
         else:
             provider = self.measured.provider(self.products, case, len(rows), len(gate_up))
         both = region_of_rows(Level.MEDIUM, stacked_linear, rows, gate_up, groups, provider)
-        inner = region_of_rows(Level.ACT, gated, *both.chunk(2, dim=-1))
+        inner = region_of_rows(Level.ACT, gated_halves, both)
         if gates is None:
             return stacked_linear(inner, down, groups, provider)
         return weighted_linear(inner, down, gates, groups, provider)
@@ -145,23 +145,3 @@ class Experts(nn.Module):
     def case(self, padded: bool = False, counted: bool = True) -> Case:
         """What the choice of a provider depends on, for rows in the dtype of the parameters."""
         return self._case(self.gate_up.device, self.gate_up.dtype, padded, counted)
-
-
-def gated(gate: Tensor, up: Tensor) -> Tensor:
-    """[...] silu(gate) * up. The backward holds only ``gate`` and ``up``."""
-    output: Tensor = _Gated.apply(gate, up)  # type: ignore[no-untyped-call]
-    return output
-
-
-class _Gated(torch.autograd.Function):
-    """The same operations as autograd, hence the same bits, without holding silu(gate)."""
-
-    @staticmethod
-    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
-        ctx.save_for_backward(gate, up)
-        return functional.silu(gate) * up
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        gate, up = ctx.saved_tensors
-        return torch.ops.aten.silu_backward(grad * up, gate), grad * functional.silu(gate)

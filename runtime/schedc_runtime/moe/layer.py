@@ -24,11 +24,12 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from schedc.ir.plan import Level
 from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.kernels.swiglu import gated
 from schedc_runtime.moe.balance import Balance, BalanceExchange, Loads, Tally, updated_bias
 from schedc_runtime.moe.capacity import Dropper, ExpertCapacity
 from schedc_runtime.moe.counts import Method
 from schedc_runtime.moe.exchange import CountsExchange
-from schedc_runtime.moe.experts import Experts, gated
+from schedc_runtime.moe.experts import Experts
 from schedc_runtime.moe.hops import Carrier, Hops
 from schedc_runtime.moe.hot import HotChooser, HotExchange, Lend
 from schedc_runtime.moe.hot_choice import HotPolicy

@@ -217,7 +217,7 @@ def _not_triton(case: Case) -> str:
 
 
 def _triton(left: Tensor, right: Tensor, groups: RowGroups, weight: Tensor) -> Tensor:
-    from schedc_runtime.moe.triton_products import triton_products  # not installed everywhere
+    from schedc_runtime.triton_kernels.products import triton_products  # not installed everywhere
 
     return triton_products(left, right, groups.on_device(left, len(weight)), weight)
 

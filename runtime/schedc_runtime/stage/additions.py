@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
+from schedc_runtime.kernels.sums import add_gradients
 from schedc_runtime.stage.engine import differentiate, edge_to
 from schedc_runtime.stage.graph import Node
 from schedc_runtime.stage.hooks import hooks_of
@@ -78,10 +79,8 @@ class Additions:
 
     def finish(self) -> None:
         """Add what is to be added. It is called without autograd."""
-        if len(self._totals) == 1:
-            self._totals[0].add_(self._summands[0])
-        elif self._totals:
-            torch._foreach_add_(self._totals, self._summands)
+        if self._totals:
+            add_gradients(self._totals, self._summands)
         if self._edges:
             differentiate(self._edges, self._grads)
 

@@ -15,7 +15,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from schedc.ir.plan import PRODUCTS, Products
 from schedc_runtime.errors import RuntimeFault
-from schedc_runtime.moe.experts import Experts, gated
+from schedc_runtime.kernels.swiglu import gated
+from schedc_runtime.moe.experts import Experts
 from schedc_runtime.moe.fp8 import as_fp8, fp8_products
 from schedc_runtime.moe.products import PROVIDERS, Case, RowGroups, compared_bitwise, passed_over, provider_for
 from schedc_runtime.moe.stacked_linear import stacked_linear, weighted_linear

@@ -5,30 +5,14 @@
     rows x gradients     a program for each expert and tile of its weight, which goes through the expert's rows
 
 Sums are in float32, whatever the dtype. They run over tiles in order, so that the same rows give the same bits.
-
-Arguments of kernels have no annotations but `tl.constexpr`: Triton's compiler evaluates them as code of the kernel.
 """
 
 from __future__ import annotations
-
-import os
-from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-
-if os.environ.get("TRITON_INTERPRET") == "1":
-    from triton.runtime import interpreter
-
-    _patch_tensors = interpreter._patch_lang_tensor
-
-    def _with_index(tensor: Any, scope: Any) -> None:
-        _patch_tensors(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-    interpreter._patch_lang_tensor = _with_index  # numpy 2.4 makes no number of an array [1], which Triton 3.6 wants
 
 ROWS, COLUMNS, INNER = 64, 64, 32
 """Sizes of a tile."""

@@ -1,0 +1,147 @@
+"""A row for each kernel of our own: names of kernel, launch and twin, and the variants that are compiled.
+
+Nothing here needs Triton: kernels, launches and twins are names of the form ``module:function``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+_HERE = "schedc_runtime.kernels"
+
+CAPABILITIES = (80, 90, 100)
+"""Compute capabilities that every kernel is compiled for, as Triton writes them: 90 is 9.0."""
+
+PRODUCTS = {80: "mma.sync", 90: "wgmma", 100: "tcgen05.mma"}
+"""By capability: the instruction that multiplies matrices of bfloat16."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One compilation of a kernel.
+
+    dtype: Triton's word for the elements of pointers whose type is ``*T``. fixed: values of arguments that the compiler
+    knows; None for a tensor that is not given. loose: whether strides and sizes are any numbers, not multiples of 16.
+    capabilities: what it is compiled for.
+    """
+
+    name: str
+    dtype: str
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    loose: bool = False
+    capabilities: tuple[int, ...] = CAPABILITIES
+
+
+@dataclass(frozen=True)
+class KernelRow:
+    """One kernel.
+
+    launch: takes the arguments of ``twin``. pointers: types of pointers, by argument; other arguments are int32.
+    tuples: number of entries of arguments that are tuples. bits: whether its results in float32 have the bits of the
+    twin; without them, ``why`` says what differs, and ``bound`` how far, over the norm. vectors: the least number of
+    loads of 16 bytes in each variant that is not loose. multiplies: whether it multiplies matrices.
+    """
+
+    name: str
+    kernel: str
+    launch: str
+    twin: str
+    pointers: Mapping[str, str]
+    variants: tuple[Variant, ...]
+    tuples: Mapping[str, int] = field(default_factory=dict)
+    long: tuple[str, ...] = ()
+    loose: tuple[str, ...] = ()
+    bits: bool = True
+    why: str = ""
+    bound: float = 0.0
+    vectors: int = 0
+    multiplies: bool = False
+
+
+def _elementwise(fixed: Mapping[str, Any]) -> tuple[Variant, ...]:
+    return Variant("bf16", "bf16", fixed), Variant("fp32", "fp32", fixed)
+
+
+_NONE = {"bias": None, "ends": None, "scale": None}
+_EXP = "exp of the device and of the host round apart"
+_TENSORS = dict.fromkeys(("gate", "up", "bias", "output", "grad", "gate_grad", "up_grad"), "*T")
+_ROWS = dict.fromkeys(("scale", "scale_grad"), "*fp32") | {"ends": "*i32"}
+_TILES = {"TILE_ROWS": 64, "TILE_COLUMNS": 64, "TILE_INNER": 32}
+_BY_TILES = (
+    Variant("bf16", "bf16", _TILES | {"left_column": 1, "right_column": 1}),
+    Variant("fp32", "fp32", _TILES, loose=True, capabilities=(80,)),  # 80 has the fewest registers to spare
+)
+_PRODUCTS = "schedc_runtime.triton_kernels.products"
+
+ROWS = (
+    KernelRow(
+        "swiglu",
+        "schedc_runtime.triton_kernels.swiglu:_forward",
+        "schedc_runtime.triton_kernels.swiglu:launch_swiglu",
+        f"{_HERE}.swiglu:swiglu_twin",
+        _TENSORS | _ROWS,
+        (
+            *_elementwise({"BLOCK": 1024, "EXPERTS": 1, **_NONE}),
+            Variant("bf16 with bias and scale", "bf16", {"BLOCK": 1024, "EXPERTS": 64}),
+        ),
+        loose=("experts",),
+        bits=False,
+        why=_EXP,
+        bound=1e-6,
+        vectors=2,
+    ),
+    KernelRow(
+        "swiglu_backward",
+        "schedc_runtime.triton_kernels.swiglu:_backward",
+        "schedc_runtime.triton_kernels.swiglu:launch_swiglu_backward",
+        f"{_HERE}.swiglu:swiglu_backward_twin",
+        _TENSORS | _ROWS,
+        (
+            *_elementwise({"BLOCK": 1024, "EXPERTS": 1, "scale_grad": None, **_NONE}),
+            Variant("bf16 with bias and scale", "bf16", {"BLOCK": 1024, "EXPERTS": 64}),
+        ),
+        loose=("experts",),
+        bits=False,
+        why=f"{_EXP}; a row's gradient of the scale is a sum in another order",
+        bound=1e-6,
+        vectors=3,
+    ),
+    KernelRow(
+        "add_gradients",
+        "schedc_runtime.triton_kernels.sums:_forward",
+        "schedc_runtime.triton_kernels.sums:launch_sums",
+        f"{_HERE}.sums:sums_twin",
+        {"totals": "*T", "summands": "*T"},
+        _elementwise({"BLOCK": 1024}),
+        tuples={"totals": 64, "summands": 64, "starts": 64, "counts": 64},
+        long=("counts",),
+        loose=("starts", "counts"),
+        vectors=2,
+    ),
+    KernelRow(
+        "rows_times_weights",
+        f"{_PRODUCTS}:_rows_times_weights",
+        f"{_PRODUCTS}:triton_products",
+        "",
+        dict.fromkeys(("left", "right", "output"), "*T") | {"ends": "*i32"},
+        _BY_TILES,
+        loose=("experts",),
+        bits=False,
+        why="the loop multiplies in an order of its own",
+        multiplies=True,
+    ),
+    KernelRow(
+        "rows_times_gradients",
+        f"{_PRODUCTS}:_rows_times_gradients",
+        f"{_PRODUCTS}:triton_products",
+        "",
+        dict.fromkeys(("left", "right", "output"), "*T") | {"ends": "*i32"},
+        _BY_TILES,
+        bits=False,
+        why="the loop multiplies in an order of its own",
+        multiplies=True,
+    ),
+)
+"""All kernels of our own, in the order of their files."""

@@ -1,0 +1,74 @@
+"""Every Triton kernel of the runtime: compiled for GPUs that are not here, and its numbers in Triton's interpreter."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import schedc_runtime
+from schedc_runtime.kernels.registry import CAPABILITIES, ROWS
+from support import kernel_facts, kernel_numbers, product_cases
+from support.needs import BARE
+
+PACKAGE = Path(schedc_runtime.__file__).parent
+
+pytestmark = [
+    pytest.mark.skipif(BARE, reason="bare environment"),
+    pytest.mark.skipif(
+        (sys.platform, platform.machine()) != ("linux", "x86_64"), reason="Triton has wheels for linux-x86_64"
+    ),
+]
+
+
+def child(script: Any, *options: str, interpreted: bool) -> Any:
+    """What a script prints as JSON, in a process of its own."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    if interpreted:
+        environment["TRITON_INTERPRET"] = "1"
+    call = [sys.executable, script.__file__, *options]
+    done = subprocess.run(call, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.stdout, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.slow
+def test_kernels_compile_for_every_capability_and_are_as_the_table_says() -> None:
+    answer = child(kernel_facts, interpreted=False)
+    assert answer["findings"] == []
+    for row in ROWS:
+        assert len(answer["table"][row.name][row.variants[0].name]) == len(CAPABILITIES)
+
+
+def test_every_kernel_has_a_row() -> None:
+    kernels = {
+        f"schedc_runtime.triton_kernels.{path.stem}:{name}"
+        for path in PACKAGE.rglob("*.py")
+        for name in re.findall(r"@triton.jit.*\ndef (\w+)", path.read_text(encoding="utf-8"))
+    }
+    parts = {"schedc_runtime.triton_kernels.swiglu:_with_bias"}
+    assert kernels == {row.kernel for row in ROWS} | parts
+
+
+def test_numbers_in_the_interpreter_are_those_of_the_twins() -> None:
+    assert child(kernel_numbers, interpreted=True) == []
+
+
+@pytest.mark.slow
+def test_planted_faults_change_numbers() -> None:
+    assert child(kernel_numbers, "--faults", interpreted=True) == []
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_numbers_on_a_gpu_are_those_of_the_twins() -> None:
+    device, dtypes = torch.device("cuda"), tuple(kernel_numbers.EPSILON)
+    assert kernel_numbers.wrong(device, dtypes) == []
+    assert [text for dtype in product_cases.BOUNDS for text in product_cases.wrong(device, dtype)] == []

@@ -1,0 +1,176 @@
+"""Facts of every Triton kernel of the runtime, compiled for GPUs that are not here, and the table that holds them.
+
+    python tests/support/kernel_facts.py            the facts, and what is wrong with them, as JSON
+    python tests/support/kernel_facts.py --write    writes the table anew, if nothing breaks a promise
+
+Compiled code goes to a temporary folder. A run is one process, because Triton decides at its first import whether it
+interprets.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from schedc_runtime.kernels.registry import PRODUCTS, ROWS, KernelRow, Variant
+
+TABLE = Path(__file__).parents[1] / "runtime" / "kernels" / "table.toml"
+Facts = dict[str, int | str]
+
+
+def compiled(kernel: Any, row: KernelRow, variant: Variant, capability: int, **options: Any) -> Any:
+    """What Triton makes of a kernel's variant for a capability."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    def kind(name: str) -> Any:
+        if name in variant.fixed:
+            return "constexpr"
+        one = row.pointers.get(name, "i64" if name in row.long else "i32").replace("*T", f"*{variant.dtype}")
+        return (one,) * row.tuples[name] if name in row.tuples else one
+
+    def places(number: int, name: str) -> list[tuple[int, ...]]:
+        return [(number, entry) for entry in range(row.tuples[name])] if name in row.tuples else [(number,)]
+
+    names = [name for name in kernel.arg_names if not variant.loose and name not in {*variant.fixed, *row.loose}]
+    source = ASTSource(
+        fn=kernel,
+        signature={name: kind(name) for name in kernel.arg_names},
+        constexprs={name: value for name, value in variant.fixed.items() if name in kernel.arg_names},
+        attrs={
+            place: [["tt.divisibility", 16]] for name in names for place in places(kernel.arg_names.index(name), name)
+        },
+    )
+    known = {"enable_fp_fusion": False, "num_warps": 4} | options
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=known)
+
+
+def facts_of(binary: Any, folder: Path) -> Facts:
+    """Registers of a thread, bytes that it spills, shared bytes of a block, loads, fused multiply-adds, products."""
+    import triton
+
+    file = folder / "kernel.cubin"
+    file.write_bytes(binary.asm["cubin"])
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    text = subprocess.run([tool, "-res-usage", file], capture_output=True, text=True, check=True).stdout
+    used = {word: int(count) for word, count in re.findall(r"(REG|STACK|LOCAL):(\d+)", text)}
+    code = binary.asm["ptx"]
+    return {
+        "registers": used["REG"],
+        "spilled": used["STACK"] + used["LOCAL"],
+        "shared": binary.metadata.shared,
+        "loads": len(re.findall(r"\bld\.global", code)),
+        "vectors": len(re.findall(r"\bld\.global\S*\.v(?:4\.[bf]32|2\.[bf]64|8\.b16)|cp\.async\S*.*, 0x10", code)),
+        "fused": len(re.findall(r"\bfma\.\S*f32", code)),
+        "product": next((word for word in reversed(PRODUCTS.values()) if word in code), ""),
+    }
+
+
+def broken(row: KernelRow, variant: Variant, capability: int, facts: Facts) -> Iterator[str]:
+    """The promises of the registry that a compiled variant does not keep."""
+    where = f"{row.name}, {variant.name}, sm_{capability}"
+    if facts["spilled"]:
+        yield f"{where}: {facts['spilled']} bytes of each thread lie outside of registers"
+    if facts["fused"] and not row.multiplies:
+        yield f"{where}: {facts['fused']} fused multiply-adds, which round once where torch rounds twice"
+    if not variant.loose and int(facts["vectors"]) < row.vectors:
+        yield f"{where}: {facts['vectors']} loads of 16 bytes, and {row.vectors} streams"
+    if row.multiplies and variant.dtype != "fp32" and facts["product"] != PRODUCTS[capability]:
+        yield f"{where}: multiplies by `{facts['product']}`, not {PRODUCTS[capability]}"
+
+
+def planted(folder: Path) -> list[str]:
+    """Kernels that should be refused and are not: an annotation, 16,384 columns by one warp, fused multiply-adds."""
+    from triton.compiler.errors import CompilationError
+
+    rows = {row.name: row for row in ROWS}
+    names = {"x": "*T", "output": "*T"}
+    crowded = KernelRow("crowded", "", "", "", names, (Variant("bf16", "bf16", {"BLOCK": 16384}),))
+    findings = []
+    try:
+        compiled(kernel_of("support.refused_kernels:annotated"), crowded, crowded.variants[0], 90)
+        findings.append("an annotation `Any` compiles")
+    except CompilationError as error:
+        if "Any" not in str(error):
+            raise
+    backward = rows["swiglu_backward"]
+    for row, kernel, words, options in (
+        (crowded, "support.refused_kernels:crowded", "outside of registers", {"num_warps": 1}),
+        (backward, backward.kernel, "fused multiply-adds", {"enable_fp_fusion": True}),
+    ):
+        variant = row.variants[0]
+        facts = facts_of(compiled(kernel_of(kernel), row, variant, 90, **options), folder)
+        if not any(words in text for text in broken(row, variant, 90, facts)):
+            findings.append(f"{row.name}: not refused for {words}: {facts}")
+    return findings
+
+
+def kernel_of(name: str) -> Any:
+    """The kernel that ``module:function`` names."""
+    module, _, function = name.partition(":")
+    return getattr(import_module(module), function)
+
+
+def measured() -> tuple[dict[str, Any], list[str]]:
+    """(facts by kernel, variant and architecture; what breaks a promise or is not as the table says)."""
+    import triton
+
+    table: dict[str, Any] = {"triton": triton.__version__}
+    findings: list[str] = []
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["TRITON_CACHE_DIR"] = folder
+        for row in ROWS:
+            for variant in row.variants:
+                for capability in variant.capabilities:
+                    facts = facts_of(compiled(kernel_of(row.kernel), row, variant, capability), Path(folder))
+                    findings += broken(row, variant, capability, facts)
+                    table.setdefault(row.name, {}).setdefault(variant.name, {})[f"sm_{capability}"] = facts
+        findings += planted(Path(folder))
+    return table, findings
+
+
+def changes(table: dict[str, Any]) -> list[str]:
+    """What differs from the table in the file, which is of one version of Triton."""
+    kept = tomllib.loads(TABLE.read_text(encoding="utf-8"))
+    if kept["triton"] != table["triton"]:
+        return []
+    lines, before = set(written(table).splitlines()), set(written(kept).splitlines())
+    return [f"`make kernels`: not in the table: {line}" for line in sorted(lines - before)] + [
+        f"`make kernels`: only in the table: {line}" for line in sorted(before - lines)
+    ]
+
+
+def written(table: dict[str, Any]) -> str:
+    """The text of the table: a line for each compiled variant."""
+    lines = ["# Facts of compiled kernels. `make kernels` writes this file.", f'triton = "{table["triton"]}"']
+    for kernel, variants in table.items():
+        if kernel == "triton":
+            continue
+        for variant, by_architecture in variants.items():
+            lines += ["", f'[{kernel}."{variant}"]']
+            for architecture, facts in by_architecture.items():
+                shown = ", ".join(f"{name} = {json.dumps(value)}" for name, value in facts.items())
+                lines.append(f"{architecture} = {{ {shown} }}")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    table, findings = measured()
+    if "--write" in sys.argv and not findings:
+        TABLE.write_text(written(table), encoding="utf-8")
+    print(json.dumps({"table": table, "findings": findings + changes(table)}))
+    sys.exit(bool(findings))
+
+
+if __name__ == "__main__":
+    main()
