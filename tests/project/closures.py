@@ -34,13 +34,16 @@ class Closure(NamedTuple):
     left_out: tuple[str, ...] = ()
 
 
-ASKED_FOR = tuple(f"schedc_runtime.{name}" for name in ("fusion", "compiled", "materialize", "offload", "checkpoint"))
+ASKED_FOR = tuple(
+    f"schedc_runtime.{name}"
+    for name in ("fusion", "compiled", "materialize", "offload", "checkpoint", "triton_kernels")
+)
 CLOSURES = (
     Closure("schedc_runtime.execute.bind", 5_000),
     Closure("schedc.compiler", 31_750),
-    Closure("schedc_runtime.pipeline.pipeline", 43_600, ASKED_FOR),
+    Closure("schedc_runtime.pipeline.pipeline", 43_750, ASKED_FOR),
 )
-LOOKUPS = frozenset({"schedc.plan.passes"})
+LOOKUPS = frozenset({"schedc.plan.passes", "schedc_runtime.kernels.library"})
 """Files that may load a module by a value: the values are texts ``room.file:name``, each counted in its file."""
 
 
