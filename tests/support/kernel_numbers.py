@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from schedc_runtime.kernels.library import loaded
+from schedc_runtime.kernels.library import looked_up
 from schedc_runtime.kernels.registry import ROWS, KernelRow
 
 EPSILON = {torch.float32: 1.0, torch.float16: 2000.0, torch.bfloat16: 16000.0}
@@ -95,7 +95,7 @@ def differences(row: KernelRow, launch: Callable[..., Any], device: torch.device
     findings = []
     torch.manual_seed(0)
     for number, args in enumerate(CASES[row.name](dtype, device)):
-        for ours, theirs in zip(_called(launch, args), _called(loaded(row.twin), args), strict=True):
+        for ours, theirs in zip(_called(launch, args), _called(looked_up(row.twin), args), strict=True):
             where = f"{row.name}, case {number}, {str(dtype).removeprefix('torch.')}"
             if ours.dtype is not theirs.dtype or ours.shape != theirs.shape:
                 findings.append(f"{where}: {ours.dtype} {list(ours.shape)}, and the twin {list(theirs.shape)}")
@@ -114,7 +114,7 @@ def differences(row: KernelRow, launch: Callable[..., Any], device: torch.device
 def wrong(device: torch.device, dtypes: Sequence[torch.dtype]) -> list[str]:
     """Where results of kernels and of their twins differ."""
     rows = [row for row in ROWS if row.twin]
-    return [text for row in rows for dtype in dtypes for text in differences(row, loaded(row.launch), device, dtype)]
+    return [text for row in rows for dtype in dtypes for text in differences(row, looked_up(row.launch), device, dtype)]
 
 
 @dataclass(frozen=True)

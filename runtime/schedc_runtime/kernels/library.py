@@ -45,7 +45,7 @@ def _on_gpu(twin: Function, launch: str) -> Function:
     """Launches a kernel where its device runs it, and else calls the twin."""
 
     def run(*args: Any, **named: Any) -> Any:
-        return (loaded(launch) if not lacks_kernels(_device(args)) else twin)(*args, **named)
+        return (looked_up(launch) if not lacks_kernels(_device(args)) else twin)(*args, **named)
 
     return run
 
@@ -65,7 +65,7 @@ def lacks_kernels(where: torch.device) -> str:
 
 
 @cache
-def loaded(name: str) -> Any:
+def looked_up(name: str) -> Any:
     """What ``module:attribute`` names, with the modules of this package."""
     module, _, attribute = name.partition(":")
     return getattr(import_module(module), attribute)
