@@ -169,7 +169,7 @@ bounded, padded = partial(layer, "hierarchical", bound=4.0), partial(layer, capa
 wide, sixteen = partial(layer, nodes=1, top=8), partial(chunked, "early", torch.bfloat16)
 FAULTS = (
     RuleFault("a product writes no zeros for idle experts", "fresh",
-              planted(lambda: patch.dict(products.PROVIDERS, loop=LOOP), idle_expert), idle_expert),
+              planted(lambda: patch.object(products, "PROVIDERS", {"loop": LOOP}), idle_expert), idle_expert),
     RuleFault("bags rely on a last offset", "bags",
               planted(lambda: patch.multiple(Bags, of=staticmethod(old_ends), total=old_bags), bounded), bounded),
     RuleFault("a default is written by the same scatter", "duplicates",

@@ -7,9 +7,11 @@ memory goes back to the stream that allocated it: that is a fault while other st
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
+
+from schedc_runtime.device.places import during
 
 Clock = dict[int, int]
 """By number of a lane: the last step of that lane which is ordered before."""
@@ -37,16 +39,21 @@ class WatchedLane:
 
 
 class Use(NamedTuple):
-    """A use of a memory. what: the operation. place: file and line."""
+    """A use of a memory. what: the operation. place: file and line. during: says which instruction used it."""
 
     lane: WatchedLane
     step: int
     what: str
     place: str
+    during: Callable[[], str] = str
 
     def before(self, clock: Clock) -> bool:
         """Whether the use is ordered before what has that clock."""
         return clock.get(self.lane.number, 0) >= self.step
+
+    def __str__(self) -> str:
+        instruction = self.during()
+        return f"{self.lane.name}: {self.what} at {self.place}" + (f"\n    in {instruction}" if instruction else "")
 
 
 @dataclass(eq=False)
@@ -86,7 +93,7 @@ class Finding(NamedTuple):
 
     def __str__(self) -> str:
         first, second = self.lanes
-        uses = "  " + "; ".join(f"{use.lane.name}: {use.what} at {use.place}" for use in (self.first, self.second))
+        uses = f"  {self.first}\n  {self.second}"
         if self.kind == "reuse":
             head = f"{second} takes memory again that {first} may still use"
             remedy = f"hold it until {second} waits for {first}, or tell the allocator (`used_by`)"
@@ -148,7 +155,7 @@ class StreamOrder:
     ) -> None:
         """An operation starts on a lane: behind the lane's earlier ones, and behind the host as it is now."""
         lane.follow(self.host.clock)
-        use = Use(lane, lane.step(), what, place)
+        use = Use(lane, lane.step(), what, place, during())
         for memory in reads:
             self._compare(memory, memory.written, use)
             memory.read[lane.number] = use
@@ -162,7 +169,7 @@ class StreamOrder:
         waiting = self._freed.pop(lane, [])
         if waiting:
             lane.follow(self.host.clock)
-            use = Use(lane, lane.clock.get(lane.number, 0), what, place)
+            use = Use(lane, lane.clock.get(lane.number, 0), what, place, during())
             for memory, uses, freed in waiting:
                 self._reused(memory, uses, use, freed)
 
@@ -175,7 +182,7 @@ class StreamOrder:
             return
         if self._strict:
             lane.follow(self.host.clock)
-            self._reused(memory, unknown, Use(lane, 0, "the free", place), place)
+            self._reused(memory, unknown, Use(lane, 0, "the free", place, during()), place)
         else:
             self._freed.setdefault(lane, []).append((memory, unknown, place))
 

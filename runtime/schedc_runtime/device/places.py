@@ -3,11 +3,35 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from types import CodeType
+from typing import Protocol
 
 _RUNTIME = Path(__file__).resolve().parents[1]
+
+
+class RunningRank(Protocol):
+    """A rank that runs instructions in this process."""
+
+    def at_work(self) -> Callable[[], str]:
+        """A function that says which instruction runs now; it says nothing if none does."""
+        ...
+
+
+_RUNNING: list[RunningRank] = []
+"""The rank that has begun to run last."""
+
+
+def begin_running(rank: RunningRank) -> None:
+    """A rank begins to run its instructions."""
+    _RUNNING[:] = [rank]
+
+
+def during() -> Callable[[], str]:
+    """Says which instruction runs now. The text is made when it is asked for."""
+    return _RUNNING[-1].at_work() if _RUNNING else str
 
 
 def place() -> str:

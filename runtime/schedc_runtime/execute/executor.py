@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ import torch
 from torch.autograd.profiler import record_function
 
 from schedc.ir.program import Program
+from schedc_runtime.device.places import begin_running
 from schedc_runtime.execute.code import Code
 from schedc_runtime.execute.instruction_names import instruction_label, sentence
 from schedc_runtime.execute.places import DevicePlaces
@@ -126,6 +128,7 @@ class Executor:
         """Run until the stream ends (True) or, with a cooperative transport, a WAIT cannot be served yet (False)."""
         calls, registers, position = self.code.calls, self.registers, self.position
         count, word, marks = len(calls), self.word, self._marks
+        begin_running(self)
         if self.intervals is not None or self._profile:
             return self._advance_observed()
         try:
@@ -170,6 +173,16 @@ class Executor:
     def finish(self) -> bool:
         """Complete the sums that the stream has started and not completed; False if one is still awaited."""
         return self.registers.finish_sums()
+
+    def at_work(self) -> Callable[[], str]:
+        """A function that says which instruction runs now, of which stage and rank; nothing if none does."""
+        position = self.position
+        return partial(self._in_words, position) if self.row >= 0 else str
+
+    def _in_words(self, position: int) -> str:
+        step = self.code.steps[position]
+        text = sentence(self.program, step.row) + (f" ({step.label})" if step.label else "")
+        return f"stage {self.program.instruction(step.row).stage}, {self.name}: {text}"
 
     @property
     def row(self) -> int:

@@ -101,7 +101,7 @@ def test_memory_that_was_announced_may_be_freed() -> None:
 
     with simulated_device(strict=True):
         freed(announced=True)
-    text = r"compute takes memory again that side may still use\n.*\n.*\n.*used_by"
+    text = r"compute takes memory again that side may still use\n.*\n.*\n.*\n.*used_by"
     with pytest.raises(OrderFault, match=text), simulated_device():
         freed(announced=False)
 
