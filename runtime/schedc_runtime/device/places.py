@@ -13,7 +13,7 @@ _RUNTIME = Path(__file__).resolve().parents[1]
 
 
 class RunningRank(Protocol):
-    """A rank that runs instructions in this process."""
+    """Knows the running instruction of a rank."""
 
     def at_work(self) -> Callable[[], str]:
         """A function that says which instruction runs now; it says nothing if none does."""
