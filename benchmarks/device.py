@@ -1,6 +1,6 @@
 """Proves order and rules on a simulated device, and prices queues of messages, without a GPU.
 
-    python benchmarks/device.py faults | clean | rules | communicators [--json]
+    python benchmarks/device.py faults | clean | rules | kernels | communicators [--json]
 
 faults   16 faults in the order of streams are planted in the runtime, one at a time. A watched step must find 14 as it
          is and two under ``strict``, and name their lanes and files.
@@ -8,6 +8,8 @@ clean    two watched steps of eight schedules under eight plans. Nothing may be 
          must have run works.
 rules    steps under the rules of a device: the bits of a CPU, or of the serial reference under the same rules. Faults
          that a CPU does not show: a rule must find each.
+kernels  every Triton kernel compiled for three architectures, beside a table of registers and loads; its numbers in
+         Triton's interpreter beside its twin's; planted faults. `device_kernels.py` starts the processes.
 communicators
          steps of 13 schedules at 8 ranks whose messages queue, under each assignment of communicators; deadlocks of
          receives that are posted early. `communicators.py` has the table and the cases.
@@ -30,6 +32,7 @@ from typing import Any
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
 from communicators import steps
+from device_kernels import kernels
 from device_rules import rules
 from figures import table
 
@@ -50,7 +53,13 @@ def clean() -> Judged:
     return len(SCHEDULES) * len(PLANS), [text for pair in product(SCHEDULES, PLANS) for text in unclean(*pair)], []
 
 
-WORDS: dict[str, Callable[[], Judged]] = {"faults": faults, "clean": clean, "rules": rules, "communicators": steps}
+WORDS: dict[str, Callable[[], Judged]] = {
+    "faults": faults,
+    "clean": clean,
+    "rules": rules,
+    "kernels": kernels,
+    "communicators": steps,
+}
 
 
 def main() -> None:

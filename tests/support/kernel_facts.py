@@ -19,12 +19,15 @@ import tomllib
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from schedc_runtime.kernels.registry import PRODUCTS, ROWS, KernelRow, Variant
 
 TABLE = Path(__file__).parents[1] / "runtime" / "kernels" / "table.toml"
 Facts = dict[str, int | str]
+PLANTED = 3
+"""Kernels of `planted`."""
 
 
 def compiled(kernel: Any, row: KernelRow, variant: Variant, capability: int, **options: Any) -> Any:
@@ -162,6 +165,17 @@ def written(table: dict[str, Any]) -> str:
                 shown = ", ".join(f"{name} = {json.dumps(value)}" for name, value in facts.items())
                 lines.append(f"{architecture} = {{ {shown} }}")
     return "\n".join(lines) + "\n"
+
+
+def answer_of(script: ModuleType, *options: str, interpreted: bool) -> Any:
+    """What a script of kernels prints as JSON, in a process of its own."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    environment |= {"TRITON_INTERPRET": "1"} if interpreted else {}
+    call = [sys.executable, str(script.__file__), *options]
+    done = subprocess.run(call, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    if not done.stdout:
+        raise RuntimeError(f"{' '.join(call)} ended with {done.returncode}:\n{done.stderr}")
+    return json.loads(done.stdout)
 
 
 def main() -> None:

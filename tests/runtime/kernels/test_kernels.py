@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
 import platform
 import re
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,6 +13,7 @@ import torch
 import schedc_runtime
 from schedc_runtime.kernels.registry import CAPABILITIES, ROWS
 from support import kernel_facts, kernel_numbers, product_cases
+from support.kernel_facts import answer_of
 from support.needs import BARE
 
 PACKAGE = Path(schedc_runtime.__file__).parent
@@ -29,20 +26,9 @@ pytestmark = [
 ]
 
 
-def child(script: Any, *options: str, interpreted: bool) -> Any:
-    """What a script prints as JSON, in a process of its own."""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    if interpreted:
-        environment["TRITON_INTERPRET"] = "1"
-    call = [sys.executable, script.__file__, *options]
-    done = subprocess.run(call, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert done.stdout, done.stderr
-    return json.loads(done.stdout)
-
-
 @pytest.mark.slow
 def test_kernels_compile_for_every_capability_and_are_as_the_table_says() -> None:
-    answer = child(kernel_facts, interpreted=False)
+    answer = answer_of(kernel_facts, interpreted=False)
     assert answer["findings"] == []
     for row in ROWS:
         assert len(answer["table"][row.name][row.variants[0].name]) == len(CAPABILITIES)
@@ -59,12 +45,12 @@ def test_every_kernel_has_a_row() -> None:
 
 
 def test_numbers_in_the_interpreter_are_those_of_the_twins() -> None:
-    assert child(kernel_numbers, interpreted=True) == []
+    assert answer_of(kernel_numbers, interpreted=True) == []
 
 
 @pytest.mark.slow
 def test_planted_faults_change_numbers() -> None:
-    assert child(kernel_numbers, "--faults", interpreted=True) == []
+    assert answer_of(kernel_numbers, "--faults", interpreted=True) == []
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
