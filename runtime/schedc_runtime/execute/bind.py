@@ -33,9 +33,9 @@ from schedc_runtime.execute.operands import (
     ReplicatedStage,
     WaitOperands,
     WorkOperands,
+    forms_of,
     probes_of,
     replica_keys,
-    specs_of,
 )
 from schedc_runtime.execute.tied_sums import TiedOperands
 from schedc_runtime.partition.boundary import Boundary
@@ -69,7 +69,7 @@ def bind(
         for (channel, stage, microbatch), slot in binder.slot_of.items()
         if channel == Channel.ACTIVATION and stage == -1
     }
-    return Code(steps, binder.slot_names, len(binder.handle_of), inputs, specs_of(boundaries))
+    return Code(steps, binder.slot_names, len(binder.handle_of), inputs, forms_of(boundaries))
 
 
 @dataclass

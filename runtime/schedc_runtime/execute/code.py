@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from schedc.ir.program import Instruction
 from schedc_runtime.execute.registers import Registers
-from schedc_runtime.transport.base import Spec
+from schedc_runtime.transport.base import MessageForm
 
 Handler = Callable[[Registers, Any], bool | None]
 """Runs one step, given its operands. True means: not possible yet, come back (cooperative transports only)."""
@@ -40,14 +40,14 @@ class Code:
     steps: in the order in which they run. slot_names: [slots] what each value is, for errors.
     handles: how many messages are posted.
     inputs: slot of the first stage's arguments, by microbatch; empty where no first stage is held.
-    specs: what messages carry, of the boundaries that the stream was bound with.
+    forms: what messages carry, of the boundaries that the stream was bound with.
     """
 
     steps: list[BoundStep]
     slot_names: list[str]
     handles: int
     inputs: dict[int, int]
-    specs: tuple[tuple[Spec, ...], ...] = ()
+    forms: tuple[MessageForm, ...] = ()
 
     @cached_property
     def calls(self) -> list[Call]:

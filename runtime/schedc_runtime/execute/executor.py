@@ -72,7 +72,7 @@ class Executor:
     ) -> None:
         self.program, self.code = program, code
         self.name = name or f"rank {transport.rank}"
-        self.registers = Registers(code.slot_names, code.handles, transport, device, code.specs)
+        self.registers = Registers(code.slot_names, code.handles, transport, device, code.forms)
         self.word = memoryview(bytearray(8)).cast("q")
         """Where the `mark` of the running instruction is written. `FailureGuard` puts one here that other ranks see."""
         self.labels = list(dict.fromkeys(step.label for step in code.steps))

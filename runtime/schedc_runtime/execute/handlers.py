@@ -31,7 +31,7 @@ from schedc_runtime.execute.operands import (
 from schedc_runtime.execute.registers import Registers
 from schedc_runtime.execute.tied_sums import TiedOperands, TiedSum
 from schedc_runtime.execute.works import join_work, start_work
-from schedc_runtime.transport.base import Transfer, Transport, check_tensors
+from schedc_runtime.transport.base import Transfer, Transport
 from schedc_runtime.transport.flat_tensors import by_dtype, flattened, unflattened
 
 
@@ -76,29 +76,29 @@ def cell(registers: Registers, op: PairOperands) -> None:
 
 def post(registers: Registers, batch: tuple[MessageOperands, ...]) -> None:
     """SEND and RECV: start all messages of a batch at once."""
-    transfers = []
-    for message in batch:
-        specs = registers.specs[message.edge]
-        if message.receive:
-            # New ones each time: they become inputs of a stage, which keeps them until its backward.
-            tensors = tuple([torch.empty(shape, dtype=dtype, device=registers.device) for shape, dtype in specs])
+    transfers, forms, handles = [], registers.forms, registers.handles
+    for receive, peer, edge, slot, _, communicator in batch:
+        if receive:
+            tensors = forms[edge].buffers(registers.device)
         else:
-            tensors = registers.take(message.slot)
-            check_tensors(tensors, specs)
-        transfers.append(Transfer(message.peer, message.receive, tensors, message.communicator))
+            tensors = registers.take(slot)
+            forms[edge].check(tensors)
+        transfers.append(Transfer(peer, receive, tensors, communicator))
     for message, transfer, handle in zip(batch, transfers, registers.transport.post(transfers), strict=True):
-        registers.handles[message.handle] = (handle, transfer.tensors)
+        handles[message.handle] = (handle, transfer.tensors)
 
 
 def wait(registers: Registers, op: WaitOperands) -> bool | None:
     """WAIT: until a message is complete; what was received is then a value."""
-    handle, tensors = registers.posted(op.handle)
-    if registers.cooperative and not registers.transport.ready(handle):
+    index, slot = op
+    handle, tensors = registers.handles[index] or registers.posted(index)
+    transport = registers.transport
+    if registers.cooperative and not transport.ready(handle):
         return True
-    registers.transport.wait(handle)
-    registers.handles[op.handle] = None
-    if op.slot >= 0:
-        registers.values[op.slot] = tensors
+    transport.wait(handle)
+    registers.handles[index] = None
+    if slot >= 0:
+        registers.values[slot] = tensors
     return None
 
 

@@ -14,7 +14,7 @@ from schedc.ir.program import Instruction, InstructionKind
 from schedc.ir.works import FACTS as WORK_FACTS
 from schedc.ir.works import WorkGroup, WorkKind, Works
 from schedc_runtime.partition.boundary import Boundary
-from schedc_runtime.transport.base import Spec
+from schedc_runtime.transport.base import MessageForm
 
 
 class ComputeStage(Protocol):
@@ -82,7 +82,7 @@ class PairOperands(NamedTuple):
 class MessageOperands(NamedTuple):
     """Operands of one SEND or RECV of a posted batch.
 
-    edge: position of its shapes and dtypes in those that the executor carries (`specs_of`).
+    edge: position of its form in those that the executor carries (`forms_of`).
     slot: where the value to send lies. handle: where the transport's handle is kept until the WAIT. communicator: as of
     a `Transfer`.
     """
@@ -201,13 +201,13 @@ class ReduceOperands(NamedTuple):
     parameters: tuple[torch.nn.Parameter, ...]
 
 
-def specs_of(boundaries: Sequence[Boundary]) -> tuple[tuple[Spec, ...], ...]:
-    """[2 * (stages + 1)] shape and dtype of each tensor of a message: activations over each boundary, then gradients.
+def forms_of(boundaries: Sequence[Boundary]) -> tuple[MessageForm, ...]:
+    """[2 * (stages + 1)] what a message carries: activations over each boundary, then gradients.
 
     They alone change with the input signature: bound code has positions in them.
     """
     carried = [boundary.tensors for boundary in boundaries] + [boundary.gradients for boundary in boundaries]
-    return tuple([tuple([(spec.shape, spec.dtype) for spec in tensors]) for tensors in carried])
+    return tuple([MessageForm([(spec.shape, spec.dtype) for spec in tensors]) for tensors in carried])
 
 
 def probes_of(dtypes: Sequence[torch.dtype]) -> tuple[tuple[int, Mapping[str, Any]], ...]:

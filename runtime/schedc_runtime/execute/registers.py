@@ -10,7 +10,7 @@ from torch import Tensor
 
 from schedc_runtime.execute.operands import ComputeOperands
 from schedc_runtime.execute.tied_sums import TiedSum
-from schedc_runtime.transport.base import Spec, Transport
+from schedc_runtime.transport.base import MessageForm, Transport
 
 
 class PendingSum(Protocol):
@@ -39,11 +39,11 @@ class Registers:
         handles: int,
         transport: Transport,
         device: torch.device,
-        specs: Sequence[tuple[Spec, ...]] = (),
+        forms: Sequence[MessageForm] = (),
     ) -> None:
         self.slot_names, self._handle_count = slot_names, handles
-        self.specs = specs
-        """What messages carry, of the current input signature (`schedc_runtime.execute.operands.specs_of`)."""
+        self.forms = forms
+        """What messages carry, of the current input signature (`schedc_runtime.execute.operands.forms_of`)."""
         self.transport, self.device = transport, device
         self.cooperative = transport.cooperative
         """Whether a WAIT must return rather than block, since other ranks run in this process."""

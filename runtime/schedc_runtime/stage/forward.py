@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from schedc.ir.plan import Level
 from schedc_runtime.errors import StageError
 from schedc_runtime.partition.recorded_stage import RecordedStage
 from schedc_runtime.random_numbers.interception import session
@@ -18,7 +19,7 @@ from schedc_runtime.segments.graph import Segment, Slot
 from schedc_runtime.segments.recompute import SegmentRecompute
 from schedc_runtime.stage.base import NOTHING, StageBase
 from schedc_runtime.stage.engine import edge_of, refuse_writing
-from schedc_runtime.stage.hooks import hook_mark
+from schedc_runtime.stage.hooks import HookMark, hook_mark
 from schedc_runtime.stage.in_flight import (
     ExchangeRecord,
     MicrobatchState,
@@ -62,11 +63,10 @@ class ForwardSteps(StageBase):
     ) -> MicrobatchState:
         """Begin a slice. again: a second time, for an R; nothing of it moves to the host."""
         if number in self._states or number in self.kept:
-            microbatch = number // self.slices
-            raise StageError(f"stage {self.index}: microbatch {microbatch} is forwarded again before its backward")
+            raise self._forwarded_again(number)
         graph, memory = (self.graph_with_r, self._memory_with_r) if recompute_later else (self.graph, self._memory)
         trains = torch.is_grad_enabled()
-        leaves = self._detach(inputs) if trains else tuple(inputs)
+        leaves = tuple(self._detach(inputs) if trains else inputs)
         values = dict(enumerate(self._entry.part.unpack(leaves))) if self.is_cut else {0: leaves}
         self._states[number] = state = MicrobatchState(graph, self.index, number, values, target, loss_scale)
         if trains:
@@ -86,46 +86,81 @@ class ForwardSteps(StageBase):
                 state.seed = int(torch.randint(2**62, (), dtype=torch.int64))
         return state
 
-    def _detach(self, inputs: Sequence[Tensor]) -> Tensors:
+    def _detach(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """The inputs as leaves of this stage's graph. Differentiable inputs require a gradient."""
         leaves = [t.detach() for t in inputs]
         for position in self._input.differentiable:
             leaves[position].requires_grad_()
-        return tuple(leaves)
+        return leaves
 
-    def run_whole(self, state: MicrobatchState) -> Tensors:
+    def _forwarded_again(self, number: int) -> StageError:
+        microbatch = number // self.slices
+        return StageError(f"stage {self.index}: microbatch {microbatch} is forwarded again before its backward")
+
+    def run_whole(
+        self, number: int, inputs: Sequence[Tensor], target: Any, loss_scale: float, recompute_later: bool
+    ) -> Tensors:
         """The forward of a stage of one node, loss included. The backward is then one call of autograd's engine.
 
-        Returns the tensors of the output boundary, detached.
+        Returns the tensors of the output boundary, detached. Host time: each Python call costs as much as the loop.
         """
+        memory = self._memory_with_r if recompute_later else self._memory
+        trains = torch.is_grad_enabled()
+        if trains and (
+            memory.active or self.offload is not None or (recompute_later and self._memory_with_r.level is Level.NONE)
+        ):
+            return self.run_recorded(self._begin(number, inputs, target, loss_scale, recompute_later))
+        if number in self._states or number in self.kept:
+            raise self._forwarded_again(number)
+        began = hook_mark() if self._defers else None
+        entered: Any = self._detach(inputs) if trains else inputs
+        state = MicrobatchState(self.graph, self.index, number, {}, target, loss_scale)
+        with self.drawing(number):
+            result = self._result_of(entered)
+            if self.loss_fn is not None and (trains or target is not None):
+                self._form_loss(state, result)
+        outputs = self._output.pack(result)
+        if trains:
+            self._keep_whole(state, entered, outputs, began)
+        return tuple([t.detach() for t in outputs])
+
+    def run_recorded(self, state: MicrobatchState) -> Tensors:
+        """As `run_whole`, where a recorder says what is held for the backward, or the inputs alone are."""
         began = hook_mark() if self._defers else None
         entering: Tensors = state.values.pop(0)
-        leaves: tuple[Tensor | Taken, ...] = entering
-        trains = torch.is_grad_enabled()
+        leaves: Sequence[Tensor | Taken] = entering
         with self.drawing(state.number):
             with self._recording(state):
                 if state.recorder is not None:
                     pairs = [let_go(tensor) for tensor in entering]
-                    entering, leaves = tuple([x for x, _ in pairs]), tuple([taken for _, taken in pairs])
-                try:
-                    result = self.module(*self._input.unpack(entering))
-                except RuntimeError as error:
-                    refuse_writing(
-                        error, f"stage {self.index} writes into its input, which belongs to the stage before"
-                    )
-                    raise
+                    entering, leaves = tuple([x for x, _ in pairs]), [taken for _, taken in pairs]
+                result = self._result_of(entering)
             if state.recorder is not None:
                 state.recorder.forwarded()
-            if self.loss_fn is not None and (trains or state.target is not None):
+            if self.loss_fn is not None:
                 self._form_loss(state, result)
         outputs = self._output.pack(result)
-        if trains and state.kept is None:
-            left = () if self.loss_fn is not None else [outputs[i] for i in self._output.differentiable]
-            entered = tuple([leaves[i] for i in self._input.differentiable])
-            state.done[0] = SegmentRecord((entered,), (tuple([edge_of(t) for t in left]),), began)
+        if state.kept is None:
+            self._keep_whole(state, leaves, outputs, began)
         else:
             self._end_forward(state)
         return tuple([t.detach() for t in outputs])
+
+    def _result_of(self, entering: Sequence[Tensor]) -> Any:
+        """What the module of a stage of one node gives. entering: the tensors of the input boundary."""
+        try:
+            return self.module(*self._input.unpack(entering))
+        except RuntimeError as error:
+            refuse_writing(error, f"stage {self.index} writes into its input, which belongs to the stage before")
+            raise
+
+    def _keep_whole(
+        self, state: MicrobatchState, leaves: Sequence[Tensor | Taken], outputs: Tensors, began: HookMark | None
+    ) -> None:
+        """Keep what the backward of a stage of one node begins and ends with."""
+        edges = () if self.loss_fn is not None else tuple([edge_of(outputs[i]) for i in self._output.differentiable])
+        state.done[0] = SegmentRecord((tuple([leaves[i] for i in self._input.differentiable]),), (edges,), began)
+        self._states[state.number] = state
 
     def _end_forward(self, state: MicrobatchState) -> None:
         """End the forward of a slice that holds its inputs alone, or nothing where gradients are off."""
@@ -245,8 +280,14 @@ class ForwardSteps(StageBase):
         """state: that of the first slice. A forward that runs a second time forms the loss without a graph."""
         assert self.loss_fn is not None
         trains = torch.is_grad_enabled() and state.kept is None
-        with torch.set_grad_enabled(trains):  # a loss may add gradients at once
+        before = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(
+            trains
+        )  # a loss may add gradients at once. The context of torch costs three times it
+        try:
             loss = check_loss(self._loss_of(self.loss_fn, result, state.target, state.recorder))
+        finally:
+            torch._C._set_grad_enabled(before)
         self.losses[state.number // self.slices] = loss.detach()
         if trains:
             state.loss, state.loss_gradient = edge_of(loss), self._loss_gradient(loss, state.loss_scale)

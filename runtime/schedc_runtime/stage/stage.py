@@ -81,7 +81,7 @@ class Stage(ForwardSteps, BackwardSteps):
                     if self.is_cut:
                         state.checkpoint = checkpoint
                     else:
-                        self.run_whole(state)
+                        self.run_recorded(state)
             state = self._state(number)
             state.recomputed = True
             if state.recorder is not None and state.checkpoint is None:
@@ -147,7 +147,7 @@ class Stage(ForwardSteps, BackwardSteps):
         With gradients off (evaluation) nothing is held.
         """
         if not self.is_cut:
-            return self.run_whole(self._begin(microbatch, inputs, target, loss_scale, recompute_later))
+            return self.run_whole(microbatch, inputs, target, loss_scale, recompute_later)
         self.begin(microbatch, inputs, target, loss_scale, recompute_later=recompute_later)
         self._serially(microbatch, "F", self.shape, None)
         return self.outputs(microbatch)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -14,6 +15,8 @@ Handle = Any
 
 Spec = tuple[tuple[int, ...], torch.dtype]
 """Shape and dtype of a tensor in a message."""
+
+Tensors = tuple[Tensor, ...]
 
 
 class Transfer(NamedTuple):
@@ -28,7 +31,7 @@ class Transfer(NamedTuple):
 
     peer: int
     receive: bool
-    tensors: tuple[Tensor, ...]
+    tensors: Tensors
     communicator: int = -1
 
 
@@ -74,20 +77,50 @@ class MessageMismatch(Exception):
     """A tensor differs from its spec in the boundary between two stages."""
 
 
-def check_tensors(tensors: Sequence[Tensor], specs: Sequence[Spec]) -> None:
-    """Raise `MessageMismatch`, naming both sides, unless every tensor has the shape and dtype of its spec.
+class MessageForm:
+    """What the messages over one boundary carry. specs: [tensors] shape and dtype of each."""
 
-    Call this before a message is sent. With gloo, a receive buffer that is too small aborts the receiving process. One
-    that is too large is silently left half filled.
-    """
-    if len(tensors) != len(specs):
-        raise MessageMismatch(f"{len(tensors)} tensors to send where the boundary has {len(specs)}")
-    for position, (tensor, (shape, dtype)) in enumerate(zip(tensors, specs, strict=True)):
-        if tensor.shape != shape or tensor.dtype != dtype:
-            raise MessageMismatch(
-                f"tensor {position} to send is {describe(tensor.shape, tensor.dtype)}, "
-                f"but the boundary says {describe(shape, dtype)}"
-            )
+    __slots__ = ("_device", "_makers", "specs")
+
+    def __init__(self, specs: Sequence[Spec]) -> None:
+        self.specs = tuple(specs)
+        self._device: torch.device | None = None
+        self._makers: list[Callable[[], Tensor]] = []
+
+    def buffers(self, device: torch.device) -> Tensors:
+        """New tensors to receive into: they become inputs of a stage, which keeps them until its backward."""
+        if device is not self._device:
+            self._device = device
+            # Half the time of `torch.empty`, which parses shape and device each time.
+            self._makers = [
+                partial(torch.empty_strided, shape, contiguous_strides(shape), dtype=dtype, device=device)
+                for shape, dtype in self.specs
+            ]
+        return tuple([make() for make in self._makers])
+
+    def check(self, tensors: Sequence[Tensor]) -> None:
+        """Raise `MessageMismatch`, naming both sides, unless every tensor has the shape and dtype of its spec.
+
+        Call this before a message is sent. With gloo, a receive buffer that is too small aborts the receiving process.
+        One that is too large is silently left half filled.
+        """
+        if len(tensors) != len(self.specs):
+            raise MessageMismatch(f"{len(tensors)} tensors to send where the boundary has {len(self.specs)}")
+        for tensor, (shape, dtype) in zip(tensors, self.specs, strict=True):
+            if tensor.shape != shape or tensor.dtype != dtype:
+                position = next(place for place, other in enumerate(tensors) if other is tensor)
+                raise MessageMismatch(
+                    f"tensor {position} to send is {describe(tensor.shape, tensor.dtype)}, "
+                    f"but the boundary says {describe(shape, dtype)}"
+                )
+
+
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a new tensor of this shape."""
+    steps = [1]
+    for size in reversed(shape[1:]):
+        steps.append(steps[-1] * max(size, 1))
+    return tuple(reversed(steps[: len(shape)]))
 
 
 def describe(shape: Sequence[int], dtype: torch.dtype) -> str:

@@ -4,23 +4,15 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from schedc_runtime.transport.base import MessageMismatch, Transfer, describe
+from schedc_runtime.transport.base import MessageMismatch, Tensors, Transfer, describe
 
 
 @dataclass(slots=True)
 class _Pending:
     transfer: Transfer
     done: bool = False
-
-
-@dataclass(slots=True)
-class _Channel:
-    """One direction between two ranks: transfers without their counterpart, oldest first."""
-
-    sends: deque[_Pending] = field(default_factory=deque)
-    receives: deque[_Pending] = field(default_factory=deque)
 
 
 class InProcessNetwork:
@@ -33,27 +25,30 @@ class InProcessNetwork:
 
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks
-        self._channels: defaultdict[tuple[int, int, int], _Channel] = defaultdict(_Channel)
+        self._channels: defaultdict[tuple[int, int, int], deque[_Pending]] = defaultdict(deque)
+        """By sender, receiver and communicator: transfers without their counterpart, oldest first, all of one end."""
 
     def transport(self, rank: int) -> InProcessTransport:
         return InProcessTransport(rank, self)
 
     def post(self, rank: int, transfer: Transfer) -> _Pending:
-        source, target = (transfer.peer, rank) if transfer.receive else (rank, transfer.peer)
-        channel, pending = self._channels[source, target, transfer.communicator], _Pending(transfer)
-        mine, others = (channel.receives, channel.sends) if transfer.receive else (channel.sends, channel.receives)
-        if not others:
-            mine.append(pending)
+        peer, receives, _, communicator = transfer
+        waiting = self._channels[(peer, rank, communicator) if receives else (rank, peer, communicator)]
+        pending = _Pending(transfer)
+        if not waiting or waiting[0].transfer.receive is receives:
+            waiting.append(pending)
             return pending
-        other = others.popleft()
-        send, receive = (other, pending) if transfer.receive else (pending, other)
-        _copy(source, target, send.transfer, receive.transfer)
-        send.done = receive.done = True
+        other = waiting.popleft()
+        if receives:
+            _copy(peer, rank, other.transfer.tensors, transfer.tensors)
+        else:
+            _copy(rank, peer, transfer.tensors, other.transfer.tensors)
+        other.done = pending.done = True
         return pending
 
     def unmatched(self) -> int:
         """Number of messages with only one end posted."""
-        return sum(len(channel.sends) + len(channel.receives) for channel in self._channels.values())
+        return sum(map(len, self._channels.values()))
 
 
 class InProcessTransport:
@@ -79,16 +74,20 @@ class InProcessTransport:
         return
 
 
-def _copy(source: int, target: int, send: Transfer, receive: Transfer) -> None:
-    sent = [(tensor.shape, tensor.dtype) for tensor in send.tensors]
-    expected = [(tensor.shape, tensor.dtype) for tensor in receive.tensors]
-    if sent != expected:
-        raise MessageMismatch(
-            f"rank {source} sends {_list(sent)} to rank {target}, which has posted a receive of {_list(expected)}"
-        )
-    for tensor, buffer in zip(send.tensors, receive.tensors, strict=True):
+def _copy(source: int, target: int, sent: Tensors, buffers: Tensors) -> None:
+    if len(sent) != len(buffers):
+        raise _mismatch(source, target, sent, buffers)
+    for tensor, buffer in zip(sent, buffers, strict=True):
+        if tensor.shape != buffer.shape or tensor.dtype != buffer.dtype:
+            raise _mismatch(source, target, sent, buffers)
         buffer.copy_(tensor)
 
 
-def _list(specs: Sequence[tuple[Sequence[int], object]]) -> str:
-    return ", ".join(describe(shape, dtype) for shape, dtype in specs) or "nothing"  # type: ignore[arg-type]
+def _mismatch(source: int, target: int, sent: Tensors, buffers: Tensors) -> MessageMismatch:
+    return MessageMismatch(
+        f"rank {source} sends {_list(sent)} to rank {target}, which has posted a receive of {_list(buffers)}"
+    )
+
+
+def _list(tensors: Tensors) -> str:
+    return ", ".join(describe(tensor.shape, tensor.dtype) for tensor in tensors) or "nothing"

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schedc_runtime.testing import pool
-from schedc_runtime.transport.base import MessageMismatch, Transfer, check_tensors
+from schedc_runtime.transport.base import MessageForm, MessageMismatch, Transfer
 from schedc_runtime.transport.in_process import InProcessNetwork
 
 
@@ -64,12 +64,23 @@ def test_a_mismatch_names_both_sides(receive_first: bool, buffer: torch.Tensor, 
 
 
 def test_a_tensor_is_checked_against_its_boundary() -> None:
-    specs = [((2, 3), torch.float32)]
-    check_tensors([torch.zeros(2, 3)], specs)
+    form = MessageForm([((2, 3), torch.float32)])
+    form.check([torch.zeros(2, 3)])
     with pytest.raises(MessageMismatch, match=r"tensor 0 to send is float32\[3, 2\], .* says float32\[2, 3\]"):
-        check_tensors([torch.zeros(3, 2)], specs)
+        form.check([torch.zeros(3, 2)])
     with pytest.raises(MessageMismatch, match="2 tensors to send where the boundary has 1"):
-        check_tensors([torch.zeros(2, 3)] * 2, specs)
+        form.check([torch.zeros(2, 3)] * 2)
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3, 4), (5, 1, 3), (0, 4), (4, 0, 2), (1, 1)])
+def test_buffers_are_new_and_those_of_torch(shape: tuple[int, ...]) -> None:
+    form = MessageForm([(shape, torch.float32), (shape, torch.int64)])
+    first, second = form.buffers(torch.device("cpu")), form.buffers(torch.device("cpu"))
+    for buffer, (size, dtype) in zip(first, form.specs, strict=True):
+        like = torch.empty(size, dtype=dtype)
+        assert (buffer.shape, buffer.dtype, buffer.stride()) == (like.shape, like.dtype, like.stride())
+    assert all(a.untyped_storage()._cdata != b.untyped_storage()._cdata for a, b in zip(first, second, strict=True))
+    assert form.buffers(torch.device("meta"))[0].is_meta
 
 
 @pytest.mark.processes

@@ -23,7 +23,7 @@ from schedc_runtime.execute.bind import bind
 from schedc_runtime.execute.code import Code
 from schedc_runtime.execute.executor import Executor
 from schedc_runtime.execute.micro_steps import CellSource
-from schedc_runtime.execute.operands import ReplicaKey, specs_of
+from schedc_runtime.execute.operands import ReplicaKey, forms_of
 from schedc_runtime.execute.places import with_places
 from schedc_runtime.moe.layer import moe_layers
 from schedc_runtime.partition import Partition
@@ -37,7 +37,7 @@ from schedc_runtime.pipeline.build.random_steps import DrawPlan, draw_plan
 from schedc_runtime.pipeline.build.stages import StagesByIndex
 from schedc_runtime.ranks.mesh import Coordinate, Mesh, PeerGroups
 from schedc_runtime.stage.stage import Stage
-from schedc_runtime.transport.base import Spec, Transport
+from schedc_runtime.transport.base import MessageForm, Transport
 
 _KEPT = 16
 """Bound streams kept."""
@@ -48,14 +48,14 @@ _SIGNATURES = 256
 class BoundSignature(NamedTuple):
     """What is kept for one signature and program. draws: None if random numbers are not by name.
 
-    executors: one per place here, which signatures with the same tensors of other shapes share. specs: what their
-    messages carry, as of `specs_of`.
+    executors: one per place here, which signatures with the same tensors of other shapes share. forms: what their
+    messages carry, as of `forms_of`.
     """
 
     record: Record
     draws: DrawPlan | None
     executors: dict[Coordinate, Executor]
-    specs: tuple[tuple[Spec, ...], ...]
+    forms: tuple[MessageForm, ...]
 
 
 class BoundCode:
@@ -115,13 +115,13 @@ class BoundCode:
             if form not in self._streams:
                 self._streams[form] = self._bind(program, record.boundaries, transports, peer_groups)
                 _shorten(self._streams, _KEPT)
-            self._bound[key] = BoundSignature(record, draws, self._streams[form], specs_of(record.boundaries))
+            self._bound[key] = BoundSignature(record, draws, self._streams[form], forms_of(record.boundaries))
             _shorten(self._bound, _SIGNATURES)
             self._streams.move_to_end(form)
         self._bound.move_to_end(key)
-        record, draws, executors, specs = self._bound[key]
+        record, draws, executors, forms = self._bound[key]
         for executor in executors.values():
-            executor.registers.specs = specs
+            executor.registers.forms = forms
         if record is not self._record:
             self._select(record)
             for stage in stages:
