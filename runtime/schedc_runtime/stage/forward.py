@@ -102,7 +102,7 @@ class ForwardSteps(StageBase):
     ) -> Tensors:
         """The forward of a stage of one node, loss included. The backward is then one call of autograd's engine.
 
-        Returns the tensors of the output boundary, detached. Host time: each Python call costs as much as the loop.
+        inputs: the tensors of the input boundary, in its shapes. Returns those of the output boundary, detached.
         """
         memory = self._memory_with_r if recompute_later else self._memory
         trains = torch.is_grad_enabled()

@@ -107,10 +107,7 @@ def _on_host(formed: Mapping[int, Formed], flags: Sequence[tuple[str, Tensor]]) 
     None if there is nothing to tell.
     """
     flat = [value for each in formed.values() for value in (each.sum, each.targets, *each.metrics.values())]
-    tensors = [value.reshape(1) for value in flat if isinstance(value, Tensor)]
-    tensors += [values for _, values in flags]
-    whole = torch.cat([tensor.to(torch.float64) for tensor in tensors]) if tensors else None
-    copied = iter(HostCopy(whole).join().tolist() if whole is not None else ())
+    copied = iter(_copied([value for value in flat if isinstance(value, Tensor)], [values for _, values in flags]))
     plain = iter([next(copied) if isinstance(value, Tensor) else float(value) for value in flat])
     facts = {
         "dtype": str(next(iter(formed.values())).sum.dtype).removeprefix("torch.") if formed else "",
@@ -122,6 +119,20 @@ def _on_host(formed: Mapping[int, Formed], flags: Sequence[tuple[str, Tensor]]) 
     marks = [(where, [int(next(copied)) for _ in range(len(values))]) for where, values in flags]
     raised = [(where, values) for where, values in marks if any(values)]
     return facts | {"flags": raised} if formed or raised else None
+
+
+def _copied(scalars: Sequence[Tensor], vectors: Sequence[Tensor]) -> list[float]:
+    """The values of ``scalars`` [] and then of ``vectors`` [any] in float64: a launch or two for each dtype."""
+    dtypes = list(dict.fromkeys(scalar.dtype for scalar in scalars))
+    order = [place for dtype in dtypes for place, scalar in enumerate(scalars) if scalar.dtype is dtype]
+    parts = [torch.stack([s for s in scalars if s.dtype is dtype]).to(torch.float64) for dtype in dtypes]
+    if vectors:
+        parts.append(torch.cat(list(vectors)).to(torch.float64))
+    if not parts:
+        return []
+    values: list[float] = HostCopy(torch.cat(parts)).join().tolist()
+    sorted_values = [value for _, value in sorted(zip(order, values, strict=False))]
+    return sorted_values + values[len(order) :]
 
 
 def _joined(values: Sequence[Any], dtype: torch.dtype, agreed: float | None) -> tuple[StepResult, bool]:
