@@ -93,7 +93,7 @@ class MessageForm:
             self._device = device
             # `torch.empty` takes half as long again.
             self._makers = [
-                partial(torch.empty_strided, shape, contiguous_strides(shape), dtype=dtype, device=device)
+                partial(torch.empty_strided, shape, _strides(shape), dtype=dtype, device=device)
                 for shape, dtype in self.specs
             ]
         return tuple([make() for make in self._makers])
@@ -115,7 +115,7 @@ class MessageForm:
                 )
 
 
-def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+def _strides(shape: Sequence[int]) -> tuple[int, ...]:
     """The strides of a new tensor of this shape."""
     steps = [1]
     for size in reversed(shape[1:]):
