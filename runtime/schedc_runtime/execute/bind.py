@@ -33,7 +33,7 @@ from schedc_runtime.execute.operands import (
     ReplicatedStage,
     WaitOperands,
     WorkOperands,
-    forms_of,
+    message_forms,
     probes_of,
     replica_keys,
 )
@@ -69,7 +69,7 @@ def bind(
         for (channel, stage, microbatch), slot in binder.slot_of.items()
         if channel == Channel.ACTIVATION and stage == -1
     }
-    return Code(steps, binder.slot_names, len(binder.handle_of), inputs, forms_of(boundaries))
+    return Code(steps, binder.slot_names, len(binder.handle_of), inputs, message_forms(boundaries))
 
 
 @dataclass

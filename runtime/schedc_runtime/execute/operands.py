@@ -82,7 +82,7 @@ class PairOperands(NamedTuple):
 class MessageOperands(NamedTuple):
     """Operands of one SEND or RECV of a posted batch.
 
-    edge: position of its form in those that the executor carries (`forms_of`).
+    edge: position of its form in those that the executor carries (`message_forms`).
     slot: where the value to send lies. handle: where the transport's handle is kept until the WAIT. communicator: as of
     a `Transfer`.
     """
@@ -201,7 +201,7 @@ class ReduceOperands(NamedTuple):
     parameters: tuple[torch.nn.Parameter, ...]
 
 
-def forms_of(boundaries: Sequence[Boundary]) -> tuple[MessageForm, ...]:
+def message_forms(boundaries: Sequence[Boundary]) -> tuple[MessageForm, ...]:
     """[2 * (stages + 1)] what a message carries: activations over each boundary, then gradients.
 
     They alone change with the input signature: bound code has positions in them.

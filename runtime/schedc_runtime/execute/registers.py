@@ -43,7 +43,7 @@ class Registers:
     ) -> None:
         self.slot_names, self._handle_count = slot_names, handles
         self.forms = forms
-        """What messages carry, of the current input signature (`schedc_runtime.execute.operands.forms_of`)."""
+        """What messages carry, of the current input signature (`schedc_runtime.execute.operands.message_forms`)."""
         self.transport, self.device = transport, device
         self.cooperative = transport.cooperative
         """Whether a WAIT must return rather than block, since other ranks run in this process."""

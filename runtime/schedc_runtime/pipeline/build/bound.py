@@ -23,7 +23,7 @@ from schedc_runtime.execute.bind import bind
 from schedc_runtime.execute.code import Code
 from schedc_runtime.execute.executor import Executor
 from schedc_runtime.execute.micro_steps import CellSource
-from schedc_runtime.execute.operands import ReplicaKey, forms_of
+from schedc_runtime.execute.operands import ReplicaKey, message_forms
 from schedc_runtime.execute.places import with_places
 from schedc_runtime.moe.layer import moe_layers
 from schedc_runtime.partition import Partition
@@ -49,7 +49,7 @@ class BoundSignature(NamedTuple):
     """What is kept for one signature and program. draws: None if random numbers are not by name.
 
     executors: one per place here, which signatures with the same tensors of other shapes share. forms: what their
-    messages carry, as of `forms_of`.
+    messages carry, as of `message_forms`.
     """
 
     record: Record
@@ -115,7 +115,7 @@ class BoundCode:
             if form not in self._streams:
                 self._streams[form] = self._bind(program, record.boundaries, transports, peer_groups)
                 _shorten(self._streams, _KEPT)
-            self._bound[key] = BoundSignature(record, draws, self._streams[form], forms_of(record.boundaries))
+            self._bound[key] = BoundSignature(record, draws, self._streams[form], message_forms(record.boundaries))
             _shorten(self._bound, _SIGNATURES)
             self._streams.move_to_end(form)
         self._bound.move_to_end(key)
