@@ -99,8 +99,11 @@ bench: setup  ## every benchmark, one after the other; run it when nothing else 
 kernels: setup  ## the Triton kernels compiled for all GPUs, and the table of their registers and loads written anew
 	@PYTHONPATH=tests $(BIN)/python tests/support/kernel_facts.py --write
 
-gpu: setup  ## what only a GPU can tell: build/gpu.json, and the table of docs/gpu.md; without a GPU nothing is measured
-	@$(BIN)/python benchmarks/gpu.py --out build/gpu.json --page docs/gpu.md
+PART ?=
+GPU_OUT ?= build
+
+gpu: setup  ## what only a GPU can tell, in parts of five minutes: build/gpu.json and build/gpu.md; `make gpu PART=right`; without a GPU simulated
+	@$(BIN)/python benchmarks/gpu.py $(PART) --out $(GPU_OUT)/gpu.json --page $(GPU_OUT)/gpu.md --docs docs/gpu.md
 
 figures: setup  ## the drawings of the README and the docs
 	$(BIN)/schedc show dualpipev -D P=4 -D M=10 -o docs/figures/dualpipev.svg

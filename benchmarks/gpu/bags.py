@@ -18,6 +18,7 @@ CLAIMS = (
         "1, 33, 512 and 7168 columns in float32, bfloat16 and float64; bags of 0 to 40 rows",
         (Bound("bags_in_order", "==", True),),
         on_cpu=True,
+        must=True,
     ),
 )
 

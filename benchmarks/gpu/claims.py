@@ -24,12 +24,13 @@ class Bound(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """What a section claims. on_cpu: a CPU can tell it, too."""
+    """What a section claims. on_cpu: the simulated twin can tell it. must: the command fails where it is not met."""
 
     text: str
     condition: str
     bounds: tuple[Bound, ...]
     on_cpu: bool = False
+    must: bool = False
 
 
 def not_measured(why: str) -> str:
@@ -38,22 +39,26 @@ def not_measured(why: str) -> str:
 
 
 def judged(claims: Sequence[Claim], section: str, entries: Mapping[str, Any], gpu: bool) -> list[dict[str, Any]]:
-    """Claim, condition, figures and whether they meet it; ``met`` is None where that is not measured, with ``why``."""
+    """Claim, condition, figures and whether they meet it; ``met`` is None where that is not measured, with ``why``.
+
+    ``how`` is ``measured``, ``simulated``, or the reason.
+    """
     return [judgement(claim, section, entries, gpu) for claim in claims]
 
 
 def judgement(claim: Claim, section: str, entries: Mapping[str, Any], gpu: bool) -> dict[str, Any]:
     """One claim beside its figures."""
-    told = {"claim": claim.text, "condition": claim.condition, "demanded": [str(bound) for bound in claim.bounds]}
+    told: dict[str, Any] = {"claim": claim.text, "condition": claim.condition, "must": claim.must}
+    told["demanded"] = [str(bound) for bound in claim.bounds]
     figures = {bound.path: figure(entries, section, bound.path) for bound in claim.bounds}
     reasons = [each for each in figures.values() if isinstance(each, str)]
     if not (gpu or claim.on_cpu):
         reasons = reasons or [not_measured("a CPU cannot tell, and the sizes are toys")]
     reasons += [not_measured(f"the section has no `{path}`") for path, value in figures.items() if value is None]
     if reasons:
-        return told | {"measured": None, "met": None, "why": reasons[0]}
+        return told | {"measured": None, "met": None, "why": reasons[0], "how": reasons[0]}
     met = all(RELATIONS[bound.relation](figures[bound.path], bound.value) for bound in claim.bounds)
-    return told | {"measured": figures, "met": met}
+    return told | {"measured": figures, "met": met, "how": "measured" if gpu else "simulated"}
 
 
 def figure(entries: Mapping[str, Any], section: str, path: str) -> Any:

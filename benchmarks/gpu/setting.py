@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,6 +107,16 @@ def peak(setting: Setting, run: Callable[[], Any]) -> int:
     run()
     torch.cuda.synchronize()
     return torch.cuda.max_memory_allocated() - before
+
+
+@contextmanager
+def deterministic() -> Iterator[None]:
+    """Let torch take deterministic algorithms: a GPU adds sums by index in any order otherwise."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def release() -> None:

@@ -20,7 +20,7 @@ from schedc_runtime.transport.collectives_in_process import SideStream, joined
 from support.expert_cases import compiled, model, train
 from support.runtime_cases import differences, next_token_loss, oracle, small_gpt, tokens
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = [pytest.mark.device, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 PLAN = "  experts 8 top 2\n  topology nodes 2 x 2\n"
 

@@ -53,6 +53,7 @@ def test_planted_faults_change_numbers() -> None:
     assert answer_of(kernel_numbers, "--faults", interpreted=True) == []
 
 
+@pytest.mark.device
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_numbers_on_a_gpu_are_those_of_the_twins() -> None:
     device, dtypes = torch.device("cuda"), tuple(kernel_numbers.EPSILON)

@@ -12,7 +12,7 @@ from schedc_runtime.offload.rules import OffloadSettings
 from schedc_runtime.partition.boundary import Boundary, TensorSpec
 from schedc_runtime.stage.stage import Stage
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = [pytest.mark.device, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 ROWS, WIDTH, MICROBATCHES = 1024, 1024, 3
 
 
