@@ -15,6 +15,7 @@ right   one GPU: is it right?
     families        the same of all schedules of the library, and of plans with experts
     bags            whether bags add their rows in order and from zero, bit by bit (`bags_in_order`)
     device_tests    the tests marked `device`
+    kernels         our own kernels against their twins
     watch           the order of streams under a watch; `--fault` plants a fault there
     sync_debug      operations in 200 steps that wait for the device, by torch's debug mode (`sync_debug_errors`)
     failures        a device that stops: who is named, when, and that all communicators are aborted

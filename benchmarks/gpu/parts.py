@@ -12,7 +12,7 @@ from gpu.claims import Claim, judged, not_measured
 from gpu.setting import NotMeasured, out_of_memory, release, setting_of
 
 PARTS: dict[str, tuple[str, ...]] = {
-    "right": ("parity", "families", "bags", "device_tests", "watch", "sync_debug", "failures"),
+    "right": ("parity", "families", "bags", "device_tests", "kernels", "watch", "sync_debug", "failures"),
     "fast": (
         "products", "fp8", "recompute", "offload", "swap", "loss", "fusion", "copy_engine", "routes", "runahead",
         "graphs", "symmetric",
