@@ -1,4 +1,4 @@
-"""Section `kernels`: our own kernels against their twins in torch. The simulated twin runs them in Triton's interpreter."""
+"""Section `kernels`: our own kernels against their twins in torch. Without a GPU Triton's interpreter runs them."""
 
 from __future__ import annotations
 

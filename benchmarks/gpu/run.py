@@ -36,7 +36,7 @@ class Limits(NamedTuple):
 def run_part(
     names: Sequence[str], state: State, device: str, repetitions: int, limits: Limits, quiet: bool
 ) -> list[str]:
-    """Run those of ``names``, the sections of a part, that have no result yet. Returns those that time did not allow."""
+    """Run the sections of a part that have no result yet. Returns the sections that were left when time was over."""
     deadline = time.monotonic() + limits.part
     todo = [name for name in names if not state.stands(name)]
     while todo and time.monotonic() < deadline:
