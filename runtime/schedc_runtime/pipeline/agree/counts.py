@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from schedc_runtime.device.choice import HostCopy, device_for
 from schedc_runtime.pipeline.agree.batch import BatchRefused
 
 CountOfTargets = Callable[[Any], "Tensor | float | None"]
@@ -19,10 +22,25 @@ def counted(count_fn: CountOfTargets, targets: Any) -> float | None:
     value = count_fn(targets)
     if value is None:
         return None
+    if isinstance(value, Tensor):
+        device = device_for(value.device)
+        if device.holds(value) and device.where.type != "cpu":
+            _say_that_counting_waits(device.where.type)
+        value = HostCopy(value).join()
     number = float(value)
     if not math.isfinite(number) or number < 0:
         raise BatchRefused(f"count_fn gave {number:g}", "return the number of targets that loss_fn counts")
     return number
+
+
+@cache
+def _say_that_counting_waits(where: str) -> None:
+    """Warn once that the host waits for its device before each step."""
+    warnings.warn(
+        f"the targets lie on {where}: each step begins with a wait for their count. Pass them on the host, or let"
+        " count_fn return a number that is known there",
+        stacklevel=2,
+    )
 
 
 class Accumulation(NamedTuple):

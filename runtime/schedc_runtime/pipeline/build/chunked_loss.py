@@ -105,10 +105,10 @@ class ChunkedLoss:
         """Whether it gives a `Loss`; else means."""
         return self.mean == "step"
 
-    def count(self, targets: Any) -> int | None:
-        """The number of targets that count; None where targets do not say it."""
+    def count(self, targets: Any) -> Tensor | None:
+        """The number [] of targets that count, where they lie; None where targets do not say it."""
         labels = labels_of(targets)
-        return None if labels is None else int((self._shifted_labels(labels) != self.ignore_index).sum())
+        return None if labels is None else (self._shifted_labels(labels) != self.ignore_index).sum()
 
     def __call__(self, output: Any, targets: Any) -> Tensor | Loss:
         """A `Loss`, or [] the mean over a microbatch, of logits that are there."""

@@ -132,13 +132,13 @@ def first_rows(output: Any, rows: int, padded: int) -> Any:
     return pytree.tree_map_only(Tensor, cut, output)
 
 
-def labels_counted(targets: Any) -> int | None:
-    """The number of targets that are not -100; None where targets do not say it.
+def labels_counted(targets: Any) -> Tensor | None:
+    """The number [] of targets that are not -100, where they lie; None where targets do not say it.
 
     targets: a tensor of any shape, or a mapping with ``labels``, or a container of one tensor.
     """
     labels = labels_of(targets)
-    return None if labels is None else int((labels != -100).sum())
+    return None if labels is None else (labels != -100).sum()
 
 
 def count_of_loss(loss_fn: LossOfMicrobatch | None, count_fn: CountOfTargets) -> CountOfTargets:
