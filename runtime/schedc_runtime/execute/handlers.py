@@ -34,12 +34,16 @@ from schedc_runtime.execute.works import join_work, start_work
 from schedc_runtime.transport.base import Transfer, Transport
 from schedc_runtime.transport.flat_tensors import by_dtype, flattened, unflattened
 
+_new_tuple: Any = tuple.__new__
+
 
 def forward(registers: Registers, op: ComputeOperands) -> None:
     """F: the stage's outputs for one microbatch."""
-    inputs, target = registers.take(op.read), registers.targets[op.microbatch]
-    outputs = op.stage.forward(op.microbatch, inputs, target, registers.loss_scale, recompute_later=op.recomputed)
-    keep_outputs(registers, op, outputs)
+    stage, microbatch, read, _, _, _, recomputed = op
+    inputs, target = registers.take(read), registers.targets[microbatch]
+    keep_outputs(
+        registers, op, stage.forward(microbatch, inputs, target, registers.loss_scale, recompute_later=recomputed)
+    )
 
 
 def keep_outputs(registers: Registers, op: ComputeOperands, outputs: tuple[torch.Tensor, ...]) -> None:
@@ -47,15 +51,16 @@ def keep_outputs(registers: Registers, op: ComputeOperands, outputs: tuple[torch
     if op.write >= 0:
         registers.values[op.write] = outputs
     if registers.probing:
-        registers.probes.append((op, [outputs[position].sum(**options) for position, options in op.probes]))
+        for position, options in op.probes:
+            registers.probes.append((op, outputs[position].sum(**options)))
 
 
 def backward(registers: Registers, op: ComputeOperands) -> None:
     """I or B: the gradients of the stage's inputs, with B those of its weights, too."""
-    gradients = registers.take(op.read) if op.read >= 0 else ()
-    inputs = op.stage.backward(op.microbatch, gradients, defer=op.defer)
-    if op.write >= 0:
-        registers.values[op.write] = inputs
+    stage, microbatch, read, write, defer, _, _ = op
+    gradients = stage.backward(microbatch, registers.take(read) if read >= 0 else (), defer=defer)
+    if write >= 0:
+        registers.values[write] = gradients
 
 
 def weight(registers: Registers, op: ComputeOperands) -> None:
@@ -83,7 +88,7 @@ def post(registers: Registers, batch: tuple[MessageOperands, ...]) -> None:
         else:
             tensors = registers.take(slot)
             forms[edge].check(tensors)
-        transfers.append(Transfer(peer, receive, tensors, communicator))
+        transfers.append(_new_tuple(Transfer, (peer, receive, tensors, communicator)))  # in C, where the class is not
     for message, transfer, handle in zip(batch, transfers, registers.transport.post(transfers), strict=True):
         handles[message.handle] = (handle, transfer.tensors)
 
@@ -92,10 +97,10 @@ def wait(registers: Registers, op: WaitOperands) -> bool | None:
     """WAIT: until a message is complete; what was received is then a value."""
     index, slot = op
     handle, tensors = registers.handles[index] or registers.posted(index)
-    transport = registers.transport
-    if registers.cooperative and not transport.ready(handle):
+    if not registers.cooperative:
+        registers.transport.wait(handle)
+    elif not registers.transport.ready(handle):
         return True
-    transport.wait(handle)
     registers.handles[index] = None
     if slot >= 0:
         registers.values[slot] = tensors

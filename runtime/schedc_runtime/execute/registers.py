@@ -61,8 +61,8 @@ class Registers:
         """Factor of each microbatch's loss in the gradients."""
         self.probing = False
         """Whether forwards leave `probes`."""
-        self.probes: list[tuple[ComputeOperands, list[Tensor]]] = []
-        """[forwards] the sums of the outputs of each forward. They are finite if the outputs are."""
+        self.probes: list[tuple[ComputeOperands, Tensor]] = []
+        """[outputs of forwards] the sum of each output, with its forward. It is finite if the output is."""
         self.tied: dict[int, TiedSum] = {}
         """By the number of a tie: the sum whose exchanges have begun."""
         self.works: dict[int, int] = {}

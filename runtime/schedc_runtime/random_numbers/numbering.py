@@ -67,19 +67,26 @@ class Numbering:
 class _Forward:
     """The context of `Numbering.forward`. A class: a generator would cost three times as much."""
 
-    __slots__ = ("before", "microbatch", "node", "numbering", "session")
+    __slots__ = ("_draws", "before", "microbatch", "node", "numbering", "session")
 
     def __init__(self, numbering: Numbering, microbatch: int, node: int) -> None:
         self.numbering, self.microbatch, self.node = numbering, microbatch, node
+        self._draws: Draws | None = None
+
+    @property
+    def draws(self) -> Draws:
+        """The draws of the forward, made when something draws. Most forwards draw nothing."""
+        if self._draws is None:
+            self._draws = self.numbering.of(self.microbatch, self.node)
+        return self._draws
 
     def __enter__(self) -> None:
-        self.session = session()
-        if self.session is None:
+        self.session = numbers = session()
+        if numbers is None:
             return
-        self.before = self.session.current
-        self.session.current = draws = self.numbering.of(self.microbatch, self.node)
+        self.before, numbers.current = numbers.current, self
         if self.numbering.draws:
-            self.session.begin(self.numbering.start(draws, self.node), self.numbering.devices)
+            numbers.begin(self.numbering.start(self.draws, self.node), self.numbering.devices)
 
     def __exit__(self, *_: Any) -> None:
         if self.session is not None:

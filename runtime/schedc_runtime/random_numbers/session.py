@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from functools import cache
 from hashlib import blake2b
 from types import FrameType
+from typing import Protocol
 
 import torch
 import torch.utils.checkpoint
@@ -87,6 +88,13 @@ class Draws:
         return self.key ^ place_key(name, ordinal)
 
 
+class DrawingForward(Protocol):
+    """A forward whose draws are made once something draws."""
+
+    @property
+    def draws(self) -> Draws: ...
+
+
 class Chain:
     """The draws of one device. last: key of the last draw of a forward. following: the key of the next draw, by key."""
 
@@ -110,11 +118,11 @@ class Chain:
 
 
 class Session:
-    """The draws of one step. current: those of the forward that runs now. again: where a repeated call is."""
+    """The draws of one step. current: the forward that runs now. again: where a repeated call is."""
 
     def __init__(self) -> None:
         self.chains: dict[torch.device, Chain] = {}
-        self.current: Draws | None = None
+        self.current: DrawingForward | None = None
         self.again: Mark | None = None
 
     def draw(self, device: torch.device, frame: FrameType) -> None:
@@ -128,7 +136,8 @@ class Session:
             if runs_in(frame, _CHECKPOINT):
                 chain.seed(self._following(chain, chain.generator.initial_seed()))
         else:
-            chain.draw(self.current.next(name_on_stack(frame, self.current.names)))
+            draws = self.current.draws
+            chain.draw(draws.next(name_on_stack(frame, draws.names)))
 
     def passes(self) -> None:
         """A dropout that is switched off."""

@@ -32,8 +32,9 @@ class BackwardSteps(StageBase):
         self, microbatch: int, gradients: Sequence[Tensor | None], *, defer: bool
     ) -> tuple[Tensor, ...]:
         """The backward of a stage of one node; gradients in the shapes of both boundaries. See `Stage.backward`."""
-        state = self._state(microbatch)
-        self._end_offload(microbatch)
+        state = self._states.get(microbatch) or self._state(microbatch)
+        if self.offload is not None:
+            self._end_offload(microbatch)
         del self._states[microbatch]
         record: Any = state.done[0]
         (leaves,), (edges,) = record.leaves, record.edges
@@ -41,9 +42,12 @@ class BackwardSteps(StageBase):
             edges, gradients = (state.loss,), (state.loss_gradient,)
         elif len(gradients) != len(edges):
             raise self._gradients_missing(gradients)
-        entering = zip(edges, gradients, strict=True)
-        self._differentiate(microbatch, entering, self._late if defer else None, record.began)
-        return tuple([_zeros(leaf) if leaf.grad is None else leaf.grad for leaf in leaves])
+        if defer or len(edges) != 1 or edges[0] is None or gradients[0] is None:
+            entering = zip(edges, gradients, strict=True)
+            self._differentiate(microbatch, entering, self._late if defer else None, record.began)
+        else:
+            differentiate(edges, gradients)  # type: ignore[arg-type]
+        return tuple([_zeros(leaf) if (grad := leaf.grad) is None else grad for leaf in leaves])
 
     def _differentiate(
         self,

@@ -88,7 +88,7 @@ class ForwardSteps(StageBase):
 
     def _detach(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """The inputs as leaves of this stage's graph. Differentiable inputs require a gradient."""
-        leaves = [t.detach() for t in inputs]
+        leaves = list(map(Tensor.detach, inputs))
         for position in self._input.differentiable:
             leaves[position].requires_grad_()
         return leaves
@@ -122,7 +122,7 @@ class ForwardSteps(StageBase):
         outputs = self._output.pack(result)
         if trains:
             self._keep_whole(state, entered, outputs, began)
-        return tuple([t.detach() for t in outputs])
+        return tuple(map(Tensor.detach, outputs))
 
     def run_recorded(self, state: MicrobatchState) -> Tensors:
         """As `run_whole`, where a recorder says what is held for the backward, or the inputs alone are."""

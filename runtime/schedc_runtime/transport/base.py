@@ -44,7 +44,7 @@ class Transport(Protocol):
 
     rank: int
     cooperative: bool
-    """True if `wait` cannot block: the caller must come back later until `ready` is true."""
+    """True if `wait` cannot block: the caller must come back later until `ready` is true, and the transfer complete."""
 
     def post(self, batch: Sequence[Transfer]) -> list[Handle]:
         """Start all transfers of a batch at once. Returns a handle for each, in order."""

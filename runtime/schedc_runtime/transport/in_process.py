@@ -31,20 +31,23 @@ class InProcessNetwork:
     def transport(self, rank: int) -> InProcessTransport:
         return InProcessTransport(rank, self)
 
-    def post(self, rank: int, transfer: Transfer) -> _Pending:
-        peer, receives, _, communicator = transfer
-        waiting = self._channels[(peer, rank, communicator) if receives else (rank, peer, communicator)]
-        pending = _Pending(transfer)
-        if not waiting or waiting[0].transfer.receive is receives:
-            waiting.append(pending)
-            return pending
-        other = waiting.popleft()
-        if receives:
-            _copy(peer, rank, other.transfer.tensors, transfer.tensors)
-        else:
-            _copy(rank, peer, transfer.tensors, other.transfer.tensors)
-        other.done = pending.done = True
-        return pending
+    def post(self, rank: int, batch: Sequence[Transfer]) -> list[_Pending]:
+        channels, posted = self._channels, []
+        for transfer in batch:
+            peer, receives, tensors, communicator = transfer
+            waiting = channels[(peer, rank, communicator) if receives else (rank, peer, communicator)]
+            pending = _Pending(transfer)
+            posted.append(pending)
+            if not waiting or waiting[0].transfer.receive is receives:
+                waiting.append(pending)
+                continue
+            other = waiting.popleft()
+            if receives:
+                _copy(peer, rank, other.transfer.tensors, tensors)
+            else:
+                _copy(rank, peer, tensors, other.transfer.tensors)
+            other.done = pending.done = True
+        return posted
 
     def unmatched(self) -> int:
         """Number of messages with only one end posted."""
@@ -61,7 +64,7 @@ class InProcessTransport:
         self._network = network
 
     def post(self, batch: Sequence[Transfer]) -> list[_Pending]:
-        return [self._network.post(self.rank, transfer) for transfer in batch]
+        return self._network.post(self.rank, batch)
 
     def ready(self, handle: _Pending) -> bool:
         return handle.done

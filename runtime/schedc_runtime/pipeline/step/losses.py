@@ -183,8 +183,8 @@ def _culprit(control: ControlPlane, losses: Mapping[int, float], executors: Sequ
     mine = [
         (forward.microbatch, forward.stage.index)
         for executor in executors
-        for forward, probes in executor.registers.probes
-        if not all(bool(torch.isfinite(probe)) for probe in probes)
+        for forward, probe in executor.registers.probes
+        if not bool(torch.isfinite(probe))
     ]
     everyone: list[Any] = control.fold("naming what is not finite", mine or None, _told)
     stages = executors[0].program.stages
