@@ -36,6 +36,7 @@ fast    one GPU: is it fast?
     runahead        launches of a step that come when the device is already idle (`stalls_per_step`)
     graphs          steps that replay the launches of their segments: bits, and time over steps that launch
     symmetric       exchanges whose splits stay on the device: rows as the fallback's, and time over it
+    roofline        bytes per second of our own kernels over those of a copy
 
 many    eight GPUs: does it hold between ranks?
     messages        bits of pipelines over processes against the serial stages
