@@ -1,6 +1,6 @@
 """Proves order and rules on a simulated device, and prices queues of messages, without a GPU.
 
-    python benchmarks/device.py faults | clean | rules | kernels | communicators [--json]
+    python benchmarks/device.py faults | clean | rules | kernels | communicators | capture [--json]
 
 faults   16 faults in the order of streams are planted in the runtime, one at a time. A watched step must find 14 as it
          is and two under ``strict``, and name their lanes and files.
@@ -13,6 +13,8 @@ kernels  every Triton kernel compiled for three architectures, beside a table of
 communicators
          steps of 13 schedules at 8 ranks whose messages queue, under each assignment of communicators; deadlocks of
          receives that are posted early. `communicators.py` has the table and the cases.
+capture  steps of four schedules with padded and bounded routes, dense, and with a head in chunks. A graph must be
+         able to hold these, and no step with exact routes. `device_capture.py` has the cases.
 
 Printed: `cases`, `failed`, what failed, and seconds. The exit status is 1 if a case failed. The tests run some of these
 cases.
@@ -32,6 +34,7 @@ from typing import Any
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
 from communicators import steps
+from device_capture import capture
 from device_kernels import kernels
 from device_rules import rules
 from figures import table
@@ -59,6 +62,7 @@ WORDS: dict[str, Callable[[], Judged]] = {
     "rules": rules,
     "kernels": kernels,
     "communicators": steps,
+    "capture": capture,
 }
 
 

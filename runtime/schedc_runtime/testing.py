@@ -1,4 +1,6 @@
-"""Real ranks for tests: worker processes that start once and then run many cases over gloo. And a simulated device.
+"""Real ranks for tests: worker processes that start once and then run many cases over gloo.
+
+With it come a simulated device, and the check of what a graph of a step cannot hold.
 
 A case is an importable function ``f(rank, world_size, **arguments)``, named ``module:function``. Arguments and result
 are JSON. Workers are forked from a server process that has loaded torch once: starting them anew takes milliseconds.
@@ -27,9 +29,19 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from schedc.interrupts import end_with
+from schedc_runtime.capture.check import CaptureReport, capturable
 from schedc_runtime.device.simulated import simulated_device
 
-__all__ = ["PRELOADED", "CaseFailed", "RankError", "RankPool", "pool", "simulated_device"]
+__all__ = [
+    "PRELOADED",
+    "CaptureReport",
+    "CaseFailed",
+    "RankError",
+    "RankPool",
+    "capturable",
+    "pool",
+    "simulated_device",
+]
 
 _START_TIMEOUT = 120.0
 

@@ -28,7 +28,7 @@ LEVELS = {
     "schedc_runtime": (
         ("errors",),
         ("device", "providers", "triton_kernels"),
-        ("kernels",),
+        ("kernels", "capture"),
         ("testing", "transport"),
         ("random_numbers",),
         ("ranks", "partition", "checkpoint", "offload"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -50,6 +50,17 @@ class DeviceStream(Protocol):
     def synchronize(self) -> None:
         """Let the host wait for all works so far."""
         ...
+
+
+class Captured(NamedTuple):
+    """A call whose works `replay` runs again, at the same addresses and without Python of the call.
+
+    results: what the call gave. ran: whether its works have run while it was captured; otherwise the first replay does.
+    """
+
+    replay: Callable[[], None]
+    results: Any
+    ran: bool
 
 
 class ComputeDevice(Protocol):
@@ -104,6 +115,15 @@ class ComputeDevice(Protocol):
         """Memory that graphs share."""
         ...
 
-    def captured(self, call: Callable[[], Any], pool: Any) -> tuple[Callable[[], None], Any]:
-        """(replay, results of ``call``) of a graph: the results are there after the first replay."""
+    def captured(self, call: Callable[[], Any], pool: Any, stream: Any = None, *, whole: bool = False) -> Captured:
+        """A call as one graph; as a tape of its operations where the device has no graphs.
+
+        pool: as of `graph_pool`. stream: where the call runs; by default a stream of torch's for graphs. Side streams
+        are forked from it, and joined to it when the call ends. whole: the call is a step, and writes tensors from
+        outside.
+        """
+        ...
+
+    def is_captured(self) -> bool:
+        """Whether works that are started here become a part of a graph."""
         ...

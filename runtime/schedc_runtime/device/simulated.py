@@ -17,7 +17,6 @@ import time
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from functools import cache
 from typing import Any
 
 import torch
@@ -28,22 +27,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from schedc_runtime.device.choice import stand_in
 from schedc_runtime.device.cpu import CpuDevice
 from schedc_runtime.device.late import LateWorks, poison
+from schedc_runtime.device.operations import ASKING, ON_HOST, writes_of
 from schedc_runtime.device.order import StreamOrder, WatchedLane, WatchedMemory
 from schedc_runtime.device.places import place
 from schedc_runtime.device.rule_calls import is_plain
 from schedc_runtime.device.rules import DeviceRules, RuledOperations
 
-_ASKING = frozenset({
-    "_local_scalar_dense", "nonzero", "bincount", "masked_select", "_unique2", "unique_dim", "unique_consecutive",
-    "is_nonzero", "equal",
-})  # fmt: skip
-"""Operations for whose result the host waits."""
 _EMPTY = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
 """Operations that allocate, and write nothing."""
 _MOVES = frozenset({"set_", "resize_"})
 """Operations that change where a tensor lies, and neither read nor write."""
-_ON_HOST = frozenset({torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__})
-"""Methods by which the host reads a tensor without an operation."""
 
 
 class SimulatedStream:
@@ -164,7 +157,7 @@ class SimulatedDevice(CpuDevice):
             return late.defer(order.current, (func, args, kwargs), written, self._owns)
         if _crosses(known) and _may_be_late(name, args, kwargs) and not self.holds(args[0]):
             return late.defer_copy(order.compute, args[0], args[1])
-        if name in _ASKING and not all(memory.host for memory in known):
+        if name in ASKING and not all(memory.host for memory in known):
             late.run(order.compute, late.position(order.compute))
         return func(*args, **kwargs)
 
@@ -201,7 +194,7 @@ class SimulatedDevice(CpuDevice):
         waits = crosses and "pageable" in self.rules
         if waits:
             self.rules.met["pageable"] += 1
-        if not host and (name in _ASKING or waits or (crosses and not _may_be_late(name, args, kwargs))):
+        if not host and (name in ASKING or waits or (crosses and not _may_be_late(name, args, kwargs))):
             order.host.follow(lane.clock)
 
     def on_host(self, tensor: Tensor, what: str) -> None:
@@ -257,7 +250,7 @@ class _HostReads(TorchFunctionMode):
         self._device = device
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _ON_HOST:
+        if func in ON_HOST:
             self._device.on_host(args[0], func.__name__)
         return func(*args, **(kwargs or {}))
 
@@ -299,15 +292,8 @@ def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
             yield from _tensors(value)
 
 
-@cache
-def _writes_of(func: Any) -> tuple[tuple[int, str], ...]:
-    """(position, name) of the arguments that an operation writes."""
-    listed = enumerate(func._schema.arguments)
-    return tuple((n, x.name) for n, x in listed if x.alias_info is not None and x.alias_info.is_write)
-
-
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    return [args[n] if n < len(args) else kwargs.get(name) for n, name in _writes_of(func)]
+    return [args[n] if n < len(args) else kwargs.get(name) for n, name in writes_of(func)]
 
 
 def _crosses(memories: Iterable[WatchedMemory]) -> bool:

@@ -192,8 +192,12 @@ class Executor:
     @property
     def running(self) -> str:
         """In words what is running, while something is."""
-        text = self.code.steps[self.position].label
-        return sentence(self.program, self.row) + (f" ({text})" if text else "")
+        return self.at(self.position)
+
+    def at(self, position: int) -> str:
+        """In words what runs at a position of the code."""
+        step = self.code.steps[position]
+        return sentence(self.program, step.row) + (f" ({step.label})" if step.label else "")
 
 
 def run_together(executors: Sequence[Executor]) -> None:

@@ -38,6 +38,7 @@ from schedc_runtime.stage.stage import Stage
 from schedc_runtime.transport.priorities import told
 
 if TYPE_CHECKING:
+    from schedc_runtime.capture.check import CaptureReport
     from schedc_runtime.materialize.values import Rule
 
 
@@ -67,11 +68,9 @@ class Pipeline:
     in_process: run all ranks here, without torch.distributed (tests, a single GPU). One rank always runs so.
         A batch is then that of all replicas, one after the other.
     device: where a model on the meta device will be; by default as `deferred` says, else the GPU under NCCL.
-    rng: how the model's forward draws random numbers, such as those of dropout. ``"by name"``: as a function of
-        ``seed``, `steps`, the microbatch, and the module that draws. ``"torch"``: from torch's generators as they
-        stand, which gives other numbers with every number of ranks.
-    timeout: seconds that a rank waits for another, or for its device to end anything, before the step fails and names
-        what every rank waits on.
+    rng: how the forward draws random numbers. ``"by name"``: as a function of ``seed``, `steps`, microbatch and module.
+        ``"torch"``: from torch's generators as they stand, which gives other numbers with every number of ranks.
+    timeout: seconds that a rank waits for another or for its device, before the step fails and says what all wait on.
     check_finite: name the stage and microbatch that made the loss NaN or infinite.
     compare_copies: number of steps between comparisons of parameters that several ranks hold; 0: never.
     example: a batch as of `step`, of which only shapes and plain values count: the model is cut by what it does on it.
@@ -329,8 +328,7 @@ class Pipeline:
     def update_biases(self) -> None:
         """Move the routers' biases against the load since the last call (loss-free balancing).
 
-        Call it once per optimizer step, on all ranks: loads are summed over all replicas and copies of a stage. The
-        layers' statistics begin anew.
+        Call it once per optimizer step, on all ranks. The layers' statistics begin anew.
         """
         with self._guard("updating the routers' biases"):
             if exchanges_loads(self.program, self.mesh, self.partition.modules):
@@ -364,6 +362,12 @@ class Pipeline:
         lines += [*told_graphs(self._held()), *told_buffers(self._assembly.lanes)]
         lines += self._assembly.fused.told() if self._assembly.fused else []
         return "\n".join(line for line in lines if line)
+
+    def explain_capture(self, first: Any, second: Any) -> CaptureReport:
+        """What a graph of a step cannot hold, from steps with two batches and their targets, undone. A collective."""
+        from schedc_runtime.pipeline.step.explain import explained
+
+        return explained(self._runner, PipelineCall("step", self.program), first, second)
 
     def record_routing(self) -> RoutingRecord:
         """Records the rows of each rank's experts in the steps that run inside ``with``, for predictions.

@@ -18,12 +18,13 @@ from weakref import ref as weakref
 import torch
 from torch import Tensor, nn
 
+from schedc_runtime.device.base import ComputeDevice
 from schedc_runtime.device.choice import device_for
+from schedc_runtime.device.tape import CaptureRefused, LaunchTape
 from schedc_runtime.random_numbers.interception import session
 from schedc_runtime.ranks.exchange import RoutingLayer
 from schedc_runtime.recompute.levels import draws
 from schedc_runtime.segments.graph import Segment, StageGraph
-from schedc_runtime.segments.launches import CaptureRefused, captured, warmed
 
 Key = tuple[Any, ...]
 
@@ -37,16 +38,16 @@ class SegmentCapture:
 
     def __init__(self, run: Callable[..., tuple[Any, ...]], inputs: Sequence[Tensor], weights: Sequence[Tensor]):
         self._use: weakref[_Use] | None = None
-        device = inputs[0].device
         self.inputs = [each.detach().clone().requires_grad_(each.requires_grad) for each in inputs]
         self.wanted = [each for each in (*self.inputs, *weights) if each.requires_grad]
-        pool = device_for(device).graph_pool()
-        warmed(device, lambda: self._both(run))
-        self._forward, self.outputs = captured(device, lambda: _tensors(run(*self.inputs)), pool)
+        seam = device_for(inputs[0].device)
+        pool = seam.graph_pool()
+        _warm(seam, lambda: self._both(run))
+        self._forward, self.outputs, _ = seam.captured(lambda: _tensors(run(*self.inputs)), pool)
         self.sources = [each for each in self.outputs if each.requires_grad]
         self.gradients = [torch.zeros_like(each) for each in self.sources]
-        self._backward, self.results = captured(
-            device, lambda: self._differentiated(self.sources, self.gradients), pool
+        self._backward, self.results, _ = seam.captured(
+            lambda: self._differentiated(self.sources, self.gradients), pool
         )
         self.positions = [each.requires_grad for each in (*self.inputs, *weights)]
 
@@ -202,3 +203,16 @@ def _tensors(results: tuple[Any, ...]) -> tuple[Tensor, ...]:
 
 def _address(weight: Tensor) -> int:
     return weight.data_ptr()
+
+
+def _warm(seam: ComputeDevice, call: Callable[[], Any]) -> None:
+    """Run a call as often as a capture needs it before. Raises `CaptureRefused` for what cannot be captured."""
+    if seam.supports("graphs"):
+        return
+    side = seam.stream("capture")
+    seam.record().wait(side)
+    with seam.on(side):
+        call()  # libraries make their workspaces
+        with LaunchTape():
+            call()
+    seam.record(side).wait(seam.current())

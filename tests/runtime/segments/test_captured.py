@@ -9,9 +9,9 @@ from torch.nn import functional
 
 from schedc.compiler import compile as compile_schedule
 from schedc_runtime import Cut, Pipeline
+from schedc_runtime.device.tape import CaptureRefused, LaunchTape
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.ranks.mesh import Mesh
-from schedc_runtime.segments.launches import CaptureRefused, LaunchTape
 
 
 class Attended(nn.Module):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +43,51 @@ def isolated_gradients(copied: Iterable[Stage], tied: Iterable[nn.Parameter] = (
             parameter.grad = old if parameter.grad is None else old + parameter.grad
 
 
+class LayerCounts(NamedTuple):
+    """What the microbatches of a call add up in a MoE layer.
+
+    All are scalars. rows: of its experts. padded_rows: with padding. balance: the sum of auxiliary losses, if any.
+    """
+
+    rows: Tensor | int
+    padded_rows: Tensor | int
+    balance: Tensor | None
+    microbatches: int
+
+    @staticmethod
+    def of(layer: MoELayer) -> LayerCounts:
+        planner, balance = layer.planner, layer.balance
+        return LayerCounts(planner.rows, planner.padded_rows, balance.total, balance.microbatches)
+
+    def put(self, layer: MoELayer) -> None:
+        """Let the layer go on from here."""
+        layer.planner.rows, layer.planner.padded_rows = self.rows, self.padded_rows
+        layer.balance.total, layer.balance.microbatches = self.balance, self.microbatches
+
+    def plus(self, other: LayerCounts) -> LayerCounts:
+        """Both together. Nothing is added to a count that is 0."""
+        balance = other.balance if self.balance is None else self.balance
+        if self.balance is not None and other.balance is not None:
+            balance = self.balance + other.balance
+        rows = other.rows if isinstance(self.rows, int) and not self.rows else self.rows + other.rows
+        padded = self.padded_rows + other.padded_rows
+        return LayerCounts(rows, padded, balance, self.microbatches + other.microbatches)
+
+
+@contextmanager
+def isolated_counts(layers: Sequence[MoELayer]) -> Iterator[None]:
+    """Sets the counts of earlier calls aside, and adds them when the call has succeeded.
+
+    Counts of a call then begin anew in each, as a graph of a step needs it.
+    """
+    before = [LayerCounts.of(layer) for layer in layers]
+    for layer in layers:
+        LayerCounts(0, 0, None, 0).put(layer)
+    yield
+    for layer, old in zip(layers, before, strict=True):
+        old.plus(LayerCounts.of(layer)).put(layer)
+
+
 @contextmanager
 def evaluating(stages: Iterable[Stage]) -> Iterator[None]:
     """Puts all modules into evaluation mode, and each back to its own mode afterwards."""
@@ -62,7 +108,7 @@ class Undo:
         self._modules, self._layers, self._generators = list(modules), layers, generators
         self._buffers: list[tuple[nn.Module, str, Tensor, Tensor]] = []
         self._gradients: list[tuple[nn.Parameter, Tensor | None, Tensor | None]] = []
-        self._counts: list[tuple[Tensor | int, Tensor | int, Tensor | None, int]] = []
+        self._counts: list[LayerCounts] = []
         self._states: list[Tensor] = []
 
     @torch.no_grad()
@@ -81,10 +127,7 @@ class Undo:
             for name, buffer in owner._buffers.items()
             if buffer is not None
         ]
-        self._counts = [
-            (layer.planner.rows, layer.planner.padded_rows, layer.balance.total, layer.balance.microbatches)
-            for layer in self._layers
-        ]
+        self._counts = [LayerCounts.of(layer) for layer in self._layers]
         if self._generators:
             self._states = [torch.get_rng_state(), *gpu.generator_states()]
 
@@ -97,9 +140,8 @@ class Undo:
             parameter.grad = gradient
         for owner, name, buffer, values in self._buffers:
             owner._buffers[name] = buffer.copy_(values)
-        for layer, (rows, padded, total, microbatches) in zip(self._layers, self._counts, strict=True):
-            layer.planner.rows, layer.planner.padded_rows = rows, padded
-            layer.balance.total, layer.balance.microbatches = total, microbatches
+        for layer, counts in zip(self._layers, self._counts, strict=True):
+            counts.put(layer)
         if self._states:
             torch.set_rng_state(self._states[0])
             gpu.set_generator_states(self._states[1:])

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from schedc.ir.program import Program
 from schedc_runtime.data_parallel.mixed_lists import scale_gradients
+from schedc_runtime.device.regions import region
 from schedc_runtime.execute.executor import Executor, Interval, run_together
 from schedc_runtime.moe.fp8 import WEIGHTS
 from schedc_runtime.moe.sizes import Marks, overflowed
@@ -38,7 +39,7 @@ from schedc_runtime.pipeline.build.materialize import check_materialized
 from schedc_runtime.pipeline.build.random_steps import random_numbers
 from schedc_runtime.pipeline.build.tied import check_copies
 from schedc_runtime.pipeline.state.snapshots import Snapshots, Wanted
-from schedc_runtime.pipeline.step.contexts import Undo, exact_sizes, isolated_gradients, layers_over
+from schedc_runtime.pipeline.step.contexts import Undo, exact_sizes, isolated_counts, isolated_gradients, layers_over
 from schedc_runtime.pipeline.step.hot_steps import HotSteps
 from schedc_runtime.pipeline.step.losses import Leftovers, StepResult, gathered, joined_outputs, share
 from schedc_runtime.pipeline.step.meeting_rows import RowChecks, candidates, meeting, mixing
@@ -96,9 +97,9 @@ class StepRunner:
         """When each instruction of the last traced step ran, by local rank of the first replica here."""
         self.snapshots = Snapshots(assembly)
         self._held_layers = held_layers(assembly)
-        self._experts = [held.layer for held in self._held_layers]
+        self.layers = [held.layer for held in self._held_layers]
         modules = [stage.module for stage in assembly.held()]
-        self._undo = Undo(modules, self._experts, generators=assembly.settings.rng == "torch")
+        self._undo = Undo(modules, self.layers, generators=assembly.settings.rng == "torch")
         self.hot = HotSteps(assembly.stages, assembly.program, assembly.mesh.experts, self.control)
         self._meeting, self._statistics = candidates(assembly.held()), RunningStatistics(assembly)
         self._rows = RowChecks(assembly)
@@ -169,9 +170,9 @@ class StepRunner:
             self._undo.begin(call.training)
         outputs, everyone, marks = self._run_once(call, number, *rest)
         if overflowed(marks):
-            over = list(layers_over(self._experts, marks))
+            over = list(layers_over(self.layers, marks))
             self._undo.undo()
-            with exact_sizes(self._experts):
+            with exact_sizes(self.layers):
                 outputs, everyone, _ = self._run_once(call, f"{number}, again with exact sizes", *rest)
             for layer in over if call.training else ():
                 layer.planner.overflowed += 1
@@ -186,6 +187,7 @@ class StepRunner:
         with (
             guard(f"in {number}", partial=call.training),
             isolated_gradients(assembly.copied, assembly.weights.parameters()),
+            isolated_counts(self.layers),
             random_numbers(assembly.stages, key, call.program.microbatches),
             self.hot.step(call.training),
             WEIGHTS.step(),
@@ -211,7 +213,7 @@ class StepRunner:
         self.head.begin(microbatches / guess if guess else None, keep_outputs=call.outputs, scale=loss_scale)
         if call.training:
             self._statistics.begin()
-        for layer in self._experts:
+        for layer in self.layers:
             layer.loss_scale = loss_scale
         begin_flags(self._held_layers, call.program)
         for place, executor in executors.items():
@@ -219,11 +221,12 @@ class StepRunner:
             executor.start(
                 inputs, expected, loss_scale, probing=self.check_finite, trace=call.trace, profile=call.profile
             )
-        if assembly.network.in_process:
-            run_together(everyone)
-        else:
-            everyone[0].advance()
-            everyone[0].finish()
+        with region(parts, self._own_parameters() if call.training else {}, counted=assembly.settings.rng == "torch"):
+            if assembly.network.in_process:
+                run_together(everyone)
+            else:
+                everyone[0].advance()
+                everyone[0].finish()
         if left := [item for executor in everyone for item in executor.registers.leftovers()]:
             raise Leftovers(f"the program ended and left behind: {', '.join(left)}")
         for stage in assembly.held():
@@ -235,6 +238,13 @@ class StepRunner:
         if call.trace:
             here = [(place.pipeline, x) for place, x in executors.items() if place.replica == self._replica]
             self.intervals = {rank: executor.intervals or [] for rank, executor in here}
+
+    def _own_parameters(self) -> dict[str, Tensor]:
+        """Parameters whose gradients are not set aside while the program runs, by name."""
+        aside = {id(each) for stage in self.assembly.copied for each in stage.module.parameters()}
+        aside |= {id(each) for each in self.assembly.weights.parameters()}
+        named = (pair for stage in self.assembly.held() for pair in stage.module.named_parameters())
+        return {name: each for name, each in named if id(each) not in aside}
 
     def _finish(self, accumulation: Accumulation, counted: bool) -> None:
         """Weigh the gradients by all targets of the calls that add up, once the last of these has run."""
