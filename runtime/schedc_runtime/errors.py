@@ -29,6 +29,10 @@ class RanksDisagree(RuntimeFault):
     """
 
 
+class GraphRefused(RuntimeFault):
+    """A graph cannot hold the step, and the text says what. Every rank raises the same behind a step that has run."""
+
+
 class BoundaryError(RuntimeFault):
     """The tensors between two stages cannot be inferred in advance, or differ from the inferred ones."""
 

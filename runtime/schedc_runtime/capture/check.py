@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
-from schedc_runtime.capture.recording import Launch, Recording, Seen, recording
+from schedc_runtime.capture.recording import SeenFault, SeenLaunch, StepRecording, step_recording
 
 
-class Kind(NamedTuple):
+class CaptureKind(NamedTuple):
     """text: what happens; ``{}`` is the operation or the tensor."""
 
     text: str
@@ -18,21 +18,21 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    "host read": Kind(
+    "host read": CaptureKind(
         "`{}` asks the host for values", "compute with the tensor on the device, or read it behind the step"
     ),
-    "draw": Kind(
+    "draw": CaptureKind(
         "`{}` draws random numbers whose key the host sets",
         'switch dropout off, or let a counter of the device go on: Pipeline(rng="torch")',
     ),
-    "upload": Kind("{} come from the host", "make the tensor once, before the steps, or fill it on the device"),
-    "other list": Kind(
+    "upload": CaptureKind("{} come from the host", "make the tensor once, before the steps, or fill it on the device"),
+    "other list": CaptureKind(
         "two steps launch other operations: {}", "take padded or bounded routes, and batches of one shape"
     ),
-    "scalar": Kind("a number in `{}` is another one in each step", "keep it in a tensor on the device"),
-    "moved": Kind("`{}` takes memory from outside that has moved", "write into one tensor, in place"),
-    "gradient": Kind("the gradient of `{}` was dropped", "zero it: zero_grad(set_to_none=False)"),
-    "nothing": Kind("no operation ran{}", "call a step that trains"),
+    "scalar": CaptureKind("a number in `{}` is another one in each step", "keep it in a tensor on the device"),
+    "moved": CaptureKind("`{}` takes memory from outside that has moved", "write into one tensor, in place"),
+    "gradient": CaptureKind("the gradient of `{}` was dropped", "zero it: zero_grad(set_to_none=False)"),
+    "nothing": CaptureKind("no operation ran{}", "call a step that trains"),
 }
 """What a graph cannot hold, by kind."""
 
@@ -79,34 +79,28 @@ def capturable(step: Callable[[int], Any]) -> CaptureReport:
     step(0)
     recordings = []
     for number in (1, 2):
-        with recording() as taken:
+        with step_recording() as taken:
             step(number)
         recordings.append(taken)
-    return compared(*recordings)
+    return capture_report(*recordings)
 
 
-def compared(first: Recording, second: Recording) -> CaptureReport:
-    """What two recordings of one step show, each alone and side by side."""
-    seen = {
-        (each.kind, each.place.file, each.place.line): each for run in (first, second) for each in run.seen.values()
-    }
+def capture_report(*runs: StepRecording) -> CaptureReport:
+    """What recordings of one step show: each by itself, and the last two side by side."""
+    seen = {(each.kind, each.place.file, each.place.line): each for run in runs for each in run.seen.values()}
     findings = [_finding(each) for each in seen.values()]
-    findings += [_gradient(name) for name in _dropped(first, second)]
-    findings += _differences(first.launches, second.launches)
-    if not second.launches:
+    if len(runs) > 1:
+        findings += [_gradient(name) for name in _dropped(*runs[-2:])]
+        findings += _differences(runs[-2].launches, runs[-1].launches)
+    if not runs[-1].launches:
         findings.append(CaptureFinding("nothing", "", ""))
     once: dict[tuple[str, str], CaptureFinding] = {}
     for each in findings:
         once.setdefault((each.kind, each.where.partition(",")[0] or each.what), each)
-    return CaptureReport(tuple(once.values()), len(second.launches))
+    return CaptureReport(tuple(once.values()), len(runs[-1].launches))
 
 
-def found_alone(run: Recording) -> tuple[CaptureFinding, ...]:
-    """The findings of a recording by itself."""
-    return tuple(map(_finding, run.seen.values()))
-
-
-def _finding(seen: Seen) -> CaptureFinding:
+def _finding(seen: SeenFault) -> CaptureFinding:
     return CaptureFinding(seen.kind, seen.what, str(seen.place))
 
 
@@ -114,14 +108,14 @@ def _gradient(name: str) -> CaptureFinding:
     return CaptureFinding("gradient", name, "")
 
 
-def _dropped(first: Recording, second: Recording) -> list[str]:
+def _dropped(first: StepRecording, second: StepRecording) -> list[str]:
     """Parameters whose gradient was not there when a step began, or lies elsewhere in the other step."""
     names = dict.fromkeys([*first.gradients, *second.gradients])
     both = {name: (first.gradients.get(name, 0), second.gradients.get(name, 0)) for name in names}
     return [name for name, (old, new) in both.items() if old != new or not new]
 
 
-def _differences(first: Sequence[Launch], second: Sequence[Launch]) -> Iterator[CaptureFinding]:
+def _differences(first: Sequence[SeenLaunch], second: Sequence[SeenLaunch]) -> Iterator[CaptureFinding]:
     """Scalars and memory that change, and where the lists part, behind which nothing can be compared."""
     for old, new in zip_longest(first, second):
         if old is None or new is None or (old.name, old.forms) != (new.name, new.forms):
@@ -138,7 +132,7 @@ def _same(old: Sequence[Any], new: Sequence[Any]) -> bool:
     return len(old) == len(new) and all(a is b or a == b or (a != a and b != b) for a, b in zip(old, new, strict=True))
 
 
-def _shown(launch: Launch | None) -> str:
+def _shown(launch: SeenLaunch | None) -> str:
     if launch is None:
         return "nothing"
     return f"`{launch.name}` of {', '.join(str(list(form[0])) for form in launch.forms) or 'no tensor'}"

@@ -3,44 +3,37 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from types import CodeType
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from schedc_runtime.device.places import during
 
 _RUNTIME = Path(__file__).resolve().parents[1]
-_ADVANCE = ("Executor.advance", "Executor._advance_observed")
-"""The loops of an executor, whose frame says which instruction runs."""
 
 
-class Place(NamedTuple):
-    """file, line: of the runtime as a path inside of it, of other code as a name. executor, position: what runs, if so.
-
-    Text is made when it is asked for: a step has thousands of places.
-    """
+class LaunchPlace(NamedTuple):
+    """Files of the runtime are paths inside of it, others are names. during: says which instruction runs, if any."""
 
     file: str
     line: int
-    executor: Any = None
-    position: int = -1
+    during: Callable[[], str]
 
     def __str__(self) -> str:
-        text = f"{self.file}:{self.line}"
-        return f"{text}, in {self.executor.at(self.position)}" if self.executor is not None else text
+        running = self.during()
+        return f"{self.file}:{self.line}" + (f", in {running}" if running else "")
 
 
-def here() -> Place:
-    """The place of the code that calls torch now."""
-    frame, file, line = sys._getframe(1), "", 0
+def launch_place() -> LaunchPlace:
+    """The place of the code that calls torch now. A model's own line counts before those of the runtime."""
+    frame = sys._getframe(1)
     while frame is not None:
-        code = frame.f_code
-        if not file and (file := _file(code)):
-            line = frame.f_lineno
-        if code.co_qualname in _ADVANCE:
-            found = frame.f_locals
-            return Place(file, line, found["self"], found.get("position", found["self"].position))
+        if file := _file(frame.f_code):
+            return LaunchPlace(file, frame.f_lineno, during())
         frame = frame.f_back  # type: ignore[assignment]
-    return Place(file or "?", line)
+    return LaunchPlace("?", 0, during())
 
 
 @cache

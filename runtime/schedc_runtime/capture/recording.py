@@ -7,7 +7,7 @@ What one recording shows alone is a finding; the rest follows when two recording
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -17,23 +17,25 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from schedc_runtime.capture.places import Place, here
-from schedc_runtime.device.operations import ON_HOST, arguments_of, asks, draws
+from schedc_runtime.capture.places import LaunchPlace, launch_place
+from schedc_runtime.device.operations import ON_HOST, arguments_of, asks, draws_numbers
 from schedc_runtime.device.regions import WATCHERS
 from schedc_runtime.device.rule_calls import name_of
 
+_SCALARS = (int, float, complex, str, torch.dtype, torch.device)
+"""Types of what a launch fixes. Process groups and works, which collectives take, are none."""
 _MADE_OF_NUMBERS = frozenset({torch.tensor, torch.as_tensor, torch.asarray})
 
 
-class Seen(NamedTuple):
+class SeenFault(NamedTuple):
     """What one recording shows. kind: a key of `check.KINDS`. what: the operation, or the tensor."""
 
     kind: str
     what: str
-    place: Place
+    place: LaunchPlace
 
 
-class Launch(NamedTuple):
+class SeenLaunch(NamedTuple):
     """An operation that is no view. forms: shape, strides, offset and dtype of its tensors. scalars: all else.
 
     outside: position among the tensors, and address, of memory that was there before the step.
@@ -43,16 +45,18 @@ class Launch(NamedTuple):
     forms: tuple[Any, ...]
     scalars: tuple[Any, ...]
     outside: tuple[tuple[int, int], ...]
-    place: Place
+    place: LaunchPlace
 
 
-class Recording:
+class StepRecording:
     """A step as its device sees it. gradients: [parameters] address by name when the step begins; 0 for none."""
 
     def __init__(self) -> None:
-        self.launches: list[Launch] = []
-        self.seen: dict[tuple[str, str, int], Seen] = {}
+        self.launches: list[SeenLaunch] = []
+        self.seen: dict[tuple[str, str, int], SeenFault] = {}
         self.gradients: dict[str, int] = {}
+        self.outside: dict[int, Any] = {}
+        """Storages that were there before, by number."""
         self.counted = True
         """Whether draws come from a generator whose counter lies on the device."""
         self.on = True
@@ -61,8 +65,8 @@ class Recording:
 
     def see(self, kind: str, what: str) -> None:
         """Note what a graph cannot hold, once per place."""
-        place = here()
-        self.seen.setdefault((kind, place.file, place.line), Seen(kind, what, place))
+        place = launch_place()
+        self.seen.setdefault((kind, place.file, place.line), SeenFault(kind, what, place))
 
     def own(self, tensor: Tensor) -> None:
         """The memory of a tensor [...] belongs to the step, or is brought to one address before it."""
@@ -85,29 +89,34 @@ class Recording:
             return
         if asks(func, arguments):
             self.see("host read", name)
-        if draws(func, arguments) and (arguments.get("generator") is not None or not self.counted):
+        if draws_numbers(func, arguments) and (arguments.get("generator") is not None or not self.counted):
             self.see("draw", name)
-        leaves = pytree.tree_leaves((args, kwargs))
+        leaves = pytree.tree_leaves(list(arguments.values()))
         tensors = [each for each in leaves if isinstance(each, Tensor)]
         numbers = [each.untyped_storage()._cdata for each in tensors]
-        outside = tuple([
-            (position, tensor.untyped_storage().data_ptr())
-            for position, (tensor, number) in enumerate(zip(tensors, numbers, strict=True))
-            if number not in self._own
-        ])  # fmt: skip
+        outside = self._from_outside(tensors, numbers)
         forms = tuple([(tuple(x.shape), x.stride(), x.storage_offset(), x.dtype) for x in tensors])
-        scalars = tuple([each for each in leaves if not isinstance(each, Tensor)])
+        scalars = tuple([each for each in leaves if isinstance(each, _SCALARS)])
         if name == "fill_" and len(tensors) == 2 and tensors[1].is_cpu:  # `x[..., 0] = True`: a scalar of the kernel
             scalars = (*scalars, _number(tensors[1]))
             outside = tuple([pair for pair in outside if not pair[0]])
-        self.launches.append(Launch(name, forms, scalars, outside, here()))
+        self.launches.append(SeenLaunch(name, forms, scalars, outside, launch_place()))
         for tensor in pytree.tree_leaves(result):
             if isinstance(tensor, Tensor) and tensor.untyped_storage()._cdata not in numbers:
                 self.own(tensor)
 
+    def _from_outside(self, tensors: Sequence[Tensor], numbers: Sequence[int]) -> tuple[tuple[int, int], ...]:
+        """Position and address of the tensors [...] whose storages the step has not made."""
+        found = []
+        for position, (tensor, number) in enumerate(zip(tensors, numbers, strict=True)):
+            if number not in self._own:
+                storage = self.outside.setdefault(number, tensor.untyped_storage())
+                found.append((position, storage.data_ptr()))
+        return tuple(found)
+
     def begin(self, inputs: Any, parameters: Mapping[str, Tensor], counted: bool) -> None:
-        """A region begins: forget what came before. The arguments are those of `region`."""
-        self.launches, self.seen, self._own = [], {}, {}
+        """A region begins: forget what came before. The arguments are those of `graph_region`."""
+        self.launches, self.seen, self._own, self.outside = [], {}, {}, {}
         self.on, self.counted = True, counted
         self.gradients = {name: _address(each.grad) for name, each in parameters.items()}
         for tensor in pytree.tree_leaves(inputs):
@@ -132,8 +141,8 @@ def _address(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.untyped_storage().data_ptr()
 
 
-class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    def __init__(self, recording: Recording) -> None:
+class _RecordedOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self, recording: StepRecording) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._recording = recording
 
@@ -144,8 +153,8 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
-class _Host(TorchFunctionMode):
-    def __init__(self, recording: Recording) -> None:
+class _RecordedHost(TorchFunctionMode):
+    def __init__(self, recording: StepRecording) -> None:
         super().__init__()
         self._recording = recording
 
@@ -161,12 +170,12 @@ class _Host(TorchFunctionMode):
 
 
 @contextmanager
-def recording() -> Iterator[Recording]:
+def step_recording() -> Iterator[StepRecording]:
     """A recording of the region that runs inside; of all that runs, if there is none."""
-    recording = Recording()
+    recording = StepRecording()
     WATCHERS.append(recording)
     try:
-        with _Host(recording), _Operations(recording):
+        with _RecordedHost(recording), _RecordedOperations(recording):
             yield recording
     finally:
         WATCHERS.remove(recording)

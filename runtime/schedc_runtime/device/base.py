@@ -52,7 +52,7 @@ class DeviceStream(Protocol):
         ...
 
 
-class Captured(NamedTuple):
+class CapturedCall(NamedTuple):
     """A call whose works `replay` runs again, at the same addresses and without Python of the call.
 
     results: what the call gave. ran: whether its works have run while it was captured; otherwise the first replay does.
@@ -115,7 +115,7 @@ class ComputeDevice(Protocol):
         """Memory that graphs share."""
         ...
 
-    def captured(self, call: Callable[[], Any], pool: Any, stream: Any = None, *, whole: bool = False) -> Captured:
+    def captured(self, call: Callable[[], Any], pool: Any, stream: Any = None, *, whole: bool = False) -> CapturedCall:
         """A call as one graph; as a tape of its operations where the device has no graphs.
 
         pool: as of `graph_pool`. stream: where the call runs; by default a stream of torch's for graphs. Side streams

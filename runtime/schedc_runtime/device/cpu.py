@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from schedc_runtime.device.base import CAPABILITIES, Captured, ComputeDevice, DeviceEvent, DeviceStream
+from schedc_runtime.device.base import CAPABILITIES, CapturedCall, ComputeDevice, DeviceEvent, DeviceStream
 from schedc_runtime.device.tape import LaunchTape
 
 _LACKS = {
@@ -80,11 +80,11 @@ class CpuDevice(ComputeDevice):
     def graph_pool(self) -> None:
         return None
 
-    def captured(self, call: Callable[[], Any], pool: Any, stream: Any = None, *, whole: bool = False) -> Captured:
+    def captured(self, call: Callable[[], Any], pool: Any, stream: Any = None, *, whole: bool = False) -> CapturedCall:
         tape = LaunchTape(outside=whole, counted=whole)
         with self.on(stream), tape:
             results = call()
-        return Captured(tape.replay, results, True)
+        return CapturedCall(tape.replay, results, True)
 
     def is_captured(self) -> bool:
         return False

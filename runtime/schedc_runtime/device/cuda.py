@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from schedc_runtime.device.base import CAPABILITIES, Captured, ComputeDevice
+from schedc_runtime.device.base import CAPABILITIES, CapturedCall, ComputeDevice
 
 TYPE, BACKEND = "cuda", "nccl"
 """The type of devices that this file serves, and the backend of process groups between them."""
@@ -116,12 +116,12 @@ class GpuDevice(ComputeDevice):
     def graph_pool(self) -> Any:
         return torch.cuda.graph_pool_handle()
 
-    def captured(self, call: Callable[[], Any], pool: Any, stream: Any = None, *, whole: bool = False) -> Captured:
+    def captured(self, call: Callable[[], Any], pool: Any, stream: Any = None, *, whole: bool = False) -> CapturedCall:
         graph = torch.cuda.CUDAGraph()
         # Other threads, such as the one that watches collectives, may call the device meanwhile.
         with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             results = call()
-        return Captured(graph.replay, results, False)
+        return CapturedCall(graph.replay, results, False)
 
     def is_captured(self) -> bool:
         return torch.cuda.is_current_stream_capturing()

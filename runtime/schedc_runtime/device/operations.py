@@ -42,7 +42,7 @@ def asks(func: Any, arguments: dict[str, Any]) -> bool:
     return name in ASKING or (name == "repeat_interleave" and arguments.get("output_size") is None)
 
 
-def draws(func: Any, arguments: dict[str, Any]) -> bool:
+def draws_numbers(func: Any, arguments: dict[str, Any]) -> bool:
     """Whether an operation draws random numbers. arguments: as of `arguments_of`."""
     return torch.Tag.nondeterministic_seeded in func.tags and arguments.get("dropout_p", 1.0) != 0.0
 

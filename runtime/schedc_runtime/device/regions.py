@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class RegionWatcher(Protocol):
-    """What hears of regions. The arguments are those of `region`."""
+    """Hears of regions. The arguments are those of `graph_region`, with the parameters by name."""
 
     def begin(self, inputs: Any, parameters: Mapping[str, Tensor], counted: bool) -> None: ...
 
@@ -22,15 +22,16 @@ WATCHERS: list[RegionWatcher] = []
 
 
 @contextmanager
-def region(inputs: Any, parameters: Mapping[str, Tensor], *, counted: bool) -> Iterator[None]:
+def graph_region(inputs: Any, parameters: Callable[[], Mapping[str, Tensor]], *, counted: bool) -> Iterator[None]:
     """What runs inside is what a graph would hold.
 
-    inputs: whatever has tensors [...] that are copied to one address before a graph runs. parameters: those whose
+    inputs: whatever has tensors [...] that are copied to one address before a graph runs. parameters: gives those whose
     gradients the step adds to, by name. counted: whether draws count on the device.
     """
     watcher = WATCHERS[-1] if WATCHERS else None
     if watcher is not None:
-        watcher.begin(inputs, parameters, counted)
+        named = parameters()
+        watcher.begin(inputs, named, counted)
     yield
     if watcher is not None:
-        watcher.end(parameters)
+        watcher.end(named)

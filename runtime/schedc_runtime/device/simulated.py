@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -24,6 +24,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from schedc_runtime.device.base import CapturedCall
+from schedc_runtime.device.capture_rules import CaptureRules
 from schedc_runtime.device.choice import stand_in
 from schedc_runtime.device.cpu import CpuDevice
 from schedc_runtime.device.late import LateWorks, poison
@@ -45,6 +47,12 @@ class SimulatedStream:
     def __init__(self, device: SimulatedDevice, lane: WatchedLane) -> None:
         self._device, self.lane = device, lane
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SimulatedStream) and other.lane is self.lane
+
+    def __hash__(self) -> int:
+        return hash(self.lane)
+
     def synchronize(self) -> None:
         self._device.record(self).synchronize()
 
@@ -54,10 +62,13 @@ class SimulatedEvent:
 
     def __init__(self, device: SimulatedDevice, lane: WatchedLane) -> None:
         self._device, self._lane, self._clock = device, lane, dict(lane.clock)
+        self._capture = device.capture
         self.ends = not device.stopped
         self._position = device.late.position(lane) if device.late else 0
 
     def wait(self, stream: SimulatedStream) -> None:
+        if self._device.capture is not None:
+            self._device.capture.check_wait(stream.lane, self._capture is self._device.capture)
         stream.lane.follow(self._clock)
         if stream.lane is self._device.order.compute:
             self._reach()
@@ -65,6 +76,8 @@ class SimulatedEvent:
             self._device.late.put(stream.lane, self._reach)
 
     def synchronize(self) -> None:
+        if self._device.capture is not None:
+            self._device.capture.check_host()
         self._device.order.host.follow(self._clock)
         self._reach()
 
@@ -87,6 +100,8 @@ class SimulatedDevice(CpuDevice):
         super().__init__()
         self.order, self.late, self.rules = order, late, rules or DeviceRules(())
         self._known: dict[int, tuple[WatchedMemory, weakref.ref[Any]]] = {}
+        self.capture: CaptureRules | None = None
+        """The capture that runs now. Its graph is a tape."""
         self.stopped = False
         """Whether events recorded from now on never end, as behind a message that never comes."""
 
@@ -144,6 +159,21 @@ class SimulatedDevice(CpuDevice):
             return "there is no pinned memory"
         simulated = what in ("streams", "pinned memory") or (what == "wide sums" and "decomposed" in self.rules)
         return "" if simulated else super().supports(what)
+
+    def captured(self, call: Callable[[], Any], pool: Any, stream: Any = None, *, whole: bool = False) -> CapturedCall:
+        stream = stream or self.stream("capture")
+        self.record().wait(stream)
+        self.capture = CaptureRules(self.order, stream.lane)
+        try:
+            captured = super().captured(call, pool, stream, whole=whole)
+            self.capture.end()
+        finally:
+            self.capture = None
+        self.record(stream).wait(self.current())
+        return captured
+
+    def is_captured(self) -> bool:
+        return self.capture is not None
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of an operation: at once, or late on a side stream and on the way to the host."""

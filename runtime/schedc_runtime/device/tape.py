@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from schedc_runtime.device.operations import arguments_of, asks, draws, writes_of
+from schedc_runtime.device.operations import arguments_of, asks, draws_numbers, writes_of
 from schedc_runtime.device.rule_calls import name_of
 
 
@@ -52,7 +52,7 @@ class LaunchTape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         name = name_of(func)
         if asks(func, arguments):
             raise CaptureRefused(f"`{name}` asks the host for values")
-        if draws(func, arguments) and not self._counted:
+        if draws_numbers(func, arguments) and not self._counted:
             raise CaptureRefused(f"`{name}` draws random numbers, whose key the host sets")
         for _, position in () if self._outside else writes_of(func):
             written = arguments.get(position)

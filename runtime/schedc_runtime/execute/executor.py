@@ -192,12 +192,8 @@ class Executor:
     @property
     def running(self) -> str:
         """In words what is running, while something is."""
-        return self.at(self.position)
-
-    def at(self, position: int) -> str:
-        """In words what runs at a position of the code."""
-        step = self.code.steps[position]
-        return sentence(self.program, step.row) + (f" ({step.label})" if step.label else "")
+        text = self.code.steps[self.position].label
+        return sentence(self.program, self.row) + (f" ({text})" if text else "")
 
 
 def run_together(executors: Sequence[Executor]) -> None:

@@ -126,7 +126,8 @@ class CopySum:
         """Add the gradients that the other copy has sent."""
         for handle in self.handles:
             self.transport.wait(handle)
-        for parameter, part in unflattened(self.parameters, self.theirs):
+        own = [parameter.grad is not None for parameter in self.parameters]
+        for parameter, part in unflattened(self.parameters, self.theirs, own):
             if parameter.grad is None:
                 parameter.grad = part.clone()
             else:

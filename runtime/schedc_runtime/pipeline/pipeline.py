@@ -28,11 +28,12 @@ from schedc_runtime.pipeline.build.replica_works import evaluation_of
 from schedc_runtime.pipeline.state.report import collected_trace, report, told_graphs
 from schedc_runtime.pipeline.state.snapshots import Snapshot, Wanted
 from schedc_runtime.pipeline.state.state import gather_state, load_state
+from schedc_runtime.pipeline.step.call import PipelineCall
 from schedc_runtime.pipeline.step.contexts import evaluating
 from schedc_runtime.pipeline.step.losses import StepResult
 from schedc_runtime.pipeline.step.norms import clip, total_norm, unscale
 from schedc_runtime.pipeline.step.routing_record import RoutingRecord, exchanges_loads, update_biases
-from schedc_runtime.pipeline.step.step import PipelineCall, StepRunner
+from schedc_runtime.pipeline.step.step import StepRunner
 from schedc_runtime.ranks.mesh import Coordinate, Mesh
 from schedc_runtime.stage.stage import Stage
 from schedc_runtime.transport.priorities import told
@@ -339,8 +340,7 @@ class Pipeline:
     def hot_state(self) -> dict[str, list[int]]:
         """The experts that are hot in the next step, which follow the last one's rows: for a checkpoint, as JSON.
 
-        A collective, between steps; the same on every rank. By pipeline rank, expert group, stage and name of the
-        layer. It is empty without hot experts, and where they are chosen by microbatch.
+        A collective, between steps. By pipeline rank, expert group, stage and layer; empty without hot experts by step.
         """
         return self._runner.hot.state()
 
@@ -359,7 +359,7 @@ class Pipeline:
         its buffers have had.
         """
         lines = [report(self.modules, self.plan), *told(self.mesh.high_priority, self._assembly.device)]
-        lines += [*told_graphs(self._held()), *told_buffers(self._assembly.lanes)]
+        lines += [*told_graphs(self._held(), self._runner.told), *told_buffers(self._assembly.lanes)]
         lines += self._assembly.fused.told() if self._assembly.fused else []
         return "\n".join(line for line in lines if line)
 

@@ -32,7 +32,7 @@ def test_exact_routes_ask_the_host() -> None:
     first, *others = judged(pipeline("exact", "1f1b", SMALL)).findings
     assert first.kind == "host read"
     assert first.where.startswith("moe/sizes.py:")
-    assert "in 0F0 (run forward of" in first.where
+    assert ": 0F0 (run forward of" in first.where
     assert [each.kind for each in others] == ["other list"]
 
 
@@ -81,7 +81,7 @@ def test_a_planted_fault_is_named_by_its_line(loss_fn: Any, kind: str, line: str
     number = int(rest.partition(",")[0])
     assert name == "test_check.py"
     assert line in Path(__file__).read_text(encoding="utf-8").splitlines()[number - 1]
-    assert "in 0F0" in finding.where
+    assert ": 0F0" in finding.where
     assert "remedy" in str(report)
 
 

@@ -11,6 +11,7 @@ from schedc.ir.program import Program
 from schedc_runtime.device.limits import LOOK, DeviceLate, HostLimit, limited
 from schedc_runtime.errors import (
     BoundaryError,
+    GraphRefused,
     MaterializeError,
     NonFiniteLoss,
     PartitionError,
@@ -30,7 +31,8 @@ from schedc_runtime.ranks.progress import WHOLE, Position, mark
 from schedc_runtime.transport.base import TransportError
 
 _AGREED = (
-    BatchRefused, BoundaryError, MaterializeError, PartitionError, PlanMismatch, RanksDisagree, NonFiniteLoss,
+    BatchRefused, BoundaryError, GraphRefused, MaterializeError, PartitionError, PlanMismatch, RanksDisagree,
+    NonFiniteLoss,
 )  # fmt: skip
 """Errors that every rank raises alike, with no message in flight: the pipeline stays usable."""
 

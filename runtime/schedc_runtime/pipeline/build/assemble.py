@@ -36,6 +36,7 @@ from schedc_runtime.pipeline.build.apply_plan import (
 from schedc_runtime.pipeline.build.assembly import Assembly, Settings
 from schedc_runtime.pipeline.build.bound import BoundCode
 from schedc_runtime.pipeline.build.chunked_loss import check_vocab, planned_loss
+from schedc_runtime.pipeline.build.graph_limits import check_step_graphs
 from schedc_runtime.pipeline.build.loss_function import LossHead
 from schedc_runtime.pipeline.build.parallelize import sharding_of, take_shards
 from schedc_runtime.pipeline.build.random_steps import check_way, number_stages
@@ -194,9 +195,13 @@ def compile_units(assembly: Assembly) -> None:
 
 def capture_segments(assembly: Assembly) -> None:
     """Let segments replay their launches, if the cut says so; each is captured at its first call."""
-    if not assembly.settings.cut.graphs:
+    graphs, mesh = assembly.settings.cut.graphs, assembly.mesh
+    if graphs == "step":
+        check_step_graphs(assembly)
+    if graphs in (False, "step"):
         return
-    mesh = assembly.mesh
+    if graphs is not True:
+        raise RuntimeFault(f"graphs={graphs!r} is no kind of graph", 'write graphs=True for segments, or graphs="step"')
     if mesh.pipeline > 1 or mesh.experts > 1:
         raise RuntimeFault(
             f"graphs=True on {mesh.pipeline} pipeline and {mesh.experts} expert ranks: segments are captured inside of"

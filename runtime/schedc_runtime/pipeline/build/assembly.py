@@ -54,7 +54,8 @@ class Cut:
     blocks: name of the list whose elements are the blocks; by default the largest.
     inputs: names of the forward's arguments that a batch brings; by default those without a default value.
     segmented: run stages in segments, in the order of cell programs, even in a model without expert layers.
-    graphs: capture the launches of segments with static shapes once, and replay them. See `captured`.
+    graphs: capture the launches of segments with static shapes once, and replay them (`captured`). ``"step"``: capture
+        whole steps instead (`step_graphs`).
     release_others: free the memory of the stages that other ranks hold. The model is then no longer whole.
     """
 
@@ -64,7 +65,7 @@ class Cut:
     blocks: str | None = None
     inputs: Sequence[str] | None = None
     segmented: bool = False
-    graphs: bool = False
+    graphs: bool | str = False
     release_others: bool = False
 
 

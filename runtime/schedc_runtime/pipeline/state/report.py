@@ -26,9 +26,9 @@ def report(modules: Iterable[nn.Module], plan: Plan) -> str:
     return "\n".join(dict.fromkeys(lines))
 
 
-def told_graphs(stages: Iterable[Stage]) -> list[str]:
-    """A line for each stage whose segments replay their launches."""
-    return [f"stage {stage.index}: {stage.captures.told()}" for stage in stages if stage.captures is not None]
+def told_graphs(stages: Iterable[Stage], steps: str) -> list[str]:
+    """A line for each stage whose segments replay their launches, and ``steps``, what is known of whole ones."""
+    return [*(f"stage {x.index}: {x.captures.told()}" for x in stages if x.captures is not None), steps]
 
 
 def _products(name: str, layer: MoELayer, plan: Plan) -> str:

@@ -9,7 +9,7 @@ A call begins with a copy of the buffers and of the gradients that are there: wi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -20,21 +20,33 @@ from schedc_runtime.device.choice import gpu
 from schedc_runtime.moe.counts import Flag
 from schedc_runtime.moe.layer import MoELayer
 from schedc_runtime.moe.sizes import Marks
+from schedc_runtime.pipeline.build.assembly import Assembly
 from schedc_runtime.stage.stage import Stage
 
 
+def own_parameters(assembly: Assembly) -> dict[str, nn.Parameter]:
+    """Parameters whose gradients no call sets aside, by name."""
+    aside = {id(each) for stage in assembly.copied for each in stage.module.parameters()}
+    aside |= {id(each) for each in assembly.weights.parameters()}
+    named = (pair for stage in assembly.held() for pair in stage.module.named_parameters())
+    return {name: each for name, each in named if id(each) not in aside}
+
+
 @contextmanager
-def isolated_gradients(copied: Iterable[Stage], tied: Iterable[nn.Parameter] = ()) -> Iterator[None]:
+def isolated_gradients(
+    copied: Iterable[Stage], tied: Iterable[nn.Parameter] = (), written: Collection[int] = ()
+) -> Iterator[None]:
     """Sets the gradients of earlier steps aside, and adds them when the step has succeeded.
 
     Sums over copies and replicas must see this step's gradients only: those of earlier steps have been summed before.
     copied: the stages that another rank holds, too. tied: parameters that a stage of another rank uses, too.
+    written: ids of gradients that the call writes itself, so that they are copied.
     """
     if not torch.is_grad_enabled():
         yield
         return
     parameters = list({id(p): p for p in (*(p for stage in copied for p in stage.module.parameters()), *tied)}.values())
-    before = [parameter.grad for parameter in parameters]
+    before = [grad if (grad := p.grad) is None or id(grad) not in written else grad.clone() for p in parameters]
     for parameter in parameters:
         parameter.grad = None
     yield
@@ -63,6 +75,10 @@ class LayerCounts(NamedTuple):
         """Let the layer go on from here."""
         layer.planner.rows, layer.planner.padded_rows = self.rows, self.padded_rows
         layer.balance.total, layer.balance.microbatches = self.balance, self.microbatches
+
+    def copied(self) -> LayerCounts:
+        """The same in memory of their own."""
+        return LayerCounts._make(each.clone() if isinstance(each, Tensor) else each for each in self)
 
     def plus(self, other: LayerCounts) -> LayerCounts:
         """Both together. Nothing is added to a count that is 0."""

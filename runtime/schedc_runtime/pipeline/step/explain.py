@@ -8,8 +8,9 @@ import torch
 
 from schedc_runtime.capture.check import CaptureReport, capturable
 from schedc_runtime.pipeline.agree.counts import Accumulation
+from schedc_runtime.pipeline.step.call import PipelineCall
 from schedc_runtime.pipeline.step.contexts import Undo
-from schedc_runtime.pipeline.step.step import PipelineCall, StepRunner
+from schedc_runtime.pipeline.step.step import StepRunner
 
 BatchAndTargets = tuple[Any, Any]
 """Batch and targets as of `Pipeline.step`, [rows, ...] each."""

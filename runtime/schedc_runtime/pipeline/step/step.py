@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from schedc.ir.program import Program
 from schedc_runtime.data_parallel.mixed_lists import scale_gradients
-from schedc_runtime.device.regions import region
+from schedc_runtime.device.regions import graph_region
 from schedc_runtime.execute.executor import Executor, Interval, run_together
 from schedc_runtime.moe.fp8 import WEIGHTS
 from schedc_runtime.moe.sizes import Marks, overflowed
@@ -38,8 +39,16 @@ from schedc_runtime.pipeline.build.loss_function import Expected, count_of_loss
 from schedc_runtime.pipeline.build.materialize import check_materialized
 from schedc_runtime.pipeline.build.random_steps import random_numbers
 from schedc_runtime.pipeline.build.tied import check_copies
-from schedc_runtime.pipeline.state.snapshots import Snapshots, Wanted
-from schedc_runtime.pipeline.step.contexts import Undo, exact_sizes, isolated_counts, isolated_gradients, layers_over
+from schedc_runtime.pipeline.state.snapshots import Snapshots
+from schedc_runtime.pipeline.step.call import PipelineCall
+from schedc_runtime.pipeline.step.contexts import (
+    Undo,
+    exact_sizes,
+    isolated_counts,
+    isolated_gradients,
+    layers_over,
+    own_parameters,
+)
 from schedc_runtime.pipeline.step.hot_steps import HotSteps
 from schedc_runtime.pipeline.step.losses import Leftovers, StepResult, gathered, joined_outputs, share
 from schedc_runtime.pipeline.step.meeting_rows import RowChecks, candidates, meeting, mixing
@@ -48,29 +57,11 @@ from schedc_runtime.pipeline.step.stage_copies import RunningStatistics, StageCo
 from schedc_runtime.pipeline.step.start import CallStart
 from schedc_runtime.random_numbers.numbering import StepKey
 
+if TYPE_CHECKING:
+    from schedc_runtime.pipeline.step.step_graphs import StepGraphs
+
 Parts = tuple[list[tuple[Tensor, ...]] | None, list[Expected] | None]
 """[M] tensors that enter the first stage, and [M] what the last stage compares; None where no stage here needs them."""
-
-
-class PipelineCall(NamedTuple):
-    """A call of `Pipeline.step` or `Pipeline.evaluate`, with the program to run. `Pipeline.step` has the rest.
-
-    gradients: whether they were enabled around the call. snapshot: what it copies to the host.
-    """
-
-    name: str
-    program: Program
-    scale: float = 1.0
-    accumulate: int = 1
-    outputs: bool = False
-    trace: bool = False
-    profile: bool = False
-    gradients: bool = True
-    snapshot: Wanted = False
-
-    @property
-    def training(self) -> bool:
-        return self.name == "step"
 
 
 class StepRunner:
@@ -110,6 +101,11 @@ class StepRunner:
         self._batches = GivenBatches(later=assembly.device.type != "cpu")
         self._start = CallStart(self.control, self._counting, self._batches)
         self._copies = StageCopies(assembly, self.control, compare_copies)
+        self.graphs: StepGraphs | None = None
+        if assembly.settings.cut.graphs == "step":
+            from schedc_runtime.pipeline.step.step_graphs import StepGraphs
+
+            self.graphs = StepGraphs(assembly, self.layers)
 
     def run(self, call: PipelineCall, batch: Any, targets: Any) -> StepResult:
         """Agree on the batch, run the program, share the loss. batch, targets: [rows, ...] as of `Pipeline.step`."""
@@ -138,7 +134,7 @@ class StepRunner:
             parts = self._split(call.program, agreed, batch, targets)
         if accumulation is not None:
             self.accumulation = Accumulation()  # what an error leaves behind
-        outputs, everyone = self._run_fitting(call, number, executors, parts, accumulation)
+        outputs, everyone = self._run_fitting(call, number, executors, parts, accumulation, agreed)
         with guard(f"at the end of {number}, with the loss"):
             joined = joined_outputs(outputs) if outputs else None
             if not call.training and call.outputs and not agreed.has_targets:
@@ -173,20 +169,25 @@ class StepRunner:
             over = list(layers_over(self.layers, marks))
             self._undo.undo()
             with exact_sizes(self.layers):
-                outputs, everyone, _ = self._run_once(call, f"{number}, again with exact sizes", *rest)
+                again = call._replace(again=True)
+                outputs, everyone, _ = self._run_once(again, f"{number}, again with exact sizes", *rest)
             for layer in over if call.training else ():
                 layer.planner.overflowed += 1
         if bounded:
             self._undo.end()
+        if self.graphs is not None:
+            with self.assembly.guard(f"checking the graph of {number}"):
+                self.graphs.check()
         return outputs, everyone
 
     def _run_once(self, call: PipelineCall, number: str, *rest: Any) -> tuple[dict[int, Any], list[Any], Marks]:
         """Run the program: outputs by microbatch, what every rank formed, and the flags of all layers."""
         guard, assembly = self.assembly.guard, self.assembly
         key = StepKey(assembly.settings.seed, self.trained, 0, call.name)
+        written = self.graphs.written if self.graphs else ()
         with (
             guard(f"in {number}", partial=call.training),
-            isolated_gradients(assembly.copied, assembly.weights.parameters()),
+            isolated_gradients(assembly.copied, assembly.weights.parameters(), written),
             isolated_counts(self.layers),
             random_numbers(assembly.stages, key, call.program.microbatches),
             self.hot.step(call.training),
@@ -203,30 +204,21 @@ class StepRunner:
         executors: dict[Any, Executor],
         parts: Sequence[Parts],
         accumulation: Accumulation | None,
+        agreed: Agreement,
     ) -> None:
         """Run the streams of all places here to their end, and check that nothing is left."""
         assembly, everyone = self.assembly, list(executors.values())
         assembly.guard.watch(everyone, evaluating=not call.training)
-        microbatches = call.program.microbatches * assembly.mesh.replicas
-        guess = accumulation.guess if accumulation else None
-        loss_scale = call.scale / (microbatches * call.accumulate)
-        self.head.begin(microbatches / guess if guess else None, keep_outputs=call.outputs, scale=loss_scale)
         if call.training:
             self._statistics.begin()
-        for layer in self.layers:
-            layer.loss_scale = loss_scale
-        begin_flags(self._held_layers, call.program)
-        for place, executor in executors.items():
-            inputs, expected = parts[place.replica - self._replica]
-            executor.start(
-                inputs, expected, loss_scale, probing=self.check_finite, trace=call.trace, profile=call.profile
-            )
-        with region(parts, self._own_parameters() if call.training else {}, counted=assembly.settings.rng == "torch"):
-            if assembly.network.in_process:
-                run_together(everyone)
-            else:
-                everyone[0].advance()
-                everyone[0].finish()
+        begin, go = partial(self._begin, call, executors, accumulation), partial(self._go, call, everyone)
+        if self.graphs is not None and self.graphs.serves(call):
+            scales = call.scale, call.accumulate, accumulation and accumulation.guess
+            name = f"{agreed.signature} {agreed.rows} {id(executors)} {scales}"
+            self.graphs.run(name, everyone, parts, begin, go)
+        else:
+            begin(parts)
+            go(parts)
         if left := [item for executor in everyone for item in executor.registers.leftovers()]:
             raise Leftovers(f"the program ended and left behind: {', '.join(left)}")
         for stage in assembly.held():
@@ -239,12 +231,41 @@ class StepRunner:
             here = [(place.pipeline, x) for place, x in executors.items() if place.replica == self._replica]
             self.intervals = {rank: executor.intervals or [] for rank, executor in here}
 
-    def _own_parameters(self) -> dict[str, Tensor]:
-        """Parameters whose gradients are not set aside while the program runs, by name."""
-        aside = {id(each) for stage in self.assembly.copied for each in stage.module.parameters()}
-        aside |= {id(each) for each in self.assembly.weights.parameters()}
-        named = (pair for stage in self.assembly.held() for pair in stage.module.named_parameters())
-        return {name: each for name, each in named if id(each) not in aside}
+    def _begin(
+        self,
+        call: PipelineCall,
+        executors: dict[Any, Executor],
+        accumulation: Accumulation | None,
+        parts: Sequence[Parts],
+    ) -> None:
+        """Make ready for the first instruction."""
+        microbatches = call.program.microbatches * self.assembly.mesh.replicas
+        guess = accumulation.guess if accumulation else None
+        loss_scale = call.scale / (microbatches * call.accumulate)
+        self.head.begin(microbatches / guess if guess else None, keep_outputs=call.outputs, scale=loss_scale)
+        for layer in self.layers:
+            layer.loss_scale = loss_scale
+        begin_flags(self._held_layers, call.program)
+        for place, executor in executors.items():
+            inputs, expected = parts[place.replica - self._replica]
+            executor.start(
+                inputs, expected, loss_scale, probing=self.check_finite, trace=call.trace, profile=call.profile
+            )
+
+    def _go(self, call: PipelineCall, everyone: Sequence[Executor], parts: Sequence[Parts]) -> None:
+        """Run all instructions."""
+        named = partial(own_parameters, self.assembly) if call.training and not call.again else dict
+        with graph_region(parts, named, counted=self.assembly.settings.rng == "torch"):
+            if self.assembly.network.in_process:
+                run_together(everyone)
+            else:
+                everyone[0].advance()
+                everyone[0].finish()
+
+    @property
+    def told(self) -> str:
+        """In words, which steps are graphs; empty without graphs of whole steps."""
+        return "" if self.graphs is None else self.graphs.told()
 
     def _finish(self, accumulation: Accumulation, counted: bool) -> None:
         """Weigh the gradients by all targets of the calls that add up, once the last of these has run."""

@@ -1,0 +1,31 @@
+"""A call of a pipeline as its parts see it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from schedc.ir.program import Program
+from schedc_runtime.pipeline.state.snapshots import Wanted
+
+
+class PipelineCall(NamedTuple):
+    """A call of `Pipeline.step` or `Pipeline.evaluate`, with the program to run. `Pipeline.step` has the rest.
+
+    gradients: whether they were enabled around the call. snapshot: what it copies to the host. again: it runs a
+    second time, with exact sizes.
+    """
+
+    name: str
+    program: Program
+    scale: float = 1.0
+    accumulate: int = 1
+    outputs: bool = False
+    trace: bool = False
+    profile: bool = False
+    gradients: bool = True
+    snapshot: Wanted = False
+    again: bool = False
+
+    @property
+    def training(self) -> bool:
+        return self.name == "step"
