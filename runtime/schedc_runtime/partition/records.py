@@ -62,7 +62,7 @@ class Records:
         self.reads = Reads(model, {name: model.get_submodule(name) for name in modules_outside(model, rule)})
         self.asked: dict[tuple[str, ...], frozenset[str]] = {}
         """By names of a call's arguments: those whose values a recording asked for."""
-        self._orders: dict[tuple[int, tuple[str, ...]], tuple[int, ...]] = {}
+        self._orders: dict[tuple[int, tuple[str, ...]], dict[str, int]] = {}
         """By number of positional arguments and keywords of a call: the order in which the values enter stage 0."""
         self._homes: dict[str, object] = {}
         """By path: the parameters, and the modules with parameters, that stages hold."""
@@ -86,14 +86,17 @@ class Records:
 
     def ordered(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         """The values of a call in the order in which they enter stage 0. It runs for every microbatch."""
-        form = (len(args), tuple(kwargs))
-        order = self._orders.get(form)
-        if order is None:
-            keywords = {name: position for position, name in enumerate(kwargs, len(args))}
-            order = tuple(named_arguments(self.model, range(len(args)), keywords, self.inputs).values())
-            self._orders[form] = order
         values = (*args, *kwargs.values())
-        return tuple([values[position] for position in order])
+        return tuple([values[position] for position in self._positions(args, kwargs).values()])
+
+    def _positions(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, int]:
+        """By name, in order: the position of each argument of a call among its values, ``kwargs`` behind ``args``."""
+        form = (len(args), tuple(kwargs))
+        positions = self._orders.get(form)
+        if positions is None:
+            keywords = {name: position for position, name in enumerate(kwargs, len(args))}
+            positions = self._orders[form] = named_arguments(self.model, range(len(args)), keywords, self.inputs)
+        return positions
 
     def select(self, record: Record) -> None:
         """Let all stages run the code of a record from now on."""
@@ -153,10 +156,9 @@ class Records:
 
     def values_asked(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> frozenset[str | int] | None:
         """The arguments of a call, by position or keyword, whose values recordings ask for; None if not known yet."""
-        keys = dict(zip(kwargs, kwargs, strict=True))
-        places = named_arguments(self.model, range(len(args)), keys, self.inputs)
+        places, keys = self._positions(args, kwargs), [*range(len(args)), *kwargs]
         asked = self.asked.get(tuple(places))
-        return None if asked is None else frozenset(place for name, place in places.items() if name in asked)
+        return None if asked is None else frozenset(keys[place] for name, place in places.items() if name in asked)
 
     def _note_asked(self, recording: Recording, named: Mapping[str, Any]) -> None:
         """Note of which arguments values were asked: they count from now on, and those of others do not."""
