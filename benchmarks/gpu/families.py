@@ -78,11 +78,14 @@ def of_schedule(setting: Setting, name: str) -> list[str]:
     return wrong
 
 
-def of_plan(setting: Setting, lines: str) -> dict[str, Tensor]:
-    """Losses, weights and biases after three steps of a plan with experts; on a CPU after one."""
-    program = compiled("dualpipev", {"P": 2, "M": 4}, EXPERTS + lines)
+def of_plan(setting: Setting, lines: str, ranks: int = 2, steps: int = 0) -> dict[str, Tensor]:
+    """Losses, weights and biases after some steps of a plan with experts; by default after three, on a CPU after one.
+
+    ranks: of the pipeline.
+    """
+    program = compiled("dualpipev", {"P": ranks, "M": 2 * ranks}, EXPERTS + lines)
     pipe = Pipeline(model().to(setting.device), program, loss_fn=next_token_loss, in_process=True)
-    values = {"losses": torch.stack(train(pipe, 3 if setting.gpu else 1)).cpu(), **pipe.full_state_dict()}
+    values = {"losses": torch.stack(train(pipe, steps or (3 if setting.gpu else 1))).cpu(), **pipe.full_state_dict()}
     pipe.close()
     return values
 

@@ -8,11 +8,14 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.cuda._sanitizer as sanitizer
 
+from schedc_runtime.transport.collectives_in_process import SideStream
 from support.device_faults import FAULTS
 from support.needs import needed
 from support.paths import ROOT
@@ -25,7 +28,9 @@ import gpu.watch as watch
 from gpu.device_tests import FILES
 from gpu.parts import PARTS, run_section, sections
 from gpu.run import Limits, chosen, run_part, status_of
+from gpu.setting import setting_of
 from gpu.state import State, digest_of_tree
+from gpu.watched_steps import races
 
 CPU = torch.device("cpu")
 WORKER = """
@@ -209,3 +214,30 @@ def test_wrong_usage_is_told(
 
 def test_every_section_is_in_one_part() -> None:
     assert len(sections()) == len(set(sections()))
+
+
+def test_steps_under_the_sanitizer_of_streams_name_its_races(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sanitizer without a GPU: it asks for the current stream, and follows tensors of CUDA alone."""
+    asked: list[int] = []
+
+    def stream() -> SimpleNamespace:
+        asked.append(0)
+        return SimpleNamespace(cuda_stream=0)
+
+    monkeypatch.setattr(torch.cuda, "current_stream", stream)
+    stack = sanitizer.traceback.StackSummary
+    monkeypatch.setattr(stack, "extract", lambda *_, **__: stack())  # most of its time
+    plan = {"flat": "  alltoall flat"}
+    monkeypatch.setattr(families, "EXPERTS", "  experts 8 top 2\n  topology nodes 1 x 2\n")
+    with sanitizer.CUDASanitizerDispatchMode():  # type: ignore[no-untyped-call]
+        assert races(setting_of(CPU, 1), plan) == []
+    assert len(asked) > 500
+
+    def raced(*_: Any) -> None:
+        raise sanitizer.CUDASanitizerErrors(["two streams"])  # type: ignore[no-untyped-call,list-item]
+
+    monkeypatch.setattr(SideStream, "run", raced)
+    assert races(setting_of(CPU, 1), plan) == ["flat: two streams"]
+    monkeypatch.setattr(SideStream, "run", lambda *_: 1 / 0)
+    with pytest.raises(Exception, match="ZeroDivisionError"):
+        races(setting_of(CPU, 1), plan)
