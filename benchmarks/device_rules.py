@@ -1,14 +1,16 @@
-"""The word `rules` of device.py: steps under the rules of a device, and faults that only a rule shows."""
+"""The word `rules` of device.py: steps under the rules of a device, faults that a rule shows, and fake steps."""
 
 from __future__ import annotations
 
 from collections import Counter
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
 
 from schedc_runtime.device.rules import RULES
+from support.fake_device import PLANS, SCHEDULES, host_asks
 from support.rule_cases import NOT_A_CPU, SAME, changed, gradients_of, under
 from support.rule_faults import FAULTS, blocks_that_grow, missed, waits_for_pageable
 from support.short_search import short_search
@@ -31,6 +33,8 @@ def rules() -> tuple[int, list[str], list[dict[str, Any]]]:
             met += calls
         wrong, calls = waits_for_pageable()
         failed, met = failed + wrong, met + calls
+        for schedule, plan in product(SCHEDULES, PLANS):
+            failed += host_asks(schedule, plan, 1 + (schedule in ("1f1b", "zbh1")))
     failed += [f"no run met {rule.name}" for rule in RULES if not met[rule.name]]
-    cases = len(FAULTS) + 1 + len(SAME) + len(REFERENCE) + 1
+    cases = len(FAULTS) + 1 + len(SAME) + len(REFERENCE) + 1 + len(SCHEDULES) * len(PLANS)
     return cases, failed, [{"rule": rule.name, "calls": met[rule.name]} for rule in RULES]

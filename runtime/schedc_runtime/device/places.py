@@ -16,21 +16,26 @@ class RunningRank(Protocol):
     """Knows the running instruction of a rank."""
 
     def at_work(self) -> Callable[[], str]:
-        """A function that says which instruction runs now; it says nothing if none does."""
+        """A function that says which instruction runs now."""
         ...
 
 
 _RUNNING: list[RunningRank] = []
-"""The rank that has begun to run last."""
+"""The rank that runs, if one does."""
 
 
 def begin_running(rank: RunningRank) -> None:
-    """A rank begins to run its instructions."""
+    """A rank begins to run instructions."""
     _RUNNING[:] = [rank]
 
 
+def end_running() -> None:
+    """The rank does something else."""
+    _RUNNING.clear()
+
+
 def during() -> Callable[[], str]:
-    """Says which instruction runs now. The text is made when it is asked for."""
+    """Says which instruction runs now, or nothing. The text is made when it is asked for."""
     return _RUNNING[-1].at_work() if _RUNNING else str
 
 

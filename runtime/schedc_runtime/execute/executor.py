@@ -12,7 +12,7 @@ import torch
 from torch.autograd.profiler import record_function
 
 from schedc.ir.program import Program
-from schedc_runtime.device.places import begin_running
+from schedc_runtime.device.places import begin_running, end_running
 from schedc_runtime.execute.code import Code
 from schedc_runtime.execute.instruction_names import instruction_label, sentence
 from schedc_runtime.execute.places import DevicePlaces
@@ -128,9 +128,9 @@ class Executor:
         """Run until the stream ends (True) or, with a cooperative transport, a WAIT cannot be served yet (False)."""
         calls, registers, position = self.code.calls, self.registers, self.position
         count, word, marks = len(calls), self.word, self._marks
-        begin_running(self)
         if self.intervals is not None or self._profile:
             return self._advance_observed()
+        begin_running(self)
         try:
             while position < count:
                 self.position = position
@@ -141,6 +141,8 @@ class Executor:
                 position += 1
         except Exception as error:
             raise self._failure(position, error) from error
+        finally:
+            end_running()
         self.position = count
         word[0] = -1
         return True
@@ -149,6 +151,7 @@ class Executor:
         """As `advance`, with start and end of each step, and its name for torch's profiler if wanted."""
         steps, registers, count = self.code.steps, self.registers, len(self.code.steps)
         intervals = self.intervals if self.intervals is not None else []
+        begin_running(self)
         try:
             while self.position < count:
                 step = steps[self.position]
@@ -163,6 +166,8 @@ class Executor:
                 self.position += 1
         except Exception as error:
             raise self._failure(self.position, error) from error
+        finally:
+            end_running()
         self.word[0] = -1
         return True
 
@@ -175,9 +180,8 @@ class Executor:
         return self.registers.finish_sums()
 
     def at_work(self) -> Callable[[], str]:
-        """A function that says which instruction runs now, of which stage and rank; nothing if none does."""
-        position = self.position
-        return partial(self._in_words, position) if self.row >= 0 else str
+        """A function that says which instruction runs now, of which stage and rank."""
+        return partial(self._in_words, self.position)
 
     def _in_words(self, position: int) -> str:
         step = self.code.steps[position]
