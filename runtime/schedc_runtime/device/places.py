@@ -16,12 +16,12 @@ class RunningRank(Protocol):
     """Knows the running instruction of a rank."""
 
     def at_work(self) -> Callable[[], str]:
-        """A function that says which instruction runs now."""
+        """Returns a function with the text of the running instruction."""
         ...
 
 
 _RUNNING: list[RunningRank] = []
-"""The rank that runs, if one does."""
+"""Empty, or the running rank."""
 
 
 def begin_running(rank: RunningRank) -> None:
