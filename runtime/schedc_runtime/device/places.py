@@ -29,7 +29,7 @@ def begin_running(rank: RunningRank) -> None:
     _RUNNING[:] = [rank]
 
 
-def end_running() -> None:
+def pause_running() -> None:
     """The rank does something else."""
     _RUNNING.clear()
 

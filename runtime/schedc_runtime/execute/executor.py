@@ -12,7 +12,7 @@ import torch
 from torch.autograd.profiler import record_function
 
 from schedc.ir.program import Program
-from schedc_runtime.device.places import begin_running, end_running
+from schedc_runtime.device.places import begin_running, pause_running
 from schedc_runtime.execute.code import Code
 from schedc_runtime.execute.instruction_names import instruction_label, sentence
 from schedc_runtime.execute.places import DevicePlaces
@@ -142,7 +142,7 @@ class Executor:
         except Exception as error:
             raise self._failure(position, error) from error
         finally:
-            end_running()
+            pause_running()
         self.position = count
         word[0] = -1
         return True
@@ -167,7 +167,7 @@ class Executor:
         except Exception as error:
             raise self._failure(self.position, error) from error
         finally:
-            end_running()
+            pause_running()
         self.word[0] = -1
         return True
 
