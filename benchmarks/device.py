@@ -14,7 +14,8 @@ communicators
          steps of 13 schedules at 8 ranks whose messages queue, under each assignment of communicators; deadlocks of
          receives that are posted early. `communicators.py` has the table and the cases.
 capture  steps of four schedules with padded and bounded routes, dense, and with a head in chunks. A graph must be
-         able to hold these, and no step with exact routes. `device_capture.py` has the cases.
+         able to hold these, and no step with exact routes. Trainings whose steps are graphs (on a CPU: tapes) must have
+         the bits of trainings without. `device_capture.py` has the cases.
 
 Printed: `cases`, `failed`, what failed, and seconds. The exit status is 1 if a case failed. The tests run some of these
 cases.

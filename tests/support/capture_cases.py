@@ -23,6 +23,7 @@ EXPERTS = "  experts 8 top 2\n  topology nodes 1 x 2\n"
 ROUTES = {
     "padded": "  alltoall flat\n  capacity 1.25 drop probs\n",
     "bounded": "  alltoall flat\n  sizes bounded 4\n",
+    "tight": "  alltoall flat\n  sizes bounded 1.25\n",
     "exact": "  alltoall flat\n",
 }
 """Lines of a plan by the kind of its routes."""

@@ -32,20 +32,29 @@ class DevicePlaces:
         self._device, self._rows = device, rows
         self._events: list[DeviceEvent] = []
         self._before: list[DeviceEvent] = []
+        self._whole: list[DeviceEvent] = []
+        """Events behind a graph of the whole stream, of both calls."""
 
     def begin(self) -> None:
         """Begin a call. The events of the last call are kept: the device may still be there."""
         self._before, self._events = self._events, []
 
     def passed(self) -> None:
-        """The host has posted all up to the next mark."""
-        self._events.append(self._device.record())
+        """The host has posted all up to the next mark. A graph that is captured keeps its events to itself."""
+        if not self._device.is_captured():
+            self._events.append(self._device.record())
+
+    def passed_whole(self) -> None:
+        """The host has launched the whole stream as one graph."""
+        self._whole = [*self._whole[-1:], self._device.record()]
+        self._events = self._whole[-1:]
 
     def late(self) -> Late | None:
         """The first instructions that the device has not ended; None if it has ended all that was posted."""
         for before, events in ((True, self._before), (False, self._events)):
             if (number := self._ended(events)) < len(events):
-                return Late(self._rows[number], before)
+                whole = events[number] in self._whole
+                return Late(tuple(row for rows in self._rows for row in rows) if whole else self._rows[number], before)
         return None
 
     def _ended(self, events: Sequence[DeviceEvent]) -> int:

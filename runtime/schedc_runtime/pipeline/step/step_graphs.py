@@ -94,11 +94,16 @@ class StepGraphs:
         effects = (kind.effects for kind in self._kinds.values() if kind.effects is not None)
         return frozenset(id(gradient) for each in effects for _, gradient in each.aside)
 
+    @property
+    def replays(self) -> int:
+        """How many steps were replayed so far."""
+        return sum(kind.replays for kind in self._kinds.values())
+
     def told(self) -> str:
         """In words, how many steps are graphs."""
-        captured = [kind for kind in self._kinds.values() if kind.captured is not None]
+        captured = sum(kind.captured is not None for kind in self._kinds.values())
         passed = f"; {self._passed} steps of further kinds ran without" if self._passed else ""
-        return f"graphs: {len(captured)} of whole steps, replayed {sum(k.replays for k in captured)} times{passed}"
+        return f"graphs: {captured} of whole steps, replayed {self.replays} times{passed}"
 
     def serves(self, call: PipelineCall) -> bool:
         """Whether a call may run as a graph: it trains, is no repeat, and asks nothing of single instructions."""
@@ -186,6 +191,7 @@ class StepGraphs:
             captured = self._device.captured(lambda: go(kind.inputs), self._pool, self._stream, whole=True)
         if not captured.ran:
             captured.replay()
+            self._passed_whole(kind)
         kind.captured, kind.held = captured, list(taken.outside.values())
         kind.addresses = self._addresses()
         kind.recordings.append(taken)
@@ -214,7 +220,14 @@ class StepGraphs:
         assert kind.effects is not None
         kind.captured.replay()
         kind.replays += 1
+        self._passed_whole(kind)
         self._give(kind.effects, kind.executors)
+
+    def _passed_whole(self, kind: _StepKind) -> None:
+        """Mark how far the device has come: events inside of a graph cannot be asked."""
+        for executor in kind.executors:
+            if executor.places is not None:
+                executor.places.passed_whole()
 
     def _give(self, effects: _GraphEffects, executors: Sequence[Executor]) -> None:
         """Let Python see what a replay has computed. Counts are copied: later steps add to them."""
