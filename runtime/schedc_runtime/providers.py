@@ -29,6 +29,9 @@ KINDS = {
 }
 """What providers of each kind do."""
 
+TORCH = "torch"
+"""The name of torch's transport among exchanges: it runs where nobody names another."""
+
 Bits = Literal["loop", "own"]
 """loop: results have the bits of the project's own way. own: sums in another order, so that results are compared by
 tolerance."""
@@ -96,7 +99,7 @@ class ProviderTable(Mapping[str, T], Generic[T]):
 
     def _offered(self) -> set[str]:
         """Names of packages' providers of this kind, as far as they load."""
-        return {row.name for row in listed() if row.kind == self.kind} - self._own.keys()
+        return {row.name for row in offers() if row.kind == self.kind} - self._own.keys()
 
 
 def loaded(name: str, *others: str) -> Any:
@@ -143,7 +146,7 @@ class Offer(NamedTuple):
     fault: str
 
 
-def listed() -> list[Offer]:
+def offers() -> list[Offer]:
     """All entry points of packages, loaded as far as they load, by name."""
     rows = []
     for name, points in sorted(_points().items()):
@@ -172,6 +175,10 @@ class NamedProviders:
     def __getitem__(self, kind: str) -> str:
         """The name of the kind's provider; empty where none is named."""
         return dict(self.names).get(kind, "")
+
+
+NOBODY_NAMED = NamedProviders()
+"""What stands where the user names no provider."""
 
 
 @cache

@@ -36,6 +36,7 @@ LEVELS = {
         ("segments",),
         ("stage",),
         ("moe", "head_loss", "compiled", "fusion"),
+        ("transit",),
         ("models",),
         ("execute",),
         ("data_parallel",),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib import invalidate_caches
 from pathlib import Path
 
 import pytest
@@ -11,10 +10,10 @@ import torch
 from torch import Tensor
 
 from schedc.ir.plan import Products
-from schedc_runtime import providers
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.products import PROVIDERS, Case, Provider, RowGroups, passed_over, provider_for
-from schedc_runtime.providers import GROUP, NamedProviders, ProviderFault, listed, loaded
+from schedc_runtime.providers import NamedProviders, ProviderFault, loaded, offers
+from support.packages import installed
 
 CASE = Case(torch.device("cpu"), torch.float64, (6, 10, 5), False)
 
@@ -44,26 +43,11 @@ PACKAGES = {
 
 
 @pytest.fixture(autouse=True)
-def _packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Installs the packages as a registry's client does: their metadata lie in a folder of the path."""
-    for package, points in PACKAGES.items():
-        folder = tmp_path / f"{package}-1.0.dist-info"
-        folder.mkdir()
-        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
-        lines = [f"{name} = {HERE}{value}" for name, value in points.items()]
-        lines += ["unfound = no_such_package:PROVIDER"] if package == "broken" else []
-        (folder / "entry_points.txt").write_text("\n".join([f"[{GROUP}]", *lines, ""]))
-    monkeypatch.syspath_prepend(tmp_path)
-    _forget()
-    yield
-    monkeypatch.undo()
-    _forget()
-
-
-def _forget() -> None:
-    invalidate_caches()
-    providers._points.cache_clear()
-    provider_for.cache_clear()
+def _packages(tmp_path: Path) -> Iterator[None]:
+    here = {package: {name: HERE + value for name, value in points.items()} for package, points in PACKAGES.items()}
+    here["broken"]["unfound"] = "no_such_package:PROVIDER"
+    with installed(tmp_path, here):
+        yield
 
 
 def test_a_package_is_taken_where_it_is_named_and_can_serve() -> None:
@@ -91,7 +75,7 @@ def test_a_package_at_fault_is_named_with_what_helps(name: str, message: str) ->
     with pytest.raises(ProviderFault, match=message) as refused:
         loaded(name)
     assert "install" in refused.value.help
-    assert any(row.name == name and row.fault for row in listed())
+    assert any(row.name == name and row.fault for row in offers())
 
 
 def test_names_of_the_project_are_taken_and_unknown_ones_are_listed() -> None:

@@ -9,15 +9,18 @@ Brackets are exchanges. ``hierarchical`` and ``allgather`` have two hops: betwee
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from torch import Tensor
 
 from schedc_runtime.moe import routes
-from schedc_runtime.moe.counts import Method
+from schedc_runtime.moe.carrier_facts import CarrierFacts
+from schedc_runtime.moe.counts import Choices, Counts, Method
 from schedc_runtime.moe.exchange import RowExchange
 from schedc_runtime.moe.products import RowGroups
 from schedc_runtime.moe.routes import RowStep
+from schedc_runtime.providers import TORCH
 from schedc_runtime.ranks.exchange import RoutingPart
 
 
@@ -26,6 +29,16 @@ class Carrier(Protocol):
 
     Every step between exchanges is a submodule, and every exchange too.
     """
+
+    name: str
+
+    @property
+    def facts(self) -> CarrierFacts: ...
+
+    @property
+    def route(self) -> Callable[[Choices, Counts, str], Any] | None:
+        """Plans a microbatch from this rank's choices and everyone's counts; None where `plan_route` does."""
+        ...
 
     def dispatch(self, route: Any, tokens: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
         """Tokens [N, H] and gate weights [N, k] to what `arrive` takes."""
@@ -47,12 +60,18 @@ class Carrier(Protocol):
 class Hops(RoutingPart):
     """Torch's transport: one exchange between all ranks, or one between nodes and one inside a node.
 
-    fp8: rows travel to the experts in fp8 with a scale each.
+    fp8: rows travel to the experts in fp8 with a scale each. static: a capacity or bound makes sizes constant.
     """
 
-    def __init__(self, method: Method, *, fp8: bool = False) -> None:
+    name, route = TORCH, None
+
+    def __init__(self, method: Method, *, fp8: bool = False, static: bool = False) -> None:
         super().__init__()
         self.flat = method == "flat"
+        lanes = ("comm",) if self.flat else ("rail", "node")
+        self.facts = CarrierFacts(
+            "by expert, rank and node", "loop", static, streams=lanes, asks=() if static else ("dispatch",)
+        )
         if self.flat:
             self.dispatch_flat = RowExchange("dispatch", "flat", fp8=fp8)
             self.combine_flat = RowExchange("combine", "flat", reverse=True)

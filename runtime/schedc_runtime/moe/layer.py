@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -100,7 +100,6 @@ class MoELayer(RoutingLayer):
     The layer holds all experts until `shard_experts` shards them. `attach` sets how rows travel and what is dropped.
     """
 
-    carrier: Carrier
     sizes: SizesExchange | None
     hot: HotExchange | None
     balancing: BalanceExchange | None
@@ -138,6 +137,7 @@ class MoELayer(RoutingLayer):
         host_lane: bool = False,
         fp8_rows: bool = False,
         slices: bool = False,
+        carry: Carry | None = None,
     ) -> None:
         """Exchange rows between the ranks of ``group`` by ``method``, which changes no bit of the result.
 
@@ -149,9 +149,10 @@ class MoELayer(RoutingLayer):
         most of a rank, needed with a capacity or bound where ranks have different numbers. host_lane: make the copy of
         sizes to the host an exchange of its own, which cells start and wait for. A capacity or bound needs no copy.
         fp8_rows: let rows travel to the experts in fp8 with a scale each, which does change bits. slices: stages run
-        microbatches in slices: where the auxiliary loss is exchanged, slices meet, on one rank alone as well.
+        microbatches in slices: where the auxiliary loss is exchanged, slices meet, on one rank alone as well. carry:
+        makes what carries rows, from the layer, its group and what is asked of it; by default torch's transport does.
 
-        Raises `RuntimeFault` if the experts here are not this rank's.
+        Raises `RuntimeFault` if the experts here are not this rank's, and where the provider cannot serve.
         """
         if method not in METHODS:
             raise RuntimeFault(f"method `{method}`", f"possible: {', '.join(METHODS)}")
@@ -162,10 +163,10 @@ class MoELayer(RoutingLayer):
         self.counter.bound, self.counter.tokens = bound, tokens
         self.loads.drops = capacity is not None
         self.counter.group, self.counter.method = group, method
-        self.carrier = Hops(method, fp8=fp8_rows)
         constant = capacity is not None or bound is not None
-        self.sizes = SizesExchange() if host_lane and not constant else None
-        self.planner.copies = self.sizes is None
+        self._choose_carrier(carry, group)
+        self.sizes = SizesExchange() if host_lane and not constant and self.planner.carried is None else None
+        self.planner.copies = self.sizes is None and self.planner.carried is None
         policy = None if constant else self._policy(group, hot)
         self._lend_by_step(group, policy)
         self.planner.chooser = self._chooser(group, policy)
@@ -175,6 +176,15 @@ class MoELayer(RoutingLayer):
         for module in (*self.children(), *self.carrier.children()):
             if isinstance(module, Exchange):
                 module.group = group
+
+    def _choose_carrier(self, carry: Carry | None, group: ExpertGroup) -> None:
+        method, capacity, hot, bound, fp8 = self.settings
+        if carry is None:
+            self.carrier: Carrier = Hops(method, fp8=fp8, static=capacity is not None or bound is not None)
+        else:
+            wishes = {f"the method {method}": method != "flat", "capacity": capacity, "sizes bounded": bound}
+            self.carrier = carry(self, group, {**wishes, "hot experts": hot, "rows fp8": fp8})
+        self.planner.carried = self.carrier.route
 
     def _balancing(self, everyone: Communicator, slices: bool) -> BalanceExchange | None:
         joined = self.router.routing.balance != 0 and (everyone.size > 1 or slices)
@@ -298,6 +308,10 @@ class MoELayer(RoutingLayer):
     @loss_scale.setter
     def loss_scale(self, scale: float) -> None:
         self.balance.scale = scale
+
+
+Carry = Callable[[MoELayer, ExpertGroup, Mapping[str, object]], Carrier]
+"""Makes what carries the rows of a layer in a group, from what is asked of the layer by name; false: not asked."""
 
 
 def moe_layers(model: nn.Module) -> Iterator[tuple[str, MoELayer]]:

@@ -5,9 +5,9 @@ index, weight --Counter--> counts --[routing]--> everyone's --Planner--> route -
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -95,6 +95,8 @@ class Planner(nn.Module):
         self.name = ""
         """Name of the layer in its model, for messages."""
         self.chooser: HotChooser | None = None
+        self.carried: Callable[[Choices, Counts, str], Any] | None = None
+        """Plans a microbatch whose rows a library carries; None where torch does."""
         self.flags: dict[str, Tensor] = {}
         """[ranks] flags by `where`, which no copy of sizes brings to the host because all sizes are constant."""
         self.microbatches: Sequence[int] = ()
@@ -122,12 +124,14 @@ class Planner(nn.Module):
 
     def _note(self, route: Route) -> None:
         self.forwards += 1
-        if route.shape.padded:
+        if route.shape.padded or self.carried is not None:
             flags, earlier = route.counts.all_flags, self.flags.get(route.where)
             self.flags[route.where] = flags if earlier is None else earlier | flags
 
-    def _route(self, everyone: Tensor, choosing: Choosing, counting: bool) -> Route:
+    def _route(self, everyone: Tensor, choosing: Choosing, counting: bool) -> Any:
         choices, shape = choosing
+        if self.carried is not None:
+            return self.carried(choices, Counts(everyone, shape), self.where)
         if self.chooser is None:
             route = routes.plan_route(choices, Counts(everyone, shape), self.where)
         else:

@@ -34,6 +34,7 @@ from schedc_runtime.pipeline.step.losses import StepResult
 from schedc_runtime.pipeline.step.norms import clip, total_norm, unscale
 from schedc_runtime.pipeline.step.routing_record import RoutingRecord, exchanges_loads, update_biases
 from schedc_runtime.pipeline.step.step import StepRunner
+from schedc_runtime.providers import NamedProviders
 from schedc_runtime.ranks.mesh import Coordinate, Mesh
 from schedc_runtime.stage.stage import Stage
 from schedc_runtime.transport.priorities import told
@@ -65,6 +66,8 @@ class Pipeline:
     cells: the order inside overlapped instructions, the same on all ranks; by default as the plan says. Times of
         segments and exchanges to order by, or a function that gives each cell's program.
     kernels: `Costs.kernels` of a cost file: who multiplies how many rows of experts, where the plan names nobody.
+    providers: who does a part of the step, by kind: ``{"exchange": "deep_ep"}`` lets a library carry rows of experts,
+        ``{"products": ...}`` names who multiplies them, also of an installed package.
     group: the process group of the pipeline's ranks; by default all processes. Its backend carries the messages.
     in_process: run all ranks here, without torch.distributed (tests, a single GPU). One rank always runs so.
         A batch is then that of all replicas, one after the other.
@@ -105,12 +108,13 @@ class Pipeline:
         example_dims: Mapping[str, int | None] | None = None,
         compile: bool | Mapping[str, Any] | None = None,
         kernels: Kernels = (),
+        providers: Mapping[str, str] | None = None,
     ) -> None:
         check_kinds(model=model, program=program, loss_fn=loss_fn, count_fn=count_fn, cut=cut, mesh=mesh)
         check_seconds("timeout", timeout)
         place = None if device is None else torch.device(device)
         settings = (model, program, loss_fn, cut or Cut(), mesh, plan, cells, group, in_process, timeout)
-        others = (place, rng, seed, example, example_dims, compile, tuple(kernels))
+        others = (place, rng, seed, example, example_dims, compile, tuple(kernels), NamedProviders.of(providers))
         assembly = assemble(Settings(*settings, *others))
         self.program = assembly.program
         self.plan, self.mesh, self.partition = assembly.plan, assembly.mesh, assembly.partition

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch import nn
 from schedc.cell import CellCosts
 from schedc.diagnostics import DiagnosticError
 from schedc.ir.parallel import Parallel
-from schedc.ir.plan import Fuse
+from schedc.ir.plan import Fuse, Products
 from schedc.ir.program import InstructionKind, Program, computation
 from schedc.ir.recomputed import recomputed_slots
 from schedc.ir.scopes import is_chosen, line_per_stage
@@ -31,6 +32,7 @@ from schedc_runtime.moe.kernels import Kernels, MeasuredProducts
 from schedc_runtime.moe.layer import METHODS, MoELayer, moe_layers
 from schedc_runtime.moe.shards import shard_experts
 from schedc_runtime.pipeline.build.stages import StagesByIndex
+from schedc_runtime.providers import NOBODY_NAMED, TORCH, NamedProviders
 from schedc_runtime.ranks.expert_group import ExpertGroup
 from schedc_runtime.ranks.mesh import Mesh
 from schedc_runtime.stage.stage import Stage
@@ -90,26 +92,33 @@ def attach(
     replicas: Communicator | None = None,
     costs: CellCosts | None = None,
     kernels: Kernels = (),
+    providers: NamedProviders = NOBODY_NAMED,
     *,
     host_lane: bool = False,
 ) -> None:
     """Spread the experts of one place's stage modules over ``group``, and let rows travel as the plan says.
 
     replicas: the ranks that hold the same stages; None for those of ``group``. costs: times of cells, by which hot
-    experts pay or not. kernels: as of a `Pipeline`. host_lane: see `MoELayer.attach`.
+    experts pay or not. kernels, providers: as of a `Pipeline`. host_lane: see `MoELayer.attach`.
     """
     capacity = None if plan.capacity is None else ExpertCapacity(plan.capacity.factor, plan.capacity.drop)
     hot = None if plan.hot is None else HotPolicy(plan.hot.most, plan.hot.below, plan.hot.by_microbatch, costs=costs)
     for module in modules:
         layers = list(moe_layers(module))
         for name, layer in layers:
-            _take_products(plan, name, layer, kernels)
+            _take_products(plan, name, layer, kernels, providers["products"])
             layer.planner.name = name
         if not layers:
             continue
-        wanted = method_for(plan, layers[0][1], mesh)
+        carry = _carry(plan, providers["exchange"])
+        wanted = Method.FLAT if carry and plan.method is Method.AUTO else method_for(plan, layers[0][1], mesh)
         method = next(method for method in METHODS if method == wanted)
-        named: dict[str, Any] = {"bound": plan.bound, "host_lane": host_lane, "fp8_rows": plan.fp8_rows}
+        named: dict[str, Any] = {
+            "bound": plan.bound,
+            "host_lane": host_lane,
+            "fp8_rows": plan.fp8_rows,
+            "carry": carry,
+        }
         if group.size > 1:
             shard_experts(module, group, method, capacity, hot, replicas, **named)
         else:
@@ -137,13 +146,27 @@ def check_contradictions(plan: Plan, program: Program, mesh: Mesh) -> None:
         raise DiagnosticError(findings)
 
 
-def _take_products(plan: Plan, name: str, layer: MoELayer, kernels: Kernels) -> None:
+def _carry(plan: Plan, named: str) -> Callable[..., Any] | None:
+    """What makes the carrier of a layer that a library carries rows of; None for torch's transport."""
+    if named in ("", TORCH):
+        return None
+    if any(recompute.adaptive is not None for recompute in plan.recompute):
+        raise RuntimeFault(
+            f"exchange {named} and `recompute adaptive`: the numbers of rows by which it decides stay on the device",
+            "write a level without a threshold, or let torch carry the rows",
+        )
+    from schedc_runtime.transit.exchangers import carried_by
+
+    return partial(carried_by, named)
+
+
+def _take_products(plan: Plan, name: str, layer: MoELayer, kernels: Kernels, named: str) -> None:
     """Let the plan's provider multiply, if it can serve the layer. The dtype under autocast is known when it runs.
 
-    kernels: who multiplies how many rows where the plan names nobody.
+    kernels: who multiplies how many rows where the plan names nobody. named: the provider that the user names.
     """
     experts = layer.experts
-    experts.products = plan.products
+    experts.products = Products(named) if named else plan.products
     experts.measured = MeasuredProducts(kernels) if kernels else None
     try:
         experts.provider(plan.capacity is not None, plan.bound is None)

@@ -143,8 +143,8 @@ def make_stages(assembly: Assembly) -> None:
         modules, near = list(modules), network.peer_groups[place]
         costs = settings.cells if isinstance(settings.cells, CellCosts) else None
         on_lane = asks_on_lane(assembly.plan, settings.cells, assembly.device)
-        times = costs, settings.kernels
-        attach(modules, assembly.plan, near.experts, assembly.mesh, near.replicas, *times, host_lane=on_lane)
+        given = costs, settings.kernels, settings.providers
+        attach(modules, assembly.plan, near.experts, assembly.mesh, near.replicas, *given, host_lane=on_lane)
         if not assembly.construction.deferred:
             take_shards(assembly, place, modules)
 
@@ -282,6 +282,7 @@ def compare_ranks(assembly: Assembly) -> None:
         "use of the meta device": repr(assembly.construction.deferred),
         "tied weights": repr([shared.uses for shared in assembly.tied]),
         "`rng` and `seed`": f"{assembly.settings.rng}, {assembly.settings.seed}",
+        "`providers`": repr(assembly.settings.providers.names),
         "`compile`": "" if assembly.compile is None else f"{assembly.compile}",
         **plan_prints(assembly.plan, assembly.held()),
         **fingerprint(assembly.program, assembly.names, assembly.partition.blocks, assembly.copied, assembly.cells),

@@ -32,6 +32,7 @@ from schedc_runtime.pipeline.build.stages import (
     StagesByIndex,
 )
 from schedc_runtime.pipeline.build.tied import TiedWeights
+from schedc_runtime.providers import NOBODY_NAMED, NamedProviders
 from schedc_runtime.ranks.mesh import Coordinate, Mesh
 from schedc_runtime.ranks.network import Network
 from schedc_runtime.stage.stage import Stage
@@ -126,6 +127,7 @@ class Settings:
     example_dims: Mapping[str, Dim] | None = None
     compile: bool | Mapping[str, Any] | None = None
     kernels: Kernels = ()
+    providers: NamedProviders = NOBODY_NAMED
 
     @property
     def dims(self) -> Dims:

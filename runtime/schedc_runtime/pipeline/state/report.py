@@ -12,6 +12,7 @@ from schedc_runtime.execute.executor import Interval
 from schedc_runtime.moe.layer import MoELayer, moe_layers
 from schedc_runtime.moe.products import passed_over
 from schedc_runtime.pipeline.agree.plan_fit import unsaid
+from schedc_runtime.providers import TORCH
 from schedc_runtime.ranks.control import ControlPlane
 from schedc_runtime.stage.stage import Stage
 
@@ -22,7 +23,8 @@ def report(modules: Iterable[nn.Module], plan: Plan) -> str:
     Lines are not repeated. The text is empty where there is no MoE layer.
     """
     layers = [pair for module in modules for pair in moe_layers(module)]
-    lines = [*(_products(name, layer, plan) for name, layer in layers), *unsaid(plan, layers)]
+    lines = [line for pair in layers for line in (_products(*pair, plan), *_exchanges(*pair))]
+    lines += unsaid(plan, layers)
     return "\n".join(dict.fromkeys(lines))
 
 
@@ -42,6 +44,12 @@ def _products(name: str, layer: MoELayer, plan: Plan) -> str:
     dtype = str(case.dtype).removeprefix("torch.")
     rows = "; rows travel in fp8" if plan.fp8_rows else ""
     return f"{name}: products {chosen.name} ({dtype} on {case.device.type}){reasons}{rows}"
+
+
+def _exchanges(name: str, layer: MoELayer) -> list[str]:
+    """Who carries rows, where it is not torch's transport."""
+    carrier = layer.carrier
+    return [] if carrier.name == TORCH else [f"{name}: exchange {carrier.name}, {carrier.facts.told()}"]
 
 
 def collected_trace(control: ControlPlane, intervals: Mapping[int, Sequence[Interval]]) -> dict[int, list[Interval]]:
