@@ -173,6 +173,9 @@ class MoELayer(RoutingLayer):
         self.hot = None if self.planner.chooser is None else HotExchange()
         self.counter.whole = self.hot is not None
         self.balancing = self._balancing(replicas or group.expert, slices)
+        self._join(group)
+
+    def _join(self, group: ExpertGroup) -> None:
         for module in (*self.children(), *self.carrier.children()):
             if isinstance(module, Exchange):
                 module.group = group

@@ -66,11 +66,9 @@ class Pipeline:
     cells: the order inside overlapped instructions, the same on all ranks; by default as the plan says. Times of
         segments and exchanges to order by, or a function that gives each cell's program.
     kernels: `Costs.kernels` of a cost file: who multiplies how many rows of experts, where the plan names nobody.
-    providers: who does a part of the step, by kind: ``{"exchange": "deep_ep"}`` lets a library carry rows of experts,
-        ``{"products": ...}`` names who multiplies them, also of an installed package.
+    providers: who does a part of the step, by kind: ``{"exchange": "deep_ep"}``, ``{"products": ...}``.
     group: the process group of the pipeline's ranks; by default all processes. Its backend carries the messages.
-    in_process: run all ranks here, without torch.distributed (tests, a single GPU). One rank always runs so.
-        A batch is then that of all replicas, one after the other.
+    in_process: run all ranks here, without torch.distributed; one rank always runs so. A batch has all replicas' rows.
     device: where a model on the meta device will be; by default as `deferred` says, else the GPU under NCCL.
     rng: how the forward draws random numbers. ``"by name"``: as a function of ``seed``, `steps`, microbatch and module.
         ``"torch"``: from torch's generators as they stand, which gives other numbers with every number of ranks.
@@ -356,11 +354,9 @@ class Pipeline:
         self._runner.hot.load(state)
 
     def report(self) -> str:
-        """What the pipeline has chosen by itself, for the stages held here: who multiplies in each MoE layer, and why.
+        """The choices of the pipeline for the stages here: who multiplies and carries rows in each MoE layer, and why.
 
-        Under autocast another dtype runs, and with it perhaps another provider. Where a plan has experts, a line for
-        each size that it does not say, with the model's own. Where activations move to the host, the most bytes that
-        its buffers have had.
+        Under autocast another provider may run. Sizes that the plan does not say are the model's, with a line for each.
         """
         lines = [report(self.modules, self.plan), *told(self.mesh.high_priority, self._assembly.device)]
         lines += [*told_graphs(self._held(), self._runner.told), *told_buffers(self._assembly.lanes)]
