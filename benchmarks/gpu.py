@@ -35,6 +35,7 @@ fast    one GPU: is it fast?
     routes          ms of a rank's plan of routes at 64 ranks: as written, and captured in a graph
     runahead        launches of a step that come when the device is already idle (`stalls_per_step`)
     graphs          steps that replay the launches of their segments: bits, and time over steps that launch
+    capture         whole steps as one graph: bits, and time over steps that launch
     symmetric       exchanges whose splits stay on the device: rows as the fallback's, and time over it
     roofline        bytes per second of our own kernels over those of a copy
 

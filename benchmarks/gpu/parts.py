@@ -15,7 +15,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "right": ("parity", "families", "bags", "device_tests", "kernels", "watch", "sync_debug", "failures"),
     "fast": (
         "products", "fp8", "recompute", "offload", "swap", "loss", "fusion", "copy_engine", "routes", "runahead",
-        "graphs", "symmetric", "roofline",
+        "graphs", "capture", "symmetric", "roofline",
     ),
     "many": ("messages", "communicators", "overlap", "sharding", "deepep", "kill"),
 }  # fmt: skip

@@ -29,8 +29,10 @@ def modes(setting: Setting) -> dict[str, float | None]:
     return MODES if setting.gpu else {"padded": MODES["padded"]}
 
 
-def pipeline(setting: Setting, level: Level = Level.NONE, capacity: float | None = None) -> Pipeline:
-    """A pipeline of one rank with blocks of DeepSeek-V3's kind, cut into segments."""
+def pipeline(
+    setting: Setting, level: Level = Level.NONE, capacity: float | None = None, graphs: bool | str = False
+) -> Pipeline:
+    """A pipeline of one rank with blocks of DeepSeek-V3's kind, cut into segments. graphs: as in a `Cut`."""
     torch.manual_seed(0)
     width = setting.width
     heads = max(2, width // 128)
@@ -44,9 +46,8 @@ def pipeline(setting: Setting, level: Level = Level.NONE, capacity: float | None
     model = nn.Sequential(*blocks).to(setting.dtype)
     plan = Plan(recompute=(Recompute(level),), capacity=None if capacity is None else Capacity(capacity))
     program = schedc.compile("1f1b", P=1, M=MICROBATCHES)
-    return Pipeline(
-        model, program, loss_fn=functional.mse_loss, plan=plan, cut=Cut(blocks="", segmented=True), check_finite=False
-    )
+    cut = Cut(blocks="", segmented=True, graphs=graphs)
+    return Pipeline(model, program, loss_fn=functional.mse_loss, plan=plan, cut=cut, check_finite=False)
 
 
 def stepping(setting: Setting, pipe: Pipeline) -> Callable[[], Any]:

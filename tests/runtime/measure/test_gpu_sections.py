@@ -25,7 +25,7 @@ from gpu.setting import Setting, setting_of
 CPU = torch.device("cpu")
 HERE = [*PARTS["fast"], "parity", "bags", "sync_debug", "deepep"]
 """The sections that need no process of their own. Other tests run the rest."""
-TOLD_BY_A_CPU = {"bags", "graphs", "offload", "parity", "sync_debug"}
+TOLD_BY_A_CPU = {"bags", "capture", "graphs", "offload", "parity", "sync_debug"}
 """Those of them of which a CPU tells a claim: bits and counts."""
 
 

@@ -76,10 +76,14 @@ class Places(CpuDevice):
     def __init__(self) -> None:
         super().__init__()
         self.recorded, self.ended = 0, 0
+        self.captured = False
 
     def record(self, stream: object = None) -> int:  # type: ignore[override]
         self.recorded += 1
         return self.recorded
+
+    def is_captured(self) -> bool:
+        return self.captured
 
     def reached(self, event: int, seconds: float) -> bool:
         return event <= self.ended
@@ -97,6 +101,10 @@ def test_the_place_of_a_device_is_the_first_event_that_it_has_not_come_to() -> N
         seen.append(places.late())
     before, now = ([Late(each, which) for each in rows] for which in (True, False))
     assert seen == [before[0], before[0], before[0], *before, *now, None]
+    places.begin()
+    device.captured = True
+    places.passed()
+    assert (device.recorded, places.late()) == (9, None)
 
 
 def test_marks_stand_behind_ops_and_the_last_wait() -> None:
