@@ -1,6 +1,6 @@
 """Proves order and rules on a simulated device, and prices queues of messages, without a GPU.
 
-    python benchmarks/device.py faults | clean | rules | kernels | communicators | capture [--json]
+    python benchmarks/device.py faults | clean | rules | kernels | communicators | capture | launches [--json]
 
 faults   16 faults in the order of streams are planted in the runtime, one at a time. A watched step must find 14 as it
          is and two under ``strict``, and name their lanes and files.
@@ -16,6 +16,7 @@ communicators
 capture  steps of four schedules with padded and bounded routes, dense, and with a head in chunks. A graph must be
          able to hold these, and no step with exact routes. Trainings whose steps are graphs (on a CPU: tapes) must have
          the bits of trainings without. `device_capture.py` has the cases.
+launches operations of a MoE layer, and of its block per microbatch and rank, against their bars: `device_launches.py`.
 
 Printed: `cases`, `failed`, what failed, and seconds. The exit status is 1 if a case failed. The tests run some of these
 cases.
@@ -37,6 +38,7 @@ sys.path.append(str(Path(__file__).parents[1] / "tests"))
 from communicators import steps
 from device_capture import capture
 from device_kernels import kernels
+from device_launches import launches
 from device_rules import rules
 from figures import table
 
@@ -64,6 +66,7 @@ WORDS: dict[str, Callable[[], Judged]] = {
     "kernels": kernels,
     "communicators": steps,
     "capture": capture,
+    "launches": launches,
 }
 
 

@@ -36,9 +36,9 @@ from schedc.plan import Plan
 from schedc_runtime import Mesh, Pipeline
 from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer
 from schedc_runtime.moe.capacity import ExpertCapacity
-from schedc_runtime.moe.counts import Method
+from schedc_runtime.moe.counts import METHODS, Method
 from schedc_runtime.moe.experts import Experts
-from schedc_runtime.moe.layer import METHODS, MoELayer, moe_layers
+from schedc_runtime.moe.layer import MoELayer, moe_layers
 from schedc_runtime.moe.router import Router, RouterConfig
 from schedc_runtime.ranks.expert_group import ExpertGroup
 from schedc_runtime.recompute.levels import Recomputation

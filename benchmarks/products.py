@@ -40,7 +40,7 @@ from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
 from torch.nn import functional
 
 from schedc.ir.plan import Products
-from schedc_runtime.moe.bags import Copies, spread_together
+from schedc_runtime.moe.bags import Copies, Take, spread_together
 from schedc_runtime.moe.experts import Experts
 from schedc_runtime.moe.layer import GatedMLP, MoELayer
 from schedc_runtime.moe.router import Router, RouterConfig, choose_experts
@@ -252,7 +252,7 @@ def packing(repetitions: int) -> dict[str, float]:
         return [part.view(copy.dtype).view_as(copy) for part, copy in zip(joined, copies, strict=True)]
 
     def rows() -> Sequence[Tensor]:
-        tree = Copies(index, ())
+        tree = Copies(Take(index), ())
         sent = buffer_of(spread_together([(tree, tensor) for tensor in tensors], (0, 0, 0)))
         assert sent is not None
         return RowFormat.of(tensors).views(sent)

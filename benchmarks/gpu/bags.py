@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from gpu.claims import Bound, Claim
 from gpu.setting import Setting
-from schedc_runtime.moe.bags import Bags
+from schedc_runtime.moe.bags import Bags, combined, ended
 
 CLAIMS = (
     Claim(
@@ -47,9 +47,9 @@ def in_order(setting: Setting, dtype: torch.dtype, columns: int) -> bool:
     at = torch.randint(0, 200, (entries,), generator=generator)
     summands, at, counts = summands.to(setting.device, dtype), at.to(setting.device), counts.to(setting.device)
     # Entries behind the last offset belong to no bag.
-    bags = Bags.of(torch.cat([at, at[:5]]), functional.pad(counts.cumsum(0), (1, 0)), padded=True)
+    lists = ended(torch.cat([at, at[:5]]), functional.pad(counts.cumsum(0), (1, 0)), padded=True)
     exact = added(summands, at, counts.tolist())
-    result = bags.total(summands)
+    result = combined(summands, [Bags(*lists, len(counts))])
     missed = (result.to(exact.dtype) - exact).abs()
     return result.dtype == dtype and torch.equal(missed, (exact.to(dtype).to(exact.dtype) - exact).abs())
 

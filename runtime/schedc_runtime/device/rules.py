@@ -139,6 +139,9 @@ class DeviceRules:
 class RuledOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Gives operations on a CPU the semantics of a device."""
 
+    sees_twins = True
+    """A twin is what runs on a device without a kernel: its operations are ruled, and not the whole."""
+
     def __init__(self, rules: DeviceRules) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._rules = rules

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch.library import Library
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from schedc_runtime.device.choice import device_for, gpu
 
@@ -24,6 +25,14 @@ NAMESPACE = "schedc"
 _LIBRARY = Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
 
 Function = Callable[..., Any]
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+"""The number of dispatch modes. Without any a tensor of a CPU meets its twin at once, which saves 4 us."""
+
+
+def _see_twins() -> bool:
+    """Whether a dispatch mode, such as the rules of a device, asks for the operations of twins."""
+    return any(getattr(mode, "sees_twins", False) for mode in _get_current_dispatch_mode_stack())
 
 
 def operation(schema: str, twin: Function, launch: str = "", shapes: Function | None = None) -> Function:
@@ -37,7 +46,13 @@ def operation(schema: str, twin: Function, launch: str = "", shapes: Function | 
     served = {"CPU": twin, "Meta": shapes or twin, gpu.DISPATCH: _on_gpu(twin, launch) if launch else twin}
     for key, function in served.items():
         _LIBRARY.impl(name, function, key)  # type: ignore[no-untyped-call]
-    call: Function = getattr(getattr(torch.ops, NAMESPACE), name).default
+    dispatched: Function = getattr(getattr(torch.ops, NAMESPACE), name).default
+
+    def call(*args: Any) -> Any:
+        first = args[0] if isinstance(args[0], torch.Tensor) else args[0][0]
+        plain = first.is_cpu and type(first) in _PLAIN and not torch.compiler.is_compiling()
+        return (twin if plain and (not _modes() or _see_twins()) else dispatched)(*args)
+
     return call
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from schedc_runtime.kernels.library import operation
 from schedc_runtime.moe.capacity import marked_choices
 from schedc_runtime.moe.counts import ABSENT, Counts, Shape
 from schedc_runtime.moe.hot_slots import StepLender
@@ -38,6 +39,16 @@ def updated_bias(bias: Tensor, load: Tensor, rate: float) -> Tensor:
     """
     above = (load * len(load) - load.sum()).sign()
     return bias - rate * above.to(bias.dtype)
+
+
+def _add(chosen: Tensor, dropped: Tensor, table: Tensor, drops: bool) -> None:
+    counts = Counts(table, Shape(len(chosen), capacity=0 if drops else None))
+    chosen += counts.chosen.sum(0)
+    if drops:
+        dropped += counts.dropped.sum()
+
+
+_add_load = operation("add_load(Tensor(a!) chosen, Tensor(b!) dropped, Tensor table, bool drops) -> ()", _add)
 
 
 class Loads(nn.Module):
@@ -73,15 +84,18 @@ class Loads(nn.Module):
             if everyone.dim() == 3:
                 self.chosen += load_of(everyone, len(self.chosen))
                 return everyone
-            shape = Shape(len(self.chosen), capacity=0 if self.drops else None)
             if self.lender is not None:
                 self.chosen += self.lender.count(everyone).sum(0)
                 return everyone
-            counts = Counts(everyone, shape)
-            self.chosen += counts.chosen.sum(0)
-            if self.drops:
-                self.dropped += counts.dropped.sum()
+            _add_load(self.chosen, self.dropped, everyone, self.drops)
         return everyone
+
+
+def _tallied(index: Tensor, sums: Tensor) -> Tensor:
+    return torch.stack([load_of(index, len(sums)).double(), sums.double()]).unsqueeze(0)
+
+
+_tally_of = operation("tally(Tensor index, Tensor sums) -> Tensor", _tallied)
 
 
 class Tally(nn.Module):
@@ -93,8 +107,7 @@ class Tally(nn.Module):
 
     def forward(self, index: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
         sums = shares.sum(0)
-        chosen = load_of(index, len(sums))
-        return torch.stack([chosen.double(), sums.detach().double()]).unsqueeze(0), sums
+        return _tally_of(index, sums.detach()), sums
 
 
 class BalanceExchange(Exchange):
@@ -115,6 +128,22 @@ class BalanceExchange(Exchange):
 
     def finish(self, pending: Pending) -> tuple[Tensor, ...]:
         return (pending.communicator.wait(pending.handle),)
+
+
+def _balanced(
+    everyone: Tensor, sums: Tensor, total: Tensor | None, top: int, balance: float, scale: float
+) -> tuple[Tensor, Tensor]:
+    chosen, shares = everyone.sum(0)
+    slope = loss_slope(chosen, top) * balance
+    loss = (slope * shares).sum()
+    return (slope * (len(everyone) * scale)).to(sums.dtype), loss if total is None else total + loss
+
+
+_balance = operation(
+    "balance(Tensor everyone, Tensor sums, Tensor? total, int top, float balance, float scale) -> (Tensor, Tensor)",
+    _balanced,
+)
+"""The gradient of the auxiliary loss for ``sums`` [experts], and the loss, added to ``total``."""
 
 
 class Balance(nn.Module):
@@ -146,13 +175,11 @@ class Balance(nn.Module):
     def forward(self, output: Tensor, sums: Tensor, everyone: Tensor) -> Tensor:
         if not torch.is_grad_enabled():
             return output
-        chosen, shares = everyone.sum(0)
-        slope = loss_slope(chosen, self.routing.top) * self.routing.balance
+        total, factors = self.total, (self.routing.balance, self.scale)
+        gradient, total = _balance(everyone, sums.detach(), total, self.routing.top, *factors)
         if self.training and not replaying():
-            loss = (slope * shares).sum()
-            self.total = loss if self.total is None else self.total + loss
+            self.total = total
             self.microbatches += 1
-        gradient = (slope * (len(everyone) * self.scale)).to(sums.dtype)
         result: Tensor = _AddGradient.apply(output, sums, gradient)  # type: ignore[no-untyped-call]
         return result
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from schedc.ir.plan import Capacity, Drop
 from schedc.step.costs.exchange import Routing, capacity_rows
 from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.kernels.library import operation
 from schedc_runtime.moe.counts import ABSENT
 
 
@@ -65,6 +67,29 @@ def kept_choices(index: Tensor, weight: Tensor, slots: int, drop: Drop) -> Tenso
     return result.view(index.shape)
 
 
+def _dropped(index: Tensor, weight: Tensor, slots: int, drop: str) -> tuple[Tensor, Tensor, Tensor]:
+    stay = kept_choices(index, weight, slots, Drop(drop))
+    return torch.where(stay, index, marked_choices(index)), weight * stay, stay
+
+
+_drop = operation("drop(Tensor index, Tensor weight, int slots, str drop) -> (Tensor, Tensor, Tensor)", _dropped)
+
+
+class _Drop(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, index: Tensor, slots: int, drop: Drop) -> tuple[Tensor, Tensor]:
+        marked, kept, stay = _drop(index, weight, slots, Drop(drop).value)
+        ctx.save_for_backward(stay)
+        ctx.mark_non_differentiable(marked)
+        ctx.set_materialize_grads(False)
+        return marked, kept
+
+    @staticmethod
+    def backward(ctx: Any, _: None, gradient: Tensor | None) -> tuple[Tensor | None, None, None, None]:
+        (stay,) = ctx.saved_tensors
+        return None if gradient is None else gradient * stay, None, None, None
+
+
 class Dropper(nn.Module):
     """(index, weight), both [N, k], with choices beyond the capacity marked. Unchanged without a capacity."""
 
@@ -78,8 +103,8 @@ class Dropper(nn.Module):
             return index, weight
         tokens, k = index.shape
         slots = self.capacity.slots(tokens, k, self.experts)
-        stay = kept_choices(index, weight, slots, self.capacity.drop)
-        return torch.where(stay, index, marked_choices(index)), weight * stay
+        dropped: tuple[Tensor, Tensor] = _Drop.apply(weight, index, slots, self.capacity.drop)  # type: ignore[no-untyped-call]
+        return dropped
 
 
 def marked_choices(index: Tensor) -> Tensor:

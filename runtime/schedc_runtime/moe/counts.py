@@ -11,19 +11,23 @@ travels with the counts: finding it needs no value on the host.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntFlag
+from functools import cached_property, lru_cache
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from schedc.step.costs.exchange import BoundedRows
+from schedc_runtime.kernels.library import operation
 
 Method = Literal["flat", "hierarchical", "allgather"]
+METHODS: tuple[Method, ...] = ("flat", "hierarchical", "allgather")
 
 DROPPED, ABSENT = -1, -2
-"""Entries of choices: one that a capacity dropped, without its expert; and those of a row that is padding."""
+"""Entries of choices: a choice beyond the capacity, without its expert; and the choices of a padding row."""
 
 
 class Flag(IntFlag):
@@ -62,6 +66,19 @@ class Shape:
     capacity: int | None = None
     tokens: int = 0
     bounds: BoundedRows | None = None
+
+    @cached_property
+    def numbers(self) -> list[int]:
+        """All fields as numbers, for operations of torch: -1 is None."""
+        bounds = self.bounds or (-1, -1, -1)
+        capacity = -1 if self.capacity is None else self.capacity
+        method = METHODS.index(self.method)
+        return [self.experts, self.nodes, self.per_node, self.rank, method, capacity, self.tokens, *bounds]
+
+    @staticmethod
+    def of(numbers: Sequence[int]) -> Shape:
+        """The shape with these `numbers`."""
+        return _shape_of(tuple(numbers))
 
     @property
     def padded(self) -> bool:
@@ -116,6 +133,13 @@ class Shape:
         return self.local * self.capacity
 
 
+@lru_cache
+def _shape_of(numbers: tuple[int, ...]) -> Shape:
+    experts, nodes, per_node, rank, method, capacity, tokens, *bounds = numbers
+    held = BoundedRows(*bounds) if bounds[0] >= 0 else None
+    return Shape(experts, nodes, per_node, rank, METHODS[method], None if capacity < 0 else capacity, tokens, held)
+
+
 def counted_group_sizes(shape: Shape) -> tuple[int, ...]:
     """Experts of each group by which a flat combine sums before it sums by token: those of a rank, then of a node."""
     ranks = (shape.local,) if shape.ranks > 1 and shape.local > 1 else ()
@@ -167,6 +191,23 @@ def counted_rows(choices: Choices, index: Tensor, shape: Shape, weight: Tensor |
     tokens = (index[..., 0] != ABSENT).sum(-1, keepdim=True)
     parts += [tokens, _flags(choices, index, rows, shape, weight).unsqueeze(-1)]
     return torch.cat([part.to(torch.int32) for part in parts], -1)
+
+
+def _count(index: Tensor, weight: Tensor | None, shape: Sequence[int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    sizes = Shape.of(shape)
+    choices = ascending(index, sizes.experts)
+    return choices.ids, choices.slots, choices.unsorted, counted_rows(choices, index, sizes, weight)
+
+
+_count_choices = operation(
+    "count(Tensor index, Tensor? weight, int[] shape) -> (Tensor, Tensor, Tensor, Tensor)", _count
+)
+
+
+def counted_choices(index: Tensor, weight: Tensor, shape: Shape) -> tuple[Choices, Tensor]:
+    """`ascending` and `counted_rows` of choices and gate weights [N, k], as one operation."""
+    *choices, told = _count_choices(index, weight, shape.numbers)
+    return Choices(*choices), told
 
 
 def floor_divided(numbers: Tensor, divisor: int) -> Tensor:
@@ -297,6 +338,15 @@ class Counts:
         """[R, experts of a rank] rows of this rank's experts by source rank."""
         first = self.shape.rank * self.shape.local
         return self.rows[:, first : first + self.shape.local]
+
+    @property
+    def received(self) -> Tensor:
+        """[1] int64: rows of this rank's experts, without padding."""
+        return self.mine.sum().view(1)
+
+    def ends(self, rows: int) -> Tensor:
+        """[experts of a rank] int32: the row behind each expert's last, among the first ``rows``."""
+        return self.mine.sum(0).cumsum(0, dtype=torch.int32).clamp_(max=rows)
 
     @property
     def by_rank(self) -> Tensor:

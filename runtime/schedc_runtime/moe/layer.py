@@ -27,7 +27,7 @@ from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.kernels.swiglu import gated
 from schedc_runtime.moe.balance import Balance, BalanceExchange, Loads, Tally, updated_bias
 from schedc_runtime.moe.capacity import Dropper, ExpertCapacity
-from schedc_runtime.moe.counts import Method
+from schedc_runtime.moe.counts import METHODS, Method
 from schedc_runtime.moe.exchange import CountsExchange
 from schedc_runtime.moe.experts import Experts
 from schedc_runtime.moe.hops import Carrier, Hops
@@ -41,8 +41,6 @@ from schedc_runtime.ranks.exchange import Exchange, RoutingLayer
 from schedc_runtime.ranks.expert_group import ExpertGroup
 from schedc_runtime.recompute.regions import region
 from schedc_runtime.transport.collective_calls import Communicator
-
-METHODS: tuple[Method, ...] = ("flat", "hierarchical", "allgather")
 
 
 @dataclass(frozen=True)

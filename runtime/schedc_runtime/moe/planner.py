@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from schedc.ir.plan import Topology
 from schedc.step.costs.exchange import bounded_rows
 from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.kernels.library import operation
 from schedc_runtime.moe import routes
 from schedc_runtime.moe.capacity import ExpertCapacity
 from schedc_runtime.moe.counts import (
@@ -23,7 +24,7 @@ from schedc_runtime.moe.counts import (
     Method,
     Shape,
     ascending,
-    counted_rows,
+    counted_choices,
     counts_of_experts,
     gathered_counts,
 )
@@ -70,10 +71,11 @@ class Counter(nn.Module):
         shape = self.shape(*index.shape)
         if self.lender is not None and self.lender.numbering is not None and self.lender.lending.hot:
             index, shape = self.lender.numbering.place(index), self.lender.widened(shape)
-        choices = ascending(index, shape.experts)
         if self.whole:
-            return Choosing(choices, shape), gathered_counts(index, weight.detach(), self.experts, shape.tokens)
-        return Choosing(choices, shape), counted_rows(choices, index, shape, weight.detach())
+            told = gathered_counts(index, weight.detach(), self.experts, shape.tokens)
+            return Choosing(ascending(index, shape.experts), shape), told
+        choices, told = counted_choices(index, weight.detach(), shape)
+        return Choosing(choices, shape), told
 
 
 class Choosing(NamedTuple):
@@ -81,6 +83,16 @@ class Choosing(NamedTuple):
 
     choices: Choices
     shape: Shape
+
+
+def _note(table: Tensor, flags: Tensor | None, rows: Tensor | None, numbers: Sequence[int]) -> tuple[Tensor, Tensor]:
+    counts = Counts(table, Shape.of(numbers))
+    now, received = counts.all_flags, counts.received
+    return now.clone() if flags is None else flags | now, received if rows is None else rows + received
+
+
+noted = operation("note(Tensor table, Tensor? flags, Tensor? rows, int[] shape) -> (Tensor, Tensor)", _note)
+"""Everyone's flags [ranks] and the rows [1] of this rank in a table [ranks, columns], added to earlier ones."""
 
 
 class Planner(nn.Module):
@@ -115,18 +127,23 @@ class Planner(nn.Module):
         route: Route = keep(self._route, everyone, choosing, counting)
         if self.copies:
             decide_method(route)
-        if not replaying():
-            self._note(route)
+        self._note(route, counting)
         if counting:
-            self.rows = self.rows + route.received
             self.padded_rows = self.padded_rows + (route.sizes.rows if route.shape.padded else route.received)
         return route
 
-    def _note(self, route: Route) -> None:
-        self.forwards += 1
-        if route.shape.padded or self.carried is not None:
-            flags, earlier = route.counts.all_flags, self.flags.get(route.where)
-            self.flags[route.where] = flags if earlier is None else earlier | flags
+    def _note(self, route: Route, counting: bool) -> None:
+        noting = not replaying()
+        self.forwards += noting
+        noting = noting and (route.shape.padded or self.carried is not None)
+        if not (noting or counting):
+            return
+        rows = self.rows if isinstance(self.rows, Tensor) else None
+        flags, rows = noted(route.counts.table, self.flags.get(route.where), rows, route.shape.numbers)
+        if noting:
+            self.flags[route.where] = flags
+        if counting:
+            self.rows = rows
 
     def _route(self, everyone: Tensor, choosing: Choosing, counting: bool) -> Any:
         choices, shape = choosing

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from torch.nn import functional
 from schedc.ir.plan import Level
 from schedc.step.costs.exchange import Routing
 from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.kernels.library import operation
 from schedc_runtime.recompute.regions import keep, region
 
 _SCORES: dict[str, Callable[[Tensor], Tensor]] = {
@@ -105,6 +107,70 @@ def _best(scores: Tensor, top: int) -> Tensor:
     return (experts - 1) - (keys & (_MOST - 1))
 
 
+def _chosen_by(scores: Tensor, bias: Tensor | None, top: int, groups: int, limit: int) -> Tensor:
+    return choose_experts(scores if bias is None else scores + bias, top, groups, limit)
+
+
+_choose = operation("choose(Tensor scores, Tensor? bias, int top, int groups, int limit) -> Tensor", _chosen_by)
+
+
+def _sums(scores: Tensor) -> Tensor:
+    return scores.sum(-1, keepdim=True) + _LEAST_SUM
+
+
+def _weigh(scores: Tensor, index: Tensor, normalise: bool, scale: float, shared: bool) -> list[Tensor]:
+    weight = scores.gather(1, index)
+    if normalise:
+        weight = weight / _sums(weight)
+    return [weight * scale, scores / _sums(scores)] if shared else [weight * scale]
+
+
+def _weigh_backward(
+    gradient: Tensor, of_shares: Tensor | None, scores: Tensor, index: Tensor, normalise: bool, scale: float
+) -> Tensor:
+    gradient = gradient * scale
+    if normalise:
+        gradient = _of_quotient(gradient, scores.gather(1, index))
+    of_scores = torch.zeros_like(scores).scatter_add_(1, index, gradient)
+    return of_scores if of_shares is None else _of_quotient(of_shares, scores) + of_scores
+
+
+def _of_quotient(gradient: Tensor, scores: Tensor) -> Tensor:
+    """[N, n] the gradient of scores that are divided by their sum, in the operations of autograd."""
+    sums = _sums(scores)
+    return gradient / sums + (-gradient * ((scores / sums) / sums)).sum(-1, keepdim=True)
+
+
+_weights = operation(
+    "weights(Tensor scores, Tensor index, bool normalise, float scale, bool shared) -> Tensor[]", _weigh
+)
+_weights_backward = operation(
+    "weights_backward(Tensor gradient, Tensor? of_shares, Tensor scores, Tensor index, bool normalise, float scale)"
+    " -> Tensor",
+    _weigh_backward,
+)
+
+
+class _Weights(torch.autograd.Function):
+    """The weights of choices, and the shares of all experts where they are ``shared``. Holds scores and choices."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, scores: Tensor, index: Tensor, normalise: bool, scale: float, shared: bool
+    ) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(scores, index)
+        ctx.facts = normalise, scale
+        ctx.set_materialize_grads(False)
+        return tuple(_weights(scores, index, normalise, scale, shared))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor | None, of_shares: Tensor | None = None) -> tuple[Tensor | None, ...]:
+        scores, index = ctx.saved_tensors
+        if gradient is None:
+            gradient = scores.new_zeros(index.shape)
+        return _weights_backward(gradient, of_shares, scores, index, *ctx.facts), None, None, None, None
+
+
 class Router(nn.Module):
     """[N, width] tokens to (index [N, k] int64, weight [N, k], shares [N, experts]).
 
@@ -139,14 +205,12 @@ class Router(nn.Module):
             logits = functional.linear(tokens, self.weight).to(wide)
         scores = _SCORES[routing.scores](logits)
         index: Tensor = keep(self._chosen, scores)
-        weight = scores.gather(1, index)
-        if routing.normalise:
-            weight = weight / (weight.sum(-1, keepdim=True) + _LEAST_SUM)
-        shares = scores if routing.scores == "softmax" else scores / (scores.sum(-1, keepdim=True) + _LEAST_SUM)
-        return index, weight * routing.scale, shares
+        shared = routing.scores != "softmax"
+        weight, *shares = _Weights.apply(scores, index, routing.normalise, routing.scale, shared)  # type: ignore[no-untyped-call]
+        return index, weight, shares[0] if shared else scores
 
     @torch.no_grad()
     def _chosen(self, scores: Tensor) -> Tensor:
         routing = self.routing
-        ranked = scores if self.bias is None else scores + self.bias
-        return choose_experts(ranked, routing.top, routing.groups, routing.limit)
+        chosen: Tensor = _choose(scores, self.bias, routing.top, routing.groups, routing.limit)
+        return chosen

@@ -26,18 +26,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from schedc.ir.plan import Level
 from schedc_runtime.moe import trees
 from schedc_runtime.moe.bags import Copies, Tree, spread, spread_together, total
-from schedc_runtime.moe.counts import Choices, Counts, Shape, owners
+from schedc_runtime.moe.counts import Choices, Counts, Shape
 from schedc_runtime.moe.exchange import Hop
 from schedc_runtime.moe.hot import NOTHING_HOT, Lending
 from schedc_runtime.moe.products import RowGroups
 from schedc_runtime.moe.sizes import ConstantSizes, CopiedSizes, Sizes
-from schedc_runtime.moe.trees import Trees
+from schedc_runtime.moe.trees import Landing, Trees
 from schedc_runtime.recompute.regions import region_of_rows
 
 
@@ -66,13 +65,12 @@ class Route:
 
     choices: Choices
     counts: Counts
-    runs: trees.Runs
     copied: CopiedSizes | ConstantSizes
     where: str = "a MoE layer"
     lending: Lending = NOTHING_HOT
     packing: Trees | None = field(default=None, repr=False)
     relaying: Copies | None = field(default=None, repr=False)
-    arriving: Trees | None = field(default=None, repr=False)
+    arriving: Landing | None = field(default=None, repr=False)
 
     @property
     def shape(self) -> Shape:
@@ -95,8 +93,8 @@ class Route:
 
     @property
     def received(self) -> Tensor:
-        """Scalar, as a tensor [1]: rows that reach this rank's experts, without padding."""
-        return self.counts.mine.sum().view(1)
+        """[1] rows of this rank's experts, without padding."""
+        return self.counts.received
 
 
 def plan_route(choices: Choices, counts: Counts, where: str = "a MoE layer", lending: Lending = NOTHING_HOT) -> Route:
@@ -104,11 +102,9 @@ def plan_route(choices: Choices, counts: Counts, where: str = "a MoE layer", len
 
     choices: this rank's, in the experts' numbers of ``counts``. where: the layer and the microbatch, for messages.
     """
-    shape, (tokens, top) = counts.shape, choices.ids.shape
-    own = trees.Runs((), (), ()) if shape.two_hops else trees.runs(choices, shape)
-    if not shape.padded:
-        return Route(choices, counts, own, CopiedSizes(counts, own.bags), where, lending)
-    return Route(choices, counts, own, ConstantSizes(shape, tokens, top), where, lending)
+    if not counts.shape.padded:
+        return Route(choices, counts, CopiedSizes(choices.ids, counts), where, lending)
+    return Route(choices, counts, ConstantSizes(counts.shape, *choices.ids.shape), where, lending)
 
 
 def pack(route: Route, x: Tensor, weights: Tensor) -> tuple[Tensor, ...]:
@@ -119,7 +115,8 @@ def pack(route: Route, x: Tensor, weights: Tensor) -> tuple[Tensor, ...]:
     rows, gates = leave(route)
     if not route.shape.two_hops:
         return spread_together([(rows, x), (gates, weights.reshape(-1))], (0, 0))
-    sorted_weights = spread(gates, weights.reshape(-1)).view_as(weights)
+    (sorted_weights,) = spread((gates, weights.reshape(-1)))
+    sorted_weights = sorted_weights.view_as(weights)
     return _with_numbers(route, rows, x, sorted_weights, route.choices.ids)
 
 
@@ -138,7 +135,7 @@ def leave(route: Route) -> Trees:
 def pass_on(route: Route, ids: Tensor) -> Copies:
     """Make the tree of `relay` and `relay_back` from ids [rows, k], the experts of the rows that came over the rail."""
     if route.relaying is None:
-        route.relaying = _relaying(route, ids)
+        route.relaying = trees.relay_tree(ids, route.shape, sum(route.sizes.hops["node"].send))
     return route.relaying
 
 
@@ -148,8 +145,7 @@ def land(route: Route, ids: Tensor) -> None:
     ids: [rows, k] the experts of the rows that came over the last of two hops.
     """
     if route.arriving is None:
-        _, room = route.shape.rooms
-        route.arriving = trees.hop_landing(route.counts, ids, room, route.sizes.rows)
+        route.arriving = trees.hop_landing(route.counts, ids, route.sizes.rows)
 
 
 def arrive(route: Route, rows: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -159,7 +155,8 @@ def arrive(route: Route, rows: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]
     bounds it lies behind the rows of the last expert.
     """
     landing = _landing(route)
-    return spread(landing.rows, rows), spread(landing.gates, weights.reshape(-1))
+    arrived, gates = spread((landing.rows, rows), (landing.gates, weights.reshape(-1)))
+    return arrived, gates
 
 
 def arrive_grouped(route: Route, rows: Tensor, gates: Tensor, *ids: Tensor) -> tuple[Tensor, Tensor, RowGroups]:
@@ -170,12 +167,7 @@ def arrive_grouped(route: Route, rows: Tensor, gates: Tensor, *ids: Tensor) -> t
     for numbers in ids:
         land(route, numbers)
     rows, gates = region_of_rows(Level.LIGHT, arrive, route, rows, gates)
-    if route.shape.capacity is not None:
-        return rows, gates, RowGroups()
-    ends = route.counts.mine.sum(0).cumsum(0, dtype=torch.int32)
-    if route.shape.bounds is not None:
-        return rows, gates, RowGroups(ends=ends.clamp(max=len(rows)))
-    return rows, gates, RowGroups(route.sizes.counts, ends)
+    return rows, gates, RowGroups(None if route.shape.padded else route.sizes.counts, _landing(route).ends)
 
 
 def depart(route: Route, outputs: Tensor) -> Tensor:
@@ -200,28 +192,11 @@ def collect(route: Route, rows: Tensor) -> Tensor:
 def _packing(route: Route) -> Trees:
     choices, shape, sizes = route.choices, route.shape, route.sizes
     if not shape.two_hops:
-        return trees.flat_packing(choices, route.counts, route.runs, sizes.bags)
-    gates = trees.reordered(choices.slots)
-    room, _ = shape.rooms
-    if shape.method == "allgather":
-        if room in (None, route.tokens):
-            return Trees(trees.fan_to_all(shape.nodes, route.tokens, choices.ids), gates)
-        owner = torch.arange(shape.nodes, device=choices.ids.device).expand(route.tokens, -1)
-    else:
-        owner = owners(choices.ids, shape.experts, shape.local * shape.per_node)
-    return Trees(trees.fan(owner, shape.nodes, 1, room, sum(sizes.hops["rail"].send)), gates)
+        return trees.flat_packing(choices, route.counts, route.copied.runs, sizes.bags)
+    return trees.rail_packing(choices, shape, sum(sizes.hops["rail"].send))
 
 
-def _relaying(route: Route, ids: Tensor) -> Copies:
-    shape, sizes = route.shape, route.sizes
-    _, room = shape.rooms
-    node, _ = shape.place
-    first = node * shape.per_node * shape.local
-    owner = owners(ids, shape.experts, shape.local, first, shape.per_node)
-    return trees.fan(owner, shape.per_node, 1 if room is None else shape.nodes, room, sum(sizes.hops["node"].send))
-
-
-def _landing(route: Route) -> Trees:
+def _landing(route: Route) -> Landing:
     if route.arriving is None:
         if route.shape.two_hops:
             raise ValueError("the experts' numbers of the rows have not landed")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple, Protocol
 
 import torch
@@ -20,7 +21,9 @@ from torch import Tensor
 from schedc.cell.graph import Lane
 from schedc_runtime.device.choice import HostCopy
 from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.kernels.library import operation
 from schedc_runtime.moe.counts import TROUBLES, Counts, Flag, Shape, counted_group_sizes
+from schedc_runtime.moe.trees import Runs, runs
 from schedc_runtime.ranks.exchange import Exchange, Pending
 from schedc_runtime.transport.collectives import SoloCommunicator
 
@@ -61,12 +64,15 @@ class RoutingFault(RuntimeFault):
 class CopiedSizes:
     """Sizes on the device, and on their way to the host: `start` is START, `join` is WAIT."""
 
-    def __init__(self, counts: Counts, bags: Sequence[Tensor] = ()) -> None:
-        parts = _parts(counts, bags)
-        self._shape, self._lengths = counts.shape, {name: len(part) for name, part in parts.items()}
-        self._vector: Tensor | None = torch.cat([part.to(torch.int32) for part in parts.values()])
+    def __init__(self, ids: Tensor, counts: Counts) -> None:
+        self._shape = counts.shape
+        vector, *self.runs = _plan_sizes(ids, counts.table, counts.shape.numbers)
+        self._vector: Tensor | None = vector
         self._copy: HostCopy | None = None
         self._sizes: Sizes | None = None
+
+    runs: Sequence[Tensor]
+    """[...] the `Runs` of this rank's choices, one after the other."""
 
     def start(self) -> Tensor:
         """The vector of sizes, int32 [numbers], on its way to the host. A second call changes nothing."""
@@ -82,7 +88,7 @@ class CopiedSizes:
             assert self._copy is not None
             numbers = self._copy.join().tolist()
             named: dict[str, tuple[int, ...]] = {}
-            for name, length in self._lengths.items():
+            for name, length in _lengths(self._shape).items():
                 named[name], numbers = tuple(numbers[:length]), numbers[length:]
             check_flags(named["flags"], where)
             self._sizes, self._copy = _sizes(named, self._shape), None
@@ -106,6 +112,16 @@ def check_flags(flags: Sequence[int], where: str) -> None:
         ranks = [rank for rank, value in enumerate(flags) if value & flag]
         if ranks:
             raise RoutingFault(f"{where}: rank {ranks[0]} of the expert group {trouble}", help)
+
+
+def _lengths(shape: Shape) -> dict[str, int]:
+    """How many numbers the vector of sizes has of each name, in their order."""
+    ranks, nodes, per_node = shape.ranks, shape.nodes, shape.per_node
+    same = {"flags": ranks, "tokens": ranks, "ranks": ranks, "counts": shape.local}
+    same["bags"] = 0 if shape.two_hops else len(counted_group_sizes(shape))
+    if not shape.two_hops:
+        return same | {"flat send": ranks, "flat receive": ranks}
+    return same | {"rail send": nodes, "rail receive": nodes, "node send": per_node, "node receive": per_node}
 
 
 def _parts(counts: Counts, bags: Sequence[Tensor]) -> dict[str, Tensor]:
@@ -139,6 +155,17 @@ def _sizes(named: dict[str, tuple[int, ...]], shape: Shape) -> Sizes:
     return Sizes(named["counts"], splits, named["ranks"], named["tokens"], named["bags"])
 
 
+def _of_counts(ids: Tensor, table: Tensor, numbers: Sequence[int]) -> list[Tensor]:
+    shape = Shape.of(numbers)
+    own = Runs((), (), ()) if shape.two_hops else runs(ids, shape)
+    parts = _parts(Counts(table, shape), own.bags)
+    return [torch.cat([part.to(torch.int32) for part in parts.values()]), *chain(*own)]
+
+
+_plan_sizes = operation("plan_sizes(Tensor ids, Tensor table, int[] shape) -> Tensor[]", _of_counts)
+"""The vector of sizes, int32 [numbers], and the `Runs` of choices ``ids`` [N, k]."""
+
+
 class Copying(Protocol):
     """The part of a `Route` that `SizesExchange` uses."""
 
@@ -167,6 +194,9 @@ class SizesExchange(Exchange):
 
 class ConstantSizes:
     """The sizes of padded blocks: those of every microbatch of as many tokens, so that there is nothing to wait for."""
+
+    runs: Sequence[Tensor] = ()
+    """[0] none: they are made with the trees."""
 
     def __init__(self, shape: Shape, tokens: int, top: int) -> None:
         rows = shape.ranks * shape.block

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from schedc_runtime.kernels.library import operation
 from schedc_runtime.moe.products import Provider, RowGroups
 from schedc_runtime.stage.recipes import RECIPES, Gradients, Recipe, Saved, Slots, refuse_twice, waits
 
@@ -64,13 +65,27 @@ class _WeightedLinear(torch.autograd.Function):
         facts = ctx.groups, ctx.provider
         needs_rows, needs_weight, needs_gates, *_ = ctx.needs_input_grad
         rows_grad = gates_grad = weight_grad = None
+        weighted: list[Tensor] = []
+        now = needs_weight and not waits(ctx)
         if needs_rows or needs_gates:
             unweighted = _product(grad, weight.transpose(1, 2), weight, *facts)
-            rows_grad = _cleared(_weighted(unweighted, gates), ctx.groups) if needs_rows else None
-            gates_grad = _cleared(_row_products(unweighted, rows, gates.dtype), ctx.groups) if needs_gates else None
-        if needs_weight and not waits(ctx):
-            weight_grad = _weight_grad(_weighted(rows, gates), grad, weight, facts)
+            rows_grad, gates_grad, *weighted = _weighted_backward(unweighted, rows, gates, now)
+            rows_grad, gates_grad = _cleared(rows_grad, ctx.groups), _cleared(gates_grad, ctx.groups)
+        if now:
+            (left,) = weighted or (_weighted(rows, gates),)
+            weight_grad = _weight_grad(left, grad, weight, facts)
         return rows_grad, weight_grad, gates_grad, None, None
+
+
+def _backward_of_weighted(unweighted: Tensor, rows: Tensor, gates: Tensor, weighted: bool) -> list[Tensor]:
+    gradients = [_weighted(unweighted, gates), _row_products(unweighted, rows, gates.dtype)]
+    return [*gradients, _weighted(rows, gates)] if weighted else gradients
+
+
+_weighted_backward = operation(
+    "weighted_backward(Tensor unweighted, Tensor rows, Tensor gates, bool weighted) -> Tensor[]", _backward_of_weighted
+)
+"""The gradients of rows [R, columns] and gates [R] from those of weighted rows [R, columns], and these if asked for."""
 
 
 def _weighted(rows: Tensor, gates: Tensor) -> Tensor:

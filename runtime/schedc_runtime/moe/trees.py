@@ -4,7 +4,9 @@
     fan       leaves: (target, row) by target, row         sums: by row, targets upwards
     landing   leaves: (expert, source rank, token)         sums: by row, experts upwards
 
-Lists have lengths that are known: exact ones from the joined sizes, or those of padded blocks.
+Lists have lengths that are known: exact ones from the joined sizes, or those of padded blocks. Each function
+whose name begins with `_plan` is the twin of an operation of torch. The function behind it
+makes trees of the lists that it gives.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from schedc_runtime.moe.bags import Bags, Copies, Moves, Tree, taken
+from schedc_runtime.kernels.library import operation
+from schedc_runtime.moe.bags import Bags, Copies, Moves, Take, Tree, ended
 from schedc_runtime.moe.counts import Choices, Counts, Shape, counted_group_sizes, floor_divided, owners, run_starts
 
 
@@ -25,6 +28,19 @@ class Trees(NamedTuple):
 
     rows: Tree
     gates: Tree
+
+
+class Landing(NamedTuple):
+    """The trees to the rows of the experts. ends: [experts] as `RowGroups`; None where all have as many rows."""
+
+    rows: Tree
+    gates: Tree
+    ends: Tensor | None
+
+
+def taken(numbers: Tensor, index: Tensor) -> Tensor:
+    """[index] the ``numbers`` [...] at ``index``. Without any they are zeros: each index is then padding."""
+    return numbers.index_select(0, index) if len(numbers) else numbers.new_zeros(len(index))
 
 
 def inverse(order: Tensor) -> Tensor:
@@ -60,12 +76,17 @@ class Runs(NamedTuple):
     counted: tuple[Tensor, ...]
     bags: tuple[Tensor, ...]
 
+    @staticmethod
+    def listed(tensors: Sequence[Tensor]) -> Runs:
+        """Those whose parts follow each other in a list."""
+        levels = len(tensors) // 3
+        return Runs(*(tuple(tensors[part * levels : (part + 1) * levels]) for part in range(3)))
 
-def runs(choices: Choices, shape: Shape) -> Runs:
-    """The runs of a rank's choices, by each of `group_sizes`."""
+
+def runs(ids: Tensor, shape: Shape) -> Runs:
+    """The runs of a rank's choices, by each of `counted_group_sizes`. ids: [N, k] see `Choices`."""
     starts = tuple(
-        run_starts(owners(choices.ids, shape.experts, size), shape.experts // size)
-        for size in counted_group_sizes(shape)
+        run_starts(owners(ids, shape.experts, size), shape.experts // size) for size in counted_group_sizes(shape)
     )
     counted = tuple(start.flatten().cumsum(0) for start in starts)
     return Runs(
@@ -75,39 +96,60 @@ def runs(choices: Choices, shape: Shape) -> Runs:
     )
 
 
-def flat_packing(choices: Choices, counts: Counts, own: Runs, bags: Sequence[int]) -> Trees:
-    """The copies of tokens that a flat dispatch sends. bags: number of sums of each level."""
-    shape, (tokens, top) = counts.shape, choices.ids.shape
-    numbers = choices.unsorted.flatten()
-    order = numbers.argsort(stable=True)
+def _plan_packing(
+    ids: Tensor, slots: Tensor, unsorted: Tensor, table: Tensor, begun: Sequence[Tensor], bags: Sequence[int],
+    numbers: Sequence[int],
+) -> list[Tensor]:  # fmt: skip
+    shape, (tokens, top) = Shape.of(numbers), ids.shape
+    counts = Counts(table, shape)
+    own = runs(ids, shape) if shape.padded else Runs.listed(begun)
+    experts = unsorted.flatten()
+    order = experts.argsort(stable=True)
     place = inverse(order)
     if not shape.padded:
-        at = place.view(tokens, top).gather(1, choices.slots).flatten()
-        levels = flat_levels(at, None, own, bags, (tokens, top))
-        return Trees(Copies(floor_divided(order, top), levels), Moves(order, place))
+        at = place.view(tokens, top).gather(1, slots).flatten()
+        return [floor_divided(order, top), order, place, *flat_levels(at, None, own, bags, (tokens, top))]
     if shape.capacity is not None:
-        layout, block = Blocks(counts.rows[shape.rank], shape.capacity), numbers.long()
+        layout, block = Blocks(counts.rows[shape.rank], shape.capacity), experts.long()
     else:
-        layout, block = Blocks(counts.by_rank[shape.rank], shape.block), floor_divided(numbers, shape.local).long()
+        layout, block = Blocks(counts.by_rank[shape.rank], shape.block), floor_divided(experts, shape.local).long()
     sorted_at, blank = layout.sources(tokens * top)
     leaf = layout.leaves(place, block)
-    kept = choices.ids < shape.experts
-    at = leaf.view(tokens, top).gather(1, choices.slots).flatten()
+    kept = ids < shape.experts
+    at = leaf.view(tokens, top).gather(1, slots).flatten()
     entries, ends = set_entries(kept, tokens * top)
-    at = taken(at, entries.clamp(min=0), None)
+    at = taken(at, entries.clamp(min=0))
     levels = flat_levels(at, (kept.flatten().cumsum(0) - 1, ends), own, bags, (tokens, top))
-    chosen = taken(order, sorted_at, None)
-    return Trees(
-        Copies(floor_divided(chosen, top), levels, blank=blank),
-        Moves(chosen, leaf, blank=blank, absent=numbers >= shape.experts),
-    )
+    chosen = taken(order, sorted_at)
+    return [floor_divided(chosen, top), chosen, leaf, blank, experts >= shape.experts, *levels]
 
 
-def reordered(slots: Tensor) -> Moves:
-    """The gate weights [N * k] of a rank in the order of its choices. slots: [N, k] see `Choices`."""
+_packing = operation(
+    "plan_packing(Tensor ids, Tensor slots, Tensor unsorted, Tensor table, Tensor[] runs, int[] bags, int[] shape)"
+    " -> Tensor[]",
+    _plan_packing,
+)
+
+
+def flat_packing(choices: Choices, counts: Counts, own: Sequence[Tensor], bags: Sequence[int]) -> Trees:
+    """The copies of tokens that a flat dispatch sends. own: [levels * 3] `Runs`. bags: number of sums of each level."""
+    shape = counts.shape
+    lists = _packing(choices.ids, choices.slots, choices.unsorted, counts.table, own, bags, shape.numbers)
+    token, entry, back, *rest = lists
+    blank, absent, *rest = rest if shape.padded else (None, None, *rest)
+    levels = bags_of(rest, (*bags, len(choices.ids)))
+    return Trees(Copies(Take(token, blank), levels), Moves(Take(entry, blank), Take(back, absent)))
+
+
+def bags_of(lists: Sequence[Tensor], rows: Sequence[int]) -> tuple[Bags, ...]:
+    """The bags of each level. lists: [2 * levels] entries and begins of each level in turn. rows: of each level."""
+    return tuple(map(Bags, lists[::2], lists[1::2], rows))
+
+
+def reordered(slots: Tensor) -> Tensor:
+    """[N * k] the gate weights of a rank in the order of its choices. slots: [N, k] see `Choices`."""
     tokens, top = slots.shape
-    direct = (arange(tokens, slots)[:, None] * top + slots).flatten()
-    return Moves(direct, inverse(direct))
+    return (arange(tokens, slots)[:, None] * top + slots).flatten()
 
 
 class Blocks:
@@ -132,35 +174,31 @@ class Blocks:
 
 def flat_levels(
     at: Tensor, kept: tuple[Tensor, Tensor] | None, own: Runs, bags: Sequence[int], shape: tuple[int, int]
-) -> tuple[Bags, ...]:
-    """The sums of a flat combine.
+) -> list[Tensor]:
+    """The entries and begins of the sums of a flat combine, by level.
 
     at: [entries] the leaf of each kept choice, by token and expert. kept: ([N * k], [N + 1]) the number of each kept
     choice, and how many stand before each token; None: all are kept. shape: (N, k).
     """
     tokens, top = shape
     places, ends = kept or (arange(tokens * top, at), arange(tokens + 1, at) * top)
-    last, levels = ends[-1], []
+    last, levels = ends[-1], list[Tensor]()
     for start, counted, runs_begun, room in zip(*own, bags, strict=True):
         table = last.expand(room + 2).clone()
         table.scatter_(0, (counted * start).flatten(), places)  # entry 0 takes what begins no run
-        levels.append(Bags.of(at, table[1:], padded=kept is not None))
+        levels += ended(at, table[1:], padded=kept is not None)
         at, places, last = arange(room, at), counted.flatten() - 1, runs_begun
         ends = functional.pad(counted[:, -1], (1, 0))
-    return (*levels, Bags.of(at, ends, padded=kept is not None))
+    return [*levels, *ended(at, ends, padded=kept is not None)]
 
 
-def flat_landing(counts: Counts, rows: int) -> Trees:
-    """The rows that a flat dispatch brings, sorted by source and expert, to those of the experts.
-
-    rows: their number.
-    """
-    shape = counts.shape
+def _plan_landing(table: Tensor, rows: int, numbers: Sequence[int]) -> list[Tensor]:
+    shape = Shape.of(numbers)
+    counts = Counts(table, shape)
     if shape.capacity is not None:
-        block = torch.arange(rows, device=counts.table.device).view(shape.ranks, shape.local, shape.capacity)
+        block = torch.arange(rows, device=table.device).view(shape.ranks, shape.local, shape.capacity)
         direct = block.transpose(0, 1).reshape(-1)
-        moves = Moves(direct, inverse(direct))
-        return Trees(moves, moves)
+        return [direct, inverse(direct)]
     if shape.bounds is not None:
         return bounded_landing(counts, rows)
     sizes = counts.mine.long()  # [R, local]
@@ -171,13 +209,27 @@ def flat_landing(counts: Counts, rows: int) -> Trees:
     number = arange(rows, sizes)
     here = shift.flatten().repeat_interleave(by_expert, output_size=rows)
     there = shift.t().flatten().repeat_interleave(coming, output_size=rows)
-    moves = Moves(here.add_(number), number - there)
-    return Trees(moves, moves)
+    return [here.add_(number), number - there, counts.ends(rows)]
 
 
-def bounded_landing(counts: Counts, rows: int) -> Trees:
+_landing = operation("plan_landing(Tensor table, int rows, int[] shape) -> Tensor[]", _plan_landing)
+
+
+def flat_landing(counts: Counts, rows: int) -> Landing:
+    """The rows that a flat dispatch brings, sorted by source and expert, to those of the experts.
+
+    rows: their number.
+    """
+    direct, back, *rest = _landing(counts.table, rows, counts.shape.numbers)
+    ends, blank, absent = (*rest, None, None, None)[:3]
+    moves = Moves(Take(direct, blank), Take(back, absent))
+    return Landing(moves, moves, ends)
+
+
+def bounded_landing(counts: Counts, rows: int) -> list[Tensor]:
     """As `flat_landing`, from blocks of one size whose filled parts the device alone knows; padding comes last.
 
+    Lists are [rows] row, [arrived] place, [experts] ends, [rows] and [arrived] what is padding.
     Rows beyond a block are left out, so that every index is one of a row.
     """
     shape, number = counts.shape, torch.arange(rows, device=counts.table.device)
@@ -193,30 +245,74 @@ def bounded_landing(counts: Counts, rows: int) -> Trees:
     run = torch.searchsorted((block + ends).flatten(), number, right=True).clamp_(max=len(shift) - 1)
     back = (number - back_shift.index_select(0, run)).clamp_(0, last)
     absent = (torch.arange(shape.block, device=number.device) >= ends[:, -1:]).flatten()
-    moves = Moves(direct, back, blank=number >= grouped_ends[-1], absent=absent)
-    return Trees(moves, moves)
+    return [direct, back, counts.ends(rows), number >= grouped_ends[-1], absent]
 
 
-def fan(owner: Tensor, targets: int, blocks: int, room: int | None, length: int) -> Copies:
-    """Copies of rows to several targets, one to each that holds one of a row's experts.
+def fan(owner: Tensor, targets: int, blocks: int, room: int | None, length: int) -> list[Tensor]:
+    """Copies of rows to several targets, one to each that holds one of a row's experts: [rows, entries, begins, blank].
 
     owner: [rows, k] the target of each choice, ascending; ``targets`` for none. blocks: equal parts of the rows; each
-    target gets them one after the other. room: rows to which a block is padded on its way; None: no padding. length:
-    number of copies, padding included.
+    target gets them one after the other. room: rows to which a block is padded on its way; None: no padding, and no
+    list of what is blank. length: number of copies, padding included.
     """
     rows, top = owner.shape
     entry, ends = set_entries(run_starts(owner, targets), length)
     if room is None:
         row, key = floor_divided(entry, top), owner.reshape(-1).index_select(0, entry)
         leaf = places_by_target(key, row, targets, rows)
-        return Copies(torch.empty_like(row).scatter_(0, leaf, row), (Bags.of(leaf, ends, padded=False),))
+        return [torch.empty_like(row).scatter_(0, leaf, row), *ended(leaf, ends, padded=False)]
     chosen = entry.clamp(min=0)
-    row, key = floor_divided(chosen, top), taken(owner.reshape(-1), chosen, None)
+    row, key = floor_divided(chosen, top), taken(owner.reshape(-1), chosen)
     key = key.long() * blocks + row.div(max(1, rows // blocks), rounding_mode="floor")
     layout, order, leaf = in_blocks(torch.where(entry < 0, targets * blocks, key), targets * blocks, room)
     direct, blank = layout.sources(length)
-    bags = Bags.of(leaf, ends, padded=True)
-    return Copies(row.index_select(0, order.index_select(0, direct)), (bags,), blank=blank)
+    return [row.index_select(0, order.index_select(0, direct)), *ended(leaf, ends, padded=True), blank]
+
+
+def _plan_rail(ids: Tensor, length: int, numbers: Sequence[int]) -> list[Tensor]:
+    shape, tokens = Shape.of(numbers), len(ids)
+    room, _ = shape.rooms
+    if shape.method != "allgather":
+        return fan(owners(ids, shape.experts, shape.local * shape.per_node), shape.nodes, 1, room, length)
+    if room in (None, tokens):
+        return fan_to_all(shape.nodes, tokens, ids)
+    return fan(arange(shape.nodes, ids).expand(tokens, -1), shape.nodes, 1, room, length)
+
+
+def _plan_rail_packing(ids: Tensor, slots: Tensor, length: int, numbers: Sequence[int]) -> list[Tensor]:
+    direct = reordered(slots)
+    return [direct, inverse(direct), *_plan_rail(ids, length, numbers)]
+
+
+_rail_packing = operation(
+    "plan_rail_packing(Tensor ids, Tensor slots, int length, int[] shape) -> Tensor[]", _plan_rail_packing
+)
+
+
+def rail_packing(choices: Choices, shape: Shape, length: int) -> Trees:
+    """The copies of tokens that go over the rail, and of their gate weights. length: number of copies."""
+    direct, back, *lists = _rail_packing(choices.ids, choices.slots, length, shape.numbers)
+    return Trees(_fanned(lists, len(choices.ids)), Moves(Take(direct), Take(back)))
+
+
+def _plan_relay(ids: Tensor, length: int, numbers: Sequence[int]) -> list[Tensor]:
+    shape = Shape.of(numbers)
+    (_, room), (node, _) = shape.rooms, shape.place
+    owner = owners(ids, shape.experts, shape.local, node * shape.per_node * shape.local, shape.per_node)
+    return fan(owner, shape.per_node, 1 if room is None else shape.nodes, room, length)
+
+
+_relay = operation("plan_relay(Tensor ids, int length, int[] shape) -> Tensor[]", _plan_relay)
+
+
+def relay_tree(ids: Tensor, shape: Shape, length: int) -> Copies:
+    """The copies of rows with experts ``ids`` [rows, k] that go on inside the node. length: their number."""
+    return _fanned(_relay(ids, length, shape.numbers), len(ids))
+
+
+def _fanned(lists: Sequence[Tensor], rows: int) -> Copies:
+    row, entries, begins, *blank = lists
+    return Copies(Take(row, *blank), (Bags(entries, begins, rows),))
 
 
 def places_by_target(target: Tensor, row: Tensor, targets: int, rows: int) -> Tensor:
@@ -235,44 +331,58 @@ def in_blocks(key: Tensor, blocks: int, capacity: int) -> tuple[Blocks, Tensor, 
     return layout, order, layout.leaves(inverse(order), key)
 
 
-def fan_to_all(targets: int, rows: int, like: Tensor) -> Copies:
-    """A copy of each row for every target. like: [...] a tensor of the device."""
+def fan_to_all(targets: int, rows: int, like: Tensor) -> list[Tensor]:
+    """A copy of each row for every target: as `fan`. like: [...] a tensor of the device."""
     number = arange(rows, like)
     at = (number[:, None] + arange(targets, like) * rows).flatten()
-    return Copies(number.repeat(targets), (Bags.of(at, arange(rows + 1, like) * targets, padded=False),))
+    return [number.repeat(targets), at, arange(rows + 1, like) * targets]
 
 
-def hop_landing(counts: Counts, ids: Tensor, room: int | None, rows: int) -> Trees:
-    """The rows that came over the last of two hops, to those of the experts.
-
-    ids: [received, k] experts of each row, ascending. room: padded rows of a block from one source; None: no padding.
-    rows: number of the experts' rows.
-    """
-    shape, (received, top) = counts.shape, ids.shape
+def _plan_hop_landing(ids: Tensor, table: Tensor, rows: int, numbers: Sequence[int]) -> list[Tensor]:
+    shape, (received, top) = Shape.of(numbers), ids.shape
+    counts, (_, room) = Counts(table, shape), shape.rooms
     held = owners(ids, shape.experts, shape.local) == shape.rank
     pair, sums = set_entries(held, rows)
     chosen = pair.clamp(min=0)
     row, groups = floor_divided(chosen, top), shape.local * shape.ranks
-    source = taken(_sources(counts, room, received), row, None)
-    expert = taken(ids.reshape(-1), chosen, None).long() - shape.rank * shape.local
-    key, blank = expert * shape.ranks + source, None
+    source = taken(_sources(counts, room, received), row)
+    expert = taken(ids.reshape(-1), chosen).long() - shape.rank * shape.local
+    key = expert * shape.ranks + source
+    blank: list[Tensor] = []
     if shape.capacity is None:
         if shape.bounds is not None:
             key = torch.where(pair < 0, groups, key)
         order = key.to(torch.int16 if groups < 2**15 - 1 else torch.int64).argsort(stable=True)
         leaf, direct = inverse(order), order
         if shape.bounds is not None:
-            blank = pair.index_select(0, order) < 0
+            blank = [pair.index_select(0, order) < 0]
     else:
         layout, order, leaf = in_blocks(torch.where(pair < 0, groups, key), groups, shape.capacity)
-        at, blank = layout.sources(rows)
-        direct = order.index_select(0, at)
+        at, empty = layout.sources(rows)
+        direct, blank = order.index_select(0, at), [empty]
     where = torch.where(pair < 0, received * top, pair)
     back = torch.zeros(received * top + 1, dtype=torch.int64, device=ids.device).scatter_(0, where, leaf)[:-1]
-    return Trees(
-        Copies(row.index_select(0, direct), (Bags.of(leaf, sums, padded=shape.padded),), blank=blank),
-        Moves(chosen.index_select(0, direct), back, blank=blank, absent=~held.flatten()),
-    )
+    return [
+        row.index_select(0, direct), chosen.index_select(0, direct), back, ~held.flatten(),
+        *ended(leaf, sums, padded=shape.padded), counts.ends(rows), *blank,
+    ]  # fmt: skip
+
+
+_hop_landing = operation(
+    "plan_hop_landing(Tensor ids, Tensor table, int rows, int[] shape) -> Tensor[]", _plan_hop_landing
+)
+
+
+def hop_landing(counts: Counts, ids: Tensor, rows: int) -> Landing:
+    """The rows that came over the last of two hops, to those of the experts.
+
+    ids: [received, k] experts of each row, ascending. rows: number of the experts' rows.
+    """
+    lists = _hop_landing(ids, counts.table, rows, counts.shape.numbers)
+    row, entry, back, absent, entries, begins, ends, *blank = lists
+    moves = Moves(Take(entry, *blank), Take(back, absent))
+    levels = (Bags(entries, begins, len(ids)),)
+    return Landing(Copies(Take(row, *blank), levels), moves, None if counts.shape.capacity is not None else ends)
 
 
 def _sources(counts: Counts, room: int | None, received: int) -> Tensor:

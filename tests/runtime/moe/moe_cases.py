@@ -13,8 +13,9 @@ from torch.nn import functional
 from schedc_runtime.data_parallel.gradient_sums import is_expert
 from schedc_runtime.moe.balance import load_of, loss_slope
 from schedc_runtime.moe.capacity import ExpertCapacity, kept_choices
+from schedc_runtime.moe.counts import METHODS
 from schedc_runtime.moe.experts import Experts
-from schedc_runtime.moe.layer import METHODS, GatedMLP, MoELayer
+from schedc_runtime.moe.layer import GatedMLP, MoELayer
 from schedc_runtime.moe.router import Router, RouterConfig
 from schedc_runtime.moe.shards import full_state_dict, local_state, shard_experts
 from schedc_runtime.ranks.expert_group import ExpertGroup

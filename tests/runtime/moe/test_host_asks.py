@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from schedc.step.costs.kernels import KernelBucket, KernelFamily
+from schedc_runtime.moe.counts import METHODS
 from schedc_runtime.moe.kernels import MeasuredProducts, _say_once
-from schedc_runtime.moe.layer import METHODS
 from schedc_runtime.moe.products import PROVIDERS
 
 FILE = Path(__file__).parents[3] / "benchmarks" / "host_asks.py"

@@ -20,8 +20,9 @@ from schedc_runtime.data_parallel.gradient_sums import is_expert
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.balance import Balance, Tally, load_of, loss_slope, updated_bias
 from schedc_runtime.moe.capacity import ExpertCapacity, kept_choices
+from schedc_runtime.moe.counts import METHODS
 from schedc_runtime.moe.experts import Experts
-from schedc_runtime.moe.layer import METHODS, MoELayer
+from schedc_runtime.moe.layer import MoELayer
 from schedc_runtime.moe.router import Router, RouterConfig, choose_experts
 from schedc_runtime.moe.shards import join_shards, local_state, parameters_of_experts, shard_experts
 from schedc_runtime.ranks.exchange import Exchange

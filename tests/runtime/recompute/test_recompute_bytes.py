@@ -44,8 +44,8 @@ def measured(plan: Recompute) -> tuple[float, int, int]:
 
 STATISTICS = 2 * 2 * 4
 """Bytes per token and layer of two norms' means and deviations, which closed forms leave out."""
-WEIGHTS = TOP * 4 + 4 + TOP * 8
-"""And of the router's weights before they are divided by their sum, of the sum, and of the choice."""
+WEIGHTS = TOP * 8
+"""And of the router's choice."""
 GATES = TOP * 4 - 4 * (EXPERTS + 2) / TOKENS
 """And of the gates; less the counts of all: rows by expert, tokens, flags."""
 BESIDE = {

@@ -27,9 +27,10 @@ from schedc.step.dependencies import Dependencies
 from schedc.step.program.insert_works import placed_in
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.capacity import ExpertCapacity
+from schedc_runtime.moe.counts import METHODS
 from schedc_runtime.moe.hot_choice import HotPolicy
 from schedc_runtime.moe.kernels import Kernels, MeasuredProducts
-from schedc_runtime.moe.layer import METHODS, MoELayer, moe_layers
+from schedc_runtime.moe.layer import MoELayer, moe_layers
 from schedc_runtime.moe.shards import shard_experts
 from schedc_runtime.pipeline.build.stages import StagesByIndex
 from schedc_runtime.providers import NOBODY_NAMED, TORCH, NamedProviders
