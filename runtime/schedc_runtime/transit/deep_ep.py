@@ -175,9 +175,10 @@ class DeepEp2(DeepEp):
         self.facts = CarrierFacts(_SUMS, streams=("DeepEP",), asks=("dispatch",))
 
     def plan(self, ids: Tensor, shape: Shape) -> Any:
-        """The choices [N, k]. The buffer is made for the most tokens of a rank, on all ranks together."""
-        if shape.tokens > self._most:
-            self._most, self._buffer = shape.tokens, _elastic(self.group, shape.tokens, self.case.width, self.case.top)
+        """The choices [N, k]. The buffer is made for the most tokens of a rank, which all ranks have alike."""
+        if self._buffer is None or shape.tokens > self._most:
+            self._most = max(1, shape.tokens)
+            self._buffer = _elastic(self.group, self._most, self.case.width, self.case.top)
         return ids
 
     def _send(self, rows: Tensor, weights: Tensor | None, plan: Any, handle: Any) -> tuple[Any, ...]:

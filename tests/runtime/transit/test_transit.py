@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from schedc_runtime.moe.router import RouterConfig
 from schedc_runtime.transit.base import Arrived, Flight
 from support.expert_cases import batch_of, blocks_for, compiled
 from support.packages import installed
+from support.paths import ROOT
 from support.runtime_cases import next_token_loss
 from support.segmented_cases import small_moe
 from support.simulated_cases import watched
@@ -199,3 +201,11 @@ def test_a_library_is_chosen_by_name_and_reported() -> None:
     )
     assert pipe.report().count(said) == 2
     pipe.close()
+
+
+def test_the_backend_of_the_guide_runs(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "guide" / "experts.md").read_text(encoding="utf-8")
+    (code,) = [block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "class Mine" in block]
+    (tmp_path / "my_backend.py").write_text(code, encoding="utf-8")
+    with installed(tmp_path, {"guide": {"mine": "my_backend:PROVIDER"}}):
+        assert furthest(step("mine", "  recompute full\n"), step("")) < 1e-12
