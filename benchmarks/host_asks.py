@@ -34,6 +34,8 @@ from schedc.ir.plan import By, Drop, Hot, Level, Recompute
 from schedc.plan import Method as PlanMethod
 from schedc.plan import Plan
 from schedc_runtime import Mesh, Pipeline
+from schedc_runtime.device.operations import arguments_of
+from schedc_runtime.device.operations import asks as asks_host
 from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer
 from schedc_runtime.moe.capacity import ExpertCapacity
 from schedc_runtime.moe.counts import METHODS, Method
@@ -43,11 +45,6 @@ from schedc_runtime.moe.router import Router, RouterConfig
 from schedc_runtime.ranks.expert_group import ExpertGroup
 from schedc_runtime.recompute.levels import Recomputation
 
-ASKING = (
-    "_local_scalar_dense", "nonzero", "bincount", "masked_select", "unique", "_unique2", "unique_dim",
-    "unique_consecutive", "is_nonzero", "equal",
-)  # fmt: skip
-"""Operations whose result needs values on the host."""
 MODES = ("exact", "padded", "bounded", "adaptive", "host_lane")
 LAYERS = 2
 METHODS_OF_TENSORS = ("tolist", "numpy", "cpu", "item", "__int__", "__bool__", "__float__", "__array__", "__index__")
@@ -66,12 +63,7 @@ class Asks(TorchDispatchMode):
         kwargs = kwargs or {}
         name = func._schema.name.removeprefix("aten::")
         if not self.inside:
-            masks = name in ("index", "index_put", "index_put_") and any(
-                x is not None and x.dtype in (torch.bool, torch.uint8) for x in args[1]
-            )
-            sizeless = name == "repeat_interleave" and kwargs.get("output_size") is None
-            if name in ASKING or masks or sizeless:
-                self.asks[name] += 1
+            self.asks[name] += asks_host(func, arguments_of(func, args, kwargs))
             # A number alone becomes an argument of a kernel, and is not copied.
             self.uploads += name == "lift_fresh" and not args[0].is_floating_point() and args[0].dim() > 0
         return func(*args, **kwargs)

@@ -69,3 +69,17 @@ def judged(pipe: Pipeline, between: Callable[[Pipeline], None] = zeroed) -> Capt
         pipe.step(*data(pipe, number))
 
     return capturable(step)
+
+
+def on_ranks(rank: int, world_size: int, schedules: list[str]) -> list[list[str]]:
+    """What the check says of a dense model on this rank, by schedule: one line for each finding."""
+    return [[str(each) for each in _on_rank(schedule).findings] for schedule in schedules]
+
+
+def _on_rank(schedule: str) -> CaptureReport:
+    program = compile_schedule(schedule, **SCHEDULES[schedule])
+    whole, example = small_gpt(max(4, program.stages)).float(), tokens(program.microbatches)[0]
+    pipe = Pipeline(whole, program, loss_fn=next_token_loss, timeout=30, example=example)
+    report = pipe.explain_capture(*(tokens(program.microbatches, seed=seed) for seed in (1, 2)))
+    pipe.close()
+    return report

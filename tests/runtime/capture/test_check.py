@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from schedc_runtime.capture.check import KINDS as FINDINGS
-from schedc_runtime.testing import capturable
+from schedc_runtime.testing import capturable, pool
 from support.capture_cases import SMALL, data, judged, pipeline
 from support.runtime_cases import next_token_loss
 
@@ -123,3 +123,10 @@ def test_explaining_leaves_nothing_behind() -> None:
     assert all(each.grad is kept and torch.equal(kept, values) for each, kept, values in gradients)
     assert layers == [str(layer.statistics) for layer in pipe._runner.layers]
     assert pipe.steps == 1
+
+
+@pytest.mark.processes
+def test_messages_between_processes_are_no_finding() -> None:
+    """Sums over two copies of a stage read no marks on the host, where every gradient is there."""
+    schedules = ["1f1b", "dualpipe"]
+    assert pool(2).run("support.capture_cases:on_ranks", schedules=schedules) == [[[], []], [[], []]]

@@ -173,14 +173,13 @@ class StepGraphs:
         device.record(self._stream).wait(device.current())
 
     def _refuse_place(self) -> None:
+        if self._assembly.shards is not None:
+            raise RuntimeFault('graphs="step" and FSDP exclude each other', "leave one of the two out")
         if self._device.is_captured():
             raise RuntimeFault('graphs="step" inside of a graph of yours', "call `step` outside, or leave graphs out")
         if self._device.current() != self._begun:
-            raise RuntimeFault(
-                'graphs="step" inside of a stream of yours: gradients are kept for the stream on which the pipeline was'
-                " built",
-                "build the pipeline and call `step` on one stream",
-            )
+            where = 'graphs="step" inside of a stream of yours: gradients belong to that of the pipeline'
+            raise RuntimeFault(where, "build the pipeline and call `step` on one stream")
 
     def _capture(self, kind: _StepKind, parts: Any, begin: OnParts, go: OnParts) -> None:
         kind.inputs = _copies(parts)
