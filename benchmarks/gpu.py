@@ -33,7 +33,8 @@ fast    one GPU: is it fast?
     copy_engine     slowdown of products and copies beside each other: copies by the copy engine, and by a kernel;
                     `lanes` are tables of a cost file with the copy engine's interference
     routes          ms of a rank's plan of routes at 64 ranks: as written, and captured in a graph
-    runahead        launches of a step that come when the device is already idle (`stalls_per_step`)
+    runahead        launches of a step that come when the device is already idle (`stalls_per_step`), and launches of a
+                    block per microbatch, with its share of loss and report (`launches_per_block`)
     graphs          steps that replay the launches of their segments: bits, and time over steps that launch
     capture         whole steps as one graph: bits, and time over steps that launch
     symmetric       exchanges whose splits stay on the device: rows as the fallback's, and time over it

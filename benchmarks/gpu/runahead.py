@@ -10,7 +10,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from gpu.claims import Bound, Claim
 from gpu.setting import NotMeasured, Setting
-from gpu.step import modes, pipeline, stepping
+from gpu.step import BLOCKS, MICROBATCHES, modes, pipeline, stepping
 
 CLAIMS = (
     Claim(
@@ -44,7 +44,9 @@ def measure(setting: Setting) -> dict[str, Any]:
         results[name] = summary(kernels)
     if not setting.gpu:
         raise NotMeasured("a CPU runs what it launches at once; the steps have run under the profiler")
-    return {"runahead": {"stalls_per_step": results["padded"]["stalls"], **results}}
+    per_block = results["padded"]["launches"] / (BLOCKS * MICROBATCHES)
+    stalls = results["padded"]["stalls"]
+    return {"runahead": {"stalls_per_step": stalls, "launches_per_block": per_block, **results}}
 
 
 def kernels_of(profiler: Any) -> list[Kernel]:

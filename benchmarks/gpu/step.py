@@ -17,8 +17,8 @@ from schedc_runtime import Cut, Pipeline
 from schedc_runtime.models.moe_transformer import MoeBlock, MoEConfig
 from schedc_runtime.moe.router import RouterConfig
 
-MICROBATCHES = 2
-
+MICROBATCHES, BLOCKS = 2, 2
+"""Of a step on a GPU; on a CPU there is one block."""
 
 MODES = {"padded": 1.25, "exact": None}
 """The capacity of each way to know sizes."""
@@ -42,7 +42,7 @@ def pipeline(
         value=16 if width < 1024 else 128, routing=RouterConfig(setting.experts, setting.top),
     )  # fmt: skip
     with torch.device(setting.device):
-        blocks = [MoeBlock(config, dense=False) for _ in range(2 if setting.gpu else 1)]
+        blocks = [MoeBlock(config, dense=False) for _ in range(BLOCKS if setting.gpu else 1)]
     model = nn.Sequential(*blocks).to(setting.dtype)
     plan = Plan(recompute=(Recompute(level),), capacity=None if capacity is None else Capacity(capacity))
     program = schedc.compile("1f1b", P=1, M=MICROBATCHES)
