@@ -2,6 +2,7 @@
 
 An operation that meets tensors of the device and of the host fails, as on a GPU. What the host asks is answered and
 noted, with the instruction that was running. torch's devices in Python have no guard for `cuda`, hence the own name.
+torch counts its devices at the first backward of a process: tests take a process of their own.
 """
 
 from __future__ import annotations

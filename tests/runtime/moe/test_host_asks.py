@@ -17,6 +17,8 @@ from schedc_runtime.moe.products import PROVIDERS
 
 FILE = Path(__file__).parents[3] / "benchmarks" / "host_asks.py"
 
+pytestmark = pytest.mark.usefixtures("watched")
+
 
 def instrument() -> ModuleType:
     spec = importlib.util.spec_from_file_location("host_asks", FILE)

@@ -16,6 +16,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from gpu.device_splits import PROVIDERS, SplitsRefused, moved, provider_of_splits, told_splits
 
+pytestmark = pytest.mark.usefixtures("watched")
 CPU = torch.device("cpu")
 
 
