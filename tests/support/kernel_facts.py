@@ -26,6 +26,8 @@ from schedc_runtime.kernels.registry import PRODUCTS, ROWS, KernelRow, Variant
 
 TABLE = Path(__file__).parents[1] / "runtime" / "kernels" / "table.toml"
 Facts = dict[str, int | str]
+Place = tuple[int, ...]
+"""The number of an argument, and of an entry of its tuple."""
 PLANTED = 3
 """Kernels of `planted`."""
 
@@ -36,26 +38,37 @@ def compiled(kernel: Any, row: KernelRow, variant: Variant, capability: int, **o
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    def kind(name: str) -> Any:
-        if name in variant.fixed:
-            return "constexpr"
-        one = row.pointers.get(name, "i64" if name in row.long else "i32").replace("*T", f"*{variant.dtype}")
-        return (one,) * row.tuples[name] if name in row.tuples else one
-
-    def places(number: int, name: str) -> list[tuple[int, ...]]:
-        return [(number, entry) for entry in range(row.tuples[name])] if name in row.tuples else [(number,)]
-
-    names = [name for name in kernel.arg_names if not variant.loose and name not in {*variant.fixed, *row.loose}]
+    signature, known, divisible = arguments(kernel, row, variant)
     source = ASTSource(
         fn=kernel,
-        signature={name: kind(name) for name in kernel.arg_names},
-        constexprs={name: value for name, value in variant.fixed.items() if name in kernel.arg_names},
-        attrs={
-            place: [["tt.divisibility", 16]] for name in names for place in places(kernel.arg_names.index(name), name)
-        },
+        signature=signature,
+        constexprs=known,
+        attrs={} if variant.loose else {place: [["tt.divisibility", 16]] for place in divisible},
     )
-    known = {"enable_fp_fusion": False, "num_warps": 4} | options
-    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=known)
+    settings = {"enable_fp_fusion": False, "num_warps": variant.warps} | options
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=settings)
+
+
+def arguments(kernel: Any, row: KernelRow, variant: Variant) -> tuple[dict[str, Any], dict[Any, Any], list[Place]]:
+    """(types by argument, known values by place, places of multiples of 16) of a kernel's variant."""
+    signature: dict[str, Any] = {}
+    known: dict[Any, Any] = {}
+    divisible: list[Place] = []
+    for number, name in enumerate(kernel.arg_names):
+        given = row.pointers.get(name, "i64" if name in row.long else "i32")
+        count = variant.fixed.get("LEVELS", row.tuples.get(name, 0)) if name in row.tuples else 0
+        types = []
+        for entry in range(count or 1):
+            word, place = (f"{name}.{entry}", (number, entry)) if count else (name, (number,))
+            if word in variant.fixed:
+                types.append("constexpr")
+                known[place] = variant.fixed[word]
+                continue
+            types.append((given if isinstance(given, str) else given[entry]).replace("*T", f"*{variant.dtype}"))
+            if not {name, word} & set(row.loose):
+                divisible.append(place)
+        signature[name] = tuple(types) if count else types[0]
+    return signature, known, divisible
 
 
 def facts_of(binary: Any, folder: Path) -> Facts:

@@ -24,6 +24,9 @@ from schedc_runtime.device.choice import device_for, gpu
 NAMESPACE = "schedc"
 _LIBRARY = Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
 
+OPERATIONS: dict[str, str] = {}
+"""By operation: the launch of its kernel; empty where a GPU runs the operations of the twin."""
+
 Function = Callable[..., Any]
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
@@ -38,10 +41,13 @@ def _see_twins() -> bool:
 def operation(schema: str, twin: Function, launch: str = "", shapes: Function | None = None) -> Function:
     """Defines ``schema`` (``name(Tensor x) -> Tensor``), and returns its call.
 
-    launch: ``module:function`` that launches the kernel, with the arguments of the operation; empty for none yet.
+    launch: ``module:function`` that launches the kernel, with the arguments of the operation; empty for none yet. It
+    returns `NotImplemented` for dtypes and sizes that the kernel does not have; kernels add in float32, so the twin
+    serves float64.
     shapes: what the operation returns for tensors without values; None: the twin needs none.
     """
     name = schema.partition("(")[0]
+    OPERATIONS[name] = launch
     _LIBRARY.define(schema)  # type: ignore[no-untyped-call]
     served = {"CPU": twin, "Meta": shapes or twin, gpu.DISPATCH: _on_gpu(twin, launch) if launch else twin}
     for key, function in served.items():
@@ -49,7 +55,7 @@ def operation(schema: str, twin: Function, launch: str = "", shapes: Function | 
     dispatched: Function = getattr(getattr(torch.ops, NAMESPACE), name).default
 
     def call(*args: Any) -> Any:
-        first = args[0] if isinstance(args[0], torch.Tensor) else args[0][0]
+        first = _first(args)
         plain = first.is_cpu and type(first) in _PLAIN and not torch.compiler.is_compiling()
         return (twin if plain and (not _modes() or _see_twins()) else dispatched)(*args)
 
@@ -60,15 +66,18 @@ def _on_gpu(twin: Function, launch: str) -> Function:
     """Launches a kernel where its device runs it, and else calls the twin."""
 
     def run(*args: Any, **named: Any) -> Any:
-        return (looked_up(launch) if not lacks_kernels(_device(args)) else twin)(*args, **named)
+        first = _first(args)
+        done = NotImplemented
+        if first.dtype is not torch.float64 and not lacks_kernels(first.device):
+            done = looked_up(launch)(*args, **named)
+        return twin(*args, **named) if done is NotImplemented else done
 
     return run
 
 
-def _device(args: tuple[Any, ...]) -> torch.device:
-    first = args[0]
-    device: torch.device = (first if isinstance(first, torch.Tensor) else first[0]).device
-    return device
+def _first(args: tuple[Any, ...]) -> torch.Tensor:
+    first: torch.Tensor = args[0] if isinstance(args[0], torch.Tensor) else args[0][0]
+    return first
 
 
 @cache

@@ -23,13 +23,15 @@ class Variant:
     """One compilation of a kernel.
 
     dtype: Triton's word for the elements of pointers whose type is ``*T``. fixed: values of arguments that the compiler
-    knows; None for a tensor that is not given. loose: whether strides and sizes are any numbers, not multiples of 16.
+    knows; None for a tensor that is not given. ``columns.1`` is the second entry of the tuple ``columns``. warps: of 32
+    threads each. loose: whether strides and sizes are any numbers, not multiples of 16.
     capabilities: what it is compiled for.
     """
 
     name: str
     dtype: str
     fixed: Mapping[str, Any] = field(default_factory=dict)
+    warps: int = 4
     loose: bool = False
     capabilities: tuple[int, ...] = CAPABILITIES
 
@@ -39,7 +41,8 @@ class KernelRow:
     """One kernel.
 
     launch: takes the arguments of ``twin``. pointers: types of pointers, by argument; other arguments are int32.
-    tuples: number of entries of arguments that are tuples. bits: whether its results in float32 have the bits of the
+    tuples: number of entries of arguments that are tuples; a variant may have fewer. loose: arguments, or entries of
+    tuples, that are any number or address. bits: whether its results in float32 have the bits of the
     twin; without them, ``why`` says what differs, and ``bound`` how far, over the norm. vectors: the least number of
     loads of 16 bytes in each variant that is not loose. multiplies: whether it multiplies matrices.
     """
@@ -48,7 +51,7 @@ class KernelRow:
     kernel: str
     launch: str
     twin: str
-    pointers: Mapping[str, str]
+    pointers: Mapping[str, str | tuple[str, ...]]
     variants: tuple[Variant, ...]
     tuples: Mapping[str, int] = field(default_factory=dict)
     long: tuple[str, ...] = ()
@@ -73,6 +76,10 @@ _BY_TILES = (
     Variant("bf16", "bf16", _TILES | {"left_column": 1, "right_column": 1}),
     Variant("fp32", "fp32", _TILES, loose=True, capabilities=(80,)),  # 80 has the fewest registers to spare
 )
+_PARTS = ("rows", "at", "blank", "out", "padding", "counts", "lengths", "columns", "row_strides", "out_strides")
+_SHAPED = ("rows", "out", "columns", "row_strides", "out_strides")
+_CHOICE = {"TOP": 8, "GROUPS": 8, "LIMIT": 4, "SIZE": 32, "GROUP_ROOM": 8, "ROOM": 32}
+_COUNTED = {"EXPERTS": 256, "K": 8, "ROOM": 8, "CAPACITY": -1, "RANKS": 64, "NODES": 8, "BLOCK": 32}
 _PRODUCTS = "schedc_runtime.triton_kernels.products"
 
 ROWS = (
@@ -121,6 +128,62 @@ ROWS = (
         vectors=2,
     ),
     KernelRow(
+        "permute",
+        "schedc_runtime.triton_kernels.moves:_permute",
+        "schedc_runtime.triton_kernels.moves:launch_permute",
+        "schedc_runtime.moe.bags:_permute",
+        {
+            "rows": ("*T", "*fp32", "*i16"),
+            "out": ("*T", "*fp32", "*i16"),
+            "at": "*i64",
+            "blank": "*u8",
+        },
+        _elementwise({"BLOCK": 1024, "columns.1": 1}),
+        tuples=dict.fromkeys(_PARTS, 3),
+        loose=("padding", "counts", "lengths", *(f"{name}.{part}" for part in (1, 2) for name in _SHAPED)),
+        vectors=1,
+    ),
+    KernelRow(
+        "combine",
+        "schedc_runtime.triton_kernels.moves:_combine",
+        "schedc_runtime.triton_kernels.moves:launch_combine",
+        "schedc_runtime.moe.bags:_combine",
+        {"summands": "*T", "result": "*T", "at": "*i64", "offsets": "*i64"},
+        (
+            *_elementwise({"BLOCK": 1024, "LEVELS": 1}),
+            Variant("bf16 by rank, node and token", "bf16", {"BLOCK": 1024, "LEVELS": 3}),
+        ),
+        tuples=dict.fromkeys(("at", "offsets", "bags", "entries", "rows"), 3),
+        loose=("bags", "entries", "rows", "length"),
+        vectors=1,
+    ),
+    KernelRow(
+        "choose",
+        "schedc_runtime.triton_kernels.routing:_choose",
+        "schedc_runtime.triton_kernels.routing:launch_choose",
+        "schedc_runtime.moe.router:_chosen_by",
+        {"scores": "*fp32", "bias": "*fp32", "index": "*i64"},
+        (Variant("8 of 256 in 4 of 8 groups", "fp32", _CHOICE, warps=1),),
+        vectors=2,
+    ),
+    KernelRow(
+        "count",
+        "schedc_runtime.triton_kernels.routing:_count",
+        "schedc_runtime.triton_kernels.routing:launch_count",
+        "schedc_runtime.moe.counts:_count",
+        {
+            "index": "*i64",
+            "weight": "*fp32",
+            "ids": "*i16",
+            "slots": "*i64",
+            "unsorted": "*i16",
+            "told": "*i32",
+        },
+        (Variant("8 of 256", "fp32", _COUNTED), Variant("with a capacity", "fp32", _COUNTED | {"CAPACITY": 40})),
+        loose=("columns",),
+        vectors=2,
+    ),
+    KernelRow(
         "rows_times_weights",
         f"{_PRODUCTS}:_rows_times_weights",
         f"{_PRODUCTS}:triton_products",
@@ -144,4 +207,10 @@ ROWS = (
         multiplies=True,
     ),
 )
-"""All kernels of our own, in the order of their files."""
+"""All kernels of our own."""
+
+TWINS_ONLY = frozenset({
+    "add_load", "balance", "drop", "note", "plan_hop_landing", "plan_landing", "plan_packing", "plan_rail_packing",
+    "plan_relay", "plan_sizes", "tally", "weighted_backward", "weights", "weights_backward",
+})  # fmt: skip
+"""Operations without a kernel: a GPU launches each operation of their twins."""

@@ -65,7 +65,11 @@ def _combine(summands: Tensor, at: Sequence[Tensor], offsets: Sequence[Tensor], 
     return summands
 
 
-_combined = operation("combine(Tensor summands, Tensor[] at, Tensor[] offsets, int[] rows) -> Tensor", _combine)
+_combined = operation(
+    "combine(Tensor summands, Tensor[] at, Tensor[] offsets, int[] rows) -> Tensor",
+    _combine,
+    "schedc_runtime.triton_kernels.moves:launch_combine",
+)
 
 
 def combined(summands: Tensor, levels: Sequence[Bags]) -> Tensor:
@@ -89,7 +93,9 @@ def _permute(
 
 
 permute = operation(
-    "permute(Tensor[] rows, Tensor[] at, Tensor?[] blank, int[] padding, Tensor(a!)[] out) -> ()", _permute
+    "permute(Tensor[] rows, Tensor[] at, Tensor?[] blank, int[] padding, Tensor(a!)[] out) -> ()",
+    _permute,
+    "schedc_runtime.triton_kernels.moves:launch_permute",
 )
 """Writes to each of ``out`` [copies, ...] the rows ``at`` [copies] of a tensor, and padding where ``blank`` is set."""
 

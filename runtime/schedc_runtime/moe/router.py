@@ -111,7 +111,11 @@ def _chosen_by(scores: Tensor, bias: Tensor | None, top: int, groups: int, limit
     return choose_experts(scores if bias is None else scores + bias, top, groups, limit)
 
 
-_choose = operation("choose(Tensor scores, Tensor? bias, int top, int groups, int limit) -> Tensor", _chosen_by)
+_choose = operation(
+    "choose(Tensor scores, Tensor? bias, int top, int groups, int limit) -> Tensor",
+    _chosen_by,
+    "schedc_runtime.triton_kernels.routing:launch_choose",
+)
 
 
 def _sums(scores: Tensor) -> Tensor:

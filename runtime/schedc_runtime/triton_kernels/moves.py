@@ -1,13 +1,14 @@
 """Copies of rows, and their sums in a fixed order, in Triton. `schedc_runtime.moe.bags` says what.
 
-    permute    a program for each entry: it copies the entry's row of every part, or writes padding
-    combine    a program for each row of the last level and block of columns: it adds entries one after the other, each of
-               which may be the sum of a level before
+permute    a program for each entry: it copies the entry's row of every part, or writes padding
+combine    a program for each row of the last level and block of columns: it adds entries one after the other, each of
+           which may be the sum of a level before
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import triton
@@ -68,33 +69,31 @@ def _combine(  # type: ignore[no-untyped-def]
     number = tl.program_id(0).to(tl.int64)
     across = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = across < columns
-    total = _bag(
-        summands, at, offsets, bags, entries, rows, length, row_stride, number, across, inside, LEVELS - 1
-    )
+    total = _bag(summands, at, offsets, bags, entries, rows, length, row_stride, number, across, inside, LEVELS - 1)
     tl.store(result + number * columns + across, total.to(result.dtype.element_ty), mask=inside)
 
 
 def launch_permute(
     rows: Sequence[Tensor], at: Sequence[Tensor], blank: Sequence[Tensor | None], padding: Sequence[int],
     out: Sequence[Tensor],
-) -> None:  # fmt: skip
+) -> Any:  # fmt: skip
     """Write to each of ``out`` [copies, ...] the rows ``at`` [copies] of ``rows`` [...], or padding."""
     counts = tuple(len(index) for index in at)
     if not max(counts, default=0):
-        return
-    sources, targets = map(_near, rows), map(_matrix, out)
-    pairs = [_same_bytes(*pair, number) for *pair, number in zip(sources, targets, padding, strict=True)]
-    left, right = zip(*pairs, strict=True)
+        return None
+    if any(number for part, number in zip(rows, padding, strict=True) if part.dtype in _BYTES):
+        return NotImplemented
+    left = tuple(_near(part.view(_BYTES.get(part.dtype, part.dtype))) for part in rows)
+    right = tuple(_matrix(part.view(_BYTES.get(part.dtype, part.dtype))) for part in out)
     _permute[(max(counts),)](
         left, tuple(at), tuple(None if mask is None else mask.view(torch.uint8) for mask in blank), right,
         tuple(padding), counts, tuple(map(len, left)), tuple(matrix.shape[1] for matrix in right),
         tuple(matrix.stride(0) for matrix in left), tuple(matrix.stride(0) for matrix in right), BLOCK=BLOCK, **OPTIONS,
     )  # fmt: skip
+    return None
 
 
-def launch_combine(
-    summands: Tensor, at: Sequence[Tensor], offsets: Sequence[Tensor], rows: Sequence[int]
-) -> Tensor:
+def launch_combine(summands: Tensor, at: Sequence[Tensor], offsets: Sequence[Tensor], rows: Sequence[int]) -> Tensor:
     """[summands, ...] to [rows of the last level, ...]: as the twin, level by level in registers."""
     result = summands.new_empty(rows[-1], *summands.shape[1:])
     matrix = _near(summands)
@@ -117,13 +116,3 @@ def _near(tensor: Tensor) -> Tensor:
     """[rows, ...] as [rows, columns] whose columns lie side by side."""
     matrix = tensor.reshape(len(tensor), tensor.shape[1:].numel())
     return matrix if matrix.stride(1) == 1 or matrix.shape[1] == 1 else matrix.contiguous()
-
-
-def _same_bytes(source: Tensor, target: Tensor, padding: int) -> tuple[Tensor, Tensor]:
-    """Both as numbers that every architecture copies."""
-    kind = _BYTES.get(source.dtype)
-    if kind is None:
-        return source, target
-    if padding:
-        raise CompilerBug(f"{source.dtype} rows with {padding} as padding")
-    return source.view(kind), target.view(kind)

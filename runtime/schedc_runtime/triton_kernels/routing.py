@@ -1,8 +1,10 @@
 """Choices of experts in Triton. `schedc_runtime.moe.router` and `schedc_runtime.moe.counts` say what.
 
-    choose    a program for each token. Its keys are those of the twin: bits of the score, and below them the id
-    count     programs for blocks of tokens, which sort a token's choices, and one for each number that a rank tells
+choose    a program for each token. Its keys are those of the twin: bits of the score, and below them the id
+count     programs for blocks of tokens, which sort a token's choices, and one for each number that a rank tells
 """
+
+# mypy: disable-error-code="no-untyped-def"
 
 from __future__ import annotations
 
@@ -22,21 +24,21 @@ _TOKENS = 32
 """Tokens of a block."""
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _key(value, below):  # type: ignore[no-untyped-def]
+@triton.jit
+def _key(value, below):
     bits = (value + 0.0).to(tl.int32, bitcast=True)  # 0.0 makes -0.0 equal to 0.0
     rising = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     return (rising.to(tl.int64) << 20) + below
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _value(key):  # type: ignore[no-untyped-def]
+@triton.jit
+def _value(key):
     rising = (key >> 20).to(tl.int32)
     return (rising ^ ((rising >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _choose(  # type: ignore[no-untyped-def]
+def _choose(
     scores, bias, index, row_stride, TOP: tl.constexpr, GROUPS: tl.constexpr, LIMIT: tl.constexpr, SIZE: tl.constexpr,
     GROUP_ROOM: tl.constexpr, ROOM: tl.constexpr,
 ):  # fmt: skip
@@ -73,7 +75,11 @@ def _choose(  # type: ignore[no-untyped-def]
 def launch_choose(scores: Tensor, bias: Tensor | None, top: int, groups: int, limit: int) -> Any:
     """[N, top] int64: as the twin, of scores [N, experts] in float32."""
     tokens, experts = scores.shape
-    if scores.dtype is not torch.float32 or experts > 1 << _ID_BITS or (bias is not None and bias.dtype != scores.dtype):
+    if (
+        scores.dtype is not torch.float32
+        or experts > 1 << _ID_BITS
+        or (bias is not None and bias.dtype != scores.dtype)
+    ):
         return NotImplemented
     groups, limit = (groups, limit) if limit < groups else (1, 1)
     size = experts // groups
@@ -90,7 +96,7 @@ def launch_choose(scores: Tensor, bias: Tensor | None, top: int, groups: int, li
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _numbers(index, tokens, EXPERTS: tl.constexpr, K: tl.constexpr, ROOM: tl.constexpr, block, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _numbers(index, tokens, EXPERTS: tl.constexpr, K: tl.constexpr, ROOM: tl.constexpr, block, BLOCK: tl.constexpr):
     token = block * BLOCK + tl.arange(0, BLOCK)
     slot = tl.arange(0, ROOM)
     inside = (token[:, None] < tokens) & (slot[None, :] < K)
@@ -100,7 +106,10 @@ def _numbers(index, tokens, EXPERTS: tl.constexpr, K: tl.constexpr, ROOM: tl.con
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _sort(index, ids, slots, unsorted, tokens, block, EXPERTS: tl.constexpr, K: tl.constexpr, ROOM: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _sort(
+    index, ids, slots, unsorted, tokens, block, EXPERTS: tl.constexpr, K: tl.constexpr, ROOM: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
     at, inside, _, number = _numbers(index, tokens, EXPERTS, K, ROOM, block, BLOCK)
     slot = tl.arange(0, ROOM)
     number = tl.where(inside, number, EXPERTS + 1)
@@ -114,7 +123,7 @@ def _sort(index, ids, slots, unsorted, tokens, block, EXPERTS: tl.constexpr, K: 
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _tell(  # type: ignore[no-untyped-def]
+def _tell(
     index, weight, told, tokens, column, columns, EXPERTS: tl.constexpr, K: tl.constexpr, ROOM: tl.constexpr,
     CAPACITY: tl.constexpr, RANKS: tl.constexpr, NODES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -154,7 +163,7 @@ def _tell(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _count(  # type: ignore[no-untyped-def]
+def _count(
     index, weight, ids, slots, unsorted, told, tokens, columns, EXPERTS: tl.constexpr, K: tl.constexpr,
     ROOM: tl.constexpr, CAPACITY: tl.constexpr, RANKS: tl.constexpr, NODES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip

@@ -5,13 +5,15 @@ from __future__ import annotations
 import platform
 import re
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 import torch
 
 import schedc_runtime
-from schedc_runtime.kernels.registry import CAPABILITIES, ROWS
+from schedc_runtime.kernels.library import OPERATIONS
+from schedc_runtime.kernels.registry import CAPABILITIES, ROWS, TWINS_ONLY
 from support import kernel_facts, kernel_numbers, product_cases
 from support.kernel_facts import answer_of
 from support.needs import BARE
@@ -40,8 +42,15 @@ def test_every_kernel_has_a_row() -> None:
         for path in PACKAGE.rglob("*.py")
         for name in re.findall(r"@triton.jit.*\ndef (\w+)", path.read_text(encoding="utf-8"))
     }
-    parts = {"schedc_runtime.triton_kernels.swiglu:_with_bias"}
-    assert kernels == {row.kernel for row in ROWS} | parts
+    assert {row.kernel for row in ROWS} <= kernels
+    parts = {"_with_bias", "_bag", "_key", "_value", "_numbers", "_sort", "_tell"}
+    assert {name.partition(":")[2] for name in kernels - {row.kernel for row in ROWS}} == parts
+
+
+def test_operations_have_a_kernel_or_are_named() -> None:
+    import_module("schedc_runtime.moe.layer")
+    assert {name for name, launch in OPERATIONS.items() if not launch} == TWINS_ONLY
+    assert {launch for launch in OPERATIONS.values() if launch} == {row.launch for row in ROWS if row.twin}
 
 
 def test_numbers_in_the_interpreter_are_those_of_the_twins() -> None:
@@ -50,7 +59,7 @@ def test_numbers_in_the_interpreter_are_those_of_the_twins() -> None:
 
 @pytest.mark.slow
 def test_planted_faults_change_numbers() -> None:
-    assert answer_of(kernel_numbers, "--faults", interpreted=True) == []
+    assert answer_of(kernel_numbers, "--faults", "--first", interpreted=True) == []
 
 
 @pytest.mark.device
