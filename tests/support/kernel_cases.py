@@ -120,6 +120,14 @@ def _count(dtype: torch.dtype, device: torch.device) -> Iterator[Args]:
             yield marked, weight, shape.numbers
 
 
+def _weighted_backward(dtype: torch.dtype, device: torch.device) -> Iterator[Args]:
+    for columns, weighted in ((1040, True), (24, False)):
+        unweighted, rows = (torch.randn(5, columns).to(device, dtype) for _ in range(2))
+        yield unweighted, rows, torch.rand(5).to(device), weighted
+    yield unweighted[:1].expand(5, -1), rows.t().contiguous().t(), torch.rand(5).to(device), True
+    yield unweighted[:0], rows[:0], torch.rand(0).to(device), True
+
+
 CASES: dict[str, Callable[[torch.dtype, torch.device], Iterator[Args]]] = {
     "swiglu": _swiglu,
     "swiglu_backward": _swiglu_backward,
@@ -128,5 +136,6 @@ CASES: dict[str, Callable[[torch.dtype, torch.device], Iterator[Args]]] = {
     "combine": _combine,
     "choose": _choose,
     "count": _count,
+    "weighted_backward": _weighted_backward,
 }
 """By kernel: arguments of its twin."""

@@ -184,6 +184,19 @@ ROWS = (
         vectors=2,
     ),
     KernelRow(
+        "weighted_backward",
+        "schedc_runtime.triton_kernels.gates:_weighted_backward",
+        "schedc_runtime.triton_kernels.gates:launch_weighted_backward",
+        "schedc_runtime.moe.stacked_linear:_backward_of_weighted",
+        dict.fromkeys(("unweighted", "rows", "rows_grad", "weighted"), "*T")
+        | dict.fromkeys(("gates", "gates_grad"), "*fp32"),
+        _elementwise({"BLOCK": 1024}),
+        bits=False,
+        why="a gate's gradient is a sum in another order",
+        bound=1e-6,
+        vectors=2,
+    ),
+    KernelRow(
         "rows_times_weights",
         f"{_PRODUCTS}:_rows_times_weights",
         f"{_PRODUCTS}:triton_products",
@@ -211,6 +224,6 @@ ROWS = (
 
 TWINS_ONLY = frozenset({
     "add_load", "balance", "drop", "note", "plan_hop_landing", "plan_landing", "plan_packing", "plan_rail_packing",
-    "plan_relay", "plan_sizes", "tally", "weighted_backward", "weights", "weights_backward",
+    "plan_relay", "plan_sizes", "tally", "weights", "weights_backward",
 })  # fmt: skip
 """Operations without a kernel: a GPU launches each operation of their twins."""
