@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from schedc_runtime.device.choice import device_for
+from schedc_runtime.kernels.swiglu import gated_gradients, swiglu
 
 Plain = Callable[..., Any]
 T = TypeVar("T")
@@ -105,12 +106,15 @@ class Gated(torch.autograd.Function):
         """[...] silu(gate) * up."""
         ctx.save_for_backward(gate, up)
         ctx.compiled = compiled
-        return _run(fused_gated, compiled, gate, up)
+        result: Tensor = _run(fused_gated, True, gate, up) if compiled else swiglu(gate, up)
+        return result
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
         """[...] the gradients of gate and up."""
-        return *_run(gated_backward, ctx.compiled, gradient, *ctx.saved_tensors), None
+        if not ctx.compiled:
+            return *gated_gradients(gradient, *ctx.saved_tensors), None
+        return *_run(gated_backward, True, gradient, *ctx.saved_tensors), None
 
 
 class BiasGelu(torch.autograd.Function):

@@ -85,6 +85,13 @@ def gated_halves(both: Tensor) -> Tensor:
     return output
 
 
+def gated_gradients(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    """[..., F] the gradients of gate and up."""
+    gradients = grad.new_empty(gate.shape), grad.new_empty(up.shape)
+    swiglu_backward(grad, gate, up, None, None, None, *gradients, None)
+    return gradients
+
+
 class _Gated(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
@@ -94,10 +101,7 @@ class _Gated(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        gate, up = ctx.saved_tensors
-        gradients = grad.new_empty(gate.shape), grad.new_empty(up.shape)
-        swiglu_backward(grad, gate, up, None, None, None, *gradients, None)
-        return gradients
+        return gated_gradients(grad, *ctx.saved_tensors)
 
 
 class _GatedHalves(torch.autograd.Function):
