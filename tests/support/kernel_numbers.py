@@ -111,7 +111,7 @@ FAULTS = (
     KernelFault("weighted_backward", "rows of the gradient", "(x * gate)", "(d * gate)"),
     KernelFault("weighted_backward", "the last block alone", "products += d * x", "products = d * x"),
     KernelFault("add_gradients", "no rest", "inside = (rest < count) &", "inside = (rest < 0) &"),
-    KernelFault("add_gradients", "a pair too early", "block >= starts[pair]:", "block + 1 >= starts[pair]:"),
+    KernelFault("add_gradients", "a pair too early", "block >= starts", "block + 1 >= starts"),
     KernelFault("add_gradients", "subtracted", "+ tl.load(summand + at", "- tl.load(summand + at"),
 )  # fmt: skip
 """The faults; each is planted alone."""

@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from schedc_runtime.triton_kernels.numbers import veiled
+
 PAIRS = 64
 """Pairs of a launch. Their addresses are arguments of the kernel, and no table of them is uploaded."""
 OPTIONS = {"BLOCK": 1024, "num_warps": 4, "enable_fp_fusion": False}
@@ -17,13 +19,13 @@ _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _ALIGNED = 16
 
 
-@triton.jit(do_not_specialize=["starts", "counts"])  # type: ignore[untyped-decorator]
+@triton.jit  # type: ignore[untyped-decorator]
 def _forward(totals, summands, starts, counts, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     block = tl.program_id(0)
-    total, summand, start, count = totals[0], summands[0], starts[0], counts[0]
+    total, summand, start, count = totals[0], summands[0], starts[0] >> 4, counts[0] >> 4
     for pair in tl.static_range(1, len(totals)):
-        if block >= starts[pair]:
-            total, summand, start, count = totals[pair], summands[pair], starts[pair], counts[pair]
+        if block >= starts[pair] >> 4:
+            total, summand, start, count = totals[pair], summands[pair], starts[pair] >> 4, counts[pair] >> 4
     at = tl.cast(block - start, tl.int64) * BLOCK + tl.arange(0, BLOCK)
     whole = (tl.cast(count, tl.int64) >> 4) << 4  # a multiple of 16 has masks by vectors
     inside = at < whole
@@ -54,7 +56,7 @@ def _launch(pairs: list[tuple[Tensor, Tensor]]) -> None:
     ends = list(accumulate(triton.cdiv(count, OPTIONS["BLOCK"]) for count in counts))
     starts = [0, *ends[:-1], *[ends[-1]] * (PAIRS - len(pairs))]  # no block is behind the last end
     totals, summands = zip(*filled, strict=True)
-    _forward[(ends[-1],)](totals, summands, tuple(starts), tuple(counts + [0] * (PAIRS - len(pairs))), **OPTIONS)
+    _forward[(ends[-1],)](totals, summands, veiled(starts), veiled(counts + [0] * (PAIRS - len(pairs))), **OPTIONS)
     torch.autograd.graph.increment_version([total for total, _ in pairs])
 
 

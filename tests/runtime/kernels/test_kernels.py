@@ -14,6 +14,7 @@ import torch
 import schedc_runtime
 from schedc_runtime.kernels.library import OPERATIONS
 from schedc_runtime.kernels.registry import CAPABILITIES, ROWS, TWINS_ONLY
+from schedc_runtime.triton_kernels.numbers import veiled
 from support import kernel_facts, kernel_numbers, product_cases
 from support.kernel_facts import answer_of
 from support.needs import BARE
@@ -45,6 +46,12 @@ def test_every_kernel_has_a_row() -> None:
     assert {row.kernel for row in ROWS} <= kernels
     parts = {"_with_bias", "_bag", "_key", "_value", "_numbers", "_sort", "_tell"}
     assert {name.partition(":")[2] for name in kernels - {row.kernel for row in ROWS}} == parts
+
+
+def test_veiled_numbers_are_never_compiled_for() -> None:
+    numbers = range(-40, 40)
+    assert [number for number in veiled(numbers) if number % 16 == 0 or number == 1] == []
+    assert [number >> 4 for number in veiled(numbers)] == list(numbers)
 
 
 def test_operations_have_a_kernel_or_are_named() -> None:
