@@ -283,7 +283,7 @@ class ForwardSteps(StageBase):
         before = torch.is_grad_enabled()
         torch._C._set_grad_enabled(
             trains
-        )  # a loss may add gradients at once. The context of torch costs three times it
+        )  # a loss may add gradients at once; torch's context takes three times as long
         try:
             loss = check_loss(self._loss_of(self.loss_fn, result, state.target, state.recorder))
         finally:
