@@ -8,7 +8,7 @@ from unittest.mock import patch
 import torch
 
 from schedc_runtime.execute.executor import InstructionError
-from schedc_runtime.moe import trees
+from schedc_runtime.moe import router
 from support.fake_device import PLANS, Asked, fake_step, host_asks
 from support.short_search import short_search
 
@@ -22,10 +22,15 @@ def failure(asked: Asked, lines: str) -> list[str]:
     return []
 
 
+def on_the_host(scores: torch.Tensor, top: int, *groups: int) -> torch.Tensor:
+    """[N, top] experts, in the memory of the host."""
+    return torch.zeros(len(scores), top, dtype=torch.int64)
+
+
 def main() -> None:
     with short_search():
         static, asked = host_asks("zbv", "bounded"), Asked()
-        with patch.object(trees, "arange", lambda count, like: torch.arange(count)):
+        with patch.object(router, "choose_experts", on_the_host):
             on_host = failure(Asked(), PLANS["padded"])
         failure(asked, "  alltoall flat\n")  # zeros are no sizes
     print(json.dumps({"static": static, "on_host": on_host, "inside": asked.inside}))
