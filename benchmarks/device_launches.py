@@ -103,9 +103,9 @@ def _launch(name: str) -> Launch:
 
 def step(lines: str, router: RouterConfig, blocks: int, microbatches: int) -> Launches:
     """What the third step of a model launches, whose gradients and buffers are there."""
-    program = compiled(
-        "1f1b", {"P": 1, "M": microbatches}, f"  experts 8 top 2\n  topology nodes 1 x 1\n{lines}", str(blocks)
-    )
+    groups = f" groups {router.groups} limit {router.limit}" if router.groups > 1 else ""
+    plan = f"  experts 8 top 2{groups}\n  topology nodes 1 x 1\n{lines}"
+    program = compiled("1f1b", {"P": 1, "M": microbatches}, plan, str(blocks))
     torch.manual_seed(0)
     narrow = {"width": 16, "heads": 2, "inner": 16, "expert_inner": 8, "query_rank": 8, "key_value_rank": 8}
     config = MoEConfig(32, dense_blocks=0, moe_blocks=blocks, routing=router, **narrow)
