@@ -28,9 +28,9 @@ def test_a_step_of_static_shapes_stays_on_its_device(printed: Any) -> None:
 
 
 def test_an_index_on_the_host_is_found(printed: Any) -> None:
-    kind, text = printed["on_host"]
-    assert kind == "FakeTensorDeviceMismatchError"
+    _, text = printed["on_host"]
     assert "0F0" in text
+    assert "tensor's device must be `meta`, got cpu" in text  # as fakes call it in an operation of gradients
 
 
 def test_a_question_inside_an_instruction_is_found(printed: Any) -> None:
