@@ -14,9 +14,16 @@ from schedc_runtime.transit.base import ExchangeCase, Exchanger, Transit
 from schedc_runtime.transit.carried import LibraryCarrier
 from schedc_runtime.transit.deep_ep import DeepEp1, DeepEp2, deep_ep_lacks
 
+_LACKS = """\
+hybrid_ep: no adapter yet: its calls give no event, and take weights as a map of all experts
+nccl_ep: no adapter yet: its Python bindings wrap the C interface by ctypes, without torch
+uccl_ep: no adapter: its wrapper is a package `deep_ep` of DeepEP's interface: name `deep_ep`"""
+"""Libraries without an adapter, and what each lacks."""
 
-def _missing(library: str, lack: str) -> Exchanger:
-    """A library without an adapter."""
+
+def _missing(line: str) -> Exchanger:
+    """The library of a line of `_LACKS`, which is refused by name."""
+    library, _, lack = line.partition(": ")
 
     def refused(*_: Any) -> Transit:
         raise RuntimeFault(f"exchange {library}: {lack}")
@@ -29,9 +36,7 @@ EXCHANGES = ProviderTable(
     (
         Exchanger("deep_ep", partial(deep_ep_lacks, "deep_ep"), DeepEp1),
         Exchanger("deep_ep_2", partial(deep_ep_lacks, "deep_ep_2"), DeepEp2),
-        _missing("hybrid_ep", "no adapter yet: its calls give no event, and take weights as a map of all experts"),
-        _missing("nccl_ep", "no adapter yet: its Python bindings wrap the C interface by ctypes, without torch"),
-        _missing("uccl_ep", "no adapter: its wrapper is a package `deep_ep` of DeepEP's interface: name `deep_ep`"),
+        *map(_missing, _LACKS.splitlines()),
     ),
 )
 """By name. Those without an adapter are refused by name."""

@@ -88,6 +88,7 @@ def test_what_cannot_be_sharded_is_refused(schedule: str, mesh: Mesh, message: s
         check_sharding(schedc.compile(schedule, P=2, M=4), mesh)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("schedule", "mesh", "kind"),
     [

@@ -49,6 +49,7 @@ def test_a_lane_without_works_fails() -> None:
         pass
 
 
+@pytest.mark.slow
 def test_a_step_of_pairs_with_experts_is_clean() -> None:
     """`benchmarks/device.py clean` has eight schedules under eight plans, on two ranks."""
     assert unclean("dualpipev", "hierarchical", {"P": 1, "M": 2}) == []
@@ -60,11 +61,13 @@ def test_late_works_keep_the_bits(schedule: str) -> None:
     assert [name for name, value in plain.items() if not torch.equal(value, lately[name])] == []
 
 
+@pytest.mark.slow
 def test_late_works_keep_the_bits_of_pairs_with_experts() -> None:
     plain, lately = pairs(), late(pairs)
     assert [name for name, value in plain.items() if not torch.equal(value, lately[name])] == []
 
 
+@pytest.mark.slow
 def test_late_works_show_faults_in_bits() -> None:
     plain = snapshot_steps()
     kept = {fault.name for fault in QUICK if bits_under_late(fault, plain)}

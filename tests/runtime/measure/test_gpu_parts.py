@@ -61,6 +61,7 @@ def ran(path: Path, names: Sequence[str], limits: Limits = Limits(), **key: Any)
     return state, run_part(names, state, "cpu", 1, limits, quiet=True)
 
 
+@pytest.mark.slow
 def test_a_section_that_dies_or_hangs_costs_itself_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACTS", json.dumps({"bags": "die", "watch": "hang"}))
     names = ["parity", "bags", "families", "watch", "kill"]
@@ -216,6 +217,7 @@ def test_every_section_is_in_one_part() -> None:
     assert len(sections()) == len(set(sections()))
 
 
+@pytest.mark.slow
 def test_steps_under_the_sanitizer_of_streams_name_its_races(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sanitizer without a GPU: it asks for the current stream, and follows tensors of CUDA alone."""
     asked: list[int] = []

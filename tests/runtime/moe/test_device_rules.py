@@ -38,6 +38,7 @@ def test_entries_behind_the_last_row_are_in_bags_that_nobody_reads(
             torch.testing.assert_close(combined(summands, [bags]), wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_a_layer_has_its_bits_under_the_rules_of_a_gpu(method: Method) -> None:
     """Outputs and all gradients: exact, padded, and in bounded buffers, which are never full."""

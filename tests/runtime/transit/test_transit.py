@@ -83,6 +83,7 @@ def test_a_library_carries_rows_of_the_same_program(schedule: str, sizes: dict[s
     assert 0 < apart < 1e-12, "other sums, and so other bits"
 
 
+@pytest.mark.slow
 def test_the_stream_of_a_library_is_ordered_by_the_program() -> None:
     wanted = step("toy", "  overlap auto\n", "dualpipev", P=2, M=4)
     seen = watched(lambda: step("toy", "  overlap auto\n", "dualpipev", P=2, M=4), strict=True, lanes=["toy"])

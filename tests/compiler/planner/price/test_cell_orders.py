@@ -70,6 +70,7 @@ def raised(costs: CellCosts, at: int, factor: float) -> CellCosts:
     return replace(costs, segments=tuple(parts[:count]), exchanges=tuple(parts[count:]))
 
 
+@pytest.mark.slow
 @short_search()
 def test_no_step_falls_where_a_part_of_a_cell_takes_longer() -> None:
     """Twice all times is twice the step, to the last bit. A part is at times all that a step waits for."""
