@@ -227,12 +227,13 @@ def whole_state(rank: int, world_size: int, schedule: str) -> list[Any]:
 def stopped_device(rank: int, world_size: int, inside: bool = False) -> list[Any]:
     """Rank 1's device stops at the third call of its first block; what this rank raises, and when.
 
-    inside: the host waits for the device in the middle of an op, too, as exact sizes of experts do.
+    inside: the host waits for the device in the middle of an op, too, as exact sizes of experts do. Rank 0, which then
+    waits for rank 1, has a longer limit, so that rank 1 gives up first.
     """
     left: list[str] = []
     abort, destroy = gpu.abort_groups, dist.destroy_process_group
     with simulated_device():
-        model, pipe = build(timeout=1.0)
+        model, pipe = build(timeout=4.0 if inside and rank == 0 else 1.0)
         pipe.step(*tokens(8))
 
         def stop(output: Tensor) -> None:
