@@ -59,7 +59,7 @@ def measure(setting: Setting) -> dict[str, Any]:
 
 
 def sanitized() -> list[str]:
-    """What the sanitizer finds. It has to be there before the first stream, hence in a process of its own."""
+    """The races that torch's sanitizer finds. A process of its own has the sanitizer from its first stream on."""
     command = [sys.executable, "-m", "gpu.watched_steps"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

@@ -98,7 +98,7 @@ def breaks_ties(call: RuledCall) -> bool:
 
 
 def ties(call: RuledCall, onward: Onward) -> Any:
-    """Of equal entries those that come last are chosen first. Stable sorts keep their order."""
+    """The last one of equal entries is chosen first. Stable sorts keep their order."""
     values, dim = call.get("self"), call.get("dim")
     if call.func._overloadname in ("values", "values_stable"):
         raise NotImplementedError(f"{call.func}: results in memory that is given are not turned")

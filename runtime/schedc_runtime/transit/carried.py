@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from schedc_runtime.device.base import DeviceEvent
-from schedc_runtime.device.choice import device_for
+from schedc_runtime.device.choice import HostCopy, device_for
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.carrier_facts import CarrierFacts
 from schedc_runtime.moe.counts import Choices, Counts, Shape
@@ -159,12 +159,13 @@ class TransitDispatch(TransitExchange):
         return arrived.rows, gates.detach(), route.arrived.ends  # autograd marks what is given, and the route stays
 
     def _compare(self, arrived: Arrived, route: CarriedRoute) -> None:
-        """Compare the ends with everyone's counts, once."""
+        """Compare the ends with everyone's counts, once, by one copy to the host."""
         if self.compared:
             return
         self.compared, aligned = True, self.transit.facts.aligned
-        counts = [-(-count // aligned) * aligned for count in route.counts.mine.sum(0).tolist()]
-        ends = arrived.ends.tolist()
+        chosen = route.counts.mine.sum(0)
+        told = HostCopy(torch.cat([chosen, arrived.ends.to(chosen.dtype)])).join().tolist()
+        counts, ends = [-(-count // aligned) * aligned for count in told[: len(chosen)]], told[len(chosen) :]
         own = [end - start for start, end in zip([0, *ends], ends, strict=False)]
         if own != counts or ends[-1] > len(arrived.rows):
             raise self._fault(

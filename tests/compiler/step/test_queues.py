@@ -178,7 +178,7 @@ def test_a_batch_is_an_item_of_each_queue() -> None:
 
 @pytest.mark.parametrize("seed", range(24))
 def test_messages_that_take_no_time_never_wait_in_one_queue(seed: int) -> None:
-    """Of a program that is ordered by the same costs. So nothing is chosen there."""
+    """The program is ordered by the same costs. No communicators are chosen for it."""
     draw, schedule = random.Random(seed), random_schedule(seed)
     own = ([draw.choice([1.0, 2.0, 3.0, 7.0, 20.0]) for _ in range(schedule.stages)] for _ in "FIW")
     costs = Costs(*map(tuple, own))
