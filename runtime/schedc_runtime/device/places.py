@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from types import CodeType
@@ -39,23 +39,27 @@ def during() -> Callable[[], str]:
     return _RUNNING[-1].at_work() if _RUNNING else str
 
 
+def code_lines() -> Iterator[tuple[str, int, bool]]:
+    """(file, line, whether it is of the runtime, with a path) of the code that runs, the innermost first."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        file, own = _file(frame.f_code)
+        if file:
+            yield file, frame.f_lineno, own
+        frame = frame.f_back  # type: ignore[assignment]
+
+
 def place() -> str:
     """File and line of the runtime that runs now; of the file that calls torch where no line of it does."""
-    frame, other = sys._getframe(1), ""
-    while frame is not None:
-        where = _named(frame.f_code)
-        if where.startswith("/"):
-            other = other or f"{where[1:]}:{frame.f_lineno}"
-        elif where:
-            return f"{where}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
-    return other or "?"
+    file, line, _ = max(code_lines(), key=lambda each: each[2], default=("?", 0, False))
+    return f"{file}:{line}"
 
 
 @cache
-def _named(code: CodeType) -> str:
-    """The file of a function: of the runtime, of another with a slash before it; empty for torch and for this room."""
+def _file(code: CodeType) -> tuple[str, bool]:
+    """The file of a function, and whether it is of the runtime; empty for torch, devices and the capture checker."""
     path = Path(code.co_filename)
     if path.is_relative_to(_RUNTIME):
-        return "" if path.parent == _RUNTIME / "device" else path.relative_to(_RUNTIME).as_posix()
-    return "" if "torch" in path.parts or code.co_filename.startswith("<") else f"/{path.name}"
+        parts = path.relative_to(_RUNTIME).parts
+        return "" if parts[0] in ("device", "capture") else "/".join(parts), True
+    return "" if "torch" in path.parts or code.co_filename.startswith("<") else path.name, False

@@ -126,13 +126,11 @@ def _copied(scalars: Sequence[Tensor], vectors: Sequence[Tensor]) -> list[float]
     dtypes = list(dict.fromkeys(scalar.dtype for scalar in scalars))
     order = [place for dtype in dtypes for place, scalar in enumerate(scalars) if scalar.dtype is dtype]
     parts = [torch.stack([s for s in scalars if s.dtype is dtype]).to(torch.float64) for dtype in dtypes]
-    if vectors:
-        parts.append(torch.cat(list(vectors)).to(torch.float64))
+    parts += [torch.cat(list(vectors)).to(torch.float64)] if vectors else []
     if not parts:
         return []
     values: list[float] = HostCopy(torch.cat(parts)).join().tolist()
-    sorted_values = [value for _, value in sorted(zip(order, values, strict=False))]
-    return sorted_values + values[len(order) :]
+    return [value for _, value in sorted(zip(order, values, strict=False))] + values[len(order) :]
 
 
 def _joined(values: Sequence[Any], dtype: torch.dtype, agreed: float | None) -> tuple[StepResult, bool]:
