@@ -20,7 +20,9 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType, ModuleType
 
@@ -40,6 +42,34 @@ MOST_OPS, MOST_WORK = 20_000, 5_000_000
 
 class Hang(BaseException):
     """An input took too long."""
+
+
+@contextmanager
+def uncounted_compiling() -> Iterator[None]:
+    """Stops the clock of an input while numba compiles, which is done once and belongs to no input.
+
+    A `Hang` inside of it would be lost in a callback of LLVM.
+    """
+    if find_spec("numba") is None:
+        yield
+        return
+    from numba.core import event
+
+    class Compiling(event.Listener):  # type: ignore[misc, name-defined, unused-ignore]
+        depth, left = 0, 0.0
+
+        def on_start(self, event: object) -> None:
+            if self.depth == 0:
+                self.left = signal.setitimer(signal.ITIMER_PROF, 0)[0]
+            self.depth += 1
+
+        def on_end(self, event: object) -> None:
+            self.depth -= 1
+            if self.depth == 0 and self.left:
+                signal.setitimer(signal.ITIMER_PROF, self.left)
+
+    with event.install_listener("numba:compiler_lock", Compiling()):
+        yield
 
 
 def outcome(given: Case) -> str:
@@ -83,7 +113,8 @@ def fuzz(count: int, seed: int, tell: Callable[[str], None], first: int = 0, onl
     for number in range(first, first + count):
         family, given = case(seed, number, only)
         begin = time.process_time()
-        what, error = timed(given)
+        with uncounted_compiling():
+            what, error = timed(given)
         if error is not None:
             faults.append(number)
             tell(report(number, family, given, error))
