@@ -1,12 +1,43 @@
 """Runs compiled pipeline schedules on torch: `Pipeline(model, program, loss_fn=...)`, one of them or a `Mesh`."""
 
-from schedc_runtime.materialize.record import deferred
-from schedc_runtime.pipeline.build.assembly import Cut
-from schedc_runtime.pipeline.build.chunked_loss import ChunkedLoss, Loss
-from schedc_runtime.pipeline.pipeline import Pipeline
-from schedc_runtime.pipeline.step.losses import StepResult
-from schedc_runtime.random_numbers.numbering import named_random
-from schedc_runtime.ranks.join import join
-from schedc_runtime.ranks.mesh import Mesh
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from schedc_runtime.materialize.record import deferred
+    from schedc_runtime.pipeline.build.assembly import Cut
+    from schedc_runtime.pipeline.build.chunked_loss import ChunkedLoss, Loss
+    from schedc_runtime.pipeline.pipeline import Pipeline
+    from schedc_runtime.pipeline.step.losses import StepResult
+    from schedc_runtime.random_numbers.numbering import named_random
+    from schedc_runtime.ranks.join import join
+    from schedc_runtime.ranks.mesh import Mesh
 
 __all__ = ["ChunkedLoss", "Cut", "Loss", "Mesh", "Pipeline", "StepResult", "deferred", "join", "named_random"]
+
+_HOME = {
+    "ChunkedLoss": "pipeline.build.chunked_loss",
+    "Cut": "pipeline.build.assembly",
+    "Loss": "pipeline.build.chunked_loss",
+    "Mesh": "ranks.mesh",
+    "Pipeline": "pipeline.pipeline",
+    "StepResult": "pipeline.step.losses",
+    "deferred": "materialize.record",
+    "join": "ranks.join",
+    "named_random": "random_numbers.numbering",
+}
+
+
+def __dir__() -> list[str]:
+    """The public names, imported or not."""
+    return sorted(__all__)
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name on its first use: processes that watch ranks or read checkpoints load no torch."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'schedc_runtime' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"schedc_runtime.{_HOME[name]}"), name)
