@@ -36,7 +36,17 @@ class Closure(NamedTuple):
 
 ASKED_FOR = tuple(
     f"schedc_runtime.{name}"
-    for name in ("fusion", "compiled", "materialize", "offload", "checkpoint", "triton_kernels", "capture", "transit")
+    for name in (
+        "fusion",
+        "compiled",
+        "materialize",
+        "offload",
+        "checkpoint",
+        "saved",
+        "triton_kernels",
+        "capture",
+        "transit",
+    )
 )
 CLOSURES = (
     Closure("schedc_runtime.execute.bind", 5_000),

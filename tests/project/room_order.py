@@ -27,7 +27,7 @@ LEVELS = {
     ),
     "schedc_runtime": (
         ("errors",),
-        ("device", "providers", "triton_kernels"),
+        ("device", "saved", "providers", "triton_kernels"),
         ("kernels", "capture"),
         ("testing", "transport"),
         ("random_numbers",),

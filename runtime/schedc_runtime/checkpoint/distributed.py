@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from schedc_runtime.checkpoint.pickled import ORDERED, Called, parse_pickle, pickled_sizes, unique
+from schedc_runtime.checkpoint.pickled import ORDERED, Called, parse_pickle, pickled_sizes
 from schedc_runtime.checkpoint.stored import Stored, inside_file, reading
 from schedc_runtime.checkpoint.torch_file import DTYPES, Archive
+from schedc_runtime.saved.plain import unique
 
 METADATA = ".metadata"
 _DCP = "torch.distributed.checkpoint.metadata."

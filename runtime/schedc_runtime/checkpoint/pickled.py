@@ -6,10 +6,12 @@ call stays the record of it, `Called`. Names beside those that the reader knows 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pickletools import genops
 from typing import Any
+
+from schedc_runtime.saved.plain import unique
 
 _MARK = object()
 _PLAIN = (str, int, float, bytes, type(None))
@@ -146,16 +148,6 @@ def _fill(filled: dict[Any, Any], keys: list[Any], values: list[Any]) -> dict[An
         if not all(isinstance(part, (*_PLAIN, Called)) for part in parts):
             raise ValueError("the pickle has a key of another kind")
     return unique(zip(keys, values, strict=True), filled)
-
-
-def unique(pairs: Iterable[tuple[Any, Any]], filled: dict[Any, Any] | None = None) -> dict[Any, Any]:
-    """``filled``, or a new dict, with ``pairs``. Raises `ValueError` for a name that is there twice."""
-    filled = {} if filled is None else filled
-    for key, value in pairs:
-        if key in filled:
-            raise ValueError(f"`{key}` is there twice")
-        filled[key] = value
-    return filled
 
 
 def _nothing(_machine: _Machine, _: Any) -> None:

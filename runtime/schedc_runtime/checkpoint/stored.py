@@ -19,16 +19,8 @@ from torch import Tensor
 from schedc_runtime.checkpoint.pickled import UnknownName
 from schedc_runtime.device.choice import device_for
 from schedc_runtime.errors import MaterializeError, RuntimeFault
-
-FORMS = "a .safetensors or torch.save file, its .index.json, a directory with these, or a DCP directory"
-
-
-def refused(path: Path | str, why: object, name: str = "") -> MaterializeError:
-    """The error for the file ``path``, or for its tensor ``name``."""
-    what = f"{path}: `{name}`" if name else str(path)
-    return MaterializeError(
-        f"{what} cannot be read: {str(why)[:400]}", f"write the checkpoint again; known are {FORMS}"
-    )
+from schedc_runtime.saved.plain import refused
+from schedc_runtime.saved.safetensors import FileSpan
 
 
 @contextmanager
@@ -139,6 +131,20 @@ class InFile:
                 _read_in_chunks(descriptor, target.view(-1), self.dtype, place)
         finally:
             os.close(descriptor)
+
+
+_TYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
+    "U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8, "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.float8_e8m0fnu,
+    "F8_E4M3FNUZ": torch.float8_e4m3fnuz, "F8_E5M2FNUZ": torch.float8_e5m2fnuz, "C64": torch.complex64,
+}  # fmt: skip
+
+
+def in_span(path: Path, name: str, span: FileSpan) -> InFile:
+    """The tensor ``name`` that lies in a span of the file ``path``."""
+    return InFile(str(path), span.begin, span.shape, _TYPES[span.dtype], name)
 
 
 def copy_rows(source: Tensor, target: Tensor, first: int) -> None:

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from schedc_runtime.checkpoint.pickled import ORDERED, Called, Symbol, UnknownName, parse_pickle, pickled_sizes
-from schedc_runtime.checkpoint.stored import InFile, InMemory, Stored, copy_rows, reading, refused
+from schedc_runtime.checkpoint.stored import InFile, InMemory, Stored, copy_rows, reading
 from schedc_runtime.errors import MaterializeError
+from schedc_runtime.saved.plain import refused
 
 _INSIDE = ("model", "state_dict", "model_state_dict", "module")
 """Keys under which training scripts keep the model's state beside other things."""

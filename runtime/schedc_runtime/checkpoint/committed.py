@@ -1,0 +1,91 @@
+"""The tensors of a committed step of a run: each is read from the boxes that the ranks have written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from schedc_runtime.checkpoint.stored import InFile, in_span
+from schedc_runtime.errors import MaterializeError
+from schedc_runtime.saved.form import COMMIT
+from schedc_runtime.saved.read import Holding, SavedStep, committed_steps, newest, open_step
+
+MODEL = "model."
+"""What the names of the model's own tensors begin with; the optimizer's begin otherwise."""
+
+
+def is_run(path: Path) -> bool:
+    """Whether a folder is a committed step, or a run with at least one."""
+    return (path / COMMIT).is_file() or bool(committed_steps(path))
+
+
+def saved_step(path: Path) -> SavedStep:
+    """The step in a folder, or the newest step of a run in which no byte has changed.
+
+    Raises `MaterializeError` where there is none.
+    """
+    if (path / COMMIT).is_file():
+        return open_step(path)
+    found = newest(path)
+    if found.step is None:
+        why = "; ".join(f"step {step}: {reason}" for step, reason in found.left_out)
+        raise MaterializeError(f"{path} has no committed step that is whole: {why}", "`schedc checkpoint verify` tells")
+    return found.step
+
+
+def stored_in_boxes(step: SavedStep) -> dict[str, InBoxes]:
+    """The tensors of a step by name."""
+    return {
+        name: InBoxes(tuple(_BoxInFile(holding.box.offset, in_span(holding.path, name, holding.span))
+                            for holding in _distinct(holdings)), tensor.shape)
+        for name, (tensor, holdings) in step.tensors.items()
+    }  # fmt: skip
+
+
+def _distinct(holdings: tuple[Holding, ...]) -> list[Holding]:
+    """One of the holdings of each box."""
+    return list({(holding.box.offset, holding.box.size): holding for holding in reversed(holdings)}.values())
+
+
+@dataclass(frozen=True)
+class _BoxInFile:
+    """A box of a tensor in a file. offset: by dimension, where it begins."""
+
+    offset: tuple[int, ...]
+    stored: InFile
+
+
+@dataclass(frozen=True)
+class InBoxes:
+    """A tensor in several boxes, which cover all of it. Boxes that overlap hold the same there."""
+
+    parts: tuple[_BoxInFile, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.parts[0].stored.dtype
+
+    def read(self, target: Tensor, first: int = 0) -> None:
+        """As `Stored.read`, for ``target`` [rows, ...]."""
+        for part in self.parts:
+            if not self.shape:
+                return part.stored.read(target)
+            offset, size = part.offset, part.stored.shape
+            low, high = max(first, offset[0]), min(first + len(target), offset[0] + size[0])
+            if low >= high or not prod(size):
+                continue
+            rows = target.narrow(0, low - first, high - low)
+            if size[1:] == self.shape[1:]:
+                part.stored.read(rows, low - offset[0])
+                continue
+            held = torch.empty((high - low, *size[1:]), dtype=self.dtype)
+            part.stored.read(held, low - offset[0])
+            for axis in range(1, len(size)):
+                rows = rows.narrow(axis, offset[axis], size[axis])
+            rows.copy_(held)
+        return None
