@@ -1,9 +1,10 @@
 """Counts what one MoE block launches per microbatch and rank, forward and backward, and which numbers it uploads.
 
-Counted: the operations that a dispatch mode sees. Views launch nothing, and neither do allocations; an operation of
-ours (namespace ``schedc``) counts as one, as its kernel is. A step of two MoE blocks less a step of one, with four
-microbatches and with two, gives the launches of a block: those of embedding, head, loss and report fall out. An upload
-makes a tensor of a device from numbers of Python. Groups follow from the innermost file of the package that ran.
+Counted: the operations that a dispatch mode sees. Views and allocations launch nothing. An operation of ours (namespace
+``schedc``) counts as one, as its kernel is; one of torch counts as the kernels of a GPU. A step of two MoE blocks less a
+step of one, with four microbatches and with two, gives the launches of a block: those of embedding, head, loss and
+report fall out. An upload makes a tensor of a device from numbers of Python. Groups follow from the innermost file of
+the package that ran.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ GROUPS = {
     "moe/experts.py": "experts", "moe/products.py": "experts", "moe/stacked_linear.py": "experts",
     "moe/balance.py": "balance", "stage/additions.py": "sums of gradients", "stage/engine.py": "backwards",
     "stage/backward.py": "backwards", "models/moe_transformer.py": "attention and norms",
-    "pipeline/step/contexts.py": "contexts", "moe/layer.py": "shared expert",
+    "random_numbers/interception.py": "attention and norms", "pipeline/step/contexts.py": "contexts", "moe/layer.py": "shared expert",
 }  # fmt: skip
 FOLDERS = {"segments": "segments", "fusion": "attention and norms", "moe": "others of the layer"}
 OF_LAYER = {
@@ -80,7 +81,7 @@ class Launches(TorchDispatchMode):
         if name == "lift_fresh":
             self.uploads[_launch(name)] += args[0].dim() > 0
         elif not (func.is_view or name in _NOTHING):
-            self.seen[_launch(name)] += 1
+            self.seen[_launch(name)] += _KERNELS.get(name, 1)
         return result
 
 
@@ -89,6 +90,10 @@ _NOTHING = {
     "_reshape_alias", "_local_scalar_dense", "promote_types",
 }  # fmt: skip
 """Allocations, views and questions of dtype, which launch nothing; and a copy to the host."""
+
+
+_KERNELS = {"_scaled_dot_product_flash_attention_for_cpu_backward": 3}
+"""Operations that a GPU runs as several kernels: here sums of products by row, the gradients, and their rounding."""
 
 
 def _launch(name: str) -> Launch:
@@ -102,12 +107,15 @@ def _launch(name: str) -> Launch:
 
 
 def step(lines: str, router: RouterConfig, blocks: int, microbatches: int) -> Launches:
-    """What the third step of a model launches, whose gradients and buffers are there."""
+    """What the third step of a model launches, whose gradients and buffers are there.
+
+    Values are as wide as keys: a CPU has attention as one operation only then, and a GPU always.
+    """
     groups = f" groups {router.groups} limit {router.limit}" if router.groups > 1 else ""
     plan = f"  experts 8 top 2{groups}\n  topology nodes 1 x 1\n{lines}"
     program = compiled("1f1b", {"P": 1, "M": microbatches}, plan, str(blocks))
     torch.manual_seed(0)
-    narrow = {"width": 16, "heads": 2, "inner": 16, "expert_inner": 8, "query_rank": 8, "key_value_rank": 8}
+    narrow = {"width": 16, "heads": 2, "inner": 16, "expert_inner": 8, "query_rank": 8, "key_value_rank": 8, "plain": 8}
     config = MoEConfig(32, dense_blocks=0, moe_blocks=blocks, routing=router, **narrow)
     batch = torch.arange(microbatches * 8).view(microbatches, 8) * 7 % 32
     pipe = Pipeline(MoETransformer(config), program, loss_fn=next_token_loss, in_process=True, example=batch)

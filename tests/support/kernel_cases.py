@@ -128,6 +128,55 @@ def _weighted_backward(dtype: torch.dtype, device: torch.device) -> Iterator[Arg
     yield unweighted[:0], rows[:0], torch.rand(0).to(device), True
 
 
+def _norm_inputs(dtype: torch.dtype, device: torch.device) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+    """x, a gradient and a weight: more than a block of columns, and more rows than a tile, some with strides."""
+    for shape, strided in (((2, 3, 1100), False), ((130, 40), True), ((0, 16), False)):
+        x, grad = (torch.randn(*shape[:-1], 2 * shape[-1]).to(device, dtype) for _ in range(2))
+        given = [both.chunk(2, -1)[1] if strided else both[..., : shape[-1]].contiguous() for both in (x, grad)]
+        yield *given, torch.randn(shape[-1]).to(device, dtype)
+    yield *given, None
+
+
+def _rms_norm(dtype: torch.dtype, device: torch.device) -> Iterator[Args]:
+    for x, _, weight in _norm_inputs(dtype, device):
+        yield x, weight, 0.5
+
+
+def _rms_norm_backward(dtype: torch.dtype, device: torch.device) -> Iterator[Args]:
+    for x, grad, weight in _norm_inputs(dtype, device):
+        yield grad, x, weight, torch.rand(*x.shape[:-1], 1).to(device)
+
+
+def _rms_norm_weight(dtype: torch.dtype, device: torch.device) -> Iterator[Args]:
+    for args in _rms_norm_backward(dtype, device):
+        if args[2] is not None:
+            yield args
+
+
+_HEADS = ((2, 3, 18, 6, 4, 5), (1, 2, 3, 8, 2, 8), (2, 0, 2, 4, 2, 4))
+"""Sequences, tokens, heads, and columns of a head: plain, half of those with positions, values."""
+
+
+def _latent_heads(dtype: torch.dtype, device: torch.device) -> Iterator[Args]:
+    for batch, tokens, heads, plain, half, value in _HEADS:
+        query = torch.randn(batch, tokens, heads * (plain + 2 * half)).to(device, dtype)
+        latent = torch.randn(batch, tokens, 7 + 2 * half).to(device, dtype)
+        yield (
+            query,
+            latent[..., 7:],
+            torch.randn(batch, tokens, heads * (plain + value)).to(device, dtype),
+            heads,
+            plain,
+        )
+
+
+def _latent_heads_backward(dtype: torch.dtype, device: torch.device) -> Iterator[Args]:
+    for batch, tokens, heads, plain, half, value in _HEADS:
+        widths = (plain + 2 * half, plain + 2 * half, value)
+        queries, keys, values = (torch.randn(batch, heads, tokens, width).to(device, dtype) for width in widths)
+        yield queries, keys.transpose(1, 2).contiguous().transpose(1, 2), values.mT.contiguous().mT, 2 * half
+
+
 CASES: dict[str, Callable[[torch.dtype, torch.device], Iterator[Args]]] = {
     "swiglu": _swiglu,
     "swiglu_backward": _swiglu_backward,
@@ -137,5 +186,10 @@ CASES: dict[str, Callable[[torch.dtype, torch.device], Iterator[Args]]] = {
     "choose": _choose,
     "count": _count,
     "weighted_backward": _weighted_backward,
+    "rms_norm": _rms_norm,
+    "rms_norm_backward": _rms_norm_backward,
+    "rms_norm_weight": _rms_norm_weight,
+    "latent_heads": _latent_heads,
+    "latent_heads_backward": _latent_heads_backward,
 }
 """By kernel: arguments of its twin."""

@@ -81,6 +81,12 @@ _SHAPED = ("rows", "out", "columns", "row_strides", "out_strides")
 _CHOICE = {"TOP": 8, "GROUPS": 8, "LIMIT": 4, "SIZE": 32, "GROUP_ROOM": 8, "ROOM": 32}
 _COUNTED = {"EXPERTS": 256, "K": 8, "ROOM": 8, "CAPACITY": -1, "RANKS": 64, "NODES": 8, "BLOCK": 32}
 _PRODUCTS = "schedc_runtime.triton_kernels.products"
+_NORM = "schedc_runtime.triton_kernels.norm"
+_SUMS = "sums of a row, or of a column, are in another order"
+_ROWS_OF_NORM = dict.fromkeys(("x", "output", "grad", "x_grad", "weight", "weight_grad"), "*T") | {"rstd": "*fp32"}
+_HEADS = "schedc_runtime.triton_kernels.heads"
+_OF_HEADS = dict.fromkeys(("query", "turned", "pair", "table", "queries", "keys", "values"), "*T")
+_HEAD = {"PLAIN": 128, "HALF": 32, "VALUE": 128, "PLAIN_ROOM": 128, "HALF_ROOM": 32, "VALUE_ROOM": 128, "TILE": 16}
 
 ROWS = (
     KernelRow(
@@ -195,6 +201,67 @@ ROWS = (
         why="a gate's gradient is a sum in another order",
         bound=1e-6,
         vectors=2,
+    ),
+    KernelRow(
+        "rms_norm",
+        f"{_NORM}:_forward",
+        f"{_NORM}:launch_rms_norm",
+        f"{_HERE}.norm:rms_norm_twin",
+        _ROWS_OF_NORM | {"eps": "fp32"},
+        _elementwise({"BLOCK": 1024}),
+        loose=("eps",),
+        bits=False,
+        why=_SUMS,
+        bound=1e-6,
+        vectors=3,
+    ),
+    KernelRow(
+        "rms_norm_backward",
+        f"{_NORM}:_backward",
+        f"{_NORM}:launch_rms_norm_backward",
+        f"{_HERE}.norm:rms_norm_backward_twin",
+        _ROWS_OF_NORM,
+        _elementwise({"BLOCK": 1024}),
+        bits=False,
+        why=_SUMS,
+        bound=1e-6,
+        vectors=6,
+    ),
+    KernelRow(
+        "rms_norm_weight",
+        f"{_NORM}:_weight",
+        f"{_NORM}:launch_rms_norm_weight",
+        f"{_HERE}.norm:rms_norm_weight_twin",
+        _ROWS_OF_NORM,
+        _elementwise({"ROWS": 64, "BLOCK": 32}),
+        bits=False,
+        why=_SUMS,
+        bound=1e-6,
+        vectors=2,
+    ),
+    KernelRow(
+        "latent_heads",
+        f"{_HEADS}:_heads",
+        f"{_HEADS}:launch_heads",
+        f"{_HERE}.heads:heads_twin",
+        _OF_HEADS,
+        _elementwise(_HEAD),
+        loose=("tokens", "heads"),
+        vectors=6,
+    ),
+    KernelRow(
+        "latent_heads_backward",
+        f"{_HEADS}:_heads_backward",
+        f"{_HEADS}:launch_heads_backward",
+        f"{_HERE}.heads:heads_backward_twin",
+        _OF_HEADS,
+        _elementwise(_HEAD),
+        tuples={"strides": 9},
+        loose=("tokens", "heads"),
+        bits=False,
+        why="the gradient of what heads share is a sum in another order",
+        bound=1e-6,
+        vectors=6,
     ),
     KernelRow(
         "rows_times_weights",

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from schedc_runtime.kernels.heads import heads_of_latents
+from schedc_runtime.kernels.norm import OneLaunchRMSNorm
 from schedc_runtime.moe.experts import Experts
 from schedc_runtime.moe.layer import GatedMLP, MoELayer
 from schedc_runtime.moe.router import Router, RouterConfig
@@ -29,7 +31,7 @@ class MoEConfig:
 
     inner, expert_inner: inner sizes of the dense MLPs and of each routed expert.
     shared: inner size of the shared expert as a number of routed experts; 0: no shared expert.
-    query_rank, key_value_rank: widths to which attention compresses its inputs.
+    query_rank, key_value_rank: widths to which attention compresses queries, and keys with values.
     plain, rotary, value: columns per head of queries and keys without and with positions, and of values.
     multi_token: also predict the token after the next. tied: this prediction uses the model's own embedding. A pipeline
         then needs the first and the last stage on one rank, as in a V placement.
@@ -65,40 +67,23 @@ class LatentAttention(nn.Module):
         super().__init__()
         c = self.config = config
         self.query_down = nn.Linear(c.width, c.query_rank, bias=False)
-        self.query_norm = nn.RMSNorm(c.query_rank)
+        self.query_norm = OneLaunchRMSNorm(c.query_rank)
         self.query_up = nn.Linear(c.query_rank, c.heads * (c.plain + c.rotary), bias=False)
         self.latent_down = nn.Linear(c.width, c.key_value_rank + c.rotary, bias=False)
-        self.latent_norm = nn.RMSNorm(c.key_value_rank)
+        self.latent_norm = OneLaunchRMSNorm(c.key_value_rank)
         self.latent_up = nn.Linear(c.key_value_rank, c.heads * (c.plain + c.value), bias=False)
         self.out = nn.Linear(c.heads * c.value, c.width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         c = self.config
         batch, tokens, _ = x.shape
-        query = self.query_up(self.query_norm(self.query_down(x))).view(batch, tokens, c.heads, -1).transpose(1, 2)
-        latent, turned_key = self.latent_down(x).split((c.key_value_rank, c.rotary), -1)
-        pair = self.latent_up(self.latent_norm(latent)).view(batch, tokens, c.heads, -1).transpose(1, 2)
-        key, value = pair.split((c.plain, c.value), -1)
-        query_plain, query_turned = query.split((c.plain, c.rotary), -1)
-        turned_key = turn(turned_key).unsqueeze(1).expand(-1, c.heads, -1, -1)
-        query = torch.cat((query_plain, turn(query_turned)), -1)
-        key = torch.cat((key, turned_key), -1)
+        query = self.query_up(self.query_norm(self.query_down(x)))
+        latent, turned = self.latent_down(x).split((c.key_value_rank, c.rotary), -1)
+        pair = self.latent_up(self.latent_norm(latent))
+        query, key, value = heads_of_latents(query, turned, pair, c.heads, c.plain)
         mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         joined: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, tokens, -1))
         return joined
-
-
-def turn(x: Tensor) -> Tensor:
-    """[..., tokens, width] to the same: rotates the plane of columns i and i + width / 2.
-
-    The angle is position * 10000^(-2i / width).
-    """
-    wide = torch.promote_types(x.dtype, torch.float32)
-    exponents = torch.arange(0, x.shape[-1], 2, device=x.device, dtype=wide) / x.shape[-1]
-    angle = torch.arange(x.shape[-2], device=x.device, dtype=wide)[:, None] * 10000.0**-exponents
-    sine, cosine = angle.sin().to(x.dtype), angle.cos().to(x.dtype)
-    first, second = x.chunk(2, -1)
-    return torch.cat((first * cosine - second * sine, second * cosine + first * sine), -1)
 
 
 class MoeBlock(nn.Module):
@@ -109,9 +94,9 @@ class MoeBlock(nn.Module):
 
     def __init__(self, config: MoEConfig, *, dense: bool) -> None:
         super().__init__()
-        self.attention_norm = nn.RMSNorm(config.width)
+        self.attention_norm = OneLaunchRMSNorm(config.width)
         self.attention = LatentAttention(config)
-        self.mlp_norm = nn.RMSNorm(config.width)
+        self.mlp_norm = OneLaunchRMSNorm(config.width)
         self.mlp: nn.Module = GatedMLP(config.width, config.inner) if dense else moe_block(config)
         self.dropout = nn.Dropout(config.dropout)
 
@@ -137,11 +122,11 @@ class MultiToken(nn.Module):
     def __init__(self, config: MoEConfig) -> None:
         super().__init__()
         self.embedding = nn.Embedding(config.vocab, config.width)
-        self.hidden_norm = nn.RMSNorm(config.width)
-        self.token_norm = nn.RMSNorm(config.width)
+        self.hidden_norm = OneLaunchRMSNorm(config.width)
+        self.token_norm = OneLaunchRMSNorm(config.width)
         self.join = nn.Linear(2 * config.width, config.width, bias=False)
         self.block = MoeBlock(config, dense=False)
-        self.norm = nn.RMSNorm(config.width)
+        self.norm = OneLaunchRMSNorm(config.width)
 
     def forward(self, hidden: Tensor, tokens: Tensor) -> Tensor:
         following = self.token_norm(self.embedding(tokens[:, 1:]))
@@ -163,7 +148,7 @@ class MoETransformer(nn.Module):
         self.embedding = nn.Embedding(config.vocab, config.width)
         kinds = [True] * config.dense_blocks + [False] * config.moe_blocks
         self.blocks = nn.ModuleList([MoeBlock(config, dense=dense) for dense in kinds])
-        self.norm = nn.RMSNorm(config.width)
+        self.norm = OneLaunchRMSNorm(config.width)
         self.head = nn.Linear(config.width, config.vocab, bias=False)
         self.multi_token = MultiToken(config) if config.multi_token else None
         if self.multi_token is not None and config.tied:

@@ -44,7 +44,7 @@ def test_every_kernel_has_a_row() -> None:
         for name in re.findall(r"@triton.jit.*\ndef (\w+)", path.read_text(encoding="utf-8"))
     }
     assert {row.kernel for row in ROWS} <= kernels
-    parts = {"_with_bias", "_bag", "_key", "_value", "_numbers", "_sort", "_tell"}
+    parts = {"_with_bias", "_bag", "_key", "_value", "_numbers", "_sort", "_tell", "_of_normal", "_turn"}
     assert {name.partition(":")[2] for name in kernels - {row.kernel for row in ROWS}} == parts
 
 
@@ -55,7 +55,7 @@ def test_veiled_numbers_are_never_compiled_for() -> None:
 
 
 def test_operations_have_a_kernel_or_are_named() -> None:
-    import_module("schedc_runtime.moe.layer")
+    import_module("schedc_runtime.models.moe_transformer")
     assert {name for name, launch in OPERATIONS.items() if not launch} == TWINS_ONLY
     assert {launch for launch in OPERATIONS.values() if launch} == {row.launch for row in ROWS if row.twin}
 

@@ -1,4 +1,4 @@
-"""How many operations a MoE layer launches, by the instrument of `benchmarks/device.py launches`."""
+"""How many operations a MoE layer and its block launch, by the instrument of `benchmarks/device.py launches`."""
 
 from __future__ import annotations
 
@@ -23,3 +23,14 @@ def test_a_layer_with_a_capacity_keeps_within_its_launches() -> None:
     for name, router in launches.ROUTERS.items():
         forward, backward = launches.of_layer(launches.SIZES["capacity"], router)
         assert 30 < forward + backward <= launches.LAYER[name]
+
+
+def test_a_block_with_a_capacity_keeps_within_its_launches() -> None:
+    """The router with the most of them. What attention launches on a GPU behind one operation is counted."""
+    launches = instrument()
+    block = launches.of_block(launches.SIZES["capacity"] + launches.FUSED, launches.ROUTERS["balanced"])
+    row = block.row("block fused", "capacity", "balanced")
+    assert 80 < row["launches"] <= launches.BLOCK["balanced"]
+    assert not block.uploads
+    counted = {launch.name: number for launch, number in block.seen.items()}
+    assert counted["_scaled_dot_product_flash_attention_for_cpu_backward"] == 3

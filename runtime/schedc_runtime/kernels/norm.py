@@ -1,0 +1,103 @@
+"""RMSNorm: the operations with their twins, the gradient, and a module.
+
+    x        [..., C]     rows
+    weight   [C]          factor of each column; None: none
+    rstd     [..., 1]     1 / sqrt(mean of a row's squares + eps), float32 or wider
+    result   [..., C]     x * rstd * weight, rounded once to the dtype of x
+
+The twins have the operations and the order of torch's RMSNorm on a CPU, whose bits they keep. There torch runs six
+operations forward and fourteen backward, and saves x * rstd besides.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from schedc_runtime.kernels.library import operation
+
+_LAUNCHES = "schedc_runtime.triton_kernels.norm"
+
+
+def rms_norm_twin(x: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+    """The result [..., C], and rstd [..., 1]."""
+    wide = x.to(_wide(x))
+    rstd = wide.pow(2).mean(-1, keepdim=True).add_(eps).rsqrt_()
+    normal = wide * rstd
+    return (normal if weight is None else normal * weight).to(x.dtype), rstd
+
+
+def rms_norm_backward_twin(grad: Tensor, x: Tensor, weight: Tensor | None, rstd: Tensor) -> Tensor:
+    """[..., C] the gradient of x."""
+    wide, grad = x.to(rstd.dtype), grad.to(rstd.dtype)
+    of_normal = grad if weight is None else grad * weight
+    of_mean = -0.5 * (of_normal * wide).sum(-1, keepdim=True) * rstd.pow(3)
+    return (of_normal * rstd + of_mean / x.shape[-1] * (wide * 2)).to(x.dtype)
+
+
+def rms_norm_weight_twin(grad: Tensor, x: Tensor, weight: Tensor, rstd: Tensor) -> Tensor:
+    """[C] the gradient of the weight."""
+    products = grad.to(rstd.dtype) * (x.to(rstd.dtype) * rstd)
+    return products.sum_to_size(weight.shape).to(weight.dtype)
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+rms_norm = operation(
+    "rms_norm(Tensor x, Tensor? weight, float eps) -> (Tensor, Tensor)",
+    rms_norm_twin,
+    f"{_LAUNCHES}:launch_rms_norm",
+    lambda x, weight, eps: (x.new_empty(x.shape), x.new_empty((*x.shape[:-1], 1), dtype=_wide(x))),
+)
+rms_norm_backward = operation(
+    "rms_norm_backward(Tensor grad, Tensor x, Tensor? weight, Tensor rstd) -> Tensor",
+    rms_norm_backward_twin,
+    f"{_LAUNCHES}:launch_rms_norm_backward",
+    lambda grad, x, weight, rstd: x.new_empty(x.shape),
+)
+rms_norm_weight = operation(
+    "rms_norm_weight(Tensor grad, Tensor x, Tensor weight, Tensor rstd) -> Tensor",
+    rms_norm_weight_twin,
+    f"{_LAUNCHES}:launch_rms_norm_weight",
+    lambda grad, x, weight, rstd: weight.new_empty(weight.shape),
+)
+
+
+class _Normalised(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+        output, rstd = rms_norm(x, weight, eps)
+        ctx.save_for_backward(x, weight, rstd)
+        result: Tensor = output
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        x_grad, weight_grad, _ = ctx.needs_input_grad
+        return (
+            rms_norm_backward(grad, *ctx.saved_tensors) if x_grad else None,
+            rms_norm_weight(grad, *ctx.saved_tensors) if weight_grad else None,
+            None,
+        )
+
+
+def normalised(x: Tensor, weight: Tensor | None, eps: float | None) -> Tensor:
+    """[..., C] the RMSNorm of x [..., C], whose backward holds x and a number for each row.
+
+    weight: [C] or None. eps: None for that of torch, the least step of the dtype in which sums are formed.
+    """
+    step = torch.finfo(_wide(x)).eps if eps is None else eps
+    output: Tensor = _Normalised.apply(x, weight, step)  # type: ignore[no-untyped-call]
+    return output
+
+
+class OneLaunchRMSNorm(nn.RMSNorm):
+    """torch's RMSNorm of the last dimension as one operation."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., C] to the same."""
+        return normalised(x, self.weight, self.eps)
