@@ -1,7 +1,7 @@
 """Counts what one MoE block launches per microbatch and rank, forward and backward, and which numbers it uploads.
 
 Counted: the operations that a dispatch mode sees. Views and allocations launch nothing. An operation of ours (namespace
-``schedc``) counts as one, as its kernel is; one of torch counts as the kernels of a GPU. A step of two MoE blocks less a
+``schedc``) counts as one, as its kernel is; one of torch counts as the kernels of a GPU. A step of two blocks less a
 step of one, with four microbatches and with two, gives the launches of a block: those of embedding, head, loss and
 report fall out. An upload makes a tensor of a device from numbers of Python. Groups follow from the innermost file of
 the package that ran.
@@ -51,7 +51,8 @@ GROUPS = {
     "moe/experts.py": "experts", "moe/products.py": "experts", "moe/stacked_linear.py": "experts",
     "moe/balance.py": "balance", "stage/additions.py": "sums of gradients", "stage/engine.py": "backwards",
     "stage/backward.py": "backwards", "models/moe_transformer.py": "attention and norms",
-    "random_numbers/interception.py": "attention and norms", "pipeline/step/contexts.py": "contexts", "moe/layer.py": "shared expert",
+    "random_numbers/interception.py": "attention and norms", "pipeline/step/contexts.py": "contexts",
+    "moe/layer.py": "shared expert",
 }  # fmt: skip
 FOLDERS = {"segments": "segments", "fusion": "attention and norms", "moe": "others of the layer"}
 OF_LAYER = {

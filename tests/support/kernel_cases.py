@@ -137,18 +137,18 @@ def _norm_inputs(dtype: torch.dtype, device: torch.device) -> Iterator[tuple[Ten
     yield *given, None
 
 
-def _rms_norm(dtype: torch.dtype, device: torch.device) -> Iterator[Args]:
+def _rms_rows(dtype: torch.dtype, device: torch.device) -> Iterator[Args]:
     for x, _, weight in _norm_inputs(dtype, device):
         yield x, weight, 0.5
 
 
-def _rms_norm_backward(dtype: torch.dtype, device: torch.device) -> Iterator[Args]:
+def _rms_rows_backward(dtype: torch.dtype, device: torch.device) -> Iterator[Args]:
     for x, grad, weight in _norm_inputs(dtype, device):
         yield grad, x, weight, torch.rand(*x.shape[:-1], 1).to(device)
 
 
-def _rms_norm_weight(dtype: torch.dtype, device: torch.device) -> Iterator[Args]:
-    for args in _rms_norm_backward(dtype, device):
+def _rms_rows_weight(dtype: torch.dtype, device: torch.device) -> Iterator[Args]:
+    for args in _rms_rows_backward(dtype, device):
         if args[2] is not None:
             yield args
 
@@ -186,9 +186,9 @@ CASES: dict[str, Callable[[torch.dtype, torch.device], Iterator[Args]]] = {
     "choose": _choose,
     "count": _count,
     "weighted_backward": _weighted_backward,
-    "rms_norm": _rms_norm,
-    "rms_norm_backward": _rms_norm_backward,
-    "rms_norm_weight": _rms_norm_weight,
+    "rms_rows": _rms_rows,
+    "rms_rows_backward": _rms_rows_backward,
+    "rms_rows_weight": _rms_rows_weight,
     "latent_heads": _latent_heads,
     "latent_heads_backward": _latent_heads_backward,
 }

@@ -21,7 +21,7 @@ from schedc_runtime.kernels.library import operation
 _LAUNCHES = "schedc_runtime.triton_kernels.norm"
 
 
-def rms_norm_twin(x: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+def rms_rows_twin(x: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
     """The result [..., C], and rstd [..., 1]."""
     wide = x.to(_wide(x))
     rstd = wide.pow(2).mean(-1, keepdim=True).add_(eps).rsqrt_()
@@ -29,7 +29,7 @@ def rms_norm_twin(x: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor,
     return (normal if weight is None else normal * weight).to(x.dtype), rstd
 
 
-def rms_norm_backward_twin(grad: Tensor, x: Tensor, weight: Tensor | None, rstd: Tensor) -> Tensor:
+def rms_rows_backward_twin(grad: Tensor, x: Tensor, weight: Tensor | None, rstd: Tensor) -> Tensor:
     """[..., C] the gradient of x."""
     wide, grad = x.to(rstd.dtype), grad.to(rstd.dtype)
     of_normal = grad if weight is None else grad * weight
@@ -37,7 +37,7 @@ def rms_norm_backward_twin(grad: Tensor, x: Tensor, weight: Tensor | None, rstd:
     return (of_normal * rstd + of_mean / x.shape[-1] * (wide * 2)).to(x.dtype)
 
 
-def rms_norm_weight_twin(grad: Tensor, x: Tensor, weight: Tensor, rstd: Tensor) -> Tensor:
+def rms_rows_weight_twin(grad: Tensor, x: Tensor, weight: Tensor, rstd: Tensor) -> Tensor:
     """[C] the gradient of the weight."""
     products = grad.to(rstd.dtype) * (x.to(rstd.dtype) * rstd)
     return products.sum_to_size(weight.shape).to(weight.dtype)
@@ -47,22 +47,22 @@ def _wide(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
-rms_norm = operation(
-    "rms_norm(Tensor x, Tensor? weight, float eps) -> (Tensor, Tensor)",
-    rms_norm_twin,
-    f"{_LAUNCHES}:launch_rms_norm",
+rms_rows = operation(
+    "rms_rows(Tensor x, Tensor? weight, float eps) -> (Tensor, Tensor)",
+    rms_rows_twin,
+    f"{_LAUNCHES}:launch_rms_rows",
     lambda x, weight, eps: (x.new_empty(x.shape), x.new_empty((*x.shape[:-1], 1), dtype=_wide(x))),
 )
-rms_norm_backward = operation(
-    "rms_norm_backward(Tensor grad, Tensor x, Tensor? weight, Tensor rstd) -> Tensor",
-    rms_norm_backward_twin,
-    f"{_LAUNCHES}:launch_rms_norm_backward",
+rms_rows_backward = operation(
+    "rms_rows_backward(Tensor grad, Tensor x, Tensor? weight, Tensor rstd) -> Tensor",
+    rms_rows_backward_twin,
+    f"{_LAUNCHES}:launch_rms_rows_backward",
     lambda grad, x, weight, rstd: x.new_empty(x.shape),
 )
-rms_norm_weight = operation(
-    "rms_norm_weight(Tensor grad, Tensor x, Tensor weight, Tensor rstd) -> Tensor",
-    rms_norm_weight_twin,
-    f"{_LAUNCHES}:launch_rms_norm_weight",
+rms_rows_weight = operation(
+    "rms_rows_weight(Tensor grad, Tensor x, Tensor weight, Tensor rstd) -> Tensor",
+    rms_rows_weight_twin,
+    f"{_LAUNCHES}:launch_rms_rows_weight",
     lambda grad, x, weight, rstd: weight.new_empty(weight.shape),
 )
 
@@ -70,7 +70,7 @@ rms_norm_weight = operation(
 class _Normalised(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-        output, rstd = rms_norm(x, weight, eps)
+        output, rstd = rms_rows(x, weight, eps)
         ctx.save_for_backward(x, weight, rstd)
         result: Tensor = output
         return result
@@ -79,8 +79,8 @@ class _Normalised(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x_grad, weight_grad, _ = ctx.needs_input_grad
         return (
-            rms_norm_backward(grad, *ctx.saved_tensors) if x_grad else None,
-            rms_norm_weight(grad, *ctx.saved_tensors) if weight_grad else None,
+            rms_rows_backward(grad, *ctx.saved_tensors) if x_grad else None,
+            rms_rows_weight(grad, *ctx.saved_tensors) if weight_grad else None,
             None,
         )
 

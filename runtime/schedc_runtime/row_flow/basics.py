@@ -206,6 +206,11 @@ def normalized(call: OperatorCall) -> Results:
     return behind(call, "input", len(call["normalized_shape"]))
 
 
+def weight_gradient(call: OperatorCall) -> Results:
+    """A sum over rows, as the gradient of a parameter is."""
+    return same_flow(call, None)
+
+
 def group_norm(call: OperatorCall) -> Results:
     """A norm over groups of channels of each row."""
     layout = call.layout("input")

@@ -77,8 +77,8 @@ def _weight(  # type: ignore[no-untyped-def]
     tl.store(weight_grad + at, tl.sum(products, 0).to(weight_grad.dtype.element_ty), mask=at < columns)
 
 
-def launch_rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
-    """The result [..., C], and rstd [..., 1]: as `schedc_runtime.kernels.norm.rms_norm_twin`."""
+def launch_rms_rows(x: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+    """The result [..., C], and rstd [..., 1]: as `schedc_runtime.kernels.norm.rms_rows_twin`."""
     output = x.new_empty(x.shape)
     rstd = torch.empty((*x.shape[:-1], 1), dtype=torch.float32, device=x.device)
     rows = as_rows(x)
@@ -90,8 +90,8 @@ def launch_rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> tuple[Tenso
     return output, rstd
 
 
-def launch_rms_norm_backward(grad: Tensor, x: Tensor, weight: Tensor | None, rstd: Tensor) -> Tensor:
-    """[..., C]: as `schedc_runtime.kernels.norm.rms_norm_backward_twin`."""
+def launch_rms_rows_backward(grad: Tensor, x: Tensor, weight: Tensor | None, rstd: Tensor) -> Tensor:
+    """[..., C]: as `schedc_runtime.kernels.norm.rms_rows_backward_twin`."""
     x_grad = x.new_empty(x.shape)
     grads, rows = as_rows(grad), as_rows(x)
     if x_grad.numel():
@@ -102,8 +102,8 @@ def launch_rms_norm_backward(grad: Tensor, x: Tensor, weight: Tensor | None, rst
     return x_grad
 
 
-def launch_rms_norm_weight(grad: Tensor, x: Tensor, weight: Tensor, rstd: Tensor) -> Tensor:
-    """[C]: as `schedc_runtime.kernels.norm.rms_norm_weight_twin`."""
+def launch_rms_rows_weight(grad: Tensor, x: Tensor, weight: Tensor, rstd: Tensor) -> Tensor:
+    """[C]: as `schedc_runtime.kernels.norm.rms_rows_weight_twin`."""
     weight_grad = weight.new_empty(weight.shape)
     grads, rows = as_rows(grad), as_rows(x)
     if weight_grad.numel():

@@ -135,6 +135,6 @@ def test_compiled_code_has_one_operation_for_each() -> None:
     assert all(map(torch.equal, gradients(results, parameters), gradients(whole(*leaves), parameters)))
     names = [node.target.__name__ for graph in graphs for node in graph.graph.nodes if "schedc" in str(node.target)]
     assert sorted(names) == [
-        "latent_heads.default", "latent_heads_backward.default", "rms_norm.default", "rms_norm_backward.default",
-        "rms_norm_weight.default",
+        "latent_heads.default", "latent_heads_backward.default", "rms_rows.default", "rms_rows_backward.default",
+        "rms_rows_weight.default",
     ]  # fmt: skip
