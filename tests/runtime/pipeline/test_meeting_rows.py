@@ -18,6 +18,8 @@ import schedc
 from schedc.load.library import InSlices
 from schedc.plan import Plan
 from schedc_runtime import Loss, Pipeline
+from schedc_runtime.kernels.heads import heads_of_latents
+from schedc_runtime.kernels.norm import normalised
 from schedc_runtime.partition import partition
 from schedc_runtime.pipeline.agree.batch import BatchRefused
 from schedc_runtime.row_flow.follow import follow
@@ -95,6 +97,12 @@ def attended(x: Tensor) -> Tensor:
     return functional.scaled_dot_product_attention(rows_as_length, rows_as_length, rows_as_length).transpose(0, 1)
 
 
+def latent(x: Tensor) -> Tensor:
+    """Three heads, whose columns all have positions."""
+    queries, keys, values = heads_of_latents(2 * x, x[..., :2], 3 * x, 3, 0)
+    return (queries + keys + values).transpose(1, 2).reshape(x.shape)
+
+
 MEETING: dict[str, Function] = {
     "mean": lambda x: x - x.mean(0),
     "detached maximum": lambda x: x / x.abs().max().detach(),
@@ -127,6 +135,8 @@ MEETING: dict[str, Function] = {
     "a write": first_row_set,
     "an index": wrong_flat_index,
     "heads": heads_of_other_rows,
+    "a norm of rows": lambda x: normalised(x.transpose(0, 2), None, 1e-6).transpose(0, 2),
+    "rows as positions": lambda x: latent(x.transpose(0, 1)).transpose(0, 1),
 }
 
 
@@ -191,6 +201,8 @@ APART: dict[str, Function] = {
     "written": written_rows,
     "an index": right_flat_index,
     "heads": heads,
+    "latent heads": latent,
+    "length first, norm": lambda x: normalised(x.transpose(0, 1), torch.ones(WIDTH).to(x), None).transpose(0, 1),
 }
 INSIDE: dict[str, Function] = {
     "a sort of tokens": routed,
