@@ -11,31 +11,22 @@ position * 10000^(-2i / r) (Su et al., 2021, RoFormer). Latent attention is that
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from schedc_runtime.kernels.library import operation
+from schedc_runtime.triton_kernels.latents import (
+    by_head,
+    gradients_of_heads,
+    heads_backward_shapes,
+    heads_shapes,
+    memory_of_heads,
+    rotary_table,
+)
 
 _LAUNCHES = "schedc_runtime.triton_kernels.heads"
-
-
-def rotary_table(x: Tensor, columns: int) -> Tensor:
-    """[2, tokens, columns / 2] cosines and sines for x [b, tokens, ...], in the dtype of x and on its device."""
-    tokens = x.shape[1]
-    table = _table(1 << max(tokens - 1, 0).bit_length(), columns, x.dtype, x.device)
-    return table[:, :tokens]
-
-
-@cache
-def _table(tokens: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Made on the host, which waits for its copy: any stream of the device may read it, and a graph may hold it."""
-    wide = torch.promote_types(dtype, torch.float32)
-    exponents = torch.arange(0, columns, 2, dtype=wide) / columns
-    angle = torch.arange(tokens, dtype=wide)[:, None] * 10000.0**-exponents
-    return torch.stack((angle.cos(), angle.sin())).to(dtype).to(device)
 
 
 def _turned(x: Tensor, cosine: Tensor, sine: Tensor, out: Tensor) -> None:
@@ -48,8 +39,8 @@ def _turned(x: Tensor, cosine: Tensor, sine: Tensor, out: Tensor) -> None:
 def heads_twin(query: Tensor, turned: Tensor, pair: Tensor, heads: int, plain: int) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys [b, h, t, p + r] and values [b, h, t, v]."""
     cosine, sine = rotary_table(query, turned.shape[-1])
-    query, pair = _by_head(query, heads), _by_head(pair, heads)
-    queries, keys, values = _empty(query, turned, pair, plain)
+    query, pair = by_head(query, heads), by_head(pair, heads)
+    queries, keys, values = memory_of_heads(query, pair, plain)
     queries[..., :plain], keys[..., :plain], values[...] = query[..., :plain], pair[..., :plain], pair[..., plain:]
     _turned(query[..., plain:], cosine.unsqueeze(-2), sine.unsqueeze(-2), queries[..., plain:])
     keys[..., plain:] = _of_all_heads(turned, cosine, sine)
@@ -62,47 +53,15 @@ def _of_all_heads(turned: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     return shared.unsqueeze(-2)
 
 
-def _by_head(x: Tensor, heads: int) -> Tensor:
-    return x.view(*x.shape[:-1], heads, x.shape[-1] // heads)
-
-
-def _empty(query: Tensor, turned: Tensor, pair: Tensor, plain: int) -> tuple[Tensor, Tensor, Tensor]:
-    """[b, t, h, ...] memory of queries, keys and values. query, pair: [b, t, h, ...]."""
-    lengths = (query.shape[-1], query.shape[-1], pair.shape[-1] - plain)
-    queries, keys, values = (query.new_empty((*query.shape[:-1], length)) for length in lengths)
-    return queries, keys, values
-
-
-def heads_shapes(query: Tensor, turned: Tensor, pair: Tensor, heads: int, plain: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Memory for queries, keys and values [b, h, t, ...], by query, turned and pair [b, t, ...]."""
-    query, pair = _by_head(query, heads), _by_head(pair, heads)
-    queries, keys, values = _empty(query, turned, pair, plain)
-    return queries.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2)
-
-
 def heads_backward_twin(queries: Tensor, keys: Tensor, values: Tensor, columns: int) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of query, turned and pair from those of queries, keys and values [b, h, t, ...]; r = columns."""
     queries, keys, values = (x.transpose(1, 2) for x in (queries, keys, values))
     cosine, sine = rotary_table(queries, columns)
-    query, turned, pair = _gradients(queries, values, columns)
+    query, turned, pair = gradients_of_heads(queries, values, columns)
     plain = queries.shape[-1] - columns
     query[..., :plain], pair[..., :plain], pair[..., plain:] = queries[..., :plain], keys[..., :plain], values
     _turned(queries[..., plain:], cosine.unsqueeze(-2), -sine.unsqueeze(-2), query[..., plain:])
     _turned(keys[..., plain:].sum(-2), cosine, -sine, turned)
-    return query.flatten(-2), turned, pair.flatten(-2)
-
-
-def _gradients(queries: Tensor, values: Tensor, columns: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Memory for gradients: query, pair [b, t, h, ...] and turned [b, t, r]. queries: [b, t, h, p + r]."""
-    batch, tokens, heads, whole = queries.shape
-    query = queries.new_empty((batch, tokens, heads, whole))
-    pair = queries.new_empty((batch, tokens, heads, whole - columns + values.shape[-1]))
-    return query, queries.new_empty((batch, tokens, columns)), pair
-
-
-def heads_backward_shapes(queries: Tensor, keys: Tensor, values: Tensor, columns: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Memory for the gradients of query, turned and pair, by those of queries, keys and values [b, h, t, ...]."""
-    query, turned, pair = _gradients(queries.transpose(1, 2), values, columns)
     return query.flatten(-2), turned, pair.flatten(-2)
 
 

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from schedc_runtime.kernels.heads import heads_backward_shapes, heads_shapes, rotary_table
+from schedc_runtime.triton_kernels.latents import heads_backward_shapes, heads_shapes, rotary_table
 from schedc_runtime.triton_kernels.swiglu import as_rows
 
 OPTIONS = {"TILE": 16, "num_warps": 4, "enable_fp_fusion": False}
