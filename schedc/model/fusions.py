@@ -10,6 +10,7 @@ Counted per token, with C columns of a row and S bytes of a number; h heads of q
     bias_gelu    gelu(x + bias)           C: inner columns          0: the sum is as large as x
     dropout_add  rest + dropout(x)        C: columns of a token     C (S - 1) on a CPU, whose masks are factors; else 0
     gqa          keys for each query      C: (h - g) 2 d            C S: the copies of keys and values
+    rms_norm     RMSNorm written out      C: columns of a token     C S: the rows before the weight
     permute      rows to their experts    C: k times a token's      C S: the copies of a token for its k experts
 
 A replacement whose ``exact`` is true has the bits of autograd. One that rounds otherwise has another sum of gradients,
@@ -69,6 +70,7 @@ FUSIONS = {
         Fusion("bias_gelu", "gelu of a sum with a bias", exact=True, numbers=0),
         Fusion("dropout_add", "dropout and a residual sum, with a bias or without", exact=True, numbers=1, mask=1),
         Fusion("gqa", "keys and values repeated for the heads of queries", exact=False, numbers=1, in_block=_copies),
+        Fusion("rms_norm", "RMSNorm written out, with a weight", exact=False, numbers=1),
         Fusion("permute", "rows of tokens gathered for a product of experts", exact=True, numbers=1),
     )
 }

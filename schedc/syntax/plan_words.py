@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from schedc.diagnostics import did_you_mean
+from schedc.model.fusions import FUSIONS
 
 
 class PlanWord(NamedTuple):
@@ -259,9 +260,9 @@ PLAN_WORDS = (
         "fuse",
         "FUSE",
         "fuse gated rope",
-        "chains of operations that run as one: rope, gated, gelu_tanh, gelu_erf, bias_gelu, dropout_add, gqa, permute,"
+        f"chains of operations that run as one: {', '.join(FUSIONS)},"
         " or auto: all that the model has; compiled: by kernels of torch.compile",
-        ("rope", "gated", "gelu_tanh", "gelu_erf", "bias_gelu", "dropout_add", "gqa", "permute", "auto", "compiled"),
+        (*FUSIONS, "auto", "compiled"),
     ),
     PlanWord(
         "attention",

@@ -139,12 +139,12 @@ def _norm_inputs(dtype: torch.dtype, device: torch.device) -> Iterator[tuple[Ten
 
 def _rms_rows(dtype: torch.dtype, device: torch.device) -> Iterator[Args]:
     for x, _, weight in _norm_inputs(dtype, device):
-        yield x, weight, 0.5
+        yield from ((x, weight, 0.5, early) for early in (False, True))
 
 
 def _rms_rows_backward(dtype: torch.dtype, device: torch.device) -> Iterator[Args]:
     for x, grad, weight in _norm_inputs(dtype, device):
-        yield grad, x, weight, torch.rand(*x.shape[:-1], 1).to(device)
+        yield from ((grad, x, weight, torch.rand(*x.shape[:-1], 1).to(device), early) for early in (False, True))
 
 
 def _rms_rows_weight(dtype: torch.dtype, device: torch.device) -> Iterator[Args]:

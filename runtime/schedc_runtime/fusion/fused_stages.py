@@ -123,8 +123,8 @@ def request(
     """What is fused in ``part`` of a stage that recomputes ``level``.
 
     Submodules with parameters of their own stay calls. So do regions of the level, across which nothing is fused.
-    Stacked experts are looked into where that works. Activation functions always are: what replaces them is a region of
-    the same level.
+    Stacked experts and RMSNorms are looked into where that works. Activation functions always are: what replaces them
+    is a region of the same level.
     """
     opaque = {inner for inner in region_paths(part, level) if inner}
     doubtful: set[str] = set()
@@ -132,8 +132,9 @@ def request(
         ours = type(module).__module__.startswith("schedc_runtime.moe.")  # these have regions inside
         own = list(module.parameters(recurse=False))
         if inner and (ours or own or isinstance(module, Exchange)):
-            stacked = bool(own) and not ours and all(parameter.dim() == 3 for parameter in own)
-            (doubtful if stacked else opaque).add(inner)
+            stacked = all(parameter.dim() == 3 for parameter in own)
+            looked = bool(own) and not ours and (stacked or type(module).__name__.endswith("RMSNorm"))
+            (doubtful if looked else opaque).add(inner)
     return FusionRequest(
         path, rows, compile, frozenset(opaque), frozenset(doubtful - opaque), _names(path, part, aliases)
     )

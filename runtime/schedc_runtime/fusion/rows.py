@@ -20,6 +20,7 @@ from schedc.model.fusions import FUSIONS
 from schedc_runtime.device.choice import device_for
 from schedc_runtime.fusion.functions import BiasGelu, DropoutAdd, Gated, Rotary
 from schedc_runtime.fusion.patterns import Match, Pattern
+from schedc_runtime.kernels.norm import normalised
 from schedc_runtime.recompute.regions import region
 
 Replacement = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -176,6 +177,31 @@ def _apply(kind: Any, *args: Any) -> Any:
     return kind.apply(*args)
 
 
+# Norms. They are looked at inside of a module, whose weight stays its own.
+
+
+def _rms_norm(x: Any, eps: Any, dtype: Any, weight: Any) -> Any:
+    return weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)).to(dtype)
+
+
+def _raised_rms_norm(x: Any, wide: Any, eps: Any, dtype: Any, weight: Any) -> Any:
+    return _rms_norm(x.to(wide), eps, dtype, weight)
+
+
+def _normalises(match: Match) -> bool:
+    """Whether sums are formed in the type in which the operation forms them, and only the weight comes behind."""
+    values, own = _tensors(match, "x", "weight"), tensor(match.result)
+    if values is None or not _alike(match, "x"):
+        return False
+    eps, dtype = _of(match, "eps", "dtype")
+    return (
+        values[1].shape == own.shape[-1:]
+        and values[1].dtype == own.dtype == dtype
+        and match.values.get("wide", own.dtype) == torch.promote_types(own.dtype, torch.float32)
+        and isinstance(eps, float)
+    )
+
+
 # Dropout and the residual sum.
 
 
@@ -312,6 +338,13 @@ def rewrites() -> tuple[Rewrite, ...]:
             lambda m, c: (dropout_add, (*_of(m, "x", "rest", "p"), c)),
         ),
         Rewrite("gqa", Pattern(_gqa), _repeats, _copied, lambda m, c: (gqa, _of(m, *_KEYS))),
+        *(
+            Rewrite(
+                "rms_norm", Pattern(pattern), _normalises, _last,
+                lambda m, c: (normalised, (*_of(m, "x", "weight", "eps"), True)),
+            )
+            for pattern in (_rms_norm, _raised_rms_norm)
+        ),
         Rewrite("permute", Pattern(_permute), _gathers, _last, lambda m, c: (permute, _of(m, "x", "index"))),
     )  # fmt: skip
 

@@ -67,6 +67,11 @@ def _elementwise(fixed: Mapping[str, Any]) -> tuple[Variant, ...]:
     return Variant("bf16", "bf16", fixed), Variant("fp32", "fp32", fixed)
 
 
+def _of_norm(**fixed: int) -> tuple[Variant, ...]:
+    early = Variant("bf16 rounded in front of the weight", "bf16", fixed | {"EARLY": True})
+    return *_elementwise(fixed | {"EARLY": False}), early
+
+
 _NONE = {"bias": None, "ends": None, "scale": None}
 _EXP = "exp of the device and of the host round apart"
 _TENSORS = dict.fromkeys(("gate", "up", "bias", "output", "grad", "gate_grad", "up_grad"), "*T")
@@ -208,7 +213,7 @@ ROWS = (
         f"{_NORM}:launch_rms_rows",
         f"{_HERE}.norm:rms_rows_twin",
         _ROWS_OF_NORM | {"eps": "fp32"},
-        _elementwise({"BLOCK": 1024}),
+        _of_norm(BLOCK=1024),
         loose=("eps",),
         bits=False,
         why=_SUMS,
@@ -221,7 +226,7 @@ ROWS = (
         f"{_NORM}:launch_rms_rows_backward",
         f"{_HERE}.norm:rms_rows_backward_twin",
         _ROWS_OF_NORM,
-        _elementwise({"BLOCK": 1024}),
+        _of_norm(BLOCK=1024),
         bits=False,
         why=_SUMS,
         bound=1e-6,
@@ -233,7 +238,7 @@ ROWS = (
         f"{_NORM}:launch_rms_rows_weight",
         f"{_HERE}.norm:rms_rows_weight_twin",
         _ROWS_OF_NORM,
-        _elementwise({"ROWS": 64, "BLOCK": 32}),
+        _of_norm(ROWS=64, BLOCK=32),
         bits=False,
         why=_SUMS,
         bound=1e-6,

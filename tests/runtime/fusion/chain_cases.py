@@ -74,6 +74,12 @@ def gqa(_: Chain, x: Tensor, y: Tensor) -> Tensor:
     return mixed.transpose(1, 2).reshape(x.shape)
 
 
+def rms_norm(block: Chain, x: Tensor, y: Tensor) -> Tensor:
+    raised = x.to(torch.float32)
+    variance = raised.pow(2).mean(-1, keepdim=True)
+    return y * (block.bias * (raised * torch.rsqrt(variance + 1e-6)).to(x.dtype))
+
+
 class Stack(nn.Module):
     """Two experts, of which each token takes both: its rows are gathered, expert by expert."""
 
@@ -107,6 +113,7 @@ BLOCKS: dict[str, Callable[[], Chain]] = {
     "bias_gelu": lambda: Chain(bias_gelu, INNER),
     "dropout_add": lambda: Chain(dropout_add, INNER),
     "gqa": lambda: Chain(gqa, HEADS * HEAD, 2 * KEYS * HEAD),
+    "rms_norm": lambda: Chain(rms_norm, INNER),
     "permute": Gathering,
 }
 """A block by the row whose chain it has."""

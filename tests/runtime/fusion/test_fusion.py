@@ -263,7 +263,7 @@ GPT2: dict[str, Any] = {
 }  # fmt: skip
 MODELS = [
     ("Qwen3Config", "Qwen3ForCausalLM", SIZES, "dualpipev", Fuse(("rope", "gated")), torch.float32, "rope 2, gated 1"),
-    ("LlamaConfig", "LlamaForCausalLM", SIZES, "zbh1", Fuse(), torch.float64, "rope 2, gated 1, gqa 1"),
+    ("LlamaConfig", "LlamaForCausalLM", SIZES, "zbh1", Fuse(), torch.float32, "rope 2, gated 1, gqa 1, rms_norm 2"),
     ("GPT2Config", "GPT2LMHeadModel", GPT2, "zbh1", Fuse(("dropout_add",)), torch.bfloat16, "dropout_add 2"),
     ("GPT2Config", "GPT2LMHeadModel", GPT2, "1f1b", Fuse(), torch.float64, "gelu_tanh 1, dropout_add 2"),
     (
@@ -323,6 +323,52 @@ def test_kernels_of_torch_compile_round_otherwise_and_hold_as_much() -> None:
         assert sum(held(again, 0).saved.values()) == size
         wanted, own = gradients(plain, x), gradients(block, x)
         assert all((value - own[key]).abs().max() <= 1e-5 * value.abs().max() for key, value in wanted.items())
+
+
+class WrittenRMSNorm(nn.Module):
+    """RMSNorm as Hugging Face's models have it."""
+
+    def __init__(self, wide: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.weight, self.wide = nn.Parameter(torch.rand(WIDTH)), wide
+
+    def forward(self, x: Tensor) -> Tensor:
+        raised = x.to(self.wide)
+        raised = raised * torch.rsqrt(raised.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return self.weight * raised.to(x.dtype)
+
+
+class Normed(nn.Module):
+    """[TOKENS, WIDTH] to the same: a product on each side of a norm, and nothing else reads what the norm reads."""
+
+    def __init__(self, wide: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(WIDTH, WIDTH), WrittenRMSNorm(wide), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.last(self.norm(self.first(x)))
+        return output
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_norm_of_a_module_of_its_own_is_one_operation_with_the_same_bits(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    block = Normed()
+    plain, x = copy.deepcopy(block).to(dtype), torch.randn(TOKENS, WIDTH, dtype=dtype)
+    _, chains = fused(block.to(dtype))
+    wanted, own = gradients(plain, x), gradients(block, x)
+    assert chains.chains() == {"0": {"rms_norm": 1}}
+    assert wanted.keys() == own.keys()
+    assert all(torch.equal(value, own[key]) for key, value in wanted.items())
+
+
+@pytest.mark.parametrize(
+    ("block", "level"), [(Normed(), Level.NORM), (Normed(torch.float64), Level.NONE), (Normed().double(), Level.NONE)]
+)
+def test_a_norm_that_is_recomputed_or_sums_in_another_type_stays(block: nn.Module, level: Level) -> None:
+    _, chains = fused(block, level=level)
+    block(torch.randn(TOKENS, WIDTH, dtype=next(block.parameters()).dtype))
+    assert chains.chains() == {"0": {}}
 
 
 def test_a_gelu_inside_of_a_module_is_found() -> None:
