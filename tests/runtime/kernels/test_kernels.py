@@ -55,7 +55,8 @@ def test_veiled_numbers_are_never_compiled_for() -> None:
 
 
 def test_operations_have_a_kernel_or_are_named() -> None:
-    import_module("schedc_runtime.models.moe_transformer")
+    for name in ("models.moe_transformer", *(f"kernels.{path.stem}" for path in (PACKAGE / "kernels").glob("*.py"))):
+        import_module(f"schedc_runtime.{name}")
     assert {name for name, launch in OPERATIONS.items() if not launch} == TWINS_ONLY
     assert {launch for launch in OPERATIONS.values() if launch} == {row.launch for row in ROWS if row.twin}
 
