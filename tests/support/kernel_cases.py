@@ -177,6 +177,17 @@ def _latent_heads_backward(dtype: torch.dtype, device: torch.device) -> Iterator
         yield queries, keys.transpose(1, 2).contiguous().transpose(1, 2), values.mT.contiguous().mT, 2 * half
 
 
+def _rotate(dtype: torch.dtype, device: torch.device) -> Iterator[Args]:
+    """Heads beside each other or one behind the other, parts of wider rows, one head alone, and none."""
+    cos, sin = (torch.randn(2, 1, 5, 12).to(device, dtype) for _ in range(2))
+    x = torch.randn(2, 5, 7, 20).to(device, dtype)[..., 8:].transpose(1, 2)
+    for back in (False, True):
+        yield x, cos, sin, back
+        yield x.contiguous(), cos[:1], sin[0, 0], back
+        yield x[1, 2], cos[0, 0], sin[0, 0], back
+    yield x[:0], cos[:0], sin[:0], False
+
+
 CASES: dict[str, Callable[[torch.dtype, torch.device], Iterator[Args]]] = {
     "swiglu": _swiglu,
     "swiglu_backward": _swiglu_backward,
@@ -189,6 +200,7 @@ CASES: dict[str, Callable[[torch.dtype, torch.device], Iterator[Args]]] = {
     "rms_rows": _rms_rows,
     "rms_rows_backward": _rms_rows_backward,
     "rms_rows_weight": _rms_rows_weight,
+    "rotate": _rotate,
     "latent_heads": _latent_heads,
     "latent_heads_backward": _latent_heads_backward,
 }

@@ -15,26 +15,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from schedc_runtime.device.choice import device_for
+from schedc_runtime.kernels.rotary import rotary, rotary_backward, rotate
 from schedc_runtime.kernels.swiglu import gated_gradients, swiglu
 
 Plain = Callable[..., Any]
 T = TypeVar("T")
-
-
-def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """[..., d] rotated: x cos + turn(x) sin, where turn takes columns (a, b) to (-b, a)."""
-    first, second = x.chunk(2, -1)
-    return x * cos + torch.cat((-second, first), -1) * sin
-
-
-def rotary_backward(gradient: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """[..., d] the gradient of x."""
-    first, second = (gradient * sin).chunk(2, -1)
-    half = first.shape[-1]
-    sums = gradient.new_empty(gradient.shape)  # rows in order, as autograd leaves them
-    sums[..., :half] = second
-    sums[..., half:] = -first
-    return sums.add_(gradient * cos)
 
 
 def fused_gated(gate: Tensor, up: Tensor) -> Tensor:
@@ -90,12 +75,16 @@ class Rotary(torch.autograd.Function):
         """[..., d] the rotated x."""
         ctx.save_for_backward(cos, sin)
         ctx.compiled = compiled
-        return _run(rotary, compiled, x, cos, sin)
+        result: Tensor = _run(rotary, True, x, cos, sin) if compiled else rotate(x, cos, sin, False)
+        return result
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         """[..., d] the gradient of x."""
-        return _run(rotary_backward, ctx.compiled, gradient, *ctx.saved_tensors), None, None, None
+        cos, sin = ctx.saved_tensors
+        if not ctx.compiled:
+            return rotate(gradient, cos, sin, True), None, None, None
+        return _run(rotary_backward, True, gradient, cos, sin), None, None, None
 
 
 class Gated(torch.autograd.Function):

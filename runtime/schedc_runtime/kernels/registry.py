@@ -92,6 +92,7 @@ _ROWS_OF_NORM = dict.fromkeys(("x", "output", "grad", "x_grad", "weight", "weigh
 _HEADS = "schedc_runtime.triton_kernels.heads"
 _OF_HEADS = dict.fromkeys(("query", "turned", "pair", "table", "queries", "keys", "values"), "*T")
 _HEAD = {"PLAIN": 128, "HALF": 32, "VALUE": 128, "PLAIN_ROOM": 128, "HALF_ROOM": 32, "VALUE_ROOM": 128, "TILE": 16}
+_ROTATED = {"HALF": 64, "ROOM": 64, "TILE": 16}
 
 ROWS = (
     KernelRow(
@@ -266,6 +267,17 @@ ROWS = (
         bits=False,
         why="the gradient of what heads share is a sum in another order",
         bound=1e-6,
+        vectors=6,
+    ),
+    KernelRow(
+        "rotate",
+        "schedc_runtime.triton_kernels.rotary:_rotate",
+        "schedc_runtime.triton_kernels.rotary:launch_rotate",
+        f"{_HERE}.rotary:rotate_twin",
+        dict.fromkeys(("x", "cos", "sin", "output"), "*T"),
+        (*_elementwise(_ROTATED | {"BACK": False}), Variant("bf16 backward", "bf16", _ROTATED | {"BACK": True})),
+        tuples={"strides": 12},
+        loose=("rows", "heads", "tokens"),
         vectors=6,
     ),
     KernelRow(

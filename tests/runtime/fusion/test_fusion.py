@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections import Counter
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import schedc
 from runtime.fusion.chain_cases import BLOCKS, COLUMNS, INNER, TOKENS, WIDTH, P, gelu_tanh, gradients
@@ -323,6 +325,36 @@ def test_kernels_of_torch_compile_round_otherwise_and_hold_as_much() -> None:
         assert sum(held(again, 0).saved.values()) == size
         wanted, own = gradients(plain, x), gradients(block, x)
         assert all((value - own[key]).abs().max() <= 1e-5 * value.abs().max() for key, value in wanted.items())
+
+
+class Named(TorchDispatchMode):
+    """Counts the operations of our own that a call runs, and those that a chain would run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen[func._schema.name] += func.namespace == "schedc" or func._schema.name in ("aten::cat", "aten::pow")
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("name", "operations"),
+    [
+        ("rope", {"schedc::rotate": 4}),
+        ("rms_norm", {"schedc::rms_rows": 1, "schedc::rms_rows_backward": 1, "schedc::rms_rows_weight": 1}),
+    ],
+)
+def test_a_chain_is_an_operation_with_a_kernel(name: str, operations: dict[str, int]) -> None:
+    block = BLOCKS[name]()
+    _, _ = fused(block, name)
+    x = torch.randn(TOKENS, WIDTH)
+    gradients(block, x)
+    with Named() as watch:
+        gradients(block, x)
+    tables = {"aten::cat": 2, "aten::pow": 1} if name == "rope" else {}  # cosines and sines
+    assert dict(+watch.seen) == operations | tables
 
 
 class WrittenRMSNorm(nn.Module):
