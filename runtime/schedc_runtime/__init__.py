@@ -13,10 +13,23 @@ if TYPE_CHECKING:
     from schedc_runtime.random_numbers.numbering import named_random
     from schedc_runtime.ranks.join import join
     from schedc_runtime.ranks.mesh import Mesh
+    from schedc_runtime.trainers.checkpoints import Checkpoints
 
-__all__ = ["ChunkedLoss", "Cut", "Loss", "Mesh", "Pipeline", "StepResult", "deferred", "join", "named_random"]
+__all__ = [
+    "Checkpoints",
+    "ChunkedLoss",
+    "Cut",
+    "Loss",
+    "Mesh",
+    "Pipeline",
+    "StepResult",
+    "deferred",
+    "join",
+    "named_random",
+]
 
 _HOME = {
+    "Checkpoints": "trainers.checkpoints",
     "ChunkedLoss": "pipeline.build.chunked_loss",
     "Cut": "pipeline.build.assembly",
     "Loss": "pipeline.build.chunked_loss",

@@ -39,7 +39,7 @@ LEVELS = {
         ("transit",),
         ("models",),
         ("execute",),
-        ("data_parallel",),
+        ("data_parallel", "keeper"),
         ("pipeline",),
         ("parity", "measure", "trainers"),
         ("commands",),

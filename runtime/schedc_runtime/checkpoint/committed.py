@@ -12,7 +12,7 @@ from torch import Tensor
 from schedc_runtime.checkpoint.stored import InFile, in_span
 from schedc_runtime.errors import MaterializeError
 from schedc_runtime.saved.form import COMMIT
-from schedc_runtime.saved.read import Holding, SavedStep, committed_steps, newest, open_step
+from schedc_runtime.saved.read import HeldTensors, Holding, SavedStep, committed_steps, newest, open_step
 
 MODEL = "model."
 """What the names of the model's own tensors begin with; the optimizer's begin otherwise."""
@@ -37,12 +37,12 @@ def saved_step(path: Path) -> SavedStep:
     return found.step
 
 
-def stored_in_boxes(step: SavedStep) -> dict[str, InBoxes]:
+def stored_in_boxes(tensors: HeldTensors) -> dict[str, InBoxes]:
     """The tensors of a step by name."""
     return {
         name: InBoxes(tuple(_BoxInFile(holding.box.offset, in_span(holding.path, name, holding.span))
                             for holding in _distinct(holdings)), tensor.shape)
-        for name, (tensor, holdings) in step.tensors.items()
+        for name, (tensor, holdings) in tensors.items()
     }  # fmt: skip
 
 

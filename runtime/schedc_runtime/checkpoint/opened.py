@@ -42,7 +42,7 @@ def open_checkpoint(source: str | os.PathLike[str] | Mapping[str, Tensor]) -> Ma
         return {name: InMemory(value) for name, value in source.items()}
     path = Path(source)
     if path.is_dir() and is_run(path):
-        return _of_model(stored_in_boxes(saved_step(path)))
+        return _of_model(stored_in_boxes(saved_step(path).tensors))
     if path.is_dir():
         known = next((path / name for name in _IN_DIRECTORY if (path / name).is_file()), None)
         if known is None:

@@ -133,7 +133,7 @@ class InFile:
             os.close(descriptor)
 
 
-_TYPES = {
+TENSOR_TYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
     "U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8, "BOOL": torch.bool,
@@ -144,7 +144,7 @@ _TYPES = {
 
 def in_span(path: Path, name: str, span: FileSpan) -> InFile:
     """The tensor ``name`` that lies in a span of the file ``path``."""
-    return InFile(str(path), span.begin, span.shape, _TYPES[span.dtype], name)
+    return InFile(str(path), span.begin, span.shape, TENSOR_TYPES[span.dtype], name)
 
 
 def copy_rows(source: Tensor, target: Tensor, first: int) -> None:

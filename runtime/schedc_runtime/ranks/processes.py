@@ -49,13 +49,18 @@ class Condition(NamedTuple):
 
 def this_process() -> Process:
     """The calling process."""
+    return process_here(os.getpid())
+
+
+def process_here(pid: int) -> Process:
+    """A process of this machine by its id."""
     try:
         boot = (_PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         machine = f"{boot} {os.readlink(_PROC / 'self/ns/pid')}"
-        started = int(_stat(os.getpid(), _PROC)[_STARTED])
+        started = int(_stat(pid, _PROC)[_STARTED])
     except (OSError, ValueError, IndexError):
         machine, started = "", 0
-    return Process(machine, socket.gethostname(), os.getpid(), started)
+    return Process(machine, socket.gethostname(), pid, started)
 
 
 def process_condition(process: Process, proc: Path = _PROC, cgroups: Path = _CGROUPS) -> Condition:

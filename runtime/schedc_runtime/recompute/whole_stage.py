@@ -75,7 +75,7 @@ class Checkpoint:
                     self.random = random_state(self.devices)
 
 
-class Checkpoints:
+class StageCheckpoints:
     """Makes the checkpoints of the forwards of one stage.
 
     A checkpoint copies the buffers of layers that write to some of theirs, as batch norms do. It copies those of every

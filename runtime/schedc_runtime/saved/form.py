@@ -92,7 +92,7 @@ class Manifest:
             raise ValueError("the rank or the checksums are out of range")
         if len(sums) != -(-length // PIECE):
             raise ValueError(f"it has {len(sums)} checksums for {length} bytes")
-        tensors = {name: _tensor(name, entry) for name, entry in value["tensors"].items()}
+        tensors = {name: tensor_of(name, entry) for name, entry in value["tensors"].items()}
         keys = [box.key for tensor in tensors.values() for box in tensor.boxes]
         if len(set(keys)) < len(keys):
             raise ValueError("two of its boxes are one tensor of the file")
@@ -199,7 +199,8 @@ def _size(value: Mapping[str, Any], name: str) -> int:
     return int(value[name])
 
 
-def _tensor(name: str, entry: Any) -> TensorInBoxes:
+def tensor_of(name: str, entry: Any) -> TensorInBoxes:
+    """The tensor of a manifest's JSON. Raises `ValueError` for an entry that is none."""
     fields = entry if isinstance(entry, dict) else {}
     dtype, shape, boxes = fields.get("dtype"), sizes(fields.get("shape")), fields.get("boxes")
     if dtype not in ITEM_BYTES or shape is None or not isinstance(boxes, list) or len(fields) != 3:

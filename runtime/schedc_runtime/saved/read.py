@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -51,6 +51,10 @@ class Holding(NamedTuple):
     span: FileSpan
 
 
+HeldTensors = dict[str, tuple[TensorInBoxes, tuple[Holding, ...]]]
+"""By name: a tensor, and each box of it on any rank."""
+
+
 @dataclass(frozen=True)
 class SavedStep:
     """A committed step, of which the records have been read and no tensor."""
@@ -69,24 +73,33 @@ class SavedStep:
         return sum(manifest.bytes for manifest in self.manifests)
 
     @cached_property
-    def tensors(self) -> dict[str, tuple[TensorInBoxes, tuple[Holding, ...]]]:
+    def tensors(self) -> HeldTensors:
         """By name: the tensor as one rank's manifest has it, and each box of it on any rank.
 
         Reads the headers of all files. Raises `MaterializeError` for a file that is not as its manifest says.
         """
-        found: dict[str, tuple[TensorInBoxes, list[Holding]]] = {}
-        for manifest in self.manifests:
-            path = self.folder / rank_file(manifest.rank, "safetensors")
-            spans = _spans(path, manifest)
-            for name, tensor in manifest.tensors.items():
-                first, holdings = found.setdefault(name, (tensor, []))
-                if (first.dtype, first.shape) != (tensor.dtype, tensor.shape):
-                    raise refused(path, "ranks have it with other shapes or types", name)
-                holdings += [Holding(path, box, spans[box.key]) for box in tensor.boxes]
-        for name, (tensor, holdings) in found.items():
-            if not covered(tensor.shape, (holding.box for holding in holdings)):
-                raise refused(self.folder, "the boxes of all ranks leave a part of it out", name)
-        return {name: (tensor, tuple(holdings)) for name, (tensor, holdings) in found.items()}
+        files = ((self.folder / rank_file(each.rank, "safetensors"), each) for each in self.manifests)
+        return joined_boxes(self.folder, ((path, each.tensors, _spans(path, each)) for path, each in files))
+
+
+def joined_boxes(
+    folder: Path, files: Iterable[tuple[Path, Mapping[str, TensorInBoxes], Mapping[str, FileSpan]]]
+) -> HeldTensors:
+    """The tensors of all ranks by name. files: by rank, the path, the tensors of a manifest, and the spans by key.
+
+    Raises `MaterializeError` where ranks have a tensor with other shapes, or none has some part of it.
+    """
+    found: dict[str, tuple[TensorInBoxes, list[Holding]]] = {}
+    for path, tensors, spans in files:
+        for name, tensor in tensors.items():
+            first, holdings = found.setdefault(name, (tensor, []))
+            if (first.dtype, first.shape) != (tensor.dtype, tensor.shape):
+                raise refused(path, "ranks have it with other shapes or types", name)
+            holdings += [Holding(path, box, spans[box.key]) for box in tensor.boxes]
+    for name, (tensor, holdings) in found.items():
+        if not covered(tensor.shape, (holding.box for holding in holdings)):
+            raise refused(folder, "the boxes of all ranks leave a part of it out", name)
+    return {name: (tensor, tuple(holdings)) for name, (tensor, holdings) in found.items()}
 
 
 class Newest(NamedTuple):

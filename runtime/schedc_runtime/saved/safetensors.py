@@ -40,20 +40,24 @@ def safetensors_header(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> b
     return len(text).to_bytes(8, "little") + text
 
 
-def spans_in(path: Path) -> dict[str, FileSpan]:
+def spans_in(path: Path, start: int = 0, size: int = -1) -> dict[str, FileSpan]:
     """The tensors of a safetensors file by name. Reads the header only.
+
+    start, size: bytes of a larger file in which it lies; by default all of it.
 
     The header is checked whole: the tensors cover the bytes behind it once, without gaps. Raises `MaterializeError` for
     any other file, and `ValueError` or `OSError` for a header that is no JSON, or a file that cannot be read.
     """
-    size = path.stat().st_size
+    size = path.stat().st_size if size < 0 else size
     with path.open("rb") as file:
+        file.seek(start)
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > min(_MOST, size - 8):
             raise refused(path, "it is no safetensors file, or it was not written to its end")
         header = _header(file.read(length))
-    spans = {name: _span(path, name, entry, 8 + length) for name, entry in header.items()}
-    _check_cover(path, spans, 8 + length, size)
+    begin = start + 8 + length
+    spans = {name: _span(path, name, entry, begin) for name, entry in header.items()}
+    _check_cover(path, spans, begin, start + size)
     return spans
 
 

@@ -26,7 +26,7 @@ from schedc_runtime.recompute.levels import Recomputation, draws, region_paths
 from schedc_runtime.recompute.levels import install as install_regions
 from schedc_runtime.recompute.levels import uninstall as uninstall_regions
 from schedc_runtime.recompute.random_state import gpus
-from schedc_runtime.recompute.whole_stage import Checkpoints
+from schedc_runtime.recompute.whole_stage import StageCheckpoints
 from schedc_runtime.segments.captured import CapturedSegments
 from schedc_runtime.segments.fx_trace import Traces
 from schedc_runtime.segments.graph import Communication, Segment, StageGraph, stage_graph
@@ -80,7 +80,7 @@ class StageBase(OffloadedStage):
         """Whether there was an I. Only split backwards use the marks that forwards take."""
         self._memory = self._memory_with_r = Recomputation(Recompute(), None, False)
         """The recomputation of microbatches, and of those with an R."""
-        self._checkpoints = Checkpoints(module)
+        self._checkpoints = StageCheckpoints(module)
         self._traces: Traces = {}
         self.graph: StageGraph = stage_graph(module, inputs, self.blocks, self._traces)
         """The graph of one slice."""

@@ -37,6 +37,7 @@ class StepRequest(NamedTuple):
     snapshot: what a step copies to the host, as of `Snapshots.prepare`.
     given: checksums of what the rank was given, as of `GivenBatches.told`. loaded: whether a state was loaded here.
     facts: [tensors of the batch] what is known of their values, see `values`; None where nothing was looked at.
+    lacking: whether the rank has no copy of the state before the step, where `Checkpoints` keeps one of all others.
     """
 
     batch: Json
@@ -55,6 +56,7 @@ class StepRequest(NamedTuple):
     given: Json = ("", {})
     loaded: bool = False
     facts: Json = None
+    lacking: bool = False
 
 
 class Agreement(NamedTuple):

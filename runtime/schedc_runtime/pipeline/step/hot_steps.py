@@ -71,9 +71,12 @@ class HotSteps:
 
     def state(self) -> HotState:
         """The experts that are hot in the next step. A collective of all ranks, and the same on all of them."""
-        mine = {key: list(lenders[0].choose()) for key, lenders in self._lenders.items()}
-        everyone = self._control.gather("collecting the hot experts", mine)
+        everyone = self._control.gather("collecting the hot experts", self.mine())
         return dict(sorted((key, hot) for part in everyone for key, hot in part.items()))
+
+    def mine(self) -> HotState:
+        """What this rank knows of `state`."""
+        return {key: list(lenders[0].choose()) for key, lenders in self._lenders.items()}
 
     def load(self, state: Mapping[str, Sequence[int]]) -> None:
         """Take a `state`. A collective of all ranks. Raises `RuntimeFault` if it is not one of such a pipeline."""

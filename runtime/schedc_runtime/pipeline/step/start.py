@@ -43,6 +43,8 @@ class CallStart:
         self._control, self._counting, self._batches = control, counting, batches
         self._exchanges = 0
         self._known: dict[str, Known] = {}
+        self.lacking = False
+        """Before a call: whether this rank is `StepRequest.lacking`. After its start: whether any rank is."""
 
     def agree(
         self,
@@ -56,8 +58,8 @@ class CallStart:
         what: the call, for errors. counted: as of `agree` in `schedc_runtime.pipeline.agree.batch`. check: makes an
         agreement of the requests of all ranks, or raises on every rank alike.
         """
-        call = request.call
-        own = json.dumps([call["call"], counted, *request._replace(call=None, counted=None)])
+        request, call = request._replace(lacking=self.lacking), request.call
+        own = json.dumps([call["call"], counted, *request._replace(call=None, counted=None, lacking=False)])
         known = self._known.get(own)
         given = [] if known is None or self._control.alone else self._batches.alike(known.members)
         total, requests = self._meet(what, request, -1 if known is None else known.number, given)
@@ -85,23 +87,34 @@ class CallStart:
         number: that of the exchange to which this rank refers; -1 for a new request. alike: what else is compared.
         """
         control = self._control
+        told = _told(request)
         if control.alone:
-            return self._total([count_of(request)]), [request] if number < 0 else None
+            self.lacking, total = request.lacking, self._total([told])[1]
+            return total, [request] if number < 0 else None
         # Numbers of ranks tell new requests apart, so that they never agree.
         expected = [request.call, number if number >= 0 else f"new on {control.name}"]
         try:
-            total = control.fold(
-                what, count_of(request), self._total, alike=[Alike(expected, control.everyone), *alike],
+            self.lacking, total = control.fold(
+                what, told, self._total, alike=[Alike(expected, control.everyone), *alike],
                 details=lambda: request._replace(given=self._batches.told()), occasion="a call",
             )  # fmt: skip
         except Unlike as unlike:
             self._exchanges += 1
             requests = [StepRequest(*each) for each in unlike.details]
+            self.lacking = any(each.lacking for each in requests)
             return None, requests
         return total, None
 
-    def _total(self, told: Sequence[Any]) -> float | None:
-        return total_of((each for each in told if each is not None), self._counting)
+    def _total(self, told: Sequence[Any]) -> tuple[bool, float | None]:
+        """Whether any rank lacks a state, and the number of targets, from the `_told` of [processes]."""
+        spoken = [each for each in told if each is not None]
+        return any(each[0] for each in spoken), total_of((each[1] for each in spoken if each[1]), self._counting)
+
+
+def _told(request: StepRequest) -> tuple[bool, tuple[int, float] | None] | None:
+    """What a rank tells the others in any case; None for nothing, which spares a message."""
+    count = count_of(request)
+    return None if count is None and not request.lacking else (request.lacking, count)
 
 
 def _members(requests: Sequence[StepRequest], replica: int) -> dict[str, tuple[int, ...]]:

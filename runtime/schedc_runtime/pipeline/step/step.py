@@ -99,7 +99,7 @@ class StepRunner:
         self._replicas_here = mesh.replicas if network.in_process else 1
         self._counting = 1 if network.in_process else mesh.replicas
         self._batches = GivenBatches(later=assembly.device.type != "cpu")
-        self._start = CallStart(self.control, self._counting, self._batches)
+        self.start = CallStart(self.control, self._counting, self._batches)
         self._copies = StageCopies(assembly, self.control, compare_copies)
         self.graphs: StepGraphs | None = None
         if assembly.settings.cut.graphs == "step":
@@ -297,7 +297,7 @@ class StepRunner:
         what = f"the start of {call.name} {self.steps}"
         if not self.control.alone:
             self._batches.begin(f"{call.name} {self.steps}", batch, targets)
-        known = self._start.agree(what, mine, self.counted, lambda requests: self._checked(call, requests))
+        known = self.start.agree(what, mine, self.counted, lambda requests: self._checked(call, requests))
         if call.snapshot:
             self.snapshots.agree(known.snapshots)
         if call.training:
@@ -322,7 +322,7 @@ class StepRunner:
     def agree_on_update(self) -> None:
         """Begin an update of biases together, where ranks exchange loads. Raises `BatchRefused` on every rank alike."""
         request = StepRequest(None, None, False, False, {"call": "update_biases"})
-        if (requests := self._start.exchange("the start of update_biases", request)) is not None:
+        if (requests := self.start.exchange("the start of update_biases", request)) is not None:
             check_calls(requests, self.control.names)
 
     def _check_form(self, call: PipelineCall, agreed: Agreement, targets: Any) -> None:

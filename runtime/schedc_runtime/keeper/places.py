@@ -1,0 +1,153 @@
+"""Where the images of a run lie on a machine, and who takes part. Only the user may enter the folder.
+
+/dev/shm/schedc-1000-9f8e7d6c/   lock               held by the keeper while it lives
+                                 keeper.json        `Watch`
+                                 trainer-0003.json  `RankHere`
+                                 rank-0003.a, .b    images
+                                 program.json       what the ranks run, for reports
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from secrets import token_hex
+from typing import Any, NamedTuple
+
+from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.keeper.images import Image
+from schedc_runtime.ranks.processes import Process
+
+SHARED_MEMORY = Path("/dev/shm")
+_LETTERS = "ab"
+_MOST_TEXT = 1 << 20
+"""Bytes of what a process says of itself."""
+
+
+class RankHere(NamedTuple):
+    """A rank of this machine.
+
+    process: that of the rank. agent: the process that restarts ranks, or None. page: descriptor of the progress page,
+    or -1. attempt: name of the meeting of all ranks. world: number of ranks. here: of those on this machine. root:
+    folder of the run on disk. keep: states that stay there. closed: whether the rank ends normally.
+    """
+
+    process: Process
+    agent: Process | None
+    page: int
+    name: str
+    rank: int
+    world: int
+    here: int
+    attempt: str
+    root: str
+    keep: int
+    closed: bool = False
+
+
+class Watch(NamedTuple):
+    """What a keeper says of itself. ranks: number of ranks of the attempt that it watches.
+
+    resident: bytes of its memory. refused: the newest step that the disk has refused, or -1.
+    """
+
+    process: Process
+    attempt: str
+    ranks: int
+    resident: int
+    refused: int
+
+
+class Places:
+    """The folder of a run's images on this machine."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @classmethod
+    def of_run(cls, memory: Path | None, run: str) -> Places:
+        """The folder for the run with the name ``run``, made if need be.
+
+        memory: the folder to make it in. Raises `RuntimeFault` for a folder that others may write.
+        """
+        folder = (memory or SHARED_MEMORY) / f"schedc-{os.getuid()}-{run}"
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            state = folder.lstat()
+        except OSError as error:
+            raise RuntimeFault(f"no images can be kept in {folder}: {error}", "name a folder in memory=...") from None
+        if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.getuid() or state.st_mode & 0o077:
+            raise RuntimeFault(f"{folder} is no folder of this user alone", "remove it, or name another in memory=...")
+        return cls(folder)
+
+    def image_paths(self, rank: int) -> list[Path]:
+        """The files of the two images of a rank."""
+        return [self.folder / f"rank-{rank:04}.{letter}" for letter in _LETTERS]
+
+    def images(self, rank: int) -> list[Image]:
+        """The images of a rank that are there, open."""
+        opened = (Image.opened(path) for path in self.image_paths(rank))
+        return [image for image in opened if image is not None]
+
+    def ranks(self) -> list[int]:
+        """The ranks that have an image."""
+        return sorted({int(path.stem[5:]) for path in self.folder.glob("rank-*.[ab]") if path.stem[5:].isdigit()})
+
+    def lock(self) -> int | None:
+        """Hold the lock of the folder while the returned descriptor is open; None if another keeper holds it."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            descriptor = os.open(self.folder / "lock", flags, 0o600)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return None
+        return descriptor
+
+    def introduce(self, trainer: RankHere) -> None:
+        """Tell the keeper of a rank."""
+        self._write(f"trainer-{trainer.rank:04}.json", trainer)
+
+    def forget(self, trainer: RankHere) -> None:
+        """Take back an introduction."""
+        (self.folder / f"trainer-{trainer.rank:04}.json").unlink(missing_ok=True)
+
+    def trainers(self) -> Iterator[RankHere]:
+        """The ranks that have introduced themselves."""
+        for path in sorted(self.folder.glob("trainer-*.json")):
+            if (value := _read(path)) is not None:
+                process, agent, *rest = value
+                yield RankHere(Process(*process), agent and Process(*agent), *rest)
+
+    def say(self, watch: Watch) -> None:
+        """Tell the ranks of the keeper."""
+        self._write("keeper.json", watch)
+
+    def watch(self) -> Watch | None:
+        """What the keeper has said last."""
+        value = _read(self.folder / "keeper.json")
+        return None if value is None else Watch(Process(*value[0]), *value[1:])
+
+    def remove(self) -> None:
+        """Remove the folder with all that is in it."""
+        for path in list(self.folder.iterdir()):
+            path.unlink(missing_ok=True)
+        self.folder.rmdir()
+
+    def _write(self, name: str, value: Any) -> None:
+        partial = self.folder / f"{name}.{token_hex(4)}"
+        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
+            json.dump(value, file)
+        partial.rename(self.folder / name)
+
+
+def _read(path: Path) -> Any:
+    """The JSON of a small file; None where there is none."""
+    try:
+        with path.open("rb") as file:
+            return json.loads(file.read(_MOST_TEXT))
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,49 @@
+"""Says which rank of a machine has died and where, from what dead processes leave in /proc and in their pages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from schedc.ir.npz import program_from_npz
+from schedc.ir.program import Program
+from schedc_runtime.execute.instruction_names import sentence
+from schedc_runtime.keeper.places import RankHere
+from schedc_runtime.ranks.processes import Condition
+from schedc_runtime.ranks.progress import PeerProgress, Position
+
+
+def told_deaths(
+    trainers: Sequence[RankHere], lost: Mapping[int, Condition], pages: Mapping[int, PeerProgress], program: Path
+) -> str:
+    """A line for each lost rank, then one for each other rank of this machine.
+
+    lost: how the processes of ranks have ended, in the order of their deaths. pages: of ranks, where they could be
+    mapped. program: the file of the program that all ranks run.
+    """
+    streams = _program(program)
+    by_rank = {trainer.rank: trainer for trainer in trainers}
+    lines = []
+    for rank, condition in lost.items():
+        where = f"; it was {_place(pages[rank].read(), streams)}" if rank in pages else ""
+        who = by_rank[rank]
+        lines.append(f"{who.name} (pid {who.process.pid}) is dead: {condition.why}{where}")
+    for rank, who in by_rank.items():
+        if rank not in lost and rank in pages:
+            lines.append(f"  {who.name} is {_place(pages[rank].read(), streams)}")
+    return "\n".join(lines)
+
+
+def _program(path: Path) -> Program | None:
+    try:
+        return program_from_npz(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
+def _place(position: Position, program: Program | None) -> str:
+    """A position in words. The training program alone is known here: others show their activity."""
+    if position.row < 0 or program is None or position.program != 0 or position.row >= len(program.kind):
+        return position.activity
+    part = f" ({position.part})" if position.part else ""
+    return f"{position.activity} at {sentence(program, position.row)}{part} --> {program.where(position.row)}"

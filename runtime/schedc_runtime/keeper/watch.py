@@ -1,0 +1,258 @@
+"""The keeper's loop: watches the ranks of a machine, writes durable states, and the newest one when ranks have ended.
+
+It lives as long as a rank or the agent that restarts ranks, and until what they left is on disk.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.keeper.flush import Flushed, flush, held_steps
+from schedc_runtime.keeper.images import Image
+from schedc_runtime.keeper.places import Places, RankHere, Watch
+from schedc_runtime.ranks.processes import Condition, Process, has_ended, is_stopped, process_condition, this_process
+from schedc_runtime.ranks.progress import PeerProgress
+
+_LOOK = 0.1
+"""Seconds between two looks at images and at newcomers. A death is seen at once."""
+_LINGER = 0.3
+"""Seconds after a death in which others of the same cause are waited for, before the report."""
+_TICK = 50_000_000
+"""Nanoseconds in which two changes of a folder may bear one time."""
+_NICE = 10
+"""Priority of the thread that writes."""
+_UNSEEN = 30.0
+"""Seconds that a keeper waits for the first rank."""
+
+
+class Watched:
+    """A rank that is watched. descriptor: the pidfd of the process, or -1 after its end."""
+
+    def __init__(self, trainer: RankHere) -> None:
+        self.trainer, self.descriptor = trainer, -1
+        self.page: PeerProgress | None = None
+        self.condition: Condition | None = None
+        with suppress(OSError):
+            self.descriptor = os.pidfd_open(trainer.process.pid)
+        if has_ended(trainer.process):
+            self.end()
+        elif trainer.page >= 0:
+            with suppress(OSError, ValueError):
+                self.page = PeerProgress(trainer.process.pid, trainer.page)
+
+    def end(self) -> None:
+        """Note how the process has ended. Its parent may take that away at any moment."""
+        self.condition = process_condition(self.trainer.process)
+        if not self.condition.ended:
+            self.condition = Condition(True, False, "its process has ended")
+        self.release()
+
+    def release(self) -> None:
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+
+class Keeper:
+    """The ranks of one run on one machine, and the steps that are on disk."""
+
+    def __init__(self, places: Places) -> None:
+        self.places = places
+        self.ranks: dict[int, Watched] = {}
+        self.images: list[list[Image]] = []
+        self.flushed = -1
+        """The newest step that is known to be on disk."""
+        self._refused = self._ended_at = -1
+        """The newest step that the disk has refused, and the newest that was brought there behind the end of a rank."""
+        self._seen = 0
+        self._reported = ""
+        self._writer: threading.Thread | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def trainers(self) -> list[RankHere]:
+        return [watched.trainer for watched in self.ranks.values()]
+
+    @property
+    def alive(self) -> list[Watched]:
+        """The ranks that run and are not closed."""
+        return [each for each in self.ranks.values() if each.condition is None and not each.trainer.closed]
+
+    def run(self) -> None:
+        """Watch until nobody is left, and all is on disk."""
+        began = time.monotonic()
+        while True:
+            self._meet()
+            self._wait(_LOOK)
+            if any(watched.condition or watched.trainer.closed for watched in self.ranks.values()):
+                self._ended()
+            self._durable()
+            waiting = not self.ranks and time.monotonic() - began < _UNSEEN
+            if not waiting and not self.alive and not self._agent_lives():
+                self._join()
+                self._newest(told=False)
+                return
+
+    def close(self) -> None:
+        """Remove the images, unless the disk has refused the newest."""
+        newest = held_steps(self.images)
+        if newest and newest[0].step > self.flushed:
+            _say(f"step {newest[0].step} stays in {self.places.folder}: the next run goes on from there")
+            return
+        self.places.remove()
+
+    def _meet(self) -> None:
+        """Take in ranks that have introduced themselves, and forget those of an earlier attempt."""
+        changed = self.places.folder.stat().st_mtime_ns
+        if changed == self._seen and time.time_ns() - changed > _TICK:
+            return
+        self._seen = changed
+        trainers = list(self.places.trainers())
+        newest = {trainer.attempt for trainer in trainers if not has_ended(trainer.process)}
+        current = [trainer for trainer in trainers if not newest or trainer.attempt in newest]
+        known = _identities(self.ranks)
+        kept = {}
+        for trainer in current:
+            if known.get(trainer.rank) == (trainer.process, trainer.attempt):
+                kept[trainer.rank] = self.ranks.pop(trainer.rank)
+                kept[trainer.rank].trainer = trainer
+            else:
+                kept[trainer.rank] = Watched(trainer)
+        for watched in self.ranks.values():
+            watched.release()
+        self.ranks = kept
+        for image in (image for images in self.images for image in images):
+            image.close()
+        self.images = [self.places.images(rank) for rank in self.ranks]
+        if current and known != _identities(kept):
+            self.flushed = self._refused = self._ended_at = -1
+            self._say_here()
+
+    def _say_here(self) -> None:
+        """Tell the ranks what is watched and kept."""
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+        attempt = self.trainers[0].attempt
+        me = this_process()
+        self.places.say(Watch(me, attempt, len(self.ranks), pages * os.sysconf("SC_PAGE_SIZE"), self._refused))
+
+    def _wait(self, seconds: float) -> None:
+        """Wait until a rank ends, and note how; at most so long."""
+        poll, by_descriptor = select.poll(), {each.descriptor: each for each in self.alive if each.descriptor >= 0}
+        for descriptor in by_descriptor:
+            poll.register(descriptor, select.POLLIN)
+        for descriptor, _ in poll.poll(seconds * 1000):
+            by_descriptor[descriptor].end()
+        for watched in self.alive:
+            if watched.descriptor < 0 and has_ended(watched.trainer.process):
+                watched.end()
+
+    def _ended(self) -> None:
+        """Ranks have ended: say which, let stopped ones go, and bring the newest common state to disk."""
+        attempt, dead = self.trainers[0].attempt, any(each.condition for each in self.ranks.values())
+        deadline = time.monotonic() + _LINGER * (dead and self._reported != attempt)
+        while self.alive and (left := deadline - time.monotonic()) > 0:
+            self._wait(left)
+        self._meet()  # a rank that closes says so before it ends
+        lost = {rank: each.condition for rank, each in self.ranks.items() if each.condition and not each.trainer.closed}
+        if lost and self._reported != attempt:
+            self._reported = attempt
+            self._report(lost)
+        for watched in self.alive if lost else ():
+            if watched.descriptor >= 0 and is_stopped(watched.trainer.process.pid):
+                signal.pidfd_send_signal(watched.descriptor, signal.SIGKILL)
+        if lost or not self.alive:
+            self._join()
+            self._newest(told=bool(lost))
+
+    def _report(self, lost: dict[int, Condition]) -> None:
+        from schedc_runtime.keeper.report import told_deaths
+
+        pages = {rank: each.page for rank, each in self.ranks.items() if each.page is not None}
+        print(told_deaths(self.trainers, lost, pages, self.places.folder / "program.npz"), file=sys.stderr, flush=True)
+
+    def _newest(self, told: bool) -> None:
+        """Bring the newest state that all ranks here hold to disk. Beside other machines also the state before it."""
+        trainers = self.trainers
+        if not trainers or len(trainers) < trainers[0].here:
+            return
+        everything = held_steps(self.images)
+        held = [each.step for each in everything if each.step > max(self._ended_at, self._refused)]
+        alone = trainers[0].here == trainers[0].world
+        for step in reversed(held[:1] if alone else held):
+            done = self._flush(step)
+            self._ended_at = max(self._ended_at, step) if done is not None else self._ended_at
+            if told and done is not None:
+                root = Path(trainers[0].root).name
+                whole = "on all ranks" if alone else "on all ranks of this machine"
+                then = f"flushed to {root}/step-{step:08} in {done.seconds:.1f} s{', committed' * done.committed}"
+                _say(f"step {step} is whole in memory {whole}: {then if done.seconds else 'it is on disk already'}")
+
+    def _durable(self) -> None:
+        """Begin to write the newest durable state, beside the training."""
+        if self._writer is not None and self._writer.is_alive():
+            return
+        due = [each.step for each in held_steps(self.images) if each.durable]
+        if due and due[0] > max(self.flushed, self._refused) and len(self.ranks) == self.trainers[0].here:
+            self._writer = threading.Thread(target=self._flush, args=(due[0],), name="schedc-writer")
+            self._writer.start()
+
+    def _join(self) -> None:
+        if self._writer is not None:
+            self._writer.join()
+
+    def _flush(self, step: int) -> Flushed | None:
+        """Write a step; says on stderr what the disk refuses. Training goes on meanwhile."""
+        if threading.current_thread() is self._writer:
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        with self._lock:
+            try:
+                done = flush(self.places, self.trainers, step)
+            except (OSError, ValueError, RuntimeFault) as error:
+                self._refused = max(self._refused, step)
+                self._say_here()
+                _say(f"step {step} could not be written: {error}; the committed steps are as before")
+                return None
+        if done is not None:
+            self.flushed = max(self.flushed, step)
+        return done
+
+    def _agent_lives(self) -> bool:
+        """Whether an agent may start the ranks again. It does not when all of them are done."""
+        if self.ranks and all(trainer.closed for trainer in self.trainers):
+            return False
+        agents = {trainer.agent for trainer in self.trainers if trainer.agent is not None}
+        return any(not has_ended(agent) for agent in agents)
+
+
+def _identities(ranks: Mapping[int, Watched]) -> dict[int, tuple[Process, str]]:
+    """The process of each rank, with its attempt."""
+    return {rank: (each.trainer.process, each.trainer.attempt) for rank, each in ranks.items()}
+
+
+def be_keeper(folder: Path) -> int:
+    """Be the keeper of a folder, in a process of its own, unless another one is."""
+    places = Places(folder)
+    lock = places.lock()
+    if lock is None:
+        return 0
+    sys.stdout.flush()
+    if os.fork():
+        os._exit(0)  # the child holds the lock
+    with suppress(BrokenPipeError):
+        keeper = Keeper(places)
+        keeper.run()
+        keeper.close()
+    return 0
+
+
+def _say(text: str) -> None:
+    print(f"schedc: {text}", file=sys.stderr, flush=True)

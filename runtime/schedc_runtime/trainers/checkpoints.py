@@ -1,0 +1,252 @@
+"""`Checkpoints`: keeps the state of a run in shared memory at every step, and on disk now and then.
+
+    saved = Checkpoints("runs/7b", pipe, optimizer, data=loader, scheduler=schedule, every=1, durable=50)
+    for step in range(saved.resume(), steps):
+        loss = saved.train(*next(batches))
+        optimizer.step(); schedule.step(); optimizer.zero_grad()
+    saved.close()
+
+A state is copied when the next step begins: optimizer and schedule have then done their part. A rank has two images. It
+never writes over the newest state that all ranks hold, on which they agree in the request of each step.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from schedc_runtime.errors import MaterializeError, NonFiniteLoss, RuntimeFault
+from schedc_runtime.keeper.places import Places
+from schedc_runtime.keeper.start import KeeperMeeting
+from schedc_runtime.pipeline.build.materialize import check_materialized
+from schedc_runtime.pipeline.pipeline import Pipeline
+from schedc_runtime.ranks.processes import has_ended
+from schedc_runtime.saved.form import COMMIT, step_folder
+from schedc_runtime.trainers.image_writer import ImageWriter, state_size
+from schedc_runtime.trainers.kept_states import newest_kept, set_aside
+from schedc_runtime.trainers.run_state import RunState, further_states, load_run_state, run_state, slot_bytes
+
+_LOOK = 0.02
+"""Seconds between two looks for what the keeper has done."""
+
+
+class Checkpoints:
+    """The states of one run. All ranks make it alike, behind `Pipeline` and before the first step.
+
+    root: folder of the run on disk, the same on all ranks. A run has one folder to itself.
+    optimizer: the one of this process, or None on a rank without parameters.
+    every: updates between states in memory. durable: updates between states on disk, a multiple of ``every``.
+    keep: number of states that stay on disk.
+    memory: folder of the images; by default shared memory, ``/dev/shm``.
+    states: what else takes part, by name: anything with ``state_dict`` and ``load_state_dict``, such as a loader, which
+        knows its own position, a schedule of learning rates, or a gradient scaler.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        pipe: Pipeline,
+        optimizer: Optimizer | None = None,
+        *,
+        every: int = 1,
+        durable: int = 50,
+        keep: int = 2,
+        memory: str | os.PathLike[str] | None = None,
+        **states: Any,
+    ) -> None:
+        _check(every, durable, keep, states)
+        check_materialized(pipe._assembly)
+        self.root, self.pipe, self.optimizer, self.states = Path(root).absolute(), pipe, optimizer, states
+        self.every, self.durable = every, durable
+        self.step = 0
+        """Number of updates so far."""
+        self.left_out = 0
+        """Number of states that no image had room for."""
+        self._parts = 0
+        self._resumed = self._closed = False
+        self._common: int | None = None
+        self._further = further_states(states)
+        assembly = pipe._assembly
+        with assembly.guard("preparing checkpoints"):
+            self._meeting = KeeperMeeting(
+                assembly.guard.control, self.root, None if memory is None else Path(memory), pipe.program, keep
+            )
+            self._agreed(self._prepare)
+            self._meeting.start()
+        atexit.register(self._leave)
+
+    @property
+    def places(self) -> Places:
+        """Where the images are."""
+        return self._meeting.places
+
+    def resume(self) -> int:
+        """Go on from the newest state that all ranks have kept. Returns its number of updates, which is 0 in a new run.
+
+        A collective of all ranks, before the first step. Raises `MaterializeError` on every rank alike for the state of
+        another model, optimizer or seed.
+        """
+        assembly, control = self.pipe._assembly, self._meeting.control
+        with assembly.guard("looking for a state to go on from"):
+            kept = newest_kept(control, self.places, self.root)
+        self._resumed = True
+        if kept.step is not None:
+            load_run_state(self.pipe, self.optimizer, self.states, kept.tensors, kept.facts)
+            self.step = kept.step
+        with assembly.guard("setting aside what is newer"):
+            for image in self._writer.images:
+                header = image.header()
+                if header is not None and (not kept.in_memory or header.step > self.step):
+                    image.clear()
+            control.gather("setting aside what is newer", None)
+            if control.process == 0:
+                set_aside(self.root, self.step, self._meeting.attempt)
+        self._common = self.step if kept.in_memory else None
+        self._note()
+        if control.process == 0:
+            print("\n".join([*kept.told(self.root), *self._costs()]), flush=True)
+        return self.step
+
+    def train(self, batch: Any = None, targets: Any = None, *, accumulate: int = 1, **options: Any) -> Tensor:
+        """Copy the state if that is due, then call `Pipeline.step` with these arguments. Returns the loss, of shape [].
+
+        With ``accumulate`` a state is copied before the first of the calls that make an update.
+        """
+        if not self._resumed:
+            raise RuntimeFault("train() was called before resume()", "write `for step in range(saved.resume(), steps)`")
+        if self._closed:
+            raise RuntimeFault("these checkpoints are closed", "make new ones")
+        due = self._parts == 0 and self.step % self.every == 0
+        start = self.pipe._runner.start
+        start.lacking = due and not self._copy(wait=False)
+        try:
+            loss: Tensor = self.pipe.step(batch, targets, accumulate=accumulate, **options)
+        except NonFiniteLoss:
+            self._drop()
+            raise
+        finally:
+            lacking, start.lacking = start.lacking, False
+        if due and not lacking:
+            self._common = self.step
+        self._parts = (self._parts + 1) % accumulate
+        self.step += self._parts == 0
+        self._note()
+        return loss
+
+    def close(self) -> None:
+        """Keep the last state, wait until it is on disk, and end. Every rank calls it after the last update."""
+        if self._closed:
+            return
+        if self._resumed and self._parts == 0:
+            self._copy(wait=True, last=True)
+        self._leave()
+        record = step_folder(self.root, self.step) / COMMIT
+        while self._resumed and self._parts == 0 and not record.is_file():
+            watch = self.places.watch()
+            if watch is None or has_ended(watch.process) or watch.refused >= self.step:
+                break
+            time.sleep(_LOOK)
+        self._writer.close()
+
+    def __enter__(self) -> Checkpoints:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self.close()
+
+    def _prepare(self) -> None:
+        """Make the images of this rank."""
+        boxes = run_state(self.pipe, self.optimizer, self._further).boxes
+        size = state_size(boxes) + slot_bytes(self.optimizer, boxes)
+        self._writer = ImageWriter(self._meeting.places, self._meeting.control.process, size)
+
+    def _state(self) -> RunState:
+        """The state now; of what delivers data, as it was behind the last step."""
+        now = {name: each.state_dict() for name, each in self.states.items() if name not in self._delivering}
+        further = {**self._further, "states": {**self._further["states"], **now}}
+        return run_state(self.pipe, self.optimizer, further)
+
+    @property
+    def _delivering(self) -> set[str]:
+        """The states that a call of ``next`` has moved on since the last step: all that can be iterated."""
+        return {name for name, each in self.states.items() if hasattr(each, "__iter__") or hasattr(each, "__next__")}
+
+    def _copy(self, wait: bool, last: bool = False) -> bool:
+        """Copy the state into an image; whether this rank has it now. wait: until an image is free."""
+        writer, held = self._writer, [self._writer.step_of(0), self._writer.step_of(1)]
+        if self.step in held and not last:
+            return True
+        number = held.index(self.step) if self.step in held else int(held[0] is not None and held[0] == self._common)
+        self._meeting.keep_alive()
+        while writer.images[number].read_now and self._meeting.keeper_lives():
+            if not wait:
+                self.left_out += 1
+                return False
+            time.sleep(_LOOK)
+        state = self._state()
+        facts = {"attempt": self._meeting.attempt, "facts": state.facts, "run": self._meeting.run_facts}
+        writer.write(number, state.boxes, self.step, last or (self.step > 0 and self.step % self.durable == 0), facts)
+        return True
+
+    def _drop(self) -> None:
+        """The state of this step gives a loss that is not finite: go back behind it when the run goes on."""
+        for number, image in enumerate(self._writer.images):
+            if self._writer.step_of(number) == self.step:
+                image.clear()
+        steps = [step for number in (0, 1) if (step := self._writer.step_of(number)) is not None]
+        self._common = max(steps, default=None)
+
+    def _note(self) -> None:
+        """Keep what the next batch changes: positions in the data, and generators."""
+        self._further = further_states(self.states)
+
+    def _leave(self) -> None:
+        """Tell the keeper that this rank ends normally, unless an error ends it."""
+        atexit.unregister(self._leave)
+        if not self._closed:
+            self._closed = True
+            if not hasattr(sys, "last_type"):
+                self._meeting.leave()
+
+    def _agreed(self, prepare: Any) -> None:
+        """Do something on every rank, and raise the first rank's error on all alike."""
+        text = None
+        try:
+            prepare()
+        except RuntimeFault as fault:
+            text = f"{fault.message}\n{fault.help}"
+        control = self._meeting.control
+        for name, answer in zip(control.names, control.gather("preparing checkpoints", text), strict=True):
+            if answer is not None:
+                message, _, remedy = answer.rpartition("\n")
+                raise MaterializeError(f"{name}: {message}", remedy)
+
+    def _costs(self) -> list[str]:
+        """What keeping costs, in words."""
+        size, memory = self._writer.bytes / 1e9, self.places.folder.parent
+        watch = self.places.watch()
+        keeper = f"the keeper (pid {watch.process.pid}) takes {watch.resident / 1e6:.0f} MB" if watch else "no keeper"
+        return [f"  each rank keeps 2 x {size / 2:.3f} GB in {memory}; {keeper} and sends nothing over the network"]
+
+
+def _check(every: int, durable: int, keep: int, states: dict[str, Any]) -> None:
+    """Raise `RuntimeFault` for arguments that cannot be."""
+    if every < 1 or durable < 1 or durable % every or keep < 1:
+        raise RuntimeFault(
+            f"every={every}, durable={durable}, keep={keep}",
+            "give numbers from 1 on; `durable` is a multiple of `every`: what goes to disk is copied to memory first",
+        )
+    for name, each in states.items():
+        if not (hasattr(each, "state_dict") and hasattr(each, "load_state_dict")):
+            raise RuntimeFault(
+                f"{name} is a {type(each).__name__}, which has no state_dict() and load_state_dict()",
+                "wrap it; a loader that cannot say its position cannot go on from it",
+            )
