@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from schedc_runtime.pipeline.build.chunked_loss import ChunkedLoss, Loss
     from schedc_runtime.pipeline.pipeline import Pipeline
     from schedc_runtime.pipeline.step.losses import StepResult
+    from schedc_runtime.pipeline.watch_speed import watch_speed
     from schedc_runtime.random_numbers.numbering import named_random
     from schedc_runtime.ranks.join import join
     from schedc_runtime.ranks.mesh import Mesh
@@ -26,6 +27,7 @@ __all__ = [
     "deferred",
     "join",
     "named_random",
+    "watch_speed",
 ]
 
 _HOME = {
@@ -39,6 +41,7 @@ _HOME = {
     "deferred": "materialize.record",
     "join": "ranks.join",
     "named_random": "random_numbers.numbering",
+    "watch_speed": "pipeline.watch_speed",
 }
 
 

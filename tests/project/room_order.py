@@ -39,7 +39,7 @@ LEVELS = {
         ("transit",),
         ("models",),
         ("execute",),
-        ("data_parallel", "keeper"),
+        ("data_parallel", "keeper", "speed"),
         ("pipeline",),
         ("parity", "measure", "trainers"),
         ("commands",),

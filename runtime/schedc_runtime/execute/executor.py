@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
-from time import perf_counter_ns
+from time import perf_counter_ns, process_time_ns
 from typing import Any, NamedTuple
 
 import torch
@@ -81,6 +81,8 @@ class Executor:
         self._marks = [mark(step.row, numbers[step.label]) for step in code.steps]
         self.places: DevicePlaces | None = None
         """How far the device has come, where it may wait for other ranks behind the host's back."""
+        self.spent: list[int] | None = None
+        """[steps] where the processor time of each is added, in ns over all threads; None: nobody asks for it."""
         self.position = len(code.steps)
         """Index of the step that is running; the number of steps if none is."""
         self.reset()
@@ -130,6 +132,8 @@ class Executor:
         count, word, marks = len(calls), self.word, self._marks
         if self.intervals is not None or self._profile:
             return self._advance_observed()
+        if self.spent is not None:
+            return self._advance_timed(self.spent)
         begin_running(self)
         try:
             while position < count:
@@ -145,6 +149,28 @@ class Executor:
             pause_running()
         self.position = count
         word[0] = -1
+        return True
+
+    def _advance_timed(self, spent: list[int]) -> bool:
+        """As `advance`, with the processor time of each step."""
+        calls, count, last = self.code.calls, len(self.code.calls), process_time_ns()
+        begin_running(self)
+        try:
+            while self.position < count:
+                position = self.position
+                self.word[0] = self._marks[position]
+                handler, operands = calls[position]
+                blocked = handler(self.registers, operands)
+                begun, last = last, process_time_ns()
+                spent[position] += last - begun
+                if blocked:
+                    return False
+                self.position += 1
+        except Exception as error:
+            raise self._failure(self.position, error) from error
+        finally:
+            pause_running()
+        self.word[0] = -1
         return True
 
     def _advance_observed(self) -> bool:

@@ -359,7 +359,7 @@ class Pipeline:
         Under autocast another provider may run. Sizes that the plan does not say are the model's, with a line for each.
         """
         lines = [report(self.modules, self.plan), *told(self.mesh.high_priority, self._assembly.device)]
-        lines += [*told_graphs(self._held(), self._runner.told), *told_buffers(self._assembly.lanes)]
+        lines += [*told_graphs(self._held(), self._runner.graphs), *told_buffers(self._assembly.lanes)]
         lines += self._assembly.fused.told() if self._assembly.fused else []
         return "\n".join(line for line in lines if line)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from time import perf_counter_ns, time_ns
+from typing import Protocol
 
 from torch import nn
 
@@ -17,6 +18,12 @@ from schedc_runtime.ranks.control import ControlPlane
 from schedc_runtime.stage.stage import Stage
 
 
+class Told(Protocol):
+    """A part of a pipeline that says in words what it does."""
+
+    def told(self) -> str: ...
+
+
 def report(modules: Iterable[nn.Module], plan: Plan) -> str:
     """One line for each MoE layer of these stage modules, and one for each size that the plan does not say.
 
@@ -28,9 +35,10 @@ def report(modules: Iterable[nn.Module], plan: Plan) -> str:
     return "\n".join(dict.fromkeys(lines))
 
 
-def told_graphs(stages: Iterable[Stage], steps: str) -> list[str]:
-    """A line for each stage whose segments replay their launches, and ``steps``, what is known of whole ones."""
-    return [*(f"stage {x.index}: {x.captures.told()}" for x in stages if x.captures is not None), steps]
+def told_graphs(stages: Iterable[Stage], steps: Told | None) -> list[str]:
+    """A line for each stage whose segments replay their launches, and which whole steps are graphs."""
+    of_stages = [f"stage {x.index}: {x.captures.told()}" for x in stages if x.captures is not None]
+    return of_stages if steps is None else [*of_stages, steps.told()]
 
 
 def _products(name: str, layer: MoELayer, plan: Plan) -> str:

@@ -59,6 +59,7 @@ from schedc_runtime.random_numbers.numbering import StepKey
 
 if TYPE_CHECKING:
     from schedc_runtime.pipeline.step.step_graphs import StepGraphs
+    from schedc_runtime.speed.watch import SpeedWatch
 
 Parts = tuple[list[tuple[Tensor, ...]] | None, list[Expected] | None]
 """[M] tensors that enter the first stage, and [M] what the last stage compares; None where no stage here needs them."""
@@ -101,6 +102,7 @@ class StepRunner:
         self._batches = GivenBatches(later=assembly.device.type != "cpu")
         self.start = CallStart(self.control, self._counting, self._batches)
         self._copies = StageCopies(assembly, self.control, compare_copies)
+        self.speed: SpeedWatch | None = None
         self.graphs: StepGraphs | None = None
         if assembly.settings.cut.graphs == "step":
             from schedc_runtime.pipeline.step.step_graphs import StepGraphs
@@ -123,7 +125,7 @@ class StepRunner:
             assembly.first_batch.begin()
             executors = assembly.bound_code.executors(
                 call.program,
-                self._code_of(call),
+                f"{call.name} with {self.snapshots.key}" if call.snapshot else call.name,
                 agreed.signature,
                 assembly.network.transports,
                 assembly.network.peer_groups,
@@ -149,12 +151,20 @@ class StepRunner:
             self._finish(accumulation, counted)
             self.hot.commit()
         self.counted = counted
-        self.trained += call.training
-        if call.training and assembly.fused is not None:
-            assembly.fused.warn_once()
+        if call.training:
+            self._end_training(number)
         loss = shared.loss.to(assembly.device)
         self.result = replace(shared, loss=loss, outputs=joined, microbatches=tuple(sorted(outputs)))
         return self.result
+
+    def _end_training(self, number: str) -> None:
+        """Count a training step that has succeeded."""
+        self.trained += 1
+        if self.assembly.fused is not None:
+            self.assembly.fused.warn_once()
+        if self.speed is not None:
+            with self.assembly.guard(f"behind {number}, comparing speeds"):
+                self.speed.end(self.trained)
 
     def _run_fitting(self, call: PipelineCall, number: str, *rest: Any) -> tuple[dict[int, Any], list[Any]]:
         """Run the program, and again with exact sizes if any rank had more rows than bounded buffers hold.
@@ -246,6 +256,8 @@ class StepRunner:
         for layer in self.layers:
             layer.loss_scale = loss_scale
         begin_flags(self._held_layers, call.program)
+        if call.training and self.speed is not None:
+            self.speed.begin(list(executors.values()))
         for place, executor in executors.items():
             inputs, expected = parts[place.replica - self._replica]
             executor.start(
@@ -261,11 +273,6 @@ class StepRunner:
             else:
                 everyone[0].advance()
                 everyone[0].finish()
-
-    @property
-    def told(self) -> str:
-        """In words, which steps are graphs; empty without graphs of whole steps."""
-        return "" if self.graphs is None else self.graphs.told()
 
     def _finish(self, accumulation: Accumulation, counted: bool) -> None:
         """Weigh the gradients by all targets of the calls that add up, once the last of these has run."""
@@ -330,7 +337,10 @@ class StepRunner:
         rows, counted = agreed.rows, self.counted
         padded = rows is not None and rows.padded and (call.training or agreed.has_targets)
         if padded and rows is not None:
-            self._check_output(agreed, rows.size)
+            for spec in self.assembly.bound_code.boundaries[-1].tensors:
+                if not spec.shape or spec.shape[0] != rows.size:
+                    hidden = f"the model's output has a {spec}, which does not show its repeated rows"
+                    raise not_padded_batch(agreed, self._replicas_here, hidden, "return outputs with the rows first")
         uncounted = call.training and agreed.total is None
         if counted is None and (padded or uncounted):
             what, mine = "what the loss function returns", self._form(targets)
@@ -344,12 +354,6 @@ class StepRunner:
                 "loss_fn returns a `Loss`, and its count does not follow from the targets",
                 "pass Pipeline(count_fn=...): it gives the count of the whole targets, before the step",
             )
-
-    def _check_output(self, agreed: Agreement, size: int) -> None:
-        for spec in self.assembly.bound_code.boundaries[-1].tensors:
-            if not spec.shape or spec.shape[0] != size:
-                why = f"the model's output has a {spec}, which does not show its repeated rows"
-                raise not_padded_batch(agreed, self._replicas_here, why, "return outputs with the rows first")
 
     def _form(self, targets: Any) -> bool | None:
         """Whether the loss function returns a `Loss`, tried on fake tensors; None where this rank cannot tell."""
@@ -389,10 +393,6 @@ class StepRunner:
             ]
         spans = [slice(replica * microbatches, (replica + 1) * microbatches) for replica in range(here)]
         return [(inputs and inputs[span], expected and expected[span]) for span in spans]
-
-    def _code_of(self, call: PipelineCall) -> str:
-        """What tells the call's program from others."""
-        return f"{call.name} with {self.snapshots.key}" if call.snapshot else call.name
 
     def _holds(self, index: int) -> bool:
         """Whether stage ``index`` is here."""

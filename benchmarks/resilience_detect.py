@@ -1,0 +1,94 @@
+"""Four gloo ranks of dualpipev, one of them made slower: whether a watch of speed names the rank and the kind.
+
+A slowdown burns processor time behind instructions of one kind, or of all, for three windows of ten steps. It is found
+if an alarm names its rank and kind, and wrong if an alarm names another rank. Quiet windows count false alarms.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from pathlib import Path
+from time import process_time
+from typing import Any
+
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+
+import torch
+
+from schedc.compiler import compile as compile_schedule
+from schedc_runtime import Pipeline, watch_speed
+from schedc_runtime.models.gpt import GPT, GPTConfig, next_token_loss
+from schedc_runtime.testing import pool
+from support.speed_cases import Slowdown
+
+KINDS = ("", "F", "FB", "W", "I", "B")
+FOUND = {1.25: 0.95, 1.5: 1.0}
+"""By factor: the share of slowdowns that must be found."""
+MOST_FALSE = 1 / 1000
+"""False alarms in a quiet window."""
+QUIET = 100
+"""Quiet windows of a run."""
+
+
+def slowdowns() -> list[Slowdown]:
+    """Each rank and kind with both factors."""
+    return [Slowdown(rank, kind, factor) for factor in FOUND for kind in KINDS for rank in range(4)]
+
+
+def judged(slow: Slowdown, alarms: list[list[Any]]) -> tuple[bool, bool]:
+    """Whether a slowdown was found, and whether another rank was named."""
+    right = [kind for rank, kind, *_ in alarms if rank == slow.rank and slow.kind in ("", kind)]
+    return bool(right), any(rank != slow.rank for rank, *_ in alarms)
+
+
+def detect(quiet: int = QUIET) -> dict[str, Any]:
+    """The figures of the word ``detect``."""
+    planned = slowdowns()
+    told = pool(4).run("support.speed_cases:watched_training", slowdowns=planned, windows=quiet, timeout=3600)[0]
+    outcomes = [(slow, *judged(slow, alarms)) for slow, (_, alarms) in zip(planned, told["found"], strict=True)]
+    shares = {
+        factor: statistics.fmean(found for slow, found, _ in outcomes if slow.factor == factor) for factor in FOUND
+    }
+    false = len(told["quiet"])
+    failed = [factor for factor, least in FOUND.items() if shares[factor] < least]
+    return {
+        "cases": len(planned) + quiet,
+        "failed": len(failed) + (false > quiet * MOST_FALSE),
+        "found_1_25": shares[1.25],
+        "found_1_5": shares[1.5],
+        "missed": [list(slow) for slow, found, _ in outcomes if not found],
+        "wrong_rank": sum(wrong for *_, wrong in outcomes),
+        "windows": quiet,
+        "false_alarms": false,
+        "level0": cost_of_watching(),
+    }
+
+
+def cost_of_watching(rounds: int = 12, steps: int = 5) -> float:
+    """What a watched step takes more of the processor, as a share: medians of steps in turns, four ranks here."""
+    torch.set_num_threads(1)
+    program = compile_schedule("dualpipev", P=4, M=8)
+    batch = torch.randint(0, 32, (8, 32))
+    pipes = []
+    for watched in (False, True):
+        pipe = Pipeline(
+            GPT(GPTConfig(width=64, heads=2, blocks=8, vocab=32)), program, loss_fn=next_token_loss, in_process=True,
+            example=batch,
+        )  # fmt: skip
+        if watched:
+            watch_speed(pipe)
+        pipe.step(batch, batch)
+        pipes.append(pipe)
+    ratios = []
+    for _ in range(rounds):
+        times = []
+        for pipe in pipes:
+            begin = process_time()
+            for _ in range(steps):
+                pipe.step(batch, batch)
+            times.append(process_time() - begin)
+        ratios.append(times[1] / times[0])
+    for pipe in pipes:
+        pipe.close()
+    return statistics.median(ratios) - 1

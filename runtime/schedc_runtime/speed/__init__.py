@@ -1,0 +1,1 @@
+"""Finds ranks that have become slower, from the processor time of their instructions."""
