@@ -13,14 +13,14 @@ import fcntl
 import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, NamedTuple
 
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.keeper.images import Image
-from schedc_runtime.ranks.processes import Process
+from schedc_runtime.ranks.processes import Process, has_ended
 
 SHARED_MEMORY = Path("/dev/shm")
 _LETTERS = "ab"
@@ -142,6 +142,14 @@ class Places:
         with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
             json.dump(value, file)
         partial.rename(self.folder / name)
+
+
+def is_expected(ranks: Sequence[RankHere]) -> bool:
+    """Whether any of ``ranks`` runs, or an agent may start them again. It does not when all of them are closed."""
+    if any(not rank.closed and not has_ended(rank.process) for rank in ranks):
+        return True
+    agents = {rank.agent for rank in ranks if rank.agent is not None}
+    return not all(rank.closed for rank in ranks) and any(not has_ended(agent) for agent in agents)
 
 
 def _read(path: Path) -> Any:

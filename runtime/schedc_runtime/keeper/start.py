@@ -15,7 +15,7 @@ import schedc
 from schedc.ir.npz import program_to_npz
 from schedc.ir.program import Program
 from schedc_runtime.errors import RuntimeFault
-from schedc_runtime.keeper.places import Places, RankHere
+from schedc_runtime.keeper.places import Places, RankHere, is_expected
 from schedc_runtime.ranks.processes import has_ended, process_here, this_process
 from schedc_runtime.saved.write import write_whole
 
@@ -26,6 +26,8 @@ _RUN = "run.json"
 _START = 30.0
 """Seconds in which a keeper must have started."""
 _LOOK = 0.01
+_END = 600.0
+"""Seconds in which the keeper of an earlier run must have written what it holds."""
 
 
 class KeeperMeeting:
@@ -53,6 +55,10 @@ class KeeperMeeting:
         self.attempt, self.run_facts = told[0][3], {"world": len(told), "schedule": program.name}
         self._here = [rank for rank, other in enumerate(told) if other[0] == me.machine]
         self._leads = self._here[0] == control.process
+        self.places = Places.of_run(memory, told[0][2])
+        if self._leads:
+            self._let_end()
+        control.gather("meeting the keeper", None)
         self.places = Places.of_run(memory, told[0][2])
         self._me = RankHere(
             me, _agent(), control.presence.progress.descriptor, control.name, control.process, len(told),
@@ -89,6 +95,14 @@ class KeeperMeeting:
                 )
             time.sleep(_LOOK)
         self.control.gather("meeting the keeper", None)
+
+    def _let_end(self) -> None:
+        """Wait for the keeper of an earlier run, which removes the folder once all is on disk."""
+        deadline = time.monotonic() + _END
+        while self.keeper_lives() and not is_expected(list(self.places.trainers())):
+            if time.monotonic() > deadline:
+                raise RuntimeFault(f"the keeper in {self.places.folder} still writes", "start the job again later")
+            time.sleep(_LOOK)
 
     def keep_alive(self) -> None:
         """Start another keeper if the last one has died."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.keeper.flush import Flushed, flush, held_steps
 from schedc_runtime.keeper.images import Image
-from schedc_runtime.keeper.places import Places, RankHere, Watch
+from schedc_runtime.keeper.places import Places, RankHere, Watch, is_expected
 from schedc_runtime.ranks.processes import Condition, Process, has_ended, is_stopped, process_condition, this_process
 from schedc_runtime.ranks.progress import PeerProgress
 
@@ -41,6 +41,8 @@ class Watched:
         self.trainer, self.descriptor = trainer, -1
         self.page: PeerProgress | None = None
         self.condition: Condition | None = None
+        self.ended_at = 0.0
+        """Seconds of the clock when the end was seen."""
         with suppress(OSError):
             self.descriptor = os.pidfd_open(trainer.process.pid)
         if has_ended(trainer.process):
@@ -51,7 +53,7 @@ class Watched:
 
     def end(self) -> None:
         """Note how the process has ended. Its parent may take that away at any moment."""
-        self.condition = process_condition(self.trainer.process)
+        self.condition, self.ended_at = process_condition(self.trainer.process), time.monotonic()
         if not self.condition.ended:
             self.condition = Condition(True, False, "its process has ended")
         self.release()
@@ -97,7 +99,7 @@ class Keeper:
                 self._ended()
             self._durable()
             waiting = not self.ranks and time.monotonic() - began < _UNSEEN
-            if not waiting and not self.alive and not self._agent_lives():
+            if not waiting and not is_expected(self.trainers):
                 self._join()
                 self._newest(told=False)
                 return
@@ -119,6 +121,8 @@ class Keeper:
         trainers = list(self.places.trainers())
         newest = {trainer.attempt for trainer in trainers if not has_ended(trainer.process)}
         current = [trainer for trainer in trainers if not newest or trainer.attempt in newest]
+        if not current:
+            return  # those of the next attempt come at any moment
         known = _identities(self.ranks)
         kept = {}
         for trainer in current:
@@ -133,7 +137,7 @@ class Keeper:
         for image in (image for images in self.images for image in images):
             image.close()
         self.images = [self.places.images(rank) for rank in self.ranks]
-        if current and known != _identities(kept):
+        if known != _identities(kept):
             self.flushed = self._refused = self._ended_at = -1
             self._say_here()
 
@@ -162,7 +166,8 @@ class Keeper:
         while self.alive and (left := deadline - time.monotonic()) > 0:
             self._wait(left)
         self._meet()  # a rank that closes says so before it ends
-        lost = {rank: each.condition for rank, each in self.ranks.items() if each.condition and not each.trainer.closed}
+        in_order = sorted(self.ranks.items(), key=lambda item: item[1].ended_at)
+        lost = {rank: each.condition for rank, each in in_order if each.condition and not each.trainer.closed}
         if lost and self._reported != attempt:
             self._reported = attempt
             self._report(lost)
@@ -224,13 +229,6 @@ class Keeper:
         if done is not None:
             self.flushed = max(self.flushed, step)
         return done
-
-    def _agent_lives(self) -> bool:
-        """Whether an agent may start the ranks again. It does not when all of them are done."""
-        if self.ranks and all(trainer.closed for trainer in self.trainers):
-            return False
-        agents = {trainer.agent for trainer in self.trainers if trainer.agent is not None}
-        return any(not has_ended(agent) for agent in agents)
 
 
 def _identities(ranks: Mapping[int, Watched]) -> dict[int, tuple[Process, str]]:
