@@ -29,39 +29,35 @@ from schedc_runtime.triton_kernels.latents import (
 _LAUNCHES = "schedc_runtime.triton_kernels.heads"
 
 
-def _turned(x: Tensor, cosine: Tensor, sine: Tensor, out: Tensor) -> None:
-    """Write [..., r] x, whose planes are turned."""
-    (first, second), (left, right) = x.chunk(2, -1), out.chunk(2, -1)
-    torch.sub(first * cosine, second * sine, out=left)
-    torch.add(second * cosine, first * sine, out=right)
-
-
 def heads_twin(query: Tensor, turned: Tensor, pair: Tensor, heads: int, plain: int) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys [b, h, t, p + r] and values [b, h, t, v]."""
-    cosine, sine = rotary_table(query, turned.shape[-1])
+    cosine, sine = rotary_table(query, turned.shape[-1]).unsqueeze(-2)
     query, pair = by_head(query, heads), by_head(pair, heads)
     queries, keys, values = memory_of_heads(query, pair, plain)
-    queries[..., :plain], keys[..., :plain], values[...] = query[..., :plain], pair[..., :plain], pair[..., plain:]
-    _turned(query[..., plain:], cosine.unsqueeze(-2), sine.unsqueeze(-2), queries[..., plain:])
-    keys[..., plain:] = _of_all_heads(turned, cosine, sine)
+    half = turned.shape[-1] // 2
+    same, first, second = query.split_with_sizes((plain, half, half), -1)
+    torch.cat((same, first * cosine - second * sine, second * cosine + first * sine), -1, out=queries)
+    same, own = pair.split_with_sizes((plain, values.shape[-1]), -1)
+    values.copy_(own)
+    first, second = turned.unsqueeze(-2).chunk(2, -1)
+    shared = torch.cat((first * cosine - second * sine, second * cosine + first * sine), -1)
+    torch.cat((same, shared.expand(-1, -1, heads, -1)), -1, out=keys)
     return queries.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2)
-
-
-def _of_all_heads(turned: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    shared = torch.empty_like(turned)
-    _turned(turned, cosine, sine, shared)
-    return shared.unsqueeze(-2)
 
 
 def heads_backward_twin(queries: Tensor, keys: Tensor, values: Tensor, columns: int) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of query, turned and pair from those of queries, keys and values [b, h, t, ...]; r = columns."""
-    queries, keys, values = (x.transpose(1, 2) for x in (queries, keys, values))
-    cosine, sine = rotary_table(queries, columns)
+    queries, keys, values = queries.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2)
+    cosine, sine = table = rotary_table(queries, columns)
     query, turned, pair = gradients_of_heads(queries, values, columns)
-    plain = queries.shape[-1] - columns
-    query[..., :plain], pair[..., :plain], pair[..., plain:] = queries[..., :plain], keys[..., :plain], values
-    _turned(queries[..., plain:], cosine.unsqueeze(-2), -sine.unsqueeze(-2), query[..., plain:])
-    _turned(keys[..., plain:].sum(-2), cosine, -sine, turned)
+    half, plain = columns // 2, queries.shape[-1] - columns
+    same, shared = keys.split_with_sizes((plain, columns), -1)
+    torch.cat((same, values), -1, out=pair)
+    first, second = shared.sum(-2).chunk(2, -1)
+    torch.cat((first * cosine + second * sine, second * cosine - first * sine), -1, out=turned)
+    cosine, sine = table.unsqueeze(-2)
+    same, first, second = queries.split_with_sizes((plain, half, half), -1)
+    torch.cat((same, first * cosine + second * sine, second * cosine - first * sine), -1, out=query)
     return query.flatten(-2), turned, pair.flatten(-2)
 
 
