@@ -39,6 +39,7 @@ LEVELS = {
         ("transit",),
         ("models",),
         ("execute",),
+        ("blame",),
         ("data_parallel", "keeper", "speed"),
         ("pipeline",),
         ("parity", "measure", "trainers"),

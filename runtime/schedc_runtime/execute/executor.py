@@ -17,7 +17,7 @@ from schedc_runtime.execute.code import Code
 from schedc_runtime.execute.instruction_names import instruction_label, sentence
 from schedc_runtime.execute.places import DevicePlaces
 from schedc_runtime.execute.registers import Registers
-from schedc_runtime.ranks.progress import mark
+from schedc_runtime.ranks.progress import ENDED, mark
 from schedc_runtime.transport.base import Transport
 
 
@@ -148,7 +148,7 @@ class Executor:
         finally:
             pause_running()
         self.position = count
-        word[0] = -1
+        word[0] = ENDED
         return True
 
     def _advance_timed(self, spent: list[int]) -> bool:
@@ -194,7 +194,7 @@ class Executor:
             raise self._failure(self.position, error) from error
         finally:
             pause_running()
-        self.word[0] = -1
+        self.word[0] = ENDED
         return True
 
     def _failure(self, position: int, error: Exception) -> InstructionError:

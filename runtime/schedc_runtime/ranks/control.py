@@ -23,6 +23,7 @@ from schedc_runtime.ranks.attendance import MOST, Alike, attendance, counter_sha
 from schedc_runtime.ranks.last_words import speak_at_the_end
 from schedc_runtime.ranks.presence import LOST, Presence, answer_key
 from schedc_runtime.ranks.progress import Position
+from schedc_runtime.ranks.standing import Standing
 
 _SLICE = 5.0
 """Seconds between two looks for a failed peer while waiting for an answer; the store prints a warning after each. A
@@ -120,13 +121,16 @@ class ControlPlane:
         """Seconds that a round waits longer: a rank whose device has stopped reports that itself."""
         self.on_look: Callable[[], object] = lambda: None
         """Called while this rank waits in a round, to show others where its device stands."""
+        self.explain: Callable[[list[Standing], int], list[str]] = _unexplained
+        """fn(where every rank stands, number of this one) -> lines about the rank for which all others wait."""
         self.everyone = tuple(range(len(names)))
         """The numbers of all processes."""
-        self._interval = min(1.0, timeout / 5)
+        self.interval = min(1.0, timeout / 5)
+        """Seconds between two reports of a rank."""
         for connection in (self._store, self._reports):
             if connection is not None:
                 connection.set_timeout(timedelta(seconds=min(_SLICE, timeout / 2)))
-        self.presence = Presence(self._store, self._reports, process, names, self._interval, describe)
+        self.presence = Presence(self._store, self._reports, process, names, self.interval, describe)
 
     @property
     def alone(self) -> bool:
@@ -199,6 +203,7 @@ class ControlPlane:
         ranks, number = len(self.names), self._round + 1
         mine = counter_share(self.process, ranks, number, alike, text is not None)
         self._round = self.presence.awaited = number
+        self.presence.progress.come(number, waits=True)
         try:
             if text is not None:
                 self._store.append(self._lists.texts, f"{self.process} {text}\n")
@@ -215,6 +220,7 @@ class ControlPlane:
             if (failure := self._failure(wait=_CAUSE)) is not None:
                 raise as_error(failure, self.name)
             raise self.diagnose(f"{self.name} waited for {lost} at {what}", broken=True, peer=lost)
+        self.presence.progress.come(number, waits=False)
         lists, failed, equal, result = json.loads(answer)
         self._lists = _Lists(*lists)
         if failed is not None:
@@ -273,7 +279,7 @@ class ControlPlane:
             raise self.diagnose(f"{self.name} waited for its device", broken=True, peer=lost)
 
     def publish(self, text: str) -> None:
-        """Tell the others that this rank failed by itself."""
+        """Tell the other ranks that this rank failed."""
         self._tell(RankFailure(FailureKind.ERROR, self.name, self.name, text))
 
     def leave(self) -> None:
@@ -291,20 +297,20 @@ class ControlPlane:
         if (failure := self._failure(wait=_CAUSE if broken else 0.0)) is not None:
             return as_error(failure, self.name)
         first = self._ask(lambda store: store.add("reporters", 1) == 1, True)
-        if not first and (failure := self._failure(wait=_REPORT + 3 * self._interval, even_if_dead=True)) is not None:
+        if not first and (failure := self._failure(wait=_REPORT + 3 * self.interval, even_if_dead=True)) is not None:
             return as_error(failure, self.name)
-        gone = self.presence.ended()
-        troubles = self.presence.troubles()
-        text = "\n".join(troubles) or view
+        gone, standings = self.presence.ended(), self.presence.standings() if self._store is not None else []
+        told = [*self.presence.troubles(), *self.explain(standings, self.process)]
+        text = "\n".join(told) or view
         if gone:
             failure = RankFailure(FailureKind.PEER, self.names[gone[0]], self.name, text)
         elif broken:
             failure = RankFailure(FailureKind.PEER, peer, self.name, text)
         else:
             failure = RankFailure(FailureKind.TIMEOUT, "", self.name, text)
-        lines = [f"  {line}" for line in self.presence.lines()] if self._store is not None else []
         self._tell(failure)
-        whole = "\n".join([*troubles, view, "where every rank stands:", *lines])
+        lines = [f"  {standing.line}" for standing in standings]
+        whole = "\n".join([*told, view, "where every rank stands:", *lines])
         return PeerFailure(failure.rank, whole) if failure.kind is FailureKind.PEER else StepTimeout(whole, help)
 
     def last_words(self) -> str:
@@ -347,6 +353,11 @@ class ControlPlane:
             return otherwise if self._store is None else ask(self._store)
         except dist.DistError:
             return otherwise
+
+
+def _unexplained(_standings: list[Standing], _process: int) -> list[str]:
+    """Before the pipeline's programs are known."""
+    return []
 
 
 def _nothing(told: list[Any]) -> None:

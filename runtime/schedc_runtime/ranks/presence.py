@@ -6,16 +6,28 @@ Ranks of this machine are looked up in /proc and by their pages in memory. Ranks
 from __future__ import annotations
 
 import json
+import signal
 import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import count
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from schedc_runtime.ranks.processes import Condition, Process, has_ended, process_condition, this_process
+from schedc_runtime.ranks.processes import (
+    Condition,
+    Process,
+    has_ended,
+    killed_for_memory,
+    memory_events,
+    process_condition,
+    this_process,
+)
 from schedc_runtime.ranks.progress import PeerProgress, Position, Progress
+from schedc_runtime.ranks.stacks import offer
+from schedc_runtime.ranks.standing import Standing
 
 LOST = "lost "
 """How the answer of a round begins in place of JSON if a rank has failed; then comes its number."""
@@ -23,6 +35,8 @@ _END = 2.0
 """Seconds to wait at the end of a pipeline for the thread that reports to the store."""
 
 
+_TOLD = 6
+"""How many fields of a `Position` other machines read. The others concern this machine's clock and files."""
 _Value = TypeVar("_Value")
 
 
@@ -60,10 +74,13 @@ class Presence:
         self.progress = Progress(shared=store is not None)
         self.awaited = 0
         """Number of the last round of `ControlPlane` that this rank has begun."""
+        self._memory: dict[int, tuple[Path | None, int]] = {}
+        """By rank of this machine: where the kernel counts kills for want of memory, and their number at the start."""
         self.read: deque[str] = deque()
         """Keys of the store that all ranks have read. The thread deletes them outside of the step."""
         self._store, self._interval, self._describe = store, interval, describe
         self._me = this_process()
+        self._stack = offer() if store is not None else -1
         self._peers = [_Peer(None, False, None) for _ in names]
         stop, threads = threading.Event(), []
         if store is not None:
@@ -84,6 +101,10 @@ class Presence:
     def meet(self, everyone: Sequence[Sequence[Any]]) -> None:
         """Take the `introduction` of every rank, in order of ranks."""
         self._peers = [self._peer(Process(*fields), descriptor) for *fields, descriptor in everyone]
+        for number, peer in enumerate(self._peers):
+            if peer.here and peer.process is not None:
+                events = memory_events(peer.process)
+                self._memory[number] = events, killed_for_memory(events)
 
     def ended(self) -> list[int]:
         """Numbers of the ranks whose processes have ended."""
@@ -112,14 +133,16 @@ class Presence:
     def troubles(self) -> list[str]:
         """A line for each rank of this machine that is dead or stopped: how, and where it stood."""
         conditions = ((process, self._condition(process)) for process in range(len(self.names)))
-        return [self._line(process, state, None) for process, state in conditions if state.ended or state.stopped]
+        return [
+            self._standing(process, state, None).line for process, state in conditions if state.ended or state.stopped
+        ]
 
     def place(self) -> str:
         """Where this rank stands, in words."""
         return self._describe(self.progress.read())
 
-    def lines(self) -> list[str]:
-        """[ranks] a line per rank: where it stands, and what keeps it from running.
+    def standings(self) -> list[Standing]:
+        """[ranks] where each stands, and what keeps it from running.
 
         For ranks of other machines this looks at their reports twice. A live rank reports in between.
         """
@@ -129,7 +152,7 @@ class Presence:
             time.sleep(2.5 * self._interval)
         after = self._reports(away)
         seen = {process: (before[process], after[process]) for process in away}
-        return [self._line(each, self._condition(each), seen.get(each)) for each in range(len(self.names))]
+        return [self._standing(each, self._condition(each), seen.get(each)) for each in range(len(self.names))]
 
     def close(self) -> None:
         """Stop reporting. Other ranks then read that this rank is done."""
@@ -149,30 +172,41 @@ class Presence:
         peer = self._peers[process]
         if process == self.process or not peer.here or peer.process is None:
             return Condition(False, False, "")
-        return process_condition(peer.process)
+        state = process_condition(peer.process)
+        events, before = self._memory.get(process, (None, 0))
+        if state.ended and state.why.endswith("SIGKILL") and killed_for_memory(events) > before:
+            return state._replace(why=f"{state.why}, as the kernel does where memory runs out")
+        return state
 
-    def _line(self, process: int, state: Condition, seen: tuple[Any, Any] | None) -> str:
-        """What is known of a rank, in words. seen: its last two reports, if they alone say where it stands."""
-        peer = self._peers[process]
-        who = self.names[process]
+    def _standing(self, process: int, state: Condition, seen: tuple[Any, Any] | None) -> Standing:
+        """What is known of a rank. seen: its last two reports, if they alone say where it stands."""
+        peer, who = self._peers[process], self.names[process]
         if peer.process is not None and state.why:
             who += f" (pid {peer.process.pid})"
         elif peer.process is not None and not peer.here and process != self.process:
             who += f" on {peer.process.host}"
+        silent = False
         if process == self.process or peer.page is not None:
-            place = self.place() if peer.page is None else self._describe(peer.page.read())
+            position: Position | None = (self.progress if peer.page is None else peer.page).read()
+            place = self._describe(position) if position else ""
             then = f"; it {'was' if state.ended else 'is'} {place}"
         else:
             old, new = seen or (None, None)
-            place = new["at"] if new else ""
+            place, position = (new["at"], Position(*new["position"])) if new else ("", None)
             then = f"; its last report was: {place}" if new else ""
-            if not state.why and (new is None or new == old):
-                return f"{who} {'no longer reports: dead, stopped, or cut off' if new else 'has never reported'}{then}"
-        return f"{who} is {'dead: ' * state.ended}{state.why}{then}" if state.why else f"{who} is {place}"
+            silent = seen is not None and not state.why and (new is None or new == old)
+        if silent:
+            line = f"{who} {'no longer reports: dead, stopped, or cut off' if place else 'has never reported'}{then}"
+        else:
+            line = f"{who} is {'dead: ' * state.ended}{state.why}{then}" if state.why else f"{who} is {place}"
+        looked_up = peer.process if peer.here and process != self.process else None
+        return Standing(self.names[process], line, place, state, position, looked_up, silent)
 
     def _news(self) -> dict[str, Any]:
         """What the others may read in the store: where this rank stands, and the last round it came to."""
-        return {"at": self.place(), "round": self.awaited}
+        self.progress.beat(self._stack if signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL else -1)
+        position = self.progress.read()
+        return {"at": self._describe(position), "round": self.awaited, "position": position[:_TOLD]}
 
     def _reports(self, processes: Sequence[int]) -> dict[int, Any]:
         """The newest report of each rank; None without a report, or if the store is gone."""

@@ -94,6 +94,32 @@ def has_ended(process: Process, proc: str = str(_PROC)) -> bool:
     return int(stat[_STARTED]) != process.started or chr(stat[_STATE][0]) in _ENDED
 
 
+def processor_time(process: Process, proc: Path = _PROC) -> tuple[int, int]:
+    """[2] ns that a process's main thread has run, and has waited for a free processor; zeros if that is unknown."""
+    try:
+        ran, waited, _ = (proc / str(process.pid) / "schedstat").read_text(encoding="ascii").split()
+    except (OSError, ValueError):
+        return 0, 0
+    return int(ran), int(waited)
+
+
+def memory_events(process: Process, proc: Path = _PROC, cgroups: Path = _CGROUPS) -> Path | None:
+    """The file in which the kernel counts the processes that it has killed for want of memory in this one's group."""
+    try:
+        return cgroups / _group(process.pid, proc) / "memory.events"
+    except (OSError, StopIteration):
+        return None
+
+
+def killed_for_memory(events: Path | None) -> int:
+    """How many processes of a control group the kernel has killed for want of memory. events: of `memory_events`."""
+    try:
+        lines = "" if events is None else events.read_text(encoding="ascii")
+        return next((int(line.split()[1]) for line in lines.splitlines() if line.startswith("oom_kill ")), 0)
+    except (OSError, ValueError):
+        return 0
+
+
 def is_stopped(pid: int) -> bool:
     """Whether a process of this machine is stopped by a signal or a debugger."""
     try:
@@ -125,8 +151,12 @@ def signal_name(number: int) -> str:
 def _frozen(pid: int, proc: Path, cgroups: Path) -> bool:
     """Whether the process's control group (version 2) is frozen."""
     try:
-        lines = (proc / str(pid) / "cgroup").read_text(encoding="utf-8").splitlines()
-        path = next(line.removeprefix("0::/") for line in lines if line.startswith("0::/"))
-        return "frozen 1" in (cgroups / path / "cgroup.events").read_text(encoding="ascii").splitlines()
+        return "frozen 1" in (cgroups / _group(pid, proc) / "cgroup.events").read_text(encoding="ascii").splitlines()
     except (OSError, StopIteration):
         return False
+
+
+def _group(pid: int, proc: Path) -> str:
+    """The path of a process's control group (version 2). Raises OSError or StopIteration where it has none."""
+    lines = (proc / str(pid) / "cgroup").read_text(encoding="utf-8").splitlines()
+    return next(line.removeprefix("0::/") for line in lines if line.startswith("0::/"))

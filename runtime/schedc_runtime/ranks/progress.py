@@ -9,12 +9,17 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import time
 from typing import NamedTuple
 
 _SIZE = 1 << 16
-_WORD, _PROGRAM, _LENGTHS, _ACTIVITY, _PARTS = 0, 1, 2, 64, 512
-"""Indices of words: mark of the instruction, index of its program, length of the table of parts. Then offsets in bytes:
-of the activity, and of the table."""
+_WORD, _PROGRAM, _LENGTHS, _CALL, _ROUND, _BEAT, _SINCE, _STACK = range(8)
+"""Indices of words: mark of the instruction, index of its program, length of the table of parts, and the other fields
+of `Position`."""
+_ACTIVITY, _PARTS = 64, 512
+"""Offsets in bytes: of the activity, and of the table of parts."""
+OUTSIDE, ENDED, BEGUN = -1, -2, -3
+"""Words in place of a mark: no stream runs; its last instruction has ended; its first one is still to come."""
 _MARKS = 1 << 12
 """Number of parts that a mark can tell apart."""
 WHOLE = _MARKS - 1
@@ -25,13 +30,22 @@ class Position(NamedTuple):
     """Where a rank stands.
 
     activity: such as ``in step 3``. program: number of its program. row: row of the running instruction in the program,
-    or -1. part: the micro-step of the instruction, or "".
+    or one of `OUTSIDE`, `ENDED` and `BEGUN`. part: the micro-step of the instruction, or "".
+    call: number of instruction streams that the rank has begun.
+    round: the last round of `ControlPlane` that it came to, twice, and one more while it waits for the answer.
+    beat, since: when its watchdog last ran, and since when it has stood here, in ns of this machine's clock, or 0.
+    stack: its descriptor for `stack_of`, or -1.
     """
 
     activity: str
     program: int
     row: int
     part: str
+    call: int = 0
+    round: int = 0
+    beat: int = 0
+    since: int = 0
+    stack: int = -1
 
 
 def mark(row: int, part: int) -> int:
@@ -40,7 +54,8 @@ def mark(row: int, part: int) -> int:
 
 
 class Progress:
-    """This rank's page. ``word[0]`` is the `mark` of the running instruction, or -1.
+    """This rank's page. ``word[0]`` is the `mark` of the running instruction, or
+    one of `OUTSIDE`, `ENDED` and `BEGUN`.
 
     shared: whether other processes may read the page. descriptor: file descriptor of the page; -1 if it is not shared.
     """
@@ -50,12 +65,14 @@ class Progress:
         self._memory = mmap.mmap(self.descriptor, _SIZE)
         words = memoryview(self._memory)[:_ACTIVITY].cast("q")
         self.word, self._words = words[:1], words
+        self._last: tuple[int, int, bytes] = (OUTSIDE, 0, b"")
+        words[_STACK] = -1
         self.say("building the pipeline")
 
     def say(self, activity: str, *, keep: bool = False) -> None:
         """Set the activity of this rank. keep: leave the instruction as it is."""
         if not keep:
-            self.word[0] = -1
+            self.word[0] = OUTSIDE
         text = activity.encode()[: _PARTS - _ACTIVITY]
         self._memory[_ACTIVITY:_PARTS] = text.ljust(_PARTS - _ACTIVITY, b"\0")
 
@@ -65,6 +82,20 @@ class Progress:
         table = table if len(table) <= _SIZE - _PARTS else b"[]"
         self._words[_PROGRAM], self._words[_LENGTHS] = program, len(table)
         self._memory[_PARTS : _PARTS + len(table)] = table
+        self._words[_CALL] += 1
+        self.word[0] = BEGUN
+
+    def come(self, number: int, *, waits: bool) -> None:
+        """This rank came to a round, and ``waits`` for its answer or has it."""
+        self._words[_ROUND] = 2 * number + waits
+
+    def beat(self, stack: int) -> None:
+        """The watchdog runs: note when, and since when this rank has stood where it stands. stack: as of `Position`."""
+        now, words = time.monotonic_ns(), self._words
+        here = words[_WORD], words[_CALL], self._memory[_ACTIVITY:_PARTS]
+        if here != self._last:
+            self._last, words[_SINCE] = here, now
+        words[_BEAT], words[_STACK] = now, stack
 
     def read(self) -> Position:
         """The position, as other ranks read it."""
@@ -101,11 +132,12 @@ def _read(memory: mmap.mmap) -> Position:
     words = memoryview(memory)[:_ACTIVITY].cast("q")
     word, program, length = words[_WORD], words[_PROGRAM], words[_LENGTHS]
     activity = memory[_ACTIVITY:_PARTS].rstrip(b"\0").decode(errors="replace")
+    others = words[_CALL], words[_ROUND], words[_BEAT], words[_SINCE], words[_STACK]
     if word < 0:
-        return Position(activity, program, -1, "")
+        return Position(activity, program, word, "", *others)
     row, part = divmod(word, _MARKS)
     try:
         parts = json.loads(memory[_PARTS : _PARTS + length])
     except ValueError:  # read while it was being written
         parts = []
-    return Position(activity, program, row, parts[part] if part < len(parts) else "")
+    return Position(activity, program, row, parts[part] if part < len(parts) else "", *others)

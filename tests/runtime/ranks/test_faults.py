@@ -73,6 +73,10 @@ def test_a_wrong_shape_is_found_before_it_is_sent() -> None:
 def test_a_hung_rank_is_named_with_what_each_rank_waits_on() -> None:
     (other, seconds, _), (own, _, _) = pool(2).run("runtime.ranks.fault_cases:failing", fault="sleep")
     assert other[0] == "StepTimeout"
+    first, stack, *_ = other[1].splitlines()
+    assert re.match(r"rank 1 \(pid \d+\) hangs in Python, for [\d.]+ s; it is in step 1 at 1F2 --> 1f1b.sched:", first)
+    assert re.search(r"fault_cases.py\", line \d+ in _sleep$", stack), "the code that hangs"
+    assert "\n  rank 0 waits for it at 0WAIT_" in other[1]
     assert "\n  rank 0 is in step 1 at 0WAIT_" in other[1]
     assert "\n  rank 1 is in step 1 at 1F2 --> 1f1b.sched:" in other[1]
     assert 2 <= seconds < 4.5, "the report comes while the other rank still hangs"
@@ -107,7 +111,10 @@ def test_a_short_pause_changes_nothing() -> None:
 def test_a_rank_that_never_comes_is_named() -> None:
     (kind, text), _ = pool(2).run("runtime.ranks.fault_cases:absent")
     assert kind == "StepTimeout"
-    assert text.startswith("rank 1 did not come to the start of step 1 within 1 s")
+    assert re.match(
+        r"rank 1 \(pid \d+\) has not come: it runs data, optimizer or other code of the trainer, for ", text
+    )
+    assert "\nrank 1 did not come to the start of step 1 within 1 s" in text
     assert "\n  rank 1 is between steps, before the first" in text
 
 

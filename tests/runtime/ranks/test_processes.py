@@ -72,11 +72,11 @@ def test_progress_is_read_by_others_as_it_was_at_the_end() -> None:
     page.begin(1, ["", "run forward of 0.experts"])
     page.say("in step 7")
     peer = PeerProgress(os.getpid(), page.descriptor)
-    assert peer.read() == Position("in step 7", 1, -1, "")
+    assert peer.read() == Position("in step 7", 1, -1, "", call=1)
     page.word[0] = mark(41, 1)
     page.close()
     del page
-    assert peer.read() == Position("in step 7", 1, 41, "run forward of 0.experts")
+    assert peer.read() == Position("in step 7", 1, 41, "run forward of 0.experts", call=1)
 
 
 def test_parts_beyond_what_a_mark_can_tell_apart_are_left_out() -> None:
@@ -84,7 +84,7 @@ def test_parts_beyond_what_a_mark_can_tell_apart_are_left_out() -> None:
     page.begin(0, [f"part {number}" for number in range(20_000)])
     page.say("in step 1")
     page.word[0] = mark(3, 19_999)
-    assert page.read() == Position("in step 1", 0, 3, "")
+    assert page.read() == Position("in step 1", 0, 3, "", call=1)
     page.close()
 
 

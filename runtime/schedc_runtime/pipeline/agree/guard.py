@@ -27,7 +27,8 @@ from schedc_runtime.execute.places import Late
 from schedc_runtime.pipeline.agree.batch import BatchRefused
 from schedc_runtime.ranks.control import ControlPlane
 from schedc_runtime.ranks.network import Network
-from schedc_runtime.ranks.progress import WHOLE, Position, mark
+from schedc_runtime.ranks.progress import ENDED, WHOLE, Position, mark
+from schedc_runtime.ranks.standing import Standing
 from schedc_runtime.transport.base import TransportError
 
 _AGREED = (
@@ -71,7 +72,7 @@ class FailureGuard:
         self._broken = ""
         self._activity, self.between = "", "between steps, before the first"
         self.control = ControlPlane(network.store, network.process, network.names, timeout, self._describe)
-        self.control.on_look = self._follow
+        self.control.on_look, self.control.explain = self._follow, self._blame
 
     def ready(self) -> None:
         """Say that the pipeline is built, and that the trainer runs now."""
@@ -188,11 +189,17 @@ class FailureGuard:
         place = self._network.local[0]
         return self._network.mesh.name(place._replace(pipeline=peer)) if peer >= 0 and not error.part else ""
 
+    def _blame(self, standings: Sequence[Standing], process: int) -> list[str]:
+        """Lines about the rank or link that ``process`` waits for in the end."""
+        from schedc_runtime.blame.words import explain
+
+        return explain(self._programs, standings, process, self._network.mesh.experts, self.control.interval)
+
     def _describe(self, position: Position) -> str:
         """What a rank does and where in its program, in words."""
         program = self._programs.get(position.program)
         if position.row < 0 or program is None:
-            return position.activity
+            return position.activity + ", behind its last instruction" * (position.row == ENDED)
         part = f" ({position.part})" if position.part else ""
         where = program.where(position.row)
         return f"{position.activity} at {sentence(program, position.row)}{part} --> {where}"

@@ -1,0 +1,1 @@
+"""Names the rank, link or circle for which all other ranks wait."""
