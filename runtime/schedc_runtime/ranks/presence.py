@@ -35,6 +35,8 @@ _END = 2.0
 """Seconds to wait at the end of a pipeline for the thread that reports to the store."""
 
 
+GIVING_UP = "giving up"
+"""How the activity of a rank begins that has found a failure."""
 _TOLD = 6
 """How many fields of a `Position` other machines read. The others concern this machine's clock and files."""
 _Value = TypeVar("_Value")
@@ -107,12 +109,18 @@ class Presence:
                 self._memory[number] = events, killed_for_memory(events)
 
     def ended(self) -> list[int]:
-        """Numbers of the ranks whose processes have ended."""
-        return [
+        """Numbers of the ranks whose processes have ended, those first that did not give up because of another."""
+        ended = [
             number
             for number, peer in enumerate(self._peers)
             if number != self.process and peer.here and peer.process is not None and has_ended(peer.process)
         ]
+        return sorted(ended, key=self._gave_up)
+
+    def _gave_up(self, process: int) -> bool:
+        """Whether a rank of this machine has found that the step has failed; its end is then no cause."""
+        page = self._peers[process].page
+        return page is not None and page.read().activity.startswith(GIVING_UP)
 
     def _lost(self) -> tuple[str, str] | None:
         """The key of the round that this rank is in, and its answer if a rank has ended."""
@@ -131,8 +139,9 @@ class Presence:
         return [] if self._store.check([key]) else late or others
 
     def troubles(self) -> list[str]:
-        """A line for each rank of this machine that is dead or stopped: how, and where it stood."""
-        conditions = ((process, self._condition(process)) for process in range(len(self.names)))
+        """A line for each rank of this machine that is dead or stopped: how, and where it stood; causes first."""
+        processes = sorted(range(len(self.names)), key=self._gave_up)
+        conditions = sorted(((each, self._condition(each)) for each in processes), key=lambda pair: _is_ended(pair[1]))
         return [
             self._standing(process, state, None).line for process, state in conditions if state.ended or state.stopped
         ]
@@ -218,6 +227,11 @@ class Presence:
         except RuntimeError:
             pass  # the store ended with the process that held it
         return reports
+
+
+def _is_ended(state: Condition) -> bool:
+    """Whether a launcher has ended a process, as it does with all that are left behind a failure."""
+    return state.ended and state.why.endswith("SIGTERM")
 
 
 def _end(stop: threading.Event, threads: list[threading.Thread], progress: Progress) -> None:

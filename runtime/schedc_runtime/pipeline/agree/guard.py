@@ -27,6 +27,7 @@ from schedc_runtime.execute.places import Late
 from schedc_runtime.pipeline.agree.batch import BatchRefused
 from schedc_runtime.ranks.control import ControlPlane
 from schedc_runtime.ranks.network import Network
+from schedc_runtime.ranks.presence import GIVING_UP
 from schedc_runtime.ranks.progress import ENDED, WHOLE, Position, mark
 from schedc_runtime.ranks.standing import Standing
 from schedc_runtime.transport.base import TransportError
@@ -127,7 +128,7 @@ class FailureGuard:
         if cause is error and not isinstance(error, (PeerFailure, StepTimeout)):
             self.control.publish(f"{type(error).__name__}: {error}")
         self.control.leave()
-        self.control.presence.progress.say(f"giving up {self._activity}", keep=True)
+        self.control.presence.progress.say(f"{GIVING_UP} {self._activity}", keep=True)
         self.forget()
         try:
             self._network.abort(self._groups())
