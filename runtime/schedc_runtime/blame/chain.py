@@ -21,7 +21,7 @@ class Root(StrEnum):
     """All ranks came to a round, and its answer does not come."""
 
 
-class Chain(NamedTuple):
+class WaitChain(NamedTuple):
     """From a rank that waits to the root. processes: in order of the waits; of a circle only its members.
 
     need: of a LINK what the last process waits for; else None.
@@ -45,20 +45,20 @@ def next_of(ranks: Ranks, process: int) -> int | None:
     return next(stuck, next(idle, late[0]))
 
 
-def chain_from(ranks: Ranks, process: int) -> Chain:
+def chain_from(ranks: Ranks, process: int) -> WaitChain:
     """The chain of waits that begins at ``process``."""
     processes = [process]
     while True:
         here = processes[-1]
         if ranks.standings[here].is_stuck:
-            return Chain(Root.RANK, processes)
+            return WaitChain(Root.RANK, processes)
         following = next_of(ranks, here)
         if following in processes:
-            return Chain(Root.CIRCLE, processes[processes.index(following) :])
+            return WaitChain(Root.CIRCLE, processes[processes.index(following) :])
         if following is not None:
             processes.append(following)
             continue
         needs = ranks.needs(here)
         if not needs:
-            return Chain(Root.RANK, processes)
-        return Chain(Root.STORE if needs[0].row < 0 else Root.LINK, processes, needs[0])
+            return WaitChain(Root.RANK, processes)
+        return WaitChain(Root.STORE if needs[0].row < 0 else Root.LINK, processes, needs[0])

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 
 from schedc.ir.program import Program
-from schedc_runtime.blame.chain import Chain, Root, chain_from, next_of
+from schedc_runtime.blame.chain import Root, WaitChain, chain_from, next_of
 from schedc_runtime.blame.waits import Ranks
 from schedc_runtime.execute.instruction_names import instruction_label
 from schedc_runtime.ranks.processes import Process, processor_time
@@ -56,7 +56,7 @@ def explain(
     return [*head, *_waits(ranks, chain)]
 
 
-def _head(ranks: Ranks, chain: Chain) -> list[str]:
+def _head(ranks: Ranks, chain: WaitChain) -> list[str]:
     """The first lines, as far as they follow from the chain alone."""
     last = ranks.standings[chain.processes[-1]]
     if chain.root is Root.RANK:
@@ -99,7 +99,7 @@ def _stack(standing: Standing) -> list[str]:
     return [] if position is None or process is None or standing.is_stuck else stack_of(process, position.stack)
 
 
-def _waits(ranks: Ranks, chain: Chain) -> list[str]:
+def _waits(ranks: Ranks, chain: WaitChain) -> list[str]:
     """[0 or 1] a line that says who waits for whom, the root's own waiters first."""
     root = chain.processes[-1] if chain.root is Root.RANK else -1
     pairs = [(process, next_of(ranks, process)) for process in range(len(ranks.standings)) if process != root]

@@ -170,7 +170,7 @@ class Executor:
             raise self._failure(self.position, error) from error
         finally:
             pause_running()
-        self.word[0] = -1
+        self.word[0] = ENDED
         return True
 
     def _advance_observed(self) -> bool:

@@ -38,7 +38,7 @@ _END = 2.0
 GIVING_UP = "giving up"
 """How the activity of a rank begins that has found a failure."""
 _TOLD = 6
-"""How many fields of a `Position` other machines read. The others concern this machine's clock and files."""
+"""How many fields of a `Position` other machines read. The rest concerns the clock and the files of one machine."""
 _Value = TypeVar("_Value")
 
 
@@ -56,7 +56,7 @@ class _Peer(NamedTuple):
 
 
 class Presence:
-    """All ranks of a pipeline, as one of them sees the others.
+    """All ranks of a pipeline, as seen by one rank.
 
     store: that of `ControlPlane`. reports: another connection to it, on which a thread reports every ``interval``
     seconds where this rank stands.
@@ -188,7 +188,7 @@ class Presence:
         return state
 
     def _standing(self, process: int, state: Condition, seen: tuple[Any, Any] | None) -> Standing:
-        """What is known of a rank. seen: its last two reports, if they alone say where it stands."""
+        """What is known of a rank. seen: its last two reports, if no page of it can be read."""
         peer, who = self._peers[process], self.names[process]
         if peer.process is not None and state.why:
             who += f" (pid {peer.process.pid})"

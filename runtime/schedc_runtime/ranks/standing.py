@@ -1,4 +1,4 @@
-"""What is known of a rank when a step has failed: its instruction, and what keeps its process from running."""
+"""What is known of a rank when a step has failed: its instruction, and the state of its process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from schedc_runtime.ranks.progress import Position
 
 
 class Standing(NamedTuple):
-    """What one rank knows of another.
+    """A rank when a step has failed.
 
     line: all of it in words. place: its activity and instruction in words; "" if unknown. position: None if unknown.
     process: where its state can be looked up on this machine, else None. silent: it is of another machine, and no
