@@ -167,8 +167,8 @@ class Pipeline:
 
         seed: random numbers of a tensor follow from it and from the tensor's name. Values are then the same for any
             number of ranks.
-        checkpoint: a safetensors or torch file, its index, a directory with them, a DCP directory, or a state dict
-            [...] of the whole model. Only what is held here is read.
+        checkpoint: a safetensors or torch file, its index, a directory with them, a DCP directory, the folder of a
+            run or of one of its steps, or a state dict [...] of the whole model. Only what is held here is read.
         init: ``init(name, tensor)`` writes a parameter [...] or returns its values. Without it, or where it does
             neither, parameters begin as the model's own code says. With a checkpoint it is for names that this lacks.
 

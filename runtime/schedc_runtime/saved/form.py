@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from math import prod
@@ -140,8 +142,10 @@ def digest(text: str) -> str:
 
 
 def read_text(path: Path) -> str:
-    """The text of a manifest or a record. Raises `ValueError` for one that is too long, and `OSError`."""
-    with path.open("rb") as file:
+    """The text of a manifest or a record. Raises `ValueError` for one that is too long, `OSError` for a link."""
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise ValueError("it is no file")
         content = file.read(_MOST_TEXT + 1)
     if len(content) > _MOST_TEXT:
         raise ValueError(f"it has more than {_MOST_TEXT} bytes")
@@ -149,8 +153,13 @@ def read_text(path: Path) -> str:
 
 
 def covered(shape: tuple[int, ...], boxes: Iterable[TensorBox]) -> bool:
-    """Whether ``boxes`` cover a tensor of ``shape``, each element at least once. Equal boxes count once."""
+    """Whether ``boxes`` cover a tensor of ``shape``, each element at least once. Equal boxes count once.
+
+    An empty tensor has a box, too.
+    """
     distinct = {(box.offset, box.size) for box in boxes}
+    if not distinct:
+        return False
     left = [((0,) * len(shape), shape)] if prod(shape) else []
     for offset, size in distinct:
         left = [rest for part in left for rest in _without(*part, offset, size)]
@@ -203,7 +212,13 @@ def tensor_of(name: str, entry: Any) -> TensorInBoxes:
     """The tensor of a manifest's JSON. Raises `ValueError` for an entry that is none."""
     fields = entry if isinstance(entry, dict) else {}
     dtype, shape, boxes = fields.get("dtype"), sizes(fields.get("shape")), fields.get("boxes")
-    if dtype not in ITEM_BYTES or shape is None or not isinstance(boxes, list) or len(fields) != 3:
+    if (
+        not isinstance(dtype, str)
+        or dtype not in ITEM_BYTES
+        or shape is None
+        or not isinstance(boxes, list)
+        or len(fields) != 3
+    ):
         raise ValueError(f"`{name}` has no type, shape or boxes")
     return TensorInBoxes(dtype, tuple(shape), tuple(_box(name, shape, box) for box in boxes))
 

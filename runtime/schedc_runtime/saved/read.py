@@ -121,6 +121,8 @@ def open_step(folder: Path) -> SavedStep:
     Raises `MaterializeError` for a step that is not committed, or whose records do not fit each other.
     """
     record = folder / COMMIT
+    if folder.is_symlink():
+        raise refused(folder, "it is a link; give the folder that it leads to")
     if not record.is_file():
         raise MaterializeError(f"{folder} is not committed", "`schedc checkpoint list` shows the steps that are")
     path = record

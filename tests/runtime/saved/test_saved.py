@@ -12,69 +12,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 from schedc_runtime.checkpoint.opened import open_checkpoint
 from schedc_runtime.errors import MaterializeError
 from schedc_runtime.saved import write
-from schedc_runtime.saved.form import COMMIT, PIECE, Commit, Manifest, TensorBox, TensorInBoxes, covered, step_folder
+from schedc_runtime.saved.form import COMMIT, PIECE, Commit, Manifest, TensorBox, covered, step_folder
 from schedc_runtime.saved.read import committed_steps, flaws, newest, open_step
-from schedc_runtime.saved.safetensors import safetensors_header
-from schedc_runtime.saved.write import ImageBytes, clear, commit, write_rank
-
-WORLD = 2
-WHOLE = {"model.a": torch.arange(24.0).view(6, 4), "model.b": torch.arange(9.0), "model.c": torch.tensor(7)}
-NAMES = {torch.float32: "F32", torch.int64: "I64"}
-HELD = {
-    0: {"model.a": [((0, 0), (2, 4)), ((2, 0), (4, 1))], "model.c": [((), ())]},
-    1: {"model.a": [((2, 1), (4, 3))], "model.b": [((0,), (9,))], "model.c": [((), ())]},
-}
-"""By rank and name: the boxes (offset, size) that a rank writes."""
-
-
-def part(value: Tensor, offset: tuple[int, ...], size: tuple[int, ...]) -> Tensor:
-    for axis, (first, length) in enumerate(zip(offset, size, strict=True)):
-        value = value.narrow(axis, first, length)
-    return value.contiguous()
-
-
-def write_image(path: Path, rank: int, add: int) -> tuple[ImageBytes, dict[str, TensorInBoxes]]:
-    """A file with 64 bytes before a rank's tensors of step ``add``, and the tensors as a manifest says them."""
-    tensors, parts = {}, []
-    for name, boxes in HELD[rank].items():
-        value = WHOLE[name] + add
-        dtype = NAMES[value.dtype]
-        keyed = tuple(TensorBox(f"{name}@{number}", *box) for number, box in enumerate(boxes))
-        tensors[name] = TensorInBoxes(dtype, tuple(value.shape), keyed)
-        parts += [(box.key, dtype, part(value, box.offset, box.size)) for box in keyed]
-    content = safetensors_header((key, dtype, tuple(value.shape)) for key, dtype, value in parts)
-    content += b"".join(value.numpy().tobytes() for _, _, value in parts)
-    path.write_bytes(b"x" * 64 + content)
-    return ImageBytes(os.open(path, os.O_RDONLY), 64, len(content)), tensors
-
-
-def save(root: Path, step: int, attempt: str = "first", ranks: tuple[int, ...] = (0, 1), end: bool = True) -> None:
-    for rank in ranks:
-        source, tensors = write_image(root.parent / "image", rank, step)
-        try:
-            write_rank(root, attempt, step, rank, WORLD, source, tensors, {})
-        finally:
-            os.close(source.descriptor)
-    if end:
-        commit(root, attempt, step, WORLD, {"program": "1f1b"})
-
-
-def values(root: Path) -> dict[str, Tensor]:
-    read = {}
-    for name, stored in open_checkpoint(root).items():
-        read[name] = torch.empty(stored.shape, dtype=stored.dtype)
-        stored.read(read[name])
-    return read
-
-
-def assert_step(root: Path, step: int) -> None:
-    for name, value in values(root).items():
-        assert torch.equal(value, WHOLE[f"model.{name}"] + step)
+from schedc_runtime.saved.write import clear, commit, write_rank
+from support.saved_cases import WHOLE, WORLD, assert_step, save, values, write_image
 
 
 @pytest.fixture
@@ -120,38 +65,6 @@ def test_a_source_that_changes_leaves_nothing_to_commit(root):
     os.close(source.descriptor)
     assert commit(root, "first", 1, WORLD, {}) is None
     assert sorted(path.name for path in step_folder(root, 1).iterdir()) == ["rank-0000.json", "rank-0000.safetensors"]
-
-
-def test_every_changed_bit_is_found_and_the_step_before_is_taken(root):
-    save(root, 1)
-    save(root, 2)
-    draw = random.Random(3)
-    files = sorted(step_folder(root, 2).iterdir())
-    for case in range(120):
-        path = files[case % len(files)]
-        content = bytearray(path.read_bytes())
-        changed = content.copy()
-        if case % 4:
-            place = draw.randrange(len(content))
-            changed[place] ^= 1 << draw.randrange(8)
-        else:
-            changed = changed[: draw.randrange(len(content))]
-        path.write_bytes(changed)
-        found = newest(root)
-        assert found.step is not None, (path.name, case)
-        assert found.step.step == 1, (path.name, case)
-        assert [step for step, _ in found.left_out] == [2]
-        assert str(step_folder(root, 2)) in found.left_out[0][1]
-        path.write_bytes(content)
-    for one, other in (("rank-0000.safetensors", "rank-0001.safetensors"), ("rank-0000.json", "rank-0001.json")):
-        a, b = step_folder(root, 2) / one, step_folder(root, 2) / other
-        first, second = a.read_bytes(), b.read_bytes()
-        a.write_bytes(second)
-        b.write_bytes(first)
-        assert newest(root).left_out
-        a.write_bytes(first)
-        b.write_bytes(second)
-    assert not newest(root).left_out
 
 
 def test_a_flaw_names_file_tensor_and_piece(root, monkeypatch):
@@ -244,7 +157,8 @@ def test_boxes_cover_a_tensor_as_counted_element_by_element():
         assert covered(shape, boxes) == expected
         seen.add(expected)
     assert seen == {True, False}
-    assert covered((0, 3), [])
+    assert covered((0, 3), [TensorBox("", (0, 0), (0, 3))])
+    assert not covered((0, 3), [])
 
 
 BAD = [
@@ -292,5 +206,7 @@ def test_a_record_of_another_step_is_refused(root):
 
 
 def test_checkpoints_are_read_and_written_without_torch():
-    code = "import sys, schedc_runtime.saved.read, schedc_runtime.saved.write; sys.exit('torch' in sys.modules)"
+    code = (
+        "import sys, schedc_runtime.saved.write, schedc_runtime.commands.checkpoint; sys.exit('torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
