@@ -2,6 +2,8 @@
 
     python benchmarks/resilience.py WORD [--json]
 
+detect   one rank of four becomes slower: its rank and kind must be named, and quiet windows must raise no alarm.
+         `resilience_detect.py` has the cases.
 flips    bits of a committed checkpoint flip, files are cut, swapped or lost: each must be found in its file and
          piece, and the step before must be taken. `support.damaged_checkpoints` has the cases.
 full     the disk is full at 20 places of a save, or read-only: the save fails by its error, the step before stays
@@ -15,8 +17,6 @@ a case failed. The tests run some of these cases.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import sys
 from collections.abc import Callable
@@ -24,34 +24,29 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from figures import give, parser_of
+
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
-Judged = tuple[int, list[str], dict[str, Any]]
-"""The number of cases, what failed, and further figures by name."""
-
 WORDS = {
+    "detect": "resilience_detect:detect",
     "flips": "support.damaged_checkpoints:flips",
     "full": "support.full_disks:full",
     "hostile": "support.hostile_checkpoints:hostile",
 }
-"""By word: the file, and the function without arguments that returns `Judged`."""
+"""By word: the file, and the function without arguments that returns `cases`, `failed` and the word's own figures."""
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("word", choices=sorted(WORDS))
-    parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     module, _, name = WORDS[args.word].partition(":")
-    judge: Callable[[], Judged] = getattr(import_module(module), name)
+    judge: Callable[[], dict[str, Any]] = getattr(import_module(module), name)
     start = sum(os.times()[:4])
-    cases, failures, figures = judge()
-    figures = {"cases": cases, "failed": len(failures), **figures, "seconds": round(sum(os.times()[:4]) - start, 1)}
-    if args.json:
-        print(json.dumps(figures | {"failures": failures[:50]}))
-    else:
-        print(f"{args.word}: {', '.join(f'{name} {value}' for name, value in figures.items())}", *failures, sep="\n")
-    sys.exit(1 if failures else 0)
+    figures = judge()
+    give({**figures, "seconds": round(sum(os.times()[:4]) - start, 1)}, args)
+    sys.exit(1 if figures["failed"] else 0)
 
 
 if __name__ == "__main__":

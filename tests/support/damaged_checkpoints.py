@@ -6,11 +6,13 @@ import random
 import re
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import permutations
 from pathlib import Path
 from typing import Any
 
+from schedc_runtime.checkpoint.opened import open_checkpoint
+from schedc_runtime.errors import MaterializeError
 from schedc_runtime.saved.form import COMMIT, PIECE, step_folder
 from schedc_runtime.saved.read import Newest, newest
 from schedc_runtime.saved.safetensors import spans_in
@@ -20,7 +22,7 @@ MORE = 5 * PIECE // 16
 """Numbers that a rank holds besides, so that its file has two pieces."""
 
 
-def flips(bits: int = 1000, cuts: int = 200, more: int = MORE) -> tuple[int, list[str], dict[str, Any]]:
+def flips(bits: int = 1000, cuts: int = 200, more: int = MORE) -> dict[str, Any]:
     """Damages a step in each way. Returns the number of cases, those that were not found, and counts."""
     failures: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -38,13 +40,17 @@ def flips(bits: int = 1000, cuts: int = 200, more: int = MORE) -> tuple[int, lis
         if newest(root).left_out:
             failures.append("the undamaged step is not taken")
         assert_step(root, 2)
-    return cases, failures, {"found": cases - len(failures), "flips": bits, "truncations": cuts}
+    found = {"found": cases - len(failures), "flips": bits, "truncations": cuts}
+    return {"cases": cases, "failed": len(failures), **found, "failures": failures}
 
 
 def _wrong(told: Newest, folder: Path, wanted: str) -> str:
     """What is wrong with the answer. wanted: what it must say of the step in ``folder``, as a pattern."""
     if told.step is None or told.step.step != 1 or [step for step, _ in told.left_out] != [2]:
         return "the step before is not taken"
+    with suppress(MaterializeError):
+        open_checkpoint(folder)
+        return "the step loads" if (folder / COMMIT).is_file() else ""
     why = told.left_out[0][1]
     return "" if str(folder) in why and re.search(wanted, why) else f"it says: {why}"
 

@@ -114,8 +114,8 @@ class SmallFiles:
             os.mkdir = kept
 
 
-def full(levels: int = LEVELS, may_mount: bool = True) -> tuple[int, list[str], dict[str, Any]]:
-    """The number of saves on full and read-only disks, what went wrong, and which disk it was."""
+def full(levels: int = LEVELS, may_mount: bool = True) -> dict[str, Any]:
+    """Saves on full and read-only disks. Returns the number of cases, what went wrong, and which disk it was."""
     context = get_context("fork")
     ours, theirs = context.Pipe()
     with tempfile.TemporaryDirectory() as images, tempfile.TemporaryDirectory() as folder:
@@ -127,7 +127,8 @@ def full(levels: int = LEVELS, may_mount: bool = True) -> tuple[int, list[str], 
         except EOFError:
             failures, disk = ["the process with the disk has died"], ""
         child.join()
-    return levels + 1, failures, {"disk": disk, "levels": levels}
+    figures = {"cases": levels + 1, "failed": len(failures), "disk": disk, "levels": levels}
+    return {**figures, "failures": failures}
 
 
 def _child(folder: Path, images: Path, levels: int, may_mount: bool, answer: Connection) -> None:

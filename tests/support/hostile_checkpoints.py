@@ -65,8 +65,8 @@ def _watch() -> None:
     sys.addaudithook(_note)
 
 
-def hostile(cases: int = 500) -> tuple[int, list[str], dict[str, Any]]:
-    """The number of altered checkpoints, what went wrong, and counts of what must not happen."""
+def hostile(cases: int = 500) -> dict[str, Any]:
+    """Reads altered checkpoints. Returns their number, what went wrong, and counts of what must not happen."""
     draw = random.Random(11)
     counts: Counter[str] = Counter(executed=0, read_outside=0, other_errors=0, slow=0, refused=0, read=0)
     failures = []
@@ -97,7 +97,7 @@ def hostile(cases: int = 500) -> tuple[int, list[str], dict[str, Any]]:
                 what = ", ".join(key for key, value in wrong.items() if value)
                 failures.append(f"case {number}, {name} {told}: {what}: {outcome} {_opened[:2]}")
             _opened.clear()
-    return cases, failures, dict(counts)
+    return {"cases": cases, "failed": len(failures), **counts, "failures": failures}
 
 
 def _prepared(base: Path) -> Path:

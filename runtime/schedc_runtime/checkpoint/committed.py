@@ -12,7 +12,7 @@ from torch import Tensor
 from schedc_runtime.checkpoint.stored import InFile, in_span
 from schedc_runtime.errors import MaterializeError
 from schedc_runtime.saved.form import COMMIT
-from schedc_runtime.saved.read import HeldTensors, Holding, SavedStep, committed_steps, newest, open_step
+from schedc_runtime.saved.read import HeldTensors, Holding, SavedStep, committed_steps, flaws, newest, open_step
 
 MODEL = "model."
 """What the names of the model's own tensors begin with; the optimizer's begin otherwise."""
@@ -24,12 +24,15 @@ def is_run(path: Path) -> bool:
 
 
 def saved_step(path: Path) -> SavedStep:
-    """The step in a folder, or the newest step of a run in which no byte has changed.
+    """The step in a folder, or the newest step of a run in which no byte has changed. Reads all bytes.
 
     Raises `MaterializeError` where there is none.
     """
     if (path / COMMIT).is_file():
-        return open_step(path)
+        step = open_step(path)
+        if (flaw := next(flaws(step), None)) is not None:
+            raise MaterializeError(f"step {step.step} is not whole: {flaw}", "load another step")
+        return step
     found = newest(path)
     if found.step is None:
         why = "; ".join(f"step {step}: {reason}" for step, reason in found.left_out)
