@@ -166,7 +166,7 @@ def _text(value: Any) -> str:
         sys.setrecursionlimit(limit)
 
 
-def _sign(folder: Path) -> None:
+def sign(folder: Path) -> None:
     """Give a step a record that commits its manifests as they are now."""
     step = step_folder(folder, 2)
     sums = [digest((step / rank_file(rank, "json")).read_text()) for rank in (0, 1)]
@@ -186,7 +186,7 @@ def manifest(folder: Path, draw: random.Random, _: Path) -> str:
     path = step_folder(folder, 2) / rank_file(draw.randrange(2), "json")
     value, told = altered(json.loads(path.read_text()), draw)
     path.write_text(_text(value))
-    _sign(folder)
+    sign(folder)
     return told
 
 
@@ -197,7 +197,7 @@ def empty_tensor(folder: Path, draw: random.Random, _: Path) -> str:
     shape = draw.choice(([0], [0, 1 << 40], [1 << 62, 4, 0]))
     value["tensors"]["model.e"] = {"dtype": "F32", "shape": shape, "boxes": []}
     path.write_text(_text(value))
-    _sign(folder)
+    sign(folder)
     return str(shape)
 
 
@@ -223,7 +223,7 @@ def header(folder: Path, draw: random.Random, _: Path) -> str:
     listed = json.loads((step / rank_file(rank, "json")).read_text())
     sums = [crc32(content[begin : begin + PIECE]) for begin in range(0, len(content), PIECE)]
     (step / rank_file(rank, "json")).write_text(_text(listed | {"bytes": len(content), "crc32": sums}))
-    _sign(folder)
+    sign(folder)
     return told
 
 
@@ -272,7 +272,7 @@ def noise(folder: Path, draw: random.Random, _: Path) -> str:
         content[place : place + draw.randint(0, 3)] = bytes(draw.choices(b'0123456789"[]{},:-.\\u\xff', k=2))
     path.write_bytes(content)
     with contextlib.suppress(UnicodeDecodeError):
-        _sign(folder)
+        sign(folder)
     return path.name
 
 

@@ -125,7 +125,8 @@ def _export(options: argparse.Namespace) -> CheckpointAnswer:
     step = _one(options.folder)
     paths = export_model(step, options.output, options.to, options.shard)
     size = sum(path.stat().st_size for path in paths)
-    line = f"step {step.step:,}: the model in {len(paths)} files, {shown(size)}, in {options.output}"
+    files = f"{len(paths)} file{'s' * (len(paths) > 1)}"
+    line = f"step {step.step:,}: the model in {files}, {shown(size)}, in {options.output}"
     return CheckpointAnswer([line], {"step": step.step, "files": [str(path) for path in paths], "bytes": size})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from schedc.cli import main as schedc_main
 from schedc_runtime.checkpoint.opened import open_checkpoint
 from schedc_runtime.commands.checkpoint import main
 from schedc_runtime.saved.form import step_folder
+from support.hostile_checkpoints import sign
 from support.saved_cases import WHOLE, save, values
 
 
@@ -80,6 +82,20 @@ def test_flaws_are_told_and_passed_over(root: Path, capsys: pytest.CaptureFixtur
     status, answer = table(capsys, "list", root.parent / "none")
     assert (status, "there is no folder" in answer["error"]) == (1, True)
     assert "1 were begun" in asked(capsys, "list", only_begun(root.parent / "other"))[2]
+
+
+def test_names_do_not_drive_a_terminal(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for step in (1200, 1300):
+        shutil.rmtree(step_folder(root, step))
+    save(root, 2)
+    path = step_folder(root, 2) / "rank-0001.json"
+    listed = json.loads(path.read_text())
+    listed["tensors"]["model.\x1b[2J\nfalse"] = listed["tensors"].pop("model.b")
+    path.write_text(json.dumps(listed))
+    sign(root)
+    status, out, _ = asked(capsys, "show", root)
+    assert status == 0
+    assert "model.\\x1b[2J\\nfalse  F32 [9]" in out
 
 
 def only_begun(root: Path) -> Path:

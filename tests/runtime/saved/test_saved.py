@@ -174,6 +174,7 @@ BAD = [
     ("tensors", {"a": {"dtype": "F32", "shape": [2], "boxes": [{"key": "a", "offset": [], "size": [2]}]}}, "a box"),
     ("tensors", {n: {"dtype": "F32", "shape": [], "boxes": [{"key": "k", "offset": [], "size": []}]} for n in "ab"},
      "one tensor of the file"),
+    ("tensors", {"a": {"dtype": [], "shape": [2], "boxes": []}}, "no type, shape or boxes"),
     ("extra", 1, "its entries"),
 ]  # fmt: skip
 
@@ -194,6 +195,34 @@ def test_files_outside_of_the_folder_are_not_read(root, tmp_path):
     assert newest(root).step is None
     with pytest.raises(MaterializeError, match=r"rank-0000\.safetensors cannot be read: it is not there"):
         open_checkpoint(root)
+    (tmp_path / "elsewhere").rename(path)
+    assert newest(root).step is not None
+    step_folder(root, 1).rename(tmp_path / "step")
+    step_folder(root, 1).symlink_to(tmp_path / "step")
+    with pytest.raises(MaterializeError, match="it is a link; give the folder"):
+        open_checkpoint(root)
+
+
+def test_each_file_is_on_the_disk_before_its_name_and_the_name_before_the_next_file(root, monkeypatch):
+    events = []
+    sync, rename = os.fsync, Path.rename
+
+    def synced(descriptor):
+        sync(descriptor)
+        events.append(("sync", Path(os.readlink(f"/proc/self/fd/{descriptor}")).name))
+
+    def renamed(path, target):
+        events.append(("rename", target.name))
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "rename", renamed)
+    save(root, 1)
+    files = [f"rank-000{rank}.{suffix}" for rank in (0, 1) for suffix in ("safetensors", "json")] + [COMMIT]
+    folder = step_folder(root, 1).name
+    wanted = [event for file in files for event in (("sync", f"{file}.partial"), ("rename", file), ("sync", folder))]
+    assert [event for event in events if event != ("sync", root.name)] == wanted
+    assert events[0] == ("sync", root.name)
 
 
 def test_a_record_of_another_step_is_refused(root):
