@@ -1,7 +1,7 @@
 """Counts what one MoE block launches per microbatch and rank, forward and backward, and which numbers it uploads.
 
 Counted: the operations that a dispatch mode sees. Views and allocations launch nothing. An operation of ours (namespace
-``schedc``) counts as one, as its kernel is; one of torch counts as the kernels of a GPU. A step of two blocks less a
+``schedc``) counts as the launches of its kernel, which the registry names; one of torch counts as the kernels of a GPU. A step of two blocks less a
 step of one, with four microbatches and with two, gives the launches of a block: those of embedding, head, loss and
 report fall out. An upload makes a tensor of a device from numbers of Python. Groups follow from the innermost file of
 the package that ran.
@@ -18,6 +18,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from schedc_runtime import Pipeline
+from schedc_runtime.kernels.registry import ROWS
 from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer
 from schedc_runtime.moe.capacity import ExpertCapacity
 from schedc_runtime.moe.experts import Experts
@@ -93,8 +94,13 @@ _NOTHING = {
 """Allocations, views and questions of dtype, which launch nothing; and a copy to the host."""
 
 
-_KERNELS = {"_scaled_dot_product_flash_attention_for_cpu_backward": 3}
-"""Operations that a GPU runs as several kernels: here sums of products by row, the gradients, and their rounding."""
+_KERNELS = (
+    {f"schedc::{row.name}": row.launches for row in ROWS}
+    | {
+        "_scaled_dot_product_flash_attention_for_cpu_backward": 3,  # sums of products by row, the gradients, and their rounding
+    }
+)
+"""Launches of operations that a GPU may run as several kernels."""
 
 
 def _launch(name: str) -> Launch:

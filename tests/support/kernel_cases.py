@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from schedc_runtime.moe.counts import ABSENT, Shape
+from support.route_cases import ROUTE_CASES
 
 Args = tuple[Any, ...]
 NAN = float("nan")
@@ -203,5 +204,6 @@ CASES: dict[str, Callable[[torch.dtype, torch.device], Iterator[Args]]] = {
     "rotate": _rotate,
     "latent_heads": _latent_heads,
     "latent_heads_backward": _latent_heads_backward,
+    **ROUTE_CASES,
 }
 """By kernel: arguments of its twin."""

@@ -22,7 +22,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from schedc_runtime.kernels.registry import PRODUCTS, ROWS, KernelRow, Variant
+from schedc_runtime.kernels.registry import ROWS
+from schedc_runtime.kernels.rows import PRODUCTS, KernelRow, Variant
 
 TABLE = Path(__file__).parents[1] / "runtime" / "kernels" / "table.toml"
 Facts = dict[str, int | str]

@@ -25,13 +25,15 @@ import torch
 from torch import Tensor
 
 from schedc_runtime.kernels.library import looked_up
-from schedc_runtime.kernels.registry import ROWS, KernelRow
+from schedc_runtime.kernels.registry import ROWS
+from schedc_runtime.kernels.rows import KernelRow
 from support.kernel_cases import CASES, Args
+from support.route_faults import ROUTE_FAULTS
 
 EPSILON = {torch.float32: 1.0, torch.float16: 300.0, torch.bfloat16: 16000.0}
 """By dtype: by how much more than float32 it may be off."""
 _INTERPRETED = (torch.float32, torch.float16)
-_WHOLE = {2: torch.int16, 4: torch.int32}
+_WHOLE = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def _tensors(values: Any) -> list[Tensor]:
@@ -135,6 +137,7 @@ FAULTS = (
     KernelFault("add_gradients", "no rest", "inside = (rest < count) &", "inside = (rest < 0) &"),
     KernelFault("add_gradients", "a pair too early", "block >= starts", "block + 1 >= starts"),
     KernelFault("add_gradients", "subtracted", "+ tl.load(summand + at", "- tl.load(summand + at"),
+    *(KernelFault(*fault) for fault in ROUTE_FAULTS),
 )  # fmt: skip
 """The faults; each is planted alone."""
 

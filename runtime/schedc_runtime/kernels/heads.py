@@ -26,7 +26,7 @@ from schedc_runtime.triton_kernels.latents import (
     rotary_table,
 )
 
-_LAUNCHES = "schedc_runtime.triton_kernels.heads"
+_LAUNCHES = "heads"
 
 
 def heads_twin(query: Tensor, turned: Tensor, pair: Tensor, heads: int, plain: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -42,13 +42,13 @@ def _see_twins() -> bool:
 def operation(schema: str, twin: Function, launch: str = "", shapes: Function | None = None) -> Function:
     """Defines ``schema`` (``name(Tensor x) -> Tensor``), and returns its call.
 
-    launch: ``module:function`` that launches the kernel, with the arguments of the operation; empty for none yet. It
+    launch: ``module:function`` of `triton_kernels` that launches the kernel, with the arguments of the operation. It
     returns `NotImplemented` for dtypes and sizes that the kernel does not have; kernels add in float32, so the twin
     serves float64.
     shapes: what the operation returns for tensors without values; None: the twin needs none.
     """
     name = schema.partition("(")[0]
-    OPERATIONS[name] = launch
+    OPERATIONS[name] = launch = launch and f"schedc_runtime.triton_kernels.{launch}"
     _LIBRARY.define(schema)  # type: ignore[no-untyped-call]
     served = {"CPU": twin, "Meta": shapes or twin, gpu.DISPATCH: _on_gpu(twin, launch) if launch else twin}
     for key, function in served.items():

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from schedc_runtime.kernels.library import operation
 
-_LAUNCHES = "schedc_runtime.triton_kernels.norm"
+_LAUNCHES = "norm"
 
 
 def rms_rows_twin(x: Tensor, weight: Tensor | None, eps: float, early: bool) -> tuple[Tensor, Tensor]:

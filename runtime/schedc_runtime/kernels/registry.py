@@ -6,61 +6,12 @@ Nothing here needs Triton: kernels, launches and twins are names of the form ``m
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
+from schedc_runtime.kernels.route_rows import ROUTE_ROWS
+from schedc_runtime.kernels.rows import KernelRow, Variant
+
 _HERE = "schedc_runtime.kernels"
-
-CAPABILITIES = (80, 90, 100)
-"""Compute capabilities that every kernel is compiled for, as Triton writes them: 90 is 9.0."""
-
-PRODUCTS = {80: "mma.sync", 90: "wgmma", 100: "tcgen05.mma"}
-"""By capability: the instruction that multiplies matrices of bfloat16."""
-
-
-@dataclass(frozen=True)
-class Variant:
-    """One compilation of a kernel.
-
-    dtype: Triton's word for the elements of pointers whose type is ``*T``. fixed: values of arguments that the compiler
-    knows; None for a tensor that is not given. ``columns.1`` is the second entry of the tuple ``columns``. warps: of 32
-    threads each. loose: whether strides and sizes are any numbers, not multiples of 16.
-    capabilities: what it is compiled for.
-    """
-
-    name: str
-    dtype: str
-    fixed: Mapping[str, Any] = field(default_factory=dict)
-    warps: int = 4
-    loose: bool = False
-    capabilities: tuple[int, ...] = CAPABILITIES
-
-
-@dataclass(frozen=True)
-class KernelRow:
-    """One kernel.
-
-    launch: takes the arguments of ``twin``. pointers: types of pointers, by argument; other arguments are int32.
-    tuples: number of entries of arguments that are tuples; a variant may have fewer. loose: arguments, or entries of
-    tuples, that are any number or address. bits: whether its results in float32 have the bits of the
-    twin; without them, ``why`` says what differs, and ``bound`` how far, over the norm. vectors: the least number of
-    loads of 16 bytes in each variant that is not loose. multiplies: whether it multiplies matrices.
-    """
-
-    name: str
-    kernel: str
-    launch: str
-    twin: str
-    pointers: Mapping[str, str | tuple[str, ...]]
-    variants: tuple[Variant, ...]
-    tuples: Mapping[str, int] = field(default_factory=dict)
-    long: tuple[str, ...] = ()
-    loose: tuple[str, ...] = ()
-    bits: bool = True
-    why: str = ""
-    bound: float = 0.0
-    vectors: int = 0
-    multiplies: bool = False
 
 
 def _elementwise(fixed: Mapping[str, Any]) -> tuple[Variant, ...]:
@@ -194,6 +145,7 @@ ROWS = (
         (Variant("8 of 256", "fp32", _COUNTED), Variant("with a capacity", "fp32", _COUNTED | {"CAPACITY": 40})),
         loose=("columns",),
         vectors=2,
+        launches=2,
     ),
     KernelRow(
         "weighted_backward",
@@ -303,11 +255,6 @@ ROWS = (
         why="the loop multiplies in an order of its own",
         multiplies=True,
     ),
+    *ROUTE_ROWS,
 )
 """All kernels of our own."""
-
-TWINS_ONLY = frozenset({
-    "add_load", "balance", "drop", "note", "plan_hop_landing", "plan_landing", "plan_packing", "plan_rail_packing",
-    "plan_relay", "plan_sizes", "tally", "weights", "weights_backward",
-})  # fmt: skip
-"""Operations without a kernel: a GPU launches each operation of their twins."""

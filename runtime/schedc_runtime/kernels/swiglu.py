@@ -61,14 +61,14 @@ def swiglu_backward_twin(
 swiglu = operation(
     "swiglu(Tensor gate, Tensor up, Tensor? bias=None, Tensor? ends=None, Tensor? scale=None) -> Tensor",
     swiglu_twin,
-    "schedc_runtime.triton_kernels.swiglu:launch_swiglu",
+    "swiglu:launch_swiglu",
     lambda gate, up, *_, **__: gate.new_empty(gate.shape),
 )
 swiglu_backward = operation(
     "swiglu_backward(Tensor grad, Tensor gate, Tensor up, Tensor? bias, Tensor? ends, Tensor? scale,"
     " Tensor(a!) gate_grad, Tensor(b!) up_grad, Tensor(c!)? scale_grad) -> ()",
     swiglu_backward_twin,
-    "schedc_runtime.triton_kernels.swiglu:launch_swiglu_backward",
+    "swiglu:launch_swiglu_backward",
     lambda *_: None,
 )
 

@@ -66,9 +66,7 @@ def _combine(summands: Tensor, at: Sequence[Tensor], offsets: Sequence[Tensor], 
 
 
 _combined = operation(
-    "combine(Tensor summands, Tensor[] at, Tensor[] offsets, int[] rows) -> Tensor",
-    _combine,
-    "schedc_runtime.triton_kernels.moves:launch_combine",
+    "combine(Tensor summands, Tensor[] at, Tensor[] offsets, int[] rows) -> Tensor", _combine, "moves:launch_combine"
 )
 
 
@@ -95,7 +93,7 @@ def _permute(
 permute = operation(
     "permute(Tensor[] rows, Tensor[] at, Tensor?[] blank, int[] padding, Tensor(a!)[] out) -> ()",
     _permute,
-    "schedc_runtime.triton_kernels.moves:launch_permute",
+    "moves:launch_permute",
 )
 """Writes to each of ``out`` [copies, ...] the rows ``at`` [copies] of a tensor, and padding where ``blank`` is set."""
 

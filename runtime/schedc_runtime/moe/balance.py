@@ -48,7 +48,11 @@ def _add(chosen: Tensor, dropped: Tensor, table: Tensor, drops: bool) -> None:
         dropped += counts.dropped.sum()
 
 
-_add_load = operation("add_load(Tensor(a!) chosen, Tensor(b!) dropped, Tensor table, bool drops) -> ()", _add)
+_add_load = operation(
+    "add_load(Tensor(a!) chosen, Tensor(b!) dropped, Tensor table, bool drops) -> ()",
+    _add,
+    "loads:launch_add_load",
+)
 
 
 class Loads(nn.Module):
@@ -95,7 +99,7 @@ def _tallied(index: Tensor, sums: Tensor) -> Tensor:
     return torch.stack([load_of(index, len(sums)).double(), sums.double()]).unsqueeze(0)
 
 
-_tally_of = operation("tally(Tensor index, Tensor sums) -> Tensor", _tallied)
+_tally_of = operation("tally(Tensor index, Tensor sums) -> Tensor", _tallied, "loads:launch_tally")
 
 
 class Tally(nn.Module):
@@ -131,7 +135,7 @@ class BalanceExchange(Exchange):
 
 
 def _balanced(
-    everyone: Tensor, sums: Tensor, total: Tensor | None, top: int, balance: float, scale: float
+    sums: Tensor, everyone: Tensor, total: Tensor | None, top: int, balance: float, scale: float
 ) -> tuple[Tensor, Tensor]:
     chosen, shares = everyone.sum(0)
     slope = loss_slope(chosen, top) * balance
@@ -140,8 +144,9 @@ def _balanced(
 
 
 _balance = operation(
-    "balance(Tensor everyone, Tensor sums, Tensor? total, int top, float balance, float scale) -> (Tensor, Tensor)",
+    "balance(Tensor sums, Tensor everyone, Tensor? total, int top, float balance, float scale) -> (Tensor, Tensor)",
     _balanced,
+    "weights:launch_balance",
 )
 """The gradient of the auxiliary loss for ``sums`` [experts], and the loss, added to ``total``."""
 
@@ -176,7 +181,7 @@ class Balance(nn.Module):
         if not torch.is_grad_enabled():
             return output
         total, factors = self.total, (self.routing.balance, self.scale)
-        gradient, total = _balance(everyone, sums.detach(), total, self.routing.top, *factors)
+        gradient, total = _balance(sums.detach(), everyone, total, self.routing.top, *factors)
         if self.training and not replaying():
             self.total = total
             self.microbatches += 1

@@ -72,7 +72,9 @@ def _dropped(index: Tensor, weight: Tensor, slots: int, drop: str) -> tuple[Tens
     return torch.where(stay, index, marked_choices(index)), weight * stay, stay
 
 
-_drop = operation("drop(Tensor index, Tensor weight, int slots, str drop) -> (Tensor, Tensor, Tensor)", _dropped)
+_drop = operation(
+    "drop(Tensor index, Tensor weight, int slots, str drop) -> (Tensor, Tensor, Tensor)", _dropped, "loads:launch_drop"
+)
 
 
 class _Drop(torch.autograd.Function):

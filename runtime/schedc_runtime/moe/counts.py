@@ -202,7 +202,7 @@ def _count(index: Tensor, weight: Tensor | None, shape: Sequence[int]) -> tuple[
 _count_choices = operation(
     "count(Tensor index, Tensor? weight, int[] shape) -> (Tensor, Tensor, Tensor, Tensor)",
     _count,
-    "schedc_runtime.triton_kernels.routing:launch_count",
+    "routing:launch_count",
 )
 
 

@@ -91,7 +91,9 @@ def _note(table: Tensor, flags: Tensor | None, rows: Tensor | None, numbers: Seq
     return now.clone() if flags is None else flags | now, received if rows is None else rows + received
 
 
-noted = operation("note(Tensor table, Tensor? flags, Tensor? rows, int[] shape) -> (Tensor, Tensor)", _note)
+noted = operation(
+    "note(Tensor table, Tensor? flags, Tensor? rows, int[] shape) -> (Tensor, Tensor)", _note, "loads:launch_note"
+)
 """Everyone's flags [ranks] and the rows [1] of this rank in a table [ranks, columns], added to earlier ones."""
 
 

@@ -112,9 +112,7 @@ def _chosen_by(scores: Tensor, bias: Tensor | None, top: int, groups: int, limit
 
 
 _choose = operation(
-    "choose(Tensor scores, Tensor? bias, int top, int groups, int limit) -> Tensor",
-    _chosen_by,
-    "schedc_runtime.triton_kernels.routing:launch_choose",
+    "choose(Tensor scores, Tensor? bias, int top, int groups, int limit) -> Tensor", _chosen_by, "routing:launch_choose"
 )
 
 
@@ -146,12 +144,15 @@ def _of_quotient(gradient: Tensor, scores: Tensor) -> Tensor:
 
 
 _weights = operation(
-    "weights(Tensor scores, Tensor index, bool normalise, float scale, bool shared) -> Tensor[]", _weigh
+    "weights(Tensor scores, Tensor index, bool normalise, float scale, bool shared) -> Tensor[]",
+    _weigh,
+    "weights:launch_weights",
 )
 _weights_backward = operation(
     "weights_backward(Tensor gradient, Tensor? of_shares, Tensor scores, Tensor index, bool normalise, float scale)"
     " -> Tensor",
     _weigh_backward,
+    "weights:launch_weights_backward",
 )
 
 

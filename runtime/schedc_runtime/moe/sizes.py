@@ -162,7 +162,9 @@ def _of_counts(ids: Tensor, table: Tensor, numbers: Sequence[int]) -> list[Tenso
     return [torch.cat([part.to(torch.int32) for part in parts.values()]), *chain(*own)]
 
 
-_plan_sizes = operation("plan_sizes(Tensor ids, Tensor table, int[] shape) -> Tensor[]", _of_counts)
+_plan_sizes = operation(
+    "plan_sizes(Tensor ids, Tensor table, int[] shape) -> Tensor[]", _of_counts, "sizes:launch_plan_sizes"
+)
 """The vector of sizes, int32 [numbers], and the `Runs` of choices ``ids`` [N, k]."""
 
 

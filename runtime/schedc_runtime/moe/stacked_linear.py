@@ -85,7 +85,7 @@ def _backward_of_weighted(unweighted: Tensor, rows: Tensor, gates: Tensor, weigh
 _weighted_backward = operation(
     "weighted_backward(Tensor unweighted, Tensor rows, Tensor gates, bool weighted) -> Tensor[]",
     _backward_of_weighted,
-    "schedc_runtime.triton_kernels.gates:launch_weighted_backward",
+    "gates:launch_weighted_backward",
 )
 """The gradients of rows [R, columns] and gates [R] from those of weighted rows [R, columns], and these if asked for."""
 

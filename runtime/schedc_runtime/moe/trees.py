@@ -118,9 +118,9 @@ def _plan_packing(
     kept = ids < shape.experts
     at = leaf.view(tokens, top).gather(1, slots).flatten()
     entries, ends = set_entries(kept, tokens * top)
-    at = taken(at, entries.clamp(min=0))
+    at = taken(at, entries.clamp(min=0)).masked_fill_(entries < 0, 0)
     levels = flat_levels(at, (kept.flatten().cumsum(0) - 1, ends), own, bags, (tokens, top))
-    chosen = taken(order, sorted_at)
+    chosen = taken(order, sorted_at).masked_fill_(blank, 0)
     return [floor_divided(chosen, top), chosen, leaf, blank, experts >= shape.experts, *levels]
 
 
@@ -128,6 +128,7 @@ _packing = operation(
     "plan_packing(Tensor ids, Tensor slots, Tensor unsorted, Tensor table, Tensor[] runs, int[] bags, int[] shape)"
     " -> Tensor[]",
     _plan_packing,
+    "plans:launch_plan_packing",
 )
 
 
@@ -212,7 +213,9 @@ def _plan_landing(table: Tensor, rows: int, numbers: Sequence[int]) -> list[Tens
     return [here.add_(number), number - there, counts.ends(rows)]
 
 
-_landing = operation("plan_landing(Tensor table, int rows, int[] shape) -> Tensor[]", _plan_landing)
+_landing = operation(
+    "plan_landing(Tensor table, int rows, int[] shape) -> Tensor[]", _plan_landing, "plans:launch_plan_landing"
+)
 
 
 def flat_landing(counts: Counts, rows: int) -> Landing:
@@ -245,7 +248,8 @@ def bounded_landing(counts: Counts, rows: int) -> list[Tensor]:
     run = torch.searchsorted((block + ends).flatten(), number, right=True).clamp_(max=len(shift) - 1)
     back = (number - back_shift.index_select(0, run)).clamp_(0, last)
     absent = (torch.arange(shape.block, device=number.device) >= ends[:, -1:]).flatten()
-    return [direct, back, counts.ends(rows), number >= grouped_ends[-1], absent]
+    blank = number >= grouped_ends[-1]
+    return [direct.masked_fill_(blank, 0), back.masked_fill_(absent, 0), counts.ends(rows), blank, absent]
 
 
 def fan(owner: Tensor, targets: int, blocks: int, room: int | None, length: int) -> list[Tensor]:
@@ -266,7 +270,8 @@ def fan(owner: Tensor, targets: int, blocks: int, room: int | None, length: int)
     key = key.long() * blocks + row.div(max(1, rows // blocks), rounding_mode="floor")
     layout, order, leaf = in_blocks(torch.where(entry < 0, targets * blocks, key), targets * blocks, room)
     direct, blank = layout.sources(length)
-    return [row.index_select(0, order.index_select(0, direct)), *ended(leaf, ends, padded=True), blank]
+    copied, at = row.index_select(0, order.index_select(0, direct)), leaf.masked_fill_(entry < 0, 0)
+    return [copied.masked_fill_(blank, 0), *ended(at, ends, padded=True), blank]
 
 
 def _plan_rail(ids: Tensor, length: int, numbers: Sequence[int]) -> list[Tensor]:
@@ -285,7 +290,9 @@ def _plan_rail_packing(ids: Tensor, slots: Tensor, length: int, numbers: Sequenc
 
 
 _rail_packing = operation(
-    "plan_rail_packing(Tensor ids, Tensor slots, int length, int[] shape) -> Tensor[]", _plan_rail_packing
+    "plan_rail_packing(Tensor ids, Tensor slots, int length, int[] shape) -> Tensor[]",
+    _plan_rail_packing,
+    "hops:launch_plan_rail_packing",
 )
 
 
@@ -302,7 +309,7 @@ def _plan_relay(ids: Tensor, length: int, numbers: Sequence[int]) -> list[Tensor
     return fan(owner, shape.per_node, 1 if room is None else shape.nodes, room, length)
 
 
-_relay = operation("plan_relay(Tensor ids, int length, int[] shape) -> Tensor[]", _plan_relay)
+_relay = operation("plan_relay(Tensor ids, int length, int[] shape) -> Tensor[]", _plan_relay, "hops:launch_plan_relay")
 
 
 def relay_tree(ids: Tensor, shape: Shape, length: int) -> Copies:
@@ -362,14 +369,16 @@ def _plan_hop_landing(ids: Tensor, table: Tensor, rows: int, numbers: Sequence[i
         direct, blank = order.index_select(0, at), [empty]
     where = torch.where(pair < 0, received * top, pair)
     back = torch.zeros(received * top + 1, dtype=torch.int64, device=ids.device).scatter_(0, where, leaf)[:-1]
-    return [
-        row.index_select(0, direct), chosen.index_select(0, direct), back, ~held.flatten(),
-        *ended(leaf, sums, padded=shape.padded), counts.ends(rows), *blank,
-    ]  # fmt: skip
+    copied = [row.index_select(0, direct), chosen.index_select(0, direct)]
+    if shape.padded:
+        copied, leaf = [part.masked_fill_(blank[0], 0) for part in copied], leaf.masked_fill_(pair < 0, 0)
+    return [*copied, back, ~held.flatten(), *ended(leaf, sums, padded=shape.padded), counts.ends(rows), *blank]
 
 
 _hop_landing = operation(
-    "plan_hop_landing(Tensor ids, Tensor table, int rows, int[] shape) -> Tensor[]", _plan_hop_landing
+    "plan_hop_landing(Tensor ids, Tensor table, int rows, int[] shape) -> Tensor[]",
+    _plan_hop_landing,
+    "hops:launch_plan_hop_landing",
 )
 
 
