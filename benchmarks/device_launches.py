@@ -1,10 +1,10 @@
 """Counts what one MoE block launches per microbatch and rank, forward and backward, and which numbers it uploads.
 
 Counted: the operations that a dispatch mode sees. Views and allocations launch nothing. An operation of ours (namespace
-``schedc``) counts as the launches of its kernel, which the registry names; one of torch counts as the kernels of a GPU. A step of two blocks less a
-step of one, with four microbatches and with two, gives the launches of a block: those of embedding, head, loss and
-report fall out. An upload makes a tensor of a device from numbers of Python. Groups follow from the innermost file of
-the package that ran.
+``schedc``) counts as the launches of its kernel, which the registry names; one of torch counts as the kernels of a GPU.
+A step of two blocks less a step of one, with four microbatches and with two, gives the launches of a block: those of
+embedding, head, loss and report fall out. An upload makes a tensor of a device from numbers of Python. Groups follow
+from the innermost file of the package that ran.
 """
 
 from __future__ import annotations
@@ -94,12 +94,8 @@ _NOTHING = {
 """Allocations, views and questions of dtype, which launch nothing; and a copy to the host."""
 
 
-_KERNELS = (
-    {f"schedc::{row.name}": row.launches for row in ROWS}
-    | {
-        "_scaled_dot_product_flash_attention_for_cpu_backward": 3,  # sums of products by row, the gradients, and their rounding
-    }
-)
+_KERNELS = {f"schedc::{row.name}": row.launches for row in ROWS}
+_KERNELS["_scaled_dot_product_flash_attention_for_cpu_backward"] = 3  # products by row, gradients, and their rounding
 """Launches of operations that a GPU may run as several kernels."""
 
 

@@ -39,5 +39,5 @@ def rotate_twin(x: Tensor, cos: Tensor, sin: Tensor, back: bool) -> Tensor:
 rotate = operation(
     "rotate(Tensor x, Tensor cos, Tensor sin, bool back) -> Tensor",
     rotate_twin,
-    "schedc_runtime.triton_kernels.rotary:launch_rotate",
+    "rotary:launch_rotate",
 )

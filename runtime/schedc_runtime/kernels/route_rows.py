@@ -26,7 +26,7 @@ _RAIL = _LONG | {"PARTS": 8, "WIDTH": 8, "FIRST": 0, "EACH": 32, "ALL": False, "
 _RELAY = _LONG | {"PARTS": 8, "WIDTH": 8, "FIRST": 64, "EACH": 4, "ALL": False, "BLOCKS": 8}
 _NO_GATES = dict.fromkeys(("slots", "direct", "back"))
 _HOP = _LONG | {"EXPERTS": 256, "NODES": 8, "PER_NODE": 8, "RANK": 5, "RANK_ROOM": 64, "ROOM": 4}
-_SIZED = {"EXPERTS": 256, "FIRST": 4, "SECOND": 32, "BEFORE": 196, "ROWS": 64, "ROOM": 4}
+_SIZED: dict[str, Any] = {"EXPERTS": 256, "FIRST": 4, "SECOND": 32, "BEFORE": 196, "ROWS": 64, "ROOM": 4}
 _SIZED["PARTS"] = (
     (64, 0, 1, 1, 1, 257, 0, 1), (64, 0, 1, 1, 1, 256, 0, 1), (64, 0, 0, 1, 64, 0, 4, 4), (4, 0, 0, 1, 64, 20, 1, 1),
     (64, 5, 0, 1, 1, 0, 4, 4), (64, 0, 1, 1, 1, 20, 0, 4),

@@ -6,7 +6,7 @@ plan_hop_landing                a program for each expert here and source rank, 
 Each program goes over all choices. Places follow from sums over the choices before.
 """
 
-# mypy: disable-error-code="no-untyped-def"
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
 
@@ -17,8 +17,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from schedc_runtime.moe.counts import Shape
-from schedc_runtime.triton_kernels.plans import BLOCK, OPTIONS, UNREAD, as_bytes, ended, flags, numbers_of, unread_of
+from schedc_runtime.triton_kernels.plans import (
+    BLOCK,
+    OPTIONS,
+    UNREAD,
+    as_bytes,
+    flags_of,
+    no_more,
+    numbers_of,
+    unread_of,
+)
+from schedc_runtime.triton_kernels.route_shape import Shape
 
 
 @triton.jit
@@ -83,7 +92,7 @@ def _fan(
     if PAD >= 0:
         nothing = tl.zeros((BLOCK,), dtype=tl.int64)
         if sums:
-            ended(begins, rows + 1, copies, rows + 1, length, UNREAD, BLOCK)
+            no_more(begins, rows + 1, copies, rows + 1, length, UNREAD, BLOCK)
             for start in range(tl.minimum(copies, length), length, BLOCK):
                 entry = start + tl.arange(0, BLOCK)
                 tl.store(at + entry, nothing, mask=entry < length)
@@ -103,7 +112,7 @@ def _emptied(blank, one, other, first, filled, PAD: tl.constexpr, BLOCK: tl.cons
         tl.store(other + first + within, nothing, mask=empty)
 
 
-@triton.jit(do_not_specialize=["tokens", "length"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["tokens", "length"])
 def _plan_fan(
     ids, slots, direct, back, row, at, begins, blank, tokens, length, K: tl.constexpr, PARTS: tl.constexpr,
     WIDTH: tl.constexpr, FIRST: tl.constexpr, EACH: tl.constexpr, ALL: tl.constexpr, BLOCKS: tl.constexpr,
@@ -135,7 +144,7 @@ def _fanned(
     leaves = length if pad is None else parts * blocks * pad
     row, at = numbers_of(leaves, ids), numbers_of(length, ids)
     begins = numbers_of(tokens + 1 + (0 if pad is None else unread_of(length)), ids)
-    blank = None if pad is None else flags(leaves, ids)
+    blank = None if pad is None else flags_of(leaves, ids)
     gates = [] if slots is None else [numbers_of(count, ids), numbers_of(count, ids)]
     direct, back = gates or (None, None)
     _plan_fan[(parts * blocks + 1 + (triton.cdiv(count, BLOCK) if gates else 0),)](
@@ -171,16 +180,67 @@ def _source(row, PASS: tl.constexpr, NODES: tl.constexpr, PER_NODE: tl.constexpr
 
 
 @triton.jit
-def _ends(table, ends, rows, columns, RANKS: tl.constexpr, RANK: tl.constexpr, LOCAL: tl.constexpr,
+def _ends(table, begins, ends, rows, columns, RANKS: tl.constexpr, RANK: tl.constexpr, LOCAL: tl.constexpr,
     RANK_ROOM: tl.constexpr, ROOM: tl.constexpr,
 ):  # fmt: skip
     rank, local = tl.arange(0, RANK_ROOM)[:, None], tl.arange(0, ROOM)
     at = table + rank * columns + RANK * LOCAL + local[None, :]
     sizes = tl.sum(tl.load(at, mask=(rank < RANKS) & (local < LOCAL)[None, :], other=0), 0)
     tl.store(ends + local, tl.minimum(tl.cumsum(sizes, 0), rows), mask=local < LOCAL)
+    tl.store(begins, tl.zeros((), dtype=tl.int64))
 
 
-@triton.jit(do_not_specialize=["count", "rows"])  # type: ignore[untyped-decorator]
+@triton.jit
+def _exact(
+    table, expert, source, columns, EXPERTS: tl.constexpr, NODES: tl.constexpr, PER_NODE: tl.constexpr,
+    RANK: tl.constexpr, RANK_ROOM: tl.constexpr, ROOM: tl.constexpr,
+):  # fmt: skip
+    """(rows here before those of an expert and source, first row that came from the source, row behind its last)."""
+    LOCAL: tl.constexpr = EXPERTS // (NODES * PER_NODE)
+    rank, local = tl.arange(0, RANK_ROOM), tl.arange(0, ROOM)[None, :]
+    inside = (rank < NODES * PER_NODE)[:, None] & (local < LOCAL)
+    sizes = tl.load(table + rank[:, None] * columns + RANK * LOCAL + local, mask=inside, other=0)
+    earlier = (local < expert) | ((local == expert) & (rank < source)[:, None])
+    passed = tl.load(table + rank * columns + EXPERTS + RANK, mask=rank < NODES * PER_NODE, other=0)
+    place, own = rank % PER_NODE * NODES + rank // PER_NODE, source % PER_NODE * NODES + source // PER_NODE
+    low = tl.sum(tl.where(place < own, passed, 0), 0)
+    high = low + tl.sum(tl.where(place == own, passed, 0), 0)
+    return tl.sum(tl.sum(tl.where(earlier, sizes, 0), 1), 0), low, high
+
+
+@triton.jit
+def _lesser(
+    ids, count, rows, key, K: tl.constexpr, EXPERTS: tl.constexpr, NODES: tl.constexpr, PER_NODE: tl.constexpr,
+    RANK: tl.constexpr, PASS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """How many rows here are of an expert and source before ``key``."""
+    LOCAL: tl.constexpr = EXPERTS // (NODES * PER_NODE)
+    first, held = 0, 0
+    for start in range(0, count, BLOCK):
+        choice = start + tl.arange(0, BLOCK)
+        number = tl.load(ids + choice, mask=choice < count, other=EXPERTS).to(tl.int32)
+        own = number // LOCAL == RANK
+        counted = held + tl.cumsum(own.to(tl.int32), 0)
+        there = (number - RANK * LOCAL) * (NODES * PER_NODE) + _source(choice // K, PASS, NODES, PER_NODE)
+        first += tl.sum((own & (counted <= rows) & (there < key)).to(tl.int32), 0)
+        held += tl.sum(own.to(tl.int32), 0)
+    return first
+
+
+@triton.jit
+def _nobody(at, entry, row, blank, first, rows, CAPACITY: tl.constexpr, BLOCK: tl.constexpr):
+    """Writes the entries from ``first`` on, which are padding. With a capacity padding lies in each block instead."""
+    for start in range(first, rows, BLOCK):
+        leaf = start + tl.arange(0, BLOCK)
+        nothing = tl.zeros((BLOCK,), dtype=tl.int64)
+        tl.store(at + leaf, nothing, mask=leaf < rows)
+        if CAPACITY < 0:
+            tl.store(entry + leaf, nothing, mask=leaf < rows)
+            tl.store(row + leaf, nothing, mask=leaf < rows)
+            tl.store(blank + leaf, (nothing + 1).to(tl.uint8), mask=leaf < rows)
+
+
+@triton.jit(do_not_specialize=["count", "rows"])
 def _plan_hop_landing(
     ids, table, row, entry, back, absent, at, begins, ends, blank, count, rows, columns, K: tl.constexpr,
     EXPERTS: tl.constexpr, NODES: tl.constexpr, PER_NODE: tl.constexpr, RANK: tl.constexpr, CAPACITY: tl.constexpr,
@@ -189,31 +249,14 @@ def _plan_hop_landing(
     RANKS: tl.constexpr = NODES * PER_NODE
     LOCAL: tl.constexpr = EXPERTS // RANKS
     key = tl.program_id(0)
-    expert, source, sums = key // RANKS, key % RANKS, key == LOCAL * RANKS
+    expert, source, sums = key // RANKS, key % RANKS, key == EXPERTS
     first, low, high = 0, 0, 0
     if sums:
-        _ends(table, ends, rows, columns, RANKS, RANK, LOCAL, RANK_ROOM, ROOM)
-        tl.store(begins, tl.zeros((), dtype=tl.int64))
+        _ends(table, begins, ends, rows, columns, RANKS, RANK, LOCAL, RANK_ROOM, ROOM)
     elif PASS < 0:
-        rank, local = tl.arange(0, RANK_ROOM), tl.arange(0, ROOM)[None, :]
-        inside = (rank < RANKS)[:, None] & (local < LOCAL)
-        sizes = tl.load(table + rank[:, None] * columns + RANK * LOCAL + local, mask=inside, other=0)
-        earlier = (local < expert) | ((local == expert) & (rank < source)[:, None])
-        first = tl.sum(tl.sum(tl.where(earlier, sizes, 0), 1), 0)
-        passed = tl.load(table + rank * columns + EXPERTS + RANK, mask=rank < RANKS, other=0)
-        place, own = rank % PER_NODE * NODES + rank // PER_NODE, source % PER_NODE * NODES + source // PER_NODE
-        low = tl.sum(tl.where(place < own, passed, 0), 0)
-        high = low + tl.sum(tl.where(place == own, passed, 0), 0)
+        first, low, high = _exact(table, expert, source, columns, EXPERTS, NODES, PER_NODE, RANK, RANK_ROOM, ROOM)
     elif CAPACITY < 0:
-        held = 0
-        for start in range(0, count, BLOCK):
-            choice = start + tl.arange(0, BLOCK)
-            number = tl.load(ids + choice, mask=choice < count, other=EXPERTS).to(tl.int32)
-            own = number // LOCAL == RANK
-            counted = held + tl.cumsum(own.to(tl.int32), 0)
-            there = (number - RANK * LOCAL) * RANKS + _source(choice // K, PASS, NODES, PER_NODE)
-            first += tl.sum((own & (counted <= rows) & (there < key)).to(tl.int32), 0)
-            held += tl.sum(own.to(tl.int32), 0)
+        first = _lesser(ids, count, rows, key, K, EXPERTS, NODES, PER_NODE, RANK, PASS, BLOCK)
     held, met = 0, 0
     for start in range(0, count, BLOCK):
         choice = start + tl.arange(0, BLOCK)
@@ -225,7 +268,7 @@ def _plan_hop_landing(
             end = counted if PASS < 0 else tl.minimum(counted, rows)
             tl.store(begins + choice // K + 1, end.to(tl.int64), mask=inside & (choice % K == K - 1))
             tl.store(absent + choice, (own == 0).to(tl.uint8), mask=inside)
-            tl.store(back + choice, tl.zeros((BLOCK,), dtype=tl.int64), mask=inside & ((own == 0) | (counted > rows)))
+            tl.store(back + choice, choice.to(tl.int64) * 0, mask=inside & ((own == 0) | (counted > rows)))
         here = own & (counted <= rows) & (number == RANK * LOCAL + expert)
         if PASS < 0:
             here = here & (choice // K >= low) & (choice // K < high)
@@ -244,15 +287,8 @@ def _plan_hop_landing(
         met += tl.sum(here.to(tl.int32), 0)
     if PASS >= 0:
         if sums:
-            ended(begins, count // K + 1, held, count // K + 1, rows, UNREAD, BLOCK)
-            for start in range(tl.minimum(held, rows), rows, BLOCK):
-                leaf = start + tl.arange(0, BLOCK)
-                nothing = tl.zeros((BLOCK,), dtype=tl.int64)
-                tl.store(at + leaf, nothing, mask=leaf < rows)
-                if CAPACITY < 0:
-                    tl.store(entry + leaf, nothing, mask=leaf < rows)
-                    tl.store(row + leaf, nothing, mask=leaf < rows)
-                    tl.store(blank + leaf, (nothing + 1).to(tl.uint8), mask=leaf < rows)
+            no_more(begins, count // K + 1, held, count // K + 1, rows, UNREAD, BLOCK)
+            _nobody(at, entry, row, blank, tl.minimum(held, rows), rows, CAPACITY, BLOCK)
         elif CAPACITY >= 0:
             _emptied(blank, entry, row, key * CAPACITY, met, CAPACITY, BLOCK)
 
@@ -261,10 +297,10 @@ def launch_plan_hop_landing(ids: Tensor, table: Tensor, rows: int, numbers: Sequ
     """The lists of rows that came over the last of two hops: as the twin, of their experts [received, k]."""
     shape, (received, top) = Shape.of(numbers), ids.shape
     row, entry, at = (numbers_of(rows, ids) for _ in range(3))
-    back, absent = numbers_of(received * top, ids), flags(received * top, ids)
+    back, absent = numbers_of(received * top, ids), flags_of(received * top, ids)
     begins = numbers_of(received + 1 + (unread_of(rows) if shape.padded else 0), ids)
     ends = torch.empty(shape.local, dtype=torch.int32, device=ids.device)
-    blank = flags(rows, ids) if shape.padded else None
+    blank = flags_of(rows, ids) if shape.padded else None
     (_, room), table = shape.rooms, table.contiguous()
     _plan_hop_landing[(shape.experts + 1,)](
         ids.contiguous(), table, row, entry, back, absent.view(torch.uint8), at, begins, ends, as_bytes(blank),

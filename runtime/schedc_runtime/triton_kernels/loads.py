@@ -8,7 +8,7 @@ note        a program for each rank's flags, and one for the rows of this rank
 drop        a program for each block of choices, which compares each with all others of its expert
 """
 
-# mypy: disable-error-code="no-untyped-def"
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PAIRS = 64
 """Choices of a block that are compared with as many others at once."""
 
 
-@triton.jit(do_not_specialize=["ranks"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["ranks"])
 def _add_load(chosen, dropped, table, ranks, columns, EXPERTS: tl.constexpr, DROPS: tl.constexpr, BLOCK: tl.constexpr):
     block = tl.program_id(0)
     every = block == tl.num_programs(0) - 1
@@ -61,7 +61,7 @@ def launch_add_load(chosen: Tensor, dropped: Tensor, table: Tensor, drops: bool)
     )
 
 
-@triton.jit(do_not_specialize=["count"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["count"])
 def _tally(index, sums, result, count, EXPERTS: tl.constexpr, BLOCK: tl.constexpr):
     expert = tl.program_id(0)
     fallen = tl.zeros((BLOCK,), dtype=tl.int32)
@@ -107,7 +107,7 @@ def _overflows(
     return tl.max(over.to(tl.int32), 0)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _note(
     table, flags, rows, now, received, columns, EXPERTS: tl.constexpr, NODES: tl.constexpr, RANKS: tl.constexpr,
     RANK: tl.constexpr, PAIR: tl.constexpr, RAIL: tl.constexpr, NODE: tl.constexpr, HOPS: tl.constexpr,
@@ -158,7 +158,7 @@ def _strength(weight, at, inside):
     return tl.where(value != value, 0x7FFFFFFF, bits ^ ((bits >> 31) & 0x7FFFFFFF))
 
 
-@triton.jit(do_not_specialize=["count", "slots"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["count", "slots"])
 def _drop(index, weight, marked, kept, stay, count, slots, WEIGHTS: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count

@@ -6,7 +6,7 @@ plan_landing   a program for each expert here and source rank
 Places follow from sums over the choices before. No order depends on which program runs first.
 """
 
-# mypy: disable-error-code="no-untyped-def"
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from schedc_runtime.moe.counts import Shape, counted_group_sizes
 from schedc_runtime.triton_kernels.numbers import veiled
+from schedc_runtime.triton_kernels.route_shape import Shape, counted_group_sizes
 
 OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
 BLOCK = 1024
@@ -28,7 +28,7 @@ UNREAD = 64
 
 
 @triton.jit
-def ended(begins, first, last, end, length, UNREAD: tl.constexpr, BLOCK: tl.constexpr):
+def no_more(begins, first, last, end, length, UNREAD: tl.constexpr, BLOCK: tl.constexpr):
     """Writes the begins behind rows: ``last`` from ``first`` to ``end``; then those of entries that nobody reads."""
     unread = tl.maximum(tl.cdiv(length, UNREAD), 1) - 1
     for start in range(first, end + unread, BLOCK):
@@ -78,16 +78,18 @@ def _counted(
     for level in tl.static_range(LEVELS):
         runs = firsts if level == 0 else seconds
         room = bags[level] >> 4
-        ended(begins[level], runs, last, room + 1, length if PADDED else 1 << 30, UNREAD if PADDED else 1 << 30, BLOCK)
+        no_more(
+            begins[level], runs, last, room + 1, length if PADDED else 1 << 30, UNREAD if PADDED else 1 << 30, BLOCK
+        )
         for start in range(0, room, BLOCK):
             at = start + tl.arange(0, BLOCK)
             tl.store(follow[level] + at, at.to(tl.int64), mask=at < room)
         length, last = room, runs
     if PADDED:
-        ended(begins[LEVELS], count // K + 1, last, count // K + 1, length, UNREAD, BLOCK)
+        no_more(begins[LEVELS], count // K + 1, last, count // K + 1, length, UNREAD, BLOCK)
 
 
-@triton.jit(do_not_specialize=["count"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["count"])
 def _plan_packing(
     ids, slots, table, token, entry, back, blank, absent, at, follow, begins, bags, count, K: tl.constexpr,
     EXPERTS: tl.constexpr, EACH: tl.constexpr, CAPACITY: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr,
@@ -150,7 +152,7 @@ def launch_plan_packing(
         each, capacity = shape.local, shape.block
     leaves = count if capacity < 0 else shape.experts // each * capacity
     token, entry, back, at = (numbers_of(size, ids) for size in (leaves, leaves, count, count))
-    blank, absent = (flags(size, ids) if capacity >= 0 else None for size in (leaves, count))
+    blank, absent = (flags_of(size, ids) if capacity >= 0 else None for size in (leaves, count))
     rooms = (count, *bags)
     follow = tuple(numbers_of(room, ids) for room in bags)
     unread = [unread_of(room) if capacity >= 0 else 0 for room in rooms]
@@ -178,7 +180,7 @@ def numbers_of(count: int, like: Tensor) -> Tensor:
     return torch.empty(count, dtype=torch.int64, device=like.device)
 
 
-def flags(count: int, like: Tensor) -> Tensor:
+def flags_of(count: int, like: Tensor) -> Tensor:
     """[count] bool, not filled."""
     return torch.empty(count, dtype=torch.bool, device=like.device)
 
@@ -188,7 +190,7 @@ def as_bytes(mask: Tensor | None) -> Tensor | None:
     return None if mask is None else mask.view(torch.uint8)
 
 
-@triton.jit(do_not_specialize=["rows"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["rows"])
 def _plan_landing(
     table, direct, back, ends, blank, absent, rows, columns, RANKS: tl.constexpr, LOCAL: tl.constexpr,
     CAPACITY: tl.constexpr, PAIR: tl.constexpr, RANK_ROOM: tl.constexpr, ROOM: tl.constexpr, BLOCK: tl.constexpr,
@@ -244,7 +246,7 @@ def launch_plan_landing(table: Tensor, rows: int, numbers: Sequence[int]) -> lis
     direct, back = numbers_of(rows, table), numbers_of(rows, table)
     ends = torch.empty(shape.local, dtype=torch.int32, device=table.device) if shape.capacity is None else None
     bounded = shape.bounds is not None
-    blank, absent = (flags(rows, table) if bounded else None for _ in range(2))
+    blank, absent = (flags_of(rows, table) if bounded else None for _ in range(2))
     table = table.contiguous()
     _plan_landing[(shape.experts,)](
         table[:, shape.rank * shape.local :], direct, back, ends, as_bytes(blank), as_bytes(absent), rows,

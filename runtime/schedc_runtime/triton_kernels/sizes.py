@@ -4,7 +4,7 @@ Each number is the sum of a rectangle of everyone's counts: a program for each. 
 over all choices, and counts the runs of those that one rank or node holds.
 """
 
-# mypy: disable-error-code="no-untyped-def"
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from schedc_runtime.moe.counts import Shape, counted_group_sizes
 from schedc_runtime.triton_kernels.plans import BLOCK, OPTIONS
+from schedc_runtime.triton_kernels.route_shape import Shape, counted_group_sizes
 
 
 class Rectangles(NamedTuple):
-    """Sums of ``count`` rectangles of a table: the sizes of one name.
+    """Sums of ``number`` rectangles of a table: the sizes of one name.
 
     row, column: of the first rectangle's first entry. next_row, next_column: what each next rectangle adds. step: from
     one row of a rectangle to its next. rows, columns: of each rectangle.
     """
 
-    count: int
+    number: int
     row: int
     next_row: int
     step: int
@@ -47,7 +47,7 @@ def rectangles(shape: Shape) -> tuple[list[Rectangles], int]:
         Rectangles(ranks, 0, 0, 1, ranks, 0, local, local),
         Rectangles(local, 0, 0, 1, ranks, mine, 1, 1),
     ]
-    before = sum(part.count for part in result)
+    before = sum(part.number for part in result)
     if not shape.two_hops:
         send = Rectangles(ranks, shape.rank, 0, 1, 1, 0, local, local)
         return [*result, send, Rectangles(ranks, 0, 1, 1, 1, mine, 0, local)], before
@@ -68,7 +68,7 @@ def rectangles(shape: Shape) -> tuple[list[Rectangles], int]:
 def _runs(ids, starts, counted, bags, told, count, K: tl.constexpr, EXPERTS: tl.constexpr, SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    begun = 0
+    begun = tl.zeros((), dtype=tl.int32)
     for start in range(0, count, BLOCK):
         at = start + tl.arange(0, BLOCK)
         inside = at < count
@@ -83,7 +83,7 @@ def _runs(ids, starts, counted, bags, told, count, K: tl.constexpr, EXPERTS: tl.
     tl.store(told, begun)
 
 
-@triton.jit(do_not_specialize=["count"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["count"])
 def _plan_sizes(
     ids, table, told, starts, counted, bags, count, columns, K: tl.constexpr, EXPERTS: tl.constexpr,
     FIRST: tl.constexpr, SECOND: tl.constexpr, PARTS: tl.constexpr, BEFORE: tl.constexpr, ROWS: tl.constexpr,
@@ -117,7 +117,7 @@ def launch_plan_sizes(ids: Tensor, table: Tensor, numbers: Sequence[int]) -> lis
     shape = Shape.of(numbers)
     parts, before = rectangles(shape)
     groups = () if shape.two_hops else counted_group_sizes(shape)
-    size = sum(part.count for part in parts)
+    size = sum(part.number for part in parts)
     told = torch.empty(size + len(groups), dtype=torch.int32, device=ids.device)
     starts = tuple(torch.empty(ids.shape, dtype=torch.bool, device=ids.device) for _ in groups)
     counted = tuple(torch.empty(ids.shape, dtype=torch.int64, device=ids.device) for _ in groups)

@@ -7,7 +7,7 @@ weights_backward    a program for each token: an expert's gradient is that of th
 balance             one program: sums over experts in float64
 """
 
-# mypy: disable-error-code="no-untyped-def"
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _of_quotient(gradient, values):
     return tl.div_rn(gradient, sums) + whole
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _weights(
     scores, index, weight, shares, scale, row_stride, EXPERTS: tl.constexpr, TOP: tl.constexpr,
     NORMALISE: tl.constexpr, ROOM: tl.constexpr, TOP_ROOM: tl.constexpr,
@@ -53,7 +53,7 @@ def _weights(
         tl.store(shares + token * EXPERTS + expert, tl.div_rn(row, _sum(row)), mask=expert < EXPERTS)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _weights_backward(
     gradient, of_shares, scores, index, result, scale, row_stride, EXPERTS: tl.constexpr, TOP: tl.constexpr,
     NORMALISE: tl.constexpr, ROOM: tl.constexpr, TOP_ROOM: tl.constexpr,
@@ -75,7 +75,7 @@ def _weights_backward(
     tl.store(result + token * EXPERTS + expert, total, mask=expert < EXPERTS)
 
 
-@triton.jit(do_not_specialize=["replicas"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["replicas"])
 def _balance(
     everyone, total, gradient, loss, balance, balance_rest, scale, scale_rest, replicas, EXPERTS: tl.constexpr,
     TOP: tl.constexpr, ROOM: tl.constexpr,

@@ -46,8 +46,8 @@ def test_every_kernel_has_a_row() -> None:
     }
     assert {row.kernel for row in ROWS} <= kernels
     parts = {"_with_bias", "_bag", "_key", "_value", "_numbers", "_sort", "_tell", "_of_normal", "_turn"}
-    parts |= {"_sum", "_of_quotient", "_strength", "_overflows", "_whole", "ended", "_level", "_counted"}
-    parts |= {"_owner", "_starts", "_fan", "_emptied", "_source", "_ends", "_runs"}
+    parts |= {"_sum", "_of_quotient", "_strength", "_overflows", "_whole", "no_more", "_level", "_counted"}
+    parts |= {"_owner", "_starts", "_fan", "_emptied", "_source", "_exact", "_lesser", "_nobody", "_ends", "_runs"}
     assert {name.partition(":")[2] for name in kernels - {row.kernel for row in ROWS}} == parts
 
 
