@@ -49,9 +49,7 @@ def _add(chosen: Tensor, dropped: Tensor, table: Tensor, drops: bool) -> None:
 
 
 _add_load = operation(
-    "add_load(Tensor(a!) chosen, Tensor(b!) dropped, Tensor table, bool drops) -> ()",
-    _add,
-    "loads:launch_add_load",
+    "add_load(Tensor(a!) chosen, Tensor(b!) dropped, Tensor table, bool drops) -> ()", _add, "loads:launch_add_load"
 )
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntFlag
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -276,3 +277,34 @@ class Counts:
 def counts_of_experts(everyone: Tensor, shape: Shape) -> Counts:
     """The counts that ranks would gather whose choices are ``everyone`` [R, N, k]."""
     return Counts(counted_rows(ascending(everyone, shape.experts), everyone, shape), shape)
+
+
+class Runs(NamedTuple):
+    """Neighbouring choices of a token that one rank or node holds.
+
+    starts: [levels][N, k] which choices begin a run. counted: [levels][N, k] runs that have begun, up to each choice.
+    bags: [levels] number of runs.
+    """
+
+    starts: tuple[Tensor, ...]
+    counted: tuple[Tensor, ...]
+    bags: tuple[Tensor, ...]
+
+    @staticmethod
+    def listed(tensors: Sequence[Tensor]) -> Runs:
+        """Those whose parts follow each other in a list."""
+        levels = len(tensors) // 3
+        return Runs(*(tuple(tensors[part * levels : (part + 1) * levels]) for part in range(3)))
+
+
+def runs(ids: Tensor, shape: Shape) -> Runs:
+    """The runs of a rank's choices, by each of `counted_group_sizes`. ids: [N, k] see `Choices`."""
+    starts = tuple(
+        run_starts(owners(ids, shape.experts, size), shape.experts // size) for size in counted_group_sizes(shape)
+    )
+    counted = tuple(start.flatten().cumsum(0) for start in starts)
+    return Runs(
+        starts,
+        tuple(count.view(start.shape) for count, start in zip(counted, starts, strict=True)),
+        tuple(count[-1:].sum() for count in counted),
+    )

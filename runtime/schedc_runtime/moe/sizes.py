@@ -22,8 +22,7 @@ from schedc.cell.graph import Lane
 from schedc_runtime.device.choice import HostCopy
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.kernels.library import operation
-from schedc_runtime.moe.counts import TROUBLES, Counts, Flag, Shape, counted_group_sizes
-from schedc_runtime.moe.trees import Runs, runs
+from schedc_runtime.moe.counts import TROUBLES, Counts, Flag, Runs, Shape, counted_group_sizes, runs
 from schedc_runtime.ranks.exchange import Exchange, Pending
 from schedc_runtime.transport.collectives import SoloCommunicator
 

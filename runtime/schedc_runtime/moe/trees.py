@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from schedc_runtime.kernels.library import operation
 from schedc_runtime.moe.bags import Bags, Copies, Moves, Take, Tree, ended
-from schedc_runtime.moe.counts import Choices, Counts, Shape, counted_group_sizes, floor_divided, owners, run_starts
+from schedc_runtime.moe.counts import Choices, Counts, Runs, Shape, floor_divided, owners, run_starts, runs
 
 
 class Trees(NamedTuple):
@@ -63,37 +63,6 @@ def set_entries(mask: Tensor, room: int) -> tuple[Tensor, Tensor]:
 def arange(count: int, like: Tensor) -> Tensor:
     """[count] whole numbers from 0 on the device of ``like`` [...]."""
     return torch.arange(count, device=like.device)
-
-
-class Runs(NamedTuple):
-    """Neighbouring choices of a token that one rank or node holds.
-
-    starts: [levels][N, k] which choices begin a run. counted: [levels][N, k] runs that have begun, up to each choice.
-    bags: [levels] number of runs.
-    """
-
-    starts: tuple[Tensor, ...]
-    counted: tuple[Tensor, ...]
-    bags: tuple[Tensor, ...]
-
-    @staticmethod
-    def listed(tensors: Sequence[Tensor]) -> Runs:
-        """Those whose parts follow each other in a list."""
-        levels = len(tensors) // 3
-        return Runs(*(tuple(tensors[part * levels : (part + 1) * levels]) for part in range(3)))
-
-
-def runs(ids: Tensor, shape: Shape) -> Runs:
-    """The runs of a rank's choices, by each of `counted_group_sizes`. ids: [N, k] see `Choices`."""
-    starts = tuple(
-        run_starts(owners(ids, shape.experts, size), shape.experts // size) for size in counted_group_sizes(shape)
-    )
-    counted = tuple(start.flatten().cumsum(0) for start in starts)
-    return Runs(
-        starts,
-        tuple(count.view(start.shape) for count, start in zip(counted, starts, strict=True)),
-        tuple(count[-1:].sum() for count in counted),
-    )
 
 
 def _plan_packing(
