@@ -4,6 +4,11 @@
 
 detect   one rank of four becomes slower: its rank and kind must be named, and quiet windows must raise no alarm.
          `resilience_detect.py` has the cases.
+block    a state is copied into an image: at most 1.4 times the processor time of a copy of its bytes.
+         `support.copy_costs` pairs both.
+kills    ranks kill themselves in a training that then goes on, and flushes are killed at each of their calls: nothing
+         torn is loaded, nothing committed is lost, and the bits at the end are those of an undisturbed run. It ends
+         after 25 minutes; `planned` says how many cases there are. `support.killed_runs` has them.
 flips    bits of a committed checkpoint flip, files are cut, swapped or lost: each must be found in its file and
          piece, and the step before must be taken. `support.damaged_checkpoints` has the cases.
 full     the disk is full at 20 places of a save, or read-only: the save fails by its error, the step before stays
@@ -29,10 +34,12 @@ from figures import give, parser_of
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
 WORDS = {
+    "block": "support.copy_costs:block",
     "detect": "resilience_detect:detect",
     "flips": "support.damaged_checkpoints:flips",
     "full": "support.full_disks:full",
     "hostile": "support.hostile_checkpoints:hostile",
+    "kills": "support.killed_runs:kills",
 }
 """By word: the file, and the function without arguments that returns `cases`, `failed` and the word's own figures."""
 

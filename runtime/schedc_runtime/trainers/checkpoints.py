@@ -96,7 +96,6 @@ class Checkpoints:
         assembly, control = self.pipe._assembly, self._meeting.control
         with assembly.guard("looking for a state to go on from"):
             kept = newest_kept(control, self.places, self.root)
-        self._resumed = True
         if kept.step is not None:
             load_run_state(self.pipe, self.optimizer, self.states, kept.tensors, kept.facts)
             self.step = kept.step
@@ -110,6 +109,7 @@ class Checkpoints:
                 set_aside(self.root, self.step, self._meeting.attempt)
         self._common = self.step if kept.in_memory else None
         self._note()
+        self._resumed = True
         if control.process == 0:
             print("\n".join([*kept.told(self.root), *self._costs()]), flush=True)
         return self.step

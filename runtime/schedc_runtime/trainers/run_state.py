@@ -158,6 +158,7 @@ def _planned(
     listed = list(model_parts(assembly))
     parts = [part._replace(key=f"{MODEL}{part.key}") for part in listed]
     _check_model(assembly, stored, parts)
+    _check_tied(listed, {name: first for facts in everyone for name, first in facts["aliases"].items()})
     once = named_once(assembly, listed)
     slots: dict[int, dict[str, StatePart]] = {}
     options: list[dict[str, Any]] = []
@@ -194,6 +195,20 @@ def _check_model(assembly: Assembly, stored: Mapping[str, Stored], parts: Iterab
             raise MaterializeError(
                 f"`{part.key}` is {part.tensor.dtype} {list(part.shape)}, and the run has kept {has}",
                 "use a folder per model",
+            )
+
+
+def _check_tied(parts: Iterable[StatePart], first: Mapping[str, str]) -> None:
+    """Raise `MaterializeError` where two weights of the run are one here.
+
+    first: by name in the run, the first of all names of this weight.
+    """
+    keys: dict[int, str] = {}
+    for part in parts:
+        other = keys.setdefault(id(part.tensor), part.key)
+        if first.get(other, other) != first.get(part.key, part.key):
+            raise MaterializeError(
+                f"`{other}` and `{part.key}` are one tied weight, and the run has kept two", "use a folder per model"
             )
 
 

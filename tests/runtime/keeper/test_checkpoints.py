@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import time
 from pathlib import Path
 
 import pytest
 import torch
 
-from schedc_runtime.keeper.places import SHARED_MEMORY
-from schedc_runtime.ranks.processes import has_ended, process_here
-from schedc_runtime.saved.read import committed_steps
-from schedc_runtime.testing import pool
+from support.copy_costs import MOST, copy_ratio
 from support.kept_runs import Run
+from support.killed_runs import killed_flushes, killed_trainings
 
 STEPS = 6
-
-
-def gone(pid: int, seconds: float = 10.0) -> bool:
-    """Whether a process ends in time, and with it the images of this user's runs."""
-    keeper, deadline = process_here(pid), time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if has_ended(keeper):
-            return True
-        time.sleep(0.02)
-    return False
 
 
 @pytest.mark.slow
@@ -53,20 +39,18 @@ def test_a_run_goes_on_with_the_same_bits(tmp_path: Path, again: tuple[str, int]
 @pytest.mark.processes
 @pytest.mark.slow
 def test_a_killed_rank_loses_nothing(tmp_path: Path) -> None:
-    """The keeper of the first attempt says who died, and brings the newest state to disk. The second goes on."""
-    workers = pool(2)
-    where = {"schedule": "1f1b", "steps": STEPS}
-    undisturbed = workers.run("support.kept_runs:kept_run", root=str(tmp_path / "whole"), **where)
-    for number, point in enumerate(["backward", "copy", "flip", "copied", "update"]):
-        root = tmp_path / point
-        kill = [number % 2, point, 3]
-        outcomes = workers.outcomes("support.kept_runs:kept_run", root=str(root), kill=kill, **where)
-        assert outcomes[number % 2].kind == "died"
-        deadline = time.monotonic() + 10
-        while any(SHARED_MEMORY.glob(f"schedc-{os.getuid()}-*")) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert not list(SHARED_MEMORY.glob(f"schedc-{os.getuid()}-*"))
-        assert committed_steps(root)[-1] == (2 if point in ("copy", "flip") else 3)
-        again = workers.run("support.kept_runs:kept_run", root=str(root), **where)
-        assert again[0][1] == undisturbed[0][1]
-        assert gone(again[0][2])
+    """The keeper brings the newest state of the first attempt to disk, and the second goes on with the same bits."""
+    cases = list(killed_trainings(2, ["1f1b"], ["copy", "update"], [3], tmp_path))
+    assert len(cases) == 2
+    assert [case for case in cases if case[1]] == []
+
+
+@pytest.mark.slow
+def test_a_killed_flush_is_ended_by_the_next() -> None:
+    calls, failures = killed_flushes()
+    assert calls >= 40, "each call of the system is a place to be killed at, and so is one of the next flush"
+    assert failures == []
+
+
+def test_a_copy_of_a_state_costs_little_more_than_its_bytes() -> None:
+    assert min(copy_ratio(24, 32 << 20, 5)) <= MOST
