@@ -18,7 +18,8 @@ from schedc import __version__
 from schedc.cli.common import EPILOG, FINDINGS, INTERNAL, INTERRUPTED, USAGE, WIDEST, print_findings
 
 COMMANDS = {
-    **{name: name for name in ("calibrate", "check", "checkpoint", "diff", "export", "fit", "fmt", "freeze", "layout")},
+    **{name: name for name in ("calibrate", "check", "checkpoint", "diagnose", "diff")},
+    **{name: name for name in ("export", "fit", "fmt", "freeze", "layout")},
     **{name: name for name in ("lsp", "partition", "plan", "report", "run", "show", "tune", "watch")},
     "compile": "check",
     "explain": "lookup",

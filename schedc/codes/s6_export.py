@@ -115,4 +115,30 @@ S6: tuple[DiagnosticCode, ...] = (
         "the two ops would run one after the other. Raised by `schedc export`; `schedc compile` leaves out its "
         "schedule.csv.",
     ),
+    DiagnosticCode(
+        "S616",
+        "not a trace to diagnose",
+        "`schedc diagnose` replays steps microbatch by microbatch. It reads files of `schedc run --trace`, a step "
+        "each, and files of torch.profiler, a rank each. These must name microbatches: `PP:0F3` as torch's multi-stage "
+        "schedules do, or `Forward 3` and `Backward 3`. Megatron's ranges name none. The help says what to record "
+        "instead. Files above 512 MiB unpacked are refused before they are parsed.",
+    ),
+    DiagnosticCode(
+        "S617",
+        "traces that do not fit together, or are of another program",
+        "Every rank must have run the same steps, and the ops of all ranks must be one legal schedule. With --program "
+        "they must be that schedule, cell by cell. Raised by `schedc diagnose`.",
+    ),
+    DiagnosticCode(
+        "S618",
+        "clocks contradict messages",
+        "A cell cannot begin more than 1 ms before what it waits for was sent. Ranks of several hosts need clocks that "
+        "agree. Raised by `schedc diagnose`.",
+    ),
+    DiagnosticCode(
+        "S619",
+        "a question that a trace does not answer",
+        "`schedc diagnose --what-if` knows ranks, kinds of ops, stages and links of the trace, and sizes of schedules. "
+        "Raised for a name that is none of these.",
+    ),
 )

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from schedc.ir.arrays import Floats, Int32, Int64, bincount
 from schedc.step.cell_durations import cell_classes
-from schedc.step.costs.costs import Costs, StageCosts
+from schedc.step.costs.costs import Costs
 from schedc.step.dependencies import Dependencies
 from schedc.step.timeline import Timeline, durations
 from schedc.step.work_runs import WorkRuns
@@ -69,18 +69,26 @@ def classify(timeline: Timeline, costs: Costs | None = None, works: WorkRuns | N
 
     Raises `DiagnosticError` (S404) for costs of another number of stages.
     """
+    of_stage = (costs or Costs()).resolved(timeline.dependencies.schedule.stages)
+    return classify_cells(timeline, durations(timeline.dependencies, of_stage), of_stage.p2p, works)
+
+
+def classify_cells(
+    timeline: Timeline, duration: Floats, latency: float = 0.0, works: WorkRuns | None = None
+) -> Bubbles:
+    """`classify` where cells take ``duration``, [cells], and messages ``latency``."""
     dependencies = timeline.dependencies
-    of_stage = (costs or Costs()).resolved(dependencies.schedule.stages)
     gaps, inner = _outer(timeline, len(CLASSES) if works is None else len(WORK_CLASSES))
     length, parts = (gaps.end - gaps.start)[inner], gaps.parts
     if works is not None:
         parts[EXPOSED, inner] = works.exposed_in(gaps.rank, gaps.start, gaps.end)[inner]
         length = length - parts[EXPOSED, inner]
     waiting = gaps.cell[inner]
-    excess, latency = _excess(timeline, of_stage, timeline.bound_by[waiting], dependencies.previous[waiting])
+    chains = timeline.bound_by[waiting], dependencies.previous[waiting]
+    excess, hops = _excess(timeline, duration, *chains)
     parts[IMBALANCE, inner] = np.clip(excess, 0.0, length)
     left = length - parts[IMBALANCE, inner]
-    parts[MESSAGE, inner] = np.clip(latency, 0.0, left)
+    parts[MESSAGE, inner] = np.clip(latency * hops, 0.0, left)
     parts[DEPENDENCY, inner] = left - parts[MESSAGE, inner]
     return _summed(gaps, dependencies.rank_start.size - 1)
 
@@ -148,11 +156,11 @@ def _gaps(timeline: Timeline) -> tuple[Int64, Floats, Floats, Int64, npt.NDArray
     return rank[order], start[order], end[order], cell[order], cell[order] < 0
 
 
-def _excess(timeline: Timeline, costs: StageCosts, producer: Int64, before: Int32) -> tuple[Floats, Floats]:
-    """(time above the mean, message time) by which the chain to each producer's arrival exceeds that to the end of
-    the cell before. What the two chains have in common cancels."""
+def _excess(timeline: Timeline, duration: Floats, producer: Int64, before: Int32) -> tuple[Floats, Floats]:
+    """(time above the mean, messages) by which the chain to each producer's arrival exceeds that to the end of the
+    cell before. What the two chains have in common cancels."""
     dependencies = timeline.dependencies
-    deviation = _deviation(dependencies, durations(dependencies, costs))
+    deviation = _deviation(dependencies, duration)
     sent = np.zeros(len(dependencies))
     waits = np.flatnonzero(timeline.bound_by >= 0)
     sent[waits] = dependencies.rank[timeline.bound_by[waits]] != dependencies.rank[waits]
@@ -162,7 +170,7 @@ def _excess(timeline: Timeline, costs: StageCosts, producer: Int64, before: Int3
         cells = cells[timeline.bound_by[cells] >= 0]
         above[cells] += above[timeline.bound_by[cells]]
         hops[cells] += hops[timeline.bound_by[cells]]
-    return above[producer] - above[before], costs.p2p * (hops[producer] + 1 - hops[before])
+    return above[producer] - above[before], hops[producer] + 1 - hops[before]
 
 
 def _deviation(dependencies: Dependencies, duration: Floats) -> Floats:

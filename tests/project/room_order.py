@@ -21,6 +21,7 @@ LEVELS = {
         ("inputs",),
         ("compiler",),
         ("planner",),
+        ("diagnose",),
         ("report", "editor"),
         ("cli",),
         ("__main__",),

@@ -1,0 +1,196 @@
+"""Recorded steps as arrays over the cells of a schedule, which is rebuilt from the trace or given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NoReturn
+
+import numpy as np
+
+from schedc.diagnose.recording import Op, Recording
+from schedc.diagnostics import Diagnostic, DiagnosticError
+from schedc.interchange.torch_cells import read_cells
+from schedc.interchange.torch_placement import infer_placement
+from schedc.ir.arrays import Floats
+from schedc.ir.ops import LETTERS, OpKind
+from schedc.ir.schedule import Schedule
+from schedc.source import Source
+from schedc.step.dependencies import Dependencies
+from schedc.step.legality import check_dependencies
+
+_CLOCK = 1.0
+"""Milliseconds by which a message may seem to arrive before it was sent; above it clocks are refused."""
+
+
+@dataclass(frozen=True, eq=False)
+class MeasuredSteps:
+    """S steps of one schedule, in ms from the first moment at which a rank could have begun to compute.
+
+    wait, waited, begin, end: [S, cells] as in `CellRun`. sent, posted: [S, 2, cells] when the message of a cell's
+    forward, and of its backward, was sent, and its receive posted; NaN where the trace does not say. release: [S, P]
+    when each rank began.
+    """
+
+    recording: Recording
+    dependencies: Dependencies
+    wait: Floats
+    waited: Floats
+    begin: Floats
+    end: Floats
+    sent: Floats
+    posted: Floats
+    release: Floats
+
+    @property
+    def makespan(self) -> Floats:
+        """[S] the measured time of each step."""
+        return np.asarray(self.end.max(axis=1))
+
+
+def measured_steps(recording: Recording, given: Schedule | None = None) -> MeasuredSteps:
+    """The steps of a recording. given: the schedule that ran; None rebuilds it from the ops of the trace.
+
+    Raises `DiagnosticError`: S617 where ranks, steps or the given schedule do not fit together, S618 for clocks that
+    contradict messages.
+    """
+    schedule = given or _rebuilt(recording)
+    known, findings = check_dependencies(schedule)
+    if known is None or findings:
+        first = findings[0]
+        _misfit(
+            recording, f"the ops of the trace are no legal schedule: {first.message}", "trace whole steps of all ranks"
+        )
+    _same_order(recording, known)
+    steps = len(recording.ranks[0])
+    times = np.array(
+        [[cell[1:] for rank in recording.ranks for cell in rank[step].cells] for step in range(steps)]
+    )  # [S, cells, 4]
+    sent, posted = np.full((2, steps, 2, len(known)), np.nan)
+    where = _readers(known)
+    release = np.array([[rank[step].begin for rank in recording.ranks] for step in range(steps)])
+    for step in range(steps):
+        for rank in recording.ranks:
+            for table, found in ((sent, rank[step].sent), (posted, rank[step].posted)):
+                for key, time in found.items():
+                    if (cell := where.get(key)) is not None:
+                        table[step, key[0], cell] = time
+    begin = _begins(known, release)[:, None]
+    wait, waited, start, end = np.moveaxis(times - begin[:, :, None], 2, 0)
+    result = MeasuredSteps(
+        recording, known, wait, waited, start, end, sent - begin[:, None], posted - begin[:, None],
+        np.maximum(release - begin, 0.0),
+    )  # fmt: skip
+    _check_clocks(result)
+    return result
+
+
+def _rebuilt(recording: Recording) -> Schedule:
+    """The schedule whose ops the first step ran."""
+    ops = [[cell.ops for cell in rank[0].cells] for rank in recording.ranks]
+    lines = (",".join(_text((op,)) for cell in cells for op in cell if op[0] != OpKind.R) for cells in ops)
+    try:
+        placement = infer_placement(read_cells(Source(recording.source.name, "\n".join(lines) + "\n")))
+    except DiagnosticError as error:
+        _misfit(recording, f"the ops of the trace are no schedule: {error.diagnostics[0].message}", "trace all ranks")
+    flat = [(number, op) for number, cell in enumerate(c for rank in ops for c in rank) for op in cell]
+    size = {number: len(cell) for number, cell in enumerate(c for rank in ops for c in rank)}
+    counts = [sum(map(len, rank)) for rank in ops]
+    return Schedule(
+        name=recording.schedule,
+        sizes={"P": placement.ranks, "M": placement.microbatches},
+        placement=placement,
+        rank_start=np.cumsum([0, *counts]).astype(np.int64),
+        kind=np.array([op[0] for _, op in flat], np.int8),
+        stage=np.array([op[1] for _, op in flat], np.int32),
+        microbatch=np.array([op[2] for _, op in flat], np.int32),
+        pair=np.array([number if size[number] > 1 else -1 for number, _ in flat], np.int32),
+        phase=np.zeros(len(flat), np.int32),
+        span=np.zeros(len(flat), np.int32),
+    )
+
+
+def _same_order(recording: Recording, dependencies: Dependencies) -> None:
+    """Refuses a recording whose ranks or steps ran other cells than the schedule has, in another order."""
+    schedule = dependencies.schedule
+    if len(recording.ranks) != schedule.ranks:
+        _misfit(
+            recording,
+            f"the trace has {len(recording.ranks)} ranks, the schedule has {schedule.ranks}",
+            "give one file per rank of one pipeline, and the program that ran",
+        )
+    for rank, steps in enumerate(recording.ranks):
+        low, high = dependencies.rank_start[rank : rank + 2].tolist()
+        wanted = [_ops(dependencies, cell) for cell in range(low, high)]
+        for number, step in enumerate(steps):
+            ran = [cell.ops for cell in step.cells]
+            if ran != wanted:
+                place = next(
+                    (i for i, (a, b) in enumerate(zip(ran, wanted, strict=False)) if a != b), min(len(ran), len(wanted))
+                )
+                texts = (_text(x[place]) if place < len(x) else "nothing" for x in (ran, wanted))
+                here, there = texts
+                _misfit(
+                    recording,
+                    f"rank {rank} ran {here} as cell {place} of step {number}; the schedule has {there} there",
+                    "give the traces of one run, whole steps, and the program that ran",
+                )
+
+
+def _ops(dependencies: Dependencies, cell: int) -> tuple[Op, ...]:
+    schedule = dependencies.schedule
+    rows = [int(row) for row in (dependencies.first[cell], dependencies.second[cell]) if row >= 0]
+    return tuple((int(schedule.kind[r]), int(schedule.stage[r]), int(schedule.microbatch[r])) for r in rows)
+
+
+def _text(ops: tuple[Op, ...]) -> str:
+    return " & ".join(f"{stage}{LETTERS[kind]}{microbatch}" for kind, stage, microbatch in ops)
+
+
+def cell_text(dependencies: Dependencies, cell: int) -> str:
+    """``2F3``, or ``2F3 & 1B0``."""
+    return _text(_ops(dependencies, cell))
+
+
+def _readers(dependencies: Dependencies) -> dict[tuple[int, int, int], int]:
+    """The cell that waits for each message, by key."""
+    result = {}
+    schedule = dependencies.schedule
+    for row, kinds in enumerate(((OpKind.F,), (OpKind.B, OpKind.I))):
+        rows = np.flatnonzero(np.isin(schedule.kind, kinds))
+        keys = zip(schedule.stage[rows].tolist(), schedule.microbatch[rows].tolist(), strict=True)
+        for key, cell in zip(keys, dependencies.cell_of[rows].tolist(), strict=True):
+            result[row, *key] = cell
+    return result
+
+
+def _begins(dependencies: Dependencies, release: Floats) -> Floats:
+    """[S] when each step began: with the first rank whose first cell waits for no message."""
+    first = dependencies.rank_start[:-1]
+    filled = np.flatnonzero(first < dependencies.rank_start[1:])
+    free = filled[~dependencies.remote[:, first[filled]].any(axis=0)]
+    return np.asarray(release[:, free].min(axis=1))
+
+
+def _check_clocks(steps: MeasuredSteps) -> None:
+    """Refuses clocks by which a cell began before what it needs was computed."""
+    known = steps.dependencies
+    for way in range(2):
+        cells = np.flatnonzero(known.remote[way])
+        early = steps.end[:, known.producers[way, cells]] - steps.end[:, cells]
+        late = steps.sent[:, way, cells] - steps.begin[:, cells]
+        pairs = known.pairs[cells]  # an end of a pair may come behind its message
+        worst = np.where(pairs, 0.0, np.fmax(early, late))
+        if worst.size and worst.max() > _CLOCK:
+            step, number = np.unravel_index(int(worst.argmax()), worst.shape)
+            cell = int(cells[number])
+            other = int(known.producers[way, cell])
+            message = (
+                f"{cell_text(known, cell)} of rank {known.rank[cell]} begins {worst.max():.1f} ms before the message "
+                f"of {cell_text(known, other)} is sent by rank {known.rank[other]} (step {step})"
+            )
+            help = "keep the clocks of the hosts together (PTP, or chrony), or trace ranks of one host"
+            raise DiagnosticError([Diagnostic("S618", message, help=help, source=steps.recording.source)])
+
+
+def _misfit(recording: Recording, message: str, help: str) -> NoReturn:
+    raise DiagnosticError([Diagnostic("S617", message, help=help, source=recording.source)])

@@ -1,0 +1,79 @@
+"""What a trace says of every rank and step, in one form for all writers of traces: cells, waits and messages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from schedc.ir.ops import LETTERS
+from schedc.source import Source
+
+Op = tuple[int, int, int]
+"""Kind, stage and microbatch."""
+Key = tuple[int, int, int]
+"""A message by who waits for it: 0 for a forward and 1 for a backward, its stage and its microbatch."""
+
+_OP = rf"(\d{{1,9}})([{LETTERS}])(\d{{1,9}})"
+_CELL = re.compile(rf"(?:{_OP}|\({_OP};{_OP}\)OVERLAP_F_B)(?P<part> .*)?", re.ASCII)
+_MESSAGE = re.compile(r"(\d{1,9})(WAIT_|)(SEND|RECV)_([FB])(\d{1,9})", re.ASCII)
+
+
+class CellRun(NamedTuple):
+    """A cell that ran. wait, waited: from when to when the rank may have waited in front of it. Times in ms."""
+
+    ops: tuple[Op, ...]
+    wait: float
+    waited: float
+    begin: float
+    end: float
+
+
+@dataclass(frozen=True)
+class RankStep:
+    """A step of one rank, ms of a clock that all ranks share.
+
+    begin: its first instruction. sent: when each of its messages was posted; posted: when each of its receives was.
+    """
+
+    begin: float
+    cells: tuple[CellRun, ...]
+    sent: Mapping[Key, float] = field(default_factory=dict)
+    posted: Mapping[Key, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Recording:
+    """The steps of all ranks. ranks: [P][steps]. schedule: as the trace names it, or "". what: the writer's form."""
+
+    source: Source
+    ranks: tuple[tuple[RankStep, ...], ...]
+    schedule: str
+    what: str
+
+
+class MessageEnd(NamedTuple):
+    """A message's end on this rank. verb: SEND, RECV, WAIT_SEND or WAIT_RECV."""
+
+    verb: str
+    key: Key
+
+
+def cell_ops(name: str) -> tuple[tuple[Op, ...], str] | None:
+    """The ops of ``0F3`` or ``(0F3;3B1)OVERLAP_F_B``, and the micro-step behind it; None for another name."""
+    if not (match := _CELL.fullmatch(name)):
+        return None
+    fields = [field for field in match.groups()[:-1] if field is not None]
+    triples = zip(*(iter(fields),) * 3, strict=True)
+    return tuple((LETTERS.index(letter), int(stage), int(mb)) for stage, letter, mb in triples), match["part"] or ""
+
+
+def message_end(name: str) -> MessageEnd | None:
+    """Reads ``0SEND_F3``: an end of a message in torch's notation, which names the stage of the rank itself."""
+    if not (match := _MESSAGE.fullmatch(name)):
+        return None
+    stage, wait, verb, way, microbatch = match.groups()
+    forward = way == "F"
+    reader = int(stage) + ((1 if forward else -1) if verb == "SEND" else 0)
+    return MessageEnd(wait + verb, (0 if forward else 1, reader, int(microbatch)))

@@ -1,0 +1,161 @@
+"""Measured steps as times of a walk: each cell's own time, what the host does around it, and latencies of messages.
+
+    rank free = end of the cell before + host before            (first cell: when the rank began)
+    arrival   = end of the producer + post + transit
+    end       = max(rank free, arrivals) + host after + body
+
+A wait that blocked tells the transit: from the later of send and receive to the end of the wait. Where the receive
+came later, this time belongs to the rank's own clock (``exposed``). A message that nobody waited for takes what its
+link takes elsewhere, at most until its reader looked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+
+from schedc.diagnose.measured_steps import MeasuredSteps
+from schedc.ir.arrays import Bools, Floats, Int64
+from schedc.step.dependencies import Dependencies
+from schedc.step.measured import cell_inputs, measured_makespans
+
+_MOST_NUMBERS = 1 << 25
+"""Cells and inputs times columns that are run at once."""
+_BLOCKED = 0.05, 0.01
+"""A wait blocked if the message came later, or if it took longer than so many ms and this share of a median cell."""
+
+
+@dataclass(frozen=True, eq=False)
+class StepParts:
+    """Parts of the time of S steps, in ms.
+
+    body: [S, cells] compute. after: [S, cells] host time between the last wait and the compute. before: [S, cells] host
+    time between the cell before and the wait. exposed: [S, cells] transfers that began when the receive was posted.
+    post: [S, inputs] from the end of the producer to its send. transit: [S, inputs] from there to the arrival.
+    release: [S, P] when each rank began.
+    """
+
+    body: Floats
+    after: Floats
+    before: Floats
+    exposed: Floats
+    post: Floats
+    transit: Floats
+    release: Floats
+
+    def scaled(self, factors: dict[str, Floats | float]) -> StepParts:
+        """These parts, some of them times factors."""
+        return replace(self, **{name: getattr(self, name) * factor for name, factor in factors.items()})
+
+    def rows(self, chosen: Int64) -> StepParts:
+        """The parts of some steps."""
+        return StepParts(*(getattr(self, each.name)[chosen] for each in fields(self)))
+
+
+@dataclass(frozen=True, eq=False)
+class Replay:
+    """Measured steps as parts. known: [S, inputs] whether a blocked wait tells the transit of a message."""
+
+    steps: MeasuredSteps
+    parts: StepParts
+    known: Bools
+
+    @property
+    def dependencies(self) -> Dependencies:
+        return self.steps.dependencies
+
+    def makespans(self, *many: StepParts) -> Floats:
+        """[parts, S] the time of every step under each of the parts, in one walk."""
+        return makespans(self.dependencies, many)
+
+    @property
+    def residual(self) -> Floats:
+        """[S] how far the replayed time of each step is from the measured one, as a share of it."""
+        return np.asarray(self.makespans(self.parts)[0] / self.steps.makespan - 1)
+
+
+def makespans(dependencies: Dependencies, many: Sequence[StepParts]) -> Floats:
+    """[parts, S] the time of every step under each of the parts."""
+    inputs = cell_inputs(dependencies)
+    first = ~inputs.message
+    cell, rank = inputs.reader[first], dependencies.rank[inputs.reader[first]]
+    begins = inputs.producer[first] < 0
+    width = max(1, _MOST_NUMBERS // max(1, len(dependencies) + inputs.reader.size))
+    columns = [(part, low) for part in many for low in range(0, part.body.shape[0], width)]
+    results: list[Floats] = []
+    batch: list[tuple[Floats, Floats]] = []
+
+    def flush() -> None:
+        if batch:
+            results.append(
+                measured_makespans(dependencies, *(np.concatenate(each, axis=1) for each in zip(*batch, strict=True)))
+            )
+            batch.clear()
+
+    taken = 0
+    for part, low in columns:
+        own = part.rows(np.arange(low, min(low + width, part.body.shape[0])))
+        lag = own.post + own.transit
+        lag[:, first] = own.before[:, cell] + own.exposed[:, cell] + np.where(begins, own.release[:, rank], 0.0)
+        if taken + own.body.shape[0] > width:
+            flush()
+            taken = 0
+        batch.append(((own.body + own.after).T, lag.T))
+        taken += own.body.shape[0]
+    flush()
+    return np.concatenate(results).reshape(len(many), -1)
+
+
+def replay_of(steps: MeasuredSteps) -> Replay:
+    """The parts of measured steps."""
+    known, inputs = steps.dependencies, cell_inputs(steps.dependencies)
+    there = np.flatnonzero(inputs.message)
+    reader, way, producer = inputs.reader[there], inputs.way[there], inputs.producer[there]
+    sent = steps.sent[:, way, reader]
+    sent = np.where(np.isnan(sent), steps.end[:, producer], sent)
+    posted = steps.posted[:, way, reader]
+    ready = np.fmax(sent, posted)
+    last = _last_of_reader(reader, ready, len(known))
+    wait, waited = steps.wait[:, reader], steps.waited[:, reader]
+    least = max(_BLOCKED[0], _BLOCKED[1] * float(np.median(steps.end - steps.begin)))
+    blocked = last & ((sent > wait) | (waited - wait > least))
+    late = blocked & (np.nan_to_num(posted, nan=-np.inf) > sent)
+    transit = np.where(blocked, np.maximum(waited - ready, 0.0), np.nan)
+    link = known.rank[producer] * np.int64(known.rank_start.size) + known.rank[reader]
+    usual = np.zeros(transit.shape)
+    for number in np.unique(link):
+        own = link == number
+        if blocked[:, own].any():
+            usual[:, own] = np.nanmedian(transit[:, own])
+    transit = np.where(blocked, transit, np.minimum(usual, np.maximum(wait - sent, 0.0)))
+    parts = _parts(steps, reader, blocked, late)
+    post, whole = np.zeros((2, steps.end.shape[0], inputs.reader.size))
+    post[:, there], whole[:, there] = sent - steps.end[:, producer], transit
+    tells = np.zeros(whole.shape, bool)
+    tells[:, there] = blocked
+    return Replay(steps, replace(parts, post=post, transit=whole), tells)
+
+
+def _parts(steps: MeasuredSteps, reader: Int64, blocked: Bools, late: Bools) -> StepParts:
+    """The parts on the ranks' own clocks; those of messages are left empty."""
+    known = steps.dependencies
+    free = np.take_along_axis(steps.release, np.broadcast_to(known.rank, steps.end.shape).astype(np.int64), axis=1)
+    behind = known.previous >= 0
+    free[:, behind] = steps.end[:, known.previous[behind]]
+    waits, exposes = np.zeros((2, *steps.end.shape), bool)
+    np.logical_or.at(waits.T, reader, blocked.T)
+    np.logical_or.at(exposes.T, reader, late.T)
+    before = np.where(waits, np.maximum(steps.wait - free, 0.0), 0.0)
+    after = np.where(waits, steps.begin - steps.waited, steps.begin - free)
+    exposed = np.where(exposes, np.maximum(steps.waited - np.maximum(steps.wait, free), 0.0), 0.0)
+    empty = np.zeros((steps.end.shape[0], 0))
+    return StepParts(steps.end - steps.begin, np.maximum(after, 0.0), before, exposed, empty, empty, steps.release)
+
+
+def _last_of_reader(reader: Int64, ready: Floats, cells: int) -> Bools:
+    """[S, messages] whether a message is the last one that its reader waits for."""
+    latest = np.full((ready.shape[0], cells), -np.inf)
+    np.maximum.at(latest.T, reader, ready.T)
+    return np.asarray(ready >= latest[:, reader])

@@ -1,0 +1,72 @@
+"""Steps under times that were measured: a time of its own for every cell, and a lag of its own for every input of one.
+
+The walk is that of `schedc.step.lowering.closed_cells`. Times by held stage, by rank or by link are such tables too:
+the caller repeats a value for the cells and messages that share it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from schedc.ir.arrays import Bools, Floats, Int32, Int64
+from schedc.step.dependencies import Dependencies
+from schedc.step.kept import kept
+from schedc.step.lowering import closed_cells
+from schedc.step.timeline import Timeline, arrivals, timeline_of
+from schedc.step.walk import Walk, run
+
+
+class CellInputs(NamedTuple):
+    """What cells wait for, as inputs of a walk: each has a row of lags, behind row 0, which is zero.
+
+    end: [cells] instruction of each cell. reader, producer: [inputs] cells; producer -1: time 0.
+    message: [inputs] whether the producer is on another rank; the other inputs are the rank's clock in front of a cell.
+    way: [inputs] of a message the row of `Dependencies.producers`, 0 or 1; else -1.
+    """
+
+    walk: Walk
+    end: Int32
+    reader: Int64
+    producer: Int64
+    message: Bools
+    way: Int64
+
+
+@kept
+def cell_inputs(dependencies: Dependencies) -> CellInputs:
+    """The inputs of all cells of a schedule without deadlock."""
+    walk, end = closed_cells(dependencies)
+    cell = np.empty(len(walk) + 1, np.int64)
+    cell[end], cell[-1] = np.arange(end.size), -1
+    reader = np.repeat(cell[:-1], np.diff(walk.first))
+    message = walk.lag > 0
+    way = np.full(reader.size, -1, np.int64)
+    places = np.flatnonzero(message)
+    second = np.append(False, reader[places][1:] == reader[places][:-1])
+    way[places] = np.where(second | ~dependencies.remote[0, reader[places]], 1, 0)
+    rows = np.arange(1, reader.size + 1, dtype=np.int32)
+    return CellInputs(replace(walk, lag=rows), end, reader, cell[walk.source], message, way)
+
+
+def measured_ends(dependencies: Dependencies, duration: Floats, lag: Floats, cells: Int64 | None = None) -> Floats:
+    """[cells or the given ones, K] when cells end. duration: [cells, K]; lag: [inputs, K] as `cell_inputs` has them."""
+    inputs = cell_inputs(dependencies)
+    lags = np.concatenate([np.zeros((1, lag.shape[1])), lag])
+    return run(inputs.walk, lags, duration, watch=inputs.end if cells is None else inputs.end[cells])
+
+
+def measured_makespans(dependencies: Dependencies, duration: Floats, lag: Floats) -> Floats:
+    """[K] when the last cell ends; arguments as for `measured_ends`."""
+    low, high = dependencies.rank_start[:-1], dependencies.rank_start[1:]
+    ends = measured_ends(dependencies, duration, lag, high[low < high] - 1)
+    return np.asarray(ends.max(axis=0, initial=0.0))
+
+
+def timeline_without_latency(dependencies: Dependencies, duration: Floats) -> Timeline:
+    """The timeline of cells that take ``duration``, [cells], where messages take no time."""
+    inputs = cell_inputs(dependencies)
+    end = measured_ends(dependencies, duration[:, None], np.zeros((inputs.reader.size, 1)))[:, 0]
+    return timeline_of(dependencies, duration, end, arrivals(dependencies, end, 0.0))

@@ -1,0 +1,102 @@
+"""Traces in our runtime's form of steps whose every time is known, made by a plain loop over cells."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from schedc.compiler import price
+from schedc.diagnose.measured_steps import cell_text
+from schedc.inputs import open_input
+from schedc.ir.ops import OpKind
+from schedc.step.dependencies import Dependencies
+
+TIMES = {OpKind.F: 10.0, OpKind.I: 9.0, OpKind.W: 8.0, OpKind.B: 19.0, OpKind.R: 10.0}
+"""Milliseconds of an op."""
+
+
+@dataclass
+class World:
+    """What a run takes, in ms. slow: factor of a rank, kind, stage and microbatch. latency: from rank to rank."""
+
+    slow: Callable[[int, OpKind, int, int], float] = lambda _rank, _kind, _stage, _microbatch: 1.0
+    latency: Callable[[int, int], float] = lambda _sender, _receiver: 0.5
+    host: float = 0.2
+    late: Callable[[int], float] = lambda _rank: 0.0
+    pause: tuple[int, float] = (-1, 0.0)
+    noise: float = 0.0
+    seed: int = 0
+    makespans: list[float] = field(default_factory=list)
+    """[steps] what each step took, filled in."""
+
+
+def schedule_at(name: str, **sizes: int) -> Dependencies:
+    return price(open_input(name), sizes).dependencies
+
+
+def write_steps(folder: Path, known: Dependencies, world: World, steps: int = 4) -> list[Path]:
+    """Files of so many steps."""
+    folder.mkdir(exist_ok=True)
+    draws = np.random.default_rng(world.seed)
+    paths = []
+    for step in range(steps):
+        path = folder / f"step{step}.json"
+        path.write_text(json.dumps(_step(known, world, draws)))
+        paths.append(path)
+    return paths
+
+
+def _step(known: Dependencies, world: World, draws: np.random.Generator) -> dict[str, Any]:
+    schedule = known.schedule
+    end = np.zeros(len(known))
+    events: list[dict[str, Any]] = []
+    for cell in known.levels.order.tolist():
+        rank, before = int(known.rank[cell]), int(known.previous[cell])
+        free = (end[before] if before >= 0 else world.late(rank)) + world.host / 2
+        wait = free
+        for way in range(2):
+            if known.remote[way, cell]:
+                producer = int(known.producers[way, cell])
+                sender = int(known.rank[producer])
+                there = end[producer] + world.latency(sender, rank)
+                row = next(
+                    r for r in (known.first[cell], known.second[cell]) if r >= 0 and _way(schedule.kind[r]) == way
+                )
+                stage, letter, microbatch = schedule.stage[row], "FB"[way], schedule.microbatch[row]
+                events.append(
+                    _slice(rank, 1, f"{stage}RECV_{letter}{microbatch}", free - world.host / 4, free - world.host / 8)
+                )
+                events.append(_slice(rank, 1, f"{stage}WAIT_RECV_{letter}{microbatch}", wait, max(wait, there)))
+                sends = stage + (-1 if way == 0 else 1)
+                events.append(
+                    _slice(sender, 1, f"{sends}SEND_{letter}{microbatch}", end[producer], end[producer] + 0.01)
+                )
+                wait = max(wait, there)
+        rows = [int(r) for r in (known.first[cell], known.second[cell]) if r >= 0]
+        body = sum(
+            TIMES[OpKind(int(schedule.kind[r]))]
+            * world.slow(rank, OpKind(int(schedule.kind[r])), int(schedule.stage[r]), int(schedule.microbatch[r]))
+            for r in rows
+        )
+        body *= 1 + world.noise * draws.standard_normal()
+        body += world.pause[1] if cell == world.pause[0] else 0.0
+        begin = wait + world.host / 2
+        end[cell] = begin + body
+        name = cell_text(known, cell)
+        name = f"({name.replace(' & ', ';')})OVERLAP_F_B" if "&" in name else name
+        events.append(_slice(rank, 0, name, begin, end[cell]))
+    world.makespans.append(float(end.max()) - min(e["ts"] for e in events) / 1000)
+    return {"traceEvents": events, "otherData": {"schedule": schedule.name}}
+
+
+def _way(kind: Any) -> int:
+    return {OpKind.F: 0, OpKind.B: 1, OpKind.I: 1}.get(OpKind(int(kind)), -1)
+
+
+def _slice(rank: int, track: int, name: str, begin: float, end: float) -> dict[str, Any]:
+    return {"ph": "X", "pid": rank, "tid": track, "name": name, "ts": begin * 1000, "dur": (end - begin) * 1000}
