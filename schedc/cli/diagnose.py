@@ -46,8 +46,8 @@ class _Share(click.ParamType[float]):
               "from the trace. A trace of another one is refused, with what differs.")  # fmt: skip
 @sizes_argument
 @cost_arguments
-@click.option("--what-if", "questions", multiple=True, metavar="QUESTION", help="Ask for a change: 'rank 2 = others', "
-              "'link 0>1 = others', 'host = 0', 'M=16', 'schedule=zbv'.")  # fmt: skip
+@click.option("--what-if", "questions", multiple=True, metavar="QUESTION", help="Predict the step after a change, "
+              "such as 'rank 2 = others' or 'schedule=zbv, M=16'; others are in docs/guide/diagnosis.md.")  # fmt: skip
 @click.option("--above", type=_Share(), default="5%", show_default=True, help="Gain above which the exit status is 3.")
 @json_argument
 def diagnose_command(

@@ -37,7 +37,8 @@ class Width(IntEnum):
 class Cause:
     """A counterfactual.
 
-    name: as `--what-if` names it. why: what was measured. factors: of the fields of `StepParts`.
+    name: as `--what-if` names it. why: what was measured. factors: by field of `StepParts`,
+    [of that field's shape] or one number.
     """
 
     name: str
@@ -97,7 +98,7 @@ class Causes:
         return int(self.known.rank_start.size - 1)
 
     def all(self, parts: StepParts) -> list[Cause]:
-        """Every counterfactual under these parts, narrow ones first."""
+        """All counterfactuals of these parts, narrow causes first."""
         found = [*self.kinds(parts), *self.stages(parts), *self.of_ranks(parts), *self.links(parts)]
         return [
             *found,

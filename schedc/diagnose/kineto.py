@@ -66,7 +66,7 @@ def read_kineto(documents: Sequence[tuple[Source, dict[str, Any]]]) -> Recording
     known = [each.rank for each in files if each.rank is not None]
     if len(set(known)) < len(known):
         twice = next(rank for rank in known if known.count(rank) > 1)
-        refuse(files[0].source, f"two files are of rank {twice}", help="give one file per rank of one pipeline")
+        refuse(files[0].source, f"two files are of rank {twice}", help="pass each rank of one pipeline a single time")
     if len(known) == len(files):
         files.sort(key=lambda each: each.rank or 0)
     ranks = tuple(_steps(each, number) for number, each in enumerate(files))
@@ -173,7 +173,9 @@ def _step(events: _Events, cells: _Cells, before: float, behind: float) -> RankS
         start = _first(events, span)
         calls = [*_between(events.receives, free, start), *_between(events.sends, free, start)]
         wait = max([free, *(call.end for call in calls)])
-        if not span.name.startswith("PP:"):
+        if events.device:
+            wait = free if runs else min(begins)
+        elif not span.name.startswith("PP:"):
             following = cells[number + 1][0].begin if number + 1 < len(cells) else behind
             _messages_of(events, ops[0], (free, start, following), sent, posted)
             begins += [time for time in posted.values() if not runs]
@@ -181,7 +183,8 @@ def _step(events: _Events, cells: _Cells, before: float, behind: float) -> RankS
             wait = max(wait, span.begin)
         wait = span.begin if wait == float("-inf") else wait
         runs.append(CellRun(ops, min(wait, start), start, start, max(span.end, start)))
-    return RankStep(min(begins), tuple(runs), sent, posted)
+    # the host of a device runs ahead: when it posts says nothing of when data moves
+    return RankStep(min(begins), tuple(runs), *(({}, {}) if events.device else (sent, posted)))
 
 
 def _messages_of(
@@ -215,5 +218,5 @@ def _first(events: _Events, span: _Range) -> float:
 
 
 def _between(found: list[_Range], low: float, high: float) -> list[_Range]:
-    """Those that begin in low ..< high."""
+    """Ranges that begin in low ..< high."""
     return found[bisect_left(found, (low,)) : bisect_left(found, (high,))]

@@ -26,9 +26,10 @@ _CLOCK = 1.0
 class MeasuredSteps:
     """S steps of one schedule, in ms from the first moment at which a rank could have begun to compute.
 
-    wait, waited, begin, end: [S, cells] as in `CellRun`. sent, posted: [S, 2, cells] when the message of a cell's
-    forward, and of its backward, was sent, and its receive posted; NaN where the trace does not say. release: [S, P]
-    when each rank began.
+    wait, waited, begin, end: [S, cells] as in `CellRun`.
+    sent: [S, 2, cells] time at which the message for a cell's forward, and for its backward, was sent; NaN: unknown.
+    posted: [S, 2, cells] time at which its receive was posted; NaN: unknown.
+    release: [S, P] when each rank began.
     """
 
     recording: Recording

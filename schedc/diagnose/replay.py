@@ -5,8 +5,8 @@
     end       = max(rank free, arrivals) + host after + body
 
 A wait that blocked tells the transit: from the later of send and receive to the end of the wait. Where the receive
-came later, this time belongs to the rank's own clock (``exposed``). A message that nobody waited for takes what its
-link takes elsewhere, at most until its reader looked.
+came later, this time belongs to the rank's own clock (``exposed``). A message that nobody waited for takes what
+another one of its link took, in turn, at most until its reader looked.
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ from schedc.step.measured import cell_inputs, measured_makespans
 
 _MOST_NUMBERS = 1 << 25
 """Cells and inputs times columns that are run at once."""
-_BLOCKED = 0.05, 0.01
-"""A wait blocked if the message came later, or if it took longer than so many ms and this share of a median cell."""
+_BLOCKED = 0.05, 0.01, 3.0
+"""A wait that took longer than each of these blocked: ms, share of a median cell, times the usual pause of a rank."""
+
+_ALONE = 5.0
+"""On a link without waits that surely blocked: so many times its length a wait may come behind the message."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +49,7 @@ class StepParts:
     release: Floats
 
     def scaled(self, factors: dict[str, Floats | float]) -> StepParts:
-        """These parts, some of them times factors."""
+        """The same step with some parts multiplied. factors: [shape of the field] or a number, by field."""
         return replace(self, **{name: getattr(self, name) * factor for name, factor in factors.items()})
 
     def rows(self, chosen: Int64) -> StepParts:
@@ -119,16 +122,20 @@ def replay_of(steps: MeasuredSteps) -> Replay:
     ready = np.fmax(sent, posted)
     last = _last_of_reader(reader, ready, len(known))
     wait, waited = steps.wait[:, reader], steps.waited[:, reader]
-    least = max(_BLOCKED[0], _BLOCKED[1] * float(np.median(steps.end - steps.begin)))
-    blocked = last & ((sent > wait) | (waited - wait > least))
-    late = blocked & (np.nan_to_num(posted, nan=-np.inf) > sent)
-    transit = np.where(blocked, np.maximum(waited - ready, 0.0), np.nan)
     link = known.rank[producer] * np.int64(known.rank_start.size) + known.rank[reader]
+    links = [np.flatnonzero(link == number) for number in np.unique(link)]
+    blocked = last & (sent > wait)
+    some = last & ~blocked & (waited - wait > _least_wait(steps))
+    for own in links:  # a message that came long before the rank looked did not block it
+        sure = (waited - ready)[:, own][blocked[:, own]]
+        longest = sure.max() if sure.size else _ALONE * (waited - wait)[:, own]
+        blocked[:, own] |= some[:, own] & ((wait - ready)[:, own] <= longest)
+    late = blocked & (np.nan_to_num(posted, nan=-np.inf) > sent)
+    transit = np.where(blocked, np.maximum(waited - ready, 0.0), 0.0)
     usual = np.zeros(transit.shape)
-    for number in np.unique(link):
-        own = link == number
+    for own in links:
         if blocked[:, own].any():
-            usual[:, own] = np.nanmedian(transit[:, own])
+            usual[:, own] = np.resize(transit[:, own][blocked[:, own]], usual[:, own].shape)
     transit = np.where(blocked, transit, np.minimum(usual, np.maximum(wait - sent, 0.0)))
     parts = _parts(steps, reader, blocked, late)
     post, whole = np.zeros((2, steps.end.shape[0], inputs.reader.size))
@@ -136,6 +143,13 @@ def replay_of(steps: MeasuredSteps) -> Replay:
     tells = np.zeros(whole.shape, bool)
     tells[:, there] = blocked
     return Replay(steps, replace(parts, post=post, transit=whole), tells)
+
+
+def _least_wait(steps: MeasuredSteps) -> float:
+    """Milliseconds above which a wait blocked. Cells without messages show the usual pause of a rank between cells."""
+    alone = ~steps.dependencies.remote.any(axis=0)
+    usual = float(np.median((steps.waited - steps.wait)[:, alone])) if alone.any() else 0.0
+    return max(_BLOCKED[0], _BLOCKED[1] * float(np.median(steps.end - steps.begin)), _BLOCKED[2] * usual)
 
 
 def _parts(steps: MeasuredSteps, reader: Int64, blocked: Bools, late: Bools) -> StepParts:

@@ -50,7 +50,7 @@ def answer(question: str, replay: Replay, causes: Causes, named: Callable[[str],
     candidates = {_SPACES.sub("", each.name): each for each in causes.all(replay.parts)}
     if wanted not in candidates:
         _refuse_name(question, wanted, causes)
-        return Answer(question, 0.0, (0.0, 0.0), "it is no slower than the others")
+        return Answer(question, 0.0, (0.0, 0.0), "no slower than the others")
     cause = candidates[wanted]
     gain, interval = gain_of(replay, cause)
     return Answer(question, gain, interval, cause.why)

@@ -1,4 +1,4 @@
-"""Causes of lost time, from traces whose truth is known: who is named first, and what mending it gains."""
+"""Causes of lost time and their gains, from traces whose truth is known."""
 
 from __future__ import annotations
 

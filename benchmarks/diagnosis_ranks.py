@@ -1,0 +1,212 @@
+"""Four gloo ranks that train layers of known length and trace their steps, healthy and with a fault: a rank's side.
+
+Layers sleep: their wall time is what a table says, whatever else the machine does. Messages are real. A slow link holds
+a message back until its delay after the send has passed, by times of sends that ranks share.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing import Array
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as processes
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, schedules
+from torch.profiler import ProfilerActivity, profile, record_function
+
+import schedc
+from schedc_runtime import Mesh, Pipeline
+from schedc_runtime.measure.step_trace import chrome_trace
+from schedc_runtime.transport.distributed import TorchTransport
+
+RANKS, MICROBATCHES, ROWS, WIDTH = 4, 8, 2, 8
+SECONDS = 0.025
+"""Forward, and each half of a backward, of a rank's whole share of the model."""
+SEND_TIMES = Array(ctypes.c_double, RANKS * RANKS * 4096, lock=False)
+"""When each message of a channel was sent; shared by forks."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is slow. rank: -1 none; kind: F or B, or "" for both; factor of its time. link: ordered pair, seconds late.
+
+    data: factors of microbatches. late: seconds by which rank 0 begins a step later.
+    """
+
+    rank: int = -1
+    kind: str = ""
+    factor: float = 1.5
+    link: tuple[int, int] = (-1, -1)
+    delay: float = 0.0
+    data: tuple[float, ...] = (1.0,) * MICROBATCHES
+    late: float = 0.0
+
+
+class _Sleeps(torch.autograd.Function):
+    """x * w, forward and backward with sleeps; the first feature of a row is its work and passes unchanged."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, layer: SleepingLayer) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(x, w)
+        ctx.layer, ctx.work = layer, min(max(float(x[0, 0]), 0.0), 10.0)  # torch tries shapes with other values
+        time.sleep(layer.seconds("F") * ctx.work)
+        return x * w
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+        x, w = ctx.saved_tensors
+        inputs = weights = None
+        if ctx.needs_input_grad[0]:
+            time.sleep(ctx.layer.seconds("B") * ctx.work)
+            inputs = gradient * w
+        if ctx.needs_input_grad[1]:
+            time.sleep(ctx.layer.seconds("B") * ctx.work)
+            weights = (gradient * x).sum(0)
+        return inputs, weights, None
+
+
+class SleepingLayer(nn.Module):
+    """A layer that adds, then sleeps for ``share`` of a rank's time."""
+
+    fault = Fault()
+    rank = -1
+
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self.weight, self.share = nn.Parameter(torch.ones(WIDTH)), share
+
+    def seconds(self, kind: str) -> float:
+        slow = self.rank == self.fault.rank and self.fault.kind in ("", kind)
+        return SECONDS * self.share * (self.fault.factor if slow else 1.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _Sleeps.apply(x + 0.0, self.weight, self)  # type: ignore[no-untyped-call,no-any-return]
+
+
+def square(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs - targets).pow(2).mean()
+
+
+def batch(fault: Fault) -> Tensor:
+    """[rows, WIDTH] ones, but the work of each microbatch as first feature."""
+    x = torch.ones(MICROBATCHES * ROWS, WIDTH)
+    x[:, 0] = torch.tensor(fault.data).repeat_interleave(ROWS)
+    return x
+
+
+def run_ranks(how: str, name: str, faults: list[Fault], steps: int, folder: Path, port: int) -> None:
+    """Traces ``steps`` steps under each fault into ``folder/<number>``. how: torch, or ours."""
+    target = _torch_rank if how == "torch" else _own_rank
+    processes.start_processes(_rank, (target, name, faults, steps, folder, port), nprocs=RANKS, start_method="fork")
+
+
+def _rank(rank: int, target: Any, name: str, faults: list[Fault], steps: int, folder: Path, port: int) -> None:
+    names = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(RANKS)}
+    os.environ.update(names, GLOO_SOCKET_IFNAME="lo")
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=RANKS)
+    SleepingLayer.rank = rank
+    target(rank, name, faults, steps, folder)
+    dist.destroy_process_group()
+
+
+def _torch_rank(rank: int, name: str, faults: list[Fault], steps: int, folder: Path) -> None:
+    kinds = {
+        "1F1B": (schedules.Schedule1F1B, [rank]),
+        "GPipe": (schedules.ScheduleGPipe, [rank]),
+        "Interleaved1F1B": (schedules.ScheduleInterleaved1F1B, [rank, rank + RANKS]),
+        "ZBV": (schedules.ScheduleZBVZeroBubble, [rank, 2 * RANKS - 1 - rank]),
+    }
+    kind, held = kinds[name]
+    total = RANKS * len(held)
+    layers = [SleepingLayer(1 / len(held)) for _ in held]
+    stages = [
+        PipelineStage(layer, stage, total, torch.device("cpu")) for layer, stage in zip(layers, held, strict=True)
+    ]
+    if name == "1F1B":
+        _name_chunks(stages[0])
+    schedule = kind(stages[0] if len(held) == 1 else stages, MICROBATCHES, loss_fn=square)  # type: ignore[arg-type,operator]
+    for number, fault in enumerate(faults):
+        SleepingLayer.fault = fault
+        x = batch(fault)
+
+        def step(x: Tensor = x) -> None:
+            dist.barrier()
+            schedule.step(*([x] if 0 in held else []), target=x if total - 1 in held else None)
+
+        step()
+        with profile(activities=[ProfilerActivity.CPU]) as profiler:
+            for _ in range(steps):
+                step()
+        (folder / str(number)).mkdir(parents=True, exist_ok=True)
+        profiler.export_chrome_trace(str(folder / str(number) / f"rank{rank}.json.gz"))
+
+
+def _name_chunks(stage: Any) -> None:
+    """Names the chunks of a single-stage schedule, whose 1F1B names none (docs/guide/diagnosis.md)."""
+    for method, name in (("forward_one_chunk", "Forward"), ("backward_one_chunk", "Backward")):
+        setattr(stage, method, _named(getattr(stage, method), name))
+
+
+def _named(run: Callable[..., Any], name: str) -> Callable[..., Any]:
+    def chunk(i: int, *args: Any, **more: Any) -> Any:
+        with record_function(f"{name} {i}"):
+            return run(i, *args, **more)
+
+    return chunk
+
+
+def _own_rank(rank: int, name: str, faults: list[Fault], steps: int, folder: Path) -> None:
+    program = schedc.compile(name, P=RANKS, M=MICROBATCHES)
+    model = nn.Sequential(*(SleepingLayer(RANKS / program.stages) for _ in range(program.stages)))
+    _hold_back()
+    pipe = Pipeline(model, program, loss_fn=square, mesh=Mesh(pipeline=RANKS))
+    for number, fault in enumerate(faults):
+        SleepingLayer.fault = fault
+        x = batch(fault)
+        for step in range(-1, steps):
+            dist.barrier()
+            if rank == 0:
+                time.sleep(fault.late)
+            pipe.step(x, x, trace=step >= 0)
+            if step >= 0 and (trace := pipe.trace()) and rank == 0:
+                path = folder / str(number) / f"step{step}.json"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(json.dumps(chrome_trace(pipe.program, trace)))
+    pipe.close()
+
+
+def _hold_back() -> None:
+    """Lets waits on the slow link end no sooner than the delay after the send."""
+    post, wait = TorchTransport.post, TorchTransport.wait
+    counts: dict[tuple[int, int], int] = defaultdict(int)
+    due: dict[int, int] = {}
+
+    def timed_post(self: Any, transfers: Any) -> Any:
+        handles = post(self, transfers)
+        for transfer, handle in zip(transfers, handles, strict=True):
+            way = (transfer.peer, self.rank) if transfer.receive else (self.rank, transfer.peer)
+            place = (way[0] * RANKS + way[1]) * 4096 + counts[way] % 4096
+            counts[way] += 1
+            if not transfer.receive:
+                SEND_TIMES[place] = time.monotonic()
+            elif way == SleepingLayer.fault.link:
+                due[id(handle)] = place
+        return handles
+
+    def late_wait(self: Any, handle: Any) -> None:
+        wait(self, handle)
+        if (found := due.pop(id(handle), None)) is not None:
+            time.sleep(max(0.0, SEND_TIMES[found] + SleepingLayer.fault.delay - time.monotonic()))
+
+    TorchTransport.post, TorchTransport.wait = timed_post, late_wait  # type: ignore[method-assign]
