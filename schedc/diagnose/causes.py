@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from schedc.diagnose.replay import Replay, StepParts
-from schedc.ir.arrays import Floats, Int64
+from schedc.ir.arrays import Floats, Int64, bincount
 from schedc.ir.ops import LETTERS, OpKind
 from schedc.step.costs.costs import Costs
 from schedc.step.dependencies import Dependencies
@@ -164,7 +164,7 @@ class Causes:
 
     def stages(self, parts: StepParts) -> list[Cause]:
         """Each stage that is slower than the others, where ranks hold several: its share of the model is larger."""
-        if (np.bincount(self.groups.rank) <= len(self.groups.kinds)).all():
+        if (bincount(self.groups.rank) <= len(self.groups.kinds)).all():
             return []
         values = self.groups.medians(parts.body) / self.weight
         result = []
@@ -238,7 +238,7 @@ class Causes:
         paused = (ratio > _PAUSE[0]) & (ratio > 1 + _PAUSE[1] * spread)
         if not paused.any():
             return []
-        ranks = np.bincount(self.known.rank[np.nonzero(paused)[1]], minlength=self.ranks)
+        ranks = bincount(self.known.rank[np.nonzero(paused)[1]], minlength=self.ranks)
         worst = int(ranks.argmax())
         why = f"{int(paused.sum())} cells, most on rank {worst} ({int(ranks[worst])})"
         factor = np.where(paused, usual / np.maximum(parts.body, 1e-9), 1.0)

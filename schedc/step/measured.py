@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from schedc.ir.arrays import Bools, Floats, Int32, Int64
+from schedc.ir.arrays import Bools, Floats, Int32, Int64, repeat
 from schedc.step.dependencies import Dependencies
 from schedc.step.kept import kept
 from schedc.step.lowering import closed_cells
@@ -41,7 +41,7 @@ def cell_inputs(dependencies: Dependencies) -> CellInputs:
     walk, end = closed_cells(dependencies)
     cell = np.empty(len(walk) + 1, np.int64)
     cell[end], cell[-1] = np.arange(end.size), -1
-    reader = np.repeat(cell[:-1], np.diff(walk.first))
+    reader = repeat(cell[:-1], np.diff(walk.first))
     message = walk.lag > 0
     way = np.full(reader.size, -1, np.int64)
     places = np.flatnonzero(message)
