@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from schedc.diagnose.recording import CellRun, Key, Op, RankStep, Recording, cell_ops, message_end
+from schedc.diagnose.recording import CellRun, Key, Op, RankStep, RunRecording, cell_ops, message_end
 from schedc.diagnose.trace_text import refuse, slices
 from schedc.ir.ops import OpKind
 from schedc.source import Source
@@ -31,13 +31,13 @@ RECIPE = (
 )
 
 
-class _Range(NamedTuple):
+class _NamedSpan(NamedTuple):
     begin: float
     end: float
     name: str
 
 
-_Cells = list[tuple[_Range, tuple[Op, ...]]]
+_Cells = list[tuple[_NamedSpan, tuple[Op, ...]]]
 
 
 @dataclass
@@ -49,15 +49,15 @@ class _Events:
 
     source: Source
     rank: int | None
-    ranges: list[_Range] = field(default_factory=list)
-    sends: list[_Range] = field(default_factory=list)
-    receives: list[_Range] = field(default_factory=list)
+    ranges: list[_NamedSpan] = field(default_factory=list)
+    sends: list[_NamedSpan] = field(default_factory=list)
+    receives: list[_NamedSpan] = field(default_factory=list)
     waits: list[float] = field(default_factory=list)
     ops: list[float] = field(default_factory=list)
     device: bool = False
 
 
-def read_kineto(documents: Sequence[tuple[Source, dict[str, Any]]]) -> Recording:
+def read_kineto(documents: Sequence[tuple[Source, dict[str, Any]]]) -> RunRecording:
     """The steps of one pipeline. Ranks are in the order of their global ranks, else of the files.
 
     Raises `DiagnosticError`: S616 for files that name no microbatch, S617 for files that do not belong together.
@@ -78,26 +78,26 @@ def read_kineto(documents: Sequence[tuple[Source, dict[str, Any]]]) -> Recording
             f"it has {len(ranks[few])} steps, another rank has {max(counts)}",
             help="let torch.profiler.schedule begin and end at the same steps on all ranks",
         )
-    return Recording(files[0].source, ranks, "", "torch.profiler")
+    return RunRecording(files[0].source, ranks, "", "torch.profiler")
 
 
 def _events(source: Source, document: dict[str, Any]) -> _Events:
     about = document.get("distributedInfo")
     rank = about.get("rank") if isinstance(about, dict) else None
     result = _Events(source, rank if type(rank) is int else None)
-    host: dict[Any, list[_Range]] = defaultdict(list)
-    device: list[_Range] = []
+    host: dict[Any, list[_NamedSpan]] = defaultdict(list)
+    device: list[_NamedSpan] = []
     ops: dict[Any, list[float]] = defaultdict(list)
     other = ""
     for event, begin, end in slices(document, source):
         name, category = event["name"], event.get("cat")
         if name.startswith("PP:") or _SINGLE.fullmatch(name):
             found = device if category == "gpu_user_annotation" else host[str(event.get("tid"))]
-            found.append(_Range(begin, end, name))
+            found.append(_NamedSpan(begin, end, name))
         elif name.startswith("c10d::send"):
-            result.sends.append(_Range(begin, end, name))
+            result.sends.append(_NamedSpan(begin, end, name))
         elif name.startswith("c10d::recv"):
-            result.receives.append(_Range(begin, end, name))
+            result.receives.append(_NamedSpan(begin, end, name))
         elif name == "gloo:recv":
             result.waits.append(end)
         elif category == "cpu_op" and not name.startswith(_LINKS):
@@ -203,7 +203,7 @@ def _messages_of(
         sent[way, stage + step, microbatch] = sends[0].begin
 
 
-def _first(events: _Events, span: _Range) -> float:
+def _first(events: _Events, span: _NamedSpan) -> float:
     """When compute begins inside a range: when its last receive is there, else with its first operation.
 
     A range of the host without operations only waited. One of the device, or of a trace without operations, computes
@@ -217,6 +217,6 @@ def _first(events: _Events, span: _Range) -> float:
     return max(span.begin, events.waits[ended - 1]) if ended and events.waits[ended - 1] > span.begin else begin
 
 
-def _between(found: list[_Range], low: float, high: float) -> list[_Range]:
+def _between(found: list[_NamedSpan], low: float, high: float) -> list[_NamedSpan]:
     """Ranges that begin in low ..< high."""
     return found[bisect_left(found, (low,)) : bisect_left(found, (high,))]

@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from schedc.diagnose.recording import Op, Recording
+from schedc.diagnose.recording import Op, RunRecording
 from schedc.diagnostics import Diagnostic, DiagnosticError
 from schedc.interchange.torch_cells import read_cells
 from schedc.interchange.torch_placement import infer_placement
@@ -17,6 +17,7 @@ from schedc.ir.schedule import Schedule
 from schedc.source import Source
 from schedc.step.dependencies import Dependencies
 from schedc.step.legality import check_dependencies
+from schedc.step.measured import cell_inputs
 
 _CLOCK = 1.0
 """Milliseconds by which a message may seem to arrive before it was sent; above it clocks are refused."""
@@ -32,7 +33,7 @@ class MeasuredSteps:
     release: [S, P] when each rank began.
     """
 
-    recording: Recording
+    recording: RunRecording
     dependencies: Dependencies
     wait: Floats
     waited: Floats
@@ -48,7 +49,7 @@ class MeasuredSteps:
         return np.asarray(self.end.max(axis=1))
 
 
-def measured_steps(recording: Recording, given: Schedule | None = None) -> MeasuredSteps:
+def measured_steps(recording: RunRecording, given: Schedule | None = None) -> MeasuredSteps:
     """The steps of a recording. given: the schedule that ran; None rebuilds it from the ops of the trace.
 
     Raises `DiagnosticError`: S617 where ranks, steps or the given schedule do not fit together, S618 for clocks that
@@ -85,7 +86,7 @@ def measured_steps(recording: Recording, given: Schedule | None = None) -> Measu
     return result
 
 
-def _rebuilt(recording: Recording) -> Schedule:
+def _rebuilt(recording: RunRecording) -> Schedule:
     """The schedule whose ops the first step ran."""
     ops = [[cell.ops for cell in rank[0].cells] for rank in recording.ranks]
     lines = (",".join(_text((op,)) for cell in cells for op in cell if op[0] != OpKind.R) for cells in ops)
@@ -110,7 +111,7 @@ def _rebuilt(recording: Recording) -> Schedule:
     )
 
 
-def _same_order(recording: Recording, dependencies: Dependencies) -> None:
+def _same_order(recording: RunRecording, dependencies: Dependencies) -> None:
     """Refuses a recording whose ranks or steps ran other cells than the schedule has, in another order."""
     schedule = dependencies.schedule
     if len(recording.ranks) != schedule.ranks:
@@ -147,7 +148,7 @@ def _text(ops: tuple[Op, ...]) -> str:
     return " & ".join(f"{stage}{LETTERS[kind]}{microbatch}" for kind, stage, microbatch in ops)
 
 
-def cell_text(dependencies: Dependencies, cell: int) -> str:
+def measured_cell_name(dependencies: Dependencies, cell: int) -> str:
     """``2F3``, or ``2F3 & 1B0``."""
     return _text(_ops(dependencies, cell))
 
@@ -174,24 +175,21 @@ def _begins(dependencies: Dependencies, release: Floats) -> Floats:
 
 def _check_clocks(steps: MeasuredSteps) -> None:
     """Refuses clocks by which a cell began before what it needs was computed."""
-    known = steps.dependencies
-    for way in range(2):
-        cells = np.flatnonzero(known.remote[way])
-        early = steps.end[:, known.producers[way, cells]] - steps.end[:, cells]
-        late = steps.sent[:, way, cells] - steps.begin[:, cells]
-        pairs = known.pairs[cells]  # an end of a pair may come behind its message
-        worst = np.where(pairs, 0.0, np.fmax(early, late))
-        if worst.size and worst.max() > _CLOCK:
-            step, number = np.unravel_index(int(worst.argmax()), worst.shape)
-            cell = int(cells[number])
-            other = int(known.producers[way, cell])
-            message = (
-                f"{cell_text(known, cell)} of rank {known.rank[cell]} begins {worst.max():.1f} ms before the message "
-                f"of {cell_text(known, other)} is sent by rank {known.rank[other]} (step {step})"
-            )
-            help = "keep the clocks of the hosts together (PTP, or chrony), or trace ranks of one host"
-            raise DiagnosticError([Diagnostic("S618", message, help=help, source=steps.recording.source)])
+    known, inputs = steps.dependencies, cell_inputs(steps.dependencies)
+    far = np.flatnonzero(inputs.message & ~known.pairs[inputs.reader])  # a message may come inside of a pair
+    reader, way, producer = inputs.reader[far], inputs.way[far], inputs.producer[far]
+    early = steps.end[:, producer] - steps.end[:, reader]
+    worst = np.fmax(early, steps.sent[:, way, reader] - steps.begin[:, reader])
+    if not worst.size or worst.max() <= _CLOCK:
+        return
+    step, number = np.unravel_index(int(worst.argmax()), worst.shape)
+    cell, other = int(reader[number]), int(producer[number])
+    begins = f"{measured_cell_name(known, cell)} of rank {known.rank[cell]} begins {worst.max():.1f} ms"
+    sends = f"{measured_cell_name(known, other)} is sent by rank {known.rank[other]} (step {step})"
+    message = f"{begins} before the message of {sends}"
+    help = "keep the clocks of the hosts together (PTP, or chrony), or trace ranks of one host"
+    raise DiagnosticError([Diagnostic("S618", message, help=help, source=steps.recording.source)])
 
 
-def _misfit(recording: Recording, message: str, help: str) -> NoReturn:
+def _misfit(recording: RunRecording, message: str, help: str) -> NoReturn:
     raise DiagnosticError([Diagnostic("S617", message, help=help, source=recording.source)])

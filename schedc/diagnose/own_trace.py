@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from schedc.diagnose.recording import CellRun, Key, Op, RankStep, Recording, cell_ops, message_end
+from schedc.diagnose.recording import CellRun, Key, Op, RankStep, RunRecording, cell_ops, message_end
 from schedc.diagnose.trace_text import refuse, slices
 from schedc.source import Source
 
@@ -26,7 +26,7 @@ def is_own(document: dict[str, Any]) -> bool:
     return isinstance(facts, dict) and "schedule" in facts
 
 
-def read_own(documents: Sequence[tuple[Source, dict[str, Any]]]) -> Recording:
+def read_own(documents: Sequence[tuple[Source, dict[str, Any]]]) -> RunRecording:
     """The steps of files of one run, one each. Raises `DiagnosticError`: S616 for files without instructions."""
     steps = [_step(source, document) for source, document in documents]
     ranks = max(len(step) for step in steps)
@@ -34,7 +34,7 @@ def read_own(documents: Sequence[tuple[Source, dict[str, Any]]]) -> Recording:
         if len(step) != ranks:
             refuse(source, f"it has {len(step)} ranks, another file has {ranks}")
     name = str(documents[0][1]["otherData"].get("schedule", ""))
-    return Recording(documents[0][0], tuple(zip(*steps, strict=True)), name, "steps of our runtime")
+    return RunRecording(documents[0][0], tuple(zip(*steps, strict=True)), name, "steps of our runtime")
 
 
 def _step(source: Source, document: dict[str, Any]) -> list[RankStep]:

@@ -44,7 +44,7 @@ class RankStep:
 
 
 @dataclass(frozen=True)
-class Recording:
+class RunRecording:
     """The steps of all ranks. ranks: [P][steps]. schedule: as the trace names it, or "". what: the writer's form."""
 
     source: Source

@@ -71,7 +71,7 @@ class Replay:
 
     def makespans(self, *many: StepParts) -> Floats:
         """[parts, S] the time of every step under each of the parts, in one walk."""
-        return makespans(self.dependencies, many)
+        return replayed_times(self.dependencies, many)
 
     @property
     def residual(self) -> Floats:
@@ -79,7 +79,7 @@ class Replay:
         return np.asarray(self.makespans(self.parts)[0] / self.steps.makespan - 1)
 
 
-def makespans(dependencies: Dependencies, many: Sequence[StepParts]) -> Floats:
+def replayed_times(dependencies: Dependencies, many: Sequence[StepParts]) -> Floats:
     """[parts, S] the time of every step under each of the parts."""
     inputs = cell_inputs(dependencies)
     first = ~inputs.message

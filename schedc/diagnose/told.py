@@ -7,13 +7,13 @@ from typing import Any
 
 from schedc.diagnose.ranking import MOST_RESIDUAL, Diagnosis
 from schedc.diagnose.replay import Replay
-from schedc.diagnose.what_if import Answer
+from schedc.diagnose.what_if import WhatIfAnswer
 from schedc.units import equations
 
 SCHEMA = "schedc.diagnosis/1"
 
 
-def to_json(replay: Replay, diagnosis: Diagnosis, answers: Sequence[Answer]) -> dict[str, Any]:
+def to_json(replay: Replay, diagnosis: Diagnosis, answers: Sequence[WhatIfAnswer]) -> dict[str, Any]:
     """The diagnosis as one object; times in ms, gains and bubbles as shares."""
     schedule = replay.dependencies.schedule
     return {
@@ -48,7 +48,7 @@ def to_json(replay: Replay, diagnosis: Diagnosis, answers: Sequence[Answer]) -> 
     }
 
 
-def to_text(replay: Replay, diagnosis: Diagnosis, answers: Sequence[Answer]) -> Iterator[str]:
+def to_text(replay: Replay, diagnosis: Diagnosis, answers: Sequence[WhatIfAnswer]) -> Iterator[str]:
     """The diagnosis line by line."""
     schedule = replay.dependencies.schedule
     sizes = {"P": schedule.ranks, "stages": schedule.stages, "M": schedule.microbatches}

@@ -27,7 +27,7 @@ _SPACES = re.compile(r"\s+")
 
 
 @dataclass(frozen=True)
-class Answer:
+class WhatIfAnswer:
     """The answer to a question. gain: share of a step, or of the time per microbatch where their number changes.
 
     interval: 95 %, None where steps were not resampled. note: what was assumed.
@@ -39,7 +39,7 @@ class Answer:
     note: str
 
 
-def answer(question: str, replay: Replay, causes: Causes, named: Callable[[str], Given]) -> Answer:
+def answer(question: str, replay: Replay, causes: Causes, named: Callable[[str], Given]) -> WhatIfAnswer:
     """The answer to one question. named: gives the schedule of a name, as the command line does.
 
     Raises `RequestError` (S619) for a question that this trace does not answer.
@@ -50,10 +50,10 @@ def answer(question: str, replay: Replay, causes: Causes, named: Callable[[str],
     candidates = {_SPACES.sub("", each.name): each for each in causes.all(replay.parts)}
     if wanted not in candidates:
         _refuse_name(question, wanted, causes)
-        return Answer(question, 0.0, (0.0, 0.0), "no slower than the others")
+        return WhatIfAnswer(question, 0.0, (0.0, 0.0), "no slower than the others")
     cause = candidates[wanted]
     gain, interval = gain_of(replay, cause)
-    return Answer(question, gain, interval, cause.why)
+    return WhatIfAnswer(question, gain, interval, cause.why)
 
 
 def _refuse_name(question: str, wanted: str, causes: Causes) -> None:
@@ -84,7 +84,9 @@ def _settings(question: str) -> dict[str, str]:
     return {} if set(result) & {"host", "communication"} else result
 
 
-def _other_schedule(question: str, settings: dict[str, str], replay: Replay, named: Callable[[str], Given]) -> Answer:
+def _other_schedule(
+    question: str, settings: dict[str, str], replay: Replay, named: Callable[[str], Given]
+) -> WhatIfAnswer:
     """The time per microbatch of another schedule under the measured medians, against that of the same under them."""
     own = replay.dependencies.schedule
     name = settings.pop("schedule", own.name)
@@ -104,7 +106,7 @@ def _other_schedule(question: str, settings: dict[str, str], replay: Replay, nam
     if other.ranks != own.ranks:
         notes.append(f"{other.ranks} ranks for {own.ranks}")
     notes.append(f"{before:.2f} ms a microbatch now, {each:.2f} then, both by the measured medians")
-    return Answer(question, 1 - each / before, None, "; ".join(notes))
+    return WhatIfAnswer(question, 1 - each / before, None, "; ".join(notes))
 
 
 def _measured_costs(replay: Replay) -> tuple[dict[str, np.ndarray], list[str]]:

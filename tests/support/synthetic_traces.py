@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from schedc.compiler import price
-from schedc.diagnose.measured_steps import cell_text
+from schedc.diagnose.measured_steps import measured_cell_name
 from schedc.inputs import open_input
 from schedc.ir.ops import OpKind
 from schedc.step.dependencies import Dependencies
@@ -87,7 +87,7 @@ def _step(known: Dependencies, world: World, draws: np.random.Generator) -> dict
         body += world.pause[1] if cell == world.pause[0] else 0.0
         begin = wait + world.host / 2
         end[cell] = begin + body
-        name = cell_text(known, cell)
+        name = measured_cell_name(known, cell)
         name = f"({name.replace(' & ', ';')})OVERLAP_F_B" if "&" in name else name
         events.append(_slice(rank, 0, name, begin, end[cell]))
     world.makespans.append(float(end.max()) - min(e["ts"] for e in events) / 1000)
