@@ -12,11 +12,13 @@ from truth.cases import Options
 from truth.monotone import monotone
 
 from schedc.planner.times.constants import CONSTANTS
+from support.sweeps import swept
 
 
-@pytest.mark.parametrize("cases", [400, pytest.param(2_000, marks=pytest.mark.slow)])
-def test_nothing_faster_makes_a_plan_slower(cases: int) -> None:
+@pytest.mark.sweep
+def test_nothing_faster_makes_a_plan_slower() -> None:
     """Raised speeds, 20 for each plan. A constant whose direction is taken the wrong way round fails, too."""
+    cases = swept(2_000, 400)
     verdict = monotone(Options(cases))
     assert (verdict.cases, verdict.failed) == (cases, ())
     assert verdict.figures["raised"].keys() >= {constant.name for constant in CONSTANTS}
