@@ -90,6 +90,7 @@ def test_bounded_buffers_change_no_bit_and_tell_when_they_are_too_small(case: Ca
                 assert alike(mine.tensors, theirs.tensors)
 
 
+@pytest.mark.usefixtures("watched")
 @pytest.mark.parametrize("method", METHODS)
 def test_all_tokens_on_one_expert_overflow_a_bound_of_the_mean(method: Method) -> None:
     case = Case(2, 2, (5, 5, 0, 5), top=1, routing="one", bound=1.0)
@@ -153,6 +154,7 @@ def weights_and_routing(case: Case, data: Data) -> dict[str, int]:
     }
 
 
+@pytest.mark.usefixtures("watched")
 def test_padded_shapes_do_not_depend_on_the_routing() -> None:
     shapes = []
     for routing, seed in (("random", 0), ("random", 1), ("one", 0)):
