@@ -18,9 +18,11 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import schedc
+from runtime.stage.stage_cases import make_stages
 from schedc_runtime import Pipeline
 from schedc_runtime.errors import NonFiniteLoss
 from schedc_runtime.execute.executor import InstructionError
+from schedc_runtime.partition import partition
 
 P = 4
 
@@ -152,3 +154,36 @@ def test_a_probe_names_its_stage_and_microbatch(stage: int, microbatch: int) -> 
     with pytest.raises(NonFiniteLoss) as caught:
         pipe.step(inputs, targets)
     assert (caught.value.stage, caught.value.microbatch) == (stage, microbatch)
+
+
+def test_probes_end_with_their_step() -> None:
+    """After a step that was not finite, another is judged by its own probes, one for each output."""
+    model, (inputs, targets) = nn.Sequential(*[Addition() for _ in range(P)]), batch(4)
+    pipe = Pipeline(model, schedc.compile("1f1b", P=P, M=4), loss_fn=squares, in_process=True)
+    for _ in range(2):
+        with pytest.raises(NonFiniteLoss):
+            pipe.step(torch.full_like(inputs, float("nan")), targets)
+        model.zero_grad()
+        for _ in range(2):
+            pipe.step(inputs, targets)
+        (executors,) = [bound.executors for bound in pipe._bound_code._bound.values()]
+        assert [len(executor.registers.probes) for executor in executors.values()] == [4] * P
+
+
+def test_only_the_forward_with_a_graph_forms_a_loss_with_gradients() -> None:
+    """A loss may add gradients while it is formed. Where an R forms it a second time, the first one must not."""
+    formed: list[bool] = []
+
+    def noted(output: Tensor, target: Tensor) -> Tensor:
+        formed.append(torch.is_grad_enabled())
+        return squares(output, target)
+
+    model = nn.Sequential(Addition())
+    parts = partition(model, 1, example=torch.ones(1, 4))
+    (stage,) = make_stages(parts, noted, torch.ones(1, 4))
+    stage.forward(0, (torch.ones(1, 4),), torch.zeros(1, 4), recompute_later=True)
+    assert formed == [False]
+    stage.recompute(0)
+    assert formed == [False, True]
+    stage.backward(0)
+    assert torch.equal(model[0].weight.grad, torch.full((1, 4), 0.5))
