@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import numpy as np
@@ -22,6 +24,7 @@ PROGRAMS = {
         ("1f1b", {"P": 4, "M": 6}), ("zbv", {"P": 3, "M": 6}), ("dualpipe", {"P": 4, "M": 8}),
     )
 }  # fmt: skip
+NO_TORCH = "import sys, schedc_runtime.blame.words; assert 'torch' not in sys.modules"
 FINE, DEAD = Condition(False, False, ""), Condition(True, False, "killed by SIGKILL")
 
 
@@ -155,3 +158,8 @@ def test_ranks_that_share_experts_wait_inside_an_instruction() -> None:
         chain = chain_from(Ranks({0: program}, standings, experts=2), 0)
         assert chain.processes == root
         assert chain.root is (Root.LINK if other == waiting else Root.RANK)
+
+
+def test_it_runs_without_torch() -> None:
+    """A process beside the ranks explains what they did."""
+    subprocess.run([sys.executable, "-c", NO_TORCH], check=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -23,6 +24,7 @@ from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.ranks.mesh import Mesh
 from schedc_runtime.ranks.network import Network
 from schedc_runtime.testing import simulated_device
+from schedc_runtime.transport.distributed import _Posted
 from support.runtime_cases import differences, next_token_loss, oracle, small_gpt, tokens
 
 CPU = torch.device("cpu")
@@ -142,6 +144,17 @@ def _sleep(output: Tensor) -> None:
     time.sleep(4.5)
 
 
+def _hold(output: Tensor) -> None:
+    """One call in C that keeps Python's lock."""
+    ctypes.PyDLL(None).usleep(4_500_000)
+
+
+def _spin(output: Tensor) -> None:
+    end = time.monotonic() + 4.5
+    while time.monotonic() < end:
+        pass
+
+
 def _kill(output: Tensor) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -157,11 +170,34 @@ def _stop(seconds: float) -> Callable[[Tensor], None]:
 FAULTS: dict[str, Callable[[Tensor], Tensor | None]] = {
     "raise": _raise,
     "sleep": _sleep,
+    "hold": _hold,
+    "spin": _spin,
     "kill": _kill,
     "stop": _stop(5),
     "pause": _stop(1),
     "shape": lambda output: None,
 }
+
+
+def silent_link(rank: int, world_size: int) -> list[str]:
+    """Rank 1 posts its third gradient of the second step to nobody; what this rank raises."""
+    _, pipe = build(timeout=2.0)
+    pipe.step(*tokens(8))
+    (transport,) = pipe._network.transports.values()
+    post, sends = transport.post, iter(range(100))
+
+    def lose(batch: Any) -> Any:
+        handles = post([x for x in batch if x.receive or next(sends) != 2])
+        if len(handles) == len(batch):
+            return handles
+        left = iter(handles)
+        return [next(left) if x.receive else _Posted([], x.tensors) for x in batch]
+
+    if rank == 1:
+        transport.post = lose  # type: ignore[method-assign]
+    text = outcome(pipe, *tokens(8))
+    time.sleep(0.0 if rank == 0 else 1.0)
+    return text
 
 
 def pause(rank: int, world_size: int) -> list[str]:

@@ -84,6 +84,27 @@ def test_a_hung_rank_is_named_with_what_each_rank_waits_on() -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "does"), [("hold", r"holds Python's lock \(GIL\) in one call"), ("spin", "computes|waits for a free")]
+)
+def test_what_a_rank_does_that_all_wait_for_is_seen_from_outside(fault: str, does: str) -> None:
+    (other, _, _), _ = pool(2).run("runtime.ranks.fault_cases:failing", fault=fault)
+    first, stack, *_ = other[1].splitlines()
+    assert re.match(rf"rank 1 \(pid \d+\) ({does}).*, for [\d.]+ s; it is in step 1 at 1F2 --> ", first), other[1]
+    assert re.search(rf"in _{fault}$", stack), other[1]
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+def test_a_message_that_does_not_arrive_is_its_links() -> None:
+    answers = pool(2).run("runtime.ranks.fault_cases:silent_link")
+    first = [text.splitlines()[0] for _, text in answers]
+    assert all(text.startswith("the link from rank 1 to rank 0 is silent: both ends have posted") for text in first)
+    assert answers[0][0] == "StepTimeout"
+
+
+@pytest.mark.processes
 def test_a_stopped_rank_is_named() -> None:
     (other, _, _), _ = pool(2).run("runtime.ranks.fault_cases:failing", fault="stop")
     assert other[0] == "StepTimeout"
