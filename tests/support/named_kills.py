@@ -18,7 +18,7 @@ from support.warm_command import run_torchrun
 
 RANKS = 4
 PLACES = {"forward": "F", "backward": "B", "wait": "WAIT_"}
-"""Where the rank dies, and what its instruction's name has in it."""
+"""By place of a death: a part of the name of the instruction."""
 SOON = 1.0
 """Seconds within which a death must be reported."""
 _LOOK = 0.005

@@ -10,7 +10,15 @@ import numpy as np
 import pytest
 
 import schedc
+from schedc.compiler import legal_schedule
+from schedc.inputs import open_input
 from schedc.ir.program import InstructionKind, Program
+from schedc.ir.works import WorkGroup, WorkKind
+from schedc.step.costs.costs import Costs
+from schedc.step.dependencies import Dependencies
+from schedc.step.placed_works import PlacedWorks
+from schedc.step.program.insert_communication import insert_communication
+from schedc.step.program.insert_works import insert_works
 from schedc_runtime.blame.chain import Root, chain_from
 from schedc_runtime.blame.waits import Ranks
 from schedc_runtime.blame.words import explain
@@ -137,12 +145,51 @@ def test_a_dead_rank_is_preferred_and_not_said_twice() -> None:
     assert explain({0: program}, standings, 0, 1, 1.0)[0] == standings[2].line
 
 
+def test_a_stopped_rank_is_the_root_whatever_it_waits_for() -> None:
+    program = PROGRAMS["1f1b"]
+    rows = stopped_at(program, 3, int(program.rank_start[3]))
+    standings = [standing(rank, row) for rank, row in enumerate(rows)]
+    assert chain_from(Ranks({0: program}, standings), 0).processes == [0, 1, 2, 3]
+    standings[1] = standing(1, rows[1], why=Condition(False, True, "stopped by a signal"))
+    assert chain_from(Ranks({0: program}, standings), 0).processes == [0, 1]
+
+
 def test_replicas_wait_behind_their_last_instruction_for_those_that_have_not_come_there() -> None:
     program = schedc.compile("1f1b", P=2, M=2)
     middle = int(program.rank_start[0]) + 1
     standings = [standing(0, ENDED), standing(1, middle), standing(2, ENDED), standing(3, ENDED)]
     ranks = Ranks({0: program}, standings)  # processes 0 and 1 are replicas of rank 0
     assert chain_from(ranks, 0).processes == [0, 1]
+
+
+def with_sums() -> Program:
+    """1F1B on two ranks, whose gradients are summed over all replicas, and over those with the same experts."""
+    schedule = legal_schedule(open_input("1f1b"), {"P": 2, "M": 2})
+    dependencies = Dependencies.of(schedule)
+    rows = [
+        (kind, stage, 4 + 5 * stage, 4 + 5 * stage, group, 1.0)
+        for stage in (0, 1) for group in (0, 1) for kind in (WorkKind.SCATTER, WorkKind.SPREAD)
+    ]  # fmt: skip
+    kind, stage, start, join, group, size = (np.array(column) for column in zip(*rows, strict=True))
+    nothing = np.full(kind.size, -1)
+    placed = PlacedWorks.of(kind.astype(np.int8), stage, nothing, size, start, join, group.astype(np.int8))
+    return insert_works(insert_communication(schedule, Costs(), dependencies), dependencies, placed)
+
+
+@pytest.mark.parametrize(("group", "members"), [(WorkGroup.REPLICAS, {1, 2, 3}), (WorkGroup.SAME_EXPERTS, {2})])
+def test_a_collective_waits_for_members_that_have_not_started_it(group: WorkGroup, members: set[int]) -> None:
+    """Four replicas in expert groups of two: processes 0 .. 3 are those of rank 0."""
+    program = with_sums()
+    joins = np.flatnonzero((program.kind == InstructionKind.JOIN) & (program.rank == 0))
+    (join, *_) = (int(row) for row in joins if program.works.work(int(program.work[row])).group is group)
+    same = (program.kind == InstructionKind.START) & (program.work == program.work[join])
+    (start,) = map(int, np.flatnonzero(same))
+    for late in range(1, 4):
+        standings = [standing(process, join if process < 4 else ENDED) for process in range(8)]
+        standings[late] = standing(late, start)
+        chain = chain_from(Ranks({0: program}, standings, experts=2), 0)
+        expected = (Root.RANK, [0, late]) if late in members else (Root.LINK, [0])
+        assert (chain.root, chain.processes) == expected
 
 
 def test_ranks_that_share_experts_wait_inside_an_instruction() -> None:
