@@ -72,7 +72,7 @@ class Pipeline:
     device: where a model on the meta device will be; by default as `deferred` says, else the GPU under NCCL.
     rng: how the forward draws random numbers. ``"by name"``: as a function of ``seed``, `steps`, microbatch and module.
         ``"torch"``: from torch's generators as they stand, which gives other numbers with every number of ranks.
-    timeout: seconds that a rank waits for another or for its device, before the step fails and says what all wait on.
+    timeout: seconds that a rank waits for another or its device, at most; in a step 20 times the longest, at least 30.
     check_finite: name the stage and microbatch that made the loss NaN or infinite.
     compare_copies: number of steps between comparisons of parameters that several ranks hold; 0: never.
     example: a batch as of `step`, of which only shapes and plain values count: the model is cut by what it does on it.

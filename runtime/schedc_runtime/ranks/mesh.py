@@ -142,6 +142,12 @@ class PeerGroups:
         for communicator in self._all():
             communicator.close()
 
+    def limit_waits(self, seconds: float) -> None:
+        """Limit each further wait in one of the groups to so many seconds."""
+        for each in self._all():
+            if isinstance(each, TorchCommunicator):
+                each.limit_waits(seconds)
+
     def take_groups(self) -> list[dist.ProcessGroup]:
         """The process groups that are not closed, for the caller to leave."""
         return [group for each in self._all() if isinstance(each, TorchCommunicator) for group in each.take_group()]

@@ -147,6 +147,14 @@ class Network:
                 (handle,) = transport.post([Transfer(peer, receive, (element,), number)])
                 transport.wait(handle)
 
+    def limit_waits(self, seconds: float) -> None:
+        """Limit each further wait for a message or collective to so many seconds."""
+        for transport in self.transports.values():
+            if isinstance(transport, TorchTransport):
+                transport.limit_waits(seconds)
+        for groups in self.peer_groups.values():
+            groups.limit_waits(seconds)
+
     def reconnect(self) -> None:
         """Make new channels in one process, without the messages of a failed step."""
         for each in self.peer_groups.values():

@@ -95,6 +95,10 @@ class TorchCommunicator:
         self._group: dist.ProcessGroup | None = group
         self._timeout = timedelta(seconds=timeout)
 
+    def limit_waits(self, seconds: float) -> None:
+        """Limit each further wait to so many seconds."""
+        self._timeout = timedelta(seconds=seconds)
+
     @property
     def process_group(self) -> dist.ProcessGroup | None:
         """The group; None once it is closed."""

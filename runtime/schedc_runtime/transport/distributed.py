@@ -47,6 +47,10 @@ class TorchTransport:
         self._coalesce = coalesce
         self._post_all = self._post_coalesced if coalesce else self._post_each
 
+    def limit_waits(self, seconds: float) -> None:
+        """Limit each further wait to so many seconds."""
+        self._timeout = timedelta(seconds=seconds)
+
     def post(self, batch: Sequence[Transfer]) -> list[_Posted]:
         try:
             return self._post_all(batch)

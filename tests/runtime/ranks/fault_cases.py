@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,7 @@ from schedc_runtime import Pipeline
 from schedc_runtime.device.choice import HostCopy, device_for, gpu
 from schedc_runtime.device.simulated import SimulatedDevice
 from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.ranks import patience
 from schedc_runtime.ranks.mesh import Mesh
 from schedc_runtime.ranks.network import Network
 from schedc_runtime.testing import simulated_device
@@ -177,6 +179,29 @@ FAULTS: dict[str, Callable[[Tensor], Tensor | None]] = {
     "pause": _stop(1),
     "shape": lambda output: None,
 }
+
+
+def learning(rank: int, world_size: int) -> list[Any]:
+    """Rank 1 hangs in the fifth step of a pipeline that may wait for a minute. What is raised, and when.
+
+    The limit of the third and the fourth step, and of an evaluation behind them, which is new.
+    """
+    patience.LEAST, limits = 1.0, []
+    model, pipe = build(timeout=60.0)
+    (transport,) = pipe._network.transports.values()
+    for step in range(4):
+        on_call(model.blocks[2 * rank], 0, lambda output: limits.append(transport._timeout.total_seconds()))
+        pipe.step(*tokens(8))
+        assert transport._timeout.total_seconds() == 60, step
+    on_call(model.blocks[2 * rank], 0, lambda output: limits.append(transport._timeout.total_seconds()))
+    pipe.evaluate(*tokens(8))
+    longest = pipe._guard._patience
+    longest._seen = weakref.WeakKeyDictionary(dict.fromkeys(longest._seen, (3, 0.1)))
+    if rank == 1:
+        on_call(model.blocks[2], 2, FAULTS["sleep"])
+    start = time.monotonic()
+    told = outcome(pipe, *tokens(8))
+    return [limits[2:], told, time.monotonic() - start]
 
 
 def silent_link(rank: int, world_size: int) -> list[str]:

@@ -97,6 +97,19 @@ def test_what_a_rank_does_that_all_wait_for_is_seen_from_outside(fault: str, doe
 
 @pytest.mark.processes
 @pytest.mark.slow
+def test_a_rank_waits_no_longer_than_steps_have_taught_it() -> None:
+    """Three steps teach the limit of the fourth. A program that has not run has the whole limit."""
+    (limits, (kind, text), seconds), _ = pool(2).run("runtime.ranks.fault_cases:learning")
+    before, learnt, evaluation = limits
+    assert before == evaluation == 60
+    assert 1 <= learnt < 60
+    assert kind == "StepTimeout"
+    assert 2 <= seconds < 4.5, "20 times 0.1 s"
+    assert "a wait in this step may take 2 s: 20 times the longest step so far, 0.10 s" in text
+
+
+@pytest.mark.processes
+@pytest.mark.slow
 def test_a_message_that_does_not_arrive_is_its_links() -> None:
     answers = pool(2).run("runtime.ranks.fault_cases:silent_link")
     first = [text.splitlines()[0] for _, text in answers]

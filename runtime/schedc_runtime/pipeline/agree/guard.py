@@ -27,6 +27,7 @@ from schedc_runtime.execute.places import Late
 from schedc_runtime.pipeline.agree.batch import BatchRefused
 from schedc_runtime.ranks.control import ControlPlane
 from schedc_runtime.ranks.network import Network
+from schedc_runtime.ranks.patience import Patience
 from schedc_runtime.ranks.presence import GIVING_UP
 from schedc_runtime.ranks.progress import ENDED, WHOLE, Position, mark
 from schedc_runtime.ranks.standing import Standing
@@ -70,6 +71,7 @@ class FailureGuard:
         self._watched: Executor | None = None
         self._late: Late | None = None
         self._programs: dict[int, Program] = {}
+        self._patience = Patience(timeout, network.limit_waits)
         self._broken = ""
         self._activity, self.between = "", "between steps, before the first"
         self.control = ControlPlane(network.store, network.process, network.names, timeout, self._describe)
@@ -90,6 +92,7 @@ class FailureGuard:
             progress = self.control.presence.progress
             executors[0].word = progress.word
             progress.begin(int(evaluating), executors[0].labels)
+            self._patience.begin(executors[0])
             self._programs[int(evaluating)] = executors[0].program
             self._watched, places = executors[0], executors[0].places
             if places is not None:
@@ -109,6 +112,7 @@ class FailureGuard:
         try:
             with limited(self._limit):
                 yield
+            self._patience.end(whole=True)
         except BaseException as error:
             cause = self._explain(error)
             if partial:
@@ -117,6 +121,7 @@ class FailureGuard:
                 raise
             raise cause from error
         finally:
+            self._patience.end(whole=False)
             if not self._broken:
                 progress.say(self.between)
 
@@ -152,7 +157,7 @@ class FailureGuard:
             where, peer = f"{where} at {error.instruction}\n  --> {error.where}", self._peer_of(error)
         lost = f"lost {f'the connection with {peer}' if peer else 'a connection'}"
         view = f"{self.control.name} {lost if broken else 'gave up'} {where}\n  {cause}"
-        return self.control.diagnose(view, broken=broken, peer=peer)
+        return self.control.diagnose(view, broken=broken, peer=peer, help="" if broken else self._patience.told())
 
     def _late_device(self, error: BaseException, cause: DeviceLate) -> RuntimeFault:
         """The failure behind a device that has stopped. The host has posted more than the device has ended."""
