@@ -15,6 +15,8 @@ full     the disk is full at 20 places of a save, or read-only: the save fails b
          as it is, and the next save works. `support.full_disks` makes such a disk.
 hostile  altered checkpoints of every form: no code in them runs, no file outside of them is opened, and only errors of
          ours come out. `support.hostile_checkpoints` has the cases.
+named    one of four ranks under torchrun is killed, 40 times: each kill must be reported within a second, with the
+         instruction. `support.named_kills` has the cases.
 
 Printed: `cases`, `failed`, the word's own figures, what failed, and seconds of processor time. The exit status is 1 if
 a case failed. The tests run some of these cases.
@@ -40,6 +42,7 @@ WORDS = {
     "full": "support.full_disks:full",
     "hostile": "support.hostile_checkpoints:hostile",
     "kills": "support.killed_runs:kills",
+    "named": "support.named_kills:named",
 }
 """By word: the file, and the function without arguments that returns `cases`, `failed` and the word's own figures."""
 

@@ -100,8 +100,8 @@ def killed(victim: int, place: str) -> tuple[Report, str]:
     return Report(found[1] if found else "", seconds), text
 
 
-def named(kills: int = 40) -> tuple[int, list[str], dict[str, Any]]:
-    """Cases, what failed, and the figures `reported` and `seconds_max` of the word ``named``."""
+def named(kills: int = 40) -> dict[str, Any]:
+    """The figures of the word ``named``: `cases`, `failed`, `reported`, `seconds_max`, and what failed."""
     cases = list(product(PLACES, range(RANKS)))
     reports, failures = [], []
     for number in range(kills):
@@ -112,4 +112,5 @@ def named(kills: int = 40) -> tuple[int, list[str], dict[str, Any]]:
             failures.append(f"rank {victim} in {place}: {report}; printed: {text[-2000:]}")
     reported = [report for report in reports if report.instruction]
     seconds = max((report.seconds for report in reported), default=-1.0)
-    return kills, failures, {"reported": len(reported), "seconds_max": round(seconds, 3)}
+    figures = {"cases": kills, "failed": len(failures), "reported": len(reported), "seconds_max": round(seconds, 3)}
+    return {**figures, "failures": failures}
