@@ -48,7 +48,10 @@ def answer_key(number: int) -> str:
 
 
 class _Peer(NamedTuple):
-    """Another rank. process: None before `meet`. here: whether it is on this machine. page: its page, if readable."""
+    """Another rank. process: None before `meet`. here: whether the process runs on this machine.
+
+    page: if it can be read.
+    """
 
     process: Process | None
     here: bool

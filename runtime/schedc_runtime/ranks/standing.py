@@ -1,4 +1,4 @@
-"""What is known of a rank when a step has failed: its instruction, and the state of its process."""
+"""What is known of a rank when a step has failed: instruction and state of the process."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ def _sleep(output: Tensor) -> None:
 
 
 def _hold(output: Tensor) -> None:
-    """One call in C that keeps Python's lock."""
+    """Sleeps in C with the lock of Python."""
     ctypes.PyDLL(None).usleep(4_500_000)
 
 
