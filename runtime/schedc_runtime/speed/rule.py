@@ -5,7 +5,8 @@ goes the median ratio of the other ranks in the same step, because a machine may
 
     window   median m and standard error s over `WINDOW` steps: m - 3 s > log `SLOWER`, in two windows in a row
     drift    a cumulative sum of steps, each of them limited to four standard deviations (Page, Biometrika 1954), over
-             at least two windows of which the median is above log `SLOWER`
+             at least two windows of which the median is above log `SLOWER`; of a rank's median over kinds, since the
+             noise of one kind lasts for many steps
 
 An alarm for a rank and a kind comes once. It comes again only after a window in which the rank was not slow.
 """
@@ -39,6 +40,9 @@ _OF_MEDIAN = 1.2533
 _LEAST = 1e-3
 """The least standard deviation that is assumed."""
 
+ALL = "all kinds"
+"""The kind of a drift."""
+
 Ratios = Mapping[str, Sequence[float | None]]
 """By kind: [ranks] logarithm of a rank's time in one step by its baseline; None where a rank runs none of the kind."""
 
@@ -46,8 +50,8 @@ Ratios = Mapping[str, Sequence[float | None]]
 class Alarm(NamedTuple):
     """A rank that has become slow.
 
-    kind: of instructions. factor: how many times its baseline a rank takes. since: the step from which on. drift:
-    whether the cumulative sum found it.
+    kind: of instructions, or `ALL`. factor: how many times its baseline a rank takes. since: the step from which on.
+    drift: whether the cumulative sum found it.
     """
 
     rank: int
@@ -97,7 +101,7 @@ class SpeedRule:
         self.__init__(self._ranks)  # type: ignore[misc]
         found: dict[tuple[int, str], list[float]] = {}
         for ratios in quiet:
-            for key, excess in _excess(ratios).items():
+            for key, excess in _by_rank(_excess(ratios)).items():
                 found.setdefault(key, []).append(excess)
         self._deviations = {key: max(_LEAST, _deviation(values)) for key, values in found.items()}
 
@@ -105,11 +109,12 @@ class SpeedRule:
         """Take in one step. Returns the ranks that are found at its end."""
         excess = _excess(ratios)
         self._steps.append((number, excess))
-        alarms = list(self._drifts(number, excess))
+        alarms = list(self._drifts(number, _by_rank(excess)))
         if len(self._steps) == WINDOW:
             alarms += self._window()
             self._steps = []
-        new = {(alarm.rank, alarm.kind): alarm for alarm in reversed(alarms)}
+        named = {alarm.rank for alarm in alarms if not alarm.drift}
+        new = {(alarm.rank, alarm.kind): alarm for alarm in alarms if not (alarm.drift and alarm.rank in named)}
         fresh = [alarm for key, alarm in sorted(new.items()) if key not in self._told]
         self._told |= new.keys()
         self._sums.update({key: _Sum() for key in new})
@@ -124,7 +129,7 @@ class SpeedRule:
             middle = median(values)
             error = _OF_MEDIAN * _deviation(values) / sqrt(len(values))
             if middle <= log(SLOWER):
-                self._told.discard(key)
+                self._told -= {key, (key[0], ALL)}
             if len(values) < WINDOW // 2 or middle - 3 * error <= log(SLOWER):
                 continue
             slow[key] = self._suspects.get(key, first)
@@ -136,7 +141,7 @@ class SpeedRule:
     def _drifts(self, number: int, excess: Mapping[tuple[int, str], float]) -> list[Alarm]:
         alarms = []
         for key, value in excess.items():
-            if key in self._told:
+            if any(rank == key[0] for rank, _ in self._told):
                 continue
             sums = self._sums.setdefault(key, _Sum())
             if key in self._deviations and sums.add(number, value, self._deviations[key]):
@@ -154,6 +159,14 @@ def _excess(ratios: Ratios) -> dict[tuple[int, str], float]:
             if others:
                 found[rank, kind] = value - median(others)
     return found
+
+
+def _by_rank(excess: Mapping[tuple[int, str], float]) -> dict[tuple[int, str], float]:
+    """The median over the kinds of a rank, under `ALL`."""
+    ranks: dict[int, list[float]] = {}
+    for (rank, _), value in excess.items():
+        ranks.setdefault(rank, []).append(value)
+    return {(rank, ALL): median(values) for rank, values in ranks.items()}
 
 
 def _deviation(values: Sequence[float]) -> float:

@@ -14,7 +14,7 @@ from schedc_runtime import Pipeline, watch_speed
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.models.gpt import next_token_loss
 from schedc_runtime.speed import clock
-from schedc_runtime.speed.rule import BASELINE, SLOWER, WARMING, WINDOW, Alarm, SpeedRule
+from schedc_runtime.speed.rule import ALL, BASELINE, SLOWER, WARMING, WINDOW, Alarm, SpeedRule
 from schedc_runtime.speed.watch import check_watchable
 from schedc_runtime.testing import pool
 from support.runtime_cases import model_for, tokens
@@ -31,7 +31,7 @@ def steps(count: int, slow: Slow = lambda *_: 1.0, noise: float = 0.05, seed: in
     for step in range(count):
         common = draw.choice([0.0, 0.0, 0.3])
         kinds = {}
-        for kind in ("F", "W"):
+        for kind in ("F", "I", "W"):
             ranks = [log(slow(step, rank, kind)) + common + draw.gauss(0, noise) for rank in range(RANKS)]
             kinds[kind] = [None if (rank, kind) == (3, "W") else value for rank, value in enumerate(ranks)]
         yield kinds
@@ -50,10 +50,10 @@ def test_quiet_ranks_raise_no_alarm_whatever_slows_all_of_them():
 @pytest.mark.parametrize(("factor", "rank", "kind"), [(1.25, 0, "F"), (1.5, 3, "F"), (1.25, 1, "W"), (2.0, 2, "W")])
 def test_a_slow_rank_is_named_once_with_kind_factor_and_beginning(factor, rank, kind):
     for seed in range(20):
-        found = alarms(80, lambda step, *key: factor if step >= 30 and key == (rank, kind) else 1.0, seed=seed)
+        found = alarms(100, lambda step, *key: factor if step >= 30 and key == (rank, kind) else 1.0, seed=seed)
         assert [(alarm.rank, alarm.kind) for alarm in found] == [(rank, kind)]
         assert abs(found[0].factor - factor) < 0.12 * factor
-        assert 27 <= found[0].since <= 40
+        assert 30 <= found[0].since <= 50
 
 
 def test_one_slow_window_is_no_alarm_and_a_second_slowdown_is_told_again():
@@ -63,11 +63,10 @@ def test_one_slow_window_is_no_alarm_and_a_second_slowdown_is_told_again():
 
 
 def test_a_drift_under_much_noise_is_found_by_the_sum():
-    found = alarms(300, lambda step, rank, kind: 1 + step / 1000 if (rank, kind) == (2, "F") else 1.0, noise=0.12)
-    assert found
-    assert {(alarm.rank, alarm.kind) for alarm in found} == {(2, "F")}
-    assert any(alarm.drift for alarm in found)
-    assert all(alarm.factor > SLOWER for alarm in found)
+    found = [alarms(300, lambda step, rank, _: 1 + step / 1500 if rank == 2 else 1.0, 0.2, seed) for seed in range(10)]
+    assert {alarm.rank for each in found for alarm in each} == {2}
+    assert all(any(alarm.drift and alarm.kind == ALL for alarm in each) for each in found)
+    assert all(alarm.factor > SLOWER for each in found for alarm in each)
     assert "by a slow drift" in Alarm(2, "F", exp(0.2), 5, drift=True).told("rank 2")
 
 
