@@ -35,6 +35,13 @@ from schedc_runtime.trainers.run_state import RunState, further_states, load_run
 
 _LOOK = 0.02
 """Seconds between two looks for what the keeper has done."""
+_NOT_YET = {
+    "replicas": "images at neighbours are not there yet: give `root` on a disk that all machines share",
+    "spares": "spare processes are not there yet: let torchrun start the ranks again, with --max-restarts",
+    "copy": "copies beside compute are not there yet: a state is copied at once; a larger `every` copies less often",
+    "audit": "repeating microbatches of a suspect is not there yet: leave it out",
+}
+"""Words that are no states of a trainer, and what to do instead."""
 
 
 class Checkpoints:
@@ -245,6 +252,8 @@ def _check(every: int, durable: int, keep: int, states: dict[str, Any]) -> None:
             "give numbers from 1 on; `durable` is a multiple of `every`: what goes to disk is copied to memory first",
         )
     for name, each in states.items():
+        if name in _NOT_YET:
+            raise RuntimeFault(f"Checkpoints({name}=...) cannot be given", _NOT_YET[name])
         if not (hasattr(each, "state_dict") and hasattr(each, "load_state_dict")):
             raise RuntimeFault(
                 f"{name} is a {type(each).__name__}, which has no state_dict() and load_state_dict()",

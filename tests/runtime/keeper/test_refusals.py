@@ -47,6 +47,9 @@ def test_another_model_seed_or_argument_is_refused(tmp_path: Path) -> None:
     other.saved.close()
     with pytest.raises(RuntimeFault, match="multiple of `every`"):
         Run(tmp_path / "second", "1f1b", 2, every=2, durable=3)
+    for name in ("replicas", "spares", "copy", "audit"):
+        with pytest.raises(RuntimeFault, match=f"Checkpoints.{name}=.... cannot be given"):
+            Run(tmp_path / "second", "1f1b", 2, **{name: run.rates})
 
 
 def test_a_state_that_is_not_finite_is_dropped(tmp_path: Path) -> None:
