@@ -8,6 +8,7 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -30,10 +31,40 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_threa
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+LONGEST = {
+    "runtime/kernels/test_kernels.py": 67,
+    "project/test_examples.py": 60,
+    "runtime/moe/test_hot_steps.py": 40,
+    "project/test_docs.py": 32,
+    "project/test_site.py": 31,
+    "runtime/trainers/test_trainers.py": 30,
+    "runtime/device/test_order.py": 29,
+    "runtime/data_parallel/test_sharding.py": 27,
+    "runtime/measure/test_gpu_parts.py": 25,
+    "compiler/planner/price/test_monotone.py": 24,
+    "runtime/partition/test_block_masks.py": 23,
+    "compiler/planner/test_networks.py": 23,
+    "runtime/compiled/test_compiled_split.py": 22,
+    "compiler/planner/test_fits.py": 21,
+    "runtime/measure/test_collectives.py": 18,
+    "runtime/capture/test_step_graphs.py": 18,
+    "runtime/moe/test_device_rules.py": 18,
+}
+"""Wall seconds of the longest files, by their paths under tests/, as a run with two workers on two cores took them."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the files that take longest, so that no worker is left with one of them at the end."""
-    long = Counter(item.path for item in items if any(item.iter_markers("slow")) or any(item.iter_markers("processes")))
-    items.sort(key=lambda item: -long[item.path])
+    """Begin with the files that take longest, so that no worker is left with one of them at the end.
+
+    Files of `LONGEST` come by their seconds, then others by their number of tests that are slow or start ranks.
+    Raises `pytest.UsageError` where `LONGEST` names a file that is not there: a file that is moved keeps its place.
+    """
+    folder = Path(__file__).parent
+    if gone := [name for name in LONGEST if not (folder / name).is_file()]:
+        raise pytest.UsageError(f"{__file__}: LONGEST names files that are not there: {', '.join(gone)}")
+    seconds = {folder / name: each for name, each in LONGEST.items()}
+    slow = Counter(item.path for item in items if any(item.iter_markers("slow")) or any(item.iter_markers("processes")))
+    items.sort(key=lambda item: (-seconds.get(item.path, 0), -slow[item.path]))
 
 
 @pytest.hookimpl(wrapper=True)
