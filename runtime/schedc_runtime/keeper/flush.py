@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from schedc_runtime.keeper.images import Image, ImageHeader
 from schedc_runtime.keeper.places import Places, RankHere
 from schedc_runtime.saved.form import COMMIT, TensorInBoxes, step_folder, tensor_of
-from schedc_runtime.saved.write import clear, commit, write_rank
+from schedc_runtime.saved.write import clear, commit, take_back, write_rank
 
 _OTHERS = 600.0
 """Seconds to wait for what the keepers of other machines write."""
@@ -46,39 +46,45 @@ def held_steps(images: Sequence[Sequence[Image]]) -> list[Held]:
 def flush(places: Places, trainers: Sequence[RankHere], step: int) -> Flushed | None:
     """Write the images of ``step`` of all ranks here, and commit the step where rank 0 is here.
 
-    None where a rank has begun another state meanwhile, or other machines have not written theirs.
-    Raises `OSError` where the disk is full or refuses.
+    None where a rank no longer has this state, or other machines have not written theirs. Nothing of the step stays
+    then. Raises `OSError` where the disk is full or refuses.
     """
     began, first = time.monotonic(), trainers[0]
-    root = Path(first.root)
+    root, done = Path(first.root), False
     if (step_folder(root, step) / COMMIT).exists():
         return Flushed(step, 0.0, True)
-    described = [_write_image(places, root, trainer, step) for trainer in trainers]
-    if any(each is None for each in described):
-        return None
-    committed = any(trainer.rank == 0 for trainer in trainers)
-    if committed:
-        facts = described[0]["run"] if described[0] else {}
-        if not _commit(root, described[0]["attempt"] if described[0] else "", step, first, facts):
-            return None
+    leads = any(trainer.rank == 0 for trainer in trainers)
+    try:
+        described = _write_images(places, root, trainers, step)
+        done = bool(described) and (not leads or _commit(root, step, first, described[0]))
+    finally:
+        if not done:
+            take_back(root, step, (trainer.rank for trainer in trainers))
+    if done and leads:
         clear(root, max(GENERATIONS, first.keep))
-    return Flushed(step, time.monotonic() - began, committed)
+    return Flushed(step, time.monotonic() - began, leads) if done else None
 
 
-def _write_image(places: Places, root: Path, trainer: RankHere, step: int) -> dict[str, Any] | None:
-    """Write a rank's image of a step; its description, or None where the rank no longer has it."""
-    for image in places.images(trainer.rank):
-        with _reading(image, step) as header:
-            description = image.description(header) if header is not None else None
-            if header is None or description is None:
-                continue
-            attempt, tensors = description["attempt"], described_tensors(description)
-            source, same = image.source(header), partial(_holds, image, header)
+def _write_images(places: Places, root: Path, trainers: Sequence[RankHere], step: int) -> list[dict[str, Any]]:
+    """Write the images of a step; [ranks] their descriptions. [] where a rank no longer has the state.
+
+    All ranks leave their images alone from before the first is written until behind the last.
+    """
+    described = []
+    with ExitStack() as reading:
+        held = [reading.enter_context(_reading(places, trainer.rank, step)) for trainer in trainers]
+        for trainer, each in zip(trainers, held, strict=True):
+            if None in held or each is None or (description := each[0].description(each[1])) is None:
+                return []
+            image, header = each
             written = write_rank(
-                root, attempt, step, trainer.rank, trainer.world, source, tensors, description["facts"], same
-            )
-            return None if written is None else description
-    return None
+                root, description["attempt"], step, trainer.rank, trainer.world, image.source(header),
+                described_tensors(description), description["facts"], partial(_holds, image, header),
+            )  # fmt: skip
+            if written is None:
+                return []
+            described.append(description)
+    return described
 
 
 def described_tensors(description: dict[str, Any]) -> dict[str, TensorInBoxes]:
@@ -92,26 +98,26 @@ def _holds(image: Image, header: ImageHeader) -> bool:
 
 
 @contextmanager
-def _reading(image: Image, step: int) -> Iterator[ImageHeader | None]:
-    """The header of an image of ``step``, which the trainer leaves alone meanwhile; None for another step."""
+def _reading(places: Places, rank: int, step: int) -> Iterator[tuple[Image, ImageHeader] | None]:
+    """A rank's image of ``step``, which the trainer leaves alone meanwhile; None where the rank has none."""
+    images = places.images(rank)
+    marked = [image for image in images if (header := image.header()) is not None and header.step == step]
     try:
-        header = image.header()
-        if header is None or header.step != step:
-            yield None
-            return
-        image.read_now = True
-        try:
-            yield header if image.header() == header else None
-        finally:
-            image.read_now = False
+        for image in marked:
+            image.read_now = True
+        whole = ((image, header) for image in marked if (header := image.header()) is not None and header.step == step)
+        yield next(whole, None)
     finally:
-        image.close()
+        for image in marked:
+            image.read_now = False
+        for image in images:
+            image.close()
 
 
-def _commit(root: Path, attempt: str, step: int, trainer: RankHere, facts: dict[str, Any]) -> bool:
+def _commit(root: Path, step: int, trainer: RankHere, description: Mapping[str, Any]) -> bool:
     """Commit a step. Waits for the other machines, if there are any."""
     deadline = time.monotonic() + (_OTHERS if trainer.here < trainer.world else 0.0)
-    while commit(root, attempt, step, trainer.world, facts) is None:
+    while commit(root, description["attempt"], step, trainer.world, description["run"]) is None:
         if time.monotonic() > deadline:
             return False
         time.sleep(_LOOK)

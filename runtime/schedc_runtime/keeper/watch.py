@@ -123,7 +123,7 @@ class Keeper:
         current = [trainer for trainer in trainers if not newest or trainer.attempt in newest]
         if not current:
             return  # those of the next attempt come at any moment
-        known = _identities(self.ranks)
+        known, first = _identities(self.ranks), not self.images
         kept = {}
         for trainer in current:
             if known.get(trainer.rank) == (trainer.process, trainer.attempt):
@@ -137,6 +137,8 @@ class Keeper:
         for image in (image for images in self.images for image in images):
             image.close()
         self.images = [self.places.images(rank) for rank in self.ranks]
+        for image in (image for images in self.images for image in images if first):
+            image.read_now = False  # as a killed keeper leaves it
         if known != _identities(kept):
             self.flushed = self._refused = self._ended_at = -1
             self._say_here()
@@ -190,9 +192,10 @@ class Keeper:
         if not trainers or len(trainers) < trainers[0].here:
             return
         everything = held_steps(self.images)
-        held = [each.step for each in everything if each.step > max(self._ended_at, self._refused)]
+        held = [each for each in everything if each.step > max(self._ended_at, self._refused)]
         alone = trainers[0].here == trainers[0].world
-        for step in reversed(held[:1] if alone else held):
+        wanted = [each.step for each in held if not alone or each is held[0] or (each.durable and not told)]
+        for step in reversed(wanted):
             done = self._flush(step)
             self._ended_at = max(self._ended_at, step) if done is not None else self._ended_at
             if told and done is not None:
@@ -202,12 +205,13 @@ class Keeper:
                 _say(f"step {step} is whole in memory {whole}: {then if done.seconds else 'it is on disk already'}")
 
     def _durable(self) -> None:
-        """Begin to write the newest durable state, beside the training."""
+        """Begin to write the oldest durable state, beside the training. Its image is kept until then."""
         if self._writer is not None and self._writer.is_alive():
             return
-        due = [each.step for each in held_steps(self.images) if each.durable]
-        if due and due[0] > max(self.flushed, self._refused) and len(self.ranks) == self.trainers[0].here:
-            self._writer = threading.Thread(target=self._flush, args=(due[0],), name="schedc-writer")
+        done = max(self.flushed, self._refused)
+        due = [each.step for each in held_steps(self.images) if each.durable and each.step > done]
+        if due and len(self.ranks) == self.trainers[0].here:
+            self._writer = threading.Thread(target=self._flush, args=(due[-1],), name="schedc-writer")
             self._writer.start()
 
     def _join(self) -> None:
@@ -219,15 +223,17 @@ class Keeper:
         if threading.current_thread() is self._writer:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         with self._lock:
+            why: object = "a rank no longer has this state, or another machine has not written its part"
             try:
                 done = flush(self.places, self.trainers, step)
             except (OSError, ValueError, RuntimeFault) as error:
+                done, why = None, error
+            if done is None:
                 self._refused = max(self._refused, step)
                 self._say_here()
-                _say(f"step {step} could not be written: {error}; the committed steps are as before")
-                return None
-        if done is not None:
-            self.flushed = max(self.flushed, step)
+                _say(f"step {step} could not be written: {why}; the committed steps are as before")
+            else:
+                self.flushed = max(self.flushed, step)
         return done
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 from zlib import crc32
@@ -89,6 +89,18 @@ def commit(root: Path, attempt: str, step: int, world: int, facts: Mapping[str, 
     record = Commit(step, tuple(digests), facts)
     write_whole(folder / COMMIT, record.text())
     return record
+
+
+def take_back(root: Path, step: int, ranks: Iterable[int]) -> None:
+    """Remove what ``ranks`` have written of a step, unless it is committed, as far as the disk allows."""
+    folder = step_folder(root, step)
+    if (folder / COMMIT).exists():
+        return
+    with suppress(OSError):
+        for rank in ranks:
+            (folder / rank_file(rank, "json")).unlink(missing_ok=True)
+            (folder / rank_file(rank, "safetensors")).unlink(missing_ok=True)
+        folder.rmdir()
 
 
 def clear(root: Path, keep: int) -> list[int]:

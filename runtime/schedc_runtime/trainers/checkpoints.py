@@ -76,7 +76,11 @@ class Checkpoints:
         """Number of updates so far."""
         self.left_out = 0
         """Number of states that no image had room for."""
-        self._parts = 0
+        self._on_disk = 0
+        """The newest state that all ranks have kept for the disk."""
+        self._owed: set[int] = set()
+        """States whose images stay until they are on disk."""
+        self._parts, self._late = 0, False
         self._resumed = self._closed = False
         self._common: int | None = None
         self._further = further_states(states)
@@ -105,7 +109,7 @@ class Checkpoints:
             kept = newest_kept(control, self.places, self.root)
         if kept.step is not None:
             load_run_state(self.pipe, self.optimizer, self.states, kept.tensors, kept.facts)
-            self.step = kept.step
+            self.step = self._on_disk = kept.step
         with assembly.guard("setting aside what is newer"):
             for image in self._writer.images:
                 header = image.header()
@@ -142,6 +146,7 @@ class Checkpoints:
             lacking, start.lacking = start.lacking, False
         if due and not lacking:
             self._common = self.step
+            self._owe()
         self._parts = (self._parts + 1) % accumulate
         self.step += self._parts == 0
         self._note()
@@ -193,15 +198,43 @@ class Checkpoints:
             return True
         number = held.index(self.step) if self.step in held else int(held[0] is not None and held[0] == self._common)
         self._meeting.keep_alive()
-        while writer.images[number].read_now and self._meeting.keeper_lives():
+        while self._is_wanted(number, held[number]) and self._meeting.keeper_lives():
             if not wait:
                 self.left_out += 1
                 return False
             time.sleep(_LOOK)
         state = self._state()
         facts = {"attempt": self._meeting.attempt, "facts": state.facts, "run": self._meeting.run_facts}
-        writer.write(number, state.boxes, self.step, last or (self.step > 0 and self.step % self.durable == 0), facts)
+        writer.write(number, state.boxes, self.step, last or self._is_due, facts)
         return True
+
+    @property
+    def _is_due(self) -> bool:
+        """Whether the state of this step shall go to disk: the first that could be kept since one was due."""
+        return self.step // self.durable > self._on_disk // self.durable
+
+    def _owe(self) -> None:
+        """All ranks have the state of this step: let it stay in memory until it is on disk, if it is for the disk."""
+        if not self._is_due:
+            return
+        due = (self._on_disk // self.durable + 1) * self.durable
+        if self.step > due and not self._late and self._meeting.control.process == 0:
+            self._late = True
+            why = f"an older one was still being written; step {self.step:,} goes there instead"
+            print(f"schedc: step {due:,} was due on disk while {why}", file=sys.stderr, flush=True)
+        self._owed.add(self.step)
+        self._on_disk = self.step
+
+    def _is_wanted(self, number: int, step: int | None) -> bool:
+        """Whether the image of ``step`` has to stay: the keeper reads it, or will bring it to disk."""
+        if self._writer.images[number].read_now:
+            return True
+        if step is not None and step in self._owed:
+            watch = self.places.watch()
+            if (watch is None or watch.refused < step) and not (step_folder(self.root, step) / COMMIT).is_file():
+                return True
+            self._owed.discard(step)
+        return False
 
     def _drop(self) -> None:
         """The state of this step gives a loss that is not finite: go back behind it when the run goes on."""

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
+from schedc_runtime.keeper import flush
+from schedc_runtime.saved.read import committed_steps
 from support.copy_costs import MOST, copy_ratio
 from support.kept_runs import Run
-from support.killed_runs import killed_flushes, killed_trainings
+from support.killed_runs import held, killed_flushes, killed_trainings
 
 STEPS = 6
 
@@ -50,6 +55,50 @@ def test_a_killed_flush_is_ended_by_the_next() -> None:
     calls, failures = killed_flushes()
     assert calls >= 40, "each call of the system is a place to be killed at, and so is one of the next flush"
     assert failures == []
+
+
+@pytest.mark.slow
+def test_a_durable_state_stays_in_memory_until_it_is_on_disk(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A keeper that comes late finds it. The next one that was due meanwhile is copied as soon as an image is free."""
+    run = Run(tmp_path / "run", "1f1b", 2, durable=3, keep=9)
+    watch = run.saved.places.watch()
+    assert watch is not None
+    os.kill(watch.process.pid, signal.SIGSTOP)
+    try:
+        run.train(8)
+    finally:
+        os.kill(watch.process.pid, signal.SIGCONT)
+    assert run.saved.left_out == 3, "steps 5, 6 and 7: one image has step 3, and the other the newest that all have"
+    deadline = time.monotonic() + 30.0
+    while committed_steps(run.saved.root) != [3] and time.monotonic() < deadline:
+        time.sleep(0.02)
+    run.saved.train(*next(run.batches))
+    run.optimizer.step()
+    run.saved.close()
+    assert committed_steps(run.saved.root) == [3, 8, 9]
+    assert sorted(path.name for path in run.saved.root.glob("step-*")) == [f"step-{n:08}" for n in (3, 8, 9)]
+    assert (
+        capfd.readouterr().err.count("step 6 was due on disk while an older one was still being written; step 8") == 1
+    )
+
+
+@pytest.mark.parametrize("lacks", ["an image", "room"])
+def test_a_step_that_cannot_be_committed_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacks: str
+) -> None:
+    root = tmp_path / "run"
+    places, ranks = held(root, tmp_path, 1)
+    assert flush.flush(places, ranks, 1) is not None
+    held(root, tmp_path, 2)
+    if lacks == "an image":
+        places.image_paths(1)[0].unlink()
+        assert flush.flush(places, ranks, 2) is None
+    else:
+        monkeypatch.setattr(flush, "commit", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        with pytest.raises(OSError, match="No space"):
+            flush.flush(places, ranks, 2)
+    assert [path.name for path in root.iterdir()] == ["step-00000001"]
+    assert not any(image.read_now for rank in (0, 1) for image in places.images(rank))
 
 
 def test_a_copy_of_a_state_costs_little_more_than_its_bytes() -> None:
