@@ -51,7 +51,7 @@ def code_lines() -> Iterator[tuple[str, int, bool]]:
 
 def place() -> str:
     """File and line of the runtime that runs now; of the file that calls torch where no line of it does."""
-    file, line, _ = max(code_lines(), key=lambda each: each[2], default=("?", 0, False))
+    file, line, _ = next((each for each in code_lines() if each[2]), None) or next(code_lines(), ("?", 0, False))
     return f"{file}:{line}"
 
 
