@@ -75,6 +75,18 @@ def states_of_generators() -> dict[str, Any]:
     return states
 
 
+def check_generators(states: Mapping[str, Any]) -> None:
+    """Raise some error for states that `set_generators` would not take. No generator of the process changes."""
+    random.Random().setstate(states["python"])
+    if not all(isinstance(state, Tensor) for state in states["torch"]):
+        raise ValueError("the state of a generator is no tensor")
+    torch.Generator().set_state(states["torch"][0])
+    if "numpy" in states:
+        import numpy as np
+
+        np.random.RandomState().set_state(_numpy_state(states["numpy"]))
+
+
 def set_generators(states: Mapping[str, Any]) -> None:
     """Let the generators go on from their `states_of_generators`."""
     random.setstate(states["python"])
@@ -83,8 +95,14 @@ def set_generators(states: Mapping[str, Any]) -> None:
     if "numpy" in states:
         import numpy as np
 
-        kind, keys, *rest = states["numpy"]
-        np.random.set_state((kind, np.frombuffer(keys, np.uint32), *rest))
+        np.random.set_state(_numpy_state(states["numpy"]))
+
+
+def _numpy_state(state: Any) -> Any:
+    import numpy as np
+
+    kind, keys, *rest = state
+    return (kind, np.frombuffer(keys, np.uint32), *rest)
 
 
 def _plain(number: Any) -> Any:

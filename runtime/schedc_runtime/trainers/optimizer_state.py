@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from schedc_runtime.checkpoint.stored import Stored
-from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.errors import MaterializeError, RuntimeFault
 from schedc_runtime.trainers.held_state import StatePart
 
 PREFIX = "optimizer."
@@ -158,6 +158,10 @@ def _empty(part: StatePart, key: str, shape: torch.Size, dtype: torch.dtype) -> 
         return StatePart(key, torch.zeros_like(part.tensor, dtype=dtype, requires_grad=False), shape)
     if part.first is None or not shape:
         return StatePart(key, torch.zeros(shape, dtype=dtype, device=place), shape)
+    if shape[0] != part.shape[0]:
+        raise MaterializeError(
+            f"`{key}` has {shape[0]} rows, and `{part.key}` {part.shape[0]}", "use a folder per model"
+        )
     rows = torch.zeros((len(part.tensor), *shape[1:]), dtype=dtype, device=place)
     return StatePart(key, rows, shape, part.first)
 
@@ -175,8 +179,19 @@ def _plain(key: str, value: Any) -> Any:
     return list(plain) if isinstance(plain, tuple) else plain
 
 
+def _fits(value: Any, like: Any) -> bool:
+    """Whether JSON is of the kind of an option, or of one that is None here."""
+    if isinstance(like, tuple):
+        return isinstance(value, list) and len(value) == len(like) and all(map(_fits, value, like))
+    if isinstance(like, (Tensor, int, float)) and not isinstance(like, bool):
+        return type(value) in (int, float)
+    return value is None or (type(value) in (bool, int, float, str) if like is None else type(value) is type(like))
+
+
 def _restored(value: Any, like: Any) -> Any:
-    """``value`` of JSON in the type of ``like``."""
+    """``value`` of JSON in the type of ``like``. Raises `ValueError` for a value of another kind."""
+    if not _fits(value, like):
+        raise ValueError(f"an option of the optimizer is {value!r}, where it has {like!r}")
     if isinstance(like, tuple):
         return tuple(value)
     return like.clone().fill_(value) if isinstance(like, Tensor) else value

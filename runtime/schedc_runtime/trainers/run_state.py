@@ -17,12 +17,18 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.optim import Optimizer
 
 from schedc_runtime.checkpoint.committed import MODEL
-from schedc_runtime.checkpoint.stored import Stored
+from schedc_runtime.checkpoint.stored import Stored, reading
 from schedc_runtime.data_parallel.shards_in_process import InProcessSharding
 from schedc_runtime.errors import MaterializeError, RuntimeFault
 from schedc_runtime.pipeline.build.assembly import Assembly
 from schedc_runtime.pipeline.pipeline import Pipeline
-from schedc_runtime.trainers.further_states import packed, set_generators, states_of_generators, unpacked
+from schedc_runtime.trainers.further_states import (
+    check_generators,
+    packed,
+    set_generators,
+    states_of_generators,
+    unpacked,
+)
 from schedc_runtime.trainers.held_state import StatePart, model_parts, named_once, read_part
 from schedc_runtime.trainers.image_writer import HeldBox
 from schedc_runtime.trainers.optimizer_state import (
@@ -33,10 +39,7 @@ from schedc_runtime.trainers.optimizer_state import (
     optimizer_facts,
     optimizer_parts,
 )
-
-_FACTS = {"steps": int, "seed": int, "replica": int, "optimizer": list, "aliases": dict, "hot": dict, "states": list,
-          "generators": dict}  # fmt: skip
-"""Types of what a rank says of its state."""
+from schedc_runtime.trainers.run_facts import check_further, check_run_facts
 
 
 class RunState(NamedTuple):
@@ -97,11 +100,13 @@ def load_run_state(
     """Give the pipeline, its optimizer and ``states`` what a run has kept. A collective of all ranks, between steps.
 
     stored: tensors by name. everyone: [ranks that have kept it] the facts of `run_state`.
-    Raises the same error on every rank, before anything has changed, for the state of another model or other seeds.
+    Raises the same error on every rank, before anything has changed, for the state of another model or other seeds. So
+    it does for facts that `run_state` would not write. What only a ``load_state_dict`` refuses is raised later.
     """
     assembly = pipe._assembly
     load: _Load | str = ""
     try:
+        check_run_facts(everyone, assembly.names)
         load = _planned(assembly, optimizer, states, _with_aliases(stored, everyone), everyone)
     except RuntimeFault as fault:
         load = f"{fault.message}\n{fault.help}"
@@ -119,7 +124,8 @@ def load_run_state(
         if optimizer is not None:
             fill_optimizer(optimizer, load.once, load.options, load.numbers, load.slots)
         for name, each in states.items():
-            each.load_state_dict(load.further["states"][name])
+            with reading("the run's state", name):
+                each.load_state_dict(load.further["states"][name])
         assembly.weights.loaded()
     pipe.steps = everyone[0]["steps"]
     if hot := {key: value for facts in everyone for key, value in facts["hot"].items()}:
@@ -164,9 +170,14 @@ def _planned(
     options: list[dict[str, Any]] = []
     held = OptimizerFacts.together(OptimizerFacts(*facts["optimizer"]) for facts in everyone)
     if optimizer is not None:
-        slots, options = empty_slots(optimizer, once, stored), group_options(optimizer, once, held)
+        slots = empty_slots(optimizer, once, stored)
+        with reading("the run's optimizer"):
+            options = group_options(optimizer, once, held)
     process, own = assembly.network.process, _own_facts(assembly, everyone)
-    further = unpacked(own["states"], lambda name: _whole(stored[name]))
+    with reading("the run's states of loaders, schedules and generators"):
+        further = unpacked(own["states"], lambda name: _whole(stored[name]))
+        check_further(further)
+        check_generators(further["generators"])
     if missing := sorted(states.keys() - further["states"].keys()):
         raise MaterializeError(
             f"the run has kept no state of `{missing[0]}`", "pass the states that the run was started with"

@@ -1,0 +1,57 @@
+"""Checks what ranks have said of a run's state before any of it is used. It may come from a stranger's file."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from schedc_runtime.checkpoint.stored import reading
+
+_TYPES = {"steps": int, "seed": int, "replica": int, "optimizer": list, "aliases": dict, "hot": dict, "states": dict}
+"""What a rank says of its state, as of `run_state`."""
+
+
+def check_run_facts(everyone: Sequence[Mapping[str, Any]], names: Collection[str]) -> None:
+    """Raise `MaterializeError` for facts that `run_state` would not write.
+
+    everyone: [ranks] the facts of each. names: of the model's parameters and buffers.
+    """
+    for rank, facts in enumerate(everyone):
+        with reading(f"what rank {rank} has said of the run"):
+            if {name: type(each) for name, each in facts.items()} != _TYPES:
+                raise ValueError("its entries are not those of a run's state")
+            if not (0 <= facts["steps"] < 1 << 63 and 0 <= facts["replica"] < 1 << 31):
+                raise ValueError(f"steps are {facts['steps']}, the replica {facts['replica']}")
+            if not all(isinstance(first, str) for first in facts["aliases"].values()):
+                raise ValueError("an alias is no name")
+            if not all(_are(int, experts) for experts in facts["hot"].values()):
+                raise ValueError("hot experts are no numbers")
+            _check_optimizer(facts["optimizer"])
+            _, group, numbers = facts["optimizer"]
+            used = [*facts["aliases"], *facts["aliases"].values(), *group, *numbers]
+            if unknown := sorted(set(used) - set(names)):
+                raise ValueError(f"the model has no `{unknown[0]}`")
+
+
+def check_further(further: Any) -> None:
+    """Raise `ValueError` for other states than `further_states` gives."""
+    if not isinstance(further, dict) or {name: type(each) for name, each in further.items()} != {
+        "states": dict, "generators": dict,
+    }:  # fmt: skip
+        raise ValueError("the further states have other entries")
+
+
+def _check_optimizer(facts: Sequence[Any]) -> None:
+    """Raise `ValueError` for what is no `OptimizerFacts`."""
+    if [type(each) for each in facts] != [list, dict, dict]:
+        raise ValueError("the optimizer's facts are not options, groups and numbers")
+    options, group, numbers = facts
+    if not _are(dict, options) or not _are(dict, numbers.values()) or not _are(int, group.values()):
+        raise ValueError("the optimizer's facts have other types")
+    if not all(0 <= number < len(options) for number in group.values()):
+        raise ValueError("a group of the optimizer has no options")
+
+
+def _are(kind: type, values: Iterable[Any]) -> bool:
+    """Whether all ``values`` are of exactly this type."""
+    return isinstance(values, Iterable) and all(type(each) is kind for each in values)
