@@ -86,6 +86,28 @@ def test_a_slow_link_is_named_with_its_direction(name: str, link: tuple[int, int
     assert found.causes[0].gain == pytest.approx(truth, abs=0.01)
 
 
+def test_each_gain_is_on_top_of_the_causes_above_it(tmp_path: Path) -> None:
+    """A slow rank and a slow link behind it hide each other: the link gains thrice as much once the rank is mended."""
+    schedule = known("1f1b")
+
+    def world(rank: int, link: tuple[int, int]) -> World:
+        return World(
+            slow=lambda r, *_: 1.5 if r == rank else 1.0, latency=lambda a, b: 12.0 if (a, b) == link else 0.5,
+            noise=NOISE,
+        )  # fmt: skip
+
+    both, without_rank, fine = world(2, (0, 1)), world(-1, (0, 1)), world(-1, (-1, -1))
+    found = diagnosed(tmp_path / "both", schedule, both)
+    for name, other in (("link alone", without_rank), ("fine", fine)):
+        write_steps(tmp_path / name, schedule, other)
+    slow, half, none = (float(np.mean(each.makespans)) for each in (both, without_rank, fine))
+    first, second = found.causes[:2]
+    assert [first.cause.name, second.cause.name] == ["rank 2 = others", "link 0>1 = others"]
+    assert first.gain == pytest.approx((slow - half) / slow, abs=0.01)
+    assert second.gain == pytest.approx((half - none) / slow, abs=0.01)
+    assert abs(second.gain - second.alone) > 0.04
+
+
 def test_a_larger_stage_is_no_slow_rank(tmp_path: Path) -> None:
     schedule = known("zbv")
     found = diagnosed(tmp_path, schedule, World(slow=lambda _r, _k, s, _m: 1.5 if s == 7 else 1.0, noise=NOISE))
