@@ -95,10 +95,21 @@ def result_of(word: str, port: int = 29640) -> dict[str, Any]:
     return {
         "cases": len(cases),
         "failed": sum(case.failed for case in cases),
+        "failures": [f"{case.case}: {case.first}, {case.points:.2f} points" for case in cases if case.failed],
         "residual": max(case.residual for case in cases),
         "gain_error_points": max(case.points for case in cases),
         "each": [asdict(case) for case in cases],
     }
+
+
+def own() -> dict[str, Any]:
+    """The word `diagnose` of `resilience.py`."""
+    return result_of("diagnose")
+
+
+def torch_schedules() -> dict[str, Any]:
+    """The word `kineto` of `resilience.py`."""
+    return result_of("kineto")
 
 
 def main() -> int:

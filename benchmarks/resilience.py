@@ -15,6 +15,9 @@ full     the disk is full at 20 places of a save, or read-only: the save fails b
          as it is, and the next save works. `support.full_disks` makes such a disk.
 hostile  altered checkpoints of every form: no code in them runs, no file outside of them is opened, and only errors of
          ours come out. `support.hostile_checkpoints` has the cases.
+diagnose traces of our runtime with a known fault: `schedc diagnose` must put its cause first, and its gain may be a
+         point off. `diagnosis.py` has the cases.
+kineto   the same for traces of torch's schedules, one rank of which is slower.
 named    one of four ranks under torchrun is killed, 40 times: each kill must be reported within a second, with the
          instruction. `support.named_kills` has the cases.
 
@@ -38,10 +41,12 @@ sys.path.append(str(Path(__file__).parents[1] / "tests"))
 WORDS = {
     "block": "support.copy_costs:block",
     "detect": "resilience_detect:detect",
+    "diagnose": "diagnosis:own",
     "flips": "support.damaged_checkpoints:flips",
     "full": "support.full_disks:full",
     "hostile": "support.hostile_checkpoints:hostile",
     "kills": "support.killed_runs:kills",
+    "kineto": "diagnosis:torch_schedules",
     "named": "support.named_kills:named",
 }
 """By word: the file, and the function without arguments that returns `cases`, `failed` and the word's own figures."""
