@@ -32,9 +32,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_threa
 
 
 LONGEST = {
+    "project/test_examples.py": 85,
     "runtime/kernels/test_kernels.py": 67,
-    "project/test_examples.py": 60,
-    "runtime/moe/test_hot_steps.py": 40,
     "project/test_docs.py": 32,
     "project/test_site.py": 31,
     "runtime/trainers/test_trainers.py": 30,
@@ -46,6 +45,7 @@ LONGEST = {
     "compiler/planner/test_networks.py": 23,
     "runtime/compiled/test_compiled_split.py": 22,
     "compiler/planner/test_fits.py": 21,
+    "runtime/moe/test_hot_steps.py": 20,
     "runtime/measure/test_collectives.py": 18,
     "runtime/capture/test_step_graphs.py": 18,
     "runtime/moe/test_device_rules.py": 18,

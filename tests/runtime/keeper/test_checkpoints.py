@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,15 +20,25 @@ from support.killed_runs import held, killed_flushes, killed_trainings
 STEPS = 6
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("again", [("1f1b", 2), ("zbv", 2), ("1f1b", 1)])
-def test_a_run_goes_on_with_the_same_bits(tmp_path: Path, again: tuple[str, int], tied: bool) -> None:
-    model = {"tied": tied}
-    whole = Run(tmp_path / "whole", "1f1b", 2, model=model)
+@pytest.fixture(scope="module", params=[False, True], ids=["untied", "tied"])
+def undisturbed(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[bool, dict[str, Any]]:
+    """Whether weights are tied, and the state of a run that nothing stops."""
+    whole = Run(tmp_path_factory.mktemp("undisturbed") / "whole", "1f1b", 2, model={"tied": request.param})
     whole.train(STEPS)
-    expected = whole.state()
+    state = whole.state()
     whole.saved.close()
+    return request.param, state
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("again", [("1f1b", 2), ("zbv", 2), ("1f1b", 1)])
+def test_a_run_goes_on_with_the_same_bits(
+    tmp_path: Path, again: tuple[str, int], undisturbed: tuple[bool, dict[str, Any]]
+) -> None:
+    tied, expected = undisturbed
+    model = {"tied": tied}
     first = Run(tmp_path / "cut", "1f1b", 2, model=model)
     first.train(3)
     memory = Run(tmp_path / "cut", *again, model=model)

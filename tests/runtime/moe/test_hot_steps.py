@@ -21,7 +21,6 @@ from schedc_runtime.moe.hot_slots import LentNumbers, LentRoom
 from schedc_runtime.transport.collectives_in_process import InProcessCommunicators
 from support.segmented_cases import unequal
 
-pytestmark = pytest.mark.usefixtures("watched")
 HOT = "  hot 2 until imbalance < 1.1"
 
 
@@ -117,6 +116,7 @@ def test_choices_are_numbered_with_slots_as_experts_of_their_own() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("watched")
 def test_the_first_step_lends_none_and_later_ones_change_rounding_alone() -> None:
     sizes = {"P": 1, "M": 1}
     plain, without = trained("zbh1", sizes, lines_of(2, 1), 2)
@@ -136,6 +136,7 @@ def test_the_first_step_lends_none_and_later_ones_change_rounding_alone() -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("watched")
 @pytest.mark.parametrize(
     ("orders", "replicas"), [((("zbh1", 1), ("1f1b", 1)), (1, 2)), ((("dualpipe", 2),) * 2, (2, 1))]
 )
@@ -173,6 +174,7 @@ def test_a_run_that_goes_on_has_the_same_bits() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("watched")
 def test_a_failed_step_and_an_evaluation_leave_nothing_lent() -> None:
     arguments = ("zbh1", {"P": 1, "M": 2}, lines_of(1, 2) + HOT)
     pipe, _ = trained(*arguments, 1)
