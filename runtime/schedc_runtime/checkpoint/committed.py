@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from schedc_runtime.checkpoint.stored import InFile, in_span
+from schedc_runtime.checkpoint.stored import InFile, Stored, in_span
 from schedc_runtime.errors import MaterializeError
 from schedc_runtime.saved.form import COMMIT
 from schedc_runtime.saved.read import HeldTensors, Holding, SavedStep, committed_steps, flaws, newest, open_step
@@ -47,6 +48,20 @@ def stored_in_boxes(tensors: HeldTensors) -> dict[str, InBoxes]:
                             for holding in _distinct(holdings)), tensor.shape)
         for name, (tensor, holdings) in tensors.items()
     }  # fmt: skip
+
+
+def with_aliases(stored: Mapping[str, Stored], aliases: Iterable[Mapping[str, str]]) -> dict[str, Stored]:
+    """The tensors of a step, and those of the model that lie under another name of theirs.
+
+    aliases: of each rank, by name in the model the name of the same weight that comes first.
+    """
+    whole = dict(stored)
+    for name, first in (pair for own in aliases for pair in own.items()):
+        name, first = f"{MODEL}{name}", f"{MODEL}{first}"
+        if (held := stored.get(first, stored.get(name))) is not None:
+            whole.setdefault(name, held)
+            whole.setdefault(first, whole[name])
+    return whole
 
 
 def _distinct(holdings: tuple[Holding, ...]) -> list[Holding]:

@@ -14,13 +14,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from schedc_runtime.checkpoint.committed import MODEL
 from schedc_runtime.checkpoint.opened import open_checkpoint
-from schedc_runtime.checkpoint.stored import Stored, reading
+from schedc_runtime.checkpoint.stored import TENSOR_TYPES, Stored, reading
 from schedc_runtime.errors import MaterializeError
 from schedc_runtime.saved.read import SavedStep
 from schedc_runtime.saved.safetensors import safetensors_header
 from schedc_runtime.saved.write import whole_file, write_whole
+
+_TYPE_NAMES = {dtype: name for name, dtype in TENSOR_TYPES.items()}
 
 
 def export_model(step: SavedStep, target: Path, form: str, shard: int) -> list[Path]:
@@ -38,7 +39,7 @@ def export_model(step: SavedStep, target: Path, form: str, shard: int) -> list[P
     target.mkdir(parents=True, exist_ok=True)
     if form == "dcp":
         return _as_dcp({name: _whole(each) for name, each in stored.items()}, target)
-    types = {name: step.tensors[f"{MODEL}{name}"][0].dtype for name in stored}
+    types = {name: _TYPE_NAMES[each.dtype] for name, each in stored.items()}
     shards = list(_shards({name: _bytes(each) for name, each in stored.items()}, shard))
     placed: dict[str, str] = {}
     paths: list[Path] = []

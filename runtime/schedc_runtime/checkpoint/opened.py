@@ -9,10 +9,11 @@ from pathlib import Path
 from torch import Tensor
 
 from schedc_runtime.checkpoint import distributed, torch_file
-from schedc_runtime.checkpoint.committed import MODEL, is_run, saved_step, stored_in_boxes
+from schedc_runtime.checkpoint.committed import MODEL, is_run, saved_step, stored_in_boxes, with_aliases
 from schedc_runtime.checkpoint.stored import InFile, InMemory, Stored, in_span, inside_file, reading
 from schedc_runtime.errors import MaterializeError
 from schedc_runtime.saved.plain import FORMS, json_of, refused
+from schedc_runtime.saved.read import SavedStep
 from schedc_runtime.saved.safetensors import spans_in
 
 
@@ -42,7 +43,7 @@ def open_checkpoint(source: str | os.PathLike[str] | Mapping[str, Tensor]) -> Ma
         return {name: InMemory(value) for name, value in source.items()}
     path = Path(source)
     if path.is_dir() and is_run(path):
-        return _of_model(stored_in_boxes(saved_step(path).tensors))
+        return _of_model(saved_step(path))
     if path.is_dir():
         known = next((path / name for name in _IN_DIRECTORY if (path / name).is_file()), None)
         if known is None:
@@ -54,8 +55,11 @@ def open_checkpoint(source: str | os.PathLike[str] | Mapping[str, Tensor]) -> Ma
         return _open_file(path)
 
 
-def _of_model(stored: Mapping[str, Stored]) -> dict[str, Stored]:
-    """The model's tensors of a run's checkpoint, under the model's names."""
+def _of_model(step: SavedStep) -> dict[str, Stored]:
+    """The model's tensors of a run's checkpoint, under all of the model's names."""
+    with reading(step.folder, "aliases"):
+        aliases = [dict(manifest.facts.get("aliases", {})) for manifest in step.manifests]
+        stored = with_aliases(stored_in_boxes(step.tensors), aliases)
     return {name.removeprefix(MODEL): each for name, each in stored.items() if name.startswith(MODEL)}
 
 

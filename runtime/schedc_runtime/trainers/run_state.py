@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.optim import Optimizer
 
-from schedc_runtime.checkpoint.committed import MODEL
+from schedc_runtime.checkpoint.committed import MODEL, with_aliases
 from schedc_runtime.checkpoint.stored import Stored, reading
 from schedc_runtime.data_parallel.shards_in_process import InProcessSharding
 from schedc_runtime.errors import MaterializeError, RuntimeFault
@@ -107,7 +107,9 @@ def load_run_state(
     load: _Load | str = ""
     try:
         check_run_facts(everyone, assembly.names)
-        load = _planned(assembly, optimizer, states, _with_aliases(stored, everyone), everyone)
+        load = _planned(
+            assembly, optimizer, states, with_aliases(stored, (facts["aliases"] for facts in everyone)), everyone
+        )
     except RuntimeFault as fault:
         load = f"{fault.message}\n{fault.help}"
     control = assembly.guard.control
@@ -221,17 +223,6 @@ def _check_tied(parts: Iterable[StatePart], first: Mapping[str, str]) -> None:
             raise MaterializeError(
                 f"`{other}` and `{part.key}` are one tied weight, and the run has kept two", "use a folder per model"
             )
-
-
-def _with_aliases(stored: Mapping[str, Stored], everyone: list[dict[str, Any]]) -> dict[str, Stored]:
-    """The tensors with those that lie under another name of theirs."""
-    whole = dict(stored)
-    for name, first in (pair for facts in everyone for pair in facts["aliases"].items()):
-        name, first = f"{MODEL}{name}", f"{MODEL}{first}"
-        if name in stored or first in stored:
-            whole.setdefault(name, stored.get(first, stored.get(name)))  # type: ignore[arg-type]
-            whole.setdefault(first, whole[name])
-    return whole
 
 
 def _whole(stored: Stored) -> Tensor:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from schedc_runtime.checkpoint.opened import open_checkpoint
 from schedc_runtime.errors import MaterializeError, RuntimeFault
 from schedc_runtime.keeper.images import Image, too_small
 from schedc_runtime.keeper.places import Places
@@ -50,6 +51,22 @@ def test_another_model_seed_or_argument_is_refused(tmp_path: Path) -> None:
     for name in ("replicas", "spares", "copy", "audit"):
         with pytest.raises(RuntimeFault, match=f"Checkpoints.{name}=.... cannot be given"):
             Run(tmp_path / "second", "1f1b", 2, **{name: run.rates})
+
+
+def test_a_tied_weight_is_read_by_each_of_its_names(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run", "1f1b", 1, model={"tied": True})
+    run.train(1)
+    run.saved.close()
+    expected, stored = run.pipe.full_state_dict(), open_checkpoint(tmp_path / "run")
+    assert stored.keys() == expected.keys()
+    again = Run(tmp_path / "again", "1f1b", 2, model={"tied": True})
+    with torch.no_grad():
+        for parameter in again.pipe.parameters():
+            parameter.zero_()
+    again.pipe.materialize(checkpoint=tmp_path / "run")
+    state = again.pipe.full_state_dict()
+    assert [name for name in expected if not torch.equal(state[name], expected[name])] == []
+    again.saved.close()
 
 
 def test_a_state_that_is_not_finite_is_dropped(tmp_path: Path) -> None:
