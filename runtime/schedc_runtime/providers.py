@@ -26,11 +26,12 @@ GROUP = "schedc_runtime.providers"
 KINDS = {
     "products": "multiplies rows by the matrices of their experts",
     "exchange": "packs rows, and brings them to their experts and back",
+    "loss": "computes the cross entropy of a chunk of logits, with its gradient",
 }
 """What providers of each kind do."""
 
 TORCH = "torch"
-"""The name of torch's transport among exchanges: it runs where nobody names another."""
+"""The name of torch's own way among exchanges and losses: it runs where nobody names another."""
 
 Bits = Literal["loop", "own"]
 """loop: results have the bits of the project's own way. own: sums in another order, so that results are compared by
@@ -38,7 +39,8 @@ tolerance."""
 
 
 class AnyProvider(Protocol):
-    """What all kinds of providers have. A kind says what else: `moe.products.Provider`, `moe.transit.Exchanger`.
+    """What all kinds of providers have. A kind says what else: `moe.products.Provider`, `transit.base.Exchanger`,
+    `loss_providers.LossProvider`.
 
     why_not: the reason why it cannot serve a case; empty where it can.
     """

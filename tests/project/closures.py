@@ -46,6 +46,7 @@ ASKED_FOR = tuple(
         "triton_kernels",
         "capture",
         "transit",
+        "loss_providers",
     )
 )
 CLOSURES = (

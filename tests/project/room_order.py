@@ -37,7 +37,7 @@ LEVELS = {
         ("segments",),
         ("stage",),
         ("moe", "head_loss", "compiled", "fusion"),
-        ("transit",),
+        ("transit", "loss_providers"),
         ("models",),
         ("execute",),
         ("blame",),

@@ -21,6 +21,12 @@ from torch.nn import functional
 
 from schedc_runtime.device.choice import device_for
 
+LogitLoss = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
+"""(logits [chunk, V], targets [chunk], target that does not count) -> ([] sum of the losses, [chunk, V] its gradient).
+
+All in the wide type. Logits may be overwritten, and so may the gradient by who gets it.
+"""
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -28,11 +34,13 @@ class Rule:
 
     chunk: rows whose logits are there at once. ignored: target of the rows that do not count.
     after: what the model does with logits [chunk, V] before it returns them, element by element; None for nothing.
+    library: who computes losses and their gradients in place of the operations here.
     """
 
     chunk: int
     ignored: int = -100
     after: Callable[[Tensor], Tensor] | None = None
+    library: LogitLoss | None = None
 
 
 class Head(NamedTuple):
@@ -90,14 +98,17 @@ def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
 
 
 def losses(x: Tensor, head: Head, targets: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
-    """([] the sum of the losses, [N] log-sums of each row's logits).
+    """([] the sum of the losses, [N] log-sums of each row's logits). A library gives no log-sums: [0].
 
     x: [N, H] hidden states. targets: [N] whole numbers.
     """
-    log_sums = x.new_empty(len(x), dtype=wide_type(x.dtype))
+    log_sums = x.new_empty(0 if rule.library else len(x), dtype=wide_type(x.dtype))
     total = log_sums.new_zeros(())
     for part in _parts(len(x), rule.chunk):
         logits = _finished(_logits(x[part], head), rule)
+        if rule.library is not None:
+            total += rule.library(logits, targets[part], rule.ignored)[0]
+            continue
         log_sums[part] = torch.logsumexp(logits, -1)
         total += _loss(logits, log_sums[part], targets[part], rule)
     return total, log_sums
@@ -117,7 +128,7 @@ def gradients(
     """([] the sum of the losses, [N, H] gradient of x, those of the head).
 
     factor: what the sum of the losses is multiplied by before it is differentiated. into: see `Sums`.
-    log_sums: [N] as `losses` gave them; without them the losses are computed, else their sum is 0.
+    log_sums: [N] as `losses` gave them; without them the losses are computed. With them their sum is of no use.
     """
     wide = wide_type(x.dtype)
     total = x.new_zeros((), dtype=wide)
@@ -127,12 +138,16 @@ def gradients(
         rows, target = x[part], targets[part]
         plain = _logits(rows, head)
         logits = _finished(plain, rule)
-        if log_sums is None:
-            row_sums = torch.logsumexp(logits, -1)
-            total += _loss(logits, row_sums, target, rule)
+        if rule.library is not None:
+            loss, g = rule.library(logits, target, rule.ignored)
+            total += loss
+            g = g.mul_(factor)
         else:
-            row_sums = log_sums[part]
-        g = _through(plain, _logit_gradients(logits, row_sums, target, rule, factor), rule)
+            row_sums = torch.logsumexp(logits, -1) if log_sums is None else log_sums[part]
+            if log_sums is None:
+                total += _loss(logits, row_sums, target, rule)
+            g = _logit_gradients(logits, row_sums, target, rule, factor)
+        g = _through(plain, g, rule)
         del plain, logits
         narrow = g.to(x.dtype)
         if x_grad is not None:

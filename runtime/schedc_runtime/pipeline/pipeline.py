@@ -66,7 +66,7 @@ class Pipeline:
     cells: the order inside overlapped instructions, the same on all ranks; by default as the plan says. Times of
         segments and exchanges to order by, or a function that gives each cell's program.
     kernels: `Costs.kernels` of a cost file: who multiplies how many rows of experts, where the plan names nobody.
-    providers: who does a part of the step, by kind: ``{"exchange": "deep_ep"}``, ``{"products": ...}``.
+    providers: who does a part of the step, by kind: ``{"exchange": "deep_ep"}``, ``"products"``, ``"loss"``.
     group: the process group of the pipeline's ranks; by default all processes. Its backend carries the messages.
     in_process: run all ranks here, without torch.distributed; one rank always runs so. A batch has all replicas' rows.
     device: where a model on the meta device will be; by default as `deferred` says, else the GPU under NCCL.

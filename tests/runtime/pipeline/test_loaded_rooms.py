@@ -30,7 +30,10 @@ for name in sorted(sys.modules):
 
 NOT_ASKED_FOR = [
     *(f"schedc.{room}" for room in ("syntax", "elaborate", "load", "plan.directives", "planner")),
-    *(f"schedc_runtime.{room}" for room in ("fusion", "compiled", "checkpoint", "offload.lanes", "materialize.fill")),
+    *(
+        f"schedc_runtime.{room}"
+        for room in ("fusion", "compiled", "checkpoint", "offload.lanes", "materialize.fill", "loss_providers")
+    ),
 ]
 
 

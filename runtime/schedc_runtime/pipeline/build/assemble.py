@@ -35,7 +35,7 @@ from schedc_runtime.pipeline.build.apply_plan import (
 )
 from schedc_runtime.pipeline.build.assembly import Assembly, Settings
 from schedc_runtime.pipeline.build.bound import BoundCode
-from schedc_runtime.pipeline.build.chunked_loss import check_vocab, planned_loss
+from schedc_runtime.pipeline.build.chunked_loss import check_vocab, planned_loss, with_library
 from schedc_runtime.pipeline.build.graph_limits import check_step_graphs
 from schedc_runtime.pipeline.build.loss_function import LossHead
 from schedc_runtime.pipeline.build.parallelize import sharding_of, take_shards
@@ -106,7 +106,8 @@ def check_attachments(assembly: Assembly) -> None:
 def cut_model(assembly: Assembly) -> None:
     """The stages' modules, the names that the whole model's state has, and the tokens of the recording."""
     model, program, cut = assembly.settings.model, assembly.program, assembly.settings.cut
-    assembly.head = LossHead(planned_loss(assembly.settings.loss_fn, assembly.plan.loss))
+    planned = planned_loss(assembly.settings.loss_fn, assembly.plan.loss)
+    assembly.head = LossHead(with_library(planned, model, assembly.device, assembly.settings.providers["loss"]))
     check_vocab(model, assembly.head.loss_fn, assembly.plan.loss)
     assembly.partition = partition(
         model,

@@ -13,9 +13,10 @@ from torch.utils import _pytree as pytree
 
 from schedc.ir.plan import HeadLoss
 from schedc_runtime.errors import PlanMismatch, RuntimeFault, StageError
-from schedc_runtime.head_loss.chunks import Head, Rule, losses, wide_type, without_autocast
+from schedc_runtime.head_loss.chunks import Head, LogitLoss, Rule, losses, wide_type, without_autocast
 from schedc_runtime.head_loss.functions import HeadRows, again, early
 from schedc_runtime.partition.left_out import HeadInput
+from schedc_runtime.providers import TORCH
 
 FORMS = ("early", "again")
 MEANS = ("step", "microbatch")
@@ -75,6 +76,7 @@ class ChunkedLoss:
     ignore_index: the target of rows that do not count.
     mean: over the counted targets of the ``"step"``, or of each ``"microbatch"``.
     shift: compare each token's logits with the label of the next token, as Hugging Face models do inside.
+    library: what ``Pipeline(providers={"loss": ...})`` names; torch's operations by default.
 
     Targets are whole numbers [...], one per row of hidden states, or a mapping with ``labels``. Called by itself with
     logits [..., V], or an output that has ``logits``, it gives the same loss of them, whole.
@@ -86,6 +88,7 @@ class ChunkedLoss:
     ignore_index: int = -100
     mean: str = "step"
     shift: bool = False
+    library: LogitLoss | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.head, str) or not self.head:
@@ -127,7 +130,7 @@ class ChunkedLoss:
         at_once: whether gradients of the head may be added to those of its parameters at once.
         """
         entering, rows, parameters = self._rows(module, output, targets)
-        rule = Rule(self.chunk or CHUNK, self.ignore_index, entering.after)
+        rule = Rule(self.chunk or CHUNK, self.ignore_index, entering.after, self.library)
         if not torch.is_grad_enabled():
             with without_autocast(rows.hidden):
                 total, _ = losses(rows.hidden, parameters.like(rows.hidden), rows.targets, rule)
@@ -216,6 +219,26 @@ def planned_loss(loss_fn: LossOfMicrobatch | None, plan: HeadLoss | None) -> Los
             "the plan says `loss whole`, and loss_fn is a ChunkedLoss", "write `loss early` or `loss again` in the plan"
         )
     return replace(loss_fn, form=plan.form, chunk=plan.chunk or loss_fn.chunk)
+
+
+def with_library(
+    loss_fn: LossOfMicrobatch | None, model: nn.Module, device: torch.device, name: str
+) -> LossOfMicrobatch | None:
+    """The loss function, computed by the provider ``name``. Raises `RuntimeFault` where it cannot serve the model."""
+    if name in ("", TORCH) or loss_fn is None:
+        return loss_fn
+    if not isinstance(loss_fn, ChunkedLoss):
+        raise RuntimeFault(
+            f"loss {name}: a library computes the loss of a ChunkedLoss alone, and loss_fn is none",
+            "pass loss_fn=ChunkedLoss(head='lm_head'), with the head's name in the model, or leave the provider out",
+        )
+    weight = getattr(dict(model.named_modules()).get(loss_fn.head), "weight", None)
+    if not isinstance(weight, Tensor):
+        return loss_fn  # the cut names the head that is missing
+    from schedc_runtime.loss_providers import LossCase, loss_for
+
+    case = LossCase(device, wide_type(weight.dtype), len(weight))
+    return replace(loss_fn, library=loss_for(name, case))
 
 
 def check_vocab(model: nn.Module, loss_fn: LossOfMicrobatch | None, plan: HeadLoss | None) -> None:
