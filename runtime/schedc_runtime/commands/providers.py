@@ -21,7 +21,7 @@ from schedc_runtime.transit.exchangers import EXCHANGES
 
 TABLES: Mapping[str, ProviderTable[Any]] = {table.kind: table for table in (PROVIDERS, EXCHANGES, LOSSES)}
 OWN = "schedc"
-"""What stands for the package of the project's own providers."""
+"""The package of the project's own providers."""
 
 
 class FoundProvider(NamedTuple):

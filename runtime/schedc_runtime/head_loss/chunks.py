@@ -128,7 +128,7 @@ def gradients(
     """([] the sum of the losses, [N, H] gradient of x, those of the head).
 
     factor: what the sum of the losses is multiplied by before it is differentiated. into: see `Sums`.
-    log_sums: [N] as `losses` gave them; without them the losses are computed. With them their sum is of no use.
+    log_sums: [N] as `losses` gave them; without log-sums the losses are computed, else their sum is of no use.
     """
     wide = wide_type(x.dtype)
     total = x.new_zeros((), dtype=wide)
