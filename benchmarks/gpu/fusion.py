@@ -80,6 +80,19 @@ class Gelu(nn.Module):
         return output
 
 
+class Norm(nn.Module):
+    """[..., width] to the same: RMSNorm as Hugging Face's models write it, in float32."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.to(torch.float32)
+        output: Tensor = self.weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+        return output
+
+
 class Gathering(nn.Module):
     """[batch, tokens, width] to [2, batch * tokens, inner]: every token goes to two experts."""
 
@@ -170,6 +183,7 @@ def measure(setting: Setting) -> dict[str, Any]:
     entries |= {row: compared(setting, block, (row,), x, angle.cos(), angle.sin()) for row in whole}
     gelus = {"gelu_tanh": tanh_written_out, "gelu_erf": erf_written_out, "bias_gelu": with_bias}
     entries |= {row: compared(setting, of(Gelu(width, inner, act)), (row,), x) for row, act in gelus.items()}
+    entries["rms_norm"] = compared(setting, of(Norm(width)), ("rms_norm",), x)
     entries["permute"] = compared(setting, of(Gathering(width, inner)), ("permute",), x)
     assert set(entries) == {"block", *FUSIONS}
     return {"fusion": {"width": width, "inner": inner, "tokens": tokens, **entries}}

@@ -300,7 +300,9 @@ class ControlPlane:
         if not first and (failure := self._failure(wait=_REPORT + 3 * self.interval, even_if_dead=True)) is not None:
             return as_error(failure, self.name)
         gone, standings = self.presence.ended(), self.presence.standings() if self._store is not None else []
-        told = [*self.presence.troubles(), *self.explain(standings, self.process)]
+        told = self.presence.troubles()
+        if gone or not broken:  # a connection that broke is the cause itself
+            told = [*told, *self.explain(standings, self.process)]
         text = "\n".join(told) or view
         if gone:
             failure = RankFailure(FailureKind.PEER, self.names[gone[0]], self.name, text)
