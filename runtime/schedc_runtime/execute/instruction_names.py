@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from schedc.ir.program import Channel, InstructionKind, Program
 from schedc.ir.works import FACTS
+from schedc_runtime.ranks.progress import ENDED, Position
 
 _LETTER = {Channel.ACTIVATION: "F", Channel.GRADIENT: "B"}
 _NEXT = {Channel.ACTIVATION: 1, Channel.GRADIENT: -1}
@@ -57,6 +58,14 @@ def sentence(program: Program, row: int) -> str:
     }[x.kind, arrives]
     sent = " has been sent" if (x.kind is InstructionKind.WAIT and not arrives) else ""
     return f"{instruction_label(program, row)}: {verb} {what}{sent} {way}"
+
+
+def place_in_words(position: Position, program: Program | None) -> str:
+    """What a rank does and where in its program. program: as far as it is known; else the activity alone."""
+    if position.row < 0 or program is None or position.row >= len(program.kind):
+        return position.activity + ", behind its last instruction" * (position.row == ENDED)
+    part = f" ({position.part})" if position.part else ""
+    return f"{position.activity} at {sentence(program, position.row)}{part} --> {program.where(position.row)}"
 
 
 def receives(program: Program, row: int) -> bool:

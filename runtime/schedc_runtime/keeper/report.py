@@ -7,10 +7,10 @@ from pathlib import Path
 
 from schedc.ir.npz import program_from_npz
 from schedc.ir.program import Program
-from schedc_runtime.execute.instruction_names import sentence
+from schedc_runtime.execute.instruction_names import place_in_words
 from schedc_runtime.keeper.places import RankHere
 from schedc_runtime.ranks.processes import Condition
-from schedc_runtime.ranks.progress import PeerProgress, Position
+from schedc_runtime.ranks.progress import PeerProgress
 
 
 def told_deaths(
@@ -22,15 +22,20 @@ def told_deaths(
     mapped. program: the file of the program that all ranks run.
     """
     streams = _program(program)
+
+    def place(rank: int) -> str:
+        position = pages[rank].read()  # the training program alone is known here
+        return place_in_words(position, streams if position.program == 0 else None)
+
     by_rank = {trainer.rank: trainer for trainer in trainers}
     lines = []
     for rank, condition in lost.items():
-        where = f"; it was {_place(pages[rank].read(), streams)}" if rank in pages else ""
+        where = f"; it was {place(rank)}" if rank in pages else ""
         who = by_rank[rank]
         lines.append(f"{who.name} (pid {who.process.pid}) is dead: {condition.why}{where}")
     for rank, who in by_rank.items():
         if rank not in lost and rank in pages:
-            lines.append(f"  {who.name} is {_place(pages[rank].read(), streams)}")
+            lines.append(f"  {who.name} is {place(rank)}")
     return "\n".join(lines)
 
 
@@ -39,11 +44,3 @@ def _program(path: Path) -> Program | None:
         return program_from_npz(path.read_bytes())
     except (OSError, ValueError):
         return None
-
-
-def _place(position: Position, program: Program | None) -> str:
-    """A position in words. The training program alone is known here: others show their activity."""
-    if position.row < 0 or program is None or position.program != 0 or position.row >= len(program.kind):
-        return position.activity
-    part = f" ({position.part})" if position.part else ""
-    return f"{position.activity} at {sentence(program, position.row)}{part} --> {program.where(position.row)}"

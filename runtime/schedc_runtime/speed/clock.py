@@ -39,11 +39,6 @@ class StreamClock:
         self._quiet: list[dict[Kind, float]] = []
         self._baseline: dict[Kind, float] = {}
 
-    @property
-    def settled(self) -> bool:
-        """Whether there is a baseline."""
-        return bool(self._baseline)
-
     def begin(self) -> None:
         """Measure the next step."""
         self.spent = [0] * len(self.spent)

@@ -86,19 +86,13 @@ class _Sum:
 
 
 class SpeedRule:
-    """Watches ranks, step by step. ranks: how many."""
+    """Watches ranks, step by step. quiet: the steps of the baseline, which tell the noise."""
 
-    def __init__(self, ranks: int) -> None:
-        self._ranks = ranks
+    def __init__(self, quiet: Sequence[Ratios]) -> None:
         self._steps: list[tuple[int, dict[tuple[int, str], float]]] = []
         self._suspects: dict[tuple[int, str], int] = {}
         self._told: set[tuple[int, str]] = set()
-        self._deviations: dict[tuple[int, str], float] = {}
         self._sums: dict[tuple[int, str], _Sum] = {}
-
-    def settle(self, quiet: Sequence[Ratios]) -> None:
-        """Begin anew, with the noise of ``quiet`` steps, those of the baseline."""
-        self.__init__(self._ranks)  # type: ignore[misc]
         found: dict[tuple[int, str], list[float]] = {}
         for ratios in quiet:
             for key, excess in _by_rank(_excess(ratios)).items():

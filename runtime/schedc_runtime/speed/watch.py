@@ -16,12 +16,14 @@ _STREAMS = 64
 
 
 class _Stream:
-    """The clocks and the rule of the executors that run one program on one signature of batches."""
+    """The clocks and the rule of the executors that run one program on one signature of batches.
 
-    def __init__(self, executors: Sequence[Executor], ranks: int) -> None:
+    rule: None before there is a baseline.
+    """
+
+    def __init__(self, executors: Sequence[Executor]) -> None:
         self.clocks = [StreamClock(executor) for executor in executors]
-        self.rule = SpeedRule(ranks)
-        self.settled = False
+        self.rule: SpeedRule | None = None
         self.steps: list[int] = []
         self.ratios: list[dict[str, dict[str, float]]] = []
 
@@ -45,7 +47,7 @@ class SpeedWatch:
         if key not in self._streams:
             if len(self._streams) == _STREAMS:
                 self._streams.clear()
-            self._streams[key] = _Stream(executors, len(self._names))
+            self._streams[key] = _Stream(executors)
         self._current = self._streams[key]
         for clock in self._current.clocks:
             clock.begin()
@@ -57,21 +59,20 @@ class SpeedWatch:
         ratios = {clock.executor.name: clock.end() for clock in stream.clocks}
         if not all(ratios.values()):
             return
-        if not stream.settled:
+        if stream.rule is None:
             mine = {clock.executor.name: clock.quiet() for clock in stream.clocks}
-            stream.rule.settle(self._by_kind(self._control.gather("the usual times of ranks", mine)))
-            stream.settled = True
+            stream.rule = SpeedRule(self._by_kind(self._control.gather("the usual times of ranks", mine)))
         stream.steps.append(step)
         stream.ratios.append(ratios)
         if len(stream.steps) == WINDOW:
-            self._judge(stream)
+            self._judge(stream, stream.rule)
 
-    def _judge(self, stream: _Stream) -> None:
+    def _judge(self, stream: _Stream, rule: SpeedRule) -> None:
         mine = {name: [ratios[name] for ratios in stream.ratios] for name in stream.ratios[0]}
         steps, stream.steps, stream.ratios = stream.steps, [], []
         everyone = self._by_kind(self._control.gather("the times of ranks", mine))
         for step, ratios in zip(steps, everyone, strict=True):
-            for alarm in stream.rule.step(step, ratios):
+            for alarm in rule.step(step, ratios):
                 self.alarms.append(alarm)
                 if self._control.process == 0:
                     self._tell(alarm.told(self._names[alarm.rank]))

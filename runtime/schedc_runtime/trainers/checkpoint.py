@@ -31,7 +31,7 @@ from schedc_runtime.errors import MaterializeError, RuntimeFault
 from schedc_runtime.pipeline.build.assembly import Assembly
 from schedc_runtime.pipeline.build.materialize import check_materialized
 from schedc_runtime.pipeline.pipeline import Pipeline
-from schedc_runtime.trainers.held_state import StatePart, as_written, model_parts, named_once, read_part
+from schedc_runtime.trainers.held_state import StatePart, as_written, check_model, model_parts, named_once, read_part
 from schedc_runtime.trainers.optimizer_state import (
     OptimizerFacts,
     empty_slots,
@@ -176,7 +176,7 @@ def _planned(path: Path, assembly: Assembly, optimizer: Optimizer | None) -> _Pl
         stored = _opened(path)
         facts = _facts(path, stored)
         parts = [part._replace(key=f"model.{part.key}") for part in model_parts(assembly)]
-        _check_model(path, assembly, stored, parts)
+        check_model(str(path), "load it into the same model", assembly, stored, parts)
         once = named_once(assembly, model_parts(assembly))
         if optimizer is None:
             return _Plan(stored, facts, parts, once, {}, [], {})
@@ -212,21 +212,6 @@ def _facts(path: Path, stored: Mapping[str, Stored]) -> dict[str, Any]:
         if {name: type(facts[name]) for name in _KINDS} != _KINDS or kinds != [list, dict, dict]:
             raise ValueError("it is none that `save` writes")
     return facts
-
-
-def _check_model(path: Path, assembly: Assembly, stored: Mapping[str, Stored], parts: list[StatePart]) -> None:
-    """Raise `MaterializeError` for a checkpoint of another model."""
-    of_model = {key for key in stored if key.startswith("model.")}
-    if unknown := sorted(of_model - {f"model.{name}" for name in assembly.names}):
-        raise MaterializeError(f"{path} has `{unknown[0]}`, which the model has not", "load it into the same model")
-    for part in parts:
-        entry = stored.get(part.key)
-        if entry is None or (entry.shape, entry.dtype) != (part.shape, part.tensor.dtype):
-            has = "no such entry" if entry is None else f"{entry.dtype} {list(entry.shape)}"
-            raise MaterializeError(
-                f"`{part.key}` is {part.tensor.dtype} {list(part.shape)}, and {path} has {has}",
-                "load it into the same model",
-            )
 
 
 def _replace(partial: Path, path: Path) -> None:

@@ -71,6 +71,7 @@ class Checkpoints:
         _check(every, durable, keep, states)
         check_materialized(pipe._assembly)
         self.root, self.pipe, self.optimizer, self.states = Path(root).absolute(), pipe, optimizer, states
+        self._given = Path(root)
         self.every, self.durable = every, durable
         self.step = 0
         """Number of updates so far."""
@@ -122,7 +123,7 @@ class Checkpoints:
         self._note()
         self._resumed = True
         if control.process == 0:
-            print("\n".join([*kept.told(self.root), *self._costs()]), flush=True)
+            print("\n".join([*kept.told(self._given), *self._costs()]), flush=True)
         return self.step
 
     def train(self, batch: Any = None, targets: Any = None, *, accumulate: int = 1, **options: Any) -> Tensor:

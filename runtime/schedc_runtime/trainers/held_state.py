@@ -6,7 +6,7 @@ rank writes and reads its own. So a checkpoint does not depend on the number of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -16,8 +16,9 @@ from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, Wri
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from schedc_runtime.checkpoint.committed import MODEL
 from schedc_runtime.checkpoint.stored import Stored
-from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.errors import MaterializeError, RuntimeFault
 from schedc_runtime.moe.shards import first_expert_rows
 from schedc_runtime.pipeline.build.assembly import Assembly
 
@@ -115,6 +116,25 @@ def as_written(parts: Iterable[StatePart]) -> dict[str, Tensor]:
     for part in parts:
         by_key.setdefault(part.key, []).append(part)
     return {key: _joined(same) for key, same in by_key.items()}
+
+
+def check_model(
+    source: str, remedy: str, assembly: Assembly, stored: Mapping[str, Stored], parts: Iterable[StatePart]
+) -> None:
+    """Raise `MaterializeError` where ``stored`` is the state of another model.
+
+    source: what holds the state, for errors. parts: of the model here, under their keys of a checkpoint.
+    """
+    names = {f"{MODEL}{name}" for name in assembly.names}
+    if unknown := sorted(key for key in stored if key.startswith(MODEL) and key not in names):
+        raise MaterializeError(f"{source} has `{unknown[0]}`, which the model has not", remedy)
+    for part in parts:
+        entry = stored.get(part.key)
+        if entry is None or (torch.Size(entry.shape), entry.dtype) != (part.shape, part.tensor.dtype):
+            has = "no such tensor" if entry is None else f"{entry.dtype} {list(entry.shape)}"
+            raise MaterializeError(
+                f"`{part.key}` is {part.tensor.dtype} {list(part.shape)}, and {source} has {has}", remedy
+            )
 
 
 def read_part(part: StatePart, stored: Stored) -> None:

@@ -29,7 +29,7 @@ from schedc_runtime.trainers.further_states import (
     states_of_generators,
     unpacked,
 )
-from schedc_runtime.trainers.held_state import StatePart, model_parts, named_once, read_part
+from schedc_runtime.trainers.held_state import StatePart, check_model, model_parts, named_once, read_part
 from schedc_runtime.trainers.image_writer import HeldBox
 from schedc_runtime.trainers.optimizer_state import (
     OptimizerFacts,
@@ -165,7 +165,7 @@ def _planned(
         )
     listed = list(model_parts(assembly))
     parts = [part._replace(key=f"{MODEL}{part.key}") for part in listed]
-    _check_model(assembly, stored, parts)
+    check_model("the run", "use a folder per model", assembly, stored, parts)
     _check_tied(listed, {name: first for facts in everyone for name, first in facts["aliases"].items()})
     once = named_once(assembly, listed)
     slots: dict[int, dict[str, StatePart]] = {}
@@ -194,21 +194,6 @@ def _own_facts(assembly: Assembly, everyone: list[dict[str, Any]]) -> dict[str, 
         return everyone[process]
     of_replica = [facts for facts in everyone if facts["replica"] == replica]
     return of_replica[0] if of_replica else everyone[0]
-
-
-def _check_model(assembly: Assembly, stored: Mapping[str, Stored], parts: Iterable[StatePart]) -> None:
-    """Raise `MaterializeError` for the state of another model."""
-    names = {f"{MODEL}{name}" for name in assembly.names}
-    if unknown := sorted(key for key in stored if key.startswith(MODEL) and key not in names):
-        raise MaterializeError(f"the run has kept `{unknown[0]}`, which the model has not", "use a folder per model")
-    for part in parts:
-        entry = stored.get(part.key)
-        if entry is None or (torch.Size(entry.shape), entry.dtype) != (part.shape, part.tensor.dtype):
-            has = "no such tensor" if entry is None else f"{entry.dtype} {list(entry.shape)}"
-            raise MaterializeError(
-                f"`{part.key}` is {part.tensor.dtype} {list(part.shape)}, and the run has kept {has}",
-                "use a folder per model",
-            )
 
 
 def _check_tied(parts: Iterable[StatePart], first: Mapping[str, str]) -> None:

@@ -10,6 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from schedc.ir.plan import Fuse, Level, Recompute
+from schedc_runtime.fusion.fused_stages import FusedStages
+from support.recompute_cases import block_stage
+
 TOKENS, WIDTH, INNER, HEADS, KEYS, HEAD = 6, 8, 12, 4, 2, 4
 P = 0.3
 
@@ -131,3 +135,9 @@ def gradients(block: nn.Module, x: Tensor, seed: int = 3) -> dict[str, Any]:
     output.backward(gradient)
     own = {name: p.grad.clone() for name, p in block.named_parameters() if p.grad is not None}
     return {"output": output.detach(), "input": x.grad, **own}
+
+
+def fused(block: nn.Module, *names: str, level: Level = Level.NONE) -> tuple[Any, FusedStages]:
+    """A stage of the block, and its chains."""
+    stage = block_stage([block], TOKENS, WIDTH, Recompute(level))
+    return stage, FusedStages(Fuse(names), [stage], {})

@@ -43,7 +43,7 @@ def test_another_model_seed_or_argument_is_refused(tmp_path: Path) -> None:
         tied.saved.train()
     tied.saved.close()
     other = Run(tmp_path / "run", "1f1b", 2, model={"context": 64})
-    with pytest.raises(MaterializeError, match=r"and the run has kept torch.float64 \["):
+    with pytest.raises(MaterializeError, match=r"and the run has torch.float64 \["):
         other.saved.resume()
     other.saved.close()
     with pytest.raises(RuntimeFault, match="multiple of `every`"):

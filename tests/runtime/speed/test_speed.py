@@ -38,8 +38,7 @@ def steps(count: int, slow: Slow = lambda *_: 1.0, noise: float = 0.05, seed: in
 
 
 def alarms(count: int, slow: Slow = lambda *_: 1.0, noise: float = 0.05, seed: int = 0) -> list[Alarm]:
-    rule = SpeedRule(RANKS)
-    rule.settle(list(steps(BASELINE, noise=noise, seed=seed + 1000)))
+    rule = SpeedRule(list(steps(BASELINE, noise=noise, seed=seed + 1000)))
     return [alarm for number, step in enumerate(steps(count, slow, noise, seed)) for alarm in rule.step(number, step)]
 
 

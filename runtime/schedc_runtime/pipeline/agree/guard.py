@@ -22,14 +22,14 @@ from schedc_runtime.errors import (
     StepTimeout,
 )
 from schedc_runtime.execute.executor import Executor, InstructionError
-from schedc_runtime.execute.instruction_names import sentence
+from schedc_runtime.execute.instruction_names import place_in_words, sentence
 from schedc_runtime.execute.places import Late
 from schedc_runtime.pipeline.agree.batch import BatchRefused
 from schedc_runtime.ranks.control import ControlPlane
 from schedc_runtime.ranks.network import Network
 from schedc_runtime.ranks.patience import Patience
 from schedc_runtime.ranks.presence import GIVING_UP
-from schedc_runtime.ranks.progress import ENDED, WHOLE, Position, mark
+from schedc_runtime.ranks.progress import WHOLE, Position, mark
 from schedc_runtime.ranks.standing import Standing
 from schedc_runtime.transport.base import TransportError
 
@@ -203,12 +203,7 @@ class FailureGuard:
 
     def _describe(self, position: Position) -> str:
         """What a rank does and where in its program, in words."""
-        program = self._programs.get(position.program)
-        if position.row < 0 or program is None:
-            return position.activity + ", behind its last instruction" * (position.row == ENDED)
-        part = f" ({position.part})" if position.part else ""
-        where = program.where(position.row)
-        return f"{position.activity} at {sentence(program, position.row)}{part} --> {where}"
+        return place_in_words(position, self._programs.get(position.program))
 
 
 def _in_words(program: Program, row: int) -> str:
