@@ -74,8 +74,8 @@ def diagnose_command(
     given = costs if costs.given else None
     try:
         replay = open_traces(traces, _given(program, sizes, costs))
-        diagnosis = diagnose(replay, given)
         causes = Causes(replay, given)
+        diagnosis = diagnose(causes)
         answers = [answer(each, replay, causes, named) for each in questions] if diagnosis.trusted else []
     except DiagnosticError as error:
         print_findings(error.diagnostics)

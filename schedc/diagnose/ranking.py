@@ -10,7 +10,6 @@ from schedc.diagnose.causes import Cause, Causes, Width
 from schedc.diagnose.replay import Replay, StepParts
 from schedc.ir.arrays import Floats
 from schedc.step.bubbles import CLASSES, classify_cells
-from schedc.step.costs.costs import Costs
 from schedc.step.measured import timeline_without_latency
 
 LEAST_GAIN = 0.005
@@ -61,11 +60,11 @@ class Diagnosis:
         return self.residual <= MOST_RESIDUAL
 
 
-def diagnose(replay: Replay, costs: Costs | None = None) -> Diagnosis:
-    """Ranks the causes of a replay. costs: what stages should take in proportion."""
+def diagnose(causes: Causes) -> Diagnosis:
+    """Ranks the causes of a replay."""
+    replay = causes.replay
     measured = replay.steps.makespan
     residual = float(np.abs(replay.residual).max())
-    causes = Causes(replay, costs)
     ranked, parts, now = _ranked(replay, causes) if residual <= MOST_RESIDUAL else ([], replay.parts, measured)
     usual = causes.groups.medians(parts.body)[causes.groups.of]
     timeline = timeline_without_latency(replay.dependencies, usual)

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from schedc.cli import main
+from schedc.diagnose.causes import Causes
 from schedc.diagnose.open_traces import open_traces
 from schedc.diagnose.ranking import Diagnosis, diagnose
 from schedc.ir.ops import OpKind
@@ -29,7 +30,7 @@ def known(name: str) -> Dependencies:
 
 
 def diagnosed(folder: Path, schedule: Dependencies, world: World, steps: int = 4) -> Diagnosis:
-    return diagnose(open_traces(write_steps(folder, schedule, world, steps)))
+    return diagnose(Causes(open_traces(write_steps(folder, schedule, world, steps))))
 
 
 def healthy(folder: Path, schedule: Dependencies, world: World) -> float:
@@ -114,7 +115,7 @@ def test_a_larger_stage_is_no_slow_rank(tmp_path: Path) -> None:
     assert found.causes[0].cause.name == "stage 7 = others"
     paths = sorted(tmp_path.iterdir())
     expected = Costs(F=(10.0,) * 7 + (15.0,), I=(9.0,) * 7 + (13.5,), W=(8.0,) * 7 + (12.0,))
-    told = diagnose(open_traces(paths), expected)
+    told = diagnose(Causes(open_traces(paths), expected))
     assert not [each for each in told.causes if each.cause.name.startswith(("rank", "stage"))]
 
 
@@ -205,7 +206,7 @@ def test_times_that_do_not_add_up_are_not_ranked(tmp_path: Path) -> None:
 
     replay = open_traces(write_steps(tmp_path, known("1f1b"), World()))
     wrong = replace(replay, parts=replay.parts.scaled({"body": 1.2}))
-    found = diagnose(wrong)
+    found = diagnose(Causes(wrong))
     assert not found.trusted
     assert not found.causes
     assert any("no cause is ranked" in line for line in to_text(wrong, found, ()))

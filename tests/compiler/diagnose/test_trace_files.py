@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 
 from schedc.cli import main
 from schedc.diagnose import trace_text
+from schedc.diagnose.causes import Causes
 from schedc.diagnose.open_traces import open_traces
 from schedc.diagnose.ranking import diagnose
 from support.paths import ROOT
@@ -45,7 +46,7 @@ def written(found: dict[str, Document], folder: Path) -> Path:
 @pytest.mark.parametrize(("folder", "rank", "stages"), [(SLOW_RANK, 2, 8), (ONE_F_ONE_B, 1, 4)])
 def test_traces_of_torch_name_the_slow_rank(folder: Path, rank: int, stages: int) -> None:
     replay = open_traces([folder])
-    found = diagnose(replay)
+    found = diagnose(Causes(replay))
     assert (replay.dependencies.schedule.ranks, replay.dependencies.schedule.stages) == (4, stages)
     assert found.residual < 0.02
     assert found.causes[0].cause.name == f"rank {rank} = others"
@@ -74,10 +75,10 @@ def test_ranges_of_the_device_are_the_cells_where_there_are_any(tmp_path: Path) 
                 device = {**event, "cat": "gpu_user_annotation", "tid": 7, "ts": start}
                 events.append(device | {"dur": event["ts"] + event["dur"] - start})
                 event["dur"] = 1.0
-    told = diagnose(open_traces([written(found, tmp_path / "device")]))
+    told = diagnose(Causes(open_traces([written(found, tmp_path / "device")])))
     assert told.residual < 0.02
     assert told.causes[0].cause.name == "rank 2 = others"
-    assert told.causes[0].gain == pytest.approx(diagnose(open_traces([SLOW_RANK])).causes[0].gain, abs=0.01)
+    assert told.causes[0].gain == pytest.approx(diagnose(Causes(open_traces([SLOW_RANK]))).causes[0].gain, abs=0.01)
 
 
 def test_ranges_without_microbatches_are_refused_with_what_to_record(tmp_path: Path) -> None:
