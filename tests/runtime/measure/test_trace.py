@@ -16,6 +16,7 @@ from click.testing import CliRunner
 import schedc
 from schedc.cli import main
 from schedc.compiler import analyse
+from schedc.diagnose.open_traces import open_traces
 from schedc.diagnostics import DiagnosticError
 from schedc.interchange.run_trace import measured_run, read_run
 from schedc.ir.npz import program_to_npz
@@ -68,6 +69,19 @@ def test_works_have_tracks_of_their_lanes() -> None:
     assert compare_traces(program, costs, intervals).measured == pytest.approx(timeline.makespan)
     run = measured_run(read_run(json.dumps(trace), "run.json"), step.dependencies)
     np.testing.assert_allclose(run.start, timeline.start)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zbv", "dualpipev"])
+def test_a_diagnosis_finds_the_schedule_that_a_traced_step_ran(schedule: str, tmp_path: Path) -> None:
+    program = schedc.compile(schedule, P=2, M=4)
+    batch, targets = tokens(4)
+    pipe = Pipeline(small_gpt(), program, loss_fn=next_token_loss, in_process=True, example=batch)
+    pipe.step(batch, targets, trace=True)
+    (tmp_path / "run.json").write_text(json.dumps(chrome_trace(program, pipe.intervals)), encoding="utf-8")
+    found, ran = open_traces([tmp_path / "run.json"]).dependencies.schedule, computation(program)[0]
+    for column in ("rank_start", "kind", "stage", "microbatch"):
+        np.testing.assert_array_equal(getattr(found, column), getattr(ran, column))
+    np.testing.assert_array_equal(found.pair >= 0, ran.pair >= 0)
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zbv", "dualpipev", "dualpipe"])
