@@ -64,12 +64,7 @@ def bind(
     stream = list(program.instructions(rank))
     binder = _Binder(program, rank, stream, stages, boundaries, handlers, recomputed_slots(program), tied, replicas)
     steps = binder.steps(cells)
-    inputs = {
-        microbatch: slot
-        for (channel, stage, microbatch), slot in binder.slot_of.items()
-        if channel == Channel.ACTIVATION and stage == -1
-    }
-    return Code(steps, binder.slot_names, len(binder.handle_of), inputs, message_forms(boundaries))
+    return Code(steps, binder.slot_names, len(binder.handle_of), binder.slot_of, message_forms(boundaries))
 
 
 @dataclass

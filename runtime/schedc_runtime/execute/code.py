@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from schedc.ir.program import Instruction
+from schedc.ir.program import Channel, Instruction
 from schedc_runtime.execute.registers import Registers
 from schedc_runtime.transport.base import MessageForm
 
@@ -39,20 +39,26 @@ class Code:
 
     steps: in the order in which they run. slot_names: [slots] what each value is, for errors.
     handles: how many messages are posted.
-    inputs: slot of the first stage's arguments, by microbatch; empty where no first stage is held.
+    slots: by channel, stage and microbatch, the slot of what the stage produces; stage -1 is the batch.
     forms: what messages carry, of the boundaries that the stream was bound with.
     """
 
     steps: list[BoundStep]
     slot_names: list[str]
     handles: int
-    inputs: dict[int, int]
+    slots: Mapping[tuple[int, int, int], int]
     forms: tuple[MessageForm, ...] = ()
 
     @cached_property
     def calls(self) -> list[Call]:
         """[steps] handler and operands, which is all that the executor's loop reads."""
         return [(step.handler, step.operands) for step in self.steps]
+
+    @cached_property
+    def inputs(self) -> dict[int, int]:
+        """Slot of the first stage's arguments, by microbatch; empty where no first stage is held."""
+        entering = (Channel.ACTIVATION, -1)
+        return {key[2]: slot for key, slot in self.slots.items() if key[:2] == entering}
 
     def woven(self, before: Mapping[int, Sequence[Call]], after: Mapping[int, Sequence[Call]]) -> Code:
         """The code with further calls before and after some of its steps, given by position.

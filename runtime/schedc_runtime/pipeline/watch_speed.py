@@ -21,5 +21,6 @@ def watch_speed(pipe: Pipeline, tell: Callable[[str], Any] = print) -> SpeedWatc
     with assembly.guard("beginning to watch the speed of ranks"):
         runner.control.gather("beginning to watch the speed of ranks", None)
     here = [assembly.mesh.name(place) for place in assembly.places]
-    runner.speed = SpeedWatch(runner.control, here if assembly.network.in_process else runner.control.names, tell)
-    return runner.speed
+    watch = SpeedWatch(runner.control, here if assembly.network.in_process else runner.control.names, tell)
+    runner.watches = [*(other for other in runner.watches if not isinstance(other, SpeedWatch)), watch]
+    return watch

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 from schedc.ir.program import Program
+from schedc_runtime.execute.executor import Executor
 from schedc_runtime.pipeline.state.snapshots import Wanted
 
 
@@ -29,3 +31,15 @@ class PipelineCall(NamedTuple):
     @property
     def training(self) -> bool:
         return self.name == "step"
+
+
+class StepWatch(Protocol):
+    """What looks at the training steps of a pipeline."""
+
+    def begin(self, executors: Sequence[Executor]) -> None:
+        """The executors of all places here are ready for their first instruction."""
+        ...
+
+    def end(self, step: int) -> None:
+        """All ranks have run the training step with a number, counted from 1. It may be a collective."""
+        ...

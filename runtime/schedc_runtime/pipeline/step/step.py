@@ -40,7 +40,7 @@ from schedc_runtime.pipeline.build.materialize import check_materialized
 from schedc_runtime.pipeline.build.random_steps import random_numbers
 from schedc_runtime.pipeline.build.tied import check_copies
 from schedc_runtime.pipeline.state.snapshots import Snapshots
-from schedc_runtime.pipeline.step.call import PipelineCall
+from schedc_runtime.pipeline.step.call import PipelineCall, StepWatch
 from schedc_runtime.pipeline.step.contexts import (
     Undo,
     exact_sizes,
@@ -59,7 +59,6 @@ from schedc_runtime.random_numbers.numbering import StepKey
 
 if TYPE_CHECKING:
     from schedc_runtime.pipeline.step.step_graphs import StepGraphs
-    from schedc_runtime.speed.watch import SpeedWatch
 
 Parts = tuple[list[tuple[Tensor, ...]] | None, list[Expected] | None]
 """[M] tensors that enter the first stage, and [M] what the last stage compares; None where no stage here needs them."""
@@ -102,7 +101,7 @@ class StepRunner:
         self._batches = GivenBatches(later=assembly.device.type != "cpu")
         self.start = CallStart(self.control, self._counting, self._batches)
         self._copies = StageCopies(assembly, self.control, compare_copies)
-        self.speed: SpeedWatch | None = None
+        self.watches: list[StepWatch] = []
         self.graphs: StepGraphs | None = None
         if assembly.settings.cut.graphs == "step":
             from schedc_runtime.pipeline.step.step_graphs import StepGraphs
@@ -159,12 +158,12 @@ class StepRunner:
 
     def _end_training(self, number: str) -> None:
         """Count a training step that has succeeded."""
+        for watch in self.watches:
+            with self.assembly.guard(f"behind {number}, comparing ranks"):
+                watch.end(self.trained + 1)
         self.trained += 1
         if self.assembly.fused is not None:
             self.assembly.fused.warn_once()
-        if self.speed is not None:
-            with self.assembly.guard(f"behind {number}, comparing speeds"):
-                self.speed.end(self.trained)
 
     def _run_fitting(self, call: PipelineCall, number: str, *rest: Any) -> tuple[dict[int, Any], list[Any]]:
         """Run the program, and again with exact sizes if any rank had more rows than bounded buffers hold.
@@ -256,13 +255,13 @@ class StepRunner:
         for layer in self.layers:
             layer.loss_scale = loss_scale
         begin_flags(self._held_layers, call.program)
-        if call.training and self.speed is not None:
-            self.speed.begin(list(executors.values()))
         for place, executor in executors.items():
             inputs, expected = parts[place.replica - self._replica]
             executor.start(
                 inputs, expected, loss_scale, probing=self.check_finite, trace=call.trace, profile=call.profile
             )
+        for watch in self.watches if call.training else ():
+            watch.begin(list(executors.values()))
 
     def _go(self, call: PipelineCall, everyone: Sequence[Executor], parts: Sequence[Parts]) -> None:
         """Run all instructions."""
