@@ -1,6 +1,6 @@
 """What a run survives, and who is named: one word for each promise.
 
-    python benchmarks/resilience.py WORD [--json]
+    python benchmarks/resilience.py WORD [--json] [--cases N] [--record FILE]
 
 detect   one rank of four becomes slower: its rank and kind must be named, and quiet windows must raise no alarm.
          `resilience_detect.py` has the cases.
@@ -21,6 +21,9 @@ kineto   the same for traces of torch's schedules, one rank of which is slower.
 named    one of four ranks under torchrun is killed, 40 times: each kill must be reported within a second, with the
          instruction. `support.named_kills` has the cases.
 
+`--cases` asks for fewer cases. `--record` keeps what has been done in a file, from which the next call goes on. Some
+words take them.
+
 Printed: `cases`, `failed`, the word's own figures, what failed, and seconds of processor time. The exit status is 1 if
 a case failed. The tests run some of these cases.
 """
@@ -31,6 +34,7 @@ import os
 import sys
 from collections.abc import Callable
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -49,17 +53,25 @@ WORDS = {
     "kineto": "diagnosis:torch_schedules",
     "named": "support.named_kills:named",
 }
-"""By word: the file, and the function without arguments that returns `cases`, `failed` and the word's own figures."""
+"""By word: the file, and the function that returns `cases`, `failed` and the word's own figures.
+
+It may take `cases`, the number of cases, and `record`, the path of a file. Neither has to be given.
+"""
 
 
 def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("word", choices=sorted(WORDS))
+    parser.add_argument("--cases", type=int, help="number of cases, where the word takes it")
+    parser.add_argument("--record", type=Path, help="file of finished cases, where the word takes it")
     args = parser.parse_args()
     module, _, name = WORDS[args.word].partition(":")
-    judge: Callable[[], dict[str, Any]] = getattr(import_module(module), name)
+    judge: Callable[..., dict[str, Any]] = getattr(import_module(module), name)
+    given = {name: value for name in ("cases", "record") if (value := getattr(args, name)) is not None}
+    if unknown := [f"--{name}" for name in given if name not in signature(judge).parameters]:
+        parser.error(f"`{args.word}` takes no {' and no '.join(unknown)}")
     start = sum(os.times()[:4])
-    figures = judge()
+    figures = judge(**given)
     give({**figures, "seconds": round(sum(os.times()[:4]) - start, 1)}, args)
     sys.exit(1 if figures["failed"] else 0)
 
