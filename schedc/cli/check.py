@@ -21,8 +21,10 @@ from schedc.cli.common import (
     schedule_arguments,
     slices_argument,
 )
+from schedc.cli.snapshot import snapshot_arguments
 
 if TYPE_CHECKING:
+    from schedc.cli.snapshot import GivenSnapshot
     from schedc.compiler import Analysis
     from schedc.ir.program import Program
     from schedc.load.library import Given
@@ -126,6 +128,7 @@ def _write_files(analysis: Analysis, program: Program, forms: tuple[str, ...], f
     help="Check every legal size of a range instead, such as 'P<=16, M<=4*P', in parallel; print the smallest failing.",
 )
 @replicas_argument
+@snapshot_arguments
 @_ranks_argument
 @json_argument
 def check_command(
@@ -134,6 +137,7 @@ def check_command(
     costs: Costs,
     size_range: str | None,
     replicas: int | None,
+    snapshot: GivenSnapshot | None,
     ranks: str,
     as_json: bool,
 ) -> None:
@@ -141,12 +145,13 @@ def check_command(
     from schedc.report.check import to_json, to_text
 
     if size_range is not None:
-        if replicas is not None:
-            raise click.UsageError("--replicas is priced at one size, without --sweep")
+        for option, value in (("--replicas", replicas), ("--snapshot", snapshot)):
+            if value is not None:
+                raise click.UsageError(f"{option} is priced at one size, without --sweep")
         _sweep(schedule, sizes, costs, size_range, as_json)
         return
     analysis = _analysed("schedc.check", schedule, sizes, costs, as_json, replicas)
-    facts = to_json(analysis)
+    facts = to_json(analysis, snapshot=snapshot)
     click.echo(json.dumps(facts) if as_json else to_text(facts, ranks == "all"))
     finish(analysis.diagnostics)
 

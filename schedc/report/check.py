@@ -17,8 +17,13 @@ from schedc.units import amount, equations, shown
 # Reports of plans and cells are imported where they are used: most runs have none, and start faster without them.
 
 
-def to_json(analysis: Analysis, schema: str = "schedc.check") -> dict[str, Any]:
-    """The facts of a legal schedule: times in units of the costs, activations in microbatches of chunks."""
+def to_json(
+    analysis: Analysis, schema: str = "schedc.check", snapshot: tuple[float, float] | None = None
+) -> dict[str, Any]:
+    """The facts of a legal schedule: times in units of the costs, activations in microbatches of chunks.
+
+    snapshot: bytes that each rank copies to the host beside the step, and bytes per second.
+    """
     timeline, memory, schedule = analysis.timeline, analysis.memory, analysis.schedule
     return {
         "schema": schema,
@@ -40,6 +45,7 @@ def to_json(analysis: Analysis, schema: str = "schedc.check") -> dict[str, Any]:
         **_recomputation(analysis),
         **_offloading(analysis),
         **_replicas(analysis),
+        **_snapshot(analysis, snapshot),
         **_chosen(analysis),
         "peak_activations": memory.peak_activations.tolist(),
         "peak_activations_between": memory.peak_activations_between.tolist(),
@@ -95,6 +101,15 @@ def _replicas(analysis: Analysis) -> dict[str, Any]:
     from schedc.report import replicas
 
     return {"replicas": replicas.to_json(analysis.replication, analysis.dependencies, analysis.costs)}
+
+
+def _snapshot(analysis: Analysis, given: tuple[float, float] | None) -> dict[str, Any]:
+    """What a copy of the state beside the step costs; empty where nobody asked."""
+    if given is None:
+        return {}
+    from schedc.report import snapshot
+
+    return {"snapshot": snapshot.to_json(analysis, *given)}
 
 
 def _chosen(analysis: Analysis) -> dict[str, Any]:
@@ -221,6 +236,10 @@ def to_text(facts: dict[str, Any], every_rank: bool) -> str:
         from schedc.report import replicas
 
         lines += replicas.to_text(facts["replicas"], every_rank)
+    if "snapshot" in facts:
+        from schedc.report import snapshot
+
+        lines += snapshot.to_text(facts["snapshot"])
     if "inside_memory" in facts:
         lines.append(_inside_text(facts))
     lines += rank_table(facts, every_rank)

@@ -1,16 +1,19 @@
-"""`StageSnapshot`: copies the state of one stage to host memory beside the compute of a step.
+"""`StageSnapshot`: copies the state of one stage to host memory in pieces, beside the compute of a step.
 
-    START   first instruction   buffers are copied on the device; all copies to the host begin
+    begin   before the stream   tensors are listed; buffers are copied on the device
+    START   in each piece       the next part of all bytes goes to the host
     JOIN    end of the stream   whoever writes parameters next does so behind the copies
 
 Inside a stream nothing writes parameters or optimizer state. Forwards may write buffers, which is why these are copied
-at the START. So the copies have the state before the step.
+at the begin. So the copies have the state before the step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -25,7 +28,7 @@ StateOf = Callable[[nn.Module], Mapping[Any, Tensor]]
 
 
 class _Source(NamedTuple):
-    """A tensor that is copied, and the keys that it has. written: whether forwards may write it.
+    """A tensor [...] of the state, and its keys. written: whether forwards may write it.
 
     whole: the sharded tensor of this local part; None if unsharded.
     """
@@ -50,6 +53,14 @@ class _Source(NamedTuple):
         return shard
 
 
+class CopiedTensor(NamedTuple):
+    """A tensor [...] of the state, and its copy [...] in host memory. written: whether forwards may write it."""
+
+    copy: Tensor
+    tensor: Tensor
+    written: bool
+
+
 class StageSnapshot:
     """The copies of one stage's state on the host. Their buffer is used again by every snapshot."""
 
@@ -58,77 +69,111 @@ class StageSnapshot:
         self.optimizer: StateOf | None = None
         """What of an optimizer is copied beside the module's state; None for nothing."""
         self._buffer: Tensor | None = None
-        self._handle: Any = None
-        self._started = self._whole = False
+        self._whole = False
         self._copies: dict[Any, Tensor] = {}
-        self._sent: list[tuple[Tensor, Tensor]] = []
-        """(copy, tensor) from START to JOIN: nobody else holds the buffers as they were before the step."""
+        self._left: deque[list[_Pair]] = deque()
+        """[pieces not started] copies and tensors of each."""
+        self._sent: deque[tuple[Any, list[_Pair]]] = deque()
+        """Handle, copies and tensors of a piece from START to JOIN. Nothing else holds the cloned buffers."""
+        self._last: Any = None
 
     @property
     def bytes(self) -> int:
         """Bytes that the next snapshot copies."""
         return sum(source.tensor.nbytes for source in self._sources())
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether all pieces of the last snapshot were joined."""
+        return self._whole
+
+    def begin(self, shares: Sequence[float] = (1.0,), given: Sequence[CopiedTensor] | None = None) -> None:
+        """List what is copied, before the first instruction of the stream. The copies of the last snapshot are lost.
+
+        shares: [pieces] parts of the bytes, in the order of their STARTs; their sum is 1.
+        given: what is copied to memory of somebody else; by default the module's state, to a buffer of this snapshot.
+        """
+        self._copies, self._last = {}, None
+        listed = self._own() if given is None else given
+        pairs = [(each.copy, each.tensor.clone() if each.written else each.tensor) for each in listed]
+        self._left = deque(_pieces(pairs, shares))
+        self._whole = not self._left
+
     def start(self) -> int:
-        """Start copying; returns the bytes. The copies of the last snapshot are lost."""
-        sources = self._sources()
-        *starts, end = starts_in_buffer(source.tensor.nbytes for source in sources)
-        self._make_room(end, end - sum(source.tensor.nbytes for source in sources))
-        self._whole, self._copies = False, {}
-        pairs: list[tuple[Tensor, Tensor]] = []
-        for source, start in zip(sources, starts, strict=True):
-            tensor = source.tensor.clone() if source.written else source.tensor
-            copy = self._slot(tensor, start)
-            pairs.append((copy, tensor))
-            self._copies |= dict.fromkeys(source.keys, source.like(copy))
+        """Start copying the next piece; returns its bytes, and 0 where a step runs again and all was copied."""
+        if self._whole:
+            return 0
+        if not self._left:
+            raise StageError(f"stage {self.index}: a piece of a snapshot is started that was not begun")
+        pairs = self._left.popleft()
 
         def work() -> None:
             for copy, tensor in pairs:
                 copy.copy_(tensor, non_blocking=True)
 
-        self._sent = pairs
-        self._handle, self._started = self.lanes.run(TO_HOST, work), True
-        return sum(source.tensor.nbytes for source in sources)
+        self._last = self.lanes.run(TO_HOST, work)
+        self._sent.append((self._last, pairs))
+        return sum(copy.nbytes for copy, _ in pairs)
 
     def join(self) -> None:
-        """Let compute go on behind the copies."""
-        if not self._started:
+        """Let compute go on behind the oldest piece that was started."""
+        if self._whole:
+            return
+        if not self._sent:
             raise StageError(f"stage {self.index}: a snapshot is joined that was not started")
-        self._started = False
+        handle, _ = self._sent[0]
         try:
-            self.lanes.join(self._handle)
+            self.lanes.join(handle)
         finally:
-            self._sent = []
-        self._whole = True
+            self._sent.popleft()
+        self._whole = not self._left and not self._sent
+
+    def wait(self) -> None:
+        """Let the host wait for the copies of a snapshot that is whole."""
+        self.lanes.wait(self._last)
 
     def read(self) -> dict[Any, Tensor]:
         """The copies by key, on the host, in the shapes of the originals: names of the module, keys of the optimizer.
 
         That of a sharded parameter is a `DTensor` whose part lies on the host.
-        Waits for the copies. They are parts of one buffer, which the next snapshot writes. Raises `StageError` without
-        a snapshot.
+        Waits for the copies. The copies lie in one buffer. The next snapshot writes over it. Raises `StageError`
+        without a snapshot.
         """
         if not self._whole:
             raise StageError(
                 f"stage {self.index} has no snapshot", "call step(..., snapshot=True), and read it before a step fails"
             )
-        self.lanes.wait(self._handle)
+        self.wait()
         return dict(self._copies)
 
     def reset(self) -> None:
-        """A step has failed. Copies that were under way have the state before it, and are kept."""
-        if self._started:
-            with suppress(Exception):  # the step has failed before; then there is no snapshot
+        """A step has failed, and has written no state. What was begun is copied to its end, and is the state before."""
+        with suppress(Exception):  # the step has failed before; then there is no snapshot
+            while self._left:
+                self.start()
+            while self._sent:
                 self.join()
-        self._started = False
+        self._left.clear()
+        self._sent.clear()
 
     def release(self) -> None:
         """Give the buffer back."""
         self.reset()
-        self._whole, self._copies, self._handle = False, {}, None
+        self._whole, self._copies, self._last = False, {}, None
         if self._buffer is not None:
             self.lanes.buffers.give(self._buffer)
             self._buffer = None
+
+    def _own(self) -> list[CopiedTensor]:
+        """The state of the module with parts of the buffer."""
+        sources = self._sources()
+        *starts, end = starts_in_buffer(source.tensor.nbytes for source in sources)
+        self._make_room(end, end - sum(source.tensor.nbytes for source in sources))
+        listed = []
+        for source, start in zip(sources, starts, strict=True):
+            listed.append(CopiedTensor(self._slot(source.tensor, start), source.tensor, source.written))
+            self._copies |= dict.fromkeys(source.keys, source.like(listed[-1].copy))
+        return listed
 
     def _sources(self) -> list[_Source]:
         """What is copied. A tensor with several names is copied once."""
@@ -163,3 +208,34 @@ class StageSnapshot:
         assert self._buffer is not None
         part = self._buffer[start : start + tensor.nbytes]
         return part.view(tensor.dtype).view(tensor.shape)
+
+
+_Pair = tuple[Tensor, Tensor]
+"""A copy and its tensor, both [...]."""
+
+
+def _pieces(pairs: Sequence[_Pair], shares: Sequence[float]) -> Iterator[list[_Pair]]:
+    """[shares] the parts of all bytes that each piece copies. A tensor that is not contiguous is not cut."""
+    if not shares:
+        return
+    total = sum(copy.nbytes for copy, _ in pairs)
+    *ends, _ = (round(end * total) for end in accumulate(shares))
+    queue, begin = iter(pairs), 0
+    rest: _Pair | None = None
+    for end in [*ends, total]:
+        piece: list[_Pair] = []
+        while begin < end and (pair := rest or next(queue, None)) is not None:
+            part, rest = _part(pair, end - begin)
+            piece.append(part)
+            begin += part[0].nbytes
+        yield piece
+
+
+def _part(pair: _Pair, count: int) -> tuple[_Pair, _Pair | None]:
+    """At least ``count`` bytes of a copy, with what is left of it."""
+    copy, tensor = pair
+    numbers = -(-count // copy.element_size())
+    if numbers >= copy.numel() or not (copy.is_contiguous() and tensor.is_contiguous()):
+        return pair, None
+    flat, source = copy.view(-1), tensor.view(-1)
+    return (flat[:numbers], source[:numbers]), (flat[numbers:], source[numbers:])

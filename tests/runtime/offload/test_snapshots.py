@@ -101,15 +101,20 @@ def test_a_snapshot_is_the_state_before_its_step(lanes: Any, monkeypatch: pytest
         assert "snapshot of stage 1" in text
         assert verify_program(program) == []
         taking = np.flatnonzero(program.works.kind == WorkKind.SNAPSHOT)
-        assert program.works.stage[taking].tolist() == [0, 1, 2]
+        stages = program.works.stage[taking]
+        assert np.bincount(stages).tolist() == [8, 8, 8], "a piece beside each cell: four forwards and backwards"
         sizes = [sum(x.nbytes for x in module.state_dict().values()) for module in pipe.modules]
         state = [2 * sum(p.nbytes for p in m.parameters()) + 4 * 4 for m in pipe.modules]  # moments, steps
-        assert program.works.bytes[taking].tolist() == [sum(pair) for pair in zip(sizes, state, strict=True)]
+        whole = [sum(pair) for pair in zip(sizes, state, strict=True)]
+        assert np.bincount(stages, program.works.bytes[taking]) == pytest.approx(whole)
         rows_of = [np.flatnonzero(program.work == work).tolist() for work in taking]
         compute = np.flatnonzero(program.kind <= InstructionKind.CELL)
-        for rank, (start, join) in enumerate(rows_of):
-            own = compute[program.rank[compute] == rank]
-            assert start < own[0] < own[-1] < join
+        for rank in range(3):
+            own = compute[program.rank[compute] == rank].tolist()
+            mine = [rows for rows in rows_of if program.rank[rows[0]] == rank]
+            before = [sum(cell < start for cell in own) for start, _ in mine]
+            assert before == list(range(8)), "the next piece starts in front of the next cell"
+            assert all(own[-1] < join for _, join in mine)
         pipe.load_state_dict(taken.model)
         optimizer.load_state_dict(taken.optimizer)
         assert equal(state_of(pipe), {name: value.clone() for name, value in taken.model.items()})
@@ -152,6 +157,7 @@ def test_clones_live_until_the_join(lanes: Any, ends: Any, monkeypatch: pytest.M
     monkeypatch.setattr(torch.Tensor, "clone", noted)
     snapshot = StageSnapshot(Block(), 0, lanes())
     for _ in range(2):
+        snapshot.begin()
         snapshot.start()
         gc.collect()
         assert len(clones) == 3  # mean, variance and number of batches

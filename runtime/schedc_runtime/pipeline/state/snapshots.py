@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from schedc.ir.program import Program, computation
+from schedc.ir.works import WorkKind
+from schedc.step.costs.costs import Costs
 from schedc.step.dependencies import Dependencies
 from schedc.step.placed_works import PlacedWorks
 from schedc.step.program.insert_works import insert_works, placed_in
+from schedc.step.timeline import CellTimes
 from schedc.step.works.place_snapshots import place_snapshots
 from schedc.units import shown
 from schedc_runtime.errors import RuntimeFault, StageError
@@ -22,9 +26,23 @@ from schedc_runtime.pipeline.build.assembly import Assembly
 
 if TYPE_CHECKING:
     from schedc_runtime.offload.lanes import Lanes
+    from schedc_runtime.offload.snapshot import CopiedTensor
 
-Wanted = bool | torch.optim.Optimizer
-"""Whether a step takes a snapshot, or the optimizer whose state it takes, too."""
+
+class StateTarget(Protocol):
+    """Memory of somebody else that a step copies the state to."""
+
+    def sizes(self) -> Mapping[int, int]:
+        """By stage here: bytes to copy. Ranks agree on them."""
+        ...
+
+    def begin(self) -> Mapping[int, Sequence[CopiedTensor]]:
+        """By stage here: what the step copies, once all ranks have agreed on it. Nothing where there is no room."""
+        ...
+
+
+Wanted = bool | torch.optim.Optimizer | StateTarget
+"""Whether a step takes a snapshot, the optimizer whose state it takes, too, or where the state is copied to."""
 
 
 class Snapshot(NamedTuple):
@@ -48,17 +66,23 @@ class Snapshots:
         self.assembly = assembly
         self.key = ""
         """Tells the program of the last agreement from others."""
-        self._optimizer: torch.optim.Optimizer | None = None
+        self._target: StateTarget | None = None
         self._groups: dict[str, Any] | None = None
         self._extra: dict[str, Any] = {}
         self._steps = 0
         self._program: tuple[Program, str, Program] | None = None
         self._bytes = np.zeros(0)
+        self._shares: dict[tuple[int, int], list[float]] = {}
+        """By rank and stage: the part of its bytes that each piece copies."""
 
     def prepare(self, wanted: Wanted, steps: int) -> list[list[int]] | str:
         """Stage and bytes of each stage here, for all ranks to agree on; a text if this rank cannot. steps: so far."""
         try:
             self._equip()
+            if not isinstance(wanted, (bool, torch.optim.Optimizer)):
+                self._target = wanted
+                return [[stage, count] for stage, count in wanted.sizes().items()]
+            self._target = None
             self._take(wanted)
             self._steps = steps
             return [[stage.index, stage.snapshot.bytes] for stage in self.assembly.held() if stage.snapshot is not None]
@@ -75,22 +99,50 @@ class Snapshots:
                 sizes[stage] = max(sizes[stage], count)
         self._bytes, self.key = sizes, f"snapshots of {sizes.astype(np.int64).tolist()}"
 
-    def program(self, program: Program) -> Program:
-        """The program with a snapshot of every stage, beside its other works. Raises `BatchRefused` as `agree` does."""
+    def begin(self, program: Program) -> Program:
+        """The program with pieces of the state of every stage, all of which are ready to start.
+
+        The other works keep their places. Raises `BatchRefused` as `agree` does.
+        """
         if self._program is None or self._program[0] is not program or self._program[1] != self.key:
             dependencies = Dependencies.of(computation(program)[0])
-            placed = place_snapshots(dependencies, self._bytes)
-            self._check_host(placed.beside(placed_in(program)), dependencies)
+            cells = CellTimes.of(dependencies, Costs().resolved(program.stages))
+            placed = place_snapshots(cells, self._bytes)
+            if self._target is None:
+                self._check_host(placed, placed_in(program), dependencies)
             self._program = program, self.key, insert_works(program, dependencies, placed)
+            self._shares = _shares(placed, dependencies)
+        given = None if self._target is None else dict(self._target.begin())
+        for place in self.assembly.places:
+            for stage in self.assembly.stages[place].values():
+                assert stage.snapshot is not None
+                own = None if given is None else given.pop(stage.index, ())
+                stage.snapshot.begin(self._shares.get((place.pipeline, stage.index), ()), own)
         return self._program[2]
 
-    def _check_host(self, placed: PlacedWorks, dependencies: Dependencies) -> None:
-        """Raise `BatchRefused` where snapshots and what leaves need more of a host than the plan says."""
+    @property
+    def are_whole(self) -> bool:
+        """Whether all pieces of the last step that took snapshots were copied or are on their way."""
+        return all(stage.snapshot is not None and stage.snapshot.is_whole for stage in self.assembly.held())
+
+    def wait(self) -> None:
+        """Let the host wait for the copies that are on their way."""
+        for stage in self.assembly.held():
+            if stage.snapshot is not None:
+                stage.snapshot.wait()
+
+    def _check_host(self, pieces: PlacedWorks, others: PlacedWorks, dependencies: Dependencies) -> None:
+        """Raise `BatchRefused` where snapshots and what leaves need more of a host than the plan says.
+
+        The buffer of a snapshot is there from the begin of the stream on.
+        """
+        rank = pieces.rank_of(pieces.start, dependencies)
+        placed = others.beside(replace(pieces, start=dependencies.rank_start[rank] + rank))
         host, most = self.assembly.plan.host, placed.on_host(dependencies)
         if host is None or not host.in_bytes or not most.size or most.max() <= host.size:
             return
-        rank = int(placed.rank_of(np.array([most.argmax()]), dependencies)[0])
-        message = f"with a snapshot rank {rank} has {shown(float(most.max()), up=True)} on the host"
+        fullest = int(placed.rank_of(np.array([most.argmax()]), dependencies)[0])
+        message = f"with a snapshot rank {fullest} has {shown(float(most.max()), up=True)} on the host"
         raise BatchRefused(
             f"{message}, and the plan says {shown(host.size)}", "say more in `host`, or leave snapshot=... out"
         )
@@ -156,6 +208,16 @@ class Snapshots:
             raise RuntimeFault(
                 f"the optimizer has {left} parameters that no stage here holds", "give it those of pipe.parameters()"
             )
+
+
+def _shares(placed: PlacedWorks, dependencies: Dependencies) -> dict[tuple[int, int], list[float]]:
+    """By rank and stage: the part of its bytes that each piece copies, in the order of their STARTs."""
+    by_stage: dict[tuple[int, int], list[float]] = {}
+    ranks, works = placed.rank_of(placed.start, dependencies), placed.works
+    assert (works.kind == WorkKind.SNAPSHOT).all()
+    for rank, stage, count in zip(ranks.tolist(), works.stage.tolist(), works.bytes.tolist(), strict=True):
+        by_stage.setdefault((rank, stage), []).append(count)
+    return {key: [count / sum(counts) for count in counts] for key, counts in by_stage.items()}
 
 
 def _numbers(optimizer: torch.optim.Optimizer) -> dict[int, int]:

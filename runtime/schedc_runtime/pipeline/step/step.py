@@ -119,7 +119,7 @@ class StepRunner:
         with guard(f"starting {number}"):
             agreed = self._agree(call, batch, targets)
             if call.snapshot:
-                call = call._replace(program=self.snapshots.program(call.program))
+                call = call._replace(program=self.snapshots.begin(call.program))
             accumulation = self.accumulation.with_call(call.accumulate, agreed.total) if call.training else None
             assembly.first_batch.begin()
             executors = assembly.bound_code.executors(
