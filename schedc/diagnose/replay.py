@@ -161,9 +161,10 @@ def _parts(steps: MeasuredSteps, reader: Int64, blocked: Bools, late: Bools) -> 
     waits, exposes = np.zeros((2, *steps.end.shape), bool)
     np.logical_or.at(waits.T, reader, blocked.T)
     np.logical_or.at(exposes.T, reader, late.T)
-    before = np.where(waits, np.maximum(steps.wait - free, 0.0), 0.0)
-    after = np.where(waits, steps.begin - steps.waited, steps.begin - free)
-    exposed = np.where(exposes, np.maximum(steps.waited - np.maximum(steps.wait, free), 0.0), 0.0)
+    looked = np.maximum(steps.wait, free)
+    before = looked - free
+    after = steps.begin - np.where(waits, steps.waited, looked)
+    exposed = np.where(exposes, np.maximum(steps.waited - looked, 0.0), 0.0)
     empty = np.zeros((steps.end.shape[0], 0))
     return StepParts(steps.end - steps.begin, np.maximum(after, 0.0), before, exposed, empty, empty, steps.release)
 

@@ -22,11 +22,16 @@ TIMES = {OpKind.F: 10.0, OpKind.I: 9.0, OpKind.W: 8.0, OpKind.B: 19.0, OpKind.R:
 
 @dataclass
 class World:
-    """What a run takes, in ms. slow: factor of a rank, kind, stage and microbatch. latency: from rank to rank."""
+    """What a run takes, in ms.
+
+    slow: factor of a rank, kind, stage and microbatch. latency: from rank to rank. gap: host time in front of a cell,
+    besides ``host``.
+    """
 
     slow: Callable[[int, OpKind, int, int], float] = lambda _rank, _kind, _stage, _microbatch: 1.0
     latency: Callable[[int, int], float] = lambda _sender, _receiver: 0.5
     host: float = 0.2
+    gap: Callable[[int], float] = lambda _cell: 0.0
     late: Callable[[int], float] = lambda _rank: 0.0
     pause: tuple[int, float] = (-1, 0.0)
     noise: float = 0.0
@@ -57,7 +62,7 @@ def _step(known: Dependencies, world: World, draws: np.random.Generator) -> dict
     events: list[dict[str, Any]] = []
     for cell in known.levels.order.tolist():
         rank, before = int(known.rank[cell]), int(known.previous[cell])
-        free = (end[before] if before >= 0 else world.late(rank)) + world.host / 2
+        free = (end[before] if before >= 0 else world.late(rank)) + world.host / 2 + world.gap(cell)
         wait = free
         for way in range(2):
             if known.remote[way, cell]:

@@ -66,6 +66,17 @@ def test_a_slow_rank_is_first_with_what_it_costs(name: str, sizes: dict[str, int
     assert not [each for each in found.causes if each.cause.name.startswith("rank") and each is not first]
 
 
+@pytest.mark.parametrize(("name", "sizes"), SCHEDULES)
+def test_host_time_in_which_a_message_arrives_adds_up(name: str, sizes: dict[str, int], tmp_path: Path) -> None:
+    """A host that is kept off its core looks late at messages that are there: its gap counts a single time."""
+    schedule = known(name)
+    gaps = np.random.default_rng(3).exponential(8.0, len(schedule))
+    replay = open_traces(write_steps(tmp_path, schedule, World(gap=gaps.__getitem__, noise=0.1), 2))
+    assert np.abs(replay.residual).max() < 1e-9
+    host = (replay.parts.before + replay.parts.after).sum(axis=1)
+    assert host.min() > 0.8 * (gaps.sum() + 0.2 * len(schedule))
+
+
 @pytest.mark.parametrize("kind", [OpKind.W, OpKind.I])
 def test_one_slow_kind_of_a_rank_is_named_alone(kind: OpKind, tmp_path: Path) -> None:
     schedule = known("zbv")
