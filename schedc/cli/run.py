@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 @click.option(
     "--trace", type=click.Path(dir_okay=False, path_type=Path), help="Write a Chrome trace (opens in Perfetto)."
 )
+@click.option("--trace-steps", type=click.IntRange(1), default=1, show_default=True, help="Trace the last N steps.")
 def run_command(
     schedule: Given,
     sizes: dict[str, int],
@@ -41,6 +42,7 @@ def run_command(
     parity: str,
     steps: int,
     trace: Path | None,
+    trace_steps: int,
 ) -> None:
     """Train a small transformer with SCHEDULE on local processes (needs schedc[runtime]).
 
@@ -56,7 +58,7 @@ def run_command(
     program = compile_at(schedule, sizes, costs)
     command = [sys.executable, "-m", "schedc_runtime.commands.run", "--steps", str(steps), *dense_layers_of(schedule)]
     command += ["--check", parity] if parity != "none" else []
-    command += ["--trace", str(trace)] if trace else []
+    command += ["--trace", str(trace), "--trace-steps", str(trace_steps)] if trace else []
     contents = {"--program": form_of(program).content(program)}
     if costs.cell is not None:
         contents["--cost-file"] = dump_costs(costs).encode()

@@ -103,6 +103,7 @@ class Causes:
         return [
             *found,
             *self.data(parts),
+            *self.interruptions(parts),
             *self.pauses(parts),
             *self.start(parts),
             *self.host(parts),
@@ -243,6 +244,20 @@ class Causes:
         why = f"{int(paused.sum())} cells, most on rank {worst} ({int(ranks[worst])})"
         factor = np.where(paused, usual / np.maximum(parts.body, 1e-9), 1.0)
         return [Cause("pauses = none", "pauses inside of compute", why, Width.WHOLE, {"body": factor})]
+
+    def interruptions(self, parts: StepParts) -> list[Cause]:
+        """The kernel leaves each rank its core; the garbage collector does not run inside of compute."""
+        words = (
+            ("cores = own", "ranks without a core", "ready and off their core", "off_core"),
+            ("garbage = none", "garbage collection", "in the collector", "collecting"),
+        )
+        result = []
+        for name, what, where, part in words:
+            by_rank = bincount(self.known.rank, getattr(parts, part).mean(axis=0), minlength=self.ranks)
+            worst = int(by_rank.argmax())
+            why = f"{by_rank.sum():.2f} ms a step {where}, {by_rank[worst]:.2f} ms of them on rank {worst}"
+            result += [Cause(name, what, why, Width.WHOLE, {part: 0.0})] if by_rank.any() else []
+        return result
 
     def start(self, parts: StepParts) -> list[Cause]:
         """All ranks begin when the first one does."""

@@ -27,7 +27,7 @@ _CLOCK = 1.0
 class MeasuredSteps:
     """S steps of one schedule, in ms from the first moment at which a rank could have begun to compute.
 
-    wait, waited, begin, end: [S, cells] as in `CellRun`.
+    wait, waited, begin, end, off_core, collecting: [S, cells] as in `CellRun`.
     sent: [S, 2, cells] time at which the message for a cell's forward, and for its backward, was sent; NaN: unknown.
     posted: [S, 2, cells] time at which its receive was posted; NaN: unknown.
     release: [S, P] when each rank began.
@@ -42,6 +42,8 @@ class MeasuredSteps:
     sent: Floats
     posted: Floats
     release: Floats
+    off_core: Floats
+    collecting: Floats
 
     @property
     def makespan(self) -> Floats:
@@ -66,7 +68,7 @@ def measured_steps(recording: RunRecording, given: Schedule | None = None) -> Me
     steps = len(recording.ranks[0])
     times = np.array(
         [[cell[1:] for rank in recording.ranks for cell in rank[step].cells] for step in range(steps)]
-    )  # [S, cells, 4]
+    )  # [S, cells, 6]
     sent, posted = np.full((2, steps, 2, len(known)), np.nan)
     where = _readers(known)
     release = np.array([[rank[step].begin for rank in recording.ranks] for step in range(steps)])
@@ -77,10 +79,10 @@ def measured_steps(recording: RunRecording, given: Schedule | None = None) -> Me
                     if (cell := where.get(key)) is not None:
                         table[step, key[0], cell] = time
     begin = _begins(known, release)[:, None]
-    wait, waited, start, end = np.moveaxis(times - begin[:, :, None], 2, 0)
+    wait, waited, start, end = np.moveaxis(times[:, :, :4] - begin[:, :, None], 2, 0)
     result = MeasuredSteps(
         recording, known, wait, waited, start, end, sent - begin[:, None], posted - begin[:, None],
-        np.maximum(release - begin, 0.0),
+        np.maximum(release - begin, 0.0), times[:, :, 4], times[:, :, 5],
     )  # fmt: skip
     _check_clocks(result)
     return result

@@ -8,6 +8,7 @@ from pathlib import Path
 from schedc.diagnose.kineto import read_kineto
 from schedc.diagnose.measured_steps import measured_steps
 from schedc.diagnose.own_trace import is_own, read_own
+from schedc.diagnose.recording import RunRecording
 from schedc.diagnose.replay import Replay, replay_of
 from schedc.diagnose.trace_text import MOST_FILES, read_document, refuse
 from schedc.ir.schedule import Schedule
@@ -35,8 +36,13 @@ def open_traces(paths: Sequence[Path], given: Schedule | None = None) -> Replay:
     Raises `DiagnosticError` (S616, S617, S618) for files that are no traces, do not fit together, or contradict each
     other.
     """
+    return replay_of(measured_steps(read_traces(paths), given))
+
+
+def read_traces(paths: Sequence[Path]) -> RunRecording:
+    """The steps in these files. Raises `DiagnosticError` as `open_traces` does."""
     documents = [(Source(str(path), ""), read_document(path)) for path in trace_files(paths)]
     own = [is_own(document) for _, document in documents]
     if any(own) and not all(own):
         refuse(documents[own.index(False)][0], "not of our runtime, as another file is")
-    return replay_of(measured_steps(read_own(documents) if own[0] else read_kineto(documents), given))
+    return read_own(documents) if own[0] else read_kineto(documents)

@@ -1,23 +1,29 @@
-"""Reads traces that `schedc run --trace` and `Pipeline.trace` write: one step of all ranks per file."""
+"""Reads traces that `schedc run --trace` and `Pipeline.trace` write: one or more steps of all ranks per file."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from schedc.diagnose.recording import CellRun, Key, Op, RankStep, RunRecording, cell_ops, message_end
 from schedc.diagnose.trace_text import refuse, slices
 from schedc.source import Source
 
-_RANKS = 1 << 16
-"""Most ranks of a trace."""
+_RANKS, _STEPS = 1 << 16, 1 << 20
+"""Most ranks, and most steps, of a trace."""
+_LONGEST = 1e15
+"""Microseconds above which an interruption is no number."""
 
 
 class _Slice(NamedTuple):
+    """An instruction, ms. off_core, collecting: as in `CellRun`."""
+
     begin: float
     end: float
     name: str
+    off_core: float = 0.0
+    collecting: float = 0.0
 
 
 def is_own(document: dict[str, Any]) -> bool:
@@ -27,30 +33,44 @@ def is_own(document: dict[str, Any]) -> bool:
 
 
 def read_own(documents: Sequence[tuple[Source, dict[str, Any]]]) -> RunRecording:
-    """The steps of files of one run, one each. Raises `DiagnosticError`: S616 for files without instructions."""
-    steps = [_step(source, document) for source, document in documents]
-    ranks = max(len(step) for step in steps)
-    for (source, _), step in zip(documents, steps, strict=True):
+    """The steps of files of one run, in order. Raises `DiagnosticError`: S616 for files without instructions."""
+    steps = [(source, step) for source, document in documents for step in _steps(source, document)]
+    ranks = max(len(step) for _, step in steps)
+    for source, step in steps:
         if len(step) != ranks:
-            refuse(source, f"it has {len(step)} ranks, another file has {ranks}")
+            refuse(source, f"it has a step of {len(step)} ranks, another one has {ranks}")
     name = str(documents[0][1]["otherData"].get("schedule", ""))
-    return RunRecording(documents[0][0], tuple(zip(*steps, strict=True)), name, "steps of our runtime")
+    everyone = tuple(zip(*(step for _, step in steps), strict=True))
+    return RunRecording(documents[0][0], everyone, name, "steps of our runtime", interruptions=True)
 
 
-def _step(source: Source, document: dict[str, Any]) -> list[RankStep]:
+def _steps(source: Source, document: dict[str, Any]) -> Iterator[list[RankStep]]:
+    """The steps of a file, each with its ranks."""
     if "unit" in document["otherData"]:
         refuse(source, "a predicted timeline, which `schedc export --to trace` wrote: nothing in it was measured")
-    by_rank: dict[int, list[_Slice]] = defaultdict(list)
+    steps: dict[int, dict[int, list[_Slice]]] = defaultdict(lambda: defaultdict(list))
     for event, begin, end in slices(document, source):
-        rank = event.get("pid")
+        rank, facts = event.get("pid"), event.get("args")
+        facts = facts if isinstance(facts, dict) else {}
+        step = facts.get("step", 0)
         if type(rank) is not int or not 0 <= rank < _RANKS:
             refuse(source, f"event {event['name'][:80]} has no rank: pid {rank!r:.80}")
-        by_rank[rank].append(_Slice(begin, end, event["name"]))
-    if not any(cell_ops(each.name) for found in by_rank.values() for each in found):
+        if type(step) is not int or not 0 <= step < _STEPS:
+            refuse(source, f"event {event['name'][:80]} has no step: {step!r:.80}")
+        lost = [_lost(facts.get(name)) for name in ("off core us", "garbage collection us")]
+        steps[step][rank].append(_Slice(begin, end, event["name"], *lost))
+    if not any(cell_ops(x.name) for step in steps.values() for found in step.values() for x in found):
         refuse(source, "no slice is named like an op (0F3, 1B0, (0F3;3B1)OVERLAP_F_B)")
-    if missing := [rank for rank in range(max(by_rank) + 1) if rank not in by_rank]:
-        refuse(source, f"rank {missing[0]} has no instruction")
-    return [_rank_step(sorted(by_rank[rank])) for rank in range(len(by_rank))]
+    for number in sorted(steps):
+        by_rank = steps[number]
+        if missing := [rank for rank in range(max(by_rank) + 1) if rank not in by_rank]:
+            refuse(source, f"rank {missing[0]} has no instruction")
+        yield [_rank_step(sorted(by_rank[rank])) for rank in range(len(by_rank))]
+
+
+def _lost(microseconds: Any) -> float:
+    """Milliseconds that an instruction lost; 0 where the trace does not say."""
+    return microseconds / 1000 if type(microseconds) in (int, float) and 0 <= microseconds < _LONGEST else 0.0
 
 
 def _rank_step(found: list[_Slice]) -> RankStep:
@@ -65,11 +85,14 @@ def _rank_step(found: list[_Slice]) -> RankStep:
             if part and ops == open_cell:
                 inside = sum(wait.end - wait.begin for wait in waits)
                 last = cells[-1]
-                cells[-1] = last._replace(waited=last.waited + inside, begin=last.begin + inside, end=each.end)
+                cells[-1] = last._replace(
+                    waited=last.waited + inside, begin=last.begin + inside, end=each.end,
+                    off_core=last.off_core + each.off_core, collecting=last.collecting + each.collecting,
+                )  # fmt: skip
             else:
                 wait = min((wait.begin for wait in waits), default=each.begin)
                 waited = max((wait.end for wait in waits), default=each.begin)
-                cells.append(CellRun(ops, wait, waited, each.begin, each.end))
+                cells.append(CellRun(ops, wait, waited, each.begin, each.end, *each[3:]))
             open_cell, waits = (ops if part else None), []
             continue
         for name in each.name.split(" + "):

@@ -95,7 +95,8 @@ def _ranked(replay: Replay, causes: Causes) -> tuple[list[RankedCause], StepPart
     alone: dict[str, float] = {}
     result: list[RankedCause] = []
     for round in range(_MOST_CAUSES):
-        candidates = causes.all(parts)
+        applied = {each.cause.name for each in result}
+        candidates = [each for each in causes.all(parts) if each.name not in applied]
         times = replay.makespans(*(parts.scaled(dict(each.factors)) for each in candidates))
         gains = (now - times).mean(axis=1) / measured.mean()
         if not round:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from schedc.ir.ops import LETTERS
@@ -21,13 +21,19 @@ _MESSAGE = re.compile(r"(\d{1,9})(WAIT_|)(SEND|RECV)_([FB])(\d{1,9})", re.ASCII)
 
 
 class CellRun(NamedTuple):
-    """A cell that ran. wait, waited: from when to when the rank may have waited in front of it. Times in ms."""
+    """A cell that ran. Times in ms.
+
+    wait, waited: from when to when the rank may have waited in front of it. off_core: of its time, how long the thread
+    was ready and had no core; collecting: how long garbage was collected. Both are 0 where the trace does not say.
+    """
 
     ops: tuple[Op, ...]
     wait: float
     waited: float
     begin: float
     end: float
+    off_core: float = 0.0
+    collecting: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -45,12 +51,20 @@ class RankStep:
 
 @dataclass(frozen=True)
 class RunRecording:
-    """The steps of all ranks. ranks: [P][steps]. schedule: as the trace names it, or "". what: the writer's form."""
+    """The steps of all ranks. ranks: [P][steps]. schedule: as the trace names it, or "". what: the writer's form.
+
+    interruptions: whether the writer measures `CellRun.off_core` and `CellRun.collecting`.
+    """
 
     source: Source
     ranks: tuple[tuple[RankStep, ...], ...]
     schedule: str
     what: str
+    interruptions: bool = False
+
+    def only(self, chosen: Sequence[int]) -> RunRecording:
+        """The recording of some steps, by number."""
+        return replace(self, ranks=tuple(tuple(steps[number] for number in chosen) for steps in self.ranks))
 
 
 class MessageEnd(NamedTuple):

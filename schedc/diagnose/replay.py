@@ -2,7 +2,7 @@
 
     rank free = end of the cell before + host before            (first cell: when the rank began)
     arrival   = end of the producer + post + transit
-    end       = max(rank free, arrivals) + host after + body
+    end       = max(rank free, arrivals) + host after + body + interruptions
 
 A wait that blocked tells the transit: from the later of send and receive to the end of the wait. Where the receive
 came later, this time belongs to the rank's own clock (``exposed``). A message that nobody waited for takes what
@@ -34,13 +34,16 @@ _ALONE = 5.0
 class StepParts:
     """Parts of the time of S steps, in ms.
 
-    body: [S, cells] compute. after: [S, cells] host time between the last wait and the compute. before: [S, cells] host
-    time between the cell before and the wait. exposed: [S, cells] transfers that began when the receive was posted.
+    body: [S, cells] compute. off_core, collecting: [S, cells] its interruptions (`CellRun`). after: [S, cells] host time
+    between the last wait and the compute. before: [S, cells] host time between the cell before and the wait.
+    exposed: [S, cells] transfers that began when the receive was posted.
     post: [S, inputs] from the end of the producer to its send. transit: [S, inputs] from there to the arrival.
     release: [S, P] when each rank began.
     """
 
     body: Floats
+    off_core: Floats
+    collecting: Floats
     after: Floats
     before: Floats
     exposed: Floats
@@ -105,7 +108,7 @@ def replayed_times(dependencies: Dependencies, many: Sequence[StepParts]) -> Flo
         if taken + own.body.shape[0] > width:
             flush()
             taken = 0
-        batch.append(((own.body + own.after).T, lag.T))
+        batch.append(((own.body + own.off_core + own.collecting + own.after).T, lag.T))
         taken += own.body.shape[0]
     flush()
     return np.concatenate(results).reshape(len(many), -1)
@@ -166,7 +169,11 @@ def _parts(steps: MeasuredSteps, reader: Int64, blocked: Bools, late: Bools) -> 
     after = steps.begin - np.where(waits, steps.waited, looked)
     exposed = np.where(exposes, np.maximum(steps.waited - looked, 0.0), 0.0)
     empty = np.zeros((steps.end.shape[0], 0))
-    return StepParts(steps.end - steps.begin, np.maximum(after, 0.0), before, exposed, empty, empty, steps.release)
+    length = steps.end - steps.begin
+    off_core = np.minimum(steps.off_core, length)
+    collecting = np.minimum(steps.collecting, length - off_core)
+    body = length - off_core - collecting
+    return StepParts(body, off_core, collecting, np.maximum(after, 0.0), before, exposed, empty, empty, steps.release)
 
 
 def _last_of_reader(reader: Int64, ready: Floats, cells: int) -> Bools:

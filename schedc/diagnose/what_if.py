@@ -65,9 +65,12 @@ def _refuse_name(question: str, wanted: str, causes: Causes) -> None:
     names |= {f"stage{stage}=others" for stage in groups.stage.tolist()}
     links = np.unique(causes.link[causes.link >= 0]).tolist()
     names |= {f"link{link // causes.ranks}>{link % causes.ranks}=others" for link in links} | {"pauses=none"}
+    names |= {"cores=own", "garbage=none"} if causes.replay.steps.recording.interruptions else set()
     if wanted not in names:
-        forms = "rank 2 = others; rank 2 W = others; stage 3 = others; link 0>1 = others; data = equal; pauses = none; "
-        forms += "start = together; host = 0; communication = 0; M=16; schedule=zbv, M=16"
+        forms = "rank 2 = others; rank 2 W = others; stage 3 = others; link 0>1 = others; data = equal; cores = own; "
+        forms += (
+            "garbage = none; pauses = none; start = together; host = 0; communication = 0; M=16; schedule=zbv, M=16"
+        )
         _refuse(f"this trace does not answer `{question}`", did_you_mean(wanted, names), forms)
 
 

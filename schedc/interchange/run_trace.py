@@ -68,7 +68,7 @@ class MeasuredRun:
 
 
 def read_run(text: str, name: str) -> MeasuredRun:
-    """The run in a trace. name: name of the file. Raises `DiagnosticError` (S611) for any other text."""
+    """The last step in a trace. name: name of the file. Raises `DiagnosticError` (S611) for any other text."""
     source = Source(name, "")
     try:
         document = json.loads(text)
@@ -81,11 +81,19 @@ def read_run(text: str, name: str) -> MeasuredRun:
     facts = facts if isinstance(facts, dict) else {}
     if "unit" in facts:
         _refuse(source, "a predicted timeline, which `schedc export --to trace` wrote: nothing in it was measured")
-    slices = tuple(x for number, event in enumerate(events) if (x := _slice(source, number, event)))
+    last = max(map(_step, events), default=0)
+    slices = tuple(x for n, event in enumerate(events) if _step(event) == last and (x := _slice(source, n, event)))
     if not slices:
         _refuse(source, "no slice is named like an op (0F3, 1B0, (0F3;3B1)OVERLAP_F_B)")
     sizes = {key: int(v) for key, v in facts.items() if isinstance(v, str) and re.fullmatch(r"-?\d{1,18}", v)}
     return MeasuredRun(source, str(facts.get("schedule", "")), sizes, slices)
+
+
+def _step(event: Any) -> int:
+    """The number of the event's step; 0 where the trace has one."""
+    facts = event.get("args") if isinstance(event, dict) else None
+    step = facts.get("step", 0) if isinstance(facts, dict) else 0
+    return step if type(step) is int else 0
 
 
 def _slice(source: Source, number: int, event: Any) -> TraceSlice | None:

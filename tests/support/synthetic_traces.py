@@ -25,7 +25,8 @@ class World:
     """What a run takes, in ms.
 
     slow: factor of a rank, kind, stage and microbatch. latency: from rank to rank. gap: host time in front of a cell,
-    besides ``host``.
+    besides ``host``. pause: a cell and what it takes longer; off_core, collecting: shares of the pause that the trace
+    says were spent there.
     """
 
     slow: Callable[[int, OpKind, int, int], float] = lambda _rank, _kind, _stage, _microbatch: 1.0
@@ -34,6 +35,8 @@ class World:
     gap: Callable[[int], float] = lambda _cell: 0.0
     late: Callable[[int], float] = lambda _rank: 0.0
     pause: tuple[int, float] = (-1, 0.0)
+    off_core: float = 0.0
+    collecting: float = 0.0
     noise: float = 0.0
     seed: int = 0
     makespans: list[float] = field(default_factory=list)
@@ -95,6 +98,9 @@ def _step(known: Dependencies, world: World, draws: np.random.Generator) -> dict
         name = measured_cell_name(known, cell)
         name = f"({name.replace(' & ', ';')})OVERLAP_F_B" if "&" in name else name
         events.append(_slice(rank, 0, name, begin, end[cell]))
+        if cell == world.pause[0] and world.off_core + world.collecting:
+            lost = {"off core us": world.off_core, "garbage collection us": world.collecting}
+            events[-1]["args"] = {key: 1000 * share * world.pause[1] for key, share in lost.items()}
     world.makespans.append(float(end.max()) - min(e["ts"] for e in events) / 1000)
     return {"traceEvents": events, "otherData": {"schedule": schedule.name}}
 

@@ -42,7 +42,7 @@ from schedc_runtime.commands.toy_models import Subject, counted_model, toy_model
 from schedc_runtime.device.choice import gpu
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.execute.executor import Deadlock, InstructionError
-from schedc_runtime.measure.step_trace import chrome_trace, compare_traces, measured_costs, trace_provenance
+from schedc_runtime.measure.step_trace import Intervals, chrome_trace, compare_traces, measured_costs, trace_provenance
 from schedc_runtime.moe.kernels import Kernels, adding_alike
 from schedc_runtime.moe.products import compared_bitwise
 from schedc_runtime.parity.reference import ParityCheck, ReferenceCheck, SerialCheck
@@ -88,12 +88,14 @@ def _train(program: Program, plan: Plan, mesh: Mesh, costs: Costs, options: argp
     )  # fmt: skip
     optimizer = torch.optim.SGD(pipe.parameters(), lr=options.learning_rate)
     replicas = 1 if options.in_process else mesh.replicas
-    status = 0
+    status, traced, first = 0, [], max(options.steps - options.trace_steps, 0)
     for step in range(1, options.steps + 1):
         whole = _batch(program, mesh, options, step, device)
         mine = [part.chunk(replicas)[pipe.replica] for part in whole]
         optimizer.zero_grad()
-        loss = pipe.step(*mine, trace=bool(options.trace) and step == options.steps)
+        loss = pipe.step(*mine, trace=bool(options.trace) and step > first)
+        if options.trace and step > first:
+            traced.append(pipe.trace())
         verdict = ""
         if check is not None:
             differences = pipe.control.gather("the check", check.check(pipe, loss, *whole))
@@ -106,7 +108,7 @@ def _train(program: Program, plan: Plan, mesh: Mesh, costs: Costs, options: argp
     if plan.fuse is not None:
         _say(pipe, pipe.report())
     if options.trace:
-        _write_trace(pipe, Path(options.trace))
+        _write_trace(pipe, traced, Path(options.trace))
     if check is not None:
         passed = f"check passed: loss and gradients of {options.steps} steps, all ranks"
         _say(pipe, "check failed" if status else passed)
@@ -140,18 +142,17 @@ def _batch(
     return batch.to(device), targets.to(device)
 
 
-def _write_trace(pipe: Pipeline, path: Path) -> None:
-    """Write the last step's Chrome trace, and beside it a cost file for ``schedc check --cost-file``."""
-    intervals = pipe.trace()
+def _write_trace(pipe: Pipeline, steps: Sequence[Intervals], path: Path) -> None:
+    """Write the Chrome trace of the last steps, and beside it a cost file for ``schedc check --cost-file``."""
     if pipe.rank or pipe.replica:
         return
-    costs = measured_costs(pipe.program, [intervals])
-    path.write_text(json.dumps(chrome_trace(pipe.program, intervals)), encoding="utf-8")
+    costs = measured_costs(pipe.program, steps)
+    path.write_text(json.dumps(chrome_trace(pipe.program, *steps)), encoding="utf-8")
     cost_path = path.with_suffix(".costs.toml")
-    about = "".join(f"# {line}\n" for line in ("Milliseconds.", *trace_provenance(pipe.program, [intervals])))
+    about = "".join(f"# {line}\n" for line in ("Milliseconds.", *trace_provenance(pipe.program, steps)))
     cost_path.write_text(about + dump_costs(costs), encoding="utf-8")
     _say(pipe, f"trace: {path} (opens in ui.perfetto.dev); costs in ms: {cost_path}")
-    _say(pipe, compare_traces(pipe.program, costs, intervals).table())
+    _say(pipe, compare_traces(pipe.program, costs, steps[-1]).table())
 
 
 def _say(pipe: Pipeline, text: str) -> None:
@@ -168,7 +169,8 @@ def _parser() -> argparse.ArgumentParser:
         "--check", choices=["none", "bitwise"], default="none", help="compare with the serial reference"
     )
     parser.add_argument("--steps", type=positive, default=3)
-    parser.add_argument("--trace", metavar="OUT.json", help="write a Chrome trace of the last step, and its costs")
+    parser.add_argument("--trace", metavar="OUT.json", help="write a Chrome trace of the last steps, and their costs")
+    parser.add_argument("--trace-steps", type=positive, default=1, metavar="N", help="the last N steps are traced")
     parser.add_argument(
         "--in-process", action="store_true", help="all ranks in this process, without torch.distributed"
     )

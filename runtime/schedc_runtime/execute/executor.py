@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from time import perf_counter_ns, process_time_ns
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.autograd.profiler import record_function
@@ -19,6 +19,9 @@ from schedc_runtime.execute.places import DevicePlaces
 from schedc_runtime.execute.registers import Registers
 from schedc_runtime.ranks.progress import ENDED, mark
 from schedc_runtime.transport.base import Transport
+
+if TYPE_CHECKING:
+    from schedc_runtime.execute.interruptions import Interruptions
 
 
 class InstructionError(Exception):
@@ -44,7 +47,8 @@ class Deadlock(Exception):
 class Interval(NamedTuple):
     """When one step ran: rows ``row`` ..< ``row + rows`` of the program, start and end in ns of `perf_counter_ns`.
 
-    part: which micro-step of a cell; "" for a whole instruction.
+    part: which micro-step of a cell; "" for a whole instruction. off_core, collecting: ns between start and end, as
+    `Interruptions` has them.
     """
 
     row: int
@@ -52,6 +56,8 @@ class Interval(NamedTuple):
     start: int
     end: int
     part: str = ""
+    off_core: int = 0
+    collecting: int = 0
 
 
 class Executor:
@@ -175,6 +181,12 @@ class Executor:
 
     def _advance_observed(self) -> bool:
         """As `advance`, with start and end of each step, and its name for torch's profiler if wanted."""
+        from schedc_runtime.execute.interruptions import Interruptions
+
+        with Interruptions() as interruptions:
+            return self._advance_within(interruptions)
+
+    def _advance_within(self, interruptions: Interruptions) -> bool:
         steps, registers, count = self.code.steps, self.registers, len(self.code.steps)
         intervals = self.intervals if self.intervals is not None else []
         begin_running(self)
@@ -182,12 +194,15 @@ class Executor:
             while self.position < count:
                 step = steps[self.position]
                 self.word[0] = self._marks[self.position]
+                begun = interruptions.read()
                 self._started = self._started or perf_counter_ns()
                 with record_function(instruction_label(self.program, step.row)) if self._profile else nullcontext():
                     blocked = step.handler(registers, step.operands)
                 if blocked:
                     return False
-                intervals.append(Interval(step.row, step.width, self._started, perf_counter_ns(), step.label))
+                end = perf_counter_ns()
+                lost = (now - before for now, before in zip(interruptions.read(), begun, strict=True))
+                intervals.append(Interval(step.row, step.width, self._started, end, step.label, *lost))
                 self._started = 0
                 self.position += 1
         except Exception as error:

@@ -34,18 +34,21 @@ _LANES = {len(_TRACKS) + lane: f"lane {LANE_NAMES[lane]}" for lane in WorkLane}
 """Tracks of works, by lane."""
 
 
-def chrome_trace(program: Program, intervals: Intervals) -> dict[str, Any]:
-    """The step in the Trace Event Format (JSON object form), which Perfetto and chrome://tracing open.
+def chrome_trace(program: Program, *steps: Intervals) -> dict[str, Any]:
+    """Steps in the Trace Event Format (JSON object form), which Perfetto and chrome://tracing open.
 
     One process per rank, with a track for compute, one for communication, and one for each lane of the program's works;
     times in microseconds from the first instruction. A START and a JOIN last as long as the rank takes for them. An
-    arrow leads from each send to the end of the wait that received it.
+    arrow leads from each send to the end of the wait that received it. Where there are several steps, each slice has the
+    number of its own.
     """
-    begin = min((interval.start for spans in intervals.values() for interval in spans), default=0)
-    events = [event for rank in intervals for event in _headers(program, rank)]
-    for rank, spans in intervals.items():
-        for interval in spans:
-            events += _events(program, rank, interval, begin)
+    begin = min((interval.start for step in steps for spans in step.values() for interval in spans), default=0)
+    events = [event for rank in steps[0] for event in _headers(program, rank)]
+    for number, step in enumerate(steps):
+        which = number if len(steps) > 1 else -1
+        events += [
+            event for rank, spans in step.items() for x in spans for event in _events(program, rank, x, begin, which)
+        ]
     return {
         "traceEvents": events,
         "displayTimeUnit": "ms",
@@ -181,32 +184,39 @@ def _track(program: Program, row: int) -> int:
     return _COMPUTE if program.kind[row] <= InstructionKind.CELL else _COMMUNICATION
 
 
-def _events(program: Program, rank: int, interval: Interval, begin: int) -> Iterator[dict[str, Any]]:
-    """One slice per step, with an arrow's end for each message. A batch of messages is one slice."""
+def _events(program: Program, rank: int, interval: Interval, begin: int, step: int) -> Iterator[dict[str, Any]]:
+    """One slice per interval, with an arrow's end for each message. A batch of messages is one slice."""
     row = interval.row
     track = _track(program, row)
     rows = range(row, row + interval.rows)
     start, end = (interval.start - begin) / 1000, (interval.end - begin) / 1000
     where = {"pid": rank, "tid": track}
     name = " + ".join(instruction_label(program, r) for r in rows) + (f" {interval.part}" if interval.part else "")
-    yield {"ph": "X", "name": name, "ts": start, "dur": end - start, **where, "args": _arguments(program, row)}
+    yield {"ph": "X", "name": name, "ts": start, "dur": end - start, **where,
+           "args": _arguments(program, interval, step)}  # fmt: skip
     for r in rows:
-        flow = {"name": "message", "cat": "message", "id": int(program.message[r]), **where}
+        message = int(program.message[r]) + max(step, 0) * len(program)
+        flow = {"name": "message", "cat": "message", "id": message, **where}
         if program.kind[r] == InstructionKind.SEND:
             yield {"ph": "s", "ts": start, **flow}
         elif program.kind[r] == InstructionKind.WAIT and receives(program, r):
             yield {"ph": "f", "bp": "e", "ts": end, **flow}
 
 
-def _arguments(program: Program, row: int) -> dict[str, Any]:
+def _arguments(program: Program, interval: Interval, step: int) -> dict[str, Any]:
+    row = interval.row
     x = program.instruction(row)
     span = program.spans[program.span[row]]
     values = {
         "what": sentence(program, row), "stage": x.stage, "microbatch": x.microbatch,
         "backward stage": x.stage2, "backward microbatch": x.microbatch2, "peer": x.peer, "message": x.message,
         "phase": program.phases[program.phase[row]], "source": program.where(row) if span != NOWHERE else "",
+        "step": step,
     }  # fmt: skip
-    return {name: value for name, value in values.items() if value not in (-1, "")}
+    lost = {"off core us": interval.off_core / 1000, "garbage collection us": interval.collecting / 1000}
+    return {name: value for name, value in values.items() if value not in (-1, "")} | {
+        name: time for name, time in lost.items() if time
+    }
 
 
 class TracedStep(NamedTuple):

@@ -146,6 +146,8 @@ def test_pauses_host_time_and_late_ranks_have_causes_of_their_own(tmp_path: Path
     for number, (fault, name, least) in enumerate(
         [
             (World(pause=(cell, 60.0), noise=NOISE), "pauses = none", 0.05),
+            (World(pause=(cell, 60.0), off_core=1.0, noise=NOISE), "cores = own", 0.05),
+            (World(pause=(cell, 60.0), collecting=1.0, noise=NOISE), "garbage = none", 0.05),
             (World(late=lambda rank: 40.0 * (rank == 1), noise=NOISE), "start = together", 0.05),
             (World(host=3.0, noise=NOISE), "host = 0", 0.05),
         ]
@@ -155,6 +157,34 @@ def test_pauses_host_time_and_late_ranks_have_causes_of_their_own(tmp_path: Path
         truth = 1 - plain / float(np.mean(fault.makespans))
         assert found.causes[0].gain > least
         assert found.causes[0].gain == pytest.approx(truth, abs=0.015)
+
+
+def test_what_interrupts_compute_is_named_once_by_its_share(tmp_path: Path) -> None:
+    """Of a pause three tenths were without a core, and three tenths garbage collection."""
+    schedule = known("1f1b")
+    world = World(pause=(int(schedule.rank_start[2]) + 5, 60.0), off_core=0.3, collecting=0.3, noise=NOISE)
+    found = diagnosed(tmp_path, schedule, world)
+    names = [each.cause.name for each in found.causes]
+    assert names.count("cores = own") == names.count("garbage = none") == names.count("pauses = none") == 1
+    cores = next(each for each in found.causes if each.cause.name == "cores = own")
+    assert "18.00 ms of them on rank 2" in cores.cause.why
+    assert cores.alone == pytest.approx(18.0 / found.measured, abs=0.01)
+
+
+def test_steps_of_one_file_are_those_of_several(tmp_path: Path) -> None:
+    paths = write_steps(tmp_path / "many", known("zbv"), World(slow=lambda r, *_: 1.5 if r == 1 else 1.0, noise=0.05))
+    documents = [json.loads(path.read_text()) for path in paths]
+    for number, document in enumerate(documents):
+        for event in document["traceEvents"]:
+            event["ts"] += 1e6 * number
+            event.setdefault("args", {})["step"] = number
+    events = [event for document in reversed(documents) for event in document["traceEvents"]]
+    one = tmp_path / "one.json"
+    one.write_text(json.dumps({**documents[0], "traceEvents": events}))
+    a, b = (json.loads(run(str(path), "--json").stdout) for path in (tmp_path / "many", one))
+    assert a["steps"] == b["steps"] == 4
+    assert [each["cause"] for each in a["causes"]] == [each["cause"] for each in b["causes"]]
+    assert b["causes"][0]["interval"] == pytest.approx(a["causes"][0]["interval"])
 
 
 def test_a_healthy_run_has_no_cause_and_the_bubble_of_its_schedule(tmp_path: Path) -> None:

@@ -84,6 +84,18 @@ def test_a_diagnosis_finds_the_schedule_that_a_traced_step_ran(schedule: str, tm
     np.testing.assert_array_equal(found.pair >= 0, ran.pair >= 0)
 
 
+def test_what_interrupted_an_instruction_is_in_its_trace(tmp_path: Path) -> None:
+    program = schedc.compile("1f1b", P=2, M=2)
+    intervals = as_measured(program, Costs(F=2.0, B=4.0))
+    first = intervals[1][0]
+    intervals[1][0] = first._replace(off_core=700_000, collecting=300_000)
+    (tmp_path / "run.json").write_text(json.dumps(chrome_trace(program, intervals, as_measured(program, Costs()))))
+    parts = open_traces([tmp_path / "run.json"]).parts
+    cell = 4  # of rank 1 the first
+    assert (parts.off_core[0, cell], parts.collecting[0, cell], parts.body[0, cell]) == pytest.approx((0.7, 0.3, 1.0))
+    assert parts.off_core.sum() == pytest.approx(0.7)
+
+
 @pytest.mark.parametrize("schedule", ["1f1b", "zbv", "dualpipev", "dualpipe"])
 def test_costs_measured_on_a_simulated_step_predict_it(schedule: str, tmp_path: Path) -> None:
     program = schedc.compile(schedule, P=4, M=8)
@@ -286,6 +298,7 @@ def test_run_on_processes(tmp_path: Path) -> None:
     path = write(schedc.compile("dualpipev", P=2, M=4), tmp_path)
     trace = tmp_path / "trace.json"
     options = ["--check", "bitwise", "--steps", "2", "--width", "16", "--tokens", "4", "--trace", str(trace)]
+    options += ["--trace-steps", "2"]
     done = run_python(["-m", "schedc_runtime.commands.run", "--program", path, *options])
     assert done.returncode == 0, done.stderr
     assert "step 2: loss" in done.stdout
@@ -293,6 +306,9 @@ def test_run_on_processes(tmp_path: Path) -> None:
     assert "makespan" in done.stdout
     assert json.loads(trace.read_text())["otherData"]["schedule"] == "dualpipev"
     assert isinstance(load_costs(tmp_path / "trace.costs.toml").F, tuple)
+    replay = open_traces([trace])
+    assert replay.steps.makespan.size == 2
+    assert np.abs(replay.residual).max() < 1e-6
     page = tmp_path / "run.html"
     shown = CliRunner().invoke(main, ["show", "dualpipev", "--trace", str(trace), "-o", str(page)])
     assert (shown.exit_code, page.exists()) == (0, True), shown.output

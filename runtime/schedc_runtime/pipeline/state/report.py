@@ -67,8 +67,7 @@ def collected_trace(control: ControlPlane, intervals: Mapping[int, Sequence[Inte
     """
     shift = time_ns() - perf_counter_ns()
     mine = {
-        rank: [(x.row, x.rows, x.start + shift, x.end + shift, x.part) for x in spans]
-        for rank, spans in intervals.items()
+        rank: [x._replace(start=x.start + shift, end=x.end + shift) for x in spans] for rank, spans in intervals.items()
     }
     everyone = control.gather("collecting the trace", mine)
     return {int(rank): [Interval(*span) for span in spans] for part in everyone for rank, spans in part.items()}
