@@ -1,39 +1,74 @@
 """Checks the causes and gains of `schedc diagnose` on traces made here, with a known fault and without.
 
-    python benchmarks/diagnosis.py diagnose [--json]    our runtime: a slow rank, kind and link, unequal data
-    python benchmarks/diagnosis.py kineto [--json]      torch's Interleaved1F1B, ZBV and 1F1B, one rank 1.5 times slower
+    python benchmarks/resilience.py diagnose [--json]    our runtime: a slow rank, kind and link, unequal data
+    python benchmarks/resilience.py kineto [--json]      torch's schedules, one rank of which is slower
 
-Four gloo ranks, whose layers sleep for known times (wall clock). The same processes trace
-each fault twice, between healthy runs. The gain is measured by the median steps with and without the fault. A case
-fails if the replay misses a step by more than 2 %, if another cause is first, or if its gain is a point off.
+Gloo ranks, whose layers sleep for known times (wall clock). In one run, steps with a fault and healthy ones take turns:
+each fault is compared with the healthy steps around it. The gain is what the command prints for the steps with the
+fault. The truth is that of the same mean: 1 - healthy / slow. A case fails if the replay misses a step by more than
+2 %, if another cause is first, or if its gain is a point off.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from diagnosis_ranks import Fault, run_ranks
+from diagnosis_ranks import Fault, Setting, run_ranks
 
-from schedc.diagnose.open_traces import open_traces
+from schedc.diagnose.causes import Causes
+from schedc.diagnose.measured_steps import measured_steps
+from schedc.diagnose.open_traces import read_traces
 from schedc.diagnose.ranking import diagnose
+from schedc.diagnose.replay import replay_of
 
 MOST_RESIDUAL, MOST_POINTS = 0.02, 1.0
-STEPS = 4
-UNEQUAL = (0.6, 1.0, 1.7, 0.8, 1.0, 0.7, 1.4, 0.8)
+ROUNDS = 3
+"""Steps with each fault."""
+UNEQUAL, MILDER = (0.6, 1.0, 1.7, 0.8, 1.0, 0.7, 1.4, 0.8), (1.2, 0.8, 1.0, 1.3, 0.9, 1.1, 0.7, 1.0)
 """Work of microbatches; their mean is 1."""
+
+Faults = dict[str, tuple[Fault, str]]
+"""By name: the fault, and its cause."""
+
+SHARED: Faults = {
+    "rank": (Fault(rank=2), "rank 2 = others"),
+    "rank, milder": (Fault(rank=3, factor=1.25), "rank 3 = others"),
+    "link": (Fault(link=(1, 2), delay=0.03), "link 1>2 = others"),
+    "link, back": (Fault(link=(3, 2), delay=0.06), "link 3>2 = others"),
+    "data": (Fault(data=UNEQUAL), "data = equal"),
+    "data, milder": (Fault(data=MILDER), "data = equal"),
+}
+OWN: dict[str, Faults] = {
+    "1f1b": SHARED
+    | {
+        "kind": (Fault(rank=1, kind="B"), "rank 1 B = others"),
+        "kind, milder": (Fault(rank=3, kind="F", factor=1.3), "rank 3 F = others"),
+    },
+    "zbv": SHARED
+    | {
+        "kind": (Fault(rank=1, kind="I"), "rank 1 I = others"),
+        "kind, milder": (Fault(rank=2, kind="F", factor=1.3), "rank 2 F = others"),
+    },
+}
+TORCH = (
+    Setting("torch", "Interleaved1F1B"),
+    Setting("torch", "ZBV"),
+    Setting("torch", "1F1B"),
+    Setting("torch", "GPipe", microbatches=6),
+    Setting("torch", "Interleaved1F1B", ranks=2, microbatches=4, seconds=0.1),
+    Setting("torch", "ZBV", ranks=3, microbatches=9, seconds=0.06),
+    Setting("torch", "1F1B", ranks=3, microbatches=12, seconds=0.04),
+)
 
 
 @dataclass(frozen=True)
 class DiagnosedCase:
-    """A fault as it was diagnosed. points: predicted less measured gain, in points of the slow step."""
+    """A fault as it was diagnosed. predicted, measured: gains, shares of the slow step. residual: largest of a step."""
 
     case: str
     first: str
@@ -51,84 +86,49 @@ class DiagnosedCase:
         return self.first != self.wanted or self.residual > MOST_RESIDUAL or self.points > MOST_POINTS
 
 
-OWN = {
-    "rank": (Fault(rank=2), "rank 2 = others"),
-    "kind": (Fault(rank=1, kind="B"), "rank 1 B = others"),
-    "link": (Fault(link=(1, 2), delay=0.03), "link 1>2 = others"),
-    "data": (Fault(data=UNEQUAL), "data = equal"),
-}
-
-
-def own_cases(port: int) -> list[DiagnosedCase]:
-    """Faults under 1F1B in our runtime."""
-    return [_case("ours", "1f1b", name, *fault, port + i) for i, (name, fault) in enumerate(OWN.items())]
-
-
-def kineto_cases(port: int) -> list[DiagnosedCase]:
-    """A slow rank under schedules of torch."""
-    fault = Fault(rank=2), "rank 2 = others"
-    names = ("Interleaved1F1B", "ZBV", "1F1B")
-    return [_case("torch", name, name, *fault, port + i) for i, name in enumerate(names)]
-
-
-def _case(how: str, schedule: str, name: str, fault: Fault, wanted: str, port: int) -> DiagnosedCase:
-    sections = [Fault(), fault, Fault(), fault, Fault()]
+def diagnosed_cases(setting: Setting, faults: Faults, rounds: int) -> list[DiagnosedCase]:
+    """Steps of one run, ``rounds`` with each fault, and a healthy one in front of each and behind."""
+    turns = [fault for fault, _ in faults.values()] * rounds
     with tempfile.TemporaryDirectory() as folder:
-        run_ranks(how, schedule, sections, STEPS, Path(folder), port)
-        runs = [open_traces([Path(folder) / str(number)]) for number in range(len(sections))]
-    healthy, slow = (
-        np.median(np.concatenate([run.steps.makespan for run in each])) for each in (runs[::2], runs[1::2])
-    )
-    first = [told.causes[0] if told.causes else None for told in map(diagnose, runs[1::2])]
-    names = {each.cause.name if each else "" for each in first}
-    gain = float(np.mean([each.gain if each else 0.0 for each in first]))
-    residual = max(float(np.abs(run.residual).max()) for run in runs)
-    return DiagnosedCase(name, ", ".join(sorted(names)), wanted, residual, gain, float(1 - healthy / slow))
+        run_ranks(setting, [each for fault in turns for each in (Fault(), fault)] + [Fault()], Path(folder))
+        recording = read_traces([Path(folder)])
+    result = []
+    for number, (name, (_, wanted)) in enumerate(faults.items()):
+        slow = [2 * turn + 1 for turn in range(number, len(turns), len(faults))]
+        around = [step + side for step in slow for side in (-1, 1)]
+        fine, bad = (replay_of(measured_steps(recording.only(steps))) for steps in (around, slow))
+        told = diagnose(Causes(bad))
+        first, gain = (told.causes[0].cause.name, told.causes[0].gain) if told.causes else ("", 0.0)
+        residual = max(float(np.abs(run.residual).max()) for run in (fine, bad))
+        measured = 1 - float(fine.steps.makespan.mean() / bad.steps.makespan.mean())
+        where = f"{setting.schedule} P={setting.ranks} M={setting.microbatches}: {name}"
+        result.append(DiagnosedCase(where, first, wanted, residual, gain, measured))
+    return result
 
 
-WORDS: dict[str, Callable[[int], list[DiagnosedCase]]] = {"diagnose": own_cases, "kineto": kineto_cases}
+def own(rounds: int = ROUNDS) -> dict[str, Any]:
+    """The word `diagnose` of `resilience.py`."""
+    runs = [diagnosed_cases(Setting("ours", name), faults, rounds) for name, faults in OWN.items()]
+    return figures([case for run in runs for case in run])
 
 
-def result_of(word: str, port: int = 29640) -> dict[str, Any]:
+def torch_schedules(rounds: int = ROUNDS) -> dict[str, Any]:
+    """The word `kineto` of `resilience.py`."""
+    cases = []
+    for setting in TORCH:
+        slow = {f"rank {rank}": Fault(rank=rank) for rank in (setting.ranks // 2, 0)}
+        faults = {name: (fault, f"{name} = others") for name, fault in slow.items()}
+        cases += diagnosed_cases(setting, faults, rounds)
+    return figures(cases)
+
+
+def figures(cases: Sequence[DiagnosedCase]) -> dict[str, Any]:
     """The figures of a word: cases, failed, residual and gain_error_points, and each case."""
-    cases = WORDS[word](port)
     return {
         "cases": len(cases),
         "failed": sum(case.failed for case in cases),
-        "failures": [f"{case.case}: {case.first}, {case.points:.2f} points" for case in cases if case.failed],
+        "failures": [f"{case.case}: first {case.first}, {case.points:.2f} points" for case in cases if case.failed],
         "residual": max(case.residual for case in cases),
         "gain_error_points": max(case.points for case in cases),
-        "each": [asdict(case) for case in cases],
+        "each": [asdict(case) | {"points": case.points} for case in cases],
     }
-
-
-def own() -> dict[str, Any]:
-    """The word `diagnose` of `resilience.py`."""
-    return result_of("diagnose")
-
-
-def torch_schedules() -> dict[str, Any]:
-    """The word `kineto` of `resilience.py`."""
-    return result_of("kineto")
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("word", choices=WORDS)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--port", type=int, default=29640)
-    options = parser.parse_args()
-    result = result_of(options.word, options.port)
-    if options.json:
-        print(json.dumps(result))
-    else:
-        for each in result["each"]:
-            points = 100 * (each["predicted"] - each["measured"])
-            print(f"{each['case']:>16}  first: {each['first']:<20} gain {each['predicted']:.1%}, measured "
-                  f"{each['measured']:.1%} ({points:+.2f} points), residual {each['residual']:.2%}")  # fmt: skip
-        print(f"{result['failed']} of {result['cases']} failed")
-    return int(result["failed"] > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""Four gloo ranks that train layers of known length and trace their steps, healthy and with a fault: a rank's side.
+"""Gloo ranks that train layers of known length and trace their steps, each with its fault or none: a rank's side.
 
 Layers sleep: their wall time is what a table says, whatever else the machine does. Messages are real. A slow link holds
 a message back until its delay after the send has passed, by times of sends that ranks share.
@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import Array
 from pathlib import Path
+from socket import socket
 from typing import Any
 
 import torch
@@ -29,18 +30,27 @@ from schedc_runtime import Mesh, Pipeline
 from schedc_runtime.measure.step_trace import chrome_trace
 from schedc_runtime.transport.distributed import TorchTransport
 
-RANKS, MICROBATCHES, ROWS, WIDTH = 4, 8, 2, 8
-SECONDS = 0.025
-"""Forward, and each half of a backward, of a rank's whole share of the model."""
-SEND_TIMES = Array(ctypes.c_double, RANKS * RANKS * 4096, lock=False)
+MOST_RANKS, ROWS, WIDTH = 4, 2, 8
+SEND_TIMES = Array(ctypes.c_double, MOST_RANKS * MOST_RANKS * 4096, lock=False)
 """When each message of a channel was sent; shared by forks."""
 
 
 @dataclass(frozen=True)
-class Fault:
-    """What is slow. rank: -1 none; kind: F or B, or "" for both; factor of its time. link: ordered pair, seconds late.
+class Setting:
+    """What runs. how: torch, or ours. seconds: forward, and each half of a backward, of a rank's share of the model."""
 
-    data: factors of microbatches. late: seconds by which rank 0 begins a step later.
+    how: str
+    schedule: str
+    ranks: int = 4
+    microbatches: int = 8
+    seconds: float = 0.05
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is slow. rank: -1 none; kind: F, I, W, B for I and W, or "" for all; factor of its time. link: ordered pair.
+
+    delay: seconds that a message of the link takes. data: factors of microbatches; empty: all 1.
     """
 
     rank: int = -1
@@ -48,8 +58,7 @@ class Fault:
     factor: float = 1.5
     link: tuple[int, int] = (-1, -1)
     delay: float = 0.0
-    data: tuple[float, ...] = (1.0,) * MICROBATCHES
-    late: float = 0.0
+    data: tuple[float, ...] = ()
 
 
 class _Sleeps(torch.autograd.Function):
@@ -67,89 +76,96 @@ class _Sleeps(torch.autograd.Function):
         x, w = ctx.saved_tensors
         inputs = weights = None
         if ctx.needs_input_grad[0]:
-            time.sleep(ctx.layer.seconds("B") * ctx.work)
+            time.sleep(ctx.layer.seconds("I") * ctx.work)
             inputs = gradient * w
         if ctx.needs_input_grad[1]:
-            time.sleep(ctx.layer.seconds("B") * ctx.work)
+            time.sleep(ctx.layer.seconds("W") * ctx.work)
             weights = (gradient * x).sum(0)
         return inputs, weights, None
 
 
 class SleepingLayer(nn.Module):
-    """A layer that adds, then sleeps for ``share`` of a rank's time."""
+    """A layer that adds, then sleeps. length: seconds of a forward, and of each half of a backward.
+
+    Its bias makes the first stage compute the gradient of a layer's input, as stages of many layers do.
+    """
 
     fault = Fault()
     rank = -1
 
-    def __init__(self, share: float) -> None:
+    def __init__(self, length: float) -> None:
         super().__init__()
-        self.weight, self.share = nn.Parameter(torch.ones(WIDTH)), share
+        self.weight, self.bias, self.length = nn.Parameter(torch.ones(WIDTH)), nn.Parameter(torch.zeros(WIDTH)), length
 
     def seconds(self, kind: str) -> float:
-        slow = self.rank == self.fault.rank and self.fault.kind in ("", kind)
-        return SECONDS * self.share * (self.fault.factor if slow else 1.0)
+        kinds = {"": "FIW", "B": "IW"}.get(self.fault.kind, self.fault.kind)
+        slow = self.rank == self.fault.rank and kind in kinds
+        return self.length * (self.fault.factor if slow else 1.0)
 
     def forward(self, x: Tensor) -> Tensor:
-        return _Sleeps.apply(x + 0.0, self.weight, self)  # type: ignore[no-untyped-call,no-any-return]
+        return _Sleeps.apply(x + self.bias, self.weight, self)  # type: ignore[no-untyped-call,no-any-return]
 
 
 def square(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs - targets).pow(2).mean()
 
 
-def batch(fault: Fault) -> Tensor:
+def batch(fault: Fault, microbatches: int) -> Tensor:
     """[rows, WIDTH] ones, but the work of each microbatch as first feature."""
-    x = torch.ones(MICROBATCHES * ROWS, WIDTH)
-    x[:, 0] = torch.tensor(fault.data).repeat_interleave(ROWS)
+    x = torch.ones(microbatches * ROWS, WIDTH)
+    x[:, 0] = torch.tensor(fault.data or (1.0,) * microbatches).repeat_interleave(ROWS)
     return x
 
 
-def run_ranks(how: str, name: str, faults: list[Fault], steps: int, folder: Path, port: int) -> None:
-    """Traces ``steps`` steps under each fault into ``folder/<number>``. how: torch, or ours."""
-    target = _torch_rank if how == "torch" else _own_rank
-    processes.start_processes(_rank, (target, name, faults, steps, folder, port), nprocs=RANKS, start_method="fork")
+def run_ranks(setting: Setting, faults: list[Fault], folder: Path) -> None:
+    """Traces a step under each fault. torch: a file for each rank; ours: ``folder/NNNN.json`` for each step."""
+    target = _torch_rank if setting.how == "torch" else _own_rank
+    with socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    arguments = target, setting, faults, folder, port
+    processes.start_processes(_rank, arguments, nprocs=setting.ranks, start_method="fork")
 
 
-def _rank(rank: int, target: Any, name: str, faults: list[Fault], steps: int, folder: Path, port: int) -> None:
-    names = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(RANKS)}
-    os.environ.update(names, GLOO_SOCKET_IFNAME="lo")
+def _rank(rank: int, target: Any, setting: Setting, faults: list[Fault], folder: Path, port: int) -> None:
+    world = {"RANK": str(rank), "WORLD_SIZE": str(setting.ranks)}
+    os.environ.update(world, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=RANKS)
+    dist.init_process_group("gloo", rank=rank, world_size=setting.ranks)
     SleepingLayer.rank = rank
-    target(rank, name, faults, steps, folder)
+    target(rank, setting, faults, folder)
     dist.destroy_process_group()
 
 
-def _torch_rank(rank: int, name: str, faults: list[Fault], steps: int, folder: Path) -> None:
+def _torch_rank(rank: int, setting: Setting, faults: list[Fault], folder: Path) -> None:
+    ranks = setting.ranks
     kinds = {
         "1F1B": (schedules.Schedule1F1B, [rank]),
         "GPipe": (schedules.ScheduleGPipe, [rank]),
-        "Interleaved1F1B": (schedules.ScheduleInterleaved1F1B, [rank, rank + RANKS]),
-        "ZBV": (schedules.ScheduleZBVZeroBubble, [rank, 2 * RANKS - 1 - rank]),
+        "Interleaved1F1B": (schedules.ScheduleInterleaved1F1B, [rank, rank + ranks]),
+        "ZBV": (schedules.ScheduleZBVZeroBubble, [rank, 2 * ranks - 1 - rank]),
     }
-    kind, held = kinds[name]
-    total = RANKS * len(held)
-    layers = [SleepingLayer(1 / len(held)) for _ in held]
+    kind, held = kinds[setting.schedule]
+    total = ranks * len(held)
+    layers = [SleepingLayer(setting.seconds / len(held)) for _ in held]
     stages = [
         PipelineStage(layer, stage, total, torch.device("cpu")) for layer, stage in zip(layers, held, strict=True)
     ]
-    if name == "1F1B":
+    if setting.schedule == "1F1B":
         _name_chunks(stages[0])
-    schedule = kind(stages[0] if len(held) == 1 else stages, MICROBATCHES, loss_fn=square)  # type: ignore[arg-type,operator]
-    for number, fault in enumerate(faults):
+    schedule = kind(stages[0] if len(held) == 1 else stages, setting.microbatches, loss_fn=square)  # type: ignore[arg-type,operator]
+
+    def step(fault: Fault) -> None:
         SleepingLayer.fault = fault
-        x = batch(fault)
+        x = batch(fault, setting.microbatches)
+        dist.barrier()
+        schedule.step(*([x] if 0 in held else []), target=x if total - 1 in held else None)
 
-        def step(x: Tensor = x) -> None:
-            dist.barrier()
-            schedule.step(*([x] if 0 in held else []), target=x if total - 1 in held else None)
-
-        step()
-        with profile(activities=[ProfilerActivity.CPU]) as profiler:
-            for _ in range(steps):
-                step()
-        (folder / str(number)).mkdir(parents=True, exist_ok=True)
-        profiler.export_chrome_trace(str(folder / str(number) / f"rank{rank}.json.gz"))
+    step(Fault())
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        for fault in faults:
+            step(fault)
+    profiler.export_chrome_trace(str(folder / f"rank{rank}.json.gz"))
 
 
 def _name_chunks(stage: Any) -> None:
@@ -166,23 +182,19 @@ def _named(run: Callable[..., Any], name: str) -> Callable[..., Any]:
     return chunk
 
 
-def _own_rank(rank: int, name: str, faults: list[Fault], steps: int, folder: Path) -> None:
-    program = schedc.compile(name, P=RANKS, M=MICROBATCHES)
-    model = nn.Sequential(*(SleepingLayer(RANKS / program.stages) for _ in range(program.stages)))
+def _own_rank(rank: int, setting: Setting, faults: list[Fault], folder: Path) -> None:
+    program = schedc.compile(setting.schedule, P=setting.ranks, M=setting.microbatches)
+    length = setting.seconds * setting.ranks / program.stages
+    model = nn.Sequential(*(SleepingLayer(length) for _ in range(program.stages)))
     _hold_back()
-    pipe = Pipeline(model, program, loss_fn=square, mesh=Mesh(pipeline=RANKS))
-    for number, fault in enumerate(faults):
+    pipe = Pipeline(model, program, loss_fn=square, mesh=Mesh(pipeline=setting.ranks))
+    for step, fault in enumerate([Fault(), *faults]):
         SleepingLayer.fault = fault
-        x = batch(fault)
-        for step in range(-1, steps):
-            dist.barrier()
-            if rank == 0:
-                time.sleep(fault.late)
-            pipe.step(x, x, trace=step >= 0)
-            if step >= 0 and (trace := pipe.trace()) and rank == 0:
-                path = folder / str(number) / f"step{step}.json"
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(json.dumps(chrome_trace(pipe.program, trace)))
+        x = batch(fault, setting.microbatches)
+        dist.barrier()
+        pipe.step(x, x, trace=step > 0)
+        if step and (trace := pipe.trace()) and rank == 0:
+            (folder / f"{step:04d}.json").write_text(json.dumps(chrome_trace(pipe.program, trace)))
     pipe.close()
 
 
@@ -196,7 +208,7 @@ def _hold_back() -> None:
         handles = post(self, transfers)
         for transfer, handle in zip(transfers, handles, strict=True):
             way = (transfer.peer, self.rank) if transfer.receive else (self.rank, transfer.peer)
-            place = (way[0] * RANKS + way[1]) * 4096 + counts[way] % 4096
+            place = (way[0] * MOST_RANKS + way[1]) * 4096 + counts[way] % 4096
             counts[way] += 1
             if not transfer.receive:
                 SEND_TIMES[place] = time.monotonic()

@@ -34,8 +34,8 @@ _ALONE = 5.0
 class StepParts:
     """Parts of the time of S steps, in ms.
 
-    body: [S, cells] compute. off_core, collecting: [S, cells] its interruptions (`CellRun`). after: [S, cells] host time
-    between the last wait and the compute. before: [S, cells] host time between the cell before and the wait.
+    body: [S, cells] compute. off_core, collecting: [S, cells] its interruptions (`CellRun`). after: [S, cells] host
+    time between the last wait and the compute. before: [S, cells] host time between the cell before and the wait.
     exposed: [S, cells] transfers that began when the receive was posted.
     post: [S, inputs] from the end of the producer to its send. transit: [S, inputs] from there to the arrival.
     release: [S, P] when each rank began.

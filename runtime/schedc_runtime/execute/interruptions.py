@@ -1,5 +1,4 @@
-"""Counts what interrupts a thread that runs instructions: the kernel, when other threads get its core, and the
-collector of garbage.
+"""Counts two interruptions of instructions: time in which a thread had no core, and the garbage collector.
 
 Linux says in ``/proc/thread-self/schedstat`` how long a thread was ready and had no core. Elsewhere this is 0.
 """

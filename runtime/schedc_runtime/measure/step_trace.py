@@ -39,8 +39,8 @@ def chrome_trace(program: Program, *steps: Intervals) -> dict[str, Any]:
 
     One process per rank, with a track for compute, one for communication, and one for each lane of the program's works;
     times in microseconds from the first instruction. A START and a JOIN last as long as the rank takes for them. An
-    arrow leads from each send to the end of the wait that received it. Where there are several steps, each slice has the
-    number of its own.
+    arrow leads from each send to the end of the wait that received it. Each slice of several steps has the number of
+    its step.
     """
     begin = min((interval.start for step in steps for spans in step.values() for interval in spans), default=0)
     events = [event for rank in steps[0] for event in _headers(program, rank)]

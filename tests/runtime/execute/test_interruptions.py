@@ -20,7 +20,7 @@ _SPIN = "import time; end = time.monotonic() + 20\nwhile time.monotonic() < end:
 @pytest.mark.processes
 @pytest.mark.skipif(not Path("/proc/thread-self/schedstat").exists(), reason="the kernel keeps no such times")
 def test_a_core_that_another_process_has_is_counted() -> None:
-    """Two processes share a core. This one has no core whenever it does not run."""
+    """Two processes share a core. A thread that does not run then has no core."""
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(cores)})
     other = subprocess.Popen([sys.executable, "-S", "-c", _SPIN])
