@@ -6,9 +6,10 @@ detect   one rank of four becomes slower: its rank and kind must be named, and q
          `resilience_detect.py` has the cases.
 block    a state is copied into an image: at most 1.4 times the processor time of a copy of its bytes.
          `support.copy_costs` pairs both.
-kills    ranks kill themselves in a training that then goes on, and flushes are killed at each of their calls: nothing
-         torn is loaded, nothing committed is lost, and the bits at the end are those of an undisturbed run. It ends
-         after 25 minutes; `planned` says how many cases there are. `support.killed_runs` has them.
+kills    ranks kill themselves at every kind of instruction and at every part of a snapshot, sets of ranks do, and
+         keepers are killed behind them: the training goes on each time. Flushes are killed at each of their calls.
+         Nothing torn is loaded, nothing committed is lost, and the bits at the end are those of an undisturbed run. Two
+         quiet cores need most of an hour; `--record` lets it be cut. `support.killed_runs` has the cases.
 flips    bits of a committed checkpoint flip, files are cut, swapped or lost: each must be found in its file and
          piece, and the step before must be taken. `support.damaged_checkpoints` has the cases.
 full     the disk is full at 20 places of a save, or read-only: the save fails by its error, the step before stays

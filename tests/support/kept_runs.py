@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import torch
@@ -14,8 +17,10 @@ import torch
 import schedc
 from schedc_runtime import Checkpoints, Pipeline
 from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.execute.executor import Executor
 from schedc_runtime.keeper import images
-from schedc_runtime.stage.stage import Stage
+from schedc_runtime.keeper.start import KeeperMeeting
+from schedc_runtime.ranks.control import ControlPlane
 from schedc_runtime.trainers import image_writer
 from support.runtime_cases import next_token_loss, small_gpt, tokens
 
@@ -54,12 +59,12 @@ class Run:
         self.batches = Batches()
         self.saved = Checkpoints(root, self.pipe, self.optimizer, data=self.batches, rates=self.rates, **given)
 
-    def train(self, steps: int, before_update: Callable[[int], object] = lambda step: None) -> int:
+    def train(self, steps: int, before_steps: Callable[[], object] = lambda: None) -> int:
         """Go on until ``steps`` updates have been made; returns where it began."""
         first = self.saved.resume()
-        for step in range(first, steps):
+        before_steps()
+        for _ in range(first, steps):
             self.saved.train(*next(self.batches))
-            before_update(step)
             self.optimizer.step()
             self.rates.step()
             self.optimizer.zero_grad()
@@ -79,20 +84,30 @@ def bits(state: dict[str, torch.Tensor]) -> str:
 
 
 def kept_run(
-    rank: int, world_size: int, root: str, schedule: str, steps: int, kill: list[Any] | None = None, agent: bool = False
+    rank: int,
+    world_size: int,
+    root: str,
+    schedule: str,
+    steps: int,
+    kills: Sequence[Sequence[Any]] = (),
+    agent: bool = False,
 ) -> list[Any]:
-    """A run on all ranks. kill: [rank, point, step] where a rank kills itself. agent: as under an agent that restarts.
+    """A run on all ranks. agent: as under an agent that restarts.
 
-    Returns where it began, the digest of its end on rank 0, and the pid of the keeper.
+    kills: each [rank, point, steps behind the first one, seed]. The step that it began at is added to a file beside the
+    folder. Returns this step, the digest of its end on rank 0, and the pid of the keeper.
     """
+    os.environ.pop("TORCHELASTIC_RUN_ID", None)
     if agent:
         os.environ["TORCHELASTIC_RUN_ID"] = "test"
-    run = Run(Path(root), schedule, world_size, in_process=False, durable=4)
+    mine = [kill[1:] for kill in kills if kill[0] == rank]
+    if any(point == "meeting" for point, *_ in mine):
+        _before(KeeperMeeting, "start", _die)
+    run = Run(Path(root), schedule, world_size, in_process=False, durable=3)
     watch = run.saved.places.watch()
     assert watch is not None
-    before = (lambda step: None) if kill is None or kill[0] != rank else _killing(run, *kill[1:])
     try:
-        first = run.train(steps, before)
+        first = run.train(steps, before_steps=partial(_began, root, rank, mine, run))
         digest = bits(run.state())
         run.saved.close()
         return [first, digest, watch.process.pid]
@@ -101,38 +116,66 @@ def kept_run(
             run.pipe.close()
 
 
-def _killing(run: Run, point: str, at: int) -> Callable[[int], object]:
-    """Lets this process be killed at a point of update ``at``; returns what is called before each update."""
+def _began(root: str, rank: int, kills: Sequence[Sequence[Any]], run: Run) -> None:
+    """Note where a run begins, and lay the traps of this rank."""
+    if rank == 0:
+        with Path(f"{root}.began").open("a") as file:
+            print(run.saved.step, file=file)
+    for point, behind, seed in kills:
+        _lay(run, point, run.saved.step + behind, seed)
 
-    def die(*_: Any) -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
 
-    def patched(owner: Any, name: str, when: Callable[[], bool], behind: bool = False) -> None:
-        whole = getattr(owner, name)
+def _die(*_: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
-        def call(*arguments: Any, **keywords: Any) -> Any:
-            if when() and not behind:
-                die()
-            result = whole(*arguments, **keywords)
-            if when() and behind:
-                die()
-            return result
 
-        setattr(owner, name, call)
+def _before(owner: Any, name: str, act: Callable[..., object]) -> None:
+    whole = getattr(owner, name)
 
-    def in_step() -> bool:
-        return run.saved.step == at
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        act(*arguments)
+        return whole(*arguments, **keywords)
 
-    if point in ("forward", "backward", "weight"):
-        patched(Stage, point, in_step)
-    elif point == "copy":
-        patched(image_writer.torch, "_foreach_copy_", in_step)
-    elif point == "flip":
-        patched(images.Image, "finish", in_step)
-    elif point == "copied":
-        patched(images.Image, "finish", in_step, behind=True)
-    elif point == "update":
-        return lambda step: die() if step == at else None
-    elif point == "updated":
-        run.optimizer.register_step_post_hook(lambda *_: die() if in_step() or run.saved.step == at + 1 else None)
-    return lambda step: None
+    setattr(owner, name, call)
+
+
+def _behind(owner: Any, name: str, act: Callable[..., object]) -> None:
+    whole = getattr(owner, name)
+
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        result = whole(*arguments, **keywords)
+        act(*arguments)
+        return result
+
+    setattr(owner, name, call)
+
+
+POINTS: Mapping[str, tuple[Callable[[Any, str, Callable[..., object]], None], Any, str]] = {
+    "clear": (_before, images.Image, "clear"),
+    "copy": (_before, image_writer.torch, "_foreach_copy_"),
+    "flip": (_before, images.Image, "finish"),
+    "copied": (_behind, images.Image, "finish"),
+    "agree": (_before, ControlPlane, "fold"),
+    "update": (_before, sys.modules["torch.optim.adam"], "adam"),
+    "updated": (_behind, sys.modules["torch.optim.adam"], "adam"),
+}
+"""Places in a step where a rank can be killed: before or behind a method. Further points are instruction kinds."""
+
+
+def _lay(run: Run, point: str, at: int, seed: int) -> None:
+    """Let this process be killed at a point from step ``at`` on: a key of `POINTS`, or one instruction of a kind."""
+
+    def in_step(*_: Any) -> None:
+        if run.saved.step >= at:
+            _die()
+
+    def in_stream(executor: Executor, *_: Any) -> None:
+        rows = [number for number, step in enumerate(executor.code.steps) if step.instruction.kind.name == point]
+        if run.saved.step >= at and rows:
+            executor.code.calls[Random(seed).choice(rows)] = (_die, None)
+
+    if point in POINTS:
+        way, owner, name = POINTS[point]
+        way(owner, name, in_step)
+    elif point != "meeting":
+        _before(Executor, "start", in_stream)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -9,26 +10,33 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
+from random import Random
+from typing import Any, NamedTuple
 
 import torch
 
+import schedc
 from schedc_runtime.errors import MaterializeError
 from schedc_runtime.keeper.flush import flush
 from schedc_runtime.keeper.places import SHARED_MEMORY, Places, RankHere
 from schedc_runtime.ranks.processes import this_process
 from schedc_runtime.saved.form import step_folder
 from schedc_runtime.saved.read import committed_steps, flaws, newest, open_step
-from schedc_runtime.testing import pool
+from schedc_runtime.testing import RankPool
 from schedc_runtime.trainers.image_writer import HeldBox, ImageWriter, state_size
+from support.kept_runs import POINTS
 
-POINTS = ("forward", "backward", "weight", "copy", "flip", "copied", "update", "updated")
-"""Where a rank kills itself, as of `support.kept_runs`."""
+CASE = "support.kept_runs:kept_run"
+STEPS = 14
+"""Updates of a run that is killed `CHAIN` times, each time less than two steps behind where it began."""
+CHAIN = 6
 CALLS = ("write", "fsync", "rename", "unlink", "open", "rmdir")
 """Calls of the system that a flush makes, before each of which it is killed once."""
 _WORLD = 2
+_Chain = tuple[int, list[str]]
 
 
 def value(step: int, rank: int) -> torch.Tensor:
@@ -119,57 +127,160 @@ def killed_flushes(most: int = 1000) -> tuple[int, list[str]]:
     return most, failures
 
 
-def killed_trainings(
-    ranks: int, schedules: Sequence[str], points: Sequence[str], seeds: Sequence[int], root: Path
-) -> Iterator[tuple[str, str]]:
-    """A rank is killed in a training, which then goes on. Yields each case, and what is wrong with it, or ""."""
-    workers, case = pool(ranks), "support.kept_runs:kept_run"
-    for schedule in schedules:
-        where: dict[str, Any] = {"schedule": schedule, "steps": 6}
-        whole = workers.run(case, root=str(root / f"whole-{schedule}"), **where)[0][1]
-        for point, seed in product(points, seeds):
-            name, rank, step = f"{schedule} {point} {seed}", seed % ranks, 1 + seed * 7 % 4
-            folder = root / name.replace(" ", "-")
-            outcomes = workers.outcomes(case, root=str(folder), kill=[rank, point, step], **where)
-            if getattr(outcomes[rank], "kind", "") != "died":
-                yield name, f"the rank was not killed: {outcomes[rank]}"
-                continue
-            _wait_until_clean()
-            before = committed_steps(folder)
-            last = max(before, default=-1)
-            again = workers.run(case, root=str(folder), **where)
-            lost = f"it began at {again[0][0]}, and {before} were committed" if again[0][0] < last else ""
-            late = "" if last >= step - 1 else f"step {last} is left of {step}"
-            yield name, lost or late or ("" if again[0][1] == whole else "the end state has other bits")
-            _wait_until_clean()
-            shutil.rmtree(folder)
+class Case(NamedTuple):
+    """One attempt that is killed. kills: each [rank, point, steps behind its first one, seed].
 
-
-def _wait_until_clean(seconds: float = 20.0) -> None:
-    """Wait until the keepers of this user have written and removed all images."""
-    deadline = time.monotonic() + seconds
-    while any(SHARED_MEMORY.glob(f"schedc-{os.getuid()}-*")):
-        if time.monotonic() > deadline:
-            raise TimeoutError("images are left in shared memory")
-        time.sleep(0.02)
-
-
-def kills(seconds: float = 1500.0) -> dict[str, Any]:
-    """Every point of a training on four ranks under two schedules with five seeds, then every call of a flush.
-
-    Ends behind ``seconds``; `planned` says how many cases there would have been.
+    keeper: seconds behind the first death after which the keeper is killed, too; None: it lives.
     """
-    begin, cases, failures = time.monotonic(), 0, list[str]()
-    planned = 2 * len(POINTS) * 5
+
+    schedule: str
+    kills: tuple[tuple[int, str, int, int], ...]
+    keeper: float | None = None
+
+    @property
+    def name(self) -> str:
+        told = ", ".join(f"rank {rank} at {point} +{behind} ({seed})" for rank, point, behind, seed in self.kills)
+        return f"{self.schedule}: {told}{'' if self.keeper is None else f', the keeper {self.keeper:.2f} s later'}"
+
+
+class Agent(RankPool):
+    """Ranks that all die with the first of them, as under an agent that starts them anew."""
+
+    keeper: Callable[[], None] | None = None
+    """Called when the first rank has died."""
+
+    def _answer(self, rank: int) -> Any:
+        answer = super()._answer(rank)
+        if getattr(answer, "kind", "") == "died" and all(worker.is_alive() for worker in self._workers[:rank]):
+            if self.keeper is not None:
+                self.keeper()
+            for worker in self._workers:
+                worker.kill()
+        return answer
+
+
+def points(schedule: str, ranks: int) -> list[tuple[int, str]]:
+    """Every rank with every place where it can be killed."""
+    program = schedc.compile(schedule, P=ranks, M=4)
+    kinds = [sorted({each.kind.name for each in program.instructions(rank)}) for rank in range(ranks)]
+    return [(rank, point) for rank in range(ranks) for point in (*kinds[rank], *POINTS, "meeting")]
+
+
+def training_cases(schedules: Sequence[str], ranks: int, seeds: int, subsets: int) -> list[Case]:
+    """Each place of each rank with each seed, then random sets of them; a third of the keepers are killed, too."""
+    draw, cases = Random(0), list[Case]()
+
+    def add(schedule: str, places: Sequence[tuple[int, str]]) -> None:
+        kills = tuple((rank, point, draw.randrange(2), draw.randrange(1000)) for rank, point in places)
+        cases.append(Case(schedule, kills, draw.choice([None, None, draw.uniform(0, 0.4)])))
+
+    places = {schedule: points(schedule, ranks) for schedule in schedules}
+    for schedule in schedules:
+        for place, _ in product(places[schedule], range(seeds)):
+            add(schedule, [place])
+    for number in range(subsets):
+        schedule = schedules[number % len(schedules)]
+        add(schedule, draw.sample(places[schedule], draw.randint(2, ranks)))
+    draw.shuffle(cases)
+    return cases
+
+
+def killed_chain(workers: Agent, cases: Sequence[Case], root: Path, whole: str, agent: bool) -> list[str]:
+    """One run that is killed in each of ``cases`` of one schedule, goes on each time, and ends. Returns what is wrong.
+
+    whole: digest at the end of an undisturbed run. agent: whether ranks have an agent, for which the keeper stays.
+    """
+    run: dict[str, Any] = {"root": str(root), "schedule": cases[0].schedule, "agent": agent}
+    failures, least = list[str](), 0
+    for case in cases:
+        committed, began = max(committed_steps(root), default=-1), _began(root)
+        workers.keeper = None if case.keeper is None else partial(_kill_keeper, root, case.keeper)
+        outcomes = workers.outcomes(CASE, steps=STEPS, kills=case.kills, **run)
+        if not any(getattr(each, "kind", "") == "died" for each in outcomes):
+            workers.close()
+            return [*failures, f"{case.name}: nobody died: {outcomes}"]
+        steps = _began(root)[len(began) :]
+        if steps and steps[0] < max(least, committed):
+            failures.append(f"{case.name}: it began at {steps[0]}; {least} was kept, {committed} committed")
+        least = steps[0] + min(behind for _, _, behind, _ in case.kills) - 1 if steps else least
+    workers.keeper = None
+    first, digest, _ = workers.run(CASE, steps=STEPS, **run)[0]
+    names = "; ".join(case.name for case in cases)
+    if first < least:
+        failures.append(f"{names}: it began at {first}; {least} was kept")
+    if digest != whole:
+        failures.append(f"{names}: the end state has other bits")
+    failures += [f"{names}: torn: {flaw}" for flaw in damaged(root)]
+    return failures
+
+
+def damaged(root: Path) -> list[str]:
+    """What is wrong with the committed steps of a folder."""
+    return [str(flaw) for number in committed_steps(root) for flaw in flaws(open_step(step_folder(root, number)))]
+
+
+def _began(root: Path) -> list[int]:
+    """The steps at which the attempts of a run began."""
+    path = Path(f"{root}.began")
+    return [int(line) for line in path.read_text().split()] if path.exists() else []
+
+
+def _kill_keeper(root: Path, seconds: float) -> None:
+    time.sleep(seconds)
+    run = json.loads((root / "run.json").read_text())["run"]
+    if watch := Places(SHARED_MEMORY / f"schedc-{os.getuid()}-{run}").watch():
+        with suppress(ProcessLookupError):
+            os.kill(watch.process.pid, signal.SIGKILL)
+
+
+def killed_trainings(cases: Sequence[Case], ranks: int, root: Path, record: Path | None = None) -> Iterator[_Chain]:
+    """Chains of killed attempts. record: file of the finished ones, which are not run again.
+
+    Yields each chain: the number of its cases, and its faults.
+    """
+    workers, wholes = Agent(ranks), dict[str, str]()
+    done: dict[str, Any] = dict(map(json.loads, record.read_text().splitlines())) if record and record.exists() else {}
+    for schedule in dict.fromkeys(case.schedule for case in cases):
+        ours = [case for case in cases if case.schedule == schedule]
+        for number in range(0, len(ours), CHAIN):
+            chain, name = ours[number : number + CHAIN], f"{schedule}-{number}"
+            if name not in done:
+                where = root / name
+                if schedule not in wholes:
+                    run = {"root": str(root / schedule), "schedule": schedule}
+                    wholes[schedule] = workers.run(CASE, steps=STEPS, **run)[0][1]
+                done[name] = killed_chain(workers, chain, where, wholes[schedule], agent=number // CHAIN % 2 == 0)
+                shutil.rmtree(where)
+                if record:
+                    with record.open("a") as file:
+                        print(json.dumps([name, done[name]]), file=file)
+            yield len(chain), done[name]
+    workers.close()
+
+
+def left_in_memory(seconds: float = 20.0) -> list[str]:
+    """Folders of images that keepers of this user leave."""
+    deadline = time.monotonic() + seconds
+    while left := [str(path) for path in SHARED_MEMORY.glob(f"schedc-{os.getuid()}-*")]:
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.02)
+    return left
+
+
+def kills(cases: int | None = None, record: Path | None = None) -> dict[str, Any]:
+    """Every place of a training on four ranks under two schedules, random sets of places, every call of a flush.
+
+    cases: number of killed attempts of trainings; all if None. record: file of finished ones, to go on from.
+    """
+    planned = training_cases(("1f1b", "zbv"), 4, 9, 300)[:cases]
+    done, failures = 0, list[str]()
     with tempfile.TemporaryDirectory() as folder:
-        trainings = killed_trainings(4, ("1f1b", "zbv"), POINTS, range(5), Path(folder))
-        for name, why in trainings:
-            cases += 1
-            failures += [f"{name}: {why}"] if why else []
-            if time.monotonic() - begin > seconds:
-                break
+        for count, wrong in killed_trainings(planned, 4, Path(folder), record):
+            done, failures = done + count, failures + wrong
     flushes, more = killed_flushes()
+    torn = sum("torn" in each for each in failures) + len(more)
+    lost = sum("it began at" in each for each in failures)
     unequal = sum("other bits" in each for each in failures)
-    lost = sum("committed" in each or "is left" in each for each in failures)
-    told = {"cases": cases + flushes, "failed": len(failures + more), "failures": (failures + more)[:50]}
-    return {**told, "torn": len(more), "lost": lost, "unequal": unequal, "planned": planned + flushes}
+    told = {"cases": done + flushes, "failed": len(failures + more), "torn": torn, "lost": lost, "unequal": unequal}
+    return {**told, "flushes": flushes, "failures": (failures + more)[:50]}
