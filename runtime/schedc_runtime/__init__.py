@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from schedc_runtime.audit.audit import Audit
+    from schedc_runtime.errors import WrongBits
     from schedc_runtime.materialize.record import deferred
     from schedc_runtime.pipeline.build.assembly import Cut
     from schedc_runtime.pipeline.build.chunked_loss import ChunkedLoss, Loss
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from schedc_runtime.trainers.checkpoints import Checkpoints
 
 __all__ = [
+    "Audit",
     "Checkpoints",
     "ChunkedLoss",
     "Cut",
@@ -24,6 +27,7 @@ __all__ = [
     "Mesh",
     "Pipeline",
     "StepResult",
+    "WrongBits",
     "deferred",
     "join",
     "named_random",
@@ -31,6 +35,7 @@ __all__ = [
 ]
 
 _HOME = {
+    "Audit": "audit.audit",
     "Checkpoints": "trainers.checkpoints",
     "ChunkedLoss": "pipeline.build.chunked_loss",
     "Cut": "pipeline.build.assembly",
@@ -38,6 +43,7 @@ _HOME = {
     "Mesh": "ranks.mesh",
     "Pipeline": "pipeline.pipeline",
     "StepResult": "pipeline.step.losses",
+    "WrongBits": "errors",
     "deferred": "materialize.record",
     "join": "ranks.join",
     "named_random": "random_numbers.numbering",

@@ -62,6 +62,18 @@ class NonFiniteLoss(RuntimeFault):
         )
 
 
+class WrongBits(RuntimeFault):
+    """A repeated microbatch had other bits than the first time. Every rank raises the same, behind the step.
+
+    ranks: names of who is accused: the rank that computes wrongly, both ends of a link, or the two that differ.
+    proved: the number of training steps that the accused are known to have computed rightly.
+    """
+
+    def __init__(self, message: str, help: str, ranks: tuple[str, ...], proved: int) -> None:
+        self.ranks, self.proved = ranks, proved
+        super().__init__(message, help)
+
+
 class PeerFailure(RuntimeFault):
     """This rank stopped because another rank failed or died, or because its connection broke.
 

@@ -43,6 +43,7 @@ LEVELS = {
         ("blame",),
         ("data_parallel", "keeper", "speed"),
         ("pipeline",),
+        ("audit",),
         ("parity", "measure", "trainers"),
         ("commands",),
     ),

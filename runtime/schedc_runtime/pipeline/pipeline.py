@@ -28,7 +28,7 @@ from schedc_runtime.pipeline.build.replica_works import evaluation_of
 from schedc_runtime.pipeline.state.report import collected_trace, report, told_graphs
 from schedc_runtime.pipeline.state.snapshots import Snapshot, Wanted
 from schedc_runtime.pipeline.state.state import gather_state, load_state
-from schedc_runtime.pipeline.step.call import PipelineCall
+from schedc_runtime.pipeline.step.call import Auditor, PipelineCall
 from schedc_runtime.pipeline.step.contexts import evaluating
 from schedc_runtime.pipeline.step.losses import StepResult
 from schedc_runtime.pipeline.step.norms import clip, total_norm, unscale
@@ -75,6 +75,7 @@ class Pipeline:
     timeout: seconds that a rank waits for another or its device, at most; in a step 20 times the longest, at least 30.
     check_finite: name the stage and microbatch that made the loss NaN or infinite.
     compare_copies: number of steps between comparisons of parameters that several ranks hold; 0: never.
+    audit: an `Audit`, by which other ranks repeat microbatches to prove which device computes wrongly.
     example: a batch as of `step`, of which only shapes and plain values count: the model is cut by what it does on it.
         By default the dummy inputs of a Hugging Face model, or a guess by the model's layers.
     example_dims: dimension of rows by argument, where it is not 0: ``{"position_ids": 1}``; None where all share one.
@@ -102,6 +103,7 @@ class Pipeline:
         timeout: float = 300.0,
         check_finite: bool = True,
         compare_copies: int = 100,
+        audit: Auditor | None = None,
         example: Any = None,
         example_dims: Mapping[str, int | None] | None = None,
         compile: bool | Mapping[str, Any] | None = None,
@@ -114,13 +116,14 @@ class Pipeline:
         settings = (model, program, loss_fn, cut or Cut(), mesh, plan, cells, group, in_process, timeout)
         others = (place, rng, seed, example, example_dims, compile, tuple(kernels), NamedProviders.of(providers))
         assembly = assemble(Settings(*settings, *others))
-        self.program = assembly.program
-        self.plan, self.mesh, self.partition = assembly.plan, assembly.mesh, assembly.partition
-        self.control, self._network = assembly.guard.control, assembly.network
+        self.program, self.plan, self.mesh = assembly.program, assembly.plan, assembly.mesh
+        self.partition, self.control, self._network = assembly.partition, assembly.guard.control, assembly.network
         self._assembly, self._guard, self._bound_code = assembly, assembly.guard, assembly.bound_code
         self._local, self._stages = assembly.places, assembly.stages
         self._runner = StepRunner(assembly, check_finite, count_fn, compare_copies)
         self._evaluation: Program | None = None
+        if audit is not None:
+            audit.watch(self)
 
     @property
     def steps(self) -> int:
@@ -377,10 +380,7 @@ class Pipeline:
         return RoutingRecord(self._assembly, self.program)
 
     def trace(self) -> dict[int, list[Interval]]:
-        """When each instruction of the last traced step ran, in ns of one clock, by rank. A collective.
-
-        Ranks on one machine share a clock. Between machines times are as good as their clocks agree.
-        """
+        """When each instruction of the last traced step ran, in ns by rank; machines' clocks differ. A collective."""
         return collected_trace(self.control, self.intervals)
 
     def close(self) -> None:

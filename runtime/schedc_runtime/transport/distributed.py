@@ -47,6 +47,10 @@ class TorchTransport:
         self._coalesce = coalesce
         self._post_all = self._post_coalesced if coalesce else self._post_each
 
+    def over(self, group: dist.ProcessGroup) -> TorchTransport:
+        """A transport over another group, whose waits are limited as here."""
+        return TorchTransport(group, self._timeout.total_seconds(), coalesce=self._coalesce)
+
     def limit_waits(self, seconds: float) -> None:
         """Limit each further wait to so many seconds."""
         self._timeout = timedelta(seconds=seconds)

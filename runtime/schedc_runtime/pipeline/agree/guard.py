@@ -20,6 +20,7 @@ from schedc_runtime.errors import (
     RanksDisagree,
     RuntimeFault,
     StepTimeout,
+    WrongBits,
 )
 from schedc_runtime.execute.executor import Executor, InstructionError
 from schedc_runtime.execute.instruction_names import place_in_words, sentence
@@ -35,7 +36,7 @@ from schedc_runtime.transport.base import TransportError
 
 _AGREED = (
     BatchRefused, BoundaryError, GraphRefused, MaterializeError, PartitionError, PlanMismatch, RanksDisagree,
-    NonFiniteLoss,
+    NonFiniteLoss, WrongBits,
 )  # fmt: skip
 """Errors that every rank raises alike, with no message in flight: the pipeline stays usable."""
 

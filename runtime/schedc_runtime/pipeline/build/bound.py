@@ -131,6 +131,14 @@ class BoundCode:
             self._record, self.boundaries = record, record.boundaries
         return executors
 
+    def fit(self, stage: Stage) -> None:
+        """Let a further stage of the model run the code of the last signature."""
+        assert self._record is not None
+        self.partition.records.equip(stage.module)
+        bind_stage(stage, self._record)
+        if (draws := draw_plan(self._record, [stage])) is not None:
+            draws.set(stage)
+
     def _trained(self) -> str:
         """Which stages here have something to train."""
         stages = (stage for held in self.stages.values() for stage in held.values())

@@ -63,7 +63,7 @@ def stages_of_places(
     for place in places:
         own[place] = {index: parts.modules[index] for index in stages_on(program, place.pipeline)}
         # Together, so that parameters which they share stay shared; and before a stage changes its layers.
-        own[place] |= _copied({index: module for index, module in own[place].items() if index in taken})
+        own[place] |= copied_modules({index: module for index, module in own[place].items() if index in taken})
         taken.update(own[place])
     give_copies(list(own.values()), tied_apart(parts.shared, program.placement))
     for place, held in own.items():
@@ -77,7 +77,7 @@ def stages_of_places(
     }
 
 
-def _copied(modules: dict[int, nn.Module]) -> dict[int, nn.Module]:
+def copied_modules(modules: dict[int, nn.Module]) -> dict[int, nn.Module]:
     """A deep copy of modules, whose parameters keep the hooks that were registered on them."""
     result = deepcopy(modules)
     for index, module in modules.items():

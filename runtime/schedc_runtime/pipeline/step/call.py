@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from schedc.ir.program import Program
 from schedc_runtime.execute.executor import Executor
@@ -42,4 +42,12 @@ class StepWatch(Protocol):
 
     def end(self, step: int) -> None:
         """All ranks have run the training step with a number, counted from 1. It may be a collective."""
+        ...
+
+
+class Auditor(Protocol):
+    """What `Pipeline` takes as ``audit``."""
+
+    def watch(self, pipe: Any) -> StepWatch:
+        """Begin to audit a `Pipeline`. A collective of all its ranks."""
         ...
