@@ -19,7 +19,7 @@ from schedc.cli.common import EPILOG, FINDINGS, INTERNAL, INTERRUPTED, USAGE, WI
 
 COMMANDS = {
     **{name: name for name in ("calibrate", "check", "checkpoint", "diagnose", "diff")},
-    **{name: name for name in ("export", "fit", "fmt", "freeze", "layout")},
+    **{name: name for name in ("export", "fit", "fmt", "freeze", "layout", "prove")},
     **{name: name for name in ("lsp", "partition", "plan", "providers", "report", "run", "show", "tune", "watch")},
     "compile": "check",
     "explain": "lookup",

@@ -122,11 +122,15 @@ class Setting(NamedTuple):
     replicas: int = 1
     dropout: float = 0.1
 
+    def model(self, stages: int) -> GPT:
+        """A model with a block for each stage."""
+        return GPT(GPTConfig(width=32, heads=2, blocks=stages, vocab=32, dropout=self.dropout))
+
     def pipeline(self, folder: str, every: int = 1) -> tuple[Pipeline, Tensor, Tensor]:
         """The pipeline in one process, with its batch and targets. folder: of evidence."""
         program = compile_schedule(self.schedule, P=self.ranks, M=self.microbatches)
         torch.manual_seed(0)
-        model = GPT(GPTConfig(width=32, heads=2, blocks=program.stages, vocab=32, dropout=self.dropout))
+        model = self.model(program.stages)
         rows = self.microbatches * self.replicas
         batch, targets = torch.randint(0, 32, (rows, 8)), torch.randint(0, 32, (rows, 8))
         mesh = Mesh(self.ranks, data=self.replicas)

@@ -21,9 +21,9 @@ ALIKE = ("device", "torch", "threads")
 """The facts of two ranks that must be equal for equal bits."""
 
 
-def device_facts(assembly: Assembly) -> dict[str, Any]:
+def device_facts(device: torch.device) -> dict[str, Any]:
     """What computes here, as JSON: device, versions and threads, and where it is."""
-    on_gpu = assembly.device.type == gpu.TYPE
+    on_gpu = device.type == gpu.TYPE
     return {
         "device": gpu.name_of_device() if on_gpu else _processor(),
         "torch": torch.__version__,

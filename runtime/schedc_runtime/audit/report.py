@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
+from schedc_runtime.audit.digests import digests_of
+from schedc_runtime.audit.evidence import Evidence, described, write_evidence
 from schedc_runtime.audit.trial import Trial
 from schedc_runtime.audit.verdict import Verdict, VerdictKind
 from schedc_runtime.errors import WrongBits
-
-if TYPE_CHECKING:
-    from schedc_runtime.audit.watch import AuditWatch
+from schedc_runtime.pipeline.build.assembly import Assembly
 
 _SAYS = {
     VerdictKind.TRANSIENT: "{0} computes wrongly now and then: when it repeats a microbatch, it gets other bits",
@@ -28,39 +30,67 @@ _LISTED = 3
 """Values that an error names, at most."""
 
 
+@dataclass(frozen=True)
 class Report:
-    """A verdict on a step, in words and as files. step: number of the training step, counted from 1."""
+    """A verdict on a step, in words and as files.
 
-    def __init__(self, watch: AuditWatch, trial: Trial, verdict: Verdict, step: int) -> None:
-        self._watch, self._trial, self._verdict, self._step = watch, trial, verdict, step
-        name = f"step-{step:08}-{watch.name(trial.case.suspect).replace(' ', '-')}"
-        self.folder = Path(watch.audit.folder) / name
+    step: number of the training step, counted from 1. proved: by name of a rank, the last step in which its work was
+    repeated alike. devices: by name of a rank, its `device_facts`. root: folder of all evidence.
+    """
+
+    assembly: Assembly
+    trial: Trial
+    verdict: Verdict
+    step: int
+    proved: Mapping[str, int]
+    devices: Mapping[str, Mapping[str, Any]]
+    root: Path
 
     @property
-    def proved(self) -> int:
+    def suspect(self) -> str:
+        """The name of the rank whose microbatch was repeated."""
+        return self.assembly.mesh.name(self.trial.case.suspect)
+
+    @property
+    def folder(self) -> Path:
+        """The folder of this verdict's evidence."""
+        return self.root / f"step-{self.step:08}-{self.suspect.replace(' ', '-')}"
+
+    @property
+    def last_proved(self) -> int:
         """Number of training steps up to which the work of all the accused is known to be right."""
-        return min(self._watch.proved.get(rank, 0) for rank in self._verdict.ranks)
+        return min(self.proved.get(rank, 0) for rank in self.verdict.ranks)
 
     def error(self) -> WrongBits:
         """The error that every rank raises."""
-        case, verdict = self._trial.case, self._verdict
-        values = list(verdict.values)
+        case, ranks, values = self.trial.case, self.verdict.ranks, list(self.verdict.values)
         listed = ", ".join(values[:_LISTED]) + (f" and {len(values) - _LISTED} more" if len(values) > _LISTED else "")
+        helper = self.assembly.mesh.name(self.trial.helper.place)
         lines = [
-            _SAYS[verdict.kind].format(*verdict.ranks),
-            f"  step {self._step}, stage {case.stage}, microbatch {case.microbatch} of"
-            f" {self._watch.name(case.suspect)}, repeated by {self._watch.name(self._trial.helper.place)}; differs:"
-            f" {listed}",
-            *[f"  {rank}: {self._device(rank)}" for rank in verdict.ranks],
-            f"  the last step that was proved: {self.proved or 'none'}",
-        ]
-        help = _HELP.get(verdict.kind, _NAMED).format(*verdict.ranks, folder=self.folder)
-        help += f"; zero the gradients, and go on from a state not newer than step {self.proved}"
-        return WrongBits("\n".join(lines), help, verdict.ranks, self.proved)
-
-    def _device(self, rank: str) -> str:
-        facts = self._watch.facts(self._watch.place(rank))
-        return f"{facts['device']}, pid {facts['pid']} on {facts['host']}"
+            _SAYS[self.verdict.kind].format(*ranks),
+            f"  step {self.step}, stage {case.stage}, microbatch {case.microbatch} of {self.suspect},"
+            f" repeated by {helper}; differs: {listed}",
+            *(f"  {rank}: {self.devices[rank]['device']}, pid {self.devices[rank]['pid']} on"
+              f" {self.devices[rank]['host']}" for rank in ranks),
+            f"  the last step in which the work was proved: {self.last_proved or 'none'}; evidence: {self.folder}",
+        ]  # fmt: skip
+        help = _HELP.get(self.verdict.kind, _NAMED).format(*ranks, folder=self.folder)
+        help += f"; zero the gradients, and go on from a state not newer than step {self.last_proved}"
+        return WrongBits("\n".join(lines), help, ranks, self.last_proved)
 
     def write(self) -> None:
-        """Write the evidence where the first helper is."""
+        """Write the evidence, where the first helper is here. The words of the error are in it."""
+        trial, case, assembly = self.trial, self.trial.case, self.assembly
+        if trial.parcel is None:
+            return
+        weights, told = trial.weights, trial.told
+        witnesses = {self.suspect: told["first"], assembly.mesh.name(trial.helper.place): told["second"]["results"][0]}
+        if trial.third is not None and told.get("third"):
+            witnesses[assembly.mesh.name(trial.third.place)] = told["third"]["results"][0]
+        facts = {
+            "stage": case.stage, "step": self.step, "suspect": self.suspect, "row": trial.row,
+            "verdict": str(self.error()), "signature": assembly.bound_code.signature,
+            "witnesses": witnesses, "given": told["second"]["given"], "weights": digests_of(weights),
+            "devices": {name: dict(self.devices[name]) for name in witnesses}, "settings": described(assembly),
+        }  # fmt: skip
+        write_evidence(self.folder, Evidence(assembly.settings.program, facts, trial.parcel, weights))

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from schedc.diagnostics import CompilerBug
+from schedc.ir.ops import OpKind
 from schedc_runtime.audit.borrowed import BorrowedStages
 from schedc_runtime.audit.capture import (
     INPUT,
@@ -21,6 +23,7 @@ from schedc_runtime.audit.digests import Digests, digests_of, unlike
 from schedc_runtime.audit.parcels import Courier, Parcel
 from schedc_runtime.audit.repeat import Job, repeat
 from schedc_runtime.audit.verdict import RankDigests, Verdict, judge, link_verdict
+from schedc_runtime.execute.instruction_names import sentence
 from schedc_runtime.pipeline.build.assembly import Assembly
 from schedc_runtime.ranks.mesh import Coordinate
 from schedc_runtime.stage.stage import Stage
@@ -71,6 +74,17 @@ class Trial:
     def third(self) -> Helper | None:
         """Who is asked where the first two differ."""
         return self.case.helpers[1] if len(self.case.helpers) > 1 else None
+
+    @property
+    def row(self) -> str:
+        """The forward of the microbatch in the program, with its line."""
+        program, case = self._means.assembly.program, self.case
+        wanted = (OpKind.F, case.stage, case.microbatch)
+        for row in range(int(program.rank_start[case.suspect.pipeline]), len(program.kind)):
+            x = program.instruction(row)
+            if x.computes and wanted in x.ops:
+                return f"{sentence(program, row)} --> {program.where(row)}"
+        raise CompilerBug("an audit", f"no instruction runs {wanted}")
 
     @property
     def weights(self) -> dict[str, Any]:

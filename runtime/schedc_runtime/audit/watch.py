@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from time import process_time_ns
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from schedc_runtime.audit.borrowed import BorrowedStages
 from schedc_runtime.audit.capture import INPUT, OUTPUT_GRADIENT, StepCapture, weights_of
@@ -15,6 +16,7 @@ from schedc_runtime.audit.fitness import device_facts, may_borrow, may_repeat, o
 from schedc_runtime.audit.parcels import Courier, Parcel
 from schedc_runtime.audit.repeat import Job
 from schedc_runtime.audit.report import Report
+from schedc_runtime.audit.settings import AuditSettings
 from schedc_runtime.audit.trial import Means, Trial
 from schedc_runtime.audit.verdict import Verdict, VerdictKind
 from schedc_runtime.errors import RuntimeFault
@@ -23,19 +25,16 @@ from schedc_runtime.pipeline.pipeline import Pipeline
 from schedc_runtime.random_numbers.numbering import StepKey
 from schedc_runtime.ranks.mesh import Coordinate
 
-if TYPE_CHECKING:
-    from schedc_runtime.audit.audit import Audit
-
 
 class AuditWatch:
     """The audit of one pipeline. `proved` says how far the work of each rank is known to be right."""
 
-    def __init__(self, pipe: Pipeline, audit: Audit) -> None:
+    def __init__(self, pipe: Pipeline, audit: AuditSettings) -> None:
         self.audit, self._runner, self._assembly = audit, pipe._runner, pipe._assembly
         assembly = self._assembly
         self._control, self._mesh = assembly.guard.control, assembly.mesh
         with assembly.guard("beginning to audit"):
-            told = {"facts": device_facts(assembly), "obstacle": next(obstacles(assembly), None)}
+            told = {"facts": device_facts(assembly.device), "obstacle": next(obstacles(assembly), None)}
             everyone = self._control.gather("beginning to audit", told)
         for each in everyone:
             if each["obstacle"] is not None:
@@ -116,8 +115,10 @@ class AuditWatch:
             self.off[case.stage] = f"{' and '.join(verdict.values)} had other bits in each run, on two ranks"
             self._tell([f"schedc: stage {case.stage} is no longer audited: {self.off[case.stage]}"])
             return
-        report = Report(self, trial, verdict, step)
+        devices = {self._mesh.name(place): self.facts(place) for place in self.table.suspects}
+        report = Report(self._assembly, trial, verdict, step, self.proved, devices, Path(self.audit.folder))
         report.write()
+        self._control.gather("writing evidence", None)
         if self.audit.on_fault == "stop":
             raise report.error()
         self._tell([f"schedc: {report.error()}"])
@@ -157,14 +158,6 @@ class AuditWatch:
         if not with_weights(helper, self._unborrowed[stage]):
             return False
         return self._assembly.network.in_process or may_repeat(self.facts(suspect), self.facts(helper.place))
-
-    def name(self, place: Coordinate) -> str:
-        """The name of a place in errors."""
-        return self._mesh.name(place)
-
-    def place(self, name: str) -> Coordinate:
-        """The place with a name."""
-        return next(place for place in self.table.suspects if self._mesh.name(place) == name)
 
     def facts(self, place: Coordinate) -> Mapping[str, Any]:
         """What computes at a place (`device_facts`)."""

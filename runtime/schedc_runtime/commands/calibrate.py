@@ -15,7 +15,6 @@ import platform
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,7 @@ from schedc_runtime.commands.options import (
     report_failure,
     with_overrides,
 )
-from schedc_runtime.commands.toy_models import Subject, toy_model
+from schedc_runtime.commands.toy_models import Subject, model_of, toy_model
 from schedc_runtime.device.choice import device_for, gpu
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.measure.kernel_times import kernels_text as told_kernels
@@ -217,23 +216,7 @@ def _subject(program: Program, plan: Plan, options: argparse.Namespace) -> Subje
     """The model to measure: the user's own, or a toy model."""
     if not options.model:
         return toy_model(options.toy or ("moe" if plan.experts else "gpt"), program, plan, options)
-    where, colon, name = options.model.partition(":")
-    sys.path.insert(0, "")  # modules beside which the command is called, as with `python -m`
-    try:
-        subject: Any = getattr(import_module(where), name)() if colon else None
-    except (ImportError, AttributeError) as error:
-        raise RuntimeFault(f"--model {options.model}: {error}", "write --model module:function") from error
-    if (
-        not isinstance(subject, tuple)
-        or len(subject) != 4
-        or not isinstance(subject[0], nn.Module)
-        or not callable(subject[1])
-    ):
-        raise RuntimeFault(
-            f"--model {options.model} is no function that gives (model, loss_fn, batch, targets)",
-            "return a module, its loss function, and batch and targets of one microbatch",
-        )
-    return Subject(*subject)
+    return model_of(options.model)
 
 
 def _message(boundaries: Sequence[Boundary], device: torch.device) -> float:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +15,7 @@ from torch import Tensor, nn
 from schedc.ir.program import Program
 from schedc.plan import ExpertSizes, Plan
 from schedc.plan.layout.parts import PartKind
+from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.models.gpt import GPT, GPTConfig, next_token_loss
 from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer
 from schedc_runtime.moe.router import RouterConfig
@@ -54,6 +57,30 @@ def toy_model(kind: str, program: Program, plan: Plan, options: argparse.Namespa
     chunked = plan.loss is not None and plan.loss.form != "whole"
     loss_fn = ChunkedLoss("head", mean="microbatch") if chunked else next_token_loss
     return Subject(model, loss_fn, *counted_model(options.rows, options.tokens, options.seed))
+
+
+def model_of(named: str) -> Subject:
+    """The user's own model, from a function ``module:function`` without arguments.
+
+    Raises `RuntimeFault` for a name that leads to no such function.
+    """
+    where, colon, name = named.partition(":")
+    sys.path.insert(0, "")  # modules beside which the command is called, as with `python -m`
+    try:
+        subject: Any = getattr(import_module(where), name)() if colon else None
+    except (ImportError, AttributeError) as error:
+        raise RuntimeFault(f"--model {named}: {error}", "write --model module:function") from error
+    if (
+        not isinstance(subject, tuple)
+        or len(subject) != 4
+        or not isinstance(subject[0], nn.Module)
+        or not callable(subject[1])
+    ):
+        raise RuntimeFault(
+            f"--model {named} is no function that gives (model, loss_fn, batch, targets)",
+            "return a module, its loss function, and batch and targets of one microbatch",
+        )
+    return Subject(*subject)
 
 
 def toy_plan(plan: Plan) -> Plan:

@@ -84,6 +84,8 @@ class BoundCode:
         self.mesh, self.shards, self.tied, self.slices = mesh, shards, tied, slices
         self.boundaries: tuple[Boundary, ...] = ()
         """[stages + 1] what crosses before each stage and after the last, for the last signature."""
+        self.signature: Any = None
+        """The last signature."""
         self._record: Record | None = None
         self._bound: OrderedDict[str, BoundSignature] = OrderedDict()
         self._streams: OrderedDict[Hashable, dict[Coordinate, Executor]] = OrderedDict()
@@ -119,6 +121,7 @@ class BoundCode:
             _shorten(self._bound, _SIGNATURES)
             self._streams.move_to_end(form)
         self._bound.move_to_end(key)
+        self.signature = signature
         record, draws, executors, forms = self._bound[key]
         for executor in executors.values():
             executor.registers.forms = forms
