@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from schedc.compiler import compile as compile_schedule
 from schedc_runtime import Audit, Mesh, Pipeline, WrongBits
-from schedc_runtime.audit.verdict import Verdict
+from schedc_runtime.audit.verdict import AuditVerdict
 from schedc_runtime.audit.watch import AuditWatch
 from schedc_runtime.models.gpt import GPT, GPTConfig, next_token_loss
 from schedc_runtime.stage.stage import Stage
@@ -145,7 +145,7 @@ class Outcome(NamedTuple):
     """What came of a flip. changed: whether the suspect sent or added other bits. verdict: None where all was equal."""
 
     changed: bool
-    verdict: Verdict | None
+    verdict: AuditVerdict | None
     suspect: str
 
     @property

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from schedc.ir.ops import FACTS, OpKind
 from schedc.ir.program import Channel
 from schedc_runtime.audit.choice import AuditCase
-from schedc_runtime.audit.digests import Digests, digest, digests_of
+from schedc_runtime.audit.digests import Digests, digests_of, tensor_digest
 from schedc_runtime.execute.code import Handler
 from schedc_runtime.execute.executor import Executor
 from schedc_runtime.stage.stage import Stage
@@ -49,7 +49,7 @@ class ValueKey(NamedTuple):
     microbatch: int
 
 
-def values_of(case: AuditCase) -> dict[str, ValueKey]:
+def audited_values(case: AuditCase) -> dict[str, ValueKey]:
     """The four values of a case by name."""
     stage, number = case.stage, case.microbatch
     return {
@@ -91,7 +91,7 @@ class StepCapture:
         self._kept: list[tuple[int, Any]] = []
         registers, slots = executor.registers, executor.code.slots
         watchers: dict[int, Callable[[Any], None]] = {}
-        for name, key in values_of(case).items():
+        for name, key in audited_values(case).items():
             if (slot := slots.get((key.channel, key.maker, key.microbatch))) is not None:
                 watchers[slot] = self._taking(name)
                 if (value := registers.values[slot]) is not None:
@@ -115,11 +115,11 @@ class StepCapture:
 
     def now(self) -> Digests:
         """The digests of what the suspect was given, as it lies in memory now."""
-        return {name: digest(tensors) for name, tensors in self.tensors.items()}
+        return {name: tensor_digest(tensors) for name, tensors in self.tensors.items()}
 
     def _taking(self, name: str) -> Callable[[Any], None]:
         def take(value: Any) -> None:
-            self.digests[name] = digest(value)
+            self.digests[name] = tensor_digest(value)
             if self._stage is not None and name in (INPUT, OUTPUT_GRADIENT):
                 self.tensors[name] = tuple(value)
 
@@ -147,7 +147,7 @@ class StepCapture:
                     return
 
     def _take_loss(self, stage: Stage) -> None:
-        self.digests[LOSS] = digest([stage.losses[self._case.microbatch]])
+        self.digests[LOSS] = tensor_digest([stage.losses[self._case.microbatch]])
 
     def _take_gradients(self, names: list[str]) -> None:
         self.digests |= gradient_digests({name: self._parameters[name] for name in names})
@@ -164,7 +164,7 @@ class StepCapture:
 
 def gradient_digests(parameters: Mapping[str, nn.Parameter]) -> Digests:
     """The digest of each gradient that is there, by `gradient_of`."""
-    return {gradient_of(name): digest([each.grad]) for name, each in parameters.items() if each.grad is not None}
+    return {gradient_of(name): tensor_digest([each.grad]) for name, each in parameters.items() if each.grad is not None}
 
 
 def _hooked(handler: Handler, before: Callable[[], None] | None, after: Callable[[], None] | None) -> Handler:

@@ -12,23 +12,23 @@ Digests = dict[str, str]
 """The sha256 of values, by name."""
 
 
-def bytes_of(tensor: Tensor) -> Tensor:
+def raw_bytes(tensor: Tensor) -> Tensor:
     """[bytes] uint8, the elements of a dense tensor of any shape and type, on its device."""
     return tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
 
 
-def digest(tensors: Iterable[Tensor]) -> str:
+def tensor_digest(tensors: Iterable[Tensor]) -> str:
     """The sha256 of types, shapes and elements, in hexadecimal digits. Tensors of a device come to the host."""
     whole = sha256()
     for tensor in tensors:
         whole.update(f"{tensor.dtype} {list(tensor.shape)};".encode())
-        whole.update(bytes_of(tensor).cpu().numpy().data)
+        whole.update(raw_bytes(tensor).cpu().numpy().data)
     return whole.hexdigest()
 
 
 def digests_of(named: Mapping[str, Tensor]) -> Digests:
     """The digest of each tensor by its name."""
-    return {name: digest([tensor]) for name, tensor in named.items()}
+    return {name: tensor_digest([tensor]) for name, tensor in named.items()}
 
 
 def unlike(first: Mapping[str, str], second: Mapping[str, str], among: Container[str] | None = None) -> list[str]:

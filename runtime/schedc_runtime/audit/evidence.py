@@ -24,9 +24,9 @@ from schedc.ir.load import load_program
 from schedc.ir.program import Program
 from schedc.step.program.insert_works import without_works
 from schedc_runtime.audit.capture import weights_of
-from schedc_runtime.audit.digests import Digests, bytes_of, digests_of, unlike
+from schedc_runtime.audit.digests import Digests, digests_of, raw_bytes, unlike
 from schedc_runtime.audit.parcels import Parcel
-from schedc_runtime.audit.repeat import Job, repeat
+from schedc_runtime.audit.repeat import Job, repeat_microbatch
 from schedc_runtime.checkpoint.stored import TENSOR_TYPES, in_span, reading
 from schedc_runtime.errors import MaterializeError
 from schedc_runtime.pipeline.build.assembly import Assembly, Cut
@@ -59,7 +59,7 @@ class Evidence:
     weights: Mapping[str, Tensor]
 
 
-def described(assembly: Assembly) -> dict[str, Any]:
+def settings_of_run(assembly: Assembly) -> dict[str, Any]:
     """How the model is cut and numbers are drawn, as JSON."""
     blocks = [names[0] if names else None for names in assembly.partition.blocks]
     cut = assembly.settings.cut
@@ -77,7 +77,7 @@ def write_evidence(folder: Path, evidence: Evidence) -> None:
     with open(folder / _TENSORS, "wb") as file:
         file.write(safetensors_header((name, _NAMES[t.dtype], tuple(t.shape)) for name, t in tensors.items()))
         for tensor in tensors.values():
-            file.write(bytes_of(tensor).cpu().numpy().data)
+            file.write(raw_bytes(tensor).cpu().numpy().data)
     partial = folder / f"{_RECORD}.part"
     partial.write_text(json.dumps({"schema": SCHEMA, **evidence.facts, "job": dict(evidence.parcel.facts)}, indent=1))
     os.replace(partial, folder / _RECORD)
@@ -148,7 +148,7 @@ def repeated_here(evidence: Evidence, model: nn.Module, loss_fn: Any) -> Digests
         with torch.no_grad():
             for name, tensor in own.items():
                 tensor.copy_(evidence.weights[name])
-        return repeat(assembly, stage, Job.of(evidence.parcel))
+        return repeat_microbatch(assembly, stage, Job.of(evidence.parcel))
     finally:
         pipe.close()
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from schedc_runtime.audit.digests import bytes_of
+from schedc_runtime.audit.digests import raw_bytes
 from schedc_runtime.pipeline.build.assembly import Assembly
 from schedc_runtime.ranks.mesh import Coordinate
 from schedc_runtime.transport.base import Transfer, Transport
@@ -65,7 +65,7 @@ class Courier:
 
     def _send(self, transport: Transport, peer: int, parcel: Parcel | None) -> None:
         assert parcel is not None
-        head, payload = packed(parcel)
+        head, payload = packed_parcel(parcel)
         text = torch.frombuffer(bytearray(head), dtype=torch.uint8).to(self._device)
         sizes = torch.tensor([len(head), len(payload)], device=self._device)
         for tensors in ((sizes,), (text, payload.to(self._device))):
@@ -76,7 +76,7 @@ class Courier:
         _move(transport, peer, (sizes,), receive=True)
         text, payload = (torch.empty(size, dtype=torch.uint8, device=self._device) for size in sizes.tolist())
         _move(transport, peer, (text, payload), receive=True)
-        return unpacked(text.cpu().numpy().tobytes(), payload)
+        return unpacked_parcel(text.cpu().numpy().tobytes(), payload)
 
 
 def _move(transport: Transport, peer: int, tensors: tuple[Tensor, ...], *, receive: bool) -> None:
@@ -84,19 +84,19 @@ def _move(transport: Transport, peer: int, tensors: tuple[Tensor, ...], *, recei
     transport.wait(handle)
 
 
-def packed(parcel: Parcel) -> tuple[bytes, Tensor]:
+def packed_parcel(parcel: Parcel) -> tuple[bytes, Tensor]:
     """The JSON of a parcel, and [bytes] its tensors on their device."""
     entries, parts = [], [torch.empty(0, dtype=torch.uint8)]
     for name, tensor in parcel.tensors.items():
-        flat = bytes_of(tensor)
+        flat = raw_bytes(tensor)
         entries.append([name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)])
         parts = parts if len(parts) > 1 else [part.to(flat.device) for part in parts]
         parts += [flat, flat.new_zeros(-len(flat) % _ALIGNED)]
     return json.dumps([entries, dict(parcel.facts)]).encode(), torch.cat(parts)
 
 
-def unpacked(head: bytes, payload: Tensor) -> Parcel:
-    """The parcel that `packed` has packed. payload: [bytes] uint8; the tensors of the parcel are views of it."""
+def unpacked_parcel(head: bytes, payload: Tensor) -> Parcel:
+    """The parcel of `packed_parcel`. payload: [bytes] uint8; the tensors of the parcel are views of it."""
     entries, facts = json.loads(head)
     tensors, begin = {}, 0
     for name, kind, shape in entries:

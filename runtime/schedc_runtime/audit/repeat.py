@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from schedc_runtime.audit.capture import INPUT, INPUT_GRADIENT, LOSS, OUTPUT, OUTPUT_GRADIENT, gradient_digests
-from schedc_runtime.audit.digests import Digests, digest
+from schedc_runtime.audit.digests import Digests, tensor_digest
 from schedc_runtime.audit.parcels import Parcel
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.layer import MoELayer
@@ -71,8 +71,8 @@ class Job(NamedTuple):
     @property
     def given(self) -> Digests:
         """The digests of what the stage was given."""
-        gradients = {OUTPUT_GRADIENT: digest(self.gradients)} if self.gradients else {}
-        return {INPUT: digest(self.inputs), **gradients}
+        gradients = {OUTPUT_GRADIENT: tensor_digest(self.gradients)} if self.gradients else {}
+        return {INPUT: tensor_digest(self.inputs), **gradients}
 
 
 def check_leaves(leaves: Sequence[Any]) -> None:
@@ -92,7 +92,7 @@ def _numbered(parcel: Parcel, name: str) -> Iterator[Tensor]:
         number += 1
 
 
-def repeat(assembly: Assembly, stage: Stage, job: Job) -> Digests:
+def repeat_microbatch(assembly: Assembly, stage: Stage, job: Job) -> Digests:
     """The digests of what the stage computes for a job, by the names of `schedc_runtime.audit.capture`."""
     number, head = job.microbatch, assembly.head
     with _as_before(assembly, stage), torch.enable_grad():
@@ -101,10 +101,14 @@ def repeat(assembly: Assembly, stage: Stage, job: Job) -> Digests:
             stage.numbering.key = job.key
         with by_name() if stage.numbering is not None else nullcontext():
             outputs = stage.forward(number, job.inputs, job.target, job.loss_scale)
-            results = {LOSS: digest([stage.losses[number]])} if stage.loss_fn is not None else {OUTPUT: digest(outputs)}
+            results = (
+                {LOSS: tensor_digest([stage.losses[number]])}
+                if stage.loss_fn is not None
+                else {OUTPUT: tensor_digest(outputs)}
+            )
             gradients = stage.backward(number, job.gradients, defer=job.defer)
             if stage.index:
-                results[INPUT_GRADIENT] = digest(gradients)
+                results[INPUT_GRADIENT] = tensor_digest(gradients)
             if job.defer:
                 stage.weight(number)
         return results | gradient_digests(dict(stage.module.named_parameters()))

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from schedc_runtime.audit.digests import digests_of
-from schedc_runtime.audit.evidence import Evidence, described, write_evidence
+from schedc_runtime.audit.evidence import Evidence, settings_of_run, write_evidence
 from schedc_runtime.audit.trial import Trial
-from schedc_runtime.audit.verdict import Verdict, VerdictKind
+from schedc_runtime.audit.verdict import AuditVerdict, VerdictKind
 from schedc_runtime.errors import WrongBits
 from schedc_runtime.pipeline.build.assembly import Assembly
 
@@ -40,7 +40,7 @@ class Report:
 
     assembly: Assembly
     trial: Trial
-    verdict: Verdict
+    verdict: AuditVerdict
     step: int
     proved: Mapping[str, int]
     devices: Mapping[str, Mapping[str, Any]]
@@ -91,6 +91,6 @@ class Report:
             "stage": case.stage, "step": self.step, "suspect": self.suspect, "row": trial.row,
             "verdict": str(self.error()), "signature": assembly.bound_code.signature,
             "witnesses": witnesses, "given": told["second"]["given"], "weights": digests_of(weights),
-            "devices": {name: dict(self.devices[name]) for name in witnesses}, "settings": described(assembly),
+            "devices": {name: dict(self.devices[name]) for name in witnesses}, "settings": settings_of_run(assembly),
         }  # fmt: skip
         write_evidence(self.folder, Evidence(assembly.settings.program, facts, trial.parcel, weights))

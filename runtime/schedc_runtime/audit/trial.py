@@ -15,14 +15,14 @@ from schedc_runtime.audit.capture import (
     OUTPUT,
     OUTPUT_GRADIENT,
     StepCapture,
-    values_of,
+    audited_values,
     weights_of,
 )
 from schedc_runtime.audit.choice import AuditCase, CaseTable, Helper
 from schedc_runtime.audit.digests import Digests, digests_of, unlike
 from schedc_runtime.audit.parcels import Courier, Parcel
-from schedc_runtime.audit.repeat import Job, repeat
-from schedc_runtime.audit.verdict import RankDigests, Verdict, judge, link_verdict
+from schedc_runtime.audit.repeat import Job, repeat_microbatch
+from schedc_runtime.audit.verdict import AuditVerdict, RankDigests, judge, link_verdict
 from schedc_runtime.execute.instruction_names import sentence
 from schedc_runtime.pipeline.build.assembly import Assembly
 from schedc_runtime.ranks.mesh import Coordinate
@@ -91,7 +91,7 @@ class Trial:
         """The weights with which the first helper repeats, where it is here."""
         return dict(self._lent.tensors) if self._lent is not None else weights_of(self._held(self.helper.place))
 
-    def run(self) -> Verdict | None:
+    def run(self) -> AuditVerdict | None:
         """The verdict; None where all bits are equal. A collective of all ranks."""
         case, helper = self.case, self.helper
         self.parcel = self._carried(self._own, case.suspect, helper.place)
@@ -112,7 +112,7 @@ class Trial:
         """Digests of messages, of what the suspect was given and has computed, and of the first repetition."""
         told: dict[str, Any] = {"made": {}, "got": {}}
         for place, capture in self._captures.items():
-            for name, key in values_of(self.case).items():
+            for name, key in audited_values(self.case).items():
                 if name in capture.digests and key.maker >= 0:
                     role = "made" if self._home(key.maker) == place.pipeline else "got"
                     told[role].setdefault(name, capture.digests[name])
@@ -133,7 +133,7 @@ class Trial:
         if capture is not None and self._own is not None:
             stage = self._held(case.suspect)
             told["held"] = capture.now()
-            told["own"] = [repeat(self._means.assembly, stage, self._own) for _ in range(2)]
+            told["own"] = [repeat_microbatch(self._means.assembly, stage, self._own) for _ in range(2)]
             told["weights"] = digests_of(weights_of(stage))
         if self.parcel is not None:
             told["again"] = self._repeated(self.helper)
@@ -157,10 +157,10 @@ class Trial:
         if parcel is None or third.place not in self._places:
             return {}
         with self._stage(third, weights) as stage:
-            results = repeat(self._means.assembly, stage, Job.of(parcel))
+            results = repeat_microbatch(self._means.assembly, stage, Job.of(parcel))
             return {"third": {"results": [results], "weights": digests_of(weights_of(stage))}}
 
-    def _judged(self) -> Verdict | None:
+    def _judged(self) -> AuditVerdict | None:
         """The verdict of `judge` on the digests so far."""
         told, third = self.told, None
         runs = [told["first"], *told["own"]]
@@ -178,7 +178,7 @@ class Trial:
     def _repeated(self, helper: Helper) -> Digests:
         assert self.parcel is not None
         with self._stage(helper, self._lent) as stage:
-            return repeat(self._means.assembly, stage, Job.of(self.parcel))
+            return repeat_microbatch(self._means.assembly, stage, Job.of(self.parcel))
 
     @contextmanager
     def _stage(self, helper: Helper, weights: Parcel | None) -> Iterator[Stage]:
@@ -217,7 +217,7 @@ class Trial:
         ends: dict[str, tuple[str, str]] = {}
         stages = self._means.assembly.program.stages
         takers = {OUTPUT: self.case.stage + 1, INPUT_GRADIENT: self.case.stage - 1}
-        for value, key in values_of(self.case).items():
+        for value, key in audited_values(self.case).items():
             taker = takers.get(value, self.case.stage)
             if 0 <= key.maker < stages and 0 <= taker < stages:
                 source, target = (name(place._replace(pipeline=self._home(stage))) for stage in (key.maker, taker))

@@ -52,7 +52,7 @@ class RankDigests:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class AuditVerdict:
     """kind: of the fault. ranks: the names of who is accused: one, the two ends of a link, or the two that differ.
 
     values: names of the values that differ.
@@ -68,20 +68,20 @@ class Verdict:
         return self.kind in NAMING
 
 
-def link_verdict(ends: Mapping[str, tuple[str, str]], made: Digests, got: Digests) -> Verdict | None:
+def link_verdict(ends: Mapping[str, tuple[str, str]], made: Digests, got: Digests) -> AuditVerdict | None:
     """A link that has changed a message. ends: by value, the names of its sender and receiver.
 
     made, got: digests of messages, by value, where they were sent and where they arrived.
     """
     for name in (INPUT, OUTPUT_GRADIENT, OUTPUT, INPUT_GRADIENT):
         if name in made and name in got and made[name] != got[name]:
-            return Verdict(VerdictKind.LINK, ends[name], (name,))
+            return AuditVerdict(VerdictKind.LINK, ends[name], (name,))
     return None
 
 
 def judge(
     names: Sequence[str], first: RankDigests, second: RankDigests, third: RankDigests | None = None
-) -> Verdict | None:
+) -> AuditVerdict | None:
     """The verdict on a suspect and a second rank that differ; None where only a third rank can tell.
 
     names: of the ranks. first: of the suspect, with three runs. second: with two runs. third: with one run; None
@@ -91,26 +91,26 @@ def judge(
     told = first.results[0]
     values = tuple(unlike(told, second.results[0]))
     if changed := unlike(first.given, first.held):
-        return Verdict(VerdictKind.MEMORY, (suspect,), tuple(changed))
+        return AuditVerdict(VerdictKind.MEMORY, (suspect,), tuple(changed))
     if changed := unlike(first.given, second.given):
-        return Verdict(VerdictKind.LINK, (suspect, other), tuple(changed))
+        return AuditVerdict(VerdictKind.LINK, (suspect, other), tuple(changed))
     if second.borrowed and (changed := unlike(first.before, second.weights)):
-        return Verdict(VerdictKind.LINK, (suspect, other), tuple(changed))
+        return AuditVerdict(VerdictKind.LINK, (suspect, other), tuple(changed))
     if changed := unlike(first.before, first.weights):
-        return Verdict(VerdictKind.MEMORY, (suspect,), tuple(changed))
+        return AuditVerdict(VerdictKind.MEMORY, (suspect,), tuple(changed))
     steady, other_steady = not _changes(told, first.results), not _changes(told, second.results)
     if _changes(told, first.results[1:]) and not other_steady:
-        return Verdict(VerdictKind.UNSTABLE, (), values)
+        return AuditVerdict(VerdictKind.UNSTABLE, (), values)
     if not steady:
-        return Verdict(VerdictKind.TRANSIENT, (suspect,), values)
+        return AuditVerdict(VerdictKind.TRANSIENT, (suspect,), values)
     if not other_steady:
-        return Verdict(VerdictKind.TRANSIENT, (other,), values)
+        return AuditVerdict(VerdictKind.TRANSIENT, (other,), values)
     return _with_third(names, first, second, third)
 
 
 def _with_third(
     names: Sequence[str], first: RankDigests, second: RankDigests, third: RankDigests | None
-) -> Verdict | None:
+) -> AuditVerdict | None:
     """The verdict on two ranks that both repeat themselves."""
     told, differ = first.results[0], unlike(first.weights, second.weights)
     if third is None:
@@ -118,14 +118,14 @@ def _with_third(
     values = tuple(differ) or tuple(unlike(told, second.results[0]))
     kind = VerdictKind.MEMORY if differ else VerdictKind.PERSISTENT
     if not third.results or (differ and third.borrowed):
-        return Verdict(VerdictKind.EITHER, tuple(names[:2]), values)
+        return AuditVerdict(VerdictKind.EITHER, tuple(names[:2]), values)
     as_first, as_second = (
         not unlike(each.weights, third.weights) if differ else not unlike(each.results[0], third.results[0], told)
         for each in (first, second)
     )
     if as_first == as_second:
-        return Verdict(VerdictKind.EITHER, tuple(names[:2]), values)
-    return Verdict(kind, (names[1] if as_first else names[0],), values)
+        return AuditVerdict(VerdictKind.EITHER, tuple(names[:2]), values)
+    return AuditVerdict(kind, (names[1] if as_first else names[0],), values)
 
 
 def _changes(told: Digests, runs: Sequence[Digests]) -> bool:

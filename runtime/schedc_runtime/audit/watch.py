@@ -18,7 +18,7 @@ from schedc_runtime.audit.repeat import Job
 from schedc_runtime.audit.report import Report
 from schedc_runtime.audit.settings import AuditSettings
 from schedc_runtime.audit.trial import Means, Trial
-from schedc_runtime.audit.verdict import Verdict, VerdictKind
+from schedc_runtime.audit.verdict import AuditVerdict, VerdictKind
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.execute.executor import Executor
 from schedc_runtime.pipeline.pipeline import Pipeline
@@ -46,7 +46,7 @@ class AuditWatch:
         """By name of a rank: number of training steps up to the last one in which its work was repeated alike."""
         self.off: dict[int, str] = {}
         """Stages that are no longer audited, with the reason."""
-        self.verdicts: list[Verdict] = []
+        self.verdicts: list[AuditVerdict] = []
         self.spent, self.stepped = 0, 0
         """Nanoseconds of processor time of this process: in the audit, and in audited steps without it."""
         self._means = Means(assembly, self.table, Courier(assembly), BorrowedStages(assembly))

@@ -42,7 +42,7 @@ from schedc_runtime.commands.options import (
     report_failure,
     with_overrides,
 )
-from schedc_runtime.commands.toy_models import Subject, model_of, toy_model
+from schedc_runtime.commands.toy_models import Subject, toy_model, users_model
 from schedc_runtime.device.choice import device_for, gpu
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.measure.kernel_times import kernels_text as told_kernels
@@ -216,7 +216,7 @@ def _subject(program: Program, plan: Plan, options: argparse.Namespace) -> Subje
     """The model to measure: the user's own, or a toy model."""
     if not options.model:
         return toy_model(options.toy or ("moe" if plan.experts else "gpt"), program, plan, options)
-    return model_of(options.model)
+    return users_model(options.model)
 
 
 def _message(boundaries: Sequence[Boundary], device: torch.device) -> float:

@@ -15,7 +15,7 @@ from schedc.diagnostics import DiagnosticError, clean
 from schedc_runtime.audit.digests import unlike
 from schedc_runtime.audit.evidence import Evidence, read_evidence, repeated_here
 from schedc_runtime.audit.fitness import ALIKE, device_facts
-from schedc_runtime.commands.toy_models import model_of
+from schedc_runtime.commands.toy_models import users_model
 from schedc_runtime.errors import RuntimeFault
 
 SCHEMA = "schedc.proof/1"
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         evidence = read_evidence(options.folder)
         threads = options.threads or next(iter(evidence.facts["devices"].values()))["threads"]
         torch.set_num_threads(threads)
-        subject = model_of(options.model)
+        subject = users_model(options.model)
         here = repeated_here(evidence, subject.model, subject.loss_fn)
     except (RuntimeFault, DiagnosticError, OSError) as error:
         if options.json:

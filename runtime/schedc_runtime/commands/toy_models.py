@@ -59,7 +59,7 @@ def toy_model(kind: str, program: Program, plan: Plan, options: argparse.Namespa
     return Subject(model, loss_fn, *counted_model(options.rows, options.tokens, options.seed))
 
 
-def model_of(named: str) -> Subject:
+def users_model(named: str) -> Subject:
     """The user's own model, from a function ``module:function`` without arguments.
 
     Raises `RuntimeFault` for a name that leads to no such function.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from schedc_runtime.audit.verdict import RankDigests, Verdict, judge, link_verdict
+from schedc_runtime.audit.verdict import AuditVerdict, RankDigests, judge, link_verdict
 
 NAMES = ("rank 0", "rank 1")
 GIVEN, WEIGHTS = {"input": "i"}, {"w": "w"}
@@ -63,5 +63,5 @@ def test_two_ranks_that_repeat_themselves_need_a_third():
 @pytest.mark.parametrize("value", ["input", "activation", "output gradient", "input gradient"])
 def test_a_message_that_changes_on_its_way_names_the_link(value):
     ends = {value: ("rank 2", "rank 3")}
-    assert link_verdict(ends, {value: "a"}, {value: "b"}) == Verdict("link", ("rank 2", "rank 3"), (value,))
+    assert link_verdict(ends, {value: "a"}, {value: "b"}) == AuditVerdict("link", ("rank 2", "rank 3"), (value,))
     assert link_verdict(ends, {value: "a"}, {value: "a"}) is None
