@@ -21,6 +21,8 @@ diagnose traces of our runtime with a known fault: `schedc diagnose` must put it
 kineto   the same for traces of torch's schedules, one rank of which is slower.
 named    one of four ranks under torchrun is killed, 40 times: each kill must be reported within a second, with the
          instruction. `support.named_kills` has the cases.
+prove    a bit flips inside a stage of a rank: an audit must name the rank wherever it has sent other bits, and nobody
+         where all ranks are healthy. `resilience_prove.py` has the cases.
 
 `--cases` asks for fewer cases. `--record` keeps what has been done in a file, from which the next call goes on. Some
 words take them.
@@ -53,6 +55,7 @@ WORDS = {
     "kills": "support.killed_runs:kills",
     "kineto": "diagnosis:torch_schedules",
     "named": "support.named_kills:named",
+    "prove": "resilience_prove:prove",
 }
 """By word: the file, and the function that returns `cases`, `failed` and the word's own figures.
 

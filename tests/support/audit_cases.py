@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from schedc.compiler import compile as compile_schedule
 from schedc_runtime import Audit, Mesh, Pipeline, WrongBits
-from schedc_runtime.audit.verdict import AuditVerdict
+from schedc_runtime.audit.verdict import NAMING, AuditVerdict
 from schedc_runtime.audit.watch import AuditWatch
 from schedc_runtime.models.gpt import GPT, GPTConfig, next_token_loss
 from schedc_runtime.stage.stage import Stage
@@ -114,44 +115,51 @@ class FaultyStage:
 
 
 class Setting(NamedTuple):
-    """A training that is audited. replicas: of the mesh. dropout: of the model."""
+    """A training that is audited. replicas: of the mesh. dropout, width: of the model. length: tokens of a row."""
 
     schedule: str
     ranks: int
     microbatches: int
     replicas: int = 1
     dropout: float = 0.1
+    width: int = 32
+    length: int = 8
 
     def model(self, stages: int) -> GPT:
         """A model with a block for each stage."""
-        return GPT(GPTConfig(width=32, heads=2, blocks=stages, vocab=32, dropout=self.dropout))
+        sizes = {"width": self.width, "context": max(64, self.length), "dropout": self.dropout}
+        return GPT(GPTConfig(heads=2, blocks=stages, vocab=32, **sizes))
 
-    def pipeline(self, folder: str, every: int = 1) -> tuple[Pipeline, Tensor, Tensor]:
-        """The pipeline in one process, with its batch and targets. folder: of evidence."""
+    def pipeline(self, folder: str, *, in_process: bool = True, tell: bool = False) -> tuple[Pipeline, Tensor, Tensor]:
+        """The pipeline, with batch and targets. folder: of evidence. tell: print verdicts, and go on."""
         program = compile_schedule(self.schedule, P=self.ranks, M=self.microbatches)
         torch.manual_seed(0)
         model = self.model(program.stages)
-        rows = self.microbatches * self.replicas
-        batch, targets = torch.randint(0, 32, (rows, 8)), torch.randint(0, 32, (rows, 8))
-        mesh = Mesh(self.ranks, data=self.replicas)
+        rows = self.microbatches * (self.replicas if in_process else 1)
+        batch, targets = torch.randint(0, 32, (rows, self.length)), torch.randint(0, 32, (rows, self.length))
+        audit = Audit(folder=folder, on_fault="tell" if tell else "stop")
         pipe = Pipeline(
-            model, program, loss_fn=next_token_loss, in_process=True, example=batch, mesh=mesh, check_finite=False,
-            audit=Audit(folder=folder),
+            model, program, loss_fn=next_token_loss, in_process=in_process, example=batch,
+            mesh=Mesh(self.ranks, data=self.replicas), check_finite=False, audit=audit,
         )  # fmt: skip
         return pipe, batch, targets
 
 
 class Outcome(NamedTuple):
-    """What came of a flip. changed: whether the suspect sent or added other bits. verdict: None where all was equal."""
+    """What came of a flip.
+
+    changed: whether the suspect sent or added other bits. kind, ranks: of the verdict; empty where all was equal.
+    """
 
     changed: bool
-    verdict: AuditVerdict | None
     suspect: str
+    kind: str = ""
+    ranks: Sequence[str] = ()
 
     @property
     def named(self) -> bool:
         """Whether the suspect alone was named."""
-        return self.verdict is not None and self.verdict.ranks == (self.suspect,) and self.verdict.names_one
+        return self.kind in NAMING and list(self.ranks) == [self.suspect]
 
 
 def watch_of(pipe: Pipeline) -> AuditWatch:
@@ -176,40 +184,92 @@ def drawn_flip(draw: random.Random, counts: dict[str, int]) -> Flip:
     return Flip(where, draw.randrange(1 << 20), draw.randrange(1 << 30), draw.randrange(32), draw.random() < 0.5)
 
 
-def flips(setting: Setting, count: int, folder: str, seed: int = 0, per_case: int = 8) -> list[Outcome]:
-    """The outcomes of so many flips in one training. Each hits the microbatch that is audited in its step."""
-    pipe, batch, targets = setting.pipeline(folder)
-    watch, draw, outcomes = watch_of(pipe), random.Random(seed), list[Outcome]()
-    weights = [(each, each.detach().clone()) for each in pipe.parameters()]
+class FlipRuns:
+    """Steps of a training without updates, in which bits flip. in_process: run all ranks in this process."""
 
-    def step(number: int) -> dict[str, str]:
-        pipe.steps = number
-        pipe.zero_grad()
-        pipe.step(batch, targets)
-        assert watch.trial is not None
-        return dict(watch.trial.told["first"])
+    def __init__(self, setting: Setting, folder: str, seed: int, *, in_process: bool = True) -> None:
+        self.pipe, self.batch, self.targets = setting.pipeline(folder, in_process=in_process)
+        self.watch, self._draw = watch_of(self.pipe), random.Random(seed)
+        self._weights = [(each, each.detach().clone()) for each in self.pipe.parameters()]
 
-    number = 0
-    while len(outcomes) < count:
-        case = watch.table.case(number)
+    def step(self, number: int, stage: FaultyStage | None) -> tuple[dict[str, str], AuditVerdict | None]:
+        """The digests of the suspect in a step, and the verdict."""
+        self.pipe.steps, verdict = number, None
+        self.pipe.zero_grad()
+        with stage or nullcontext():
+            try:
+                self.pipe.step(self.batch, self.targets)
+            except WrongBits:
+                verdict = self.watch.verdicts.pop()
+        assert self.watch.trial is not None
+        for parameter, values in self._weights:
+            parameter.data.copy_(values)
+        return dict(self.watch.trial.told["first"]), verdict
+
+    def outcomes(self, number: int, count: int) -> Iterator[Outcome]:
+        """The outcomes of so many flips in the microbatch that is audited in a step."""
+        case = self.watch.table.case(number)
         assert case is not None
-        stage = pipe._assembly.stages[case.suspect][case.stage]
-        with FaultyStage(stage, case.microbatch) as quiet:
-            healthy = step(number)
-        for _ in range(min(per_case, count - len(outcomes))):
-            flip = drawn_flip(draw, quiet.counts)
-            with FaultyStage(stage, case.microbatch, flip, quiet.counts):
-                verdict = None
-                try:
-                    step(number)
-                except WrongBits:
-                    verdict = watch.verdicts.pop()
-            assert watch.trial is not None
-            changed = watch.trial.told["first"] != healthy
-            outcomes.append(Outcome(changed, verdict, pipe.mesh.name(case.suspect)))
-            with torch.no_grad():
-                for parameter, values in weights:
-                    parameter.data.copy_(values)
+        held = self.pipe._assembly.stages.get(case.suspect)
+        quiet = None if held is None else FaultyStage(held[case.stage], case.microbatch)
+        healthy, verdict = self.step(number, quiet)
+        assert verdict is None
+        for _ in range(count):
+            faulty = None
+            if quiet is not None:
+                flip = drawn_flip(self._draw, quiet.counts)
+                faulty = FaultyStage(quiet.stage, case.microbatch, flip, quiet.counts)
+            told, verdict = self.step(number, faulty)
+            facts = () if verdict is None else (str(verdict.kind), verdict.ranks)
+            yield Outcome(told != healthy, self.pipe.mesh.name(case.suspect), *facts)
+
+
+def flips(
+    setting: Setting, count: int, folder: str, seed: int = 0, *, in_process: bool = True, per_case: int = 8
+) -> list[Outcome]:
+    """The outcomes of so many flips in one training."""
+    runs, outcomes, number = FlipRuns(setting, folder, seed, in_process=in_process), list[Outcome](), 0
+    while len(outcomes) < count:
+        outcomes += runs.outcomes(number, min(per_case, count - len(outcomes)))
         number += 1
-    pipe.close()
+    runs.pipe.close()
     return outcomes
+
+
+def flips_on_ranks(rank: int, world_size: int, count: int, folder: str) -> list[Outcome]:
+    """As `flips`, on processes: one copy of each stage, two copies, and replicas."""
+    settings = Setting("1f1b", 4, 4), Setting("dualpipe", 4, 8), Setting("zbh1", 2, 4, replicas=2)
+    parts = [(count + number) // len(settings) for number in range(len(settings))]
+    each = (
+        flips(setting, part, folder, seed=10 * number + rank, in_process=False, per_case=3)
+        for number, (setting, part) in enumerate(zip(settings, parts, strict=True))
+    )
+    return [outcome for of_setting in each for outcome in of_setting]
+
+
+def healthy_verdicts(setting: Setting, count: int, folder: str) -> int:
+    """The number of verdicts on so many audited steps of a training with AdamW, without any flip."""
+    pipe, batch, targets = setting.pipeline(folder, tell=True)
+    optimizer = torch.optim.AdamW(pipe.parameters(), lr=1e-3)
+    watch = watch_of(pipe)
+    for _ in range(count):
+        pipe.step(batch, targets)
+        optimizer.step()
+        optimizer.zero_grad()
+    audited = watch.audited
+    assert audited == count, audited
+    pipe.close()
+    return len(watch.verdicts) + len(watch.off)
+
+
+def share_of_audit(setting: Setting, folder: str, steps: int = 24) -> float:
+    """Processor time of the audit over that of its steps, as a multiple of 1 / (P M)."""
+    pipe, batch, targets = setting.pipeline(folder)
+    watch = watch_of(pipe)
+    for number in range(steps + 4):
+        if number == 4:
+            watch.spent = watch.stepped = 0
+        pipe.step(batch, targets)
+        pipe.zero_grad()
+    pipe.close()
+    return watch.spent / watch.stepped * setting.ranks * setting.microbatches * setting.replicas

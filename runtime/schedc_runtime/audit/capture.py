@@ -13,6 +13,7 @@ own where the parameter had no gradient before the first weight gradients of the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from time import process_time_ns
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from schedc.ir.ops import FACTS, OpKind
 from schedc.ir.program import Channel
 from schedc_runtime.audit.choice import AuditCase
-from schedc_runtime.audit.digests import Digests, digests_of, tensor_digest
+from schedc_runtime.audit.digests import Digests, checks_of, tensor_digest
 from schedc_runtime.execute.code import Handler
 from schedc_runtime.execute.executor import Executor
 from schedc_runtime.stage.stage import Stage
@@ -89,6 +90,8 @@ class StepCapture:
         self.tensors: dict[str, tuple[Tensor, ...]] = {}
         """What the suspect was given: `INPUT` and `OUTPUT_GRADIENT`."""
         self._kept: list[tuple[int, Any]] = []
+        self.spent = 0
+        """Nanoseconds of processor time for digests."""
         registers, slots = executor.registers, executor.code.slots
         watchers: dict[int, Callable[[Any], None]] = {}
         for name, key in audited_values(case).items():
@@ -102,7 +105,7 @@ class StepCapture:
             self.loss_scale = registers.loss_scale
             named = stage.module.named_parameters()
             self._parameters = {name: each for name, each in named if id(each) not in shared}
-            self.weights = digests_of(weights_of(stage))
+            self.weights = checks_of(weights_of(stage))
             self._hook_rows(stage)
 
     def end(self) -> None:
@@ -119,7 +122,9 @@ class StepCapture:
 
     def _taking(self, name: str) -> Callable[[Any], None]:
         def take(value: Any) -> None:
+            begin = process_time_ns()
             self.digests[name] = tensor_digest(value)
+            self.spent += process_time_ns() - begin
             if self._stage is not None and name in (INPUT, OUTPUT_GRADIENT):
                 self.tensors[name] = tuple(value)
 
@@ -150,7 +155,9 @@ class StepCapture:
         self.digests[LOSS] = tensor_digest([stage.losses[self._case.microbatch]])
 
     def _take_gradients(self, names: list[str]) -> None:
+        begin = process_time_ns()
         self.digests |= gradient_digests({name: self._parameters[name] for name in names})
+        self.spent += process_time_ns() - begin
 
     def _hook(self, position: int, before: Callable[[], None] | None, after: Callable[[], None] | None) -> None:
         """Let a step of the executor run something before it or behind it."""

@@ -28,12 +28,14 @@ class AuditCase(NamedTuple):
 
     helpers: places that can repeat the microbatch. The first does so, and the second where bits differ.
     defer: whether the program computes the weight gradients of the microbatch in a W.
+    first: whether no other microbatch adds weight gradients before.
     """
 
     suspect: Coordinate
     stage: int
     microbatch: int
     defer: bool
+    first: bool
     helpers: tuple[Helper, ...]
 
 
@@ -65,15 +67,15 @@ class CaseTable:
         visit, position = divmod(visit, len(stages))
         stage = int(stages[position])
         here = own & (stage_of == stage)
-        if visit % 2 == 0:
-            weights = here & np.array([FACTS[OpKind(each)].weight for each in kind])
-            microbatch = int(microbatch_of[weights][0])
-        else:
+        weights = here & np.array([FACTS[OpKind(each)].weight for each in kind])
+        microbatch = first = int(microbatch_of[weights][0])
+        if visit % 2:
             forwards = microbatch_of[here & (kind == OpKind.F)]
             microbatch = int(forwards[visit // 2 % len(forwards)])
         at = here & (microbatch_of == microbatch)
         helpers = self._helpers(suspect, stage, visit)
-        return AuditCase(suspect, stage, microbatch, bool((kind[at] == OpKind.W).any()), helpers) if helpers else None
+        defer = bool((kind[at] == OpKind.W).any())
+        return AuditCase(suspect, stage, microbatch, defer, microbatch == first, helpers) if helpers else None
 
     def _helpers(self, suspect: Coordinate, stage: int, visit: int) -> tuple[Helper, ...]:
         """Ranks with the same weights, in turn. Behind them come other ranks of the pipeline, which borrow weights."""

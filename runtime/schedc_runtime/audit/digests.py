@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
 from hashlib import sha256
+from zlib import crc32
 
 import torch
 from torch import Tensor
 
 Digests = dict[str, str]
-"""The sha256 of values, by name."""
+"""The sha256 of values by name, or the crc32 of weights."""
 
 
 def raw_bytes(tensor: Tensor) -> Tensor:
@@ -26,9 +27,9 @@ def tensor_digest(tensors: Iterable[Tensor]) -> str:
     return whole.hexdigest()
 
 
-def digests_of(named: Mapping[str, Tensor]) -> Digests:
-    """The digest of each tensor by its name."""
-    return {name: tensor_digest([tensor]) for name, tensor in named.items()}
+def checks_of(named: Mapping[str, Tensor]) -> Digests:
+    """The crc32 of each tensor by its name. It costs half of a sha256, and finds each flip of a single bit."""
+    return {name: f"{crc32(raw_bytes(tensor).cpu().numpy().data):08x}" for name, tensor in named.items()}
 
 
 def unlike(first: Mapping[str, str], second: Mapping[str, str], among: Container[str] | None = None) -> list[str]:

@@ -24,7 +24,7 @@ from schedc.ir.load import load_program
 from schedc.ir.program import Program
 from schedc.step.program.insert_works import without_works
 from schedc_runtime.audit.capture import weights_of
-from schedc_runtime.audit.digests import Digests, digests_of, raw_bytes, unlike
+from schedc_runtime.audit.digests import Digests, checks_of, raw_bytes, unlike
 from schedc_runtime.audit.parcels import Parcel
 from schedc_runtime.audit.repeat import Job, repeat_microbatch
 from schedc_runtime.checkpoint.stored import TENSOR_TYPES, in_span, reading
@@ -100,7 +100,7 @@ def read_evidence(folder: Path) -> Evidence:
     weights = {name.removeprefix(_WEIGHT): each for name, each in tensors.items() if name.startswith(_WEIGHT)}
     parcel = Parcel({name: each for name, each in tensors.items() if not name.startswith(_WEIGHT)}, facts["job"])
     with reading(folder / _RECORD):
-        changed = unlike(facts["given"], Job.of(parcel).given) + unlike(facts["weights"], digests_of(weights))
+        changed = unlike(facts["given"], Job.of(parcel).given) + unlike(facts["weights"], checks_of(weights))
     if changed:
         raise MaterializeError(
             f"{folder / _TENSORS}: `{changed[0]}` has other bits than {_RECORD} says", "copy the folder again"

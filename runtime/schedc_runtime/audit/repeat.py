@@ -27,7 +27,8 @@ class Job(NamedTuple):
 
     inputs, gradients: tensors [...] of its input boundary, and gradients [...] of its outputs.
     target: an `Expected` on a last stage, else None. key: of its random numbers.
-    defer: whether weight gradients are computed apart. loss_scale: factor of its loss in the gradients.
+    defer: whether weight gradients are computed apart. first: whether they are compared.
+    loss_scale: factor of its loss in the gradients.
     weight, head_scale: as of `LossHead.begin`.
     """
 
@@ -37,6 +38,7 @@ class Job(NamedTuple):
     target: Any
     key: StepKey
     defer: bool
+    first: bool
     loss_scale: float
     weight: float | None
     head_scale: float
@@ -45,8 +47,8 @@ class Job(NamedTuple):
         """The job as tensors and JSON. Raises `RuntimeFault` for targets that are not made of tensors and numbers."""
         tensors = {f"{INPUT} {n}": each for n, each in enumerate(self.inputs)}
         tensors |= {f"{OUTPUT_GRADIENT} {n}": each for n, each in enumerate(self.gradients)}
-        facts = {"microbatch": self.microbatch, "key": list(self.key), "defer": self.defer, "target": None}
-        facts |= {"loss_scale": self.loss_scale, "weight": self.weight, "head_scale": self.head_scale}
+        facts = {"microbatch": self.microbatch, "key": list(self.key), "defer": self.defer, "first": self.first}
+        facts |= {"target": None, "loss_scale": self.loss_scale, "weight": self.weight, "head_scale": self.head_scale}
         if self.target is not None:
             number, target, rows, padded = self.target
             leaves, form = pytree.tree_flatten(target)
@@ -66,7 +68,16 @@ class Job(NamedTuple):
             target = Expected(number, pytree.tree_unflatten(leaves, pytree.treespec_loads(form)), rows, padded)
         numbers = facts["loss_scale"], facts["weight"], facts["head_scale"]
         inputs, gradients = (tuple(_numbered(parcel, name)) for name in (INPUT, OUTPUT_GRADIENT))
-        return Job(facts["microbatch"], inputs, gradients, target, StepKey(*facts["key"]), facts["defer"], *numbers)
+        return Job(
+            facts["microbatch"],
+            inputs,
+            gradients,
+            target,
+            StepKey(*facts["key"]),
+            facts["defer"],
+            facts["first"],
+            *numbers,
+        )
 
     @property
     def given(self) -> Digests:
@@ -111,7 +122,7 @@ def repeat_microbatch(assembly: Assembly, stage: Stage, job: Job) -> Digests:
                 results[INPUT_GRADIENT] = tensor_digest(gradients)
             if job.defer:
                 stage.weight(number)
-        return results | gradient_digests(dict(stage.module.named_parameters()))
+        return results | (gradient_digests(dict(stage.module.named_parameters())) if job.first else {})
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from schedc_runtime.audit.digests import digests_of
+from schedc_runtime.audit.digests import checks_of
 from schedc_runtime.audit.evidence import Evidence, settings_of_run, write_evidence
 from schedc_runtime.audit.trial import Trial
 from schedc_runtime.audit.verdict import AuditVerdict, VerdictKind
@@ -90,7 +90,7 @@ class Report:
         facts = {
             "stage": case.stage, "step": self.step, "suspect": self.suspect, "row": trial.row,
             "verdict": str(self.error()), "signature": assembly.bound_code.signature,
-            "witnesses": witnesses, "given": told["second"]["given"], "weights": digests_of(weights),
+            "witnesses": witnesses, "given": told["second"]["given"], "weights": checks_of(weights),
             "devices": {name: dict(self.devices[name]) for name in witnesses}, "settings": settings_of_run(assembly),
         }  # fmt: skip
         write_evidence(self.folder, Evidence(assembly.settings.program, facts, trial.parcel, weights))

@@ -19,7 +19,7 @@ from schedc_runtime.audit.capture import (
     weights_of,
 )
 from schedc_runtime.audit.choice import AuditCase, CaseTable, Helper
-from schedc_runtime.audit.digests import Digests, digests_of, unlike
+from schedc_runtime.audit.digests import Digests, checks_of, unlike
 from schedc_runtime.audit.parcels import Courier, Parcel
 from schedc_runtime.audit.repeat import Job, repeat_microbatch
 from schedc_runtime.audit.verdict import AuditVerdict, RankDigests, judge, link_verdict
@@ -134,10 +134,10 @@ class Trial:
             stage = self._held(case.suspect)
             told["held"] = capture.now()
             told["own"] = [repeat_microbatch(self._means.assembly, stage, self._own) for _ in range(2)]
-            told["weights"] = digests_of(weights_of(stage))
+            told["weights"] = checks_of(weights_of(stage))
         if self.parcel is not None:
             told["again"] = self._repeated(self.helper)
-            told["other weights"] = digests_of(self.weights)
+            told["other weights"] = checks_of(self.weights)
         return told
 
     def _third_round(self) -> dict[str, Any]:
@@ -158,7 +158,7 @@ class Trial:
             return {}
         with self._stage(third, weights) as stage:
             results = repeat_microbatch(self._means.assembly, stage, Job.of(parcel))
-            return {"third": {"results": [results], "weights": digests_of(weights_of(stage))}}
+            return {"third": {"results": [results], "weights": checks_of(weights_of(stage))}}
 
     def _judged(self) -> AuditVerdict | None:
         """The verdict of `judge` on the digests so far."""

@@ -47,8 +47,8 @@ class AuditWatch:
         self.off: dict[int, str] = {}
         """Stages that are no longer audited, with the reason."""
         self.verdicts: list[AuditVerdict] = []
-        self.spent, self.stepped = 0, 0
-        """Nanoseconds of processor time of this process: in the audit, and in audited steps without it."""
+        self.audited, self.spent, self.stepped = 0, 0, 0
+        """Number of audited steps; nanoseconds of processor time here of the audit, and of the steps without it."""
         self._means = Means(assembly, self.table, Courier(assembly), BorrowedStages(assembly))
         self._captures: dict[Coordinate, StepCapture] = {}
         self._case: AuditCase | None = None
@@ -101,7 +101,10 @@ class AuditWatch:
         case = self._case
         if case is None:
             return
-        self.stepped += process_time_ns() - self._began
+        inside = sum(capture.spent for capture in self._captures.values())
+        self.stepped += process_time_ns() - self._began - inside
+        self.spent += inside
+        self.audited += 1
         with self._measured():
             trial = self.trial = Trial(self._means, case, self._captures, self._job(case), self._lent)
             verdict = trial.run()
@@ -145,7 +148,9 @@ class AuditWatch:
         first = case.suspect.replica * assembly.program.microbatches * stage.slices
         key = StepKey(assembly.settings.seed, self.step, first, "step")
         given = capture.tensors[INPUT], capture.tensors.get(OUTPUT_GRADIENT, ())
-        return Job(case.microbatch, *given, capture.target, key, case.defer, capture.loss_scale, *self._head)
+        return Job(
+            case.microbatch, *given, capture.target, key, case.defer, case.first, capture.loss_scale, *self._head
+        )
 
     def _leave(self) -> None:
         """Leave the executors as they were."""

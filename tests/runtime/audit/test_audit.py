@@ -25,7 +25,7 @@ PLAIN, TWINS = SETTINGS[0], SETTINGS[2]
 def test_flips_that_change_what_is_sent_are_named(setting, tmp_path):
     outcomes = flips(setting, 24, str(tmp_path))
     assert [outcome for outcome in outcomes if outcome.changed and not outcome.named] == []
-    assert [outcome for outcome in outcomes if not outcome.changed and outcome.verdict] == []
+    assert [outcome for outcome in outcomes if not outcome.changed and outcome.kind] == []
     assert sum(outcome.changed for outcome in outcomes) >= 12
 
 
