@@ -18,7 +18,6 @@ from schedc.ir.ops import LETTERS, OpKind
 from schedc.step.costs.costs import Costs
 from schedc.step.dependencies import Dependencies
 from schedc.step.durations import duration
-from schedc.step.measured import cell_inputs
 
 _PAUSE = 1.3, 6.0
 """A cell paused if it took so many times what its group takes, and so many median deviations of the group more."""
@@ -86,7 +85,7 @@ class Causes:
         self.known = replay.dependencies
         self.groups = CellGroups.of_cells(self.known)
         self.weight = _weights(self.known, self.groups, costs)
-        inputs = cell_inputs(self.known)
+        inputs = replay.steps.sends.inputs
         self.inputs = inputs
         ranks = np.int64(self.known.rank_start.size - 1)
         sender = self.known.rank[inputs.producer].astype(np.int64)

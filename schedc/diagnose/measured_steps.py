@@ -8,6 +8,7 @@ from typing import NoReturn
 import numpy as np
 
 from schedc.diagnose.recording import Op, RunRecording
+from schedc.diagnose.send_waits import SendWaits, send_waits
 from schedc.diagnostics import Diagnostic, DiagnosticError
 from schedc.interchange.torch_cells import read_cells
 from schedc.interchange.torch_placement import infer_placement
@@ -30,7 +31,7 @@ class MeasuredSteps:
     wait, waited, begin, end, off_core, collecting: [S, cells] as in `CellRun`.
     sent: [S, 2, cells] time at which the message for a cell's forward, and for its backward, was sent; NaN: unknown.
     posted: [S, 2, cells] time at which its receive was posted; NaN: unknown.
-    release: [S, P] when each rank began.
+    release: [S, P] when each rank began. sends: waits for sends.
     """
 
     recording: RunRecording
@@ -44,6 +45,7 @@ class MeasuredSteps:
     release: Floats
     off_core: Floats
     collecting: Floats
+    sends: SendWaits
 
     @property
     def makespan(self) -> Floats:
@@ -80,9 +82,11 @@ def measured_steps(recording: RunRecording, given: Schedule | None = None) -> Me
                         table[step, key[0], cell] = time
     begin = _begins(known, release)[:, None]
     wait, waited, start, end = np.moveaxis(times[:, :, :4] - begin[:, :, None], 2, 0)
+    posted -= begin[:, None]
+    sends = send_waits(recording, known, where, posted, end, begin[:, 0])
     result = MeasuredSteps(
-        recording, known, wait, waited, start, end, sent - begin[:, None], posted - begin[:, None],
-        np.maximum(release - begin, 0.0), times[:, :, 4], times[:, :, 5],
+        recording, known, wait, waited, start, end, sent - begin[:, None], posted,
+        np.maximum(release - begin, 0.0), times[:, :, 4], times[:, :, 5], sends,
     )  # fmt: skip
     _check_clocks(result)
     return result

@@ -77,6 +77,7 @@ def _rank_step(found: list[_Slice]) -> RankStep:
     cells: list[CellRun] = []
     sent: dict[Key, float] = {}
     posted: dict[Key, float] = {}
+    awaited: dict[Key, tuple[float, float, int]] = {}
     waits: list[_Slice] = []
     open_cell: tuple[Op, ...] | None = None
     for each in found:
@@ -104,4 +105,6 @@ def _rank_step(found: list[_Slice]) -> RankStep:
                 posted[end.key] = each.begin
             elif end.verb == "WAIT_RECV":
                 waits.append(each)
-    return RankStep(found[0].begin, tuple(cells), sent, posted)
+            else:
+                awaited[end.key] = each.begin, each.end, len(cells)
+    return RankStep(found[0].begin, tuple(cells), sent, posted, awaited)

@@ -41,12 +41,14 @@ class RankStep:
     """A step of one rank, ms of a clock that all ranks share.
 
     begin: its first instruction. sent: when each of its messages was posted; posted: when each of its receives was.
+    awaited: begin and end of the wait for each of its sends, and how many cells ran before.
     """
 
     begin: float
     cells: tuple[CellRun, ...]
     sent: Mapping[Key, float] = field(default_factory=dict)
     posted: Mapping[Key, float] = field(default_factory=dict)
+    awaited: Mapping[Key, tuple[float, float, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ import numpy as np
 from schedc.diagnose.measured_steps import MeasuredSteps
 from schedc.ir.arrays import Bools, Floats, Int64
 from schedc.step.dependencies import Dependencies
-from schedc.step.measured import cell_inputs, measured_makespans
+from schedc.step.measured import measured_makespans
 
 _MOST_NUMBERS = 1 << 25
 """Cells and inputs times columns that are run at once."""
@@ -74,7 +74,7 @@ class Replay:
 
     def makespans(self, *many: StepParts) -> Floats:
         """[parts, S] the time of every step under each of the parts, in one walk."""
-        return replayed_times(self.dependencies, many)
+        return replayed_times(self.steps, many)
 
     @property
     def residual(self) -> Floats:
@@ -82,10 +82,10 @@ class Replay:
         return np.asarray(self.makespans(self.parts)[0] / self.steps.makespan - 1)
 
 
-def replayed_times(dependencies: Dependencies, many: Sequence[StepParts]) -> Floats:
+def replayed_times(steps: MeasuredSteps, many: Sequence[StepParts]) -> Floats:
     """[parts, S] the time of every step under each of the parts."""
-    inputs = cell_inputs(dependencies)
-    first = ~inputs.message
+    dependencies, inputs = steps.dependencies, steps.sends.inputs
+    first = inputs.way == -1
     cell, rank = inputs.reader[first], dependencies.rank[inputs.reader[first]]
     begins = inputs.producer[first] < 0
     width = max(1, _MOST_NUMBERS // max(1, len(dependencies) + inputs.reader.size))
@@ -96,7 +96,9 @@ def replayed_times(dependencies: Dependencies, many: Sequence[StepParts]) -> Flo
     def flush() -> None:
         if batch:
             results.append(
-                measured_makespans(dependencies, *(np.concatenate(each, axis=1) for each in zip(*batch, strict=True)))
+                measured_makespans(
+                    dependencies, inputs, *(np.concatenate(each, axis=1) for each in zip(*batch, strict=True))
+                )
             )
             batch.clear()
 
@@ -116,7 +118,7 @@ def replayed_times(dependencies: Dependencies, many: Sequence[StepParts]) -> Flo
 
 def replay_of(steps: MeasuredSteps) -> Replay:
     """The parts of measured steps."""
-    known, inputs = steps.dependencies, cell_inputs(steps.dependencies)
+    known, inputs, sends = steps.dependencies, steps.sends.inputs, steps.sends
     there = np.flatnonzero(inputs.message)
     reader, way, producer = inputs.reader[there], inputs.way[there], inputs.producer[there]
     sent = steps.sent[:, way, reader]
@@ -143,6 +145,9 @@ def replay_of(steps: MeasuredSteps) -> Replay:
     parts = _parts(steps, reader, blocked, late)
     post, whole = np.zeros((2, steps.end.shape[0], inputs.reader.size))
     post[:, there], whole[:, there] = sent - steps.end[:, producer], transit
+    taken = np.minimum(sends.posted, sends.end)
+    ended = np.where(sends.producer >= 0, steps.end[:, sends.producer], 0.0)
+    post[:, sends.row], whole[:, sends.row] = taken - ended, np.where(sends.blocked, sends.end - taken, 0.0)
     tells = np.zeros(whole.shape, bool)
     tells[:, there] = blocked
     return Replay(steps, replace(parts, post=post, transit=whole), tells)
@@ -165,8 +170,10 @@ def _parts(steps: MeasuredSteps, reader: Int64, blocked: Bools, late: Bools) -> 
     np.logical_or.at(waits.T, reader, blocked.T)
     np.logical_or.at(exposes.T, reader, late.T)
     looked = np.maximum(steps.wait, free)
-    before = looked - free
-    after = steps.begin - np.where(waits, steps.waited, looked)
+    held_back, last = _blocked_sends(steps)
+    held = last > np.where(waits, steps.waited, -np.inf)  # a wait for a send is the last thing that blocked
+    before = np.maximum(np.where(held, np.minimum(last, looked), looked) - free - held_back, 0.0)
+    after = steps.begin - np.where(held, last, np.where(waits, steps.waited, looked))
     exposed = np.where(exposes, np.maximum(steps.waited - looked, 0.0), 0.0)
     empty = np.zeros((steps.end.shape[0], 0))
     length = steps.end - steps.begin
@@ -174,6 +181,15 @@ def _parts(steps: MeasuredSteps, reader: Int64, blocked: Bools, late: Bools) -> 
     collecting = np.minimum(steps.collecting, length - off_core)
     body = length - off_core - collecting
     return StepParts(body, off_core, collecting, np.maximum(after, 0.0), before, exposed, empty, empty, steps.release)
+
+
+def _blocked_sends(steps: MeasuredSteps) -> tuple[Floats, Floats]:
+    """[S, cells] how long waits for sends blocked in front of a cell, and the end of the last; -inf: none did."""
+    sends = steps.sends
+    time, last = np.zeros(steps.end.shape), np.full(steps.end.shape, -np.inf)
+    np.add.at(time.T, sends.cell, np.where(sends.blocked, sends.end - sends.begin, 0.0).T)
+    np.maximum.at(last.T, sends.cell, np.where(sends.blocked, sends.end, -np.inf).T)
+    return time, last
 
 
 def _last_of_reader(reader: Int64, ready: Floats, cells: int) -> Bools:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from schedc.ir.arrays import Bools, Floats, Int32, Int64, repeat
+from schedc.ir.arrays import Bools, Floats, Int32, Int64, bincount, repeat
 from schedc.step.dependencies import Dependencies
 from schedc.step.kept import kept
 from schedc.step.lowering import closed_cells
@@ -23,8 +23,9 @@ class CellInputs(NamedTuple):
     """What cells wait for, as inputs of a walk: each has a row of lags, behind row 0, which is zero.
 
     end: [cells] instruction of each cell. reader, producer: [inputs] cells; producer -1: time 0.
-    message: [inputs] whether the producer is on another rank; the other inputs are the rank's clock in front of a cell.
-    way: [inputs] of a message the row of `Dependencies.producers`, 0 or 1; else -1.
+    message: [inputs] whether the input is a message of another rank.
+    way: [inputs] of a message the row of `Dependencies.producers`, 0 or 1; -1: the rank's clock in front of a cell;
+    -2: another input (`with_inputs`).
     """
 
     walk: Walk
@@ -51,22 +52,61 @@ def cell_inputs(dependencies: Dependencies) -> CellInputs:
     return CellInputs(replace(walk, lag=rows), end, reader, cell[walk.source], message, way)
 
 
-def measured_ends(dependencies: Dependencies, duration: Floats, lag: Floats, cells: Int64 | None = None) -> Floats:
-    """[cells or the given ones, K] when cells end. duration: [cells, K]; lag: [inputs, K] as `cell_inputs` has them."""
-    inputs = cell_inputs(dependencies)
+def with_inputs(dependencies: Dependencies, reader: Int64, producer: Int64) -> tuple[CellInputs, Int64]:
+    """`cell_inputs` and more of them, and [more] which inputs these are; none if a cell would wait for itself.
+
+    reader, producer: [more] cells, as in `CellInputs`.
+    """
+    own, cells = cell_inputs(dependencies), len(dependencies)
+    readers, producers = np.append(own.reader, reader), np.append(own.producer, producer)
+    order = _in_order(cells, readers, producers)
+    if not reader.size or order.size < cells:
+        return own, np.zeros(0, np.int64)
+    end = np.empty(cells + 1, np.int32)
+    end[order], end[-1] = np.arange(cells), -1
+    place = np.argsort(end[readers], kind="stable")
+    first = np.append(0, np.cumsum(bincount(end[readers], minlength=cells))).astype(np.int32)
+    rows = np.arange(1, place.size + 1, dtype=np.int32)
+    walk = Walk(np.zeros(cells, np.int8), first, end[producers[place]], rows, order.astype(np.int32))
+    message = np.append(own.message, np.zeros(reader.size, bool))[place]
+    way = np.append(own.way, np.full(reader.size, -2))[place]
+    where = np.empty(place.size, np.int64)
+    where[place] = np.arange(place.size)
+    return CellInputs(walk, end[:-1], readers[place], producers[place], message, way), where[own.reader.size :]
+
+
+def _in_order(cells: int, reader: Int64, producer: Int64) -> Int64:
+    """Cells in an order in which each comes behind its producers; without those that wait for themselves."""
+    readers: list[list[int]] = [[] for _ in range(cells)]
+    left = [0] * cells
+    for a, b in zip(reader.tolist(), producer.tolist(), strict=True):
+        if b >= 0:
+            readers[b].append(a)
+            left[a] += 1
+    order = [cell for cell in range(cells) if not left[cell]]
+    for cell in order:
+        for behind in readers[cell]:
+            left[behind] -= 1
+            if not left[behind]:
+                order.append(behind)
+    return np.array(order, np.int64)
+
+
+def measured_ends(inputs: CellInputs, duration: Floats, lag: Floats, cells: Int64 | None = None) -> Floats:
+    """[cells or the given ones, K] when cells end. duration: [cells, K]; lag: [inputs, K]."""
     lags = np.concatenate([np.zeros((1, lag.shape[1])), lag])
     return run(inputs.walk, lags, duration, watch=inputs.end if cells is None else inputs.end[cells])
 
 
-def measured_makespans(dependencies: Dependencies, duration: Floats, lag: Floats) -> Floats:
+def measured_makespans(dependencies: Dependencies, inputs: CellInputs, duration: Floats, lag: Floats) -> Floats:
     """[K] when the last cell ends; arguments as for `measured_ends`."""
     low, high = dependencies.rank_start[:-1], dependencies.rank_start[1:]
-    ends = measured_ends(dependencies, duration, lag, high[low < high] - 1)
+    ends = measured_ends(inputs, duration, lag, high[low < high] - 1)
     return np.asarray(ends.max(axis=0, initial=0.0))
 
 
 def timeline_without_latency(dependencies: Dependencies, duration: Floats) -> Timeline:
     """The timeline of cells that take ``duration``, [cells], where messages take no time."""
     inputs = cell_inputs(dependencies)
-    end = measured_ends(dependencies, duration[:, None], np.zeros((inputs.reader.size, 1)))[:, 0]
+    end = measured_ends(inputs, duration[:, None], np.zeros((inputs.reader.size, 1)))[:, 0]
     return timeline_of(dependencies, duration, end, arrivals(dependencies, end, 0.0))

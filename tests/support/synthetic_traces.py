@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,8 @@ class World:
     pause: tuple[int, float] = (-1, 0.0)
     off_core: float = 0.0
     collecting: float = 0.0
+    rendezvous: int = 0
+    """How many cells later a rank waits for a send. It ends when the receive is posted: a cell before it is read."""
     noise: float = 0.0
     seed: int = 0
     makespans: list[float] = field(default_factory=list)
@@ -63,9 +65,14 @@ def _step(known: Dependencies, world: World, draws: np.random.Generator) -> dict
     schedule = known.schedule
     end = np.zeros(len(known))
     events: list[dict[str, Any]] = []
-    for cell in known.levels.order.tolist():
+    awaited = _awaited(known, world.rendezvous) if world.rendezvous else [[] for _ in end]
+    for cell in _in_order(known, awaited):
         rank, before = int(known.rank[cell]), int(known.previous[cell])
         free = (end[before] if before >= 0 else world.late(rank)) + world.host / 2 + world.gap(cell)
+        for name, behind in awaited[cell]:
+            posted = end[behind] + world.host / 4
+            events.append(_slice(rank, 1, name, free, max(free, posted)))
+            free = max(free, posted)
         wait = free
         for way in range(2):
             if known.remote[way, cell]:
@@ -76,9 +83,9 @@ def _step(known: Dependencies, world: World, draws: np.random.Generator) -> dict
                     r for r in (known.first[cell], known.second[cell]) if r >= 0 and _way(schedule.kind[r]) == way
                 )
                 stage, letter, microbatch = schedule.stage[row], "FB"[way], schedule.microbatch[row]
-                events.append(
-                    _slice(rank, 1, f"{stage}RECV_{letter}{microbatch}", free - world.host / 4, free - world.host / 8)
-                )
+                earlier = int(known.previous[before]) if before >= 0 else -1
+                post = (end[earlier] if earlier >= 0 else world.late(rank)) + world.host / 4
+                events.append(_slice(rank, 1, f"{stage}RECV_{letter}{microbatch}", post, post + world.host / 8))
                 events.append(_slice(rank, 1, f"{stage}WAIT_RECV_{letter}{microbatch}", wait, max(wait, there)))
                 sends = stage + (-1 if way == 0 else 1)
                 events.append(
@@ -103,6 +110,39 @@ def _step(known: Dependencies, world: World, draws: np.random.Generator) -> dict
             events[-1]["args"] = {key: 1000 * share * world.pause[1] for key, share in lost.items()}
     world.makespans.append(float(end.max()) - min(e["ts"] for e in events) / 1000)
     return {"traceEvents": events, "otherData": {"schedule": schedule.name}}
+
+
+def _awaited(known: Dependencies, distance: int) -> list[list[tuple[str, int]]]:
+    """[cells] the waits for sends in front of each cell, and behind which cell the receive is posted."""
+    schedule = known.schedule
+    result: list[list[tuple[str, int]]] = [[] for _ in range(len(known))]
+    for cell in range(len(known)):
+        for way in range(2):
+            later = int(known.producers[way, cell]) + distance
+            before = int(known.previous[cell])
+            behind = int(known.previous[before]) if before >= 0 else -1
+            if not known.remote[way, cell] or behind < 0 or later >= len(known):
+                continue
+            if known.rank[later] != known.rank[later - distance]:
+                continue
+            row = next(r for r in (known.first[cell], known.second[cell]) if r >= 0 and _way(schedule.kind[r]) == way)
+            sends = schedule.stage[row] + (-1 if way == 0 else 1)
+            result[later].append((f"{sends}WAIT_SEND_{'FB'[way]}{schedule.microbatch[row]}", behind))
+    return result
+
+
+def _in_order(known: Dependencies, awaited: list[list[tuple[str, int]]]) -> Iterator[int]:
+    """The cells. Each comes behind the cells that it waits for."""
+    done: set[int] = {-1}
+    left = known.levels.order.tolist()
+    while left:
+        ready = next(
+            c for c in left
+            if {int(known.previous[c]), *known.producers[:, c].tolist(), *(behind for _, behind in awaited[c])} <= done
+        )  # fmt: skip
+        left.remove(ready)
+        done.add(ready)
+        yield ready
 
 
 def _way(kind: Any) -> int:

@@ -46,7 +46,7 @@ def test_measured_times_of_equal_costs_are_those_of_the_timeline(name: str, size
     timeline = simulate(schedule.schedule, Costs(F=1.25, I=1.0, W=0.75, p2p=0.125), schedule)
     inputs = cell_inputs(schedule)
     lag = np.where(inputs.message, 0.125, 0.0)[:, None]
-    assert np.array_equal(measured_ends(schedule, (timeline.end - timeline.start)[:, None], lag)[:, 0], timeline.end)
+    assert np.array_equal(measured_ends(inputs, (timeline.end - timeline.start)[:, None], lag)[:, 0], timeline.end)
     assert np.count_nonzero(inputs.message) == np.count_nonzero(schedule.remote)
     far = inputs.message
     assert (schedule.producers[inputs.way[far], inputs.reader[far]] == inputs.producer[far]).all()
@@ -64,6 +64,23 @@ def test_a_slow_rank_is_first_with_what_it_costs(name: str, sizes: dict[str, int
     assert first.interval is not None
     assert first.interval[0] <= first.gain <= first.interval[1]
     assert not [each for each in found.causes if each.cause.name.startswith("rank") and each is not first]
+
+
+@pytest.mark.parametrize(
+    ("name", "rank", "distance"), [("zbh1", 0, 1), ("zbh1", 3, 1), ("interleaved_1f1b", 2, 2), ("dualpipe", 3, 1)]
+)
+def test_waits_for_sends_wait_for_the_receiver(name: str, rank: int, distance: int, tmp_path: Path) -> None:
+    """A slow rank posts its receives late. So ranks that send to it wait, too."""
+    schedule = known(name)
+    world = World(slow=lambda r, *_: 1.5 if r == rank else 1.0, rendezvous=distance, noise=NOISE)
+    replay = open_traces(write_steps(tmp_path / "slow", schedule, world))
+    assert replay.steps.sends.cell.size
+    assert np.abs(replay.residual).max() < 1e-9
+    fine = World(rendezvous=distance, noise=NOISE)
+    write_steps(tmp_path / "healthy", schedule, fine)
+    first = diagnose(Causes(replay)).causes[0]
+    assert first.cause.name == f"rank {rank} = others"
+    assert first.gain == pytest.approx(1 - np.mean(fine.makespans) / np.mean(world.makespans), abs=0.005)
 
 
 @pytest.mark.parametrize(("name", "sizes"), SCHEDULES)
