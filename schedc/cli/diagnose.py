@@ -68,7 +68,7 @@ def diagnose_command(
     from schedc.diagnose.ranking import diagnose
     from schedc.diagnose.told import to_json, to_text
     from schedc.diagnose.what_if import answer
-    from schedc.diagnostics import DiagnosticError
+    from schedc.diagnostics import DiagnosticError, clean
     from schedc.load.library import named
 
     given = costs if costs.given else None
@@ -80,9 +80,10 @@ def diagnose_command(
     except DiagnosticError as error:
         print_findings(error.diagnostics)
         sys.exit(USAGE)
-    click.echo(
+    told = (
         json.dumps(to_json(replay, diagnosis, answers)) if as_json else "\n".join(to_text(replay, diagnosis, answers))
     )
+    click.echo(clean(told))
     if not diagnosis.trusted:
         sys.exit(USAGE)
     if any(each.gain > above for each in diagnosis.causes):

@@ -18,12 +18,16 @@ _ENDS = (".json", ".json.gz")
 
 
 def trace_files(paths: Sequence[Path]) -> list[Path]:
-    """The files named, and those of folders, in order of name. Raises `DiagnosticError` (S616) for an empty folder."""
+    """The files named, and those of folders, in order of name. Raises `DiagnosticError` (S616) for an empty folder and
+    for links in one."""
     result: list[Path] = []
     for path in paths:
         inside = sorted(each for each in path.iterdir() if each.name.endswith(_ENDS)) if path.is_dir() else [path]
         if not inside:
             refuse(Source(str(path), ""), "the folder has no file *.json or *.json.gz")
+        for each in inside:
+            if path.is_dir() and each.is_symlink():
+                refuse(Source(str(each), ""), "a link in a folder of traces", help="give the path of the file itself")
         result += inside
     if len(result) > MOST_FILES:
         refuse(Source(str(paths[0]), ""), f"more than {MOST_FILES} files")

@@ -65,6 +65,8 @@ def refuse(source: Source, message: str, *notes: str, help: str = "") -> NoRetur
 def _unpacked(path: Path, source: Source) -> str:
     limit = f"larger than {MOST_BYTES >> 20} MiB unpacked; trace fewer steps"
     try:
+        if not path.is_file():
+            refuse(source, "no regular file")
         with path.open("rb") as file:
             packed = file.read(2) == _GZIP
             file.seek(0)
@@ -75,6 +77,8 @@ def _unpacked(path: Path, source: Source) -> str:
                 raw = file.read(MOST_BYTES + 1)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         refuse(source, f"damaged gzip: {error}")
+    except OSError as error:
+        refuse(source, f"it cannot be read: {error.strerror}")
     if len(raw) > MOST_BYTES:
         refuse(source, limit)
     return raw.decode("utf-8")

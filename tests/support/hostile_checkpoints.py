@@ -1,6 +1,7 @@
 """Checkpoints from strangers: altered manifests, records and headers, signed again, and pickles that run commands.
 
-Each case is a folder. All that reads checkpoints of a run, and what loads a model, is applied to it.
+Each case is a folder. All that reads checkpoints of a run, and what loads a model, is applied to it. A folder of traces
+is diagnosed instead.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from runtime.checkpoint.test_hostile_pickles import VALUES, Runs, metadata_with
 from schedc_runtime.commands import checkpoint as command
 from schedc_runtime.errors import MaterializeError
 from schedc_runtime.saved.form import COMMIT, PIECE, digest, rank_file, step_folder
+from support.hostile_traces import FOLDER, read_hostile_trace, write_hostile_trace
 from support.saved_cases import save, values
 
 SECONDS = 5.0
@@ -113,6 +115,8 @@ def _prepared(base: Path) -> Path:
 
 def _read(folder: Path) -> str:
     """``refused`` or ``read``; or the error that is not ours."""
+    if (folder / FOLDER).is_dir():
+        return read_hostile_trace(folder)
     try:
         for word in ("list", "verify", "show"):
             for options in ([], ["--json"]):
@@ -300,6 +304,11 @@ def other_forms(folder: Path, draw: random.Random, marker: Path) -> str:
     return f"form {kind}"
 
 
+def traces(folder: Path, draw: random.Random, _: Path) -> str:
+    """Traces of a run that are altered."""
+    return write_hostile_trace(folder, draw, altered, _text)
+
+
 ALTERATIONS: dict[str, Callable[[Path, random.Random, Path], str]] = {
     "manifest": manifest,
     "header": header,
@@ -311,5 +320,7 @@ ALTERATIONS: dict[str, Callable[[Path, random.Random, Path], str]] = {
     "folders": folders,
     "header again": header,
     "empty tensor": empty_tensor,
+    "traces": traces,
+    "traces again": traces,
 }
 """By name: alters the run in a folder, and returns what it did. The path is a file that planted commands make."""

@@ -70,7 +70,7 @@ def test_a_slow_rank_is_first_with_what_it_costs(name: str, sizes: dict[str, int
     ("name", "rank", "distance"), [("zbh1", 0, 1), ("zbh1", 3, 1), ("interleaved_1f1b", 2, 2), ("dualpipe", 3, 1)]
 )
 def test_waits_for_sends_wait_for_the_receiver(name: str, rank: int, distance: int, tmp_path: Path) -> None:
-    """A slow rank posts its receives late. So ranks that send to it wait, too."""
+    """A slow rank posts its receives late. Ranks that send to the slow one then wait."""
     schedule = known(name)
     world = World(slow=lambda r, *_: 1.5 if r == rank else 1.0, rendezvous=distance, noise=NOISE)
     replay = open_traces(write_steps(tmp_path / "slow", schedule, world))
