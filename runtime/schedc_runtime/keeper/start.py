@@ -75,8 +75,6 @@ class KeeperMeeting:
                     f"{self._root} belongs to a run whose {strangers[0].name} (pid {strangers[0].process.pid}) lives"
                 )
             else:
-                for trainer in self.places.trainers():
-                    self.places.forget(trainer)
                 for rank in set(self.places.ranks()) - set(self._here):
                     for path in self.places.image_paths(rank):
                         path.unlink(missing_ok=True)
@@ -95,6 +93,10 @@ class KeeperMeeting:
                 )
             time.sleep(_LOOK)
         self.control.gather("meeting the keeper", None)
+        if self._leads:  # only now: where nobody is known, the next attempt waits for the keeper's end
+            for trainer in self.places.trainers():
+                if trainer.attempt != self.attempt:
+                    self.places.forget(trainer)
 
     def _let_end(self) -> None:
         """Wait for the keeper of an earlier run, which removes the folder once all is on disk."""
