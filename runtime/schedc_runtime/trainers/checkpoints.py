@@ -22,16 +22,18 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from schedc_runtime.errors import MaterializeError, NonFiniteLoss, RuntimeFault
+from schedc_runtime.errors import MaterializeError, NonFiniteLoss, RuntimeFault, WrongBits
 from schedc_runtime.keeper.places import Places
 from schedc_runtime.keeper.start import KeeperMeeting
 from schedc_runtime.pipeline.build.materialize import check_materialized
 from schedc_runtime.pipeline.pipeline import Pipeline
+from schedc_runtime.pipeline.step.call import Auditor
 from schedc_runtime.ranks.processes import has_ended
 from schedc_runtime.saved.form import COMMIT, step_folder
 from schedc_runtime.trainers.image_writer import ImageWriter, state_size
 from schedc_runtime.trainers.kept_states import newest_kept, set_aside
 from schedc_runtime.trainers.run_state import RunState, further_states, load_run_state, run_state, slot_bytes
+from schedc_runtime.trainers.unproved import drop_unproved, mark_unproved, proved_state, take_back
 
 _LOOK = 0.02
 """Seconds between two looks for what the keeper has done."""
@@ -39,7 +41,6 @@ _NOT_YET = {
     "replicas": "images at neighbours are not there yet: give `root` on a disk that all machines share",
     "spares": "spare processes are not there yet: let torchrun start the ranks again, with --max-restarts",
     "copy": "copies beside compute are not there yet: a state is copied at once; a larger `every` copies less often",
-    "audit": "repeating microbatches of a suspect is not there yet: leave it out",
 }
 """Words that are no states of a trainer, and what to do instead."""
 
@@ -52,6 +53,7 @@ class Checkpoints:
     every: updates between states in memory. durable: updates between states on disk, a multiple of ``every``.
     keep: number of states that stay on disk.
     memory: folder of the images; by default shared memory, ``/dev/shm``.
+    audit: an `Audit` for the pipeline. Copies of a stage and replicas are then compared at every state.
     states: what else takes part, by name: anything with ``state_dict`` and ``load_state_dict``, such as a loader, which
         knows its own position, a schedule of learning rates, or a gradient scaler.
     """
@@ -66,6 +68,7 @@ class Checkpoints:
         durable: int = 50,
         keep: int = 2,
         memory: str | os.PathLike[str] | None = None,
+        audit: Auditor | None = None,
         **states: Any,
     ) -> None:
         _check(every, durable, keep, states)
@@ -92,6 +95,9 @@ class Checkpoints:
             )
             self._agreed(self._prepare)
             self._meeting.start()
+        if audit is not None:
+            audit.watch(pipe)
+            pipe._runner.copies.compare_every(every)
         atexit.register(self._leave)
 
     @property
@@ -107,7 +113,10 @@ class Checkpoints:
         """
         assembly, control = self.pipe._assembly, self._meeting.control
         with assembly.guard("looking for a state to go on from"):
+            spoilt = take_back(self.root, self._meeting.attempt) if control.process == 0 else []
             kept = newest_kept(control, self.places, self.root)
+        if kept.step is None and self.step:
+            raise MaterializeError("no state of the run is proved to be right", "start the run anew")
         if kept.step is not None:
             load_run_state(self.pipe, self.optimizer, self.states, kept.tensors, kept.facts)
             self.step = self._on_disk = kept.step
@@ -123,7 +132,8 @@ class Checkpoints:
         self._note()
         self._resumed = True
         if control.process == 0:
-            print("\n".join([*kept.told(self._given), *self._costs()]), flush=True)
+            left_out = [f"  left out: {line}" for line in spoilt]
+            print("\n".join([*kept.told(self._given), *left_out, *self._costs()]), flush=True)
         return self.step
 
     def train(self, batch: Any = None, targets: Any = None, *, accumulate: int = 1, **options: Any) -> Tensor:
@@ -142,6 +152,9 @@ class Checkpoints:
             loss: Tensor = self.pipe.step(batch, targets, accumulate=accumulate, **options)
         except NonFiniteLoss:
             self._drop()
+            raise
+        except WrongBits as fault:
+            self._go_back(fault.proved, accumulate)
             raise
         finally:
             lacking, start.lacking = start.lacking, False
@@ -244,6 +257,15 @@ class Checkpoints:
                 image.clear()
         steps = [step for number in (0, 1) if (step := self._writer.step_of(number)) is not None]
         self._common = max(steps, default=None)
+
+    def _go_back(self, proved: int, accumulate: int) -> None:
+        """Use no state again that is newer than the last proved step. `resume` goes on before it."""
+        step = proved_state(self.step, self.pipe.steps - self._parts, proved, accumulate)
+        drop_unproved(self._writer.images, step)
+        if self._meeting.control.process == 0:
+            mark_unproved(self.root, step, self._meeting.attempt)
+        self._resumed, self._parts = False, 0
+        self._owed.clear()
 
     def _note(self) -> None:
         """Keep what the next batch changes: positions in the data, and generators."""

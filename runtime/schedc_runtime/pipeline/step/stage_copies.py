@@ -52,9 +52,14 @@ class StageCopies:
 
     def __init__(self, assembly: Assembly, control: ControlPlane, every: int) -> None:
         self._assembly, self._control = assembly, control
-        self._every = every if assembly.mesh.replicas > 1 or len(assembly.program.placement.rank_of_stage) > 1 else 0
+        self._copied = assembly.mesh.replicas > 1 or len(assembly.program.placement.rank_of_stage) > 1
+        self.compare_every(every)
         self._loads = -1
         self._looked: _Looked | None = None
+
+    def compare_every(self, every: int) -> None:
+        """Compare in every so many training steps from now on; 0: never."""
+        self._every = every if self._copied else 0
 
     def loaded(self, training: bool) -> bool:
         """Whether a training step begins, and a state may have been loaded here since the last one."""

@@ -100,7 +100,7 @@ class StepRunner:
         self._counting = 1 if network.in_process else mesh.replicas
         self._batches = GivenBatches(later=assembly.device.type != "cpu")
         self.start = CallStart(self.control, self._counting, self._batches)
-        self._copies = StageCopies(assembly, self.control, compare_copies)
+        self.copies = StageCopies(assembly, self.control, compare_copies)
         self.watches: list[StepWatch] = []
         self.graphs: StepGraphs | None = None
         if assembly.settings.cut.graphs == "step":
@@ -297,7 +297,7 @@ class StepRunner:
             digests=self.facts.digests(call.training, call.gradients),
             mixing=mixing(self.assembly.held(), call.training) if self.assembly.plan.slices else "",
             snapshot=self.snapshots.prepare(call.snapshot, self.trained) if call.snapshot else (),
-            loaded=self._copies.loaded(call.training),
+            loaded=self.copies.loaded(call.training),
             facts=batch_facts(batch, signatures[0], self.assembly.partition.records),
         )  # fmt: skip
         what = f"the start of {call.name} {self.steps}"
@@ -307,7 +307,7 @@ class StepRunner:
         if call.snapshot:
             self.snapshots.agree(known.snapshots)
         if call.training:
-            self._copies.begin(self.trained, known.loaded)
+            self.copies.begin(self.trained, known.loaded)
         return known.agreement
 
     def _checked(self, call: PipelineCall, requests: Sequence[StepRequest]) -> Agreement:
