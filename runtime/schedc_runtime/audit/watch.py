@@ -42,6 +42,12 @@ class AuditWatch:
         self._facts = [each["facts"] for each in everyone]
         self._unborrowed = [may_borrow(assembly, stage) for stage in range(assembly.program.stages)]
         self.table = CaseTable(assembly.program, assembly.mesh, self._fits)
+        cases = map(self.table.case, range(len(self.table.suspects) * assembly.program.stages))
+        if not any(case is not None for case in cases):
+            raise RuntimeFault(
+                f"no rank of this pipeline can be audited: nobody can repeat its microbatches: {self._why_alone()}",
+                "take a schedule with two copies of each stage, such as dualpipe, or replicas",
+            )
         self.proved: dict[str, int] = {}
         """By name of a rank: number of training steps up to the last one in which its work was repeated alike."""
         self.off: dict[int, str] = {}

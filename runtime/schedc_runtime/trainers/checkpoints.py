@@ -33,7 +33,7 @@ from schedc_runtime.saved.form import COMMIT, step_folder
 from schedc_runtime.trainers.image_writer import ImageWriter, state_size
 from schedc_runtime.trainers.kept_states import newest_kept, set_aside
 from schedc_runtime.trainers.run_state import RunState, further_states, load_run_state, run_state, slot_bytes
-from schedc_runtime.trainers.unproved import drop_unproved, mark_unproved, proved_state, take_back
+from schedc_runtime.trainers.unproved import drop_unproved, mark_unproved, obey_mark, proved_state
 
 _LOOK = 0.02
 """Seconds between two looks for what the keeper has done."""
@@ -113,7 +113,7 @@ class Checkpoints:
         """
         assembly, control = self.pipe._assembly, self._meeting.control
         with assembly.guard("looking for a state to go on from"):
-            spoilt = take_back(self.root, self._meeting.attempt) if control.process == 0 else []
+            spoilt = obey_mark(self.root, self._meeting.attempt) if control.process == 0 else []
             kept = newest_kept(control, self.places, self.root)
         if kept.step is None and self.step:
             raise MaterializeError("no state of the run is proved to be right", "start the run anew")

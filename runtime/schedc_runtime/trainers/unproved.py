@@ -39,7 +39,7 @@ def mark_unproved(root: Path, step: int, attempt: str) -> None:
     set_aside(root, step, f"{attempt}-unproved")
 
 
-def take_back(root: Path, attempt: str) -> list[str]:
+def obey_mark(root: Path, attempt: str) -> list[str]:
     """Obey the mark of an earlier attempt before a run goes on. Returns a line for people where there is one."""
     path = root / MARK
     if not path.is_file():

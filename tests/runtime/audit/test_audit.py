@@ -14,6 +14,8 @@ from schedc_runtime import Audit, Mesh, Pipeline, WrongBits
 from schedc_runtime.audit.choice import CaseTable
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.models.gpt import GPT, GPTConfig, next_token_loss
+from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer
+from schedc_runtime.moe.router import RouterConfig
 from schedc_runtime.ranks.mesh import Coordinate
 from schedc_runtime.transport import in_process
 from support.audit_cases import SETTINGS, FaultyStage, Flip, Setting, flip_bit, flips, watch_of
@@ -158,6 +160,28 @@ def test_pipelines_that_cannot_be_audited_are_refused(given, why):
         )  # fmt: skip
     with pytest.raises(RuntimeFault, match="has nobody to repeat"):
         Pipeline(model, compile_schedule("1f1b", P=1, M=2), loss_fn=nn.functional.mse_loss, audit=Audit())
+
+
+def small_moe(layers):
+    routing = RouterConfig(8, 2, scores="sigmoid", scale=2.5, biased=True, bias_rate=0.01, balance=1e-4)
+    return MoETransformer(
+        MoEConfig(
+            vocab=32, width=16, heads=2, dense_blocks=0, moe_blocks=layers, inner=32, expert_inner=8, shared=1,
+            routing=routing, query_rank=8, key_value_rank=8, plain=8, rotary=4, value=8,
+        )
+    )  # fmt: skip
+
+
+def test_stages_with_experts_are_repeated_by_who_holds_them_alone(tmp_path):
+    batch, targets = torch.randint(0, 32, (4, 6)), torch.randint(0, 32, (4, 6))
+    options = {"loss_fn": next_token_loss, "in_process": True, "example": batch, "audit": Audit(folder=tmp_path)}
+    with pytest.raises(RuntimeFault, match="nobody can repeat its microbatches: it has experts"):
+        Pipeline(small_moe(2), compile_schedule("1f1b", P=2, M=4), **options)
+    pipe = Pipeline(small_moe(2), compile_schedule("dualpipe", P=2, M=4), **options)
+    for _ in range(4):
+        pipe.step(batch, targets)
+        pipe.update_biases()
+    assert watch_of(pipe).proved == {"rank 0": 3, "rank 1": 4}
 
 
 @pytest.mark.parametrize("given", [{"every": 0}, {"on_fault": "panic"}])

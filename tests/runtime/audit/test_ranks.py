@@ -7,7 +7,7 @@ import pytest
 from schedc_runtime.testing import pool
 from support.audit_cases import Outcome
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 
 def test_flips_on_processes_are_named_by_every_rank(tmp_path):
