@@ -81,29 +81,33 @@ def cell(registers: Registers, op: PairOperands) -> None:
 
 def post(registers: Registers, batch: tuple[MessageOperands, ...]) -> None:
     """SEND and RECV: start all messages of a batch at once."""
-    transfers, forms, handles = [], registers.forms, registers.handles
+    transfers, values, forms, handles = [], registers.values, registers.forms, registers.handles
     for receive, peer, edge, slot, _, communicator in batch:
-        if receive:
-            tensors = forms[edge].buffers(registers.device)
-        else:
-            tensors = registers.take(slot)
-            forms[edge].check(tensors)
-        transfers.append(_new_tuple(Transfer, (peer, receive, tensors, communicator)))  # in C, where the class is not
-    for message, transfer, handle in zip(batch, transfers, registers.transport.post(transfers), strict=True):
-        handles[message.handle] = (handle, transfer.tensors)
+        form = forms[edge]
+        tensors: tuple[torch.Tensor, ...] = ()
+        if not receive:
+            tensors = values[slot] or registers.take(slot)
+            values[slot] = None
+            form.check(tensors)
+        elif not registers.cooperative:
+            tensors = form.buffers(registers.device)
+        # In C, where the class is not.
+        transfers.append(_new_tuple(Transfer, (peer, receive, tensors, communicator, form)))
+    for message, handle in zip(batch, registers.transport.post(transfers), strict=True):
+        handles[message.handle] = handle
 
 
 def wait(registers: Registers, op: WaitOperands) -> bool | None:
     """WAIT: until a message is complete; what was received is then a value."""
     index, slot = op
-    handle, tensors = registers.handles[index] or registers.posted(index)
+    handle = registers.handles[index] or registers.posted(index)
     if not registers.cooperative:
         registers.transport.wait(handle)
     elif not registers.transport.ready(handle):
         return True
     registers.handles[index] = None
     if slot >= 0:
-        registers.values[slot] = tensors
+        registers.values[slot] = handle.tensors
     return None
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from schedc_runtime.execute.operands import ComputeOperands
 from schedc_runtime.execute.tied_sums import TiedSum
-from schedc_runtime.transport.base import MessageForm, Transport
+from schedc_runtime.transport.base import Handle, MessageForm, Transport
 
 
 class PendingSum(Protocol):
@@ -54,7 +54,7 @@ class Registers:
         self.values: list[Any] = [None] * len(self.slot_names)
         """[slots] activations and gradients on their way between instructions."""
         self.handles: list[Any] = [None] * self._handle_count
-        """[handles] of each posted message: the transport's handle, and its tensors."""
+        """[handles] of each posted message: the transport's handle, which has its tensors."""
         self.targets: Sequence[Any] = ()
         """[M] what the loss function gets."""
         self.loss_scale = 1.0
@@ -78,10 +78,9 @@ class Registers:
         self.values[slot] = None
         return value
 
-    def posted(self, index: int) -> tuple[Any, tuple[Tensor, ...]]:
-        """The transport's handle and the tensors of a posted message, in the shapes of its boundary."""
-        handle: tuple[Any, tuple[Tensor, ...]] | None = self.handles[index]
-        if handle is None:
+    def posted(self, index: int) -> Handle:
+        """The transport's handle of a posted message."""
+        if (handle := self.handles[index]) is None:
             raise LookupError("the program waits for a message that it has not posted")
         return handle
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 Handle = Any
-"""A pending transfer, as `Transport.post` returns it. Only its transport looks inside."""
+"""A pending transfer, as `Transport.post` returns it. Its ``tensors`` are those of the message once it is complete."""
 
 
 Spec = tuple[tuple[int, ...], torch.dtype]
@@ -23,16 +23,18 @@ class Transfer(NamedTuple):
     """One message: the tensors of one stage boundary for one microbatch, to or from one rank.
 
     peer: the other rank, on the pipeline axis.
-    tensors: in the shapes of the boundary's specs.
+    tensors: in the shapes of the boundary's specs; empty for a receive whose tensors the transport makes by ``form``.
     receive: True if ``tensors`` are buffers to fill, False if they are to be sent. Before `wait`, tensors to be sent
         must not change and buffers must not be read.
     communicator: number of the communicator of a program that carries it; -1: that of all other transfers.
+    form: what the tensors have been checked against, or are made by; None for tensors of the caller alone.
     """
 
     peer: int
     receive: bool
     tensors: Tensors
     communicator: int = -1
+    form: MessageForm | None = None
 
 
 class Transport(Protocol):
@@ -44,7 +46,10 @@ class Transport(Protocol):
 
     rank: int
     cooperative: bool
-    """True if `wait` cannot block: the caller must come back later until `ready` is true, and the transfer complete."""
+    """True if `wait` cannot block: the caller must come back later until `ready` is true, and the transfer complete.
+
+    Such a transport makes what is received when it comes; others want buffers from the first.
+    """
 
     def post(self, batch: Sequence[Transfer]) -> list[Handle]:
         """Start all transfers of a batch at once. Returns a handle for each, in order."""
@@ -106,9 +111,9 @@ class MessageForm:
         """
         if len(tensors) != len(self.specs):
             raise MessageMismatch(f"{len(tensors)} tensors to send where the boundary has {len(self.specs)}")
-        for tensor, (shape, dtype) in zip(tensors, self.specs, strict=True):
-            if tensor.shape != shape or tensor.dtype != dtype:
-                position = next(place for place, other in enumerate(tensors) if other is tensor)
+        for position, (shape, dtype) in enumerate(self.specs):
+            tensor = tensors[position]
+            if tensor.shape != shape or tensor.dtype is not dtype:
                 raise MessageMismatch(
                     f"tensor {position} to send is {describe(tensor.shape, tensor.dtype)}, "
                     f"but the boundary says {describe(shape, dtype)}"

@@ -15,8 +15,8 @@ from schedc_runtime.transport.base import Transfer, TransportError
 
 class _Posted(NamedTuple):
     works: list[Any]
-    kept: tuple[Tensor, ...]
-    """The tensors of a send, which must outlive it: gloo sends without a copy."""
+    tensors: tuple[Tensor, ...]
+    """Those of a send must outlive it: gloo sends without a copy."""
 
 
 class Members(NamedTuple):

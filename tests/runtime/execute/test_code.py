@@ -62,8 +62,8 @@ def test_what_a_step_leaves_behind_is_named_until_it_is_reset() -> None:
     state = registers()
     with pytest.raises(LookupError, match="waits for a message that it has not posted"):
         state.posted(0)
-    state.values[0], state.handles[0] = "x", ("handle", ())
-    assert state.posted(0) == ("handle", ())
+    state.values[0], state.handles[0] = "x", "handle"
+    assert state.posted(0) == "handle"
     assert state.leftovers() == ["value 0", "message 0"]
     state.reset()
     assert state.leftovers() == []
