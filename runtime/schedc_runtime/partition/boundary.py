@@ -100,8 +100,15 @@ class Boundary:
         """Whether the values are a plain tuple of tensors, without constants: the usual, fast case."""
         return len(self.tensors) == len(self.entries) and self.tree == pytree.tree_structure((0,) * len(self.tensors))
 
+    @cached_property
+    def _lone(self) -> bool:
+        """Whether the value is one tensor by itself, as the output of most models is."""
+        return self.tree == pytree.tree_structure(0) and len(self.tensors) == 1
+
     def pack(self, values: Any) -> tuple[Tensor, ...]:
         """The tensors of ``values``, in order. Checks their number; the transport checks shapes."""
+        if self._lone and type(values) is Tensor:
+            return (values,)
         leaves = values if self._flat and type(values) is tuple else pytree.tree_leaves(values)
         if len(leaves) != len(self.entries):
             raise BoundaryError(

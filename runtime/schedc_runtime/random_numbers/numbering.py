@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -50,9 +50,9 @@ class Numbering:
         """Whether anything may draw, so that repeated forwards must know where they began."""
         self._stage = stage
 
-    def forward(self, microbatch: int, node: int = -1) -> AbstractContextManager[None]:
-        """Wraps the forward of a microbatch through the stage, or through a node of it."""
-        return _Forward(self, microbatch, node)
+    def forward(self, microbatch: int, node: int = -1) -> NumberedForward:
+        """Begin the forward of a microbatch through the stage, or through a node of it."""
+        return NumberedForward(self, microbatch, node)
 
     def of(self, microbatch: int, node: int) -> Draws:
         ordinals = self.ordinals.get(node)
@@ -64,14 +64,20 @@ class Numbering:
         return draws.key ^ place_key(f"start of stage {self._stage}", node)
 
 
-class _Forward:
-    """The context of `Numbering.forward`. A class: a generator would cost three times as much."""
+class NumberedForward:
+    """A forward that has begun, until `end`, or the end of a context. A generator would cost three times as much."""
 
     __slots__ = ("_draws", "before", "microbatch", "node", "numbering", "session")
 
     def __init__(self, numbering: Numbering, microbatch: int, node: int) -> None:
         self.numbering, self.microbatch, self.node = numbering, microbatch, node
         self._draws: Draws | None = None
+        self.session = numbers = session()
+        if numbers is None:
+            return
+        self.before, numbers.current = numbers.current, self
+        if numbering.draws:
+            numbers.begin(numbering.start(self.draws, node), numbering.devices)
 
     @property
     def draws(self) -> Draws:
@@ -81,14 +87,13 @@ class _Forward:
         return self._draws
 
     def __enter__(self) -> None:
-        self.session = numbers = session()
-        if numbers is None:
-            return
-        self.before, numbers.current = numbers.current, self
-        if self.numbering.draws:
-            numbers.begin(self.numbering.start(self.draws, self.node), self.numbering.devices)
+        return
 
     def __exit__(self, *_: Any) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """The forward is over, or has failed."""
         if self.session is not None:
             self.session.current = self.before
 

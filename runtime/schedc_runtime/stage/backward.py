@@ -32,22 +32,22 @@ class BackwardSteps(StageBase):
         self, microbatch: int, gradients: Sequence[Tensor | None], *, defer: bool
     ) -> tuple[Tensor, ...]:
         """The backward of a stage of one node; gradients in the shapes of both boundaries. See `Stage.backward`."""
-        state = self._states.get(microbatch) or self._state(microbatch)
+        if (record := self._whole.get(microbatch)) is None:
+            raise self._not_forwarded(microbatch)
         if self.offload is not None:
             self._end_offload(microbatch)
-        del self._states[microbatch]
-        record: Any = state.done[0]
-        (leaves,), (edges,) = record.leaves, record.edges
-        if self.loss_fn is not None:
-            edges, gradients = (state.loss,), (state.loss_gradient,)
-        elif len(gradients) != len(edges):
+        del self._whole[microbatch]
+        self._states.pop(microbatch, None)
+        leaves, edges, of_loss, began = record
+        gradients = gradients if of_loss is None else of_loss
+        if len(gradients) != len(edges):
             raise self._gradients_missing(gradients)
         if defer or len(edges) != 1 or edges[0] is None or gradients[0] is None:
             entering = zip(edges, gradients, strict=True)
-            self._differentiate(microbatch, entering, self._late if defer else None, record.began)
+            self._differentiate(microbatch, entering, self._late if defer else None, began)
         else:
             differentiate(edges, gradients)  # type: ignore[arg-type]
-        return tuple([_zeros(leaf) if (grad := leaf.grad) is None else grad for leaf in leaves])
+        return tuple(map(_gradient, leaves))
 
     def _differentiate(
         self,
@@ -213,5 +213,8 @@ class BackwardSteps(StageBase):
         return widths
 
 
-def _zeros(leaf: Tensor | Taken) -> Tensor:
+def _gradient(leaf: Tensor | Taken) -> Tensor:
+    """The gradient of a leaf, of its shape; zeros where none has come."""
+    if (grad := leaf.grad) is not None:
+        return grad
     return leaf.zeros() if isinstance(leaf, Taken) else torch.zeros_like(leaf)

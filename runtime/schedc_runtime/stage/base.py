@@ -31,7 +31,7 @@ from schedc_runtime.segments.captured import CapturedSegments
 from schedc_runtime.segments.fx_trace import Traces
 from schedc_runtime.segments.graph import Communication, Segment, StageGraph, stage_graph
 from schedc_runtime.stage.hooks import has_hooks
-from schedc_runtime.stage.in_flight import MicrobatchState
+from schedc_runtime.stage.in_flight import MicrobatchState, WholeRecord
 from schedc_runtime.stage.offloaded import OffloadedStage
 from schedc_runtime.stage.split import SplitBackward, is_late
 
@@ -70,6 +70,8 @@ class StageBase(OffloadedStage):
         """Sets the random numbers of each forward by name, in a step that numbers them so."""
         self._states: dict[int, MicrobatchState] = {}
         """By number of the slice: what its backward needs."""
+        self._whole: dict[int, WholeRecord] = {}
+        """By microbatch: what the backward of a stage of one node needs, which has no state unless it recomputes."""
         self._input: Boundary
         self._output: Boundary
         self._last_gradient: tuple[Any, Tensor] | None = None
@@ -122,7 +124,7 @@ class StageBase(OffloadedStage):
     @property
     def in_flight(self) -> tuple[int, ...]:
         """Microbatches whose forward has run and whose backward (B or I) has not."""
-        return tuple(sorted({number // self.slices for number in (*self._states, *self.kept)}))
+        return tuple(sorted({number // self.slices for number in (*self._states, *self._whole, *self.kept)}))
 
     @property
     def pending(self) -> tuple[int, ...]:
@@ -260,7 +262,7 @@ class StageBase(OffloadedStage):
 
     def reset(self) -> None:
         """Forget every microbatch in flight, after a step that failed."""
-        for of_microbatches in (self._states, self.kept, self._split.pending, self._waiting):
+        for of_microbatches in (self._states, self._whole, self.kept, self._split.pending, self._waiting):
             of_microbatches.clear()
         self.losses = {}
         self._reset_copies()
@@ -308,11 +310,14 @@ class StageBase(OffloadedStage):
     def _state(self, number: int) -> MicrobatchState:
         """What the backward of a slice needs."""
         if (state := self._states.get(number)) is None:
-            microbatch = number // self.slices
-            if number in self.kept:
-                raise StageError(f"stage {self.index}: the backward of microbatch {microbatch} comes before its R")
-            raise StageError(f"stage {self.index}: microbatch {microbatch} has not been forwarded")
+            raise self._not_forwarded(number)
         return state
+
+    def _not_forwarded(self, number: int) -> StageError:
+        microbatch = number // self.slices
+        if number in self.kept:
+            return StageError(f"stage {self.index}: the backward of microbatch {microbatch} comes before its R")
+        return StageError(f"stage {self.index}: microbatch {microbatch} has not been forwarded")
 
     def _segment(self, node: int) -> Segment:
         segment = self.graph.nodes[node]

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import reduce
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
+from torch.autograd.graph import GradientEdge
 
 from schedc.ir.plan import Level
 from schedc_runtime.errors import StageError
@@ -25,6 +26,7 @@ from schedc_runtime.stage.in_flight import (
     MicrobatchState,
     SegmentRecord,
     Tensors,
+    WholeRecord,
     cut_off,
     not_held,
     own_leaves,
@@ -33,6 +35,16 @@ from schedc_runtime.stage.in_flight import (
 )
 from schedc_runtime.stage.offloaded import KeptInputs
 from schedc_runtime.stage.taken import Taken, let_go
+
+if TYPE_CHECKING:
+    from schedc_runtime.recompute.levels import MicrobatchRecorder
+
+
+class LossEdge(NamedTuple):
+    """Where the gradient of a loss enters its graph, None if nothing needs it; [] that gradient, the loss scale."""
+
+    edge: GradientEdge | None
+    gradient: Tensor
 
 
 class ForwardSteps(StageBase):
@@ -110,18 +122,23 @@ class ForwardSteps(StageBase):
             memory.active or self.offload is not None or (recompute_later and self._memory_with_r.level is Level.NONE)
         ):
             return self.run_recorded(self._begin(number, inputs, target, loss_scale, recompute_later))
-        if number in self._states or number in self.kept:
+        if number in self._whole or number in self.kept:
             raise self._forwarded_again(number)
         began = hook_mark() if self._defers else None
         entered: Any = self._detach(inputs) if trains else inputs
-        state = MicrobatchState(self.graph, self.index, number, {}, target, loss_scale)
-        with self.drawing(number):
+        loss = None
+        # No context wraps this, nor has the microbatch a state: both would take longer than all else here.
+        numbers = None if self.numbering is None else self.numbering.forward(number)
+        try:
             result = self._result_of(entered)
             if self.loss_fn is not None and (trains or target is not None):
-                self._form_loss(state, result)
+                loss = self._form_loss(number, result, target, loss_scale if trains else None)
+        finally:
+            if numbers is not None:
+                numbers.end()
         outputs = self._output.pack(result)
         if trains:
-            self._keep_whole(state, entered, outputs, began)
+            self._keep_whole(number, entered, outputs, loss, began)
         return tuple(map(Tensor.detach, outputs))
 
     def run_recorded(self, state: MicrobatchState) -> Tensors:
@@ -129,6 +146,7 @@ class ForwardSteps(StageBase):
         began = hook_mark() if self._defers else None
         entering: Tensors = state.values.pop(0)
         leaves: Sequence[Tensor | Taken] = entering
+        loss = None
         with self.drawing(state.number):
             with self._recording(state):
                 if state.recorder is not None:
@@ -138,10 +156,10 @@ class ForwardSteps(StageBase):
             if state.recorder is not None:
                 state.recorder.forwarded()
             if self.loss_fn is not None:
-                self._form_loss(state, result)
+                loss = self._form_loss_of(state, result)
         outputs = self._output.pack(result)
         if state.kept is None:
-            self._keep_whole(state, leaves, outputs, began)
+            self._keep_whole(state.number, leaves, outputs, loss, began)
         else:
             self._end_forward(state)
         return tuple([t.detach() for t in outputs])
@@ -155,12 +173,22 @@ class ForwardSteps(StageBase):
             raise
 
     def _keep_whole(
-        self, state: MicrobatchState, leaves: Sequence[Tensor | Taken], outputs: Tensors, began: HookMark | None
+        self,
+        number: int,
+        leaves: Sequence[Tensor | Taken],
+        outputs: Tensors,
+        loss: LossEdge | None,
+        began: HookMark | None,
     ) -> None:
         """Keep what the backward of a stage of one node begins and ends with."""
-        edges = () if self.loss_fn is not None else tuple([edge_of(outputs[i]) for i in self._output.differentiable])
-        state.done[0] = SegmentRecord((tuple([leaves[i] for i in self._input.differentiable]),), (edges,), began)
-        self._states[state.number] = state
+        if len(entered := self._input.differentiable) != len(leaves):
+            leaves = [leaves[position] for position in entered]
+        if loss is not None:
+            self._whole[number] = WholeRecord(leaves, (loss.edge,), (loss.gradient,), began)
+            return
+        if len(left := self._output.differentiable) != len(outputs):
+            outputs = tuple([outputs[position] for position in left])
+        self._whole[number] = WholeRecord(leaves, tuple(map(edge_of, outputs)), None, began)
 
     def _end_forward(self, state: MicrobatchState) -> None:
         """End the forward of a slice that holds its inputs alone, or nothing where gradients are off."""
@@ -245,7 +273,8 @@ class ForwardSteps(StageBase):
         if self.loss_fn is not None and (torch.is_grad_enabled() or first.target is not None):
             result = left[0][0] if at_once else self._joined(first, joined)
             with self.drawing(first.number, len(self.graph.nodes)):
-                self._form_loss(first, result)
+                if (loss := self._form_loss_of(first, result)) is not None:
+                    first.loss, first.loss_gradient = loss
         for state in states:
             self._end_forward(state)
         return joined
@@ -276,21 +305,26 @@ class ForwardSteps(StageBase):
         first.joined = tuple([taken for _, taken in pairs])
         return self._output.unpack([tensor for tensor, _ in pairs])
 
-    def _form_loss(self, state: MicrobatchState, result: Any) -> None:
+    def _form_loss_of(self, state: MicrobatchState, result: Any) -> LossEdge | None:
         """state: that of the first slice. A forward that runs a second time forms the loss without a graph."""
+        scale = state.loss_scale if torch.is_grad_enabled() and state.kept is None else None
+        return self._form_loss(state.number // self.slices, result, state.target, scale, state.recorder)
+
+    def _form_loss(
+        self, microbatch: int, result: Any, target: Any, scale: float | None, recorder: MicrobatchRecorder | None = None
+    ) -> LossEdge | None:
+        """Form the loss of a microbatch. scale: that of its gradient; None: without a graph."""
         assert self.loss_fn is not None
-        trains = torch.is_grad_enabled() and state.kept is None
-        before = torch.is_grad_enabled()
+        trains, before = scale is not None, torch.is_grad_enabled()
         torch._C._set_grad_enabled(
             trains
         )  # a loss may add gradients at once; torch's context takes three times as long
         try:
-            loss = check_loss(self._loss_of(self.loss_fn, result, state.target, state.recorder))
+            loss = check_loss(self._loss_of(self.loss_fn, result, target, recorder))
         finally:
             torch._C._set_grad_enabled(before)
-        self.losses[state.number // self.slices] = loss.detach()
-        if trains:
-            state.loss, state.loss_gradient = edge_of(loss), self._loss_gradient(loss, state.loss_scale)
+        self.losses[microbatch] = loss.detach()
+        return None if scale is None else LossEdge(edge_of(loss), self._loss_gradient(loss, scale))
 
     def _loss_gradient(self, loss: Tensor, scale: float) -> Tensor:
         """[] ``scale`` as the gradient of the loss: the bits that the backward of ``loss * scale`` begins with."""

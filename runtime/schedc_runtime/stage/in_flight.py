@@ -26,11 +26,25 @@ Gradients = tuple[Tensor | None, ...]
 """Gradients of the tensors inside one value, in order; None is zero."""
 
 
-class SegmentRecord(NamedTuple):
-    """What the backward of a segment needs, or of a stage of one node, whose one value has all tensors.
+class WholeRecord(NamedTuple):
+    """What the backward of a stage of one node needs.
 
-    leaves: [values taken] the segment's own leaves, per tensor of the value, of its shape. Of a stage of one node,
-        those of the differentiable inputs. Where a recorder says what is saved, they are not held.
+    leaves: the leaves of the differentiable inputs, of their shapes. Where a recorder says what is saved, they are not
+        held. edges: where gradients enter the graph, per differentiable output; that of the loss, on the last stage.
+    gradients: [edges] the loss scale, on the last stage; None elsewhere. began: as of a `SegmentRecord`.
+    """
+
+    leaves: Sequence[Tensor | Taken]
+    edges: Sequence[GradientEdge | None]
+    gradients: tuple[Tensor] | None
+    began: HookMark | None
+
+
+class SegmentRecord(NamedTuple):
+    """What the backward of a segment needs.
+
+    leaves: [values taken] the segment's own leaves, per tensor of the value, of its shape. Where a recorder says what
+        is saved, they are not held.
     edges: [values made] where gradients enter the segment's graph, per tensor of the value.
     began: when the forward began; None before the first split backward.
     """
