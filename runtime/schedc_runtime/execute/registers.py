@@ -54,7 +54,7 @@ class Registers:
         self.values: list[Any] = [None] * len(self.slot_names)
         """[slots] activations and gradients on their way between instructions."""
         self.handles: list[Any] = [None] * self._handle_count
-        """[handles] of each posted message: the transport's handle, which has its tensors."""
+        """[handles] the transport's handle of each posted message."""
         self.targets: Sequence[Any] = ()
         """[M] what the loss function gets."""
         self.loss_scale = 1.0

@@ -41,7 +41,10 @@ if TYPE_CHECKING:
 
 
 class LossEdge(NamedTuple):
-    """Where the gradient of a loss enters its graph, None if nothing needs it; [] that gradient, the loss scale."""
+    """The start of the backward of a last stage.
+
+    edge: where the gradient of the loss enters its graph; None if nothing needs it. gradient: [] the loss scale.
+    """
 
     edge: GradientEdge | None
     gradient: Tensor

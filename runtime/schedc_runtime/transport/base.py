@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 Handle = Any
-"""A pending transfer, as `Transport.post` returns it. Its ``tensors`` are those of the message once it is complete."""
+"""A pending transfer, as `Transport.post` returns it. A complete transfer's handle has ``tensors``, those of the message."""
 
 
 Spec = tuple[tuple[int, ...], torch.dtype]
@@ -48,7 +48,7 @@ class Transport(Protocol):
     cooperative: bool
     """True if `wait` cannot block: the caller must come back later until `ready` is true, and the transfer complete.
 
-    Such a transport makes what is received when it comes; others want buffers from the first.
+    Such a transport makes the tensors of a receive when they arrive. Other transports want buffers from the first.
     """
 
     def post(self, batch: Sequence[Transfer]) -> list[Handle]:
