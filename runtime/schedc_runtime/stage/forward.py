@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 class LossEdge(NamedTuple):
     """The start of the backward of a last stage.
 
-    edge: where the gradient of the loss enters its graph; None if nothing needs it. gradient: [] the loss scale.
+    edge: where the gradient of the loss enters its graph; None if nothing needs it. gradient: the loss scale, a scalar.
     """
 
     edge: GradientEdge | None

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 Handle = Any
-"""A pending transfer, as `Transport.post` returns it. A complete transfer's handle has ``tensors``, those of the message."""
+"""A pending transfer, as `Transport.post` returns it. Once it is complete, it has the ``tensors`` of the message."""
 
 
 Spec = tuple[tuple[int, ...], torch.dtype]
