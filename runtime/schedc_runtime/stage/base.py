@@ -69,9 +69,8 @@ class StageBase(OffloadedStage):
         self.numbering: Numbering | None = None
         """Sets the random numbers of each forward by name, in a step that numbers them so."""
         self._states: dict[int, MicrobatchState] = {}
-        """By number of the slice: what its backward needs."""
         self._whole: dict[int, WholeRecord] = {}
-        """By microbatch: what the backward of a stage of one node needs, which has no state unless it recomputes."""
+        """What the backward needs, by number of the slice, and of a stage of one node by microbatch."""
         self._input: Boundary
         self._output: Boundary
         self._last_gradient: tuple[Any, Tensor] | None = None
@@ -94,9 +93,8 @@ class StageBase(OffloadedStage):
         if self._recorded is not None:
             self._graphs[self._recorded] = self.graph
         self.captures: CapturedSegments | None = None
-        """The segments whose launches are replayed; None where all are launched as ever."""
         self._fuse: FuseSegment | None = None
-        """What fuses the calls between the modules of a segment; None where the model's own code runs."""
+        """What replays the launches of segments, and what fuses the calls between their modules; None: as they are."""
         self._waiting: dict[int, set[int]] = {}
         """By number of the slice: nodes whose weight gradients wait for other nodes with the same parameter."""
 
