@@ -46,7 +46,7 @@ class KeeperMeeting:
                 run = _run_of(root)
             except (OSError, ValueError) as error:
                 fault = f"{root} cannot be the folder of a run: {error}"
-        told = control.gather("meeting the keeper", [me.machine, str(root), run, token_hex(6), fault])
+        told = control.gather("meeting the keeper", [me.machine, str(root), run, token_hex(6), fault, me.pid])
         if told[0][4]:
             raise RuntimeFault(told[0][4], "give a folder that this user may write, on a disk that all machines share")
         for name, other in zip(control.names, told, strict=True):
@@ -54,6 +54,7 @@ class KeeperMeeting:
                 raise RuntimeFault(f"{control.names[0]} has the folder {told[0][1]}, {name} has {other[1]}", "give one")
         self.attempt, self.run_facts = told[0][3], {"world": len(told), "schedule": program.name}
         self._here = [rank for rank, other in enumerate(told) if other[0] == me.machine]
+        self._pids = {told[rank][5] for rank in self._here}
         self._leads = self._here[0] == control.process
         self.places = Places.of_run(memory, told[0][2])
         if self._leads:
@@ -70,7 +71,7 @@ class KeeperMeeting:
         fault = ""
         if self._leads:
             others = [each for each in self.places.trainers() if not has_ended(each.process)]
-            if strangers := [each for each in others if each.process.pid != self._me.process.pid]:
+            if strangers := [each for each in others if each.process.pid not in self._pids]:
                 fault = (
                     f"{self._root} belongs to a run whose {strangers[0].name} (pid {strangers[0].process.pid}) lives"
                 )
