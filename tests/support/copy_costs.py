@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from schedc_runtime.keeper.places import SHARED_MEMORY, Places
-from schedc_runtime.trainers.image_writer import HeldBox, ImageWriter, state_size
+from schedc_runtime.trainers.box_file import HeldBox
+from schedc_runtime.trainers.image_writer import ImageWriter, state_size
 
 MOST = 1.4
 """Processor time of a copy of a state, in copies of its bytes."""

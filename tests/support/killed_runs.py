@@ -26,7 +26,8 @@ from schedc_runtime.ranks.processes import this_process
 from schedc_runtime.saved.form import step_folder
 from schedc_runtime.saved.read import committed_steps, flaws, newest, open_step
 from schedc_runtime.testing import RankPool
-from schedc_runtime.trainers.image_writer import HeldBox, ImageWriter, state_size
+from schedc_runtime.trainers.box_file import HeldBox
+from schedc_runtime.trainers.image_writer import ImageWriter, state_size
 from support.kept_runs import POINTS
 
 CASE = "support.kept_runs:kept_run"
@@ -195,7 +196,7 @@ def killed_chain(workers: Agent, cases: Sequence[Case], root: Path, whole: str, 
     for case in cases:
         committed, began = max(committed_steps(root), default=-1), _began(root)
         workers.keeper = None if case.keeper is None else partial(_kill_keeper, root, case.keeper)
-        outcomes = workers.outcomes(CASE, timeout=180.0, steps=STEPS, kills=case.kills, **run)
+        outcomes = workers.outcomes(CASE, steps=STEPS, kills=case.kills, **run)
         if not any(getattr(each, "kind", "") == "died" for each in outcomes):
             workers.close()
             return [*failures, f"{case.name}: nobody died: {outcomes}"]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 
 import torch
@@ -12,8 +11,18 @@ from torch import Tensor
 
 from schedc_runtime.checkpoint.stored import InFile, Stored, in_span
 from schedc_runtime.errors import MaterializeError
-from schedc_runtime.saved.form import COMMIT
-from schedc_runtime.saved.read import HeldTensors, Holding, SavedStep, committed_steps, flaws, newest, open_step
+from schedc_runtime.saved.form import COMMIT, PIECE
+from schedc_runtime.saved.read import (
+    HeldTensors,
+    Holding,
+    SavedStep,
+    committed_steps,
+    flaw_in,
+    flaws,
+    newest,
+    open_step,
+)
+from schedc_runtime.saved.safetensors import header_bytes
 
 MODEL = "model."
 """What the names of the model's own tensors begin with; the optimizer's begin otherwise."""
@@ -39,6 +48,31 @@ def saved_step(path: Path) -> SavedStep:
         why = "; ".join(f"step {step}: {reason}" for step, reason in found.left_out)
         raise MaterializeError(f"{path} has no committed step that is whole: {why}", "`schedc checkpoint verify` tells")
     return found.step
+
+
+class FlawedStep(MaterializeError):
+    """A byte that was wanted of a committed step is not as it was written."""
+
+
+class LookedPieces:
+    """The pieces of a step's files that this process has compared with their checksums, each once."""
+
+    def __init__(self, step: SavedStep) -> None:
+        self._step, self._looked = step, dict[Path, set[int]]()
+
+    def look(self, spans: Iterable[tuple[Path, int, int]]) -> None:
+        """Compare all pieces with bytes of ``spans``: files, first bytes and ends. Raises `FlawedStep`."""
+        wanted: dict[Path, set[int]] = {}
+        for path, begin, end in spans:
+            pieces = wanted.setdefault(path, set())
+            if path not in self._looked:
+                pieces.update(range(-(-header_bytes(path) // PIECE)))
+            pieces.update(range(begin // PIECE, -(-end // PIECE)))
+        for path, pieces in wanted.items():
+            looked = self._looked.setdefault(path, set())
+            if (flaw := flaw_in(self._step, path, pieces - looked)) is not None:
+                raise FlawedStep(f"step {self._step.step} is not whole: {flaw}", "load another step")
+            looked |= pieces
 
 
 def stored_in_boxes(tensors: HeldTensors) -> dict[str, InBoxes]:
@@ -90,13 +124,10 @@ class InBoxes:
 
     def read(self, target: Tensor, first: int = 0) -> None:
         """As `Stored.read`, for ``target`` [rows, ...]."""
-        for part in self.parts:
-            if not self.shape:
-                return part.stored.read(target)
+        if not self.shape:
+            return self.parts[0].stored.read(target)
+        for part, low, high in self._parts_of(first, len(target)):
             offset, size = part.offset, part.stored.shape
-            low, high = max(first, offset[0]), min(first + len(target), offset[0] + size[0])
-            if low >= high or not prod(size):
-                continue
             rows = target.narrow(0, low - first, high - low)
             if size[1:] == self.shape[1:]:
                 part.stored.read(rows, low - offset[0])
@@ -107,3 +138,21 @@ class InBoxes:
                 rows = rows.narrow(axis, offset[axis], size[axis])
             rows.copy_(held)
         return None
+
+    def spans(self, first: int, count: int) -> Iterator[tuple[Path, int, int]]:
+        """The bytes that `read` reads for ``count`` rows: file, first byte, and end."""
+        if not self.shape:
+            held = self.parts[0].stored
+            yield Path(held.path), held.offset, held.offset + held.nbytes
+            return
+        for part, low, high in self._parts_of(first, count):
+            row = part.stored.nbytes // part.stored.shape[0]
+            begin = part.stored.offset + (low - part.offset[0]) * row
+            yield Path(part.stored.path), begin, begin + (high - low) * row
+
+    def _parts_of(self, first: int, count: int) -> Iterator[tuple[_BoxInFile, int, int]]:
+        """The boxes with some of the rows, and which rows of the tensor those are."""
+        for part in self.parts:
+            low, high = max(first, part.offset[0]), min(first + count, part.offset[0] + part.stored.shape[0])
+            if low < high and part.stored.nbytes:
+                yield part, low, high

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from schedc_runtime.checkpoint.committed import stored_in_boxes, with_aliases
 from schedc_runtime.checkpoint.opened import open_checkpoint
 from schedc_runtime.checkpoint.stored import TENSOR_TYPES, Stored, reading
 from schedc_runtime.errors import MaterializeError
@@ -21,6 +22,8 @@ from schedc_runtime.saved.read import SavedStep
 from schedc_runtime.saved.safetensors import safetensors_header
 from schedc_runtime.saved.write import whole_file, write_whole
 
+FACTS = "facts"
+"""[bytes] JSON in a DCP checkpoint: what is no tensor."""
 _TYPE_NAMES = {dtype: name for name, dtype in TENSOR_TYPES.items()}
 
 
@@ -38,7 +41,7 @@ def export_model(step: SavedStep, target: Path, form: str, shard: int) -> list[P
         raise MaterializeError(f"{step.folder} has no tensor of a model", "`schedc checkpoint show` lists what it has")
     target.mkdir(parents=True, exist_ok=True)
     if form == "dcp":
-        return _as_dcp({name: _whole(each) for name, each in stored.items()}, target)
+        return _as_dcp(step, target)
     types = {name: _TYPE_NAMES[each.dtype] for name, each in stored.items()}
     shards = list(_shards({name: _bytes(each) for name, each in stored.items()}, shard))
     placed: dict[str, str] = {}
@@ -83,9 +86,15 @@ def _whole(stored: Stored) -> Tensor:
     return value
 
 
-def _as_dcp(values: dict[str, Tensor], target: Path) -> list[Path]:
+def _as_dcp(step: SavedStep, target: Path) -> list[Path]:
+    """All tensors of a step under their names, and what the ranks have said of it as JSON."""
     from torch.distributed.checkpoint.state_dict_saver import save
 
+    ranks = [dict(manifest.facts) for manifest in step.manifests]
+    aliases = (dict(facts.get("aliases", {})) for facts in ranks)
+    values = {name: _whole(each) for name, each in with_aliases(stored_in_boxes(step.tensors), aliases).items()}
+    text = bytearray(json.dumps({"form": 2, "ranks": ranks}).encode())
+    values[FACTS] = torch.frombuffer(text, dtype=torch.uint8)
     with reading(target), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
         save(values, checkpoint_id=target, no_dist=True)

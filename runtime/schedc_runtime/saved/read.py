@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -166,6 +166,17 @@ def flaws(step: SavedStep) -> Iterator[Flaw]:
             yield Flaw(step.folder, error.message)
 
 
+def flaw_in(step: SavedStep, path: Path, pieces: Collection[int]) -> Flaw | None:
+    """The first fault in some pieces of a rank's file. Reads their bytes alone, and the header."""
+    manifest = next(each for each in step.manifests if path == step.folder / rank_file(each.rank, "safetensors"))
+    try:
+        return next(_flawed_pieces(path, manifest, _spans(path, manifest), pieces), None)
+    except MaterializeError as error:
+        return Flaw(path, error.message)
+    except OSError as error:
+        return Flaw(path, str(error))
+
+
 def newest(root: Path) -> Newest:
     """The newest committed step of which every byte is as it was written."""
     left_out = []
@@ -199,11 +210,15 @@ def _spans(path: Path, manifest: Manifest) -> dict[str, FileSpan]:
     return spans
 
 
-def _flawed_pieces(path: Path, manifest: Manifest, spans: dict[str, FileSpan]) -> Iterator[Flaw]:
+def _flawed_pieces(
+    path: Path, manifest: Manifest, spans: dict[str, FileSpan], pieces: Collection[int] | None = None
+) -> Iterator[Flaw]:
+    """The pieces of a file that have changed. pieces: those to look at; by default all."""
     names = {box.key: name for name, tensor in manifest.tensors.items() for box in tensor.boxes}
     with path.open("rb") as file:
-        for piece, expected in enumerate(manifest.crc32):
-            if crc32(file.read(PIECE)) == expected:
+        for piece in range(len(manifest.crc32)) if pieces is None else sorted(pieces):
+            file.seek(piece * PIECE)
+            if crc32(file.read(PIECE)) == manifest.crc32[piece]:
                 continue
             first, last = piece * PIECE, (piece + 1) * PIECE
             held = [names.get(key, key) for key, span in spans.items() if span.begin < last and span.end > first]

@@ -40,6 +40,12 @@ def safetensors_header(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> b
     return len(text).to_bytes(8, "little") + text
 
 
+def header_bytes(path: Path) -> int:
+    """Bytes before the tensors of a safetensors file, whose header has been checked."""
+    with path.open("rb") as file:
+        return 8 + int.from_bytes(file.read(8), "little")
+
+
 def spans_in(path: Path, start: int = 0, size: int = -1) -> dict[str, FileSpan]:
     """The tensors of a safetensors file by name. Reads the header only.
 

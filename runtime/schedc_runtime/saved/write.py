@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, Protocol
 from zlib import crc32
 
 from schedc_runtime.saved.form import (
@@ -27,12 +27,33 @@ from schedc_runtime.saved.form import (
 )
 
 
+class ByteSource(Protocol):
+    """A safetensors file of ``length`` bytes that lies elsewhere."""
+
+    @property
+    def length(self) -> int: ...
+
+    def read(self, begin: int, length: int) -> bytes:
+        """Bytes ``begin`` ..< ``begin + length``, all of which are there."""
+
+
 class ImageBytes(NamedTuple):
-    """A safetensors file inside of another: ``length`` bytes from ``begin`` on of an open file."""
+    """A safetensors file inside of another: ``length`` bytes from ``first`` on of an open file."""
 
     descriptor: int
-    begin: int
+    first: int
     length: int
+
+    def read(self, begin: int, length: int) -> bytes:
+        """As `ByteSource.read`. Raises `OSError` for a file that ends too early."""
+        pieces = []
+        while length:
+            piece = os.pread(self.descriptor, length, self.first + begin)
+            if not piece:
+                raise OSError(f"the source ends {length} bytes too early")
+            pieces.append(piece)
+            begin, length = begin + len(piece), length - len(piece)
+        return b"".join(pieces)
 
 
 def write_rank(
@@ -41,7 +62,7 @@ def write_rank(
     step: int,
     rank: int,
     world: int,
-    source: ImageBytes,
+    source: ByteSource,
     tensors: Mapping[str, TensorInBoxes],
     facts: Mapping[str, Any],
     valid: Callable[[], bool] = lambda: True,
@@ -157,13 +178,13 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _copy(source: ImageBytes, target: Path, valid: Callable[[], bool]) -> list[int] | None:
+def _copy(source: ByteSource, target: Path, valid: Callable[[], bool]) -> list[int] | None:
     """Copy the source piece by piece and bring it to the disk. Returns checksums; None if the source has changed."""
     sums = []
     descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         for begin in range(0, source.length, PIECE):
-            piece = _read(source, begin, min(PIECE, source.length - begin))
+            piece = source.read(begin, min(PIECE, source.length - begin))
             if not valid():
                 return None
             sums.append(crc32(piece))
@@ -174,14 +195,3 @@ def _copy(source: ImageBytes, target: Path, valid: Callable[[], bool]) -> list[i
     finally:
         os.close(descriptor)
     return sums
-
-
-def _read(source: ImageBytes, begin: int, length: int) -> bytes:
-    pieces = []
-    while length:
-        piece = os.pread(source.descriptor, length, source.begin + begin)
-        if not piece:
-            raise OSError(f"the source ends {length} bytes too early")
-        pieces.append(piece)
-        begin, length = begin + len(piece), length - len(piece)
-    return b"".join(pieces)

@@ -140,9 +140,7 @@ class PipelineAccelerator(Accelerator):
 
     @contextmanager
     def _optimizers_hidden(self) -> Iterator[None]:
-        """Accelerate would save the optimizer of one rank for all."""
-        if len(self._optimizers) > 1:
-            raise RuntimeFault(f"{len(self._optimizers)} optimizers on one rank", "use one with groups of parameters")
+        """Accelerate would save the optimizers of one rank for all."""
         self._hidden, self._optimizers = self._optimizers, []
         try:
             yield
@@ -150,14 +148,13 @@ class PipelineAccelerator(Accelerator):
             self._optimizers, self._hidden = self._hidden, []
 
     def _save(self, models: Any, weights: Any, folder: str) -> None:
-        checkpoint.save(Path(folder) / FOLDER, self.pipe, self._optimizer())
+        checkpoint.save(Path(folder) / FOLDER, self.pipe, self._bare())
 
     def _load(self, models: Any, folder: str) -> None:
-        checkpoint.load(Path(folder) / FOLDER, self.pipe, self._optimizer())
+        checkpoint.load(Path(folder) / FOLDER, self.pipe, self._bare())
 
-    def _optimizer(self) -> torch.optim.Optimizer | None:
-        optimizer: torch.optim.Optimizer | None = self._hidden[0].optimizer if self._hidden else None
-        return optimizer
+    def _bare(self) -> list[torch.optim.Optimizer]:
+        return [each.optimizer for each in self._hidden]
 
 
 class _StepsOfReplicas(AcceleratedScheduler):

@@ -1,10 +1,9 @@
-"""Saves a pipeline with its optimizer as one DCP checkpoint, and loads it at any number of ranks.
+"""Saves a pipeline with its optimizers in a folder of its own, and loads it at any number of ranks.
 
-    model.<name>                a parameter or buffer, whole; experts and shards come from several ranks
-    optimizer.<name>.<slot>     what the optimizer keeps for a parameter
-    facts                       [bytes] JSON: steps, the optimizer's options, hot experts, and what a trainer adds
+    runs/last/step-00000100/    a committed step, as `Checkpoints` writes them
 
-All of it is tensors: nothing is pickled but DCP's own metadata. A checkpoint becomes visible in one rename.
+`load` also reads folders of torch's distributed checkpoints (DCP): exports by `schedc checkpoint export --to dcp`, and
+older checkpoints without checksums. A checkpoint becomes visible in one rename.
 """
 
 from __future__ import annotations
@@ -14,204 +13,165 @@ import io
 import json
 import os
 import shutil
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from secrets import token_hex
+from typing import Any
 
 import torch
-from torch.distributed.checkpoint import state_dict_saver
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from torch.optim import Optimizer
 
+from schedc_runtime.checkpoint.committed import LookedPieces, stored_in_boxes
 from schedc_runtime.checkpoint.distributed import METADATA, stored_as_written
+from schedc_runtime.checkpoint.exported import FACTS
 from schedc_runtime.checkpoint.stored import Stored, reading
-from schedc_runtime.data_parallel.shards_in_process import InProcessSharding
-from schedc_runtime.errors import MaterializeError, RuntimeFault
+from schedc_runtime.errors import MaterializeError
 from schedc_runtime.pipeline.build.assembly import Assembly
 from schedc_runtime.pipeline.build.materialize import check_materialized
 from schedc_runtime.pipeline.pipeline import Pipeline
-from schedc_runtime.trainers.held_state import StatePart, as_written, check_model, model_parts, named_once, read_part
-from schedc_runtime.trainers.optimizer_state import (
-    OptimizerFacts,
-    empty_slots,
-    fill_optimizer,
-    group_options,
-    optimizer_facts,
-    optimizer_parts,
-)
+from schedc_runtime.saved.form import step_folder, tensor_of
+from schedc_runtime.saved.read import committed_steps, open_step
+from schedc_runtime.saved.write import commit, write_rank
+from schedc_runtime.trainers.box_file import BoxBytes, FileLayout
+from schedc_runtime.trainers.further_states import packed, unpacked
+from schedc_runtime.trainers.held_state import model_parts
+from schedc_runtime.trainers.optimizer_state import Optimizers
+from schedc_runtime.trainers.run_state import KeptTensors, aliases_of, load_run_state, on_all_ranks, run_state
 
-_FACTS = "facts"
-_FORM = 1
-"""Version of the facts. Another version is refused."""
+_EXTRA = "extra"
 _KINDS = {"form": int, "steps": int, "hot": dict, "optimizer": list, "extra": dict}
-"""Types of the facts."""
+"""Types of the facts of a checkpoint without checksums."""
 
 
 def save(
     folder: str | os.PathLike[str],
     pipe: Pipeline,
-    optimizer: Optimizer | None = None,
+    optimizer: Optimizers = None,
     extra: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write the state of the pipeline and of its optimizer into ``folder``. A collective of all ranks, between steps.
+    """Write the state of the pipeline and of its optimizers into ``folder``. A collective of all ranks, between steps.
 
-    optimizer: this rank's; None on a rank without parameters, or on all ranks to save the model alone. extra: JSON, the
-    same on all ranks, which `load` returns. A folder of that name is replaced when the new one is complete.
+    optimizer: this rank's; None on a rank without parameters, or on all ranks to save the model alone. extra: tensors,
+    plain values and containers of these, which `load` returns. A folder of that name is replaced when the new one is
+    complete.
 
-    Raises the same `RuntimeFault` on every rank for a state that a checkpoint cannot hold.
+    Raises the same `RuntimeFault` on every rank for a state that a checkpoint cannot hold, or for a disk that refuses.
     """
     assembly, path = pipe._assembly, Path(folder)
     check_materialized(assembly)
     partial = path.with_name(f"{path.name}.partial")
-    first = assembly.network.process == 0
-    if first:
-        shutil.rmtree(partial, ignore_errors=True)
-    state, mine = _prepared(assembly, optimizer)
-    with assembly.guard("saving a checkpoint"):
-        everyone = assembly.guard.control.gather("saving a checkpoint", mine)
-    _refuse(everyone)
-    optimizers = OptimizerFacts.together(OptimizerFacts(*rank) for rank in everyone)
-    facts = {"form": _FORM, "steps": pipe.steps, "hot": pipe.hot_state(), "optimizer": optimizers, "extra": extra or {}}
-    state[_FACTS] = torch.frombuffer(bytearray(json.dumps(facts).encode()), dtype=torch.uint8)
-    with assembly.guard("saving a checkpoint"):
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is disabled")
-            state_dict_saver.save(
-                state,
-                storage_writer=FileSystemWriter(partial),
-                process_group=assembly.settings.group,
-                no_dist=assembly.network.in_process,
-            )
-        if first:
+    rank, world, what = assembly.network.process, len(assembly.guard.control.names), "saving a checkpoint"
+    further = {"states": {_EXTRA: dict(extra or {})}, "generators": {}}
+
+    def begin() -> str:
+        if rank == 0:
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+        return token_hex(6)
+
+    def write() -> None:
+        state = run_state(pipe, optimizer, further)
+        layout = FileLayout.of(state.boxes)
+        tensors = {name: tensor_of(name, entry) for name, entry in layout.entries.items()}
+        write_rank(partial, attempts[0], pipe.steps, rank, world, BoxBytes(state.boxes, layout), tensors, state.facts)
+
+    def end() -> None:
+        if rank == 0:
+            commit(partial, attempts[0], pipe.steps, world, {"world": world, "schedule": pipe.program.name})
             _replace(partial, path)
-        assembly.guard.control.gather("saving a checkpoint", None)
+
+    _, attempts = on_all_ranks(assembly, what, begin, lambda attempt: attempt)
+    on_all_ranks(assembly, what, write)
+    on_all_ranks(assembly, what, end)
 
 
-def load(folder: str | os.PathLike[str], pipe: Pipeline, optimizer: Optimizer | None = None) -> dict[str, Any]:
-    """Give the pipeline, and its optimizer, the state of a checkpoint of `save`. A collective, between steps.
+def load(
+    folder: str | os.PathLike[str], pipe: Pipeline, optimizer: Optimizers = None, groups: str | None = None
+) -> dict[str, Any]:
+    """Give the pipeline, and its optimizers, the state of a checkpoint of `save`. A collective, between steps.
 
-    The schedule and the numbers of ranks and replicas may be others than those of the run that saved it. Returns the
-    ``extra`` of `save`. Raises the same `MaterializeError` on every rank, before anything has changed, for a folder
-    that is no such checkpoint, or of another model.
+    The schedule and the numbers of ranks and replicas may be others than those of the run that saved it. groups:
+    ``"saved"`` for optimizers that take the groups of the run. Returns the ``extra`` of `save`.
+
+    Raises the same `MaterializeError` on every rank for a folder that is no such checkpoint, has a flaw, or is of
+    another model. Nothing has changed then.
     """
-    assembly = pipe._assembly
+    assembly, extra = pipe._assembly, _Extra()
     check_materialized(assembly)
-    plan = _planned(Path(folder), assembly, optimizer)
-    with assembly.guard("loading a checkpoint"):
-        everyone = assembly.guard.control.gather("loading a checkpoint", plan if isinstance(plan, str) else [])
-    _refuse(everyone)
-    assert isinstance(plan, _Plan)
-    with assembly.guard("loading a checkpoint"):
-        slots = [part for own in plan.slots.values() for part in own.values()]
-        for part in [*plan.parts, *slots]:
-            read_part(part, plan.stored[part.key])
-        if optimizer is not None:
-            fill_optimizer(optimizer, plan.once, plan.options, plan.numbers, plan.slots)
-        assembly.weights.loaded()
-    pipe.steps = plan.facts["steps"]
-    if plan.facts["hot"]:
-        pipe.load_hot_state(plan.facts["hot"])
-    return dict(plan.facts["extra"])
+    kept, _ = on_all_ranks(assembly, "loading a checkpoint", lambda: _kept(Path(folder), assembly))
+    load_run_state(pipe, optimizer, {_EXTRA: extra}, kept, groups)
+    return extra.value
 
 
 def extra_of(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """The ``extra`` of a checkpoint alone, read by this rank alone. Raises `MaterializeError` as `load`."""
-    return dict(_facts(Path(folder), _opened(Path(folder)))["extra"])
+    kept = _kept(Path(folder), None)
+    with reading(Path(folder), _EXTRA):
+        return dict(unpacked(kept.facts[0]["states"], kept.whole)["states"][_EXTRA])
 
 
-def packed_state(value: Any) -> str:
-    """What `torch.save` writes for ``value``, as text for ``extra``."""
-    buffer = io.BytesIO()
-    torch.save(value, buffer)
-    return base64.b64encode(buffer.getvalue()).decode()
+def state_in(extra: Mapping[str, Any], name: str) -> Any:
+    """A state in the ``extra`` of a checkpoint. Older checkpoints have it as a text that `torch.save` wrote.
 
-
-def unpacked_state(text: str) -> Any:
-    """The value of `packed_state`: tensors, containers and plain values alone. Raises `MaterializeError` for others."""
+    Raises `MaterializeError` for such a text with more than tensors, containers and plain values.
+    """
+    if not isinstance(state := extra[name], str):
+        return state
     try:
-        return torch.load(io.BytesIO(base64.b64decode(text)), weights_only=True)
+        return torch.load(io.BytesIO(base64.b64decode(state)), weights_only=True)
     except Exception:  # whatever torch says of a broken file, and its advice to read it unchecked
         raise MaterializeError(
             "the checkpoint has a trainer's state that is more than tensors and plain values", "save it again"
         ) from None
 
 
-class _Plan(NamedTuple):
-    """What a rank will read.
+class _Extra:
+    """Takes the ``extra`` of a checkpoint."""
 
-    slots: memory for the optimizer's tensors, by number of the parameter and slot. options: [groups] of the optimizer.
-    numbers: what of the optimizer's state is no tensor, by parameter.
+    value: dict[str, Any]
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.value = dict(state)
+
+
+def _kept(path: Path, assembly: Assembly | None) -> KeptTensors:
+    """The state in a folder. A run that was killed while it replaced a checkpoint has left the previous one.
+
+    assembly: of the pipeline, which says what an older form leaves out.
     """
-
-    stored: dict[str, Stored]
-    facts: dict[str, Any]
-    parts: list[StatePart]
-    once: dict[int, StatePart]
-    slots: dict[int, dict[str, StatePart]]
-    options: list[dict[str, Any]]
-    numbers: dict[str, dict[str, Any]]
-
-
-def _prepared(assembly: Assembly, optimizer: Optimizer | None) -> tuple[dict[str, Any], list[Any] | str]:
-    """What this rank writes, and the facts that it tells the others; a text if it cannot."""
-    try:
-        if isinstance(assembly.shards, InProcessSharding):
-            raise RuntimeFault("shards of several ranks in one process are not saved", "run a process per rank")
-        parts = list(model_parts(assembly))
-        written = [part._replace(key=f"model.{part.key}") for part in parts]
-        facts = OptimizerFacts([], {}, {})
-        if optimizer is not None:
-            once = named_once(assembly, parts)
-            facts = optimizer_facts(optimizer, once)
-            written += optimizer_parts(optimizer, once)
-        return dict(as_written(written)), list(facts)
-    except RuntimeFault as fault:
-        return {}, _told(fault)
-
-
-def _planned(path: Path, assembly: Assembly, optimizer: Optimizer | None) -> _Plan | str:
-    """What this rank reads of a checkpoint; a text if it cannot."""
-    try:
-        stored = _opened(path)
-        facts = _facts(path, stored)
-        parts = [part._replace(key=f"model.{part.key}") for part in model_parts(assembly)]
-        check_model(str(path), "load it into the same model", assembly, stored, parts)
-        once = named_once(assembly, model_parts(assembly))
-        if optimizer is None:
-            return _Plan(stored, facts, parts, once, {}, [], {})
-        held = OptimizerFacts(*facts["optimizer"])
-        if not held.options:
-            raise MaterializeError(f"{path} has no optimizer", "load it without one")
-        with reading(path / METADATA, _FACTS):
-            options = group_options(optimizer, once, held)
-        return _Plan(stored, facts, parts, once, empty_slots(optimizer, once, stored), options, held.numbers)
-    except RuntimeFault as fault:
-        return _told(fault)
-
-
-def _opened(path: Path) -> dict[str, Stored]:
-    """The tensors of a complete checkpoint. A run that was killed while it replaced one has left the previous one."""
     if not path.exists() and _previous(path).exists():
         path = _previous(path)
-    if not (path / METADATA).is_file():
+    if (path / METADATA).is_file():
+        stored = stored_as_written(path)
+        return KeptTensors(stored, _facts_of_dcp(path, stored, assembly))
+    steps = committed_steps(path)
+    if not steps:
         raise MaterializeError(f"{path} is no complete checkpoint", "give a folder that `save` has written")
-    return stored_as_written(path)
+    step = open_step(step_folder(path, steps[-1]))
+    return KeptTensors(
+        stored_in_boxes(step.tensors), [dict(manifest.facts) for manifest in step.manifests], LookedPieces(step)
+    )
 
 
-def _facts(path: Path, stored: Mapping[str, Stored]) -> dict[str, Any]:
-    if _FACTS not in stored:
+def _facts_of_dcp(path: Path, stored: Mapping[str, Stored], assembly: Assembly | None) -> list[dict[str, Any]]:
+    """[ranks] the facts that a DCP checkpoint has beside its tensors."""
+    if FACTS not in stored:
         raise MaterializeError(f"{path} was not written by `save`", "materialize(checkpoint=...) reads its model alone")
-    with reading(path / METADATA, _FACTS):
-        raw = torch.empty(stored[_FACTS].shape, dtype=torch.uint8)
-        stored[_FACTS].read(raw)
+    with reading(path / METADATA, FACTS):
+        raw = torch.empty(stored[FACTS].shape, dtype=torch.uint8)
+        stored[FACTS].read(raw)
         facts: dict[str, Any] = json.loads(raw.numpy().tobytes())
-        if facts["form"] != _FORM:
-            raise ValueError(f"form {facts['form']} in place of {_FORM}")
+        if facts["form"] == 2 and isinstance(facts["ranks"], list) and facts["ranks"]:
+            return list(facts["ranks"])
         kinds = [type(each) for each in facts["optimizer"]]
-        if {name: type(facts[name]) for name in _KINDS} != _KINDS or kinds != [list, dict, dict]:
-            raise ValueError("it is none that `save` writes")
-    return facts
+        if {name: type(facts[name]) for name in _KINDS} != _KINDS or kinds != [list, dict, dict] or facts["form"] != 1:
+            raise ValueError("its entries are not those of a checkpoint")
+        states = {"states": {_EXTRA: facts[_EXTRA]}, "generators": {}}
+        seed, aliases = 0, dict[str, str]()
+        if assembly is not None:
+            seed, aliases = assembly.settings.seed, aliases_of(assembly, [*model_parts(assembly)])
+        own = {name: facts[name] for name in ("steps", "optimizer", "hot")}
+        own |= {"seed": seed, "replica": 0, "aliases": aliases, "states": packed(states, lambda _: "", _EXTRA)}
+        return [own]
 
 
 def _replace(partial: Path, path: Path) -> None:
@@ -226,14 +186,3 @@ def _replace(partial: Path, path: Path) -> None:
 
 def _previous(path: Path) -> Path:
     return path.with_name(f"{path.name}.previous")
-
-
-def _told(fault: RuntimeFault) -> str:
-    return f"{fault.message}\n{fault.help}"
-
-
-def _refuse(everyone: list[Any]) -> None:
-    """Raise the fault of the first rank that has one, on every rank alike."""
-    for each in everyone:
-        if isinstance(each, str):
-            raise MaterializeError(*each.rsplit("\n", 1))

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
-from torch.optim import Optimizer
 
+from schedc_runtime.checkpoint.committed import FlawedStep
 from schedc_runtime.errors import MaterializeError, NonFiniteLoss, RuntimeFault, WrongBits
 from schedc_runtime.keeper.places import Places
 from schedc_runtime.keeper.start import KeeperMeeting
@@ -31,8 +31,16 @@ from schedc_runtime.pipeline.step.call import Auditor
 from schedc_runtime.ranks.processes import has_ended
 from schedc_runtime.saved.form import COMMIT, step_folder
 from schedc_runtime.trainers.image_writer import ImageWriter, state_size
-from schedc_runtime.trainers.kept_states import newest_kept, set_aside
-from schedc_runtime.trainers.run_state import RunState, further_states, load_run_state, run_state, slot_bytes
+from schedc_runtime.trainers.kept_states import kept_states, set_aside
+from schedc_runtime.trainers.optimizer_state import Optimizers
+from schedc_runtime.trainers.run_state import (
+    RunState,
+    further_states,
+    load_run_state,
+    on_all_ranks,
+    run_state,
+    slot_bytes,
+)
 from schedc_runtime.trainers.unproved import drop_unproved, mark_unproved, obey_mark, proved_state
 
 _LOOK = 0.02
@@ -49,11 +57,12 @@ class Checkpoints:
     """The states of one run. All ranks make it alike, behind `Pipeline` and before the first step.
 
     root: folder of the run on disk, the same on all ranks. A run has one folder to itself.
-    optimizer: the one of this process, or None on a rank without parameters.
+    optimizer: those of this process: one, several of other parameters each, or None on a rank without parameters.
     every: updates between states in memory. durable: updates between states on disk, a multiple of ``every``.
     keep: number of states that stay on disk.
     memory: folder of the images; by default shared memory, ``/dev/shm``.
     audit: an `Audit` for the pipeline. Copies of a stage and replicas are then compared at every state.
+    groups: ``"saved"`` for optimizers that take the groups of parameters that the run had, whatever they are given.
     states: what else takes part, by name: anything with ``state_dict`` and ``load_state_dict``, such as a loader, which
         knows its own position, a schedule of learning rates, or a gradient scaler.
     """
@@ -62,19 +71,20 @@ class Checkpoints:
         self,
         root: str | os.PathLike[str],
         pipe: Pipeline,
-        optimizer: Optimizer | None = None,
+        optimizer: Optimizers = None,
         *,
         every: int = 1,
         durable: int = 50,
         keep: int = 2,
         memory: str | os.PathLike[str] | None = None,
         audit: Auditor | None = None,
+        groups: str | None = None,
         **states: Any,
     ) -> None:
-        _check(every, durable, keep, states)
+        _check(every, durable, keep, groups, states)
         check_materialized(pipe._assembly)
         self.root, self.pipe, self.optimizer, self.states = Path(root).absolute(), pipe, optimizer, states
-        self._given = Path(root)
+        self._given, self._groups = Path(root), groups
         self.every, self.durable = every, durable
         self.step = 0
         """Number of updates so far."""
@@ -89,11 +99,12 @@ class Checkpoints:
         self._common: int | None = None
         self._further = further_states(states)
         assembly = pipe._assembly
-        with assembly.guard("preparing checkpoints"):
+        with assembly.guard("meeting the keeper"):
             self._meeting = KeeperMeeting(
                 assembly.guard.control, self.root, None if memory is None else Path(memory), pipe.program, keep
             )
-            self._agreed(self._prepare)
+        on_all_ranks(assembly, "preparing checkpoints", self._prepare)
+        with assembly.guard("meeting the keeper"):
             self._meeting.start()
         if audit is not None:
             audit.watch(pipe)
@@ -112,14 +123,21 @@ class Checkpoints:
         another model, optimizer or seed.
         """
         assembly, control = self.pipe._assembly, self._meeting.control
-        with assembly.guard("looking for a state to go on from"):
-            spoilt = obey_mark(self.root, self._meeting.attempt) if control.process == 0 else []
-            kept = newest_kept(control, self.places, self.root)
+        states = kept_states(control, self.places, self.root)
+        spoilt: list[str] = []
+        while True:
+            with assembly.guard("looking for a state to go on from"):
+                spoilt += obey_mark(self.root, self._meeting.attempt) if control.process == 0 else []
+                kept = next(states)
+            try:
+                if kept.step is not None:
+                    load_run_state(self.pipe, self.optimizer, self.states, kept.state, self._groups)
+                    self.step = self._on_disk = kept.step
+                break
+            except FlawedStep as flaw:
+                kept.left_out.append(f"step {kept.step:,} on disk: {flaw.message}")
         if kept.step is None and self.step:
             raise MaterializeError("no state of the run is proved to be right", "start the run anew")
-        if kept.step is not None:
-            load_run_state(self.pipe, self.optimizer, self.states, kept.tensors, kept.facts)
-            self.step = self._on_disk = kept.step
         with assembly.guard("setting aside what is newer"):
             for image in self._writer.images:
                 header = image.header()
@@ -191,7 +209,7 @@ class Checkpoints:
     def _prepare(self) -> None:
         """Make the images of this rank."""
         boxes = run_state(self.pipe, self.optimizer, self._further).boxes
-        size = state_size(boxes) + slot_bytes(self.optimizer, boxes)
+        size = state_size(boxes) + slot_bytes(self.optimizer)
         self._writer = ImageWriter(self._meeting.places, self._meeting.control.process, size)
 
     def _state(self) -> RunState:
@@ -279,19 +297,6 @@ class Checkpoints:
             if not hasattr(sys, "last_type"):
                 self._meeting.leave()
 
-    def _agreed(self, prepare: Any) -> None:
-        """Do something on every rank, and raise the first rank's error on all alike."""
-        text = None
-        try:
-            prepare()
-        except RuntimeFault as fault:
-            text = f"{fault.message}\n{fault.help}"
-        control = self._meeting.control
-        for name, answer in zip(control.names, control.gather("preparing checkpoints", text), strict=True):
-            if answer is not None:
-                message, _, remedy = answer.rpartition("\n")
-                raise MaterializeError(f"{name}: {message}", remedy)
-
     def _costs(self) -> list[str]:
         """What keeping costs, in words."""
         size, memory = self._writer.bytes / 1e9, self.places.folder.parent
@@ -300,13 +305,15 @@ class Checkpoints:
         return [f"  each rank keeps 2 x {size / 2:.3f} GB in {memory}; {keeper} and sends nothing over the network"]
 
 
-def _check(every: int, durable: int, keep: int, states: dict[str, Any]) -> None:
+def _check(every: int, durable: int, keep: int, groups: str | None, states: dict[str, Any]) -> None:
     """Raise `RuntimeFault` for arguments that cannot be."""
     if every < 1 or durable < 1 or durable % every or keep < 1:
         raise RuntimeFault(
             f"every={every}, durable={durable}, keep={keep}",
             "give numbers from 1 on; `durable` is a multiple of `every`: what goes to disk is copied to memory first",
         )
+    if groups not in (None, "saved"):
+        raise RuntimeFault(f"groups={groups!r}", 'give groups="saved", or leave it out')
     for name, each in states.items():
         if name in _NOT_YET:
             raise RuntimeFault(f"Checkpoints({name}=...) cannot be given", _NOT_YET[name])

@@ -1,4 +1,4 @@
-"""The state that lies on this rank, as torch's distributed checkpoints (DCP) write it: whole tensors, and rows of some.
+"""The state that lies on this rank: whole tensors, rows of some, and shards of DTensors.
 
 A checkpoint has one tensor for each name of the model. Experts of an expert group are rows of one tensor, of which each
 rank writes and reads its own. So a checkpoint does not depend on the number of ranks.
@@ -7,12 +7,10 @@ rank writes and reads its own. So a checkpoint does not depend on the number of 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
-from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
@@ -47,46 +45,6 @@ class StatePart(NamedTuple):
         return StatePart(key, tensor, torch.Size((self.shape[0], *tensor.shape[1:])), self.first)
 
 
-class TensorRows(Tensor):
-    """TensorRows of a tensor whose other rows lie elsewhere, in the form that DCP asks for. It only takes tensors.
-
-    shape: the whole tensor's. parts: (first row, rows [n, ...]).
-    """
-
-    parts: dict[int, Tensor]
-
-    @staticmethod
-    def __new__(cls, shape: torch.Size, parts: dict[int, Tensor]) -> TensorRows:
-        one = next(iter(parts.values()))
-        rows: TensorRows = Tensor._make_wrapper_subclass(cls, shape, dtype=one.dtype, device=one.device)
-        rows.parts = parts
-        return rows
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        if func is torch.ops.aten.detach.default:
-            return cls(args[0].shape, args[0].parts)
-        raise NotImplementedError(f"{func} of rows of a checkpoint")
-
-    def __create_write_items__(self, name: str, _: Any) -> list[WriteItem]:
-        return [
-            WriteItem(
-                MetadataIndex(name, chunk.offsets),
-                WriteItemType.SHARD,
-                tensor_data=TensorWriteData(chunk, TensorProperties.create_from_tensor(rows), self.shape),
-            )
-            for chunk, rows in zip(self.__create_chunk_list__(), self.parts.values(), strict=True)
-        ]
-
-    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
-        zeros = (0,) * (self.dim() - 1)
-        return [ChunkStorageMetadata(torch.Size((first, *zeros)), rows.shape) for first, rows in self.parts.items()]
-
-    def __get_tensor_shard__(self, index: MetadataIndex) -> Tensor:
-        assert index.offset is not None
-        return self.parts[index.offset[0]]
-
-
 def model_parts(assembly: Assembly) -> Iterator[StatePart]:
     """Parameters and buffers of the stages here. In one process, a name of several replicas comes several times.
 
@@ -110,14 +68,6 @@ def named_once(assembly: Assembly, parts: Iterable[StatePart]) -> dict[int, Stat
     return once
 
 
-def as_written(parts: Iterable[StatePart]) -> dict[str, Tensor]:
-    """What DCP writes or fills for ``parts``: the first copy of a tensor that is here several times."""
-    by_key: dict[str, list[StatePart]] = {}
-    for part in parts:
-        by_key.setdefault(part.key, []).append(part)
-    return {key: _joined(same) for key, same in by_key.items()}
-
-
 def check_model(
     source: str, remedy: str, assembly: Assembly, stored: Mapping[str, Stored], parts: Iterable[StatePart]
 ) -> None:
@@ -139,20 +89,29 @@ def check_model(
 
 def read_part(part: StatePart, stored: Stored) -> None:
     """Fill the tensor of a part, which may be the shard of a DTensor, from the checkpoint."""
-    tensor, first = part.tensor.detach(), part.first or 0
+    tensor, offset = local_box(part)
+    if not tensor.numel():
+        return None
+    if tensor.shape[1:] == part.shape[1:]:
+        return stored.read(tensor, *offset[:1])
+    rows = torch.empty((len(tensor), *part.shape[1:]), dtype=tensor.dtype)
+    stored.read(rows, offset[0])
+    for axis in range(1, tensor.dim()):
+        rows = rows.narrow(axis, offset[axis], tensor.shape[axis])
+    tensor.copy_(rows)
+    return None
+
+
+def rows_of(part: StatePart) -> tuple[int, int]:
+    """The first row that `read_part` reads, and their number; 0 rows for an empty shard."""
+    tensor, offset = local_box(part)
+    return (offset[0], len(tensor) if tensor.numel() else 0) if tensor.dim() else (0, 1)
+
+
+def local_box(part: StatePart) -> tuple[Tensor, tuple[int, ...]]:
+    """The tensor [...] of a part that lies here, and where it begins in the whole tensor, by dimension."""
+    tensor = part.tensor.detach()
     if isinstance(tensor, DTensor):
-        (first, *columns) = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)[
-            1
-        ] or (0,)
-        if any(columns):
-            raise RuntimeFault(f"`{part.key}` is sharded along other dimensions than the first", "shard rows")
-        tensor = tensor.to_local()
-    if tensor.numel():
-        stored.read(tensor, first)
-
-
-def _joined(same: list[StatePart]) -> Tensor:
-    part = same[0]
-    if part.first is None:
-        return part.tensor.detach()
-    return TensorRows(part.shape, {each.first or 0: each.tensor.detach() for each in reversed(same)})
+        _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+        return tensor.to_local(), tuple(offset) or (0,) * tensor.dim()
+    return tensor, (part.first or 0, *(0,) * (tensor.dim() - 1))[: tensor.dim()]

@@ -154,7 +154,7 @@ class PipelineTrainer(Trainer):
             super()._save(output_dir, whole)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        extra = {"step": self.state.global_step, _SCHEDULER: checkpoint.packed_state(self.lr_scheduler.state_dict())}
+        extra = {"step": self.state.global_step, _SCHEDULER: self.lr_scheduler.state_dict()}
         checkpoint.save(Path(output_dir) / FOLDER, self.pipe, _bare(self.optimizer), extra)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
@@ -170,7 +170,7 @@ class PipelineTrainer(Trainer):
                 f" {self.state.global_step}: the run was stopped while it saved",
                 "resume from the checkpoint before it",
             )
-        self.lr_scheduler.load_state_dict(checkpoint.unpacked_state(extra[_SCHEDULER]))
+        self.lr_scheduler.load_state_dict(checkpoint.state_in(extra, _SCHEDULER))
 
     def _load_best_model(self) -> None:
         steps = self.pipe.steps

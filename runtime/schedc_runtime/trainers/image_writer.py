@@ -10,24 +10,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from schedc_runtime.checkpoint.stored import TENSOR_TYPES
-from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.keeper.images import TENSORS, Image
 from schedc_runtime.keeper.places import Places
-from schedc_runtime.saved.safetensors import safetensors_header
+from schedc_runtime.trainers.box_file import FileLayout, HeldBox
 
-_NAMES = {dtype: name for name, dtype in TENSOR_TYPES.items()}
 _SPARE = 1 << 20
 """Bytes beyond what a state takes now: a description grows with the states of loaders."""
-
-
-class HeldBox(NamedTuple):
-    """A tensor [...] of this rank, as a box of the tensor ``name`` with the whole ``shape``. offset: by dimension."""
-
-    name: str
-    tensor: Tensor
-    shape: tuple[int, ...]
-    offset: tuple[int, ...]
 
 
 class _Layout(NamedTuple):
@@ -105,10 +93,7 @@ class ImageWriter:
         layout = self._layouts[number]
         if layout is not None and layout.key == key:
             return layout
-        order = sorted(range(len(boxes)), key=lambda each: -boxes[each].tensor.dtype.itemsize)
-        keys, entries = _entries(boxes)
-        listed = [(keys[each], _type_name(boxes[each]), tuple(boxes[each].tensor.shape)) for each in order]
-        header = safetensors_header(listed)
+        header, order, entries = FileLayout.of(boxes)
         tensors = len(header) + sum(boxes[each].tensor.nbytes for each in order)
         if TENSORS + tensors > self.images[number].size:
             self._grow(number, TENSORS + tensors)
@@ -129,23 +114,6 @@ class ImageWriter:
 def state_size(boxes: Sequence[HeldBox]) -> int:
     """Bytes of an image of these boxes, with a description as long as is usual."""
     return TENSORS + sum(box.tensor.nbytes + 512 for box in boxes)
-
-
-def _entries(boxes: Sequence[HeldBox]) -> tuple[list[str], dict[str, Any]]:
-    """[boxes] their keys in the file, and by name the entry of a manifest."""
-    keys, entries = [], dict[str, Any]()
-    for box in boxes:
-        entry = entries.setdefault(box.name, {"dtype": _type_name(box), "shape": list(box.shape), "boxes": []})
-        key = f"{box.name}#{len(entry['boxes'])}" if entry["boxes"] else box.name
-        entry["boxes"].append({"key": key, "offset": list(box.offset), "size": list(box.tensor.shape)})
-        keys.append(key)
-    return keys, entries
-
-
-def _type_name(box: HeldBox) -> str:
-    if box.tensor.dtype not in _NAMES:
-        raise RuntimeFault(f"`{box.name}` is of the type {box.tensor.dtype}, which no checkpoint holds", "convert it")
-    return _NAMES[box.tensor.dtype]
 
 
 def _text(facts: Mapping[str, Any], entries: Mapping[str, Any]) -> bytes:

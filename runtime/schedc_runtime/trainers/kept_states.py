@@ -1,33 +1,32 @@
-"""Finds the newest state of a run that all ranks have kept: in memory, or else on disk."""
+"""Finds the states of a run that all ranks have kept, in memory and on disk."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from schedc_runtime.checkpoint.committed import stored_in_boxes
-from schedc_runtime.checkpoint.stored import Stored
+from schedc_runtime.checkpoint.committed import LookedPieces, stored_in_boxes
 from schedc_runtime.errors import MaterializeError
 from schedc_runtime.keeper.flush import described_tensors, held_steps
 from schedc_runtime.keeper.images import TENSORS
 from schedc_runtime.keeper.places import Places
 from schedc_runtime.ranks.control import ControlPlane
 from schedc_runtime.saved.form import COMMIT, TensorInBoxes, step_folder
-from schedc_runtime.saved.read import committed_steps, joined_boxes, newest, open_step
+from schedc_runtime.saved.read import committed_steps, joined_boxes, open_step
 from schedc_runtime.saved.safetensors import FileSpan, spans_in
+from schedc_runtime.trainers.run_state import KeptTensors
 
 
 class Kept(NamedTuple):
-    """The state to go on from. step: None without one. left_out: why newer ones cannot be used.
+    """A state to go on from. step: None without one. left_out: why newer ones cannot be used.
 
-    tensors: by name. facts: [ranks that kept it]. on_disk: the newest step that is committed and whole, or None.
+    on_disk: the newest step that is committed, or None. world: number of ranks.
     """
 
     step: int | None
     in_memory: bool
-    tensors: Mapping[str, Stored]
-    facts: list[dict[str, Any]]
+    state: KeptTensors
     on_disk: int | None
     left_out: list[str]
     world: int
@@ -44,44 +43,37 @@ class Kept(NamedTuple):
         yield from (f"  left out: {why}" for why in self.left_out)
 
 
-class _InMemory(NamedTuple):
-    tensors: Mapping[str, Stored]
-    facts: list[dict[str, Any]]
+def kept_states(control: ControlPlane, places: Places, root: Path) -> Iterator[Kept]:
+    """The states that this run can go on from, newest first; at last that of a new run, unless a step is on disk.
 
-
-def newest_kept(control: ControlPlane, places: Places, root: Path) -> Kept:
-    """The newest state that this run can go on from. A collective of all ranks, with the same answer on each."""
-    world = len(control.names)
+    `load_run_state` compares bytes on disk with their checksums. A caller whose load fails adds why to ``left_out``.
+    Each next state is a collective of all ranks, with the same answer on each.
+    """
     images = places.images(control.process)
     mine = [held.step for held in held_steps([images])] if images else []
     for image in images:
         image.close()
-    disk: list[Any] = [None, []]
-    if control.process == 0:
-        found = newest(root)
-        disk = [found.step and found.step.step, [f"step {step:,} on disk: {why}" for step, why in found.left_out]]
+    disk = list(reversed(committed_steps(root))) if control.process == 0 else []
     told = control.gather("looking for a state to go on from", [mine, disk])
-    on_disk, left_out = told[0][1]
+    on_disk: list[int] = told[0][1]
     steps = [set(each[0]) for each in told]
-    common = sorted(set.intersection(*steps), reverse=True)
+    common, left_out = sorted(set.intersection(*steps), reverse=True), list[str]()
     loose = max(set.union(*steps), default=-1)
     if loose > max(common, default=-1):
         left_out.append(f"step {loose:,} in memory: not all ranks have it")
-    for step in common:
-        if on_disk is not None and step < on_disk:
-            break
-        state = _in_memory(places, step)
-        why = state if isinstance(state, str) else ""
-        answers = control.gather("opening a state in memory", [why, [] if why else state.facts])  # type: ignore[union-attr]
-        if not any(answer[0] for answer in answers):
-            assert isinstance(state, _InMemory)
-            return Kept(step, True, state.tensors, _everyone(answers), on_disk, left_out, world)
-        left_out.append(f"step {step:,} in memory: {next(answer[0] for answer in answers if answer[0])}")
-    if on_disk is None:
-        return Kept(None, False, {}, [], None, left_out, world)
-    saved = open_step(step_folder(root, on_disk))
-    facts = [dict(manifest.facts) for manifest in saved.manifests]
-    return Kept(on_disk, False, stored_in_boxes(saved.tensors), facts, on_disk, left_out, world)
+    sources = sorted([(step, True) for step in common] + [(step, False) for step in on_disk], reverse=True)
+    for step, in_memory in sources:
+        kept = _in_memory(places, step) if in_memory else _on_disk(root, step)
+        where = f"step {step:,} {'in memory' if in_memory else 'on disk'}"
+        facts = kept.facts if in_memory and isinstance(kept, KeptTensors) else []
+        answers = control.gather(f"opening {where}", [kept if isinstance(kept, str) else "", facts])
+        if why := next((answer[0] for answer in answers if answer[0]), ""):
+            left_out.append(f"{where}: {why}")
+            continue
+        assert isinstance(kept, KeptTensors)
+        state = kept._replace(facts=_everyone(answers)) if in_memory else kept
+        yield Kept(step, in_memory, state, on_disk[0] if on_disk else None, left_out, len(told))
+    yield Kept(None, False, KeptTensors({}, []), None, left_out, len(told))
 
 
 def set_aside(root: Path, step: int, attempt: str) -> None:
@@ -93,7 +85,17 @@ def set_aside(root: Path, step: int, attempt: str) -> None:
             folder.rename(root / f"left-out-{folder.name}-{attempt}")
 
 
-def _in_memory(places: Places, step: int) -> _InMemory | str:
+def _on_disk(root: Path, step: int) -> KeptTensors | str:
+    """The tensors of a committed step; a text where its records or headers do not fit each other."""
+    try:
+        saved = open_step(step_folder(root, step))
+        facts = [dict(manifest.facts) for manifest in saved.manifests]
+        return KeptTensors(stored_in_boxes(saved.tensors), facts, LookedPieces(saved))
+    except MaterializeError as error:
+        return error.message
+
+
+def _in_memory(places: Places, step: int) -> KeptTensors | str:
     """The tensors of all images of a step on this machine; a text where they do not make up the model."""
     files: list[tuple[Path, dict[str, TensorInBoxes], dict[str, FileSpan]]] = []
     facts = []
@@ -108,7 +110,7 @@ def _in_memory(places: Places, step: int) -> _InMemory | str:
                 facts.append({"rank": rank, "facts": description["facts"], "world": description["run"]["world"]})
             image.close()
     try:
-        return _InMemory(stored_in_boxes(joined_boxes(places.folder, files)), facts)
+        return KeptTensors(stored_in_boxes(joined_boxes(places.folder, files)), facts)
     except MaterializeError as error:
         return error.message
 

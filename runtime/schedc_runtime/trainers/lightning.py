@@ -142,25 +142,20 @@ class PipelineStrategy(DDPStrategy):
         """Write a folder from all ranks."""
         if storage_options is not None:
             raise RuntimeFault("storage_options of a pipeline's checkpoint", "leave them out")
-        optimizer = self._optimizer() if "optimizer_states" in checkpoint_state else None
-        told = self.broadcast(checkpoint.packed_state(checkpoint_state))  # the callbacks of rank 0
-        checkpoint.save(self.broadcast(Path(filepath)), self.pipe, optimizer, {_LOOP: told})
+        optimizers = self.optimizers if "optimizer_states" in checkpoint_state else None
+        path, told = self.broadcast((Path(filepath), checkpoint_state))  # the callbacks of rank 0
+        checkpoint.save(path, self.pipe, optimizers, {_LOOP: told})
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         """The state of loops and callbacks. The pipeline's own is loaded by `load_model_state_dict`."""
         self._path = Path(checkpoint_path)
-        state: dict[str, Any] = checkpoint.unpacked_state(checkpoint.extra_of(self._path)[_LOOP])
+        state: dict[str, Any] = checkpoint.state_in(checkpoint.extra_of(self._path), _LOOP)
         return state
 
     def load_model_state_dict(self, checkpoint_state: Mapping[str, Any], strict: bool = True) -> None:
         """Load the stages of this rank, and the optimizer when training goes on."""
         training = self.lightning_module is not None and self.lightning_module.trainer.state.fn == TrainerFn.FITTING
-        checkpoint.load(self._path, self.pipe, self._optimizer() if training else None)
-
-    def _optimizer(self) -> Optimizer | None:
-        if len(self.optimizers) > 1:
-            raise RuntimeFault(f"{len(self.optimizers)} optimizers on one rank", "use one with groups of parameters")
-        return self.optimizers[0] if self.optimizers else None
+        checkpoint.load(self._path, self.pipe, self.optimizers if training else None)
 
     def model_to_device(self) -> None:
         """The pipeline has placed its stages."""

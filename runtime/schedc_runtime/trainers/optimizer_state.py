@@ -1,4 +1,4 @@
-"""The state of an optimizer by the names of the model's parameters, and an optimizer filled from such a state."""
+"""The state of optimizers by the names of the model's parameters, and optimizers filled from such a state."""
 
 from __future__ import annotations
 
@@ -18,38 +18,53 @@ from schedc_runtime.trainers.held_state import StatePart
 PREFIX = "optimizer."
 
 
-class OptimizerFacts(NamedTuple):
-    """What an optimizer keeps besides tensors. options: of groups, each once. group: a parameter's place in them.
+Optimizers = Optimizer | Sequence[Optimizer] | None
+"""The optimizers of a process: one, several of other parameters each, or None without parameters."""
+Group = dict[str, Any]
+"""A group of an optimizer's parameters with its options, as in ``param_groups``."""
+Place = tuple[int, int, str]
+"""Number of the optimizer, number of the group in it, and the optimizer's class."""
 
-    numbers: by parameter, what of its state is a plain number.
+
+class OptimizerFacts(NamedTuple):
+    """What optimizers keep besides tensors. options: of groups, each once. group: a parameter's place in them.
+
+    numbers: by parameter, what of its state is a plain number. places: of each of ``options``; older states have none.
     """
 
     options: list[dict[str, Any]]
     group: dict[str, int]
     numbers: dict[str, dict[str, Any]]
+    places: Sequence[Place] = ()
 
     @classmethod
     def together(cls, ranks: Iterable[OptimizerFacts]) -> OptimizerFacts:
         """Those of all ranks. Raises `RuntimeFault` for a parameter whose options differ between ranks."""
         whole = cls([], {}, {})
+        known: list[tuple[Place | None, dict[str, Any]]] = []
         for rank in ranks:
+            places: list[Place | None] = [(index, number, kind) for index, number, kind in rank.places]
+            kinds = list(zip(places or [None] * len(rank.options), rank.options, strict=True))
+            known += [kind for number, kind in enumerate(kinds) if kind not in known and kind not in kinds[:number]]
             for name, number in rank.group.items():
-                options = rank.options[number]
-                if options not in whole.options:
-                    whole.options.append(options)
-                if whole.group.setdefault(name, whole.options.index(options)) != whole.options.index(options):
+                if whole.group.setdefault(name, known.index(kinds[number])) != known.index(kinds[number]):
                     raise RuntimeFault(
-                        f"ranks have other options for `{name}` in their optimizers: {options} and"
-                        f" {whole.options[whole.group[name]]}",
+                        f"ranks have other options for `{name}` in their optimizers: {rank.options[number]} and"
+                        f" {known[whole.group[name]][1]}",
                         "make the same groups of parameters on every rank",
                     )
             whole.numbers.update(rank.numbers)
-        return whole
+        return whole._replace(options=[own for _, own in known], places=[place for place, _ in known if place])
 
 
-def parameters_of(optimizer: Optimizer, once: Mapping[int, StatePart]) -> Iterator[tuple[int, StatePart]]:
+def optimizers_of(optimizer: Optimizers) -> list[Optimizer]:
+    """[optimizers] those of this process."""
+    return [] if optimizer is None else [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+
+
+def parameters_of(groups: Sequence[Group], once: Mapping[int, StatePart]) -> Iterator[tuple[int, StatePart]]:
     """(number in the optimizer's `state_dict`, part) of each parameter. Raises `RuntimeFault` for a foreign one."""
-    for number, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
+    for number, parameter in enumerate(p for group in groups for p in group["params"]):
         if id(parameter) not in once:
             raise RuntimeFault(
                 f"the optimizer has a parameter of shape {list(parameter.shape)} that no stage here holds",
@@ -60,29 +75,36 @@ def parameters_of(optimizer: Optimizer, once: Mapping[int, StatePart]) -> Iterat
 
 def optimizer_parts(optimizer: Optimizer, once: Mapping[int, StatePart]) -> Iterator[StatePart]:
     """The tensors of an optimizer's state, each under ``optimizer.<name>.<slot>``."""
-    for _, part in parameters_of(optimizer, once):
+    for _, part in parameters_of(optimizer.param_groups, once):
         for slot, value in _slots(optimizer, part):
             if isinstance(value, Tensor):
                 yield part.like(f"{PREFIX}{part.key}.{slot}", value)
 
 
-def optimizer_facts(optimizer: Optimizer, once: Mapping[int, StatePart]) -> OptimizerFacts:
-    """What an optimizer keeps besides tensors. Raises `RuntimeFault` for what JSON cannot hold."""
-    facts = OptimizerFacts([], {}, {})
-    for number, group in enumerate(optimizer.param_groups):
-        own = {key: _plain(key, value) for key, value in group.items() if key != "params"}
-        facts.options.append(own)
-        facts.group.update({once[id(parameter)].key: number for parameter in group["params"] if id(parameter) in once})
-    for _, part in parameters_of(optimizer, once):
-        numbers = {slot: _plain(f"{part.key}.{slot}", value) for slot, value in _slots(optimizer, part)
-                   if not isinstance(value, Tensor)}  # fmt: skip
-        if numbers:
-            facts.numbers[part.key] = numbers
-    return facts
+def optimizer_facts(optimizers: Sequence[Optimizer], once: Mapping[int, StatePart]) -> OptimizerFacts:
+    """What optimizers keep besides tensors.
+
+    Raises `RuntimeFault` for what JSON cannot hold, and for a parameter that two of them have.
+    """
+    facts, places = OptimizerFacts([], {}, {}), list[Place]()
+    for index, optimizer in enumerate(optimizers):
+        for number, group in enumerate(optimizer.param_groups):
+            keys = [once[id(parameter)].key for parameter in group["params"] if id(parameter) in once]
+            if twice := sorted(facts.group.keys() & set(keys)):
+                raise RuntimeFault(f"two optimizers have `{twice[0]}`", "give each parameter to one optimizer")
+            facts.group.update(dict.fromkeys(keys, len(facts.options)))
+            facts.options.append({key: _plain(key, value) for key, value in group.items() if key != "params"})
+            places.append((index, number, type(optimizer).__name__))
+        for _, part in parameters_of(optimizer.param_groups, once):
+            numbers = {slot: _plain(f"{part.key}.{slot}", value) for slot, value in _slots(optimizer, part)
+                       if not isinstance(value, Tensor)}  # fmt: skip
+            if numbers:
+                facts.numbers[part.key] = numbers
+    return facts._replace(places=places)
 
 
 def empty_slots(
-    optimizer: Optimizer, once: Mapping[int, StatePart], stored: Mapping[str, Stored]
+    groups: Sequence[Group], once: Mapping[int, StatePart], stored: Mapping[str, Stored]
 ) -> dict[int, dict[str, StatePart]]:
     """By number of a parameter and slot: memory for the tensors of a checkpoint. stored: each key's."""
     slots: dict[str, list[str]] = {}
@@ -96,51 +118,101 @@ def empty_slots(
             for slot in slots.get(part.key, [])
             for key in [f"{PREFIX}{part.key}.{slot}"]
         }
-        for number, part in parameters_of(optimizer, once)
+        for number, part in parameters_of(groups, once)
     }
 
 
-def group_options(optimizer: Optimizer, once: Mapping[int, StatePart], facts: OptimizerFacts) -> list[dict[str, Any]]:
-    """[groups] the options of a checkpoint for the groups here. Raises `RuntimeFault` for groups made otherwise."""
+def saved_groups(optimizer: Optimizer, index: int, once: Mapping[int, StatePart], facts: OptimizerFacts) -> list[Group]:
+    """The groups that the run had, with the parameters here; also those without one.
+
+    index: number of the optimizer among those of this process. Raises `RuntimeFault` for a parameter that this
+    optimizer of the run did not have.
+    """
+    numbers = sorted({number for own, number, _ in facts.places if own == index})
+    groups: dict[int, Group] = {number: {**optimizer.defaults, "params": []} for number in numbers}
+    for _, part in parameters_of(optimizer.param_groups, once):
+        place = facts.places[facts.group[part.key]] if facts.places and part.key in facts.group else None
+        if place is None or place[0] != index:
+            raise RuntimeFault(
+                f"the run has no group for `{part.key}` in this optimizer", "give the optimizer the parameters it had"
+            )
+        groups[place[1]]["params"].append(part.tensor)
+    return list(groups.values())
+
+
+def group_options(
+    optimizer: Optimizer, index: int, groups: Sequence[Group], once: Mapping[int, StatePart], facts: OptimizerFacts
+) -> list[dict[str, Any]]:
+    """[groups] the options of a checkpoint for the groups here. Raises `RuntimeFault` for groups made otherwise.
+
+    index: as for `saved_groups`.
+    """
+    kind = type(optimizer).__name__
     return [
-        _options([once[id(parameter)].key for parameter in group["params"]], group, facts)
-        for group in optimizer.param_groups
+        _options([once[id(parameter)].key for parameter in group["params"]], (index, number, kind), group, facts)
+        for number, group in enumerate(groups)
     ]
 
 
 def fill_optimizer(
     optimizer: Optimizer,
     once: Mapping[int, StatePart],
+    groups: Sequence[Group],
     options: Sequence[Mapping[str, Any]],
     numbers: Mapping[str, Mapping[str, Any]],
     read: Mapping[int, Mapping[str, StatePart]],
 ) -> None:
-    """Give an optimizer the state of a checkpoint. options: `group_options`. read: as of `empty_slots`, filled."""
+    """Give an optimizer the state of a checkpoint.
+
+    groups: its own or `saved_groups`. options: `group_options`. read: as of `empty_slots`, filled.
+    """
     state: dict[int, dict[str, Any]] = {}
-    for number, part in parameters_of(optimizer, once):
+    for number, part in parameters_of(groups, once):
         whole = {slot: each.tensor for slot, each in read[number].items()} | dict(numbers.get(part.key, {}))
         if whole:
             state[number] = whole
-    groups = optimizer.state_dict()["param_groups"]
-    for own, stored in zip(groups, options, strict=True):
+    optimizer.param_groups[:] = groups
+    plain = optimizer.state_dict()["param_groups"]
+    for own, stored in zip(plain, options, strict=True):
         own.update(stored)
-    optimizer.load_state_dict({"state": state, "param_groups": groups})
+    optimizer.load_state_dict({"state": state, "param_groups": plain})
 
 
-def _options(names: Sequence[str], group: Mapping[str, Any], facts: OptimizerFacts) -> dict[str, Any]:
-    """The options of a checkpoint for the group with the parameters ``names``."""
+def _options(names: Sequence[str], place: Place, group: Mapping[str, Any], facts: OptimizerFacts) -> dict[str, Any]:
+    """The options of a checkpoint for the group at ``place`` with the parameters ``names``."""
     if lost := [name for name in names if name not in facts.group]:
         raise RuntimeFault(
             f"the checkpoint has no optimizer for `{lost[0]}`", "give the optimizer the parameters that it had"
         )
-    numbers = {facts.group[name] for name in names}
+    numbers = sorted({facts.group[name] for name in names})
+    for name in names if facts.places else ():
+        if (was := facts.places[facts.group[name]]) != place:
+            raise RuntimeFault(
+                f"`{name}` is in {_said(place)} here, and was in {_said(was)} of the run, with"
+                f" {_difference(group, facts.options[facts.group[name]])}",
+                'make the groups that the run had, on all ranks, or take its own: Checkpoints(groups="saved")',
+            )
     if len(numbers) > 1:
         raise RuntimeFault(
             f"`{names[0]}` and others of its group had other options in the checkpoint:"
-            f" {[facts.options[number] for number in sorted(numbers)]}",
+            f" {[facts.options[number] for number in numbers]}",
             "make the groups of parameters that the run had",
         )
+    if not names:  # the group has its parameters on other ranks
+        numbers = [number for number, was in enumerate(facts.places) if was == place][:1]
     return {key: _restored(value, group.get(key)) for number in numbers for key, value in facts.options[number].items()}
+
+
+def _said(place: Place) -> str:
+    index, number, kind = place
+    return f"group {number} of {kind}" + f" (optimizer {index})" * (index > 0)
+
+
+def _difference(here: Mapping[str, Any], saved: Mapping[str, Any]) -> str:
+    """The options of a group that are others here."""
+    other = [f"{key}={value!r} for {here.get(key)!r}" for key, value in saved.items()
+             if _listed(here.get(key)) != value]  # fmt: skip
+    return ", ".join(other) or "the same options"
 
 
 def _slots(optimizer: Optimizer, part: StatePart) -> Iterable[tuple[str, Any]]:
@@ -176,7 +248,11 @@ def _plain(key: str, value: Any) -> Any:
             f"the optimizer's `{key}` is a {type(value).__name__}, which a checkpoint cannot hold",
             "use an optimizer whose options are numbers",
         ) from None
-    return list(plain) if isinstance(plain, tuple) else plain
+    return _listed(plain)
+
+
+def _listed(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _fits(value: Any, like: Any) -> bool:

@@ -26,8 +26,10 @@ def check_run_facts(everyone: Sequence[Mapping[str, Any]], names: Collection[str
                 raise ValueError("an alias is no name")
             if not all(_are(int, experts) for experts in facts["hot"].values()):
                 raise ValueError("hot experts are no numbers")
+            if not all(key.count(".") >= 3 for key in facts["hot"]):
+                raise ValueError("hot experts are of no layer")
             _check_optimizer(facts["optimizer"])
-            _, group, numbers = facts["optimizer"]
+            _, group, numbers = facts["optimizer"][:3]
             used = [*facts["aliases"], *facts["aliases"].values(), *group, *numbers]
             if unknown := sorted(set(used) - set(names)):
                 raise ValueError(f"the model has no `{unknown[0]}`")
@@ -43,9 +45,14 @@ def check_further(further: Any) -> None:
 
 def _check_optimizer(facts: Sequence[Any]) -> None:
     """Raise `ValueError` for what is no `OptimizerFacts`."""
-    if [type(each) for each in facts] != [list, dict, dict]:
+    if [type(each) for each in facts] not in ([list, dict, dict], [list, dict, dict, list]):
         raise ValueError("the optimizer's facts are not options, groups and numbers")
-    options, group, numbers = facts
+    options, group, numbers = facts[:3]
+    for place in (places := facts[3] if len(facts) > 3 else []):
+        if not isinstance(place, list) or [type(each) for each in place] != [int, int, str]:
+            raise ValueError("the place of a group is none")
+    if places and len(places) != len(options):
+        raise ValueError("a group of the optimizer has no place")
     if not _are(dict, options) or not _are(dict, numbers.values()) or not _are(int, group.values()):
         raise ValueError("the optimizer's facts have other types")
     if not all(0 <= number < len(options) for number in group.values()):

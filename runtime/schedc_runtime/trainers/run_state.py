@@ -7,21 +7,21 @@ rank <r>.<n>                  tensors of further states
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.optim import Optimizer
 
-from schedc_runtime.checkpoint.committed import MODEL, with_aliases
+from schedc_runtime.checkpoint.committed import MODEL, FlawedStep, InBoxes, LookedPieces, with_aliases
 from schedc_runtime.checkpoint.stored import Stored, reading
 from schedc_runtime.data_parallel.shards_in_process import InProcessSharding
 from schedc_runtime.errors import MaterializeError, RuntimeFault
 from schedc_runtime.pipeline.build.assembly import Assembly
 from schedc_runtime.pipeline.pipeline import Pipeline
+from schedc_runtime.trainers.box_file import HeldBox
 from schedc_runtime.trainers.further_states import (
     check_generators,
     packed,
@@ -29,17 +29,29 @@ from schedc_runtime.trainers.further_states import (
     states_of_generators,
     unpacked,
 )
-from schedc_runtime.trainers.held_state import StatePart, check_model, model_parts, named_once, read_part
-from schedc_runtime.trainers.image_writer import HeldBox
+from schedc_runtime.trainers.held_state import (
+    StatePart,
+    check_model,
+    local_box,
+    model_parts,
+    named_once,
+    read_part,
+    rows_of,
+)
 from schedc_runtime.trainers.optimizer_state import (
     OptimizerFacts,
+    Optimizers,
     empty_slots,
     fill_optimizer,
     group_options,
     optimizer_facts,
     optimizer_parts,
+    optimizers_of,
+    saved_groups,
 )
 from schedc_runtime.trainers.run_facts import check_further, check_run_facts
+
+Result = TypeVar("Result")
 
 
 class RunState(NamedTuple):
@@ -49,27 +61,21 @@ class RunState(NamedTuple):
     facts: dict[str, Any]
 
 
-def run_state(pipe: Pipeline, optimizer: Optimizer | None, further: Any) -> RunState:
-    """The state of a pipeline and its optimizer here. No tensor is copied.
+def run_state(pipe: Pipeline, optimizer: Optimizers, further: Any) -> RunState:
+    """The state of a pipeline and its optimizers here. No tensor is copied.
 
     further: of what else takes part, `further_states`. Raises `RuntimeFault` for a state that a checkpoint cannot hold.
     """
     assembly = pipe._assembly
     if isinstance(assembly.shards, InProcessSharding):
         raise RuntimeFault("shards of several ranks in one process are not saved", "run a process per rank")
-    parts = list(model_parts(assembly))
-    once, facts = named_once(assembly, parts), OptimizerFacts([], {}, {})
-    named: dict[int, str] = {}
-    aliases = {name: shared.name for shared in assembly.tied for name in shared.names if name != shared.name}
-    distinct = []
-    for part in parts:
-        if (first := named.setdefault(id(part.tensor), part.key)) == part.key:
-            distinct.append(part._replace(key=f"{MODEL}{part.key}"))
-        else:
-            aliases.setdefault(part.key, first)
-    if optimizer is not None:
-        facts = optimizer_facts(optimizer, once)
-        distinct += optimizer_parts(optimizer, once)
+    parts, optimizers = list(model_parts(assembly)), optimizers_of(optimizer)
+    once = named_once(assembly, parts)
+    first = {id(part.tensor): part.key for part in reversed(parts)}
+    distinct = [part._replace(key=f"{MODEL}{part.key}") for part in parts if first[id(part.tensor)] == part.key]
+    facts = optimizer_facts(optimizers, once)
+    for each in optimizers:
+        distinct += optimizer_parts(each, once)
     prefix, tensors = f"rank {assembly.network.process}", list[Tensor]()
 
     def put(tensor: Tensor) -> str:
@@ -81,8 +87,15 @@ def run_state(pipe: Pipeline, optimizer: Optimizer | None, further: Any) -> RunS
     own = [HeldBox(f"{prefix}.{number}", tensor, tuple(tensor.shape), (0,) * tensor.dim())
            for number, tensor in enumerate(tensors)]  # fmt: skip
     told = {"steps": pipe.steps, "seed": assembly.settings.seed, "replica": pipe.replica, "optimizer": list(facts)}
-    told |= {"aliases": aliases, "hot": pipe._runner.hot.mine(), "states": states}
+    told |= {"aliases": aliases_of(assembly, parts), "hot": pipe._runner.hot.mine(), "states": states}
     return RunState([*reversed(boxes.values()), *own], told)
+
+
+def aliases_of(assembly: Assembly, parts: Sequence[StatePart]) -> dict[str, str]:
+    """By further name of a tied weight: its first name, on all ranks or among ``parts``."""
+    first = {id(part.tensor): part.key for part in reversed(parts)}
+    here = {part.key: first[id(part.tensor)] for part in parts if first[id(part.tensor)] != part.key}
+    return here | {name: shared.name for shared in assembly.tied for name in shared.names if name != shared.name}
 
 
 def further_states(states: Mapping[str, Any]) -> dict[str, Any]:
@@ -90,75 +103,129 @@ def further_states(states: Mapping[str, Any]) -> dict[str, Any]:
     return {"states": {name: each.state_dict() for name, each in states.items()}, "generators": states_of_generators()}
 
 
-def load_run_state(
-    pipe: Pipeline,
-    optimizer: Optimizer | None,
-    states: Mapping[str, Any],
-    stored: Mapping[str, Stored],
-    everyone: list[dict[str, Any]],
-) -> None:
-    """Give the pipeline, its optimizer and ``states`` what a run has kept. A collective of all ranks, between steps.
+class KeptTensors(NamedTuple):
+    """A state that ranks have kept. tensors: by name. facts: [ranks of the run] as of `run_state`.
 
-    stored: tensors by name. everyone: [ranks that have kept it] the facts of `run_state`.
-    Raises the same error on every rank, before anything has changed, for the state of another model or other seeds. So
-    it does for facts that `run_state` would not write. What only a ``load_state_dict`` refuses is raised later.
+    looked: what compares bytes with their checksums before they are used; None in memory.
     """
-    assembly = pipe._assembly
-    load: _Load | str = ""
-    try:
-        check_run_facts(everyone, assembly.names)
-        load = _planned(
-            assembly, optimizer, states, with_aliases(stored, (facts["aliases"] for facts in everyone)), everyone
-        )
-    except RuntimeFault as fault:
-        load = f"{fault.message}\n{fault.help}"
-    control = assembly.guard.control
+
+    tensors: Mapping[str, Stored]
+    facts: list[dict[str, Any]]
+    looked: LookedPieces | None = None
+
+    def whole(self, name: str) -> Tensor:
+        """[...] a tensor of further states."""
+        stored = self.tensors[name]
+        if self.looked is not None and isinstance(stored, InBoxes):
+            self.looked.look(stored.spans(0, stored.shape[0] if stored.shape else 1))
+        tensor = torch.empty(stored.shape, dtype=stored.dtype)
+        stored.read(tensor)
+        return tensor
+
+
+def load_run_state(
+    pipe: Pipeline, optimizer: Optimizers, states: Mapping[str, Any], kept: KeptTensors, groups: str | None = None
+) -> None:
+    """Give the pipeline, its optimizers and ``states`` what a run has kept. A collective of all ranks, between steps.
+
+    groups: ``"saved"`` for optimizers that take the groups of the run.
+
+    Raises the same error on every rank, before anything has changed, for the state of another model or other seeds. So
+    it does for facts that `run_state` would not write, and for bytes that have changed: `FlawedStep`. What only a
+    ``load_state_dict`` refuses is raised later. With other ranks or stages hot experts are those of the same layer and
+    group. The first step lends none where the run had no such group.
+    """
+    assembly, optimizers = pipe._assembly, optimizers_of(optimizer)
+
+    def planned() -> _Load:
+        check_model("the run", "use a folder per model", assembly, kept.tensors, ())
+        check_run_facts(kept.facts, assembly.names)
+        load = _planned(pipe, optimizers, states, kept, groups)
+        load.look(kept.looked)
+        return load
+
+    load, lent = on_all_ranks(assembly, "loading a state", planned, lambda load: load.hot)
     with assembly.guard("loading a state"):
-        answers = control.gather("loading a state", load if isinstance(load, str) else None)
-    for answer in answers:
-        if answer is not None:
-            raise MaterializeError(*answer.rsplit("\n", 1))
-    assert not isinstance(load, str)
-    with assembly.guard("loading a state"):
-        slots = [part for own in load.slots.values() for part in own.values()]
-        for part in [*load.parts, *slots]:
+        for part in load.all_parts():
             read_part(part, load.stored[part.key])
-        if optimizer is not None:
-            fill_optimizer(optimizer, load.once, load.options, load.numbers, load.slots)
-        for name, each in states.items():
+        for each, own in zip(optimizers, load.optimizers, strict=True):
+            fill_optimizer(each, load.once, own.groups, own.options, load.numbers, own.slots)
+        for name, state in states.items():
             with reading("the run's state", name):
-                each.load_state_dict(load.further["states"][name])
+                state.load_state_dict(load.further["states"][name])
         assembly.weights.loaded()
-    pipe.steps = everyone[0]["steps"]
-    if hot := {key: value for facts in everyone for key, value in facts["hot"].items()}:
-        pipe.load_hot_state(hot)
+    pipe.steps = kept.facts[0]["steps"]
+    if any(lent) and None not in lent:
+        pipe.load_hot_state({key: hot for own in lent for key, hot in own.items()})
     if load.generators:
         set_generators(load.further["generators"])
 
 
-class _Load(NamedTuple):
-    """What a rank will read. slots: memory for the optimizer's tensors, by number of the parameter and slot.
+def on_all_ranks(
+    assembly: Assembly, what: str, work: Callable[[], Result], told: Callable[[Result], Any] = lambda _: None
+) -> tuple[Result, list[Any]]:
+    """Work that every rank does alike: its result here, and [ranks] what ``told`` says of each rank's.
 
-    generators: whether the states of generators come from this rank.
+    A collective. The error of the first rank that refuses is raised on every rank alike.
+    """
+    results: list[Result] = []
+    try:
+        results.append(work())
+        answer = ["", told(results[0])]
+    except RuntimeFault as fault:
+        answer = [f"{fault.message}\n{fault.help}", isinstance(fault, FlawedStep)]
+    except OSError as error:
+        answer = [f"{assembly.guard.control.name}: {error}\nlook at the disk", False]
+    with assembly.guard(what):
+        answers = assembly.guard.control.gather(what, answer)
+    refused = sorted((each for each in answers if each[0]), key=lambda each: each[1])
+    if refused:
+        message, _, remedy = refused[0][0].rpartition("\n")
+        raise (FlawedStep if refused[0][1] else MaterializeError)(message, remedy)
+    return results[0], [each[1] for each in answers]
+
+
+class _OptimizerLoad(NamedTuple):
+    """What an optimizer will be given. slots: memory for its tensors, by number of the parameter and slot."""
+
+    groups: list[dict[str, Any]]
+    options: list[dict[str, Any]]
+    slots: dict[int, dict[str, StatePart]]
+
+
+class _Load(NamedTuple):
+    """What a rank will read.
+
+    generators: whether the states of generators come from this rank. own: names of tensors of further states. hot: the
+    experts that are hot next, or None where the run has said nothing of some layer here.
     """
 
     stored: Mapping[str, Stored]
     parts: list[StatePart]
     once: dict[int, StatePart]
-    slots: dict[int, dict[str, StatePart]]
-    options: list[dict[str, Any]]
+    optimizers: list[_OptimizerLoad]
     numbers: dict[str, dict[str, Any]]
     further: dict[str, Any]
     generators: bool
+    hot: dict[str, list[int]] | None
+
+    def all_parts(self) -> Iterator[StatePart]:
+        """The parts of the model and of the optimizers."""
+        yield from self.parts
+        yield from (part for each in self.optimizers for own in each.slots.values() for part in own.values())
+
+    def look(self, looked: LookedPieces | None) -> None:
+        """Compare the bytes of all parts with their checksums."""
+        if looked is not None:
+            boxes = ((self.stored[part.key], rows_of(part)) for part in self.all_parts())
+            looked.look(span for stored, rows in boxes if isinstance(stored, InBoxes) for span in stored.spans(*rows))
 
 
 def _planned(
-    assembly: Assembly,
-    optimizer: Optimizer | None,
-    states: Mapping[str, Any],
-    stored: Mapping[str, Stored],
-    everyone: list[dict[str, Any]],
+    pipe: Pipeline, optimizers: Sequence[Optimizer], states: Mapping[str, Any], kept: KeptTensors, groups: str | None
 ) -> _Load:
+    assembly, everyone = pipe._assembly, kept.facts
+    stored = with_aliases(kept.tensors, (facts["aliases"] for facts in everyone))
     if (seed := everyone[0]["seed"]) != assembly.settings.seed:
         raise MaterializeError(
             f"the run has the seed {seed}, and this pipeline {assembly.settings.seed}", "give Pipeline(seed=...) that"
@@ -168,23 +235,26 @@ def _planned(
     check_model("the run", "use a folder per model", assembly, stored, parts)
     _check_tied(listed, {name: first for facts in everyone for name, first in facts["aliases"].items()})
     once = named_once(assembly, listed)
-    slots: dict[int, dict[str, StatePart]] = {}
-    options: list[dict[str, Any]] = []
     held = OptimizerFacts.together(OptimizerFacts(*facts["optimizer"]) for facts in everyone)
-    if optimizer is not None:
-        slots = empty_slots(optimizer, once, stored)
+    own_optimizers = []
+    for index, optimizer in enumerate(optimizers):
+        own_groups = saved_groups(optimizer, index, once, held) if groups == "saved" else optimizer.param_groups
         with reading("the run's optimizer"):
-            options = group_options(optimizer, once, held)
+            options = group_options(optimizer, index, own_groups, once, held)
+        own_optimizers.append(_OptimizerLoad(list(own_groups), options, empty_slots(own_groups, once, stored)))
     process, own = assembly.network.process, _own_facts(assembly, everyone)
     with reading("the run's states of loaders, schedules and generators"):
-        further = unpacked(own["states"], lambda name: _whole(stored[name]))
+        further = unpacked(own["states"], kept.whole)
         check_further(further)
-        check_generators(further["generators"])
+        if further["generators"]:
+            check_generators(further["generators"])
     if missing := sorted(states.keys() - further["states"].keys()):
         raise MaterializeError(
             f"the run has kept no state of `{missing[0]}`", "pass the states that the run was started with"
         )
-    return _Load(stored, parts, once, slots, options, held.numbers, further, own is everyone[process % len(everyone)])
+    hot = pipe._runner.hot.of_layers({key: value for facts in everyone for key, value in facts["hot"].items()})
+    generators = bool(further["generators"]) and own is everyone[process % len(everyone)]
+    return _Load(stored, parts, once, own_optimizers, held.numbers, further, generators, hot)
 
 
 def _own_facts(assembly: Assembly, everyone: list[dict[str, Any]]) -> dict[str, Any]:
@@ -210,26 +280,17 @@ def _check_tied(parts: Iterable[StatePart], first: Mapping[str, str]) -> None:
             )
 
 
-def _whole(stored: Stored) -> Tensor:
-    tensor = torch.empty(stored.shape, dtype=stored.dtype)
-    stored.read(tensor)
-    return tensor
-
-
 def _box(part: StatePart) -> HeldBox:
-    tensor, offset = part.tensor.detach(), [0] * len(part.shape)
-    if isinstance(tensor, DTensor):
-        _, begin = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-        tensor, offset = tensor.to_local(), list(begin)
-    elif part.first is not None:
-        offset[0] = part.first
-    return HeldBox(part.key, tensor, tuple(part.shape), tuple(offset))
+    tensor, offset = local_box(part)
+    return HeldBox(part.key, tensor, tuple(part.shape), offset)
 
 
-def slot_bytes(optimizer: Optimizer | None, boxes: Iterable[HeldBox]) -> int:
-    """Bytes that an optimizer will keep once it has made a step, as far as a trial with one number tells."""
-    if optimizer is None or any(box.name.startswith("optimizer.") for box in boxes):
-        return 0
+def slot_bytes(optimizer: Optimizers) -> int:
+    """Bytes that optimizers will keep once they have made a step, as far as a trial with one number tells."""
+    return sum(_slot_bytes(each) for each in optimizers_of(optimizer) if not each.state)
+
+
+def _slot_bytes(optimizer: Optimizer) -> int:
     try:
         probe: Any = torch.nn.Parameter(torch.zeros(2))
         trial = type(optimizer)([probe], **optimizer.defaults)
@@ -238,11 +299,6 @@ def slot_bytes(optimizer: Optimizer | None, boxes: Iterable[HeldBox]) -> int:
         copies = sum(isinstance(value, Tensor) and value.shape == probe.shape for value in trial.state[probe].values())
     except Exception:  # an optimizer of the user's own, with other arguments: most keep two
         copies = 2
-    parameters = _parameters(optimizer)
-    return sum(copies * parameter.nbytes + 64 for parameter in parameters)
-
-
-def _parameters(optimizer: Optimizer) -> Iterator[Tensor]:
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            yield parameter.to_local() if isinstance(parameter, DTensor) else parameter
+    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    local = (parameter.to_local() if isinstance(parameter, DTensor) else parameter for parameter in parameters)
+    return sum(copies * parameter.nbytes + 64 for parameter in local)

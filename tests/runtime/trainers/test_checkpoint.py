@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import shutil
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from click.testing import CliRunner
 
 import schedc
+from schedc.cli import main as schedc_main
 from schedc_runtime import Mesh, Pipeline
-from schedc_runtime.checkpoint.opened import open_checkpoint
 from schedc_runtime.checkpoint.stored import Stored
 from schedc_runtime.errors import MaterializeError, RuntimeFault
 from schedc_runtime.trainers import checkpoint
+from schedc_runtime.trainers.optimizer_state import OptimizerFacts
 from support.mesh_cases import batch_of
 from support.runtime_cases import next_token_loss, small_gpt, tokens
 from support.segmented_cases import small_moe
@@ -85,10 +90,10 @@ def test_experts_and_replicas_may_be_others(tmp_path: Path) -> None:
             pipe.step(batch, targets)
             optimizer.step()
         checkpoint.save(kept, pipe, optimizer)
-        stored.append({name: values(each) for name, each in open_checkpoint(kept).items() if name != "facts"})
+        stored.append({name: values(each) for name, each in checkpoint._kept(kept, None).tensors.items()})
     name = "blocks.2.mlp.experts.gate_up"
     moments = stored[0][f"optimizer.{name}.exp_avg"]
-    assert stored[0][name].shape == moments.shape == small_moe(2, 2).state_dict()[name].shape
+    assert stored[0][f"model.{name}"].shape == moments.shape == small_moe(2, 2).state_dict()[name].shape
     assert bool((moments.abs().amax(dim=(1, 2)) > 0).all())  # every expert had rows
     for other in stored[1:]:
         assert other.keys() == stored[0].keys()
@@ -125,7 +130,10 @@ def test_what_does_not_fit_is_refused_and_nothing_changes(tmp_path: Path) -> Non
     for pattern, call in (
         ("no complete checkpoint", lambda: checkpoint.load(tmp_path, pipe)),
         ("has no optimizer", lambda: checkpoint.load(tmp_path / "alone", pipe, optimizer)),
-        ("had other options in the checkpoint", lambda: checkpoint.load(kept, pipe, single)),
+        (
+            "is in group 0 of AdamW here, and was in group 1 of AdamW of the run, with weight_decay=0.0 for 0.01",
+            lambda: checkpoint.load(kept, pipe, single),
+        ),
         (r"`model\.\S+` is torch.float32 (.|\n)* has torch.float64", lambda: checkpoint.load(kept, narrow)),
         ("has `model.blocks", lambda: checkpoint.load(kept, other_model())),
     ):
@@ -141,6 +149,89 @@ def test_what_does_not_fit_is_refused_and_nothing_changes(tmp_path: Path) -> Non
     state = pipe.full_state_dict()
     assert all(torch.equal(state[name], value) for name, value in before.items())
     checkpoint.load(kept, pipe, optimizer)  # the pipeline stays usable
+
+
+def test_folders_of_torch_load_as_well(tmp_path: Path) -> None:
+    """An export has the tensors under the same names. Checkpoints from before checksums had one process's facts."""
+    pipe = pipeline("1f1b", 2, tied=True)
+    optimizer = adam(pipe)
+    train(pipe, optimizer, range(2))
+    checkpoint.save(tmp_path / "kept", pipe, optimizer, {"note": (1, torch.ones(2))})
+    export = ["checkpoint", "export", str(tmp_path / "kept"), "-o", str(tmp_path / "dcp"), "--to", "dcp"]
+    assert CliRunner().invoke(schedc_main, export).exit_code == 0
+    whole = checkpoint._kept(tmp_path / "dcp", None)
+    held = OptimizerFacts.together(OptimizerFacts(*each["optimizer"]) for each in whole.facts)
+    facts = {"form": 1, "steps": 2, "hot": {}, "optimizer": list(held)[:3], "extra": {"note": "old"}}
+    state = {name: values(each) for name, each in whole.tensors.items() if name != "facts"}
+    state["facts"] = torch.frombuffer(bytearray(json.dumps(facts).encode()), dtype=torch.uint8)
+    with warnings.catch_warnings(action="ignore"):
+        dcp.save(state, checkpoint_id=tmp_path / "old", no_dist=True)
+    expected = train(pipe, optimizer, range(2, 4))
+    for form in ("kept", "dcp", "old"):
+        again = pipeline("1f1b", 2, tied=True)
+        other = adam(again, 7.0)
+        note = checkpoint.load(tmp_path / form, again, other)["note"]
+        assert note == "old" if form == "old" else (note[0], note[1].tolist()) == (1, [1.0, 1.0])
+        assert again.steps == 2
+        now = train(again, other, range(2, 4))
+        assert [name for name, value in expected.items() if not torch.equal(now[name], value)] == []
+
+
+def test_groups_made_otherwise_are_refused_or_taken_from_the_run(tmp_path: Path) -> None:
+    pipe = pipeline("1f1b", 2)
+    optimizer = adam(pipe)
+    train(pipe, optimizer, range(2))
+    checkpoint.save(tmp_path / "kept", pipe, optimizer)
+    expected = train(pipe, optimizer, range(2, 4))
+    again = pipeline("zbv", 2)
+    parameters = list(again.parameters())
+    single, swapped = torch.optim.AdamW(parameters, 7.0), adam(again, 7.0)
+    swapped.param_groups.reverse()
+    for other, pattern in (
+        (single, "in group 0 of AdamW here, and was in group 1 of AdamW of the run, with weight_decay=0.0 for 0.01"),
+        (swapped, "in group 0 of AdamW here, and was in group 1 of AdamW of the run, with .*the same options|lr=0.01"),
+        ([adam(again)], None),
+        (torch.optim.SGD(parameters, 0.1), "in group 0 of SGD here, and was in group 0 of AdamW of the run"),
+        ([torch.optim.AdamW(parameters[:1]), torch.optim.AdamW(parameters[1:])], r"AdamW \(optimizer 1\) here"),
+    ):
+        with nullcontext() if pattern is None else pytest.raises(MaterializeError, match=pattern) as refused:
+            checkpoint.load(tmp_path / "kept", again, other)
+        assert pattern is None or 'groups="saved"' in refused.value.help
+    checkpoint.load(tmp_path / "kept", again, single, groups="saved")
+    assert [(len(g["params"]) > 0, g["lr"], g["weight_decay"]) for g in single.param_groups] == [
+        (True, 1e-2, 0.3), (True, 1e-2, 0.0),
+    ]  # fmt: skip
+    now = train(again, single, range(2, 4))
+    assert [name for name, value in expected.items() if not torch.equal(now[name], value)] == []
+
+
+def test_several_optimizers_are_saved_by_name(tmp_path: Path) -> None:
+    def optimizers(pipe: Pipeline, rate: float) -> list[torch.optim.Optimizer]:
+        norms = [parameter for name, parameter in pipe.named_parameters() if "norm" in name]
+        others = [parameter for name, parameter in pipe.named_parameters() if "norm" not in name]
+        return [torch.optim.AdamW(others, rate), torch.optim.SGD(norms, 3 * rate, momentum=0.9)]
+
+    def trained(pipe: Pipeline, both: list[torch.optim.Optimizer], steps: range) -> dict[str, torch.Tensor]:
+        for step in steps:
+            pipe.step(*tokens(8, seed=step))
+            for each in both:
+                each.step()
+            pipe.zero_grad()
+        return pipe.full_state_dict()
+
+    pipe = pipeline("1f1b", 2)
+    both = optimizers(pipe, 1e-2)
+    trained(pipe, both, range(2))
+    checkpoint.save(tmp_path / "kept", pipe, both)
+    expected = trained(pipe, both, range(2, 4))
+    again = pipeline("1f1b", 4)
+    other = optimizers(again, 7.0)
+    checkpoint.load(tmp_path / "kept", again, other)
+    assert [each.param_groups[0]["lr"] for each in other] == [1e-2, 3e-2]
+    now = trained(again, other, range(2, 4))
+    assert [name for name, value in expected.items() if not torch.equal(now[name], value)] == []
+    with pytest.raises(RuntimeFault, match="two optimizers have `"):
+        checkpoint.save(tmp_path / "kept", pipe, [*both, torch.optim.SGD(pipe.parameters())])
 
 
 @pytest.mark.parametrize(
@@ -161,8 +252,15 @@ def test_facts_that_no_run_has_written_are_refused(facts: Any, tmp_path: Path) -
 @pytest.mark.parametrize("text", ["", "AAAA", "no base64", "gAJjcG9zaXgKc3lzdGVtCnEALg=="])
 def test_states_of_trainers_that_are_none_are_refused(text: str) -> None:
     with pytest.raises(MaterializeError, match="more than tensors and plain values"):
-        checkpoint.unpacked_state(text)
-    assert checkpoint.unpacked_state(checkpoint.packed_state({"a": [1, 2.5]})) == {"a": [1, 2.5]}
+        checkpoint.state_in({"it": text}, "it")
+    buffer = io.BytesIO()
+    torch.save({"a": [1, 2.5]}, buffer)
+    older = base64.b64encode(buffer.getvalue()).decode()
+    assert (
+        checkpoint.state_in({"it": older}, "it")
+        == {"a": [1, 2.5]}
+        == checkpoint.state_in({"it": {"a": [1, 2.5]}}, "it")
+    )
 
 
 def other_model() -> Pipeline:

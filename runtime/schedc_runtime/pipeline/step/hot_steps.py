@@ -78,6 +78,18 @@ class HotSteps:
         """What this rank knows of `state`."""
         return {key: list(lenders[0].choose()) for key, lenders in self._lenders.items()}
 
+    def of_layers(self, state: Mapping[str, Sequence[int]]) -> HotState | None:
+        """What ``state``, perhaps of another schedule, says of the layers here. None where it lacks a layer.
+
+        Raises `RuntimeFault` for experts that a layer does not have.
+        """
+        known = {_layer(key): list(hot) for key, hot in state.items()}
+        own = {key: state.get(key, known.get(_layer(key))) for key in self._lenders}
+        found = {key: list(hot) for key, hot in own.items() if hot is not None}
+        for key, hot in found.items():
+            _check(key, hot, self._lenders[key][0])
+        return found if len(found) == len(own) else None
+
     def load(self, state: Mapping[str, Sequence[int]]) -> None:
         """Take a `state`. A collective of all ranks. Raises `RuntimeFault` if it is not one of such a pipeline."""
         everyone = self._control.gather("loading the hot experts", sorted(self._lenders))
@@ -96,6 +108,12 @@ class HotSteps:
 
     def _every(self) -> Iterator[StepLender]:
         return (lender for lenders in self._lenders.values() for lender in lenders)
+
+
+def _layer(key: str) -> tuple[str, str]:
+    """The expert group and the layer of a `HotState`'s key."""
+    _, group, _, layer = key.split(".", 3)
+    return group, layer
 
 
 def _forward_order(program: Program, rank: int) -> list[int]:
