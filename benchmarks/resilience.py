@@ -23,6 +23,8 @@ named    one of four ranks under torchrun is killed, 40 times: each kill must be
          instruction. `support.named_kills` has the cases.
 prove    a bit flips inside a stage of a rank: an audit must name the rank wherever it has sent other bits, and nobody
          where all ranks are healthy. `resilience_prove.py` has the cases.
+resume   runs in 66 layouts go on from memory and from disk with the bits of runs that nothing stopped. Other layouts
+         load the same states by name. `support.resumed_runs` has the cases.
 
 `--cases` asks for fewer cases. `--record` keeps what has been done in a file, from which the next call goes on. Some
 words take them.
@@ -56,6 +58,7 @@ WORDS = {
     "kineto": "diagnosis:torch_schedules",
     "named": "support.named_kills:named",
     "prove": "resilience_prove:prove",
+    "resume": "support.resumed_runs:resume",
 }
 """By word: the file, and the function that returns `cases`, `failed` and the word's own figures.
 

@@ -182,7 +182,7 @@ def _options(names: Sequence[str], place: Place, group: Mapping[str, Any], facts
     """The options of a checkpoint for the group at ``place`` with the parameters ``names``."""
     if lost := [name for name in names if name not in facts.group]:
         raise RuntimeFault(
-            f"the checkpoint has no optimizer for `{lost[0]}`", "give the optimizer the parameters that it had"
+            f"the checkpoint has no optimizer for `{lost[0]}`", "give the optimizer the parameters of the run"
         )
     numbers = sorted({facts.group[name] for name in names})
     for name in names if facts.places else ():

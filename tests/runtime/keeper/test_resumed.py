@@ -1,0 +1,25 @@
+"""Runs in other layouts: a few of the cases of `python benchmarks/resilience.py resume`, each with another feature."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from support.resumed_runs import Layout, chain
+
+CHAINS = [
+    (Layout("sharded", "zbv", 2, 1, 2), Layout("sharded", "dualpipev", 1, 1, 4)),
+    (Layout("hot", "dualpipe", 2, 2, 1), Layout("hot", "1f1b", 4)),
+    (Layout("tied", "dualpipev", 4), Layout("tied", "1f1b", 4)),
+]
+"""On four ranks: the layout that trains, and the one that loads the state of the first."""
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+@pytest.mark.parametrize(("layout", "other"), CHAINS, ids=[layout.feature for layout, _ in CHAINS])
+def test_runs_go_on_in_their_layout_and_in_another(layout: Layout, other: Layout, tmp_path: Path) -> None:
+    outcomes = list(chain(layout, other, tmp_path))
+    assert [source for source, _, _ in outcomes] == ["memory", "disk", "another layout"]
+    assert [(source, why) for source, why, _ in outcomes if why] == []
