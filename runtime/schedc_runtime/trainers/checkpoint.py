@@ -35,7 +35,7 @@ from schedc_runtime.trainers.box_file import BoxBytes, FileLayout
 from schedc_runtime.trainers.further_states import packed, unpacked
 from schedc_runtime.trainers.held_state import model_parts
 from schedc_runtime.trainers.optimizer_state import Optimizers
-from schedc_runtime.trainers.run_state import KeptTensors, aliases_of, load_run_state, on_all_ranks, run_state
+from schedc_runtime.trainers.run_state import KeptTensors, load_run_state, on_all_ranks, run_state, tied_names
 
 _EXTRA = "extra"
 _KINDS = {"form": int, "steps": int, "hot": dict, "optimizer": list, "extra": dict}
@@ -168,7 +168,7 @@ def _facts_of_dcp(path: Path, stored: Mapping[str, Stored], assembly: Assembly |
         states = {"states": {_EXTRA: facts[_EXTRA]}, "generators": {}}
         seed, aliases = 0, dict[str, str]()
         if assembly is not None:
-            seed, aliases = assembly.settings.seed, aliases_of(assembly, [*model_parts(assembly)])
+            seed, aliases = assembly.settings.seed, tied_names(assembly, [*model_parts(assembly)])
         own = {name: facts[name] for name in ("steps", "optimizer", "hot")}
         own |= {"seed": seed, "replica": 0, "aliases": aliases, "states": packed(states, lambda _: "", _EXTRA)}
         return [own]

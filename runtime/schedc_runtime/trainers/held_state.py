@@ -102,7 +102,7 @@ def read_part(part: StatePart, stored: Stored) -> None:
     return None
 
 
-def rows_of(part: StatePart) -> tuple[int, int]:
+def rows_here(part: StatePart) -> tuple[int, int]:
     """The first row that `read_part` reads, and their number; 0 rows for an empty shard."""
     tensor, offset = local_box(part)
     return (offset[0], len(tensor) if tensor.numel() else 0) if tensor.dim() else (0, 1)

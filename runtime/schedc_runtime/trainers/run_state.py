@@ -36,7 +36,7 @@ from schedc_runtime.trainers.held_state import (
     model_parts,
     named_once,
     read_part,
-    rows_of,
+    rows_here,
 )
 from schedc_runtime.trainers.optimizer_state import (
     OptimizerFacts,
@@ -87,11 +87,11 @@ def run_state(pipe: Pipeline, optimizer: Optimizers, further: Any) -> RunState:
     own = [HeldBox(f"{prefix}.{number}", tensor, tuple(tensor.shape), (0,) * tensor.dim())
            for number, tensor in enumerate(tensors)]  # fmt: skip
     told = {"steps": pipe.steps, "seed": assembly.settings.seed, "replica": pipe.replica, "optimizer": list(facts)}
-    told |= {"aliases": aliases_of(assembly, parts), "hot": pipe._runner.hot.mine(), "states": states}
+    told |= {"aliases": tied_names(assembly, parts), "hot": pipe._runner.hot.mine(), "states": states}
     return RunState([*reversed(boxes.values()), *own], told)
 
 
-def aliases_of(assembly: Assembly, parts: Sequence[StatePart]) -> dict[str, str]:
+def tied_names(assembly: Assembly, parts: Sequence[StatePart]) -> dict[str, str]:
     """By further name of a tied weight: its first name, on all ranks or among ``parts``."""
     first = {id(part.tensor): part.key for part in reversed(parts)}
     here = {part.key: first[id(part.tensor)] for part in parts if first[id(part.tensor)] != part.key}
@@ -217,7 +217,7 @@ class _Load(NamedTuple):
     def look(self, looked: LookedPieces | None) -> None:
         """Compare the bytes of all parts with their checksums."""
         if looked is not None:
-            boxes = ((self.stored[part.key], rows_of(part)) for part in self.all_parts())
+            boxes = ((self.stored[part.key], rows_here(part)) for part in self.all_parts())
             looked.look(span for stored, rows in boxes if isinstance(stored, InBoxes) for span in stored.spans(*rows))
 
 
