@@ -54,6 +54,21 @@ def test_an_audited_training_has_the_bits_of_another_one(name, tmp_path):
         assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("name", ["1f1b", "zbh1", "dualpipe", "zbv"])
+def test_gradients_of_weights_are_compared_where_they_are_one_microbatchs_own(name, tmp_path):
+    pipe, batch, targets = Setting(name, 2, 4).pipeline(str(tmp_path))
+    watch = watch_of(pipe)
+    for number in range(8):
+        pipe.step(batch, targets)
+        pipe.zero_grad()
+        case = watch.table.case(number)
+        stage = pipe._assembly.stages[case.suspect][case.stage]
+        told = {name for name in watch.trial.told["first"] if name.startswith("gradient of")}
+        names = {f"gradient of `{name}`" for name, _ in stage.module.named_parameters()}
+        assert told == (names if case.first else set())
+        assert watch.proved[pipe.mesh.name(case.suspect)] == number + 1
+
+
 def test_every_microbatch_and_every_first_weight_gradient_has_its_turn():
     program = compile_schedule("zbv", P=3, M=6)
     table = CaseTable(program, Mesh(3))
@@ -109,7 +124,8 @@ def executors(pipe):
     return [each for bound in pipe._bound_code._bound.values() for each in bound.executors.values()]
 
 
-def test_a_message_that_changes_on_its_way_names_both_ends(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("sender", "receiver"), [(0, 1), (1, 2), (2, 1), (1, 0)])
+def test_a_message_that_changes_on_its_way_names_both_ends(sender, receiver, tmp_path, monkeypatch):
     pipe, batch, targets = PLAIN.pipeline(str(tmp_path))
     pipe.step(batch, targets)
     pipe.steps = 1  # rank 1 is audited
@@ -117,13 +133,13 @@ def test_a_message_that_changes_on_its_way_names_both_ends(tmp_path, monkeypatch
 
     def flipping(source, target, sent, buffers):
         copy(source, target, sent, buffers)
-        if (source, target) == (1, 2):
+        if (source, target) == (sender, receiver):
             flip_bit(buffers[0], 5, 20)
 
     monkeypatch.setattr(in_process, "_copy", flipping)
-    with pytest.raises(WrongBits, match="the link from rank 1 to rank 2 changes what it carries") as caught:
+    with pytest.raises(WrongBits, match=f"the link from rank {sender} to rank {receiver} changes") as caught:
         pipe.step(batch, targets)
-    assert caught.value.ranks == ("rank 1", "rank 2")
+    assert caught.value.ranks == (f"rank {sender}", f"rank {receiver}")
 
 
 def test_an_operation_that_does_not_repeat_itself_ends_the_audit_of_its_stage(tmp_path, capsys):
