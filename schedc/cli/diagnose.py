@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from schedc.cli.common import USAGE, cost_arguments, json_argument, print_findings, sizes_argument
+from schedc.cli.common import USAGE, cost_arguments, json_argument, print_findings, sizes_argument, write
 from schedc.cli.given import ScheduleArgument
 
 if TYPE_CHECKING:
@@ -49,6 +49,8 @@ class _Share(click.ParamType[float]):
 @click.option("--what-if", "questions", multiple=True, metavar="QUESTION", help="Predict the step after a change, "
               "such as 'rank 2 = others' or 'schedule=zbv, M=16'; others are in docs/guide/diagnosis.md.")  # fmt: skip
 @click.option("--above", type=_Share(), default="5%", show_default=True, help="Gain above which the exit status is 3.")
+@click.option("--html", "page", type=click.Path(dir_okay=False, path_type=Path), help="Also write a page.")
+@click.option("--live", is_flag=True, hidden=True)
 @json_argument
 def diagnose_command(
     traces: tuple[Path, ...],
@@ -57,6 +59,8 @@ def diagnose_command(
     costs: Costs,
     questions: tuple[str, ...],
     above: float,
+    page: Path | None,
+    live: bool,
     as_json: bool,
 ) -> None:
     """Rank what costs time in TRACE: files of `schedc run --trace`, or one per rank of torch.profiler, or a folder.
@@ -66,11 +70,13 @@ def diagnose_command(
     from schedc.diagnose.causes import Causes
     from schedc.diagnose.open_traces import open_traces
     from schedc.diagnose.ranking import diagnose
-    from schedc.diagnose.told import to_json, to_text
+    from schedc.diagnose.told import MISSED, to_json, to_text
     from schedc.diagnose.what_if import answer
     from schedc.diagnostics import DiagnosticError, clean
     from schedc.load.library import named
 
+    if live:
+        raise click.UsageError("--live: a trace is there when its steps are over; diagnose each file as it is written")
     given = costs if costs.given else None
     try:
         replay = open_traces(traces, _given(program, sizes, costs))
@@ -80,10 +86,12 @@ def diagnose_command(
     except DiagnosticError as error:
         print_findings(error.diagnostics)
         sys.exit(USAGE)
-    told = (
-        json.dumps(to_json(replay, diagnosis, answers)) if as_json else "\n".join(to_text(replay, diagnosis, answers))
-    )
-    click.echo(clean(told))
+    facts = to_json(replay, diagnosis, answers)
+    click.echo(json.dumps(facts) if as_json else clean("\n".join(to_text(replay, diagnosis, answers))))
+    if page is not None:
+        from schedc.draw.html_diagnosis import draw_diagnosis
+
+        write(draw_diagnosis(facts, "" if diagnosis.trusted else MISSED), page)
     if not diagnosis.trusted:
         sys.exit(USAGE)
     if any(each.gain > above for each in diagnosis.causes):

@@ -10,6 +10,8 @@ from schedc.diagnose.replay import Replay
 from schedc.diagnose.what_if import WhatIfAnswer
 from schedc.units import equations
 
+MISSED = f"above {MOST_RESIDUAL:.0%}: the times of the trace do not add up to its steps, so no cause is ranked"
+"""Why a replay is not believed."""
 SCHEMA = "schedc.diagnosis/1"
 
 
@@ -56,7 +58,7 @@ def to_text(replay: Replay, diagnosis: Diagnosis, answers: Sequence[WhatIfAnswer
     yield f"{schedule.name or 'schedule of the trace'} ({equations(sizes)}), {steps} of {diagnosis.measured:.2f} ms"
     yield f"replay: {diagnosis.residual:.2%} from the measured step at most"
     if not diagnosis.trusted:
-        yield f"  above {MOST_RESIDUAL:.0%}: the times of the trace do not add up to its steps, so no cause is ranked"
+        yield f"  {MISSED}"
         return
     yield f"{'gain':>7} {'alone':>7}  {'95 %':<15} cause"
     for each in diagnosis.causes:

@@ -13,9 +13,11 @@ from schedc.compiler import price
 from schedc.diagnose.causes import Causes
 from schedc.diagnose.ranking import gain_of
 from schedc.diagnose.replay import Replay
-from schedc.diagnostics import Diagnostic, RequestError, did_you_mean
+from schedc.diagnostics import Diagnostic, DiagnosticError, RequestError, did_you_mean
 from schedc.inputs import open_input
 from schedc.ir.ops import OpKind
+from schedc.ir.schedule import Schedule
+from schedc.load.library import names
 from schedc.step.costs.costs import Costs
 from schedc.step.timeline import simulate
 
@@ -23,6 +25,13 @@ if TYPE_CHECKING:
     from schedc.load.library import Given
 
 _SETTING = re.compile(r"\s*(?:(schedule)\s*=\s*([^\s,]+)|([A-Za-z_]\w*)\s*=\s*(\d{1,9}))\s*(?:,|$)")
+_NOT_IN_TRACES = {
+    "experts": "traces have no rows of experts; ask for `data = equal`",
+    "snapshots": "traces do not tell copies of a state apart; `schedc check --snapshot` prices them beside a step",
+    "cores": "only traces of `schedc run --trace` and `Pipeline.trace` say how long a thread had no core",
+    "garbage": "only traces of `schedc run --trace` and `Pipeline.trace` say when garbage was collected",
+}
+"""What a question may ask for, and why a trace does not answer it."""
 _SPACES = re.compile(r"\s+")
 
 
@@ -60,18 +69,20 @@ def _refuse_name(question: str, wanted: str, causes: Causes) -> None:
     """Raises for a name that no trace of this form has; returns for one that is in it, but no slower."""
     groups = causes.groups
     kinds = {kind.replace(" ", "") for kind in groups.kinds}
-    names = {f"rank{rank}=others" for rank in range(causes.ranks)}
-    names |= {f"rank{rank}{kind}=others" for rank in range(causes.ranks) for kind in kinds}
-    names |= {f"stage{stage}=others" for stage in groups.stage.tolist()}
+    possible = {f"rank{rank}=others" for rank in range(causes.ranks)}
+    possible |= {f"rank{rank}{kind}=others" for rank in range(causes.ranks) for kind in kinds}
+    possible |= {f"stage{stage}=others" for stage in groups.stage.tolist()}
     links = np.unique(causes.link[causes.link >= 0]).tolist()
-    names |= {f"link{link // causes.ranks}>{link % causes.ranks}=others" for link in links} | {"pauses=none"}
-    names |= {"cores=own", "garbage=none"} if causes.replay.steps.recording.interruptions else set()
-    if wanted not in names:
+    possible |= {f"link{link // causes.ranks}>{link % causes.ranks}=others" for link in links} | {"pauses=none"}
+    possible |= {"cores=own", "garbage=none"} if causes.replay.steps.recording.interruptions else set()
+    if wanted not in possible:
+        if reason := _NOT_IN_TRACES.get(wanted.partition("=")[0]):
+            _refuse(f"this trace does not answer `{question}`", reason, "")
         forms = "rank 2 = others; rank 2 W = others; stage 3 = others; link 0>1 = others; data = equal; cores = own; "
         forms += (
             "garbage = none; pauses = none; start = together; host = 0; communication = 0; M=16; schedule=zbv, M=16"
         )
-        _refuse(f"this trace does not answer `{question}`", did_you_mean(wanted, names), forms)
+        _refuse(f"this trace does not answer `{question}`", did_you_mean(wanted, possible), forms)
 
 
 def _settings(question: str) -> dict[str, str]:
@@ -92,9 +103,10 @@ def _other_schedule(
 ) -> WhatIfAnswer:
     """The time per microbatch of another schedule under the measured medians, against that of the same under them."""
     own = replay.dependencies.schedule
-    name = settings.pop("schedule", own.name)
+    name = settings.pop("schedule", "") or own.name or _shipped_name(own)
     if not name:
-        _refuse(f"`{question}` needs a schedule: this trace names none", "write --what-if 'schedule=1f1b, M=16'", "")
+        message = f"`{question}` needs a schedule: this trace names none, and none of the library has its ops"
+        _refuse(message, "write --what-if 'schedule=1f1b, M=16', or give --program", "")
     sizes = {key: int(value) for key, value in settings.items()}
     tree = open_input(named(name))
     parameters = {parameter.name for parameter in tree.parameters}
@@ -110,6 +122,21 @@ def _other_schedule(
         notes.append(f"{other.ranks} ranks for {own.ranks}")
     notes.append(f"{before:.2f} ms a microbatch now, {each:.2f} then, both by the measured medians")
     return WhatIfAnswer(question, 1 - each / before, None, "; ".join(notes))
+
+
+def _shipped_name(own: Schedule) -> str:
+    """The first schedule of the library that has these ops in this order, at these sizes; "" if none has."""
+    for name in names():
+        tree = open_input(name)
+        parameters = {parameter.name for parameter in tree.parameters}
+        try:
+            other = price(tree, {key: value for key, value in own.sizes.items() if key in parameters}).schedule
+        except DiagnosticError:  # no such schedule at these sizes
+            continue
+        columns = ("rank_start", "kind", "stage", "microbatch")
+        if all(np.array_equal(getattr(own, column), getattr(other, column)) for column in columns):
+            return name
+    return ""
 
 
 def _measured_costs(replay: Replay) -> tuple[dict[str, np.ndarray], list[str]]:

@@ -92,6 +92,18 @@ def test_ranges_without_microbatches_are_refused_with_what_to_record(tmp_path: P
         assert word in refused.stderr
 
 
+def test_a_trace_without_a_name_is_asked_for_another_size() -> None:
+    """The library is searched for the schedule whose ops the trace has."""
+    (answer,) = json.loads(run(SLOW_RANK, "--json", "--what-if", "M=16").stdout)["what_if"]
+    (same,) = json.loads(run(SLOW_RANK, "--json", "--what-if", "schedule=interleaved_1f1b, M=16").stdout)["what_if"]
+    assert answer["gain"] == same["gain"] > 0.02
+    for question, remedy in (("experts = mean", "rows of experts"), ("cores = own", "no core")):
+        refused = run(SLOW_RANK, "--what-if", question)
+        assert refused.exit_code == 2
+        assert remedy in refused.stderr
+    assert "diagnose each file" in run(SLOW_RANK, "--live").stderr
+
+
 def _without_rank(found: dict[str, Document]) -> None:
     del found["rank1.json.gz"]
 
