@@ -131,7 +131,7 @@ def _shipped_name(own: Schedule) -> str:
         parameters = {parameter.name for parameter in tree.parameters}
         try:
             other = price(tree, {key: value for key, value in own.sizes.items() if key in parameters}).schedule
-        except DiagnosticError:  # no such schedule at these sizes
+        except DiagnosticError:  # needs other sizes
             continue
         columns = ("rank_start", "kind", "stage", "microbatch")
         if all(np.array_equal(getattr(own, column), getattr(other, column)) for column in columns):
