@@ -89,16 +89,17 @@ class DiagnosedCase:
 
 
 def diagnosed_cases(setting: Setting, faults: Faults, rounds: int) -> list[DiagnosedCase]:
-    """Steps of one run, ``rounds`` with each fault, and a healthy one in front of each and behind."""
+    """Steps of one run, ``rounds`` with each fault, and a healthy one in front of each two and behind."""
     turns = [fault for fault, _ in faults.values()] * rounds
+    steps = [each for turn in range(0, len(turns), 2) for each in (Fault(), *turns[turn : turn + 2])]
     with tempfile.TemporaryDirectory() as folder:
-        run_ranks(setting, [each for fault in turns for each in (Fault(), fault)] + [Fault()], Path(folder))
+        run_ranks(setting, [*steps, Fault()], Path(folder))
         recording = read_traces([Path(folder)])
     result = []
     for number, (name, (_, wanted)) in enumerate(faults.items()):
-        slow = [2 * turn + 1 for turn in range(number, len(turns), len(faults))]
-        around = [step + side for step in slow for side in (-1, 1)]
-        fine, bad = (replay_of(measured_steps(recording.only(steps))) for steps in (around, slow))
+        slow = [turn + turn // 2 + 1 for turn in range(number, len(turns), len(faults))]
+        around = [min(step // 3 * 3 + side, len(steps)) for step in slow for side in (0, 3)]
+        fine, bad = (replay_of(measured_steps(recording.only(each))) for each in (around, slow))
         told, usual = diagnose(Causes(bad)), float(np.median(bad.steps.makespan))
         first = told.causes[0] if told.causes else None
         mended = bad.parts.scaled(dict(first.cause.factors)) if first else bad.parts
