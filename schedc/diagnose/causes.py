@@ -109,13 +109,15 @@ class Causes:
             *self.messages(parts),
         ]
 
-    def _typical(self, parts: StepParts) -> tuple[Floats, Floats]:
-        """[ranks, kinds] mean over a rank's stages of its medians, per unit of weight; NaN where it has none. And the
-        median of the other ranks'."""
-        values = self.groups.medians(parts.body) / self.weight
-        table = np.full((self.ranks, len(self.groups.kinds)), np.nan)
-        for rank, kind in np.unique(np.stack([self.groups.rank, self.groups.kind]), axis=1).T:
-            table[rank, kind] = values[(self.groups.rank == rank) & (self.groups.kind == kind)].mean()
+    def _typical(self, parts: StepParts, column: Int64) -> tuple[Floats, Floats]:
+        """[ranks, columns] mean over a rank's stages of its medians, per unit of weight; NaN where it has none. And the
+        median of the other ranks'. column: [kinds]; kinds of one column are halves of a backward, and add up."""
+        values, groups = self.groups.medians(parts.body) / self.weight, self.groups
+        table = np.full((self.ranks, int(column.max()) + 1), np.nan)
+        for rank, own in np.unique(np.stack([groups.rank, column[groups.kind]]), axis=1).T:
+            some = (groups.rank == rank) & (column[groups.kind] == own)
+            halves = np.unique(groups.kind[some]).size > 1
+            table[rank, own] = values[some].sum() / (np.unique(groups.stage[some]) if halves else values[some]).size
         others = np.full(table.shape, np.nan)
         for rank in range(self.ranks):
             rest = np.delete(table, rank, axis=0)
@@ -125,7 +127,7 @@ class Causes:
 
     def kinds(self, parts: StepParts) -> list[Cause]:
         """Each kind of cell of each rank that is slower than that of the others."""
-        own, others = self._typical(parts)
+        own, others = self._typical(parts, np.arange(len(self.groups.kinds)))
         result = []
         for rank, kind in np.argwhere(own > others).tolist():
             if len(self.groups.kinds) < 2:
@@ -140,16 +142,17 @@ class Causes:
         return result
 
     def of_ranks(self, parts: StepParts) -> list[Cause]:
-        """Each rank, all kinds that are slower than the others'."""
-        own, others = self._typical(parts)
+        """Each rank, all kinds that are slower than the others'. I and W count together: a first stage may lack its I."""
+        column, names = _with_whole_backward(self.groups.kinds)
+        own, others = self._typical(parts, column)
         result = []
         for rank in range(self.ranks):
             ratio = np.fmin(others[rank] / own[rank], 1.0)
             ratio = np.where(np.isnan(ratio), 1.0, ratio)
             if (ratio == 1.0).all():
                 continue
-            factor = np.where(self.known.rank == rank, ratio[self.groups.kind[self.groups.of]], 1.0)
-            slow = ", ".join(f"{k} {1 / r:.2f}" for k, r in zip(self.groups.kinds, ratio, strict=True) if r < 1)
+            factor = np.where(self.known.rank == rank, ratio[column[self.groups.kind[self.groups.of]]], 1.0)
+            slow = ", ".join(f"{k} {1 / r:.2f}" for k, r in zip(names, ratio, strict=True) if r < 1)
             stages = np.unique(self.groups.stage[self.groups.rank == rank])
             note = f"; or its stage {stages[0]} is larger" if stages.size == 1 and self._weighs_nothing else ""
             result.append(
@@ -279,6 +282,14 @@ class Causes:
         usual = float(np.median(parts.transit[known])) if known.any() else 0.0
         factors = {"transit": 0.0, "exposed": 0.0}
         return [Cause("communication = 0", "exposed communication", f"{usual:.2f} ms a message", Width.WHOLE, factors)]
+
+
+def _with_whole_backward(kinds: tuple[str, ...]) -> tuple[Int64, tuple[str, ...]]:
+    """[kinds] columns in which I and W are one, and their names. A B beside them stays apart."""
+    together = {"I": "I + W", "W": "I + W"}
+    names = [together.get(kind, kind) for kind in kinds]
+    columns = tuple(dict.fromkeys(names))
+    return np.array([columns.index(name) for name in names]), columns
 
 
 def _weights(known: Dependencies, groups: CellGroups, costs: Costs | None) -> Floats:

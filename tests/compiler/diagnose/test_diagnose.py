@@ -94,6 +94,22 @@ def test_host_time_in_which_a_message_arrives_adds_up(name: str, sizes: dict[str
     assert host.min() > 0.8 * (gaps.sum() + 0.2 * len(schedule))
 
 
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_a_first_stage_without_its_input_gradient_is_no_standard_for_others(rank: int, tmp_path: Path) -> None:
+    """torch leaves out the I of the first stage, and its W computes both."""
+    schedule = schedule_at("zbv", P=3, M=9)
+
+    def taken(r: int, kind: OpKind, stage: int, _microbatch: int) -> float:
+        first = {OpKind.I: 1e-3, OpKind.W: 17 / 8}.get(kind, 1.0) if stage == 0 else 1.0
+        return first * (1.5 if r == rank else 1.0)
+
+    found = diagnosed(tmp_path / "slow", schedule, World(slow=taken, noise=NOISE))
+    fine = World(slow=lambda _rank, kind, stage, mb: taken(-1, kind, stage, mb), noise=NOISE)
+    write_steps(tmp_path / "fine", schedule, fine)
+    assert found.causes[0].cause.name == f"rank {rank} = others"
+    assert found.causes[0].gain == pytest.approx(1 - np.mean(fine.makespans) / found.measured, abs=0.005)
+
+
 @pytest.mark.parametrize("kind", [OpKind.W, OpKind.I])
 def test_one_slow_kind_of_a_rank_is_named_alone(kind: OpKind, tmp_path: Path) -> None:
     schedule = known("zbv")
