@@ -142,7 +142,7 @@ class Causes:
         return result
 
     def of_ranks(self, parts: StepParts) -> list[Cause]:
-        """Each rank, all kinds that are slower than the others'. I and W count together: a first stage may lack its I."""
+        """Each rank, all kinds that are slower than the others'. I and W add up: a first stage may lack its I."""
         column, names = _with_whole_backward(self.groups.kinds)
         own, others = self._typical(parts, column)
         result = []
@@ -285,7 +285,7 @@ class Causes:
 
 
 def _with_whole_backward(kinds: tuple[str, ...]) -> tuple[Int64, tuple[str, ...]]:
-    """[kinds] columns in which I and W are one, and their names. A B beside them stays apart."""
+    """[kinds] the column of each kind, and the names of columns. I and W share one."""
     together = {"I": "I + W", "W": "I + W"}
     names = [together.get(kind, kind) for kind in kinds]
     columns = tuple(dict.fromkeys(names))
