@@ -196,7 +196,7 @@ def killed_chain(workers: Agent, cases: Sequence[Case], root: Path, whole: str, 
     for case in cases:
         committed, began = max(committed_steps(root), default=-1), _began(root)
         workers.keeper = None if case.keeper is None else partial(_kill_keeper, root, case.keeper)
-        outcomes = workers.outcomes(CASE, steps=STEPS, kills=case.kills, **run)
+        outcomes = workers.outcomes(CASE, timeout=180.0, steps=STEPS, kills=case.kills, **run)
         if not any(getattr(each, "kind", "") == "died" for each in outcomes):
             workers.close()
             return [*failures, f"{case.name}: nobody died: {outcomes}"]
