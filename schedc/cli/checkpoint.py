@@ -18,13 +18,20 @@ from schedc.cli.processes import run_to_end
 @click.option(
     "--to",
     "target",
-    type=click.Choice(["safetensors", "dcp"]),
-    help="With export: files of safetensors with an index (default), or torch's distributed checkpoint.",
+    type=click.Choice(["safetensors", "dcp", "hf"]),
+    help="With export: safetensors with an index (default), torch's distributed checkpoint, or a Hugging Face model.",
 )
+@click.option("--config", type=click.Path(exists=True, path_type=Path), help="With --to hf: the model's config.json.")
 @click.option("--shard", type=click.IntRange(1), help="With export: bytes of tensors in a file; default 4e9.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="With export: the new folder.")
 def checkpoint_command(
-    word: str, folder: Path, as_json: bool, target: str | None, shard: int | None, output: Path | None
+    word: str,
+    folder: Path,
+    as_json: bool,
+    target: str | None,
+    config: Path | None,
+    shard: int | None,
+    output: Path | None,
 ) -> None:
     """List, verify, show or export the checkpoints in DIR, the folder of a run or of one of its steps.
 
@@ -34,10 +41,12 @@ def checkpoint_command(
     """
     if word == "export" and output is None:
         raise click.UsageError("export needs -o DIR, the folder to write")
-    if word != "export" and (target or shard or output):
-        raise click.UsageError("--to, --shard and -o belong to export")
+    if word != "export" and (target or shard or output or config):
+        raise click.UsageError("--to, --config, --shard and -o belong to export")
+    if (target == "hf") != (config is not None):
+        raise click.UsageError("--to hf and --config belong together")
     need("checkpoints need the runtime", "runtime", "schedc_runtime", *(["torch"] if word == "export" else []))
-    given = {"--to": target, "--shard": shard, "-o": output}
+    given = {"--to": target, "--config": config, "--shard": shard, "-o": output}
     options = [str(part) for option, value in given.items() if value is not None for part in (option, value)]
     options += ["--json"] if as_json else []
     sys.exit(

@@ -12,11 +12,10 @@ from math import prod
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from schedc_runtime.checkpoint.committed import stored_in_boxes, with_aliases
 from schedc_runtime.checkpoint.opened import open_checkpoint
-from schedc_runtime.checkpoint.stored import TENSOR_TYPES, Stored, reading
+from schedc_runtime.checkpoint.stored import TENSOR_TYPES, Stored, reading, whole_tensor
 from schedc_runtime.errors import MaterializeError
 from schedc_runtime.saved.read import SavedStep
 from schedc_runtime.saved.safetensors import safetensors_header
@@ -27,15 +26,23 @@ FACTS = "facts"
 _TYPE_NAMES = {dtype: name for name, dtype in TENSOR_TYPES.items()}
 
 
-def export_model(step: SavedStep, target: Path, form: str, shard: int) -> list[Path]:
+def export_model(step: SavedStep, target: Path, form: str, shard: int, config: Path | None = None) -> list[Path]:
     """Write the model of a step into the new folder ``target``, and return the files in their order.
 
-    form: ``safetensors``, or ``dcp`` for torch's distributed checkpoints. shard: bytes of tensors in a file of
-    safetensors. A larger tensor has a file of its own. One tensor is in memory at a time; for ``dcp`` all are.
+    form: ``safetensors``, ``dcp`` for torch's distributed checkpoints, or ``hf`` with ``config``, as `export_for_hub`
+    says. shard: bytes of tensors in a file of
+    safetensors. A larger tensor has a file of its own. One tensor is in memory at a time, or all for the
+    other forms.
     Raises `MaterializeError` for a step with a flaw, without a model, or where ``target`` is not empty.
     """
     if target.exists() and any(target.iterdir()):
         raise MaterializeError(f"{target} is not empty", "name a new folder")
+    if form == "hf":
+        from schedc_runtime.checkpoint.exported_hub import export_for_hub
+
+        if config is None:
+            raise MaterializeError("--to hf needs the model's configuration", "give --config, its config.json")
+        return export_for_hub(step, target, config, shard)
     stored = open_checkpoint(step.folder)  # looks at all bytes
     if not stored:
         raise MaterializeError(f"{step.folder} has no tensor of a model", "`schedc checkpoint show` lists what it has")
@@ -52,7 +59,7 @@ def export_model(step: SavedStep, target: Path, form: str, shard: int) -> list[P
         with whole_file(target / file) as writer:
             writer.write(header)
             for name in names:
-                writer.write(_whole(stored[name]).view(-1).view(torch.uint8).numpy().data)
+                writer.write(whole_tensor(stored[name]).view(-1).view(torch.uint8).numpy().data)
         placed |= dict.fromkeys(names, file)
         paths.append(target / file)
     if len(shards) > 1:
@@ -80,19 +87,13 @@ def _shards(sizes: dict[str, int], most: int) -> Iterator[list[str]]:
     yield names
 
 
-def _whole(stored: Stored) -> Tensor:
-    value = torch.empty(stored.shape, dtype=stored.dtype)
-    stored.read(value)
-    return value
-
-
 def _as_dcp(step: SavedStep, target: Path) -> list[Path]:
     """All tensors of a step under their names, and what the ranks have said of it as JSON."""
     from torch.distributed.checkpoint.state_dict_saver import save
 
     ranks = [dict(manifest.facts) for manifest in step.manifests]
     aliases = (dict(facts.get("aliases", {})) for facts in ranks)
-    values = {name: _whole(each) for name, each in with_aliases(stored_in_boxes(step.tensors), aliases).items()}
+    values = {name: whole_tensor(each) for name, each in with_aliases(stored_in_boxes(step.tensors), aliases).items()}
     text = bytearray(json.dumps({"form": 2, "ranks": ranks}).encode())
     values[FACTS] = torch.frombuffer(text, dtype=torch.uint8)
     with reading(target), warnings.catch_warnings():

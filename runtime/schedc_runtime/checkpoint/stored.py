@@ -147,6 +147,13 @@ def in_span(path: Path, name: str, span: FileSpan) -> InFile:
     return InFile(str(path), span.begin, span.shape, TENSOR_TYPES[span.dtype], name)
 
 
+def whole_tensor(stored: Stored) -> Tensor:
+    """[...] all of a stored tensor, in memory."""
+    tensor = torch.empty(stored.shape, dtype=stored.dtype)
+    stored.read(tensor)
+    return tensor
+
+
 def copy_rows(source: Tensor, target: Tensor, first: int) -> None:
     """Copy the rows from ``first`` on of ``source`` [all, ...] into ``target`` [rows, ...]."""
     target.copy_(source.narrow(0, first, len(target)) if target.dim() else source)

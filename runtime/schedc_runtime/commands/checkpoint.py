@@ -34,7 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("-o", "--output", type=Path)
-    parser.add_argument("--to", default="safetensors", choices=("safetensors", "dcp"))
+    parser.add_argument("--to", default="safetensors", choices=("safetensors", "dcp", "hf"))
+    parser.add_argument("--config", type=Path)
     parser.add_argument("--shard", type=int, default=4_000_000_000, help="bytes of tensors in a file of safetensors")
     options = parser.parse_args(arguments)
     try:
@@ -123,7 +124,7 @@ def _export(options: argparse.Namespace) -> CheckpointAnswer:
     from schedc_runtime.checkpoint.exported import export_model
 
     step = _one(options.folder)
-    paths = export_model(step, options.output, options.to, options.shard)
+    paths = export_model(step, options.output, options.to, options.shard, options.config)
     size = sum(path.stat().st_size for path in paths)
     files = f"{len(paths)} file{'s' * (len(paths) > 1)}"
     line = f"step {step.step:,}: the model in {files}, {shown(size)}, in {options.output}"

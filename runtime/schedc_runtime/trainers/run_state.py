@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from schedc_runtime.checkpoint.committed import MODEL, FlawedStep, InBoxes, LookedPieces, with_aliases
-from schedc_runtime.checkpoint.stored import Stored, reading
+from schedc_runtime.checkpoint.stored import Stored, reading, whole_tensor
 from schedc_runtime.data_parallel.shards_in_process import InProcessSharding
 from schedc_runtime.errors import MaterializeError, RuntimeFault
 from schedc_runtime.pipeline.build.assembly import Assembly
@@ -118,9 +118,7 @@ class KeptTensors(NamedTuple):
         stored = self.tensors[name]
         if self.looked is not None and isinstance(stored, InBoxes):
             self.looked.look(stored.spans(0, stored.shape[0] if stored.shape else 1))
-        tensor = torch.empty(stored.shape, dtype=stored.dtype)
-        stored.read(tensor)
-        return tensor
+        return whole_tensor(stored)
 
 
 def load_run_state(

@@ -12,11 +12,15 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+import schedc
 from schedc.cli import main as schedc_main
+from schedc_runtime import Pipeline
 from schedc_runtime.checkpoint.opened import open_checkpoint
 from schedc_runtime.commands.checkpoint import main
 from schedc_runtime.saved.form import step_folder
+from schedc_runtime.trainers import checkpoint
 from support.hostile_checkpoints import sign
+from support.needs import needed
 from support.saved_cases import WHOLE, save, values
 
 
@@ -125,6 +129,34 @@ def test_a_model_in_one_file_needs_no_index(root: Path, capsys: pytest.CaptureFi
     assert asked(capsys, "export", root, "-o", root.parent / "model")[0] == 0
     assert os.listdir(root.parent / "model") == ["model.safetensors"]
     assert len(open_checkpoint(root.parent / "model")) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tied", [False, True])
+def test_transformers_loads_an_exported_model(tmp_path: Path, capsys: pytest.CaptureFixture[str], tied: bool) -> None:
+    """Experts have one tensor each on the hub, and are stacked in the model."""
+    transformers = needed("transformers")
+    sizes = {"hidden_size": 16, "moe_intermediate_size": 8, "intermediate_size": 8, "num_attention_heads": 2}
+    more = {"num_hidden_layers": 2, "num_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": 1, "head_dim": 8}
+    config = transformers.Qwen3MoeConfig(vocab_size=32, tie_word_embeddings=tied, use_cache=False, **sizes, **more)
+    config.architectures = ["Qwen3MoeForCausalLM"]
+    torch.manual_seed(0)
+    model = transformers.Qwen3MoeForCausalLM(config)
+    config.save_pretrained(tmp_path / "config")
+    pipe = Pipeline(model, schedc.compile("1f1b", P=2, M=2), loss_fn=lambda x, y: x.logits.sum(), in_process=True)
+    checkpoint.save(tmp_path / "run", pipe)
+    options = ["--to", "hf", "--config", tmp_path / "config"]
+    status, _ = table(capsys, "export", tmp_path / "run", "-o", tmp_path / "hub", *options, "--shard", "9000")
+    assert (status, (tmp_path / "hub" / "model.safetensors.index.json").is_file()) == (0, True)
+    assert any("experts.3." in name for name in open_checkpoint(tmp_path / "hub"))
+    loaded, told = type(model).from_pretrained(tmp_path / "hub", output_loading_info=True)
+    assert not any(told[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    expected, read = pipe.full_state_dict(), loaded.state_dict()
+    assert [name for name, value in expected.items() if not torch.equal(read[name], value)] == []
+    config.num_hidden_layers = 3
+    config.save_pretrained(tmp_path / "config")
+    status, _, told = asked(capsys, "export", tmp_path / "run", "-o", tmp_path / "second", *options)
+    assert (status, "is missing in step" in told, (tmp_path / "second").exists()) == (1, True, False)
 
 
 def test_wrong_usage(root: Path) -> None:
