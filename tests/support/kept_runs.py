@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 import schedc
-from schedc_runtime import Checkpoints, Pipeline
+from schedc_runtime import Checkpoints, Pipeline, watch_speed
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.execute.executor import Executor
 from schedc_runtime.keeper import images
@@ -91,8 +91,9 @@ def kept_run(
     steps: int,
     kills: Sequence[Sequence[Any]] = (),
     agent: bool = False,
+    watched: bool = False,
 ) -> list[Any]:
-    """A run on all ranks. agent: as under an agent that restarts.
+    """A run on all ranks. agent: as under an agent that restarts. watched: keep the last steps, too.
 
     kills: each [rank, point, steps behind the first one, seed]. The step that it began at is added to a file beside the
     folder. Returns this step, the digest of its end on rank 0, and the pid of the keeper.
@@ -106,6 +107,8 @@ def kept_run(
     run = Run(Path(root), schedule, world_size, in_process=False, durable=3)
     watch = run.saved.places.watch()
     assert watch is not None
+    if watched:
+        watch_speed(run.pipe, level=1, folder=run.saved.places.folder)
     try:
         first = run.train(steps, before_steps=partial(_began, root, rank, mine, run))
         digest = bits(run.state())

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from time import process_time_ns
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 
@@ -12,9 +14,14 @@ from schedc.compiler import compile as compile_schedule
 from schedc_runtime import Pipeline, watch_speed
 from schedc_runtime.execute.executor import Executor
 from schedc_runtime.models.gpt import GPT, GPTConfig, next_token_loss
-from schedc_runtime.speed import clock
-from schedc_runtime.speed.rule import BASELINE, WARMING, WINDOW
+from schedc_runtime.speed import clock, rule
+from schedc_runtime.speed.rule import BASELINE, WINDOW
 from schedc_runtime.speed.watch import SpeedWatch
+
+SLOW = 40
+"""Steps of a slowdown."""
+REST = 2 * WINDOW
+"""Steps between two slowdowns, and up to nine more: a slowdown begins anywhere in a window."""
 
 
 class Slowdown(NamedTuple):
@@ -55,8 +62,14 @@ def watched_training(
     length: int = 32,
     baseline: int = BASELINE,
 ) -> dict[str, Any]:
-    """The false alarms of some quiet windows, and for each slowdown the alarms of three windows."""
-    clock.BASELINE = baseline
+    """The false alarms of some quiet windows, and for each slowdown the alarms up to the end of its last window."""
+    with short_baseline(baseline) if baseline < BASELINE else nullcontext():
+        return _trained(rank, size, slowdowns, windows, width, length)
+
+
+def _trained(
+    rank: int, size: int, slowdowns: Sequence[Sequence[Any]], windows: int, width: int, length: int
+) -> dict[str, Any]:
     program = compile_schedule("dualpipev", P=size, M=2 * size)
     torch.manual_seed(0)
     model = GPT(GPTConfig(width=width, heads=2, blocks=2 * size, vocab=32))
@@ -67,29 +80,37 @@ def watched_training(
 
     def alarms(count: int) -> list[Any]:
         before = len(watch.alarms)
-        for _ in range(count * WINDOW):
+        for _ in range(count):
             pipe.step(batch, targets)
             pipe.zero_grad()
         return [[alarm.rank, alarm.kind, alarm.factor, alarm.since] for alarm in watch.alarms[before:]]
 
-    for _ in range(WARMING + baseline):
-        pipe.step(batch, targets)
-        pipe.zero_grad()
-    quiet = alarms(windows)
+    alarms(1)
+    while stream_of(watch).rule is None:
+        alarms(1)
+    quiet = alarms(windows * WINDOW)
     found = []
-    planned = [Slowdown(*each) for each in slowdowns]
-    for slow in planned:
-        executor = next(_executors(watch))
+    for number, slow in enumerate(Slowdown(*each) for each in slowdowns):
+        offset = 7 * number % WINDOW
+        quiet += alarms(REST + offset)
+        executor = stream_of(watch).clocks[0].executor
         kept = make_slower(executor, slow.kind, slow.factor) if slow.rank == rank else executor.code.calls
         begin = pipe.steps
-        found.append([begin, alarms(3)])
+        during = alarms(SLOW)
         executor.code.calls[:] = kept
-        if slow is not planned[-1]:
-            alarms(2)
+        found.append([begin, during + alarms(WINDOW - offset)])
     pipe.close()
     return {"quiet": quiet, "found": found, "lines": lines}
 
 
-def _executors(watch: SpeedWatch) -> Iterator[Executor]:
+@contextmanager
+def short_baseline(steps: int) -> Iterator[None]:
+    """Baselines of so few steps are taken as they are."""
+    with mock.patch.multiple(clock, BASELINE=steps), mock.patch.multiple(rule, SETTLED=100.0):
+        yield
+
+
+def stream_of(watch: SpeedWatch) -> Any:
+    """The stream of the last step."""
     assert watch._current is not None
-    return (each.executor for each in watch._current.clocks)
+    return watch._current

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableSequence, Sequence
 from contextlib import nullcontext
 from functools import partial
 from time import perf_counter_ns, process_time_ns
@@ -60,6 +60,16 @@ class Interval(NamedTuple):
     collecting: int = 0
 
 
+class StepTimes(NamedTuple):
+    """Where the times of a step of a stream go, in ns.
+
+    spent: [steps] the processor's, over all threads of the process, added up. ended: [steps] `perf_counter_ns`.
+    """
+
+    spent: MutableSequence[int] | memoryview
+    ended: MutableSequence[int] | memoryview
+
+
 class Executor:
     """Runs the bound code of one rank.
 
@@ -87,8 +97,8 @@ class Executor:
         self._marks = [mark(step.row, numbers[step.label]) for step in code.steps]
         self.places: DevicePlaces | None = None
         """How far the device has come, where it may wait for other ranks behind the host's back."""
-        self.spent: list[int] | None = None
-        """[steps] where the processor time of each is added, in ns over all threads; None: nobody asks for it."""
+        self.times: StepTimes | None = None
+        """Where the times of each step are added; None: nobody asks for them."""
         self.position = len(code.steps)
         """Index of the step that is running; the number of steps if none is."""
         self.reset()
@@ -138,8 +148,8 @@ class Executor:
         count, word, marks = len(calls), self.word, self._marks
         if self.intervals is not None or self._profile:
             return self._advance_observed()
-        if self.spent is not None:
-            return self._advance_timed(self.spent)
+        if self.times is not None:
+            return self._advance_timed(*self.times)
         begin_running(self)
         try:
             while position < count:
@@ -157,8 +167,8 @@ class Executor:
         word[0] = ENDED
         return True
 
-    def _advance_timed(self, spent: list[int]) -> bool:
-        """As `advance`, with the processor time of each step."""
+    def _advance_timed(self, spent: Any, ended: Any) -> bool:
+        """As `advance`, with the times of each step."""
         calls, count, last = self.code.calls, len(self.code.calls), process_time_ns()
         begin_running(self)
         try:
@@ -169,6 +179,7 @@ class Executor:
                 blocked = handler(self.registers, operands)
                 begun, last = last, process_time_ns()
                 spent[position] += last - begun
+                ended[position] = perf_counter_ns()
                 if blocked:
                     return False
                 self.position += 1

@@ -34,6 +34,11 @@ def instruction_label(program: Program, row: int) -> str:
     return f"{stage}{wait}{verb}_{_LETTER[channel]}{x.microbatch}"
 
 
+def batch_label(program: Program, row: int, rows: int, part: str) -> str:
+    """The labels of ``rows`` instructions from ``row`` on, which run as one step. part: the micro-step, or ""."""
+    return " + ".join(instruction_label(program, r) for r in range(row, row + rows)) + (f" {part}" if part else "")
+
+
 def sentence(program: Program, row: int) -> str:
     """The instruction for people: its label, and for a message what it carries and whom it concerns."""
     x = program.instruction(row)

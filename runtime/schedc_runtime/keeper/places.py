@@ -5,6 +5,7 @@
                                  trainer-0003.json  `RankHere`
                                  rank-0003.a, .b    images
                                  program.json       what the ranks run, for reports
+                                 rank-0003.times    the last steps of a rank, if a watch of speed keeps them
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from secrets import token_hex
+from shutil import copyfile
 from typing import Any, NamedTuple
 
 from schedc_runtime.errors import RuntimeFault
@@ -130,6 +132,17 @@ class Places:
         """What the keeper has said last."""
         value = _read(self.folder / "keeper.json")
         return None if value is None else Watch(Process(*value[0]), *value[1:])
+
+    def bring_last_steps(self, root: Path) -> Path | None:
+        """Copy what ranks have kept of their last steps into a folder on disk; that folder, if there was anything."""
+        files = sorted(self.folder.glob("rank-*.times"))
+        if not files:
+            return None
+        kept = root / "last-steps"
+        kept.mkdir(parents=True, exist_ok=True)
+        for path in files:
+            copyfile(path, kept / path.name)
+        return kept
 
     def remove(self) -> None:
         """Remove the folder with all that is in it."""

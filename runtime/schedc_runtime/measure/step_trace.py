@@ -21,7 +21,7 @@ from schedc.step.costs.keys import TIMES
 from schedc.step.timeline import simulate
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.execute.executor import Interval
-from schedc_runtime.execute.instruction_names import instruction_label, receives, sentence
+from schedc_runtime.execute.instruction_names import batch_label, receives, sentence
 from schedc_runtime.measure.stage_times import HALVES
 
 Intervals = Mapping[int, Sequence[Interval]]
@@ -191,7 +191,7 @@ def _events(program: Program, rank: int, interval: Interval, begin: int, step: i
     rows = range(row, row + interval.rows)
     start, end = (interval.start - begin) / 1000, (interval.end - begin) / 1000
     where = {"pid": rank, "tid": track}
-    name = " + ".join(instruction_label(program, r) for r in rows) + (f" {interval.part}" if interval.part else "")
+    name = batch_label(program, row, interval.rows, interval.part)
     yield {"ph": "X", "name": name, "ts": start, "dur": end - start, **where,
            "args": _arguments(program, interval, step)}  # fmt: skip
     for r in rows:

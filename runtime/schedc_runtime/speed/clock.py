@@ -1,77 +1,96 @@
-"""The processor time of each instruction of a rank's stream, as ratios to a baseline by kind."""
+"""The processor time of each instruction of a rank's stream, as ratios to its baseline, by kind."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from math import log
-from statistics import median
 from typing import NamedTuple
 
-from schedc_runtime.execute.executor import Executor
+from schedc_runtime.execute.executor import Executor, StepTimes
 from schedc_runtime.speed.rule import BASELINE, WARMING
 
 
 class _Row(NamedTuple):
-    """A compute instruction of a stream, with its stages. positions first ..< end: the steps that run it."""
+    """A compute instruction of a stream, and the steps first ..< end that run it. kind: the letters of its ops."""
 
     kind: str
-    stages: tuple[int, ...]
     first: int
     end: int
-
-
-Kind = tuple[str, tuple[int, ...]]
-"""The letters of an instruction's ops, and its stages."""
 
 
 class StreamClock:
     """The times of one executor's steps. The baseline is of this stream: shapes of messages change the stream.
 
-    While a clock is there, the executor adds to ``spent`` what each step takes.
+    Between `begin` and `end` the executor writes into ``times`` what each step takes.
     """
 
     def __init__(self, executor: Executor) -> None:
         self.executor = executor
-        self.spent = [0] * len(executor.code.steps)
-        """[steps] nanoseconds of this process, over all of its threads."""
+        self.times = StepTimes([], [])
         self._rows = _compute_rows(executor)
         self._warming = WARMING
-        self._quiet: list[dict[Kind, float]] = []
-        self._baseline: dict[Kind, float] = {}
+        self._quiet: list[list[float]] = []
+        self._baseline: list[float] = []
 
-    def begin(self) -> None:
-        """Measure the next step."""
-        self.spent = [0] * len(self.spent)
-        self.executor.spent = self.spent
+    def begin(self, times: StepTimes | None = None) -> None:
+        """Measure the next step. times: where to, [steps] zeros."""
+        count = len(self.executor.code.steps)
+        self.executor.times = self.times = times or StepTimes([0] * count, [0] * count)
 
     def end(self) -> dict[str, float]:
-        """By kind: logarithm of the median ratio to the baseline in the step that has ended; {} without a baseline."""
-        times: dict[Kind, list[float]] = {}
-        for kind, stages, first, end in self._rows:
-            times.setdefault((kind, stages), []).append(max(1, sum(self.spent[first:end])))
-        self.executor.spent = None
+        """By kind: lower quartile of the logarithms of all ratios to the baseline in the step that has ended.
+
+        Returns {} without a baseline. Others that use the machine make single instructions slower, and a slow rank is
+        slow in all of them.
+        """
+        spent = self.times.spent
+        self.executor.times = None
+        if not any(spent):
+            return {}  # a traced step measures itself
+        times = [log(max(1, sum(spent[row.first : row.end]))) for row in self._rows]
         if self._warming:
             self._warming -= 1
             return {}
         if not self._baseline:
-            self._settle({key: median(values) for key, values in times.items()})
+            self._quiet.append(times)
             return {}
-        return self._ratios(times)
+        return self._ratios(times, self._baseline)
+
+    @property
+    def full(self) -> bool:
+        """Whether there are enough steps for a baseline, and none was made of them."""
+        return len(self._quiet) == BASELINE
 
     def quiet(self) -> list[dict[str, float]]:
-        """As `end`, for each step of the baseline."""
-        return [self._ratios({key: [value] for key, value in step.items()}) for step in self._quiet]
+        """As `end`, for each step so far, to the first half of them."""
+        usual = _usual(self._quiet[: BASELINE // 2])
+        return [self._ratios(times, usual) for times in self._quiet]
 
-    def _settle(self, step: dict[Kind, float]) -> None:
-        self._quiet.append(step)
-        if len(self._quiet) == BASELINE:
-            self._baseline = {key: median([each[key] for each in self._quiet]) for key in step}
+    def settle(self) -> None:
+        """Make the steps so far the baseline."""
+        self._baseline, self._quiet = _usual(self._quiet), []
 
-    def _ratios(self, times: Mapping[Kind, Sequence[float]]) -> dict[str, float]:
+    def forget_half(self) -> None:
+        """Leave the older half of the steps out of the baseline."""
+        self._quiet = self._quiet[BASELINE // 2 :]
+
+    def _ratios(self, times: Sequence[float], usual: Sequence[float]) -> dict[str, float]:
         ratios: dict[str, list[float]] = {}
-        for (kind, stages), values in times.items():
-            ratios.setdefault(kind, []).extend(value / self._baseline[kind, stages] for value in values)
-        return {kind: log(median(values)) for kind, values in ratios.items()}
+        for row, time, before in zip(self._rows, times, usual, strict=True):
+            ratios.setdefault(row.kind, []).append(time - before)
+        return {kind: lower_quartile(values) for kind, values in ratios.items()}
+
+
+def _usual(steps: Sequence[Sequence[float]]) -> list[float]:
+    """[rows] the usual time of each. steps: [steps][rows] logarithms of times."""
+    return [lower_quartile(row) for row in zip(*steps, strict=True)]
+
+
+def lower_quartile(values: Iterable[float]) -> float:
+    """The value below which a quarter of all is."""
+    ordered = sorted(values)
+    place, part = divmod(len(ordered) - 1, 4)
+    return ordered[place] + (ordered[min(place + 1, len(ordered) - 1)] - ordered[place]) * part / 4
 
 
 def _compute_rows(executor: Executor) -> list[_Row]:
@@ -84,6 +103,6 @@ def _compute_rows(executor: Executor) -> list[_Row]:
         if step.row == last:
             rows[-1] = rows[-1]._replace(end=position + 1)
             continue
-        rows.append(_Row(step.instruction.kind_name, step.instruction.stages, position, position + 1))
+        rows.append(_Row(step.instruction.kind_name, position, position + 1))
         last = step.row
     return rows

@@ -7,36 +7,56 @@ from typing import Any
 
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.execute.executor import Executor
+from schedc_runtime.execute.instruction_names import batch_label
 from schedc_runtime.ranks.control import ControlPlane
 from schedc_runtime.speed.clock import StreamClock
-from schedc_runtime.speed.rule import WINDOW, Alarm, SpeedRule
+from schedc_runtime.speed.ring import RunStream, StepRing
+from schedc_runtime.speed.rule import BASELINE, WINDOW, Alarm, SpeedRule, moved
 
 _STREAMS = 64
 """Streams of which a baseline is kept."""
+_ROUNDS = 10
+"""How often a baseline that is not settled goes on."""
 
 
 class _Stream:
     """The clocks and the rule of the executors that run one program on one signature of batches.
 
-    rule: None before there is a baseline.
+    rule: None before there is a baseline. rounds: how often one was tried.
     """
 
     def __init__(self, executors: Sequence[Executor]) -> None:
         self.clocks = [StreamClock(executor) for executor in executors]
         self.rule: SpeedRule | None = None
+        self.rounds = 0
         self.steps: list[int] = []
         self.ratios: list[dict[str, dict[str, float]]] = []
+        first = executors[0]
+        self.run = RunStream(
+            first.program.name,
+            [batch_label(first.program, step.row, step.width, step.label) for step in first.code.steps],
+            [step.instruction.computes for step in first.code.steps],
+        )
 
 
 class SpeedWatch:
     """Measures all training steps of a pipeline, and tells alarms behind every tenth.
 
     alarms: all so far, the same on every rank. names: of all ranks. tell: called on the first process, with a line for
-    each alarm. Batches of another shape have a baseline of their own.
+    each alarm. Batches of another shape have a baseline of their own. ring: where the last steps are kept. step: number
+    of training steps so far.
     """
 
-    def __init__(self, control: ControlPlane, names: Sequence[str], tell: Callable[[str], Any]) -> None:
+    def __init__(
+        self,
+        control: ControlPlane,
+        names: Sequence[str],
+        tell: Callable[[str], Any],
+        step: int = 0,
+        ring: StepRing | None = None,
+    ) -> None:
         self._control, self._names, self._tell = control, names, tell
+        self._step, self.ring = step, ring
         self._streams: dict[Hashable, _Stream] = {}
         self._current: _Stream | None = None
         self.alarms: list[Alarm] = []
@@ -50,22 +70,52 @@ class SpeedWatch:
             self._streams[key] = _Stream(executors)
         self._current = self._streams[key]
         for clock in self._current.clocks:
-            clock.begin()
+            clock.begin(None if self.ring is None else self.ring.begin(self._step + 1, self._current.run))
 
     def end(self, step: int) -> None:
         """The training step with a number has succeeded. A collective in every tenth step behind a baseline."""
         stream = self._current
         assert stream is not None
+        self._step = step
         ratios = {clock.executor.name: clock.end() for clock in stream.clocks}
-        if not all(ratios.values()):
+        if self.ring is not None:
+            self.ring.end()
+        if any(clock.full for clock in stream.clocks):
+            self._settle(stream)
+        if stream.rule is None or not all(ratios.values()):
             return
-        if stream.rule is None:
-            mine = {clock.executor.name: clock.quiet() for clock in stream.clocks}
-            stream.rule = SpeedRule(self._by_kind(self._control.gather("the usual times of ranks", mine)))
         stream.steps.append(step)
         stream.ratios.append(ratios)
         if len(stream.steps) == WINDOW:
             self._judge(stream, stream.rule)
+
+    def close(self) -> None:
+        """Keep no further steps."""
+        if self.ring is not None:
+            self.ring.close()
+            self.ring = None
+
+    def _settle(self, stream: _Stream) -> None:
+        """End a baseline whose halves are alike, and let another one go on. A collective."""
+        mine = {clock.executor.name: clock.quiet() for clock in stream.clocks}
+        quiet = self._by_kind(self._control.gather("the usual times of ranks", mine))
+        stream.rounds += 1
+        change = moved(quiet)
+        if change is not None and self._control.process == 0:
+            then = (
+                f"{BASELINE // 2} steps more are waited for" if stream.rounds < _ROUNDS else "they are the baseline now"
+            )
+            self._tell(
+                f"the usual times of ranks are not settled: {self._names[change.rank]} takes {change.factor:.2f} times"
+                f" what it took {BASELINE // 2} steps before for {change.kind}; {then}"
+            )
+        if change is None or stream.rounds == _ROUNDS:
+            stream.rule = SpeedRule(quiet)
+        for clock in stream.clocks:
+            if stream.rule is not None:
+                clock.settle()
+            else:
+                clock.forget_half()
 
     def _judge(self, stream: _Stream, rule: SpeedRule) -> None:
         mine = {name: [ratios[name] for ratios in stream.ratios] for name in stream.ratios[0]}
@@ -86,8 +136,15 @@ class SpeedWatch:
         ]
 
 
-def check_watchable(device: str, graphs: bool) -> None:
-    """Raise `RuntimeFault` where the processor time of the host does not tell how fast a rank is."""
+def check_watchable(device: str, graphs: bool, level: int = 0, folder: object = None, in_process: bool = False) -> None:
+    """Raise `RuntimeFault` for a level that there is not, and where the processor's time says nothing of a rank."""
+    if level not in (0, 1):
+        raise RuntimeFault(f"a watch of speed has no level {level}", "pass level=0 or level=1")
+    if level and folder is None:
+        help = "watch_speed(pipe, level=1, folder=saved.places.folder), beside the images, or a folder of your own"
+        raise RuntimeFault(f"at level {level} a watch of speed keeps the last steps in a file, and has no folder", help)
+    if level and in_process:
+        raise RuntimeFault("ranks of one process have no times of their own for the last steps", "watch at level 0")
     if device != "cpu":
         raise RuntimeFault(
             f"a watch of speed reads the processor time of a CPU, and the pipeline computes on {device}",
