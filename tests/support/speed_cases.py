@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import gc
+import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from time import process_time_ns
+from pathlib import Path
+from time import process_time, process_time_ns
 from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
 
 from schedc.compiler import compile as compile_schedule
-from schedc_runtime import Pipeline, watch_speed
+from schedc.plan import Plan
+from schedc_runtime import Mesh, Pipeline, watch_speed
 from schedc_runtime.execute.executor import Executor
 from schedc_runtime.models.gpt import GPT, GPTConfig, next_token_loss
 from schedc_runtime.speed import clock, rule
+from schedc_runtime.speed.links import BASELINE as LINK_BASELINE
+from schedc_runtime.speed.links import WINDOW as LINK_WINDOW
+from schedc_runtime.speed.ring import kept_steps
 from schedc_runtime.speed.rule import BASELINE, WINDOW
 from schedc_runtime.speed.watch import SpeedWatch
+from schedc_runtime.transport.base import Transfer
+from support.runtime_cases import tokens
 
 SLOW = 40
 """Steps of a slowdown."""
@@ -101,6 +111,130 @@ def _trained(
         found.append([begin, during + alarms(WINDOW - offset)])
     pipe.close()
     return {"quiet": quiet, "found": found, "lines": lines}
+
+
+def watched_links(
+    rank: int, size: int, slow: Sequence[Sequence[Any]], windows: int, folder: str, steps: int = 4 * LINK_WINDOW
+) -> dict[str, Any]:
+    """The slow links that are told in quiet windows, and while one message after the other leaves late.
+
+    slow: [links] sender, receiver, and seconds by which its messages are later, for so many steps.
+    """
+    program = compile_schedule("dualpipev", P=size, M=2 * size)
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(width=32, heads=2, blocks=2 * size, vocab=32))
+    batch, targets = torch.randint(0, 32, (2 * size, 16)), torch.randint(0, 32, (2 * size, 16))
+    pipe = Pipeline(model, program, loss_fn=next_token_loss, example=batch)
+    lines: list[str] = []
+    watch = watch_speed(pipe, lines.append, level=2, folder=folder)
+
+    def alarms(count: int) -> list[Any]:
+        before = len(watch.slow_links)
+        for _ in range(count):
+            pipe.step(batch, targets)
+            pipe.zero_grad()
+        return [list(link) for link in watch.slow_links[before:]]
+
+    alarms(2 * LINK_WINDOW + LINK_WINDOW * LINK_BASELINE)
+    quiet, found = alarms(windows * LINK_WINDOW), []
+    for number, (sender, receiver, seconds) in enumerate(slow):
+        quiet += alarms(2 * LINK_WINDOW + number % LINK_WINDOW)
+        registers = stream_of(watch).clocks[0].executor.registers
+        kept, wire = registers.transport, SlowWire(registers.transport, receiver, seconds)
+        if sender == rank:
+            registers.transport = wire
+        during = alarms(steps)
+        registers.transport = kept
+        wire.close()
+        found.append(during + alarms(LINK_WINDOW - number % LINK_WINDOW))
+    watch.close()
+    pipe.close()
+    return {"quiet": quiet, "found": found, "lines": [line for line in lines if line.startswith("messages")]}
+
+
+def watched_costs(rank: int, size: int, level: int, folder: str, rounds: int = 8, steps: int = 10) -> list[list[float]]:
+    """[rounds] seconds of this process for steps without a watch, and with one; both take turns."""
+    program = compile_schedule("dualpipev", P=size, M=2 * size)
+    batch = torch.randint(0, 32, (2 * size, 32))
+    pipes = []
+    for watched in (False, True):
+        torch.manual_seed(0)
+        model = GPT(GPTConfig(width=64, heads=2, blocks=2 * size, vocab=32))
+        pipes.append(Pipeline(model, program, loss_fn=next_token_loss, example=batch))
+        if watched:
+            watch_speed(pipes[-1], level=level, folder=folder)
+        pipes[-1].step(batch, batch)
+    times = []
+    for _ in range(rounds):
+        times.append([])
+        for pipe in pipes:
+            begin = process_time()
+            for _ in range(steps):
+                pipe.step(batch, batch)
+            times[-1].append(process_time() - begin)
+    for pipe in pipes:
+        pipe.close()
+    return times
+
+
+def watched_experts(rank: int, size: int, folder: str) -> dict[str, Any]:
+    """The details of two steps of a MoE whose experts lie on all ranks; the first weights collect garbage in each."""
+    from support.mesh_cases import balanced_moe
+
+    mesh = Mesh(1, size, 1)
+    batch, targets = tokens(4)
+    pipe = Pipeline(
+        balanced_moe(), compile_schedule("zbh1", P=1, M=2), loss_fn=next_token_loss, mesh=mesh, timeout=60,
+        plan=Plan(overlap=True),
+    )  # fmt: skip
+    watch = watch_speed(pipe, level=2, folder=folder)
+    held = next(pipe.held(pipe.places[0])).module
+    hook = held.register_forward_hook(lambda *_: gc.collect(1) and None)
+    for _ in range(2):
+        pipe.step(batch, targets)
+    hook.remove()
+    watch.close()
+    pipe.step(batch, targets)
+    pipe.close()
+    steps = kept_steps(Path(folder) / f"rank-{rank:04}.times")
+    return {"steps": [step.step for step in steps], "notes": [step.note for step in steps]}
+
+
+class SlowWire:
+    """The transport of a rank whose messages to one peer leave later, each behind the one before it.
+
+    seconds: how much later than they are posted. Waits, receives and other peers are as before.
+    """
+
+    cooperative = False
+
+    def __init__(self, inner: Any, peer: int, seconds: float) -> None:
+        self._inner, self._peer, self._seconds = inner, peer, seconds
+        self.rank = inner.rank
+        self._wire = ThreadPoolExecutor(1)
+
+    def post(self, batch: Sequence[Transfer]) -> list[Any]:
+        late = {place for place, each in enumerate(batch) if each.peer == self._peer and not each.receive}
+        soon = iter(self._inner.post([each for place, each in enumerate(batch) if place not in late]))
+        begin = time.monotonic()
+        return [
+            (None, self._wire.submit(self._leave, each, begin)) if place in late else (next(soon), None)
+            for place, each in enumerate(batch)
+        ]
+
+    def _leave(self, transfer: Transfer, begin: float) -> Any:
+        time.sleep(max(0.0, begin + self._seconds - time.monotonic()))
+        return self._inner.post([transfer])[0]
+
+    def ready(self, handle: Any) -> bool:
+        return True
+
+    def wait(self, handle: Any) -> None:
+        posted, leaving = handle
+        self._inner.wait(posted if leaving is None else leaving.result())
+
+    def close(self) -> None:
+        self._wire.shutdown()
 
 
 @contextmanager

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from math import log
 from typing import NamedTuple
 
 from schedc_runtime.execute.executor import Executor, StepTimes
+from schedc_runtime.speed.quantiles import lower_quartile
 from schedc_runtime.speed.rule import BASELINE, WARMING
 
 
@@ -27,6 +28,8 @@ class StreamClock:
     def __init__(self, executor: Executor) -> None:
         self.executor = executor
         self.times = StepTimes([], [])
+        self.measured = False
+        """Whether the executor has written the times of the last step. A traced step measures itself."""
         self._rows = _compute_rows(executor)
         self._warming = WARMING
         self._quiet: list[list[float]] = []
@@ -45,8 +48,9 @@ class StreamClock:
         """
         spent = self.times.spent
         self.executor.times = None
-        if not any(spent):
-            return {}  # a traced step measures itself
+        self.measured = any(spent)
+        if not self.measured:
+            return {}
         times = [log(max(1, sum(spent[row.first : row.end]))) for row in self._rows]
         if self._warming:
             self._warming -= 1
@@ -84,13 +88,6 @@ class StreamClock:
 def _usual(steps: Sequence[Sequence[float]]) -> list[float]:
     """[rows] the usual time of each. steps: [steps][rows] logarithms of times."""
     return [lower_quartile(row) for row in zip(*steps, strict=True)]
-
-
-def lower_quartile(values: Iterable[float]) -> float:
-    """The value below which a quarter of all is."""
-    ordered = sorted(values)
-    place, part = divmod(len(ordered) - 1, 4)
-    return ordered[place] + (ordered[min(place + 1, len(ordered) - 1)] - ordered[place]) * part / 4
 
 
 def _compute_rows(executor: Executor) -> list[_Row]:

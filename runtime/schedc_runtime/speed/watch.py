@@ -9,9 +9,13 @@ from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.execute.executor import Executor
 from schedc_runtime.execute.instruction_names import batch_label
 from schedc_runtime.ranks.control import ControlPlane
+from schedc_runtime.ranks.mesh import Coordinate
 from schedc_runtime.speed.clock import StreamClock
+from schedc_runtime.speed.details import StepDetails
+from schedc_runtime.speed.links import WINDOW as LINK_WINDOW
+from schedc_runtime.speed.links import LinkClock, LinkRule, SlowLink, latencies
 from schedc_runtime.speed.ring import RunStream, StepRing
-from schedc_runtime.speed.rule import BASELINE, WINDOW, Alarm, SpeedRule, moved
+from schedc_runtime.speed.rule import BASELINE, WARMING, WINDOW, Alarm, SpeedRule, moved
 
 _STREAMS = 64
 """Streams of which a baseline is kept."""
@@ -25,13 +29,15 @@ class _Stream:
     rule: None before there is a baseline. rounds: how often one was tried.
     """
 
-    def __init__(self, executors: Sequence[Executor]) -> None:
+    def __init__(self, executors: Sequence[Executor], place: Coordinate | None) -> None:
         self.clocks = [StreamClock(executor) for executor in executors]
         self.rule: SpeedRule | None = None
         self.rounds = 0
         self.steps: list[int] = []
         self.ratios: list[dict[str, dict[str, float]]] = []
         first = executors[0]
+        self.links = None if place is None else LinkClock(first, place.pipeline, place.replica)
+        self.link_rule, self.link_steps = LinkRule(), list[int]()
         self.run = RunStream(
             first.program.name,
             [batch_label(first.program, step.row, step.width, step.label) for step in first.code.steps],
@@ -44,7 +50,7 @@ class SpeedWatch:
 
     alarms: all so far, the same on every rank. names: of all ranks. tell: called on the first process, with a line for
     each alarm. Batches of another shape have a baseline of their own. ring: where the last steps are kept. step: number
-    of training steps so far.
+    of training steps so far. place: of this process, where links are watched, too. details: what else is kept there.
     """
 
     def __init__(
@@ -54,9 +60,14 @@ class SpeedWatch:
         tell: Callable[[str], Any],
         step: int = 0,
         ring: StepRing | None = None,
+        place: Coordinate | None = None,
+        details: StepDetails | None = None,
     ) -> None:
         self._control, self._names, self._tell = control, names, tell
         self._step, self.ring = step, ring
+        self._place, self._details = place, details
+        self.slow_links: list[SlowLink] = []
+        """All slow links so far, the same on every rank."""
         self._streams: dict[Hashable, _Stream] = {}
         self._current: _Stream | None = None
         self.alarms: list[Alarm] = []
@@ -67,8 +78,10 @@ class SpeedWatch:
         if key not in self._streams:
             if len(self._streams) == _STREAMS:
                 self._streams.clear()
-            self._streams[key] = _Stream(executors)
+            self._streams[key] = _Stream(executors, self._place)
         self._current = self._streams[key]
+        if self._details is not None:
+            self._details.forget()
         for clock in self._current.clocks:
             clock.begin(None if self.ring is None else self.ring.begin(self._step + 1, self._current.run))
 
@@ -79,7 +92,9 @@ class SpeedWatch:
         self._step = step
         ratios = {clock.executor.name: clock.end() for clock in stream.clocks}
         if self.ring is not None:
-            self.ring.end()
+            self.ring.end(None if self._details is None else self._details.told())
+        if stream.links is not None and stream.clocks[0].measured:
+            self._watch_links(stream, stream.links)
         if any(clock.full for clock in stream.clocks):
             self._settle(stream)
         if stream.rule is None or not all(ratios.values()):
@@ -94,6 +109,23 @@ class SpeedWatch:
         if self.ring is not None:
             self.ring.close()
             self.ring = None
+        if self._details is not None:
+            self._details.close()
+            self._details = None
+
+    def _watch_links(self, stream: _Stream, links: LinkClock) -> None:
+        """Take in the messages of a step, and compare links behind every fifth. A collective then."""
+        stream.link_steps.append(self._step)
+        if links.end(stream.clocks[0].times) < LINK_WINDOW:
+            return
+        steps, stream.link_steps = stream.link_steps, []
+        found = self._control.fold("the latencies of messages", links.take(), latencies)
+        if steps[0] <= WARMING:
+            return
+        for link in stream.link_rule.window(steps[0], {(sender, to): value for sender, to, value in found}):
+            self.slow_links.append(link)
+            if self._control.process == 0:
+                self._tell(link.told())
 
     def _settle(self, stream: _Stream) -> None:
         """End a baseline whose halves are alike, and let another one go on. A collective."""
@@ -138,10 +170,10 @@ class SpeedWatch:
 
 def check_watchable(device: str, graphs: bool, level: int = 0, folder: object = None, in_process: bool = False) -> None:
     """Raise `RuntimeFault` for a level that there is not, and where the processor's time says nothing of a rank."""
-    if level not in (0, 1):
-        raise RuntimeFault(f"a watch of speed has no level {level}", "pass level=0 or level=1")
+    if level not in (0, 1, 2):
+        raise RuntimeFault(f"a watch of speed has no level {level}", "pass level=0, level=1 or level=2")
     if level and folder is None:
-        help = "watch_speed(pipe, level=1, folder=saved.places.folder), beside the images, or a folder of your own"
+        help = "watch_speed(pipe, level=..., folder=saved.places.folder), beside the images, or a folder of your own"
         raise RuntimeFault(f"at level {level} a watch of speed keeps the last steps in a file, and has no folder", help)
     if level and in_process:
         raise RuntimeFault("ranks of one process have no times of their own for the last steps", "watch at level 0")
