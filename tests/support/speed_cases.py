@@ -19,7 +19,7 @@ from schedc.plan import Plan
 from schedc_runtime import Mesh, Pipeline, watch_speed
 from schedc_runtime.execute.executor import Executor
 from schedc_runtime.models.gpt import GPT, GPTConfig, next_token_loss
-from schedc_runtime.speed import clock, rule
+from schedc_runtime.speed import clock, links, rule
 from schedc_runtime.speed.links import BASELINE as LINK_BASELINE
 from schedc_runtime.speed.links import WINDOW as LINK_WINDOW
 from schedc_runtime.speed.ring import kept_steps
@@ -114,12 +114,25 @@ def _trained(
 
 
 def watched_links(
-    rank: int, size: int, slow: Sequence[Sequence[Any]], windows: int, folder: str, steps: int = 4 * LINK_WINDOW
+    rank: int,
+    size: int,
+    slow: Sequence[Sequence[Any]],
+    windows: int,
+    folder: str,
+    steps: int = 4 * LINK_WINDOW,
+    baseline: int = LINK_BASELINE,
 ) -> dict[str, Any]:
     """The slow links that are told in quiet windows, and while one message after the other leaves late.
 
     slow: [links] sender, receiver, and seconds by which its messages are later, for so many steps.
     """
+    with mock.patch.multiple(links, BASELINE=baseline):
+        return _linked(rank, size, slow, windows, folder, steps)
+
+
+def _linked(
+    rank: int, size: int, slow: Sequence[Sequence[Any]], windows: int, folder: str, steps: int
+) -> dict[str, Any]:
     program = compile_schedule("dualpipev", P=size, M=2 * size)
     torch.manual_seed(0)
     model = GPT(GPTConfig(width=32, heads=2, blocks=2 * size, vocab=32))
@@ -135,7 +148,7 @@ def watched_links(
             pipe.zero_grad()
         return [list(link) for link in watch.slow_links[before:]]
 
-    alarms(2 * LINK_WINDOW + LINK_WINDOW * LINK_BASELINE)
+    alarms(2 * LINK_WINDOW + LINK_WINDOW * links.BASELINE)
     quiet, found = alarms(windows * LINK_WINDOW), []
     for number, (sender, receiver, seconds) in enumerate(slow):
         quiet += alarms(2 * LINK_WINDOW + number % LINK_WINDOW)
@@ -178,21 +191,23 @@ def watched_costs(rank: int, size: int, level: int, folder: str, rounds: int = 8
 
 
 def watched_experts(rank: int, size: int, folder: str) -> dict[str, Any]:
-    """The details of two steps of a MoE whose experts lie on all ranks; the first weights collect garbage in each."""
+    """The details of two steps of a MoE whose experts lie on all ranks; its loss collects garbage."""
     from support.mesh_cases import balanced_moe
 
     mesh = Mesh(1, size, 1)
     batch, targets = tokens(4)
+
+    def loss_fn(*given: Any) -> Any:
+        gc.collect(1)
+        return next_token_loss(*given)
+
     pipe = Pipeline(
-        balanced_moe(), compile_schedule("zbh1", P=1, M=2), loss_fn=next_token_loss, mesh=mesh, timeout=60,
+        balanced_moe(), compile_schedule("zbh1", P=1, M=2), loss_fn=loss_fn, mesh=mesh, timeout=60,
         plan=Plan(overlap=True),
     )  # fmt: skip
     watch = watch_speed(pipe, level=2, folder=folder)
-    held = next(pipe.held(pipe.places[0])).module
-    hook = held.register_forward_hook(lambda *_: gc.collect(1) and None)
     for _ in range(2):
         pipe.step(batch, targets)
-    hook.remove()
     watch.close()
     pipe.step(batch, targets)
     pipe.close()
