@@ -122,7 +122,7 @@ def watched_links(
     steps: int = 4 * LINK_WINDOW,
     baseline: int = LINK_BASELINE,
 ) -> dict[str, Any]:
-    """The slow links that are told in quiet windows, and while one message after the other leaves late.
+    """The alarms of quiet windows, and those while the messages of one link after the other leave late.
 
     slow: [links] sender, receiver, and seconds by which its messages are later, for so many steps.
     """

@@ -3,8 +3,8 @@
 The latency of a message is the end of its wait less the later of its two posts. Only waits that blocked are counted,
 because the receiver came too late to the others. A sender sees nothing of a slow link.
 
-An ordered pair's latency is the lower quartile over `WINDOW` steps, as a multiple of its usual one. From that goes what
-the other pairs do. A link is slow above `SLOWER`, with `LEAST` more latency, in two windows in a row.
+An ordered pair's latency is the lower quartile over `WINDOW` steps, as a multiple of its usual one. The median
+of the other pairs is taken off. A link is slow above `SLOWER`, with `LEAST` more latency, in two windows in a row.
 Plain numbers; no torch is loaded.
 """
 
