@@ -60,7 +60,7 @@ class Interval(NamedTuple):
     collecting: int = 0
 
 
-class StepTimes(NamedTuple):
+class StreamTimes(NamedTuple):
     """Where the times of a step of a stream go, in ns.
 
     spent: [steps] the processor's, over all threads of the process, added up. ended: [steps] `perf_counter_ns`.
@@ -97,7 +97,7 @@ class Executor:
         self._marks = [mark(step.row, numbers[step.label]) for step in code.steps]
         self.places: DevicePlaces | None = None
         """How far the device has come, where it may wait for other ranks behind the host's back."""
-        self.times: StepTimes | None = None
+        self.times: StreamTimes | None = None
         """Where the times of each step are added; None: nobody asks for them."""
         self.position = len(code.steps)
         """Index of the step that is running; the number of steps if none is."""

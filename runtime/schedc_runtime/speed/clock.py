@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import log
 from typing import NamedTuple
 
-from schedc_runtime.execute.executor import Executor, StepTimes
+from schedc_runtime.execute.executor import Executor, StreamTimes
 from schedc_runtime.speed.quantiles import lower_quartile
 from schedc_runtime.speed.rule import BASELINE, WARMING
 
@@ -27,7 +27,7 @@ class StreamClock:
 
     def __init__(self, executor: Executor) -> None:
         self.executor = executor
-        self.times = StepTimes([], [])
+        self.times = StreamTimes([], [])
         self.measured = False
         """Whether the executor has written the times of the last step. A traced step measures itself."""
         self._rows = _compute_rows(executor)
@@ -35,10 +35,10 @@ class StreamClock:
         self._quiet: list[list[float]] = []
         self._baseline: list[float] = []
 
-    def begin(self, times: StepTimes | None = None) -> None:
+    def begin(self, times: StreamTimes | None = None) -> None:
         """Measure the next step. times: where to, [steps] zeros."""
         count = len(self.executor.code.steps)
-        self.executor.times = self.times = times or StepTimes([0] * count, [0] * count)
+        self.executor.times = self.times = times or StreamTimes([0] * count, [0] * count)
 
     def end(self) -> dict[str, float]:
         """By kind: lower quartile of the logarithms of all ratios to the baseline in the step that has ended.

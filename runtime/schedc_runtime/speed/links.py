@@ -17,7 +17,7 @@ from time import perf_counter_ns, time_ns
 from typing import Any, NamedTuple
 
 from schedc.ir.program import InstructionKind
-from schedc_runtime.execute.executor import Executor, StepTimes
+from schedc_runtime.execute.executor import Executor, StreamTimes
 from schedc_runtime.execute.instruction_names import receives
 from schedc_runtime.speed.quantiles import lower_quartile
 
@@ -87,7 +87,7 @@ class LinkClock:
                     self._arrivals.append(_Arrival(message, source, posted[message], position))
         self._steps: list[list[list[list[int]]]] = []
 
-    def end(self, times: StepTimes) -> int:
+    def end(self, times: StreamTimes) -> int:
         """Take in a step. Returns the number of steps since `take`."""
         shift, (spent, ended) = time_ns() - perf_counter_ns(), times
         sent = [[message, ended[position] + shift] for message, position in self._sends.items()]

@@ -24,7 +24,7 @@ from time import perf_counter_ns, time_ns
 from typing import Any, NamedTuple
 
 from schedc_runtime.errors import RuntimeFault
-from schedc_runtime.execute.executor import StepTimes
+from schedc_runtime.execute.executor import StreamTimes
 
 STEPS = 32
 """Steps that are kept."""
@@ -81,7 +81,7 @@ class StepRing:
         """Bytes of a step."""
         return _WORDS * 8 + self._note + 16 * self._capacity
 
-    def begin(self, step: int, stream: RunStream) -> StepTimes:
+    def begin(self, step: int, stream: RunStream) -> StreamTimes:
         """Where the times of a step go. A stream that is longer than all before begins a new file."""
         number = self._number(stream)
         slot = self._slot_of(step)
@@ -93,7 +93,7 @@ class StepRing:
         slot[_STEP], slot[_STREAM], slot[_BEGIN], slot[_CLOCK], slot[_NOTED] = step, number, now, time_ns() - now, 0
         slot[_STATE] = _RUNNING
         self._slot = slot
-        return StepTimes(slot[start + count : start + 2 * count], slot[start : start + count])
+        return StreamTimes(slot[start + count : start + 2 * count], slot[start : start + count])
 
     def end(self, note: dict[str, Any] | None = None) -> None:
         """The step has ended. note: JSON to keep beside its times; left out where it is too long."""
