@@ -10,6 +10,7 @@ as their users run them, from the batch to the loss, so that all bookkeeping cou
 Stream: one process has four ranks with a stage each, 1F1B with 64 microbatches, 2,048 instructions. A stage adds one
 parameter. Processor time; the loop calls the same modules and autograd's engine, without messages, in an order that
 dependencies allow. The floor is that loop with a copy per message and a sum per output, without checks and waits.
+Its two parts are measured alone, too. So is what probes and numbers by name cost in a step: it is run without them.
 
 Step: four processes over gloo, a small GPT, the schedules that both have, the same modules and data.
 
@@ -30,6 +31,7 @@ import io
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -98,11 +100,11 @@ def squares(output: Tensor, target: Tensor) -> Tensor:
 
 
 def hand_written(
-    modules: Sequence[nn.Module], program: Program, *, messages: bool = False
+    modules: Sequence[nn.Module], program: Program, *, copies: bool = False, sums: bool = False
 ) -> Callable[[Tensor, Tensor], None]:
     """The program's computation without a runtime: the ops of its ranks as a plain loop.
 
-    messages: copy what passes between stages into new buffers, and sum each output. Nothing is checked.
+    copies: copy what passes between stages. sums: sum each output. Nothing is checked.
     """
     ops = in_turn(program)
     last, one = len(modules) - 1, torch.ones(())
@@ -113,32 +115,26 @@ def hand_written(
         entered: dict[tuple[int, int], Tensor] = {}
         left: dict[tuple[int, int], Tensor] = {}
         grads: dict[tuple[int, int], Tensor | None] = {}
-        sums: list[Tensor] = []
+        probes: list[Tensor] = []
         for kind, stage, m in ops:
             if kind is OpKind.F:
                 x = parts[m]
                 if stage:
-                    x = copied(left[stage - 1, m]) if messages else left[stage - 1, m].detach()
+                    x = left[stage - 1, m].detach().clone() if copies else left[stage - 1, m].detach()
                     x.requires_grad_()
                 y = modules[stage](x)
                 y = y[0] if isinstance(y, tuple) else y
                 entered[stage, m] = x
                 left[stage, m] = squares(y, wanted[m]) / program.microbatches if stage == last else y
-                if messages:
-                    sums.append(y.detach().sum())
+                if sums:
+                    probes.append(y.detach().sum())
             else:
                 run_backward((left.pop((stage, m)),), (grads.pop((stage + 1, m), one),), False, False, (),
                              allow_unreachable=True, accumulate_grad=True)  # fmt: skip
                 grad = entered.pop((stage, m)).grad
-                grads[stage, m] = copied(grad) if messages and grad is not None else grad
+                grads[stage, m] = grad.clone() if copies and grad is not None else grad
 
     return step
-
-
-def copied(tensor: Tensor) -> Tensor:
-    """A message in one process: ``tensor`` of any shape in a buffer of the receiver."""
-    tensor = tensor.detach()
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
 def in_turn(program: Program) -> list[tuple[OpKind, int, int]]:
@@ -228,16 +224,32 @@ def stream_overhead(rank: int, world_size: int, repetitions: int) -> dict[str, f
     model = nn.Sequential(*[OneAddition(4) for _ in range(program.stages)])
     batch, targets = torch.randn(2, program.microbatches, 4)
     modules = plain_modules(partition(copy.deepcopy(model), program.stages, example=batch[:1]))
-    loop, floor = hand_written(modules, program), hand_written(modules, program, messages=True)
-    pipe = Pipeline(model, program, loss_fn=squares, in_process=True)
-    runs = [lambda: loop(batch, targets), lambda: pipe.step(batch, targets), lambda: floor(batch, targets)]
+
+    def pipeline(**options: Any) -> Pipeline:
+        return Pipeline(copy.deepcopy(model), program, loss_fn=squares, in_process=True, **options)
+
+    steps = {
+        "hand": hand_written(modules, program),
+        "copies": hand_written(modules, program, copies=True),
+        "sums": hand_written(modules, program, sums=True),
+        "floor": hand_written(modules, program, copies=True, sums=True),
+        "step": pipeline().step,
+        "no probes": pipeline(check_finite=False).step,
+        "no names": pipeline(rng="torch").step,
+    }
+    runs = [partial(step, batch, targets) for step in steps.values()]
     in_turns(3, *runs)
-    hand, ours, least = (min(times) * 1e6 for times in in_turns(repetitions, *runs, clock=time.process_time))
     ops = 2 * program.stages * program.microbatches
+    least = [min(times) * 1e6 / ops for times in in_turns(repetitions, *runs, clock=time.process_time)]
+    us = dict(zip(steps, least, strict=True))
     return {
-        "cpu_us_per_op": (ours - hand) / ops,
-        "floor_cpu_us_per_op": (least - hand) / ops,
-        "hand_written_cpu_us": hand / ops,
+        "cpu_us_per_op": us["step"] - us["hand"],
+        "floor_cpu_us_per_op": us["floor"] - us["hand"],
+        "copies_cpu_us_per_op": us["copies"] - us["hand"],
+        "sums_cpu_us_per_op": us["sums"] - us["hand"],
+        "probes_cpu_us_per_op": us["step"] - us["no probes"],
+        "names_cpu_us_per_op": us["step"] - us["no names"],
+        "hand_written_cpu_us": us["hand"],
         "instructions": float(len(program)),
     }
 
