@@ -13,6 +13,7 @@ import torch
 from schedc_runtime.keeper.places import SHARED_MEMORY, Places
 from schedc_runtime.trainers.box_file import HeldBox
 from schedc_runtime.trainers.image_writer import ImageWriter, state_size
+from support.step_costs import PIECES, WRITER, step_costs
 
 MOST = 1.4
 """Processor time of a copy of a state, in copies of its bytes."""
@@ -42,10 +43,13 @@ def copy_ratio(tensors: int, nbytes: int, pairs: int) -> list[float]:
 
 
 def block() -> dict[str, Any]:
-    """States of 256 MiB in 24 and in 300 tensors. quiet_ratio: the least of all pairs."""
+    """States of 256 MiB in 24 and in 300 tensors, and steps of a small GPT. quiet_ratio: the least of all pairs."""
     ratios = {tensors: copy_ratio(tensors, 256 << 20, 12) for tensors in (24, 300)}
     middle = {tensors: round(median(each), 3) for tensors, each in ratios.items()}
     failures = [f"{tensors} tensors: {ratio} copies" for tensors, ratio in middle.items() if ratio > MOST]
     least = round(min(min(each) for each in ratios.values()), 3)
-    told = {"cases": len(ratios), "failed": len(failures), "failures": failures}
-    return {**told, "ratio": max(middle.values()), "quiet_ratio": least}
+    steps = step_costs(12)
+    bounds = {"step_ratio": PIECES, "writer_ratio": WRITER}
+    failures += [f"{name} is {steps[name]}" for name, bound in bounds.items() if steps[name] > bound]
+    told = {"cases": len(ratios) + len(bounds), "failed": len(failures), "failures": failures}
+    return {**told, "ratio": max(middle.values()), "quiet_ratio": least, **steps}

@@ -92,8 +92,11 @@ def kept_run(
     kills: Sequence[Sequence[Any]] = (),
     agent: bool = False,
     watched: bool = False,
+    **given: Any,
 ) -> list[Any]:
     """A run on all ranks. agent: as under an agent that restarts. watched: keep the last steps, too.
+
+    given: to `Checkpoints`.
 
     kills: each [rank, point, steps behind the first one, seed]. The step that it began at is added to a file beside the
     folder. Returns this step, the digest of its end on rank 0, and the pid of the keeper.
@@ -104,7 +107,7 @@ def kept_run(
     mine = [kill[1:] for kill in kills if kill[0] == rank]
     if any(point == "meeting" for point, *_ in mine):
         _before(KeeperMeeting, "start", _die)
-    run = Run(Path(root), schedule, world_size, in_process=False, durable=3)
+    run = Run(Path(root), schedule, world_size, in_process=False, durable=3, **given)
     watch = run.saved.places.watch()
     assert watch is not None
     if watched:

@@ -103,6 +103,17 @@ class ComputeDevice(Protocol):
         """[count] uint8 on the host, for copies beside compute. Where it is not pinned a warning says so, once."""
         ...
 
+    def lend(self, memory: Tensor) -> None:
+        """Let copies beside compute use memory [bytes] of the host that something else has allocated.
+
+        Where that cannot be had, a warning says so once, and the host waits for such copies.
+        """
+        ...
+
+    def take_back(self, memory: Tensor) -> None:
+        """End what `lend` began, before the memory is freed. No copy uses the memory then."""
+        ...
+
     def holds(self, tensor: Tensor) -> bool:
         """Whether works on a tensor [...] run in streams: it lies on the device."""
         ...

@@ -71,6 +71,12 @@ class CpuDevice(ComputeDevice):
     def host_memory(self, count: int) -> Tensor:
         return torch.empty(count, dtype=torch.uint8)
 
+    def lend(self, memory: Tensor) -> None:
+        return
+
+    def take_back(self, memory: Tensor) -> None:
+        return
+
     def holds(self, tensor: Tensor) -> bool:
         return False
 

@@ -45,6 +45,8 @@ class GpuDevice(ComputeDevice):
         self.where = where
         self._unpinned = ""
         """Why pinned memory could not be had; empty as long as it could."""
+        self._lent: set[int] = set()
+        """Addresses of host memory that others have allocated, and that is pinned now."""
 
     def stream(self, name: str, high: bool = False) -> torch.cuda.Stream:
         return torch.cuda.Stream(self.where, priority=_HIGH if high else _NORMAL)  # type: ignore[no-untyped-call]
@@ -78,13 +80,20 @@ class GpuDevice(ComputeDevice):
                 return torch.empty(count, dtype=torch.uint8, pin_memory=True)
             except RuntimeError as error:
                 self._unpinned = str(error).splitlines()[0]
-                warnings.warn(
-                    f"{count:,} bytes of pinned host memory cannot be had ({self._unpinned}): copies use"
-                    " pageable memory, and the host waits for them; raise the limit of locked memory (ulimit -l),"
-                    " or move less",
-                    stacklevel=3,
-                )
+                _warn_unpinned(count, self._unpinned)
         return torch.empty(count, dtype=torch.uint8)
+
+    def lend(self, memory: Tensor) -> None:
+        error = int(_driver().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
+        if error:
+            _warn_unpinned(memory.nbytes, f"cudaHostRegister gives the error {error}")
+        else:
+            self._lent.add(memory.data_ptr())
+
+    def take_back(self, memory: Tensor) -> None:
+        if memory.data_ptr() in self._lent:
+            self._lent.remove(memory.data_ptr())
+            _driver().cudaHostUnregister(memory.data_ptr())
 
     def holds(self, tensor: Tensor) -> bool:
         return tensor.is_cuda
@@ -125,6 +134,18 @@ class GpuDevice(ComputeDevice):
 
     def is_captured(self) -> bool:
         return torch.cuda.is_current_stream_capturing()
+
+
+def _driver() -> Any:
+    return torch.cuda.cudart()  # type: ignore[no-untyped-call]
+
+
+def _warn_unpinned(count: int, why: str) -> None:
+    warnings.warn(
+        f"{count:,} bytes of pinned host memory cannot be had ({why}): copies use pageable memory, and the host waits"
+        " for them; raise the limit of locked memory (ulimit -l), or move less",
+        stacklevel=4,
+    )
 
 
 def own_device(local: int, processes: int) -> torch.device | None:

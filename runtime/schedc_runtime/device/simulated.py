@@ -148,6 +148,10 @@ class SimulatedDevice(CpuDevice):
             memory.host = True
         return buffer[:count]
 
+    def lend(self, memory: Tensor) -> None:
+        if (known := self._memory(memory)) is not None:
+            known.host = True
+
     def holds(self, tensor: Tensor) -> bool:
         if not is_plain(tensor):
             return False

@@ -197,7 +197,8 @@ class Keeper:
         everything = held_steps(self.images)
         held = [each for each in everything if each.step > max(self._ended_at, self._refused)]
         alone = trainers[0].here == trainers[0].world
-        wanted = [each.step for each in held if not alone or each is held[0] or (each.durable and not told)]
+        due = [each for each in held if each.durable and not told and each.step > self.flushed]
+        wanted = [each.step for each in held if not alone or each is held[0] or each in due]
         for step in reversed(wanted):
             done = self._flush(step)
             self._ended_at = max(self._ended_at, step) if done is not None else self._ended_at

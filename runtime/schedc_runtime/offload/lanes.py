@@ -46,6 +46,10 @@ class Lanes(Protocol):
         """Let the host wait for a work that was joined."""
         ...
 
+    def done(self, handle: Any) -> bool:
+        """Whether a work that was joined is known to be done."""
+        ...
+
     def close(self) -> None:
         """Free threads and host buffers."""
         ...
@@ -76,6 +80,9 @@ class ThreadLanes:
 
     def wait(self, handle: Future[None]) -> None:
         handle.result()
+
+    def done(self, handle: Future[None]) -> bool:
+        return handle.done()
 
     def close(self) -> None:
         for thread in self._threads.values():
@@ -109,6 +116,9 @@ class StreamLanes:
 
     def wait(self, handle: DeviceEvent) -> None:
         await_event(self.device, handle)
+
+    def done(self, handle: DeviceEvent) -> bool:
+        return handle.query()
 
     def close(self) -> None:
         for stream in self._streams.values():

@@ -128,9 +128,15 @@ class StageSnapshot:
             self._sent.popleft()
         self._whole = not self._left and not self._sent
 
+    @property
+    def is_done(self) -> bool:
+        """Whether all copies are known to be done."""
+        return self._whole and (self._last is None or self.lanes.done(self._last))
+
     def wait(self) -> None:
         """Let the host wait for the copies of a snapshot that is whole."""
-        self.lanes.wait(self._last)
+        if self._last is not None:
+            self.lanes.wait(self._last)
 
     def read(self) -> dict[Any, Tensor]:
         """The copies by key, on the host, in the shapes of the originals: names of the module, keys of the optimizer.

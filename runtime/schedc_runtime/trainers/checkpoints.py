@@ -6,8 +6,9 @@
         optimizer.step(); schedule.step(); optimizer.zero_grad()
     saved.close()
 
-A state is copied when the next step begins: optimizer and schedule have then done their part. A rank has two images. It
-never writes over the newest state that all ranks hold, on which they agree in the request of each step.
+A state is copied when the next step begins, or beside that step (`beside`): optimizer and schedule have then done their
+part. A rank has two images. It never writes over the newest state that all ranks hold, on which they agree in the
+request of each step.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 from torch import Tensor
 
 from schedc_runtime.checkpoint.committed import FlawedStep
+from schedc_runtime.device.choice import device_for
 from schedc_runtime.errors import MaterializeError, NonFiniteLoss, RuntimeFault, WrongBits
 from schedc_runtime.keeper.places import Places
 from schedc_runtime.keeper.start import KeeperMeeting
@@ -30,6 +32,7 @@ from schedc_runtime.pipeline.pipeline import Pipeline
 from schedc_runtime.pipeline.step.call import Auditor
 from schedc_runtime.ranks.processes import has_ended
 from schedc_runtime.saved.form import COMMIT, step_folder
+from schedc_runtime.trainers.beside import CopyBeside, how_to_copy
 from schedc_runtime.trainers.image_writer import ImageWriter, state_size
 from schedc_runtime.trainers.kept_states import kept_states, set_aside
 from schedc_runtime.trainers.optimizer_state import Optimizers
@@ -48,7 +51,6 @@ _LOOK = 0.02
 _NOT_YET = {
     "replicas": "images at neighbours are not there yet: give `root` on a disk that all machines share",
     "spares": "spare processes are not there yet: let torchrun start the ranks again, with --max-restarts",
-    "copy": "copies beside compute are not there yet: a state is copied at once; a larger `every` copies less often",
 }
 """Words that are no states of a trainer, and what to do instead."""
 
@@ -61,6 +63,8 @@ class Checkpoints:
     every: updates between states in memory. durable: updates between states on disk, a multiple of ``every``.
     keep: number of states that stay on disk.
     memory: folder of the images; by default shared memory, ``/dev/shm``.
+    copy: ``now``: each state at once, in front of a step. ``beside``: in pieces while the step computes. A rank that
+        dies meanwhile takes the run back by one state more. By default beside where the device has streams.
     audit: an `Audit` for the pipeline. Copies of a stage and replicas are then compared at every state.
     groups: ``"saved"`` for optimizers that take the groups of parameters that the run had, whatever they are given.
     states: what else takes part, by name: anything with ``state_dict`` and ``load_state_dict``, such as a loader, which
@@ -77,11 +81,13 @@ class Checkpoints:
         durable: int = 50,
         keep: int = 2,
         memory: str | os.PathLike[str] | None = None,
+        copy: str | None = None,
         audit: Auditor | None = None,
         groups: str | None = None,
         **states: Any,
     ) -> None:
         _check(every, durable, keep, groups, states)
+        self._copies = how_to_copy(copy, pipe)
         check_materialized(pipe._assembly)
         self.root, self.pipe, self.optimizer, self.states = Path(root).absolute(), pipe, optimizer, states
         self._given, self._groups = Path(root), groups
@@ -97,6 +103,7 @@ class Checkpoints:
         self._parts, self._late = 0, False
         self._resumed = self._closed = False
         self._common: int | None = None
+        self._beside: CopyBeside | None = None
         self._further = further_states(states)
         assembly = pipe._assembly
         with assembly.guard("meeting the keeper"):
@@ -163,9 +170,13 @@ class Checkpoints:
             raise RuntimeFault("train() was called before resume()", "write `for step in range(saved.resume(), steps)`")
         if self._closed:
             raise RuntimeFault("these checkpoints are closed", "make new ones")
-        due = self._parts == 0 and self.step % self.every == 0
-        start = self.pipe._runner.start
-        start.lacking = due and not self._copy(wait=False)
+        due, start = self._parts == 0 and self.step % self.every == 0, self.pipe._runner.start
+        if (beside := self._beside) is None:
+            start.lacking = due and not self._copy(wait=False)
+        else:
+            start.lacking = beside.lacks
+            if due:
+                options |= {"snapshot": beside.prepared(self.step, state := self._state(), self._facts(state), options)}
         try:
             loss: Tensor = self.pipe.step(batch, targets, accumulate=accumulate, **options)
         except NonFiniteLoss:
@@ -174,11 +185,16 @@ class Checkpoints:
         except WrongBits as fault:
             self._go_back(fault.proved, accumulate)
             raise
+        except Exception:
+            if beside is not None:
+                beside.finish(wait=False)  # what a failed step has copied is the whole state before it
+            raise
         finally:
             lacking, start.lacking = start.lacking, False
-        if due and not lacking:
-            self._common = self.step
-            self._owe()
+        if beside is not None:
+            beside.ended(due, lacking)
+        elif due and not lacking:
+            self.kept(self.step)
         self._parts = (self._parts + 1) % accumulate
         self.step += self._parts == 0
         self._note()
@@ -188,6 +204,8 @@ class Checkpoints:
         """Keep the last state, wait until it is on disk, and end. Every rank calls it after the last update."""
         if self._closed:
             return
+        if self._beside is not None:
+            self._beside.finish(wait=True)
         if self._resumed and self._parts == 0:
             self._copy(wait=True, last=True)
         self._leave()
@@ -210,7 +228,10 @@ class Checkpoints:
         """Make the images of this rank."""
         boxes = run_state(self.pipe, self.optimizer, self._further).boxes
         size = state_size(boxes) + slot_bytes(self.optimizer)
-        self._writer = ImageWriter(self._meeting.places, self._meeting.control.process, size)
+        device = device_for(self.pipe._assembly.device)
+        self._writer = ImageWriter(self._meeting.places, self._meeting.control.process, size, device)
+        if self._copies == "beside":
+            self._beside = CopyBeside(self, self._writer)
 
     def _state(self) -> RunState:
         """The state now; of what delivers data, as it was behind the last step."""
@@ -225,37 +246,54 @@ class Checkpoints:
 
     def _copy(self, wait: bool, last: bool = False) -> bool:
         """Copy the state into an image; whether this rank has it now. wait: until an image is free."""
-        writer, held = self._writer, [self._writer.step_of(0), self._writer.step_of(1)]
-        if self.step in held and not last:
+        if not last and self.is_held(self.step):
             return True
-        number = held.index(self.step) if self.step in held else int(held[0] is not None and held[0] == self._common)
-        self._meeting.keep_alive()
-        while self._is_wanted(number, held[number]) and self._meeting.keeper_lives():
+        while (number := self.room(self.step, not wait)) is None:
             if not wait:
-                self.left_out += 1
                 return False
             time.sleep(_LOOK)
         state = self._state()
-        facts = {"attempt": self._meeting.attempt, "facts": state.facts, "run": self._meeting.run_facts}
-        writer.write(number, state.boxes, self.step, last or self._is_due, facts)
+        self._writer.write(number, state.boxes, self.step, last or self.is_due(self.step), self._facts(state))
         return True
 
-    @property
-    def _is_due(self) -> bool:
-        """Whether the state of this step shall go to disk: the first that could be kept since one was due."""
-        return self.step // self.durable > self._on_disk // self.durable
+    def _facts(self, state: RunState) -> dict[str, Any]:
+        """What an image says of a state."""
+        return {"attempt": self._meeting.attempt, "facts": state.facts, "run": self._meeting.run_facts}
 
-    def _owe(self) -> None:
-        """All ranks have the state of this step: let it stay in memory until it is on disk, if it is for the disk."""
-        if not self._is_due:
+    def is_held(self, step: int) -> bool:
+        """Whether an image of this rank has the state of a step."""
+        return step in (self._writer.step_of(0), self._writer.step_of(1))
+
+    def room(self, step: int, count: bool = True) -> int | None:
+        """The image that the state of a step is copied to; None where it has to stay. count: what is left out."""
+        held = [self._writer.step_of(0), self._writer.step_of(1)]
+        number = held.index(step) if step in held else int(held[0] is not None and held[0] == self._common)
+        self._meeting.keep_alive()
+        if self._is_wanted(number, held[number]) and self._meeting.keeper_lives():
+            self.left_out += count
+            return None
+        return number
+
+    def kept(self, step: int) -> None:
+        """All ranks have the state of a step: it is safe, and stays in memory until it is on disk if it is for that."""
+        self._common = step
+        self._owe(step)
+
+    def is_due(self, step: int) -> bool:
+        """Whether the state of a step shall go to disk: the first that could be kept since one was due."""
+        return step // self.durable > self._on_disk // self.durable
+
+    def _owe(self, step: int) -> None:
+        """Let the state of a step stay in memory until it is on disk, if it is for the disk."""
+        if not self.is_due(step):
             return
         due = (self._on_disk // self.durable + 1) * self.durable
-        if self.step > due and not self._late and self._meeting.control.process == 0:
+        if step > due and not self._late and self._meeting.control.process == 0:
             self._late = True
-            why = f"an older one was still being written; step {self.step:,} goes there instead"
+            why = f"an older one was still being written; step {step:,} goes there instead"
             print(f"schedc: step {due:,} was due on disk while {why}", file=sys.stderr, flush=True)
-        self._owed.add(self.step)
-        self._on_disk = self.step
+        self._owed.add(step)
+        self._on_disk = step
 
     def _is_wanted(self, number: int, step: int | None) -> bool:
         """Whether the image of ``step`` has to stay: the keeper reads it, or will bring it to disk."""
@@ -273,8 +311,11 @@ class Checkpoints:
         for number, image in enumerate(self._writer.images):
             if self._writer.step_of(number) == self.step:
                 image.clear()
-        steps = [step for number in (0, 1) if (step := self._writer.step_of(number)) is not None]
-        self._common = max(steps, default=None)
+        if self._beside is not None:
+            self._beside.drop()
+        if self._common == self.step:
+            steps = [step for number in (0, 1) if (step := self._writer.step_of(number)) is not None]
+            self._common = max(steps, default=None)
 
     def _go_back(self, proved: int, accumulate: int) -> None:
         """Use no state again that is newer than the last proved step. `resume` goes on before it."""
@@ -284,6 +325,8 @@ class Checkpoints:
             mark_unproved(self.root, step, self._meeting.attempt)
         self._resumed, self._parts = False, 0
         self._owed.clear()
+        if self._beside is not None:
+            self._beside.drop()
 
     def _note(self) -> None:
         """Keep what the next batch changes: positions in the data, and generators."""

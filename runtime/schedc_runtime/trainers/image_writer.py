@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import mmap
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from schedc_runtime.device.base import ComputeDevice
+from schedc_runtime.device.cpu import CpuDevice
 from schedc_runtime.keeper.images import TENSORS, Image
 from schedc_runtime.keeper.places import Places
 from schedc_runtime.trainers.box_file import FileLayout, HeldBox
@@ -21,27 +22,39 @@ _SPARE = 1 << 20
 class _Layout(NamedTuple):
     """Where boxes lie in an image. key: tells it from others. tensors: bytes of the safetensors file.
 
-    order: numbers of the boxes as they lie there. views: [boxes] memory, in this order.
+    views: [boxes] memory for each.
     """
 
     key: object
     tensors: int
-    order: list[int]
     views: list[Tensor]
     entries: dict[str, Any]
 
 
-class ImageWriter:
-    """The images of a rank. size: bytes that a state takes at most, as far as is known."""
+class BegunCopy(NamedTuple):
+    """A state on its way into an image. number: of the image. views: [boxes] memory for each box.
 
-    def __init__(self, places: Places, rank: int, size: int) -> None:
+    tensors: bytes of the safetensors file. text: the description.
+    """
+
+    number: int
+    views: list[Tensor]
+    tensors: int
+    text: bytes
+
+
+class ImageWriter:
+    """The images of a rank. size: bytes that a state takes at most, as far as is known. device: copies to them."""
+
+    def __init__(self, places: Places, rank: int, size: int, device: ComputeDevice | None = None) -> None:
+        self._device = device or CpuDevice()
         self._paths = places.image_paths(rank)
         kept = [Image.opened(path) for path in self._paths]
         self.images = [
             image if image is not None and image.size >= size else Image.made(path, size + _SPARE)
             for path, image in zip(self._paths, kept, strict=True)
         ]
-        self._memory: list[mmap.mmap | None] = [None, None]
+        self._memory: list[Tensor | None] = [None, None]
         self._layouts: list[_Layout | None] = [None, None]
         self._sequence = 0
         for number in range(len(self.images)):
@@ -58,31 +71,45 @@ class ImageWriter:
         return None if header is None else header.step
 
     def write(self, number: int, boxes: Sequence[HeldBox], step: int, durable: bool, facts: Mapping[str, Any]) -> None:
-        """Copy a state into an image. facts: JSON beside ``tensors`` in its description."""
-        image, layout = self.images[number], self._layout(number, boxes)
-        image.clear()
+        """Copy a state into an image at once. facts: JSON beside ``tensors`` in its description."""
+        begun = self.begin(number, boxes, facts)
         with torch.no_grad():
-            torch._foreach_copy_(layout.views, [boxes[each].tensor for each in layout.order])
+            torch._foreach_copy_(begun.views, [box.tensor for box in boxes])
+        self.finish(begun, step, durable)
+
+    def begin(self, number: int, boxes: Sequence[HeldBox], facts: Mapping[str, Any]) -> BegunCopy:
+        """Empty an image, and make it ready for a state. Facts are taken now, tensors when they are copied."""
+        layout = self._layout(number, boxes)
         text = _text(facts, layout.entries)
-        if TENSORS + layout.tensors + len(text) > image.size:
+        if TENSORS + layout.tensors + len(text) > self.images[number].size:
             self._grow(number, TENSORS + layout.tensors + len(text))
-            return self.write(number, boxes, step, durable, facts)
+            layout = self._layout(number, boxes)
+        self.images[number].clear()
+        return BegunCopy(number, layout.views, layout.tensors, text)
+
+    def finish(self, begun: BegunCopy, step: int, durable: bool) -> None:
+        """Say that an image holds the state of a step: all of its tensors were copied."""
         self._sequence += 1
-        image.finish(self._sequence, step, durable, layout.tensors, text)
-        return None
+        self.images[begun.number].finish(self._sequence, step, durable, begun.tensors, begun.text)
 
     def close(self) -> None:
         """Give the mappings back."""
-        self._layouts, self._memory = [None, None], [None, None]
-        for image in self.images:
+        for number, image in enumerate(self.images):
+            self._unmap(number)
             image.close()
 
     def _map(self, number: int) -> None:
-        self._memory[number] = self.images[number].mapped()
-        self._layouts[number] = None
+        memory = self._memory[number] = torch.frombuffer(self.images[number].mapped(), dtype=torch.uint8)
+        self._device.lend(memory)
+
+    def _unmap(self, number: int) -> None:
+        if (memory := self._memory[number]) is not None:
+            self._device.take_back(memory)
+        self._memory[number] = self._layouts[number] = None
 
     def _grow(self, number: int, size: int) -> None:
         """Make an image larger, and empty. The other image stays as it is."""
+        self._unmap(number)
         self.images[number].close()
         self.images[number] = Image.made(self._paths[number], size + _SPARE)
         self._map(number)
@@ -97,17 +124,16 @@ class ImageWriter:
         tensors = len(header) + sum(boxes[each].tensor.nbytes for each in order)
         if TENSORS + tensors > self.images[number].size:
             self._grow(number, TENSORS + tensors)
-        memory = self._memory[number]
-        assert memory is not None
+        whole = self._memory[number]
+        assert whole is not None
         self.images[number].clear()
-        memory[TENSORS : TENSORS + len(header)] = header
-        whole = torch.frombuffer(memory, dtype=torch.uint8)
-        views, begin = [], TENSORS + len(header)
+        whole[TENSORS : TENSORS + len(header)] = torch.frombuffer(bytearray(header), dtype=torch.uint8)
+        views, begin = dict[int, Tensor](), TENSORS + len(header)
         for each in order:
             tensor = boxes[each].tensor
-            views.append(whole[begin : begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape))
+            views[each] = whole[begin : begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
             begin += tensor.nbytes
-        layout = self._layouts[number] = _Layout(key, tensors, order, views, entries)
+        layout = self._layouts[number] = _Layout(key, tensors, [views[each] for each in range(len(boxes))], entries)
         return layout
 
 

@@ -46,7 +46,7 @@ def place_snapshots(cells: CellTimes, bytes: Floats) -> PlacedWorks:
     until = np.diff(_reached(cells.end, dependencies), append=0.0)
     last = _last_gaps(dependencies)
     until[last] = 0.0
-    held, rank = _held(dependencies, bytes), repeat(np.arange(last.size), np.diff(last, prepend=-1))
+    held, rank = held_by_ranks(dependencies, bytes), repeat(np.arange(last.size), np.diff(last, prepend=-1))
     whole = bincount(rank, weights=until, minlength=last.size)
     share = np.divide(until, whole[rank], out=np.zeros(until.size), where=whole[rank] > 0)
     return _cut(dependencies, held, share * held.sum(1)[rank])
@@ -96,7 +96,7 @@ def _holds(dependencies: Dependencies) -> Bools:
     return holds
 
 
-def _held(dependencies: Dependencies, bytes: Floats) -> Floats:
+def held_by_ranks(dependencies: Dependencies, bytes: Floats) -> Floats:
     """[P, stages] bytes of the state of each stage that a rank holds. bytes: [stages]."""
     return np.asarray(np.where(_holds(dependencies), bytes.clip(0.0), 0.0))
 

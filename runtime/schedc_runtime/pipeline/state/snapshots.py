@@ -26,7 +26,7 @@ from schedc_runtime.pipeline.build.assembly import Assembly
 
 if TYPE_CHECKING:
     from schedc_runtime.offload.lanes import Lanes
-    from schedc_runtime.offload.snapshot import CopiedTensor
+    from schedc_runtime.offload.snapshot import CopiedTensor, StageSnapshot
 
 
 class StateTarget(Protocol):
@@ -71,7 +71,8 @@ class Snapshots:
         self._extra: dict[str, Any] = {}
         self._steps = 0
         self._program: tuple[Program, str, Program] | None = None
-        self._bytes = np.zeros(0)
+        self.sizes = np.zeros(0)
+        """[stages] bytes of the last agreement."""
         self._shares: dict[tuple[int, int], list[float]] = {}
         """By rank and stage: the part of its bytes that each piece copies."""
 
@@ -97,7 +98,7 @@ class Snapshots:
                 raise BatchRefused(f"a snapshot cannot be taken: {mine}", "leave snapshot=... out")
             for stage, count in mine:
                 sizes[stage] = max(sizes[stage], count)
-        self._bytes, self.key = sizes, f"snapshots of {sizes.astype(np.int64).tolist()}"
+        self.sizes, self.key = sizes, f"snapshots of {sizes.astype(np.int64).tolist()}"
 
     def begin(self, program: Program) -> Program:
         """The program with pieces of the state of every stage, all of which are ready to start.
@@ -107,7 +108,7 @@ class Snapshots:
         if self._program is None or self._program[0] is not program or self._program[1] != self.key:
             dependencies = Dependencies.of(computation(program)[0])
             cells = CellTimes.of(dependencies, Costs().resolved(program.stages))
-            placed = place_snapshots(cells, self._bytes)
+            placed = place_snapshots(cells, self.sizes)
             if self._target is None:
                 self._check_host(placed, placed_in(program), dependencies)
             self._program = program, self.key, insert_works(program, dependencies, placed)
@@ -121,15 +122,9 @@ class Snapshots:
         return self._program[2]
 
     @property
-    def are_whole(self) -> bool:
-        """Whether all pieces of the last step that took snapshots were copied or are on their way."""
-        return all(stage.snapshot is not None and stage.snapshot.is_whole for stage in self.assembly.held())
-
-    def wait(self) -> None:
-        """Let the host wait for the copies that are on their way."""
-        for stage in self.assembly.held():
-            if stage.snapshot is not None:
-                stage.snapshot.wait()
+    def held(self) -> list[StageSnapshot]:
+        """Those of the stages here."""
+        return [stage.snapshot for stage in self.assembly.held() if stage.snapshot is not None]
 
     def _check_host(self, pieces: PlacedWorks, others: PlacedWorks, dependencies: Dependencies) -> None:
         """Raise `BatchRefused` where snapshots and what leaves need more of a host than the plan says.
