@@ -129,14 +129,14 @@ def test_a_message_that_changes_on_its_way_names_both_ends(sender, receiver, tmp
     pipe, batch, targets = PLAIN.pipeline(str(tmp_path))
     pipe.step(batch, targets)
     pipe.steps = 1  # rank 1 is audited
-    copy = in_process._copy
+    move = in_process._move
 
-    def flipping(source, target, sent, buffers):
-        copy(source, target, sent, buffers)
+    def flipping(source, target, sent, received):
+        move(source, target, sent, received)
         if (source, target) == (sender, receiver):
-            flip_bit(buffers[0], 5, 20)
+            flip_bit(received.tensors[0], 5, 20)
 
-    monkeypatch.setattr(in_process, "_copy", flipping)
+    monkeypatch.setattr(in_process, "_move", flipping)
     with pytest.raises(WrongBits, match=f"the link from rank {sender} to rank {receiver} changes") as caught:
         pipe.step(batch, targets)
     assert caught.value.ranks == (f"rank {sender}", f"rank {receiver}")
