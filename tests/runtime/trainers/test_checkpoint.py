@@ -197,6 +197,12 @@ def test_groups_made_otherwise_are_refused_or_taken_from_the_run(tmp_path: Path)
         with nullcontext() if pattern is None else pytest.raises(MaterializeError, match=pattern) as refused:
             checkpoint.load(tmp_path / "kept", again, other)
         assert pattern is None or 'groups="saved"' in refused.value.help
+    with_empty = adam(again, 7.0)
+    with_empty.add_param_group({"params": [], "lr": 0.5})  # as on a rank that holds none of its parameters
+    checkpoint.save(tmp_path / "third", again, with_empty)
+    with_empty.param_groups[2]["lr"] = 7.0
+    checkpoint.load(tmp_path / "third", again, with_empty)
+    assert with_empty.param_groups[2]["lr"] == 0.5
     checkpoint.load(tmp_path / "kept", again, single, groups="saved")
     assert [(len(g["params"]) > 0, g["lr"], g["weight_decay"]) for g in single.param_groups] == [
         (True, 1e-2, 0.3), (True, 1e-2, 0.0),
@@ -230,6 +236,8 @@ def test_several_optimizers_are_saved_by_name(tmp_path: Path) -> None:
     assert [each.param_groups[0]["lr"] for each in other] == [1e-2, 3e-2]
     now = trained(again, other, range(2, 4))
     assert [name for name, value in expected.items() if not torch.equal(now[name], value)] == []
+    with pytest.raises(MaterializeError, match=r"the run has no group for `.*norm.*` in this optimizer"):
+        checkpoint.load(tmp_path / "kept", again, [torch.optim.AdamW(again.parameters())], groups="saved")
     with pytest.raises(RuntimeFault, match="two optimizers have `"):
         checkpoint.save(tmp_path / "kept", pipe, [*both, torch.optim.SGD(pipe.parameters())])
 
