@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from time import process_time, process_time_ns
@@ -215,6 +215,13 @@ def watched_experts(rank: int, size: int, folder: str) -> dict[str, Any]:
     return {"steps": [step.step for step in steps], "notes": [step.note for step in steps]}
 
 
+class _Leaving(NamedTuple):
+    """A message that leaves late. leaving: gives the handle of its post."""
+
+    tensors: tuple[torch.Tensor, ...]
+    leaving: Future[Any]
+
+
 class SlowWire:
     """The transport of a rank whose messages to one peer leave later, each behind the one before it.
 
@@ -233,7 +240,7 @@ class SlowWire:
         soon = iter(self._inner.post([each for place, each in enumerate(batch) if place not in late]))
         begin = time.monotonic()
         return [
-            (None, self._wire.submit(self._leave, each, begin)) if place in late else (next(soon), None)
+            _Leaving(each.tensors, self._wire.submit(self._leave, each, begin)) if place in late else next(soon)
             for place, each in enumerate(batch)
         ]
 
@@ -245,8 +252,7 @@ class SlowWire:
         return True
 
     def wait(self, handle: Any) -> None:
-        posted, leaving = handle
-        self._inner.wait(posted if leaving is None else leaving.result())
+        self._inner.wait(handle.leaving.result() if isinstance(handle, _Leaving) else handle)
 
     def close(self) -> None:
         self._wire.shutdown()
