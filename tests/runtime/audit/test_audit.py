@@ -31,7 +31,7 @@ def test_flips_that_change_what_is_sent_are_named(setting, tmp_path):
     assert sum(outcome.changed for outcome in outcomes) >= 12
 
 
-@pytest.mark.parametrize("name", ["zbh1", "interleaved_1f1b", "dualpipev"])
+@pytest.mark.parametrize("name", ["zbh1", "dualpipe", "dualpipev"])
 def test_an_audited_training_has_the_bits_of_another_one(name, tmp_path):
     def trained(audit: Audit | None) -> tuple[Pipeline, list[torch.Tensor]]:
         program = compile_schedule(name, P=2, M=4)
