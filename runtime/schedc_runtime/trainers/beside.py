@@ -50,8 +50,11 @@ class Rooms(Protocol):
         ...
 
 
-def how_to_copy(given: str | None, pipe: Pipeline) -> str:
-    """``beside`` or ``now``. given: what the user says. Raises `RuntimeFault` for what cannot be."""
+def how_to_copy(given: str | None, pipe: Pipeline, audited: bool) -> str:
+    """``beside`` or ``now``. given: what the user says. Raises `RuntimeFault` for what cannot be.
+
+    audited: whether microbatches are repeated, which was not tried beside pieces.
+    """
     graphs = pipe._assembly.settings.cut.graphs == "step"
     if given not in (None, "beside", "now"):
         raise RuntimeFault(f"Checkpoints(copy={given!r})", "give 'beside' or 'now'")
@@ -60,8 +63,10 @@ def how_to_copy(given: str | None, pipe: Pipeline) -> str:
             "copy='beside' puts works into every step, and Cut(graphs='step') runs steps without them",
             "give copy='now'",
         )
+    if given == "beside" and audited:
+        raise RuntimeFault("copy='beside' and audit=... together", "give copy='now'")
     if given is None:
-        return "now" if graphs or device_for(pipe._assembly.device).supports("streams") else "beside"
+        return "now" if graphs or audited or device_for(pipe._assembly.device).supports("streams") else "beside"
     return given
 
 

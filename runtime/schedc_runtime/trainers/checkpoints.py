@@ -87,7 +87,7 @@ class Checkpoints:
         **states: Any,
     ) -> None:
         _check(every, durable, keep, groups, states)
-        self._copies = how_to_copy(copy, pipe)
+        self._copies = how_to_copy(copy, pipe, audit is not None)
         check_materialized(pipe._assembly)
         self.root, self.pipe, self.optimizer, self.states = Path(root).absolute(), pipe, optimizer, states
         self._given, self._groups = Path(root), groups

@@ -112,6 +112,7 @@ def test_an_image_has_the_state_before_its_step(tmp_path: Path, schedule: str, r
                 model = {name: before[name] for name in run.pipe.state_dict()}
                 if order:  # the device may be late: the header is written when the next step begins
                     assert run.saved._beside is not None
+                    assert not run.saved.is_held(step)
                     run.saved._beside.finish(wait=True)
                 newest, values = run.kept()
                 assert newest == step
@@ -205,6 +206,8 @@ def test_a_step_that_raises_leaves_the_whole_state_before_it(tmp_path: Path) -> 
 def test_words_that_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(RuntimeFault, match=r"Checkpoints\(copy='later'\)\n.*'beside' or 'now'"):
         SmallRun(tmp_path / "run", copy="later")
+    with pytest.raises(RuntimeFault, match=r"copy='beside' and audit"):
+        SmallRun(tmp_path / "run", audit=object())
     with small_run(tmp_path / "run") as run:
         with pytest.raises(RuntimeFault, match=r"train\(snapshot=...\) beside .*\n.*copy='now'"):
             run.step(snapshot=True)
