@@ -177,6 +177,21 @@ def test_folders_of_torch_load_as_well(tmp_path: Path) -> None:
         assert [name for name, value in expected.items() if not torch.equal(now[name], value)] == []
 
 
+def test_a_weight_of_two_names_is_found_by_both_in_folders_of_torch(tmp_path: Path) -> None:
+    """One process has saved it once. An older folder has both names, and says nothing of one weight."""
+    pipe = pipeline("1f1b", 1, tied=True)
+    checkpoint.save(tmp_path / "kept", pipe)
+    export = ["checkpoint", "export", str(tmp_path / "kept"), "-o", str(tmp_path / "dcp"), "--to", "dcp"]
+    assert CliRunner().invoke(schedc_main, export).exit_code == 0
+    state = {name: values(each) for name, each in checkpoint._kept(tmp_path / "dcp", None).tensors.items()}
+    assert {"model.head.weight", "model.token_embedding.weight"} <= state.keys()
+    facts = {"form": 1, "steps": 2, "hot": {}, "optimizer": [[], {}, {}], "extra": {}}
+    state["facts"] = torch.frombuffer(bytearray(json.dumps(facts).encode()), dtype=torch.uint8)
+    with warnings.catch_warnings(action="ignore"):
+        dcp.save(state, checkpoint_id=tmp_path / "old", no_dist=True)
+    assert checkpoint.load(tmp_path / "old", pipe) == {}
+
+
 def test_groups_made_otherwise_are_refused_or_taken_from_the_run(tmp_path: Path) -> None:
     pipe = pipeline("1f1b", 2)
     optimizer = adam(pipe)
