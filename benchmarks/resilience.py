@@ -27,6 +27,9 @@ prove    a bit flips inside a stage of a rank: an audit must name the rank where
 resume   runs in 66 layouts go on from memory and from disk with the bits of runs that nothing stopped. Other layouts
          load the same states by name. `support.resumed_runs` has the cases.
 
+peers    a node of four is lost, 200 times in one run: its ranks must come back from copies at the neighbour, with the
+         bits that they had, and at most one snapshot may be lost. `support.lost_nodes` has the cases.
+
 `--cases` asks for fewer cases. `--record` keeps what has been done in a file, from which the next call goes on. Some
 words take them.
 
@@ -57,6 +60,7 @@ WORDS = {
     "hostile": "support.hostile_checkpoints:hostile",
     "kills": "support.killed_runs:kills",
     "kineto": "diagnosis:torch_schedules",
+    "peers": "support.lost_nodes:peers",
     "named": "support.named_kills:named",
     "prove": "resilience_prove:prove",
     "resume": "support.resumed_runs:resume",

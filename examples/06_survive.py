@@ -49,7 +49,8 @@ def main() -> None:
     rates = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step / 10))
     batches = Batches(16, 16)
 
-    saved = Checkpoints(options.root, pipe, optimizer, data=batches, rates=rates, every=1, durable=5)
+    kept = {"memory": options.memory, "replicas": options.replicas}
+    saved = Checkpoints(options.root, pipe, optimizer, data=batches, rates=rates, every=1, durable=5, **kept)
     for step in range(saved.resume(), options.steps):
         loss = saved.train(*next(batches))
         if [pipe.rank, step] == options.kill and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
@@ -75,6 +76,8 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--root", default="runs/survive", help="folder of the run")
     result.add_argument("--steps", type=int, default=8)
     result.add_argument("--kill", type=int, nargs=2, metavar=("RANK", "STEP"), help="this rank kills itself once")
+    result.add_argument("--memory", help="folder of the images; an agent with one of its own is a node of its own")
+    result.add_argument("--replicas", type=int, default=0, help="1: copy each state to another node")
     return result
 
 

@@ -29,6 +29,7 @@ from runtime.checkpoint.test_hostile_pickles import VALUES, Runs, metadata_with
 from schedc_runtime.commands import checkpoint as command
 from schedc_runtime.errors import MaterializeError
 from schedc_runtime.saved.form import COMMIT, PIECE, digest, rank_file, step_folder
+from support.hostile_messages import hostile_message
 from support.hostile_traces import FOLDER, read_hostile_trace, write_hostile_trace
 from support.saved_cases import save, values
 
@@ -84,7 +85,10 @@ def hostile(cases: int = 500) -> dict[str, Any]:
             told = alter(folder, draw, marker)
             start = time.process_time()
             _watched[:] = [f"{base}/", f"{folder}/"]
-            outcome = _read(folder)
+            if alter is messages:
+                told, outcome = hostile_message(folder, draw)
+            else:
+                outcome = _read(folder)
             _watched.clear()
             counts["refused" if outcome == "refused" else "read"] += outcome in ("refused", "read")
             wrong = {
@@ -309,6 +313,11 @@ def traces(folder: Path, draw: random.Random, _: Path) -> str:
     return write_hostile_trace(folder, draw, altered, _text)
 
 
+def messages(_folder: Path, _draw: random.Random, _: Path) -> str:
+    """A keeper in the folder gets an altered message, in place of a reader of the folder."""
+    return ""
+
+
 ALTERATIONS: dict[str, Callable[[Path, random.Random, Path], str]] = {
     "manifest": manifest,
     "header": header,
@@ -322,5 +331,6 @@ ALTERATIONS: dict[str, Callable[[Path, random.Random, Path], str]] = {
     "empty tensor": empty_tensor,
     "traces": traces,
     "traces again": traces,
+    "messages": messages,
 }
 """By name: alters the run in a folder, and returns what it did. The path is a file that planted commands make."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -56,7 +57,7 @@ def flush(places: Places, trainers: Sequence[RankHere], step: int) -> Flushed | 
     leads = any(trainer.rank == 0 for trainer in trainers)
     try:
         described = _write_images(places, root, trainers, step)
-        done = bool(described) and (not leads or _commit(root, step, first, described[0]))
+        done = bool(described) and (not leads or _commit(places, root, step, trainers, described[0]))
     finally:
         if not done:
             take_back(root, step, (trainer.rank for trainer in trainers))
@@ -79,7 +80,7 @@ def _write_images(places: Places, root: Path, trainers: Sequence[RankHere], step
             image, header = each
             written = write_rank(
                 root, description["attempt"], step, trainer.rank, trainer.world, image.source(header),
-                described_tensors(description), description["facts"], partial(_holds, image, header),
+                described_tensors(description, header), description["facts"], partial(_holds, image, header),
             )  # fmt: skip
             if written is None:
                 return []
@@ -87,9 +88,14 @@ def _write_images(places: Places, root: Path, trainers: Sequence[RankHere], step
     return described
 
 
-def described_tensors(description: dict[str, Any]) -> dict[str, TensorInBoxes]:
-    """The tensors of an image by name."""
-    return {name: tensor_of(name, entry) for name, entry in description["tensors"].items()}
+def described_tensors(description: dict[str, Any], header: ImageHeader) -> dict[str, TensorInBoxes]:
+    """The tensors of an image by name. Those that are holes of a copy are left out."""
+    tensors = {name: tensor_of(name, entry) for name, entry in description["tensors"].items()}
+    holes = set(description.get("elsewhere", ())) if header.copy else set()
+    if not holes:
+        return tensors
+    kept = {name: [box for box in tensor.boxes if box.key not in holes] for name, tensor in tensors.items()}
+    return {name: replace(tensors[name], boxes=tuple(boxes)) for name, boxes in kept.items() if boxes}
 
 
 def _holds(image: Image, header: ImageHeader) -> bool:
@@ -114,11 +120,14 @@ def _reading(places: Places, rank: int, step: int) -> Iterator[tuple[Image, Imag
             image.close()
 
 
-def _commit(root: Path, step: int, trainer: RankHere, description: Mapping[str, Any]) -> bool:
-    """Commit a step. Waits for the other machines, if there are any."""
-    deadline = time.monotonic() + (_OTHERS if trainer.here < trainer.world else 0.0)
-    while commit(root, description["attempt"], step, trainer.world, description["run"]) is None:
-        if time.monotonic() > deadline:
+def _commit(
+    places: Places, root: Path, step: int, trainers: Sequence[RankHere], description: Mapping[str, Any]
+) -> bool:
+    """Commit a step. Waits for the other machines, if there are any, until ranks begin another attempt."""
+    world, attempt = trainers[0].world, trainers[0].attempt
+    deadline = time.monotonic() + (_OTHERS if len(trainers) < world else 0.0)
+    while commit(root, description["attempt"], step, world, description["run"]) is None:
+        if time.monotonic() > deadline or any(each.attempt != attempt for each in places.trainers()):
             return False
         time.sleep(_LOOK)
     return True

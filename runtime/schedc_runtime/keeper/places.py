@@ -3,7 +3,8 @@
 /dev/shm/schedc-1000-9f8e7d6c/   lock               held by the keeper while it lives
                                  keeper.json        `Watch`
                                  trainer-0003.json  `RankHere`
-                                 rank-0003.a, .b    images
+                                 rank-0003.a, .b    images, also those of ranks of the node before
+                                 peers.json         `Peers`
                                  program.json       what the ranks run, for reports
                                  rank-0003.times    the last steps of a rank, if a watch of speed keeps them
 """
@@ -55,6 +56,8 @@ class Watch(NamedTuple):
     """What a keeper says of itself. ranks: number of ranks of the attempt that it watches.
 
     resident: bytes of its memory. refused: the newest step that the disk has refused, or -1.
+    port: where keepers of other nodes reach it, or 0. sent: bytes of images that went to the neighbour.
+    trouble: why none can go there, or "".
     """
 
     process: Process
@@ -62,6 +65,29 @@ class Watch(NamedTuple):
     ranks: int
     resident: int
     refused: int
+    port: int = 0
+    sent: int = 0
+    trouble: str = ""
+
+
+class Peers(NamedTuple):
+    """The neighbours of a node's keeper, if states are copied to another node.
+
+    token: 64 hexadecimal digits, which all keepers of an attempt share. host, port: where this keeper listens.
+    to: host and port of the keeper that takes the images of this node; None while nothing is sent.
+    before: of the keeper whose images come here. mine: ranks of this node. others: ranks whose images come here.
+    most: bytes of the largest image of all ranks. speed: bytes per second that are sent at most.
+    """
+
+    token: str
+    host: str
+    port: int
+    to: tuple[str, int] | None
+    before: tuple[str, int] | None
+    mine: list[int]
+    others: list[int]
+    most: int
+    speed: float
 
 
 class Places:
@@ -143,6 +169,26 @@ class Places:
         for path in files:
             copyfile(path, kept / path.name)
         return kept
+
+    def say_peers(self, peers: Peers | None) -> None:
+        """Tell the keeper of its neighbours; None if it has no neighbours."""
+        if peers is None:
+            (self.folder / "peers.json").unlink(missing_ok=True)
+        else:
+            self._write("peers.json", peers)
+
+    @property
+    def has_peers(self) -> bool:
+        """Whether states are copied to another node."""
+        return (self.folder / "peers.json").exists()
+
+    def peers(self) -> Peers | None:
+        """The neighbours of the keeper; None where states stay on their node."""
+        value = _read(self.folder / "peers.json")
+        if value is None:
+            return None
+        token, host, port, to, before, *rest = value
+        return Peers(token, host, port, to and (to[0], to[1]), before and (before[0], before[1]), *rest)
 
     def remove(self) -> None:
         """Remove the folder with all that is in it."""

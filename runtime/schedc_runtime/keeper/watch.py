@@ -11,9 +11,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.keeper.flush import Flushed, flush, held_steps
@@ -21,6 +22,9 @@ from schedc_runtime.keeper.images import Image
 from schedc_runtime.keeper.places import Places, RankHere, Watch, is_expected
 from schedc_runtime.ranks.processes import Condition, Process, has_ended, is_stopped, process_condition, this_process
 from schedc_runtime.ranks.progress import PeerProgress
+
+if TYPE_CHECKING:
+    from schedc_runtime.keeper.peering import Peering
 
 _LOOK = 0.1
 """Seconds between two looks at images and at newcomers. A death is seen at once."""
@@ -79,6 +83,7 @@ class Keeper:
         self._reported = ""
         self._writer: threading.Thread | None = None
         self._lock = threading.Lock()
+        self._peering: Peering | None = None
 
     @property
     def trainers(self) -> list[RankHere]:
@@ -94,6 +99,7 @@ class Keeper:
         began = time.monotonic()
         while True:
             self._meet()
+            self._reach_peers()
             self._wait(_LOOK)
             if any(watched.condition or watched.trainer.closed for watched in self.ranks.values()):
                 self._ended()
@@ -148,7 +154,17 @@ class Keeper:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
         attempt = self.trainers[0].attempt
         me = this_process()
-        self.places.say(Watch(me, attempt, len(self.ranks), pages * os.sysconf("SC_PAGE_SIZE"), self._refused))
+        watch = Watch(me, attempt, len(self.ranks), pages * os.sysconf("SC_PAGE_SIZE"), self._refused)
+        self.places.say(watch if self._peering is None else self._peering.said(watch))
+
+    def _reach_peers(self) -> None:
+        """Take and send copies of images, if this node has a neighbour."""
+        if self._peering is None and self.places.has_peers:
+            from schedc_runtime.keeper.peering import Peering
+
+            self._peering = Peering(self.places)
+        if self._peering is not None and self._peering.news() and self.ranks:
+            self._say_here()
 
     def _wait(self, seconds: float) -> None:
         """Wait until a rank ends, and note how; at most so long."""
@@ -194,13 +210,17 @@ class Keeper:
         trainers = self.trainers
         if not trainers or len(trainers) < trainers[0].here:
             return
-        everything = held_steps(self.images)
+        lost = self._orphans()
+        copies = [self.places.images(rank.rank) for rank in lost]
+        everything = held_steps([*self.images, *copies])
+        for image in (image for images in copies for image in images):
+            image.close()
         held = [each for each in everything if each.step > max(self._ended_at, self._refused)]
         alone = trainers[0].here == trainers[0].world
         due = [each for each in held if each.durable and not told and each.step > self.flushed]
         wanted = [each.step for each in held if not alone or each is held[0] or each in due]
         for step in reversed(wanted):
-            done = self._flush(step)
+            done = self._flush(step, lost)
             self._ended_at = max(self._ended_at, step) if done is not None else self._ended_at
             if told and done is not None:
                 root = Path(trainers[0].root).name
@@ -222,14 +242,25 @@ class Keeper:
         if self._writer is not None:
             self._writer.join()
 
-    def _flush(self, step: int) -> Flushed | None:
-        """Write a step; says on stderr what the disk refuses. Training goes on meanwhile."""
+    def _orphans(self) -> list[RankHere]:
+        """The ranks of a lost node, whose part this keeper writes."""
+        if not self.places.has_peers:
+            return []
+        from schedc_runtime.keeper.peering import orphans
+
+        return orphans(self.places, self.trainers)
+
+    def _flush(self, step: int, lost: Sequence[RankHere] = ()) -> Flushed | None:
+        """Write a step; says on stderr what the disk refuses. Training goes on meanwhile.
+
+        lost: ranks of another node of which copies are here.
+        """
         if threading.current_thread() is self._writer:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         with self._lock:
             why: object = "a rank no longer has this state, or another machine has not written its part"
             try:
-                done = flush(self.places, self.trainers, step)
+                done = flush(self.places, [*self.trainers, *lost], step)
             except (OSError, ValueError, RuntimeFault) as error:
                 done, why = None, error
             if done is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -54,13 +54,21 @@ def spans_in(path: Path, start: int = 0, size: int = -1) -> dict[str, FileSpan]:
     The header is checked whole: the tensors cover the bytes behind it once, without gaps. Raises `MaterializeError` for
     any other file, and `ValueError` or `OSError` for a header that is no JSON, or a file that cannot be read.
     """
-    size = path.stat().st_size if size < 0 else size
     with path.open("rb") as file:
-        file.seek(start)
-        length = int.from_bytes(file.read(8), "little")
-        if size < 8 or length > min(_MOST, size - 8):
-            raise refused(path, "it is no safetensors file, or it was not written to its end")
-        header = _header(file.read(length))
+
+        def read(begin: int, length: int) -> bytes:
+            file.seek(begin)
+            return file.read(length)
+
+        return checked_spans(read, start, path.stat().st_size if size < 0 else size, path)
+
+
+def checked_spans(read: Callable[[int, int], bytes], start: int, size: int, path: Path | str) -> dict[str, FileSpan]:
+    """As `spans_in`, of what ``read`` gives: fn(begin, length) -> bytes. path: for errors."""
+    length = int.from_bytes(read(start, 8), "little")
+    if size < 8 or length > min(_MOST, size - 8):
+        raise refused(path, "it is no safetensors file, or it was not written to its end")
+    header = _header(read(start + 8, length))
     begin = start + 8 + length
     spans = {name: _span(path, name, entry, begin) for name, entry in header.items()}
     _check_cover(path, spans, begin, start + size)
@@ -77,7 +85,7 @@ def _header(text: bytes) -> dict[str, Any]:
     return header
 
 
-def _span(path: Path, name: str, entry: Any, begin: int) -> FileSpan:
+def _span(path: Path | str, name: str, entry: Any, begin: int) -> FileSpan:
     """A tensor as its entry says. begin: the first byte behind the header."""
     fields: Mapping[str, Any] = entry if isinstance(entry, dict) else {}
     kind, shape, span = fields.get("dtype"), sizes(fields.get("shape")), sizes(fields.get("data_offsets"))
@@ -90,7 +98,7 @@ def _span(path: Path, name: str, entry: Any, begin: int) -> FileSpan:
     return FileSpan(kind, tuple(shape), begin + span[0], begin + span[1])
 
 
-def _check_cover(path: Path, spans: Mapping[str, FileSpan], end: int, size: int) -> None:
+def _check_cover(path: Path | str, spans: Mapping[str, FileSpan], end: int, size: int) -> None:
     """Refuse overlaps, gaps, and bytes that are missing or left. end: the first byte behind the header."""
     for name, span in sorted(spans.items(), key=lambda item: (item[1].begin, item[1].end)):
         if span.begin != end:

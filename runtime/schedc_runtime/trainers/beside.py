@@ -50,10 +50,10 @@ class Rooms(Protocol):
         ...
 
 
-def how_to_copy(given: str | None, pipe: Pipeline, audited: bool) -> str:
+def how_to_copy(given: str | None, pipe: Pipeline, audited: bool, replicas: int = 0) -> str:
     """``beside`` or ``now``. given: what the user says. Raises `RuntimeFault` for what cannot be.
 
-    audited: whether microbatches are repeated, which was not tried beside pieces.
+    audited: whether microbatches are repeated, which was not tried beside pieces. replicas: nodes that take copies.
     """
     graphs = pipe._assembly.settings.cut.graphs == "step"
     if given not in (None, "beside", "now"):
@@ -65,8 +65,14 @@ def how_to_copy(given: str | None, pipe: Pipeline, audited: bool) -> str:
         )
     if given == "beside" and audited:
         raise RuntimeFault("copy='beside' and audit=... together", "give copy='now'")
+    if given == "beside" and replicas:
+        raise RuntimeFault("copy='beside' knows of no neighbours, which replicas=1 asks for", "give copy='now'")
     if given is None:
-        return "now" if graphs or audited or device_for(pipe._assembly.device).supports("streams") else "beside"
+        return (
+            "now"
+            if graphs or audited or replicas or device_for(pipe._assembly.device).supports("streams")
+            else "beside"
+        )
     return given
 
 
@@ -125,7 +131,7 @@ class CopyBeside:
 
     def begin(self) -> Mapping[int, Sequence[CopiedTensor]]:
         """All ranks have agreed on the step: what it copies, by stage. Nothing where no image is free."""
-        self._agreed(self._start.lacking)
+        self._agreed(bool(self._start.lacking))
         assert self._state is not None
         step, state, facts = self._state
         self._state, self._asked, self._since = None, step, time.monotonic()

@@ -17,6 +17,7 @@ import atexit
 import os
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from torch import Tensor
 from schedc_runtime.checkpoint.committed import FlawedStep
 from schedc_runtime.device.choice import device_for
 from schedc_runtime.errors import MaterializeError, NonFiniteLoss, RuntimeFault, WrongBits
+from schedc_runtime.keeper.backed import ABSENT, HELD, BackedImages, free_image
 from schedc_runtime.keeper.places import Places
 from schedc_runtime.keeper.start import KeeperMeeting
 from schedc_runtime.pipeline.build.materialize import check_materialized
@@ -33,6 +35,7 @@ from schedc_runtime.pipeline.step.call import Auditor
 from schedc_runtime.ranks.processes import has_ended
 from schedc_runtime.saved.form import COMMIT, step_folder
 from schedc_runtime.trainers.beside import CopyBeside, how_to_copy
+from schedc_runtime.trainers.brought_back import bring_back
 from schedc_runtime.trainers.image_writer import ImageWriter, state_size
 from schedc_runtime.trainers.kept_states import kept_states, set_aside
 from schedc_runtime.trainers.optimizer_state import Optimizers
@@ -44,12 +47,13 @@ from schedc_runtime.trainers.run_state import (
     run_state,
     slot_bytes,
 )
-from schedc_runtime.trainers.unproved import drop_unproved, mark_unproved, obey_mark, proved_state
+from schedc_runtime.trainers.told_costs import told_costs
+from schedc_runtime.trainers.twice_held import TwiceHeld, begin_copies
+from schedc_runtime.trainers.unproved import drop_unproved, mark_unproved, newest_allowed, obey_mark, proved_state
 
 _LOOK = 0.02
 """Seconds between two looks for what the keeper has done."""
 _NOT_YET = {
-    "replicas": "images at neighbours are not there yet: give `root` on a disk that all machines share",
     "spares": "spare processes are not there yet: let torchrun start the ranks again, with --max-restarts",
 }
 """Words that are no states of a trainer, and what to do instead."""
@@ -67,9 +71,14 @@ class Checkpoints:
         dies meanwhile takes the run back by one state more. By default beside where the device has streams.
     audit: an `Audit` for the pipeline. Copies of a stage and replicas are then compared at every state.
     groups: ``"saved"`` for optimizers that take the groups of parameters that the run had, whatever they are given.
+    replicas: 1 to copy each state to the keeper of another node, at most at ``peer_speed`` bytes per second. Ranks with
+        their images in one folder of one machine are a node.
     states: what else takes part, by name: anything with ``state_dict`` and ``load_state_dict``, such as a loader, which
         knows its own position, a schedule of learning rates, or a gradient scaler.
     """
+
+    _backed: BackedImages | None = None
+    _twice: TwiceHeld | None = None
 
     def __init__(
         self,
@@ -84,10 +93,12 @@ class Checkpoints:
         copy: str | None = None,
         audit: Auditor | None = None,
         groups: str | None = None,
+        replicas: int = 0,
+        peer_speed: float = 1e9,
         **states: Any,
     ) -> None:
         _check(every, durable, keep, groups, states)
-        self._copies = how_to_copy(copy, pipe, audit is not None)
+        self._copies = how_to_copy(copy, pipe, audit is not None, replicas)
         check_materialized(pipe._assembly)
         self.root, self.pipe, self.optimizer, self.states = Path(root).absolute(), pipe, optimizer, states
         self._given, self._groups = Path(root), groups
@@ -107,12 +118,11 @@ class Checkpoints:
         self._further = further_states(states)
         assembly = pipe._assembly
         with assembly.guard("meeting the keeper"):
-            self._meeting = KeeperMeeting(
-                assembly.guard.control, self.root, None if memory is None else Path(memory), pipe.program, keep
-            )
+            folder, control = None if memory is None else Path(memory).absolute(), assembly.guard.control
+            self._meeting = KeeperMeeting(control, self.root, folder, pipe.program, keep, replicas, peer_speed)
         on_all_ranks(assembly, "preparing checkpoints", self._prepare)
         with assembly.guard("meeting the keeper"):
-            self._meeting.start()
+            self._meeting.start(self._writer.bytes // 2)
         if audit is not None:
             audit.watch(pipe)
             pipe._runner.copies.compare_every(every)
@@ -130,6 +140,10 @@ class Checkpoints:
         another model, optimizer or seed.
         """
         assembly, control = self.pipe._assembly, self._meeting.control
+        brought, copied = list[str](), list[int]()
+        if self._meeting.nodes is not None:
+            with assembly.guard("bringing lost images back"):
+                brought = bring_back(control, self._meeting, self._writer, newest_allowed(self.root))
         states = kept_states(control, self.places, self.root)
         spoilt: list[str] = []
         while True:
@@ -151,14 +165,20 @@ class Checkpoints:
                 if header is not None and (not kept.in_memory or header.step > self.step):
                     image.clear()
             control.gather("setting aside what is newer", None)
+            self._meeting.tidy(self.step if kept.in_memory else None)
             if control.process == 0:
                 set_aside(self.root, self.step, self._meeting.attempt)
         self._common = self.step if kept.in_memory else None
+        if self._meeting.nodes is not None:
+            self._backed = BackedImages(self.places, self._writer.images, self._common)
+            with assembly.guard("comparing what nodes hold"):
+                self._twice, copied = begin_copies(self._meeting, self._writer, self._state().boxes)
         self._note()
         self._resumed = True
         if control.process == 0:
-            left_out = [f"  left out: {line}" for line in spoilt]
-            print("\n".join([*kept.told(self._given), *left_out, *self._costs()]), flush=True)
+            brought += [f"  left out: {line}" for line in spoilt]
+            costs = told_costs(self._meeting, self._writer.bytes // 2, copied, slot_bytes(self.optimizer))
+            print("\n".join([*kept.told(self._given), *brought, *costs]), flush=True)
         return self.step
 
     def train(self, batch: Any = None, targets: Any = None, *, accumulate: int = 1, **options: Any) -> Tensor:
@@ -171,12 +191,14 @@ class Checkpoints:
         if self._closed:
             raise RuntimeFault("these checkpoints are closed", "make new ones")
         due, start = self._parts == 0 and self.step % self.every == 0, self.pipe._runner.start
-        if (beside := self._beside) is None:
-            start.lacking = due and not self._copy(wait=False)
-        else:
+        if (beside := self._beside) is not None:
             start.lacking = beside.lacks
             if due:
                 options |= {"snapshot": beside.prepared(self.step, state := self._state(), self._facts(state), options)}
+        elif self._backed is None:
+            start.lacking = ABSENT * (due and not self._copy(wait=False))
+        elif self._parts == 0:
+            start.lacking, start.then = self._backed.lacks(), partial(self._copy_behind, self._backed, due)
         try:
             loss: Tensor = self.pipe.step(batch, targets, accumulate=accumulate, **options)
         except NonFiniteLoss:
@@ -190,10 +212,10 @@ class Checkpoints:
                 beside.finish(wait=False)  # what a failed step has copied is the whole state before it
             raise
         finally:
-            lacking, start.lacking = start.lacking, False
+            lacking, start.lacking, start.then = start.lacking, HELD, lambda _: None
         if beside is not None:
-            beside.ended(due, lacking)
-        elif due and not lacking:
+            beside.ended(due, bool(lacking))
+        elif self._backed is None and due and not lacking:
             self.kept(self.step)
         self._parts = (self._parts + 1) % accumulate
         self.step += self._parts == 0
@@ -239,6 +261,19 @@ class Checkpoints:
         further = {**self._further, "states": {**self._further["states"], **now}}
         return run_state(self.pipe, self.optimizer, further)
 
+    def _copy_behind(self, backed: BackedImages, due: bool, lacking: int) -> None:
+        """Copy the state, if it is due and no other is under way to the neighbours. lacking: the most of all ranks."""
+        before, self._common = backed.safe, backed.agreed(lacking)
+        if self._common is not None and self._common != before:
+            self._owe(self._common)
+        if due and backed.under is not None:
+            self.left_out += 1
+        elif due:
+            if self._twice is not None and self._twice.due:
+                self._twice.tell(self._state().boxes)
+            self._copy(wait=False)
+            backed.under = self.step
+
     @property
     def _delivering(self) -> set[str]:
         """The states that a call of ``next`` has moved on since the last step: all that can be iterated."""
@@ -258,7 +293,8 @@ class Checkpoints:
 
     def _facts(self, state: RunState) -> dict[str, Any]:
         """What an image says of a state."""
-        return {"attempt": self._meeting.attempt, "facts": state.facts, "run": self._meeting.run_facts}
+        facts = {"attempt": self._meeting.attempt, "facts": state.facts, "run": self._meeting.run_facts}
+        return facts if self._backed is None or self._common is None else {**facts, "safe": self._common}
 
     def is_held(self, step: int) -> bool:
         """Whether an image of this rank has the state of a step."""
@@ -267,7 +303,7 @@ class Checkpoints:
     def room(self, step: int, count: bool = True) -> int | None:
         """The image that the state of a step is copied to; None where it has to stay. count: what is left out."""
         held = [self._writer.step_of(0), self._writer.step_of(1)]
-        number = held.index(step) if step in held else int(held[0] is not None and held[0] == self._common)
+        number = held.index(step) if step in held else free_image(held, self._common)
         self._meeting.keep_alive()
         if self._is_wanted(number, held[number]) and self._meeting.keeper_lives():
             self.left_out += count
@@ -311,6 +347,10 @@ class Checkpoints:
         for number, image in enumerate(self._writer.images):
             if self._writer.step_of(number) == self.step:
                 image.clear()
+        if self._backed is not None:
+            self._backed.dropped(self.step)
+            self._common = self._backed.safe
+            return
         if self._beside is not None:
             self._beside.drop()
         if self._common == self.step:
@@ -339,13 +379,6 @@ class Checkpoints:
             self._closed = True
             if not hasattr(sys, "last_type"):
                 self._meeting.leave()
-
-    def _costs(self) -> list[str]:
-        """What keeping costs, in words."""
-        size, memory = self._writer.bytes / 1e9, self.places.folder.parent
-        watch = self.places.watch()
-        keeper = f"the keeper (pid {watch.process.pid}) takes {watch.resident / 1e6:.0f} MB" if watch else "no keeper"
-        return [f"  each rank keeps 2 x {size / 2:.3f} GB in {memory}; {keeper} and sends nothing over the network"]
 
 
 def _check(every: int, durable: int, keep: int, groups: str | None, states: dict[str, Any]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -57,6 +57,8 @@ class ImageWriter:
         self._memory: list[Tensor | None] = [None, None]
         self._layouts: list[_Layout | None] = [None, None]
         self._sequence = 0
+        self.notes: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda _: {}
+        """fn(entries of a manifest by name) -> what else a description says."""
         for number in range(len(self.images)):
             self._map(number)
 
@@ -80,7 +82,7 @@ class ImageWriter:
     def begin(self, number: int, boxes: Sequence[HeldBox], facts: Mapping[str, Any]) -> BegunCopy:
         """Empty an image, and make it ready for a state. Facts are taken now, tensors when they are copied."""
         layout = self._layout(number, boxes)
-        text = _text(facts, layout.entries)
+        text = _text({**facts, **self.notes(layout.entries)}, layout.entries)
         if TENSORS + layout.tensors + len(text) > self.images[number].size:
             self._grow(number, TENSORS + layout.tensors + len(text))
             layout = self._layout(number, boxes)
@@ -92,6 +94,12 @@ class ImageWriter:
         self._sequence += 1
         self.images[begun.number].finish(self._sequence, step, durable, begun.tensors, begun.text)
 
+    def room(self, number: int, size: int) -> Image:
+        """An image with room for ``size`` bytes of a file. Made anew if need be, and empty then."""
+        if self.images[number].size < size:
+            self._grow(number, size)
+        return self.images[number]
+
     def close(self) -> None:
         """Give the mappings back."""
         for number, image in enumerate(self.images):
@@ -99,6 +107,7 @@ class ImageWriter:
             image.close()
 
     def _map(self, number: int) -> None:
+        self.images[number].reserve()
         memory = self._memory[number] = torch.frombuffer(self.images[number].mapped(), dtype=torch.uint8)
         self._device.lend(memory)
 

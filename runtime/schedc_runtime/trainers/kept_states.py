@@ -105,7 +105,7 @@ def _in_memory(places: Places, step: int) -> KeptTensors | str:
             description = image.description(header) if header is not None and header.step == step else None
             if header is not None and description is not None:
                 files.append(
-                    (image.path, described_tensors(description), spans_in(image.path, TENSORS, header.tensors))
+                    (image.path, described_tensors(description, header), spans_in(image.path, TENSORS, header.tensors))
                 )
                 facts.append({"rank": rank, "facts": description["facts"], "world": description["run"]["world"]})
             image.close()

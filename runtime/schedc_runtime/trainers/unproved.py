@@ -39,6 +39,13 @@ def mark_unproved(root: Path, step: int, attempt: str) -> None:
     set_aside(root, step, f"{attempt}-unproved")
 
 
+def newest_allowed(root: Path) -> int | None:
+    """The newest state that may be used, by the mark of an earlier attempt; None where all may be."""
+    path = root / MARK
+    text = path.read_text().strip() if path.is_file() else ""
+    return int(text) if text.isdecimal() else None
+
+
 def obey_mark(root: Path, attempt: str) -> list[str]:
     """Obey the mark of an earlier attempt before a run goes on. Returns a line for people where there is one."""
     path = root / MARK

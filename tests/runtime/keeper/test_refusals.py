@@ -48,7 +48,7 @@ def test_another_model_seed_or_argument_is_refused(tmp_path: Path) -> None:
     other.saved.close()
     with pytest.raises(RuntimeFault, match="multiple of `every`"):
         Run(tmp_path / "second", "1f1b", 2, every=2, durable=3)
-    for name in ("replicas", "spares", "copy"):
+    for name in ("spares",):
         with pytest.raises(RuntimeFault, match=f"Checkpoints.{name}=.... cannot be given"):
             Run(tmp_path / "second", "1f1b", 2, **{name: run.rates})
 

@@ -37,7 +37,8 @@ class StepRequest(NamedTuple):
     snapshot: what a step copies to the host, as of `Snapshots.prepare`.
     given: checksums of what the rank was given, as of `GivenBatches.told`. loaded: whether a state was loaded here.
     facts: [tensors of the batch] what is known of their values, see `values`; None where nothing was looked at.
-    lacking: whether the rank has no copy of the state before the step, where `Checkpoints` keeps one of all others.
+    lacking: 0 if the rank has the state that `Checkpoints` asks for, also at its neighbour. 1: the neighbour has not
+    got it yet. 2: the rank has not.
     """
 
     batch: Json
@@ -56,7 +57,7 @@ class StepRequest(NamedTuple):
     given: Json = ("", {})
     loaded: bool = False
     facts: Json = None
-    lacking: bool = False
+    lacking: int = 0
 
 
 class Agreement(NamedTuple):

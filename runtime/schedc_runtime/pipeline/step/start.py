@@ -43,8 +43,10 @@ class CallStart:
         self._control, self._counting, self._batches = control, counting, batches
         self._exchanges = 0
         self._known: dict[str, Known] = {}
-        self.lacking = False
-        """Before a call: whether this rank is `StepRequest.lacking`. After its start: whether any rank is."""
+        self.lacking = 0
+        """Before a call: `StepRequest.lacking` of this rank. After its start: the largest of any rank."""
+        self.then: Callable[[int], object] = lambda _: None
+        """Called with the largest `lacking` of all ranks when they have agreed on a call."""
 
     def agree(
         self,
@@ -59,7 +61,7 @@ class CallStart:
         agreement of the requests of all ranks, or raises on every rank alike.
         """
         request, call = request._replace(lacking=self.lacking), request.call
-        own = json.dumps([call["call"], counted, *request._replace(call=None, counted=None, lacking=False)])
+        own = json.dumps([call["call"], counted, *request._replace(call=None, counted=None, lacking=0)])
         known = self._known.get(own)
         given = [] if known is None or self._control.alone else self._batches.alike(known.members)
         total, requests = self._meet(what, request, -1 if known is None else known.number, given)
@@ -73,6 +75,7 @@ class CallStart:
             self._known[own], total = known, agreement.total
         assert known is not None
         self._batches.agreed(known.members)
+        self.then(self.lacking)
         return known._replace(agreement=known.agreement._replace(total=total))
 
     def exchange(self, what: str, request: StepRequest) -> Sequence[StepRequest] | None:
@@ -101,17 +104,18 @@ class CallStart:
         except Unlike as unlike:
             self._exchanges += 1
             requests = [StepRequest(*each) for each in unlike.details]
-            self.lacking = any(each.lacking for each in requests)
+            self.lacking = max(each.lacking for each in requests)
             return None, requests
         return total, None
 
-    def _total(self, told: Sequence[Any]) -> tuple[bool, float | None]:
-        """Whether any rank lacks a state, and the number of targets, from the `_told` of [processes]."""
+    def _total(self, told: Sequence[Any]) -> tuple[int, float | None]:
+        """The largest `lacking`, and the number of targets, from the `_told` of [processes]."""
         spoken = [each for each in told if each is not None]
-        return any(each[0] for each in spoken), total_of((each[1] for each in spoken if each[1]), self._counting)
+        lacking = max((each[0] for each in spoken), default=0)
+        return lacking, total_of((each[1] for each in spoken if each[1]), self._counting)
 
 
-def _told(request: StepRequest) -> tuple[bool, tuple[int, float] | None] | None:
+def _told(request: StepRequest) -> tuple[int, tuple[int, float] | None] | None:
     """What a rank tells the others in any case; None for nothing, which spares a message."""
     count = count_of(request)
     return None if count is None and not request.lacking else (request.lacking, count)
