@@ -20,6 +20,7 @@ import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from schedc.interrupts import end_with, ended_by_signals, unheard
+from schedc_runtime.ranks.agent import AGENT, SPARE
 from schedc_runtime.ranks.processes import is_stopped, signal_name
 
 _GRACE = 10.0
@@ -35,8 +36,10 @@ def launched() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-def launch(module: str, arguments: Sequence[str], ranks: int) -> int:
+def launch(module: str, arguments: Sequence[str], ranks: int, restarts: int = 0) -> int:
     """Run ``main(arguments)`` of a module on ``ranks`` processes: 0 if all of them succeed, else 1; 130 on Ctrl-C.
+
+    restarts: how often this process forks all ranks again when one has failed.
 
     This process takes Ctrl-C, SIGTERM and SIGHUP, and ends the others. The last two end it with 128 + the signal. When
     this process is killed, the kernel kills the others.
@@ -44,15 +47,22 @@ def launch(module: str, arguments: Sequence[str], ranks: int) -> int:
     A rank that was ended by a signal cannot report it: stderr names it.
     The processes meet at a store of this process, on a port that the system chooses.
     """
+    me = str(os.getpid())
     with ended_by_signals():
-        return _launch(module, arguments, ranks)
+        for attempt in range(restarts + 1):
+            agent = {"TORCHELASTIC_RESTART_COUNT": str(attempt), AGENT: me, SPARE: me} if restarts else {}
+            status = _launch(module, arguments, ranks, agent)
+            if status in (0, _INTERRUPTED) or attempt == restarts:
+                break
+            print(f"schedc: restart {attempt + 1} of {restarts}", file=sys.stderr, flush=True)
+    return status
 
 
-def _launch(module: str, arguments: Sequence[str], ranks: int) -> int:
+def _launch(module: str, arguments: Sequence[str], ranks: int, agent: Mapping[str, str]) -> int:
     import_module("torch._dynamo")  # fake tensors and optimizers load it, on every rank if not here
     shared = {
         "MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks),
-        "TORCHELASTIC_USE_AGENT_STORE": "True", "GLOO_SOCKET_IFNAME": "lo",
+        "TORCHELASTIC_USE_AGENT_STORE": "True", "GLOO_SOCKET_IFNAME": "lo", **agent,
     }  # fmt: skip
     context = multiprocessing.get_context("fork")
     processes: list[BaseProcess] = []

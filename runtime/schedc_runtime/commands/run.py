@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -52,11 +53,17 @@ from schedc_runtime.pipeline.pipeline import Pipeline
 from schedc_runtime.pipeline.step.losses import Leftovers
 from schedc_runtime.ranks.mesh import Mesh
 
+if TYPE_CHECKING:
+    from schedc_runtime.trainers.checkpoints import Checkpoints
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command with the arguments ``argv``; its exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.checkpoints is not None and options.check == "bitwise":
+        parser.error("--check bitwise compares from the first step, and --checkpoints may go on from a later one")
     try:
         program = program_of_options(options)
         costs = load_costs(options.cost_file) if options.cost_file else Costs()
@@ -64,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         mesh = mesh_here(plan, program)
         if not launched() and mesh.size > 1 and not options.in_process:
             check_processes(mesh.size)
-            return launch("schedc_runtime.commands.run", arguments, mesh.size)
+            return launch("schedc_runtime.commands.run", arguments, mesh.size, options.restarts)
         with gpu.wide_sums() if options.check == "bitwise" else nullcontext():
             return _train(program, plan, mesh, costs, options)
     except (RuntimeFault, InstructionError, Deadlock, Leftovers, DiagnosticError) as error:
@@ -89,11 +96,13 @@ def _train(program: Program, plan: Plan, mesh: Mesh, costs: Costs, options: argp
     optimizer = torch.optim.SGD(pipe.parameters(), lr=options.learning_rate)
     replicas = 1 if options.in_process else mesh.replicas
     status, traced, first = 0, [], max(options.steps - options.trace_steps, 0)
-    for step in range(1, options.steps + 1):
+    saved = _checkpoints(pipe, optimizer, options)
+    train = saved.train if saved else pipe.step
+    for step in range(1 + (saved.resume() if saved else 0), options.steps + 1):
         whole = _batch(program, mesh, options, step, device)
         mine = [part.chunk(replicas)[pipe.replica] for part in whole]
         optimizer.zero_grad()
-        loss = pipe.step(*mine, trace=bool(options.trace) and step > first)
+        loss = train(*mine, trace=bool(options.trace) and step > first)
         if options.trace and step > first:
             traced.append(pipe.trace())
         verdict = ""
@@ -105,9 +114,11 @@ def _train(program: Program, plan: Plan, mesh: Mesh, costs: Costs, options: argp
         optimizer.step()
         pipe.update_biases()
         _say(pipe, f"step {step}: loss {loss.item():.6f}{verdict}")
+    if saved:
+        saved.close()
     if plan.fuse is not None:
         _say(pipe, pipe.report())
-    if options.trace:
+    if traced:
         _write_trace(pipe, traced, Path(options.trace))
     if check is not None:
         passed = f"check passed: loss and gradients of {options.steps} steps, all ranks"
@@ -116,6 +127,15 @@ def _train(program: Program, plan: Plan, mesh: Mesh, costs: Costs, options: argp
     if dist.is_initialized():
         dist.destroy_process_group()
     return status
+
+
+def _checkpoints(pipe: Pipeline, optimizer: torch.optim.Optimizer, options: argparse.Namespace) -> Checkpoints | None:
+    """What keeps the states of the run; None without ``--checkpoints``."""
+    if options.checkpoints is None:
+        return None
+    from schedc_runtime.trainers.checkpoints import Checkpoints
+
+    return Checkpoints(options.checkpoints, pipe, optimizer, durable=options.durable)
 
 
 def _parity_check(
@@ -176,6 +196,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--learning-rate", type=float, default=0.1)
     parser.add_argument("--cost-file", metavar="COSTS.toml", help="whose [cell] table orders overlapped cells")
+    parser.add_argument("--checkpoints", metavar="DIR", help="keep each step's state in memory, and go on from DIR")
+    parser.add_argument("--durable", type=positive, default=50, help="steps between states on disk, of --checkpoints")
+    parser.add_argument("--restarts", type=int, default=0, help="how often ranks are started again when one has failed")
     add_sizes(parser)
     return parser
 

@@ -16,7 +16,8 @@ from schedc.ir.npz import program_to_npz
 from schedc.ir.program import Program
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.keeper.places import SHARED_MEMORY, Places, RankHere, is_expected
-from schedc_runtime.ranks.processes import has_ended, process_here, this_process
+from schedc_runtime.ranks.agent import agent_here
+from schedc_runtime.ranks.processes import has_ended, this_process
 from schedc_runtime.saved.write import write_whole
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class KeeperMeeting:
         control.gather("meeting the keeper", None)
         self.places = Places.of_run(memory, told[0][2])
         self._me = RankHere(
-            me, _agent(), control.presence.progress.descriptor, control.name, control.process, len(told),
+            me, agent_here(), control.presence.progress.descriptor, control.name, control.process, len(told),
             len(self._here), self.attempt, str(root), keep,
         )  # fmt: skip
 
@@ -231,8 +232,3 @@ def _run_of(root: Path) -> str:
     if not isinstance(run, str) or not run.isalnum() or len(run) > 32:
         raise ValueError(f"{_RUN} names no run")
     return run
-
-
-def _agent() -> Any:
-    """The process that restarts ranks; None without torch's elastic agent."""
-    return process_here(os.getppid()) if "TORCHELASTIC_RUN_ID" in os.environ else None

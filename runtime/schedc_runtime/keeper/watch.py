@@ -81,6 +81,8 @@ class Keeper:
         """The newest step that the disk has refused, and the newest that was brought there behind the end of a rank."""
         self._seen = 0
         self._reported = ""
+        self._gone: set[Process] = set()
+        """Agents that have been killed, and whose ranks are ended."""
         self._writer: threading.Thread | None = None
         self._lock = threading.Lock()
         self._peering: Peering | None = None
@@ -101,6 +103,7 @@ class Keeper:
             self._meet()
             self._reach_peers()
             self._wait(_LOOK)
+            self._end_orphans()
             if any(watched.condition or watched.trainer.closed for watched in self.ranks.values()):
                 self._ended()
             self._durable()
@@ -176,6 +179,17 @@ class Keeper:
         for watched in self.alive:
             if watched.descriptor < 0 and has_ended(watched.trainer.process):
                 watched.end()
+
+    def _end_orphans(self) -> None:
+        """End the ranks whose agent has been killed. The store that ranks wait at was in the agent."""
+        agents = {each.trainer.agent for each in self.alive}
+        for agent in (agent for agent in agents if agent is not None and has_ended(agent)):
+            orphans = [each for each in self.alive if each.trainer.agent == agent and each.descriptor >= 0]
+            if orphans and agent not in self._gone:
+                self._gone.add(agent)
+                _say(f"the agent (pid {agent.pid}) that starts the ranks has ended: its {len(orphans)} ranks end too")
+            for each in orphans:
+                signal.pidfd_send_signal(each.descriptor, signal.SIGKILL)
 
     def _ended(self) -> None:
         """Ranks have ended: say which, let stopped ones go, and bring the newest common state to disk."""

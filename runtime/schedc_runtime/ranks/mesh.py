@@ -82,6 +82,22 @@ class Mesh:
     def replicas(self) -> int:
         return self.experts * self.data
 
+    def calls(self, parts: int) -> int:
+        """Number of calls of `Pipeline.step` in which each replica takes its share of an update's batch of ``parts``.
+
+        A part is what one replica takes in one call. The number is for ``accumulate``: with fewer replicas it is larger
+        and the batch stays. Replica r takes part ``call * replicas + r``. Raises `RuntimeFault`, with the numbers of
+        processes that work, if the replicas do not divide the parts.
+        """
+        if parts < 1 or parts % self.replicas:
+            fitting = [data for data in range(1, parts + 1) if parts % (data * self.experts) == 0]
+            sizes = ", ".join(str(self.pipeline * self.experts * data) for data in fitting)
+            raise RuntimeFault(
+                f"{parts} parts of a batch cannot be shared by {self.replicas} replicas",
+                f"start one of these numbers of processes: {sizes}" if sizes else f"give a multiple of {self.experts}",
+            )
+        return parts // self.replicas
+
     @property
     def size(self) -> int:
         """Number of processes."""

@@ -103,6 +103,15 @@ def processor_time(process: Process, proc: Path = _PROC) -> tuple[int, int]:
     return int(ran), int(waited)
 
 
+def unshared_bytes(pid: int) -> int:
+    """Bytes of memory that a process of this user has to itself, and its part of what it shares; 0 if unknown."""
+    try:
+        lines = (_PROC / str(pid) / "smaps_rollup").read_text(encoding="ascii").splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+    except (OSError, StopIteration):
+        return 0
+
+
 def memory_events(process: Process, proc: Path = _PROC, cgroups: Path = _CGROUPS) -> Path | None:
     """The file in which the kernel counts the processes that it has killed for want of memory in this one's group."""
     try:

@@ -32,6 +32,7 @@ from schedc_runtime.keeper.start import KeeperMeeting
 from schedc_runtime.pipeline.build.materialize import check_materialized
 from schedc_runtime.pipeline.pipeline import Pipeline
 from schedc_runtime.pipeline.step.call import Auditor
+from schedc_runtime.ranks.agent import check_spares, told_spare
 from schedc_runtime.ranks.processes import has_ended
 from schedc_runtime.saved.form import COMMIT, step_folder
 from schedc_runtime.trainers.beside import CopyBeside, how_to_copy
@@ -53,10 +54,6 @@ from schedc_runtime.trainers.unproved import drop_unproved, mark_unproved, newes
 
 _LOOK = 0.02
 """Seconds between two looks for what the keeper has done."""
-_NOT_YET = {
-    "spares": "spare processes are not there yet: let torchrun start the ranks again, with --max-restarts",
-}
-"""Words that are no states of a trainer, and what to do instead."""
 
 
 class Checkpoints:
@@ -66,6 +63,7 @@ class Checkpoints:
     optimizer: those of this process: one, several of other parameters each, or None on a rank without parameters.
     every: updates between states in memory. durable: updates between states on disk, a multiple of ``every``.
     keep: number of states that stay on disk.
+    spares: with 1, each machine must have a spare process that ranks are forked from: `schedc torchrun`.
     memory: folder of the images; by default shared memory, ``/dev/shm``.
     copy: ``now``: each state at once, in front of a step. ``beside``: in pieces while the step computes. A rank that
         dies meanwhile takes the run back by one state more. By default beside where the device has streams.
@@ -89,6 +87,7 @@ class Checkpoints:
         every: int = 1,
         durable: int = 50,
         keep: int = 2,
+        spares: int = 0,
         memory: str | os.PathLike[str] | None = None,
         copy: str | None = None,
         audit: Auditor | None = None,
@@ -98,6 +97,7 @@ class Checkpoints:
         **states: Any,
     ) -> None:
         _check(every, durable, keep, groups, states)
+        check_spares(spares)
         self._copies = how_to_copy(copy, pipe, audit is not None, replicas)
         check_materialized(pipe._assembly)
         self.root, self.pipe, self.optimizer, self.states = Path(root).absolute(), pipe, optimizer, states
@@ -177,8 +177,9 @@ class Checkpoints:
         self._resumed = True
         if control.process == 0:
             brought += [f"  left out: {line}" for line in spoilt]
+            replicas = 1 if assembly.network.in_process else self.pipe.mesh.replicas
             costs = told_costs(self._meeting, self._writer.bytes // 2, copied, slot_bytes(self.optimizer))
-            print("\n".join([*kept.told(self._given), *brought, *costs]), flush=True)
+            print("\n".join([*kept.told(self._given, replicas), *brought, *costs, *told_spare()]), flush=True)
         return self.step
 
     def train(self, batch: Any = None, targets: Any = None, *, accumulate: int = 1, **options: Any) -> Tensor:
@@ -391,8 +392,6 @@ def _check(every: int, durable: int, keep: int, groups: str | None, states: dict
     if groups not in (None, "saved"):
         raise RuntimeFault(f"groups={groups!r}", 'give groups="saved", or leave it out')
     for name, each in states.items():
-        if name in _NOT_YET:
-            raise RuntimeFault(f"Checkpoints({name}=...) cannot be given", _NOT_YET[name])
         if not (hasattr(each, "state_dict") and hasattr(each, "load_state_dict")):
             raise RuntimeFault(
                 f"{name} is a {type(each).__name__}, which has no state_dict() and load_state_dict()",

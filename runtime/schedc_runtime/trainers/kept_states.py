@@ -31,8 +31,8 @@ class Kept(NamedTuple):
     left_out: list[str]
     world: int
 
-    def told(self, root: Path) -> Iterator[str]:
-        """Where the run goes on from, and what was left out."""
+    def told(self, root: Path, replicas: int) -> Iterator[str]:
+        """Where the run goes on from, what was left out, and what another number of ``replicas`` changes."""
         disk = "nothing on disk yet" if self.on_disk is None else f"disk has {self.on_disk:,}"
         if self.step is None:
             yield f"checkpoints: {root}, a new run"
@@ -41,6 +41,10 @@ class Kept(NamedTuple):
         else:
             yield f"checkpoints: {root}, step {self.step:,} from disk"
         yield from (f"  left out: {why}" for why in self.left_out)
+        before = max((facts["replica"] + 1 for facts in self.facts), default=replicas)
+        if before != replicas:
+            calls = f"for the same batch each makes {before / replicas:.3g} x the calls of an update"
+            yield f"  not the same bits: replicas, {before} before and {replicas} now; {calls} (`Mesh.calls`)"
 
 
 def kept_states(control: ControlPlane, places: Places, root: Path) -> Iterator[Kept]:

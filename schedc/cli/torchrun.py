@@ -1,0 +1,26 @@
+"""`schedc torchrun`: torchrun, whose ranks are forked from a process that has loaded torch."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import click
+
+from schedc.cli.common import EPILOG, need_runtime
+
+
+@click.command(
+    epilog=EPILOG,
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    add_help_option=False,
+)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def torchrun_command(arguments: tuple[str, ...]) -> None:
+    """Be torchrun, and fork the ranks from a process that has loaded torch (needs schedc[runtime]).
+
+    ARGUMENTS are those of torchrun, and --help is its own. When ranks are started again they need not import torch.
+    """
+    need_runtime("starting ranks")
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "schedc_runtime.commands.torchrun", *arguments])
