@@ -32,6 +32,9 @@ peers    a node of four is lost, 200 times in one run: its ranks must come back 
 
 `--cases` asks for fewer cases. `--record` keeps what has been done in a file, from which the next call goes on. Some
 words take them.
+restart  40 trainings of four ranks under torchrun meet a fault: they must go on, and end with the bits of an
+         undisturbed run. Then 12 jobs are ended by signals: the newest step must be on disk, and nothing may be left.
+         `support.restarted_ranks` and `support.ended_jobs` have the cases.
 
 Printed: `cases`, `failed`, the word's own figures, what failed, and seconds of processor time. The exit status is 1 if
 a case failed. The tests run some of these cases.
@@ -64,6 +67,7 @@ WORDS = {
     "named": "support.named_kills:named",
     "prove": "resilience_prove:prove",
     "resume": "support.resumed_runs:resume",
+    "restart": "support.restarted_jobs:restart",
 }
 """By word: the file, and the function that returns `cases`, `failed` and the word's own figures.
 

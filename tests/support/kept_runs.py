@@ -101,9 +101,9 @@ def kept_run(
     kills: each [rank, point, steps behind the first one, seed]. The step that it began at is added to a file beside the
     folder. Returns this step, the digest of its end on rank 0, and the pid of the keeper.
     """
-    os.environ.pop("TORCHELASTIC_RUN_ID", None)
+    os.environ.pop("TORCHELASTIC_RESTART_COUNT", None)
     if agent:
-        os.environ["TORCHELASTIC_RUN_ID"] = "test"
+        os.environ["TORCHELASTIC_RESTART_COUNT"] = "0"
     mine = [kill[1:] for kill in kills if kill[0] == rank]
     if any(point == "meeting" for point, *_ in mine):
         _before(KeeperMeeting, "start", _die)
