@@ -26,15 +26,14 @@ prove    a bit flips inside a stage of a rank: an audit must name the rank where
          where all ranks are healthy. `resilience_prove.py` has the cases.
 resume   runs in 66 layouts go on from memory and from disk with the bits of runs that nothing stopped. Other layouts
          load the same states by name. `support.resumed_runs` has the cases.
-
 peers    a node of four is lost, 200 times in one run: its ranks must come back from copies at the neighbour, with the
          bits that they had, and at most one snapshot may be lost. `support.lost_nodes` has the cases.
+restart  40 trainings of four ranks under torchrun meet a fault: they must go on, and end with the bits of an
+         undisturbed run. Then 12 jobs are ended by signals: the newest step must be on disk, and nothing may be left.
+         `support.restarted_jobs` and `support.ended_jobs` have the cases.
 
 `--cases` asks for fewer cases. `--record` keeps what has been done in a file, from which the next call goes on. Some
 words take them.
-restart  40 trainings of four ranks under torchrun meet a fault: they must go on, and end with the bits of an
-         undisturbed run. Then 12 jobs are ended by signals: the newest step must be on disk, and nothing may be left.
-         `support.restarted_ranks` and `support.ended_jobs` have the cases.
 
 Printed: `cases`, `failed`, the word's own figures, what failed, and seconds of processor time. The exit status is 1 if
 a case failed. The tests run some of these cases.

@@ -173,7 +173,7 @@ class Cluster:
                 try:
                     for pipe in [here, *self._pipes]:
                         pipe.close()
-                    os.environ["TORCHELASTIC_RUN_ID"] = "lost"
+                    os.environ["TORCHELASTIC_RESTART_COUNT"] = "0"
                     errors = os.open(self._base / "errors", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
                     os.dup2(errors, 2)
                     be_rank(rank, there, self.root, self.memory[rank // EACH])

@@ -41,7 +41,7 @@ class Kept(NamedTuple):
         else:
             yield f"checkpoints: {root}, step {self.step:,} from disk"
         yield from (f"  left out: {why}" for why in self.left_out)
-        before = max((facts["replica"] + 1 for facts in self.facts), default=replicas)
+        before = max((facts["replica"] + 1 for facts in self.state.facts), default=replicas)
         if before != replicas:
             calls = f"for the same batch each makes {before / replicas:.3g} x the calls of an update"
             yield f"  not the same bits: replicas, {before} before and {replicas} now; {calls} (`Mesh.calls`)"

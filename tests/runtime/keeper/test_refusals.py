@@ -48,9 +48,8 @@ def test_another_model_seed_or_argument_is_refused(tmp_path: Path) -> None:
     other.saved.close()
     with pytest.raises(RuntimeFault, match="multiple of `every`"):
         Run(tmp_path / "second", "1f1b", 2, every=2, durable=3)
-    for name in ("spares",):
-        with pytest.raises(RuntimeFault, match=f"Checkpoints.{name}=.... cannot be given"):
-            Run(tmp_path / "second", "1f1b", 2, **{name: run.rates})
+    with pytest.raises(RuntimeFault, match="no spare has started this process"):
+        Run(tmp_path / "second", "1f1b", 2, spares=1)
 
 
 def test_a_tied_weight_is_read_by_each_of_its_names(tmp_path: Path) -> None:
