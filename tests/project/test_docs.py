@@ -173,3 +173,13 @@ def test_paths_that_moved_have_new_ones_that_exist() -> None:
     assert len(rows) > 10
     names = [name for new in rows for name in re.findall(r"(?:schedc|schedc_runtime)(?:\.\w+)+", new)]
     assert [name for name in names if not resolves(name)] == []
+
+
+def test_lines_to_alarm_on_are_lines_of_the_runtime() -> None:
+    """The page for operators names parts of lines, which the runtime prints so."""
+    page = (ROOT / "docs/guide/operating.md").read_text()
+    rows = page[page.index("| line has |") :].split("\n\n")[0].splitlines()[2:]
+    lines = [line for row in rows for line in re.findall(r"`(.+?)`", row.split(" | ")[0])]
+    assert len(lines) >= 13
+    sources = "".join(path.read_text() for path in (ROOT / "runtime").rglob("*.py"))
+    assert [line for line in lines if line not in sources] == []
