@@ -155,9 +155,9 @@ class StageSnapshot:
     def reset(self) -> None:
         """A step has failed, and has written no state. What was begun is copied to its end, and is the state before."""
         with suppress(Exception):  # the step has failed before; then there is no snapshot
-            while self._left:
+            for _ in range(len(self._left)):
                 self.start()
-            while self._sent:
+            for _ in range(len(self._sent)):
                 self.join()
         self._left.clear()
         self._sent.clear()
