@@ -13,13 +13,12 @@ from schedc.cli.common import EPILOG, need_runtime
 @click.command(
     epilog=EPILOG,
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
-    add_help_option=False,
 )
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def torchrun_command(arguments: tuple[str, ...]) -> None:
     """Be torchrun, and fork the ranks from a process that has loaded torch (needs schedc[runtime]).
 
-    ARGUMENTS are those of torchrun, and --help is its own. When ranks are started again they need not import torch.
+    ARGUMENTS are those of torchrun, which `torchrun --help` lists. Ranks that are started again need not import torch.
     """
     need_runtime("starting ranks")
     sys.stdout.flush()
