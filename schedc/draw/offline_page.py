@@ -1,4 +1,4 @@
-"""One file that holds a whole page: template, style, script and data; a browser may load nothing for it."""
+"""One file that holds a whole page: frame, body, style, script and data; a browser may load nothing for it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&"}
 def offline_page(
     template: str, *, title: str, styles: Sequence[str], scripts: Sequence[str], data: str, pictures: bool = False
 ) -> str:
-    """The text of a page. template, styles and scripts: files of ``html_assets``. data: of `page_json`.
+    """The text of a page. template: its body. styles and scripts: files of ``html_assets``. data: of `page_json`.
 
     pictures: whether the page shows pictures that its data hold. The content security policy of the page allows, by
     hash, the style and the script inside it. It allows no network and no other script. Names and documentation reach
@@ -31,13 +31,14 @@ def offline_page(
     images = "img-src data:; " if pictures else ""
     inside = f"script-src '{_hash(script)}'; style-src '{_hash(style)}'"
     parts = {
+        "body": _asset(template),
         "policy": f"default-src 'none'; {images}{inside}; base-uri 'none'",
         "title": content(title),
         "style": style,
         "data": data,
         "script": script,
     }
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _asset(template))
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _asset("frame.html"))
 
 
 def page_json(page: Any) -> str:

@@ -86,7 +86,7 @@ class StepCapture:
         self.digests: Digests = {}
         """By the name of a value."""
         self.weights: Digests = {}
-        """Of the suspect's stage, before the step."""
+        """The crc32 of each weight of the suspect's stage before the step, by name."""
         self.tensors: dict[str, tuple[Tensor, ...]] = {}
         """What the suspect was given: `INPUT` and `OUTPUT_GRADIENT`."""
         self._kept: list[tuple[int, Any]] = []
@@ -188,7 +188,7 @@ def _hooked(handler: Handler, before: Callable[[], None] | None, after: Callable
 
 def _rows(executor: Executor) -> Iterator[tuple[int, int, tuple[tuple[OpKind, int, int], ...]]]:
     """The compute instructions of a stream: positions of the first and the last step, and the ops."""
-    steps, position = executor.code.steps, 0
+    steps = executor.code.steps
     ends = {step.row: at for at, step in enumerate(steps)}
     seen: set[int] = set()
     for position, step in enumerate(steps):

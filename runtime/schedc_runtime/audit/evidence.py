@@ -27,7 +27,7 @@ from schedc_runtime.audit.capture import weights_of
 from schedc_runtime.audit.digests import Digests, checks_of, raw_bytes, unlike
 from schedc_runtime.audit.parcels import Parcel
 from schedc_runtime.audit.repeat import Job, repeat_microbatch
-from schedc_runtime.checkpoint.stored import TENSOR_TYPES, in_span, reading
+from schedc_runtime.checkpoint.stored import TYPE_NAMES, in_span, reading
 from schedc_runtime.errors import MaterializeError
 from schedc_runtime.pipeline.build.assembly import Assembly, Cut
 from schedc_runtime.pipeline.pipeline import Pipeline
@@ -37,7 +37,6 @@ from schedc_runtime.saved.safetensors import safetensors_header, spans_in
 SCHEMA = "schedc.evidence/1"
 _RECORD, _PROGRAM, _TENSORS = "evidence.json", "program.json", "tensors.safetensors"
 _WEIGHT = "weight "
-_NAMES = {dtype: name for name, dtype in TENSOR_TYPES.items()}
 _FIELDS = {
     "schema": str, "stage": int, "step": int, "suspect": str, "job": dict, "signature": None, "row": str,
     "verdict": str, "witnesses": dict, "weights": dict, "given": dict, "devices": dict, "settings": dict,
@@ -75,7 +74,7 @@ def write_evidence(folder: Path, evidence: Evidence) -> None:
     (folder / _PROGRAM).write_text(program_to_json(without_works(evidence.program)))
     tensors = {**evidence.parcel.tensors, **{f"{_WEIGHT}{name}": each for name, each in evidence.weights.items()}}
     with open(folder / _TENSORS, "wb") as file:
-        file.write(safetensors_header((name, _NAMES[t.dtype], tuple(t.shape)) for name, t in tensors.items()))
+        file.write(safetensors_header((name, TYPE_NAMES[t.dtype], tuple(t.shape)) for name, t in tensors.items()))
         for tensor in tensors.values():
             file.write(raw_bytes(tensor).cpu().numpy().data)
     partial = folder / f"{_RECORD}.part"

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from schedc_runtime.audit.choice import Helper
 from schedc_runtime.device.choice import gpu
 from schedc_runtime.pipeline.build.assembly import Assembly
 from schedc_runtime.ranks.exchange import RoutingLayer
@@ -80,8 +79,3 @@ def may_borrow(assembly: Assembly, stage: int) -> str:
 def may_repeat(suspect: Mapping[str, Any], helper: Mapping[str, Any]) -> bool:
     """Whether two ranks, given by their facts, may be expected to compute equal bits."""
     return all(suspect[name] == helper[name] for name in ALIKE)
-
-
-def with_weights(helper: Helper, obstacle: str) -> bool:
-    """Whether a helper can get the weights of a stage. obstacle: as of `may_borrow`."""
-    return not (helper.borrows and obstacle)

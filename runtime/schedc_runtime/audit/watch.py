@@ -12,7 +12,7 @@ from typing import Any
 from schedc_runtime.audit.borrowed import BorrowedStages
 from schedc_runtime.audit.capture import INPUT, OUTPUT_GRADIENT, StepCapture, weights_of
 from schedc_runtime.audit.choice import AuditCase, CaseTable, Helper
-from schedc_runtime.audit.fitness import device_facts, may_borrow, may_repeat, obstacles, with_weights
+from schedc_runtime.audit.fitness import device_facts, may_borrow, may_repeat, obstacles
 from schedc_runtime.audit.parcels import Courier, Parcel
 from schedc_runtime.audit.repeat import Job
 from schedc_runtime.audit.report import Report
@@ -166,7 +166,7 @@ class AuditWatch:
 
     def _fits(self, suspect: Coordinate, helper: Helper, stage: int) -> bool:
         """Whether a helper may be expected to compute equal bits."""
-        if not with_weights(helper, self._unborrowed[stage]):
+        if helper.borrows and self._unborrowed[stage]:
             return False
         return self._assembly.network.in_process or may_repeat(self.facts(suspect), self.facts(helper.place))
 

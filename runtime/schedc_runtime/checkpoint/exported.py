@@ -15,7 +15,7 @@ import torch
 
 from schedc_runtime.checkpoint.committed import stored_in_boxes, with_aliases
 from schedc_runtime.checkpoint.opened import open_checkpoint
-from schedc_runtime.checkpoint.stored import TENSOR_TYPES, Stored, reading, whole_tensor
+from schedc_runtime.checkpoint.stored import TYPE_NAMES, Stored, reading, whole_tensor
 from schedc_runtime.errors import MaterializeError
 from schedc_runtime.saved.read import SavedStep
 from schedc_runtime.saved.safetensors import safetensors_header
@@ -23,7 +23,6 @@ from schedc_runtime.saved.write import whole_file, write_whole
 
 FACTS = "facts"
 """[bytes] JSON in a DCP checkpoint: what is no tensor."""
-_TYPE_NAMES = {dtype: name for name, dtype in TENSOR_TYPES.items()}
 
 
 def export_model(step: SavedStep, target: Path, form: str, shard: int, config: Path | None = None) -> list[Path]:
@@ -49,7 +48,7 @@ def export_model(step: SavedStep, target: Path, form: str, shard: int, config: P
     target.mkdir(parents=True, exist_ok=True)
     if form == "dcp":
         return _as_dcp(step, target)
-    types = {name: _TYPE_NAMES[each.dtype] for name, each in stored.items()}
+    types = {name: TYPE_NAMES[each.dtype] for name, each in stored.items()}
     shards = list(_shards({name: _bytes(each) for name, each in stored.items()}, shard))
     placed: dict[str, str] = {}
     paths: list[Path] = []

@@ -140,6 +140,8 @@ TENSOR_TYPES = {
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.float8_e8m0fnu,
     "F8_E4M3FNUZ": torch.float8_e4m3fnuz, "F8_E5M2FNUZ": torch.float8_e5m2fnuz, "C64": torch.complex64,
 }  # fmt: skip
+TYPE_NAMES = {dtype: name for name, dtype in TENSOR_TYPES.items()}
+"""The name of each type in a safetensors file."""
 
 
 def in_span(path: Path, name: str, span: FileSpan) -> InFile:

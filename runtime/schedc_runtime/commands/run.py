@@ -64,11 +64,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.checkpoints is not None and options.check == "bitwise":
         parser.error("--check bitwise compares from the first step, and --checkpoints may go on from a later one")
+    if options.checkpoints is None and (options.restarts or options.durable is not None):
+        parser.error("--restarts and --durable need --checkpoints, the folder to go on from")
+    if options.restarts and options.in_process:
+        parser.error("--restarts starts processes again, and --in-process has one")
     try:
         program = program_of_options(options)
         costs = load_costs(options.cost_file) if options.cost_file else Costs()
         plan = with_overrides(toy_plan(program.plan), options)
         mesh = mesh_here(plan, program)
+        if options.restarts and mesh.size == 1:
+            parser.error("--restarts starts other processes again, and this program has one")
         if not launched() and mesh.size > 1 and not options.in_process:
             check_processes(mesh.size)
             return launch("schedc_runtime.commands.run", arguments, mesh.size, options.restarts)
@@ -120,6 +126,8 @@ def _train(program: Program, plan: Plan, mesh: Mesh, costs: Costs, options: argp
         _say(pipe, pipe.report())
     if traced:
         _write_trace(pipe, traced, Path(options.trace))
+    elif options.trace:
+        _say(pipe, "trace: none, since all steps had been trained before")
     if check is not None:
         passed = f"check passed: loss and gradients of {options.steps} steps, all ranks"
         _say(pipe, "check failed" if status else passed)
@@ -135,7 +143,7 @@ def _checkpoints(pipe: Pipeline, optimizer: torch.optim.Optimizer, options: argp
         return None
     from schedc_runtime.trainers.checkpoints import Checkpoints
 
-    return Checkpoints(options.checkpoints, pipe, optimizer, durable=options.durable)
+    return Checkpoints(options.checkpoints, pipe, optimizer, durable=options.durable or 50)
 
 
 def _parity_check(
@@ -197,8 +205,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--learning-rate", type=float, default=0.1)
     parser.add_argument("--cost-file", metavar="COSTS.toml", help="whose [cell] table orders overlapped cells")
     parser.add_argument("--checkpoints", metavar="DIR", help="keep each step's state in memory, and go on from DIR")
-    parser.add_argument("--durable", type=positive, default=50, help="steps between states on disk, of --checkpoints")
-    parser.add_argument("--restarts", type=int, default=0, help="how often ranks are started again when one has failed")
+    parser.add_argument("--durable", type=positive, help="steps between states on disk, of --checkpoints; default 50")
+    parser.add_argument(
+        "--restarts", type=positive, default=0, help="how often ranks are started again when one has failed"
+    )
     add_sizes(parser)
     return parser
 

@@ -10,11 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from schedc_runtime.checkpoint.stored import TENSOR_TYPES
+from schedc_runtime.checkpoint.stored import TYPE_NAMES
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.saved.safetensors import safetensors_header
-
-_NAMES = {dtype: name for name, dtype in TENSOR_TYPES.items()}
 
 
 class HeldBox(NamedTuple):
@@ -87,6 +85,6 @@ def _entries(boxes: Sequence[HeldBox]) -> tuple[list[str], dict[str, Any]]:
 
 
 def _type_name(box: HeldBox) -> str:
-    if box.tensor.dtype not in _NAMES:
+    if box.tensor.dtype not in TYPE_NAMES:
         raise RuntimeFault(f"`{box.name}` is of the type {box.tensor.dtype}, which no checkpoint holds", "convert it")
-    return _NAMES[box.tensor.dtype]
+    return TYPE_NAMES[box.tensor.dtype]

@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 
-from schedc_runtime.checkpoint.committed import LookedPieces, stored_in_boxes
 from schedc_runtime.checkpoint.distributed import METADATA, stored_as_written
 from schedc_runtime.checkpoint.exported import FACTS
 from schedc_runtime.checkpoint.stored import Stored, reading
@@ -146,10 +145,7 @@ def _kept(path: Path, assembly: Assembly | None) -> KeptTensors:
     steps = committed_steps(path)
     if not steps:
         raise MaterializeError(f"{path} is no complete checkpoint", "give a folder that `save` has written")
-    step = open_step(step_folder(path, steps[-1]))
-    return KeptTensors(
-        stored_in_boxes(step.tensors), [dict(manifest.facts) for manifest in step.manifests], LookedPieces(step)
-    )
+    return KeptTensors.on_disk(open_step(step_folder(path, steps[-1])))
 
 
 def _facts_of_dcp(path: Path, stored: Mapping[str, Stored], assembly: Assembly | None) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from schedc_runtime.checkpoint.committed import LookedPieces, stored_in_boxes
+from schedc_runtime.checkpoint.committed import stored_in_boxes
 from schedc_runtime.errors import MaterializeError
 from schedc_runtime.keeper.flush import described_tensors, held_steps
 from schedc_runtime.keeper.images import TENSORS
@@ -92,9 +92,7 @@ def set_aside(root: Path, step: int, attempt: str) -> None:
 def _on_disk(root: Path, step: int) -> KeptTensors | str:
     """The tensors of a committed step; a text where its records or headers do not fit each other."""
     try:
-        saved = open_step(step_folder(root, step))
-        facts = [dict(manifest.facts) for manifest in saved.manifests]
-        return KeptTensors(stored_in_boxes(saved.tensors), facts, LookedPieces(saved))
+        return KeptTensors.on_disk(open_step(step_folder(root, step)))
     except MaterializeError as error:
         return error.message
 

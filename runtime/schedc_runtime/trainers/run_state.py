@@ -15,12 +15,13 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from schedc_runtime.checkpoint.committed import MODEL, FlawedStep, InBoxes, LookedPieces, with_aliases
+from schedc_runtime.checkpoint.committed import MODEL, FlawedStep, InBoxes, LookedPieces, stored_in_boxes, with_aliases
 from schedc_runtime.checkpoint.stored import Stored, reading, whole_tensor
 from schedc_runtime.data_parallel.shards_in_process import InProcessSharding
 from schedc_runtime.errors import MaterializeError, RuntimeFault
 from schedc_runtime.pipeline.build.assembly import Assembly
 from schedc_runtime.pipeline.pipeline import Pipeline
+from schedc_runtime.saved.read import SavedStep
 from schedc_runtime.trainers.box_file import HeldBox
 from schedc_runtime.trainers.further_states import (
     check_generators,
@@ -112,6 +113,12 @@ class KeptTensors(NamedTuple):
     tensors: Mapping[str, Stored]
     facts: list[dict[str, Any]]
     looked: LookedPieces | None = None
+
+    @classmethod
+    def on_disk(cls, step: SavedStep) -> KeptTensors:
+        """The tensors of a committed step. Raises `MaterializeError` where records or headers do not fit each other."""
+        facts = [dict(manifest.facts) for manifest in step.manifests]
+        return cls(stored_in_boxes(step.tensors), facts, LookedPieces(step))
 
     def whole(self, name: str) -> Tensor:
         """[...] a tensor of further states."""

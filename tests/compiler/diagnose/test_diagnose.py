@@ -193,7 +193,7 @@ def test_pauses_host_time_and_late_ranks_have_causes_of_their_own(tmp_path: Path
 
 
 def test_what_interrupts_compute_is_named_once_by_its_share(tmp_path: Path) -> None:
-    """Of a pause three tenths were without a core, and three tenths garbage collection."""
+    """A pause has two causes of three tenths each: no core, and garbage collection."""
     schedule = known("1f1b")
     world = World(pause=(int(schedule.rank_start[2]) + 5, 60.0), off_core=0.3, collecting=0.3, noise=NOISE)
     found = diagnosed(tmp_path, schedule, world)
