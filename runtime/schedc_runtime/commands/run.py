@@ -124,10 +124,8 @@ def _train(program: Program, plan: Plan, mesh: Mesh, costs: Costs, options: argp
         saved.close()
     if plan.fuse is not None:
         _say(pipe, pipe.report())
-    if traced:
+    if options.trace:
         _write_trace(pipe, traced, Path(options.trace))
-    elif options.trace:
-        _say(pipe, "trace: none, since all steps had been trained before")
     if check is not None:
         passed = f"check passed: loss and gradients of {options.steps} steps, all ranks"
         _say(pipe, "check failed" if status else passed)
@@ -172,7 +170,9 @@ def _batch(
 
 def _write_trace(pipe: Pipeline, steps: Sequence[Intervals], path: Path) -> None:
     """Write the Chrome trace of the last steps, and beside it a cost file for ``schedc check --cost-file``."""
-    if pipe.rank or pipe.replica:
+    if not steps:
+        _say(pipe, "trace: none, since all steps had been trained before")
+    if not steps or pipe.rank or pipe.replica:
         return
     costs = measured_costs(pipe.program, steps)
     path.write_text(json.dumps(chrome_trace(pipe.program, *steps)), encoding="utf-8")
