@@ -28,13 +28,17 @@ class Watched(NamedTuple):
 
 
 class Normed(nn.Module):
-    """A linear layer behind a batch norm, whose forwards write buffers."""
+    """A linear layer behind a batch norm, whose forwards write buffers. They may be told to fail."""
+
+    fails = False
 
     def __init__(self) -> None:
         super().__init__()
         self.norm, self.linear = nn.BatchNorm1d(4), nn.Linear(4, 4)
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.fails:
+            raise ArithmeticError("no forward")
         output: Tensor = self.linear(self.norm(x)).relu() + x
         return output
 

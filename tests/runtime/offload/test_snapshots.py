@@ -25,26 +25,7 @@ from schedc_runtime.offload.lanes import StreamLanes, ThreadLanes
 from schedc_runtime.offload.snapshot import StageSnapshot
 from schedc_runtime.pipeline.agree.batch import BatchRefused
 from support.expert_cases import compiled
-
-
-class Block(nn.Module):
-    """A linear layer behind a batch norm, whose forwards write buffers; it may write its weight, or fail."""
-
-    fails = False
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.linear = nn.BatchNorm1d(4), nn.Linear(4, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.fails:
-            raise ArithmeticError("no forward")
-        output: torch.Tensor = self.linear(self.norm(x)).relu() + x
-        return output
-
-
-def squares(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    return (output - target).square().mean()
+from support.simulated_cases import Normed, squares
 
 
 @contextmanager
@@ -54,7 +35,7 @@ def pipeline(lanes: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pipeline]:
     program = compiled("1f1b", {"P": 3, "M": 4}, "  host 10000 at 1\n  offload all", "3")
     assert len(program.works) > 0
     torch.manual_seed(0)
-    model = nn.Sequential(*[Block() for _ in range(3)])
+    model = nn.Sequential(*[Normed() for _ in range(3)])
     pipe = Pipeline(model, program, loss_fn=squares, in_process=True, example=torch.randn(8, 4), cut=Cut())
     yield pipe
     pipe.close()
@@ -126,7 +107,7 @@ def test_a_step_that_fails_leaves_the_state_before_it(lanes: Any, monkeypatch: p
     rows = torch.randn(8, 4)
     with pipeline(lanes, monkeypatch) as pipe:
         before = state_of(pipe)
-        block = next(m for m in pipe.modules[2].modules() if isinstance(m, Block))
+        block = next(m for m in pipe.modules[2].modules() if isinstance(m, Normed))
         block.fails = True
         with pytest.raises(InstructionError, match="no forward"):
             pipe.step(rows, rows, snapshot=True)
@@ -155,7 +136,7 @@ def test_clones_live_until_the_join(lanes: Any, ends: Any, monkeypatch: pytest.M
         return copy
 
     monkeypatch.setattr(torch.Tensor, "clone", noted)
-    snapshot = StageSnapshot(Block(), 0, lanes())
+    snapshot = StageSnapshot(Normed(), 0, lanes())
     for _ in range(2):
         snapshot.begin()
         snapshot.start()
@@ -172,7 +153,7 @@ def test_clones_live_until_the_join(lanes: Any, ends: Any, monkeypatch: pytest.M
 def test_a_snapshot_for_which_the_host_has_no_room_is_refused_before_the_step() -> None:
     """Rank 0 has at most three microbatches of 2 KB on the host, beside its state of 152 bytes."""
     lines = "  memory 9 GB\n  activations dense 2 KB\n  host {} KB at 1 GB/s\n  offload all"
-    model, rows = nn.Sequential(*[Block() for _ in range(3)]), torch.randn(8, 4)
+    model, rows = nn.Sequential(*[Normed() for _ in range(3)]), torch.randn(8, 4)
     for room, refused in ((6.1, True), (6.2, False)):
         program = compiled("1f1b", {"P": 3, "M": 4}, lines.format(room), "3")
         pipe = Pipeline(model, program, loss_fn=squares, in_process=True, example=rows, cut=Cut())

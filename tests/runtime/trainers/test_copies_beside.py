@@ -19,27 +19,15 @@ from schedc_runtime.execute.executor import InstructionError
 from schedc_runtime.testing import RankPool
 from schedc_runtime.trainers.kept_states import kept_states
 from support.kept_runs import Run
+from support.simulated_cases import Normed, squares
 
 
-class Block(nn.Module):
-    """A layer whose forwards write buffers."""
-
-    fails = False
+class Transposed(Normed):
+    """A layer whose weight is not contiguous."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.norm, self.linear = nn.BatchNorm1d(4), nn.Linear(4, 4)
-        self.linear.weight = nn.Parameter(self.linear.weight.detach().t())  # not contiguous
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.fails:
-            raise ArithmeticError("no forward")
-        output: torch.Tensor = self.linear(self.norm(x)).relu() + x
-        return output
-
-
-def squares(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    return (output - target).square().mean()
+        self.linear.weight = nn.Parameter(self.linear.weight.detach().t())
 
 
 class SmallRun:
@@ -47,7 +35,7 @@ class SmallRun:
 
     def __init__(self, root: Path, schedule: str = "1f1b", ranks: int = 2, **given: Any) -> None:
         torch.manual_seed(0)
-        model = nn.Sequential(*[Block() for _ in range(4)])
+        model = nn.Sequential(*[Transposed() for _ in range(4)])
         program, self.rows = schedc.compile(schedule, P=ranks, M=4), torch.randn(8, 4)
         self.pipe = Pipeline(model, program, loss_fn=squares, in_process=True, example=self.rows, cut=Cut())
         self.optimizer = torch.optim.AdamW(self.pipe.parameters(), 0.05)
@@ -193,7 +181,7 @@ def test_a_step_that_raises_leaves_the_whole_state_before_it(tmp_path: Path) -> 
         run.step()
         run.step()
         before = {name: value.clone() for name, value in run.pipe.state_dict().items()}
-        block = next(each for each in run.pipe.modules[1].modules() if isinstance(each, Block))
+        block = next(each for each in run.pipe.modules[1].modules() if isinstance(each, Transposed))
         block.fails = True
         with pytest.raises(InstructionError, match="no forward"):
             run.step()
