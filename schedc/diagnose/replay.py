@@ -142,7 +142,7 @@ def replay_of(steps: MeasuredSteps) -> Replay:
         if blocked[:, own].any():
             usual[:, own] = np.resize(transit[:, own][blocked[:, own]], usual[:, own].shape)
     transit = np.where(blocked, transit, np.minimum(usual, np.maximum(wait - sent, 0.0)))
-    parts = _parts(steps, reader, blocked, late)
+    parts = _parts(steps, reader, blocked, late, sent + transit)
     post, whole = np.zeros((2, steps.end.shape[0], inputs.reader.size))
     post[:, there], whole[:, there] = sent - steps.end[:, producer], transit
     taken = np.minimum(sends.posted, sends.end)
@@ -160,8 +160,8 @@ def _least_wait(steps: MeasuredSteps) -> float:
     return max(_BLOCKED[0], _BLOCKED[1] * float(np.median(steps.end - steps.begin)), _BLOCKED[2] * usual)
 
 
-def _parts(steps: MeasuredSteps, reader: Int64, blocked: Bools, late: Bools) -> StepParts:
-    """The parts on the ranks' own clocks; those of messages are left empty."""
+def _parts(steps: MeasuredSteps, reader: Int64, blocked: Bools, late: Bools, arrival: Floats) -> StepParts:
+    """The parts on the ranks' own clocks; those of messages are left empty. arrival: [S, messages] ms."""
     known = steps.dependencies
     free = np.take_along_axis(steps.release, np.broadcast_to(known.rank, steps.end.shape).astype(np.int64), axis=1)
     behind = known.previous >= 0
@@ -173,7 +173,9 @@ def _parts(steps: MeasuredSteps, reader: Int64, blocked: Bools, late: Bools) -> 
     held_back, last = _blocked_sends(steps)
     held = last > np.where(waits, steps.waited, -np.inf)  # a wait for a send is the last thing that blocked
     before = np.maximum(np.where(held, np.minimum(last, looked), looked) - free - held_back, 0.0)
-    after = steps.begin - np.where(held, last, np.where(waits, steps.waited, looked))
+    ready = np.where(held, last, np.where(waits, steps.waited, looked))
+    np.maximum.at(ready.T, reader, arrival.T)  # behind a wait for a send a message may have come, too
+    after = steps.begin - ready
     exposed = np.where(exposes, np.maximum(steps.waited - looked, 0.0), 0.0)
     empty = np.zeros((steps.end.shape[0], 0))
     length = steps.end - steps.begin

@@ -28,7 +28,7 @@ class Watched(NamedTuple):
 
 
 class Normed(nn.Module):
-    """A linear layer behind a batch norm, whose forwards write buffers. They may be told to fail."""
+    """A linear layer behind a batch norm, whose forwards write buffers, or fail on request."""
 
     fails = False
 

@@ -25,14 +25,15 @@ class World:
     """What a run takes, in ms.
 
     slow: factor of a rank, kind, stage and microbatch. latency: from rank to rank. gap: host time in front of a cell,
-    besides ``host``. pause: a cell and what it takes longer; off_core, collecting: shares of the pause that the trace
-    says were spent there.
+    besides ``host``. look: the same behind waits for sends. pause: a cell and what it takes longer; off_core,
+    collecting: shares of the pause that the trace says were spent there.
     """
 
     slow: Callable[[int, OpKind, int, int], float] = lambda _rank, _kind, _stage, _microbatch: 1.0
     latency: Callable[[int, int], float] = lambda _sender, _receiver: 0.5
     host: float = 0.2
     gap: Callable[[int], float] = lambda _cell: 0.0
+    look: Callable[[int], float] = lambda _cell: 0.0
     late: Callable[[int], float] = lambda _rank: 0.0
     pause: tuple[int, float] = (-1, 0.0)
     off_core: float = 0.0
@@ -73,7 +74,7 @@ def _step(known: Dependencies, world: World, draws: np.random.Generator) -> dict
             posted = end[behind] + world.host / 4
             events.append(_slice(rank, 1, name, free, max(free, posted)))
             free = max(free, posted)
-        wait = free
+        wait = free = free + world.look(cell) * bool(awaited[cell])
         for way in range(2):
             if known.remote[way, cell]:
                 producer = int(known.producers[way, cell])

@@ -94,6 +94,17 @@ def test_host_time_in_which_a_message_arrives_adds_up(name: str, sizes: dict[str
     assert host.min() > 0.8 * (gaps.sum() + 0.2 * len(schedule))
 
 
+@pytest.mark.parametrize(("name", "distance"), [("zbh1", 1), ("interleaved_1f1b", 2), ("dualpipe", 1)])
+def test_a_message_that_comes_behind_a_wait_for_a_send_adds_up(name: str, distance: int, tmp_path: Path) -> None:
+    """A host that is kept off its core behind such a wait looks late at a message that came meanwhile."""
+    schedule, draws = known(name), np.random.default_rng(3)
+    gaps = draws.exponential(8.0, len(schedule))
+    world = World(latency=lambda *_: draws.exponential(4.0), look=gaps.__getitem__, rendezvous=distance, noise=0.1)
+    replay = open_traces(write_steps(tmp_path, schedule, world, 2))
+    assert replay.steps.sends.cell.size
+    assert np.abs(replay.residual).max() < 1e-9
+
+
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_a_first_stage_without_its_input_gradient_is_no_standard_for_others(rank: int, tmp_path: Path) -> None:
     """torch leaves out the I of the first stage, and its W computes both."""

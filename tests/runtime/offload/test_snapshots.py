@@ -30,7 +30,7 @@ from support.simulated_cases import Normed, squares
 
 @contextmanager
 def pipeline(lanes: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pipeline]:
-    """One that moves activations beside its snapshots, with lanes made by ``lanes``."""
+    """A pipeline moves activations beside its snapshots. lanes: makes its lanes."""
     monkeypatch.setattr("schedc_runtime.offload.lanes.lanes_for", lambda device: lanes())
     program = compiled("1f1b", {"P": 3, "M": 4}, "  host 10000 at 1\n  offload all", "3")
     assert len(program.works) > 0
