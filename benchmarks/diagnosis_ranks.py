@@ -67,7 +67,8 @@ class _Sleeps(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, layer: SleepingLayer) -> Tensor:  # type: ignore[override]
         ctx.save_for_backward(x, w)
-        ctx.layer, ctx.work = layer, min(max(float(x[0, 0]), 0.0), 10.0)  # torch tries shapes with other values
+        # torch tries shapes with values that nobody has set: also NaN, for which this is 0.
+        ctx.layer, ctx.work = layer, min(max(0.0, float(x[0, 0])), 10.0)
         time.sleep(layer.seconds("F") * ctx.work)
         return x * w
 
