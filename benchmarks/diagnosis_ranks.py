@@ -62,27 +62,24 @@ class Fault:
 
 
 class _Sleeps(torch.autograd.Function):
-    """x * w, forward and backward with sleeps; the first feature of a row is its work and passes unchanged."""
+    """The same tensor, with a sleep in its backward, and one in the forward of the input.
+
+    kind: ``I`` for the layer's input, ``W`` for its weight, so that each half of a backward has a node of its own.
+    x: [rows, features] the input; the first feature of a row is its work.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor, layer: SleepingLayer) -> Tensor:  # type: ignore[override]
-        ctx.save_for_backward(x, w)
+    def forward(ctx: Any, tensor: Tensor, layer: SleepingLayer, kind: str, x: Tensor) -> Tensor:  # type: ignore[override]
         # torch tries shapes with values that nobody has set: also NaN, for which this is 0.
-        ctx.layer, ctx.work = layer, min(max(0.0, float(x[0, 0])), 10.0)
-        time.sleep(layer.seconds("F") * ctx.work)
-        return x * w
+        ctx.layer, ctx.kind, ctx.work = layer, kind, min(max(0.0, float(x[0, 0])), 10.0)
+        if kind == "I":
+            time.sleep(layer.seconds("F") * ctx.work)
+        return tensor.clone()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
-        x, w = ctx.saved_tensors
-        inputs = weights = None
-        if ctx.needs_input_grad[0]:
-            time.sleep(ctx.layer.seconds("I") * ctx.work)
-            inputs = gradient * w
-        if ctx.needs_input_grad[1]:
-            time.sleep(ctx.layer.seconds("W") * ctx.work)
-            weights = (gradient * x).sum(0)
-        return inputs, weights, None
+        time.sleep(ctx.layer.seconds(ctx.kind) * ctx.work)
+        return gradient, None, None, None
 
 
 class SleepingLayer(nn.Module):
@@ -104,7 +101,9 @@ class SleepingLayer(nn.Module):
         return self.length * (self.fault.factor if slow else 1.0)
 
     def forward(self, x: Tensor) -> Tensor:
-        return _Sleeps.apply(x + self.bias, self.weight, self)  # type: ignore[no-untyped-call,no-any-return]
+        work = x.detach()
+        inside = _Sleeps.apply(x + self.bias, self, "I", work)  # type: ignore[no-untyped-call]
+        return inside * _Sleeps.apply(self.weight, self, "W", work)  # type: ignore[no-untyped-call,no-any-return]
 
 
 def square(outputs: Tensor, targets: Tensor) -> Tensor:
