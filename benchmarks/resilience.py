@@ -43,7 +43,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
@@ -86,9 +87,24 @@ def main() -> None:
     if unknown := [f"--{name}" for name in given if name not in signature(judge).parameters]:
         parser.error(f"`{args.word}` takes no {' and no '.join(unknown)}")
     start = sum(os.times()[:4])
-    figures = judge(**given)
+    with _stdout_as_stderr():
+        figures = judge(**given)
     give({**figures, "seconds": round(sum(os.times()[:4]) - start, 1)}, args)
     sys.exit(1 if figures["failed"] else 0)
+
+
+@contextmanager
+def _stdout_as_stderr() -> Iterator[None]:
+    """Sends to stderr what this process and its children print, so that stdout has the figures alone."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 if __name__ == "__main__":
