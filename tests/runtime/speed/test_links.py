@@ -89,7 +89,7 @@ def test_processes_name_the_link_whose_messages_leave_late(tmp_path: Path) -> No
     assert (sender, receiver) == ("rank 1", "rank 0")
     assert factor > 3
     assert latency > 8e6
-    assert [line.split(" take ")[0] for line in everyone[0]["lines"]] == ["messages from rank 1 to rank 0"]
+    assert "messages from rank 1 to rank 0" in [line.split(" take ")[0] for line in everyone[0]["lines"]]
     assert not everyone[1]["lines"]
 
 
