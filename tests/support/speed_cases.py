@@ -165,28 +165,28 @@ def _linked(
     return {"quiet": quiet, "found": found, "lines": [line for line in lines if line.startswith("messages")]}
 
 
-def watched_costs(rank: int, size: int, level: int, folder: str, rounds: int = 8, steps: int = 10) -> list[list[float]]:
-    """[rounds] seconds of this process for steps without a watch, and with one; both take turns."""
+def watched_costs(rank: int, size: int, level: int, folder: str, rounds: int, steps: int) -> list[list[float]]:
+    """[rounds] seconds of this process for steps without a watch, and with one; both take turns on one pipeline."""
     program = compile_schedule("dualpipev", P=size, M=2 * size)
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(width=64, heads=2, blocks=2 * size, vocab=32))
     batch = torch.randint(0, 32, (2 * size, 32))
-    pipes = []
-    for watched in (False, True):
-        torch.manual_seed(0)
-        model = GPT(GPTConfig(width=64, heads=2, blocks=2 * size, vocab=32))
-        pipes.append(Pipeline(model, program, loss_fn=next_token_loss, example=batch))
-        if watched:
-            watch_speed(pipes[-1], level=level, folder=folder)
-        pipes[-1].step(batch, batch)
+    pipe = Pipeline(model, program, loss_fn=next_token_loss, example=batch)
+    watch = watch_speed(pipe, level=level, folder=folder)
+    while stream_of(watch).rule is None if watch._current else True:
+        pipe.step(batch, batch)
     times = []
-    for _ in range(rounds):
-        times.append([])
-        for pipe in pipes:
+    for number in range(rounds):
+        spent = [0.0, 0.0]
+        for watched in (0, 1) if number % 2 else (1, 0):
+            pipe._runner.watches = [watch] if watched else []
             begin = process_time()
             for _ in range(steps):
                 pipe.step(batch, batch)
-            times[-1].append(process_time() - begin)
-    for pipe in pipes:
-        pipe.close()
+            spent[watched] = process_time() - begin
+        times.append(spent)
+    watch.close()
+    pipe.close()
     return times
 
 

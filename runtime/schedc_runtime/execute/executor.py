@@ -63,11 +63,13 @@ class Interval(NamedTuple):
 class StreamTimes(NamedTuple):
     """Where the times of a step of a stream go, in ns.
 
-    spent: [steps] the processor's, over all threads of the process, added up. ended: [steps] `perf_counter_ns`.
+    spent: [steps] the processor's, over all threads of the process, added up. ended: [steps] `perf_counter_ns`; None
+    where nobody asks. reads: [steps] whether clocks are read behind it; where not, its time counts for the next one.
     """
 
     spent: MutableSequence[int] | memoryview
-    ended: MutableSequence[int] | memoryview
+    ended: MutableSequence[int] | memoryview | None
+    reads: Sequence[bool]
 
 
 class Executor:
@@ -167,7 +169,7 @@ class Executor:
         word[0] = ENDED
         return True
 
-    def _advance_timed(self, spent: Any, ended: Any) -> bool:
+    def _advance_timed(self, spent: Any, ended: Any, reads: Sequence[bool]) -> bool:
         """As `advance`, with the times of each step."""
         calls, count, last = self.code.calls, len(self.code.calls), process_time_ns()
         begin_running(self)
@@ -177,9 +179,11 @@ class Executor:
                 self.word[0] = self._marks[position]
                 handler, operands = calls[position]
                 blocked = handler(self.registers, operands)
-                begun, last = last, process_time_ns()
-                spent[position] += last - begun
-                ended[position] = perf_counter_ns()
+                if reads[position] or blocked:
+                    begun, last = last, process_time_ns()
+                    spent[position] += last - begun
+                    if ended is not None:
+                        ended[position] = perf_counter_ns()
                 if blocked:
                     return False
                 self.position += 1

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import log
 from typing import NamedTuple
 
+import numpy as np
+
+from schedc.ir.arrays import Floats
 from schedc_runtime.execute.executor import Executor, StreamTimes
-from schedc_runtime.speed.quantiles import lower_quartile
+from schedc_runtime.speed.quantiles import lower_quartiles
 from schedc_runtime.speed.rule import BASELINE, WARMING
 
 
@@ -27,67 +28,79 @@ class StreamClock:
 
     def __init__(self, executor: Executor) -> None:
         self.executor = executor
-        self.times = StreamTimes([], [])
+        self.times = StreamTimes([], None, [])
         self.measured = False
         """Whether the executor has written the times of the last step. A traced step measures itself."""
-        self._rows = _compute_rows(executor)
+        rows = _compute_rows(executor)
+        self._begins, self._ends = [row.first for row in rows], [row.end for row in rows]
+        bounds = {*self._begins, *self._ends}
+        self._reads = [position + 1 in bounds for position in range(len(executor.code.steps))]
+        self._kinds = {
+            kind: [place for place, row in enumerate(rows) if row.kind == kind]
+            for kind in sorted({row.kind for row in rows})
+        }
         self._warming = WARMING
-        self._quiet: list[list[float]] = []
-        self._baseline: list[float] = []
+        self._steps: list[Floats] = []
+        self._baseline: Floats | None = None
 
     def begin(self, times: StreamTimes | None = None) -> None:
         """Measure the next step. times: where to, [steps] zeros."""
-        count = len(self.executor.code.steps)
-        self.executor.times = self.times = times or StreamTimes([0] * count, [0] * count)
+        self.executor.times = self.times = times or StreamTimes([0] * len(self._reads), None, self._reads)
 
-    def end(self) -> dict[str, float]:
-        """By kind: lower quartile of the logarithms of all ratios to the baseline in the step that has ended.
-
-        Returns {} without a baseline. Others that use the machine make single instructions slower, and a slow rank is
-        slow in all of them.
-        """
+    def end(self) -> bool:
+        """Take in the step that has ended; whether there is a baseline to compare it with."""
         spent = self.times.spent
         self.executor.times = None
         self.measured = any(spent)
         if not self.measured:
-            return {}
-        times = [log(max(1, sum(spent[row.first : row.end]))) for row in self._rows]
+            return False
         if self._warming:
             self._warming -= 1
-            return {}
-        if not self._baseline:
-            self._quiet.append(times)
-            return {}
-        return self._ratios(times, self._baseline)
+            return False
+        self._steps.append(np.array(spent, np.float64))
+        return self._baseline is not None
+
+    def forget_last(self) -> None:
+        """Leave the last step out."""
+        self._steps.pop()
 
     @property
     def full(self) -> bool:
         """Whether there are enough steps for a baseline, and none was made of them."""
-        return len(self._quiet) == BASELINE
+        return self._baseline is None and len(self._steps) == BASELINE
+
+    def take(self) -> list[dict[str, float]]:
+        """[steps since the last call] by kind: lower quartile of the logarithms of all ratios to the baseline.
+
+        Others that use the machine make single instructions slower, and a slow rank is slow in all of them.
+        """
+        assert self._baseline is not None
+        times, self._steps = self._times(), []
+        return self._ratios(times - self._baseline)
 
     def quiet(self) -> list[dict[str, float]]:
-        """As `end`, for each step so far, to the first half of them."""
-        usual = _usual(self._quiet[: BASELINE // 2])
-        return [self._ratios(times, usual) for times in self._quiet]
+        """As `take`, for each step so far, to the first half of them."""
+        times = self._times()
+        return self._ratios(times - lower_quartiles(times[: BASELINE // 2]))
 
     def settle(self) -> None:
         """Make the steps so far the baseline."""
-        self._baseline, self._quiet = _usual(self._quiet), []
+        self._baseline, self._steps = lower_quartiles(self._times()), []
 
     def forget_half(self) -> None:
         """Leave the older half of the steps out of the baseline."""
-        self._quiet = self._quiet[BASELINE // 2 :]
+        self._steps = self._steps[BASELINE // 2 :]
 
-    def _ratios(self, times: Sequence[float], usual: Sequence[float]) -> dict[str, float]:
-        ratios: dict[str, list[float]] = {}
-        for row, time, before in zip(self._rows, times, usual, strict=True):
-            ratios.setdefault(row.kind, []).append(time - before)
-        return {kind: lower_quartile(values) for kind, values in ratios.items()}
+    def _times(self) -> Floats:
+        """[steps, rows] logarithms of the times of compute instructions."""
+        steps = np.stack(self._steps)
+        ended = np.concatenate([np.zeros((len(steps), 1)), np.cumsum(steps, axis=1)], axis=1)
+        times: Floats = np.log(np.maximum(1.0, ended[:, self._ends] - ended[:, self._begins]))
+        return times
 
-
-def _usual(steps: Sequence[Sequence[float]]) -> list[float]:
-    """[rows] the usual time of each. steps: [steps][rows] logarithms of times."""
-    return [lower_quartile(row) for row in zip(*steps, strict=True)]
+    def _ratios(self, logs: Floats) -> list[dict[str, float]]:
+        columns = [lower_quartiles(logs[:, rows].T).round(6).tolist() for rows in self._kinds.values()]
+        return [dict(zip(self._kinds, step, strict=True)) for step in zip(*columns, strict=True)]
 
 
 def _compute_rows(executor: Executor) -> list[_Row]:

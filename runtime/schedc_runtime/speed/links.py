@@ -89,7 +89,8 @@ class LinkClock:
 
     def end(self, times: StreamTimes) -> int:
         """Take in a step. Returns the number of steps since `take`."""
-        shift, (spent, ended) = time_ns() - perf_counter_ns(), times
+        shift, spent, ended = time_ns() - perf_counter_ns(), times.spent, times.ended
+        assert ended is not None, "links are watched where ends are kept"
         sent = [[message, ended[position] + shift] for message, position in self._sends.items()]
         blocked = [
             [message, source, ended[posted] + shift, ended[waited] + shift]

@@ -93,7 +93,7 @@ class StepRing:
         slot[_STEP], slot[_STREAM], slot[_BEGIN], slot[_CLOCK], slot[_NOTED] = step, number, now, time_ns() - now, 0
         slot[_STATE] = _RUNNING
         self._slot = slot
-        return StreamTimes(slot[start + count : start + 2 * count], slot[start : start + count])
+        return StreamTimes(slot[start + count : start + 2 * count], slot[start : start + count], (True,) * count)
 
     def end(self, note: dict[str, Any] | None = None) -> None:
         """The step has ended. note: JSON to keep beside its times; left out where it is too long."""

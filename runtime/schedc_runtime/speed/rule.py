@@ -4,7 +4,7 @@ A rank's time for a kind of instruction is compared with the rank's own baseline
 goes the median ratio of the other ranks in the same step, because a machine may slow all of them. `ALL` is the median
 over the kinds of a rank, and the lower of two in the middle. Two tests follow. m is a median, s its standard error:
 
-    windows  m - s > log `SLOWER` over `WINDOW` steps, twice in a row, and m - 2.5 s > log `SLOWER` over both together
+    windows  m - s > log `SLOWER` over `WINDOW` steps, twice in a row, and m - 3.5 s > log `SLOWER` over both together
     drift    a cumulative sum of steps, each of them limited to four standard deviations (Page, Biometrika 1954), over
              at least two windows of which the median is above log `SLOWER`; of `ALL` only, since the noise of one kind
              lasts for many steps
@@ -31,7 +31,7 @@ SETTLED = 1.05
 """By how much the halves of a baseline may differ. Beside changing loads, usual times of kinds were off by 1.15."""
 SLOWER = 1.10
 """A rank is slow from this multiple of its baseline on."""
-_EACH, _BOTH = 1.0, 2.5
+_EACH, _BOTH = 1.0, 3.5
 """Standard errors by which one window must be slower, and two in a row together. With three for each of two windows, a
 third of the slowdowns by 1.25 was passed over: a window of ten steps has a standard error of 0.035."""
 _LIMIT = 4.0
@@ -145,6 +145,7 @@ class SpeedRule:
             values = [step[key] for _, step in self._steps if key in step]
             if median(values) <= log(SLOWER):
                 self._told.discard(key)
+                continue
             if len(values) < WINDOW // 2 or not _is_slower(values, _EACH):
                 continue
             before = self._suspects.get(key)
@@ -186,12 +187,12 @@ def _excess(ratios: Ratios) -> _Excess:
     found: _Excess = {}
     ranks: dict[int, list[float]] = {}
     for kind, row in ratios.items():
-        here = {rank: value for rank, value in enumerate(row) if value is not None}
-        for rank, value in here.items():
-            others = [other for each, other in here.items() if each != rank]
-            if others:
-                found[rank, kind] = value - median(others)
-                ranks.setdefault(rank, []).append(found[rank, kind])
+        here = sorted((value, rank) for rank, value in enumerate(row) if value is not None)
+        values = [value for value, _ in here]
+        for place, (value, rank) in enumerate(here if len(here) > 1 else ()):
+            others = values[:place] + values[place + 1 :]
+            found[rank, kind] = value - median(others)
+            ranks.setdefault(rank, []).append(found[rank, kind])
     return found | {(rank, ALL): median_low(values) for rank, values in ranks.items()}
 
 

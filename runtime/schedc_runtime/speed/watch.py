@@ -34,7 +34,6 @@ class _Stream:
         self.rule: SpeedRule | None = None
         self.rounds = 0
         self.steps: list[int] = []
-        self.ratios: list[dict[str, dict[str, float]]] = []
         first = executors[0]
         self.links = None if place is None else LinkClock(first, place.pipeline, place.replica)
         self.link_rule, self.link_steps = LinkRule(), list[int]()
@@ -90,18 +89,19 @@ class SpeedWatch:
         stream = self._current
         assert stream is not None
         self._step = step
-        ratios = {clock.executor.name: clock.end() for clock in stream.clocks}
+        taken = [clock for clock in stream.clocks if clock.end()]
         if self.ring is not None:
             self.ring.end(None if self._details is None else self._details.told())
-        if stream.links is not None and stream.clocks[0].measured:
-            self._watch_links(stream, stream.links)
+            if stream.links is not None and stream.clocks[0].measured:
+                self._watch_links(stream, stream.links)
         if any(clock.full for clock in stream.clocks):
             self._settle(stream)
-        if stream.rule is None or not all(ratios.values()):
+        if len(taken) < len(stream.clocks):
+            for clock in taken:
+                clock.forget_last()
             return
         stream.steps.append(step)
-        stream.ratios.append(ratios)
-        if len(stream.steps) == WINDOW:
+        if stream.rule is not None and len(stream.steps) == WINDOW:
             self._judge(stream, stream.rule)
 
     def close(self) -> None:
@@ -150,8 +150,8 @@ class SpeedWatch:
                 clock.forget_half()
 
     def _judge(self, stream: _Stream, rule: SpeedRule) -> None:
-        mine = {name: [ratios[name] for ratios in stream.ratios] for name in stream.ratios[0]}
-        steps, stream.steps, stream.ratios = stream.steps, [], []
+        mine = {clock.executor.name: clock.take() for clock in stream.clocks}
+        steps, stream.steps = stream.steps, []
         everyone = self._by_kind(self._control.gather("the times of ranks", mine))
         for step, ratios in zip(steps, everyone, strict=True):
             for alarm in rule.step(step, ratios):
