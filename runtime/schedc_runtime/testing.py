@@ -45,8 +45,16 @@ __all__ = [
 
 _START_TIMEOUT = 120.0
 
-PRELOADED = ["schedc_runtime", "torch._dynamo", "schedc.compiler", "schedc.syntax.grammar_tables"]
-"""Modules that the server loads for all workers. Fake tensors load the second one."""
+PRELOADED = [
+    "schedc_runtime.pipeline.pipeline",
+    "schedc_runtime.trainers.checkpoints",
+    "schedc_runtime.parity.reference",
+    "schedc_runtime.models.gpt",
+    "torch._dynamo",
+    "schedc.compiler",
+    "schedc.syntax.grammar_tables",
+]
+"""Modules that the server loads for all workers, which would each take half a second. Fake tensors load dynamo."""
 
 
 @dataclass(frozen=True)

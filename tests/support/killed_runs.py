@@ -191,7 +191,7 @@ def killed_chain(workers: Agent, cases: Sequence[Case], root: Path, whole: str, 
 
     whole: digest at the end of an undisturbed run. agent: whether ranks have an agent, for which the keeper stays.
     """
-    run: dict[str, Any] = {"root": str(root), "schedule": cases[0].schedule, "agent": agent}
+    run: dict[str, Any] = {"root": str(root), "schedule": cases[0].schedule, "agent": agent, "light": True}
     failures, least = list[str](), 0
     for case in cases:
         committed, began = max(committed_steps(root), default=-1), _began(root)
@@ -248,7 +248,7 @@ def killed_trainings(cases: Sequence[Case], ranks: int, root: Path, record: Path
             if name not in done:
                 where = root / name
                 if schedule not in wholes:
-                    run = {"root": str(root / schedule), "schedule": schedule}
+                    run = {"root": str(root / schedule), "schedule": schedule, "light": True}
                     wholes[schedule] = workers.run(CASE, steps=STEPS, **run)[0][1]
                 done[name] = killed_chain(workers, chain, where, wholes[schedule], agent=number // CHAIN % 2 == 0)
                 shutil.rmtree(where)
