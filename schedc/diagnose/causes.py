@@ -104,6 +104,7 @@ class Causes:
             *self.data(parts),
             *self.interruptions(parts),
             *self.pauses(parts),
+            *self.copies(parts),
             *self.start(parts),
             *self.host(parts),
             *self.messages(parts),
@@ -261,6 +262,16 @@ class Causes:
             result += [Cause(name, what, why, Width.WHOLE, {part: 0.0})] if by_rank.any() else []
         return result
 
+    def copies(self, parts: StepParts) -> list[Cause]:
+        """Ranks take no time to start or join copies of their states, or of activations."""
+        result = []
+        for what, field_ in (("copies of states", "snapshots"), ("copies of activations", "offloads")):
+            by_rank = bincount(self.known.rank, getattr(parts, field_).mean(axis=0).sum(axis=0), minlength=self.ranks)
+            worst = int(by_rank.argmax())
+            why = f"{by_rank.sum():.2f} ms a step exposed, {by_rank[worst]:.2f} ms of them on rank {worst}"
+            result += [Cause(f"{field_} = none", what, why, Width.WHOLE, {field_: 0.0})] if by_rank.any() else []
+        return result
+
     def start(self, parts: StepParts) -> list[Cause]:
         """All ranks begin when the first one does."""
         late = parts.release.mean(axis=0)
@@ -273,7 +284,7 @@ class Causes:
     def host(self, parts: StepParts) -> list[Cause]:
         """No time between instructions that is no wait for a message."""
         time = (parts.before + parts.after).sum(axis=1).mean() / self.ranks
-        factors = {"before": 0.0, "after": 0.0, "post": 0.0}
+        factors = {"before": 0.0, "after": 0.0, "post": 0.0, "closing": 0.0}
         return [Cause("host = 0", "host between instructions", f"{time:.2f} ms a rank and step", Width.WHOLE, factors)]
 
     def messages(self, parts: StepParts) -> list[Cause]:

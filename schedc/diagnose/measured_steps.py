@@ -7,6 +7,7 @@ from typing import NoReturn
 
 import numpy as np
 
+from schedc.diagnose.exposed_copies import ExposedCopies, exposed_copies
 from schedc.diagnose.recording import Op, RunRecording
 from schedc.diagnose.send_waits import SendWaits, send_waits
 from schedc.diagnostics import Diagnostic, DiagnosticError
@@ -31,7 +32,7 @@ class MeasuredSteps:
     wait, waited, begin, end, off_core, collecting: [S, cells] as in `CellRun`.
     sent: [S, 2, cells] time at which the message for a cell's forward, and for its backward, was sent; NaN: unknown.
     posted: [S, 2, cells] time at which its receive was posted; NaN: unknown.
-    release: [S, P] when each rank began. sends: waits for sends.
+    release: [S, P] when each rank began. sends: waits for sends. copies: exposed copies.
     """
 
     recording: RunRecording
@@ -46,11 +47,12 @@ class MeasuredSteps:
     off_core: Floats
     collecting: Floats
     sends: SendWaits
+    copies: ExposedCopies
 
     @property
     def makespan(self) -> Floats:
         """[S] the measured time of each step."""
-        return np.asarray(self.end.max(axis=1))
+        return np.asarray((self.end + self.copies.behind).max(axis=1))
 
 
 def measured_steps(recording: RunRecording, given: Schedule | None = None) -> MeasuredSteps:
@@ -87,6 +89,7 @@ def measured_steps(recording: RunRecording, given: Schedule | None = None) -> Me
     result = MeasuredSteps(
         recording, known, wait, waited, start, end, sent - begin[:, None], posted,
         np.maximum(release - begin, 0.0), times[:, :, 4], times[:, :, 5], sends,
+        exposed_copies(recording, known, times[:, :, 0], times[:, :, 3]),
     )  # fmt: skip
     _check_clocks(result)
     return result

@@ -6,7 +6,17 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from schedc.diagnose.recording import CellRun, Key, Op, RankStep, RunRecording, cell_ops, message_end
+from schedc.diagnose.recording import (
+    CellRun,
+    CopyRun,
+    Key,
+    Op,
+    RankStep,
+    RunRecording,
+    cell_ops,
+    copies_state,
+    message_end,
+)
 from schedc.diagnose.trace_text import refuse, slices
 from schedc.source import Source
 
@@ -79,6 +89,7 @@ def _rank_step(found: list[_Slice]) -> RankStep:
     posted: dict[Key, float] = {}
     awaited: dict[Key, tuple[float, float, int]] = {}
     waits: list[_Slice] = []
+    copies: list[CopyRun] = []
     open_cell: tuple[Op, ...] | None = None
     for each in found:
         if cell := cell_ops(each.name):
@@ -96,6 +107,8 @@ def _rank_step(found: list[_Slice]) -> RankStep:
                 cells.append(CellRun(ops, wait, waited, each.begin, each.end, *each[3:]))
             open_cell, waits = (ops if part else None), []
             continue
+        if (state := copies_state(each.name)) is not None:
+            copies.append(CopyRun(each.begin, each.end, len(cells), state))
         for name in each.name.split(" + "):
             if (end := message_end(name)) is None:
                 continue
@@ -107,4 +120,4 @@ def _rank_step(found: list[_Slice]) -> RankStep:
                 waits.append(each)
             else:
                 awaited[end.key] = each.begin, each.end, len(cells)
-    return RankStep(found[0].begin, tuple(cells), sent, posted, awaited)
+    return RankStep(found[0].begin, tuple(cells), sent, posted, awaited, copies)

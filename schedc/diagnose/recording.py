@@ -17,7 +17,20 @@ Key = tuple[int, int, int]
 
 _OP = rf"(\d{{1,9}})([{LETTERS}])(\d{{1,9}})"
 _CELL = re.compile(rf"(?:{_OP}|\({_OP};{_OP}\)OVERLAP_F_B)(?P<part> .*)?", re.ASCII)
+_COPY = re.compile(r"\d{1,9}(?:START|JOIN)_(SNAPSHOT|OFFLOAD|FETCH)\d{0,9}", re.ASCII)
 _MESSAGE = re.compile(r"(\d{1,9})(WAIT_|)(SEND|RECV)_([FB])(\d{1,9})", re.ASCII)
+
+
+class CopyRun(NamedTuple):
+    """What a rank took to start a copy beside compute, or to join one. Times in ms; number: of cells in front of it.
+
+    state: whether the copy is a piece of a snapshot; else an offload or a fetch.
+    """
+
+    begin: float
+    end: float
+    number: int
+    state: bool
 
 
 class CellRun(NamedTuple):
@@ -41,7 +54,7 @@ class RankStep:
     """A step of one rank, ms of a clock that all ranks share.
 
     begin: its first instruction. sent: when each of its messages was posted; posted: when each of its receives was.
-    awaited: begin and end of the wait for each of its sends, and how many cells ran before.
+    awaited: begin and end of the wait for each of its sends, and how many cells ran before. copies: in order.
     """
 
     begin: float
@@ -49,6 +62,7 @@ class RankStep:
     sent: Mapping[Key, float] = field(default_factory=dict)
     posted: Mapping[Key, float] = field(default_factory=dict)
     awaited: Mapping[Key, tuple[float, float, int]] = field(default_factory=dict)
+    copies: Sequence[CopyRun] = ()
 
 
 @dataclass(frozen=True)
@@ -83,6 +97,11 @@ def cell_ops(name: str) -> tuple[tuple[Op, ...], str] | None:
     fields = [field for field in match.groups()[:-1] if field is not None]
     triples = zip(*(iter(fields),) * 3, strict=True)
     return tuple((LETTERS.index(letter), int(stage), int(mb)) for stage, letter, mb in triples), match["part"] or ""
+
+
+def copies_state(name: str) -> bool | None:
+    """Whether ``0START_SNAPSHOT`` or ``0JOIN_OFFLOAD3`` copies a piece of a state; None for what is no copy."""
+    return match[1] == "SNAPSHOT" if (match := _COPY.fullmatch(name)) else None
 
 
 def message_end(name: str) -> MessageEnd | None:

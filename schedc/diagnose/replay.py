@@ -3,7 +3,9 @@
     rank free = end of the cell before + host before            (first cell: when the rank began)
     arrival   = end of the producer + post + transit
     end       = max(rank free, arrivals) + host after + body + interruptions
+    step      = the last end of a rank's last cell + copies behind it
 
+Copies that are started or joined in front of a cell are beside the host's time, before or after.
 A wait that blocked tells the transit: from the later of send and receive to the end of the wait. Where the receive
 came later, this time belongs to the rank's own clock (``exposed``). A message that nobody waited for takes what
 another one of its link took, in turn, at most until its reader looked.
@@ -25,7 +27,8 @@ _MOST_NUMBERS = 1 << 25
 """Cells and inputs times columns that are run at once."""
 _BLOCKED = 0.05, 0.01, 3.0
 """A wait that took longer than each of these blocked: ms, share of a median cell, times the usual pause of a rank."""
-
+_LEAST = 1e-12
+"""Milliseconds below which copies are none."""
 _ALONE = 5.0
 """On a link without waits that surely blocked: so many times its length a wait may come behind the message."""
 
@@ -39,6 +42,8 @@ class StepParts:
     exposed: [S, cells] transfers that began when the receive was posted.
     post: [S, inputs] from the end of the producer to its send. transit: [S, inputs] from there to the arrival.
     release: [S, P] when each rank began.
+    snapshots, offloads: [S, 3, cells] as in `ExposedCopies`. closing: [S, cells] host time beside copies that are
+    behind a rank's last cell.
     """
 
     body: Floats
@@ -50,6 +55,9 @@ class StepParts:
     post: Floats
     transit: Floats
     release: Floats
+    snapshots: Floats
+    offloads: Floats
+    closing: Floats
 
     def scaled(self, factors: dict[str, Floats | float]) -> StepParts:
         """The same step with some parts multiplied. factors: [shape of the field] or a number, by field."""
@@ -91,7 +99,7 @@ def replayed_times(steps: MeasuredSteps, many: Sequence[StepParts]) -> Floats:
     width = max(1, _MOST_NUMBERS // max(1, len(dependencies) + inputs.reader.size))
     columns = [(part, low) for part in many for low in range(0, part.body.shape[0], width)]
     results: list[Floats] = []
-    batch: list[tuple[Floats, Floats]] = []
+    batch: list[tuple[Floats, Floats, Floats]] = []
 
     def flush() -> None:
         if batch:
@@ -106,11 +114,14 @@ def replayed_times(steps: MeasuredSteps, many: Sequence[StepParts]) -> Floats:
     for part, low in columns:
         own = part.rows(np.arange(low, min(low + width, part.body.shape[0])))
         lag = own.post + own.transit
+        copies = own.snapshots + own.offloads
         lag[:, first] = own.before[:, cell] + own.exposed[:, cell] + np.where(begins, own.release[:, rank], 0.0)
+        lag[:, first] += copies[:, 0, cell]
+        body = own.body + own.off_core + own.collecting + own.after + copies[:, 1]
         if taken + own.body.shape[0] > width:
             flush()
             taken = 0
-        batch.append(((own.body + own.off_core + own.collecting + own.after).T, lag.T))
+        batch.append((body.T, lag.T, (own.closing + copies[:, 2]).T))
         taken += own.body.shape[0]
     flush()
     return np.concatenate(results).reshape(len(many), -1)
@@ -175,14 +186,20 @@ def _parts(steps: MeasuredSteps, reader: Int64, blocked: Bools, late: Bools, arr
     before = np.maximum(np.where(held, np.minimum(last, looked), looked) - free - held_back, 0.0)
     ready = np.where(held, last, np.where(waits, steps.waited, looked))
     np.maximum.at(ready.T, reader, arrival.T)  # behind a wait for a send a message may have come, too
-    after = steps.begin - ready
+    after = np.maximum(steps.begin - ready, 0.0)
+    room = np.stack([before, after, steps.copies.behind], axis=1)
+    copies = np.stack([steps.copies.snapshots, steps.copies.offloads])
+    copies *= np.minimum(1.0, room / np.maximum(copies.sum(axis=0), _LEAST))
+    before, after, closing = np.moveaxis(room - copies.sum(axis=0), 1, 0)
     exposed = np.where(exposes, np.maximum(steps.waited - looked, 0.0), 0.0)
     empty = np.zeros((steps.end.shape[0], 0))
     length = steps.end - steps.begin
     off_core = np.minimum(steps.off_core, length)
     collecting = np.minimum(steps.collecting, length - off_core)
     body = length - off_core - collecting
-    return StepParts(body, off_core, collecting, np.maximum(after, 0.0), before, exposed, empty, empty, steps.release)
+    return StepParts(
+        body, off_core, collecting, after, before, exposed, empty, empty, steps.release, *copies, closing
+    )  # fmt: skip
 
 
 def _blocked_sends(steps: MeasuredSteps) -> tuple[Floats, Floats]:

@@ -98,10 +98,13 @@ def measured_ends(inputs: CellInputs, duration: Floats, lag: Floats, cells: Int6
     return run(inputs.walk, lags, duration, watch=inputs.end if cells is None else inputs.end[cells])
 
 
-def measured_makespans(dependencies: Dependencies, inputs: CellInputs, duration: Floats, lag: Floats) -> Floats:
-    """[K] when the last cell ends; arguments as for `measured_ends`."""
+def measured_makespans(
+    dependencies: Dependencies, inputs: CellInputs, duration: Floats, lag: Floats, behind: Floats
+) -> Floats:
+    """[K] when the last rank ends; arguments as for `measured_ends`. behind: [cells, K] time behind last cells."""
     low, high = dependencies.rank_start[:-1], dependencies.rank_start[1:]
-    ends = measured_ends(inputs, duration, lag, high[low < high] - 1)
+    last = high[low < high] - 1
+    ends = measured_ends(inputs, duration, lag, last) + behind[last]
     return np.asarray(ends.max(axis=0, initial=0.0))
 
 

@@ -26,7 +26,8 @@ class World:
 
     slow: factor of a rank, kind, stage and microbatch. latency: from rank to rank. gap: host time in front of a cell,
     besides ``host``. look: the same behind waits for sends. pause: a cell and what it takes longer; off_core,
-    collecting: shares of the pause that the trace says were spent there.
+    collecting: shares of the pause that the trace says were spent there. copied: the kind of copies. copy: start of one
+    in front of a cell; turned: behind the cell's wait for messages. join: JOIN of a rank behind its last cell.
     """
 
     slow: Callable[[int, OpKind, int, int], float] = lambda _rank, _kind, _stage, _microbatch: 1.0
@@ -38,6 +39,10 @@ class World:
     pause: tuple[int, float] = (-1, 0.0)
     off_core: float = 0.0
     collecting: float = 0.0
+    copied: str = "SNAPSHOT"
+    copy: Callable[[int], float] = lambda _cell: 0.0
+    turned: bool = False
+    join: Callable[[int], float] = lambda _rank: 0.0
     rendezvous: int = 0
     """How many cells later a rank waits for a send. It ends when the receive is posted: a cell before it is read."""
     noise: float = 0.0
@@ -74,7 +79,11 @@ def _step(known: Dependencies, world: World, draws: np.random.Generator) -> dict
             posted = end[behind] + world.host / 4
             events.append(_slice(rank, 1, name, free, max(free, posted)))
             free = max(free, posted)
-        wait = free = free + world.look(cell) * bool(awaited[cell])
+        free += world.look(cell) * bool(awaited[cell])
+        if (copying := world.copy(cell)) and not world.turned:
+            events.append(_slice(rank, 2, f"0START_{world.copied}", free, free + copying))
+            free += copying
+        wait = free
         for way in range(2):
             if known.remote[way, cell]:
                 producer = int(known.producers[way, cell])
@@ -101,6 +110,9 @@ def _step(known: Dependencies, world: World, draws: np.random.Generator) -> dict
         )
         body *= 1 + world.noise * draws.standard_normal()
         body += world.pause[1] if cell == world.pause[0] else 0.0
+        if copying and world.turned:
+            events.append(_slice(rank, 2, f"0START_{world.copied}", wait, wait + copying))
+            wait += copying
         begin = wait + world.host / 2
         end[cell] = begin + body
         name = measured_cell_name(known, cell)
@@ -109,7 +121,13 @@ def _step(known: Dependencies, world: World, draws: np.random.Generator) -> dict
         if cell == world.pause[0] and world.off_core + world.collecting:
             lost = {"off core us": world.off_core, "garbage collection us": world.collecting}
             events[-1]["args"] = {key: 1000 * share * world.pause[1] for key, share in lost.items()}
-    world.makespans.append(float(end.max()) - min(e["ts"] for e in events) / 1000)
+    done = [float(end[known.rank == rank].max()) for rank in range(schedule.ranks)]
+    for rank, free in enumerate(done):
+        if joining := world.join(rank):
+            begin = free + world.host / 2
+            done[rank] = begin + joining
+            events.append(_slice(rank, 2, f"0JOIN_{world.copied}", begin, done[rank]))
+    world.makespans.append(max(done) - min(e["ts"] for e in events) / 1000)
     return {"traceEvents": events, "otherData": {"schedule": schedule.name}}
 
 
