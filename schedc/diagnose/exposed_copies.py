@@ -37,4 +37,4 @@ def exposed_copies(recording: RunRecording, known: Dependencies, wait: Floats, e
                 tables[int(not copy.state), number, place, cell] += copy.end - copy.begin
                 if place == 2:
                     behind[number, cell] = max(behind[number, cell], copy.end - end[number, cell])
-    return ExposedCopies(*tables, behind)
+    return ExposedCopies(tables[0], tables[1], behind)

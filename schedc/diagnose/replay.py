@@ -197,9 +197,8 @@ def _parts(steps: MeasuredSteps, reader: Int64, blocked: Bools, late: Bools, arr
     off_core = np.minimum(steps.off_core, length)
     collecting = np.minimum(steps.collecting, length - off_core)
     body = length - off_core - collecting
-    return StepParts(
-        body, off_core, collecting, after, before, exposed, empty, empty, steps.release, *copies, closing
-    )  # fmt: skip
+    own = body, off_core, collecting, after, before, exposed
+    return StepParts(*own, empty, empty, steps.release, copies[0], copies[1], closing)
 
 
 def _blocked_sends(steps: MeasuredSteps) -> tuple[Floats, Floats]:
