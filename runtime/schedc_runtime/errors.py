@@ -45,7 +45,14 @@ class MaterializeError(RuntimeFault):
     """A model on the meta device cannot be given its values, or has none yet."""
 
 
-class NonFiniteLoss(RuntimeFault):
+_SPOILT = "this step's gradients are spoilt: zero them before the next step"
+
+
+class NonFiniteStep(RuntimeFault):
+    """A training step gave NaN or infinite values. Every rank raises the same, before the trainer's update."""
+
+
+class NonFiniteLoss(NonFiniteStep):
     """The loss is NaN or infinite. microbatch, stage: the first that produced such a value.
 
     ``stage`` counts stages; their number ``stages`` itself means the loss function.
@@ -58,7 +65,22 @@ class NonFiniteLoss(RuntimeFault):
             where = f"all stages produced finite values; the loss function did not, for microbatch {microbatch}"
         super().__init__(
             f"the loss is {loss}: {where}",
-            "this step's gradients are spoilt: zero them before the next step",
+            _SPOILT,
+        )
+
+
+class NonFiniteGradients(NonFiniteStep):
+    """The loss is finite, and gradients are not. stage: the last with such gradients. names: of their parameters.
+
+    The backward goes through the last stage first, so the others may have got it from there.
+    """
+
+    def __init__(self, message: str, stage: int, names: list[str]) -> None:
+        self.stage, self.names = stage, names
+        super().__init__(
+            message,
+            f"{_SPOILT}; a trainer that skips such updates itself, as with a gradient scaler whose scale is 1, gives"
+            ' Pipeline(check_finite="loss")',
         )
 
 

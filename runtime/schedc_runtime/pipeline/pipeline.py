@@ -28,7 +28,7 @@ from schedc_runtime.pipeline.build.replica_works import evaluation_of
 from schedc_runtime.pipeline.state.report import collected_trace, report, told_graphs
 from schedc_runtime.pipeline.state.snapshots import Snapshot, Wanted
 from schedc_runtime.pipeline.state.state import gather_state, load_state
-from schedc_runtime.pipeline.step.call import Auditor, PipelineCall
+from schedc_runtime.pipeline.step.call import Auditor, CheckFinite, PipelineCall
 from schedc_runtime.pipeline.step.contexts import evaluating
 from schedc_runtime.pipeline.step.losses import StepResult
 from schedc_runtime.pipeline.step.norms import clip, total_norm, unscale
@@ -73,7 +73,7 @@ class Pipeline:
     rng: how the forward draws random numbers. ``"by name"``: as a function of ``seed``, `steps`, microbatch and module.
         ``"torch"``: from torch's generators as they stand, which gives other numbers with every number of ranks.
     timeout: seconds that a rank waits for another or its device, at most; in a step 20 times the longest, at least 30.
-    check_finite: name the stage and microbatch that made the loss NaN or infinite.
+    check_finite: refuse a loss or gradients that are NaN or infinite, and name the stage; ``"loss"``: the loss alone.
     compare_copies: number of steps between comparisons of parameters that several ranks hold; 0: never.
     audit: an `Audit`, by which other ranks repeat microbatches to prove which device computes wrongly.
     example: a batch as of `step`, of which only shapes and plain values count: the model is cut by what it does on it.
@@ -101,7 +101,7 @@ class Pipeline:
         rng: str = "by name",
         seed: int = 0,
         timeout: float = 300.0,
-        check_finite: bool = True,
+        check_finite: CheckFinite = True,
         compare_copies: int = 100,
         audit: Auditor | None = None,
         example: Any = None,
@@ -215,7 +215,7 @@ class Pipeline:
         trace: keep when each instruction ran, in `intervals`. profile: name instructions in torch's profiler.
 
         Returns [] the loss, on every rank. Raises the same error on every rank: `BatchRefused` before anything is sent,
-        `NonFiniteLoss`, `PeerFailure`, `StepTimeout`. An error of this rank's own instruction is an `InstructionError`.
+        `NonFiniteStep`, `PeerFailure`, `StepTimeout`. An error of this rank's own instruction is an `InstructionError`.
         """
         gradients = torch.is_grad_enabled()
         with torch.enable_grad():

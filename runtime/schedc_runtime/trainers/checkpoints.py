@@ -25,7 +25,7 @@ from torch import Tensor
 
 from schedc_runtime.checkpoint.committed import FlawedStep
 from schedc_runtime.device.choice import device_for
-from schedc_runtime.errors import MaterializeError, NonFiniteLoss, RuntimeFault, WrongBits
+from schedc_runtime.errors import MaterializeError, NonFiniteStep, RuntimeFault, WrongBits
 from schedc_runtime.keeper.backed import ABSENT, HELD, BackedImages, free_image
 from schedc_runtime.keeper.places import Places
 from schedc_runtime.keeper.start import KeeperMeeting
@@ -202,7 +202,7 @@ class Checkpoints:
             start.lacking, start.then = self._backed.lacks(), partial(self._copy_behind, self._backed, due)
         try:
             loss: Tensor = self.pipe.step(batch, targets, accumulate=accumulate, **options)
-        except NonFiniteLoss:
+        except NonFiniteStep:
             self._drop()
             raise
         except WrongBits as fault:
@@ -344,7 +344,7 @@ class Checkpoints:
         return False
 
     def _drop(self) -> None:
-        """The state of this step gives a loss that is not finite: go back behind it when the run goes on."""
+        """The state of this step gives values that are not finite: go back behind it when the run goes on."""
         for number, image in enumerate(self._writer.images):
             if self._writer.step_of(number) == self.step:
                 image.clear()

@@ -261,6 +261,23 @@ def not_finite(rank: int, world_size: int, block: int, call: int) -> list[Any]:
     return [raised, wrong]
 
 
+def bad_gradient(rank: int, world_size: int) -> list[Any]:
+    """A block has a gradient of one microbatch that is NaN; then the pipeline takes a good step."""
+    model, pipe = build(timeout=20, ranks=world_size)
+    calls = iter(range(100))
+    hook = model.blocks[2].up.weight.register_hook(lambda grad: grad * float("nan") if next(calls) == 1 else grad)
+    batch, targets = tokens(8)
+    try:
+        pipe.step(batch, targets)
+    except Exception as error:
+        raised = [type(error).__name__, getattr(error, "stage", -1), getattr(error, "names", []), str(error)]
+    hook.remove()
+    pipe.zero_grad()
+    wrong = differences(pipe, pipe.step(batch, targets), oracle(pipe, batch, targets))
+    pipe.close()
+    return [raised, wrong]
+
+
 def whole_state(rank: int, world_size: int, schedule: str) -> list[Any]:
     """Train two steps, gather the whole model on rank 0, load it back everywhere."""
     model, pipe = build(timeout=20, schedule=schedule, ranks=world_size, microbatches=2 * world_size)

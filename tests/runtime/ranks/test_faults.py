@@ -164,6 +164,17 @@ def test_nan_is_traced_to_its_microbatch_and_stage(block: int, call: int, stage:
 
 
 @pytest.mark.processes
+def test_a_bad_gradient_is_refused_on_all_ranks() -> None:
+    answers = pool(4).run("runtime.ranks.fault_cases:bad_gradient")
+    assert answers == [answers[0]] * 4
+    (kind, stage, names, text), wrong = answers[0]
+    assert (kind, stage, names) == ("NonFiniteGradients", 2, ["blocks.2.up.weight"])
+    assert text.startswith("a gradient is NaN or infinite: that of `blocks.2.up.weight`, stage 2, on rank 2\n")
+    assert "  made at one of " in text
+    assert wrong == []
+
+
+@pytest.mark.processes
 @pytest.mark.parametrize("schedule", ["1f1b", "dualpipe"])
 def test_the_whole_state_is_gathered_under_the_models_names(schedule: str) -> None:
     first, second = pool(2).run("runtime.ranks.fault_cases:whole_state", schedule=schedule)

@@ -14,7 +14,7 @@ from torch import nn
 import schedc
 from schedc_runtime import Checkpoints, Cut, Pipeline
 from schedc_runtime.device.simulated import simulated_device
-from schedc_runtime.errors import NonFiniteLoss, RuntimeFault
+from schedc_runtime.errors import NonFiniteGradients, NonFiniteLoss, RuntimeFault
 from schedc_runtime.execute.executor import InstructionError
 from schedc_runtime.testing import RankPool
 from schedc_runtime.trainers.kept_states import kept_states
@@ -163,12 +163,19 @@ def test_ranks_agree_on_a_state_a_step_later(tmp_path: Path) -> None:
         assert saved._on_disk == 6, "the state that was due at 4 and left out goes to disk as the next one"
 
 
-def test_a_bad_step_replaces_no_image(tmp_path: Path) -> None:
-    with small_run(tmp_path / "run") as run:
+@pytest.mark.parametrize("copy", ["beside", "now"])
+@pytest.mark.parametrize("bad", [NonFiniteLoss, NonFiniteGradients])
+def test_a_bad_step_replaces_no_image(tmp_path: Path, copy: str, bad: type[Exception]) -> None:
+    with small_run(tmp_path / "run", copy=copy) as run:
         run.step()
         run.step()
-        with pytest.raises(NonFiniteLoss):
-            run.step(rows=run.rows * float("inf"))
+        weight = next(run.pipe.parameters())
+        before = weight.detach().clone()
+        hook = weight.register_hook(lambda gradient: gradient * (float("nan") if bad is NonFiniteGradients else 1.0))
+        with pytest.raises(bad):
+            run.step(rows=run.rows * (float("inf") if bad is NonFiniteLoss else 1.0))
+        hook.remove()
+        assert torch.equal(weight, before), "no update was made"
         assert run.kept()[0] == 1
         assert run.saved._common == 1, "ranks had agreed on it at the start of the step"
         run.optimizer.zero_grad()

@@ -13,7 +13,7 @@ from schedc_runtime.errors import (
     BoundaryError,
     GraphRefused,
     MaterializeError,
-    NonFiniteLoss,
+    NonFiniteStep,
     PartitionError,
     PeerFailure,
     PlanMismatch,
@@ -36,7 +36,7 @@ from schedc_runtime.transport.base import TransportError
 
 _AGREED = (
     BatchRefused, BoundaryError, GraphRefused, MaterializeError, PartitionError, PlanMismatch, RanksDisagree,
-    NonFiniteLoss, WrongBits,
+    NonFiniteStep, WrongBits,
 )  # fmt: skip
 """Errors that every rank raises alike, with no message in flight: the pipeline stays usable."""
 

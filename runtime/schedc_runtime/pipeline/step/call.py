@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from schedc.ir.program import Program
 from schedc_runtime.execute.executor import Executor
 from schedc_runtime.pipeline.state.snapshots import Wanted
+
+CheckFinite = bool | Literal["loss"]
+"""What `Pipeline` takes as ``check_finite``."""
 
 
 class PipelineCall(NamedTuple):

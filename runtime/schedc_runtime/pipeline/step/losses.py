@@ -81,15 +81,19 @@ def share(
 
 
 def gathered(
-    control: ControlPlane, formed: Mapping[int, Formed], flags: Iterable[tuple[str, Tensor]]
+    control: ControlPlane,
+    formed: Mapping[int, Formed],
+    flags: Iterable[tuple[str, Tensor]],
+    sums: Sequence[Tensor] = (),
 ) -> tuple[list[Any], Marks]:
     """What every rank formed, and the flags of all MoE layers. A collective; the device is waited for once.
 
     formed: by number of the microbatch; those of replica r from ``r * microbatches`` on. flags: layer and microbatch,
-    and [ranks of its expert group] `Flag`s that are still on the device. Raises `RoutingFault`, on every rank, for a
-    flag that is an error.
+    and [ranks of its expert group] `Flag`s that are still on the device. sums: as of `GradientCheck.sums`. Raises
+    `RoutingFault`, on every rank, for a flag that is an error.
     """
-    everyone: list[Any] = control.fold("the end of the step, to share the loss", _on_host(formed, list(flags)), _told)
+    mine = _on_host(formed, list(flags), sums)
+    everyone: list[Any] = control.fold("the end of the step, to share the loss", mine, _told)
     marks = [(where, values) for part in everyone for where, values in part["flags"]]
     for where, values in marks:
         check_flags(values, where)
@@ -97,17 +101,20 @@ def gathered(
 
 
 def _told(everyone: Sequence[Any]) -> list[Any]:
-    """Those that formed a loss or have flags."""
+    """Those that formed a loss, or have flags or gradients that are not finite."""
     return [each for each in everyone if each is not None]
 
 
-def _on_host(formed: Mapping[int, Formed], flags: Sequence[tuple[str, Tensor]]) -> dict[str, Any] | None:
+def _on_host(
+    formed: Mapping[int, Formed], flags: Sequence[tuple[str, Tensor]], sums: Sequence[Tensor]
+) -> dict[str, Any] | None:
     """What was formed here as JSON, which holds a float of any of torch's dtypes exactly. One copy to the host.
 
     None if there is nothing to tell.
     """
     flat = [value for each in formed.values() for value in (each.sum, each.targets, *each.metrics.values())]
-    copied = iter(_copied([value for value in flat if isinstance(value, Tensor)], [values for _, values in flags]))
+    scalars = [value for value in flat if isinstance(value, Tensor)]
+    copied = iter(_copied([*scalars, *sums], [values for _, values in flags]))
     plain = iter([next(copied) if isinstance(value, Tensor) else float(value) for value in flat])
     facts = {
         "dtype": str(next(iter(formed.values())).sum.dtype).removeprefix("torch.") if formed else "",
@@ -116,9 +123,10 @@ def _on_host(formed: Mapping[int, Formed], flags: Sequence[tuple[str, Tensor]]) 
             for number, each in formed.items()
         },
     }
+    spoilt = not all(map(math.isfinite, [next(copied) for _ in sums]))
     marks = [(where, [int(next(copied)) for _ in range(len(values))]) for where, values in flags]
     raised = [(where, values) for where, values in marks if any(values)]
-    return facts | {"flags": raised} if formed or raised else None
+    return facts | {"flags": raised, "spoilt": spoilt} if formed or raised or spoilt else None
 
 
 def _copied(scalars: Sequence[Tensor], vectors: Sequence[Tensor]) -> list[float]:

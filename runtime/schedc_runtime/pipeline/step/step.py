@@ -40,7 +40,7 @@ from schedc_runtime.pipeline.build.materialize import check_materialized
 from schedc_runtime.pipeline.build.random_steps import random_numbers
 from schedc_runtime.pipeline.build.tied import check_copies
 from schedc_runtime.pipeline.state.snapshots import Snapshots
-from schedc_runtime.pipeline.step.call import PipelineCall, StepWatch
+from schedc_runtime.pipeline.step.call import CheckFinite, PipelineCall, StepWatch
 from schedc_runtime.pipeline.step.contexts import (
     Undo,
     exact_sizes,
@@ -49,6 +49,7 @@ from schedc_runtime.pipeline.step.contexts import (
     layers_over,
     own_parameters,
 )
+from schedc_runtime.pipeline.step.finite import GradientCheck
 from schedc_runtime.pipeline.step.hot_steps import HotSteps
 from schedc_runtime.pipeline.step.losses import Leftovers, StepResult, gathered, joined_outputs, share
 from schedc_runtime.pipeline.step.meeting_rows import RowChecks, candidates, meeting, mixing
@@ -68,9 +69,10 @@ class StepRunner:
     """Runs the calls of one pipeline, and keeps what they leave for later calls."""
 
     def __init__(
-        self, assembly: Assembly, check_finite: bool, count_fn: CountOfTargets, compare_copies: int = 0
+        self, assembly: Assembly, check_finite: CheckFinite, count_fn: CountOfTargets, compare_copies: int = 0
     ) -> None:
-        self.assembly, self.check_finite = assembly, check_finite
+        self.assembly, self.check_finite = assembly, bool(check_finite)
+        self._gradients = GradientCheck(assembly, check_finite)
         self.count_fn = count_of_loss(assembly.settings.loss_fn, count_fn)
         self.head, self.control = assembly.head, assembly.guard.control
         self.result: StepResult | None = None
@@ -89,8 +91,7 @@ class StepRunner:
         self.snapshots = Snapshots(assembly)
         self._held_layers = held_layers(assembly)
         self.layers = [held.layer for held in self._held_layers]
-        modules = [stage.module for stage in assembly.held()]
-        self._undo = Undo(modules, self.layers, generators=assembly.settings.rng == "torch")
+        self._undo = Undo((x.module for x in assembly.held()), self.layers, generators=assembly.settings.rng == "torch")
         self.hot = HotSteps(assembly.stages, assembly.program, assembly.mesh.experts, self.control)
         self._meeting, self._statistics = candidates(assembly.held()), RunningStatistics(assembly)
         self._rows = RowChecks(assembly)
@@ -146,6 +147,7 @@ class StepRunner:
                 self.control, everyone, list(executors.values()), assembly.mesh.replicas,
                 check_finite=self.check_finite, count=agreed.total if call.training else None,
             )  # fmt: skip
+            self._gradients.refuse(everyone, call.program)
         if accumulation is not None:
             self._finish(accumulation, counted)
             self.hot.commit()
@@ -178,8 +180,7 @@ class StepRunner:
             over = list(layers_over(self.layers, marks))
             self._undo.undo()
             with exact_sizes(self.layers):
-                again = call._replace(again=True)
-                outputs, everyone, _ = self._run_once(again, f"{number}, again with exact sizes", *rest)
+                outputs, everyone, _ = self._run_once(call._replace(again=True), f"{number}, with exact sizes", *rest)
             for layer in over if call.training else ():
                 layer.planner.overflowed += 1
         if bounded:
@@ -205,7 +206,8 @@ class StepRunner:
             self._execute(call, *rest)
         with guard(f"at the end of {number}, sharing the loss"):
             formed, outputs = self.head.take()
-            return outputs, *gathered(self.control, formed, collected_flags(self._held_layers))
+            flags = collected_flags(self._held_layers)
+            return outputs, *gathered(self.control, formed, flags, self._gradients.sums(call))
 
     def _execute(
         self,
