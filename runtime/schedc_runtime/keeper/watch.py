@@ -22,6 +22,7 @@ from schedc_runtime.keeper.images import Image
 from schedc_runtime.keeper.places import Places, RankHere, Watch, is_expected
 from schedc_runtime.ranks.processes import Condition, Process, has_ended, is_stopped, process_condition, this_process
 from schedc_runtime.ranks.progress import PeerProgress
+from schedc_runtime.saved.form import step_folder
 
 if TYPE_CHECKING:
     from schedc_runtime.keeper.peering import Peering
@@ -246,11 +247,15 @@ class Keeper:
         """Begin to write the oldest durable state, beside the training. Its image is kept until then."""
         if self._writer is not None and self._writer.is_alive():
             return
-        done = max(self.flushed, self._refused)
-        due = [each.step for each in held_steps(self.images) if each.durable and each.step > done]
+        due = [each.step for each in held_steps(self.images) if each.durable and self._lacks(each.step)]
         if due and len(self.ranks) == self.trainers[0].here:
             self._writer = threading.Thread(target=self._flush, args=(due[-1],), name="schedc-writer")
             self._writer.start()
+
+    def _lacks(self, step: int) -> bool:
+        """Whether a step is to be written. One that ranks have set aside since comes again when they went back."""
+        folder = step_folder(Path(self.trainers[0].root), step)
+        return step > self._refused and (step > self.flushed or not folder.exists())
 
     def _join(self) -> None:
         if self._writer is not None:

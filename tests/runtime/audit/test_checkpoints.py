@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from schedc_runtime import Audit, WrongBits
+from schedc_runtime.saved.read import committed_steps
 from schedc_runtime.trainers.unproved import MARK, proved_state
 from support.audit_cases import FaultyStage, Flip, watch_of
 from support.kept_runs import Run, bits
@@ -15,7 +19,22 @@ from support.kept_runs import Run, bits
 STEPS = 8
 
 
-def test_a_run_goes_on_before_the_last_proved_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def _behind(step: Callable[..., Any], root: Path, number: int) -> Callable[..., Any]:
+    """A step that begins when a state is on disk."""
+
+    def late(*batch: Any, **options: Any) -> Any:
+        deadline = time.monotonic() + 30.0
+        while number not in committed_steps(root):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        return step(*batch, **options)
+
+    return late
+
+
+def test_a_run_goes_on_before_the_last_proved_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = Run(tmp_path / "undisturbed", "1f1b", 2)
     run.train(STEPS)
     expected = bits(run.state())
@@ -26,8 +45,10 @@ def test_a_run_goes_on_before_the_last_proved_step(tmp_path: Path, capsys: pytes
     stage = run.pipe._assembly.stages[case.suspect][case.stage]
     run.train(6)
     flip = Flip("weights", 4, 5, 61, True)
+    monkeypatch.setattr(run.pipe, "step", _behind(run.pipe.step, tmp_path / "run", 6))
     with FaultyStage(stage, case.microbatch, flip), pytest.raises(WrongBits) as caught:
         run.saved.train(*next(run.batches))
+    monkeypatch.undo()
     assert caught.value.proved == 5
     assert (tmp_path / "run" / MARK).read_text() == "5\n"
     run.optimizer.zero_grad()
@@ -39,6 +60,7 @@ def test_a_run_goes_on_before_the_last_proved_step(tmp_path: Path, capsys: pytes
     assert not (tmp_path / "run" / MARK).exists()
     assert bits(run.state()) == expected
     run.saved.close()
+    assert {6, 7, 8} <= set(committed_steps(tmp_path / "run"))
 
 
 @pytest.mark.parametrize(
