@@ -115,6 +115,7 @@ class StepCapture:
             calls[position] = (handler, calls[position][1])
             steps[position] = steps[position]._replace(handler=handler)
         self._kept = []
+        self._executor.altered = False
 
     def now(self) -> Digests:
         """The digests of what the suspect was given, as it lies in memory now."""
@@ -164,6 +165,7 @@ class StepCapture:
         code = self._executor.code
         handler, operands = code.calls[position]
         self._kept.insert(0, (position, handler))
+        self._executor.altered = True
         hooked = _hooked(handler, before, after)
         code.calls[position] = (hooked, operands)
         code.steps[position] = code.steps[position]._replace(handler=hooked)

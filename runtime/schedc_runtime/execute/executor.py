@@ -1,8 +1,12 @@
-"""The loop over one rank's bound code: runs its steps in order, as far as it can get."""
+"""Runs one rank's bound code: its steps in order, as far as it can get.
+
+The first run goes through the table of calls in a loop. Later ones run the Python that `written_out` makes of the
+table. A step that is traced, profiled, timed or audited goes through the table.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableSequence, Sequence
+from collections.abc import Callable, Iterator, MutableSequence, Sequence
 from contextlib import nullcontext
 from functools import partial
 from time import perf_counter_ns, process_time_ns
@@ -17,11 +21,15 @@ from schedc_runtime.execute.code import Code
 from schedc_runtime.execute.instruction_names import instruction_label, sentence
 from schedc_runtime.execute.places import DevicePlaces
 from schedc_runtime.execute.registers import Registers
+from schedc_runtime.execute.written_out import Run, WrittenPart, position_of, written_out
 from schedc_runtime.ranks.progress import ENDED, mark
 from schedc_runtime.transport.base import Transport
 
 if TYPE_CHECKING:
     from schedc_runtime.execute.interruptions import Interruptions
+
+WRITTEN_FROM = 2
+"""The first run of a stream for which it is written out: that takes as long as some 20 runs gain by it."""
 
 
 class InstructionError(Exception):
@@ -102,7 +110,12 @@ class Executor:
         self.times: StreamTimes | None = None
         """Where the times of each step are added; None: nobody asks for them."""
         self.position = len(code.steps)
-        """Index of the step that is running; the number of steps if none is."""
+        """Index of the step where the stream stands; the number of steps if it has ended. See `_now`."""
+        self.altered = False
+        """Whether handlers in ``code.calls`` have been replaced for a while."""
+        self._runs = 0
+        self._parts: list[WrittenPart] = []
+        """The stream written out, once it has run a second time."""
         self.reset()
 
     def reset(self) -> None:
@@ -112,6 +125,9 @@ class Executor:
         """Intervals of the step, if it is traced."""
         self._profile = False
         self._started = 0
+        self._running: Iterator[Run] | None = None
+        """The parts that are still to run, where the stream runs written out, and the part that runs."""
+        self._part: Run | None = None
 
     def start(
         self,
@@ -143,30 +159,65 @@ class Executor:
         self.intervals = [] if trace else None
         self._profile = profile
         self.position = 0
+        self._runs += 1
 
     def advance(self) -> bool:
         """Run until the stream ends (True) or, with a cooperative transport, a WAIT cannot be served yet (False)."""
-        calls, registers, position = self.code.calls, self.registers, self.position
-        count, word, marks = len(calls), self.word, self._marks
         if self.intervals is not None or self._profile:
             return self._advance_observed()
         if self.times is not None:
             return self._advance_timed(*self.times)
         begin_running(self)
         try:
-            while position < count:
-                self.position = position
-                word[0] = marks[position]
-                handler, operands = calls[position]
-                if handler(registers, operands):
-                    return False
-                position += 1
+            written = self._running is not None or (
+                self._runs >= WRITTEN_FROM and not self.altered and self.position == 0
+            )
+            ended = self._advance_written() if written else self._advance_by_calls()
         except Exception as error:
-            raise self._failure(position, error) from error
+            raise self._failure(self.position, error) from error
         finally:
             pause_running()
-        self.position = count
-        word[0] = ENDED
+        if ended:
+            self.position = len(self.code.steps)
+            self.word[0] = ENDED
+        return ended
+
+    def _is_written(self) -> bool:
+        """Whether the stream runs, or begins to run, written out."""
+        begins = self.position == 0 and self._runs >= WRITTEN_FROM and not self.altered
+        return begins or self._running is not None
+
+    def _advance_by_calls(self) -> bool:
+        """As `advance`, by the table of calls."""
+        calls, registers, position = self.code.calls, self.registers, self.position
+        count, word, marks = len(calls), self.word, self._marks
+        while position < count:
+            self.position = position
+            word[0] = marks[position]
+            handler, operands = calls[position]
+            if handler(registers, operands):
+                return False
+            position += 1
+        return True
+
+    def _advance_written(self) -> bool:
+        """As `advance`, by the stream written out."""
+        if not self._parts:
+            cooperative = self.registers.cooperative
+            self._parts = written_out(self.code, self._marks, self.name, cooperative=cooperative)
+        if self._running is None:
+            self._running = (part.begin(self.registers, self.word) for part in self._parts)
+        try:
+            while (part := self._part or next(self._running, None)) is not None:
+                self._part = part
+                for position in part:
+                    self.position = position
+                    return False
+                self._part = None
+        except Exception as error:
+            self.position = position_of(self._parts, error.__traceback__)
+            raise
+        self._running = None
         return True
 
     def _advance_timed(self, spent: Any, ended: Any, reads: Sequence[bool]) -> bool:
@@ -237,7 +288,13 @@ class Executor:
 
     def at_work(self) -> Callable[[], str]:
         """A function that says which instruction runs now, of which stage and rank."""
-        return partial(self._in_words, self.position)
+        return partial(self._in_words, self._now())
+
+    def _now(self) -> int:
+        """Index of the step that runs, or where the stream stands."""
+        if (part := self._part) is None or (frame := part.gi_frame) is None or not part.gi_running:
+            return self.position
+        return next(each.positions[frame.f_lineno] for each in self._parts if each.code is frame.f_code)
 
     def _in_words(self, position: int) -> str:
         step = self.code.steps[position]
@@ -247,13 +304,13 @@ class Executor:
     @property
     def row(self) -> int:
         """The row of the program that is running, or -1."""
-        return self.code.steps[self.position].row if self.position < len(self.code.steps) else -1
+        return self.code.steps[now].row if (now := self._now()) < len(self.code.steps) else -1
 
     @property
     def running(self) -> str:
         """In words what is running, while something is."""
-        text = self.code.steps[self.position].label
-        return sentence(self.program, self.row) + (f" ({text})" if text else "")
+        step = self.code.steps[self._now()]
+        return sentence(self.program, step.row) + (f" ({step.label})" if step.label else "")
 
 
 def run_together(executors: Sequence[Executor]) -> None:

@@ -13,6 +13,7 @@ import torch
 import schedc
 from schedc.ir.program import InstructionKind, Program
 from schedc_runtime import Pipeline
+from schedc_runtime.execute import executor as executor_module
 from schedc_runtime.execute.bind import bind
 from schedc_runtime.execute.executor import Deadlock, Executor, InstructionError, run_together
 from schedc_runtime.execute.handlers import HANDLERS
@@ -48,6 +49,13 @@ def run(program: Program) -> Any:
     return Pipeline(small_gpt(blocks=4), program, loss_fn=next_token_loss, in_process=True).step(*tokens(8))
 
 
+@pytest.fixture(params=["table", "written out"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How streams run: by the table of calls, or as Python that was made of it."""
+    monkeypatch.setattr(executor_module, "WRITTEN_FROM", 1 if request.param == "written out" else 1000)
+
+
+@pytest.mark.usefixtures("way")
 def test_a_deadlock_names_what_each_rank_waits_at() -> None:
     program = schedc.compile("1f1b", P=2, M=4)
     # Rank 0 waits for its first gradient before it sends the activation that rank 1 needs for it.
@@ -63,6 +71,7 @@ def test_a_deadlock_names_what_each_rank_waits_at() -> None:
     assert lines[3] == "  rank 1 waits at 1WAIT_RECV_F0: wait for the activation of stage 0, microbatch 0 from rank 0"
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize(
     ("change", "error", "text"),
     [
