@@ -1,6 +1,7 @@
 """What each kind of instruction does, one function per kind in a table; none of them decides when.
 
-To change what an instruction does, change its function here: no other file takes part. To add an instruction:
+To change what an instruction does, change its function here, and the same in `written_out.py` where it has a writer. To
+add an instruction:
 
     schedc/ir/program.py    its `InstructionKind`
     operands.py, bind.py    its operands, and how they follow from a row (`F` to `R` share `ComputeOperands`)

@@ -120,6 +120,18 @@ def test_an_error_names_its_instruction_and_the_next_step_runs(rank: int, microb
         assert torch.isfinite(pipe.step(*batch))
 
 
+def test_an_error_in_the_last_line_of_a_step_is_not_the_next_step() -> None:
+    """The backward of the last stage has no line behind its call."""
+    pipe, modules, batch = asked(2, 3)
+
+    def fail(_: Tensor) -> None:
+        raise ValueError("asked to fail")
+
+    modules[1].weight.register_hook(fail)
+    with pytest.raises(InstructionError, match="rank 1 failed at 1B0\n"):
+        pipe.step(*batch)
+
+
 @pytest.mark.parametrize(("rank", "microbatch"), [(0, 3), (2, 0)])
 def test_a_probe_names_its_stage_and_microbatch(rank: int, microbatch: int) -> None:
     pipe, modules, batch = asked(3, 4)
