@@ -41,7 +41,7 @@ def written_out(code: Code, marks: Sequence[int], name: str, *, cooperative: boo
     """
     parts = []
     for first in range(0, len(code.steps), STEPS_OF_PART):
-        writer = _Writer(cooperative)
+        writer = _StreamWriter(cooperative)
         for position in range(first, min(first + STEPS_OF_PART, len(code.steps))):
             writer.step(position, code.steps[position], marks[position])
         parts.append(writer.part(f"<{name}, from step {first}>"))
@@ -58,7 +58,7 @@ def position_of(parts: Sequence[WrittenPart], trace: TracebackType | None) -> in
     return -1
 
 
-class _Writer:
+class _StreamWriter:
     """Writes one part. Names of constants end with a number; those of what a step of training brings do not."""
 
     def __init__(self, cooperative: bool) -> None:
@@ -116,7 +116,7 @@ class _Writer:
         return f"{name} = {values}[{slot}] or {take}({slot}); {values}[{slot}] = None"
 
 
-def _forward(writer: _Writer, position: int, step: BoundStep) -> list[str]:
+def _forward(writer: _StreamWriter, position: int, step: BoundStep) -> list[str]:
     op: ComputeOperands = step.operands
     targets, scale = writer.of_registers("targets"), writer.of_registers("loss_scale")
     call = f"{op.microbatch}, x, {targets}[{op.microbatch}], {scale}, recompute_later={op.recomputed}"
@@ -132,22 +132,22 @@ def _forward(writer: _Writer, position: int, step: BoundStep) -> list[str]:
     return [*lines, "y = None"]
 
 
-def _backward(writer: _Writer, position: int, step: BoundStep) -> list[str]:
+def _backward(writer: _StreamWriter, position: int, step: BoundStep) -> list[str]:
     op: ComputeOperands = step.operands
     call = f"{writer.method(op, 'backward')}({op.microbatch}, {'x' if op.read >= 0 else '()'}, defer={op.defer})"
     write = f"{writer.of_registers('values')}[{op.write}] = {call}" if op.write >= 0 else call
     return [writer.take("x", op.read), write, "x = None"] if op.read >= 0 else [write]
 
 
-def _weight(writer: _Writer, position: int, step: BoundStep) -> list[str]:
+def _weight(writer: _StreamWriter, position: int, step: BoundStep) -> list[str]:
     return [f"{writer.method(step.operands, 'weight')}({step.operands.microbatch})"]
 
 
-def _recompute(writer: _Writer, position: int, step: BoundStep) -> list[str]:
+def _recompute(writer: _StreamWriter, position: int, step: BoundStep) -> list[str]:
     return [f"{writer.method(step.operands, 'recompute')}({step.operands.microbatch})"]
 
 
-def _post(writer: _Writer, position: int, step: BoundStep) -> list[str]:
+def _post(writer: _StreamWriter, position: int, step: BoundStep) -> list[str]:
     batch: tuple[MessageOperands, ...] = step.operands
     lines, transfers, taken = [], [], []
     for number, (receive, peer, edge, slot, _, communicator) in enumerate(batch):
@@ -168,7 +168,7 @@ def _post(writer: _Writer, position: int, step: BoundStep) -> list[str]:
     return [*lines, *(f"{name} = None" for name in taken)]
 
 
-def _wait(writer: _Writer, position: int, step: BoundStep) -> list[str]:
+def _wait(writer: _StreamWriter, position: int, step: BoundStep) -> list[str]:
     op: WaitOperands = step.operands
     handles, posted = writer.of_registers("handles"), writer.of_registers("posted")
     lines = [f"h = {handles}[{op.handle}] or {posted}({op.handle})"]
@@ -182,7 +182,7 @@ def _wait(writer: _Writer, position: int, step: BoundStep) -> list[str]:
     return [*lines, "h = None"]
 
 
-_WRITTEN: dict[Handler, Callable[[_Writer, int, BoundStep], list[str]]] = {
+_WRITTEN: dict[Handler, Callable[[_StreamWriter, int, BoundStep], list[str]]] = {
     forward: _forward,
     backward: _backward,
     weight: _weight,
