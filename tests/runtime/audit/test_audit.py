@@ -20,6 +20,8 @@ from schedc_runtime.ranks.mesh import Coordinate
 from schedc_runtime.transport import in_process
 from support.audit_cases import SETTINGS, FaultyStage, Flip, Setting, flip_bit, flips, watch_of
 
+pytestmark = pytest.mark.slow
+
 PLAIN, TWINS = SETTINGS[0], SETTINGS[2]
 
 

@@ -21,6 +21,8 @@ from support.capture_cases import SMALL, data, pipeline
 from support.device_faults import left_out
 from support.graph_cases import differing, dropped, trained, with_graphs, zeroed_or_dropped
 
+pytestmark = pytest.mark.slow
+
 STEPS = 7
 
 

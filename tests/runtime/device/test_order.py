@@ -14,6 +14,8 @@ from schedc_runtime.testing import simulated_device
 from support.device_faults import FAULTS, MISSED_LATE, Fault, bits_under_late, pairs, wrong
 from support.simulated_cases import EVERY, expert_steps, late, snapshot_steps, unclean, watched
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 QUICK = [fault for fault in FAULTS if fault.run is snapshot_steps]
 """Faults of lanes and of snapshots, whose step is small."""

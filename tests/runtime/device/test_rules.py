@@ -20,6 +20,8 @@ from schedc_runtime.testing import simulated_device
 from support.rule_cases import NOT_A_CPU, SAME, RuleCase, changed, gradients_of, under
 from support.rule_faults import FAULTS, RuleFault, blocks_that_grow, missed, waits_for_pageable
 
+pytestmark = pytest.mark.slow
+
 QUICK = ("bounded", "chunked loss in 16 bits", "offload and snapshots")
 """Runs that meet different rules. `benchmarks/device.py rules` has all."""
 

@@ -16,6 +16,8 @@ from schedc_runtime.errors import MaterializeError
 from schedc_runtime.saved.form import COMMIT, Commit, digest, rank_file, step_folder
 from support.kept_runs import Run
 
+pytestmark = pytest.mark.slow
+
 VALUES = [None, True, -1, 10**30, 0.5, "x", [], {}, [1], {"a": 1}, [[]], {"tensor": "nowhere"}, {"items": [[[], 1]]}]
 
 

@@ -20,6 +20,8 @@ from schedc_runtime.partition import Partition, partition
 from schedc_runtime.partition.boundary import infer_boundaries
 from support.runtime_cases import gradients, small_gpt, tokens
 
+pytestmark = pytest.mark.slow
+
 WIDTH, VOCABULARY = 8, 11
 SIZES = ((4, 6), (4, 9), (4, 12), (8, 8), (2, 1), (3, 21))
 """Rows and lengths; 8 is also the width. The first is that of the example."""

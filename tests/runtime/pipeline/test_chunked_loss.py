@@ -20,6 +20,8 @@ from schedc_runtime.parity.reference import reference_step
 from support.recompute_cases import with_rs
 from support.runtime_cases import gradients, small_gpt, tokens
 
+pytestmark = pytest.mark.slow
+
 FORMS = pytest.mark.parametrize("form", ["early", "again"])
 LENGTH = 6
 

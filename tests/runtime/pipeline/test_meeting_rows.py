@@ -24,6 +24,8 @@ from schedc_runtime.partition import partition
 from schedc_runtime.pipeline.agree.batch import BatchRefused
 from schedc_runtime.row_flow.follow import follow
 
+pytestmark = pytest.mark.slow
+
 Function = Callable[[Tensor], Tensor]
 WIDTH = 6
 

@@ -27,6 +27,8 @@ from support.mesh_cases import batch_of
 from support.runtime_cases import next_token_loss, small_gpt, tokens
 from support.segmented_cases import small_moe
 
+pytestmark = pytest.mark.slow
+
 
 def pipeline(schedule: str, ranks: int, **config: Any) -> Pipeline:
     program = schedc.compile(schedule, P=ranks, M=4)

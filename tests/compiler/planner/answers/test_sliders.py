@@ -23,6 +23,8 @@ from schedc.planner.times.problem import PlanProblem
 from schedc.planner.times.skew import LOADS, LOADS_NAME
 from support.short_search import short_search
 
+pytestmark = pytest.mark.slow
+
 PLANS = {
     "llama-3.1-8b": [
         PlanAxes(1, 1, 1, 1, 1, 16, 1, 1, 4, "1f1b"),

@@ -40,6 +40,7 @@ def standings(
 OFFERED = OfferedSchedules(None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", ["step", "memory"])
 def test_no_plan_that_was_decided_is_priced_later(objective: str) -> None:
     """Plans of fixed orders and orders by costs: the open ones are as many as are priced afterwards, or more.
