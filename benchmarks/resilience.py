@@ -12,7 +12,8 @@ kills    ranks kill themselves at every kind of instruction and at every part of
          Nothing torn is loaded, nothing committed is lost, and the bits at the end are those of an undisturbed run. Two
          quiet cores need most of an hour; `--record` lets it be cut. `support.killed_runs` has the cases.
 flips    bits of a committed checkpoint flip, files are cut, swapped or lost: each must be found in its file and
-         piece, and the step before must be taken. `support.damaged_checkpoints` has the cases.
+         piece, and the step before must be taken. Half of the damages are also given to two ranks that go on: they
+         must say it, and have the bits of the step before. `support.damaged_checkpoints` has the cases.
 full     the disk is full at 20 places of a save, or read-only: the save fails by its error, the step before stays
          as it is, and the next save works. `support.full_disks` makes such a disk.
 hostile  altered checkpoints of every form: no code in them runs, no file outside of them is opened, and only errors of

@@ -1,4 +1,8 @@
-"""Damages a committed checkpoint in every way of disks and people, and looks whether each damage is found."""
+"""Damages a committed checkpoint in every way of disks and people, and looks whether each damage is found.
+
+It is looked for twice: by what reads a whole step, and by `Checkpoints.resume` of two ranks, which compares the bytes
+that each of them loads.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,9 @@ import random
 import re
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from itertools import permutations
+from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
+from io import StringIO
+from itertools import islice, permutations
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +21,31 @@ from schedc_runtime.errors import MaterializeError
 from schedc_runtime.saved.form import COMMIT, PIECE, step_folder
 from schedc_runtime.saved.read import Newest, newest
 from schedc_runtime.saved.safetensors import spans_in
+from schedc_runtime.testing import pool
+from support.kept_runs import Run
 from support.saved_cases import assert_step, save
 
 MORE = 5 * PIECE // 16
 """Numbers that a rank holds besides, so that its file has two pieces."""
 
 
-def flips(bits: int = 1000, cuts: int = 200, more: int = MORE) -> dict[str, Any]:
-    """Damages a step in each way. Returns the number of cases, those that were not found, and counts."""
+def flips(bits: int = 1000, cuts: int = 200, more: int = MORE, every: int = 2) -> dict[str, Any]:
+    """Damages steps in each way. Returns the number of cases, those that were not found, and counts.
+
+    every: one of so many damages is also given to runs that go on.
+    """
+    cases, failures = _read_whole(bits, cuts, more)
+    with tempfile.TemporaryDirectory() as folder:
+        answers = pool(2).run(f"{__name__}:resumed", folder=folder, bits=bits, cuts=cuts, every=every, timeout=600.0)
+    resumed = answers[0][0]
+    failures += [failure for _, each in answers for failure in each]
+    cases += resumed
+    found = {"found": cases - len(failures), "flips": bits, "truncations": cuts, "resumed": resumed}
+    return {"cases": cases, "failed": len(failures), **found, "failures": failures}
+
+
+def _read_whole(bits: int, cuts: int, more: int) -> tuple[int, list[str]]:
+    """Number of cases, and failures, where all bytes of a step are read."""
     failures: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder, "run")
@@ -40,8 +62,56 @@ def flips(bits: int = 1000, cuts: int = 200, more: int = MORE) -> dict[str, Any]
         if newest(root).left_out:
             failures.append("the undamaged step is not taken")
         assert_step(root, 2)
-    found = {"found": cases - len(failures), "flips": bits, "truncations": cuts}
-    return {"cases": cases, "failed": len(failures), **found, "failures": failures}
+    return cases, failures
+
+
+def resumed(rank: int, world_size: int, folder: str, bits: int, cuts: int, every: int) -> tuple[int, list[str]]:
+    """Number of cases, and failures, where two ranks go on from a damaged step. Each goes on from the step before."""
+    root = Path(folder, "run")
+    run = Run(root, "1f1b", world_size, in_process=False, durable=1, copy="now")
+    run.train(1)
+    before = _bits(run)
+    run.train(2)
+    run.saved.close()
+    run.pipe.close()
+    run = Run(root, "1f1b", world_size, in_process=False, durable=1, copy="now")
+    control = run.pipe.control
+    failures, cases, damages = list[str](), 0, iter(list[tuple[str, str, Any]]())
+    if rank == 0:
+        damages = islice(_damages(root, bits, cuts), 0, None, every)
+    while True:
+        name, wanted, damage = next(damages, ("", "", nullcontext()))
+        if not control.gather("a case", name)[0]:
+            break
+        with damage:
+            control.gather("damaged", None)
+            with redirect_stdout(StringIO()) as printed:
+                step = run.saved.resume()
+            if rank == 0:
+                _put_back(root)
+        lines = [line for line in printed.getvalue().splitlines() if "left out: step 2 on disk: " in line]
+        right = rank or (len(lines) == 1 and str(step_folder(root, 2)) in lines[0] and re.search(wanted, lines[0]))
+        if step != 1 or _bits(run) != before or not right:
+            failures.append(f"{name}: resumed at step {step}, and printed {printed.getvalue()}")
+        cases += 1
+    if run.saved.resume() != 2:
+        failures.append("the undamaged step is not resumed from")
+    run.saved.close()
+    run.pipe.close()
+    return cases, failures
+
+
+def _bits(run: Run) -> list[bytes]:
+    """All bytes of the model and its moments on this rank."""
+    moments = [value for own in run.optimizer.state_dict()["state"].values() for value in own.values()]
+    return [value.numpy().tobytes() for value in [*run.pipe.state_dict().values(), *moments]]
+
+
+def _put_back(root: Path) -> None:
+    """Rename step 2 back: a resumption has set it aside."""
+    for path in root.glob("left-out-*"):
+        (path / f"{COMMIT}.left-out").rename(path / COMMIT)
+        path.rename(step_folder(root, 2))
 
 
 def _wrong(told: Newest, folder: Path, wanted: str) -> str:

@@ -9,10 +9,13 @@ from support.full_disks import full
 from support.hostile_checkpoints import ALTERATIONS, hostile
 
 
+@pytest.mark.processes
+@pytest.mark.slow
 def test_damage_is_found_in_its_place_and_the_step_before_is_taken() -> None:
-    figures = flips(bits=12, cuts=6)
+    figures = flips(bits=12, cuts=6, every=4)
     assert figures["failures"] == []
-    assert figures["cases"] == figures["found"] > 40
+    assert figures["cases"] == figures["found"] > 50
+    assert figures["resumed"] == 11
 
 
 @pytest.mark.parametrize("may_mount", [True, False])
