@@ -104,6 +104,7 @@ class Causes:
             *self.data(parts),
             *self.interruptions(parts),
             *self.pauses(parts),
+            *self.experts(parts),
             *self.copies(parts),
             *self.start(parts),
             *self.host(parts),
@@ -261,6 +262,16 @@ class Causes:
             why = f"{by_rank.sum():.2f} ms a step {where}, {by_rank[worst]:.2f} ms of them on rank {worst}"
             result += [Cause(name, what, why, Width.WHOLE, {part: 0.0})] if by_rank.any() else []
         return result
+
+    def experts(self, parts: StepParts) -> list[Cause]:
+        """Every rank of an expert group has the mean of their rows."""
+        if not parts.uneven.any():
+            return []
+        by_rank = bincount(self.known.rank, parts.uneven.mean(axis=0), minlength=self.ranks)
+        worst = int(by_rank.argmax())
+        why = f"the fullest rank of a group has {self.replay.steps.fullest:.2f} times the mean rows; "
+        why += f"{by_rank[worst]:.2f} ms a step of rank {worst}"
+        return [Cause("experts = even", "experts of uneven load", why, Width.WHOLE, {"uneven": 0.0})]
 
     def copies(self, parts: StepParts) -> list[Cause]:
         """Ranks take no time to start or join copies of their states, or of activations."""

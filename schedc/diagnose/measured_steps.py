@@ -7,6 +7,7 @@ from typing import NoReturn
 
 import numpy as np
 
+from schedc.diagnose.expert_loads import uneven_times
 from schedc.diagnose.exposed_copies import ExposedCopies, exposed_copies
 from schedc.diagnose.recording import Op, RunRecording
 from schedc.diagnose.send_waits import SendWaits, send_waits
@@ -33,6 +34,7 @@ class MeasuredSteps:
     sent: [S, 2, cells] time at which the message for a cell's forward, and for its backward, was sent; NaN: unknown.
     posted: [S, 2, cells] time at which its receive was posted; NaN: unknown.
     release: [S, P] when each rank began. sends: waits for sends. copies: exposed copies.
+    uneven: [S, cells] of a cell's time what uneven experts take. fullest: rows of fullest ranks over their mean.
     """
 
     recording: RunRecording
@@ -48,6 +50,8 @@ class MeasuredSteps:
     collecting: Floats
     sends: SendWaits
     copies: ExposedCopies
+    uneven: Floats
+    fullest: float
 
     @property
     def makespan(self) -> Floats:
@@ -89,7 +93,7 @@ def measured_steps(recording: RunRecording, given: Schedule | None = None) -> Me
     result = MeasuredSteps(
         recording, known, wait, waited, start, end, sent - begin[:, None], posted,
         np.maximum(release - begin, 0.0), times[:, :, 4], times[:, :, 5], sends,
-        exposed_copies(recording, known, times[:, :, 0], times[:, :, 3]),
+        exposed_copies(recording, known, times[:, :, 0], times[:, :, 3]), *uneven_times(recording, known),
     )  # fmt: skip
     _check_clocks(result)
     return result

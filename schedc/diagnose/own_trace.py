@@ -9,13 +9,17 @@ from typing import Any, NamedTuple
 from schedc.diagnose.recording import (
     CellRun,
     CopyRun,
+    ExpertRows,
     Key,
+    Layer,
+    LayerRun,
     Op,
     RankStep,
     RunRecording,
     cell_ops,
     copies_state,
     message_end,
+    named_micro_step,
 )
 from schedc.diagnose.trace_text import refuse, slices
 from schedc.source import Source
@@ -27,13 +31,14 @@ _LONGEST = 1e15
 
 
 class _Slice(NamedTuple):
-    """An instruction, ms. off_core, collecting: as in `CellRun`."""
+    """An instruction, ms. off_core, collecting: as in `CellRun`. rows: of a layer whose rows were routed in it."""
 
     begin: float
     end: float
     name: str
     off_core: float = 0.0
     collecting: float = 0.0
+    rows: ExpertRows | None = None
 
 
 def is_own(document: dict[str, Any]) -> bool:
@@ -67,8 +72,10 @@ def _steps(source: Source, document: dict[str, Any]) -> Iterator[list[RankStep]]
             refuse(source, f"event {event['name'][:80]} has no rank: pid {rank!r:.80}")
         if type(step) is not int or not 0 <= step < _STEPS:
             refuse(source, f"event {event['name'][:80]} has no step: {step!r:.80}")
-        lost = [_lost(facts.get(name)) for name in ("off core us", "garbage collection us")]
-        steps[step][rank].append(_Slice(begin, end, event["name"], *lost))
+        off_core, collecting = (_lost(facts.get(name)) for name in ("off core us", "garbage collection us"))
+        steps[step][rank].append(
+            _Slice(begin, end, event["name"], off_core, collecting, _rows(facts.get("expert rows")))
+        )
     if not any(cell_ops(x.name) for step in steps.values() for found in step.values() for x in found):
         refuse(source, "no slice is named like an op (0F3, 1B0, (0F3;3B1)OVERLAP_F_B)")
     for number in sorted(steps):
@@ -83,6 +90,23 @@ def _lost(microseconds: Any) -> float:
     return microseconds / 1000 if type(microseconds) in (int, float) and 0 <= microseconds < _LONGEST else 0.0
 
 
+def _rows(found: Any) -> ExpertRows | None:
+    """The rows that a slice has routed. None without any, and where it routes several layers at once."""
+    if not isinstance(found, list) or len(found) != 1 or not isinstance(found[0], list) or len(found[0]) != 3:
+        return None
+    fits = all(type(rows) in (int, float) and 0 <= rows < _LONGEST for rows in found[0])
+    return ExpertRows(*found[0]) if fits and found[0][0] <= found[0][1] and found[0][2] <= found[0][1] else None
+
+
+def _layer_run(ops: tuple[Op, ...], part: str, cell: int, time: float) -> LayerRun | None:
+    """The micro-step on a layer that a part of a cell is. A pair runs its forward on its first op."""
+    if (found := named_micro_step(part)) is None:
+        return None
+    action, half, node, layer = found
+    _, stage, microbatch = ops[0] if half == "forward" else ops[-1]
+    return LayerRun(action, f"{half} {node}", (stage, microbatch, layer), cell, time)
+
+
 def _rank_step(found: list[_Slice]) -> RankStep:
     cells: list[CellRun] = []
     sent: dict[Key, float] = {}
@@ -90,6 +114,8 @@ def _rank_step(found: list[_Slice]) -> RankStep:
     awaited: dict[Key, tuple[float, float, int]] = {}
     waits: list[_Slice] = []
     copies: list[CopyRun] = []
+    runs: list[LayerRun] = []
+    rows: dict[Layer, ExpertRows] = {}
     open_cell: tuple[Op, ...] | None = None
     for each in found:
         if cell := cell_ops(each.name):
@@ -104,7 +130,11 @@ def _rank_step(found: list[_Slice]) -> RankStep:
             else:
                 wait = min((wait.begin for wait in waits), default=each.begin)
                 waited = max((wait.end for wait in waits), default=each.begin)
-                cells.append(CellRun(ops, wait, waited, each.begin, each.end, *each[3:]))
+                cells.append(CellRun(ops, wait, waited, each.begin, each.end, each.off_core, each.collecting))
+            if part and (run := _layer_run(ops, part, len(cells) - 1, each.end - each.begin)) is not None:
+                runs.append(run)
+                if each.rows is not None:
+                    rows[run.layer] = each.rows
             open_cell, waits = (ops if part else None), []
             continue
         if (state := copies_state(each.name)) is not None:
@@ -120,4 +150,4 @@ def _rank_step(found: list[_Slice]) -> RankStep:
                 waits.append(each)
             else:
                 awaited[end.key] = each.begin, each.end, len(cells)
-    return RankStep(found[0].begin, tuple(cells), sent, posted, awaited, copies)
+    return RankStep(found[0].begin, tuple(cells), sent, posted, awaited, copies, runs, rows)

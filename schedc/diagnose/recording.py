@@ -14,9 +14,12 @@ Op = tuple[int, int, int]
 """Kind, stage and microbatch."""
 Key = tuple[int, int, int]
 """A message by who waits for it: 0 for a forward and 1 for a backward, its stage and its microbatch."""
+Layer = tuple[int, int, int]
+"""Stage, microbatch, and layer of the stage."""
 
 _OP = rf"(\d{{1,9}})([{LETTERS}])(\d{{1,9}})"
 _CELL = re.compile(rf"(?:{_OP}|\({_OP};{_OP}\)OVERLAP_F_B)(?P<part> .*)?", re.ASCII)
+_PART = re.compile(r" (run|start|wait) (\w+) of (\d{1,9})\.(\w+)[.\w]*", re.ASCII)
 _COPY = re.compile(r"\d{1,9}(?:START|JOIN)_(SNAPSHOT|OFFLOAD|FETCH)\d{0,9}", re.ASCII)
 _MESSAGE = re.compile(r"(\d{1,9})(WAIT_|)(SEND|RECV)_([FB])(\d{1,9})", re.ASCII)
 
@@ -31,6 +34,24 @@ class CopyRun(NamedTuple):
     end: float
     number: int
     state: bool
+
+
+class ExpertRows(NamedTuple):
+    """Rows of a rank's experts in a layer; of the fullest rank of its group; their mean."""
+
+    own: float
+    most: float
+    mean: float
+
+
+class LayerRun(NamedTuple):
+    """A micro-step on the experts or on an exchange of a layer. Time in ms; cell: number of its cell on the rank."""
+
+    action: str
+    node: str
+    layer: Layer
+    cell: int
+    time: float
 
 
 class CellRun(NamedTuple):
@@ -55,6 +76,7 @@ class RankStep:
 
     begin: its first instruction. sent: when each of its messages was posted; posted: when each of its receives was.
     awaited: begin and end of the wait for each of its sends, and how many cells ran before. copies: in order.
+    runs: micro-steps on experts and exchanges, in order; rows: of each layer that was routed.
     """
 
     begin: float
@@ -63,6 +85,8 @@ class RankStep:
     posted: Mapping[Key, float] = field(default_factory=dict)
     awaited: Mapping[Key, tuple[float, float, int]] = field(default_factory=dict)
     copies: Sequence[CopyRun] = ()
+    runs: Sequence[LayerRun] = ()
+    rows: Mapping[Layer, ExpertRows] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -97,6 +121,12 @@ def cell_ops(name: str) -> tuple[tuple[Op, ...], str] | None:
     fields = [field for field in match.groups()[:-1] if field is not None]
     triples = zip(*(iter(fields),) * 3, strict=True)
     return tuple((LETTERS.index(letter), int(stage), int(mb)) for stage, letter, mb in triples), match["part"] or ""
+
+
+def named_micro_step(part: str) -> tuple[str, str, str, int] | None:
+    """Action, half, node and layer of `` run forward of 0.experts``; None for what is on no layer."""
+    match = _PART.fullmatch(part)
+    return None if match is None else (match[1], match[2], match[4], int(match[3]))
 
 
 def copies_state(name: str) -> bool | None:

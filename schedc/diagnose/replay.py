@@ -2,7 +2,7 @@
 
     rank free = end of the cell before + host before            (first cell: when the rank began)
     arrival   = end of the producer + post + transit
-    end       = max(rank free, arrivals) + host after + body + interruptions
+    end       = max(rank free, arrivals) + host after + body + uneven experts + interruptions
     step      = the last end of a rank's last cell + copies behind it
 
 Copies that are started or joined in front of a cell are beside the host's time, before or after.
@@ -42,6 +42,7 @@ class StepParts:
     exposed: [S, cells] transfers that began when the receive was posted.
     post: [S, inputs] from the end of the producer to its send. transit: [S, inputs] from there to the arrival.
     release: [S, P] when each rank began.
+    uneven: [S, cells] what compute takes longer because experts have uneven rows (`uneven_times`).
     snapshots, offloads: [S, 3, cells] as in `ExposedCopies`. closing: [S, cells] host time beside copies that are
     behind a rank's last cell.
     """
@@ -55,6 +56,7 @@ class StepParts:
     post: Floats
     transit: Floats
     release: Floats
+    uneven: Floats
     snapshots: Floats
     offloads: Floats
     closing: Floats
@@ -117,7 +119,7 @@ def replayed_times(steps: MeasuredSteps, many: Sequence[StepParts]) -> Floats:
         copies = own.snapshots + own.offloads
         lag[:, first] = own.before[:, cell] + own.exposed[:, cell] + np.where(begins, own.release[:, rank], 0.0)
         lag[:, first] += copies[:, 0, cell]
-        body = own.body + own.off_core + own.collecting + own.after + copies[:, 1]
+        body = own.body + own.uneven + own.off_core + own.collecting + own.after + copies[:, 1]
         if taken + own.body.shape[0] > width:
             flush()
             taken = 0
@@ -196,9 +198,10 @@ def _parts(steps: MeasuredSteps, reader: Int64, blocked: Bools, late: Bools, arr
     length = steps.end - steps.begin
     off_core = np.minimum(steps.off_core, length)
     collecting = np.minimum(steps.collecting, length - off_core)
-    body = length - off_core - collecting
+    uneven = np.minimum(steps.uneven, length - off_core - collecting)
+    body = length - off_core - collecting - uneven
     own = body, off_core, collecting, after, before, exposed
-    return StepParts(*own, empty, empty, steps.release, copies[0], copies[1], closing)
+    return StepParts(*own, empty, empty, steps.release, uneven, copies[0], copies[1], closing)
 
 
 def _blocked_sends(steps: MeasuredSteps) -> tuple[Floats, Floats]:

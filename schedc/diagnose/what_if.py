@@ -80,6 +80,7 @@ def _refuse_name(question: str, wanted: str, causes: Causes) -> None:
         if reason := _NOT_IN_TRACES.get(wanted.partition("=")[0]):
             _refuse(f"this trace does not answer `{question}`", reason, "")
         forms = "rank 2 = others; rank 2 W = others; stage 3 = others; link 0>1 = others; data = equal; "
+        forms += "experts = even; "
         forms += "cores = own; garbage = none; pauses = none; snapshots = none; offloads = none; start = together; "
         forms += "host = 0; communication = 0; M=16; schedule=zbv, M=16"
         _refuse(f"this trace does not answer `{question}`", did_you_mean(wanted, possible), forms)

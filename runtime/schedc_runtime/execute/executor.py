@@ -27,6 +27,7 @@ from schedc_runtime.transport.base import Transport
 
 if TYPE_CHECKING:
     from schedc_runtime.execute.interruptions import Interruptions
+    from schedc_runtime.moe.traced_rows import TracedRows
 
 WRITTEN_FROM = 2
 """The first run of a stream for which it is written out: that takes as long as some 20 runs gain by it."""
@@ -56,7 +57,7 @@ class Interval(NamedTuple):
     """When one step ran: rows ``row`` ..< ``row + rows`` of the program, start and end in ns of `perf_counter_ns`.
 
     part: which micro-step of a cell; "" for a whole instruction. off_core, collecting: ns between start and end, as
-    `Interruptions` has them.
+    `Interruptions` has them. loads: as `RoutedRows`, of each layer with experts whose rows were routed in it.
     """
 
     row: int
@@ -66,6 +67,7 @@ class Interval(NamedTuple):
     part: str = ""
     off_core: int = 0
     collecting: int = 0
+    loads: Sequence[tuple[int, int, float]] = ()
 
 
 class StreamTimes(NamedTuple):
@@ -248,11 +250,15 @@ class Executor:
     def _advance_observed(self) -> bool:
         """As `advance`, with start and end of each step, and its name for torch's profiler if wanted."""
         from schedc_runtime.execute.interruptions import Interruptions
+        from schedc_runtime.moe.traced_rows import TracedRows, rows_of_routes
 
-        with Interruptions() as interruptions:
-            return self._advance_within(interruptions)
+        with Interruptions() as interruptions, TracedRows() as rows:
+            ended = self._advance_within(interruptions, rows)
+        if ended and self.intervals is not None:
+            self.intervals = [x._replace(loads=rows_of_routes(x.loads)) if x.loads else x for x in self.intervals]
+        return ended
 
-    def _advance_within(self, interruptions: Interruptions) -> bool:
+    def _advance_within(self, interruptions: Interruptions, rows: TracedRows) -> bool:
         steps, registers, count = self.code.steps, self.registers, len(self.code.steps)
         intervals = self.intervals if self.intervals is not None else []
         begin_running(self)
@@ -267,8 +273,9 @@ class Executor:
                 if blocked:
                     return False
                 end = perf_counter_ns()
-                lost = (now - before for now, before in zip(interruptions.read(), begun, strict=True))
-                intervals.append(Interval(step.row, step.width, self._started, end, step.label, *lost))
+                off_core, collecting = (now - before for now, before in zip(interruptions.read(), begun, strict=True))
+                times = self._started, end, step.label, off_core, collecting
+                intervals.append(Interval(step.row, step.width, *times, rows.take()))
                 self._started = 0
                 self.position += 1
         except Exception as error:

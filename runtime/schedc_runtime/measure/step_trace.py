@@ -213,6 +213,8 @@ def _arguments(program: Program, interval: Interval, step: int) -> dict[str, Any
         "phase": program.phases[program.phase[row]], "source": program.where(row) if span != NOWHERE else "",
         "step": step,
     }  # fmt: skip
+    if interval.loads:
+        values["expert rows"] = [list(rows) for rows in interval.loads]
     lost = {"off core us": interval.off_core / 1000, "garbage collection us": interval.collecting / 1000}
     return {name: value for name, value in values.items() if value not in (-1, "")} | {
         name: time for name, time in lost.items() if time

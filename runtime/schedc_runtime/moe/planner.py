@@ -97,6 +97,10 @@ noted = operation(
 """Everyone's flags [ranks] and the rows [1] of this rank in a table [ranks, columns], added to earlier ones."""
 
 
+routed: list[Callable[[Any], None]] = []
+"""Functions that take each `Route` of a forward. Empty where steps are not traced."""
+
+
 class Planner(nn.Module):
     """Plans a microbatch: everyone's counts [ranks, columns], or choices [ranks, N, k], to the `Route` of this rank."""
 
@@ -130,6 +134,8 @@ class Planner(nn.Module):
         if self.copies:
             decide_method(route)
         self._note(route, counting)
+        for tell in routed if not replaying() else ():
+            tell(route)
         if counting:
             self.padded_rows = self.padded_rows + (route.sizes.rows if route.shape.padded else route.received)
         return route

@@ -1,0 +1,49 @@
+"""How evenly experts are loaded in a traced step: what each microbatch's routing gives the ranks of an expert group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from schedc_runtime.moe.planner import routed
+
+
+class RoutedRows(NamedTuple):
+    """Rows of the experts of one rank for a microbatch of a layer; of the fullest rank of its group; their mean."""
+
+    own: int
+    most: int
+    mean: float
+
+
+class TracedRows:
+    """A context in which routes that are planned are kept. Their counts are brought to the host when they are read."""
+
+    def __enter__(self) -> TracedRows:
+        self.planned: list[Any] = []
+        """[layers] the `Counts` of a microbatch. Their tables stay on the device."""
+        routed.append(self._keep)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        routed.remove(self._keep)
+
+    def _keep(self, route: Any) -> None:
+        if not route.shape.padded:  # with a capacity all ranks have the same rows
+            self.planned.append(route.counts)
+
+    def take(self) -> list[Any]:
+        """The counts that were planned since the last call."""
+        planned, self.planned = self.planned, []
+        return planned
+
+
+def rows_of_routes(planned: Sequence[Any]) -> list[RoutedRows]:
+    """The rows of what was planned. Waits for the device."""
+    return [_rows_of(counts) for counts in planned]
+
+
+def _rows_of(counts: Any) -> RoutedRows:
+    shape = counts.shape
+    by_rank = counts.rows.sum(0).view(shape.ranks, -1).sum(1).tolist()
+    return RoutedRows(by_rank[shape.rank], max(by_rank), sum(by_rank) / shape.ranks)
