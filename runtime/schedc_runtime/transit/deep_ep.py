@@ -1,4 +1,4 @@
-"""DeepEP as a `Transit`: version 1 (`deep_ep.Buffer`) and version 2 (`deep_ep.ElasticBuffer`). Neither was ever run.
+"""DeepEP as a `Transit`: `deep_ep.Buffer`, and version 2 (`ElasticBuffer`, later `EPBuffer`). Neither ever ran.
 
 Written from the library's documented signatures, and tested against a module that has them. A dispatch brings a token
 once to each rank that has one of its experts, with numbers of experts there (-1: elsewhere) and weights. Copies for
@@ -28,8 +28,8 @@ from schedc_runtime.moe.counts import Shape
 from schedc_runtime.ranks.expert_group import ExpertGroup
 from schedc_runtime.transit.base import Arrived, ExchangeCase, Flight
 
-BUFFERS = {"deep_ep": "Buffer", "deep_ep_2": "ElasticBuffer"}
-"""The class of the library, by provider."""
+BUFFERS = {"deep_ep": ("Buffer",), "deep_ep_2": ("EPBuffer", "ElasticBuffer")}
+"""The class of the library by provider, the latest name first: a release has one of version 2."""
 
 _SUMS = "on each rank by expert, then between ranks as DeepEP adds"
 
@@ -38,17 +38,32 @@ def deep_ep_lacks(name: str, case: ExchangeCase) -> str:
     """Why a version cannot serve a case; empty where it can."""
     if find_spec("deep_ep") is None:
         return "the package `deep_ep` is not installed"
-    if not hasattr(import_module("deep_ep"), BUFFERS[name]):
-        return f"the installed `deep_ep` has no `{BUFFERS[name]}`"
+    try:
+        library = _library(name)
+    except Exception as error:  # the package looks for its libraries, and for their versions, when it is imported
+        return f"the package `deep_ep` does not import: {type(error).__name__}: {error}"
+    if library is None:
+        return f"the installed `deep_ep` has no `{'` and no `'.join(BUFFERS[name])}`"
     if not case.processes:
         return "DeepEP needs several ranks, each a process of its own"
+    try:
+        for config in ("get_dispatch_config", "get_combine_config") if name == "deep_ep" else ():
+            getattr(library, config)(case.ranks)
+    except AssertionError as error:
+        return f"DeepEP has no configuration for {case.ranks} ranks: {error}"
     if case.dtype is not torch.bfloat16:
         return f"rows of {str(case.dtype).removeprefix('torch.')}: DeepEP carries bfloat16"
     return ""
 
 
+def _library(name: str) -> Any:
+    """The class of a version; None where the installed package has none."""
+    package = import_module("deep_ep")
+    return next((found for each in BUFFERS[name] if (found := getattr(package, each, None)) is not None), None)
+
+
 class OverlapEvent:
-    """The event of a call of DeepEP. Only a current stream can wait for it."""
+    """The event of a call of DeepEP. Only a current stream can wait, and version 2 sorts its rows then."""
 
     def __init__(self, event: Any, device: ComputeDevice) -> None:
         self._event, self._device = event, device
@@ -167,7 +182,7 @@ class DeepEp1(DeepEp):
 
 
 class DeepEp2(DeepEp):
-    """`deep_ep.ElasticBuffer`, in the order of rows that it calls deterministic."""
+    """`deep_ep.EPBuffer` or `ElasticBuffer`, in the order of rows that it calls deterministic."""
 
     def __init__(self, group: ExpertGroup, case: ExchangeCase) -> None:
         super().__init__(group, case)
@@ -198,7 +213,7 @@ class DeepEp2(DeepEp):
 @cache
 def _buffer(group: dist.ProcessGroup, row_bytes: int) -> Any:
     """The buffer of version 1, which layers share, of the sizes that the library's configurations ask for."""
-    library: Any = import_module("deep_ep").Buffer
+    library = _library("deep_ep")
     size = group.size()
     configs = [library.get_dispatch_config(size), library.get_combine_config(size)]
     near = max(config.get_nvl_buffer_size_hint(row_bytes, size) for config in configs)
@@ -210,4 +225,4 @@ def _buffer(group: dist.ProcessGroup, row_bytes: int) -> Any:
 def _elastic(group: dist.ProcessGroup, tokens: int, width: int, top: int) -> Any:
     """The buffer of version 2, which layers share."""
     named = {"num_max_tokens_per_rank": tokens, "hidden": width, "num_topk": top, "deterministic": True}
-    return import_module("deep_ep").ElasticBuffer(group, **named)
+    return _library("deep_ep_2")(group, **named)

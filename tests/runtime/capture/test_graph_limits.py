@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
 import schedc
 from schedc.ir.program import InstructionKind
 from schedc_runtime import Cut, Mesh, Pipeline
+from schedc_runtime.device.choice import device_for
 from schedc_runtime.errors import RuntimeFault
 from support.capture_cases import EXPERTS
 from support.expert_cases import batch_of, compiled, model
@@ -95,3 +98,24 @@ def test_a_carrier_of_rows_is_refused_by_its_facts(
             return
         with pytest.raises(RuntimeFault, match=f'graphs="step" and this carrier of rows exclude each other: {told}'):
             experts("", providers={"exchange": "toy"})
+
+
+@pytest.mark.slow
+def test_processes_are_refused_on_a_device_without_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = schedc.compile("gpipe", P=1, M=4)
+
+    def built(cut: Cut) -> None:
+        Pipeline(
+            small_gpt().float(), program, loss_fn=next_token_loss, group=dist.group.WORLD, cut=cut,
+            example=tokens(program.microbatches)[0],
+        )  # fmt: skip
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(RuntimeFault, match="processes on a device without graphs exclude each other: a tape"):
+            built(WHOLE)
+        built(Cut())
+        monkeypatch.setitem(device_for(torch.device("cpu"))._lacks, "graphs", "")  # type: ignore[attr-defined]
+        built(WHOLE)
+    finally:
+        dist.destroy_process_group()
