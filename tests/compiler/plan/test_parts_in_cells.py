@@ -35,6 +35,8 @@ from support.paths import ROOT
 from support.plan_cases import written
 from support.sweeps import swept
 
+pytestmark = pytest.mark.slow
+
 TABLES = """schema = "schedc.costs/1"
 [ops]
 p2p = 0.0625

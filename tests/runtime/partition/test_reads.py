@@ -31,6 +31,8 @@ sys.path.insert(0, str(FOLDER))
 
 from trainers import stale  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 WIDTH = 4
 ROWS = torch.ones(2, WIDTH)
 REFUSED = {

@@ -21,6 +21,8 @@ from schedc_runtime.trainers.kept_states import kept_states
 from support.kept_runs import Run
 from support.simulated_cases import Normed, squares
 
+pytestmark = pytest.mark.slow
+
 
 class Transposed(Normed):
     """A layer whose weight is not contiguous."""

@@ -24,6 +24,8 @@ from support.segmented_cases import small_moe
 from support.simulated_cases import watched
 from support.toy_transit import ToyTransit
 
+pytestmark = pytest.mark.slow
+
 HERE = "support.toy_transit:"
 
 
