@@ -1,7 +1,7 @@
 """Checkpoints from strangers: altered manifests, records and headers, signed again, and pickles that run commands.
 
 Each case is a folder. All that reads checkpoints of a run, and what loads a model, is applied to it. A folder of traces
-is diagnosed instead.
+is diagnosed instead, and evidence of an audit is repeated.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from runtime.checkpoint.test_hostile_pickles import VALUES, Runs, metadata_with
 from schedc_runtime.commands import checkpoint as command
 from schedc_runtime.errors import MaterializeError
 from schedc_runtime.saved.form import COMMIT, PIECE, digest, rank_file, step_folder
+from support.hostile_evidence import FOLDER as EVIDENCE
+from support.hostile_evidence import read_hostile_evidence, write_hostile_evidence
 from support.hostile_messages import hostile_message
 from support.hostile_traces import FOLDER, read_hostile_trace, write_hostile_trace
 from support.saved_cases import save, values
@@ -121,6 +123,8 @@ def _read(folder: Path) -> str:
     """``refused`` or ``read``; or the error that is not ours."""
     if (folder / FOLDER).is_dir():
         return read_hostile_trace(folder)
+    if (folder / EVIDENCE).is_dir():
+        return read_hostile_evidence(folder)
     try:
         for word in ("list", "verify", "show"):
             for options in ([], ["--json"]):
@@ -313,6 +317,11 @@ def traces(folder: Path, draw: random.Random, _: Path) -> str:
     return write_hostile_trace(folder, draw, altered, _text)
 
 
+def evidence(folder: Path, draw: random.Random, marker: Path) -> str:
+    """Evidence of an audit that is altered."""
+    return write_hostile_evidence(folder, draw, marker, altered, _text)
+
+
 def messages(_folder: Path, _draw: random.Random, _: Path) -> str:
     """A keeper in the folder gets an altered message, in place of a reader of the folder."""
     return ""
@@ -332,5 +341,7 @@ ALTERATIONS: dict[str, Callable[[Path, random.Random, Path], str]] = {
     "traces": traces,
     "traces again": traces,
     "messages": messages,
+    "evidence": evidence,
+    "evidence again": evidence,
 }
 """By name: alters the run in a folder, and returns what it did. The path is a file that planted commands make."""

@@ -25,6 +25,7 @@ from schedc.ir.program import Program
 from schedc.step.program.insert_works import without_works
 from schedc_runtime.audit.capture import weights_of
 from schedc_runtime.audit.digests import Digests, checks_of, raw_bytes, unlike
+from schedc_runtime.audit.evidence_record import check_record
 from schedc_runtime.audit.parcels import Parcel
 from schedc_runtime.audit.repeat import Job, repeat_microbatch
 from schedc_runtime.checkpoint.stored import TYPE_NAMES, in_span, reading
@@ -37,11 +38,6 @@ from schedc_runtime.saved.safetensors import safetensors_header, spans_in
 SCHEMA = "schedc.evidence/1"
 _RECORD, _PROGRAM, _TENSORS = "evidence.json", "program.json", "tensors.safetensors"
 _WEIGHT = "weight "
-_FIELDS = {
-    "schema": str, "stage": int, "step": int, "suspect": str, "job": dict, "signature": None, "row": str,
-    "verdict": str, "witnesses": dict, "weights": dict, "given": dict, "devices": dict, "settings": dict,
-}  # fmt: skip
-"""The fields of the record, and their types; None for any."""
 
 
 @dataclass(frozen=True)
@@ -88,14 +84,12 @@ def read_evidence(folder: Path) -> Evidence:
         facts = json_of((folder / _RECORD).read_text(encoding="utf-8"))
         if not isinstance(facts, dict) or facts.get("schema") != SCHEMA:
             raise ValueError(f"it is no {SCHEMA}")
-        wrong = [name for name, kind in _FIELDS.items() if name not in facts or
-                 (kind is not None and type(facts[name]) is not kind)]  # fmt: skip
-        if wrong:
-            raise ValueError(f"`{wrong[0]}` is missing, or of another type")
+    program = load_program((folder / _PROGRAM).read_bytes(), str(folder / _PROGRAM))
+    with reading(folder / _RECORD):
+        check_record(facts, program)
     with reading(folder / _TENSORS):
         tensors = {name: _read(folder / _TENSORS, name, span)
                    for name, span in spans_in(folder / _TENSORS).items()}  # fmt: skip
-    program = load_program((folder / _PROGRAM).read_bytes(), str(folder / _PROGRAM))
     weights = {name.removeprefix(_WEIGHT): each for name, each in tensors.items() if name.startswith(_WEIGHT)}
     parcel = Parcel({name: each for name, each in tensors.items() if not name.startswith(_WEIGHT)}, facts["job"])
     with reading(folder / _RECORD):
@@ -147,7 +141,8 @@ def repeated_here(evidence: Evidence, model: nn.Module, loss_fn: Any) -> Digests
         with torch.no_grad():
             for name, tensor in own.items():
                 tensor.copy_(evidence.weights[name])
-        return repeat_microbatch(assembly, stage, Job.of(evidence.parcel))
+        with reading("the evidence", facts["row"]):
+            return repeat_microbatch(assembly, stage, Job.of(evidence.parcel))
     finally:
         pipe.close()
 
