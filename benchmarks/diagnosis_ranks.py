@@ -28,6 +28,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 import schedc
 from schedc_runtime import Mesh, Pipeline
 from schedc_runtime.measure.step_trace import chrome_trace
+from schedc_runtime.offload.snapshot import StageSnapshot
 from schedc_runtime.transport.distributed import TorchTransport
 
 MOST_RANKS, ROWS, WIDTH = 4, 2, 8
@@ -51,6 +52,7 @@ class Fault:
     """What is slow. rank: -1 none; kind: F, I, W, B for I and W, or "" for all; factor of its time. link: ordered pair.
 
     delay: seconds that a message of the link takes. data: factors of microbatches; empty: all 1.
+    saving: seconds that each piece of a snapshot takes; 0: no snapshot.
     """
 
     rank: int = -1
@@ -59,6 +61,7 @@ class Fault:
     link: tuple[int, int] = (-1, -1)
     delay: float = 0.0
     data: tuple[float, ...] = ()
+    saving: float = 0.0
 
 
 class _Sleeps(torch.autograd.Function):
@@ -187,15 +190,27 @@ def _own_rank(rank: int, setting: Setting, faults: list[Fault], folder: Path) ->
     length = setting.seconds * setting.ranks / program.stages
     model = nn.Sequential(*(SleepingLayer(length) for _ in range(program.stages)))
     _hold_back()
+    _sleeping_copies()
     pipe = Pipeline(model, program, loss_fn=square, mesh=Mesh(pipeline=setting.ranks))
     for step, fault in enumerate([Fault(), *faults]):
         SleepingLayer.fault = fault
         x = batch(fault, setting.microbatches)
         dist.barrier()
-        pipe.step(x, x, trace=step > 0)
+        pipe.step(x, x, trace=step > 0, snapshot=fault.saving > 0)
         if step and (trace := pipe.trace()) and rank == 0:
-            (folder / f"{step:04d}.json").write_text(json.dumps(chrome_trace(pipe.program, trace)))
+            (folder / f"{step:04d}.json").write_text(json.dumps(chrome_trace(pipe._runner.traced, trace)))
     pipe.close()
+
+
+def _sleeping_copies() -> None:
+    """Lets each piece of a snapshot take as long as the fault says."""
+    start = StageSnapshot.start
+
+    def slow(self: StageSnapshot) -> int:
+        time.sleep(SleepingLayer.fault.saving)
+        return start(self)
+
+    StageSnapshot.start = slow  # type: ignore[method-assign]
 
 
 def _hold_back() -> None:

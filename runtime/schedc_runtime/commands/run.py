@@ -110,7 +110,7 @@ def _train(program: Program, plan: Plan, mesh: Mesh, costs: Costs, options: argp
         optimizer.zero_grad()
         loss = train(*mine, trace=bool(options.trace) and step > first)
         if options.trace and step > first:
-            traced.append(pipe.trace())
+            traced.append((pipe._runner.traced, pipe.trace()))
         verdict = ""
         if check is not None:
             differences = pipe.control.gather("the check", check.check(pipe, loss, *whole))
@@ -168,19 +168,25 @@ def _batch(
     return batch.to(device), targets.to(device)
 
 
-def _write_trace(pipe: Pipeline, steps: Sequence[Intervals], path: Path) -> None:
-    """Write the Chrome trace of the last steps, and beside it a cost file for ``schedc check --cost-file``."""
-    if not steps:
+def _write_trace(pipe: Pipeline, traced: Sequence[tuple[Program, Intervals]], path: Path) -> None:
+    """Write the Chrome trace of the last steps, and beside it a cost file for ``schedc check --cost-file``.
+
+    traced: steps with their programs. Those with another one than the last step's are left out.
+    """
+    if not traced:
         _say(pipe, "trace: none, since all steps had been trained before")
-    if not steps or pipe.rank or pipe.replica:
+    if not traced or pipe.rank or pipe.replica:
         return
-    costs = measured_costs(pipe.program, steps)
-    path.write_text(json.dumps(chrome_trace(pipe.program, *steps)), encoding="utf-8")
+    program, steps = traced[-1][0], [step for program, step in traced if program is traced[-1][0]]
+    if len(steps) < len(traced):
+        _say(pipe, f"trace: {len(traced) - len(steps)} steps are left out, which copied other pieces of a state")
+    costs = measured_costs(program, steps)
+    path.write_text(json.dumps(chrome_trace(program, *steps)), encoding="utf-8")
     cost_path = path.with_suffix(".costs.toml")
-    about = "".join(f"# {line}\n" for line in ("Milliseconds.", *trace_provenance(pipe.program, steps)))
+    about = "".join(f"# {line}\n" for line in ("Milliseconds.", *trace_provenance(program, steps)))
     cost_path.write_text(about + dump_costs(costs), encoding="utf-8")
     _say(pipe, f"trace: {path} (opens in ui.perfetto.dev); costs in ms: {cost_path}")
-    _say(pipe, compare_traces(pipe.program, costs, steps[-1]).table())
+    _say(pipe, compare_traces(program, costs, steps[-1]).table())
 
 
 def _say(pipe: Pipeline, text: str) -> None:

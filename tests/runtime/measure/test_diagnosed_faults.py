@@ -26,6 +26,10 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow]
                 "link": (Fault(link=(1, 0), delay=0.05), "link 1>0 = others"),
             },
         ),
+        (
+            Setting("ours", "1f1b", ranks=2, microbatches=4, seconds=0.03),
+            {"snapshots": (Fault(saving=0.02), "snapshots = none")},
+        ),
         (Setting("torch", "1F1B", ranks=3, microbatches=4), {"rank": (Fault(rank=1), "rank 1 = others")}),
     ],
 )

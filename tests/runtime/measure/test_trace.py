@@ -84,6 +84,21 @@ def test_a_diagnosis_finds_the_schedule_that_a_traced_step_ran(schedule: str, tm
     np.testing.assert_array_equal(found.pair >= 0, ran.pair >= 0)
 
 
+def test_pieces_of_a_snapshot_are_copies_in_the_trace_of_their_step(tmp_path: Path) -> None:
+    program = schedc.compile("1f1b", P=2, M=4)
+    batch, targets = tokens(4)
+    pipe = Pipeline(small_gpt(), program, loss_fn=next_token_loss, in_process=True, example=batch)
+    pipe.step(batch, targets, snapshot=True, trace=True)
+    assert pipe._runner.traced is pipe.snapshot().program
+    (tmp_path / "run.json").write_text(json.dumps(chrome_trace(pipe._runner.traced, pipe.intervals)))
+    replay = open_traces([tmp_path / "run.json"])
+    assert len(replay.dependencies) == len(computation(program)[0].kind)
+    assert (replay.parts.snapshots[0, 0] > 0).sum() > 2, "pieces in front of cells"
+    assert not replay.parts.offloads.any()
+    pipe.step(batch, targets, trace=True)
+    assert pipe._runner.traced is program
+
+
 def test_what_interrupted_an_instruction_is_in_its_trace(tmp_path: Path) -> None:
     program = schedc.compile("1f1b", P=2, M=2)
     intervals = as_measured(program, Costs(F=2.0, B=4.0))

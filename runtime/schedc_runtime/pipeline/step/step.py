@@ -86,8 +86,8 @@ class StepRunner:
         self.accumulation = Accumulation()
         reads = assembly.partition.records.reads
         self.facts = StepFacts(reads, assembly.stages, assembly.mesh, assembly.device.type)
-        self.intervals: dict[int, list[Interval]] = {}
-        """When each instruction of the last traced step ran, by local rank of the first replica here."""
+        self.intervals, self.traced = dict[int, list[Interval]](), assembly.program
+        """When each instruction of the last traced step ran, by local rank of the first replica here. Its program."""
         self.snapshots = Snapshots(assembly)
         self._held_layers = held_layers(assembly)
         self.layers = [held.layer for held in self._held_layers]
@@ -240,7 +240,7 @@ class StepRunner:
             self._statistics.combine()
         if call.trace:
             here = [(place.pipeline, x) for place, x in executors.items() if place.replica == self._replica]
-            self.intervals = {rank: executor.intervals or [] for rank, executor in here}
+            self.traced, self.intervals = call.program, {rank: x.intervals or [] for rank, x in here}
 
     def _begin(
         self,
