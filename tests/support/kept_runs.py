@@ -191,7 +191,7 @@ def _lay(run: Run, point: str, at: int, seed: int) -> None:
     def in_stream(executor: Executor, *_: Any) -> None:
         rows = [number for number, step in enumerate(executor.code.steps) if step.instruction.kind.name == point]
         if run.saved.step >= at and rows:
-            executor.code.calls[Random(seed).choice(rows)] = (_die, None)
+            executor.code.calls[Random(seed).choice(rows)], executor.altered = (_die, None), True
 
     if point in POINTS:
         way, owner, name = POINTS[point]

@@ -171,10 +171,7 @@ class Executor:
             return self._advance_timed(*self.times)
         begin_running(self)
         try:
-            written = self._running is not None or (
-                self._runs >= WRITTEN_FROM and not self.altered and self.position == 0
-            )
-            ended = self._advance_written() if written else self._advance_by_calls()
+            ended = self._advance_written() if self._is_written() else self._advance_by_calls()
         except Exception as error:
             raise self._failure(self.position, error) from error
         finally:
