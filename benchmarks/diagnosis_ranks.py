@@ -7,7 +7,6 @@ a message back until its delay after the send has passed, by times of sends that
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import time
 from collections import defaultdict
@@ -26,8 +25,7 @@ from torch.distributed.pipelining import PipelineStage, schedules
 from torch.profiler import ProfilerActivity, profile, record_function
 
 import schedc
-from schedc_runtime import Mesh, Pipeline
-from schedc_runtime.measure.step_trace import chrome_trace
+from schedc_runtime import Mesh, Pipeline, save_trace
 from schedc_runtime.offload.snapshot import StageSnapshot
 from schedc_runtime.transport.distributed import TorchTransport
 
@@ -121,7 +119,7 @@ def batch(fault: Fault, microbatches: int) -> Tensor:
 
 
 def run_ranks(setting: Setting, faults: list[Fault], folder: Path) -> None:
-    """Traces a step under each fault. torch: a file for each rank; ours: ``folder/NNNN.json`` for each step."""
+    """Traces a step under each fault. torch: a file for each rank; ours: one for each rank and step."""
     target = _torch_rank if setting.how == "torch" else _own_rank
     with socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -197,8 +195,8 @@ def _own_rank(rank: int, setting: Setting, faults: list[Fault], folder: Path) ->
         x = batch(fault, setting.microbatches)
         dist.barrier()
         pipe.step(x, x, trace=step > 0, snapshot=fault.saving > 0)
-        if step and (trace := pipe.trace()) and rank == 0:
-            (folder / f"{step:04d}.json").write_text(json.dumps(chrome_trace(pipe._runner.traced, trace)))
+        if step:
+            save_trace(pipe, folder)
     pipe.close()
 
 

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from schedc_runtime.audit.audit import Audit
     from schedc_runtime.errors import WrongBits
     from schedc_runtime.materialize.record import deferred
+    from schedc_runtime.measure.rank_traces import save_trace
     from schedc_runtime.pipeline.build.assembly import Cut
     from schedc_runtime.pipeline.build.chunked_loss import ChunkedLoss, Loss
     from schedc_runtime.pipeline.pipeline import Pipeline
@@ -31,6 +32,7 @@ __all__ = [
     "deferred",
     "join",
     "named_random",
+    "save_trace",
     "watch_speed",
 ]
 
@@ -47,6 +49,7 @@ _HOME = {
     "deferred": "materialize.record",
     "join": "ranks.join",
     "named_random": "random_numbers.numbering",
+    "save_trace": "measure.rank_traces",
     "watch_speed": "pipeline.watch_speed",
 }
 

@@ -1,4 +1,4 @@
-"""Reads traces that `schedc run --trace` and `Pipeline.trace` write: one or more steps of all ranks per file."""
+"""Reads traces of our runtime: one or more steps of all ranks per file (`schedc run --trace`), or of one rank."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from schedc.source import Source
 
 _RANKS, _STEPS = 1 << 16, 1 << 20
 """Most ranks, and most steps, of a trace."""
+_SAVE = "all ranks must call `schedc_runtime.save_trace(pipe, folder)`; give the folder (docs/guide/diagnosis.md)"
 _LONGEST = 1e15
 """Microseconds above which an interruption is no number."""
 
@@ -41,6 +42,48 @@ class _Slice(NamedTuple):
     rows: ExpertRows | None = None
 
 
+class _RankFile(NamedTuple):
+    """What a file of one rank says of itself. ranks: of its pipeline. step: number of the first one in the file.
+
+    program: a digest of what ran.
+    """
+
+    source: Source
+    rank: int
+    ranks: int
+    replica: int
+    step: int
+    schedule: str
+    program: str
+
+    @classmethod
+    def of(cls, source: Source, document: dict[str, Any]) -> _RankFile | None:
+        """None for a file of all ranks. Raises S616 for a rank whose number, step or clock is missing."""
+        facts = document["otherData"]
+        if "rank" not in facts:
+            return None
+        limits = {"ranks": _RANKS, "rank": _RANKS, "replica": _RANKS, "step": _STEPS * _STEPS}
+        for name, most in limits.items():
+            if type(facts.get(name)) is not int or not 0 <= facts[name] < most:
+                refuse(source, f"the file of a rank with `{name}` {facts.get(name)!r:.80}", help=_SAVE)
+        if facts["rank"] >= facts["ranks"]:
+            refuse(source, f"rank {facts['rank']} of {facts['ranks']}", help=_SAVE)
+        if type(clock := document.get("baseTimeNanoseconds")) is not int or clock <= 0:
+            refuse(source, "the file of a rank without a clock that ranks share (`baseTimeNanoseconds`)", help=_SAVE)
+        named = str(facts["schedule"]), str(facts.get("program", ""))
+        return cls(source, facts["rank"], facts["ranks"], facts["replica"], facts["step"], *named)
+
+    def other_run(self, first: _RankFile) -> str:
+        """Why the file cannot be of the same pipeline as the first one; "" if it can."""
+        if self.ranks != first.ranks:
+            return f"it is of a pipeline of {self.ranks} ranks, {first.source.name} of one of {first.ranks}"
+        if self.replica != first.replica:
+            return f"it is of replica {self.replica}, {first.source.name} of replica {first.replica}"
+        if self.schedule != first.schedule:
+            return f"rank {self.rank} ran {self.schedule:.80}, rank {first.rank} ran {first.schedule:.80}"
+        return ""
+
+
 def is_own(document: dict[str, Any]) -> bool:
     """Whether our runtime wrote the file: it names ranks as processes, and the schedule."""
     facts = document.get("otherData")
@@ -48,8 +91,15 @@ def is_own(document: dict[str, Any]) -> bool:
 
 
 def read_own(documents: Sequence[tuple[Source, dict[str, Any]]]) -> RunRecording:
-    """The steps of files of one run, in order. Raises `DiagnosticError`: S616 for files without instructions."""
-    steps = [(source, step) for source, document in documents for step in _steps(source, document)]
+    """The steps of files of one run, in order.
+
+    Raises `DiagnosticError`: S616 for files without instructions, and for files of ranks that do not belong together.
+    """
+    files = [_RankFile.of(source, document) for source, document in documents]
+    if any(files):
+        steps = list(_joined(files, documents))
+    else:
+        steps = [(source, step) for source, document in documents for step in _steps(source, document)]
     ranks = max(len(step) for _, step in steps)
     for source, step in steps:
         if len(step) != ranks:
@@ -61,6 +111,48 @@ def read_own(documents: Sequence[tuple[Source, dict[str, Any]]]) -> RunRecording
 
 def _steps(source: Source, document: dict[str, Any]) -> Iterator[list[RankStep]]:
     """The steps of a file, each with its ranks."""
+    for _, by_rank in sorted(_slices_of(source, document).items()):
+        if missing := [rank for rank in range(max(by_rank) + 1) if rank not in by_rank]:
+            refuse(source, f"rank {missing[0]} has no instruction", help=_SAVE)
+        yield [_rank_step(sorted(by_rank[rank])) for rank in range(len(by_rank))]
+
+
+def _joined(
+    files: Sequence[_RankFile | None], documents: Sequence[tuple[Source, dict[str, Any]]]
+) -> Iterator[tuple[Source, list[RankStep]]]:
+    """The steps of files that have a rank each, in order of their numbers, each with its first file."""
+    steps: dict[int, dict[int, tuple[_RankFile, list[_Slice]]]] = defaultdict(dict)
+    first = next(file for file in files if file)
+    for file, (source, document) in zip(files, documents, strict=True):
+        if file is None:
+            refuse(source, f"a file of all ranks, and {first.source.name} is one of rank {first.rank}")
+        if reason := file.other_run(first):
+            refuse(source, reason, help="give the files of one pipeline and one run")
+        for number, by_rank in _slices_of(source, document).items():
+            if others := by_rank.keys() - {file.rank}:
+                refuse(source, f"it is the file of rank {file.rank}, and has instructions of rank {min(others)}")
+            here = steps[file.step + number]
+            if file.rank in here:
+                other = here[file.rank][0].source.name
+                refuse(source, f"rank {file.rank} has step {file.step + number} in {other} too")
+            here[file.rank] = file, by_rank[file.rank]
+    for rank in range(first.ranks):
+        if not any(rank in here for here in steps.values()):
+            refuse(first.source, f"no file is of rank {rank} of {first.ranks}", help=_SAVE)
+    for number, here in sorted(steps.items()):
+        beginning = here[min(here)][0]
+        for rank in range(first.ranks):
+            if rank not in here:
+                said = f"rank {beginning.rank} has step {number}, and no file has it of rank {rank}"
+                refuse(beginning.source, said, help="trace the same steps on all ranks")
+            if here[rank][0].program != beginning.program:
+                said = f"rank {rank} ran another program in step {number} than rank {beginning.rank}"
+                refuse(here[rank][0].source, said, help="give the files of one pipeline and one run")
+        yield beginning.source, [_rank_step(sorted(here[rank][1])) for rank in range(first.ranks)]
+
+
+def _slices_of(source: Source, document: dict[str, Any]) -> dict[int, dict[int, list[_Slice]]]:
+    """By number of a step, and by rank."""
     if "unit" in document["otherData"]:
         refuse(source, "a predicted timeline, which `schedc export --to trace` wrote: nothing in it was measured")
     steps: dict[int, dict[int, list[_Slice]]] = defaultdict(lambda: defaultdict(list))
@@ -78,11 +170,7 @@ def _steps(source: Source, document: dict[str, Any]) -> Iterator[list[RankStep]]
         )
     if not any(cell_ops(x.name) for step in steps.values() for found in step.values() for x in found):
         refuse(source, "no slice is named like an op (0F3, 1B0, (0F3;3B1)OVERLAP_F_B)")
-    for number in sorted(steps):
-        by_rank = steps[number]
-        if missing := [rank for rank in range(max(by_rank) + 1) if rank not in by_rank]:
-            refuse(source, f"rank {missing[0]} has no instruction")
-        yield [_rank_step(sorted(by_rank[rank])) for rank in range(len(by_rank))]
+    return steps
 
 
 def _lost(microseconds: Any) -> float:

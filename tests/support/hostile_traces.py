@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from schedc.cli import main
 from support.paths import ROOT
-from support.synthetic_traces import World, schedule_at, write_steps
+from support.synthetic_traces import World, by_rank, schedule_at, write_steps
 
 FOLDER = "traces"
 VALUES: tuple[Any, ...] = (
@@ -41,10 +41,15 @@ def _torch() -> dict[str, Document]:
 
 
 def _own(folder: Path, draw: random.Random) -> dict[str, Document]:
-    """Files of one or two steps of our runtime, by name."""
+    """Files of one or two steps of our runtime, by name: of all ranks or of one."""
     known = schedule_at(draw.choice(("1f1b", "zbv")), P=2, M=4)
     paths = write_steps(folder, known, World(), steps=draw.choice((1, 2)))
-    return {path.name: json.loads(path.read_text()) for path in paths}
+    found = {path.name: json.loads(path.read_text()) for path in paths}
+    if draw.random() < 0.5:
+        return found
+    for path in paths:
+        path.unlink()
+    return by_rank(found.values())
 
 
 def write_hostile_trace(
@@ -69,6 +74,9 @@ def write_hostile_trace(
     elif kind == "facts":
         key = draw.choice(("otherData", "distributedInfo", "baseTimeNanoseconds", "traceEvents"))
         value = draw.choice((*VALUES, {"schedule": draw.choice(VALUES)}, {"rank": draw.choice(VALUES)}))
+        if key == "otherData" and draw.random() < 0.7:
+            names = ("rank", "ranks", "replica", "step", "program", "schedule")
+            value = found[name].get(key, {}) | {draw.choice(names): draw.choice(VALUES)}
         found[name][key], told = value, f"{key} = {value!r}"
     elif kind == "steps":
         for event in found[name]["traceEvents"]:

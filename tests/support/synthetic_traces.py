@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -68,6 +68,23 @@ def write_steps(folder: Path, known: Dependencies, world: World, steps: int = 4)
         path.write_text(json.dumps(_step(known, world, draws)))
         paths.append(path)
     return paths
+
+
+def by_rank(steps: Iterable[dict[str, Any]], program: str = "1f2e") -> dict[str, dict[str, Any]]:
+    """Documents of steps as one for each rank and step, by name of a file, as `save_trace` writes them."""
+    found = {}
+    for number, document in enumerate(steps):
+        ranks = sorted({event["pid"] for event in document["traceEvents"]})
+        for rank in ranks:
+            events = [dict(event) for event in document["traceEvents"] if event["pid"] == rank]
+            begin = min(event["ts"] for event in events)
+            facts = {"rank": rank, "ranks": len(ranks), "replica": 0, "step": 10 + number, "program": program}
+            found[f"rank-{rank}-step-{number}.json"] = {
+                "traceEvents": [event | {"ts": event["ts"] - begin} for event in events],
+                "baseTimeNanoseconds": 10**12 + round(1000 * begin),
+                "otherData": document["otherData"] | facts,
+            }
+    return found
 
 
 def _step(known: Dependencies, world: World, draws: np.random.Generator) -> dict[str, Any]:

@@ -380,7 +380,7 @@ class Pipeline:
         return RoutingRecord(self._assembly, self.program)
 
     def trace(self) -> dict[int, list[Interval]]:
-        """When each instruction of the last traced step ran, in ns by rank; machines' clocks differ. A collective."""
+        """When each instruction of the first replica's last traced step ran, in ns by rank. A collective."""
         return collected_trace(self.control, self.intervals)
 
     def close(self) -> None:

@@ -49,13 +49,18 @@ def fingerprint(
         for stage in copies
     }
     return {
-        "program": _digest(*(getattr(program, name).tobytes() for name in _COLUMNS)),
+        "program": program_digest(program),
         "model": _digest(repr(sorted(names.items())).encode()),
         "layout of blocks on stages": _digest(repr(blocks).encode()),
         **frozen,
         **weights,
         **{f"cell {name}": _digest(repr(cell).encode()) for name, cell in cells.items()},
     }
+
+
+def program_digest(program: Program) -> str:
+    """A digest of what all ranks must have in common of a program."""
+    return _digest(*(getattr(program, name).tobytes() for name in _COLUMNS))
 
 
 def plan_prints(plan: Plan, stages: Iterable[Stage]) -> dict[str, str]:

@@ -61,13 +61,21 @@ def _exchanges(name: str, layer: MoELayer) -> list[str]:
 
 
 def collected_trace(control: ControlPlane, intervals: Mapping[int, Sequence[Interval]]) -> dict[int, list[Interval]]:
-    """The intervals of all ranks, in ns of one clock, by rank. A collective.
+    """The intervals of all ranks of the first replica, in ns of one clock, by rank. A collective.
 
     intervals: those of the ranks here, in ns of `perf_counter_ns`.
     """
+    everyone = control.gather("collecting the trace", on_one_clock(intervals))
+    found: dict[int, list[Interval]] = {}
+    for part in everyone:  # replicas of a rank are in order, and the first one counts
+        for rank, spans in part.items():
+            found.setdefault(int(rank), [Interval(*span) for span in spans])
+    return found
+
+
+def on_one_clock(intervals: Mapping[int, Sequence[Interval]]) -> dict[int, list[Interval]]:
+    """Intervals in ns since 1970, which all processes of a machine share. intervals: in ns of `perf_counter_ns`."""
     shift = time_ns() - perf_counter_ns()
-    mine = {
+    return {
         rank: [x._replace(start=x.start + shift, end=x.end + shift) for x in spans] for rank, spans in intervals.items()
     }
-    everyone = control.gather("collecting the trace", mine)
-    return {int(rank): [Interval(*span) for span in spans] for part in everyone for rank, spans in part.items()}

@@ -86,7 +86,7 @@ class StepRunner:
         self.accumulation = Accumulation()
         reads = assembly.partition.records.reads
         self.facts = StepFacts(reads, assembly.stages, assembly.mesh, assembly.device.type)
-        self.intervals, self.traced = dict[int, list[Interval]](), assembly.program
+        self.intervals, self.traced, self.traced_step = dict[int, list[Interval]](), assembly.program, 0
         """When each instruction of the last traced step ran, by local rank of the first replica here. Its program."""
         self.snapshots = Snapshots(assembly)
         self._held_layers = held_layers(assembly)
@@ -239,8 +239,8 @@ class StepRunner:
         if call.training:
             self._statistics.combine()
         if call.trace:
-            here = [(place.pipeline, x) for place, x in executors.items() if place.replica == self._replica]
-            self.traced, self.intervals = call.program, {rank: x.intervals or [] for rank, x in here}
+            here = {place.pipeline: x.intervals or [] for place, x in executors.items() if place[1] == self._replica}
+            self.traced, self.traced_step, self.intervals = call.program, self.trained + 1, here
 
     def _begin(
         self,
