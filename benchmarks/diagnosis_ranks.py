@@ -6,20 +6,16 @@ a message back until its delay after the send has passed, by times of sends that
 
 from __future__ import annotations
 
-import ctypes
-import os
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
-from multiprocessing import Array
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from socket import socket
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as processes
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, schedules
 from torch.profiler import ProfilerActivity, profile, record_function
@@ -27,11 +23,14 @@ from torch.profiler import ProfilerActivity, profile, record_function
 import schedc
 from schedc_runtime import Mesh, Pipeline, save_trace
 from schedc_runtime.offload.snapshot import StageSnapshot
+from schedc_runtime.testing import RankPool
 from schedc_runtime.transport.distributed import TorchTransport
 
 MOST_RANKS, ROWS, WIDTH = 4, 2, 8
-SEND_TIMES = Array(ctypes.c_double, MOST_RANKS * MOST_RANKS * 4096, lock=False)
-"""When each message of a channel was sent; shared by forks."""
+MESSAGES = 4096
+"""Messages of a channel whose times are kept."""
+SENT = "sent"
+"""The file with the time of each message of each channel."""
 
 
 @dataclass(frozen=True)
@@ -120,22 +119,22 @@ def batch(fault: Fault, microbatches: int) -> Tensor:
 
 def run_ranks(setting: Setting, faults: list[Fault], folder: Path) -> None:
     """Traces a step under each fault. torch: a file for each rank; ours: one for each rank and step."""
-    target = _torch_rank if setting.how == "torch" else _own_rank
-    with socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    arguments = target, setting, faults, folder, port
-    processes.start_processes(_rank, arguments, nprocs=setting.ranks, start_method="fork")
+    workers = RankPool(setting.ranks)
+    given = {"setting": asdict(setting), "faults": [asdict(fault) for fault in faults], "folder": str(folder)}
+    try:
+        workers.run("diagnosis_ranks:traced_rank", timeout=600.0, **given)
+    finally:
+        workers.close()
+        (folder / SENT).unlink(missing_ok=True)
 
 
-def _rank(rank: int, target: Any, setting: Setting, faults: list[Fault], folder: Path, port: int) -> None:
-    world = {"RANK": str(rank), "WORLD_SIZE": str(setting.ranks)}
-    os.environ.update(world, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
+def traced_rank(rank: int, size: int, setting: dict[str, Any], faults: list[dict[str, Any]], folder: str) -> None:
+    """A worker's part of `run_ranks`, whose arguments come as JSON."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=setting.ranks)
     SleepingLayer.rank = rank
-    target(rank, setting, faults, folder)
-    dist.destroy_process_group()
+    given = [Fault(**{**each, "link": tuple(each["link"]), "data": tuple(each["data"])}) for each in faults]
+    target = _torch_rank if setting["how"] == "torch" else _own_rank
+    target(rank, Setting(**setting), given, Path(folder))
 
 
 def _torch_rank(rank: int, setting: Setting, faults: list[Fault], folder: Path) -> None:
@@ -187,7 +186,7 @@ def _own_rank(rank: int, setting: Setting, faults: list[Fault], folder: Path) ->
     program = schedc.compile(setting.schedule, P=setting.ranks, M=setting.microbatches)
     length = setting.seconds * setting.ranks / program.stages
     model = nn.Sequential(*(SleepingLayer(length) for _ in range(program.stages)))
-    _hold_back()
+    _hold_back(folder)
     _sleeping_copies()
     pipe = Pipeline(model, program, loss_fn=square, mesh=Mesh(pipeline=setting.ranks))
     for step, fault in enumerate([Fault(), *faults]):
@@ -211,8 +210,13 @@ def _sleeping_copies() -> None:
     StageSnapshot.start = slow  # type: ignore[method-assign]
 
 
-def _hold_back() -> None:
-    """Lets waits on the slow link end no sooner than the delay after the send."""
+def _hold_back(folder: Path) -> None:
+    """Lets waits on the slow link end no sooner than the delay after the send, whose time is in a file of all ranks."""
+    path = folder / SENT
+    path.touch()
+    with path.open("r+b") as file:
+        file.truncate(8 * MOST_RANKS * MOST_RANKS * MESSAGES)
+    sent = np.memmap(path, np.float64)
     post, wait = TorchTransport.post, TorchTransport.wait
     counts: dict[tuple[int, int], int] = defaultdict(int)
     due: dict[int, int] = {}
@@ -221,10 +225,10 @@ def _hold_back() -> None:
         handles = post(self, transfers)
         for transfer, handle in zip(transfers, handles, strict=True):
             way = (transfer.peer, self.rank) if transfer.receive else (self.rank, transfer.peer)
-            place = (way[0] * MOST_RANKS + way[1]) * 4096 + counts[way] % 4096
+            place = (way[0] * MOST_RANKS + way[1]) * MESSAGES + counts[way] % MESSAGES
             counts[way] += 1
             if not transfer.receive:
-                SEND_TIMES[place] = time.monotonic()
+                sent[place] = time.monotonic()
             elif way == SleepingLayer.fault.link:
                 due[id(handle)] = place
         return handles
@@ -232,6 +236,6 @@ def _hold_back() -> None:
     def late_wait(self: Any, handle: Any) -> None:
         wait(self, handle)
         if (found := due.pop(id(handle), None)) is not None:
-            time.sleep(max(0.0, SEND_TIMES[found] + SleepingLayer.fault.delay - time.monotonic()))
+            time.sleep(max(0.0, float(sent[found]) + SleepingLayer.fault.delay - time.monotonic()))
 
     TorchTransport.post, TorchTransport.wait = timed_post, late_wait  # type: ignore[method-assign]
