@@ -28,7 +28,9 @@ prove    a bit flips inside a stage of a rank: an audit must name the rank where
 resume   runs in 66 layouts go on from memory and from disk with the bits of runs that nothing stopped. Other layouts
          load the same states by name. `support.resumed_runs` has the cases.
 peers    a node of four is lost, 200 times in one run: its ranks must come back from copies at the neighbour, with the
-         bits that they had, and at most one snapshot may be lost. `support.lost_nodes` has the cases.
+         bits that they had, and at most one snapshot may be lost. Two trainings under torchrun lose a node, too, and
+         must end with the bits of an undisturbed run. `keeper_cpu_per_copy` is the processor time of keepers for a
+         state, in plain copies of its bytes. `support.lost_nodes` and `support.lost_jobs` have the cases.
 restart  40 trainings of four ranks under torchrun meet a fault: they must go on, and end with the bits of an
          undisturbed run. Then 12 jobs are ended by signals: the newest step must be on disk, and nothing may be left.
          `support.restarted_jobs` and `support.ended_jobs` have the cases.

@@ -276,7 +276,22 @@ def lost_nodes(cases: int, seed: int = 5) -> Iterator[tuple[int, int, str]]:
 
 
 def peers(cases: int = 200) -> dict[str, Any]:
-    """The figures of the word ``peers``."""
+    """The figures of the word ``peers``: lost nodes, jobs that lose a node, and the cost of keepers."""
+    from support.peer_costs import keeper_cpu_per_copy
+
+    nodes, cost = losses(cases), keeper_cpu_per_copy()
+    from support.lost_jobs import COPIES, flaws  # loads torch, which processes of the cases above shall not have
+
+    wrong = flaws()
+    return {
+        **nodes, "cases": cases + len(COPIES), "failed": nodes["failed"] + len(wrong),
+        "jobs_equal": len(COPIES) - len(wrong), "keeper_cpu_per_copy": round(cost, 1),
+        "failures": nodes["failures"] + wrong,
+    }  # fmt: skip
+
+
+def losses(cases: int) -> dict[str, Any]:
+    """The figures of nodes that are lost in one run, so many times."""
     outcomes = list(lost_nodes(cases))
     failures = [why for *_, why in outcomes if why]
     return {
@@ -291,4 +306,4 @@ def peers(cases: int = 200) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(peers(int(sys.argv[1]))))
+    print(json.dumps(losses(int(sys.argv[1]))))

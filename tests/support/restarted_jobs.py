@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import product
 from multiprocessing import forkserver
@@ -48,23 +48,33 @@ def train(fault: str = "", victim: int = 0, ranks: int = RANKS, attempts: int = 
             if (folder / "end").exists() or fault != "agent":
                 break
             left_of(folder, CLEAN)
-        began = time.monotonic()
-        left = left_of(folder, CLEAN)
-        seconds = time.monotonic() - began
-        end = json.loads((folder / "end").read_text()) if (folder / "end").exists() else {"first": -1, "digest": ""}
-        printed = (folder / "printed").read_text() if (folder / "printed").exists() else ""
-        return Outcome(end["first"], end["digest"], seconds, left, printed)
+        return outcome_in(folder)
+
+
+def outcome_in(folder: Path) -> Outcome:
+    """How the training in a folder has ended. Waits until nothing of it is left."""
+    began = time.monotonic()
+    left = left_of(folder, CLEAN)
+    seconds = time.monotonic() - began
+    end = json.loads((folder / "end").read_text()) if (folder / "end").exists() else {"first": -1, "digest": ""}
+    printed = (folder / "printed").read_text() if (folder / "printed").exists() else ""
+    return Outcome(end["first"], end["digest"], seconds, left, printed)
 
 
 def _job(folder: Path, fault: str, victim: int, ranks: int) -> None:
     run_job([str(folder), fault or "none", str(victim)], ranks, restarts=1)
 
 
-def run_job(arguments: list[str], ranks: int, restarts: int = 0, timeout: float = 120.0) -> None:
-    """Run a torchrun of `support.restarted_ranks` until it ends or is killed."""
+def run_job(
+    arguments: list[str], ranks: int, restarts: int = 0, timeout: float = 120.0, meeting: Sequence[str] = ()
+) -> None:
+    """Run a torchrun of `support.restarted_ranks` until it ends or is killed.
+
+    ranks: on this node. meeting: options of torchrun's rendezvous; by default this node is alone.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
-    process = context.Process(target=_agent, args=(arguments, ranks, restarts))
+    process = context.Process(target=_agent, args=(arguments, ranks, restarts, meeting))
     process.start()
     process.join(timeout)
     if process.exitcode is None:
@@ -74,15 +84,18 @@ def run_job(arguments: list[str], ranks: int, restarts: int = 0, timeout: float 
             file.write(f"torchrun did not end within {timeout:g} s\n")
 
 
-def _agent(arguments: list[str], ranks: int, restarts: int) -> None:
+def _agent(arguments: list[str], ranks: int, restarts: int, meeting: Sequence[str]) -> None:
     """Be torchrun's agent. The server that has forked this process forks the ranks: this one has threads."""
     from torch.distributed.launcher.api import elastic_launch
     from torch.distributed.run import config_from_args, get_args_parser
 
     os.dup2(os.open(Path(arguments[0], "agent"), os.O_WRONLY | os.O_APPEND | os.O_CREAT), 2)
+    if meeting:  # a node that joins later does not find the store of the first attempt
+        os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    meeting = meeting or ["--rdzv-endpoint", "localhost:0", "--rdzv-id", str(uuid.uuid4())]
     forkserver._forkserver.ensure_running = lambda: None  # type: ignore[attr-defined]
-    options = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--rdzv-id", str(uuid.uuid4())]
-    options += ["--nproc-per-node", str(ranks), "--max-restarts", str(restarts), "--start-method", "forkserver", "none"]
+    options = ["--rdzv-backend", "c10d", *meeting, "--start-method", "forkserver"]
+    options += ["--nproc-per-node", str(ranks), "--max-restarts", str(restarts), "none"]
     config, _, _ = config_from_args(get_args_parser().parse_args(options))
     elastic_launch(config, _rank)(str(os.getpid()), *arguments)
 

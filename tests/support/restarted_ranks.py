@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -27,6 +28,8 @@ from support.kept_runs import Run, bits
 SCHEDULE, RANKS, STEPS, DURABLE = "1f1b", 4, 6, 2
 AT = 3
 """The update in which a fault strikes: a state is on disk by then, or on its way."""
+_SPEED = 8e6
+"""Bytes a second that go to another node: a state takes several steps."""
 _ADAM = sys.modules["torch.optim.adam"]
 _FORWARD, _BACKWARD, _UPDATE = (Stage, "forward"), (Stage, "backward"), (_ADAM, "adam")
 POINTS: dict[str, tuple[Any, str]] = {
@@ -37,18 +40,28 @@ POINTS: dict[str, tuple[Any, str]] = {
 """By fault: the method in whose call it strikes, in update `AT` or behind it."""
 
 
-def main(folder: Path, fault: str, victim: int, steps: int = STEPS) -> None:
-    """Train for so many updates. A fault of `POINTS` strikes once in a folder, at rank ``victim``."""
+def main(folder: Path, fault: str, victim: int, steps: int = STEPS, node: int = -1) -> None:
+    """Train for so many updates. A fault of `POINTS` strikes once in a folder, at rank ``victim``.
+
+    node: number of this rank's node, each of which has images of its own and copies of another's. ``now`` and
+    ``beside``, ways to copy, are faults then: node ``victim`` is lost.
+    """
     torch.set_num_threads(1)
     (folder / f"{os.getpid()}.pid").touch()
     if (agent := agent_here()) is not None:
         (folder / f"{agent.pid}.agent").touch()
     join("gloo")
-    run = Run(folder / "run", SCHEDULE, dist.get_world_size(), in_process=False, durable=DURABLE)
+    given: dict[str, Any] = {"durable": DURABLE}
+    if node >= 0:
+        given = {"durable": 1000, "memory": folder / f"node-{node}", "replicas": 1, "copy": fault, "peer_speed": _SPEED}
+        given["memory"].mkdir(exist_ok=True)
+    run = Run(folder / "run", SCHEDULE, dist.get_world_size(), in_process=False, **given)
     watch = run.saved.places.watch()
     assert watch is not None
     if fault in POINTS and run.pipe.rank == victim and not (folder / "struck").exists():
         _lay(run, *POINTS[fault], lambda: _strike(run, folder, fault, watch.process.pid))
+    if node == victim and os.environ["LOCAL_RANK"] == "0" and not (folder / "struck").exists():
+        run.optimizer.register_step_pre_hook(lambda *_: _lose(run, folder))
     first = run.train(steps)
     state = run.state()
     run.saved.close()
@@ -86,6 +99,21 @@ def _strike(run: Run, folder: Path, fault: str, keeper: int) -> None:
         return
     agent = agent_here()
     os.kill(agent.pid if fault == "agent" and agent else os.getpid(), signal.SIGKILL)
+
+
+def _lose(run: Run, folder: Path) -> None:
+    """Kill agent, keeper and ranks of this node, and remove its memory, once neighbours have states of some updates."""
+    if (run.saved._common or 0) < AT:
+        return
+    places, agent = run.saved.places, agent_here()
+    watch, mates = places.watch(), [each.process.pid for each in places.trainers() if each.rank != run.pipe.rank]
+    assert agent is not None
+    assert watch is not None
+    (folder / "struck").write_text(str(run.saved._common))
+    for pid in (agent.pid, *mates, watch.process.pid):
+        os.kill(pid, signal.SIGKILL)
+    shutil.rmtree(places.folder.parent)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _when_written(run: Run, folder: Path, keeper: int) -> None:

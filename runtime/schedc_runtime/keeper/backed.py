@@ -1,7 +1,7 @@
-"""Which image of a rank may be written over, where a neighbour holds copies of the images of all ranks.
+"""Which image of a rank may be written over, where ranks have a state some steps after they began to copy it.
 
     safe    the newest step that all ranks and their neighbours hold: its image stays, here and at the neighbours
-    under   the step that goes to the neighbours; None if none does. No other state is copied meanwhile
+    under   the step that is copied, or goes to the neighbours; None if none does. No other state is copied meanwhile
 
 What a rank sees of the step under way goes into the request of its next step, as `LACKS`. All ranks then do the same:
 
@@ -21,10 +21,15 @@ HELD, UNDER_WAY, ABSENT = 0, 1, 2
 
 
 class BackedImages:
-    """The rule for the two images of a rank. images: open, and the same list while it may grow its images anew."""
+    """The rule for the two images of a rank. images: open, and the same list while it may grow its images anew.
 
-    def __init__(self, places: Places, images: Sequence[Image], safe: int | None = None) -> None:
-        self._places, self._images = places, images
+    neighbours: whether a state is safe only with its copies there. Else it is safe when all ranks hold it.
+    """
+
+    def __init__(
+        self, places: Places, images: Sequence[Image], safe: int | None = None, neighbours: bool = True
+    ) -> None:
+        self._places, self._images, self._neighbours = places, images, neighbours
         self.safe, self.under = safe, safe
         self.alone = 0
         """Number of states that counted as safe without a neighbour's copy, since it does not answer."""
@@ -36,7 +41,7 @@ class BackedImages:
         image = next((image for image in self._images if _step(image) == self.under), None)
         if image is None:
             return ABSENT
-        if image.backed:
+        if not self._neighbours or image.backed:
             return HELD
         watch = self._places.watch()
         if watch is not None and watch.trouble:

@@ -2,10 +2,10 @@
 
     start of step k+1   ranks say whether they lack state k-1; an image is emptied
     step k+1            pieces of state k are copied; the loss and the gradients turn out to be finite
-    end of step k+1     the header of the image is written: this rank has state k
+    end of step k+1     the header of the image is written: this rank has state k, and its keeper may send it
     start of step k+2   ranks say whether they lack state k
 
-So the newest state that all ranks agree on is a step older than with a copy at once.
+So the newest state that all ranks agree on is a step older than with a copy at once. `keeper.backed` has the rule.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ class Rooms(Protocol):
         """The image that the state of a step is copied to; None where it is left out."""
         ...
 
-    def is_held(self, step: int) -> bool:
-        """Whether an image of this rank has the state of a step."""
+    def is_copied(self, step: int) -> bool:
+        """Whether ranks have agreed to copy the state of a step, and this one does not have it."""
+        ...
+
+    def facts(self, state: RunState) -> dict[str, Any]:
+        """What an image says of a state, when ranks have agreed."""
         ...
 
     def is_due(self, step: int) -> bool:
         """Whether the state of a step shall go to disk."""
         ...
 
-    def kept(self, step: int) -> None:
-        """All ranks have the state of a step."""
-        ...
 
-
-def how_to_copy(given: str | None, pipe: Pipeline, audited: bool, replicas: int = 0) -> str:
+def how_to_copy(given: str | None, pipe: Pipeline, audited: bool) -> str:
     """``beside`` or ``now``. given: what the user says. Raises `RuntimeFault` for what cannot be.
 
-    audited: whether microbatches are repeated, which was not tried beside pieces. replicas: nodes that take copies.
+    audited: whether microbatches are repeated, which was not tried beside pieces.
     """
     graphs = pipe._assembly.settings.cut.graphs == "step"
     if given not in (None, "beside", "now"):
@@ -65,14 +65,8 @@ def how_to_copy(given: str | None, pipe: Pipeline, audited: bool, replicas: int 
         )
     if given == "beside" and audited:
         raise RuntimeFault("copy='beside' and audit=... together", "give copy='now'")
-    if given == "beside" and replicas:
-        raise RuntimeFault("copy='beside' knows of no neighbours, which replicas=1 asks for", "give copy='now'")
     if given is None:
-        return (
-            "now"
-            if graphs or audited or replicas or device_for(pipe._assembly.device).supports("streams")
-            else "beside"
-        )
+        return "now" if graphs or audited or device_for(pipe._assembly.device).supports("streams") else "beside"
     return given
 
 
@@ -90,38 +84,31 @@ class CopyBeside:
     def __init__(self, rooms: Rooms, writer: ImageWriter) -> None:
         self._rooms, self._writer = rooms, writer
         self._pipe = pipe = rooms.pipe
-        self._copies, self._start = pipe._runner.snapshots, pipe._runner.start
+        self._copies = pipe._runner.snapshots
         held = list(pipe._assembly.held())
         self._first = min(stage.index for stage in held)
         names = [(name, stage.index) for stage in held for name in stage.module.state_dict(keep_vars=True)]
         self._stage_of = dict(reversed(names))
         self._buffers = {f"{MODEL}{name}" for stage in held for name, _ in stage.module.named_buffers()}
-        self._state: tuple[int, RunState, Mapping[str, Any]] | None = None
+        self._state: tuple[int, RunState] | None = None
         self._boxes: dict[int, list[int]] = {}
         self._begun: _Begun | None = None
-        self._asked: int | None = None
-        """The step whose state was copied last, until ranks have agreed on it."""
-        self._since = 0.0
+        self._since: float | None = None
+        """When the step began, if a state was due."""
         self._seconds: list[float] = []
-        """[at most `_KNOWN`] how long each step took that copied a state."""
+        """[at most `_KNOWN`] how long each step took in which a state was due."""
 
-    def prepared(self, step: int, state: RunState, facts: Mapping[str, Any], options: Mapping[str, Any]) -> CopyBeside:
-        """The copies of the next step: of the state behind ``step`` updates. facts: those of its image.
+    def prepared(self, step: int, state: RunState, options: Mapping[str, Any]) -> CopyBeside:
+        """The copies of the next step: of the state behind ``step`` updates.
 
         options: of the step. Raises `RuntimeFault` where it takes a snapshot of its own.
         """
         if options.get("snapshot"):
             raise RuntimeFault("train(snapshot=...) beside Checkpoints(copy='beside')", "give Checkpoints copy='now'")
-        self._state, self._boxes = (step, state, facts), {}
+        self._state, self._boxes = (step, state), {}
         for number, box in enumerate(state.boxes):
             self._boxes.setdefault(self._stage(box), []).append(number)
         return self
-
-    @property
-    def lacks(self) -> bool:
-        """Whether this rank has no copy of the state that was copied last. Waits for copies on their way."""
-        self.finish(wait=True)
-        return self._asked is not None and not self._rooms.is_held(self._asked)
 
     def sizes(self) -> Mapping[int, int]:
         """By stage: bytes to copy."""
@@ -131,12 +118,11 @@ class CopyBeside:
 
     def begin(self) -> Mapping[int, Sequence[CopiedTensor]]:
         """All ranks have agreed on the step: what it copies, by stage. Nothing where no image is free."""
-        self._agreed(bool(self._start.lacking))
         assert self._state is not None
-        step, state, facts = self._state
-        self._state, self._asked, self._since = None, step, time.monotonic()
-        if self._rooms.is_held(step) or (number := self._rooms.room(step)) is None:
+        (step, state), self._state, self._since = self._state, None, time.monotonic()
+        if not self._rooms.is_copied(step) or (number := self._rooms.room(step)) is None:
             return {}
+        facts = self._rooms.facts(state)
         self._begun = _Begun(step, self._rooms.is_due(step), self._writer.begin(number, state.boxes, facts))
         views = self._begun.copy.views
         return {
@@ -144,23 +130,16 @@ class CopyBeside:
             for stage, numbers in self._boxes.items()
         }
 
-    def ended(self, due: bool, lacking: bool) -> None:
-        """A step has ended. due: whether it has copied a state. lacking: whether a rank lacked the state before it."""
+    def ended(self) -> None:
+        """A step has ended."""
         self.finish(wait=False)
-        if not due:
-            self._agreed(lacking)
-        elif len(self._seconds) < _KNOWN:
-            self._seconds.append(time.monotonic() - self._since)
+        since, self._since = self._since, None
+        if since is not None and len(self._seconds) < _KNOWN:
+            self._seconds.append(time.monotonic() - since)
             if len(self._seconds) == _KNOWN and self._pipe._assembly.guard.control.process == 0:
                 from schedc_runtime.trainers.copy_costs import copy_costs
 
                 print(f"checkpoints: {copy_costs(self._pipe, self._copies.sizes, min(self._seconds))}", flush=True)
-
-    def _agreed(self, lacking: bool) -> None:
-        """Ranks have said whether any of them lacks the state that was copied last."""
-        if self._asked is not None and not lacking:
-            self._rooms.kept(self._asked)
-        self._asked = None
 
     def finish(self, wait: bool) -> None:
         """Write the header of the image that the last step has filled. wait: until the device has filled it."""
@@ -179,7 +158,7 @@ class CopyBeside:
 
     def drop(self) -> None:
         """Forget what the last step has copied."""
-        self._begun = self._asked = self._state = None
+        self._begun = self._state = self._since = None
 
     def _stage(self, box: HeldBox) -> int:
         """The stage beside whose pieces a box is copied; the first one here for what belongs to none."""

@@ -98,7 +98,7 @@ class Checkpoints:
     ) -> None:
         _check(every, durable, keep, groups, states)
         check_spares(spares)
-        self._copies = how_to_copy(copy, pipe, audit is not None, replicas)
+        self._copies = how_to_copy(copy, pipe, audit is not None)
         check_materialized(pipe._assembly)
         self.root, self.pipe, self.optimizer, self.states = Path(root).absolute(), pipe, optimizer, states
         self._given, self._groups = Path(root), groups
@@ -169,8 +169,9 @@ class Checkpoints:
             if control.process == 0:
                 set_aside(self.root, self.step, self._meeting.attempt)
         self._common = self.step if kept.in_memory else None
-        if self._meeting.nodes is not None:
-            self._backed = BackedImages(self.places, self._writer.images, self._common)
+        if (sent := self._meeting.nodes is not None) or self._beside is not None:
+            self._backed = BackedImages(self.places, self._writer.images, self._common, neighbours=sent)
+        if sent:
             with assembly.guard("comparing what nodes hold"):
                 self._twice, copied = begin_copies(self._meeting, self._writer, self._state().boxes)
         self._note()
@@ -193,13 +194,13 @@ class Checkpoints:
             raise RuntimeFault("these checkpoints are closed", "make new ones")
         due, start = self._parts == 0 and self.step % self.every == 0, self.pipe._runner.start
         if (beside := self._beside) is not None:
-            start.lacking = beside.lacks
+            beside.finish(wait=True)
             if due:
-                options |= {"snapshot": beside.prepared(self.step, state := self._state(), self._facts(state), options)}
-        elif self._backed is None:
+                options |= {"snapshot": beside.prepared(self.step, self._state(), options)}
+        if self._backed is None:
             start.lacking = ABSENT * (due and not self._copy(wait=False))
         elif self._parts == 0:
-            start.lacking, start.then = self._backed.lacks(), partial(self._copy_behind, self._backed, due)
+            start.lacking, start.then = self._backed.lacks(), partial(self._agreed, self._backed, due)
         try:
             loss: Tensor = self.pipe.step(batch, targets, accumulate=accumulate, **options)
         except NonFiniteStep:
@@ -215,9 +216,9 @@ class Checkpoints:
         finally:
             lacking, start.lacking, start.then = start.lacking, HELD, lambda _: None
         if beside is not None:
-            beside.ended(due, bool(lacking))
-        elif self._backed is None and due and not lacking:
-            self.kept(self.step)
+            beside.ended()
+        if self._backed is None and due and not lacking:
+            self._keep(self.step)
         self._parts = (self._parts + 1) % accumulate
         self.step += self._parts == 0
         self._note()
@@ -262,17 +263,18 @@ class Checkpoints:
         further = {**self._further, "states": {**self._further["states"], **now}}
         return run_state(self.pipe, self.optimizer, further)
 
-    def _copy_behind(self, backed: BackedImages, due: bool, lacking: int) -> None:
+    def _agreed(self, backed: BackedImages, due: bool, lacking: int) -> None:
         """Copy the state, if it is due and no other is under way to the neighbours. lacking: the most of all ranks."""
-        before, self._common = backed.safe, backed.agreed(lacking)
-        if self._common is not None and self._common != before:
-            self._owe(self._common)
+        before, safe = backed.safe, backed.agreed(lacking)
+        if safe is not None and safe != before:
+            self._keep(safe)
         if due and backed.under is not None:
             self.left_out += 1
         elif due:
             if self._twice is not None and self._twice.due:
                 self._twice.tell(self._state().boxes)
-            self._copy(wait=False)
+            if self._beside is None:
+                self._copy(wait=False)
             backed.under = self.step
 
     @property
@@ -289,17 +291,21 @@ class Checkpoints:
                 return False
             time.sleep(_LOOK)
         state = self._state()
-        self._writer.write(number, state.boxes, self.step, last or self.is_due(self.step), self._facts(state))
+        self._writer.write(number, state.boxes, self.step, last or self.is_due(self.step), self.facts(state))
         return True
 
-    def _facts(self, state: RunState) -> dict[str, Any]:
-        """What an image says of a state."""
+    def facts(self, state: RunState) -> dict[str, Any]:
+        """What an image says of a state, when ranks have agreed."""
         facts = {"attempt": self._meeting.attempt, "facts": state.facts, "run": self._meeting.run_facts}
         return facts if self._backed is None or self._common is None else {**facts, "safe": self._common}
 
     def is_held(self, step: int) -> bool:
         """Whether an image of this rank has the state of a step."""
         return step in (self._writer.step_of(0), self._writer.step_of(1))
+
+    def is_copied(self, step: int) -> bool:
+        """Whether ranks have agreed to copy the state of a step, and this one does not have it."""
+        return self._backed is not None and self._backed.under == step and not self.is_held(step)
 
     def room(self, step: int, count: bool = True) -> int | None:
         """The image that the state of a step is copied to; None where it has to stay. count: what is left out."""
@@ -311,17 +317,9 @@ class Checkpoints:
             return None
         return number
 
-    def kept(self, step: int) -> None:
+    def _keep(self, step: int) -> None:
         """All ranks have the state of a step: it is safe, and stays in memory until it is on disk if it is for that."""
         self._common = step
-        self._owe(step)
-
-    def is_due(self, step: int) -> bool:
-        """Whether the state of a step shall go to disk: the first that could be kept since one was due."""
-        return step // self.durable > self._on_disk // self.durable
-
-    def _owe(self, step: int) -> None:
-        """Let the state of a step stay in memory until it is on disk, if it is for the disk."""
         if not self.is_due(step):
             return
         due = (self._on_disk // self.durable + 1) * self.durable
@@ -331,6 +329,10 @@ class Checkpoints:
             print(f"schedc: step {due:,} was due on disk while {why}", file=sys.stderr, flush=True)
         self._owed.add(step)
         self._on_disk = step
+
+    def is_due(self, step: int) -> bool:
+        """Whether the state of a step shall go to disk: the first that could be kept since one was due."""
+        return step // self.durable > self._on_disk // self.durable
 
     def _is_wanted(self, number: int, step: int | None) -> bool:
         """Whether the image of ``step`` has to stay: the keeper reads it, or will bring it to disk."""
@@ -348,13 +350,12 @@ class Checkpoints:
         for number, image in enumerate(self._writer.images):
             if self._writer.step_of(number) == self.step:
                 image.clear()
+        if self._beside is not None:
+            self._beside.drop()
         if self._backed is not None:
             self._backed.dropped(self.step)
             self._common = self._backed.safe
-            return
-        if self._beside is not None:
-            self._beside.drop()
-        if self._common == self.step:
+        elif self._common == self.step:
             steps = [step for number in (0, 1) if (step := self._writer.step_of(number)) is not None]
             self._common = max(steps, default=None)
 

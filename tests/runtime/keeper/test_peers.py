@@ -27,6 +27,7 @@ from schedc_runtime.ranks.processes import this_process
 from schedc_runtime.saved.safetensors import safetensors_header
 from support.hostile_messages import PUT, READ, TOKEN, answered, body_of, hostile_message, listening, message
 from support.kept_runs import Run
+from support.lost_jobs import flaws
 from support.paths import ROOT
 
 NUMBERS = 1 << 16
@@ -42,6 +43,13 @@ def test_lost_nodes_come_back_with_their_bits() -> None:
     assert (figures["cases"], figures["back"], figures["failures"]) == (6, 6, [])
     assert figures["snapshots_lost_max"] <= 1
     assert figures["brought"] >= 12, "each lost node has two images to get back"
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_a_job_goes_on_with_the_copies_of_a_lost_node() -> None:
+    """Under torchrun, on a node that waited: states copied at once, and states copied in pieces beside a step."""
+    assert flaws() == []
 
 
 def test_hostile_messages_are_refused(tmp_path: Path) -> None:
@@ -222,6 +230,12 @@ def test_all_ranks_agree_on_the_safe_step(two: Two) -> None:
     two.images[1].clear()
     backed.dropped(2)
     assert (backed.under, backed.safe) == (None, 1)
+    alone = BackedImages(two.here, two.images, neighbours=False)
+    two.write(1, 2)
+    alone.under = 2
+    assert alone.lacks() == HELD, "without neighbours its own image is enough"
+    alone.under = 3
+    assert alone.lacks() == ABSENT
 
 
 def _held(rank: int, step: int, attempt: str = "x", copy: bool = False, world: int = 2) -> HeldImage:
