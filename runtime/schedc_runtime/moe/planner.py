@@ -133,12 +133,20 @@ class Planner(nn.Module):
         route: Route = keep(self._route, everyone, choosing, counting)
         if self.copies:
             decide_method(route)
+        rows = self.rows
         self._note(route, counting)
         for tell in routed if not replaying() else ():
             tell(route)
         if counting:
-            self.padded_rows = self.padded_rows + (route.sizes.rows if route.shape.padded else route.received)
+            self._count_padded(route, rows)
         return route
+
+    def _count_padded(self, route: Route, before: Tensor | int) -> None:
+        """Add a route to ``padded_rows``. before: ``rows`` without it. Without any padding both are one number."""
+        if route.shape.padded:
+            self.padded_rows = self.padded_rows + route.sizes.rows
+        else:
+            self.padded_rows = self.rows if self.padded_rows is before else self.padded_rows + route.received
 
     def _note(self, route: Route, counting: bool) -> None:
         noting = not replaying()

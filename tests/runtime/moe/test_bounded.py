@@ -13,7 +13,9 @@ from schedc.plan import Method, Plan
 from schedc_runtime import Pipeline
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.capacity import ExpertCapacity
+from schedc_runtime.moe.experts import Experts
 from schedc_runtime.moe.layer import MoELayer, moe_layers
+from schedc_runtime.moe.router import Router, RouterConfig
 from schedc_runtime.pipeline.step.contexts import Undo
 from schedc_runtime.ranks.expert_group import ExpertGroup
 from schedc_runtime.ranks.mesh import Mesh
@@ -118,3 +120,16 @@ def test_more_tokens_than_the_most_are_refused() -> None:
 
 def first_layer() -> MoELayer:
     return next(layer for _, layer in moe_layers(small_moe(1, 1)))
+
+
+def test_rows_with_padding_are_those_without_until_there_is_some() -> None:
+    """A layer that goes from exact sizes to others and back. No token is dropped."""
+    layer = MoELayer(Router(4, RouterConfig(4, 2)), Experts(4, 4, 4))
+    x, rows, padded = torch.randn(6, 4), 0, 0
+    layer.attach(ExpertGroup.solo())
+    for capacity in (None, None, ExpertCapacity(2.0), None):
+        layer.counter.capacity = capacity
+        layer(x)
+        rows, padded = rows + 12, padded + (24 if capacity else 12)
+        assert (layer.statistics.rows, layer.statistics.padded_rows) == (rows, padded)
+        assert (layer.planner.padded_rows is layer.planner.rows) == (rows == padded)
