@@ -26,7 +26,7 @@ from schedc_runtime.speed.ring import kept_steps
 from schedc_runtime.speed.rule import BASELINE, WINDOW
 from schedc_runtime.speed.watch import SpeedWatch
 from schedc_runtime.transport.base import Transfer
-from support.runtime_cases import tokens
+from support.runtime_cases import model_for, tokens
 
 SLOW = 40
 """Steps of a slowdown."""
@@ -109,6 +109,35 @@ def _trained(
         during = alarms(SLOW)
         executor.code.calls[:] = kept
         found.append([begin, during + alarms(WINDOW - offset)])
+    pipe.close()
+    return {"quiet": quiet, "found": found, "lines": lines}
+
+
+def watched_loaders(rank: int, size: int, seconds: float, steps: int = 2 * WINDOW) -> dict[str, Any]:
+    """The alarms of two quiet windows, and then while the batches of the last rank come so many seconds later.
+
+    All ranks meet between the batch and the step.
+    """
+    program = compile_schedule("1f1b", P=size, M=size)
+    batch, targets = tokens(size)
+    pipe = Pipeline(model_for(program), program, loss_fn=next_token_loss, example=batch, timeout=60)
+    lines: list[str] = []
+    watch = watch_speed(pipe, lines.append)
+
+    def alarms(count: int, late: float) -> list[Any]:
+        before = len(watch.alarms)
+        for _ in range(count):
+            time.sleep(late if rank == size - 1 else 0.0)
+            pipe.clip_grad_norm_(1.0)
+            pipe.zero_grad()
+            pipe.step(batch, targets)
+        return [[alarm.rank, alarm.kind, alarm.factor, alarm.since] for alarm in watch.alarms[before:]]
+
+    pipe.step(batch, targets)
+    with short_baseline(20):
+        alarms(rule.WARMING + 20, 0.0)
+        quiet = alarms(2 * WINDOW, 0.0)
+        found = alarms(steps + WINDOW, seconds)
     pipe.close()
     return {"quiet": quiet, "found": found, "lines": lines}
 

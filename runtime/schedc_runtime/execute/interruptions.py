@@ -21,6 +21,23 @@ class Interrupted(NamedTuple):
     collecting: int
 
 
+def time_off_core() -> int:
+    """Nanoseconds so far in which this thread was ready without a core; 4 us. For a look now and then."""
+    with suppress(OSError):
+        file = os.open(_SCHEDSTAT, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return _off_core(file)
+        finally:
+            os.close(file)
+    return 0
+
+
+def _off_core(file: int) -> int:
+    with suppress(OSError, ValueError, IndexError):
+        return int(os.pread(file, 96, 0).split()[1])
+    return 0
+
+
 class Interruptions:
     """A context in which `read` tells the interruptions of the thread that entered it."""
 
@@ -40,11 +57,7 @@ class Interruptions:
 
     def read(self) -> Interrupted:
         """What there was so far; 1.3 us."""
-        off_core = 0
-        if self._file >= 0:
-            with suppress(OSError, ValueError, IndexError):
-                off_core = int(os.pread(self._file, 96, 0).split()[1])
-        return Interrupted(off_core, self._collecting)
+        return Interrupted(_off_core(self._file) if self._file >= 0 else 0, self._collecting)
 
     def _collected(self, phase: str, _about: dict[str, int]) -> None:
         if phase == "start":

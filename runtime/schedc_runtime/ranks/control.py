@@ -117,6 +117,8 @@ class ControlPlane:
         self._store: Any = None if store is None else store.clone()
         self._reports: Any = None if store is None else store.clone()
         self._round, self._lists = 0, _Lists()
+        self.waited = 0
+        """Nanoseconds so far in which this rank waited for others to come to a round."""
         self.grace = 0.0
         """Seconds that a round waits longer: a rank whose device has stopped reports that itself."""
         self.on_look: Callable[[], object] = lambda: None
@@ -211,7 +213,9 @@ class ControlPlane:
             if attendance(total - self._lists.total, ranks).come == ranks:
                 answer = self._answer(total, function)
             else:
+                begin = time.perf_counter_ns()
                 answer = self._wait(what)
+                self.waited += time.perf_counter_ns() - begin
         except dist.DistError as error:
             view = f"{self.name} lost the store that all ranks meet at, waiting for {what}: {error}"
             raise self.diagnose(view, broken=True) from None

@@ -8,8 +8,9 @@ import numpy as np
 
 from schedc.ir.arrays import Floats
 from schedc_runtime.execute.executor import Executor, StreamTimes
+from schedc_runtime.speed.between import Pause, UsualPauses
 from schedc_runtime.speed.quantiles import lower_quartiles
-from schedc_runtime.speed.rule import BASELINE, WARMING
+from schedc_runtime.speed.rule import BASELINE, BETWEEN, WARMING
 
 
 class _Row(NamedTuple):
@@ -41,14 +42,15 @@ class StreamClock:
         }
         self._warming = WARMING
         self._steps: list[Floats] = []
+        self._pauses = UsualPauses()
         self._baseline: Floats | None = None
 
     def begin(self, times: StreamTimes | None = None) -> None:
         """Measure the next step. times: where to, [steps] zeros."""
         self.executor.times = self.times = times or StreamTimes([0] * len(self._reads), None, self._reads)
 
-    def end(self) -> bool:
-        """Take in the step that has ended; whether there is a baseline to compare it with."""
+    def end(self, pause: Pause) -> bool:
+        """Take in the step that has ended; whether there is a baseline to compare it with. pause: in front of it."""
         spent = self.times.spent
         self.executor.times = None
         self.measured = any(spent)
@@ -58,11 +60,13 @@ class StreamClock:
             self._warming -= 1
             return False
         self._steps.append(np.array(spent, np.float64))
+        self._pauses.add(pause)
         return self._baseline is not None
 
     def forget_last(self) -> None:
         """Leave the last step out."""
         self._steps.pop()
+        self._pauses.forget(slice(-1, None))
 
     @property
     def full(self) -> bool:
@@ -73,10 +77,12 @@ class StreamClock:
         """[steps since the last call] by kind: lower quartile of the logarithms of all ratios to the baseline.
 
         Others that use the machine make single instructions slower, and a slow rank is slow in all of them.
+        The time between steps is a kind, too.
         """
         assert self._baseline is not None
         times, self._steps = self._times(), []
-        return self._ratios(times - self._baseline)
+        ratios = zip(self._ratios(times - self._baseline), self._pauses.take(), strict=True)
+        return [step | {BETWEEN: round(pause, 6)} for step, pause in ratios]
 
     def quiet(self) -> list[dict[str, float]]:
         """As `take`, for each step so far, to the first half of them."""
@@ -86,10 +92,12 @@ class StreamClock:
     def settle(self) -> None:
         """Make the steps so far the baseline."""
         self._baseline, self._steps = lower_quartiles(self._times()), []
+        self._pauses.settle()
 
     def forget_half(self) -> None:
         """Leave the older half of the steps out of the baseline."""
         self._steps = self._steps[BASELINE // 2 :]
+        self._pauses.forget(slice(BASELINE // 2))
 
     def _times(self) -> Floats:
         """[steps, rows] logarithms of the times of compute instructions."""

@@ -50,6 +50,9 @@ _LEAST = 1e-3
 ALL = "all kinds"
 """The kind of a rank that is slow as a whole."""
 
+BETWEEN = "between steps"
+"""The kind of the time between steps. It is no part of `ALL`, and it has no drift: its noise lasts for many steps."""
+
 Ratios = Mapping[str, Sequence[float | None]]
 """By kind: [ranks] logarithm of a rank's time in one step by its baseline; None where a rank runs none of the kind."""
 
@@ -69,6 +72,12 @@ class Alarm(NamedTuple):
 
     def told(self, name: str) -> str:
         """The alarm in words. name: of the rank."""
+        if self.kind == BETWEEN:
+            percent = 100 * (self.factor - 1)
+            return (
+                f"{name} takes {percent:.0f} % of a step longer {BETWEEN} than usual, since step {self.since}:"
+                " its data loader, or other work there"
+            )
         by = ", by a slow drift" if self.drift else ""
         return f"{name} takes {self.factor:.2f} times its usual time for {self.kind}, since step {self.since}{by}"
 
@@ -126,15 +135,15 @@ class SpeedRule:
         if len(self._steps) == WINDOW:
             alarms += self._window()
             self._steps = []
-        named = {alarm.rank for alarm in alarms if not alarm.drift}
+        named = {alarm.rank for alarm in alarms if not alarm.drift and alarm.kind != BETWEEN}
         whole = {alarm.rank for alarm in alarms if alarm.kind == ALL}
         new = {
             (alarm.rank, alarm.kind): alarm
             for alarm in alarms
-            if not (alarm.drift and alarm.rank in named) and (alarm.kind == ALL or alarm.rank not in whole)
+            if not (alarm.drift and alarm.rank in named) and (alarm.kind in (ALL, BETWEEN) or alarm.rank not in whole)
         }
         fresh = [alarm for key, alarm in sorted(new.items()) if key not in self._told]
-        self._told |= {key for key in excess if key in new or key[0] in whole}
+        self._told |= {key for key in excess if key in new or (key[0] in whole and key[1] != BETWEEN)}
         self._sums.update({key: _Sum() for key in new})
         return fresh
 
@@ -158,7 +167,7 @@ class SpeedRule:
     def _drifts(self, number: int, excess: _Excess) -> list[Alarm]:
         alarms = []
         for key in self._deviations.keys() & excess.keys():
-            if any(rank == key[0] for rank, _ in self._told):
+            if any(rank == key[0] and kind != BETWEEN for rank, kind in self._told):
                 continue
             sums = self._sums.setdefault(key, _Sum())
             if sums.add(number, excess[key], self._deviations[key]):
@@ -192,7 +201,8 @@ def _excess(ratios: Ratios) -> _Excess:
         for place, (value, rank) in enumerate(here if len(here) > 1 else ()):
             others = values[:place] + values[place + 1 :]
             found[rank, kind] = value - median(others)
-            ranks.setdefault(rank, []).append(found[rank, kind])
+            if kind != BETWEEN:
+                ranks.setdefault(rank, []).append(found[rank, kind])
     return found | {(rank, ALL): median_low(values) for rank, values in ranks.items()}
 
 

@@ -10,6 +10,7 @@ from schedc_runtime.execute.executor import Executor
 from schedc_runtime.execute.instruction_names import batch_label
 from schedc_runtime.ranks.control import ControlPlane
 from schedc_runtime.ranks.mesh import Coordinate
+from schedc_runtime.speed.between import PauseClock
 from schedc_runtime.speed.clock import StreamClock
 from schedc_runtime.speed.details import StepDetails
 from schedc_runtime.speed.links import WINDOW as LINK_WINDOW
@@ -65,6 +66,7 @@ class SpeedWatch:
         self._control, self._names, self._tell = control, names, tell
         self._step, self.ring = step, ring
         self._place, self._details = place, details
+        self._pauses = PauseClock(control)
         self.slow_links: list[SlowLink] = []
         """All slow links so far, the same on every rank."""
         self._streams: dict[Hashable, _Stream] = {}
@@ -83,13 +85,18 @@ class SpeedWatch:
             self._details.forget()
         for clock in self._current.clocks:
             clock.begin(None if self.ring is None else self.ring.begin(self._step + 1, self._current.run))
+        self._pauses.begin()
 
     def end(self, step: int) -> None:
         """The training step with a number has succeeded. A collective in every tenth step behind a baseline."""
-        stream = self._current
+        self._take_in(step)
+        self._pauses.end()
+
+    def _take_in(self, step: int) -> None:
+        stream, pause = self._current, self._pauses.last()
         assert stream is not None
         self._step = step
-        taken = [clock for clock in stream.clocks if clock.end()]
+        taken = [clock for clock in stream.clocks if clock.end(pause)]
         if self.ring is not None:
             self.ring.end(None if self._details is None else self._details.told())
             if stream.links is not None and stream.clocks[0].measured:
