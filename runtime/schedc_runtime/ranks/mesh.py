@@ -74,7 +74,7 @@ class Mesh:
         if world % (pipeline * experts):
             raise RuntimeFault(
                 f"{world} processes cannot be {pipeline} pipeline ranks times {experts} expert ranks",
-                f"start a multiple of {pipeline * experts} processes",
+                f"start a multiple of {pipeline * experts} processes{surplus(world - pipeline * experts)}",
             )
         return cls(pipeline, experts, world // (pipeline * experts), min(experts, local))
 
@@ -139,6 +139,13 @@ class Mesh:
     def holding_the_same(self, coordinate: Coordinate) -> list[int]:
         """[data] the processes that hold the same part of the experts as ``coordinate``, in order."""
         return self.replicas_of(coordinate)[coordinate.replica % self.experts :: self.experts]
+
+
+def surplus(more: int) -> str:
+    """What to add to a remedy where so many ``more`` processes were started than take part; "" without torchrun."""
+    if more <= 0 or "TORCHELASTIC_RUN_ID" not in os.environ:
+        return ""
+    return "; with a fixed number in torchrun --nnodes, a further node waits for the place of a lost one"
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,15 @@ from schedc.ir.rendezvous import runs_in_one_queue
 from schedc_runtime.device.choice import gpu
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.ranks.join import meet_ranks
-from schedc_runtime.ranks.mesh import Coordinate, Mesh, PeerGroups, in_process_peer_groups, no_peers, peer_groups
+from schedc_runtime.ranks.mesh import (
+    Coordinate,
+    Mesh,
+    PeerGroups,
+    in_process_peer_groups,
+    no_peers,
+    peer_groups,
+    surplus,
+)
 from schedc_runtime.transport.base import Transfer, Transport
 from schedc_runtime.transport.distributed import Members, TorchTransport
 from schedc_runtime.transport.in_process import InProcessNetwork
@@ -87,13 +95,14 @@ class Network:
         if size != mesh.size and mesh.replicas == 1:
             raise RuntimeFault(
                 f"the program is for {self.ranks} ranks, the process group has {size}",
-                f"compile the schedule for P={size}, or start {self.ranks} processes",
+                f"compile the schedule for P={size}, or start {self.ranks} processes{surplus(size - self.ranks)}",
             )
         if size != mesh.size:
             raise RuntimeFault(
                 f"the mesh has {mesh.pipeline} pipeline ranks times {mesh.experts} expert ranks times {mesh.data}, the"
                 f" process group has {size}",
-                f"start {mesh.size} processes, or take the mesh from the environment: Mesh.of_environment",
+                f"start {mesh.size} processes, or take the mesh from the environment: Mesh.of_environment"
+                + surplus(size - mesh.size),
             )
 
     def join_communicators(self, program: Program, timeout: float) -> None:

@@ -19,6 +19,7 @@ from schedc_runtime.moe.layer import moe_layers
 from schedc_runtime.pipeline.agree.batch import BatchRefused
 from schedc_runtime.pipeline.build.apply_plan import mesh_for
 from schedc_runtime.ranks.mesh import Coordinate, Mesh
+from schedc_runtime.ranks.network import Network
 from schedc_runtime.testing import pool
 from support.mesh_cases import balanced_moe, batch_of, expected, same
 from support.moe_layers import set_loss_scale, update_router_biases
@@ -57,8 +58,29 @@ def test_the_mesh_that_torchrun_started(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("WORLD_SIZE", "32")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert Mesh.of_environment(2, 8) == Mesh(2, 8, 2, 4)
-    with pytest.raises(RuntimeFault, match="32 processes cannot be 3 pipeline ranks"):
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    with pytest.raises(RuntimeFault, match="32 processes cannot be 3 pipeline ranks") as refused:
         Mesh.of_environment(3)
+    assert "--nnodes" not in refused.value.help
+
+
+@pytest.mark.parametrize(("mesh", "whom"), [(Mesh(4), "for 4 ranks.* has 6"), (Mesh(2, data=2), "times 2, .* has 6")])
+def test_a_surplus_node_is_refused_with_the_way_to_wait(mesh: Mesh, whom: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchrun starts ranks on each node of a range such as ``--nnodes 2:3``."""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "run")
+    monkeypatch.setenv("WORLD_SIZE", "6")
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda _: 6)
+    with pytest.raises(RuntimeFault, match=whom) as refused:
+        Network(mesh, None, False, 20.0, torch.device("cpu"))
+    assert "a fixed number in torchrun --nnodes" in refused.value.help
+    with pytest.raises(RuntimeFault, match="6 processes cannot be 4 pipeline ranks") as refused:
+        Mesh.of_environment(4)
+    assert "a fixed number in torchrun --nnodes" in refused.value.help
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(RuntimeFault, match="2 processes cannot be 4 pipeline ranks") as refused:
+        Mesh.of_environment(4)
+    assert "--nnodes" not in refused.value.help, "too few were started"
 
 
 def test_the_mesh_of_a_parallel_line() -> None:
