@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,10 @@ from schedc_runtime.device.places import during
 from schedc_runtime.errors import NonFiniteLoss
 from schedc_runtime.execute import executor as executor_module
 from schedc_runtime.execute import written_out as written_out_module
-from schedc_runtime.execute.executor import Executor, InstructionError
+from schedc_runtime.execute.executor import Deadlock, Executor, InstructionError
+from schedc_runtime.execute.handlers import reduce
+from schedc_runtime.execute.instruction_names import sentence
+from schedc_runtime.execute.registers import Registers
 from schedc_runtime.ranks.progress import ENDED
 from support.runtime_cases import next_token_loss, small_gpt, tokens
 
@@ -130,6 +134,42 @@ def test_an_error_in_the_last_line_of_a_step_is_not_the_next_step() -> None:
     modules[1].weight.register_hook(fail)
     with pytest.raises(InstructionError, match="rank 1 failed at 1B0\n"):
         pipe.step(*batch)
+
+
+@pytest.mark.parametrize("size", [5, 2048])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_step_without_a_writer_says_where_it_waits(rank: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """REDUCE, in the first part of its stream or in a later one: it waits for a turn, then for ever."""
+    monkeypatch.setattr(written_out_module, "STEPS_OF_PART", size)
+    program = schedc.compile("dualpipe", P=2, M=4)
+    pipe = Pipeline(small_gpt(blocks=2), program, loss_fn=next_token_loss, in_process=True)
+    batch, turns, passed = tokens(8), [0], list[int]()
+
+    def waits(registers: Registers, operands: Any) -> bool | None:
+        if registers is each.registers:
+            if turns:
+                turns.pop()
+                return True
+            passed.append(each.row)
+        reduce(registers, operands)
+        return None
+
+    expected = pipe.step(*batch)
+    everyone = list(executors(pipe))
+    each = everyone[rank]
+    for executor in everyone:
+        steps = executor.code.steps
+        steps[:] = [step._replace(handler=waits) if step.handler is reduce else step for step in steps]
+    waiting = next(position for position, step in enumerate(each.code.steps) if step.handler is waits)
+    assert waiting > 5
+    assert torch.equal(pipe.step(*batch), expected)
+    assert passed == [step.row for step in each.code.steps if step.handler is waits]
+    turns.extend([0] * 1000)
+    with pytest.raises(Deadlock) as caught:
+        pipe.step(*batch)
+    row = each.code.steps[waiting].row
+    told = f"  rank {rank} waits at {sentence(program, row)}\n    --> {program.where(row)}"
+    assert str(caught.value) == f"no rank can go on:\n{told}"
 
 
 @pytest.mark.parametrize(("rank", "microbatch"), [(0, 3), (2, 0)])
