@@ -165,6 +165,19 @@ def test_ranks_agree_on_a_state_a_step_later(tmp_path: Path) -> None:
         assert saved._on_disk == 6, "the state that was due at 4 and left out goes to disk as the next one"
 
 
+def test_an_update_of_several_calls_copies_one_state(tmp_path: Path) -> None:
+    """The state before the first call. Ranks agree on it when the next update begins."""
+    with small_run(tmp_path / "run") as run:
+        for step in range(3):
+            before = run.state()
+            for _ in range(2):
+                run.saved.train(run.rows, run.rows, accumulate=2)
+            run.update()
+            newest, values = run.kept()
+            assert (newest, run.saved._common) == (step, [None, 0, 1][step])
+            assert equal(values, {name: before[name] for name in values})
+
+
 @pytest.mark.parametrize("copy", ["beside", "now"])
 @pytest.mark.parametrize("bad", [NonFiniteLoss, NonFiniteGradients])
 def test_a_bad_step_replaces_no_image(tmp_path: Path, copy: str, bad: type[Exception]) -> None:
