@@ -219,7 +219,8 @@ def _rank_step(found: list[_Slice]) -> RankStep:
                 wait = min((wait.begin for wait in waits), default=each.begin)
                 waited = max((wait.end for wait in waits), default=each.begin)
                 cells.append(CellRun(ops, wait, waited, each.begin, each.end, each.off_core, each.collecting))
-            if part and (run := _layer_run(ops, part, len(cells) - 1, each.end - each.begin)) is not None:
+            time = each.end - each.begin - each.off_core - each.collecting
+            if part and (run := _layer_run(ops, part, len(cells) - 1, max(0.0, time))) is not None:
                 runs.append(run)
                 if each.rows is not None:
                     rows[run.layer] = each.rows

@@ -51,6 +51,21 @@ def test_even_experts_are_no_cause(tmp_path: Path) -> None:
     assert "experts = even" not in [cause.name for cause in Causes(replay).all(replay.parts)]
 
 
+def test_time_without_a_core_is_no_time_of_a_row(tmp_path: Path) -> None:
+    """Experts that are kept off their core for 6 ms take no longer for their rows."""
+    known = schedule_at("1f1b", P=2, M=2)
+    (path,) = write_steps(tmp_path / "trace", known, World(rows=lambda _cell: (500.0, 500.0, 400.0)), steps=1)
+    wanted = open_traces([path]).parts.uneven
+    document = json.loads(path.read_text())
+    for event in document["traceEvents"]:
+        if event["name"].endswith(" of 0.experts"):
+            event["ts"], event["dur"] = event["ts"] - 6000, event["dur"] + 6000
+            event["args"] = {"off core us": 4000, "garbage collection us": 2000}
+    path.write_text(json.dumps(document))
+    assert wanted.min() > 0.9
+    assert open_traces([path]).parts.uneven == pytest.approx(wanted)
+
+
 @pytest.mark.parametrize(
     "rows", ["x", [], [[1]], [[3, 2, 1]], [[-1, 2, 1]], [[1, 2, 3]], [[1, 2, 1], [1, 2, 1]], [1e300]]
 )
