@@ -251,7 +251,7 @@ def killed_trainings(cases: Sequence[Case], ranks: int, root: Path, record: Path
                     run = {"root": str(root / schedule), "schedule": schedule, "light": True}
                     wholes[schedule] = workers.run(CASE, steps=STEPS, **run)[0][1]
                 done[name] = killed_chain(workers, chain, where, wholes[schedule], agent=number // CHAIN % 2 == 0)
-                shutil.rmtree(where)
+                shutil.rmtree(where, ignore_errors=True)  # its keeper may still take old steps away
                 if record:
                     with record.open("a") as file:
                         print(json.dumps([name, done[name]]), file=file)
