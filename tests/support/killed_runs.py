@@ -226,10 +226,22 @@ def _began(root: Path) -> list[int]:
     return [int(line) for line in path.read_text().split()] if path.exists() else []
 
 
+def _memory(root: Path) -> Path:
+    """The folder of a run's images."""
+    return SHARED_MEMORY / f"schedc-{os.getuid()}-{json.loads((root / 'run.json').read_text())['run']}"
+
+
+def _stays(path: Path, seconds: float = 20.0) -> bool:
+    """Whether a folder is still there when so much time has passed."""
+    deadline = time.monotonic() + seconds
+    while path.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return path.exists()
+
+
 def _kill_keeper(root: Path, seconds: float) -> None:
     time.sleep(seconds)
-    run = json.loads((root / "run.json").read_text())["run"]
-    if watch := Places(SHARED_MEMORY / f"schedc-{os.getuid()}-{run}").watch():
+    if watch := Places(_memory(root)).watch():
         with suppress(ProcessLookupError):
             os.kill(watch.process.pid, signal.SIGKILL)
 
@@ -250,23 +262,15 @@ def killed_trainings(cases: Sequence[Case], ranks: int, root: Path, record: Path
                 if schedule not in wholes:
                     run = {"root": str(root / schedule), "schedule": schedule, "light": True}
                     wholes[schedule] = workers.run(CASE, steps=STEPS, **run)[0][1]
-                done[name] = killed_chain(workers, chain, where, wholes[schedule], agent=number // CHAIN % 2 == 0)
-                shutil.rmtree(where, ignore_errors=True)  # its keeper may still take old steps away
+                wrong = killed_chain(workers, chain, where, wholes[schedule], agent=number // CHAIN % 2 == 0)
+                left = [f"{name}: left in memory"] if _stays(_memory(where)) else []
+                done[name] = wrong + left
+                shutil.rmtree(where)
                 if record:
                     with record.open("a") as file:
                         print(json.dumps([name, done[name]]), file=file)
             yield len(chain), done[name]
     workers.close()
-
-
-def left_in_memory(seconds: float = 20.0) -> list[str]:
-    """Folders of images that keepers of this user leave."""
-    deadline = time.monotonic() + seconds
-    while left := [str(path) for path in SHARED_MEMORY.glob(f"schedc-{os.getuid()}-*")]:
-        if time.monotonic() > deadline:
-            break
-        time.sleep(0.02)
-    return left
 
 
 def kills(cases: int | None = None, record: Path | None = None) -> dict[str, Any]:
@@ -283,5 +287,6 @@ def kills(cases: int | None = None, record: Path | None = None) -> dict[str, Any
     torn = sum("torn" in each for each in failures) + len(more)
     lost = sum("it began at" in each for each in failures)
     unequal = sum("other bits" in each for each in failures)
-    told = {"cases": done + flushes, "failed": len(failures + more), "torn": torn, "lost": lost, "unequal": unequal}
+    killed = done + sum(case.keeper is not None for case in planned) + 2 * flushes
+    told = {"cases": done + flushes, "kills": killed, "failed": len(failures + more), "torn": torn, "lost": lost, "unequal": unequal}
     return {**told, "flushes": flushes, "failures": (failures + more)[:50]}

@@ -246,7 +246,10 @@ def _same(name: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def layouts() -> dict[str, list[Layout]]:
-    """By feature: four schedules at P = 4, 2 and 1, with replicas where the feature needs them."""
+    """By feature: four schedules at P = 4, 2 and 1, with replicas where the feature needs them.
+
+    ``dualpipe`` needs two ranks, and its two copies of a stage cannot be sharded.
+    """
     replicas = {
         "experts": {4: (1, 1), 2: (2, 1), 1: (2, 2)},
         "hot": {4: (2, 1), 2: (2, 1), 1: (2, 2)},
@@ -256,7 +259,7 @@ def layouts() -> dict[str, list[Layout]]:
     for feature in ("dropout", "tied", "accumulated", *replicas):
         for ranks, schedule in product((4, 2, 1), ("1f1b", "zbv", "dualpipe", "dualpipev")):
             experts, data = replicas.get(feature, {}).get(ranks, (1, 1))
-            if (schedule, ranks) != ("dualpipe", 1):
+            if schedule != "dualpipe" or (ranks > 1 and feature != "sharded"):
                 every.setdefault(feature, []).append(Layout(feature, schedule, ranks, experts, data))
     return every
 
