@@ -10,7 +10,7 @@ block    a state is copied into an image: at most 1.4 times the processor time o
 kills    ranks kill themselves at every kind of instruction and at every part of a snapshot, sets of ranks do, and
          keepers are killed behind them: the training goes on each time. Flushes are killed at each of their calls.
          Nothing torn is loaded, nothing committed is lost, and the bits at the end are those of an undisturbed run. Two
-         quiet cores need most of an hour; `--record` lets it be cut. `support.killed_runs` has the cases.
+         cores need half an hour; `--record` lets it be cut. `support.killed_runs` has the cases.
 flips    bits of a committed checkpoint flip, files are cut, swapped or lost: each must be found in its file and
          piece, and the step before must be taken. Half of the damages are also given to two ranks that go on: they
          must say it, and have the bits of the step before. `support.damaged_checkpoints` has the cases.
@@ -25,7 +25,7 @@ named    one of four ranks under torchrun is killed, 40 times: each kill must be
          instruction. `support.named_kills` has the cases.
 prove    a bit flips inside a stage of a rank: an audit must name the rank wherever it has sent other bits, and nobody
          where all ranks are healthy. `resilience_prove.py` has the cases.
-resume   runs in 66 layouts go on from memory and from disk with the bits of runs that nothing stopped. Other layouts
+resume   runs in 64 layouts go on from memory and from disk with the bits of runs that nothing stopped. Other layouts
          load the same states by name. `support.resumed_runs` has the cases.
 peers    a node of four is lost, 200 times in one run: its ranks must come back from copies at the neighbour, with the
          bits that they had, and at most one snapshot may be lost. Two trainings under torchrun lose a node, too, and

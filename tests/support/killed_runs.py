@@ -288,5 +288,12 @@ def kills(cases: int | None = None, record: Path | None = None) -> dict[str, Any
     lost = sum("it began at" in each for each in failures)
     unequal = sum("other bits" in each for each in failures)
     killed = done + sum(case.keeper is not None for case in planned) + 2 * flushes
-    told = {"cases": done + flushes, "kills": killed, "failed": len(failures + more), "torn": torn, "lost": lost, "unequal": unequal}
+    told = {
+        "cases": done + flushes,
+        "kills": killed,
+        "failed": len(failures + more),
+        "torn": torn,
+        "lost": lost,
+        "unequal": unequal,
+    }
     return {**told, "flushes": flushes, "failures": (failures + more)[:50]}
