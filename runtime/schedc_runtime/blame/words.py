@@ -89,7 +89,7 @@ def _live(root: Standing, process: Process, position: Position, interval: float)
     elif position.row == OUTSIDE:
         what = "has not come: it runs data, optimizer or other code of the trainer"
     else:
-        what = "computes" if ran > half else "hangs in Python"
+        what = "computes" if ran + waited > half else "hangs in Python"
     took = f", for {since:.1f} s" if since else ""
     return f"{root.name} (pid {process.pid}) {what}{took}; it is {root.place}"
 
