@@ -41,7 +41,7 @@ def _saved(step: RankStep) -> Sequence[tuple[int, float]]:
     each = _row_times(step.runs, step.rows)
     owed, pending, result = 0.0, dict[tuple[str, Layer], float](), []
     for run in step.runs:
-        if run.action == "run" and run.node.endswith("experts"):
+        if _is_experts(run):
             if (rows := step.rows.get(run.layer)) is not None:
                 time = run.time / rows.own if rows.own else each
                 owed += (rows.most - rows.own) * time
@@ -53,11 +53,14 @@ def _saved(step: RankStep) -> Sequence[tuple[int, float]]:
     return result
 
 
+def _is_experts(run: LayerRun) -> bool:
+    """Whether a micro-step is the experts of a layer, forward or backward."""
+    return run.action == "run" and run.node.endswith(" experts")
+
+
 def _row_times(runs: Sequence[LayerRun], rows: Mapping[Layer, ExpertRows]) -> float:
     """Median ms of a row; 0 without any."""
     times = [
-        run.time / own.own
-        for run in runs
-        if run.node.endswith(" experts") and (own := rows.get(run.layer)) is not None and own.own
+        run.time / own.own for run in runs if _is_experts(run) and (own := rows.get(run.layer)) is not None and own.own
     ]
     return median(times) if times else 0.0

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _SETTING = re.compile(r"\s*(?:(schedule)\s*=\s*([^\s,]+)|([A-Za-z_]\w*)\s*=\s*(\d{1,9}))\s*(?:,|$)")
 _NOT_IN_TRACES = {
-    "experts": "traces have no rows of experts; ask for `data = equal`",
+    "experts": "this trace has no rows of experts, or even ones; ask for `data = equal`",
     "snapshots": "no rank copied a piece of a state in a traced step; `schedc check --snapshot` prices pieces",
     "offloads": "no rank copied activations in a traced step",
     "cores": "only traces of `schedc run --trace` and `Pipeline.trace` say how long a thread had no core",
@@ -80,9 +80,8 @@ def _refuse_name(question: str, wanted: str, causes: Causes) -> None:
         if reason := _NOT_IN_TRACES.get(wanted.partition("=")[0]):
             _refuse(f"this trace does not answer `{question}`", reason, "")
         forms = "rank 2 = others; rank 2 W = others; stage 3 = others; link 0>1 = others; data = equal; "
-        forms += "experts = even; "
-        forms += "cores = own; garbage = none; pauses = none; snapshots = none; offloads = none; start = together; "
-        forms += "host = 0; communication = 0; M=16; schedule=zbv, M=16"
+        forms += "experts = even; cores = own; garbage = none; pauses = none; snapshots = none; offloads = none; "
+        forms += "start = together; host = 0; communication = 0; M=16; schedule=zbv, M=16"
         _refuse(f"this trace does not answer `{question}`", did_you_mean(wanted, possible), forms)
 
 

@@ -20,7 +20,7 @@ COPIES = ("now", "beside")
 """The ways in which a state is copied into images. Each is a case."""
 EACH, STEPS, VICTIM = 2, 40, 1
 """Ranks of a node, updates of a training, and the number of the node that is lost."""
-_JOB = 60.0
+_JOB = 120.0
 """Seconds in which a job must have ended."""
 
 

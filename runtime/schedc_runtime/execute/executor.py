@@ -252,7 +252,8 @@ class Executor:
         with Interruptions() as interruptions, TracedRows() as rows:
             ended = self._advance_within(interruptions, rows)
         if ended and self.intervals is not None:
-            self.intervals = [x._replace(loads=rows_of_routes(x.loads)) if x.loads else x for x in self.intervals]
+            loads = rows_of_routes([x.loads for x in self.intervals])
+            self.intervals = [x._replace(loads=own) for x, own in zip(self.intervals, loads, strict=True)]
         return ended
 
     def _advance_within(self, interruptions: Interruptions, rows: TracedRows) -> bool:

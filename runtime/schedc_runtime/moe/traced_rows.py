@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import torch
+
 from schedc_runtime.moe.planner import routed
 
 
@@ -38,12 +40,13 @@ class TracedRows:
         return planned
 
 
-def rows_of_routes(planned: Sequence[Any]) -> list[RoutedRows]:
-    """The rows of what was planned. Waits for the device."""
-    return [_rows_of(counts) for counts in planned]
+def rows_of_routes(planned: Sequence[Sequence[Any]]) -> list[list[RoutedRows]]:
+    """[instructions] the rows of what each has planned. Waits for the device once."""
+    shapes = [[counts.shape for counts in each] for each in planned]
+    tables = [counts.rows.sum(0).view(counts.shape.ranks, -1).sum(1) for each in planned for counts in each]
+    numbers = iter(torch.cat(tables).tolist() if tables else [])
+    return [[_rows_of(shape.rank, [next(numbers) for _ in range(shape.ranks)]) for shape in each] for each in shapes]
 
 
-def _rows_of(counts: Any) -> RoutedRows:
-    shape = counts.shape
-    by_rank = counts.rows.sum(0).view(shape.ranks, -1).sum(1).tolist()
-    return RoutedRows(by_rank[shape.rank], max(by_rank), sum(by_rank) / shape.ranks)
+def _rows_of(rank: int, by_rank: Sequence[int]) -> RoutedRows:
+    return RoutedRows(by_rank[rank], max(by_rank), sum(by_rank) / len(by_rank))
