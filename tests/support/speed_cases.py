@@ -221,7 +221,10 @@ def watched_costs(rank: int, size: int, level: int, folder: str, rounds: int, st
 
 
 def watched_experts(rank: int, size: int, folder: str) -> dict[str, Any]:
-    """The details of two steps of a MoE whose experts lie on all ranks; its loss collects garbage."""
+    """The details of two steps of a MoE whose experts lie on all ranks; its loss collects garbage.
+
+    loads: of a third step, which is traced and not watched.
+    """
     from support.mesh_cases import balanced_moe
 
     mesh = Mesh(1, size, 1)
@@ -239,10 +242,11 @@ def watched_experts(rank: int, size: int, folder: str) -> dict[str, Any]:
     for _ in range(2):
         pipe.step(batch, targets)
     watch.close()
-    pipe.step(batch, targets)
+    pipe.step(batch, targets, trace=True)
+    loads = [list(load) for interval in pipe.intervals[0] for load in interval.loads]
     pipe.close()
     steps = kept_steps(Path(folder) / f"rank-{rank:04}.times")
-    return {"steps": [step.step for step in steps], "notes": [step.note for step in steps]}
+    return {"steps": [step.step for step in steps], "notes": [step.note for step in steps], "loads": loads}
 
 
 class _Leaving(NamedTuple):

@@ -107,3 +107,8 @@ def test_rows_of_exchanges_and_of_experts_are_kept_with_each_step(tmp_path: Path
         rows = [sum(map(sum, note["experts"].values())) for note in (first, second)]
         assert sum(rows) == 2 * 4 * 6 * 2 * len(first["experts"])  # two ranks with four rows of six tokens, two choices
         assert [generation for generation, _ in first["gc"]].count(1) >= 2
+    loads = list(zip(*(told["loads"] for told in everyone), strict=True))
+    assert len(loads) == 2 * len(everyone[0]["notes"][0]["experts"])  # two microbatches
+    for mine, other in loads:
+        assert mine[1:] == other[1:] == [max(mine[0], other[0]), (mine[0] + other[0]) / 2]
+    assert any(mine[0] != other[0] for mine, other in loads)
