@@ -1,7 +1,7 @@
 """Checkpoints from strangers: altered manifests, records and headers, signed again, and pickles that run commands.
 
 Each case is a folder. All that reads checkpoints of a run, and what loads a model, is applied to it. A folder of traces
-is diagnosed instead, and evidence of an audit is repeated.
+or of last steps is diagnosed instead, and evidence of an audit is repeated.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from schedc_runtime.saved.form import COMMIT, PIECE, digest, rank_file, step_fol
 from support.hostile_evidence import FOLDER as EVIDENCE
 from support.hostile_evidence import read_hostile_evidence, write_hostile_evidence
 from support.hostile_messages import hostile_message
+from support.hostile_steps import KEPT, read_hostile_steps, write_hostile_steps
 from support.hostile_traces import FOLDER, read_hostile_trace, write_hostile_trace
 from support.saved_cases import save, values
 
@@ -123,6 +124,8 @@ def _read(folder: Path) -> str:
     """``refused`` or ``read``; or the error that is not ours."""
     if (folder / FOLDER).is_dir():
         return read_hostile_trace(folder)
+    if (folder / KEPT).is_dir():
+        return read_hostile_steps(folder)
     if (folder / EVIDENCE).is_dir():
         return read_hostile_evidence(folder)
     try:
@@ -322,6 +325,11 @@ def evidence(folder: Path, draw: random.Random, marker: Path) -> str:
     return write_hostile_evidence(folder, draw, marker, altered, _text)
 
 
+def last_steps(folder: Path, draw: random.Random, _: Path) -> str:
+    """Files of the last steps of ranks that are altered."""
+    return write_hostile_steps(folder, draw, altered, _text)
+
+
 def messages(_folder: Path, _draw: random.Random, _: Path) -> str:
     """A keeper in the folder gets an altered message, in place of a reader of the folder."""
     return ""
@@ -341,6 +349,7 @@ ALTERATIONS: dict[str, Callable[[Path, random.Random, Path], str]] = {
     "traces": traces,
     "traces again": traces,
     "messages": messages,
+    "last steps": last_steps,
     "evidence": evidence,
     "evidence again": evidence,
 }

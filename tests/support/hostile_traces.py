@@ -87,11 +87,11 @@ def write_hostile_trace(
     for each, document in found.items():
         (place / each).write_text(text(document))
     if kind in ("bytes", "files"):
-        told = _spoil(place / name, draw)
+        told = spoil(place / name, draw)
     return f"{kind} {told}"
 
 
-def _spoil(path: Path, draw: random.Random) -> str:
+def spoil(path: Path, draw: random.Random) -> str:
     """Gives a file other bytes, or puts what is no file in its place."""
     kind = draw.choice(("flips", "cut", "gzip", "link", "pipe", "folder", "loop"))
     content = bytearray(path.read_bytes())

@@ -141,15 +141,20 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def read_text(path: Path) -> str:
-    """The text of a manifest or a record. Raises `ValueError` for one that is too long, `OSError` for a link."""
+def read_bytes(path: Path, most: int) -> bytes:
+    """What a file holds. Raises `ValueError` for more than ``most`` bytes or for what is no file, `OSError` for a link."""
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise ValueError("it is no file")
-        content = file.read(_MOST_TEXT + 1)
-    if len(content) > _MOST_TEXT:
-        raise ValueError(f"it has more than {_MOST_TEXT} bytes")
-    return content.decode("utf-8")
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise ValueError(f"it has more than {most:,} bytes")
+    return content
+
+
+def read_text(path: Path) -> str:
+    """The text of a manifest or a record. Raises as `read_bytes` does."""
+    return read_bytes(path, _MOST_TEXT).decode("utf-8")
 
 
 def covered(shape: tuple[int, ...], boxes: Iterable[TensorBox]) -> bool:

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.execute.executor import StreamTimes
+from schedc_runtime.saved.form import read_bytes
 
 STEPS = 32
 """Steps that are kept."""
@@ -155,9 +156,11 @@ class StepRing:
 
 def kept_steps(path: Path) -> list[KeptStep]:
     """The steps in the file of a rank, oldest first. Raises `RuntimeFault` for a file that is none."""
-    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
-        content = file.read(_MOST + 1)
-    if len(content) < _PAGE + _STREAMS or len(content) > _MOST:
+    try:
+        content = read_bytes(path, _MOST)
+    except (OSError, ValueError) as error:
+        raise _foreign(path, str(error)) from None
+    if len(content) < _PAGE + _STREAMS:
         raise _foreign(path, f"it has {len(content):,} bytes")
     magic, version, note, capacity, length = _HEADER.unpack_from(content)
     size = _WORDS * 8 + note + 16 * capacity
@@ -169,7 +172,7 @@ def kept_steps(path: Path) -> list[KeptStep]:
         streams = [RunStream(*each) for each in json.loads(content[_PAGE : _PAGE + length])]
         body = content[_PAGE + _STREAMS :]
         steps = [_kept(body[slot * size : (slot + 1) * size], note, capacity, streams) for slot in range(STEPS)]
-    except (ValueError, TypeError, IndexError, AttributeError) as error:
+    except (ValueError, TypeError, IndexError, AttributeError, RecursionError) as error:
         raise _foreign(path, f"its content cannot be read ({type(error).__name__})") from None
     return sorted((step for step in steps if step is not None), key=lambda step: step.step)
 
@@ -199,7 +202,7 @@ def write_traces(folder: Path, out: Path) -> list[Path]:
     ``schedc diagnose`` reads them. A step that a rank did not end is in ``cut-00000057.trace``, as far as ranks came.
     Raises `RuntimeFault` where no step is kept by all ranks.
     """
-    paths = sorted(folder.glob(f"rank-*{SUFFIX}"))
+    paths = [path for path in sorted(folder.glob(f"rank-*{SUFFIX}")) if path.stem[5:].isdecimal()]
     ranks = {int(path.stem[5:]): {step.step: step for step in kept_steps(path)} for path in paths}
     common = sorted(set.intersection(*(set(steps) for steps in ranks.values()))) if ranks else []
     if not common:
