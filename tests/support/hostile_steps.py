@@ -87,7 +87,9 @@ def write_hostile_steps(
         told = str(at)
     elif kind == "note":
         at = PAGE + STREAMS + _slot() + 64
-        content[at : at + 12] = draw.choice((b"[" * 12, b'{"\x1b[2J": 1', b"\xff" * 12, b"NaN", b"9" * 12))[:12].ljust(12)
+        content[at : at + 12] = draw.choice((b"[" * 12, b'{"\x1b[2J": 1', b"\xff" * 12, b"NaN", b"9" * 12))[:12].ljust(
+            12
+        )
     path.write_bytes(content)
     if kind == "name":
         path.rename(path.with_name(draw.choice(("rank-.times", "rank-x.times", "rank-99999999999999999999.times"))))

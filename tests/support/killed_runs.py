@@ -45,13 +45,13 @@ def value(step: int, rank: int) -> torch.Tensor:
     return torch.arange(1000.0) * (rank + 1) + step
 
 
-def held(root: Path, memory: Path, step: int) -> tuple[Places, list[RankHere]]:
-    """Two ranks whose images hold a state of ``step``."""
+def held(root: Path, memory: Path, step: int, attempts: Sequence[str] = ()) -> tuple[Places, list[RankHere]]:
+    """Two ranks whose images hold a state of ``step``. attempts: [ranks] that have copied it; by default the same."""
     places = Places.of_run(memory, "killed")
     for rank in range(_WORLD):
         box = HeldBox(f"model.{rank}", value(step, rank), (1000,), (0,))
         writer = ImageWriter(places, rank, state_size([box]))
-        facts = {"attempt": f"attempt {step}", "facts": {}, "run": {}}
+        facts = {"attempt": attempts[rank] if attempts else f"attempt {step}", "facts": {}, "run": {}}
         writer.write(step % 2, [box], step, True, facts)
         writer.close()
     ranks = [RankHere(this_process(), None, -1, f"rank {rank}", rank, _WORLD, _WORLD, "", str(root), 2)

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.keeper.images import Image, ImageHeader
 from schedc_runtime.keeper.places import Places, RankHere
 from schedc_runtime.saved.form import COMMIT, TensorInBoxes, step_folder, tensor_of
@@ -47,8 +48,9 @@ def held_steps(images: Sequence[Sequence[Image]]) -> list[Held]:
 def flush(places: Places, trainers: Sequence[RankHere], step: int) -> Flushed | None:
     """Write the images of ``step`` of all ranks here, and commit the step where rank 0 is here.
 
-    None where a rank no longer has this state, or other machines have not written theirs. Nothing of the step stays
-    then. Raises `OSError` where the disk is full or refuses.
+    None where a rank no longer has this state, or has it from another attempt than others here, or other machines have
+    not written theirs. Nothing of the step stays then. Raises `OSError` where the disk is full or refuses, and
+    `RuntimeFault` for an image that is damaged.
     """
     began, first = time.monotonic(), trainers[0]
     root, done = Path(first.root), False
@@ -75,9 +77,15 @@ def _write_images(places: Places, root: Path, trainers: Sequence[RankHere], step
     with ExitStack() as reading:
         held = [reading.enter_context(_reading(places, trainer.rank, step)) for trainer in trainers]
         for trainer, each in zip(trainers, held, strict=True):
-            if None in held or each is None or (description := each[0].description(each[1])) is None:
+            if None in held or each is None:
                 return []
             image, header = each
+            if (description := image.description(header)) is None:
+                if _holds(image, header):
+                    raise RuntimeFault(
+                        f"the image of rank {trainer.rank} in {places.folder} is damaged", "go on from disk"
+                    )
+                return []
             written = write_rank(
                 root, description["attempt"], step, trainer.rank, trainer.world, image.source(header),
                 described_tensors(description, header), description["facts"], partial(_holds, image, header),

@@ -272,22 +272,25 @@ class Keeper:
     def _flush(self, step: int, lost: Sequence[RankHere] = ()) -> Flushed | None:
         """Write a step; says on stderr what the disk refuses. Training goes on meanwhile.
 
-        lost: ranks of another node of which copies are here.
+        lost: ranks of another node of which copies are here. Ranks that begin an attempt replace the state from which
+        they go on. The writer does not refuse such a step: the new images have it, too.
         """
-        if threading.current_thread() is self._writer:
+        beside = threading.current_thread() is self._writer
+        if beside:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        why: object = None
         with self._lock:
-            why: object = "a rank no longer has this state, or another machine has not written its part"
             try:
                 done = flush(self.places, [*self.trainers, *lost], step)
             except (OSError, ValueError, RuntimeFault) as error:
                 done, why = None, error
-            if done is None:
+            if done is not None:
+                self.flushed = max(self.flushed, step)
+            elif why or not beside or self.trainers[0].here < self.trainers[0].world:
                 self._refused = max(self._refused, step)
                 self._say_here()
+                why = why or "a rank no longer has this state, or another machine has not written its part"
                 _say(f"step {step} could not be written: {why}; the committed steps are as before")
-            else:
-                self.flushed = max(self.flushed, step)
         return done
 
 

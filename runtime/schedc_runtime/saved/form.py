@@ -142,7 +142,7 @@ def digest(text: str) -> str:
 
 
 def read_bytes(path: Path, most: int) -> bytes:
-    """What a file holds. Raises `ValueError` for more than ``most`` bytes or for what is no file, `OSError` for a link."""
+    """What a file holds. Raises `ValueError` for more than ``most`` bytes and for a pipe, `OSError` for a link."""
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise ValueError("it is no file")

@@ -14,7 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from schedc_runtime.keeper import flush
+from schedc_runtime.keeper.images import TENSORS
 from schedc_runtime.keeper.places import Places
+from schedc_runtime.keeper.watch import Keeper
 from schedc_runtime.saved.read import committed_steps
 from schedc_runtime.trainers.box_file import HeldBox
 from schedc_runtime.trainers.image_writer import ImageWriter, state_size
@@ -124,6 +126,36 @@ def test_a_step_that_cannot_be_committed_leaves_nothing(
             flush.flush(places, ranks, 2)
     assert [path.name for path in root.iterdir()] == ["step-00000001"]
     assert not any(image.read_now for rank in (0, 1) for image in places.images(rank))
+
+
+def test_a_step_whose_images_are_replaced_is_written_from_the_new_ones(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Ranks that begin an attempt replace the state from which they go on, one after the other."""
+    root = tmp_path / "run"
+    places, ranks = held(root, tmp_path, 1, ["first", "second"])
+    for rank in ranks:
+        places.introduce(rank)
+    keeper = Keeper(places)
+    keeper._meet()
+    for attempts, committed in ((), []), (("second", "second"), [1]):
+        if attempts:
+            held(root, tmp_path, 1, attempts)
+            keeper._meet()
+        keeper._durable()
+        keeper._join()
+        assert committed_steps(root) == committed
+    held(root, tmp_path, 2, ["second", "third"])
+    keeper._meet()
+    keeper._newest(told=True)  # ranks have ended: nobody brings a better image
+    assert capfd.readouterr().err.count("could not be written") == 1
+    image = held(root, tmp_path, 3)[0].images(1)[1]
+    image.write(b"x", image.header().tensors + TENSORS)  # the description
+    keeper._meet()
+    keeper._durable()
+    keeper._join()
+    assert "step 3 could not be written: the image of rank 1" in capfd.readouterr().err
+    assert committed_steps(root) == [1]
 
 
 class _Written(TorchDispatchMode):
