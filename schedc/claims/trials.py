@@ -130,6 +130,8 @@ class Trials:
             return ""
         if not self.costs.uniform:
             return "the given costs differ between stages"
+        if self.costs.microbatches:
+            return "it speaks of microbatches of equal cost"
         for symbol in sorted(ZERO_SYMBOLS - names):
             if _symbol(scalars(self.costs), symbol):
                 return f"it speaks of {symbol} = 0"

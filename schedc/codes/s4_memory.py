@@ -87,4 +87,13 @@ S4: tuple[DiagnosticCode, ...] = (
         "them: neither [ops], nor `--cost`, nor the line `costs` of the plan. A schedule without a plan has no "
         "layers, and its stages have no parts: give F, I and W in [ops] instead.",
     ),
+    DiagnosticCode(
+        "S412",
+        "factors of microbatches that do not fit",
+        "`microbatches` has a factor for each microbatch: its ops take as many times as long as the costs say. It is a "
+        "list of numbers from 0 to 1e15, or a list of such lists, one per stage. A schedule that cuts these into "
+        "segments has a factor for each segment: number m k + j is segment j of microbatch m. Factors that were "
+        "measured at one number of microbatches do not fit another. `schedc check --rows` makes factors of the costs "
+        "of rows. Negative numbers, NaN and infinity are refused because they give no meaningful timeline.",
+    ),
 )

@@ -72,17 +72,19 @@ def search_zero_bubble(schedule: Schedule, rule: Searched, times: OpTimes) -> Ch
 class _Ranks:
     """The state of all ranks while one order is built. Each rank has its own clock.
 
-    time: by kind, [ranks] duration of an op. order: [ranks] kinds of the ops so far. done: by kind, [ranks] ops so far.
-    ends: by kind F and I, [ranks][ops] end of each. free: [ranks] end of the last op. first: [ranks] start of the
-    first op. bubble: [ranks] idle time since then. largest: largest bubble so far.
+    times: by kind, [ranks][microbatches] duration of an op. order: [ranks] kinds of the ops so far.
+    done: by kind, [ranks] ops so far. ends: by kind F and I, [ranks][ops] end of each.
+    free: [ranks] end of the last op. first: [ranks] start of the first op. bubble: [ranks] idle time since then.
+    largest: largest bubble so far.
     takes: by kind, memory that an op takes; held, most: [ranks] memory in use and limit, in units of the rule.
     """
 
     def __init__(self, microbatches: int, times: OpTimes, rule: Searched) -> None:
         self.count, self.p2p = microbatches, times.p2p
-        self.time = {kind: times.alone[kind] for kind in (_F, _I, _W)}
-        self.every = range(len(self.time[_F]))
-        self.last = len(self.time[_F]) - 1
+        self.every = range(len(times.alone[_F]))
+        self.last = len(self.every) - 1
+        factors = np.ones((1, microbatches)) if times.factors is None else times.factors
+        self.times = {kind: (np.array(times.alone[kind])[:, None] * factors).tolist() for kind in (_F, _I, _W)}
         self.takes = {_F: rule.whole, _I: rule.kept - rule.whole, _W: -rule.kept}
         self.most = [most * rule.whole for most in rule.most]
         self.order: list[list[int]] = [[] for _ in self.every]
@@ -125,12 +127,17 @@ class _Ranks:
         else:
             self.bubble[rank] += start - free
             self.largest = max(self.largest, self.bubble[rank])
-        self.free[rank] = start + self.time[kind][rank]
+        self.free[rank] = start + self._time(kind, rank)
         self.held[rank] += self.takes[kind]
         self.done[kind][rank] += 1
         self.order[rank].append(kind)
         if kind != _W:
             self.ends[kind][rank].append(self.free[rank])
+
+    def _time(self, kind: int, rank: int, ahead: int = 0) -> float:
+        """Duration of the op of this kind that is ``ahead`` of the next one of a rank; of the last where none is."""
+        times = self.times[kind][rank]
+        return times[min(self.done[kind][rank] + ahead, len(times) - 1)]  # type: ignore[no-any-return]
 
     def _arrival(self, rank: int, kind: int) -> float:
         """When the input of the rank's next op of this kind arrives; -inf if it comes from no other rank."""
@@ -167,14 +174,17 @@ class _Ranks:
     def _before_first(self, fit: bool) -> list[int]:
         """[ranks] how many more forwards each rank has time and memory for until its first I can start."""
         extra = [0] * len(self.every)
-        ended = self.free[self.last] + self.time[_I][self.last]
+        ended = self.free[self.last] + self._time(_I, self.last)
         for rank in reversed(self.every[:-1]):
-            forward, arrival, free = self.time[_F][rank], ended + self.p2p, self.free[rank]
+            arrival, free = ended + self.p2p, self.free[rank]
             room = min((self.most[rank] - self.held[rank]) // self.takes[_F], self.count - 1)
-            while extra[rank] < room and (free + forward <= arrival if fit else free < arrival):
+            while extra[rank] < room:
+                forward = self._time(_F, rank, extra[rank])
+                if not (free + forward <= arrival if fit else free < arrival):
+                    break
                 free += forward
                 extra[rank] += 1
-            ended = max(free, arrival) + self.time[_I][rank]
+            ended = max(free, arrival) + self._time(_I, rank)
         return extra
 
     def _ahead(self, skip: bool) -> list[bool]:
@@ -191,12 +201,12 @@ class _Ranks:
         """Whether a rank leaves out a forward: it is two ahead, and its I can run first without a larger bubble."""
         if self.done[_F][rank] < self.done[_F][rank + 1] + 2:
             return False
-        following = self.free[rank + 1] + self.time[_F][rank + 1] + self.time[_I][rank + 1] + self.p2p
+        following = self.free[rank + 1] + self._time(_F, rank + 1) + self._time(_I, rank + 1) + self.p2p
         if self.free[rank] >= following:
             return True
         over = max(0, self.held[rank] + self.takes[_F] - self.most[rank])
         weights = min(-(over // self.takes[_W]), self.done[_I][rank] - self.done[_W][rank])
-        if self.free[rank] + self.time[_F][rank] + weights * self.time[_W][rank] <= following:
+        if self.free[rank] + self._time(_F, rank) + weights * self._time(_W, rank) <= following:
             return False
         return following - self.free[rank] <= self.largest - self.bubble[rank]
 
@@ -213,7 +223,7 @@ class _Ranks:
     def _fill(self, rank: int, kind: int, fill: bool) -> None:
         """Append W until the input of the next op arrives. One that is longer than the gap depends on the bubbles."""
         arrival = self._arrival(rank, kind)
-        while self._pending(rank) and self.free[rank] + self.time[_W][rank] <= arrival:
+        while self._pending(rank) and self.free[rank] + self._time(_W, rank) <= arrival:
             self._put(rank, _W)
         if self._pending(rank) and self.free[rank] < arrival:
             gap = arrival - self.free[rank]

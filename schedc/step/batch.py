@@ -11,11 +11,12 @@ import numpy as np
 from schedc.ir.arrays import Floats, Int64, bincount
 from schedc.step.cell_durations import cell_classes, durations_of
 from schedc.step.costs.batch import CostBatch
-from schedc.step.costs.costs import Costs
-from schedc.step.dependencies import Dependencies
+from schedc.step.costs.costs import Costs, StageCosts
+from schedc.step.dependencies import Dependencies, reduce_by_rank
 from schedc.step.kept import kept
 from schedc.step.lowering import closed_cells
 from schedc.step.ratios import idle, ratios, span_ratios
+from schedc.step.timeline import durations
 from schedc.step.walk import run
 
 
@@ -51,15 +52,26 @@ def simulate_batch(dependencies: Dependencies, costs: CostBatch | Sequence[Costs
     """The figures of `schedc.step.timeline.simulate` for each of many cost vectors; the same to the last digit.
 
     busy alone is summed in another order (how often each duration occurs, times it), so that where costs are not
-    integers its last digits may differ. Raises `DiagnosticError` (S404) for costs of another number of stages.
+    integers its last digits may differ. Raises `DiagnosticError` (S404) for costs of another number of stages, and S412
+    for factors of another number of microbatches.
     """
     stages = dependencies.schedule.stages
+    if not isinstance(costs, CostBatch) and any(c.microbatches for c in costs):
+        return _unequal(dependencies, [c.resolved(stages) for c in costs])
     batch = costs if isinstance(costs, CostBatch) else CostBatch.of(costs, stages)
     rows = batch.rows(stages)
     groups, classes = cell_classes(dependencies, len(rows.F))
     duration = durations_of(groups, rows)
     begin, end = edges(dependencies, classes, duration, rows.p2p)
     return Outcomes(end.max(axis=0, initial=0.0), _busy(dependencies, classes, duration), end - begin)
+
+
+def _unequal(dependencies: Dependencies, costs: Sequence[StageCosts]) -> Outcomes:
+    """The figures of vectors of which some have factors of microbatches: every cell has a time of its own."""
+    duration, every = np.stack([durations(dependencies, one) for one in costs], axis=1), np.arange(len(dependencies))
+    begin, end = edges(dependencies, every, duration, np.array([one.p2p for one in costs], np.float64))
+    busy = reduce_by_rank(np.add, duration, dependencies.rank_start)
+    return Outcomes(end.max(axis=0, initial=0.0), busy, end - begin)
 
 
 def _busy(dependencies: Dependencies, classes: Int64, duration: Floats) -> Floats:

@@ -8,10 +8,13 @@ from typing import NamedTuple
 import numpy as np
 
 from schedc.ir.arrays import Floats, Int32, Int64, bincount, distinct
+from schedc.ir.op_tables import BACKWARD
 from schedc.ir.ops import OpKind
-from schedc.step.costs.costs import OpCosts
+from schedc.ir.recomputed import recomputed_ops
+from schedc.ir.schedule import Schedule
+from schedc.step.costs.costs import OpCosts, StageCosts
 from schedc.step.dependencies import Dependencies
-from schedc.step.durations import duration
+from schedc.step.durations import alone, duration
 from schedc.step.kept import kept
 
 
@@ -30,6 +33,28 @@ def durations_of(groups: Sequence[SameKinds], costs: OpCosts) -> Floats:
     for first, second, cells, rows in groups:
         result[cells] = duration(costs, first, second, rows)
     return result
+
+
+def alike_durations(dependencies: Dependencies, costs: StageCosts) -> Floats:
+    """[cells] times of all cells where all microbatches cost the same, with recomputation inside of backwards."""
+    result = durations_of(cell_groups(dependencies, costs.F.size), costs)
+    last = dependencies.backward
+    cells = np.flatnonzero(last >= 0)
+    result[cells] += recomputing(dependencies.schedule, costs)[last[cells]]
+    return result
+
+
+def single_ops(schedule: Schedule, costs: StageCosts) -> Floats:
+    """[ops] the time of each op alone, of a microbatch of factor 1."""
+    return np.asarray(alone(costs)[schedule.kind, schedule.stage]) + recomputing(schedule, costs)
+
+
+def recomputing(schedule: Schedule, costs: StageCosts) -> Floats:
+    """[ops] how long each op recomputes inside itself: a backward whose microbatch has no R."""
+    if not costs.recompute_in_backward.any():
+        return np.zeros(len(schedule))
+    inside = BACKWARD[schedule.kind] & ~recomputed_ops(schedule)
+    return np.where(inside, costs.recompute_in_backward[schedule.stage], 0.0)
 
 
 @kept

@@ -23,6 +23,7 @@ from schedc.ir.schedule import Schedule
 from schedc.step.dependencies import needs_of
 from schedc.step.op_times import OpTimes
 from schedc.step.rules import OpPattern, Preferred
+from schedc.step.unequal import op_factors, pair_time
 
 Cell = tuple[int, ...]
 """An op, or the two ops of a pair."""
@@ -78,13 +79,16 @@ class Ops(NamedTuple):
             lag = np.where(rank[needed[waiting]] != rank[waiting], times.p2p, 0.0)
             for before, op, late in zip(needed[waiting].tolist(), waiting.tolist(), lag.tolist(), strict=True):
                 after[before].append((op, late))
-        alone, pair = np.array(times.alone)[schedule.kind, schedule.stage].tolist(), cache(times.pair)
+        each, pair = np.array(times.alone)[schedule.kind, schedule.stage], cache(times.pair)
+        alone, factor = each.tolist(), op_factors(times.factors, schedule).tolist()
 
         def time(cell: Cell) -> float:
             if len(cell) == 1:
-                return float(alone[cell[0]])
+                return float(factor[cell[0]] * alone[cell[0]])
             first, second = cell
-            return pair(LETTERS[kind[first]] + LETTERS[kind[second]], stage[first], stage[second])
+            one, two = factor[first], factor[second]
+            whole = pair(LETTERS[kind[first]] + LETTERS[kind[second]], stage[first], stage[second])
+            return float(pair_time(one, two, min(one, two), whole, alone[first], alone[second]))
 
         return cls(schedule.rank_start.tolist(), time, after, (needs >= 0).sum(axis=0).tolist())
 

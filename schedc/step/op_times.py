@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from schedc.ir.arrays import Floats
 from schedc.ir.ops import FACTS, OpKind
 from schedc.ir.schedule import Schedule
 from schedc.step.costs.costs import Costs
@@ -19,17 +20,20 @@ class OpTimes:
     alone: [kinds][stages] time of an op.
     pair: gives the time of a pair, from its kind, such as ``FB``, and the stages of its two ops.
     p2p: latency of a message between ranks.
+    factors: [stages or 1, microbatches] of the times of ops; None where all microbatches cost the same.
     """
 
     alone: Sequence[Sequence[float]]
     pair: Callable[[str, int, int], float]
     p2p: float
+    factors: Floats | None = None
 
     @classmethod
     def of(cls, costs: Costs, schedule: Schedule) -> OpTimes:
         """The times that costs give to ops of a schedule. Backwards recompute inside, but on stages with Rs.
 
-        Raises `DiagnosticError` (S404) for costs of another number of stages.
+        Raises `DiagnosticError`: S404 for costs of another number of stages, S412 for factors of another number of
+        microbatches.
         """
         table = costs.resolved(schedule.stages)
         more = table.recompute_in_backward.copy()
@@ -42,7 +46,8 @@ class OpTimes:
             inside = sum(more[stage] for op, stage in ((one, first), (other, second)) if FACTS[op].backward)
             return float(duration(table, one, other, (first, second)) + inside)
 
-        return cls(times.tolist(), pair, table.p2p)
+        factors = None if table.microbatches is None else table.microbatches.of_schedule(schedule)
+        return cls(times.tolist(), pair, table.p2p, factors)
 
 
 class StepTimes(NamedTuple):

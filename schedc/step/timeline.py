@@ -8,13 +8,13 @@ import numpy as np
 
 from schedc.ir.arrays import Floats, Int64
 from schedc.ir.ops import OpKind
-from schedc.ir.recomputed import recomputed_ops
 from schedc.ir.schedule import Schedule
-from schedc.step.cell_durations import cell_groups, durations_of
+from schedc.step.cell_durations import alike_durations
 from schedc.step.costs.costs import Costs, StageCosts
 from schedc.step.dependencies import Dependencies, reduce_by_rank
 from schedc.step.lowering import closed_cells
 from schedc.step.ratios import idle, ratios, span_ratios
+from schedc.step.unequal import CellParts
 from schedc.step.walk import Numbers, run
 
 
@@ -140,13 +140,13 @@ def run_times(dependencies: Dependencies, costs: Costs) -> tuple[Floats, Floats]
 
 
 def durations(dependencies: Dependencies, costs: StageCosts) -> Floats:
-    """[cells] the time of every cell. A pair with a W takes as long as both ops: what it hides lies inside the cell."""
-    result = durations_of(cell_groups(dependencies, costs.F.size), costs)
-    if costs.recompute_in_backward.any():
-        last = dependencies.backward
-        inside = (last >= 0) & ~recomputed_ops(dependencies.schedule)[last]
-        result[inside] += costs.recompute_in_backward[dependencies.schedule.stage[last[inside]]]
-    return result
+    """[cells] the time of every cell. A pair with a W takes as long as both ops: what it hides lies inside the cell.
+
+    Raises `DiagnosticError` (S412) for factors of another number of microbatches.
+    """
+    if costs.microbatches is None:
+        return alike_durations(dependencies, costs)
+    return CellParts.of(dependencies, costs).times(costs.microbatches.of_schedule(dependencies.schedule))
 
 
 def run_durations(dependencies: Dependencies, duration: Numbers, latency: float) -> tuple[Numbers, Numbers]:

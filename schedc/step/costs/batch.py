@@ -40,6 +40,8 @@ class CostBatch:
         """The vectors of many `Costs`; raises `DiagnosticError` (S404) for a list of another length than ``stages``."""
         if any(np.any(c.recompute_in_backward) for c in costs):
             raise CompilerBug("costs", "a batch does not know `recompute_in_backward`")
+        if any(c.microbatches for c in costs):
+            raise CompilerBug("costs", "a batch does not know `microbatches`")
         lists = {name: list(map(attrgetter(name), costs)) for name in CELL_KEYS}
         if any(tuple in map(type, given) for given in lists.values()):
             resolved = [c.resolved(stages) for c in costs]

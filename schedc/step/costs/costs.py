@@ -18,6 +18,8 @@ from schedc.step.costs.checks import Cost, problem, problem_in, too_many_values,
 from schedc.step.costs.kernels import KernelFamily, read_kernels, write_kernels
 from schedc.step.costs.keys import CELL_KEYS, DEFAULTS, KEYS, NAMES, TABLES, with_keys
 from schedc.step.costs.lanes import LaneEngine, read_lanes, slowdowns, write_lanes
+from schedc.step.costs.microbatches import KEY as MICROBATCHES
+from schedc.step.costs.microbatches import Factors, MicrobatchFactors, read_microbatches, write_microbatches
 from schedc.step.costs.parts import PartCosts, read_parts, write_parts
 
 if TYPE_CHECKING:
@@ -44,6 +46,7 @@ class Costs:
         said. Only a step with works depends on it.
     kernels: who multiplies rows of experts, by shape and rows, for a `Pipeline`. No time follows from it.
     parts: times of the parts of a model, in place of F, I, W and B; a plan's layout makes times of stages of them.
+    microbatches: [microbatches] or [stages][microbatches] factors of all times of ops; empty where all cost the same.
     given: the keys that a file or a measurement gives. Empty if every key counts, as for costs made in Python.
     """
 
@@ -64,6 +67,7 @@ class Costs:
     lanes: tuple[LaneEngine, ...] = ()
     kernels: tuple[KernelFamily, ...] = ()
     parts: PartCosts | None = None
+    microbatches: Factors = ()
     source: Source | None = field(default=None, compare=False, repr=False)
     given: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
 
@@ -93,14 +97,15 @@ class Costs:
 
     @property
     def uniform(self) -> bool:
-        """Whether every stage costs the same time."""
+        """Whether every stage costs the same time for microbatches of one factor."""
         times = (getattr(self, name) for name in (*CELL_KEYS, "recompute_in_backward"))
         return all(not isinstance(cost, tuple) or len(set(cost)) == 1 for cost in times)
 
     def resolved(self, stages: int) -> StageCosts:
         """The costs of each of ``stages`` stages.
 
-        Raises `DiagnosticError`: S404 for a list of another length, S411 for times of parts, which need a layout.
+        Raises `DiagnosticError`: S404 for a list of another length, S411 for times of parts, which need a layout, S412
+        for factors of microbatches that are no factors.
         """
         self.check_of_stages()
         findings = [
@@ -122,7 +127,8 @@ class Costs:
                 columns[key.name] = lane(cost) if key.per_stage else float(cost)
         restored = lane(self.activation if self.restored is None else self.restored)
         return StageCosts(**columns, recompute_in_backward=lane(self.recompute_in_backward), restored=restored,
-                          slowdown=slowdowns(self.lanes))  # fmt: skip
+                          slowdown=slowdowns(self.lanes),
+                          microbatches=MicrobatchFactors.of(self.microbatches, stages, self.source))  # fmt: skip
 
     def check_of_stages(self) -> None:
         """Raise `DiagnosticError` (S411) for times of parts: nothing says which stage holds which."""
@@ -159,6 +165,7 @@ class StageCosts(OpCosts):
     recompute_in_backward: [stages] times. dp: time, as there. activation, pending_weight, recomputed, restored:
     [stages] memory.
     slowdown: [lanes of works] by how much more than alone compute takes while a lane is busy; 0.08 for 8 % more.
+    microbatches: factors of the times of ops; None where all microbatches cost the same.
     """
 
     p2p: float
@@ -169,6 +176,7 @@ class StageCosts(OpCosts):
     recomputed: Floats
     restored: Floats
     slowdown: Floats
+    microbatches: MicrobatchFactors | None = None
 
 
 SCHEMA = "schedc.costs/1"
@@ -193,12 +201,14 @@ def parse_costs(source: Source) -> Costs:
     * ``[memory]``: activation, pending_weight and recomputed, likewise.
     * ``[parts]``: that of `schedc.step.costs.parts`, in place of F, I, W and B.
     * ``[cell]``: that of `schedc.cell.table`; ``[cell.rows]``: that of `schedc.cell.rows`.
+    * Key ``microbatches``: that of `schedc.step.costs.microbatches`.
     * ``[lanes.d2h]``: those of `schedc.step.costs.lanes`; ``[[kernels]]``: those of `schedc.step.costs.kernels`.
 
-    Raises `DiagnosticError` with everything that is wrong (S401, S402, S405, S411).
+    Raises `DiagnosticError` with everything that is wrong (S401, S402, S405, S411, S412).
     """
-    if (finding := too_many_values(source, "per_rank")) is not None:
-        raise DiagnosticError([finding])
+    for key in ("per_rank", MICROBATCHES):
+        if (finding := too_many_values(source, key)) is not None:
+            raise DiagnosticError([finding])
     values = parse_toml(source)
     schema = values.pop("schema", None)
     findings: list[Diagnostic] = []
@@ -209,7 +219,7 @@ def parse_costs(source: Source) -> Costs:
         )
     costs: dict[str, Any] = {}
     for name, table in values.items():
-        if name in _OTHER_TABLES and (isinstance(table, dict) or name == "kernels"):
+        if name in _OTHER_TABLES and (isinstance(table, dict) or name in _LISTS):
             costs[name], wrong = _OTHER_TABLES[name](table, source)
             findings += wrong
         elif name not in TABLES and name not in _OTHER_TABLES:
@@ -222,7 +232,7 @@ def parse_costs(source: Source) -> Costs:
             good, wrong = validated(table, TABLES[name], source)
             costs |= good
             findings += wrong
-    result = Costs(**costs, source=source, given=frozenset(costs))
+    result = Costs(**costs, source=source, given=frozenset(costs) - {MICROBATCHES})
     if findings := findings + _beside_parts(result, costs, source):
         raise DiagnosticError(findings)
     return result
@@ -259,8 +269,12 @@ _OTHER_TABLES: Mapping[str, Callable[[Any, Source], tuple[Any, list[Diagnostic]]
     "lanes": read_lanes,
     "kernels": read_kernels,
     "parts": read_parts,
+    MICROBATCHES: read_microbatches,
 }
 """What reads the tables whose entries are no costs of ops, by name, each into the field of that name."""
+
+_LISTS = ("kernels", MICROBATCHES)
+"""Keys with a list as their value."""
 
 
 def _setting(source: Source, key: str) -> str:
@@ -270,7 +284,7 @@ def _setting(source: Source, key: str) -> str:
 
 def dump_costs(costs: Costs) -> str:
     """The TOML text of ``costs``, or of their ``given`` keys if any; `parse_costs` gives back an equal value."""
-    lines = [f'schema = "{SCHEMA}"']
+    lines = [f'schema = "{SCHEMA}"', *write_microbatches(costs.microbatches)]
     for table, keys in TABLES.items():
         values = {key: getattr(costs, key) for key in keys if not costs.given or key in costs.given}
         entries = [f"{key} = {_number(value)}" for key, value in values.items() if value is not None]

@@ -1,0 +1,133 @@
+"""The order of unequal microbatches in a step: a search in whole numbers, which every rank repeats to the same end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from schedc.diagnostics import CompilerBug
+from schedc.ir.arrays import Int64
+from schedc.ir.ops import OpKind
+from schedc.step.batch import edges
+from schedc.step.costs.costs import Costs
+from schedc.step.dependencies import Dependencies
+from schedc.step.timeline import run_durations
+from schedc.step.unequal import CellParts
+
+TRIES = 2_400
+"""Orders that a search prices where nobody says more."""
+
+_AT_ONCE = 48
+"""Orders that are priced side by side; the search goes on from the best of them."""
+
+_SEED = 6
+
+_EXACT, _OF_COST, _OF_TIME = 52, 16, 20
+"""Bits of a sum of whole numbers that a double holds exactly; most bits of a microbatch's cost, and of a time."""
+
+
+@dataclass(frozen=True, eq=False)
+class MicrobatchPricer:
+    """Gives the makespans of a step whose microbatches have given costs, in whole numbers: alike on all machines.
+
+    parts: [cells] times of cells at mean cost, whole numbers. latency: time of a message, likewise.
+    segments: of each microbatch along its sequence. All segments of a microbatch have its cost, as if cut by work.
+    """
+
+    parts: CellParts
+    latency: int
+    segments: int = 1
+
+    @classmethod
+    def of(cls, dependencies: Dependencies, costs: Costs, segments: int = 1) -> MicrobatchPricer:
+        """The pricer of a legal schedule. Factors of microbatches in ``costs`` are left out."""
+        stage_costs = costs.resolved(dependencies.schedule.stages)
+        return cls.rounded(CellParts.of(dependencies, stage_costs), stage_costs.p2p, segments)
+
+    @classmethod
+    def rounded(cls, parts: CellParts, latency: float, segments: int = 1) -> MicrobatchPricer:
+        """The pricer of cells with these times, of any unit, in whole numbers of at most 20 bits."""
+        bits = min(_OF_TIME, _EXACT - _OF_COST - (3 * len(parts.dependencies)).bit_length())
+        largest = max(float(parts.whole.max(initial=0.0)), float(parts.ops.max(initial=0.0)), latency)
+        scale = (1 << max(bits, 1)) / largest if largest else 0.0
+        whole, ops = np.rint(parts.whole * scale), np.rint(parts.ops * scale)
+        return cls(CellParts(parts.dependencies, whole, ops), round(latency * scale), segments)
+
+    @property
+    def microbatches(self) -> int:
+        return self.parts.dependencies.schedule.microbatches // self.segments
+
+    @cached_property
+    def turns(self) -> Int64:
+        """[microbatches] places of microbatches by the time of their first forward, where all cost the same."""
+        known = self.parts.dependencies
+        start, _ = run_durations(known, self.parts.whole, float(self.latency))
+        forward = np.flatnonzero(known.schedule.kind == OpKind.F)
+        first = np.full(known.schedule.microbatches, np.inf)
+        np.minimum.at(first, known.schedule.microbatch[forward], start[known.cell_of[forward]])
+        return np.argsort(first.reshape(-1, self.segments).min(axis=1), kind="stable").astype(np.int64)
+
+    def makespans(self, durations: Int64) -> Int64:
+        """[K] makespans, in one unit for all K orders of the same costs. Costs are whole numbers of at most 16 bits.
+
+        durations: [K, 1 or stages, microbatches] costs of the microbatches in the places of each order.
+        """
+        factors = np.ascontiguousarray(repeat_segments(durations, self.segments).transpose(1, 2, 0), np.float64)
+        known, orders = self.parts.dependencies, len(durations)
+        mean = int(durations[:1].sum()) // max(1, durations[0].size)
+        every, latency = np.arange(len(known)), np.full(orders, float(self.latency * mean))
+        _, end = edges(known, every, self.parts.times(factors), latency)
+        return np.asarray(end.max(axis=0, initial=0.0)).astype(np.int64)
+
+
+def repeat_segments(durations: Int64, segments: int) -> Int64:
+    """[..., microbatches * segments] costs of microbatches, [..., microbatches], for each of their segments."""
+    every = np.broadcast_to(durations[..., None], (*durations.shape, segments))
+    return every.reshape(*durations.shape[:-1], -1)
+
+
+def order_microbatches(durations: Int64, pricer: MicrobatchPricer, tries: int = TRIES) -> Int64:
+    """[M] the order of microbatches with the shortest step of all that are tried: place i holds microbatch order[i].
+
+    First the smallest stand at both ends and the largest in the middle. Then two places change at a time: of 48 such
+    orders the best goes on, unless it is worse. The tries are a number, never a time: equal inputs give equal orders.
+
+    durations: [M] costs of microbatches, or [stages, M] by stage: whole numbers of any unit, from 0.
+    pricer: of the step. tries: orders to price.
+    """
+    costs = _fewer_bits(np.atleast_2d(durations))
+    if costs.shape[1] != pricer.microbatches:
+        raise CompilerBug("row order", f"costs of {costs.shape[1]} microbatches, the step has {pricer.microbatches}")
+    order = _ends_first(costs.sum(axis=0), pricer.turns)
+    least = int(pricer.makespans(costs[None, :, order])[0])
+    source = np.random.PCG64(_SEED)  # the stream of its raw numbers is the same in all versions and on all machines
+    M = order.size
+    for _ in range(tries // _AT_ONCE if M > 1 else 0):
+        raw = source.random_raw(2 * _AT_ONCE).reshape(2, _AT_ONCE)
+        one = raw[0] % np.uint64(M)
+        other = (one + raw[1] % np.uint64(M - 1) + np.uint64(1)) % np.uint64(M)
+        tried, row = np.tile(order, (_AT_ONCE, 1)), np.arange(_AT_ONCE)
+        tried[row, one], tried[row, other] = order[other], order[one]
+        makespans = pricer.makespans(costs[:, tried].swapaxes(0, 1))
+        best = int(makespans.argmin())
+        if makespans[best] <= least:  # an equal one goes on too: several ranks may bound the step
+            order, least = tried[best], int(makespans[best])
+    return order
+
+
+def _fewer_bits(costs: Int64) -> Int64:
+    """The costs without the low bits that those of more than 16 bits have; at least 1 remains of any cost."""
+    excess = max(0, int(costs.max(initial=0)).bit_length() - _OF_COST)
+    return np.where(costs > 0, np.maximum(costs.astype(np.int64) >> excess, 1), 0)
+
+
+def _ends_first(costs: Int64, turns: Int64) -> Int64:
+    """[M] microbatches in places, the smallest at both ends. costs: [M]; turns: [M] places in the order of time."""
+    M = costs.size
+    inward = np.empty(M, np.int64)  # first place, last place, second place, and so on
+    inward[::2], inward[1::2] = np.arange((M + 1) // 2), M - 1 - np.arange(M // 2)
+    order = np.empty(M, np.int64)
+    order[turns[inward]] = np.argsort(costs, kind="stable")
+    return order
