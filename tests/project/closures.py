@@ -51,7 +51,7 @@ ASKED_FOR = tuple(
 )
 CLOSURES = (
     Closure("schedc_runtime.execute.bind", 5_000),
-    Closure("schedc.compiler", 31_750),
+    Closure("schedc.compiler", 32_500),
     Closure("schedc_runtime.pipeline.pipeline", 47_500, ASKED_FOR),
 )
 LOOKUPS = frozenset({"schedc.plan.passes", "schedc_runtime.kernels.library"})
