@@ -18,7 +18,8 @@ from support.runtime_cases import next_token_loss
 
 PIECES, WRITER = 1.03, 1.2
 """The most that a step may cost with pieces, and beside the writer, in steps without."""
-_TOKENS, _ROWS, _WIDTH = 256, 8, 128
+_TOKENS, _ROWS, _WIDTH = 256, 16, 128
+"""Tokens of a row, rows of a step, columns. 0.9 million parameters see 4,096 tokens; large models see more per rank."""
 _LONGEST = 60.0
 """Seconds in which a state must be on disk."""
 
@@ -31,7 +32,7 @@ def step_costs(pairs: int) -> dict[str, Any]:
     """
     torch.manual_seed(0)
     model = GPT(GPTConfig(width=_WIDTH, heads=4, blocks=4, vocab=256, context=_TOKENS))
-    pipe = Pipeline(model, schedc.compile("1f1b", P=2, M=4), loss_fn=next_token_loss, in_process=True)
+    pipe = Pipeline(model, schedc.compile("1f1b", P=2, M=8), loss_fn=next_token_loss, in_process=True)
     optimizer = torch.optim.AdamW(pipe.parameters(), 1e-3)
     ids = torch.randint(0, 256, (_ROWS, _TOKENS))
     with tempfile.TemporaryDirectory() as folder:

@@ -6,7 +6,7 @@ import base64
 import math
 import random
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,8 @@ from schedc_runtime.errors import RuntimeFault
 Put = Callable[[Tensor], str]
 """Keeps a tensor, and gives the name that it has from then on."""
 Get = Callable[[str], Tensor]
+_PLAIN = frozenset({type(None), bool, int, str})
+"""Types that JSON has, too."""
 
 
 def packed(value: Any, put: Put, path: str) -> Any:
@@ -34,9 +36,9 @@ def packed(value: Any, put: Put, path: str) -> Any:
     if isinstance(value, bytes):
         return {"bytes": base64.b64encode(value).decode()}
     if isinstance(value, list):
-        return [packed(each, put, f"{path}[{number}]") for number, each in enumerate(value)]
+        return _packed_each(value, put, path)
     if isinstance(value, tuple):
-        return {"tuple": [packed(each, put, f"{path}[{number}]") for number, each in enumerate(value)]}
+        return {"tuple": _packed_each(value, put, path)}
     if isinstance(value, Mapping):
         items = [[packed(key, put, path), packed(each, put, f"{path}[{key!r}]")] for key, each in value.items()]
         return {"items": items}
@@ -44,6 +46,12 @@ def packed(value: Any, put: Put, path: str) -> Any:
         f"{path} is a {type(value).__name__}, which a checkpoint cannot hold",
         "keep tensors, numbers, texts, bytes and containers of these in state_dict()",
     )
+
+
+def _packed_each(values: Sequence[Any], put: Put, path: str) -> list[Any]:
+    if _PLAIN.issuperset(map(type, values)):  # the numbers of a generator are hundreds
+        return list(values)
+    return [packed(each, put, f"{path}[{number}]") for number, each in enumerate(values)]
 
 
 def unpacked(value: Any, get: Get) -> Any:

@@ -22,13 +22,14 @@ _SPARE = 1 << 20
 class _Layout(NamedTuple):
     """Where boxes lie in an image. key: tells it from others. tensors: bytes of the safetensors file.
 
-    views: [boxes] memory for each.
+    views: [boxes] memory for each. entries: of a manifest, by name. text: the same as JSON.
     """
 
     key: object
     tensors: int
     views: list[Tensor]
     entries: dict[str, Any]
+    text: str
 
 
 class BegunCopy(NamedTuple):
@@ -82,7 +83,8 @@ class ImageWriter:
     def begin(self, number: int, boxes: Sequence[HeldBox], facts: Mapping[str, Any]) -> BegunCopy:
         """Empty an image, and make it ready for a state. Facts are taken now, tensors when they are copied."""
         layout = self._layout(number, boxes)
-        text = _text({**facts, **self.notes(layout.entries)}, layout.entries)
+        told = _json({**facts, **self.notes(layout.entries)})
+        text = f'{told[:-1]},"tensors":{layout.text}}}'.encode()
         if TENSORS + layout.tensors + len(text) > self.images[number].size:
             self._grow(number, TENSORS + layout.tensors + len(text))
             layout = self._layout(number, boxes)
@@ -142,7 +144,9 @@ class ImageWriter:
             tensor = boxes[each].tensor
             views[each] = whole[begin : begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
             begin += tensor.nbytes
-        layout = self._layouts[number] = _Layout(key, tensors, [views[each] for each in range(len(boxes))], entries)
+        layout = self._layouts[number] = _Layout(
+            key, tensors, [views[each] for each in range(len(boxes))], entries, _json(entries)
+        )
         return layout
 
 
@@ -151,5 +155,5 @@ def state_size(boxes: Sequence[HeldBox]) -> int:
     return TENSORS + sum(box.tensor.nbytes + 512 for box in boxes)
 
 
-def _text(facts: Mapping[str, Any], entries: Mapping[str, Any]) -> bytes:
-    return json.dumps({**facts, "tensors": entries}, separators=(",", ":"), allow_nan=False).encode()
+def _json(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)
