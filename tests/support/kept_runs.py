@@ -103,11 +103,12 @@ def kept_run(
     agent: bool = False,
     watched: bool = False,
     light: bool = False,
+    printed: str = "",
     **given: Any,
 ) -> list[Any]:
     """A run on all ranks. agent: as under an agent that restarts. watched: keep the last steps, too.
 
-    light: of `layers`. given: to `Checkpoints`.
+    light: of `layers`. printed: a file for what ranks and keeper say on stderr. given: to `Checkpoints`.
 
     kills: each [rank, point, steps behind the first one, seed]. The step that it began at is added to a file beside the
     folder. Returns this step, the digest of its end on rank 0, and the pid of the keeper.
@@ -115,6 +116,8 @@ def kept_run(
     os.environ.pop("TORCHELASTIC_RESTART_COUNT", None)
     if agent:
         os.environ["TORCHELASTIC_RESTART_COUNT"] = "0"
+    if printed:
+        os.dup2(os.open(printed, os.O_WRONLY | os.O_APPEND | os.O_CREAT), 2)
     mine = [kill[1:] for kill in kills if kill[0] == rank]
     if any(point == "meeting" for point, *_ in mine):
         _before(KeeperMeeting, "start", _die)

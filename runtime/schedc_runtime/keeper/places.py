@@ -5,7 +5,7 @@
                                  trainer-0003.json  `RankHere`
                                  rank-0003.a, .b    images, also those of ranks of the node before
                                  peers.json         `Peers`
-                                 program.json       what the ranks run, for reports
+                                 program-0000.npz   what the ranks run, for reports
                                  rank-0003.times    the last steps of a rank, if a watch of speed keeps them
 """
 
@@ -16,6 +16,7 @@ import json
 import os
 import stat
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
 from shutil import copyfile
@@ -134,6 +135,20 @@ class Places:
         except OSError:
             return None
         return descriptor
+
+    def keep_program(self, number: int, content: bytes) -> None:
+        """Keep a program that the ranks run, as the bytes of an .npz file. Reports name no instruction without it.
+
+        Nothing is kept where there is no room, or where the run has closed its checkpoints and goes on.
+        """
+        partial = self.folder / f"program.{token_hex(4)}"
+        with suppress(OSError):
+            partial.write_bytes(content)
+            partial.rename(self.program_path(number))
+
+    def program_path(self, number: int) -> Path:
+        """The file of a program that the ranks run."""
+        return self.folder / f"program-{number:04}.npz"
 
     def introduce(self, trainer: RankHere) -> None:
         """Tell the keeper of a rank."""

@@ -8,24 +8,23 @@ from pathlib import Path
 from schedc.ir.npz import program_from_npz
 from schedc.ir.program import Program
 from schedc_runtime.execute.instruction_names import place_in_words
-from schedc_runtime.keeper.places import RankHere
+from schedc_runtime.keeper.places import Places, RankHere
 from schedc_runtime.ranks.processes import Condition
 from schedc_runtime.ranks.progress import PeerProgress
 
 
 def told_deaths(
-    trainers: Sequence[RankHere], lost: Mapping[int, Condition], pages: Mapping[int, PeerProgress], program: Path
+    trainers: Sequence[RankHere], lost: Mapping[int, Condition], pages: Mapping[int, PeerProgress], places: Places
 ) -> str:
     """A line for each lost rank, then one for each other rank of this machine.
 
     lost: how the processes of ranks have ended, in the order of their deaths. pages: of ranks, where they could be
-    mapped. program: the file of the program that all ranks run.
+    mapped. places: where the programs are that ranks run.
     """
-    streams = _program(program)
 
     def place(rank: int) -> str:
-        position = pages[rank].read()  # the training program alone is known here
-        return place_in_words(position, streams if position.program == 0 else None)
+        position = pages[rank].read()
+        return place_in_words(position, _program(places.program_path(position.program)))
 
     by_rank = {trainer.rank: trainer for trainer in trainers}
     lines = []

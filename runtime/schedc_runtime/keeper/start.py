@@ -44,7 +44,7 @@ class KeeperMeeting:
         self, control: ControlPlane, root: Path, memory: Path | None, program: Program, keep: int, replicas: int = 0,
         speed: float = 1e9,
     ) -> None:  # fmt: skip
-        self.control, self._root, self._program, self._keep = control, root, program, keep
+        self.control, self._root, self._keep = control, root, keep
         me, folder = this_process(), str(memory or SHARED_MEMORY)
         run, fault = "", ""
         if control.process == 0:
@@ -105,7 +105,6 @@ class KeeperMeeting:
                     self._say_peers()
                 except OSError as error:
                     fault = f"no address of this machine can be found, since MASTER_ADDR is not reached: {error}"
-                (self.places.folder / "program.npz").write_bytes(program_to_npz(self._program))
         for answer in self.control.gather("meeting the keeper", fault):
             if answer:
                 raise RuntimeFault(answer, "give each run a folder of its own")
@@ -151,6 +150,11 @@ class KeeperMeeting:
         if watch is not None and not has_ended(watch.process):
             port = port or watch.port
         self.places.say_peers(self.nodes.peers(own_address(), port, self.addresses, most, self.speed))
+
+    def keep_program(self, number: int, program: Program) -> None:
+        """Let the keeper find a program that ranks run by its number. One rank of a machine writes it for all."""
+        if self._leads:
+            self.places.keep_program(number, program_to_npz(program))
 
     def open(self) -> None:
         """Let the keeper send images. Until then it only takes and gives: images of lost ranks must stay."""

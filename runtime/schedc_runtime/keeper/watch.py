@@ -215,7 +215,7 @@ class Keeper:
         from schedc_runtime.keeper.report import told_deaths
 
         pages = {rank: each.page for rank, each in self.ranks.items() if each.page is not None}
-        print(told_deaths(self.trainers, lost, pages, self.places.folder / "program.npz"), file=sys.stderr, flush=True)
+        print(told_deaths(self.trainers, lost, pages, self.places), file=sys.stderr, flush=True)
         with suppress(OSError):
             if (kept := self.places.bring_last_steps(Path(self.trainers[0].root))) is not None:
                 _say(f"the last steps of these ranks, instruction by instruction, are in {kept}")

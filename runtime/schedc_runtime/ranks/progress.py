@@ -29,8 +29,8 @@ WHOLE = _MARKS - 1
 class Position(NamedTuple):
     """Where a rank stands.
 
-    activity: such as ``in step 3``. program: number of its program. row: row of the running instruction in the program,
-    or one of `OUTSIDE`, `ENDED` and `BEGUN`. part: the micro-step of the instruction, or "".
+    activity: such as ``in step 3``. program: number of its program, in the order of first runs. row: row of the
+    running instruction in the program, or one of `OUTSIDE`, `ENDED` and `BEGUN`. part: its micro-step, or "".
     call: number of instruction streams that the rank has begun.
     round: the last round of `ControlPlane` that it came to, twice, and one more while it waits for the answer.
     beat, since: when its watchdog last ran, and since when it has stood here, in ns of this machine's clock, or 0.

@@ -101,8 +101,7 @@ class Checkpoints:
         self._copies = how_to_copy(copy, pipe, audit is not None)
         check_materialized(pipe._assembly)
         self.root, self.pipe, self.optimizer, self.states = Path(root).absolute(), pipe, optimizer, states
-        self._given, self._groups = Path(root), groups
-        self.every, self.durable = every, durable
+        self._given, self._groups, self.every, self.durable = Path(root), groups, every, durable
         self.step = 0
         """Number of updates so far."""
         self.left_out = 0
@@ -123,6 +122,7 @@ class Checkpoints:
         on_all_ranks(assembly, "preparing checkpoints", self._prepare)
         with assembly.guard("meeting the keeper"):
             self._meeting.start(self._writer.bytes // 2)
+        assembly.guard.tell_programs(self._meeting.keep_program)
         if audit is not None:
             audit.watch(pipe)
             pipe._runner.copies.compare_every(every)

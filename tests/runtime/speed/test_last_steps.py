@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from itertools import pairwise
@@ -105,6 +106,7 @@ def test_a_killed_rank_leaves_traces_beside_its_run(tmp_path: Path) -> None:
     """The keeper brings the files to disk before the images go."""
     root = tmp_path / "run"
     given = {"root": str(root), "schedule": "dualpipev", "steps": 6, "kills": [[1, "B", 3, 0]], "watched": True}
+    given |= {"copy": "beside", "printed": str(tmp_path / "printed")}  # pieces move the rows of the program
     outcomes = pool(2).outcomes("support.kept_runs:kept_run", **given)
     assert getattr(outcomes[1], "kind", "") == "died"
     deadline = time.monotonic() + 20
@@ -118,6 +120,10 @@ def test_a_killed_rank_leaves_traces_beside_its_run(tmp_path: Path) -> None:
     assert [(step.step, step.whole) for step in dead] == [(1, True), (2, True), (3, True), (4, False)]
     assert len(dead[-1].ends) < len(dead[-1].stream.names)
     assert "B" in dead[-1].stream.names[len(dead[-1].ends)]  # it was killed in a backward
+    reported = re.findall(
+        r"rank 1 \(pid \d+\) is dead: [^;]*; it was in step 4 at (\S+) -->", (tmp_path / "printed").read_text()
+    )
+    assert reported == [dead[-1].stream.names[len(dead[-1].ends)]]
     assert not alive[-1].whole
     for step in dead[:-1]:
         assert 0 < sum(step.spent) < 2 * (step.ends[-1] - step.begin)

@@ -72,6 +72,8 @@ class FailureGuard:
         self._watched: Executor | None = None
         self._late: Late | None = None
         self._programs: dict[int, Program] = {}
+        """By number, in the order of their first runs, which is the same on all ranks."""
+        self._told: Callable[[int, Program], None] = lambda *_: None
         self._patience = Patience(timeout, network.limit_waits)
         self._broken = ""
         self._activity, self.between = "", "between steps, before the first"
@@ -87,18 +89,33 @@ class FailureGuard:
         if self._broken:
             raise PipelineBroken(f"an earlier step failed: {self._broken}", "build a new Pipeline, on all ranks")
 
-    def watch(self, executors: Sequence[Executor], evaluating: bool) -> None:
+    def tell_programs(self, told: Callable[[int, Program], None]) -> None:
+        """Call ``told(number, program)`` for the programs that have run, and for each other one when it first runs."""
+        self._told = told
+        for number, program in self._programs.items():
+            told(number, program)
+
+    def watch(self, executors: Sequence[Executor]) -> None:
         """Let the other ranks see how far the executors of this step have come; all ranks run the same program."""
         if not self._network.in_process:
             progress = self.control.presence.progress
             executors[0].word = progress.word
-            progress.begin(int(evaluating), executors[0].labels)
+            progress.begin(self._number(executors[0].program), executors[0].labels)
             self._patience.begin(executors[0])
-            self._programs[int(evaluating)] = executors[0].program
             self._watched, places = executors[0], executors[0].places
             if places is not None:
                 self.control.grace = 2 * LOOK
                 places.begin()
+
+    def _number(self, program: Program) -> int:
+        """The number of a program, by which others know what the rows of this rank's position refer to."""
+        for number, known in self._programs.items():
+            if known is program:
+                return number
+        number = len(self._programs)
+        self._programs[number] = program
+        self._told(number, program)
+        return number
 
     @contextmanager
     def __call__(self, activity: str, *, partial: bool = False) -> Iterator[None]:

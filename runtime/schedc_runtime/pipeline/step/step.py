@@ -219,7 +219,7 @@ class StepRunner:
     ) -> None:
         """Run the streams of all places here to their end, and check that nothing is left."""
         assembly, everyone = self.assembly, list(executors.values())
-        assembly.guard.watch(everyone, evaluating=not call.training)
+        assembly.guard.watch(everyone)
         if call.training:
             self._statistics.begin()
         begin, go = partial(self._begin, call, executors, accumulation), partial(self._go, call, everyone)
