@@ -26,8 +26,10 @@ from schedc.cli.snapshot import snapshot_arguments
 if TYPE_CHECKING:
     from schedc.cli.snapshot import GivenSnapshot
     from schedc.compiler import Analysis
+    from schedc.ir.arrays import Floats
     from schedc.ir.program import Program
     from schedc.load.library import Given
+    from schedc.source import Source
     from schedc.step.costs.costs import Costs
 
 _ranks_argument = click.option(
@@ -129,6 +131,13 @@ def _write_files(analysis: Analysis, program: Program, forms: tuple[str, ...], f
 )
 @replicas_argument
 @snapshot_arguments
+@click.option(
+    "--rows",
+    "row_costs",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Price a step of these rows too: a text with the cost of a row per line, in any unit. Prints the step in "
+    "their order, in the order of a search, and a bound of all orders.",
+)
 @_ranks_argument
 @json_argument
 def check_command(
@@ -138,6 +147,7 @@ def check_command(
     size_range: str | None,
     replicas: int | None,
     snapshot: GivenSnapshot | None,
+    row_costs: Path | None,
     ranks: str,
     as_json: bool,
 ) -> None:
@@ -145,15 +155,31 @@ def check_command(
     from schedc.report.check import to_json, to_text
 
     if size_range is not None:
-        for option, value in (("--replicas", replicas), ("--snapshot", snapshot)):
+        factors = costs.microbatches or None
+        one_size = {"--replicas": replicas, "--snapshot": snapshot, "--rows": row_costs, "microbatches": factors}
+        for option, value in one_size.items():
             if value is not None:
                 raise click.UsageError(f"{option} is priced at one size, without --sweep")
         _sweep(schedule, sizes, costs, size_range, as_json)
         return
+    with failures_told("schedc.check", as_json):
+        rows = _rows(row_costs, costs)
     analysis = _analysed("schedc.check", schedule, sizes, costs, as_json, replicas)
-    facts = to_json(analysis, snapshot=snapshot)
+    with failures_told("schedc.check", as_json):
+        facts = to_json(analysis, snapshot=snapshot, rows=rows)
     click.echo(json.dumps(facts) if as_json else to_text(facts, ranks == "all"))
     finish(analysis.diagnostics)
+
+
+def _rows(path: Path | None, costs: Costs) -> tuple[Source, Floats] | None:
+    """The costs of rows of a file, with their text; None without a file."""
+    if path is None:
+        return None
+    if costs.microbatches:
+        raise click.UsageError("--rows makes factors of microbatches, and the costs give `microbatches`")
+    from schedc.step.costs.row_costs import load_row_costs
+
+    return load_row_costs(path)
 
 
 def _sweep(name: Given, sizes: dict[str, int], costs: Costs, size_range: str, as_json: bool) -> None:

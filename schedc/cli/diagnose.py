@@ -77,6 +77,8 @@ def diagnose_command(
 
     if live:
         raise click.UsageError("--live: a trace is there when its steps are over; diagnose each file as it is written")
+    if costs.microbatches:
+        raise click.UsageError("the costs give `microbatches`: factors of microbatches price orders, and no trace")
     given = costs if costs.given else None
     try:
         replay = open_traces(traces, _given(program, sizes, costs))

@@ -8,6 +8,7 @@ from schedc.diagnostics import Diagnostic, DiagnosticError, Label, RequestError,
 from schedc.elaborate.evaluate import MAX_VALUE, Evaluator, Scope
 from schedc.elaborate.place import MAX_STAGES
 from schedc.syntax import tree as t
+from schedc.syntax.input import Input
 from schedc.units import equations
 
 MAX_MICROBATCHES = 65_536
@@ -30,7 +31,7 @@ def parameter_of_role(tree: t.ScheduleTree, wanted: str) -> t.SizeParameter:
     return next(parameter for parameter in tree.parameters if parameter.role == wanted)
 
 
-def segments_per_microbatch(tree: t.ScheduleTree, sizes: Mapping[str, int]) -> int:
+def segments_per_microbatch(tree: Input, sizes: Mapping[str, int]) -> int:
     """Number of segments of each microbatch; 1 where no size has the role `segments`."""
     return next((sizes[parameter.name] for parameter in tree.parameters if parameter.role == "segments"), 1)
 

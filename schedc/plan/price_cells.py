@@ -49,7 +49,7 @@ def price_cells(dependencies: Dependencies, costs: Costs, works: TimedWorks | No
     schedule = dependencies.schedule
     table, orders, plan = _attached(schedule, costs)
     shapes = table.shapes(schedule.stages)
-    group = group_of(schedule, table, shapes, plan, costs.source)
+    group = with_microbatches(group_of(schedule, table, shapes, plan, costs.source), schedule, shapes, costs)
     plain, recomputed = graphs_of(shapes, plan)
     return price(dependencies, plain, table.costs, costs.p2p, orders.get, recomputed, group, works, table.ordering)
 
@@ -98,7 +98,8 @@ def op_times(schedule: Schedule, costs: Costs) -> OpTimes:
 
     stages = range(schedule.stages)
     used = set(schedule.kind.tolist())
-    return OpTimes([[alone(kind, s) if kind in used else 0.0 for s in stages] for kind in OpKind], pair, costs.p2p)
+    times = [[alone(kind, s) if kind in used else 0.0 for s in stages] for kind in OpKind]
+    return OpTimes(times, pair, costs.p2p, costs.factors_of(schedule))
 
 
 def _duration(
@@ -195,6 +196,14 @@ def _planned(schedule: Schedule, table: CellTable) -> tuple[CellTable, dict[str,
     method = choice.method if choice else plan.method
     orders = {cell.kind: PlanOrder(cell.compute, cell.communication) for cell in plan.cells}
     return table if method == Method.AUTO else replace(table, method=str(method)), orders
+
+
+def with_microbatches(
+    group: RankRows | None, schedule: Schedule, shapes: Sequence[StageShape], costs: Costs
+) -> RankRows | None:
+    """The group with the factors of microbatches; one rank where ranks have equal rows. Raises S404 and S412."""
+    factors = costs.factors_of(schedule)
+    return group if factors is None else replace(group or RankRows(np.ones((1, 1, 1)), shapes), microbatches=factors)
 
 
 def group_of(

@@ -7,10 +7,12 @@ from typing import Any
 
 from schedc.compiler import Analysis
 from schedc.diagnostics import Diagnostic
+from schedc.ir.arrays import Floats
 from schedc.ir.plan import NO_PLAN
 from schedc.ir.recomputed import has_recomputation
 from schedc.ir.schedule import Schedule
 from schedc.report.ranks import rank_table
+from schedc.source import Source
 from schedc.step.program.queues import WORTH
 from schedc.units import amount, equations, shown
 
@@ -18,11 +20,15 @@ from schedc.units import amount, equations, shown
 
 
 def to_json(
-    analysis: Analysis, schema: str = "schedc.check", snapshot: tuple[float, float] | None = None
+    analysis: Analysis,
+    schema: str = "schedc.check",
+    snapshot: tuple[float, float] | None = None,
+    rows: tuple[Source, Floats] | None = None,
 ) -> dict[str, Any]:
     """The facts of a legal schedule: times in units of the costs, activations in microbatches of chunks.
 
     snapshot: bytes that each rank copies to the host beside the step, and bytes per second.
+    rows: [rows, 1 or stages] costs of the rows of a batch, with their text.
     """
     timeline, memory, schedule = analysis.timeline, analysis.memory, analysis.schedule
     return {
@@ -46,6 +52,7 @@ def to_json(
         **_offloading(analysis),
         **_replicas(analysis),
         **_snapshot(analysis, snapshot),
+        **_rows(analysis, rows),
         **_chosen(analysis),
         "peak_activations": memory.peak_activations.tolist(),
         "peak_activations_between": memory.peak_activations_between.tolist(),
@@ -110,6 +117,15 @@ def _snapshot(analysis: Analysis, given: tuple[float, float] | None) -> dict[str
     from schedc.report import snapshot
 
     return {"snapshot": snapshot.to_json(analysis, *given)}
+
+
+def _rows(analysis: Analysis, given: tuple[Source, Floats] | None) -> dict[str, Any]:
+    """The step of given rows; empty where nobody asked."""
+    if given is None:
+        return {}
+    from schedc.report import rows
+
+    return {"rows": rows.to_json(analysis, *given)}
 
 
 def _chosen(analysis: Analysis) -> dict[str, Any]:
@@ -236,10 +252,7 @@ def to_text(facts: dict[str, Any], every_rank: bool) -> str:
         from schedc.report import replicas
 
         lines += replicas.to_text(facts["replicas"], every_rank)
-    if "snapshot" in facts:
-        from schedc.report import snapshot
-
-        lines += snapshot.to_text(facts["snapshot"])
+    lines += _asked_text(facts)
     if "inside_memory" in facts:
         lines.append(_inside_text(facts))
     lines += rank_table(facts, every_rank)
@@ -253,6 +266,18 @@ def to_text(facts: dict[str, Any], every_rank: bool) -> str:
         condition = f" when {claim['condition']}" if claim["condition"] else ""
         lines.append(f"expect {claim['claim']}{condition}: {_verdict(claim)}")
     return "\n".join(lines)
+
+
+def _asked_text(facts: dict[str, Any]) -> Iterator[str]:
+    """What options of `check` ask for besides."""
+    if "snapshot" in facts:
+        from schedc.report import snapshot
+
+        yield from snapshot.to_text(facts["snapshot"])
+    if "rows" in facts:
+        from schedc.report import rows
+
+        yield from rows.to_text(facts["rows"])
 
 
 def _recomputation_text(facts: dict[str, Any]) -> Iterator[str]:

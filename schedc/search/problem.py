@@ -250,7 +250,7 @@ def _limits(seed: Schedule, schedule: Schedule, costs: StageCosts) -> tuple[str,
     applies = {
         PAIRS_KEPT: still_paired,
         NO_PAIRS: not still_paired and (paired or pays),
-        SEQUENCE: not _in_turn(schedule),
+        SEQUENCE: costs.microbatches is not None or not _in_turn(schedule),
         SPLIT_AS_SEED: _mixed(schedule),
         ALL_SPLIT: len(schedule) > len(seed) and bool(dear.any()),
     }

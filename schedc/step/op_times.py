@@ -46,8 +46,7 @@ class OpTimes:
             inside = sum(more[stage] for op, stage in ((one, first), (other, second)) if FACTS[op].backward)
             return float(duration(table, one, other, (first, second)) + inside)
 
-        factors = None if table.microbatches is None else table.microbatches.of_schedule(schedule)
-        return cls(times.tolist(), pair, table.p2p, factors)
+        return cls(times.tolist(), pair, table.p2p, costs.factors_of(schedule))
 
 
 class StepTimes(NamedTuple):

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 
 from schedc.diagnostics import CompilerBug
-from schedc.ir.arrays import Int64
+from schedc.ir.arrays import Int64, Scalar
 from schedc.ir.ops import OpKind
 from schedc.step.batch import edges
 from schedc.step.costs.costs import Costs
@@ -21,6 +22,9 @@ TRIES = 2_400
 
 _AT_ONCE = 48
 """Orders that are priced side by side; the search goes on from the best of them."""
+
+_IN_MEMORY = 1 << 23
+"""Cells times orders whose times are in memory at once."""
 
 _SEED = 6
 
@@ -74,18 +78,22 @@ class MicrobatchPricer:
 
         durations: [K, 1 or stages, microbatches] costs of the microbatches in the places of each order.
         """
-        factors = np.ascontiguousarray(repeat_segments(durations, self.segments).transpose(1, 2, 0), np.float64)
-        known, orders = self.parts.dependencies, len(durations)
-        mean = int(durations[:1].sum()) // max(1, durations[0].size)
-        every, latency = np.arange(len(known)), np.full(orders, float(self.latency * mean))
-        _, end = edges(known, every, self.parts.times(factors), latency)
-        return np.asarray(end.max(axis=0, initial=0.0)).astype(np.int64)
+        known, mean = self.parts.dependencies, int(durations[:1].sum()) // max(1, durations[0].size)
+        every, latency = np.arange(len(known)), float(self.latency * mean)
+        width = max(1, _IN_MEMORY // max(1, len(known)))
+        makespans = []
+        for first in range(0, len(durations), width):
+            costs = repeat_segments(durations[first : first + width], self.segments).transpose(1, 2, 0)
+            times = self.parts.times(np.ascontiguousarray(costs, np.float64))
+            _, end = edges(known, every, times, np.full(times.shape[1], latency))
+            makespans.append(end.max(axis=0, initial=0.0))
+        return np.concatenate(makespans).astype(np.int64)
 
 
-def repeat_segments(durations: Int64, segments: int) -> Int64:
+def repeat_segments(costs: npt.NDArray[Scalar], segments: int) -> npt.NDArray[Scalar]:
     """[..., microbatches * segments] costs of microbatches, [..., microbatches], for each of their segments."""
-    every = np.broadcast_to(durations[..., None], (*durations.shape, segments))
-    return every.reshape(*durations.shape[:-1], -1)
+    every = np.broadcast_to(costs[..., None], (*costs.shape, segments))
+    return every.reshape(*costs.shape[:-1], -1)
 
 
 def order_microbatches(durations: Int64, pricer: MicrobatchPricer, tries: int = TRIES) -> Int64:

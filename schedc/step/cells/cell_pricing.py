@@ -70,8 +70,9 @@ class CellPricing:
     """A schedule priced by its segments and exchanges, in the unit of ``costs``. Timelines are found when asked for.
 
     kinds: what cells there are; kind: [cells] index into it. costs: of their segments and exchanges. p2p: latency of a
-    message. ranks: an expert group whose ranks have different rows. Timelines are then those of the rank that ends
-    last, and the predictions of ``kinds`` those at the mean rows. timed: works beside the cells in all timelines.
+    message. ranks: an expert group whose ranks have different rows, or a rank whose microbatches cost unequally.
+    Timelines are then those of the rank that ends last, and the predictions of ``kinds`` those at the mean rows, of a
+    microbatch of factor 1. timed: works beside the cells in all timelines.
     """
 
     dependencies: Dependencies
@@ -119,11 +120,16 @@ class CellPricing:
     @cached_property
     def late_wait(self) -> Timeline:
         """As early_send; in addition each half waits for its message only before its own first step."""
-        return (self.group or self._alone).timeline
+        return (self._played or self._alone).timeline
 
-    @cached_property
+    @property
     def group(self) -> GroupPricing | None:
         """The step of ``late_wait`` on all ranks of an expert group; None where all have as many rows."""
+        return self._played if self.ranks is not None and self.ranks.differ else None
+
+    @cached_property
+    def _played(self) -> GroupPricing | None:
+        """The step of ``late_wait`` task by task; None where one prediction of a kind is that of all its cells."""
         return None if self.ranks is None else self._in_step([of.program_on_ranks for of in self.kinds])
 
     @cached_property
@@ -133,16 +139,19 @@ class CellPricing:
     @property
     def works(self) -> WorksInside | None:
         """The works in ``late_wait``; None without works."""
-        exposed = self.group.works if self.group else self._alone.works and self._alone.works[2]
+        exposed = self._played.works if self._played else self._alone.works and self._alone.works[2]
         return None if self.timed is None or exposed is None else WorksInside(self.timed, exposed)
 
     @cached_property
     def floor(self) -> float:
-        """Makespan below which no order inside the cells brings the step."""
+        """Makespan below which no order inside the cells brings the step.
+
+        Of microbatches that cost unequally, each counts as the cheapest one.
+        """
         costs = self.costs if self.ranks is None else self.costs.with_rows(self.ranks.least)
-        return float(
-            floors(self.dependencies, self.kinds, self.kind, CellCostBatch.of([costs]), np.array([self.p2p]))[0]
-        )
+        cheapest = 1.0 if self.ranks is None else self.ranks.cheapest
+        batch, p2p = CellCostBatch.of([costs]), np.array([self.p2p / cheapest if cheapest else 0.0])
+        return cheapest * float(floors(self.dependencies, self.kinds, self.kind, batch, p2p)[0])
 
     def _in_step(self, programs: Sequence[KindOfCell], closed: bool = False) -> GroupPricing:
         assert self.ranks is not None
@@ -165,8 +174,8 @@ class CellPricing:
 
     def communication(self, pairs_only: bool = False) -> tuple[float, float]:
         """(time, exposed) of all exchanges of the step, or of those in overlapped pairs; means over a group."""
-        if self.group is not None:
-            return self.group.communication(self.dependencies.pairs if pairs_only else slice(None))
+        if self._played is not None:
+            return self._played.communication(self.dependencies.pairs if pairs_only else slice(None))
         kinds = [kind for kind in self.kinds if len(kind.kind) == 2 or not pairs_only]
         time = sum(kind.count * kind.prediction.communication for kind in kinds)
         return time, sum(kind.count * kind.prediction.exposed for kind in kinds)
@@ -210,8 +219,8 @@ class CellPricing:
 
     @property
     def _lanes(self) -> dict[str, tuple[float, float]]:
-        if self.group is not None:
-            spent = [lanes.sum(axis=1).mean(axis=1).tolist() for lanes in (self.group.carried, self.group.exposed)]
+        if self._played is not None:
+            spent = [lanes.sum(axis=1).mean(axis=1).tolist() for lanes in (self._played.carried, self._played.exposed)]
             return {lane.value: pair for lane, pair in zip(EXCHANGE_LANES, zip(*spent, strict=True), strict=True)}
         return {
             lane.value: (

@@ -13,7 +13,7 @@ from schedc.cell.costs import OF_ROWS, CellCosts
 from schedc.cell.graph import EXCHANGE_LANES, StageShape
 from schedc.cell.group import GroupTasks, task_times
 from schedc.cell.issue_order import ExpertRanks
-from schedc.cell.program import CellProgram
+from schedc.cell.program import CellProgram, graph_of
 from schedc.cell.serial import serial
 from schedc.ir.arrays import Floats, Int32, Int64
 from schedc.step.cells.played_cells import RankSets, play
@@ -37,11 +37,29 @@ class RankRows:
     factors: [layers or 1, microbatches or 1, ranks] rows over the rows that the costs are for (`schedc.cell.rows`).
     ranks: who exchanges with whom; None: all with all.
     shapes: [stages] graphs of the stages, whose layers with experts are those of the factors, in this order.
+    microbatches: [stages or 1, microbatches] factors of all times of cells; None where all microbatches cost the same.
     """
 
     factors: Floats
     shapes: Sequence[StageShape]
     ranks: ExpertRanks | None = None
+    microbatches: Floats | None = None
+
+    @property
+    def differ(self) -> bool:
+        """Whether ranks have different rows. Else one rank has microbatches of unequal cost."""
+        return self.microbatches is None or self.factors.size > 1
+
+    @property
+    def alike(self) -> bool:
+        """Whether all cells of a form have the same factors."""
+        return self.microbatches is None and self.factors.shape[:2] == (1, 1)
+
+    def scales(self, stage: Int64, microbatch: Int32) -> Floats:
+        """[cells, 1] factors of all times in one half of cells. stage, microbatch: [cells]."""
+        if self.microbatches is None:
+            return np.ones((1, 1))
+        return np.asarray(self.microbatches[np.minimum(stage, len(self.microbatches) - 1), microbatch, None])
 
     @cached_property
     def layers(self) -> tuple[Int64, Int64]:
@@ -57,6 +75,11 @@ class RankRows:
         layers = max(int(count[stage[0]]), 1)
         known = np.minimum(first[stage] + np.arange(layers)[:, None], len(self.factors) - 1)
         return np.asarray(self.factors[known, microbatch])
+
+    @property
+    def cheapest(self) -> float:
+        """The least factor of a microbatch."""
+        return 1.0 if self.microbatches is None else float(self.microbatches.min())
 
     @property
     def least(self) -> float:
@@ -170,16 +193,19 @@ def _task_rows(
     """[rows, ranks] times of the tasks of all cells, and [cells] the row of the first task of each. kind: [cells]."""
     stage, microbatch = dependencies.schedule.stage, dependencies.schedule.microbatch
     halves = dependencies.first, np.where(dependencies.second >= 0, dependencies.second, dependencies.first)
-    alike = group.factors.shape[:2] == (1, 1)
     tables, row, total = [np.zeros((0, group.factors.shape[2]))], np.zeros(kind.size, np.int32), 0
     for number, cell in enumerate(cells):
         own = np.flatnonzero(kind == number)
         if not own.size:
             continue
-        some = own[:1] if alike else own
-        factors = (group.of(stage[rows[some]].astype(np.int64), microbatch[rows[some]]) for rows in halves)
-        times = [np.broadcast_to(time, (some.size, time.shape[-1])) for time in task_times(cell, *factors)]
+        some = own[:1] if group.alike else own
+        ops = [(stage[rows[some]].astype(np.int64), microbatch[rows[some]]) for rows in halves]
+        scales = [group.scales(*op) for op in ops]
+        times = [
+            np.broadcast_to(graph_of(cell.tasks.kind, task.half, *scales) * time, (some.size, time.shape[-1]))
+            for task, time in zip(cell.tasks.all, task_times(cell, *(group.of(*op) for op in ops)), strict=True)
+        ]
         tables += [np.stack(times, axis=1).reshape(-1, group.factors.shape[2])] if times else []
-        row[own] = total + len(times) * (0 if alike else np.arange(own.size))
+        row[own] = total + len(times) * (0 if group.alike else np.arange(own.size))
         total += some.size * len(times)
     return np.concatenate(tables), row

@@ -24,6 +24,7 @@ from schedc.step.costs.parts import PartCosts, read_parts, write_parts
 
 if TYPE_CHECKING:
     from schedc.cell.table import CellTable
+    from schedc.ir.schedule import Schedule
 
 
 ANCHORS = frozenset({"F", "B"})
@@ -76,15 +77,20 @@ class Costs:
         """Costs of ``KEY=VALUE`` options, over those of ``base`` (a file, or the defaults).
 
         VALUE is a number, or comma-separated numbers, one per stage. The last of two options with one key
-        wins. Raises `DiagnosticError` with every wrong option (S401, S402, S403, S411).
+        wins. `microbatches` has a factor per microbatch. Raises `DiagnosticError` with every wrong option (S401, S402,
+        S403, S411, S412).
         """
         base = base or cls()
-        given: dict[str, Cost] = {}
+        given: dict[str, Cost | Factors] = {}
         findings: list[Diagnostic] = []
         for option in options:
             source = Source(f"--cost {option}", option)
             key, equals, text = (part.strip() for part in option.partition("="))
-            if equals:
+            if equals and key == MICROBATCHES:
+                value = _numbers(text)
+                given[key], wrong = read_microbatches([value] if isinstance(value, float) else value, source)
+                findings += wrong
+            elif equals:
                 good, problems = validated({key: _numbers(text)}, NAMES, source)
                 given |= good
                 findings += problems + _beside_parts(base, good, source)
@@ -92,7 +98,7 @@ class Costs:
                 findings.append(problem("S403", f"`{option}` is not a cost", source, help="write KEY=VALUE, as F=1.5"))
         if findings:
             raise DiagnosticError(findings)
-        named = base.given | given.keys() if base.given & (ANCHORS | {"parts"}) else base.given
+        named = base.given | given.keys() - {MICROBATCHES} if base.given & (ANCHORS | {"parts"}) else base.given
         return replace(base, **given, given=named)  # type: ignore[arg-type]
 
     @property
@@ -129,6 +135,11 @@ class Costs:
         return StageCosts(**columns, recompute_in_backward=lane(self.recompute_in_backward), restored=restored,
                           slowdown=slowdowns(self.lanes),
                           microbatches=MicrobatchFactors.of(self.microbatches, stages, self.source))  # fmt: skip
+
+    def factors_of(self, schedule: Schedule) -> Floats | None:
+        """[1 or stages, microbatches] factors; None where all microbatches cost the same. Raises S404 and S412."""
+        factors = MicrobatchFactors.of(self.microbatches, schedule.stages, self.source)
+        return None if factors is None else factors.of_schedule(schedule)
 
     def check_of_stages(self) -> None:
         """Raise `DiagnosticError` (S411) for times of parts: nothing says which stage holds which."""

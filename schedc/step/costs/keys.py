@@ -120,4 +120,5 @@ def help_text() -> str:
     for key in KEYS:
         values.setdefault("+".join(key.sums) or f"{key.default:g}", []).append(key.name)
     defaults = ", ".join("=".join([*names, value]) for value, names in values.items())
-    return f"A time ({times}) or memory ({memory}). Defaults: {defaults}."
+    factors = "microbatches: factors of all times, one per microbatch"
+    return f"A time ({times}) or memory ({memory}). Defaults: {defaults}. {factors}."

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import permutations
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from schedc.cli import main
 from schedc.diagnostics import CompilerBug, DiagnosticError
 from schedc.elaborate import elaborate
 from schedc.ir.ops import OpKind
 from schedc.load.library import open_schedule
+from schedc.plan.price_cells import price_cells
+from schedc.search.problem import SEQUENCE, Freedom, problem_of
+from schedc.source import Source
 from schedc.step import walk
 from schedc.step.batch import simulate_batch
-from schedc.step.costs.costs import Costs
+from schedc.step.costs.costs import Costs, dump_costs, load_costs, parse_costs
 from schedc.step.dependencies import Dependencies
+from schedc.step.row_bound import row_bound
 from schedc.step.row_order import MicrobatchPricer, order_microbatches
 from schedc.step.timeline import run_durations, simulate
+from schedc.step.unequal import CellParts
+from support.paths import ROOT
 
 NAMES = ("1f1b", "zbh1", "dualpipev", "interleaved_1f1b", "zbv", "chimera", "dualpipe", "seq1f1b")
 COSTS = Costs(F=2.0, I=3.0, W=1.0, FB=5.0, p2p=0.25)
@@ -160,3 +172,148 @@ def test_orders_by_costs_of_stages() -> None:
         assert order_microbatches(np.array([count]), MicrobatchPricer.of(one, Costs())).tolist() == [0]
     with pytest.raises(CompilerBug):
         order_microbatches(given[1:], pricer)
+
+
+@pytest.mark.parametrize("costs", [COSTS, Costs(p2p=0.5)], ids=["joint", "apart"])
+@pytest.mark.parametrize("name", NAMES)
+def test_no_order_undercuts_the_bound(name: str, costs: Costs) -> None:
+    dependencies = known(name, P=4, M=8)
+    stage_costs = costs.resolved(dependencies.schedule.stages)
+    parts, segments = CellParts.of(dependencies, stage_costs), 2 if name == "seq1f1b" else 1
+    count = dependencies.schedule.microbatches // segments
+    draws = np.random.default_rng(7)
+    for kinds in (1, dependencies.schedule.stages):
+        factors = draws.random((kinds, count)) ** 3 + 0.05
+        bound = row_bound(parts, stage_costs.p2p, factors, segments)
+        steps = []
+        for _ in range(60):
+            factors = factors[:, draws.permutation(count)]
+            times = parts.times(np.repeat(factors, segments, axis=1))
+            steps.append(run_durations(dependencies, times, stage_costs.p2p)[1].max())
+        assert min(steps) >= bound * (1 - 1e-12)
+        assert kinds > 1 or bound > 0.6 * min(steps)
+
+
+def test_the_bound_holds_where_a_pair_is_shorter_than_an_op() -> None:
+    dependencies = known("dualpipev", P=2, M=4)
+    parts = CellParts.of(dependencies, Costs(F=4.0, I=0.5, W=0.5, FB=2.0).resolved(4))
+    factors = np.array([[0.1, 0.1, 3.0, 5.0]])
+    steps = [
+        run_durations(dependencies, parts.times(factors[:, list(order)]), 0.0)[1].max()
+        for order in permutations(range(4))
+    ]
+    assert row_bound(parts, 0.0, factors) <= min(steps)
+
+
+def test_the_bound_is_that_of_the_last_rank_in_1f1b() -> None:
+    """By hand: M (F + B) of all microbatches, and P - 1 forwards and backwards of the cheapest one around them."""
+    dependencies = known("1f1b")
+    factors = np.array([rows(16, seed=8)]) / 1000
+    bound = row_bound(CellParts.of(dependencies, Costs().resolved(4)), 0.0, factors)
+    assert bound == pytest.approx(3 * factors.sum() + 3 * 3 * factors.min())
+    equal = row_bound(CellParts.of(dependencies, Costs().resolved(4)), 0.0, np.ones((1, 16)))
+    assert equal == simulate(dependencies.schedule, Costs(), dependencies).makespan
+
+
+# Cells, policies, searches.
+
+
+def test_cells_are_played_with_the_factors_of_both_halves() -> None:
+    costs, M = load_costs(ROOT / "examples/costs/cells.toml"), 8
+    for name in ("1f1b", "dualpipev"):
+        plain, alike, double = (
+            price_cells(known(name, P=4, M=M), replace(costs, microbatches=row)) for row in ((), M * (1.0,), M * (2.0,))
+        )
+        assert plain and alike and double  # noqa: PT018
+        for way in ("serial", "overlapped", "early_send", "late_wait"):
+            makespans = [getattr(each, way).makespan for each in (plain, alike, double)]
+            assert makespans == [makespans[0], makespans[0], 2 * makespans[0]]
+        assert (plain.floor, plain.communication(), plain.idle) == (alike.floor, alike.communication(), alike.idle)
+        assert alike.group is None
+        row = tuple(0.5 + (5 * m % 8) / 8 for m in range(M))
+        unequal = price_cells(known(name, P=4, M=M), replace(costs, microbatches=row))
+        assert unequal
+        duration = unequal.overlapped.end - unequal.overlapped.start
+        lone = np.flatnonzero(~plain.dependencies.pairs)
+        microbatch = plain.dependencies.schedule.microbatch[plain.dependencies.first[lone]]
+        first = (plain.overlapped.end - plain.overlapped.start)[lone]
+        assert duration[lone] == pytest.approx(first * np.array(row)[microbatch])
+        assert unequal.floor <= unequal.late_wait.makespan
+
+
+def test_policies_choose_by_factors() -> None:
+    """A rank waits less for a large microbatch where the order is chosen for it."""
+    factors = tuple(each / 2_000 for each in rows(12, seed=9))
+    for name in ("zb_greedy", "zb_auto"):
+        steps = []
+        for chosen in (Costs(), Costs(microbatches=factors)):
+            schedule = elaborate(open_schedule(name), {"P": 4, "M": 12}, chosen)
+            steps.append(simulate(schedule, Costs(microbatches=factors)).makespan)
+        assert steps[1] < steps[0]
+
+
+def test_a_search_keeps_the_sequence_and_says_so() -> None:
+    schedule = known("zbh1", P=2, M=4).schedule
+    for factors, kept in (((), False), ((1.0, 2.0, 1.0, 1.0), True)):
+        problem = problem_of(schedule, Costs(microbatches=factors), None, Freedom())
+        assert (SEQUENCE in problem.limits) == kept
+        assert problem.duration.max() == problem.duration.min() * (2 if kept else 1)
+
+
+# Files, options and reports.
+
+
+def test_reads_and_writes_factors() -> None:
+    for factors in ((0.5, 2.0), ((1.0, 2.0), (3.0, 4.0))):
+        text = dump_costs(Costs(F=2.0, microbatches=factors))
+        assert parse_costs(Source("c.toml", text)).microbatches == factors
+    base = parse_costs(Source("c.toml", 'schema = "schedc.costs/1"\nmicrobatches = [1, 3]\n[ops]\nF = 2\nB = 3\n'))
+    assert base.given == {"F", "B"}
+    assert Costs.from_options(["microbatches=2,0.5"], base).microbatches == (2.0, 0.5)
+    for text in ("[1, -1]", "[nan]", "[inf]", "[]", "3", "[true]", '["a"]', "[[1], [1, 2]]", "{a = 1}"):
+        with pytest.raises(DiagnosticError) as error:
+            parse_costs(Source("c.toml", f'schema = "schedc.costs/1"\nmicrobatches = {text}\n')).resolved(2)
+        assert [each.code for each in error.value.diagnostics] == ["S412"]
+
+
+def test_check_prices_given_rows(tmp_path: Path) -> None:
+    run, path = CliRunner(), tmp_path / "rows.txt"
+    given = rows(16, seed=10)
+    path.write_text("# rows\n" + "\n".join(map(str, given)) + "\n")
+    command = ["check", "dualpipev", "-D", "P=4", "-D", "M=16", "--cost", "p2p=0.1", "--rows", str(path)]
+    facts = json.loads(run.invoke(main, [*command, "--json"]).stdout)
+    told, schedule = facts["rows"], known("dualpipev").schedule
+    for name, order in (("given", range(16)), ("ordered", told["order"])):
+        factors = tuple(given[m] * 16 / sum(given) for m in order)
+        assert told[name] == pytest.approx(simulate(schedule, Costs(p2p=0.1, microbatches=factors)).makespan)
+    assert told["bound"] <= told["ordered"] < told["given"]
+    assert told["equal"] == facts["makespan"]
+    assert f"ordered {told['ordered']:g}" in run.invoke(main, command).stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("1\n2\n3\n", "3 rows, and the step has 4 microbatches"),
+        ("1\n-2\n3\n4\n", "a cost is a number from 0"),
+        ("1\n2\nx\n4\n", "no cost of a row"),
+        ("1\n2 3\n3\n4\n", "2 costs, and 1 in the lines before"),
+        ("1 1 1\n" * 4, "3 costs in a line, the schedule has 2 stages"),
+        ("0\n" * 4, "no cost above 0"),
+        ("nan\n" * 4, "a cost is a number from 0"),
+    ],
+)
+def test_refuses_rows(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "rows.txt"
+    path.write_text(text)
+    result = CliRunner().invoke(main, ["check", "1f1b", "-D", "P=2", "-D", "M=4", "--rows", str(path), "--json"])
+    (finding,) = json.loads(result.stdout)["diagnostics"]
+    assert (finding["code"], result.exit_code) == ("S412", 1)
+    assert said in finding["message"]
+
+
+def test_commands_that_know_no_factors_refuse_them() -> None:
+    option = ("--cost", "microbatches=1,2")
+    for command in (["check", "1f1b", "--sweep", "P<=2, M<=2", *option], ["diagnose", "pyproject.toml", *option]):
+        result = CliRunner().invoke(main, command)
+        assert (result.exit_code, "microbatches" in result.stderr) == (2, True)
