@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
+from schedc.diagnostics import Diagnostic, Label, RequestError
+from schedc.elaborate.sizes import parameter_of_role, segments_per_microbatch
 from schedc.inputs import open_input
 from schedc.ir.schedule import Schedule
 from schedc.load.library import Given
 from schedc.plan.passes import PRICED, Step, lower
+from schedc.source import NOWHERE
 from schedc.step.costs.costs import Costs
-from schedc.syntax.input import Input
+from schedc.syntax.input import Input, Order
 
 if TYPE_CHECKING:
     from schedc.ir.program import Program
@@ -43,7 +47,26 @@ def compile_at(
 
     replicas: their number, for a program with their sums and gathers; None leaves these to the pipeline.
     """
-    return Step(open_input(source), sizes, costs or Costs(), replicas).program()
+    return _compiled(open_input(source), sizes, costs or Costs(), replicas)
+
+
+def _compiled(tree: Input, sizes: Mapping[str, int], costs: Costs, replicas: int | None) -> Program:
+    program = Step(tree, sizes, costs, replicas).program()
+    vars(program)["family"] = partial(_with_microbatches, tree, program.sizes, costs, replicas)
+    return program
+
+
+def _with_microbatches(
+    tree: Input, sizes: Mapping[str, int], costs: Costs, replicas: int | None, microbatches: int
+) -> Program:
+    """The program with another number of microbatches. A segment of a sequence counts as one."""
+    if isinstance(tree, Order):
+        tree.at({"M": microbatches})
+    number, segments = parameter_of_role(tree, "microbatches"), segments_per_microbatch(tree, sizes)
+    if microbatches % segments:
+        message = f"{microbatches} microbatches are no whole number of sequences of {segments} segments"
+        raise RequestError([Diagnostic("S113", message, Label(NOWHERE), help=f"take a multiple of {segments}")])
+    return _compiled(tree, {**sizes, number.name: microbatches // segments}, costs, replicas)
 
 
 def legal_schedule(tree: Input, sizes: Mapping[str, int], costs: Costs | None = None) -> Schedule:

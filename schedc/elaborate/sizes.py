@@ -26,7 +26,7 @@ _TRIES = 256
 """Values of one size, on each side of the one that fails, among which a hint is sought."""
 
 
-def parameter_of_role(tree: t.ScheduleTree, wanted: str) -> t.SizeParameter:
+def parameter_of_role(tree: Input, wanted: str) -> t.SizeParameter:
     """The parameter with a role. `check` guarantees that there is one for ranks and one for microbatches."""
     return next(parameter for parameter in tree.parameters if parameter.role == wanted)
 

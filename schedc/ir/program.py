@@ -127,6 +127,10 @@ def _no_work(kind: Int8) -> Int32:
     return np.broadcast_to(np.int32(-1), kind.shape)
 
 
+Family = Callable[[int], "Program"]
+"""family(number of microbatches) -> a program, otherwise compiled alike. Raises `DiagnosticError`."""
+
+
 class Deferred(Protocol):
     """What can work out the columns of a Program, each by its name."""
 
@@ -164,6 +168,8 @@ class Program(Columns):
     works: what runs beside compute, numbered rank by rank in the order of the STARTs.
     communicators: [messages] the communicator of each message, by ascending number; empty where one has all messages.
 
+    family: compiles the same with another number of microbatches; None for what was read from a file.
+
     A message never connects a rank with itself: neighbouring stages on one rank hand over locally.
     """
 
@@ -195,6 +201,7 @@ class Program(Columns):
     works: Works = field(default_factory=lambda: NO_WORKS)
     communicators: Int32 = field(default_factory=lambda: np.zeros(0, np.int32))
     source: Source | None = field(default=None, compare=False, repr=False)
+    family: Family | None = field(default=None, compare=False, repr=False)
     work: Int32 = field(default_factory=lambda: np.zeros(0, np.int32))
 
     def __post_init__(self) -> None:

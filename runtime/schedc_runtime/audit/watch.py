@@ -40,6 +40,7 @@ class AuditWatch:
             if each["obstacle"] is not None:
                 raise RuntimeFault(f"this pipeline cannot be audited: {each['obstacle'][0]}", each["obstacle"][1])
         self._facts = [each["facts"] for each in everyone]
+        assembly.fixed = [*dict.fromkeys([*assembly.fixed, "an audit repeats microbatches of the program"])]
         self._unborrowed = [may_borrow(assembly, stage) for stage in range(assembly.program.stages)]
         self.table = CaseTable(assembly.program, assembly.mesh, self._fits)
         cases = map(self.table.case, range(len(self.table.suspects) * assembly.program.stages))

@@ -24,15 +24,15 @@ from schedc_runtime.pipeline.build.chunked_loss import LossOfMicrobatch
 from schedc_runtime.pipeline.build.loss_function import labels_counted
 from schedc_runtime.pipeline.build.materialize import CheckpointSource, check_materialized, materialize
 from schedc_runtime.pipeline.build.parallelize import ParallelizeStage, parallelize
-from schedc_runtime.pipeline.build.replica_works import evaluation_of
 from schedc_runtime.pipeline.state.report import collected_trace, report, told_graphs
 from schedc_runtime.pipeline.state.snapshots import Snapshot, Wanted
 from schedc_runtime.pipeline.state.state import gather_state, load_state
+from schedc_runtime.pipeline.step.bias_updates import update_biases
 from schedc_runtime.pipeline.step.call import Auditor, CheckFinite, PipelineCall
 from schedc_runtime.pipeline.step.contexts import evaluating
 from schedc_runtime.pipeline.step.losses import StepResult
 from schedc_runtime.pipeline.step.norms import clip, total_norm, unscale
-from schedc_runtime.pipeline.step.routing_record import RoutingRecord, exchanges_loads, update_biases
+from schedc_runtime.pipeline.step.routing_record import RoutingRecord
 from schedc_runtime.pipeline.step.step import StepRunner
 from schedc_runtime.providers import NamedProviders
 from schedc_runtime.ranks.mesh import Coordinate, Mesh
@@ -121,7 +121,6 @@ class Pipeline:
         self._assembly, self._guard, self._bound_code = assembly, assembly.guard, assembly.bound_code
         self._local, self._stages = assembly.places, assembly.stages
         self._runner = StepRunner(assembly, check_finite, count_fn, compare_copies)
-        self._evaluation: Program | None = None
         if audit is not None:
             audit.watch(self)
 
@@ -181,12 +180,12 @@ class Pipeline:
 
     @overload
     def step(self, batch: Any = None, targets: Any = None, *, outputs: Literal[False] = False, scale: float = 1.0,
-             accumulate: int = 1, snapshot: Wanted = False, trace: bool = False,
+             accumulate: int = 1, microbatches: int | None = None, snapshot: Wanted = False, trace: bool = False,
              profile: bool = False) -> Tensor: ...  # fmt: skip
 
     @overload
     def step(self, batch: Any = None, targets: Any = None, *, outputs: bool, scale: float = 1.0,
-             accumulate: int = 1, snapshot: Wanted = False, trace: bool = False,
+             accumulate: int = 1, microbatches: int | None = None, snapshot: Wanted = False, trace: bool = False,
              profile: bool = False) -> Any: ...  # fmt: skip
 
     def step(
@@ -197,6 +196,7 @@ class Pipeline:
         outputs: bool = False,
         scale: float = 1.0,
         accumulate: int = 1,
+        microbatches: int | None = None,
         snapshot: Wanted = False,
         trace: bool = False,
         profile: bool = False,
@@ -211,6 +211,7 @@ class Pipeline:
         scale: factor of the gradients, such as that of a gradient scaler. The loss is without it.
         accumulate: number of calls whose gradients make one step of the optimizer, the same in each of them. The
             gradients are those of one mean over all of these calls once the last has run. Begin with zeroed gradients.
+        microbatches: number of them in this step; by default as in `program`. Another number is compiled once.
         snapshot: copy the state to the host beside the step's compute, for `snapshot`; an optimizer: and its state.
         trace: keep when each instruction ran, in `intervals`. profile: name instructions in torch's profiler.
 
@@ -219,7 +220,8 @@ class Pipeline:
         """
         gradients = torch.is_grad_enabled()
         with torch.enable_grad():
-            call = PipelineCall("step", self.program, scale, accumulate, outputs, trace, profile, gradients, snapshot)
+            options = scale, accumulate, outputs, trace, profile, gradients, snapshot
+            call = PipelineCall("step", self.program, *options, microbatches=microbatches)
             result = self._runner.run(call, batch, targets)
         return result if outputs else result.loss
 
@@ -234,10 +236,9 @@ class Pipeline:
 
         batch, targets, outputs: as of `step`. With ``outputs`` targets may be left out; the loss is then NaN.
         """
-        if self._evaluation is None:
-            self._evaluation = evaluation_of(self._assembly)
+        call = PipelineCall("evaluate", self.program, outputs=outputs)
         with torch.no_grad(), evaluating(self._held()):
-            result = self._runner.run(PipelineCall("evaluate", self._evaluation, outputs=outputs), batch, targets)
+            result = self._runner.run(call, batch, targets)
         return result if outputs else result.loss
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -292,7 +293,8 @@ class Pipeline:
         instruction stream, as with `Mesh(shard_dense=True)`.
         """
         parallelize(self._assembly, function)
-        self.program, self._evaluation = self._assembly.program, None
+        self.program = self._assembly.program
+        self._runner.programs.forget()
         self._runner.facts.refresh()
 
     @property
@@ -337,9 +339,7 @@ class Pipeline:
         Call it once per optimizer step, on all ranks. The layers' statistics begin anew.
         """
         with self._guard("updating the routers' biases"):
-            if exchanges_loads(self.program, self.mesh, self.partition.modules):
-                self._runner.agree_on_update()
-            update_biases(self.program, self._stages, self._network)
+            update_biases(self._assembly, self._runner.start)
         self._runner.facts.updates += 1
 
     def hot_state(self) -> dict[str, list[int]]:

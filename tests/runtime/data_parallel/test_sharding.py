@@ -149,7 +149,7 @@ def test_works_of_another_model_are_refused_and_one_replica_needs_none() -> None
     assert not len(Pipeline(small_gpt(), program, **options).program.works)
     pipe = Pipeline(small_gpt(), program, mesh=Mesh(2, data=2), **options)
     assert pipe.program.works == program.works
-    assert not len(pipe._assembly.alone.works)
+    assert not len(pipe._assembly.own.alone.works)
 
 
 def test_a_plan_shards_as_a_mesh_does() -> None:

@@ -48,7 +48,7 @@ def test_each_part_is_set_by_one_step() -> None:
         "release_modules": set(),
         "compare_ranks": {"stage_bytes"},
         "join_communicators": set(),
-        "place_works": {"alone", "placed"},
+        "place_works": {"own"},
         "shard_parameters": set(),
         "accept_model": set(),
     }

@@ -17,7 +17,6 @@ from schedc.ir.verify_program import verify_program
 from schedc_runtime import Mesh, Pipeline
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.pipeline.agree.agreement import fingerprint
-from schedc_runtime.pipeline.build.replica_works import evaluation_of
 from schedc_runtime.testing import pool
 from support.runtime_cases import check_parity, gradients, model_for, next_token_loss, tokens
 
@@ -45,7 +44,7 @@ def test_receives_cross_on_two_communicators_of_one_process() -> None:
     model = model_for(program)
     pipe = Pipeline(model, program, loss_fn=next_token_loss, in_process=True)
     assert check_parity(pipe, model, 8) == sorted(name for name, _ in model.named_parameters())
-    evaluation = evaluation_of(pipe._assembly)
+    evaluation = pipe._runner.programs.of("evaluate", pipe.program.microbatches)
     assert verify_program(evaluation) == []
     microbatches = evaluation.microbatch[sends_of(evaluation)].tolist()
     of_microbatch = dict(zip(microbatches, evaluation.communicators.tolist(), strict=True))

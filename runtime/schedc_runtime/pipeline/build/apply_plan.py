@@ -129,13 +129,18 @@ def attach(
 
 def recompute_stages(stages: Iterable[Mapping[int, Stage]], plan: Plan, program: Program) -> None:
     """Let every stage recompute what the plan says, and make it ready for the program's Rs."""
-    ahead = {stage for stage, _ in recomputed_slots(program)}
+    ahead = recomputed_ahead(program)
     for held in stages:
         for index, stage in held.items():
             if plan.recompute:
                 stage.set_recomputation(plan.recompute_of(index))
             if index in ahead:
                 stage.prepare_recompute()
+
+
+def recomputed_ahead(program: Program) -> set[int]:
+    """The stages that have Rs."""
+    return {stage for stage, _ in recomputed_slots(program)}
 
 
 def check_contradictions(plan: Plan, program: Program, mesh: Mesh) -> None:

@@ -15,7 +15,6 @@ from schedc.cell.issue_order import CellOnRank
 from schedc.ir.program import Program
 from schedc.plan import Plan
 from schedc.plan.layout.parts import Layout
-from schedc.step.placed_works import PlacedWorks
 from schedc_runtime.data_parallel.stage_replicas import Sharding, StageBytes
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.execute.micro_steps import CellSource
@@ -28,9 +27,8 @@ from schedc_runtime.pipeline.agree.rows import Dim, Dims, dims_of
 from schedc_runtime.pipeline.build.bound import BoundCode
 from schedc_runtime.pipeline.build.chunked_loss import LossOfMicrobatch
 from schedc_runtime.pipeline.build.loss_function import LossHead
-from schedc_runtime.pipeline.build.stages import (
-    StagesByIndex,
-)
+from schedc_runtime.pipeline.build.own_works import OwnWorks
+from schedc_runtime.pipeline.build.stages import StagesByIndex
 from schedc_runtime.pipeline.build.tied import TiedWeights
 from schedc_runtime.providers import NOBODY_NAMED, NamedProviders
 from schedc_runtime.ranks.mesh import Coordinate, Mesh
@@ -140,7 +138,7 @@ class Assembly:
     """What a pipeline consists of; each step of `STEPS` in `schedc_runtime.pipeline.build.assemble` sets some.
 
     program: that of the settings; from `tie_weights` on with the sums of tied weights, from `place_works` on with the
-    works among replicas. alone: without these. placed: those that the program was compiled with. stage_bytes: what they
+    works among replicas. own: the program without these, and those that it was compiled with. stage_bytes: what they
     move for each stage.
     construction: where the values of each of the model's tensors come from. has_values: whether all tensors here were
     seen off the meta device.
@@ -152,6 +150,7 @@ class Assembly:
     fused: blocks with fused chains, if any.
     lanes: where offloads and fetches run, of each place here whose program has some.
     cells: the order inside each kind of instruction on segmented stages, of this process's first replica.
+    fixed: why training steps must have the program's own number of microbatches, if anything asks for that.
     """
 
     settings: Settings
@@ -162,8 +161,7 @@ class Assembly:
     mesh: Mesh = field(init=False)
     network: Network = field(init=False)
     program: Program = field(init=False)
-    placed: PlacedWorks = field(init=False)
-    alone: Program = field(init=False)
+    own: OwnWorks = field(init=False)
     stage_bytes: dict[int, StageBytes] = field(init=False)
     partition: Partition = field(init=False)
     first_batch: FirstBatch = field(init=False)
@@ -180,6 +178,7 @@ class Assembly:
     lanes: list[Lanes] = field(default_factory=list)
     cell_source: CellSource = field(init=False)
     cells: dict[str, CellOnRank] = field(init=False)
+    fixed: list[str] = field(default_factory=list)
     bound_code: BoundCode = field(init=False)
     guard: FailureGuard = field(init=False)
 

@@ -13,7 +13,7 @@ from schedc_runtime.data_parallel.stage_replicas import Sharding
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.partition.shared import copies_in
 from schedc_runtime.pipeline.build.assembly import Assembly
-from schedc_runtime.pipeline.build.replica_works import agree_on_bytes, bytes_of_stages, program_with_works, together
+from schedc_runtime.pipeline.build.replica_works import agree_on_bytes, bytes_of_stages, together
 from schedc_runtime.pipeline.build.stages import stages_on
 from schedc_runtime.ranks.mesh import Coordinate
 
@@ -57,13 +57,13 @@ def parallelize(assembly: Assembly, function: ParallelizeStage) -> None:
                 )
             from schedc_runtime.data_parallel.fsdp import DenseSharding  # FSDP2 takes a second to import
 
-            assembly.shards = shards = DenseSharding(assembly.alone, assembly.mesh, assembly.settings.timeout)
+            assembly.shards = shards = DenseSharding(assembly.own.alone, assembly.mesh, assembly.settings.timeout)
             shards.adopt(modules)
             assembly.shards.shard()
     with assembly.guard("parallelizing the stages"):
         mine = bytes_of_stages(assembly)
         agree_on_bytes(assembly, assembly.guard.control.fold("parallelizing the stages", mine or None, together))
-    assembly.program = program_with_works(assembly)
+    assembly.program = assembly.own.training(assembly.stage_bytes)
     assembly.bound_code.shards = assembly.shards
     assembly.bound_code.forget()
 

@@ -59,6 +59,18 @@ class Snapshot(NamedTuple):
     program: Program
 
 
+_KEPT = 16
+"""Programs with pieces that are kept."""
+
+
+class _WithPieces(NamedTuple):
+    """A program with pieces of the state. alone: without. shares: by rank and stage, the part of its bytes by piece."""
+
+    alone: Program
+    program: Program
+    shares: dict[tuple[int, int], list[float]]
+
+
 class Snapshots:
     """The snapshots of one pipeline."""
 
@@ -70,11 +82,12 @@ class Snapshots:
         self._groups: dict[str, Any] | None = None
         self._extra: dict[str, Any] = {}
         self._steps = 0
-        self._program: tuple[Program, str, Program] | None = None
+        self._programs: dict[tuple[int, str], _WithPieces] = {}
+        """By identity of the program without pieces, which stays alive here, and by `key`."""
+        self._last: Program | None = None
+        """The program of the last snapshot."""
         self.sizes = np.zeros(0)
         """[stages] bytes of the last agreement."""
-        self._shares: dict[tuple[int, int], list[float]] = {}
-        """By rank and stage: the part of its bytes that each piece copies."""
 
     def prepare(self, wanted: Wanted, steps: int) -> list[list[int]] | str:
         """Stage and bytes of each stage here, for all ranks to agree on; a text if this rank cannot. steps: so far."""
@@ -105,21 +118,27 @@ class Snapshots:
 
         The other works keep their places. Raises `BatchRefused` as `agree` does.
         """
-        if self._program is None or self._program[0] is not program or self._program[1] != self.key:
-            dependencies = Dependencies.of(computation(program)[0])
-            cells = CellTimes.of(dependencies, Costs().resolved(program.stages))
-            placed = place_snapshots(cells, self.sizes)
-            if self._target is None:
-                self._check_host(placed, placed_in(program), dependencies)
-            self._program = program, self.key, insert_works(program, dependencies, placed)
-            self._shares = _shares(placed, dependencies)
+        if (key := (id(program), self.key)) not in self._programs:
+            if len(self._programs) == _KEPT:
+                self._programs.clear()
+            self._programs[key] = self._with_pieces(program)
+        prepared = self._programs[key]
+        self._last = prepared.program
         given = None if self._target is None else dict(self._target.begin())
         for place in self.assembly.places:
             for stage in self.assembly.stages[place].values():
                 assert stage.snapshot is not None
                 own = None if given is None else given.pop(stage.index, ())
-                stage.snapshot.begin(self._shares.get((place.pipeline, stage.index), ()), own)
-        return self._program[2]
+                stage.snapshot.begin(prepared.shares.get((place.pipeline, stage.index), ()), own)
+        return prepared.program
+
+    def _with_pieces(self, program: Program) -> _WithPieces:
+        dependencies = Dependencies.of(computation(program)[0])
+        cells = CellTimes.of(dependencies, Costs().resolved(program.stages))
+        placed = place_snapshots(cells, self.sizes)
+        if self._target is None:
+            self._check_host(placed, placed_in(program), dependencies)
+        return _WithPieces(program, insert_works(program, dependencies, placed), _shares(placed, dependencies))
 
     @property
     def held(self) -> list[StageSnapshot]:
@@ -157,8 +176,8 @@ class Snapshots:
         names = [name for stage in self.assembly.held() for name in stage.module.state_dict()]
         whole = {name: model.get(name, self._extra.get(name)) for name in names}
         optimizer = None if self._groups is None else _filled(self._groups, state)
-        assert self._program is not None
-        return Snapshot(self._steps, whole, optimizer, self._program[2])
+        assert self._last is not None
+        return Snapshot(self._steps, whole, optimizer, self._last)
 
     def _equip(self) -> None:
         """Give every stage here its snapshot, on the lanes of its rank."""

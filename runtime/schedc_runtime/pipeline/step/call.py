@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 from schedc.ir.program import Program
+from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.execute.executor import Executor
 from schedc_runtime.pipeline.state.snapshots import Wanted
 
@@ -17,7 +18,7 @@ class PipelineCall(NamedTuple):
     """A call of `Pipeline.step` or `Pipeline.evaluate`, with the program to run. `Pipeline.step` has the rest.
 
     gradients: whether they were enabled around the call. snapshot: what it copies to the host. again: it runs a
-    second time, with exact sizes.
+    second time, with exact sizes. microbatches: how many there are; None for as many as in ``program``.
     """
 
     name: str
@@ -30,6 +31,15 @@ class PipelineCall(NamedTuple):
     gradients: bool = True
     snapshot: Wanted = False
     again: bool = False
+    microbatches: int | None = None
+
+    @property
+    def microbatch_count(self) -> int:
+        """The number of microbatches of the call. Raises `RuntimeFault` for what is none."""
+        asked = self.program.microbatches if self.microbatches is None else self.microbatches
+        if type(asked) is not int or asked < 1:
+            raise RuntimeFault(f"microbatches={asked!r} is no number of microbatches", "give a whole number from 1 on")
+        return asked
 
     @property
     def training(self) -> bool:

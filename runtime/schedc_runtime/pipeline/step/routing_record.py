@@ -1,4 +1,4 @@
-"""Routing over the steps of a pipeline: flags of layers, recorded rows, and router biases moved against the load.
+"""Routing over the steps of a pipeline: flags of layers, and recorded rows.
 
 Flags of routings with constant sizes are collected on the device during a call, and read once, at its end. A flag is an
 error, or says that a rank had more rows than bounded buffers hold.
@@ -7,26 +7,23 @@ error, or says that a rank had more rows than bounded buffers hold.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from schedc.cell.rows import SCHEMA
 from schedc.ir.ops import OpKind
-from schedc.ir.program import InstructionKind, Program
+from schedc.ir.program import Program
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.layer import MoELayer, moe_layers
 from schedc_runtime.pipeline.build.assembly import Assembly
-from schedc_runtime.pipeline.build.stages import StagesByIndex
-from schedc_runtime.ranks.mesh import Coordinate, Mesh
-from schedc_runtime.ranks.network import Network
+from schedc_runtime.ranks.mesh import Coordinate
 from schedc_runtime.recompute.regions import replaying
-from schedc_runtime.transport.base import Transfer
 
 
 class HeldLayer(NamedTuple):
@@ -70,6 +67,8 @@ def collected_flags(layers: Sequence[HeldLayer]) -> Iterator[tuple[str, Tensor]]
     return (pair for held in layers for pair in held.layer.planner.flags.items())
 
 
+_FIXED = "record_routing() tells rows by microbatch"
+
 Rows = dict[tuple[int, int, int], list[Tensor]]
 """By stage, layer in the stage and replica: rows [1] of the microbatches, in the order in which their F ran."""
 
@@ -86,6 +85,7 @@ class RoutingRecord:
         self._rows: Rows = {}
 
     def __enter__(self) -> RoutingRecord:
+        self._assembly.fixed.append(_FIXED)
         for place, stages in self._assembly.stages.items():
             for stage in stages.values():
                 for number, (_, layer) in enumerate(moe_layers(stage.module)):
@@ -96,6 +96,7 @@ class RoutingRecord:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._assembly.fixed.remove(_FIXED)
         self._hooks.close()
 
     def rows(self) -> list[list[list[list[int]]]]:
@@ -153,48 +154,3 @@ def _hook(received: list[Tensor], forwards: int) -> Any:
             received.append(route.received)
 
     return note
-
-
-def update_biases(program: Program, stages: Mapping[Coordinate, StagesByIndex], network: Network) -> None:
-    """Calls `MoELayer.update_bias` of all layers here, with the load over all replicas and copies of their stage.
-
-    A layer's own load is that of its expert group. A collective of all ranks: every sum and message is started before
-    the first is waited for, so that ranks in one process can take part together.
-    """
-    layers = [
-        (place, index, layer)
-        for place, held in stages.items()
-        for index, stage in sorted(held.items())
-        for _, layer in moe_layers(stage.module)
-    ]
-    replicas = [network.peer_groups[place].same_experts for place, _, _ in layers]
-    sums = [group.sum(layer.loads.chosen, "router load") for group, (_, _, layer) in zip(replicas, layers, strict=True)]
-    loads = [group.wait(handle) for group, handle in zip(replicas, sums, strict=True)]
-    peers = {place: _peers(program, place) for place in stages}
-    received = [torch.zeros_like(load) for load in loads]
-    posted = [
-        network.transports[place].post([Transfer(peer, True, (theirs,)), Transfer(peer, False, (load,))])
-        if (peer := peers[place].get(index)) is not None
-        else []
-        for (place, index, _), load, theirs in zip(layers, loads, received, strict=True)
-    ]
-    for (place, _, layer), handles, load, theirs in zip(layers, posted, loads, received, strict=True):
-        for handle in handles:
-            network.transports[place].wait(handle)
-        total = load + theirs
-        layer.update_bias(lambda _, total=total: total)  # type: ignore[misc]
-
-
-def exchanges_loads(program: Program, mesh: Mesh, modules: Iterable[nn.Module]) -> bool:
-    """Whether an update needs messages between ranks. modules: those of all stages. The same on every rank."""
-    copies = bool(((program.kind == InstructionKind.REDUCE) & (program.stage2 < 0)).any())
-    return (copies or mesh.data > 1) and any(True for module in modules for _ in moe_layers(module))
-
-
-def _peers(program: Program, place: Coordinate) -> dict[int, int]:
-    """The rank with the other copy of each stage of a place that has two."""
-    return {
-        x.stage: x.peer
-        for x in program.instructions(place.pipeline)
-        if x.kind is InstructionKind.REDUCE and not x.is_tied
-    }

@@ -25,7 +25,6 @@ from schedc_runtime.pipeline.agree.batch import (
     BatchRefused,
     StepRequest,
     agree,
-    check_calls,
     not_padded_batch,
     signature_of,
     split,
@@ -35,6 +34,7 @@ from schedc_runtime.pipeline.agree.counts import Accumulation, CountOfTargets, c
 from schedc_runtime.pipeline.agree.step_facts import StepFacts, check_facts, differing
 from schedc_runtime.pipeline.build.assembly import Assembly
 from schedc_runtime.pipeline.build.chunked_loss import ChunkedLoss, Loss
+from schedc_runtime.pipeline.build.counted_programs import CountedPrograms
 from schedc_runtime.pipeline.build.loss_function import Expected, count_of_loss
 from schedc_runtime.pipeline.build.materialize import check_materialized
 from schedc_runtime.pipeline.build.random_steps import random_numbers
@@ -92,6 +92,7 @@ class StepRunner:
         self._held_layers = held_layers(assembly)
         self.layers = [held.layer for held in self._held_layers]
         self._undo = Undo((x.module for x in assembly.held()), self.layers, generators=assembly.settings.rng == "torch")
+        self.programs = CountedPrograms(assembly)
         self.hot = HotSteps(assembly.stages, assembly.program, assembly.mesh.experts, self.control)
         self._meeting, self._statistics = candidates(assembly.held()), RunningStatistics(assembly)
         self._rows = RowChecks(assembly)
@@ -119,13 +120,14 @@ class StepRunner:
         guard.between = f"between steps, behind {number}"
         with guard(f"starting {number}"):
             agreed = self._agree(call, batch, targets)
+            call = call._replace(program=self.programs.of(call.name, call.microbatch_count))
             if call.snapshot:
                 call = call._replace(program=self.snapshots.begin(call.program))
             accumulation = self.accumulation.with_call(call.accumulate, agreed.total) if call.training else None
             assembly.first_batch.begin()
             executors = assembly.bound_code.executors(
                 call.program,
-                f"{call.name} with {self.snapshots.key}" if call.snapshot else call.name,
+                f"{call.name} of {call.microbatch_count}" + (f" with {self.snapshots.key}" if call.snapshot else ""),
                 agreed.signature,
                 assembly.network.transports,
                 assembly.network.peer_groups,
@@ -289,6 +291,8 @@ class StepRunner:
             count = counted(self.count_fn, targets)
         options = {"call": call.name, "scale": call.scale, "accumulate": call.accumulate, "outputs": call.outputs}
         options |= {"steps": self.trained, "snapshot": "yes" if call.snapshot else False}
+        if call.microbatch_count != self.assembly.program.microbatches:
+            options |= {"microbatches": call.microbatch_count, "fixed": "; ".join(self.assembly.fixed) or False}
         shown = {"scale": call.scale, **{key: value for key, value in options.items() if value not in (1, False)}}
         signatures = signature_of(batch, dims, dims.get(0, 0)), signature_of(targets)
         mine = StepRequest(
@@ -314,7 +318,7 @@ class StepRunner:
 
     def _checked(self, call: PipelineCall, requests: Sequence[StepRequest]) -> Agreement:
         """What follows from the requests of all ranks. A collective; raises on every rank alike."""
-        microbatches, here = call.program.microbatches, self._replicas_here
+        microbatches, here = call.microbatch_count, self._replicas_here
         agreed = agree(
             requests, self.control.names, microbatches, here, self._counting, self.counted, self.assembly.plan.slices
         )
@@ -327,12 +331,6 @@ class StepRunner:
         self._rows.check(agreed, microbatches, here)
         return agreed
 
-    def agree_on_update(self) -> None:
-        """Begin an update of biases together, where ranks exchange loads. Raises `BatchRefused` on every rank alike."""
-        request = StepRequest(None, None, False, False, {"call": "update_biases"})
-        if (requests := self.start.exchange("the start of update_biases", request)) is not None:
-            check_calls(requests, self.control.names)
-
     def _check_form(self, call: PipelineCall, agreed: Agreement, targets: Any) -> None:
         """Refuse, on every rank, a batch that cannot be padded, and a `Loss` whose targets cannot be counted."""
         rows, counted = agreed.rows, self.counted
@@ -344,7 +342,7 @@ class StepRunner:
                     raise not_padded_batch(agreed, self._replicas_here, hidden, "return outputs with the rows first")
         uncounted = call.training and agreed.total is None
         if counted is None and (padded or uncounted):
-            what, mine = "what the loss function returns", self._form(targets)
+            what, mine = "what the loss function returns", self._form(call.program, targets)
             counted = self.control.fold(what, mine, lambda forms: next((x for x in forms if x is not None), None))
         if padded and rows is not None and not counted:
             unseen = "what the loss function returns is not known before it has run once", "begin with a whole batch"
@@ -356,9 +354,9 @@ class StepRunner:
                 "pass Pipeline(count_fn=...): it gives the count of the whole targets, before the step",
             )
 
-    def _form(self, targets: Any) -> bool | None:
+    def _form(self, program: Program, targets: Any) -> bool | None:
         """Whether the loss function returns a `Loss`, tried on fake tensors; None where this rank cannot tell."""
-        loss_fn, program = self.head.loss_fn, self.assembly.program
+        loss_fn = self.head.loss_fn
         if loss_fn is None or not self._holds(program.stages - 1):
             return None
         if isinstance(loss_fn, ChunkedLoss):
