@@ -1,0 +1,128 @@
+"""Measures plans that make the rows of experts even among ranks: their promises, copies, moved rows and time.
+
+    python benchmarks/balance.py forest [--json] [--plans N] [--seed S]
+
+forest    Plans of random and extreme tables of rows, each judged from its result alone: every rank within its limit,
+          one parent for a rank, at most E / R experts of it, every row computed once, rows given by their homes alone.
+          The same table in another memory layout and inside another batch must give the same plan. `wrong` counts
+          plans that break a promise. `moved` is the share of rows that another rank computes, `copies` the lent
+          experts of a rank. `us_alone` is the processor time of one plan of 32 ranks with 8 experts, the median.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import Any
+
+import torch
+from figures import give, parser_of
+from torch import Tensor
+
+from schedc_runtime.moe.forest import computed_rows, limits, plan_forest
+
+SIZES = [(1, 4), (2, 1), (2, 8), (3, 2), (5, 7), (8, 4), (16, 2), (32, 8), (64, 4)]
+"""Ranks, and experts of a rank."""
+LIMITS = (Fraction(1), Fraction("1.01"), Fraction("1.2"), Fraction(3))
+PROMISES = ("within", "one parent", "slots", "rows conserved", "own rows alone", "alike")
+
+
+def tables(ranks: int, local: int, count: int, generator: torch.Generator) -> Tensor:
+    """[count, ranks, local] int64 rows: from none to many, from even to all on one expert, with empty ranks."""
+    shape = (count, ranks, local)
+    uniform = torch.rand(shape, generator=generator, dtype=torch.float64)
+    skew = torch.randint(0, 25, (count, 1, 1), generator=generator)
+    most = 10 ** torch.randint(0, 9, (count, 1, 1), generator=generator)
+    rows = (uniform**skew * most).long()
+    absent = torch.rand((count, ranks, 1), generator=generator) < 0.5
+    rows[::5] *= absent[::5]
+    rows[1::50] = 0
+    rows[2::50, :-1] = 0
+    rows[3::50] = most[3::50]
+    return rows
+
+
+def broken(rows: Tensor, within: Fraction) -> dict[str, Tensor]:
+    """[plans] by promise: which plans of ``rows`` [plans, R, m] break it."""
+    plan = plan_forest(rows, within)
+    computed = computed_rows(rows, plan)  # [plans, computing rank, home, expert]
+    ranks = rows.shape[1]
+    load, after = rows.sum(2), computed.sum((2, 3))
+    other = ~torch.eye(ranks, dtype=torch.bool)
+    lent = computed.sum(3) * other
+    # Whole numbers alone: most * ranks * denominator < total * numerator + ranks * denominator, or one row more.
+    share = ranks * within.denominator
+    most = after.amax(1) * share
+    over = most >= load.sum(1) * within.numerator + share
+    wrong = {
+        "within": over | (after > limits(load, within)).any(1),
+        "one parent": ((lent > 0).sum(2) > 1).any(1) | ((plan.taken > 0) != (lent.sum(2) > 0)).any(1),
+        "slots": ((computed * other[..., None] > 0).sum((2, 3)) > rows.shape[2]).any(1),
+        "rows conserved": (computed.sum(1) != rows).any((1, 2)) | (computed < 0).any((1, 2, 3)),
+        "own rows alone": (lent.sum(1) > load).any(1),
+    }
+    turned = plan_forest(rows.flip(0).transpose(1, 2).contiguous().transpose(1, 2), within)
+    alike = [(one != two.flip(0)).flatten(1).any(1) for one, two in zip(plan, turned, strict=True)]
+    return wrong | {"alike": torch.stack(alike).any(0)}
+
+
+def batches(plans: int, seed: int) -> Iterator[tuple[Tensor, Fraction]]:
+    """Tables of rows [some, R, m] and limits, ``plans`` tables in all."""
+    generator = torch.Generator().manual_seed(seed)
+    kinds = [(size, within) for size in SIZES for within in LIMITS]
+    done = 0
+    while done < plans:
+        for (ranks, local), within in kinds:
+            count = min(500, plans - done, -(-plans // len(kinds)))
+            if count:
+                yield tables(ranks, local, count, generator), within
+            done += count
+
+
+def forest(options: argparse.Namespace) -> dict[str, Any]:
+    """Figures of `options.plans` plans."""
+    wrong, plans, rows_of, moved, copies, takers = dict.fromkeys(PROMISES, 0), 0, 0, 0, 0, 0
+    for rows, within in batches(options.plans, options.seed):
+        plans += len(rows)
+        for promise, which in broken(rows, within).items():
+            wrong[promise] += int(which.sum())
+        plan = plan_forest(rows, within)
+        rows_of, moved = rows_of + int(rows.sum()), moved + int(plan.taken.sum())
+        copies, takers = copies + int((plan.quota > 0).sum()), takers + plan.taken.numel()
+    return {
+        "plans": plans,
+        "wrong": wrong,
+        "moved": moved / max(1, rows_of),
+        "copies": copies / takers,
+        "us_alone": took_alone(),
+    }
+
+
+def took_alone(repetitions: int = 50) -> float:
+    """Microseconds of processor time of one plan, the median."""
+    rows, times = tables(32, 8, 1, torch.Generator().manual_seed(0))[0], []
+    for _ in range(repetitions):
+        before = time.process_time_ns()
+        plan_forest(rows, Fraction("1.01"))
+        times.append((time.process_time_ns() - before) / 1e3)
+    return statistics.median(times)
+
+
+MEASURES = {"forest": forest}
+
+
+def main() -> None:
+    parser = parser_of(__doc__)
+    parser.add_argument("measure", choices=MEASURES)
+    parser.add_argument("--plans", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    give(MEASURES[options.measure](options), options)
+
+
+if __name__ == "__main__":
+    main()
