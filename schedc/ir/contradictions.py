@@ -106,6 +106,13 @@ def _of_capacity(plan: Plan, _: int | None) -> Iterator[Contradiction]:
         )
 
 
+_ASK_ROWS = {
+    "padded": "rows that are padded to the most of an expert",
+    "tiles": "rows in tiles of an expert",
+}
+"""Providers of products for which the host knows the rows of each expert, and what they do."""
+
+
 def _of_products(plan: Plan, _: int | None) -> Iterator[Contradiction]:
     name = plan.products.name
     if name not in PRODUCTS:
@@ -113,9 +120,9 @@ def _of_products(plan: Plan, _: int | None) -> Iterator[Contradiction]:
     elif name == "bmm" and plan.capacity is None and not plan.products.or_fallback:
         message = "one batched product, and experts with different numbers of rows"
         yield Contradiction("S144", message, "products", "add a `capacity`, or write `products bmm or fallback`")
-    elif name == "padded" and plan.bound is not None and not plan.products.or_fallback:
-        message = "rows that are padded to the most of an expert, and sizes that only the device knows"
-        yield Contradiction("S144", message, "products", "write `sizes exact`, or `products padded or fallback`")
+    elif name in _ASK_ROWS and plan.bound is not None and not plan.products.or_fallback:
+        message = f"{_ASK_ROWS[name]}, and sizes that only the device knows"
+        yield Contradiction("S144", message, "products", f"write `sizes exact`, or `products {name} or fallback`")
 
 
 def _of_sizes(plan: Plan, _: int | None) -> Iterator[Contradiction]:

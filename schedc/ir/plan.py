@@ -105,7 +105,7 @@ class Capacity:
     drop: Drop = Drop.PROBS
 
 
-PRODUCTS = ("auto", "loop", "bmm", "grouped", "padded", "triton", "scaled_grouped", "quantized")
+PRODUCTS = ("auto", "loop", "bmm", "grouped", "padded", "tiles", "triton", "scaled_grouped", "quantized")
 """Who may multiply rows by the matrices of their experts; ``auto``: the best that can serve a layer, in its dtype."""
 PRECISIONS = {"fp8": "scaled_grouped"}
 """The provider of each precision of products."""

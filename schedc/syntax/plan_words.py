@@ -161,9 +161,9 @@ PLAN_WORDS = (
         "products",
         "PRODUCTS",
         "products grouped or fallback",
-        "who multiplies rows by experts: auto, loop, bmm, grouped, padded, triton, in fp8 scaled_grouped or quantized;"
-        " or fallback: another, where that one cannot",
-        ("auto", "loop", "bmm", "grouped", "padded", "triton", "scaled_grouped", "quantized", "fallback"),
+        "who multiplies rows by experts: auto, loop, bmm, grouped, padded, tiles, triton, in fp8 scaled_grouped or"
+        " quantized; or fallback: another, where that one cannot",
+        ("auto", "loop", "bmm", "grouped", "padded", "tiles", "triton", "scaled_grouped", "quantized", "fallback"),
     ),
     PlanWord(
         "sizes",

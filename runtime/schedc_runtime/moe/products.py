@@ -9,12 +9,13 @@ Every provider computes two products of stacked matrices:
     bmm              one batched product; rows that are padded to as many for every expert
     grouped          one launch for all experts (`torch.nn.functional.grouped_mm`), whose row numbers stay on the device
     padded           one batched product of rows that are padded here, to the most rows of an expert
+    tiles            a product per 32 rows of an expert: a row has the same bits whatever rows lie beside it
     triton           one launch for all experts by kernels of our own, where Triton is installed; see `triton_products`
     scaled_grouped   grouped products in fp8 with a scale per row, for rows times weights; see `fp8_products`
     quantized        its numbers everywhere: both sides are rounded to fp8 and multiplied in their own dtype
 
-The last two round, so that only a plan that names them gets them. `padded` and `triton` are taken where a plan names
-them, or where calibration found them fastest (`schedc_runtime.moe.kernels`).
+The last two round, and `tiles` is for comparisons of bits: only a plan that names one gets it. `padded` and `triton`
+where a plan names them, or where calibration found them fastest (`schedc_runtime.moe.kernels`).
 """
 
 from __future__ import annotations
@@ -121,7 +122,8 @@ class Provider:
     """A way to multiply, as `AnyProvider`.
 
     bits: whether it adds each product in the order of the loop, so that results have the loop's bits. alike_on: types
-    of devices on which it does where ``bits`` is "own". rounds: what it rounds the operands to; empty for one that
+    of devices on which it does where ``bits`` is "own". rows_keep_on: types of devices on which a row has the same bits
+    whatever rows lie beside it. rounds: what it rounds the operands to; empty for one that
     takes them as they are. fallback: who takes its place first where a plan says ``or fallback``.
     """
 
@@ -130,13 +132,14 @@ class Provider:
     multiply: Multiply
     bits: Bits = "loop"
     alike_on: tuple[str, ...] = ()
+    rows_keep_on: tuple[str, ...] = ()
     rounds: str = ""
     fallback: str = ""
     kind: str = "products"
 
     def adds_alike(self, device: torch.device) -> bool:
-        """Whether results on a device have the loop's bits."""
-        return self.bits == "loop" or device.type in self.alike_on
+        """Whether results on a device have bits of their own rows alone: the loop's, or those of tiles."""
+        return self.bits == "loop" or device.type in (*self.alike_on, *self.rows_keep_on)
 
     def available(self, case: Case) -> bool:
         return not self.why_not(case)
@@ -195,6 +198,31 @@ def _padded(left: Tensor, right: Tensor, groups: RowGroups, weight: Tensor) -> T
     if weight.stride(1) == 1 and weight.stride(2) == weight.shape[1]:
         return blocks(right).transpose(1, 2).bmm(blocks(left)).transpose(1, 2)
     return blocks(left).transpose(1, 2).bmm(blocks(right))
+
+
+TILE = 32
+"""Rows of a tile."""
+
+
+def _tiles(left: Tensor, right: Tensor, groups: RowGroups, weight: Tensor) -> Tensor:
+    """Every product of rows has `TILE` of them, the last of an expert with zeros behind. Gradients are the loop's."""
+    if right.dim() == 2:
+        return _loop(left, right, groups, weight)
+    counts = groups.on_host(len(left), len(weight))
+    result = left.new_empty(len(left), right.shape[2])
+    padded, products = left.new_zeros(TILE, left.shape[1]), left.new_empty(TILE, right.shape[2])
+    lefts, targets = (matrix[: sum(counts)].split_with_sizes(counts) for matrix in (left, result))
+    for rows, matrix, target in zip(lefts, right.unbind(), targets, strict=True):
+        for tile, into in zip(torch.split(rows, TILE), torch.split(target, TILE), strict=True) if len(rows) else ():
+            padded[: len(tile)] = tile  # also a whole tile: the strides of ``left`` change bits
+            padded[len(tile) :].zero_()
+            torch.mm(padded, matrix, out=products)
+            into.copy_(products[: len(tile)])
+    return result
+
+
+def _not_tiles(case: Case) -> str:
+    return "" if case.counted or case.padded else "only the device knows the rows of each expert"
 
 
 def _not_padded(case: Case) -> str:
@@ -304,6 +332,7 @@ PROVIDERS = ProviderTable(
         Provider("grouped", _not_grouped, _grouped, "own", ("cpu",)),
         Provider("loop", lambda case: "", _loop),
         Provider("padded", _not_padded, _padded, "own"),
+        Provider("tiles", _not_tiles, _tiles, "own", rows_keep_on=("cpu",)),
         Provider("triton", _not_triton, _triton, "own"),
         Provider("scaled_grouped", _not_scaled, _scaled, "own", rounds="fp8", fallback="quantized"),
         Provider("quantized", lambda case: "", _quantized, "own", rounds="fp8"),

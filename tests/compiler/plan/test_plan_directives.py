@@ -174,7 +174,12 @@ factors = st.floats(1, 1e4, exclude_min=True)
         recompute=st.just(()) | st.lists(levels, min_size=4, max_size=4).map(tuple),
     ).filter(
         lambda plan: (
-            plan.bound is None or (plan.capacity is None and plan.hot is None and plan.products != Products("padded"))
+            plan.bound is None
+            or (
+                plan.capacity is None
+                and plan.hot is None
+                and plan.products not in (Products("padded"), Products("tiles"))
+            )
         )
     )
 )

@@ -42,6 +42,7 @@ from support.plan_cases import MOE, written
         (f"{MOE}\n  products grouped or else_", [("S144", 3, 23)]),
         (f"{MOE}\n  products bmm", [("S144", 3, 3)]),
         (f"{MOE}\n  products padded\n  sizes bounded 1.25", [("S144", 3, 3)]),
+        (f"{MOE}\n  products tiles\n  sizes bounded 1.25", [("S144", 3, 3)]),
         ("layers 4  experts 8 top 2 precision int4", [("S144", 2, 39)]),
         ("layers 4  experts 8 top 2 exactness fp8", [("S144", 2, 29)]),
         ("layers 4  experts 8 top 2 precision fp8 or else_", [("S144", 2, 46)]),

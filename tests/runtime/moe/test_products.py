@@ -129,7 +129,7 @@ def test_borrowed_experts_behind_the_own(lent: int, device_too: bool) -> None:
     assert all((slot.grad is not None) == bool(lent) for slot in borrowed)
 
 
-@pytest.mark.parametrize("name", ["loop", "bmm", "grouped", "padded"])
+@pytest.mark.parametrize("name", ["loop", "bmm", "grouped", "padded", "tiles"])
 def test_padded_rows(name: str) -> None:
     experts, rows, gates = case([4, 4, 4], torch.float32)
     experts.products = Products(name)
@@ -137,6 +137,23 @@ def test_padded_rows(name: str) -> None:
     assert equal(at_once, split) == [True] * 5
     experts.products = Products("loop")
     for result, expected in zip(at_once, run(experts, rows, gates, [4, 4, 4]), strict=True):
+        torch.testing.assert_close(result, expected)
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
+@pytest.mark.parametrize("by_columns", [False, True])
+def test_rows_of_tiles_keep_their_bits(dtype: torch.dtype, by_columns: bool) -> None:
+    """Outputs and gradients of rows and gates, whatever rows lie beside them; weight gradients are the loop's."""
+    experts, rows, gates = case([3, 70, 0, 33], dtype, 96, 48)
+    experts = turned(experts) if by_columns else experts
+    experts.products = Products("tiles")
+    every = run(experts, rows, gates, [3, 70, 0, 33])
+    kept = torch.tensor([1, 2, *range(5, 37), 72, *range(73, 106, 3)])
+    some = run(experts, rows[kept], gates[kept], [2, 33, 0, 11])
+    assert equal(some[:3], [result[kept] for result in every[:3]]) == [True] * 3
+    assert equal(every, run(experts, rows, gates, RowGroups((3, 70, 0, 33)), split=True)) == [True] * 5
+    experts.products = Products("loop")
+    for result, expected in zip(every, run(experts, rows, gates, [3, 70, 0, 33]), strict=True):
         torch.testing.assert_close(result, expected)
 
 
@@ -312,13 +329,15 @@ def test_a_name_that_is_none() -> None:
 
 def test_who_may_be_compared_bit_by_bit() -> None:
     gpu = torch.device("cuda")
-    for name in ("auto", "loop", "bmm", "grouped"):
+    for name in ("auto", "loop", "bmm", "grouped", "tiles"):
         assert compared_bitwise(Products(name), CPU) == Products(name)
     assert compared_bitwise(Products(), gpu) == Products("loop")
     assert compared_bitwise(Products("bmm", True), gpu) == Products("bmm", True)
     for name in ("scaled_grouped", "quantized"):
         with pytest.raises(RuntimeFault, match=f"products {name}: it rounds to fp8, and bits are to be compared"):
             compared_bitwise(Products(name, or_fallback=True), CPU)
+    with pytest.raises(RuntimeFault, match="products tiles: it adds in an order of its own on cuda"):
+        compared_bitwise(Products("tiles"), gpu)
     with pytest.raises(RuntimeFault, match="products grouped: it adds in an order of its own on cuda") as caught:
         compared_bitwise(Products("grouped"), gpu)
     assert "write `products bmm` or `products loop`, or leave `--check bitwise` out" in str(caught.value)
