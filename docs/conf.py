@@ -10,7 +10,7 @@ from typing import Any
 DOCS = Path(__file__).resolve().parent
 sys.path.insert(0, str(DOCS))
 
-from generate import codes, commands, docstrings, schedules  # noqa: E402
+from generate import codes, commands, decisions, docstrings, schedules  # noqa: E402
 from generate.write import write  # noqa: E402
 
 project = "schedc"
@@ -45,9 +45,13 @@ def _generate(app: Any) -> None:
 
 
 def _share_tree(app: Any, name: str, template: str, context: dict[str, Any], doctree: object) -> None:
-    """The pages of codes are not in the navigation, which is then the same on all of them. furo asks for it next."""
-    if name.startswith("reference/codes/S"):
-        context["toctree"] = _tree.setdefault("codes", cache(context["toctree"]))
+    """Pages of codes and decisions are not in the navigation, which is then the same on all pages of such a folder.
+
+    furo asks for it next.
+    """
+    folder = name.rpartition("/")[0]
+    if name.startswith(("reference/codes/S", "decisions/0")):
+        context["toctree"] = _tree.setdefault(folder, cache(context["toctree"]))
 
 
 _tree: dict[str, Any] = {}
@@ -66,6 +70,7 @@ def _rewrite(app: Any, what: str, name: str, value: object, options: object, lin
 
 def setup(app: Any) -> None:
     app.connect("builder-inited", _generate)
+    app.connect("source-read", decisions.read)
     app.connect("html-page-context", _share_tree, priority=400)
     app.connect("build-finished", _draw)
     app.connect("autodoc-process-docstring", _rewrite)

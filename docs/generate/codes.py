@@ -9,11 +9,9 @@ from schedc.codes import CODES, FAMILIES
 from schedc.codes.base import DiagnosticCode
 
 from .schedc_command import output_of
-from .write import fence
+from .write import BESIDE_THE_TREE, fence
 
 MISTAKES = Path(__file__).resolve().parents[2] / "examples" / "mistakes"
-_BESIDE_THE_TREE = "---\norphan: true\n---"
-"""The index lists the codes. In the navigation of every page a hundred of them would take half the time of a build."""
 
 _COMMANDS = {
     "config.json": (("plan", "--show-model", "config.json"), "json"),
@@ -44,7 +42,7 @@ def _family(family: str) -> list[DiagnosticCode]:
 
 
 def _page(code: DiagnosticCode) -> str:
-    parts = [_BESIDE_THE_TREE, f"# {code.code}: {code.title}", "[All codes](index.md)", code.explanation.strip()]
+    parts = [BESIDE_THE_TREE, f"# {code.code}: {code.title}", "[All codes](index.md)", code.explanation.strip()]
     if code.wrong:
         arguments, form = _COMMANDS.get(code.file, (("check", "wrong.sched"), "sched"))
         said = output_of(*arguments, files={"cluster.toml": CODES["S705"].right, arguments[-1]: code.wrong})

@@ -51,6 +51,9 @@ def test_every_page_of_the_folder_is_built(site: Path) -> None:
         path.relative_to(ROOT / "docs").with_suffix(".html").as_posix() for path in (ROOT / "docs").rglob("*.md")
     }
     assert sources <= pages(site).keys()
+    index = (site / "decisions" / "index.html").read_text(encoding="utf-8")
+    decisions = [name.removeprefix("decisions/") for name in sources if name.startswith("decisions/0")]
+    assert [name for name in decisions if f'href="{name}"' not in index] == []
 
 
 def test_every_public_name_is_in_the_reference(site: Path) -> None:
