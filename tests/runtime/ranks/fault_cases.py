@@ -6,9 +6,11 @@ import ctypes
 import os
 import signal
 import subprocess
+import tempfile
 import time
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -135,7 +137,16 @@ def failing(rank: int, world_size: int, fault: str, timeout: float = 2.0) -> lis
     start = time.monotonic()
     first = outcome(pipe, *tokens(8))
     seconds = time.monotonic() - start
+    if rank == 0 and fault in HANGS:
+        REPORTED.touch()
     return [first, seconds, outcome(pipe, *tokens(8))]
+
+
+REPORTED = Path(tempfile.gettempdir(), f"schedc-reported-{os.getppid()}")
+"""Rank 0 makes it as soon as it has reported a fault of `HANGS`. Rank 1 then goes on, and removes it."""
+HANGS = ("sleep", "spin", "stop")
+_MOST = 120
+"""Seconds that a rank hangs without that report: longer than the pool waits for its case."""
 
 
 def _raise(output: Tensor) -> Tensor:
@@ -143,7 +154,10 @@ def _raise(output: Tensor) -> Tensor:
 
 
 def _sleep(output: Tensor) -> None:
-    time.sleep(4.5)
+    end = time.monotonic() + _MOST
+    while not os.access(REPORTED, os.F_OK) and time.monotonic() < end:
+        time.sleep(0.1)
+    REPORTED.unlink()
 
 
 def _hold(output: Tensor) -> None:
@@ -152,18 +166,21 @@ def _hold(output: Tensor) -> None:
 
 
 def _spin(output: Tensor) -> None:
-    end = time.monotonic() + 4.5
-    while time.monotonic() < end:
+    end = time.monotonic() + _MOST
+    while not os.access(REPORTED, os.F_OK) and time.monotonic() < end:
         pass
+    REPORTED.unlink()
 
 
 def _kill(output: Tensor) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _stop(seconds: float) -> Callable[[Tensor], None]:
+def _stop(until: str) -> Callable[[Tensor], None]:
+    """Stops the process. until: commands of a shell, after which it goes on."""
+
     def stop(output: Tensor) -> None:
-        subprocess.Popen(["sh", "-c", f"sleep {seconds}; kill -CONT {os.getpid()}"])
+        subprocess.Popen(["sh", "-c", f"{until}; kill -CONT {os.getpid()}"])
         os.kill(os.getpid(), signal.SIGSTOP)
 
     return stop
@@ -175,8 +192,8 @@ FAULTS: dict[str, Callable[[Tensor], Tensor | None]] = {
     "hold": _hold,
     "spin": _spin,
     "kill": _kill,
-    "stop": _stop(5),
-    "pause": _stop(1),
+    "stop": _stop(f"for i in $(seq {_MOST}0); do [ -e {REPORTED} ] && break; sleep 0.1; done; rm {REPORTED}"),
+    "pause": _stop("sleep 1"),
     "shape": lambda output: None,
 }
 
@@ -201,7 +218,10 @@ def learning(rank: int, world_size: int) -> list[Any]:
         on_call(model.blocks[2], 2, FAULTS["sleep"])
     start = time.monotonic()
     told = outcome(pipe, *tokens(8))
-    return [limits[2:], told, time.monotonic() - start]
+    seconds = time.monotonic() - start
+    if rank == 0:
+        REPORTED.touch()
+    return [limits[2:], told, seconds]
 
 
 def silent_link(rank: int, world_size: int) -> list[str]:

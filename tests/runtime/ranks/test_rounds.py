@@ -165,9 +165,9 @@ def test_who_is_late_or_has_left_is_named() -> None:
         return plane.agree("a meeting", 1)
 
     start = time.monotonic()
-    errors = on_ranks(3, leaving)
+    errors = on_ranks(3, leaving, timeout=80.0)
     assert [str(errors[rank]) for rank in (0, 2)] == ["rank 1 failed, and with it the step:\nValueError: injected"] * 2
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 20, "nobody waits for the limit"
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 8, 64, 1024])
