@@ -44,7 +44,8 @@ demo: setup  ## compile dualpipev and train a small transformer with it on 4 loc
 	$(BIN)/schedc run dualpipev -D P=4 -D M=10 --check bitwise
 
 ROOM ?=
-WORKERS ?= 2
+# A worker waits for ranks, timeouts and commands during a third of its time: three keep two cores busy.
+WORKERS ?= 3
 # Its last lines are the skipped tests by reason.
 PYTEST = python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -rfEs
 
@@ -64,6 +65,7 @@ build/bare: Makefile
 	rm -rf $@ && mkdir -p $@
 	for name in bash cat env git head make mktemp sh sleep; do ln -s "$$(command -v $$name)" $@/; done
 
+test-bare: WORKERS = 2  # these tests wait for nobody
 test-bare: $(BARE)/.ready build/bare  ## the fast tests as on a machine that has Python, git and make: no extra but `runtime`, none of the programs above
 	SCHEDC_BARE=1 PATH="$(CURDIR)/$(BARE)/bin:$(CURDIR)/build/bare" $(BARE)/bin/$(PYTEST) -m 'not processes and not slow' tests/$(ROOM)
 
