@@ -14,16 +14,20 @@ import pytest
 from click.testing import CliRunner
 
 from schedc.cli import main
+from schedc.compiler import analyse
 from schedc.diagnostics import CompilerBug, DiagnosticError
 from schedc.elaborate import elaborate
 from schedc.ir.ops import OpKind
-from schedc.load.library import open_schedule
+from schedc.load.library import Text, open_schedule
+from schedc.plan.passes import lower
 from schedc.plan.price_cells import price_cells
+from schedc.plan.price_rows import price_rows
 from schedc.search.problem import SEQUENCE, Freedom, problem_of
 from schedc.source import Source
 from schedc.step import walk
 from schedc.step.batch import simulate_batch
 from schedc.step.costs.costs import Costs, dump_costs, load_costs, parse_costs
+from schedc.step.costs.row_costs import read_row_costs
 from schedc.step.dependencies import Dependencies
 from schedc.step.row_bound import row_bound
 from schedc.step.row_order import MicrobatchPricer, order_microbatches
@@ -31,6 +35,12 @@ from schedc.step.timeline import run_durations, simulate
 from schedc.step.unequal import CellParts
 from support.paths import ROOT
 
+OFFLOADS = """plan p = 1f1b(P = 4, M = 8) {
+  layers 4
+  host 100 at 0.2
+  offload all
+}
+"""
 NAMES = ("1f1b", "zbh1", "dualpipev", "interleaved_1f1b", "zbv", "chimera", "dualpipe", "seq1f1b")
 COSTS = Costs(F=2.0, I=3.0, W=1.0, FB=5.0, p2p=0.25)
 
@@ -310,6 +320,32 @@ def test_refuses_rows(tmp_path: Path, text: str, said: str) -> None:
     (finding,) = json.loads(result.stdout)["diagnostics"]
     assert (finding["code"], result.exit_code) == ("S412", 1)
     assert said in finding["message"]
+
+
+def test_prices_rows_by_the_segments_and_with_works() -> None:
+    """A microbatch in segments moves whole, and a plan keeps its works where factors change."""
+    source = Source("rows.txt", "\n".join(map(str, rows(16, seed=11))))
+    costs = read_row_costs(source)
+    step = lower(analyse("seq1f1b", {"P": 4, "M": 16, "k": 4}, Costs()), "timeline")
+    prices = price_rows(step, source, costs, 480)
+    factors = np.repeat(prices.costs[0, prices.order], 4)
+    assert prices.ordered == simulate(step.schedule, Costs(microbatches=tuple(factors.tolist()))).makespan
+    assert prices.ordered < prices.given
+    offloads = Text(Source("offloads.sched", OFFLOADS))
+    step = lower(analyse(offloads, {}, Costs()), "timeline", "predicted")
+    assert step.works is not None
+    prices = price_rows(step, source, costs[:8] ** 0 + 0.0, 48)
+    assert prices.given == prices.ordered == prices.equal == step.timeline.makespan
+    with_works = price_rows(step, source, costs[:8], 48)
+    factors = tuple((costs[:8, 0] / costs[:8].mean()).tolist())
+    assert with_works.given > simulate(step.schedule, replace(step.costs, microbatches=factors)).makespan
+
+
+def test_a_verdict_names_costs_outside_of_its_domain() -> None:
+    result = CliRunner().invoke(main, ["check", "1f1b", "-D", "P=2", "-D", "M=4", "--cost", "microbatches=1,2,1,1"])
+    assert result.exit_code == 0
+    assert "makespan 20," in result.stdout
+    assert "proved for all costs at this size (not the given ones: it speaks of microbatches of equal" in result.stdout
 
 
 def test_commands_that_know_no_factors_refuse_them() -> None:
