@@ -26,19 +26,28 @@ from schedc.search.problem import SEQUENCE, Freedom, problem_of
 from schedc.source import Source
 from schedc.step import walk
 from schedc.step.batch import simulate_batch
+from schedc.step.choose import Ops
 from schedc.step.costs.costs import Costs, dump_costs, load_costs, parse_costs
-from schedc.step.costs.row_costs import read_row_costs
+from schedc.step.costs.row_costs import microbatch_costs, read_row_costs
 from schedc.step.dependencies import Dependencies
+from schedc.step.op_times import OpTimes
 from schedc.step.row_bound import row_bound
 from schedc.step.row_order import MicrobatchPricer, order_microbatches
-from schedc.step.timeline import run_durations, simulate
+from schedc.step.timeline import durations, run_durations, simulate
 from schedc.step.unequal import CellParts
+from schedc.syntax.parser import parse
 from support.paths import ROOT
 
 OFFLOADS = """plan p = 1f1b(P = 4, M = 8) {
   layers 4
   host 100 at 0.2
   offload all
+}
+"""
+SEARCHED = """sched 1
+schedule searched(P: ranks = 4, M: microbatches = 12) {
+  place linear
+  rank r { policy by span search within 8 keep 100 of 100 { repeat M { F }  repeat M { I }  repeat M { W } } }
 }
 """
 NAMES = ("1f1b", "zbh1", "dualpipev", "interleaved_1f1b", "zbv", "chimera", "dualpipe", "seq1f1b")
@@ -155,6 +164,8 @@ def test_more_tries_never_lengthen_the_step() -> None:
     steps = pricer.makespans(given[np.stack(tried)][:, None]).tolist()
     assert steps == sorted(steps, reverse=True)
     assert steps[-1] < steps[0]
+    turns, first = MicrobatchPricer.of(known("chimera"), Costs()), np.arange(16)
+    assert order_microbatches(first, turns, 0)[[0, 8, 7, 15]].tolist() == [0, 2, 3, 1]  # two microbatches begin at once
     ends, middle = given[tried[0]][[0, -1]], given[tried[0]][7:9]
     assert sorted(ends) == sorted(given.tolist())[:2]
     assert sorted(middle) == sorted(given.tolist())[-2:]
@@ -206,13 +217,21 @@ def test_no_order_undercuts_the_bound(name: str, costs: Costs) -> None:
 
 def test_the_bound_holds_where_a_pair_is_shorter_than_an_op() -> None:
     dependencies = known("dualpipev", P=2, M=4)
-    parts = CellParts.of(dependencies, Costs(F=4.0, I=0.5, W=0.5, FB=2.0).resolved(4))
-    factors = np.array([[0.1, 0.1, 3.0, 5.0]])
+    parts = CellParts.of(dependencies, Costs(F=7.0, I=2.0, W=7.0, FB=1.0).resolved(4))
+    factors = np.array([[3.5, 1.6, 2.3, 0.8]])
     steps = [
         run_durations(dependencies, parts.times(factors[:, list(order)]), 0.0)[1].max()
         for order in permutations(range(4))
     ]
     assert row_bound(parts, 0.0, factors) <= min(steps)
+
+
+def test_the_bound_of_one_dear_microbatch_is_its_best_place() -> None:
+    dependencies = known("zbh1", P=3, M=5)
+    parts = CellParts.of(dependencies, Costs().resolved(3))
+    places = [np.where(np.arange(5) == place, 9.0, 1.0)[None] for place in range(5)]
+    steps = [run_durations(dependencies, parts.times(factors), 0.0)[1].max() for factors in places]
+    assert row_bound(parts, 0.0, places[0]) == min(steps) < max(steps)
 
 
 def test_the_bound_is_that_of_the_last_rank_in_1f1b() -> None:
@@ -249,6 +268,34 @@ def test_cells_are_played_with_the_factors_of_both_halves() -> None:
         first = (plain.overlapped.end - plain.overlapped.start)[lone]
         assert duration[lone] == pytest.approx(first * np.array(row)[microbatch])
         assert unequal.floor <= unequal.late_wait.makespan
+        assert unequal.floor == pytest.approx(0.5 * plain.floor)  # no latency: all times follow the factor
+        before, after = (each.serial.end - each.serial.start for each in (plain, unequal))
+        known_cells, schedule = plain.dependencies, plain.dependencies.schedule
+        alone = {
+            int(schedule.kind[known_cells.first[cell]]): before[cell] for cell in lone
+        }  # all stages have one block
+        for cell in np.flatnonzero(known_cells.pairs)[:4]:
+            ops = [schedule.op(int(rows_of[cell])) for rows_of in (known_cells.first, known_cells.second)]
+            assert row[ops[0].microbatch] != row[ops[1].microbatch]
+            assert after[cell] == pytest.approx(sum(row[op.microbatch] * alone[op.kind] for op in ops))
+
+
+def test_rules_and_searches_know_the_time_of_each_op() -> None:
+    schedule, factors = known("dualpipev").schedule, tuple(0.5 + m / 8 for m in range(16))
+    costs = Costs(2.0, 3.0, 1.0, FB=5.0, microbatches=factors)
+    ops = Ops.of(schedule, OpTimes.of(costs, schedule))
+    dependencies = Dependencies.of(schedule)
+    cells = [
+        (int(a),) if b < 0 else (int(a), int(b)) for a, b in zip(dependencies.first, dependencies.second, strict=True)
+    ]
+    assert [ops.time(cell) for cell in cells] == pytest.approx(durations(dependencies, costs.resolved(8)).tolist())
+    searched = parse(Source("searched.sched", SEARCHED)).schedules[0]
+    factors = tuple(each / 2_000 for each in rows(12, seed=9))
+    spans = []
+    for chosen in (Costs(), Costs(microbatches=factors)):
+        order = elaborate(searched, {"P": 4, "M": 12}, chosen)
+        spans.append(simulate(order, Costs(microbatches=factors)).span.max())
+    assert spans[1] < spans[0]
 
 
 def test_policies_choose_by_factors() -> None:
@@ -299,6 +346,12 @@ def test_check_prices_given_rows(tmp_path: Path) -> None:
     assert told["bound"] <= told["ordered"] < told["given"]
     assert told["equal"] == facts["makespan"]
     assert f"ordered {told['ordered']:g}" in run.invoke(main, command).stdout
+
+
+def test_rows_of_a_microbatch_add_up() -> None:
+    source = Source("rows.txt", "# costs\n1 2\n\n3, 4  # a comment\n5 6\n7 8\n")
+    costs = microbatch_costs(read_row_costs(source), source, 2, 2)
+    assert (costs * 9 == np.array([[4, 12], [6, 14]])).all()
 
 
 @pytest.mark.parametrize(
