@@ -149,23 +149,26 @@ def _recompute(writer: _StreamWriter, position: int, step: BoundStep) -> list[st
 
 def _post(writer: _StreamWriter, position: int, step: BoundStep) -> list[str]:
     batch: tuple[MessageOperands, ...] = step.operands
-    lines, transfers, taken = [], [], []
-    for number, (receive, peer, edge, slot, _, communicator) in enumerate(batch):
+    lines, posts, transfers, taken = [], [], [], []
+    for number, (receive, peer, edge, slot, handle, communicator) in enumerate(batch):
         form = writer.local(f"form_{edge}", f"registers.forms[{edge}]")
-        if receive and writer.cooperative:
-            made = f"new(Transfer, ({peer}, True, (), {communicator}, {form}))"
-            transfers.append(writer.local(f"from_{peer}_{edge}_{communicator + 1}", made))
-            continue
         tensors = f"x{number}"
-        if receive:
-            tensors = f"{form}.buffers({writer.of_registers('device')})"
-        else:
+        if not receive:
             lines += [writer.take(tensors, slot), f"{form}.check({tensors})"]
             taken.append(tensors)
+        elif writer.cooperative:
+            tensors = "()"
+        else:
+            tensors = f"{form}.buffers({writer.of_registers('device')})"
+        if writer.cooperative:
+            channel = f"registers.transport.channel({peer}, {receive}, {communicator}).post"
+            post = writer.local(f"{'from' if receive else 'to'}_{peer}_{communicator + 1}", channel)
+            posts.append(f"{writer.of_registers('handles')}[{handle}] = {post}({receive}, {tensors}, {form})")
         transfers.append(f"new(Transfer, ({peer}, {receive}, {tensors}, {communicator}, {form}))")
-    handles = ", ".join(f"{writer.of_registers('handles')}[{message.handle}]" for message in batch)
-    lines.append(f"{handles}, = {writer.local('post', 'registers.transport.post')}([{', '.join(transfers)}])")
-    return [*lines, *(f"{name} = None" for name in taken)]
+    if not writer.cooperative:
+        handles = ", ".join(f"{writer.of_registers('handles')}[{message.handle}]" for message in batch)
+        posts.append(f"{handles}, = {writer.local('post', 'registers.transport.post')}([{', '.join(transfers)}])")
+    return [*lines, *posts, *(f"{name} = None" for name in taken)]
 
 
 def _wait(writer: _StreamWriter, position: int, step: BoundStep) -> list[str]:

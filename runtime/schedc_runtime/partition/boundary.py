@@ -96,7 +96,12 @@ class Boundary:
         return tuple(i for i, spec in enumerate(self.tensors) if spec.differentiable)
 
     @cached_property
-    def _flat(self) -> bool:
+    def mixed(self) -> bool:
+        """Whether a tensor has no gradient."""
+        return len(self.differentiable) != len(self.tensors)
+
+    @cached_property
+    def flat(self) -> bool:
         """Whether the values are a plain tuple of tensors, without constants: the usual, fast case."""
         return len(self.tensors) == len(self.entries) and self.tree == pytree.tree_structure((0,) * len(self.tensors))
 
@@ -107,20 +112,20 @@ class Boundary:
 
     def pack(self, values: Any) -> tuple[Tensor, ...]:
         """The tensors of ``values``, in order. Checks their number; the transport checks shapes."""
+        if self.flat and type(values) is tuple and len(values) == len(self.entries):
+            return values
         if self._lone and type(values) is Tensor:
             return (values,)
-        leaves = values if self._flat and type(values) is tuple else pytree.tree_leaves(values)
+        leaves = pytree.tree_leaves(values)
         if len(leaves) != len(self.entries):
             raise BoundaryError(
                 f"{len(leaves)} values where {len(self.entries)} were expected ({', '.join(self.names)})"
             )
-        if self._flat:
-            return tuple(leaves)
         return tuple(leaf for leaf, entry in zip(leaves, self.entries, strict=True) if isinstance(entry, TensorSpec))
 
     def unpack(self, tensors: Sequence[Tensor]) -> Any:
         """The values, from tensors in the shapes of `tensors`: the inverse of `pack`, with the constants put back."""
-        if self._flat:
+        if self.flat:
             return tuple(tensors)
         rest = iter(tensors)
         leaves = [entry.value if isinstance(entry, Constant) else next(rest) for entry in self.entries]

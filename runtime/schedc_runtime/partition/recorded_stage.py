@@ -9,6 +9,7 @@ import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from operator import attrgetter
 from typing import Any
 
 from torch import Tensor, fx, nn
@@ -139,6 +140,9 @@ class StageCode:
     shapes: tuple[tuple[int, ...] | None, ...]
 
 
+_shape_of = attrgetter("shape")
+
+
 class CodeSlot:
     """Holds the current code of a stage for all copies of its module."""
 
@@ -177,13 +181,18 @@ class RecordedStage(nn.Module):
 
     def forward(self, *values: Any) -> Any:
         code = self.slot.code or self.current
-        if len(values) != len(code.shapes):
+        if None in code.shapes:
+            self._check_tensors(values, code.shapes)
+        elif tuple(map(_shape_of, values)) != code.shapes:
             raise _other_shapes(values, code.shapes)
-        for value, shape in zip(values, code.shapes, strict=True):  # a generator would take twice as long
-            if shape is not None and value.shape != shape:
-                raise _other_shapes(values, code.shapes)
         result = code.code.run(self, *values)
         return result if code.finish is None else code.finish(result)
+
+    def _check_tensors(self, values: Sequence[Any], shapes: Sequence[tuple[int, ...] | None]) -> None:
+        """Compare the shapes of the tensors among ``values``."""
+        pairs = zip(values, shapes, strict=False)
+        if len(values) != len(shapes) or any(shape is not None and value.shape != shape for value, shape in pairs):
+            raise _other_shapes(values, shapes)
 
     def finished(self, result: Any) -> Any:
         """What the stage returns, of what its graph returns: on the last stage the model's output."""

@@ -69,12 +69,12 @@ class NumberedForward:
 
     __slots__ = ("_draws", "before", "microbatch", "node", "numbering", "session")
 
-    def __init__(self, numbering: Numbering, microbatch: int, node: int) -> None:
-        self.numbering, self.microbatch, self.node = numbering, microbatch, node
-        self._draws: Draws | None = None
+    def __init__(self, numbering: Numbering, microbatch: int, node: int = -1) -> None:
         self.session = numbers = session()
         if numbers is None:
             return
+        self.numbering, self.microbatch, self.node = numbering, microbatch, node
+        self._draws: Draws | None = None
         self.before, numbers.current = numbers.current, self
         if numbering.draws:
             numbers.begin(numbering.start(self.draws, node), numbering.devices)

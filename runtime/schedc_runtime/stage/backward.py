@@ -37,9 +37,11 @@ class BackwardSteps(StageBase):
         if self.offload is not None:
             self._end_offload(microbatch)
         del self._whole[microbatch]
-        self._states.pop(microbatch, None)
+        if self._states:
+            self._states.pop(microbatch, None)
         leaves, edges, of_loss, began = record
-        gradients = gradients if of_loss is None else of_loss
+        if of_loss is not None:
+            gradients = of_loss
         if len(gradients) != len(edges):
             raise self._gradients_missing(gradients)
         if defer or len(edges) != 1 or edges[0] is None or gradients[0] is None:

@@ -15,6 +15,7 @@ from schedc.ir.plan import Level
 from schedc_runtime.errors import StageError
 from schedc_runtime.partition.recorded_stage import RecordedStage
 from schedc_runtime.random_numbers.interception import session
+from schedc_runtime.random_numbers.numbering import NumberedForward
 from schedc_runtime.recompute.whole_stage import save_nothing
 from schedc_runtime.segments.graph import Segment, Slot
 from schedc_runtime.segments.recompute import SegmentRecompute
@@ -38,6 +39,10 @@ from schedc_runtime.stage.taken import Taken, let_go
 
 if TYPE_CHECKING:
     from schedc_runtime.recompute.levels import MicrobatchRecorder
+
+
+_new_tuple: Any = tuple.__new__
+"""Makes a record in C, where its class is not."""
 
 
 class LossEdge(NamedTuple):
@@ -131,7 +136,7 @@ class ForwardSteps(StageBase):
         entered: Any = self._detach(inputs) if trains else inputs
         loss = None
         # No context wraps this, nor has the microbatch a state: both would take longer than all else here.
-        numbers = None if self.numbering is None else self.numbering.forward(number)
+        numbers = None if self.numbering is None else NumberedForward(self.numbering, number)
         try:
             result = self._result_of(entered)
             if self.loss_fn is not None and (trains or target is not None):
@@ -170,7 +175,7 @@ class ForwardSteps(StageBase):
     def _result_of(self, entering: Sequence[Tensor]) -> Any:
         """What the module of a stage of one node gives. entering: the tensors of the input boundary."""
         try:
-            return self.module(*self._input.unpack(entering))
+            return self.module(*(entering if self._input.flat else self._input.unpack(entering)))
         except RuntimeError as error:
             refuse_writing(error, f"stage {self.index} writes into its input, which belongs to the stage before")
             raise
@@ -184,14 +189,14 @@ class ForwardSteps(StageBase):
         began: HookMark | None,
     ) -> None:
         """Keep what the backward of a stage of one node begins and ends with."""
-        if len(entered := self._input.differentiable) != len(leaves):
-            leaves = [leaves[position] for position in entered]
+        if self._input.mixed:
+            leaves = [leaves[position] for position in self._input.differentiable]
         if loss is not None:
-            self._whole[number] = WholeRecord(leaves, (loss.edge,), (loss.gradient,), began)
+            self._whole[number] = _new_tuple(WholeRecord, (leaves, (loss.edge,), (loss.gradient,), began))
             return
-        if len(left := self._output.differentiable) != len(outputs):
-            outputs = tuple([outputs[position] for position in left])
-        self._whole[number] = WholeRecord(leaves, tuple(map(edge_of, outputs)), None, began)
+        if self._output.mixed:
+            outputs = tuple([outputs[position] for position in self._output.differentiable])
+        self._whole[number] = _new_tuple(WholeRecord, (leaves, tuple(map(edge_of, outputs)), None, began))
 
     def _end_forward(self, state: MicrobatchState) -> None:
         """End the forward of a slice that holds its inputs alone, or nothing where gradients are off."""

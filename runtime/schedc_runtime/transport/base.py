@@ -85,10 +85,12 @@ class MessageMismatch(Exception):
 class MessageForm:
     """What the messages over one boundary carry. specs: [tensors] shape and dtype of each."""
 
-    __slots__ = ("_device", "_makers", "specs")
+    __slots__ = ("_device", "_lone", "_makers", "specs")
 
     def __init__(self, specs: Sequence[Spec]) -> None:
         self.specs = tuple(specs)
+        self._lone = self.specs[0] if len(self.specs) == 1 else ((), None)
+        """The spec of a single tensor, the usual, fast case."""
         self._device: torch.device | None = None
         self._makers: list[Callable[[], Tensor]] = []
 
@@ -109,6 +111,9 @@ class MessageForm:
         Call this before a message is sent. With gloo, a receive buffer that is too small aborts the receiving process.
         One that is too large is silently left half filled.
         """
+        shape, dtype = self._lone
+        if dtype is not None and len(tensors) == 1 and tensors[0].dtype is dtype and tensors[0].shape == shape:
+            return
         if len(tensors) != len(self.specs):
             raise MessageMismatch(f"{len(tensors)} tensors to send where the boundary has {len(self.specs)}")
         for position, (shape, dtype) in enumerate(self.specs):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Sequence
-from operator import attrgetter
+from operator import attrgetter, methodcaller
 
-from torch import Tensor
+import torch
 
 from schedc_runtime.transport.base import MessageForm, MessageMismatch, Spec, Tensors, Transfer, describe
 
@@ -21,6 +21,46 @@ class _End:
     done = False
 
 
+class _Channel:
+    """The messages of one sender, receiver and communicator."""
+
+    def __init__(self, source: int, target: int) -> None:
+        self.source, self.target = source, target
+        self.ends: deque[_End] = deque()
+        """Ends without their counterpart, oldest first: all sends, or all receives."""
+
+    def post(self, receive: bool, tensors: Tensors, form: MessageForm | None) -> _End:
+        """Post an end, and move the message if the other end is here. Arguments are as of a `Transfer`."""
+        end = _End()
+        end.receive, end.tensors, end.form = receive, tensors, form
+        ends = self.ends
+        if not ends or ends[0].receive is receive:
+            ends.append(end)
+            return end
+        other = ends.popleft()
+        sent, received = (other, end) if receive else (end, other)
+        if form is None or form is not other.form:
+            self._check(sent, received)
+        if received.form is None:
+            for tensor, buffer in zip(sent.tensors, received.tensors, strict=True):
+                buffer.copy_(tensor)
+        else:
+            received.tensors = tuple(map(_copied, sent.tensors))
+        other.done = end.done = True
+        return end
+
+    def _check(self, sent: _End, received: _End) -> None:
+        """Compare the ends. One form for both would mean that the tensors have been checked against it."""
+        carried = [(tensor.shape, tensor.dtype) for tensor in sent.tensors]
+        form = received.form
+        expected = list(form.specs) if form else [(tensor.shape, tensor.dtype) for tensor in received.tensors]
+        if carried != expected:
+            raise MessageMismatch(
+                f"rank {self.source} sends {_list(carried)} to rank {self.target},"
+                f" which has posted a receive of {_list(expected)}"
+            )
+
+
 class InProcessNetwork:
     """The channels between ``ranks`` ranks of one process, by communicator. `transport` returns the end of each rank.
 
@@ -31,33 +71,21 @@ class InProcessNetwork:
 
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks
-        self._channels: defaultdict[tuple[int, int, int], deque[_End]] = defaultdict(deque)
-        """By sender, receiver and communicator: ends without their counterpart, oldest first, all sends or receives."""
+        self._channels: dict[tuple[int, int, int], _Channel] = {}
+        """By sender, receiver and communicator."""
 
     def transport(self, rank: int) -> InProcessTransport:
         return InProcessTransport(rank, self)
 
-    def post(self, rank: int, batch: Sequence[Transfer]) -> list[_End]:
-        channels, posted = self._channels, []
-        for peer, receive, tensors, communicator, form in batch:
-            end = _End()
-            end.receive, end.tensors, end.form = receive, tensors, form
-            posted.append(end)
-            waiting = channels[(peer, rank, communicator) if receive else (rank, peer, communicator)]
-            if not waiting or waiting[0].receive is receive:
-                waiting.append(end)
-                continue
-            other = waiting.popleft()
-            if receive:
-                _move(peer, rank, other, end)
-            else:
-                _move(rank, peer, end, other)
-            other.done = end.done = True
-        return posted
+    def channel(self, source: int, target: int, communicator: int) -> _Channel:
+        key = source, target, communicator
+        if (channel := self._channels.get(key)) is None:
+            channel = self._channels[key] = _Channel(source, target)
+        return channel
 
     def unmatched(self) -> int:
         """Number of messages with only one end posted."""
-        return sum(map(len, self._channels.values()))
+        return sum(len(channel.ends) for channel in self._channels.values())
 
 
 class InProcessTransport:
@@ -71,7 +99,12 @@ class InProcessTransport:
         self._network = network
 
     def post(self, batch: Sequence[Transfer]) -> list[_End]:
-        return self._network.post(self.rank, batch)
+        return [self.channel(x.peer, x.receive, x.communicator).post(x.receive, x.tensors, x.form) for x in batch]
+
+    def channel(self, peer: int, receive: bool, communicator: int) -> _Channel:
+        """The channel of a `Transfer`. Its ``post`` takes one end without the list, which costs half as much."""
+        source, target = (peer, self.rank) if receive else (self.rank, peer)
+        return self._network.channel(source, target, communicator)
 
     def wait(self, handle: _End) -> None:
         if not handle.done:
@@ -81,30 +114,8 @@ class InProcessTransport:
         return
 
 
-def _move(source: int, target: int, sent: _End, received: _End) -> None:
-    """Copy a message between ranks: into the receiver's buffers, or into tensors made now.
-
-    One form for both ends means that the tensors have been checked against it.
-    """
-    form = received.form
-    if form is None or form is not sent.form:
-        carried = [(tensor.shape, tensor.dtype) for tensor in sent.tensors]
-        expected = list(form.specs) if form else [(tensor.shape, tensor.dtype) for tensor in received.tensors]
-        if carried != expected:
-            raise MessageMismatch(
-                f"rank {source} sends {_list(carried)} to rank {target},"
-                f" which has posted a receive of {_list(expected)}"
-            )
-    if form is None:
-        for tensor, buffer in zip(sent.tensors, received.tensors, strict=True):
-            buffer.copy_(tensor)
-    else:
-        received.tensors = tuple(map(_copied, sent.tensors))
-
-
-def _copied(tensor: Tensor) -> Tensor:
-    """A new contiguous tensor with the values of a detached one, of its shape."""
-    return tensor.clone() if tensor.is_contiguous() else tensor.contiguous()
+_copied = methodcaller("clone", memory_format=torch.contiguous_format)
+"""A new contiguous tensor with the values of a detached one, of its shape. A function of Python would take longer."""
 
 
 def _list(specs: Sequence[Spec]) -> str:
