@@ -15,7 +15,7 @@ from schedc.search.problem import SearchProblem
 
 
 @dataclass(frozen=True, eq=False)
-class Windows:
+class OpWindows:
     """The arcs of a problem from both ends; earliest starts and latest ends of the cells, as far as arcs imply them."""
 
     problem: SearchProblem
@@ -106,7 +106,7 @@ class Windows:
         return reached
 
 
-def combinatorial_bound(windows: Windows, objective: str) -> int:
+def combinatorial_bound(windows: OpWindows, objective: str) -> int:
     """Ticks that no order of the problem can undercut.
 
     objective "span": the work of the busiest rank.
@@ -121,7 +121,7 @@ def combinatorial_bound(windows: Windows, objective: str) -> int:
     return max([longest, *(_one_machine(windows, rank) for rank in range(dependencies.rank_start.size - 1))])
 
 
-def _one_machine(windows: Windows, rank: int) -> int:
+def _one_machine(windows: OpWindows, rank: int) -> int:
     """The bound (2) for one rank, in ticks. It suffices to try sets of cells with at least some head and some tail."""
     problem, start = windows.problem, windows.problem.dependencies.rank_start
     cells = np.arange(start[rank], start[rank + 1])

@@ -9,7 +9,7 @@ import numpy as np
 from schedc.ir.arrays import bincount
 from schedc.ir.op_tables import TURN
 from schedc.ir.ops import OpKind
-from schedc.search.bounds import Windows
+from schedc.search.bounds import OpWindows
 from schedc.search.problem import SearchProblem, stage_key
 from schedc.step.choose import ByPriority, Ops, choose
 
@@ -17,7 +17,7 @@ Order = list[int]
 """[cells] all cells of a problem, each after those that it depends on. The cells of a rank run in this order."""
 
 
-def serial_order(windows: Windows) -> Order:
+def serial_order(windows: OpWindows) -> Order:
     """One microbatch after another, as far as the arcs allow, with each weight gradient as early as possible.
 
     If microbatches do not depend on each other (no pairs, one sequence), no order needs less memory on any rank.
@@ -31,7 +31,7 @@ def serial_order(windows: Windows) -> Order:
     return windows.sorted(list(zip(microbatch.tolist(), forward.tolist(), (~weight).tolist(), strict=True)))
 
 
-def list_orders(windows: Windows, position: list[int]) -> Iterator[Order]:
+def list_orders(windows: OpWindows, position: list[int]) -> Iterator[Order]:
     """List schedules under different priorities, with promises of memory and without. Deadlocks are left out.
 
     position: [cells] position in the seed, or in another order, which some of the priorities follow.

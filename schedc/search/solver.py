@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from schedc.ir.arrays import Int64
-from schedc.search.bounds import Windows
+from schedc.search.bounds import OpWindows
 from schedc.search.problem import SearchProblem
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class SolverResult:
     seconds: float
 
 
-def solve(windows: Windows, objective: str, bound: int, hint: Int64 | None, effort: Effort) -> SolverResult:
+def solve(windows: OpWindows, objective: str, bound: int, hint: Int64 | None, effort: Effort) -> SolverResult:
     """Search for an order with the least objective.
 
     objective: "makespan" or "span". bound: ticks of a known lower bound.
@@ -132,7 +132,9 @@ def _limit_memory(model: CpModel, problem: SearchProblem, start: list[IntVar], h
         model.add_cumulative(intervals, holds.amount[of_rank].tolist(), capacity)
 
 
-def _minimize(model: CpModel, windows: Windows, start: list[IntVar], objective: str, bound: int, horizon: int) -> None:
+def _minimize(
+    model: CpModel, windows: OpWindows, start: list[IntVar], objective: str, bound: int, horizon: int
+) -> None:
     """Add the objective: the last end, or the longest time from a rank's first start to its last end."""
     problem, value = windows.problem, model.new_int_var(bound, horizon, "")
     duration, dependencies = problem.duration.tolist(), problem.dependencies

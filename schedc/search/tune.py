@@ -12,7 +12,7 @@ from schedc.diagnostics import CompilerBug, Diagnostic, DiagnosticError, Label, 
 from schedc.ir.arrays import Floats, Int64, repeat
 from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Schedule
-from schedc.search.bounds import Windows, combinatorial_bound
+from schedc.search.bounds import OpWindows, combinatorial_bound
 from schedc.search.greedy import Order, list_orders, serial_order
 from schedc.search.problem import Freedom, SearchProblem, problem_of
 from schedc.search.solver import Effort, SolverResult, solve
@@ -105,7 +105,7 @@ def tune(
     _refuse_recomputation(seed)
     _refuse_too_many(seed, freedom)
     problem = problem_of(seed, costs, caps, freedom)
-    windows = Windows(problem)
+    windows = OpWindows(problem)
     simple = serial_order(windows)
     if len(simple) < len(problem):
         raise _nothing_fits(seed, problem, caps, "")
@@ -184,7 +184,7 @@ class Candidate:
     judged: JudgedSchedule
 
 
-def _without_search(windows: Windows, judge: _Judge, simple: Order) -> Iterator[Candidate]:
+def _without_search(windows: OpWindows, judge: _Judge, simple: Order) -> Iterator[Candidate]:
     """The list schedules and the serial order, as far as they keep within the cap. simple: the serial order."""
     problem = windows.problem
     position = np.empty(len(problem), np.int64)

@@ -20,7 +20,7 @@ from schedc.diagnostics import DiagnosticError
 from schedc.inputs import open_input, open_order
 from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Schedule
-from schedc.search.bounds import Windows, combinatorial_bound
+from schedc.search.bounds import OpWindows, combinatorial_bound
 from schedc.search.problem import Freedom, problem_of
 from schedc.search.solver import Effort
 from schedc.search.split import split_backwards
@@ -253,7 +253,7 @@ def test_the_bound_is_never_above_an_order_of_the_problem() -> None:
     for number in range(60):
         seed = random_schedule(number)
         problem = problem_of(seed, Costs(W=0.5), own_peaks(seed, Costs(W=0.5)), Freedom())
-        windows = Windows(problem)
+        windows = OpWindows(problem)
         timeline = simulate(seed, Costs(W=0.5))
         assert problem.cost(combinatorial_bound(windows, "makespan")) <= timeline.makespan + 1e-9
         assert problem.cost(combinatorial_bound(windows, "span")) <= timeline.span.max() + 1e-9

@@ -19,7 +19,7 @@ from schedc.ir.arrays import Floats
 from schedc.ir.schedule import Schedule
 from schedc.load.library import open_schedule
 from schedc.search import greedy
-from schedc.search.bounds import Windows
+from schedc.search.bounds import OpWindows
 from schedc.search.problem import Freedom, problem_of
 from schedc.search.tune import with_cell_order
 from schedc.step import turn_loops
@@ -132,7 +132,7 @@ def test_list_schedules_start_when_the_choice_said(data: st.DataObject, name: st
     costs = Costs(F=F, I=inputs, W=weights, p2p=latency)
     caps = measure_memory(seed, costs).peak_memory if capped else None
     problem = problem_of(seed, costs, caps, Freedom(split=split))
-    windows = Windows(problem)
+    windows = OpWindows(problem)
     with noted(greedy) as choices:
         found = list(greedy.list_orders(windows, list(range(len(problem)))))
     complete = [(order, note) for order, note in choices if order.rows.size == len(problem)]
@@ -147,7 +147,7 @@ def test_promises_let_begun_microbatches_end() -> None:
     seed, costs = legal_schedule(open_schedule("interleaved_1f1b"), {"P": 4, "M": 8, "v": 4}), Costs()
     problem = problem_of(seed, costs, np.full(4, 8.0), Freedom())
     with noted(greedy) as choices:
-        list(greedy.list_orders(Windows(problem), list(range(len(problem)))))
+        list(greedy.list_orders(OpWindows(problem), list(range(len(problem)))))
     ended = {kept: [order.rows.size == len(problem) for order, note in choices if any(note.rule.promises) == kept]
              for kept in (True, False)}  # fmt: skip
     assert all(ended[True])
