@@ -33,7 +33,7 @@ LEVELS = {
         ("testing", "transport"),
         ("random_numbers",),
         ("ranks", "partition", "checkpoint", "offload"),
-        ("recompute", "materialize", "row_flow"),
+        ("recompute", "materialize", "row_flow", "data"),
         ("segments",),
         ("stage",),
         ("moe", "head_loss", "compiled", "fusion"),

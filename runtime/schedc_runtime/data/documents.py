@@ -1,0 +1,45 @@
+"""Masks, positions and targets of packed rows: attention does not cross documents, and positions begin anew in each.
+
+Everyone who trains on packed rows makes these from ``documents`` here.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+IGNORED = -100
+"""The target of a token that has none: the last one of a document, and what fills a row up."""
+
+
+def document_positions(documents: Tensor) -> Tensor:
+    """[rows, tokens] int64 position of each token in its document.
+
+    documents: [rows, tokens] int32 number of each token's document in its row. Neighbours of one number are one
+    document; what fills a row up has a number of its own.
+    """
+    places = torch.arange(documents.shape[1], device=documents.device).expand(documents.shape)
+    other = functional.pad(documents[:, 1:] != documents[:, :-1], (1, 0))
+    return places - (places * other).cummax(1).values
+
+
+def document_mask(documents: Tensor) -> Tensor:
+    """[rows, 1, tokens, tokens] bool: whether a token of dimension 2 attends to one of dimension 3.
+
+    It attends to itself and to earlier tokens of its document. documents: as of `document_positions`.
+    """
+    places = torch.arange(documents.shape[1], device=documents.device)
+    begins = places - document_positions(documents)
+    same: Tensor = begins[:, :, None] == begins[:, None, :]
+    return (same & (places[:, None] >= places)).unsqueeze(1)
+
+
+def next_tokens(tokens: Tensor, documents: Tensor, filled: Tensor) -> Tensor:
+    """[rows, tokens] the token after each one in its document; `IGNORED` where there is none.
+
+    tokens, documents: [rows, tokens]. filled: [rows] tokens of each row that belong to documents.
+    """
+    following = torch.arange(1, tokens.shape[1], device=tokens.device)
+    within = (documents[:, 1:] == documents[:, :-1]) & (following < filled[:, None])
+    return functional.pad(torch.where(within, tokens[:, 1:], IGNORED), (0, 1), value=IGNORED)
