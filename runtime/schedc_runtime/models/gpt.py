@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from schedc_runtime.data.documents import document_mask, document_positions
+
 
 @dataclass(frozen=True)
 class GPTConfig:
@@ -23,7 +25,10 @@ class GPTConfig:
 
 
 class GptBlock(nn.Module):
-    """Attention and MLP, each after a norm and around a residual connection. [batch, tokens, width] to the same."""
+    """Attention and MLP, each after a norm and around a residual connection. [batch, tokens, width] to the same.
+
+    Attention is causal, or as a mask [batch, 1, tokens, tokens] allows.
+    """
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -36,22 +41,26 @@ class GptBlock(nn.Module):
         self.down = nn.Linear(4 * config.width, config.width)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.dropout(self.projection(self.attention(self.attention_norm(x))))
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        x = x + self.dropout(self.projection(self.attention(self.attention_norm(x), mask)))
         output: Tensor = x + self.dropout(self.down(functional.gelu(self.up(self.mlp_norm(x)))))
         return output
 
-    def attention(self, x: Tensor) -> Tensor:
+    def attention(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         batch, tokens, width = x.shape
         shape = (batch, tokens, 3, self.heads, width // self.heads)
         query, key, value = self.query_key_value(x).view(shape).permute(2, 0, 3, 1, 4)
-        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        mixed = functional.scaled_dot_product_attention(query, key, value, mask, is_causal=mask is None)
         joined: Tensor = mixed.transpose(1, 2).reshape(batch, tokens, width)
         return joined
 
 
 class GPT(nn.Module):
-    """Token and position embedding, blocks, norm, head: [batch, tokens] int64 to [batch, tokens, vocab] logits."""
+    """Token and position embedding, blocks, norm, head: [batch, tokens] int64 to [batch, tokens, vocab] logits.
+
+    ``documents`` of packed rows, [batch, tokens] int32 as of `schedc_runtime.data.document_positions`, keep documents
+    apart: positions begin anew in each, and attention does not cross. Each stage of a pipeline makes its own mask.
+    """
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -65,11 +74,15 @@ class GPT(nn.Module):
         if config.tied:
             self.head.weight = self.token_embedding.weight
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        positions = torch.arange(tokens.shape[1], device=tokens.device)
+    def forward(self, tokens: Tensor, documents: Tensor | None = None) -> Tensor:
+        masks = () if documents is None else (document_mask(documents),)
+        if documents is None:
+            positions = torch.arange(tokens.shape[1], device=tokens.device)
+        else:
+            positions = document_positions(documents)
         x = self.dropout(self.token_embedding(tokens) + self.position_embedding(positions))
         for block in self.blocks:
-            x = block(x)
+            x = block(x, *masks)
         logits: Tensor = self.head(self.norm(x))
         return logits
 
