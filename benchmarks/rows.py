@@ -1,0 +1,51 @@
+"""Rows of unequal cost: how evenly they are dealt, what their order gains, and whether samples and gradients stay.
+
+    python benchmarks/rows.py order | sampler | losses [--json]
+
+Rows of 32,768 tokens are packed from drawn documents. Attention takes 0.8 of a row that is one document.
+
+order: deals rows to replicas, and orders the microbatches of a pipeline.
+
+    sums                  worst (fullest replica over the mean) / bound, where a replica has 8 rows or more
+    few                   the same with 4 rows each
+    positions             groupings with a smaller sum of largest costs, of all small ones and of drawn large ones
+    ordered               step of ordered rows over the step as they come, mean of 20 steps, emulated
+    predicted             largest |predicted / emulated - 1| of these steps
+
+    Steps are those of `dualpipev`, P = 4, M = 16, in emulated device time: every op takes its microbatch's factor.
+
+sampler: stops a run at each step of two windows, and goes on with other numbers of replicas and microbatches.
+losses: trains one step of packed rows, rearranged, and each document alone; compares gradients.
+
+`failed` names cases beside the limits that stand with the figures.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+
+from figures import lines, parser_of
+
+from support.row_cases import Judged, losses, order, sampler
+
+WORDS: dict[str, Callable[[], Judged]] = {"order": order, "sampler": sampler, "losses": losses}
+"""By word: what runs, and gives the number of cases, what failed, and figures."""
+
+
+def main() -> None:
+    parser = parser_of(__doc__)
+    parser.add_argument("word", choices=list(WORDS))
+    options = parser.parse_args()
+    cases, failed, figures = WORDS[options.word]()
+    found = {"cases": cases, "failed": failed, "figures": figures}
+    print(json.dumps(found) if options.json else "\n".join(lines(found)))
+    sys.exit(bool(failed))
+
+
+if __name__ == "__main__":
+    main()
