@@ -135,3 +135,14 @@ def test_who_skips_updates_is_left_alone() -> None:
     assert not Case(check_finite=False).pipe.step(case.data[0] * NAN, case.data[1]).isfinite()
     with pytest.raises(RuntimeFault, match=r"check_finite='no'\)\n.*True, False or \"loss\""):
         Case(check_finite="no")
+
+
+def test_a_part_that_came_after_the_pipeline_was_built_is_looked_at_too() -> None:
+    """The check walks modules as they are at each step: shared parts once, absent ones not at all."""
+    case = Case()
+    inner = case.pipe.modules[0].get_submodule("0")
+    inner.later = nn.Linear(4, 4)
+    inner.later.again, inner.absent = inner.up, None
+    inner.later.weight.grad = torch.full((4, 4), NAN)
+    with pytest.raises(NonFiniteGradients, match=r"later\.weight"):
+        case.pipe.step(*case.data)

@@ -74,7 +74,7 @@ def share(
     if missing := sorted(set(range(program.microbatches * replicas)) - values.keys()):
         raise Leftovers(f"the program formed no loss for the microbatches {missing}")
     shared, counted = _joined([values[number] for number in sorted(values)], getattr(torch, dtype), count)
-    if check_finite and not torch.isfinite(shared.loss):
+    if check_finite and not math.isfinite(shared.loss):
         microbatch, stage = _culprit(control, {m: value[0] for m, value in values.items()}, executors)
         raise NonFiniteLoss(float(shared.loss), microbatch, stage, program.stages)
     return shared, counted
