@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 
-def parameters_of(modules: Iterable[nn.Module]) -> Iterator[nn.Parameter]:
+def parameters_inside(modules: Iterable[nn.Module]) -> Iterator[nn.Parameter]:
     """The parameters of modules and of their parts as they are now. One of two places comes twice.
 
     It runs at each step. `parameters()` makes their names, too, which takes more than twice as long.

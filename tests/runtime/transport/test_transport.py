@@ -68,6 +68,8 @@ def test_a_tensor_is_checked_against_its_boundary() -> None:
     form.check([torch.zeros(2, 3)])
     with pytest.raises(MessageMismatch, match=r"tensor 0 to send is float32\[3, 2\], .* says float32\[2, 3\]"):
         form.check([torch.zeros(3, 2)])
+    with pytest.raises(MessageMismatch, match=r"tensor 0 to send is float64\[2, 3\], .* says float32\[2, 3\]"):
+        form.check([torch.zeros(2, 3, dtype=torch.float64)])
     with pytest.raises(MessageMismatch, match="2 tensors to send where the boundary has 1"):
         form.check([torch.zeros(2, 3)] * 2)
 

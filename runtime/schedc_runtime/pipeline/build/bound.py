@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from schedc.ir.program import Program
 from schedc_runtime.data_parallel.hot_returns import with_hot_returns
-from schedc_runtime.data_parallel.mixed_lists import parameters_of
+from schedc_runtime.data_parallel.mixed_lists import parameters_inside
 from schedc_runtime.data_parallel.stage_replicas import Sharding, StageReplicas, check_summed, stage_replicas
 from schedc_runtime.device.choice import device_for
 from schedc_runtime.execute.bind import bind
@@ -146,7 +146,7 @@ class BoundCode:
     def _trained(self) -> str:
         """Which stages here have something to train."""
         stages = (stage for held in self.stages.values() for stage in held.values())
-        return "".join(str(int(any(p.requires_grad for p in parameters_of([stage.module])))) for stage in stages)
+        return "".join(str(int(any(p.requires_grad for p in parameters_inside([stage.module])))) for stage in stages)
 
     def _select(self, record: Record) -> None:
         """Let the stages run the code of a record."""

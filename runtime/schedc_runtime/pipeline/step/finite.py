@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from schedc.ir.program import InstructionKind, Program
-from schedc_runtime.data_parallel.mixed_lists import alike, here, parameters_of
+from schedc_runtime.data_parallel.mixed_lists import alike, here, parameters_inside
 from schedc_runtime.errors import NonFiniteGradients, RuntimeFault
 from schedc_runtime.execute.instruction_names import instruction_label
 from schedc_runtime.pipeline.build.assembly import Assembly
@@ -46,7 +46,7 @@ class GradientCheck:
         if not call.training or not self._active or call.scale != 1.0:
             self._active &= not call.training or call.scale == 1.0
             return []
-        parameters = parameters_of(stage.module for stage in self._assembly.held())
+        parameters = parameters_inside(stage.module for stage in self._assembly.held())
         grads = {id(grad): grad for p in parameters if (grad := p.grad) is not None}
         parts = [part for grad in grads.values() if (part := _plain(grad)).numel()]
         with torch.no_grad():
