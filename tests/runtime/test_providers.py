@@ -87,7 +87,7 @@ def test_names_of_the_project_are_taken_and_unknown_ones_are_listed() -> None:
         PROVIDERS.named("mover")
     with pytest.raises(RuntimeFault, match="products `cutlass`") as refused:
         PROVIDERS.named("cutlass", "auto")
-    own = "bmm, grouped, loop, padded, triton, scaled_grouped, quantized"
+    own = "bmm, grouped, loop, padded, tiles, triton, scaled_grouped, quantized"
     assert refused.value.help == f"possible: auto, {own}, fails, picky, slow"
     with pytest.raises(RuntimeFault, match="providers= names the kind `losses`"):
         NamedProviders.of({"losses": "liger"})
