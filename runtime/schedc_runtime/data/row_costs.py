@@ -33,7 +33,7 @@ class RowCosts:
 
     @classmethod
     def of_milliseconds(cls, squared: float, linear: float, constant: float = 0.0, error: float = 0.0) -> RowCosts:
-        """squared, linear, constant: milliseconds, as `schedc calibrate --lengths` prints them."""
+        """squared: milliseconds per squared token. linear: milliseconds per token. constant: milliseconds per row."""
         per_unit = _PICOSECONDS * (1 << _FRACTION)
         return cls(round(squared * per_unit), round(linear * per_unit), round(constant * per_unit), error)
 
