@@ -152,6 +152,8 @@ def test_epochs_take_documents_once_and_in_another_order() -> None:
         assert loader.last is not None
         if loader.last.place.epoch == 2:
             break
+        place, following = loader.last.place, loader.last.following
+        assert following.document == place.document + len(loader.last.documents)
         by_epoch.setdefault(loader.last.place.epoch, []).extend(loader.last.documents)
     loader.close()
     assert all(len(set(numbers)) == len(numbers) > 3_000 for numbers in by_epoch.values())
@@ -179,7 +181,9 @@ def test_batches_hold_the_documents() -> None:
         assert torch.equal(own, tokens.reshape(4, 4, 256)[2])
         step = loaders[0].last
         assert step is not None
-        assert (step.orders[0] == step.orders[1]).all()
+        pricer = pricer_of(schedc.compile("1f1b", P=2, M=4))
+        for replica in range(4):
+            assert (step.orders[replica] == order(step.deal.group_costs(replica), pricer)).all()
         given = []
         for row in range(len(tokens)):
             for number in numbers[row].unique().tolist():
@@ -228,11 +232,14 @@ def test_checkpoints_keep_the_place(tmp_path: Path) -> None:
 
 
 def test_a_state_is_json_and_of_the_same_data() -> None:
-    documents, lengths = row_cases.drawn_documents(900, 256, 2)
+    documents, lengths = row_cases.drawn_documents(6_000, 256, 2)
     loader = row_cases.loader_of(documents, lengths, 1, 4)
     state = loader.state_dict()
+    first = next(loader)[1]
+    assert not torch.equal(next(loader)[1], first)
     loader.load_state_dict(json.loads(json.dumps(state)))
-    for name, value in (("seed", 4), ("rows", 8), ("steps", 2), ("documents", 899), ("costs", [1, 1, 1])):
+    assert torch.equal(next(loader)[1], first)
+    for name, value in (("seed", 4), ("rows", 8), ("steps", 2), ("documents", 5_999), ("costs", [1, 1, 1])):
         with pytest.raises(RuntimeFault, match=f"data with {name} ="):
             loader.load_state_dict({**state, name: value})
     for name, place in (("step", 4), ("epoch", -1), ("document", None)):
