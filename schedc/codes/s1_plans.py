@@ -127,4 +127,14 @@ S1_PLANS: tuple[DiagnosticCode, ...] = (
         wrong="parallel dp 4   batch 24 x 128",
         right="parallel dp 4   batch 16 x 128",
     ),
+    _code(
+        "S158",
+        "rows that cannot be made even",
+        "`balance by microbatch` copies experts to ranks that have room, so that all ranks compute as many rows. "
+        "`within 1.02` lets a rank have so many times the mean. It needs `alltoall flat` and exact sizes, and over "
+        "several nodes `over group`. A `capacity` and `hot` give ranks other rows. Copies for a step, slots, and "
+        "copies inside nodes are not built yet.",
+        wrong=f"{_MOE}   balance by microbatch within 0.9 over group",
+        right=f"{_MOE}   balance by microbatch within 1.02 over group",
+    ),
 )

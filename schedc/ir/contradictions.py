@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import ceil, inf
 
 from schedc.ir.parallel import OF_ATTENTION, Parallel
-from schedc.ir.plan import LOSS_FORMS, MOST_SLICES, PRODUCTS, By, Level, LevelRun, Plan, Recompute
+from schedc.ir.plan import LOSS_FORMS, MOST_SLICES, PRODUCTS, By, Level, LevelRun, Method, Plan, Recompute
 from schedc.ir.scopes import is_chosen
 from schedc.model.fusions import FUSIONS
 
@@ -198,6 +198,40 @@ def _of_slices(plan: Plan, _: int | None) -> Iterator[Contradiction]:
         yield from _refused(plan)
 
 
+def _of_balance(plan: Plan, ranks: int | None) -> Iterator[Contradiction]:
+    balance = plan.balance
+    if balance is None:
+        return
+
+    def contradiction(message: str, help: str) -> Contradiction:
+        return Contradiction("S158", message, "balance", help)
+
+    if balance.by != "microbatch":
+        help = "write `balance by microbatch`, or `hot auto`, whose copies last for a step"
+        words = "auto" if balance.by == "auto" else f"by {balance.by}"
+        yield contradiction(f"`balance {words}` is not built yet", help)
+    if not 1 <= balance.within < inf:
+        yield contradiction(f"rows within {balance.within:g} of the mean", "1 is the mean: write a number from 1 on")
+    if balance.slots is not None:
+        help = "leave `slots` out: a rank then holds as many copies as it has experts at most"
+        yield contradiction(f"`balance` with {balance.slots} slots is not built yet", help)
+    several = plan.topology is not None and plan.topology.nodes > 1
+    if balance.over not in ("", "node", "group"):
+        yield contradiction(f"rows that move over `{balance.over}`", "write `over group`")
+    elif several and balance.over != "group":
+        yield contradiction("`balance` inside each node is not built yet", "write `over group`")
+    if plan.method is not Method.FLAT:
+        yield contradiction(f"`balance`, and `alltoall {plan.method}`", "write `alltoall flat`")
+    beside = {
+        "a `capacity`, under which all ranks have the same rows": plan.capacity is not None,
+        "bounded sizes, which do not know the copies": plan.bound is not None,
+        "`hot` experts with copies of their own": plan.hot is not None,
+    }
+    for what, there in beside.items():
+        if there:
+            yield contradiction(f"`balance`, and {what}", "leave one of the two lines out")
+
+
 def _refused(plan: Plan) -> Iterator[Contradiction]:
     """What would give other results in slices than in whole microbatches, or means nothing there."""
     if plan.capacity is not None:
@@ -207,6 +241,9 @@ def _refused(plan: Plan) -> Iterator[Contradiction]:
     if plan.hot is not None and plan.hot.by_microbatch:
         message = "`slices`, and hot experts that are chosen by whole microbatches"
         yield Contradiction("S153", message, "slices", "let them be chosen once per step: leave `by microbatch` out")
+    if plan.balance is not None:
+        message = "`slices`, and rows that are made even by whole microbatches"
+        yield Contradiction("S153", message, "slices", "leave one of the two out")
     if plan.cells:
         message = "`slices`, and an order of a cell by hand, which names no slices"
         yield Contradiction("S153", message, "slices", "leave the order to the compiler: write `overlap auto`")
@@ -338,6 +375,7 @@ CONTRADICTIONS = (
     _of_products,
     _of_sizes,
     _of_hot,
+    _of_balance,
     _of_recompute,
     _of_slices,
     _of_host,

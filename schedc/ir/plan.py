@@ -136,6 +136,26 @@ class Hot:
     by_microbatch: bool = False
 
 
+@dataclass(frozen=True)
+class Balance:
+    """Rows of experts made even among the ranks that share them, by copies of experts.
+
+    by: how long a copy lasts: ``microbatch``, ``step``, or ``auto``. within: the most rows of a rank over the mean.
+    slots: copies that a rank can hold; None for as many as it can need. over: the ranks among which rows move, ``node``
+    or ``group``; empty where there is one node. in_place: the same pieces of rows are computed at home, without copies.
+    """
+
+    by: str = "microbatch"
+    within: float = 1.01
+    slots: int | None = None
+    over: str = ""
+    in_place: bool = False
+
+    def copies(self, own: int, ranks: int) -> int:
+        """The most copies on a rank with ``own`` experts: in place the overlaps of two partitions of its rows."""
+        return own + ranks if self.in_place else own
+
+
 class By(StrEnum):
     """Who decides: each rank by its own rows, or the ranks of a group together by the fullest of them."""
 
@@ -301,6 +321,7 @@ class Plan:
     capacity: Capacity | None = None
     bound: float | None = None
     products: Products = Products()
+    balance: Balance | None = None
     hot: Hot | None = None
     recompute: tuple[Recompute, ...] = field(default=())
     fp8_rows: bool = False
@@ -329,6 +350,11 @@ class Plan:
     def ordered(self) -> bool:
         """Whether cells run as cell programs that the compiler or the plan orders: pairs, or any cell in slices."""
         return self.overlap or bool(self.cells) or max(self.slices, default=1) > 1
+
+    @property
+    def copies_by_microbatch(self) -> bool:
+        """Whether weights of experts travel in every microbatch."""
+        return self.balance is not None or (self.hot is not None and self.hot.by_microbatch)
 
     @property
     def has_expert_sizes(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from schedc.ir.plan import (
+    Balance,
     By,
     Capacity,
     CellPlan,
@@ -27,6 +28,7 @@ Attachments = Plan
 
 __all__ = [
     "Attachments",
+    "Balance",
     "By",
     "Capacity",
     "CellPlan",

@@ -46,16 +46,19 @@ class HotSlots:
 
 
 def hot_slots(plan: Plan, layout: Layout) -> HotSlots:
-    """The memory of a plan's hot experts: 0 where it has none, does not say their sizes, or has a capacity."""
+    """The memory of copies of experts: 0 where a plan has none, does not say their sizes, or has a capacity."""
     none = np.zeros(len(layout.stages))
-    if plan.hot is None or plan.experts is None or plan.capacity is not None:
+    if (plan.hot is None and plan.balance is None) or plan.experts is None or plan.capacity is not None:
         return HotSlots(none, none, 0.0)
     own = plan.experts.count // plan.topology.ranks if plan.topology else 0
-    most = own if plan.hot.most is None else plan.hot.most
+    if plan.balance is not None and plan.topology is not None:
+        most = plan.balance.copies(own, plan.topology.ranks)
+    else:
+        most = own if plan.hot is None or plan.hot.most is None else plan.hot.most
     layer = moe_layer(plan, plan.experts)
     weights, sums = float(most * layer.slot_bytes), float(most * layer.slot_gradient_bytes)
     layers = layout.counts[:, MOE].sum(1)
-    if plan.hot.by_microbatch:
+    if plan.copies_by_microbatch:
         return HotSlots(weights * layers, none, weights * float(layers.any()))
     return HotSlots(none, (weights + sums) * layers, sums * float(min(2, layers.max(initial=0))))
 

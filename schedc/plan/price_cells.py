@@ -128,9 +128,7 @@ def standard_table(schedule: Schedule) -> CellTable:
     plan = schedule.plan
     segments = {"shared": SegmentTimes(0.0)} if plan.experts and plan.experts.shared else {}
     lane = Lane.RAIL if plan.topology and plan.topology.nodes > 1 else Lane.NODE
-    exchanges = dict.fromkeys(
-        [f"dispatch.{lane}", *([f"hot.{lane}"] if plan.hot and plan.hot.by_microbatch else [])], 0.0
-    )
+    exchanges = dict.fromkeys([f"dispatch.{lane}", *([f"hot.{lane}"] if plan.copies_by_microbatch else [])], 0.0)
     return CellTable(CellCosts.of(segments, exchanges))
 
 

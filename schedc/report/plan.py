@@ -22,8 +22,9 @@ def to_json(plan: Plan, layout: Layout, schedule: Schedule) -> dict[str, Any]:
     facts: dict[str, Any] = {"text": write_plan(plan)}
     for directive in DIRECTIVES.values():
         facts |= directive.facts(plan, layout)
-    if facts["hot"] is not None:
-        facts["hot"]["held_bytes"] = int(hot_slots(plan, layout).held(schedule).max()) or None
+    for copies in (facts["hot"], facts["balance"]):
+        if copies is not None:
+            copies["held_bytes"] = int(hot_slots(plan, layout).held(schedule).max()) or None
     return facts
 
 

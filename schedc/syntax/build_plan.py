@@ -89,6 +89,18 @@ class PlanBuilder(Transformer[Token, t.FileTree]):
         limit = None if below is None else float(_number(below))
         return p.HotLine(value, by, _words(words), limit, _through(word, count, *conditions))
 
+    def balance(self, word: Token, *parts: p.RulePart | Token) -> p.BalanceLine:
+        return p.BalanceLine(_rule(parts), _through(word, *parts))
+
+    def limited(self, number: Token) -> p.RulePart:
+        return p.RulePart("limited", "within", (float(_number(number)),), span_of(number))
+
+    def copies(self, name: Token, number: Token) -> p.RulePart:
+        return p.RulePart("limited", str(name), (float(_number(number)),), _through(name, number))
+
+    def in_place(self, place: Token) -> p.RulePart:
+        return p.RulePart("placed", str(place), (), span_of(place))
+
     def recompute(self, word: Token, *parts: p.RulePart | Token) -> p.RecomputeLine:
         return p.RecomputeLine(_rule(parts), _through(word, *parts))
 

@@ -160,12 +160,21 @@ class HotLine:
 
 
 @dataclass(frozen=True, slots=True)
+class BalanceLine:
+    """``balance by microbatch within 1.02 over group in place``, part by part."""
+
+    word: ClassVar[str] = "balance"
+    parts: tuple[RulePart, ...]
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
 class RulePart:
     """A part of a line about some stages: ``full``, ``chunk 0``, ``stage [0, 3]``, ``adaptive(2.0)``, ``in bubbles``,
     and ``, shared`` in a list of words.
 
-    form: ``word``, ``counted``, ``stages``, ``adaptive``, ``placed`` or ``further``, in the order above. name: the word
-    of the part. numbers: those behind the word.
+    form: ``word``, ``counted``, ``stages``, ``adaptive``, ``placed`` or ``further``, in the order above; ``limited``
+    is a word with a decimal number. name: the word of the part. numbers: those behind the word.
     """
 
     form: str

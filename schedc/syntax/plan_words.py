@@ -181,6 +181,14 @@ PLAN_WORDS = (
         ("auto", "by", "microbatch", "until", "imbalance"),
     ),
     PlanWord(
+        "balance",
+        "BALANCE",
+        "balance by microbatch within 1.02",
+        "rows of experts made even by copies of experts, chosen anew for each microbatch; within: most rows of a rank"
+        " over the mean; in place: the same pieces at home, to compare bits",
+        ("by", "step", "microbatch", "auto", "within", "slots", "over", "node", "group"),
+    ),
+    PlanWord(
         "recompute",
         "RECOMPUTE",
         "recompute chunk 0 medium adaptive(2.0) by rank",

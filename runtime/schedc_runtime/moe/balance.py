@@ -149,7 +149,7 @@ _balance = operation(
 """The gradient of the auxiliary loss for ``sums`` [experts], and the loss, added to ``total``."""
 
 
-class Balance(nn.Module):
+class AuxiliaryLoss(nn.Module):
     """Adds the auxiliary loss. It is the identity on the layer's output, and its backward differentiates
 
         loss = balance * experts * sum_e (fraction of all choices that fell on e) * (mean share of e)

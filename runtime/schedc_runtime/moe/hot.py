@@ -14,6 +14,7 @@ visited experts by microbatch: Huawei's balanced MoE and MetaX's hot experts.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -133,6 +134,9 @@ class Lends(Protocol):
     @property
     def lending(self) -> Lending: ...
 
+    @property
+    def copies(self) -> HasPlaces | None: ...
+
 
 class HotExchange(Exchange):
     """Sends the weights of hot experts, [own hot, ...], from their owner to the slots of all other ranks, [lent, ...].
@@ -173,17 +177,25 @@ def _added(parts: Tensor) -> Tensor:
 
 
 class Lend(nn.Module):
-    """Takes the weights of this rank's hot experts out of the stacks: [E, ...] to [own hot, ...] each.
+    """Takes the weights of this rank's lent experts out of the stacks: [E, ...] to [lent, ...] each.
 
-    W adds their gradients to the owner's own.
+    W adds their gradients to the owner's own. An expert that is lent several times adds them in the order of `places`.
     """
 
     def forward(self, route: Lends, gate_up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
-        return lend(route.lending, gate_up), lend(route.lending, down)
+        lending = route.lending if route.copies is None else route.copies
+        return lend(lending, gate_up), lend(lending, down)
 
 
-def lend(lending: Lending, weight: Tensor) -> Tensor:
-    """[own hot, ...] the lent weights of a stack [E, ...]."""
+class HasPlaces(Protocol):
+    """What is lent by a rank. places: [lent] numbers of its experts."""
+
+    @property
+    def places(self) -> list[int]: ...
+
+
+def lend(lending: HasPlaces, weight: Tensor) -> Tensor:
+    """[lent, ...] the lent weights of a stack [E, ...]."""
     output: Tensor = _Lent.apply(weight, tuple(lending.places))  # type: ignore[no-untyped-call]
     return output
 
@@ -201,9 +213,22 @@ class _Lent(torch.autograd.Function):
 
 
 def _whole(grad: Tensor, facts: tuple[torch.Size, tuple[int, ...]]) -> Tensor:
-    """[E, ...] the gradient of a stack whose experts at the places of ``facts`` get ``grad`` [hot, ...]."""
+    """[E, ...] the gradient of a stack whose experts at the places of ``facts`` get ``grad`` [lent, ...]."""
     shape, places = facts
-    return grad.new_zeros(shape).index_copy_(0, _index(places, grad), grad)
+    return _add_in_turns(grad.new_zeros(shape), grad, places)
+
+
+def _add_in_turns(total: Tensor, grad: Tensor, places: Sequence[int]) -> Tensor:
+    """[E, ...] ``total`` with ``grad`` [lent, ...] added at ``places``: of one place in their order, on all devices."""
+    seen: Counter[int] = Counter()
+    turns: dict[int, list[int]] = {}
+    for number, place in enumerate(places):
+        turns.setdefault(seen[place], []).append(number)
+        seen[place] += 1
+    for turn in turns.values():
+        part = grad if len(turns) == 1 else grad.index_select(0, _index(turn, grad))
+        total.index_add_(0, _index([places[number] for number in turn], grad), part)
+    return total
 
 
 def _whole_gradient(slots: Slots, grad: Tensor, saved: Saved, facts: Any) -> Gradients:
@@ -211,9 +236,9 @@ def _whole_gradient(slots: Slots, grad: Tensor, saved: Saved, facts: Any) -> Gra
 
 
 def _add_returned(parameter: Tensor, grad: Tensor, facts: tuple[torch.Size, tuple[int, ...]]) -> None:
-    """Add gradients [hot, ...] that came back for some experts, without a gradient of the whole stack."""
-    if facts[1]:
-        parameter.grad.index_add_(0, _index(facts[1], grad), grad)  # type: ignore[union-attr]
+    """Add gradients [lent, ...] that came back for some experts, without a gradient of the whole stack."""
+    assert parameter.grad is not None
+    _add_in_turns(parameter.grad, grad, facts[1])
 
 
 def _lent_facts(node: Any, slots: Slots) -> tuple[torch.Size, tuple[int, ...]]:

@@ -25,9 +25,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from schedc.ir.plan import Level
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.kernels.swiglu import gated
-from schedc_runtime.moe.balance import Balance, BalanceExchange, Loads, Tally, updated_bias
+from schedc_runtime.moe.balance import AuxiliaryLoss, BalanceExchange, Loads, Tally, updated_bias
 from schedc_runtime.moe.capacity import Dropper, ExpertCapacity
 from schedc_runtime.moe.counts import METHODS, Method
+from schedc_runtime.moe.even_rows import CopyExchange, Evener, EvenRows
 from schedc_runtime.moe.exchange import CountsExchange
 from schedc_runtime.moe.experts import Experts
 from schedc_runtime.moe.hops import Carrier, Hops
@@ -99,7 +100,7 @@ class MoELayer(RoutingLayer):
     """
 
     sizes: SizesExchange | None
-    hot: HotExchange | None
+    hot: HotExchange | CopyExchange | None
     balancing: BalanceExchange | None
 
     def __init__(self, router: Router, experts: Experts, shared: nn.Module | None = None) -> None:
@@ -111,7 +112,7 @@ class MoELayer(RoutingLayer):
         self.counter = Counter(router.routing)
         self.routing = CountsExchange()
         self.loads = Loads(router.routing.experts)
-        self.tally, self.balance = Tally(), Balance(router.routing)
+        self.tally, self.balance = Tally(), AuxiliaryLoss(router.routing)
         self.planner, self.with_sizes = Planner(), WithSizes()
         self.lend = Lend()
         self.outlined = 0
@@ -135,6 +136,7 @@ class MoELayer(RoutingLayer):
         host_lane: bool = False,
         fp8_rows: bool = False,
         slices: bool = False,
+        even: EvenRows | None = None,
         carry: Carry | None = None,
     ) -> None:
         """Exchange rows between the ranks of ``group`` by ``method``, which changes no bit of the result.
@@ -146,6 +148,7 @@ class MoELayer(RoutingLayer):
         host asks nothing; every choice is kept, and `Pipeline.step` runs a step again that had more rows. tokens: the
         most of a rank, needed with a capacity or bound where ranks have different numbers. host_lane: make the copy of
         sizes to the host an exchange of its own, which cells start and wait for. A capacity or bound needs no copy.
+        even: make the rows of ranks even by microbatch, over ``flat`` exchanges of exact sizes.
         fp8_rows: let rows travel to the experts in fp8 with a scale each, which does change bits. slices: stages run
         microbatches in slices: where the auxiliary loss is exchanged, slices meet, on one rank alone as well. carry:
         makes what carries rows, from the layer, its group and what is asked of it; by default torch's transport does.
@@ -167,9 +170,7 @@ class MoELayer(RoutingLayer):
         self.planner.copies = self.sizes is None and self.planner.carried is None
         policy = None if constant else self._policy(group, hot)
         self._lend_by_step(group, policy)
-        self.planner.chooser = self._chooser(group, policy)
-        self.hot = None if self.planner.chooser is None else HotExchange()
-        self.counter.whole = self.hot is not None
+        self._lend_by_microbatch(group, policy, even)
         self.balancing = self._balancing(replicas or group.expert, slices)
         self._join(group)
 
@@ -210,6 +211,33 @@ class MoELayer(RoutingLayer):
             return None
         width, inner, item = experts.down.shape[2], experts.down.shape[1], experts.down.element_size()
         return HotChooser(policy, experts.total, group.rank, 3 * width * inner * item)
+
+    def _evener(self, group: ExpertGroup, even: EvenRows | None) -> Evener | None:
+        """Who makes rows even; None where nobody does, and on one rank alone."""
+        if even is None or group.size == 1:
+            return None
+        method, capacity, hot, bound, _ = self.settings
+        beside = {
+            f"alltoall {method}": method != "flat",
+            "a capacity": capacity is not None,
+            "hot experts": hot is not None,
+            "bounded sizes": bound is not None,
+            f"rows that `{self.carrier.name}` carries": self.planner.carried is not None,
+            "weights of experts that are stored by columns": not self.experts.down.is_contiguous(),
+        }
+        for what, there in beside.items():
+            if there:
+                raise RuntimeFault(f"balance by microbatch, and {what}", "leave one of the two out")
+        return Evener(even)
+
+    def _lend_by_microbatch(self, group: ExpertGroup, policy: HotPolicy | None, even: EvenRows | None) -> None:
+        planner = self.planner
+        planner.chooser, planner.evener = self._chooser(group, policy), self._evener(group, even)
+        if planner.evener is not None:
+            self.hot = CopyExchange()
+        else:
+            self.hot = None if planner.chooser is None else HotExchange()
+        self.counter.whole = self.hot is not None
 
     def forward(self, x: Tensor) -> Tensor:
         if isinstance(x, FakeTensor):

@@ -28,6 +28,7 @@ from schedc_runtime.moe.counts import (
     counts_of_experts,
     gathered_counts,
 )
+from schedc_runtime.moe.even_rows import Evener
 from schedc_runtime.moe.hot import HotChooser
 from schedc_runtime.moe.hot_slots import StepLender
 from schedc_runtime.moe.router import RouterConfig
@@ -113,6 +114,8 @@ class Planner(nn.Module):
         self.name = ""
         """Name of the layer in its model, for messages."""
         self.chooser: HotChooser | None = None
+        self.evener: Evener | None = None
+        """Makes the rows of ranks even by microbatch; None where every row is computed at home."""
         self.carried: Callable[[Choices, Counts, str], Any] | None = None
         """Plans a microbatch whose rows a library carries; None where torch does."""
         self.flags: dict[str, Tensor] = {}
@@ -165,13 +168,19 @@ class Planner(nn.Module):
         choices, shape = choosing
         if self.carried is not None:
             return self.carried(choices, Counts(everyone, shape), self.where)
-        if self.chooser is None:
+        if self.evener is not None:
+            route = self._even_route(self.evener, everyone, choosing)
+        elif self.chooser is None:
             route = routes.plan_route(choices, Counts(everyone, shape), self.where)
         else:
             route = replace(_lent_route(self.chooser, everyone, choosing, counting), where=self.where)
         if self.copies:
             route.copied.start()
         return route
+
+    def _even_route(self, evener: Evener, everyone: Tensor, choosing: Choosing) -> Route:
+        choices, counts, copies = evener.plan(everyone, choosing.shape, len(choosing.choices.ids))
+        return replace(routes.plan_route(choices, counts, self.where), copies=copies)
 
     @property
     def where(self) -> str:

@@ -35,7 +35,7 @@ class RouterConfig(Routing):
         experts are placed so (DeepSeek-V3, section 2.1.2).
     biased, bias_rate: a bias per expert enters the choice but not the weight. `balance.updated_bias` moves it by
         ``bias_rate`` against the load (Wang et al., 2024, loss-free balancing).
-    balance: factor of the auxiliary loss (Fedus et al., 2021, section 2.2), see `balance.Balance`.
+    balance: factor of the auxiliary loss (Fedus et al., 2021, section 2.2), see `balance.AuxiliaryLoss`.
     dtype: type in which scores are computed; default: the tokens' type, but at least float32.
     exact_logits: logits are computed in that type too (DeepSeek-V3), not in the tokens' type.
     """

@@ -32,6 +32,7 @@ from schedc.ir.plan import Level
 from schedc_runtime.moe import trees
 from schedc_runtime.moe.bags import Copies, Tree, spread, spread_together, total
 from schedc_runtime.moe.counts import Choices, Counts, Shape
+from schedc_runtime.moe.even_rows import CopiedExperts
 from schedc_runtime.moe.exchange import Hop
 from schedc_runtime.moe.hot import NOTHING_HOT, Lending
 from schedc_runtime.moe.products import RowGroups
@@ -60,7 +61,7 @@ class Route:
 
     choices: those of this rank. counts: those of all ranks. copied: the sizes for the host. where: the
     layer and the microbatch, for messages. lending: the hot experts; ``counts`` then has a slot for each, after the
-    experts of every rank.
+    experts of every rank. copies: the experts that are copied so that rows become even, with places likewise.
     """
 
     choices: Choices
@@ -68,6 +69,7 @@ class Route:
     copied: CopiedSizes | ConstantSizes
     where: str = "a MoE layer"
     lending: Lending = NOTHING_HOT
+    copies: CopiedExperts | None = None
     packing: Trees | None = field(default=None, repr=False)
     relaying: Copies | None = field(default=None, repr=False)
     arriving: Landing | None = field(default=None, repr=False)

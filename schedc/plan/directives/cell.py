@@ -103,8 +103,7 @@ def _turned(directives: Directives, cell: CellPlan) -> CellPlan:
     (S323) at the line of an order that cannot run from any step.
     """
     shared = bool(directives.plan.experts and directives.plan.experts.shared)
-    hot = directives.plan.hot
-    shape = stage_shape(["moe"], shared=shared, hot=hot is not None and hot.by_microbatch)
+    shape = stage_shape(["moe"], shared=shared, hot=directives.plan.copies_by_microbatch)
     source, span = directives.tree.source, directives.span(f"cell {cell.kind}")
     turns = product(range(max(len(cell.compute), 1)), range(max(len(cell.communication), 1)))
     refused: DiagnosticError | None = None

@@ -18,7 +18,7 @@ from runtime.moe.moe_cases import ROUTING, WIDTH, plain, small_layer, tokens
 from schedc.step.costs import exchange
 from schedc_runtime.data_parallel.gradient_sums import is_expert
 from schedc_runtime.errors import RuntimeFault
-from schedc_runtime.moe.balance import Balance, Tally, load_of, loss_slope, updated_bias
+from schedc_runtime.moe.balance import AuxiliaryLoss, Tally, load_of, loss_slope, updated_bias
 from schedc_runtime.moe.capacity import ExpertCapacity, kept_choices
 from schedc_runtime.moe.counts import METHODS
 from schedc_runtime.moe.experts import Experts
@@ -188,7 +188,7 @@ def test_the_auxiliary_loss_is_that_of_the_whole_batch_however_it_is_spread(scor
     parts = x.split([12, 0, 27, 1])
     everyone = torch.cat([Tally()(router(part)[0], router(part)[2])[0] for part in parts])
     for part in parts:
-        balance = Balance(routing)
+        balance = AuxiliaryLoss(routing)
         balance.scale = 0.25
         index, weight, shares = router(part)
         # The main loss is a mean over tokens: its part of four ranks' average.

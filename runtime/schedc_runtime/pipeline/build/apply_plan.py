@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ from schedc.step.program.insert_works import placed_in
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.capacity import ExpertCapacity
 from schedc_runtime.moe.counts import METHODS
+from schedc_runtime.moe.even_rows import EvenRows
 from schedc_runtime.moe.hot_choice import HotPolicy
 from schedc_runtime.moe.kernels import Kernels, MeasuredProducts
 from schedc_runtime.moe.layer import MoELayer, moe_layers
@@ -119,12 +121,19 @@ def attach(
             "host_lane": host_lane,
             "fp8_rows": plan.fp8_rows,
             "carry": carry,
+            "even": _even(plan),
         }
         if group.size > 1:
             shard_experts(module, group, method, capacity, hot, replicas, **named)
         else:
             for _, layer in layers:
                 layer.attach(group, method, capacity, None, replicas, **named, slices=bool(plan.slices))
+
+
+def _even(plan: Plan) -> EvenRows | None:
+    """How rows become even by the plan's ``balance``; None without one."""
+    balance = plan.balance
+    return None if balance is None else EvenRows(Fraction(repr(balance.within)), balance.in_place)
 
 
 def recompute_stages(stages: Iterable[Mapping[int, Stage]], plan: Plan, program: Program) -> None:

@@ -26,6 +26,7 @@ def check_step_graphs(assembly: Assembly) -> None:
         "compile=": "compiled units keep memory of their own" if assembly.compile is not None else "",
         "shard_dense": "gathers of FSDP have streams of their own" if assembly.mesh.shard_dense else "",
         "`hot`": "the host chooses the experts of each step" if plan.hot is not None else "",
+        "`balance`": "the host learns the copies of each microbatch" if plan.balance is not None else "",
         "`offload`": "buffers of the host are handed out anew in each step" if plan.offload else "",
         "adaptive recomputation": "the host decides on it in each step" if adaptive else "",
         "draws that are recomputed": "the host brings back the state of a generator" if drawn else "",

@@ -1,0 +1,104 @@
+"""``balance by microbatch``: rows of experts made even among ranks by copies of experts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from schedc.ir.plan import Balance, Plan
+from schedc.plan.counts.layers import moe_layer
+from schedc.plan.directives.base import Directive, Directives
+from schedc.plan.layout.parts import Layout
+from schedc.syntax.plan import BalanceLine, RulePart
+from schedc.units import digits, shown
+
+_NAMED = {"by": ("step", "microbatch"), "over": ("node", "group")}
+"""Words that have a name behind them, and the names."""
+_NUMBERED = {"within", "slots"}
+
+
+def _read(reading: Directives, line: BalanceLine) -> None:
+    values: dict[str, Any] = {}
+    parts = iter(line.parts)
+    for part in parts:
+        if part.form == "placed":
+            values["in_place"] = True
+        elif part.form == "limited":
+            if not reading.word(part, _NUMBERED, "number of a balance"):
+                return
+            (number,) = part.numbers
+            values[part.name] = int(number) if part.name == "slots" else number
+        elif part.name == "auto":
+            values["by"] = "auto"
+        elif not _named(reading, part, next(parts, None), values):
+            return
+    if "by" in values:
+        reading.give(balance=Balance(**values))
+    else:
+        reading.report("S144", "a balance, and not how long copies last", line.span, "write `balance by microbatch`")
+
+
+def _named(reading: Directives, part: RulePart, name: RulePart | None, values: dict[str, Any]) -> bool:
+    """Whether ``part`` is a word with the right name behind it, which then is in ``values``."""
+    if not reading.word(part, (*_NAMED, "auto"), "part of a balance"):
+        return False
+    if name is None:
+        reading.report("S144", f"`{part.name}`, and nothing behind it", part.span, f"write {_NAMED[part.name][1]}")
+        return False
+    if not reading.word(name, _NAMED[part.name], f"name behind `{part.name}`"):
+        return False
+    values[part.name] = name.name
+    return True
+
+
+def _write(plan: Plan) -> Iterator[str]:
+    if (balance := plan.balance) is None:
+        return
+    words = ["balance auto" if balance.by == "auto" else f"balance by {balance.by}"]
+    if balance.within != Balance.within:
+        words.append(f"within {digits(balance.within)}")
+    if balance.slots is not None:
+        words.append(f"slots {balance.slots}")
+    if balance.over:
+        words.append(f"over {balance.over}")
+    yield " ".join([*words, *(["in place"] if balance.in_place else [])])
+
+
+def _facts(plan: Plan, _layout: Layout) -> dict[str, Any]:
+    """copies: the most on a rank. copy_bytes: weights of one, and as many of gradients back; slot_bytes: of a layer and
+    microbatch in flight, at most. Null where the plan does not say the sizes."""
+    if (balance := plan.balance) is None:
+        return {"balance": None}
+    copies = None
+    if plan.experts and plan.topology:
+        ranks = plan.topology.ranks
+        copies = balance.copies(plan.experts.count // ranks, ranks)
+    size = moe_layer(plan, plan.experts).slot_bytes if plan.experts and plan.has_expert_sizes else None
+    facts = {
+        "by": balance.by,
+        "within": balance.within,
+        "in_place": balance.in_place,
+        "copies": copies,
+        "copy_bytes": size or None,
+        "slot_bytes": copies * size if copies and size else None,
+    }
+    return {"balance": facts}
+
+
+def _text(facts: dict[str, Any]) -> Iterator[str]:
+    if (balance := facts["balance"]) is None:
+        return
+    where = ", at home: rows stay uneven" if balance["in_place"] else ""
+    most = "" if balance["copies"] is None else f"; at most {balance['copies']} copies on a rank"
+    size = (
+        ""
+        if balance["copy_bytes"] is None or balance["in_place"]
+        else f", each {shown(balance['copy_bytes'])} there and back"
+    )
+    slots = balance["slot_bytes"]
+    held = f"; slots take at most {shown(slots)} per layer and microbatch in flight" if slots else ""
+    fullest = f", {shown(balance['held_bytes'])} on the fullest rank" if balance.get("held_bytes") else ""
+    yield f"balance by {balance['by']} within {balance['within']:g} of the mean rows{where}{most}{size}{held}{fullest}"
+
+
+ROWS = (Directive("balance", _read, _write, facts=_facts, text=_text),)

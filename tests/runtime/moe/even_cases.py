@@ -1,0 +1,71 @@
+"""Steps whose rows of experts are made even by microbatch, in place, or not at all; in one process or in many."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from runtime.moe.hot_cases import gradients, layers_of, pipeline, skewed, step
+from schedc_runtime.moe.planner import routed
+from support.reference_runs import spread
+
+BALANCE = "  balance by microbatch within 1"
+WAYS = {"plain": "", "in place": f"{BALANCE} in place", "even": BALANCE}
+
+
+class Case(NamedTuple):
+    """A schedule at its sizes, with weights in the type of that name."""
+
+    schedule: str
+    sizes: dict[str, int]
+    dtype: str
+
+    def lines(self, way: str) -> str:
+        shared = "  experts 8 top 2\n  topology nodes 1 x 4\n  products tiles\n  overlap auto\n"
+        return f"{shared}{WAYS[way]}\n"
+
+
+class Results(NamedTuple):
+    """Loss and gradients of a step, and the rows that its ranks computed, by layer, microbatch and rank."""
+
+    loss: Tensor
+    gradients: dict[str, Tensor]
+    rows: list[list[int]]
+
+
+def run(case: Case, way: str, here: bool = True) -> Results:
+    """One step of a model whose router prefers some experts."""
+    model = skewed(1.0, moe_blocks=max(2, 2 * case.sizes["P"] - 1)).to(getattr(torch, case.dtype))
+    pipe = pipeline(case.schedule, case.sizes, case.lines(way), model, here=here)
+    rows: list[list[int]] = []
+
+    def note(route: Any) -> None:
+        rows.append(route.counts.rows.sum(0).view(route.shape.ranks, -1).sum(1).tolist())
+
+    routed.append(note)
+    try:
+        loss = step(pipe)
+    finally:
+        routed.remove(note)
+    results = Results(loss, gradients(pipe), rows)
+    assert all(layer.experts.provider().name == "tiles" for layer in layers_of(pipe))
+    pipe.close()
+    return results
+
+
+def parity(rank: int, world_size: int, cases: Sequence[Case]) -> list[tuple[bool, list[str], int]]:
+    """By case: whether the loss is that of all ranks in one process in place, what else differs, and rows seen."""
+    outcomes = []
+    for case, (loss, wanted) in zip(cases, spread(_reference, cases), strict=True):
+        mine = run(Case(*case), "even", here=False)
+        wrong = [name for name, grad in mine.gradients.items() if not torch.equal(grad, wanted[name])]
+        outcomes.append((torch.equal(mine.loss, loss), wrong, len(mine.rows)))
+    return outcomes
+
+
+def _reference(case: Case) -> tuple[Tensor, dict[str, Tensor]]:
+    results = run(Case(*case), "in place")
+    return results.loss, results.gradients
