@@ -131,14 +131,20 @@ def test_a_message_that_changes_on_its_way_names_both_ends(sender, receiver, tmp
     pipe, batch, targets = PLAIN.pipeline(str(tmp_path))
     pipe.step(batch, targets)
     pipe.steps = 1  # rank 1 is audited
-    move = in_process._move
+    post, copied, on_the_way = in_process._Channel.post, in_process._copied, []
 
-    def flipping(source, target, sent, received):
-        move(source, target, sent, received)
-        if (source, target) == (sender, receiver):
-            flip_bit(received.tensors[0], 5, 20)
+    def posted(channel, *arguments):
+        on_the_way[:] = [channel.source, channel.target]
+        return post(channel, *arguments)
 
-    monkeypatch.setattr(in_process, "_move", flipping)
+    def flipped(tensor):
+        copy = copied(tensor)
+        if on_the_way == [sender, receiver]:
+            flip_bit(copy, 5, 20)
+        return copy
+
+    monkeypatch.setattr(in_process._Channel, "post", posted)
+    monkeypatch.setattr(in_process, "_copied", flipped)
     with pytest.raises(WrongBits, match=f"the link from rank {sender} to rank {receiver} changes") as caught:
         pipe.step(batch, targets)
     assert caught.value.ranks == (f"rank {sender}", f"rank {receiver}")

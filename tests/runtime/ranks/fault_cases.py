@@ -72,7 +72,7 @@ def refusals(rank: int, world_size: int) -> list[list[str]]:
         (batch, None if last else targets),
         (batch, targets[:4]),
         ((batch, object()), targets),
-        ((batch, 3), targets),
+        ((batch, None, 3), targets),
     ]
     outcomes, expected = [], oracle(pipe, batch, targets)
     for data in bad:

@@ -19,7 +19,7 @@ def test_bad_batches_are_refused_alike_on_every_rank() -> None:
         "rank 1 holds the last stage and was given no targets",
         "batch (int64[8, 6]) and targets (int64[4, 6]) differ in their first dimension",
         "batch[1] is a object: only tensors and plain values",
-        "the batch brings 2 positional arguments",
+        "the batch brings 3 positional arguments",
         "rank 0 calls evaluate(scale=1.0, steps=6), rank 1 calls step(scale=1.0, steps=6)",
     ]
     for (kind, text), expected in zip(first, told, strict=True):
