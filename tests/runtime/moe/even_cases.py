@@ -24,7 +24,7 @@ class Case(NamedTuple):
     dtype: str
 
     def lines(self, way: str) -> str:
-        shared = "  experts 8 top 2\n  topology nodes 1 x 4\n  products tiles\n  overlap auto\n"
+        shared = "  experts 16 top 3\n  topology nodes 1 x 4\n  products tiles\n  overlap auto\n"
         return f"{shared}{WAYS[way]}\n"
 
 
@@ -37,8 +37,8 @@ class Results(NamedTuple):
 
 
 def run(case: Case, way: str, here: bool = True) -> Results:
-    """One step of a model whose router prefers some experts."""
-    model = skewed(1.0, moe_blocks=max(2, 2 * case.sizes["P"] - 1)).to(getattr(torch, case.dtype))
+    """One step of a model whose router prefers some experts. Ranks hold several copies; tokens add three results."""
+    model = skewed(1.0, moe_blocks=max(2, 2 * case.sizes["P"] - 1), experts=16, top=3).to(getattr(torch, case.dtype))
     pipe = pipeline(case.schedule, case.sizes, case.lines(way), model, here=here)
     rows: list[list[int]] = []
 

@@ -24,9 +24,11 @@ ROWS = 4
 """Rows of a microbatch, 6 tokens each."""
 
 
-def skewed(strength: float = 1.0, seed: int = 0, inner: int = 2, moe_blocks: int = 2) -> Any:
+def skewed(
+    strength: float = 1.0, seed: int = 0, inner: int = 2, moe_blocks: int = 2, experts: int = 8, top: int = 2
+) -> Any:
     """A dense block and some with experts, whose routers prefer some: all tokens the same ones, the stronger it is."""
-    routing = RouterConfig(experts=8, top=2, scores="sigmoid", biased=True, balance=1e-2)
+    routing = RouterConfig(experts=experts, top=top, scores="sigmoid", biased=True, balance=1e-2)
     model = small_moe(moe_blocks=moe_blocks, dense_blocks=1, routing=routing, expert_inner=inner)
     for number, (_, layer) in enumerate(moe_layers(model)):
         _prefer(layer, strength, seed + number)
@@ -36,7 +38,7 @@ def skewed(strength: float = 1.0, seed: int = 0, inner: int = 2, moe_blocks: int
 def _prefer(layer: MoELayer, strength: float, seed: int) -> None:
     assert layer.router.bias is not None
     generator = torch.Generator().manual_seed(seed)
-    layer.router.bias.copy_(strength * torch.randn(8, generator=generator, dtype=torch.float64))
+    layer.router.bias.copy_(strength * torch.randn(len(layer.router.bias), generator=generator, dtype=torch.float64))
 
 
 def layers_of(pipe: Pipeline) -> list[MoELayer]:
