@@ -27,8 +27,10 @@ class EvenBound(NamedTuple):
 def even_bound(costs: Int64, bins: int) -> EvenBound:
     """The bound of the fullest bin, from how many large rows some bin must take.
 
-    Of the k * bins + 1 largest rows some bin has k + 1. At best they are the smallest of these, and its other rows the
-    smallest of all. With k = 0: (largest + m - 1 smallest) / mean. costs: [bins * m] whole numbers.
+    Some bin has k + 1 of the k * bins + 1 largest rows. It weighs least where they are the smallest of these, and where
+    its other rows are the smallest of all. With k = 0: (largest + m - 1 smallest) / mean.
+
+    costs: [bins * m] whole numbers.
     """
     fullest, row = _least_fullest(costs, bins)
     ratio = fullest * bins / max(1, int(costs.sum()))

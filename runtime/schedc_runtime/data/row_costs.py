@@ -83,7 +83,7 @@ def _sums(row: Sequence[int] | Int64) -> tuple[int, int]:
 def _non_negative(table: Floats, wanted: Floats) -> Floats:
     """[columns] the numbers from 0 on with the least squares. table: [rows, columns], of three columns at most.
 
-    Of the best fits of each choice of columns, the best without a negative number is the answer.
+    Each choice of columns is fitted by itself. The closest fit without a negative number is returned.
     """
     columns = table.shape[1]
     best, least = np.zeros(columns), float((wanted * wanted).sum())

@@ -146,7 +146,7 @@ class CellPricing:
     def floor(self) -> float:
         """Makespan below which no order inside the cells brings the step.
 
-        Of microbatches that cost unequally, each counts as the cheapest one.
+        Every microbatch counts as the cheapest one.
         """
         costs = self.costs if self.ranks is None else self.costs.with_rows(self.ranks.least)
         cheapest = 1.0 if self.ranks is None else self.ranks.cheapest
