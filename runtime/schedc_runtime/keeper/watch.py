@@ -63,6 +63,11 @@ class Watched:
             self.condition = Condition(True, False, "its process has ended")
         self.release()
 
+    def kill(self) -> None:
+        """End the process, unless it has ended by itself since the last look."""
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.descriptor, signal.SIGKILL)
+
     def release(self) -> None:
         if self.descriptor >= 0:
             os.close(self.descriptor)
@@ -190,7 +195,7 @@ class Keeper:
                 self._gone.add(agent)
                 _say(f"the agent (pid {agent.pid}) that starts the ranks has ended: its {len(orphans)} ranks end too")
             for each in orphans:
-                signal.pidfd_send_signal(each.descriptor, signal.SIGKILL)
+                each.kill()
 
     def _ended(self) -> None:
         """Ranks have ended: say which, let stopped ones go, and bring the newest common state to disk."""
@@ -206,7 +211,7 @@ class Keeper:
             self._report(lost)
         for watched in self.alive if lost else ():
             if watched.descriptor >= 0 and is_stopped(watched.trainer.process.pid):
-                signal.pidfd_send_signal(watched.descriptor, signal.SIGKILL)
+                watched.kill()
         if lost or not self.alive:
             self._join()
             self._newest(told=bool(lost))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from schedc_runtime.keeper import flush
 from schedc_runtime.keeper.images import TENSORS
 from schedc_runtime.keeper.places import Places
 from schedc_runtime.keeper.watch import Keeper
+from schedc_runtime.ranks.processes import process_here
 from schedc_runtime.saved.read import committed_steps
 from schedc_runtime.trainers.box_file import HeldBox
 from schedc_runtime.trainers.image_writer import ImageWriter, state_size
@@ -155,6 +157,26 @@ def test_a_step_whose_images_are_replaced_is_written_from_the_new_ones(
     keeper._durable()
     keeper._join()
     assert "step 3 could not be written: the image of rank 1" in capfd.readouterr().err
+    assert committed_steps(root) == [1]
+
+
+def test_ranks_that_have_ended_by_themselves_are_not_ended_again(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A process that its parent has waited for can take no signal. The keeper writes the last state of the ranks."""
+    root = tmp_path / "run"
+    places, ranks = held(root, tmp_path, 1)
+    agent, *children = (subprocess.Popen(["sleep", "60"]) for _ in range(3))
+    for rank, child in zip(ranks, children, strict=True):
+        places.introduce(rank._replace(process=process_here(child.pid), agent=process_here(agent.pid)))
+    keeper = Keeper(places)
+    keeper._meet()
+    for process in (agent, *children):
+        process.kill()
+        process.wait()
+    keeper._end_orphans()
+    assert "its 2 ranks end too" in capfd.readouterr().err, "the keeper has not looked at them since"
+    keeper.run()
     assert committed_steps(root) == [1]
 
 
