@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from schedc.plan.layout import Balanced, LayerCosts, Layout, Model
 
 
+_EMBEDS = {"mtp": (False,), "first": (True,), "auto": (False, True)}
+"""By `--embed`: whether the first stage embeds the tokens of predictions."""
 _SHOWN = 12
 """Balanced layouts that are compared under a schedule; models seldom have more."""
 
@@ -42,6 +45,8 @@ class LayoutRequest:
     layers: int | None
     dense: int | None
     mtp: int
+    losses: str
+    embed: str
     pad: int | None
     at: str | list[int] | None
     auto: bool
@@ -60,12 +65,38 @@ class LayoutRequest:
         """Whether the layers, or the paddings, are placed by costs."""
         return self.auto or self.at == "auto"
 
+    @property
+    def models(self) -> Iterator[Model]:
+        """The models that are laid out; the command chooses among their layouts."""
+        from schedc.plan.layout import Model
+
+        assert self.layers is not None
+        for embeds_first in _EMBEDS[self.embed]:
+            for losses in {"one": (1,), "each": (self.mtp + 1,), "auto": (1, self.mtp + 1)}[self.losses]:
+                yield Model(self.layers, self.dense, self.mtp, losses, embeds_first)
+
 
 @click.command(epilog=EPILOG)
 @click.argument("layout", required=False)
 @click.option("--layers", type=click.IntRange(1), help="Number of decoder layers, where LAYOUT is not given.")
 @click.option("--dense", type=click.IntRange(0), help="Number of dense layers, which come first; the others are MoE.")
 @click.option("--mtp", type=click.IntRange(0), default=0, help="Number of multi-token predictions.")
+@click.option(
+    "--losses",
+    type=click.Choice(["one", "each", "auto"]),
+    default="one",
+    show_default=True,
+    help="With --mtp. one: one head forms the losses of all outputs, in the last stage. each: a head per output, in the"
+    " last stages. auto: whichever makes the shorter step.",
+)
+@click.option(
+    "--embed",
+    type=click.Choice(list(_EMBEDS)),
+    default="mtp",
+    show_default=True,
+    help="With --mtp: the stage that embeds the tokens of predictions. mtp: their own. first: the first, letter e."
+    " auto: whichever leaves the fullest rank more memory, then makes the shorter step.",
+)
 @click.option("--pad", type=click.IntRange(0), help="Number of paddings, for equally many places in each stage.")
 @click.option(
     "--at",
@@ -120,30 +151,30 @@ def layout_command(**options: Any) -> None:
     make one. With --schedule, the makespan is compared with that of layers laid out by number.
     """
     from schedc.ir.placement import linear
-    from schedc.plan.layout import Model, parse_layout
-    from schedc.plan.layout.compare import compare_layouts
+    from schedc.plan.layout import parse_layout
+    from schedc.plan.layout.compare import best_variant, compare_layouts
     from schedc.report.layout import to_json
 
     request = LayoutRequest(**options)
     _check_usage(request)
-    layout, layers, dense, schedule = request.layout, request.layers, request.dense, request.schedule
+    layout, schedule = request.layout, request.schedule
     costs = _layer_costs(request.cost_options, request.cost_file)
     with asked():
-        chosen = parse_layout(layout, dense=dense, layers=layers) if layout else None
+        chosen = parse_layout(layout, dense=request.dense, layers=request.layers) if layout else None
     order = _legal(schedule, request.sizes) if schedule else None
     stages = request.stages or (len(chosen.stages) if chosen else 1)
     placement = order.placement if order else linear(stages, 1)
     proof: Balanced | None = None
-    others: list[Balanced] = []
+    others: Sequence[Balanced] = ()
+    variants: list[Layout] = []
     if chosen is None:
-        assert layers is not None
-        model = Model(layers, dense, request.mtp)
-        if request.balanced:
-            proof, others = _balanced(request, model, placement, costs, order)
-        chosen = proof.layout if proof else _by_number(request, model, placement.stages)
+        ways = [_laid_out(request, model, placement, costs, order) for model in request.models]
+        best = best_variant([way.layout for way in ways], order, costs, by_memory=request.embed == "auto")
+        variants = [way.layout for way in ways if way is not ways[best]]
+        chosen, proof, others = ways[best]
     with asked() if layout else nullcontext():  # the number of stages in LAYOUT is the command line's, too
         against = _one_chunk(order, request.against) if order else None
-        comparison = compare_layouts(chosen, order, costs, against, others) if order else None
+        comparison = compare_layouts(chosen, order, costs, against, others, variants) if order else None
     attached = _attached(order, chosen) if order else None
     _print(to_json(chosen, placement, costs, proof, comparison), attached, request.as_json)
 
@@ -171,11 +202,17 @@ def _check_usage(request: LayoutRequest) -> None:
     """Raises `click.UsageError` for options that exclude or need each other."""
     layout, layers, pad, at, balanced = request.layout, request.layers, request.pad, request.at, request.balanced
     schedule, stages, memory = request.schedule, request.stages, request.memory
+    spread = (request.losses, request.embed) != ("one", "mtp")
     wrong = (
         (layout is None and layers is None, "give a LAYOUT, or --layers"),
         (
-            layout is not None and (pad is not None or balanced or request.mtp > 0),
+            layout is not None and (pad is not None or balanced or request.mtp > 0 or spread),
             "a LAYOUT says itself where everything is",
+        ),
+        (spread and not request.mtp, "--losses and --embed need --mtp"),
+        (
+            "auto" in (request.losses, request.embed) and schedule is None,
+            "--losses auto and --embed auto need --schedule",
         ),
         (at is not None and pad is None, "--at needs --pad"),
         (balanced and at not in (None, "auto"), "--auto leaves no choice to --at"),
@@ -192,6 +229,24 @@ def _check_usage(request: LayoutRequest) -> None:
     for is_wrong, message in wrong:
         if is_wrong:
             raise click.UsageError(message)
+
+
+class LaidOut(NamedTuple):
+    """The layout of a model. proof, others: of a balanced layout, its proof and the other balanced layouts."""
+
+    layout: Layout
+    proof: Balanced | None = None
+    others: Sequence[Balanced] = ()
+
+
+def _laid_out(
+    request: LayoutRequest, model: Model, placement: Placement, costs: LayerCosts, order: Schedule | None
+) -> LaidOut:
+    """The layout of a model as the options say."""
+    if not request.balanced:
+        return LaidOut(_by_number(request, model, placement.stages))
+    proof, others = _balanced(request, model, placement, costs, order)
+    return LaidOut(proof.layout, proof, others)
 
 
 def _by_number(request: LayoutRequest, model: Model, stages: int) -> Layout:

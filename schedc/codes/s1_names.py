@@ -279,14 +279,16 @@ S1: tuple[DiagnosticCode, ...] = (
         "parts of a layout in the wrong place",
         "The embedding is the first part of the first stage, and the loss the last part of the last stage. Between "
         "them come the decoder layers, then the multi-token predictions. Stages may be empty: `E||t|L`. Paddings may "
-        "be anywhere.",
+        "be anywhere. With predictions there may be a loss per output, each in a stage of its own: `Et|m|L|L`. The "
+        "embedding of predictions may stand behind that of the model: `Eet|m|L`.",
     ),
     DiagnosticCode(
         "S143",
         "a layout that does not fit",
         "A layout has as many stages as the schedule at its sizes, and as many layers as the model. Layers and "
         "paddings together are a multiple of the number of stages. With multi-token predictions, the head has the "
-        "last stage for itself. The message says which condition does not hold, and what would meet it.",
+        "last stage for itself, unless each output has a head. Heads per output are not priced inside cells. The "
+        "message says which condition does not hold, and what would meet it.",
     ),
     DiagnosticCode(
         "S144",

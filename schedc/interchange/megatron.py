@@ -121,6 +121,11 @@ def _with_layout(schedule: Schedule, layout: Layout, flags: Flags) -> Flags:
         message = f"the layout has {len(layout.stages)} stages, {schedule.name} has {schedule.stages}"
         why = "Megatron's layout names every stage of every rank, chunk after chunk"
         raise cannot("S607", message, why, "`schedc layout --schedule` makes one that fits", schedule.source)
+    if layout.losses > 1 or layout.embeds_first:
+        what = f"{layout.losses} losses" if layout.losses > 1 else "the embedding of predictions in the first stage"
+        message = f"the layout has {what}"
+        why = "Megatron's layout has one L, and no e"
+        raise cannot("S607", message, why, "write one L in the last stage, and no e", schedule.source)
     predictions = layout.counts[:, list(PartKind).index(PartKind.MTP)]
     if predictions[: -schedule.ranks].any():
         message = "the layout has multi-token predictions on a chunk that is not the last of its rank"

@@ -47,7 +47,7 @@ class StageActivations:
     @cached_property
     def whole(self) -> Floats:
         """[stages, kinds of `WORK`] amounts without recomputation, at the mean number of rows."""
-        return np.asarray(self.layout.counts[:, : len(WORK)] * np.array(self.of_kinds, np.float64))
+        return np.asarray(self.layout.shares * np.array(self.of_kinds, np.float64))
 
     @property
     def held(self) -> Floats:

@@ -229,7 +229,7 @@ def with_times_of_parts(costs: Costs, layout: Layout) -> Costs:
     """The costs with F, I and W of each stage: the sum over its parts, and what each op takes. Others stay."""
     assert costs.parts is not None
     each = np.array([getattr(costs.parts, kind) for kind in WORK], np.float64)
-    times = over_parts(layout.counts[:, : len(WORK)], each.T) + np.array(costs.parts.op, np.float64)[:, None]
+    times = over_parts(layout.shares, each.T) + np.array(costs.parts.op, np.float64)[:, None]
     F, I, W = (tuple(column) for column in times.tolist())  # noqa: E741
     return replace(costs, F=F, I=I, W=W, parts=None, given=costs.given - {"parts"} | set(OPS))
 

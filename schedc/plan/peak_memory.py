@@ -96,7 +96,7 @@ class MemoryBesideWorks:
         """The peak of a rank with its parts."""
         held = self.held
         schedule, of_stage, slots = held.schedule, held.of_stage, held.slots
-        parameters = held.layout.counts[:, : len(WORK)] * np.array(held.layers.parameters, np.float64)
+        parameters = held.layers.parameters_in(held.layout)
         activations, freed = held.activations.held, np.broadcast_to(self.freed, schedule.stages)
         low, high = schedule.rank_start[rank : rank + 2]
         row = int(low + np.argmax((held.inside - self.away)[low:high]))

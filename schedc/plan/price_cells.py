@@ -21,7 +21,7 @@ from schedc.ir.plan import NO_PLAN, Method, Plan
 from schedc.ir.program import Program
 from schedc.ir.schedule import Schedule
 from schedc.plan.counts.rows import chosen_method
-from schedc.plan.layout.parts import DECODER, Layout, PartKind
+from schedc.plan.layout.parts import DECODER, Layout, PartKind, refusal
 from schedc.plan.recomputed_nodes import graphs_of, shares_of_forward
 from schedc.source import Source
 from schedc.step.cells.cell_pricing import CellPricing, price
@@ -154,6 +154,9 @@ def with_layout(table: CellTable, layout: Layout) -> CellTable:
     prediction takes behind its block, and what every op takes have a node where the table gives such a time. Without
     it their times belong to the first and the last segment.
     """
+    if layout.losses > 1:
+        message = f"{layout.losses} losses beside the table [cell], which has the head in the last stage"
+        raise refusal(message, "write one L in the last stage, or give times of ops or of parts")
     timed = table.roles.intersection(BESIDE_LAYERS)
     blocks: dict[PartKind, tuple[str, ...]] = {kind: (kind.value,) for kind in DECODER}
     blocks |= {kind: (kind.value,) if kind in timed else () for kind in (PartKind.EMBEDDING, PartKind.HEAD)}

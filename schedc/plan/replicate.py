@@ -136,7 +136,7 @@ def group_sizes(plan: Plan, replicas: int) -> dict[WorkGroup, int]:
 
 def dense_parameters(held: HeldMemory) -> Floats:
     """[stages] memory of all parameters but experts, with their `states`."""
-    kinds = held.layout.counts[:, : len(WORK)] * np.array(held.layers.parameters, np.float64)
+    kinds = held.layers.parameters_in(held.layout)
     share = np.array([1 - expert_share(held.plan, kind) for kind in WORK])
     return np.asarray(kinds @ share)
 
@@ -144,8 +144,8 @@ def dense_parameters(held: HeldMemory) -> Floats:
 def replica_bytes(held: HeldMemory) -> ReplicaBytes:
     """What replicas sum and shard, in the unit of the memory that is held.
 
-    The table of a tied embedding is that of the embedding, on each stage that uses it. Stages that share all their
-    ranks have one table there.
+    The table of a tied embedding is that of the embedding, on each stage that uses it. That of tied heads is the
+    head's. Stages that share all their ranks have one table there.
     """
     plan, layout, layers, schedule = held.plan, held.layout, held.layers, held.schedule
     weights = weight_share(plan)
@@ -156,7 +156,8 @@ def replica_bytes(held: HeldMemory) -> ReplicaBytes:
     for tie in schedule.tied:
         if lies_apart(tie, schedule.placement):
             stages = list(tie.stages)
-            last[stages] = layers.parameters.embedding * weights
+            of_table = layers.parameters.embedding if tie.stages[0] == 0 else layers.parameters.head
+            last[stages] = of_table * weights
     own = np.array([layout.counts[stage, WORK.index(PartKind.EMBEDDING)] > 0 for stage in range(dense.size)])
     head = layout.counts[:, WORK.index(PartKind.HEAD)] * layers.parameters.head * weights
     counted = np.where(last > 0, np.where(own, last, np.minimum(head, last)), 0.0)

@@ -8,7 +8,7 @@ from typing import Any
 
 from schedc.ir.placement import Placement
 from schedc.plan.layout.balancing import Balanced
-from schedc.plan.layout.compare import LayoutComparison, load_per_rank, measured_json
+from schedc.plan.layout.compare import LayoutComparison, load_per_rank, measured_json, variant_name
 from schedc.plan.layout.costs import LayerCosts
 from schedc.plan.layout.parser import write_layout
 from schedc.plan.layout.parts import DECODER, Layout, ModelPart, PartKind
@@ -33,13 +33,17 @@ def to_json(
         "dense": layout.total(PartKind.DENSE),
         "mtp": layout.total(PartKind.MTP),
         "paddings": layout.total(PartKind.NOOP),
+        "losses": layout.losses,
+        "embeds_first": layout.embeds_first,
+        "crossing": list(layout.crossing),
+        "variant": variant_name(layout) if comparison and comparison.by_variant else None,
         "stages": [
             {
                 "stage": stage,
                 "ranks": sorted({int(rank) for rank in ranks[:, stage]}),
                 "load": float(time[stage]),
                 "layers": list(layout.layers_of(stage)),
-                "parts": list(_describe(parts)),
+                "parts": list(_describe(parts, of_several=layout.losses > 1)),
             }
             for stage, parts in enumerate(layout.stages)
         ],
@@ -59,13 +63,13 @@ def to_json(
     }
 
 
-def _describe(parts: tuple[ModelPart, ...]) -> Iterator[str]:
-    """The parts in words; layers that follow each other are a range."""
+def _describe(parts: tuple[ModelPart, ...], *, of_several: bool) -> Iterator[str]:
+    """The parts in words; layers that follow each other are a range. of_several: whether there are several heads."""
     for kind, group in groupby(parts, key=lambda part: part.kind):
         numbers = [part.number for part in group]
         if kind is PartKind.NOOP:
             yield f"{len(numbers)} noop"
-        elif kind in DECODER or kind is PartKind.MTP:
+        elif kind in DECODER or kind is PartKind.MTP or (kind is PartKind.HEAD and of_several):
             span = f"{numbers[0]}-{numbers[-1]}" if len(numbers) > 1 else f"{numbers[0]}"
             yield f"{kind} {span}"
         else:
@@ -82,11 +86,22 @@ def to_text(facts: dict[str, Any]) -> str:
         f"{row['stage']:>5}  {'+'.join(map(str, row['ranks'])):>4}  {row['load']:>5.4g}  {', '.join(row['parts'])}"
         for row in facts["stages"]
     ]
-    lines += _loads(facts)
+    lines += [*_crossing(facts), *_loads(facts)]
     lines.append(f"largest rank {facts['largest_rank']:g}, largest stage {facts['largest_stage']:g}{_proof(facts)}")
     if facts["measured"]:
         lines += _gains(facts)
     return "\n".join(lines)
+
+
+def _crossing(facts: dict[str, Any]) -> Iterator[str]:
+    """Says what crosses boundaries, where that is more than the last prediction explains."""
+    if facts["losses"] > 1 or facts["embeds_first"]:
+        first, runs = 0, []
+        for states, group in groupby(facts["crossing"]):
+            end = first + len(list(group))
+            runs.append(f"{states} behind stage {first}" + (f" to {end - 1}" if end - first > 1 else ""))
+            first = end
+        yield f"states of tokens x columns that cross: {', '.join(runs)}"
 
 
 def _loads(facts: dict[str, Any]) -> Iterator[str]:
@@ -110,7 +125,10 @@ def _gains(facts: dict[str, Any]) -> Iterator[str]:
     chosen = facts["measured"]
     ideal = sum(chosen["work"]) / len(chosen["work"])
     yield f"makespan {chosen['makespan']:g} under {chosen['schedule']}; each rank's share of the work is {ideal:g}"
+    if facts["variant"]:
+        yield f"chosen: {facts['variant']}; the fullest rank holds {max(chosen['memory']):g}"
     for other in facts["others"]:
         gain, name = other["gain"], other["schedule"]
         said = "as long" if abs(gain) < 5e-5 else f"{abs(gain):.1%} {'longer' if gain > 0 else 'shorter'}"
-        yield f"  {other['what']} ({name}): {other['makespan']:g}, {said}"
+        held = f"; the fullest rank holds {max(other['memory']):g}" if facts["variant"] else ""
+        yield f"  {other['what']} ({name}): {other['makespan']:g}, {said}{held}"

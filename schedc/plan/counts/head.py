@@ -73,7 +73,7 @@ def with_head_times(of_stages: Costs, costs: Costs, layout: Layout, layers: Laye
     costs: those of a layer. Where these say times per stage, they know the head, and stay. Times of parts say how long
     each product takes: the logits as the head's F, the gradients of its input as I, those of its weight as W.
     """
-    heads = layout.counts[:, WORK.index(PartKind.HEAD)] * (1.0 if costs.parts is not None else layers.time.head)
+    heads = layout.shares[:, WORK.index(PartKind.HEAD)] * (1.0 if costs.parts is not None else layers.time.head)
     if form == "whole" or not heads.any() or any(isinstance(cost, tuple) for cost in (costs.F, costs.I, costs.W)):
         return of_stages
     product = np.array([costs.F, costs.I, costs.W] if costs.parts is None else costs.parts.head, np.float64)

@@ -139,14 +139,14 @@ def _shard_text(facts: dict[str, Any]) -> Iterator[str]:
         yield "shard dense: replicas gather the dense parameters of a stage for its uses (`--replicas` prices that)"
 
 
-_TIED = (PartKind.EMBEDDING, PartKind.MTP, PartKind.HEAD)
-
-
 def ties_of_plan(plan: Plan, layout: Layout) -> tuple[Tie, ...]:
-    """The stages that use the embedding's table, as one tie; its bytes are known once the model is there."""
-    if not plan.tied:
-        return ()
-    stages = [stage for stage, held in enumerate(layout.stages) if any(part.kind in _TIED for part in held)]
+    """The stages that use one table, as one tie; its bytes are known once the model is there.
+
+    `tied embedding` ties the embedding, predictions that embed themselves, and the heads. Without it heads are tied.
+    """
+    embedding = (PartKind.EMBEDDING, *([] if layout.embeds_first else [PartKind.MTP])) if plan.tied else ()
+    kinds = (*embedding, PartKind.HEAD)
+    stages = [stage for stage, held in enumerate(layout.stages) if any(part.kind in kinds for part in held)]
     return (Tie(tuple(stages)),) if len(stages) > 1 else ()
 
 
@@ -156,18 +156,23 @@ def _check_ties(directives: Directives, schedule: Schedule, layout: Layout) -> I
         if schedule.placement.pipes > 1 and lies_apart(tie, schedule.placement):
             stages = " and ".join(map(str, tie.stages))
             message = f"the stages {stages} are tied, have two copies each, and do not share their ranks"
-            help = "put the predictions into the last stage, or take a schedule with one pipe"
-            yield directives.fault("tied", "S303", message, help)
+            help = "put predictions and heads into the last stage, or take a schedule with one pipe"
+            yield directives.fault("tied" if directives.plan.tied else "layout", "S303", message, help)
 
 
 def _tie_facts(plan: Plan, layout: Layout) -> dict[str, Any]:
-    """tied: the stages that use the embedding's table; null where they do not share it."""
-    return {"tied": [list(tie.stages) for tie in ties_of_plan(plan, layout)] if plan.tied else None}
+    """tied: the stages that use the embedding's table; null where they do not share it. tied_heads: without it, those
+    that use the table of the heads, where several do."""
+    ties = [list(tie.stages) for tie in ties_of_plan(plan, layout)]
+    heads = {"tied_heads": ties} if ties and not plan.tied else {}
+    return {"tied": ties if plan.tied else None} | heads
 
 
 def _tie_text(facts: dict[str, Any]) -> Iterator[str]:
     for stages in facts["tied"] or ():
         yield f"tied embedding: the stages {' and '.join(map(str, stages))} use one table, and sum its gradients"
+    for stages in facts.get("tied_heads", ()):
+        yield f"tied heads: the stages {' and '.join(map(str, stages))} use one table, and sum its gradients"
 
 
 NOTES = (

@@ -7,7 +7,7 @@ Loads are sums of whole parts, so only finitely many can be the largest. Bisecti
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from math import lcm
@@ -56,7 +56,8 @@ def balance(
     """Places a model's layers on the stages of a placement, in order, with the least load of the largest rank.
 
     The load of a rank is the sum of its chunks. Among the best layouts, one with the least largest stage is taken.
-    Embedding and head are in the first and the last stage. With predictions, the head is alone in the last stage.
+    Embedding and head are in the first and the last stage. With predictions, the head is alone in the last stage. The
+    heads of a model with a loss per output are in the last stages, with layers beside the first of them alone.
 
     pad: number of paddings that fill the stages up to equally many places; no stage has more layers than places.
     memory: the most that a rank may hold of parameters and activations, in the unit of the costs. in_flight: [stages]
@@ -128,24 +129,27 @@ def _problem(
 ) -> tuple[FittingProblem, int, int]:
     """The problem in integers, and the integers per unit of time and per unit of memory."""
     stages, last = placement.stages, placement.stages - 1
-    if model.mtp and stages == 1:
-        raise refusal("predictions and head in one stage", "with multi-token prediction there are at least two stages")
+    if stages < (needed := max(model.losses, 1 + (model.mtp > 0))):
+        what = "predictions and head" if model.losses == 1 else f"{model.losses} losses"
+        raise refusal(
+            f"{what} in {'one stage' if stages == 1 else f'{stages} stages'}",
+            f"this model has at least {needed} stages",
+        )
     runs, kinds = _runs(model)
     peak = [0] * stages if in_flight is None else [int(number) for number in in_flight]
     if len(peak) != stages:
         raise refusal(f"{len(peak)} peaks for {stages} stages", "one per stage")
-    time, unit = _integers(costs.time)
-    weights, memory_unit = _integers([*costs.parameters, *costs.activations])
+    shared = _with_shared_head(costs, model.losses)
+    time, unit = _integers(shared.time)
+    weights, memory_unit = _integers([*costs.parameters_of(model), *shared.activations])
     parameters, activations = PerKind(*weights[: len(WORK)]), PerKind(*weights[len(WORK) :])
     times = PerKind(*time)
 
     def holds(kind: PartKind, stage: int) -> int:
         return int(getattr(parameters, kind)) + peak[stage] * int(getattr(activations, kind))
 
-    ends = [
-        [kind for kind, at in ((PartKind.EMBEDDING, 0), (PartKind.HEAD, last)) if at == stage]
-        for stage in range(stages)
-    ]
+    heads = model.heads(stages)
+    ends = [[PartKind.EMBEDDING] * (stage == 0) + [PartKind.HEAD] * (stage in heads) for stage in range(stages)]
     problem = FittingProblem(
         groups=tuple(groups_of(placement)),
         runs=runs,
@@ -155,9 +159,17 @@ def _problem(
         memory=tuple(_three(holds(kind, stage) for kind in kinds) for stage in range(stages)),
         weight=tuple(peak),
         width=LARGEST if pad is None else places_per_stage(model, stages, pad),
-        last=last - 1 if model.mtp else last,
+        last=last if not model.mtp else last - 1 if model.losses == 1 else min(heads),
     )
     return problem, unit, memory_unit
+
+
+def _with_shared_head(costs: LayerCosts, losses: int) -> LayerCosts:
+    """The costs of which each of several heads takes its share of time and activations."""
+    if losses == 1:
+        return costs
+    time, activations = (each._replace(head=each.head / losses) for each in (costs.time, costs.activations))
+    return replace(costs, time=time, activations=activations)
 
 
 def _runs(model: Model) -> tuple[Counts, tuple[PartKind, PartKind, PartKind]]:
@@ -228,14 +240,14 @@ def _least(loads: npt.NDArray[np.int64], possible: Callable[[int], bool]) -> tup
 
 def _layout(model: Model, placed: Sequence[Counts], width: int) -> Layout:
     """The layout of the counts; paddings fill each stage up to ``width`` places."""
-    layers, predictions = iter(model.decoder), iter(model.predictions)
+    layers, predictions, heads = iter(model.decoder), iter(model.predictions), model.heads(len(placed))
     stages = []
     for stage, (first, second, third) in enumerate(placed):
-        parts = [ModelPart(PartKind.EMBEDDING)] if stage == 0 else []
+        parts = [*model.entry] if stage == 0 else []
         parts += [next(layers) for _ in range(first + second)]
         parts += [ModelPart(PartKind.NOOP)] * (width - first - second)
         parts += [next(predictions) for _ in range(third)]
-        stages.append((*parts, ModelPart(PartKind.HEAD)) if stage == len(placed) - 1 else tuple(parts))
+        stages.append((*parts, heads[stage]) if stage in heads else tuple(parts))
     return Layout(tuple(stages))
 
 
@@ -251,11 +263,11 @@ def _does_not_fit(
     """The error for a model without a layout: too few places, or too little memory, with the least that suffices."""
     roof = _roof(problem)
     if not fits(problem, roof):
-        free = placement.stages - 1
+        free = problem.last + 1
         enough = -(-model.layers // free) * placement.stages - model.layers
         return refusal(
-            f"{model.layers} layers do not go into the {free} stages before that of the head, {problem.width} in each",
-            f"the head is alone where there are predictions: {enough} paddings make enough places, or leave them out",
+            f"{model.layers} layers do not go into the first {free} stages, {problem.width} in each",
+            f"heads are alone where there are predictions: {enough} paddings make enough places, or leave them out",
         )
     low, high = 0, roof.memory
     while low < high:
@@ -286,12 +298,12 @@ def contributors(
     in_flight: [stages] microbatches. Memory is in the unit of the costs.
     """
     items = []
+    parameters = costs.parameters_in(layout)
     for stage in stages:
         for column, kind in enumerate(WORK):
-            number = int(layout.counts[stage, column])
-            name = f"{_counted(number, _NAMES[kind])} of stage {stage}"
-            items.append((number * getattr(costs.parameters, kind), f"the parameters of {name}"))
-            held = number * in_flight[stage] * getattr(costs.activations, kind)
+            name = f"{_counted(int(layout.counts[stage, column]), _NAMES[kind])} of stage {stage}"
+            items.append((float(parameters[stage, column]), f"the parameters of {name}"))
+            held = float(layout.shares[stage, column]) * in_flight[stage] * getattr(costs.activations, kind)
             items.append((held, f"the activations of {_counted(in_flight[stage], 'microbatch', 'es')} in {name}"))
     return sorted((item for item in items if item[0]), key=lambda item: -item[0])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -80,10 +80,14 @@ def load_per_rank(placement: Placement, per_stage: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class LayoutComparison:
-    """A layout beside others of the same model. others: (what it is, its figures) of each."""
+    """A layout beside others of the same model.
+
+    others: (what it is, its figures) of each. by_variant: whether it was chosen among variants (`best_variant`).
+    """
 
     chosen: MeasuredLayout
     others: tuple[tuple[str, MeasuredLayout], ...]
+    by_variant: bool = False
 
     def gain(self, other: MeasuredLayout) -> float:
         """How much longer a step takes with the other layout, as a share of the chosen layout's makespan."""
@@ -96,13 +100,15 @@ def compare_layouts(
     costs: LayerCosts,
     one_chunk: Schedule | None = None,
     balanced: Sequence[Balanced] = (),
+    variants: Sequence[Layout] = (),
 ) -> LayoutComparison:
     """Compares a layout with even ones, on the same stages and on one stage per rank, and with other balanced ones.
 
+    The even ones have one head in the last stage, and predictions that embed their tokens themselves.
     one_chunk: a schedule of one stage per rank, with the same ranks and microbatches. Without layouts, it is the way to
-    run layers that the stages do not divide.
+    run layers that the stages do not divide. variants: layouts with other heads, or another place of the embedding.
     """
-    model = layout.model
+    model = replace(layout.model, losses=1, embeds_first=False)
     others = [("by number, same stages", measure(even(model, schedule.stages), schedule, costs))]
     if one_chunk is not None:
         others.append(("by number, one stage per rank", measure(even(model, one_chunk.stages), one_chunk, costs)))
@@ -110,12 +116,33 @@ def compare_layouts(
         if other.layout != layout:
             what = f"balanced to {other.largest_rank:g} per rank and {other.largest_stage:g} per stage"
             others.append((what, measure(other.layout, schedule, costs)))
-    return LayoutComparison(measure(layout, schedule, costs), tuple(others))
+    others += [(variant_name(variant), measure(variant, schedule, costs)) for variant in variants]
+    return LayoutComparison(measure(layout, schedule, costs), tuple(others), bool(variants))
 
 
 def shortest(balanced: Sequence[Balanced], schedule: Schedule, costs: LayerCosts) -> Balanced:
     """The balanced layout with the shortest makespan under the schedule; of equal ones the first."""
     return min(balanced, key=lambda candidate: measure(candidate.layout, schedule, costs).makespan)
+
+
+def variant_name(layout: Layout) -> str:
+    """Says which heads a layout has, and which stage embeds the tokens of its predictions."""
+    heads = "1 head" if layout.losses == 1 else f"{layout.losses} heads"
+    return f"{heads}, predictions embedded in {'the first' if layout.embeds_first else 'their own'} stage"
+
+
+def best_variant(
+    layouts: Sequence[Layout], schedule: Schedule | None, costs: LayerCosts, *, by_memory: bool = False
+) -> int:
+    """Index of the layout with the shortest step under the schedule; of equal ones the first.
+
+    by_memory: the layout whose fullest rank holds least; of equal ones that with the shortest step.
+    """
+    if len(layouts) == 1 or schedule is None:
+        return 0
+    measured = [measure(layout, schedule, costs) for layout in layouts]
+    values = [(float(each.memory.max()) if by_memory else 0.0, each.makespan) for each in measured]
+    return min(range(len(values)), key=values.__getitem__)
 
 
 def measured_json(measured: MeasuredLayout) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from schedc.diagnostics import Diagnostic, DiagnosticError, did_you_mean
 from schedc.ir.arrays import Floats, Int64
-from schedc.plan.layout.parts import WORK, Layout
+from schedc.plan.layout.parts import WORK, Layout, Model
 from schedc.source import Source
 from schedc.step.costs.checks import problem, validated
 from schedc.step.costs.costs import Costs, parse_toml
@@ -38,7 +38,9 @@ class LayerCosts:
     time: per microbatch and kind, in any one unit. F, I, W: factors; a stage's F takes the sum of its parts' times
     multiplied by ``F``, and so for I and W. p2p: latency of a message between two ranks, in the same unit.
     parameters: memory that a part holds all the time. activations: memory that a microbatch holds in a part from F to
-    its backward. Both are in any one unit.
+    its backward. Both are in any one unit. The head is that of all outputs: several heads share its time and
+    activations, and each holds all of its parameters. A prediction's parameters have its own table of the embedding,
+    which its stage does not hold where the first stage embeds for it.
     """
 
     time: PerKind = _LAYERS
@@ -79,13 +81,30 @@ class LayerCosts:
 
     def per_stage(self, layout: Layout, name: str = "time") -> Floats:
         """[stages] sum of ``time``, ``parameters`` or ``activations`` over the parts of each stage, in its unit."""
-        return np.asarray(layout.counts[:, : len(WORK)] @ np.array(getattr(self, name), np.float64))
+        if name == "parameters":
+            return np.asarray(layout.counts[:, : len(WORK)] @ self._parameters_each(layout))
+        return np.asarray(layout.shares @ np.array(getattr(self, name), np.float64))
+
+    def parameters_in(self, layout: Layout) -> Floats:
+        """[stages, kinds of `WORK`] memory of the parameters of the parts of each stage, in its unit."""
+        return np.asarray(layout.counts[:, : len(WORK)] * self._parameters_each(layout))
+
+    def _parameters_each(self, model: Layout | Model) -> Floats:
+        """[kinds of `WORK`] memory of the parameters of one part of each kind."""
+        return np.array(self.parameters_of(model), np.float64)
+
+    def parameters_of(self, model: Layout | Model) -> PerKind:
+        """Memory of the parameters of one part of each kind, in any unit. A prediction may need no table of its own."""
+        each = self.parameters
+        return each._replace(mtp=max(0.0, each.mtp - each.embedding)) if model.embeds_first else each
 
     def of(self, layout: Layout) -> Costs:
         """The costs of the stages of a layout, which timelines and memory are computed from."""
         time, activation = self.per_stage(layout), tuple(self.per_stage(layout, "activations").tolist())
         F, I, W = (tuple((time * factor).tolist()) for factor in (self.F, self.I, self.W))  # noqa: E741
-        return Costs(F=F, I=I, W=W, p2p=self.p2p, activation=activation, pending_weight=activation)
+        # The embedding of predictions travels beside the state to the last of them: over nearly all boundaries.
+        p2p = self.p2p * (2 if layout.embeds_first else 1)
+        return Costs(F=F, I=I, W=W, p2p=p2p, activation=activation, pending_weight=activation)
 
 
 def over_parts(counts: Floats | Int64, of_parts: Floats) -> Floats:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from schedc.plan.layout.parts import LARGEST, Layout, Model, ModelPart, PartKind, refusal
+from schedc.plan.layout.parts import DECODER, LARGEST, Layout, Model, ModelPart, PartKind, refusal
 
 
 def even(model: Model, stages: int) -> Layout:
@@ -65,8 +65,15 @@ def positions_at(places: int, pad: int, at: str | Sequence[int]) -> frozenset[in
 
 def _with_ends(model: Model, stages: list[list[ModelPart]]) -> Layout:
     """The layout of the decoder's stages with embedding, predictions and head added."""
-    stages[0].insert(0, ModelPart(PartKind.EMBEDDING))
-    stages[-1] += [*model.predictions, ModelPart(PartKind.HEAD)]
+    heads = model.heads(len(stages))
+    first_head = min(heads)
+    if first_head < 0 or any(part.kind in DECODER for held in stages[first_head + 1 :] for part in held):
+        message = f"{model.losses} losses in stages of their own, and decoder layers in the last {model.losses - 1}"
+        raise refusal(message, "lay them out with --auto, or write the layout")
+    stages[0][:0] = model.entry
+    stages[first_head] += model.predictions
+    for stage, head in heads.items():
+        stages[stage].append(head)
     return Layout(tuple(map(tuple, stages)))
 
 

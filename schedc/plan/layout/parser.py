@@ -2,9 +2,9 @@
 
     layout := item*                              a | separates two stages
     item   := unit ("*" INT)? | "|"              commas and white space may stand anywhere
-    unit   := "E" | "t" | "m" | "L" | "noop" | "(" item+ ")"
+    unit   := "E" | "e" | "t" | "m" | "L" | "noop" | "(" item+ ")"
 
-The parser is written by hand. Five letters and brackets need no parser generator. A repetition that is too large must
+The parser is written by hand. Six letters and brackets need no parser generator. A repetition that is too large must
 be refused before it is expanded. An error must point into the string, not into its expansion.
 For Megatron, stage i is chunk i // P of rank i % P. Here the schedule's placement decides that; ``loop(v)`` agrees.
 """
@@ -24,16 +24,18 @@ DEEPEST = 32
 """The deepest nesting of brackets."""
 
 _TOKEN = re.compile(
-    r"(?P<skip>[\s,]+)|(?P<part>noop|[EtmL])|(?P<bar>\|)|(?P<open>\()|(?P<close>\))"
+    r"(?P<skip>[\s,]+)|(?P<part>noop|[EetmL])|(?P<bar>\|)|(?P<open>\()|(?P<close>\))"
     r"|(?P<times>\*\s*(?P<count>[0-9]+))|(?P<wrong>[A-Za-z0-9_]+|.)",
     re.DOTALL,
 )
 
-_KINDS = {"E": PartKind.EMBEDDING, "m": PartKind.MTP, "L": PartKind.HEAD, "noop": PartKind.NOOP}
+_KINDS = {
+    "E": PartKind.EMBEDDING, "e": PartKind.MTP_EMBEDDING, "m": PartKind.MTP, "L": PartKind.HEAD, "noop": PartKind.NOOP,
+}  # fmt: skip
 """The parts by their letter; `t` is a decoder layer."""
 
 Atom = tuple[str, int]
-"""(letter, index in the string); the letter is E, t, m, L, noop or |."""
+"""(letter, index in the string); the letter is E, e, t, m, L, noop or |."""
 
 
 @dataclass
@@ -133,8 +135,10 @@ class _LayoutReader:
         if word == "*":
             self._wrong("S140", "a `*` without a number", *match.span(), "write how often, as in t*3")
             return
-        letters = "E (embedding), t (decoder layer), m (multi-token prediction), L (loss), noop (padding)"
-        self._wrong("S140", f"`{word}` is no part of a layout", *match.span(), f"the parts are {letters}")
+        letters = "E (embedding), e (that of a prediction), t (decoder layer), m (multi-token prediction), L (loss)"
+        self._wrong(
+            "S140", f"`{word}` is no part of a layout", *match.span(), f"the parts are {letters}, noop (padding)"
+        )
 
     def _add(self, atoms: list[Atom], match: re.Match[str]) -> None:
         frame = self.frames[-1]
@@ -167,7 +171,7 @@ def _layout_of(source: Source, atoms: list[Atom], dense: int | None, layers: int
     """The layout of the atoms; arguments as for `parse_layout`."""
     count = sum(letter == "t" for letter, _ in atoms)
     stages: list[list[ModelPart]] = [[]]
-    seen = {"t": 0, "m": 0}
+    seen = {"t": 0, "m": 0, "L": 0}
     rows: list[tuple[ModelPart, int]] = []
     starts: list[int] = []
     model = Model(max(count, dense or 0, 1), dense)
@@ -177,7 +181,7 @@ def _layout_of(source: Source, atoms: list[Atom], dense: int | None, layers: int
             continue
         number = seen.get(letter, 0)
         part = model.layer(number) if letter == "t" else ModelPart(_KINDS[letter], number)
-        seen[letter] = number + 1 if letter in "tm" else 0
+        seen[letter] = number + 1 if letter in seen else 0
         stages[-1].append(part)
         rows.append((part, len(stages) - 1))
         starts.append(start)

@@ -41,6 +41,7 @@ def letters(layout: Layout) -> str:
         PartKind.MTP: "m",
         PartKind.HEAD: "L",
         PartKind.NOOP: "-",
+        PartKind.MTP_EMBEDDING: "e",
     }
     return "|".join("".join(short[part.kind] for part in parts) for parts in layout.stages)
 
@@ -91,6 +92,16 @@ def refused(text: str, **known: int) -> list[tuple[str, int, int]]:
         ("EtLm", [("S142", 1, 4)]),
         ("EtLL", [("S142", 1, 4)]),
         ("Em t*3 L", [("S142", 1, 4)]),  # once, not for each of the three
+        ("Etm|LL", [("S142", 1, 6)]),  # one stage
+        ("Etm|L|L|", [("S142", 1, 7)]),  # the last L is not in the last stage
+        ("Etm|L|L|L", [("S142", 1, 9)]),
+        ("Etmm|L|L", [("S142", 1, 8)]),  # two losses of three outputs
+        ("Et|L|m|L", [("S142", 1, 6)]),
+        ("eEtm|L", [("S142", 1, 1), ("S142", 1, 2)]),
+        ("Eetm|Le", [("S142", 1, 7)]),
+        ("Et|em|L", [("S142", 1, 4)]),
+        ("Ete|m|L", [("S142", 1, 3)]),
+        ("Eet|L", [("S142", 1, 2)]),
     ],
 )
 def test_errors_point_into_the_string(text: str, positions: list[tuple[str, int, int]]) -> None:
@@ -110,7 +121,7 @@ def test_hostile_strings_end_at_once(text: str) -> None:
 
 @pytest.mark.sweep
 @given(
-    st.text(st.sampled_from("EtmL|(),*0123 \nnopx\t\x00é*"), max_size=30) | st.text(max_size=20),
+    st.text(st.sampled_from("EetmL|(),*0123 \nnopx\t\x00é*"), max_size=30) | st.text(max_size=20),
     st.none() | st.integers(-2, 9),
 )
 @settings(max_examples=swept(400, 150))
@@ -124,6 +135,48 @@ def test_any_text_is_read_or_refused_at_a_place_in_it(text: str, dense: int | No
             assert found.source is None or span.column <= len(found.source.line(span.line)) + 1
         return
     assert parse_layout(write_layout(layout), dense=dense) == layout
+
+
+@pytest.mark.parametrize(
+    ("text", "crossing"),
+    [
+        ("Et|t|L", (1, 1)),
+        ("Et|m||L", (1, 2, 2)),
+        ("Et|m|L|L", (1, 2, 1)),
+        ("Eet|t|m|L|L", (2, 2, 2, 1)),
+        ("Etm|mL|L|L", (2, 2, 1)),  # the decoder's and m 0's; m 0's and m 1's; m 1's
+        ("Eet|m|m|L", (2, 3, 3)),
+        ("EetmL|L", (1,)),
+    ],
+)
+def test_states_that_cross_boundaries(text: str, crossing: tuple[int, ...]) -> None:
+    assert parse_layout(text).crossing == crossing
+
+
+def test_heads_share_time_and_each_holds_its_table() -> None:
+    costs = LayerCosts(PerKind(0.5, 1, 1, 2, 3), PerKind(20, 1, 1, 30, 8), PerKind(0, 1, 1, 1, 4), p2p=0.1)
+    layout = parse_layout("Et|tmL|L")
+    assert costs.per_stage(layout).tolist() == [1.5, 4.5, 1.5]
+    assert costs.per_stage(layout, "activations").tolist() == [1, 4, 2]
+    assert costs.per_stage(layout, "parameters").tolist() == [21, 39, 8]
+    first = parse_layout("Eet|tmL|L")
+    assert costs.per_stage(first, "parameters").tolist() == [21, 19, 8]  # without a table of the embedding
+    assert costs.parameters_in(first).sum(axis=1).tolist() == [21, 19, 8]
+    assert (costs.of(layout).p2p, costs.of(first).p2p) == (0.1, 0.2)
+    assert layout.model == Model(2, None, 1, losses=2)
+    assert first.model == Model(2, None, 1, losses=2, embeds_first=True)
+
+
+@pytest.mark.parametrize("numbers", [(3, None, 1, 3), (3, None, 0, 1, True)])
+def test_models_that_are_none(numbers: tuple[int, None, int, int, bool]) -> None:
+    with pytest.raises(DiagnosticError, match="S143"):
+        Model(*numbers)
+
+
+def test_losses_by_number_of_layers() -> None:
+    assert write_layout(even(Model(2, mtp=1, losses=2), 4)) == "Et|t|mL|L"
+    with pytest.raises(DiagnosticError, match=r"S143.*2 losses in stages of their own"):
+        even(Model(4, mtp=1, losses=2), 4)
 
 
 def test_the_number_of_layers_is_checked() -> None:

@@ -38,11 +38,13 @@ def every_layout(model: Model, stages: int) -> list[Layout]:
     for cuts in combinations_with_replacement(range(len(row) + 1), stages - 1):
         bounds = [0, *cuts, len(row)]
         parts = [row[a:b] for a, b in pairwise(bounds)]
-        if not any(part.kind is PartKind.MTP for part in parts[-1]):
-            parts[0] = [ModelPart(PartKind.EMBEDDING), *parts[0]]
-            parts[-1] = [*parts[-1], ModelPart(PartKind.HEAD)]
-            if not model.mtp or len(parts[-1]) == 1:
-                found.append(Layout(tuple(map(tuple, parts))))
+        alone = 0 if not model.mtp else max(1, model.losses - 1)  # stages at the end that hold nothing but a head
+        if not any(parts[stages - alone :]):
+            parts[0] = [*model.entry, *parts[0]]
+            for number in range(model.losses):
+                stage = stages - model.losses + number
+                parts[stage] = [*parts[stage], ModelPart(PartKind.HEAD, number)]
+            found.append(Layout(tuple(map(tuple, parts))))
     return found
 
 
@@ -63,8 +65,9 @@ def held(layout: Layout, placement: Placement, costs: LayerCosts, in_flight: lis
 def test_no_layout_is_better(data: st.DataObject) -> None:
     placement = data.draw(st.sampled_from(PLACEMENTS))
     layers = data.draw(st.integers(1, 7))
-    mtp = data.draw(st.integers(0, 2 if placement.stages > 1 else 0))
-    model = Model(layers, data.draw(st.none() | st.integers(0, layers)), mtp)
+    mtp = data.draw(st.integers(0, min(2, placement.stages - 1)))
+    dense, losses = data.draw(st.none() | st.integers(0, layers)), data.draw(st.sampled_from((1, mtp + 1)))
+    model = Model(layers, dense, mtp, losses, data.draw(st.booleans()) and mtp > 0)
     costs = LayerCosts(data.draw(PER_KIND), data.draw(PER_KIND), data.draw(PER_KIND))
     in_flight = data.draw(st.lists(st.integers(0, 4), min_size=placement.stages, max_size=placement.stages))
     pad = data.draw(
@@ -92,6 +95,7 @@ def test_no_layout_is_better(data: st.DataObject) -> None:
         assert value(best.layout, placement, costs) == (round(best.largest_rank, 9), round(best.largest_stage, 9))
         assert memory is None or held(best.layout, placement, costs, in_flight) <= memory
         assert best.layout.model.decoder == model.decoder
+        assert (best.layout.losses, best.layout.embeds_first) == (model.losses, model.embeds_first)
         assert pad is None or best.layout.total(PartKind.NOOP) == pad
         if best.refuted_rank is not None:
             small = [v for v in values if best.within is None or v[1] <= round(best.within, 9)]
@@ -115,6 +119,7 @@ def test_dense_layers_alone_can_be_too_much() -> None:
     ("model", "placement", "in_flight", "message"),
     [
         (Model(3, mtp=1), linear(1, 4), None, "predictions and head in one stage"),
+        (Model(3, mtp=2, losses=3), linear(2, 4), None, "3 losses in 2 stages"),
         (Model(3), linear(2, 4), [1], "1 peaks for 2 stages"),
         (
             Model(3),

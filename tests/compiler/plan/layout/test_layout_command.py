@@ -100,6 +100,9 @@ def test_the_command_shows_where_a_string_is_wrong() -> None:
         ((), "give a LAYOUT, or --layers"),
         (("Et|L", "--pad", "1"), "a LAYOUT says itself"),
         (("Et|L", "--mtp", "1"), "a LAYOUT says itself"),
+        (("Etm|L", "--losses", "each"), "a LAYOUT says itself"),
+        (("--layers", "8", "--stages", "2", "--losses", "each"), "need --mtp"),
+        (("--layers", "8", "--stages", "2", "--mtp", "1", "--embed", "auto"), "need --schedule"),
         (("--layers", "8", "--stages", "2", "--at", "first"), "--at needs --pad"),
         (("--layers", "8", "--stages", "2", "--pad", "0", "--auto", "--at", "first"), "--auto leaves no choice"),
         (("--layers", "8"), "--layers needs --schedule or --stages"),
@@ -144,3 +147,35 @@ def test_the_costs_and_the_table_of_the_page() -> None:
         for layout in (padded(Model(61), 16, 3), balance(Model(61), interleaved.placement, pad=3).layout):
             gains.append(uneven.makespan / measure(layout, interleaved, LayerCosts()).makespan - 1)
         assert [f"{gain:.1%}" for gain in gains] == [f"{number}%" for number in row[1:]]
+
+
+HEADS = ("--layers", "61", "--dense", "3", "--mtp", "1", "--auto", "--objective", "makespan",
+         "--schedule", "interleaved_1f1b", "-D", "P=16", "-D", "v=4", "-D", "M=64",
+         "--cost", "moe=1.4", "--cost", "mtp=1.6", "--cost", "embedding=0.3")  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("head", "one", "each"), [("0.9", 1153.5, 1165.5), ("2.7", 1374.9, 1167.2)])
+def test_a_head_per_output_makes_a_shorter_step_where_a_stage_is_smaller_than_the_heads(
+    head: str, one: float, each: float
+) -> None:
+    facts = json.loads(run(*HEADS, "--cost", f"head={head}", "--losses", "auto", "--json").stdout)
+    other = next(other for other in facts["others"] if " heads, " in other["what"] or "1 head, " in other["what"])
+    steps = {facts["losses"]: facts["measured"]["makespan"], 3 - facts["losses"]: other["makespan"]}
+    assert steps == {1: pytest.approx(one), 2: pytest.approx(each)}
+    assert facts["measured"]["makespan"] == min(steps.values())
+
+
+def test_the_embedding_of_predictions_is_placed_by_memory_first() -> None:
+    """The table of 9 is the prediction's own, or the first stage's alone: the fullest rank holds 14 or 10."""
+    told = ("--layers", "4", "--mtp", "1", "--auto", "--schedule", "1f1b", "-D", "P=3", "-D", "M=4", "--embed", "auto",
+            "--cost", "parameters.embedding=9", "--cost", "parameters.mtp=12", "--cost", "p2p=0.1",
+            "--cost", "activations.dense=0", "--cost", "activations.mtp=0")  # fmt: skip
+    result = run(*told)
+    assert "chosen: 1 head, predictions embedded in the first stage; the fullest rank holds 9\n" in result.output
+    other = "1 head, predictions embedded in their own stage"
+    line = next(line for line in result.output.splitlines() if other in line)
+    assert "shorter; the fullest rank holds 12" in line
+    assert "states of tokens x columns that cross: 2 behind stage 0 to 1" in result.output
+    facts = json.loads(run(*told, "--json").stdout)
+    assert (facts["embeds_first"], facts["crossing"], facts["layout"]) == (True, [2, 2], "Ee" + facts["layout"][2:])
