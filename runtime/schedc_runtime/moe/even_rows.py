@@ -15,18 +15,19 @@ gradients but those of expert weights have the bits of the run without copies, w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from schedc_runtime.device.choice import HostCopy
 from schedc_runtime.errors import RuntimeFault
-from schedc_runtime.moe.counts import Choices, Counts, Shape, ascending, counts_of_experts
+from schedc_runtime.moe.counts import Choices, Counts
 from schedc_runtime.moe.forest import Forest, computed_rows, plan_forest
 from schedc_runtime.ranks.exchange import Exchange, Pending
 from schedc_runtime.transport.collectives import SoloCommunicator
@@ -44,21 +45,37 @@ class EvenRows:
             raise RuntimeFault(f"rows within {float(self.within):g} of the mean", "1 is the mean: give 1 or more")
 
 
-class CopiedExperts:
-    """The copies of experts of one microbatch, as ``rank`` sees them. The host waits for them where weights travel."""
+Pairs = Sequence[Sequence[Sequence[int]]]
+"""[homes, ranks] numbers of a home's experts, ascending, of which a rank holds copies."""
 
-    def __init__(self, forest: Forest, rank: int, in_place: bool) -> None:
-        self.rank, self.in_place = rank, in_place
-        self._copy = HostCopy(torch.cat([forest.parent.unsqueeze(1), forest.quota], 1))
+
+class CopiedExperts:
+    """The copies of experts that ranks hold, as ``rank`` sees them.
+
+    told: returns `pairs`, when they are first asked for.
+    """
+
+    def __init__(self, rank: int, in_place: bool, told: Callable[[], Pairs]) -> None:
+        self.rank, self.in_place, self._told = rank, in_place, told
+
+    @staticmethod
+    def of_forest(forest: Forest, rank: int, in_place: bool) -> CopiedExperts:
+        """The copies of one microbatch. The host waits for them where weights travel."""
+        copy = HostCopy(torch.cat([forest.parent.unsqueeze(1), forest.quota], 1))
+
+        def told() -> Pairs:
+            table = copy.join().tolist()
+            pairs: list[list[list[int]]] = [[[] for _ in table] for _ in table]
+            for taker, (parent, *quota) in enumerate(table):
+                pairs[parent][taker] = [expert for expert, rows in enumerate(quota) if rows]
+            return pairs
+
+        return CopiedExperts(rank, in_place, told)
 
     @cached_property
-    def pairs(self) -> list[list[list[int]]]:
-        """[homes, ranks] numbers of a home's experts, ascending, of which a rank holds copies. Waits for the device."""
-        table = self._copy.join().tolist()
-        pairs: list[list[list[int]]] = [[[] for _ in table] for _ in table]
-        for taker, (parent, *quota) in enumerate(table):
-            pairs[parent][taker] = [expert for expert, rows in enumerate(quota) if rows]
-        return pairs
+    def pairs(self) -> Pairs:
+        """Which copies there are. May wait for the device."""
+        return self._told()
 
     @property
     def places(self) -> list[int]:
@@ -77,58 +94,77 @@ class CopiedExperts:
         return not self.in_place and any(experts for takers in self.pairs for experts in takers)
 
 
-class RowPlaces:
+class RowPlaces(NamedTuple):
     """Numbers of the places where rows are computed: a rank's experts come first, its copies follow.
 
-    local: experts of a rank. wide: places of a rank. In place a home has the copies of all its experts: one for each
-    overlap of its children and its experts on a line.
+    wide: places of a rank. local: experts of a rank. numbers: [R, R, m] the place of each expert of a home by the rank
+    that computes its rows; any where it has none.
     """
 
-    def __init__(self, ranks: int, local: int, in_place: bool) -> None:
-        self.ranks, self.local, self.in_place = ranks, local, in_place
-        self.wide = 2 * local + (ranks if in_place else 0)
+    wide: int
+    local: int
+    numbers: Tensor
+
+    @staticmethod
+    def of_forest(forest: Forest, in_place: bool) -> RowPlaces:
+        """The places of a microbatch. In place a home has the copies of all its experts: one for each overlap of its
+        children and its experts on a line."""
+        ranks, local = forest.quota.shape
+        wide = 2 * local + (ranks if in_place else 0)
+        return RowPlaces(wide, local, _numbers(forest.parent, forest.quota > 0, wide, in_place))
 
     @property
     def total(self) -> int:
         """Places of all ranks."""
-        return self.ranks * self.wide
+        return len(self.numbers) * self.wide
 
     def of_homes(self, choices: Tensor) -> Tensor:
         """[...] the places of experts [...] at home; what is no expert stays none."""
-        home = choices.div(self.local, rounding_mode="floor") * self.wide + choices % self.local
-        return torch.where(choices < 0, choices, home)
+        return choices.div(self.local, rounding_mode="floor") * self.wide + choices % self.local
 
-    def of_rows(self, everyone: Tensor, rows: Tensor, forest: Forest) -> Tensor:
-        """[R, N, k] the places of everyone's choices [R, N, k]. rows: [R, m] by home and expert.
+    def of_rows(self, choices: Tensor, rows: Tensor, rank: int, computed: Tensor) -> Tensor:
+        """[N, k] the places of the choices [N, k] of ``rank``; a number behind the last expert is none.
 
-        The rows of an expert go to ranks in ascending order, by source rank and token.
+        rows: [R, E] by source rank and expert. computed: [R, R, m] rows by computing rank, home and expert. The rows of
+        an expert go to ranks in ascending order, by source rank and token.
         """
-        flat = everyone.flatten().long()
-        experts = self.ranks * self.local
-        key = torch.where((flat < 0) | (flat >= experts), experts, flat)
-        order = key.argsort(stable=True)
-        line = computed_rows(rows, forest).permute(1, 2, 0)  # home, expert, computing rank
-        cell = torch.searchsorted(line.flatten().cumsum(0), torch.arange(len(flat), device=flat.device), right=True)
-        cell.clamp_(max=line.numel() - 1)
-        places = self._table(forest).permute(1, 2, 0).flatten().index_select(0, cell)
+        experts, flat = rows.shape[1], choices.flatten().long()
+        mine = rows[rank]
+        first = computed.sum(0).flatten().cumsum(0) - rows[rank:].sum(0)  # of all rows, ordered by expert and source
+        offsets = functional.pad(first - (mine.cumsum(0) - mine), (0, 1))
+        sorted_choices, order = flat.sort(stable=True)
+        number = torch.arange(len(flat), device=flat.device) + offsets.index_select(0, sorted_choices)
+        line = computed.permute(1, 2, 0).flatten()  # home, expert, computing rank
+        cell = torch.searchsorted(line.cumsum(0), number, right=True).clamp_(max=len(line) - 1)
+        places = self.numbers.permute(1, 2, 0).flatten().index_select(0, cell)
         placed = torch.empty_like(flat).scatter_(0, order, places)
-        return torch.where(key == experts, self.of_homes(flat), placed).view(everyone.shape)
+        return torch.where(flat == experts, self.total, placed).view(choices.shape)
 
-    def _table(self, forest: Forest) -> Tensor:
-        """[R, R, m] the place of each expert of a home by the rank that computes its rows; any where it has none."""
-        ranks, local = self.ranks, self.local
-        number = torch.arange(ranks, device=forest.parent.device)
-        home, rank = number[:, None], number[:, None, None]
-        copied = forest.quota > 0
-        slot = copied.cumsum(1) - 1  # [taker, expert]
-        if self.in_place:
-            mine = (forest.parent == home) * copied.sum(1)  # [home, taker]
-            before = mine.cumsum(1).t() - mine.t()  # [taker, home]
-            copies = home * self.wide + local + before.unsqueeze(2) + slot.unsqueeze(1)
-        else:
-            copies = (rank * self.wide + local + slot.unsqueeze(1)).expand(ranks, ranks, local)
-        own = home * self.wide + torch.arange(local, device=number.device)
-        return torch.where(rank == home, own, copies)
+    def counts(self, rows: Tensor, computed: Tensor) -> Tensor:
+        """[R, places] rows by source rank and place, for arguments of `of_rows`."""
+        ranks, experts = rows.shape
+        parts = computed.reshape(ranks, experts)
+        ends, sources = parts.cumsum(0), rows.cumsum(0).unsqueeze(1)
+        low = torch.maximum(ends - parts, sources - rows.unsqueeze(1))
+        overlap = (torch.minimum(ends, sources) - low).clamp_(min=0)  # source, computing rank, expert
+        places = self.numbers.reshape(1, -1).expand(ranks, -1)
+        return rows.new_zeros(ranks, self.total).scatter_add_(1, places, overlap.flatten(1))
+
+
+def _numbers(parent: Tensor, copied: Tensor, wide: int, in_place: bool) -> Tensor:
+    """[R, R, m] `RowPlaces.numbers`. copied: [R, m] the experts of a rank's parent of which it has copies."""
+    ranks, local = copied.shape
+    number = torch.arange(ranks, device=parent.device)
+    home, rank = number[:, None], number[:, None, None]
+    slot = copied.cumsum(1) - 1  # [taker, expert]
+    if in_place:
+        mine = (parent == home) * copied.sum(1)  # [home, taker]
+        before = mine.cumsum(1).t() - mine.t()  # [taker, home]
+        copies = home * wide + local + before.unsqueeze(2) + slot.unsqueeze(1)
+    else:
+        copies = (rank * wide + local + slot.unsqueeze(1)).expand(ranks, ranks, local)
+    own = home * wide + torch.arange(local, device=number.device)
+    return torch.where(rank == home, own, copies).clamp(min=0)
 
 
 class Evener:
@@ -137,23 +173,25 @@ class Evener:
     def __init__(self, policy: EvenRows) -> None:
         self.policy = policy
 
-    def plan(self, everyone: Tensor, shape: Shape, tokens: int) -> tuple[Choices, Counts, CopiedExperts]:
-        """This rank's choices, all counts by places, and the copies. everyone: [R, N, k] choices.
+    def plan(self, choices: Choices, counts: Counts) -> tuple[Choices, Counts, CopiedExperts]:
+        """This rank's choices, all counts by places, and the copies. Choices lie in the order of homes, by which
+        tokens' sums are formed."""
+        shape, rows = counts.shape, counts.rows.long()
+        of_homes = rows.sum(0).view(shape.ranks, shape.local)
+        forest = plan_forest(of_homes, self.policy.within)
+        places = RowPlaces.of_forest(forest, self.policy.in_place)
+        placed = _placed(choices, counts, places, computed_rows(of_homes, forest))
+        return *placed, CopiedExperts.of_forest(forest, shape.rank, self.policy.in_place)
 
-        tokens: those of this rank. Choices lie in the order of homes, by which tokens' sums are formed.
-        """
-        counts = counts_of_experts(everyone, shape)
-        rows = counts.rows.sum(0).view(shape.ranks, shape.local)
-        forest = plan_forest(rows, self.policy.within)
-        places = RowPlaces(shape.ranks, shape.local, self.policy.in_place)
-        placed = places.of_rows(everyone, rows, forest)
-        shape = replace(shape, experts=places.total)
-        by_place = counts_of_experts(placed, shape)
-        by_place.table[:, -1] |= counts.flags
-        mine = everyone[shape.rank, :tokens].long()
-        choices = ascending(places.of_homes(mine), places.total)
-        unsorted = ascending(placed[shape.rank, :tokens], places.total).unsorted
-        return replace(choices, unsorted=unsorted), by_place, CopiedExperts(forest, shape.rank, self.policy.in_place)
+
+def _placed(choices: Choices, counts: Counts, places: RowPlaces, computed: Tensor) -> tuple[Choices, Counts]:
+    """A rank's choices and all counts by places. computed: [R, R, m] as of `RowPlaces.of_rows`."""
+    shape, rows = replace(counts.shape, experts=places.total), counts.rows.long()
+    table = torch.cat([places.counts(rows, computed), counts.table[:, -2:]], 1)
+    placed = places.of_rows(choices.unsorted, rows, shape.rank, computed)
+    kind = torch.int16 if places.total < 2**15 - 1 else torch.int32
+    ids = places.of_homes(choices.ids.int()).to(kind)
+    return Choices(ids, choices.slots, placed.to(kind)), Counts(table.to(torch.int32), shape)
 
 
 class CopyingRoute(Protocol):

@@ -237,7 +237,7 @@ class MoELayer(RoutingLayer):
             self.hot = CopyExchange()
         else:
             self.hot = None if planner.chooser is None else HotExchange()
-        self.counter.whole = self.hot is not None
+        self.counter.whole = planner.chooser is not None
 
     def forward(self, x: Tensor) -> Tensor:
         if isinstance(x, FakeTensor):

@@ -169,7 +169,8 @@ class Planner(nn.Module):
         if self.carried is not None:
             return self.carried(choices, Counts(everyone, shape), self.where)
         if self.evener is not None:
-            route = self._even_route(self.evener, everyone, choosing)
+            choices, counts, copies = self.evener.plan(choices, Counts(everyone, shape))
+            route = replace(routes.plan_route(choices, counts, self.where), copies=copies)
         elif self.chooser is None:
             route = routes.plan_route(choices, Counts(everyone, shape), self.where)
         else:
@@ -177,10 +178,6 @@ class Planner(nn.Module):
         if self.copies:
             route.copied.start()
         return route
-
-    def _even_route(self, evener: Evener, everyone: Tensor, choosing: Choosing) -> Route:
-        choices, counts, copies = evener.plan(everyone, choosing.shape, len(choosing.choices.ids))
-        return replace(routes.plan_route(choices, counts, self.where), copies=copies)
 
     @property
     def where(self) -> str:
