@@ -293,13 +293,14 @@ def losses() -> Judged:
     given = gradients_of(batch, targets, summed)
     rearranged = {
         "ordered": gradients_of(*dealt, summed),
-        "turned": gradients_of(tuple(x[turned] for x in batch), targets[turned], summed),
+        "turned": gradients_of({name: x[turned] for name, x in batch.items()}, targets[turned], summed),
         "alone": alone([documents[number] for number in step.documents], 256),
     }
     figures = {name: farthest(given, grads) for name, grads in rearranged.items()}
     failed = [f"{name}: gradients differ by {value:.1e}" for name, value in figures.items() if value > EQUAL]
     means = [
-        gradients_of(*each, mean) for each in ((batch, targets), (tuple(x[turned] for x in batch), targets[turned]))
+        gradients_of({name: x[rows] for name, x in batch.items()}, targets[rows], mean)
+        for rows in (torch.arange(len(targets)), turned)
     ]
     figures["means of means"] = farthest(*means)
     return len(rearranged), failed, figures

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from schedc_runtime.data.dealt import Deal, deal, pricer_of
 from schedc_runtime.data.dealt import order_rows as order
-from schedc_runtime.data.documents import document_mask, document_positions, next_tokens
+from schedc_runtime.data.documents import (
+    document_mask,
+    document_positions,
+    next_tokens,
+    packed_inputs,
+    transformers_inputs,
+)
 from schedc_runtime.data.lengths import Lengths
 from schedc_runtime.data.loader import DealtStep, RowLoader
 from schedc_runtime.data.row_costs import RowCosts
@@ -22,5 +28,7 @@ __all__ = [
     "document_positions",
     "next_tokens",
     "order",
+    "packed_inputs",
     "pricer_of",
+    "transformers_inputs",
 ]

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from schedc_runtime.partition.example import DOCUMENTS
+
 IGNORED = -100
 """The target of a token that has none: the last one of a document, and what fills a row up."""
 
@@ -33,6 +35,24 @@ def document_mask(documents: Tensor) -> Tensor:
     begins = places - document_positions(documents)
     same: Tensor = begins[:, :, None] == begins[:, None, :]
     return (same & (places[:, None] >= places)).unsqueeze(1)
+
+
+def packed_inputs(tokens: Tensor, documents: Tensor) -> dict[str, Tensor]:
+    """Packed rows by the names of the models here. A model without an argument ``documents`` is refused.
+
+    tokens, documents: [rows, tokens].
+    """
+    return {"tokens": tokens, DOCUMENTS: documents}
+
+
+def transformers_inputs(tokens: Tensor, documents: Tensor) -> dict[str, Tensor]:
+    """Packed rows as models of Transformers take them: they keep documents apart by positions that begin anew.
+
+    Pass no ``attention_mask`` beside: Transformers looks for documents only without one.
+
+    tokens, documents: [rows, tokens].
+    """
+    return {"input_ids": tokens, "position_ids": document_positions(documents)}
 
 
 def next_tokens(tokens: Tensor, documents: Tensor, filled: Tensor) -> Tensor:

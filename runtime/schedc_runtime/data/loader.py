@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,14 +15,14 @@ from schedc.ir.arrays import Int64
 from schedc.ir.program import Program
 from schedc.step.costs.costs import Costs
 from schedc_runtime.data.dealt import Deal, deal, order_rows, pricer_of
-from schedc_runtime.data.documents import next_tokens
+from schedc_runtime.data.documents import next_tokens, packed_inputs
 from schedc_runtime.data.lengths import Lengths
 from schedc_runtime.data.windows import DataPlace, PackedRow, Window, Windows
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.ranks.mesh import Mesh
 
-Batch = tuple[tuple[Tensor, Tensor], Tensor]
-"""((tokens, documents), targets), each [rows of a replica, tokens]: what `Pipeline.step` takes."""
+Batch = tuple[Any, Tensor]
+"""(inputs of the model, targets), each tensor [rows of a replica, tokens]: what `Pipeline.step` takes."""
 
 
 class DocumentSource(Protocol):
@@ -71,7 +71,8 @@ class RowLoader:
     documents: of the data set, by number. lengths: theirs. windows: which rows make a step. program: of the pipeline.
     mesh: the processes of a run; by default one pipeline. replica: that of this process; None gives the rows of all,
     one replica behind the other, as a pipeline with ``in_process`` takes them. costs: of ops, by which microbatches are
-    ordered. ordered: False leaves microbatches in the order of the deal.
+    ordered. ordered: False leaves microbatches in the order of the deal. inputs: makes a model's inputs of tokens
+    int64 and documents int32, [rows, tokens] each: by default `packed_inputs`, ``tokens`` and ``documents`` by name.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class RowLoader:
         replica: int | None = 0,
         costs: Costs | None = None,
         ordered: bool = True,
+        inputs: Callable[[Tensor, Tensor], Any] = packed_inputs,
     ) -> None:
         mesh = mesh or Mesh(program.ranks)
         parts = mesh.replicas * program.microbatches
@@ -95,7 +97,7 @@ class RowLoader:
             )
         if replica is not None and not 0 <= replica < mesh.replicas:
             raise RuntimeFault(f"replica {replica} of {mesh.replicas}", "pass replica=pipe.replica and the pipe's mesh")
-        self._documents, self._lengths, self._windows = documents, lengths, windows
+        self._documents, self._lengths, self._windows, self._inputs = documents, lengths, windows, inputs
         self._mesh, self._microbatches, self._rows = mesh, program.microbatches, windows.rows // parts
         self._replicas = range(mesh.replicas) if replica is None else range(replica, replica + 1)
         self._pricer = pricer_of(program, costs) if ordered else None
@@ -194,8 +196,8 @@ class RowLoader:
                 tokens[place, end - length : end] = self._read(number, length)
             documents[place] = np.searchsorted(ends, np.arange(shape[1]), side="right")
         filled = torch.tensor([int(row.lengths.sum()) for row in rows])
-        batch = torch.from_numpy(tokens), torch.from_numpy(documents)
-        return batch, next_tokens(*batch, filled)
+        packed = torch.from_numpy(tokens), torch.from_numpy(documents)
+        return self._inputs(*packed), next_tokens(*packed, filled)
 
     def _read(self, number: int, length: int) -> Any:
         """[length] the tokens of a document."""

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from schedc_runtime.data.documents import IGNORED, document_mask
 from schedc_runtime.kernels.heads import heads_of_latents
 from schedc_runtime.kernels.norm import OneLaunchRMSNorm
 from schedc_runtime.moe.experts import Experts
@@ -61,7 +62,11 @@ class MoEConfig:
 
 
 class LatentAttention(nn.Module):
-    """[batch, tokens, width] to the same: causal attention whose keys and values come from a narrow latent vector."""
+    """[batch, tokens, width] to the same: attention whose keys and values come from a narrow latent vector.
+
+    It is causal, or as a mask [batch, 1, tokens, tokens] allows. Rotary positions count from the row's first token:
+    products of queries and keys depend on differences of positions alone (Su et al., 2021, RoFormer, section 3.2).
+    """
 
     def __init__(self, config: MoEConfig) -> None:
         super().__init__()
@@ -74,14 +79,14 @@ class LatentAttention(nn.Module):
         self.latent_up = nn.Linear(c.key_value_rank, c.heads * (c.plain + c.value), bias=False)
         self.out = nn.Linear(c.heads * c.value, c.width, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         c = self.config
         batch, tokens, _ = x.shape
         query = self.query_up(self.query_norm(self.query_down(x)))
         latent, turned = self.latent_down(x).split((c.key_value_rank, c.rotary), -1)
         pair = self.latent_up(self.latent_norm(latent))
         query, key, value = heads_of_latents(query, turned, pair, c.heads, c.plain)
-        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        mixed = functional.scaled_dot_product_attention(query, key, value, mask, is_causal=mask is None)
         joined: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, tokens, -1))
         return joined
 
@@ -89,7 +94,7 @@ class LatentAttention(nn.Module):
 class MoeBlock(nn.Module):
     """[batch, tokens, width] to the same: attention, then a dense MLP or a `MoELayer`.
 
-    Both come after a norm and have a residual connection around them.
+    Both come after a norm and have a residual connection around them. mask: as of `LatentAttention`.
     """
 
     def __init__(self, config: MoEConfig, *, dense: bool) -> None:
@@ -100,8 +105,8 @@ class MoeBlock(nn.Module):
         self.mlp: nn.Module = GatedMLP(config.width, config.inner) if dense else moe_block(config)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.dropout(self.attention(self.attention_norm(x)))
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        x = x + self.dropout(self.attention(self.attention_norm(x), mask))
         output: Tensor = x + self.dropout(self.mlp(self.mlp_norm(x)))
         return output
 
@@ -117,7 +122,10 @@ def moe_block(config: MoEConfig) -> MoELayer:
 
 
 class MultiToken(nn.Module):
-    """[batch, tokens, width] hidden states to [batch, tokens - 1, width], which predict one token further."""
+    """[batch, tokens, width] hidden states to [batch, tokens - 1, width], which predict one token further.
+
+    mask: as of `LatentAttention`, [batch, 1, tokens - 1, tokens - 1].
+    """
 
     def __init__(self, config: MoEConfig) -> None:
         super().__init__()
@@ -128,10 +136,10 @@ class MultiToken(nn.Module):
         self.block = MoeBlock(config, dense=False)
         self.norm = OneLaunchRMSNorm(config.width)
 
-    def forward(self, hidden: Tensor, tokens: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         following = self.token_norm(self.embedding(tokens[:, 1:]))
         x = self.join(torch.cat((self.hidden_norm(hidden[:, :-1]), following), -1))
-        output: Tensor = self.norm(self.block(x))
+        output: Tensor = self.norm(self.block(x) if mask is None else self.block(x, mask))
         return output
 
 
@@ -139,7 +147,7 @@ class MoETransformer(nn.Module):
     """[batch, tokens] int64 to logits [batch, tokens, vocab]. Cut into stages at its ``blocks``.
 
     With multi-token prediction the result is a pair. The second element, [batch, tokens - 1, vocab], predicts the token
-    after the next.
+    after the next. ``documents`` of packed rows keep attention inside of documents, as those of `models.gpt.GPT` do.
     """
 
     def __init__(self, config: MoEConfig) -> None:
@@ -154,25 +162,28 @@ class MoETransformer(nn.Module):
         if self.multi_token is not None and config.tied:
             self.multi_token.embedding.weight = self.embedding.weight
 
-    def forward(self, tokens: Tensor) -> Any:
+    def forward(self, tokens: Tensor, documents: Tensor | None = None) -> Any:
+        masks = () if documents is None else (document_mask(documents),)
         x = self.embedding(tokens)
         for block in self.blocks:
-            x = block(x)
+            x = block(x, *masks)
         logits = self.head(self.norm(x))
         if self.multi_token is None:
             return logits
-        return logits, self.head(self.multi_token(x, tokens))
+        return logits, self.head(self.multi_token(x, tokens, *(mask[..., :-1, :-1] for mask in masks)))
 
 
 def multi_token_loss(factor: float = 0.3) -> Callable[[tuple[Tensor, Tensor], Tensor], Tensor]:
     """A loss for multi-token prediction: that of the next token plus ``factor`` times that of the token after it.
 
     The loss function takes logits [batch, tokens, vocab] and [batch, tokens - 1, vocab], and targets [batch, tokens].
+    The token behind one without a target belongs to another document, and is not predicted from it.
     """
 
     def loss_fn(output: tuple[Tensor, Tensor], targets: Tensor) -> Tensor:
         logits, further = output
         first = functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
-        return first + factor * functional.cross_entropy(further.flatten(0, 1), targets[:, 1:].flatten())
+        after = torch.where(targets[:, :-1] == IGNORED, IGNORED, targets[:, 1:])
+        return first + factor * functional.cross_entropy(further.flatten(0, 1), after.flatten())
 
     return loss_fn

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from schedc_runtime.errors import PartitionError
 from schedc_runtime.partition.boundary import TensorSpec
 
+DOCUMENTS = "documents"
+"""The name under which packed rows bring the document of each token. No model may take and ignore it."""
 _MOST = 64
 """Largest number of guesses."""
 _REST = "*"
@@ -43,7 +45,8 @@ def named_arguments(
     names = [*positional, *(f"{_REST}{i}" for i in range(len(args) - len(positional) if rest else 0))]
     bound = dict(zip(names, args, strict=False)) | dict(kwargs)
     twice = [name for name in names[: len(args)] if name in kwargs]
-    unknown = [] if anything and order is None else [name for name in kwargs if name not in allowed]
+    swallowed = anything and order is None  # what no other name takes; documents would be ignored there
+    unknown = [name for name in kwargs if name not in allowed and not (swallowed and name != DOCUMENTS)]
     missing = [n for n in (order or ()) if n not in bound]
     missing += [n for n in named if taken[n].default is inspect.Parameter.empty and n not in bound and n not in missing]
     if twice or unknown or missing or len(args) > len(names):

@@ -13,6 +13,7 @@ from transformers import Trainer, TrainingArguments
 from transformers.trainer_utils import seed_worker
 
 from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.partition.example import DOCUMENTS
 from schedc_runtime.pipeline.pipeline import Pipeline
 from schedc_runtime.trainers import checkpoint
 from schedc_runtime.trainers.accelerate import FOLDER, PipelineAccelerator
@@ -84,6 +85,12 @@ class PipelineTrainer(Trainer):
             workers = self.args.dataloader_num_workers
             loader.worker_init_fn = partial(seed_worker, num_workers=workers, rank=self.pipe.replica)
         return loader
+
+    def _set_signature_columns_if_needed(self) -> None:
+        """Columns of the data that stay. Where a model takes no documents, the pipeline refuses them by name."""
+        super()._set_signature_columns_if_needed()
+        columns: Any = self._signature_columns
+        columns.append(DOCUMENTS)
 
     def get_total_train_batch_size(self, args: TrainingArguments) -> int:
         return int(self._train_batch_size * args.gradient_accumulation_steps * replicas_apart(self.pipe))

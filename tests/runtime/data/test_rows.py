@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 import schedc
 from schedc_runtime import Checkpoints, Mesh, Pipeline
@@ -20,9 +19,6 @@ from schedc_runtime.data import (
     RowLoader,
     Windows,
     deal,
-    document_mask,
-    document_positions,
-    next_tokens,
     order,
     pricer_of,
 )
@@ -174,9 +170,9 @@ def test_batches_hold_the_documents() -> None:
     windows = Windows(16, 256, COSTS, steps=4, seed=3)
     mine = RowLoader(documents, lengths, windows, schedc.compile("1f1b", P=2, M=4), mesh=Mesh(2, 2, 2), replica=2)
     for _ in range(3):
-        (tokens, numbers), targets = next(loaders[0])
-        (again, _), _ = next(loaders[1])
-        (own, _), _ = next(mine)
+        batch, targets = next(loaders[0])
+        tokens, numbers = batch["tokens"], batch["documents"]
+        again, own = (next(loader)[0]["tokens"] for loader in (loaders[1], mine))
         assert torch.equal(tokens, again)
         assert torch.equal(own, tokens.reshape(4, 4, 256)[2])
         step = loaders[0].last
@@ -300,28 +296,3 @@ def test_refuses_rows_that_do_not_divide() -> None:
     for costs in (np.ones(5, np.int64), np.array([1, 1, 0, 1])):
         with pytest.raises(RuntimeFault, match="give each row a cost from 1 on"):
             deal(costs, 2, 2)
-
-
-# Packed rows.
-
-
-def test_masks_positions_and_targets_of_documents() -> None:
-    documents = torch.tensor([[0, 0, 0, 1, 1, 2, 3, 3]], dtype=torch.int32)
-    assert document_positions(documents).tolist() == [[0, 1, 2, 0, 1, 0, 0, 1]]
-    expected = [[i >= j and documents[0, i] == documents[0, j] for j in range(8)] for i in range(8)]
-    assert torch.equal(document_mask(documents)[0, 0], torch.tensor(expected))
-    tokens = torch.arange(8)[None] + 10
-    assert next_tokens(tokens, documents, torch.tensor([6])).tolist() == [[11, 12, -100, 14, *[-100] * 4]]
-
-
-@pytest.mark.slow
-def test_rearranged_rows_have_the_gradients_of_their_documents_alone() -> None:
-    _, failed, figures = row_cases.losses()
-    assert failed == []
-    assert figures["means of means"] > 1e-3  # another denominator would have been seen
-
-
-def test_without_documents_the_model_is_as_before() -> None:
-    model, tokens = row_cases.gpt(8), torch.arange(16).reshape(2, 8)
-    one_document: Tensor = torch.zeros(2, 8, dtype=torch.int32)
-    torch.testing.assert_close(model(tokens), model(tokens, one_document), rtol=1e-12, atol=1e-14)

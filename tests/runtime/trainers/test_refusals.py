@@ -11,7 +11,7 @@ import torch
 import schedc
 from runtime.trainers.trainer_cases import small_llama, token_loss
 from schedc_runtime import Pipeline
-from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.errors import PartitionError, RuntimeFault
 from support.needs import needed
 
 pytestmark = pytest.mark.slow
@@ -48,6 +48,19 @@ def test_arguments_of_hugging_face(pipe: Pipeline, tmp_path: Path, argument: dic
     with pytest.raises(RuntimeFault, match=next(iter(argument))) as refused:
         PipelineTrainer(pipe, model=pipe.modules[0], args=args)
     assert remedy in refused.value.help
+
+
+def test_documents_that_a_model_does_not_take(pipe: Pipeline, tmp_path: Path) -> None:
+    """Hugging Face's Trainer drops columns that no argument has the name of, and only logs it."""
+    from transformers import TrainingArguments
+
+    from schedc_runtime.trainers.hugging_face import PipelineTrainer
+
+    row = {"input_ids": [1, 2, 3, 4], "documents": [0, 0, 1, 1], "labels": [2, -100, 4, -100]}
+    args = TrainingArguments(str(tmp_path), use_cpu=True, report_to=[], max_steps=1, per_device_train_batch_size=2)
+    trainer = PipelineTrainer(pipe, model=small_llama(), args=args, train_dataset=[row] * 2)
+    with pytest.raises(PartitionError, match=r"was given \['documents'\], but takes \['attention_mask'"):
+        trainer.train()
 
 
 def test_accelerate(pipe: Pipeline, tmp_path: Path) -> None:
