@@ -25,7 +25,7 @@ named    one of four ranks under torchrun is killed, 40 times: each kill must be
          instruction. `support.named_kills` has the cases.
 prove    a bit flips inside a stage of a rank: an audit must name the rank wherever it has sent other bits, and nobody
          where all ranks are healthy. `resilience_prove.py` has the cases.
-resume   runs in 64 layouts go on from memory and from disk with the bits of runs that nothing stopped. Other layouts
+resume   runs in 75 layouts go on from memory and from disk with the bits of runs that nothing stopped. Other layouts
          load the same states by name. `support.resumed_runs` has the cases.
 peers    a node of four is lost, 200 times in one run: its ranks must come back from copies at the neighbour, with the
          bits that they had, and at most one snapshot may be lost. Two trainings under torchrun lose a node, too, and

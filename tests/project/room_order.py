@@ -41,7 +41,7 @@ LEVELS = {
         ("models",),
         ("execute",),
         ("blame",),
-        ("data_parallel", "keeper", "speed"),
+        ("data_parallel", "keeper", "speed", "migration"),
         ("pipeline",),
         ("audit",),
         ("parity", "measure", "trainers"),

@@ -25,6 +25,7 @@ from schedc.ir.plan import Hot, Plan
 from schedc_runtime import Checkpoints, Mesh, Pipeline
 from schedc_runtime.checkpoint.committed import stored_in_boxes, with_aliases
 from schedc_runtime.moe.layer import moe_layers
+from schedc_runtime.moe.placement import ExpertPlaces
 from schedc_runtime.moe.router import RouterConfig
 from schedc_runtime.saved.form import COMMIT, step_folder
 from schedc_runtime.saved.read import open_step
@@ -112,6 +113,8 @@ class ResumedRun:
         self.optimizer.zero_grad()
         if layers:
             self.pipe.update_biases()
+        if self.layout.feature == "moved":
+            self.pipe.rebalance(self.optimizer, placements(self.pipe))
         return sum(losses) / calls
 
     def digests(self) -> dict[str, str]:
@@ -130,6 +133,13 @@ class ResumedRun:
         return {name: _digest(value) for name, value in state.items()}
 
 
+def placements(pipe: Pipeline) -> dict[str, tuple[int, ...]]:
+    """Where the experts of each layer lie behind so many steps: as many swaps of two of them."""
+    names = [name for module in pipe.partition.modules for name, _ in moe_layers(module)]
+    pairs = [(step % 8, (3 * step + 5) % 8) for step in range(pipe.steps)]
+    return {name: ExpertPlaces.home(8).swapped(*pairs[number % 2 :]).order for number, name in enumerate(names)}
+
+
 def pipeline(layout: Layout) -> Pipeline:
     """The pipeline of a layout, whose weights are the same on every rank."""
     program = schedc.compile(layout.schedule, P=layout.ranks, M=MICROBATCHES)
@@ -143,7 +153,7 @@ def pipeline(layout: Layout) -> Pipeline:
 
 def model(feature: str) -> nn.Module:
     """A model of eight blocks."""
-    if feature not in ("experts", "hot"):
+    if feature not in ("experts", "hot", "moved"):
         return small_gpt(BLOCKS, dropout=0.1, tied=feature == "tied")
     routing = RouterConfig(experts=8, top=2, scores="sigmoid", biased=True, bias_rate=0.05, balance=1e-2)
     whole = small_moe(moe_blocks=BLOCKS - 1, dense_blocks=1, routing=routing)
@@ -253,6 +263,7 @@ def layouts() -> dict[str, list[Layout]]:
     replicas = {
         "experts": {4: (1, 1), 2: (2, 1), 1: (2, 2)},
         "hot": {4: (2, 1), 2: (2, 1), 1: (2, 2)},
+        "moved": {4: (2, 1), 2: (2, 1), 1: (2, 2)},
         "sharded": {4: (1, 2), 2: (1, 2), 1: (1, 4)},
     }  # fmt: skip
     every: dict[str, list[Layout]] = {}

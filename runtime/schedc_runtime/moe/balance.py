@@ -18,6 +18,7 @@ from schedc_runtime.kernels.library import operation
 from schedc_runtime.moe.capacity import marked_choices
 from schedc_runtime.moe.counts import ABSENT, Counts, Shape
 from schedc_runtime.moe.hot_slots import StepLender
+from schedc_runtime.moe.placement import PlacedNumbers
 from schedc_runtime.moe.router import RouterConfig
 from schedc_runtime.ranks.exchange import Exchange, Pending
 from schedc_runtime.recompute.regions import replaying
@@ -58,7 +59,8 @@ class Loads(nn.Module):
 
     With hot experts by microbatch it takes everyone's choices [ranks, N, k] instead. chosen: [experts] choices since
     `clear`, on all ranks of the expert group. dropped: number of them that a capacity dropped. drops: whether there is
-    a capacity. lender: who lends the hot experts of a step, and needs its rows.
+    a capacity. lender: who lends the hot experts of a step, and needs its rows. placed: numbers of places, by which
+    counts come; None where every expert is at the place of its number.
     """
 
     differentiable = False
@@ -71,6 +73,7 @@ class Loads(nn.Module):
         self.register_buffer("dropped", torch.zeros((), dtype=torch.int64), persistent=False)
         self.drops = False
         self.lender: StepLender | None = None
+        self.placed: PlacedNumbers | None = None
 
     def reset_parameters(self) -> None:
         """Begin at zero, as a module on the meta device does when it is materialized."""
@@ -84,13 +87,20 @@ class Loads(nn.Module):
     def forward(self, everyone: Tensor) -> Tensor:
         if self.training and torch.is_grad_enabled() and not replaying():
             if everyone.dim() == 3:
-                self.chosen += load_of(everyone, len(self.chosen))
-                return everyone
-            if self.lender is not None:
-                self.chosen += self.lender.count(everyone).sum(0)
-                return everyone
-            _add_load(self.chosen, self.dropped, everyone, self.drops)
+                self._add(load_of(everyone, len(self.chosen)))
+            elif self.lender is not None:
+                self._add(self.lender.count(everyone).sum(0))
+            elif self.placed is None:
+                _add_load(self.chosen, self.dropped, everyone, self.drops)
+            else:
+                chosen = torch.zeros_like(self.chosen)
+                _add_load(chosen, self.dropped, everyone, self.drops)
+                self._add(chosen)
         return everyone
+
+    def _add(self, chosen: Tensor) -> None:
+        """Add the choices of a microbatch by place, [experts]."""
+        self.chosen += chosen if self.placed is None else self.placed.of_experts(chosen)
 
 
 def _tallied(index: Tensor, sums: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from schedc.ir.plan import Level, Products
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.kernels.swiglu import gated_halves
 from schedc_runtime.moe.kernels import MeasuredProducts
+from schedc_runtime.moe.placement import ExpertPlaces
 from schedc_runtime.moe.products import Case, Provider, RowCounts, RowGroups, expert_groups, provider_for
 from schedc_runtime.moe.stacked_linear import stacked_linear, weighted_linear
 from schedc_runtime.recompute.regions import region_of_rows
@@ -30,15 +31,15 @@ from schedc_runtime.recompute.regions import region_of_rows
 class Experts(nn.Module):
     """``count`` gated MLPs of ``width`` and inner size ``inner``, stacked.
 
-    first: id of the first expert here. total: number of experts of the layer, of which these are consecutive ones.
-    Both change when the experts are sharded over ranks, see `shard_experts`; parameters are then marked
-    ``expert_parallel``. products: who multiplies. measured: who multiplies how many rows, where ``products`` is `auto`;
+    first: the first place here. total: number of experts of the layer, and of its places. placement: the expert at
+    each place. Experts are sharded over ranks by `shard_experts`; parameters are then marked ``expert_parallel``.
+    products: who multiplies. measured: who multiplies how many rows, where ``products`` is `auto`;
     None without measurements.
     """
 
     def __init__(self, count: int, width: int, inner: int) -> None:
         super().__init__()
-        self.first, self.total = 0, count
+        self.first, self.total, self.placement = 0, count, ExpertPlaces.home(count)
         self.products = Products()
         self.measured: MeasuredProducts | None = None
         self.lent: Callable[[], tuple[Tensor, ...]] | None = None
@@ -59,6 +60,11 @@ class Experts(nn.Module):
             part = whole.detach().narrow(0, first, count).clone(memory_format=torch.preserve_format)
             setattr(self, name, nn.Parameter(part, requires_grad=whole.requires_grad))
         self._mark()
+
+    @property
+    def held(self) -> tuple[int, ...]:
+        """The experts here, in the order of their places."""
+        return self.placement.order[self.first : self.first + len(self.gate_up)]
 
     @property
     def sharded(self) -> bool:

@@ -35,6 +35,7 @@ from schedc_runtime.moe.hops import Carrier, Hops
 from schedc_runtime.moe.hot import HotChooser, HotExchange, Lend
 from schedc_runtime.moe.hot_choice import HotPolicy
 from schedc_runtime.moe.hot_slots import StepLender
+from schedc_runtime.moe.placement import ExpertPlaces, PlacedNumbers
 from schedc_runtime.moe.planner import Counter, Planner, WithSizes
 from schedc_runtime.moe.router import Router
 from schedc_runtime.moe.sizes import SizesExchange
@@ -173,6 +174,19 @@ class MoELayer(RoutingLayer):
         self._lend_by_microbatch(group, policy, even)
         self.balancing = self._balancing(replicas or group.expert, slices)
         self._join(group)
+
+    def place(self, placement: ExpertPlaces) -> None:
+        """Number choices by ``placement`` from now on, by which the weights lie already.
+
+        The next step lends no hot experts.
+        """
+        self.experts.placement = placement
+        if self.counter.placed is None:
+            self.counter.placed = self.loads.placed = PlacedNumbers(placement)
+        else:
+            self.counter.placed.take(placement)
+        if self.lender is not None:
+            self.lender.set_next(())
 
     def _join(self, group: ExpertGroup) -> None:
         for module in (*self.children(), *self.carrier.children()):

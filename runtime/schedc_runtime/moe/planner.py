@@ -31,6 +31,7 @@ from schedc_runtime.moe.counts import (
 from schedc_runtime.moe.even_rows import Evener
 from schedc_runtime.moe.hot import HotChooser
 from schedc_runtime.moe.hot_slots import StepLender
+from schedc_runtime.moe.placement import PlacedNumbers
 from schedc_runtime.moe.router import RouterConfig
 from schedc_runtime.moe.routes import Route
 from schedc_runtime.moe.sizes import Sizes
@@ -54,6 +55,8 @@ class Counter(nn.Module):
         """Whether all ranks gather the choices themselves, because experts may be hot by microbatch."""
         self.lender: StepLender | None = None
         """Who lends the hot experts of a step: their slots are experts of their own."""
+        self.placed: PlacedNumbers | None = None
+        """Numbers choices by the places of experts; None where every expert is at the place of its number."""
         self.tokens: int | None = None
         """The most tokens of a rank; None: every rank has as many. Exact sizes do not need it."""
 
@@ -70,6 +73,8 @@ class Counter(nn.Module):
 
     def forward(self, index: Tensor, weight: Tensor) -> tuple[Choosing, Tensor]:
         shape = self.shape(*index.shape)
+        if self.placed is not None:
+            index = self.placed.of_choices(index)
         if self.lender is not None and self.lender.numbering is not None and self.lender.lending.hot:
             index, shape = self.lender.numbering.place(index), self.lender.widened(shape)
         if self.whole:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.experts import Experts
 from schedc_runtime.moe.layer import moe_layers
+from schedc_runtime.moe.placement import part_of
 from schedc_runtime.ranks.expert_group import ExpertGroup
 
 
@@ -49,9 +50,9 @@ def join_shards(model: nn.Module, states: Sequence[Mapping[str, Tensor]]) -> dic
 
     model: the model of any rank, which says what is sharded. Other entries are taken from the first rank.
     """
-    sharded = {name for name, _ in parameters_of_experts(model)}
+    placed = {prefix + own: experts.placement for prefix, experts in _sharded(model) for own in _names(experts)}
     return {
-        name: torch.cat([state[name] for state in states]) if name in sharded else value
+        name: placed[name].by_expert(torch.cat([state[name] for state in states])) if name in placed else value
         for name, value in states[0].items()
     }
 
@@ -73,7 +74,7 @@ def full_state_dict(model: nn.Module, state: Mapping[str, Tensor] | None = None)
         for own, _ in layer.experts.named_parameters():
             key = f"{name}.experts.{own}" if name else f"experts.{own}"
             handle = members.all_gather(state[key].detach().contiguous(), f"all of {key}")
-            state[key] = members.wait(handle).flatten(0, 1)
+            state[key] = layer.experts.placement.by_expert(members.wait(handle).flatten(0, 1))
     return state
 
 
@@ -81,15 +82,19 @@ def local_state(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tens
     """The part of a whole model's ``state`` that this rank's ``model`` loads."""
     result = dict(state)
     for prefix, experts in _sharded(model):
-        for own, parameter in experts.named_parameters():
+        for own in _names(experts):
             if (key := prefix + own) in state:
-                result[key] = state[key].narrow(0, experts.first, len(parameter))
+                result[key] = part_of(state[key], experts.held)
     return result
 
 
-def first_expert_rows(model: nn.Module) -> dict[str, int]:
-    """The id of the first expert here, for the name of each parameter of sharded experts."""
-    return {prefix + own: experts.first for prefix, experts in _sharded(model) for own, _ in experts.named_parameters()}
+def held_experts(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """The experts here by place, for the name of each parameter of sharded experts."""
+    return {prefix + own: experts.held for prefix, experts in _sharded(model) for own in _names(experts)}
+
+
+def _names(experts: Experts) -> list[str]:
+    return [name for name, _ in experts.named_parameters()]
 
 
 def _sharded(model: nn.Module) -> Iterator[tuple[str, Experts]]:

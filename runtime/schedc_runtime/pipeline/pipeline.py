@@ -16,7 +16,7 @@ from schedc_runtime.device.limits import check_seconds
 from schedc_runtime.execute.executor import Interval
 from schedc_runtime.execute.micro_steps import CellSource
 from schedc_runtime.moe.kernels import Kernels
-from schedc_runtime.pipeline.agree.counts import Accumulation, CountOfTargets
+from schedc_runtime.pipeline.agree.counts import CountOfTargets
 from schedc_runtime.pipeline.build.apply_plan import told_buffers
 from schedc_runtime.pipeline.build.assemble import assemble
 from schedc_runtime.pipeline.build.assembly import Cut, Settings, check_kinds
@@ -24,14 +24,13 @@ from schedc_runtime.pipeline.build.chunked_loss import LossOfMicrobatch
 from schedc_runtime.pipeline.build.loss_function import labels_counted
 from schedc_runtime.pipeline.build.materialize import CheckpointSource, check_materialized, materialize
 from schedc_runtime.pipeline.build.parallelize import ParallelizeStage, parallelize
+from schedc_runtime.pipeline.optimizer_calls import OptimizerCalls
 from schedc_runtime.pipeline.state.report import collected_trace, report, told_graphs
 from schedc_runtime.pipeline.state.snapshots import Snapshot, Wanted
 from schedc_runtime.pipeline.state.state import gather_state, load_state
-from schedc_runtime.pipeline.step.bias_updates import update_biases
 from schedc_runtime.pipeline.step.call import Auditor, CheckFinite, PipelineCall
 from schedc_runtime.pipeline.step.contexts import evaluating
 from schedc_runtime.pipeline.step.losses import StepResult
-from schedc_runtime.pipeline.step.norms import clip, total_norm, unscale
 from schedc_runtime.pipeline.step.routing_record import RoutingRecord
 from schedc_runtime.pipeline.step.step import StepRunner
 from schedc_runtime.providers import NamedProviders
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
     from schedc_runtime.materialize.values import Rule
 
 
-class Pipeline:
+class Pipeline(OptimizerCalls):
     """Trains ``model`` by the instruction streams of ``program``, one process per rank.
 
         program = schedc.compile("dualpipev", P=4, M=16)
@@ -255,34 +254,6 @@ class Pipeline:
         """The parameters of the stages held here."""
         return (parameter for _, parameter in self.named_parameters())
 
-    def zero_grad(self) -> None:
-        """Drop the gradients of the stages held here."""
-        for parameter in self.parameters():
-            parameter.grad = None
-        self._runner.accumulation = Accumulation()
-
-    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0, *, error_if_nonfinite: bool = False) -> Tensor:
-        """Scale the gradients of all ranks so that their norm is at most ``max_norm``. A collective, between steps.
-
-        Every parameter of the model counts once. norm_type: ``2.0``, ``float("inf")``, ... error_if_nonfinite: raise
-        `NonFiniteNorm`, on every rank, for a norm that is NaN or infinite.
-
-        Returns [] the norm before: in float64 if a gradient is, else in float32. It is the same on every rank, and for
-        every number of ranks and every schedule that adds up the microbatches of a stage in one order. Those with two
-        copies of a stage add in another order; the last bit may then differ.
-        """
-        norm, dtype = total_norm(self._assembly, norm_type, refuse=error_if_nonfinite)
-        clip(list(self.parameters()), norm, max_norm)
-        return torch.tensor(norm, dtype=dtype, device=self._assembly.device)
-
-    def unscale_(self, scaler: Any, optimizer: torch.optim.Optimizer | None) -> None:
-        """Divide the gradients by the scale of a `torch.amp.GradScaler`: all ranks skip the update, or none.
-
-        A collective, between steps: after `step` with ``scale=scaler.get_scale()``, before `clip_grad_norm_`.
-        optimizer: that of this process; None where it has no parameters.
-        """
-        unscale(self._assembly, scaler, optimizer)
-
     def parallelize(self, function: ParallelizeStage) -> None:
         """Call ``function(stage module, mesh)`` for every stage held here: FSDP2, compilation, or your own changes.
 
@@ -332,15 +303,6 @@ class Pipeline:
     def snapshot(self) -> Snapshot:
         """The state of the stages held here before the last step with ``snapshot``. Raises `StageError` without one."""
         return self._runner.snapshots.read()
-
-    def update_biases(self) -> None:
-        """Move the routers' biases against the load since the last call (loss-free balancing).
-
-        Call it once per optimizer step, on all ranks. The layers' statistics begin anew.
-        """
-        with self._guard("updating the routers' biases"):
-            update_biases(self._assembly, self._runner.start)
-        self._runner.facts.updates += 1
 
     def hot_state(self) -> dict[str, list[int]]:
         """The experts that are hot in the next step, which follow the last one's rows: for a checkpoint, as JSON.

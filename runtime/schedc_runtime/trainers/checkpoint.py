@@ -24,6 +24,7 @@ from schedc_runtime.checkpoint.distributed import METADATA, stored_as_written
 from schedc_runtime.checkpoint.exported import FACTS
 from schedc_runtime.checkpoint.stored import Stored, reading
 from schedc_runtime.errors import MaterializeError
+from schedc_runtime.pipeline.agree.all_ranks import on_all_ranks
 from schedc_runtime.pipeline.build.assembly import Assembly
 from schedc_runtime.pipeline.build.materialize import check_materialized
 from schedc_runtime.pipeline.pipeline import Pipeline
@@ -34,7 +35,7 @@ from schedc_runtime.trainers.box_file import BoxBytes, FileLayout
 from schedc_runtime.trainers.further_states import packed, unpacked
 from schedc_runtime.trainers.held_state import model_parts
 from schedc_runtime.trainers.optimizer_state import Optimizers
-from schedc_runtime.trainers.run_state import KeptTensors, load_run_state, on_all_ranks, run_state, tied_names
+from schedc_runtime.trainers.run_state import KeptTensors, load_run_state, run_state, tied_names
 
 _EXTRA = "extra"
 _KINDS = {"form": int, "steps": int, "hot": dict, "optimizer": list, "extra": dict}
@@ -78,9 +79,9 @@ def save(
             commit(partial, attempts[0], pipe.steps, world, {"world": world, "schedule": pipe.program.name})
             _replace(partial, path)
 
-    _, attempts = on_all_ranks(assembly, what, begin, lambda attempt: attempt)
-    on_all_ranks(assembly, what, write)
-    on_all_ranks(assembly, what, end)
+    _, attempts = on_all_ranks(assembly.guard, what, begin, lambda attempt: attempt)
+    on_all_ranks(assembly.guard, what, write)
+    on_all_ranks(assembly.guard, what, end)
 
 
 def load(
@@ -96,7 +97,7 @@ def load(
     """
     assembly, extra = pipe._assembly, _Extra()
     check_materialized(assembly)
-    kept, _ = on_all_ranks(assembly, "loading a checkpoint", lambda: _kept(Path(folder), assembly))
+    kept, _ = on_all_ranks(assembly.guard, "loading a checkpoint", lambda: _kept(Path(folder), assembly))
     load_run_state(pipe, optimizer, {_EXTRA: extra}, kept, groups)
     return extra.value
 

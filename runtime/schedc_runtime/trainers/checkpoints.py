@@ -29,6 +29,7 @@ from schedc_runtime.errors import MaterializeError, NonFiniteStep, RuntimeFault,
 from schedc_runtime.keeper.backed import ABSENT, HELD, BackedImages, free_image
 from schedc_runtime.keeper.places import Places
 from schedc_runtime.keeper.start import KeeperMeeting
+from schedc_runtime.pipeline.agree.all_ranks import on_all_ranks
 from schedc_runtime.pipeline.build.materialize import check_materialized
 from schedc_runtime.pipeline.pipeline import Pipeline
 from schedc_runtime.pipeline.step.call import Auditor
@@ -44,7 +45,6 @@ from schedc_runtime.trainers.run_state import (
     RunState,
     further_states,
     load_run_state,
-    on_all_ranks,
     run_state,
     slot_bytes,
 )
@@ -119,7 +119,7 @@ class Checkpoints:
         with assembly.guard("meeting the keeper"):
             folder, control = None if memory is None else Path(memory).absolute(), assembly.guard.control
             self._meeting = KeeperMeeting(control, self.root, folder, pipe.program, keep, replicas, peer_speed)
-        on_all_ranks(assembly, "preparing checkpoints", self._prepare)
+        on_all_ranks(assembly.guard, "preparing checkpoints", self._prepare)
         with assembly.guard("meeting the keeper"):
             self._meeting.start(self._writer.bytes // 2)
         assembly.guard.tell_programs(self._meeting.keep_program)

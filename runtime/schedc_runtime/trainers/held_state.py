@@ -17,24 +17,25 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from schedc_runtime.checkpoint.committed import MODEL
 from schedc_runtime.checkpoint.stored import Stored
 from schedc_runtime.errors import MaterializeError, RuntimeFault
-from schedc_runtime.moe.shards import first_expert_rows
+from schedc_runtime.moe.placement import runs_of
+from schedc_runtime.moe.shards import held_experts
 from schedc_runtime.pipeline.build.assembly import Assembly
 
 
 class StatePart(NamedTuple):
     """A tensor [...] of this rank, or rows of a tensor. key: its name in a checkpoint.
 
-    shape: the whole tensor's. first: the first row here; None for a whole tensor.
+    shape: the whole tensor's. rows: the numbers of the rows here, in their order; None for a whole tensor.
     """
 
     key: str
     tensor: Tensor
     shape: torch.Size
-    first: int | None = None
+    rows: tuple[int, ...] | None = None
 
     def like(self, key: str, tensor: Tensor) -> StatePart:
         """``tensor`` [rows, ...] or [] under another key, as rows if this part is rows."""
-        if self.first is None or not tensor.dim():
+        if self.rows is None or not tensor.dim():
             return StatePart(key, tensor, tensor.shape)
         if len(tensor) != len(self.tensor):
             raise RuntimeFault(
@@ -42,7 +43,7 @@ class StatePart(NamedTuple):
                 " experts here, so that a row belongs to no expert",
                 "use an optimizer whose state has a row for each expert",
             )
-        return StatePart(key, tensor, torch.Size((self.shape[0], *tensor.shape[1:])), self.first)
+        return StatePart(key, tensor, torch.Size((self.shape[0], *tensor.shape[1:])), self.rows)
 
 
 def model_parts(assembly: Assembly) -> Iterator[StatePart]:
@@ -51,7 +52,7 @@ def model_parts(assembly: Assembly) -> Iterator[StatePart]:
     Raises `RuntimeFault` for a state that is no tensor.
     """
     for stage in assembly.held():
-        rows = first_expert_rows(stage.module)
+        rows = held_experts(stage.module)
         for name, value in stage.module.state_dict(keep_vars=True).items():
             if not isinstance(value, Tensor):
                 raise RuntimeFault(f"`{name}` in the model's state is no tensor", "keep it with your own state")
@@ -89,12 +90,17 @@ def check_model(
 
 def read_part(part: StatePart, stored: Stored) -> None:
     """Fill the tensor of a part, which may be the shard of a DTensor, from the checkpoint."""
-    tensor, offset = local_box(part)
+    for tensor, offset in local_boxes(part):
+        _read_box(tensor, offset, part.shape, stored)
+
+
+def _read_box(tensor: Tensor, offset: tuple[int, ...], shape: torch.Size, stored: Stored) -> None:
+    """Fill ``tensor`` [...], which begins at ``offset`` of the whole tensor of ``shape``."""
     if not tensor.numel():
         return None
-    if tensor.shape[1:] == part.shape[1:]:
+    if tensor.shape[1:] == shape[1:]:
         return stored.read(tensor, *offset[:1])
-    rows = torch.empty((len(tensor), *part.shape[1:]), dtype=tensor.dtype)
+    rows = torch.empty((len(tensor), *shape[1:]), dtype=tensor.dtype)
     stored.read(rows, offset[0])
     for axis in range(1, tensor.dim()):
         rows = rows.narrow(axis, offset[axis], tensor.shape[axis])
@@ -102,16 +108,23 @@ def read_part(part: StatePart, stored: Stored) -> None:
     return None
 
 
-def rows_here(part: StatePart) -> tuple[int, int]:
-    """The first row that `read_part` reads, and their number; 0 rows for an empty shard."""
-    tensor, offset = local_box(part)
-    return (offset[0], len(tensor) if tensor.numel() else 0) if tensor.dim() else (0, 1)
+def rows_here(part: StatePart) -> Iterator[tuple[int, int]]:
+    """The first row that `read_part` reads of each box, and their number; 0 rows for an empty shard."""
+    for tensor, offset in local_boxes(part):
+        yield (offset[0], len(tensor) if tensor.numel() else 0) if tensor.dim() else (0, 1)
 
 
-def local_box(part: StatePart) -> tuple[Tensor, tuple[int, ...]]:
-    """The tensor [...] of a part that lies here, and where it begins in the whole tensor, by dimension."""
+def local_boxes(part: StatePart) -> Iterator[tuple[Tensor, tuple[int, ...]]]:
+    """The tensors [...] of a part that lie here, and where each begins in the whole tensor, by dimension.
+
+    Experts that follow each other are one of them: all of a rank, unless experts have moved.
+    """
     tensor = part.tensor.detach()
     if isinstance(tensor, DTensor):
         _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-        return tensor.to_local(), tuple(offset) or (0,) * tensor.dim()
-    return tensor, (part.first or 0, *(0,) * (tensor.dim() - 1))[: tensor.dim()]
+        yield tensor.to_local(), tuple(offset) or (0,) * tensor.dim()
+    elif part.rows is None:
+        yield tensor, (0,) * tensor.dim()
+    else:
+        for run in runs_of(part.rows):
+            yield tensor.narrow(0, run.place, run.experts), (run.expert, *(0,) * (tensor.dim() - 1))

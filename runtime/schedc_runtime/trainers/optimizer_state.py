@@ -228,14 +228,14 @@ def _empty(part: StatePart, key: str, shape: torch.Size, dtype: torch.dtype) -> 
     place = part.tensor.device if shape else None
     if isinstance(part.tensor, DTensor) and shape == part.tensor.shape:
         return StatePart(key, torch.zeros_like(part.tensor, dtype=dtype, requires_grad=False), shape)
-    if part.first is None or not shape:
+    if part.rows is None or not shape:
         return StatePart(key, torch.zeros(shape, dtype=dtype, device=place), shape)
     if shape[0] != part.shape[0]:
         raise MaterializeError(
             f"`{key}` has {shape[0]} rows, and `{part.key}` {part.shape[0]}", "use a folder per model"
         )
     rows = torch.zeros((len(part.tensor), *shape[1:]), dtype=dtype, device=place)
-    return StatePart(key, rows, shape, part.first)
+    return StatePart(key, rows, shape, part.rows)
 
 
 def _plain(key: str, value: Any) -> Any:

@@ -7,18 +7,19 @@ rank <r>.<n>                  tensors of further states
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from schedc_runtime.checkpoint.committed import MODEL, FlawedStep, InBoxes, LookedPieces, stored_in_boxes, with_aliases
+from schedc_runtime.checkpoint.committed import MODEL, InBoxes, LookedPieces, stored_in_boxes, with_aliases
 from schedc_runtime.checkpoint.stored import Stored, reading, whole_tensor
 from schedc_runtime.data_parallel.shards_in_process import InProcessSharding
 from schedc_runtime.errors import MaterializeError, RuntimeFault
+from schedc_runtime.pipeline.agree.all_ranks import on_all_ranks
 from schedc_runtime.pipeline.build.assembly import Assembly
 from schedc_runtime.pipeline.pipeline import Pipeline
 from schedc_runtime.saved.read import SavedStep
@@ -33,7 +34,7 @@ from schedc_runtime.trainers.further_states import (
 from schedc_runtime.trainers.held_state import (
     StatePart,
     check_model,
-    local_box,
+    local_boxes,
     model_parts,
     named_once,
     read_part,
@@ -51,8 +52,6 @@ from schedc_runtime.trainers.optimizer_state import (
     saved_groups,
 )
 from schedc_runtime.trainers.run_facts import check_further, check_run_facts
-
-Result = TypeVar("Result")
 
 
 class RunState(NamedTuple):
@@ -84,7 +83,7 @@ def run_state(pipe: Pipeline, optimizer: Optimizers, further: Any) -> RunState:
         return f"{prefix}.{len(tensors) - 1}"
 
     states = packed(further, put, "the further states")
-    boxes = {(box.name, box.offset): box for box in reversed([*map(_box, distinct)]) if box.tensor.numel()}
+    boxes = {(box.name, box.offset): box for part in reversed(distinct) for box in _boxes(part) if box.tensor.numel()}
     own = [HeldBox(f"{prefix}.{number}", tensor, tuple(tensor.shape), (0,) * tensor.dim())
            for number, tensor in enumerate(tensors)]  # fmt: skip
     told = {"steps": pipe.steps, "seed": assembly.settings.seed, "replica": pipe.replica, "optimizer": list(facts)}
@@ -149,7 +148,7 @@ def load_run_state(
         load.look(kept.looked)
         return load
 
-    load, lent = on_all_ranks(assembly, "loading a state", planned, lambda load: load.hot)
+    load, lent = on_all_ranks(assembly.guard, "loading a state", planned, lambda load: load.hot)
     with assembly.guard("loading a state"):
         for part in load.all_parts():
             read_part(part, load.stored[part.key])
@@ -164,30 +163,6 @@ def load_run_state(
         pipe.load_hot_state({key: hot for own in lent for key, hot in own.items()})
     if load.generators:
         set_generators(load.further["generators"])
-
-
-def on_all_ranks(
-    assembly: Assembly, what: str, work: Callable[[], Result], told: Callable[[Result], Any] = lambda _: None
-) -> tuple[Result, list[Any]]:
-    """Work that every rank does alike: its result here, and [ranks] what ``told`` says of each rank's.
-
-    A collective. The error of the first rank that refuses is raised on every rank alike.
-    """
-    results: list[Result] = []
-    try:
-        results.append(work())
-        answer = ["", told(results[0])]
-    except RuntimeFault as fault:
-        answer = [f"{fault.message}\n{fault.help}", isinstance(fault, FlawedStep)]
-    except OSError as error:
-        answer = [f"{assembly.guard.control.name}: {error}\nlook at the disk", False]
-    with assembly.guard(what):
-        answers = assembly.guard.control.gather(what, answer)
-    refused = sorted((each for each in answers if each[0]), key=lambda each: each[1])
-    if refused:
-        message, _, remedy = refused[0][0].rpartition("\n")
-        raise (FlawedStep if refused[0][1] else MaterializeError)(message, remedy)
-    return results[0], [each[1] for each in answers]
 
 
 class _OptimizerLoad(NamedTuple):
@@ -222,7 +197,7 @@ class _Load(NamedTuple):
     def look(self, looked: LookedPieces | None) -> None:
         """Compare the bytes of all parts with their checksums."""
         if looked is not None:
-            boxes = ((self.stored[part.key], rows_here(part)) for part in self.all_parts())
+            boxes = ((self.stored[part.key], rows) for part in self.all_parts() for rows in rows_here(part))
             looked.look(span for stored, rows in boxes if isinstance(stored, InBoxes) for span in stored.spans(*rows))
 
 
@@ -285,9 +260,8 @@ def _check_tied(parts: Iterable[StatePart], first: Mapping[str, str]) -> None:
             )
 
 
-def _box(part: StatePart) -> HeldBox:
-    tensor, offset = local_box(part)
-    return HeldBox(part.key, tensor, tuple(part.shape), offset)
+def _boxes(part: StatePart) -> Iterator[HeldBox]:
+    return (HeldBox(part.key, tensor, tuple(part.shape), offset) for tensor, offset in local_boxes(part))
 
 
 def slot_bytes(optimizer: Optimizers) -> int:

@@ -11,7 +11,7 @@ from torch.distributed.tensor import Placement, Shard, distribute_tensor
 from schedc_runtime.checkpoint.committed import stored_in_boxes
 from schedc_runtime.saved.form import step_folder
 from schedc_runtime.saved.read import open_step
-from schedc_runtime.trainers.held_state import StatePart, local_box, read_part
+from schedc_runtime.trainers.held_state import StatePart, local_boxes, read_part
 from support.saved_cases import WHOLE
 
 
@@ -24,7 +24,7 @@ def read_columns(rank: int, world_size: int, root: str) -> list[str]:
         placements: list[Placement] = [Shard(axis)]
         shard = distribute_tensor(torch.zeros_like(whole), mesh, placements)
         read_part(StatePart("model.a", shard, whole.shape), stored)
-        tensor, offset = local_box(StatePart("model.a", shard, whole.shape))
+        tensor, offset = next(local_boxes(StatePart("model.a", shard, whole.shape)))
         size = whole.shape[axis] // world_size
         if offset != tuple(rank * size * (each == axis) for each in (0, 1)):
             wrong.append(f"the offset by axis {axis} is {offset}")

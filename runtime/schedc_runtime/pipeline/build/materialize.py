@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from schedc_runtime.errors import MaterializeError
 from schedc_runtime.materialize.construction import named_tensors
 from schedc_runtime.moe.huggingface import original_names, with_swapped_names
-from schedc_runtime.moe.shards import first_expert_rows
+from schedc_runtime.moe.layer import moe_layers
+from schedc_runtime.moe.shards import held_experts
 from schedc_runtime.pipeline.agree.agreement import check_fingerprints, difference, fingerprint
 from schedc_runtime.pipeline.build.assembly import Assembly
 from schedc_runtime.pipeline.build.parallelize import take_shards
@@ -36,7 +37,7 @@ def materialize(assembly: Assembly, seed: int, source: CheckpointSource | None, 
         values = _agreed_values(assembly, seed, source, rule)
         for place in assembly.places:
             modules = [stage.module for stage in assembly.stages[place].values()]
-            parts = {name: row for module in modules for name, row in first_expert_rows(module).items()}
+            parts = {name: held[0] for module in modules for name, held in held_experts(module).items()}
             fill_modules(modules, values, assembly.device, parts)
         prints = fingerprint(assembly.program, assembly.names, assembly.partition.blocks, assembly.copied, {})
         names = assembly.guard.control.names
@@ -86,6 +87,12 @@ def _agreed_values(assembly: Assembly, seed: int, source: CheckpointSource | Non
         stored = None if source is None else _opened(assembly.settings.model, source)
         values = Values(assembly.construction, seed, stored, rule)
         values.check()
+        layers = (layer for stage in assembly.held() for _, layer in moe_layers(stage.module))
+        if not all(layer.experts.placement.is_home for layer in layers):
+            raise MaterializeError(
+                "experts have moved, and values are made for a pipeline that is new",
+                "load a state: pipe.load_state_dict(...), or `load` of schedc_runtime.trainers.checkpoint",
+            )
     except MaterializeError as error:
         problem = (error.message, error.help)
     how = f"seed={seed}, checkpoint={'given' if source is not None else None}, init={'given' if rule else None}"

@@ -76,7 +76,7 @@ class HotSteps:
 
     def mine(self) -> HotState:
         """What this rank knows of `state`."""
-        return {key: list(lenders[0].choose()) for key, lenders in self._lenders.items()}
+        return {key: _experts(lenders[0]) for key, lenders in self._lenders.items()}
 
     def of_layers(self, state: Mapping[str, Sequence[int]]) -> HotState | None:
         """What ``state``, perhaps of another schedule, says of the layers here. None where it lacks a layer.
@@ -104,7 +104,7 @@ class HotSteps:
         for key, lenders in self._lenders.items():
             for lender in lenders:
                 _check(key, state[key], lender)
-                lender.set_next(state[key])
+                lender.set_next([lender.experts.placement.places[expert] for expert in state[key]])
 
     def _every(self) -> Iterator[StepLender]:
         return (lender for lenders in self._lenders.values() for lender in lenders)
@@ -114,6 +114,12 @@ def _layer(key: str) -> tuple[str, str]:
     """The expert group and the layer of a `HotState`'s key."""
     _, group, _, layer = key.split(".", 3)
     return group, layer
+
+
+def _experts(lender: StepLender) -> list[int]:
+    """The experts that are hot in the next step, ascending, wherever they lie."""
+    order = lender.experts.placement.order
+    return sorted(order[place] for place in lender.choose())
 
 
 def _forward_order(program: Program, rank: int) -> list[int]:
