@@ -54,7 +54,8 @@ from published_steps import EVEN_DELTA, EVEN_RHO, Skew
 from waterfall_steps import EXPERT_ROWS, INNER, PIPELINE, TOKENS, WIDTH
 
 from schedc.cell.costs import CellCosts, SegmentTimes
-from schedc.cell.rows import CellRows, RecordedRows
+from schedc.cell.recorded_rows import RecordedRows
+from schedc.cell.rows import CellRows
 from schedc.cell.table import CellTable, write_table
 from schedc.inputs import open_input
 from schedc.load.library import Text

@@ -11,37 +11,16 @@ from pathlib import Path
 
 import numpy as np
 
+from schedc.cell.recorded_rows import ANEW, RecordedRows, read_recording
 from schedc.ir.arrays import Floats
 
 KEYS = ("imbalance", "per_rank", "recorded")
 MOST_RANKS = 65_536
 """Most ranks of an expert group; more is a mistake of the writer."""
-LARGEST_FILE = 8 << 20
-"""Most bytes of a recorded routing: it is read in a fraction of a second."""
 LARGEST_FACTOR = 1e6
-SCHEMA = "schedc.routing/1"
 
 Problem = tuple[str, str, str, str]
 """Code, message, the key that is wrong, and help."""
-
-
-@dataclass(frozen=True)
-class RecordedRows:
-    """Rows that the ranks of a group had in one step. file: as the cost file names it.
-
-    shape: (layers, microbatches, ranks). data: float64 rows of that shape.
-    """
-
-    file: str
-    shape: tuple[int, int, int]
-    data: bytes
-
-    @cached_property
-    def factors(self) -> Floats:
-        """[layers, microbatches, ranks] rows over the mean of the step."""
-        rows = np.frombuffer(self.data, np.float64).reshape(self.shape)
-        mean = rows.mean()
-        return np.asarray(rows / mean if mean else np.ones(self.shape))
 
 
 @dataclass(frozen=True)
@@ -75,7 +54,7 @@ def read_rows(value: object, folder: Path) -> tuple[CellRows | None, list[Proble
 
     folder: where the path of a recorded routing begins.
     """
-    example = 'write one of imbalance = 1.3, per_rank = [1.2, 0.8], recorded = "routing.json"'
+    example = 'write one of imbalance = 1.3, per_rank = [1.2, 0.8], recorded = "routing.npz"'
     if not isinstance(value, Mapping) or not value:
         return None, [("S402", "`rows` is not a table with one setting", "rows", example)]
     unknown = [
@@ -111,42 +90,14 @@ def _per_rank(value: object, _folder: Path) -> tuple[CellRows | None, list[Probl
 
 def _recorded(value: object, folder: Path) -> tuple[CellRows | None, list[Problem]]:
     if not isinstance(value, str):
-        return None, [("S402", f"`recorded` is {value!r}", "recorded", 'write recorded = "routing.json"')]
+        return None, [("S402", f"`recorded` is {value!r}", "recorded", 'write recorded = "routing.npz"')]
     recording = read_recording(folder / value, value)
     if isinstance(recording, str):
-        help = "record anew with `Pipeline.record_routing`"
-        return None, [("S405", recording, "recorded", help)]
+        return None, [("S405", recording, "recorded", ANEW)]
     return CellRows(recorded=recording), []
 
 
 _READERS = {"imbalance": _imbalance, "per_rank": _per_rank, "recorded": _recorded}
-
-
-def read_recording(path: Path, name: str) -> RecordedRows | str:
-    """The last step of a recorded routing, or what is wrong with the file. name: how messages call it."""
-    try:
-        if (size := path.stat().st_size) > LARGEST_FILE:
-            return f"`{name}` has {size:,} bytes, and a recorded routing at most {LARGEST_FILE:,}: record fewer steps"
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        return f"`{name}` is not JSON, or is cut off: {error.msg} at line {error.lineno}, column {error.colno}"
-    except (OSError, UnicodeDecodeError, RecursionError) as error:
-        return f"cannot read `{name}`: {error}"
-    if not isinstance(values, dict) or values.get("schema") != SCHEMA:
-        return f"`{name}` is no recorded routing: it has no schema {SCHEMA!r}"
-    try:
-        rows = np.array(values.get("rows"))
-    except ValueError:
-        return f"`{name}` has rows whose lists differ in length"
-    if rows.ndim != 4 or rows.dtype.kind not in "iuf" or not rows.size:
-        return f"the rows of `{name}` are not numbers by step, layer, microbatch and rank"
-    last = rows[-1].astype(np.float64)
-    if (wrong := np.argwhere(~(np.isfinite(last) & (last >= 0)))).size:
-        place = tuple(wrong[0].tolist())
-        indexes = "".join(f"[{index}]" for index in (len(rows) - 1, *place))
-        return f"`{name}` has {last[place]} rows at {indexes}"
-    layers, microbatches, ranks = last.shape
-    return RecordedRows(name, (layers, microbatches, ranks), last.tobytes())
 
 
 def _number(value: object) -> bool:

@@ -21,6 +21,7 @@ from schedc.cli.common import (
     schedule_arguments,
     slices_argument,
 )
+from schedc.cli.recorded import record_argument
 from schedc.cli.snapshot import snapshot_arguments
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ _ranks_argument = click.option(
 @schedule_arguments
 @slices_argument
 @cost_arguments
+@record_argument
 @click.option(
     "-o",
     "--output",
@@ -123,6 +125,7 @@ def _write_files(analysis: Analysis, program: Program, forms: tuple[str, ...], f
 @schedule_arguments
 @slices_argument
 @cost_arguments
+@record_argument
 @click.option(
     "--sweep",
     "size_range",

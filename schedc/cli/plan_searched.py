@@ -158,7 +158,7 @@ def plan_problem(request: SearchRequest) -> tuple[PlanProblem, Fit | None]:
 
 def _recorded(path: Path, model: ModelSizes) -> RecordedSkew:
     """The fullest rank by a recorded routing. Raises `DiagnosticError` (S715) for one of other ranks or experts."""
-    from schedc.cell.rows import read_recording
+    from schedc.cell.recorded_rows import ANEW, read_recording
     from schedc.diagnostics import Diagnostic, DiagnosticError, Label
     from schedc.planner.times.skew import recorded_skew
     from schedc.source import NOWHERE
@@ -168,7 +168,7 @@ def _recorded(path: Path, model: ModelSizes) -> RecordedSkew:
 
     recording = read_recording(path, path.name)
     if isinstance(recording, str):
-        raise refuse(recording, "record anew with `Pipeline.record_routing`")
+        raise refuse(recording, ANEW)
     experts, ranks = model.moe.experts if model.moe else 0, recording.shape[2]
     if not experts or experts % ranks or ranks == 1:
         message = f"`{path.name}` has the rows of {ranks} ranks, and {model.name} has {experts} experts"

@@ -279,6 +279,11 @@ def counts_of_experts(everyone: Tensor, shape: Shape) -> Counts:
     return Counts(counted_rows(ascending(everyone, shape.experts), everyone, shape), shape)
 
 
+def rows_of_choices(everyone: Tensor, experts: int) -> Tensor:
+    """[R, E] int32 rows by source rank and expert of the choices [R, N, k], where others than experts are none."""
+    return _tally(torch.where((everyone < 0) | (everyone >= experts), experts, everyone), experts)
+
+
 class Runs(NamedTuple):
     """Neighbouring choices of a token that one rank or node holds.
 

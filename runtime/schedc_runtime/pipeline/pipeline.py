@@ -337,7 +337,7 @@ class Pipeline(OptimizerCalls):
     def record_routing(self) -> RoutingRecord:
         """Records the rows of each rank's experts in the steps that run inside ``with``, for predictions.
 
-        ``with pipe.record_routing() as record: pipe.step(...)``, then ``record.save("routing.json")`` on all ranks.
+        ``with pipe.record_routing() as record: pipe.step(...)``, then ``record.save("routing.npz")`` on all ranks.
         """
         return RoutingRecord(self._assembly, self.program)
 

@@ -145,7 +145,7 @@ def test_the_lines_of_the_document_run(tmp_path: Path, monkeypatch: pytest.Monke
     assert torch.isfinite(names["loss"])
     names |= {"batch": names["tokens"][:, :-1], "targets": names["tokens"][:, 1:]}
     exec(recording, names)
-    assert (tmp_path / "routing.json").is_file()
+    assert (tmp_path / "routing.npz").is_file()
     state = names["pipe"].full_state_dict()
     assert state["blocks.1.mlp.experts.down"].shape == (32, 16, 64)
     names["pipe"].close()

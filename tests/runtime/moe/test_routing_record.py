@@ -1,4 +1,4 @@
-"""A recorded routing: rows by step, layer, microbatch and rank, as a cost file takes them."""
+"""A recorded routing: rows by step, layer, microbatch, rank and expert, as a cost file takes them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from schedc.cell.rows import read_recording
+from schedc.cell.recorded_rows import read_recording
+from schedc.ir.arrays import Int32
 from schedc_runtime import Pipeline
 from schedc_runtime.errors import RuntimeFault
 from support.expert_cases import batch_of, compiled, model
@@ -19,11 +20,9 @@ LINES = """  experts 8 top 2 width 4 hidden 8
   tokens 6"""
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("schedule", "ranks", "recompute"), [("1f1b", 2, "recompute all full"), ("dualpipev", 1, "")])
-def test_rows_are_those_of_the_routers(tmp_path: Path, schedule: str, ranks: int, recompute: str) -> None:
-    """Each token has two rows; a step in eval, or without gradients, is not recorded."""
-    program = compiled(schedule, {"P": ranks, "M": 2}, f"{LINES}\n  {recompute}")
+def recorded(schedule: str, sizes: dict[str, int], lines: str, folder: Path | None = None) -> Int32:
+    """Rows by expert of two steps with the same weights; a step in eval between them, and one behind, do not count."""
+    program = compiled(schedule, sizes, f"{LINES}\n  {lines}")
     batch, targets = batch_of(program, 2)
     pipe = Pipeline(model(), program, loss_fn=next_token_loss, in_process=True, example=batch[:1])
     with pipe.record_routing() as record:
@@ -31,14 +30,44 @@ def test_rows_are_those_of_the_routers(tmp_path: Path, schedule: str, ranks: int
         pipe.evaluate(batch, targets)
         pipe.step(batch, targets)
     pipe.step(batch, targets)
-    rows = np.array(record.rows())
-    assert rows.shape == (2, 3, 2, 2)
-    assert (rows.sum(axis=3) == 2 * 2 * batch.shape[1]).all()
+    rows = record.by_expert()
+    assert np.array_equal(rows.sum(axis=3).reshape(*rows.shape[:3], 2, 4).sum(axis=4), np.array(record.rows()))
+    if folder is not None:
+        record.save(folder / "routing.npz")
+        with pytest.raises(RuntimeFault, match=r"\.npz"):
+            record.save(folder / "routing.json")
+    return rows
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("schedule", "sizes", "lines"),
+    [
+        ("1f1b", {"P": 2, "M": 2}, ("recompute all full", "hot 2")),
+        ("dualpipe", {"P": 2, "M": 4}, ("hot 2 by microbatch", "sizes bounded 1.25\n  products grouped or fallback")),
+        ("dualpipev", {"P": 1, "M": 2}, ("balance by microbatch",)),
+    ],
+)
+def test_rows_are_those_of_the_routers(schedule: str, sizes: dict[str, int], lines: tuple[str, ...]) -> None:
+    """Each token of a rank has two rows. Copies of experts, and steps that run again, change no row."""
+    rows = recorded(schedule, sizes, "")
+    batch, _ = batch_of(compiled(schedule, sizes, LINES), 2)
+    assert rows.shape == (2, 3, sizes["M"], 2, 8)
+    assert (rows.sum(axis=4) == 2 * batch.shape[1]).all()
     assert np.array_equal(rows[0], rows[1])  # the same weights
-    record.save(tmp_path / "routing.json")
-    recording = read_recording(tmp_path / "routing.json", "routing.json")
+    for line in lines:
+        assert np.array_equal(recorded(schedule, sizes, line), rows), line
+
+
+@pytest.mark.slow
+def test_a_saved_record_has_the_last_two_steps(tmp_path: Path) -> None:
+    rows = recorded("1f1b", {"P": 2, "M": 2}, "", tmp_path)
+    recording = read_recording(tmp_path / "routing.npz", "routing.npz")
     assert not isinstance(recording, str)
-    assert np.array_equal(np.frombuffer(recording.data).reshape(recording.shape), rows[-1])
+    assert recording.by_expert is not None
+    assert np.array_equal(recording.by_expert, rows)
+    by_rank = rows[-1].sum(axis=2).reshape(3, 2, 2, 4).sum(axis=3)
+    assert np.array_equal(np.frombuffer(recording.data).reshape(recording.shape), by_rank)
 
 
 @pytest.mark.slow
@@ -52,7 +81,7 @@ def test_a_microbatch_has_the_rows_that_it_routes_alone() -> None:
     order = torch.cat([order, 4 + order])
     with pipe.record_routing() as permuted:
         pipe.step(batch[order], targets[order])
-    assert np.array_equal(np.array(record.rows())[:, :, [2, 0, 3, 1]], np.array(permuted.rows()))
+    assert np.array_equal(record.by_expert()[:, :, [2, 0, 3, 1]], permuted.by_expert())
 
 
 def test_nothing_recorded_is_an_error() -> None:

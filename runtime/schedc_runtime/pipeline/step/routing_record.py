@@ -6,21 +6,26 @@ error, or says that a rank had more rows than bounded buffers hold.
 
 from __future__ import annotations
 
-import json
+import base64
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from schedc.cell.rows import SCHEMA
+from schedc.cell.recorded_rows import write_recording
+from schedc.ir.arrays import Int32
 from schedc.ir.ops import OpKind
 from schedc.ir.program import Program
 from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.moe.counts import Counts, rows_of_choices
 from schedc_runtime.moe.layer import MoELayer, moe_layers
+from schedc_runtime.moe.planner import Choosing
 from schedc_runtime.pipeline.build.assembly import Assembly
 from schedc_runtime.ranks.mesh import Coordinate
 from schedc_runtime.recompute.regions import replaying
@@ -70,7 +75,8 @@ def collected_flags(layers: Sequence[HeldLayer]) -> Iterator[tuple[str, Tensor]]
 _FIXED = "record_routing() tells rows by microbatch"
 
 Rows = dict[tuple[int, int, int], list[Tensor]]
-"""By stage, layer in the stage and replica: rows [1] of the microbatches, in the order in which their F ran."""
+"""By rank, stage and layer in the stage: int32 [ranks, experts] rows by the rank of the tokens and by expert, of each
+microbatch in the order in which their F ran. Every rank of a group has them; those of the first rank are kept."""
 
 
 class RoutingRecord:
@@ -86,71 +92,100 @@ class RoutingRecord:
 
     def __enter__(self) -> RoutingRecord:
         self._assembly.fixed.append(_FIXED)
-        for place, stages in self._assembly.stages.items():
-            for stage in stages.values():
-                for number, (_, layer) in enumerate(moe_layers(stage.module)):
-                    received = self._rows.setdefault((stage.index, number, place.replica), [])
-                    forwards = len(forward_order(self._program, place.pipeline, stage.index, stage.slices))
-                    hook = layer.planner.register_forward_hook(_hook(received, forwards))
-                    self._hooks.callback(hook.remove)
+        for place, stage, number, layer in self._layers():
+            received = self._rows.setdefault((place.pipeline, stage.index, number), [])
+            forwards = len(forward_order(self._program, place.pipeline, stage.index, stage.slices))
+            self._hooks.callback(layer.planner.register_forward_hook(_hook(layer, received, forwards)).remove)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._assembly.fixed.remove(_FIXED)
         self._hooks.close()
 
-    def rows(self) -> list[list[list[list[int]]]]:
-        """[steps][layers][microbatches][ranks] rows of the first expert group. A collective of all ranks.
+    def _layers(self) -> Iterator[tuple[Coordinate, Any, int, MoELayer]]:
+        """(place, stage, number in the stage, layer) of the layers in this process whose rows are kept."""
+        for place, stages in self._assembly.stages.items():
+            for stage in stages.values() if place.replica == 0 else ():
+                for number, (_, layer) in enumerate(moe_layers(stage.module)):
+                    yield place, stage, number, layer
 
-        layers: those with experts, in the order of the model. Raises `RuntimeFault` where no step was recorded.
+    def by_expert(self) -> Int32:
+        """[steps, layers, microbatches, ranks, experts] rows by the rank of the tokens and by expert. A collective.
+
+        They are those of the first expert group. layers: those with experts, in the order of the model. Raises
+        `RuntimeFault` where no step was recorded.
         """
-        orders = {
-            (index, place.replica): forward_order(self._program, place.pipeline, index, stage.slices)
-            for place, stages in self._assembly.stages.items()
-            for index, stage in stages.items()
-        }
-        counted = [rows for received in self._rows.values() for rows in received]
-        copied = iter(torch.cat(counted).tolist() if counted else ())
-        mine = [
-            [*key, orders[key[0], key[2]], [next(copied) for _ in received]] for key, received in self._rows.items()
-        ]
+        mine = []
+        for place, stage, number, _ in self._layers():
+            order = forward_order(self._program, place.pipeline, stage.index, stage.slices)
+            if received := self._rows[place.pipeline, stage.index, number]:
+                rows = torch.stack(received).cpu().numpy()
+                mine.append([stage.index, number, order, list(rows.shape), _packed(rows)])
         everyone = self._assembly.guard.control.gather("collecting the routing", mine)
-        table: dict[tuple[int, int], dict[tuple[int, int, int], int]] = {}
-        for stage, layer, replica, order, received in (row for part in everyone for row in part):
-            cells = table.setdefault((stage, layer), {})
-            for index, rows in enumerate(received if replica < self._assembly.mesh.experts else ()):
-                key = index // len(order), order[index % len(order)], replica
-                cells[key] = cells.get(key, 0) + rows  # those of all slices
-        steps = 1 + max((step for cells in table.values() for step, _, _ in cells), default=-1)
-        sizes = range(steps), sorted(table), range(self._program.microbatches), range(self._assembly.mesh.experts)
-        whole = steps * len(table) * self._program.microbatches * self._assembly.mesh.experts
-        if not whole or sum(map(len, table.values())) != whole:
+        parts = [part for of_rank in everyone for part in of_rank]
+        layers = sorted({(stage, number) for stage, number, *_ in parts})
+        steps = max((shape[0] // len(order) for _, _, order, shape, _ in parts), default=0)
+        table = np.zeros((steps, len(layers), self._program.microbatches, *(parts[0][3][1:] if parts else ())), "<i4")
+        forwards = np.zeros(table.shape[:3], np.int64)
+        for stage, number, order, shape, packed in parts:
+            rows, layer = _unpacked(packed, shape), layers.index((stage, number))
+            for index, of_forward in enumerate(rows):
+                cell = index // len(order), layer, order[index % len(order)]
+                table[cell] += of_forward  # those of all slices
+                forwards[cell] += 1
+        if not table.size or not forwards.all():
             raise RuntimeFault(
                 "no whole step of a model with experts was recorded",
                 "call `pipe.step` inside `with pipe.record_routing() as record`",
             )
-        return [
-            [[[table[layer][step, m, rank] for rank in sizes[3]] for m in sizes[2]] for layer in sizes[1]]
-            for step in sizes[0]
-        ]
+        return table
+
+    def rows(self) -> list[list[list[list[int]]]]:
+        """[steps][layers][microbatches][ranks] rows by the rank of their experts, as of `by_expert`. A collective."""
+        table = self.by_expert()
+        homes = table.sum(axis=3, dtype=np.int64).reshape(*table.shape[:4], -1).sum(axis=4)
+        by_rank: list[list[list[list[int]]]] = homes.tolist()
+        return by_rank
 
     def save(self, path: str | Path) -> None:
-        """Write the rows to a JSON file for ``[cell.rows] recorded = "..."``. A collective; the first rank writes."""
-        text = json.dumps({"schema": SCHEMA, "rows": self.rows()})
+        """Write the rows by expert to an archive. A collective; the first rank writes.
+
+        path: a name that ends in ``.npz``, for ``[cell.rows] recorded = "..."`` or ``schedc check --record``.
+        """
+        if Path(path).suffix != ".npz":
+            raise RuntimeFault(f"a record of routing in `{path}`", "give a name that ends in .npz: it is an archive")
+        rows = self.by_expert()
         if any(self._assembly.mesh.process(place) == 0 for place in self._assembly.places):
-            Path(path).write_text(text, encoding="utf-8")
+            write_recording(Path(path), rows)
 
 
-def _hook(received: list[Tensor], forwards: int) -> Any:
-    """A hook of a `Planner` that notes its rows. forwards: those of a step."""
+def _packed(rows: Int32) -> str:
+    return base64.b64encode(zlib.compress(rows.astype("<i4").tobytes(), 1)).decode()
+
+
+def _unpacked(text: str, shape: Sequence[int]) -> Int32:
+    return np.frombuffer(zlib.decompress(base64.b64decode(text)), "<i4").reshape(shape)
+
+
+def _hook(layer: MoELayer, received: list[Tensor], forwards: int) -> Any:
+    """A hook of a layer's `Planner` that notes its rows. forwards: those of a step."""
     repeated = False
 
-    def note(planner: Any, _arguments: Any, route: Any) -> None:
+    def note(planner: Any, arguments: tuple[Tensor, Choosing], _route: Any) -> None:
         nonlocal repeated
         if torch.is_grad_enabled() and not replaying():
             if planner.repeating and not repeated:
                 del received[-forwards:]  # the step that is run again was not applied
             repeated = planner.repeating
-            received.append(route.received)
+            received.append(_rows_by_expert(layer, *arguments))
 
     return note
+
+
+def _rows_by_expert(layer: MoELayer, everyone: Tensor, choosing: Choosing) -> Tensor:
+    """[ranks, experts] rows by source rank and expert, wherever copies compute them. everyone: as of `Planner`."""
+    if everyone.dim() == 3:
+        return rows_of_choices(everyone, layer.counter.experts)
+    rows, lender = Counts(everyone, choosing.shape).rows, layer.lender
+    numbering = None if lender is None or not lender.lending.hot else lender.numbering
+    return rows if numbering is None else numbering.rows(rows)
