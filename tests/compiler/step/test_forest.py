@@ -1,0 +1,34 @@
+"""The closed form on the host keeps its promises, and is the plan of the device."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from schedc.step.costs.forest import NUMPY, computed_rows, forest_of, limits
+
+
+def test_the_example_of_the_file() -> None:
+    """One expert a rank. Home 0 gives 117 to rank 2 and 36 to rank 1, and gets 24 from home 3."""
+    forest = forest_of(np.array([[385], [220], [139], [280]]), Fraction(1))
+    assert forest.parent.tolist() == [3, 0, 0, 3]
+    assert forest.taken.tolist() == [24, 36, 117, 0]
+
+
+@pytest.mark.parametrize(("ranks", "local"), [(1, 3), (2, 1), (3, 4), (8, 4), (32, 2)])
+def test_promises_hold_for_any_rows(ranks: int, local: int) -> None:
+    generator = np.random.default_rng(ranks)
+    skewed = generator.random((400, ranks, local)) ** generator.integers(0, 25, (400, 1, 1))
+    rows = (skewed * 10 ** generator.integers(0, 7, (400, 1, 1))).astype(np.int64)
+    rows[::7] *= generator.random((len(rows[::7]), ranks, 1)) < 0.5
+    for within in (Fraction(1), Fraction("1.01"), Fraction("1.2")):
+        plan = forest_of(rows, within)
+        computed = computed_rows(NUMPY, rows, plan)
+        assert (computed >= 0).all()
+        assert np.array_equal(computed.sum(1), rows)
+        assert (computed.sum((2, 3)) <= limits(NUMPY, rows.sum(2), within)).all()
+        lent = computed.sum(3) * ~np.eye(ranks, dtype=bool)
+        assert ((lent > 0).sum(2) <= 1).all()
+        assert np.array_equal(lent.sum(2), plan.taken)
