@@ -25,6 +25,7 @@ class GroupTasks:
     members: [tasks] groups of ranks that exchange with each other; None for a segment, and where all ranks do. Empty
         for what asks the own host: every rank is alone.
     base: [tasks] times at the mean rows. layers: [tasks] number of the layer in the stage, -1 where rows do not matter.
+    copied: [tasks] number of the layer whose copies of experts travel, -1 for others.
     """
 
     program: CellProgram
@@ -32,6 +33,7 @@ class GroupTasks:
     members: tuple[tuple[tuple[int, ...], ...] | None, ...]
     base: tuple[float, ...]
     layers: tuple[int, ...]
+    copied: tuple[int, ...]
 
     @classmethod
     def of(
@@ -49,7 +51,8 @@ class GroupTasks:
             _members(tasks.shape(task.half), task.node, ranks) if task.exchange else None for task in tasks.all
         )
         layers = tuple(node.layer if node.role in OF_ROWS else -1 for node in nodes)
-        return cls(program, tasks, members, tasks.durations(costs, costs), layers)
+        copied = tuple(node.layer if node.role == "hot" else -1 for node in nodes)
+        return cls(program, tasks, members, tasks.durations(costs, costs), layers, copied)
 
 
 def _members(shape: StageShape, node: int, ranks: ExpertRanks | None) -> tuple[tuple[int, ...], ...] | None:
@@ -64,17 +67,22 @@ def _members(shape: StageShape, node: int, ranks: ExpertRanks | None) -> tuple[t
     return tuple(tuple(ranks.members(name)) for name in names) if len(names) > 1 else None
 
 
-def task_times(cell: GroupTasks, forward: Floats, backward: Floats) -> list[Floats]:
+def task_times(
+    cell: GroupTasks, forward: Floats, backward: Floats, copies: tuple[Floats, Floats] | None = None
+) -> list[Floats]:
     """[tasks][cells or 1, ranks] times of a cell's tasks.
 
-    forward, backward: [layers of the stage or 1, cells or 1, ranks] factors of rows in each half.
+    forward, backward: [layers of the stage or 1, cells or 1, ranks] factors of rows in each half. copies: the same of
+    copied experts, over those that the costs are for; None: as many in each cell.
     """
     times: list[Floats] = []
     for index, task in enumerate(cell.tasks.all):
-        factors = graph_of(cell.tasks.kind, task.half, forward, backward)
+        layer, factors = cell.layers[index], graph_of(cell.tasks.kind, task.half, forward, backward)
+        if copies is not None and cell.copied[index] >= 0:
+            layer, factors = cell.copied[index], graph_of(cell.tasks.kind, task.half, *copies)
         time = np.full((1, factors.shape[2]), cell.base[index])
-        if cell.layers[index] >= 0:
-            own = factors[cell.layers[index] if len(factors) > 1 else 0]
+        if layer >= 0:
+            own = factors[layer if len(factors) > 1 else 0]
             time = cell.base[index] * (_last(own, cell.members[index]) if task.exchange else own)
         times.append(time)
     return times

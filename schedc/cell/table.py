@@ -85,6 +85,11 @@ class CellTable:
         ordered_by = self.ordered_by and _without_sizes(self.ordered_by)
         return replace(self, costs=_without_sizes(self.costs), ordered_by=ordered_by)
 
+    def with_exchange(self, name: str, times: SegmentTimes) -> CellTable:
+        """The table with the times of one more exchange."""
+        exchanges = tuple(sorted({**dict(self.costs.exchanges), name: times}.items()))
+        return replace(self, costs=replace(self.costs, exchanges=exchanges))
+
     def with_blocks(self, blocks: Sequence[Sequence[str]]) -> CellTable:
         return replace(self, blocks=tuple(tuple(row) for row in blocks))
 

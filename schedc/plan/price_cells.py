@@ -20,6 +20,7 @@ from schedc.ir.ops import OpKind
 from schedc.ir.plan import NO_PLAN, Method, Plan
 from schedc.ir.program import Program
 from schedc.ir.schedule import Schedule
+from schedc.plan.counts.copied_experts import copied_rows, lane_of, rows_with_copies
 from schedc.plan.counts.rows import chosen_method
 from schedc.plan.layout.parts import DECODER, Layout, PartKind, refusal
 from schedc.plan.recomputed_nodes import graphs_of, shares_of_forward
@@ -186,13 +187,17 @@ def with_recomputation(costs: Costs, schedule: Schedule) -> Costs:
 def _planned(schedule: Schedule, table: CellTable) -> tuple[CellTable, dict[str, PlanOrder]]:
     """The table with the method that the plan chooses, and the plan's written orders by kind of cell.
 
-    With a capacity or bounded sizes the host is asked for no sizes.
+    With a capacity or bounded sizes the host is asked for no sizes. Copies of experts by microbatch are an exchange
+    where rows and plan say how many there are.
     """
     if schedule.plan == NO_PLAN:
         return table, {}
     plan = schedule.plan
     if plan.capacity is not None or plan.bound is not None:
         table = table.without_sizes
+    if plan.balance is not None and table.rows is not None:
+        _, time = copied_rows(plan, table.costs, table.rows)
+        table = table if time is None else table.with_exchange(f"hot.{lane_of(plan)}", time)
     choice = chosen_method(plan)
     method = choice.method if choice else plan.method
     orders = {cell.kind: PlanOrder(cell.compute, cell.communication) for cell in plan.cells}
@@ -235,4 +240,5 @@ def group_of(
     if findings:
         raise DiagnosticError(findings)
     members = None if ranks is None or topology is None else ExpertRanks(topology.nodes, topology.per_node)
-    return RankRows(table.rows.factors, shapes, members)
+    copied = rows_with_copies(plan, table.rows)
+    return RankRows(copied.factors, shapes, members, copies=copied.busiest)

@@ -162,6 +162,13 @@ def _attachments(analysis: Analysis) -> dict[str, Any]:
     from schedc.report import plan
 
     facts = plan.to_json(analysis.plan, analysis.layout, analysis.schedule)
+    if facts["balance"] is not None:
+        from schedc.plan.counts.copied_experts import copies_facts
+
+        table = analysis.costs.cell
+        rows = None if table is None else table.rows
+        told = None if table is None or rows is None else copies_facts(analysis.plan, table.costs, rows)
+        facts["balance"]["rows"] = told
     if analysis.losses is not None:
         times = makespans(analysis.dependencies, analysis.losses)
         facts["loss"] |= {"makespans": times, "shorter": shorter(times)}

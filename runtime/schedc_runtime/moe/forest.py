@@ -63,17 +63,17 @@ _TORCH = _TorchOperations()
 
 
 def limits(load: Tensor, within: Fraction) -> Tensor:
-    """[..., R] `forest.limits` of the rows ``load`` [..., R] int64 by home."""
-    most: Tensor = forest.limits(_TORCH, load, within)
+    """[..., R] `forest.most_rows` of the rows ``load`` [..., R] int64 by home."""
+    most: Tensor = forest.most_rows(_TORCH, load, within)
     return most
 
 
 def plan_forest(rows: Tensor, within: Fraction) -> Forest:
-    """`forest.plan_forest` of ``rows`` [..., R, m] int64 by home and expert of the home."""
-    return forest.plan_forest(_TORCH, rows, within)
+    """`forest.closed_form` of ``rows`` [..., R, m] int64 by home and expert of the home."""
+    return forest.closed_form(_TORCH, rows, within)
 
 
 def computed_rows(rows: Tensor, plan: Forest) -> Tensor:
-    """[..., R, R, m] `forest.computed_rows` of ``rows`` [..., R, m]."""
-    computed: Tensor = forest.computed_rows(_TORCH, rows, plan)
+    """[..., R, R, m] `forest.rows_on_ranks` of ``rows`` [..., R, m]."""
+    computed: Tensor = forest.rows_on_ranks(_TORCH, rows, plan)
     return computed

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from schedc.ir.plan import Balance, Plan
+from schedc.plan.counts.copied_experts import copies_text
 from schedc.plan.counts.layers import moe_layer
 from schedc.plan.directives.base import Directive, Directives
 from schedc.plan.layout.parts import Layout
@@ -99,6 +100,10 @@ def _text(facts: dict[str, Any]) -> Iterator[str]:
     held = f"; slots take at most {shown(slots)} per layer and microbatch in flight" if slots else ""
     fullest = f", {shown(balance['held_bytes'])} on the fullest rank" if balance.get("held_bytes") else ""
     yield f"balance by {balance['by']} within {balance['within']:g} of the mean rows{where}{most}{size}{held}{fullest}"
+    if balance.get("rows"):
+        yield from copies_text(balance["rows"])
+    elif not balance["in_place"]:
+        yield "  rows are taken for even and copies for none: give --record, or [cell.rows], beside a table [cell]"
 
 
 ROWS = (Directive("balance", _read, _write, facts=_facts, text=_text),)

@@ -38,12 +38,15 @@ class RankRows:
     ranks: who exchanges with whom; None: all with all.
     shapes: [stages] graphs of the stages, whose layers with experts are those of the factors, in this order.
     microbatches: [stages or 1, microbatches] factors of all times of cells; None where all microbatches cost the same.
+    copies: [layers, microbatches, ranks] copies of experts on the fuller direction of a rank's links, whose costs are
+    for the mean of the busiest ranks; None: the exchange of copies always takes as long.
     """
 
     factors: Floats
     shapes: Sequence[StageShape]
     ranks: ExpertRanks | None = None
     microbatches: Floats | None = None
+    copies: Floats | None = None
 
     @property
     def differ(self) -> bool:
@@ -53,7 +56,7 @@ class RankRows:
     @property
     def alike(self) -> bool:
         """Whether all cells of a form have the same factors."""
-        return self.microbatches is None and self.factors.shape[:2] == (1, 1)
+        return self.microbatches is None and self.copies is None and self.factors.shape[:2] == (1, 1)
 
     def scales(self, stage: Int64, microbatch: Int32) -> Floats:
         """[cells, 1] factors of all times in one half of cells. stage, microbatch: [cells]."""
@@ -71,10 +74,29 @@ class RankRows:
         """[layers of the stage or 1, cells, ranks] factors of cells with equal graphs. stage, microbatch: [cells]."""
         if self.factors.shape[:2] == (1, 1):
             return self.factors
+        return self._in_cells(self.factors, stage, microbatch)
+
+    def _in_cells(self, table: Floats, stage: Int64, microbatch: Int32) -> Floats:
         first, count = self.layers
         layers = max(int(count[stage[0]]), 1)
-        known = np.minimum(first[stage] + np.arange(layers)[:, None], len(self.factors) - 1)
-        return np.asarray(self.factors[known, microbatch])
+        known = np.minimum(first[stage] + np.arange(layers)[:, None], len(table) - 1)
+        return np.asarray(table[known, microbatch])
+
+    @cached_property
+    def _copies_over_mean(self) -> Floats | None:
+        """`copies` over the mean of the busiest ranks."""
+        if self.copies is None:
+            return None
+        mean = self.copies.max(axis=2).mean()
+        return np.asarray(self.copies / mean if mean else self.copies)
+
+    def copies_of(self, halves: Sequence[tuple[Int64, Int32]]) -> tuple[Floats, Floats] | None:
+        """Factors of the copies in both halves of cells; None where they have none. halves: as of `of`."""
+        table = self._copies_over_mean
+        if table is None:
+            return None
+        forward, backward = (self._in_cells(table, *half) for half in halves)
+        return forward, backward
 
     @property
     def cheapest(self) -> float:
@@ -201,9 +223,11 @@ def _task_rows(
         some = own[:1] if group.alike else own
         ops = [(stage[rows[some]].astype(np.int64), microbatch[rows[some]]) for rows in halves]
         scales = [group.scales(*op) for op in ops]
+        forward, backward = (group.of(*op) for op in ops)
+        each = task_times(cell, forward, backward, group.copies_of(ops))
         times = [
             np.broadcast_to(graph_of(cell.tasks.kind, task.half, *scales) * time, (some.size, time.shape[-1]))
-            for task, time in zip(cell.tasks.all, task_times(cell, *(group.of(*op) for op in ops)), strict=True)
+            for task, time in zip(cell.tasks.all, each, strict=True)
         ]
         tables += [np.stack(times, axis=1).reshape(-1, group.factors.shape[2])] if times else []
         row[own] = total + len(times) * (0 if group.alike else np.arange(own.size))

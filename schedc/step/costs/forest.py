@@ -97,7 +97,7 @@ class Operations(Protocol):
     def maximum(self, values: Array, others: Array) -> Array: ...
 
 
-def limits(ops: Operations, load: Array, within: Fraction) -> Array:
+def most_rows(ops: Operations, load: Array, within: Fraction) -> Array:
     """[..., R] the most rows of each rank. load: [..., R] int64 rows by home. within: most over mean, at least 1.
 
     For 1 the fullest ranks have one row more, as many as the mean leaves over. Otherwise the limit is rounded up.
@@ -110,10 +110,10 @@ def limits(ops: Operations, load: Array, within: Fraction) -> Array:
     return total // ranks + (rank < total % ranks)
 
 
-def plan_forest(ops: Operations, rows: Array, within: Fraction) -> Forest:
+def closed_form(ops: Operations, rows: Array, within: Fraction) -> Forest:
     """The plan for ``rows`` [..., R, m] int64 by home and expert of the home. within: most over mean, at least 1."""
     load = rows.sum(-1)
-    most = limits(ops, load, within)
+    most = most_rows(ops, load, within)
     surplus, homes = ops.descending(ops.positive(load - most))
     room, receivers = ops.descending(ops.positive(most - load))
     given = surplus.cumsum(-1)
@@ -152,7 +152,7 @@ def _places_on_line(ops: Operations, parent: Array, taken: Array) -> Array:
     return ops.put(taken, order, sorted_taken.cumsum(-1) - sorted_taken - before)
 
 
-def computed_rows(ops: Operations, rows: Array, forest: Forest) -> Array:
+def rows_on_ranks(ops: Operations, rows: Array, forest: Forest) -> Array:
     """[..., R, R, m] rows by the rank that computes them, their home, and the home's expert. rows: [..., R, m]."""
     everyone = ops.numbers(rows.shape[-2], rows)
     lent = (forest.parent[..., None] == everyone)[..., None] * forest.quota[..., None, :]
@@ -222,4 +222,4 @@ NUMPY = NumpyOperations()
 
 def forest_of(rows: Int64, within: Fraction) -> Forest:
     """The plan for ``rows`` [..., R, m] on the host."""
-    return plan_forest(NUMPY, rows, within)
+    return closed_form(NUMPY, rows, within)

@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from schedc.step.costs.forest import NUMPY, computed_rows, forest_of, limits
+from schedc.step.costs.forest import NUMPY, forest_of, most_rows, rows_on_ranks
 
 
 def test_the_example_of_the_file() -> None:
@@ -25,10 +25,10 @@ def test_promises_hold_for_any_rows(ranks: int, local: int) -> None:
     rows[::7] *= generator.random((len(rows[::7]), ranks, 1)) < 0.5
     for within in (Fraction(1), Fraction("1.01"), Fraction("1.2")):
         plan = forest_of(rows, within)
-        computed = computed_rows(NUMPY, rows, plan)
+        computed = rows_on_ranks(NUMPY, rows, plan)
         assert (computed >= 0).all()
         assert np.array_equal(computed.sum(1), rows)
-        assert (computed.sum((2, 3)) <= limits(NUMPY, rows.sum(2), within)).all()
+        assert (computed.sum((2, 3)) <= most_rows(NUMPY, rows.sum(2), within)).all()
         lent = computed.sum(3) * ~np.eye(ranks, dtype=bool)
         assert ((lent > 0).sum(2) <= 1).all()
         assert np.array_equal(lent.sum(2), plan.taken)

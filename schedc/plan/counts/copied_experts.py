@@ -1,0 +1,180 @@
+"""What copies of experts make of known rows: who computes how many, and how many copies travel.
+
+Recorded rows by expert go through the closed form that the runtime runs (`schedc.step.costs.forest`). Rows by rank
+alone say who computes how many, and no number of copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from schedc.cell.costs import CellCosts, SegmentTimes
+from schedc.cell.graph import Lane
+from schedc.cell.rows import CellRows
+from schedc.ir.arrays import Floats, Int64
+from schedc.ir.plan import Plan
+from schedc.plan.counts.layers import moe_layer
+from schedc.step.costs.forest import NUMPY, forest_of
+from schedc.units import shown
+
+_WHOLE = 1 << 20
+"""Rows of a rank with the mean, where rows are given as factors: the form takes whole numbers."""
+
+
+@dataclass(frozen=True, eq=False)
+class RowsWithCopies:
+    """Rows that ranks compute with copies of experts.
+
+    factors: [layers or 1, microbatches or 1, ranks] rows over their mean. sent, held: [layers, microbatches, ranks]
+    copies that a rank sends and holds; None where rows by expert are not known.
+    """
+
+    factors: Floats
+    sent: Int64 | None = None
+    held: Int64 | None = None
+
+    @property
+    def busiest(self) -> Floats | None:
+        """[layers, microbatches, ranks] copies on the fuller direction of each rank's links."""
+        if self.sent is None or self.held is None:
+            return None
+        return np.maximum(self.sent, self.held).astype(np.float64)
+
+
+def rows_with_copies(plan: Plan, rows: CellRows) -> RowsWithCopies:
+    """The rows under a plan that copies experts by microbatch; as they are under other plans."""
+    balance = plan.balance
+    if balance is None or balance.by != "microbatch" or balance.in_place:
+        return RowsWithCopies(rows.factors)
+    within = Fraction(repr(balance.within))
+    if rows.imbalance is not None:  # a rank with the mean takes none of these rows
+        return RowsWithCopies(np.minimum(rows.factors, max(1.0, float(within))))
+    by_expert = _by_home(rows)
+    if by_expert is None:
+        given = np.rint(rows.factors * _WHOLE).astype(np.int64)[..., None]
+        return RowsWithCopies(_evened(given, within).factors)
+    return _evened(by_expert, within)
+
+
+def _by_home(rows: CellRows) -> Int64 | None:
+    """[layers, microbatches, ranks, experts of a rank] rows of the last recorded step by home; None where not known."""
+    if rows.recorded is None or rows.recorded.by_expert is None:
+        return None
+    last = rows.recorded.by_expert[-1].sum(axis=2, dtype=np.int64)
+    return np.asarray(last.reshape(*last.shape[:2], rows.recorded.shape[2], -1))
+
+
+def _evened(rows: Int64, within: Fraction) -> RowsWithCopies:
+    """The rows and copies of the closed form. rows: [layers, microbatches, ranks, experts of a rank] by home."""
+    forest = forest_of(rows, within)
+    copies = (forest.quota > 0).sum(-1)
+    load = rows.sum(-1) + forest.taken - NUMPY.add(np.zeros_like(forest.taken), forest.parent, forest.taken)
+    mean = load.mean()
+    factors = load / mean if mean else np.ones(load.shape)
+    return RowsWithCopies(factors, NUMPY.add(np.zeros_like(copies), forest.parent, copies), copies)
+
+
+# ---- times and bytes of copies
+
+
+def copy_time(plan: Plan, costs: CellCosts) -> SegmentTimes | None:
+    """Time of one copy, there and back, in the unit of the costs; None where plan or costs say too little.
+
+    The lane of the rows carries it as fast as it carries these: a dispatch of `flat` moves (R - 1) / R of the mean
+    rows of R ranks.
+    """
+    lane = lane_of(plan)
+    dispatch = dict(costs.exchanges).get(f"dispatch.{lane}")
+    experts, ranks = plan.experts, plan.topology.ranks if plan.topology else 0
+    if dispatch is None or experts is None or not (plan.has_expert_sizes and plan.tokens and ranks > 1):
+        return None
+    rows = plan.tokens * experts.top * (ranks - 1) / ranks
+    per_byte = dispatch.forward / (rows * plan.dispatch_row_bytes)
+    weights, gradients = copy_bytes(plan)
+    return SegmentTimes(per_byte * weights, per_byte * gradients)
+
+
+def copy_bytes(plan: Plan) -> tuple[int, int]:
+    """Bytes of the weights of a copy, and of its gradients on their way back. The plan has the sizes of experts."""
+    assert plan.experts is not None
+    size = moe_layer(plan, plan.experts).slot_bytes
+    return size, size
+
+
+def lane_of(plan: Plan) -> Lane:
+    """The lane on which copies travel."""
+    return Lane.RAIL if plan.topology and plan.topology.nodes > 1 else Lane.NODE
+
+
+def copied_rows(plan: Plan, costs: CellCosts, rows: CellRows) -> tuple[RowsWithCopies, SegmentTimes | None]:
+    """What copies make of the rows, and the time of the exchange of copies: of the busiest rank, in the mean.
+
+    None where the exchange has a time in the costs, or no copies are counted, or plan or costs do not say their time.
+    """
+    copied = rows_with_copies(plan, rows)
+    busiest, lane = copied.busiest, lane_of(plan)
+    one = None if f"hot.{lane}" in dict(costs.exchanges) or busiest is None else copy_time(plan, costs)
+    if one is None or busiest is None:
+        return copied, None
+    most = float(busiest.max(axis=2).mean())
+    return copied, SegmentTimes(one.forward * most, one.input_gradient * most)
+
+
+# ---- facts and text
+
+
+def copies_facts(plan: Plan, costs: CellCosts, rows: CellRows) -> dict[str, Any]:
+    """What copies make of the rows. fullest, after: rows of the fullest rank over the mean, without and with copies:
+    the mean over layers and microbatches, and the worst.
+
+    sent, held: mean copies of the busiest home and on a rank, in a layer and microbatch. bytes: that leave the busiest
+    home in a layer and microbatch, there and back. Null where the rows or the plan say too little. unpriced: why the
+    copies take no time in the step, or null.
+    """
+    copied, time = copied_rows(plan, costs, rows)
+    before, after = (_fullest(factors, rows) for factors in (rows.factors, copied.factors))
+    facts: dict[str, Any] = {"fullest": before, "after": after, "sent": None, "held": None, "bytes": None}
+    if copied.sent is not None and copied.held is not None:
+        sent = float(copied.sent.max(axis=2).mean())
+        facts |= {"sent": sent, "held": float(copied.held.mean())}
+        facts["bytes"] = sent * sum(copy_bytes(plan)) if plan.has_expert_sizes else None
+    return facts | {"unpriced": _unpriced(plan, costs, copied, time)}
+
+
+def _unpriced(plan: Plan, costs: CellCosts, copied: RowsWithCopies, time: SegmentTimes | None) -> str | None:
+    lane = lane_of(plan)
+    if time is not None or f"hot.{lane}" in dict(costs.exchanges):
+        return None
+    if plan.balance is not None and plan.balance.in_place:
+        return None
+    if copied.sent is None:
+        return "the rows say no experts: record them with `Pipeline.record_routing`"
+    return f"that needs `tokens`, the sizes of `experts`, and `dispatch.{lane}` in the table [cell]"
+
+
+def _fullest(factors: Floats, rows: CellRows) -> dict[str, float]:
+    """By the mean of the ranks; an imbalance is over it already, and does not give all ranks."""
+    mean = np.ones(1) if rows.imbalance is not None else np.maximum(factors.mean(axis=2), 1e-300)
+    most = factors.max(axis=2) / mean
+    return {"mean": float(most.mean()), "worst": float(most.max())}
+
+
+def copies_text(facts: dict[str, Any]) -> Iterator[str]:
+    """The facts for people."""
+    before, after = facts["fullest"], facts["after"]
+    size = "" if facts["bytes"] is None else f", {shown(facts['bytes'])} of them there and back"
+    copies = (
+        ""
+        if facts["sent"] is None
+        else f"; {facts['held']:.2f} copies on a rank, {facts['sent']:.2f} leave the busiest home{size}"
+    )
+    unpriced = f"; copies take no time here: {facts['unpriced']}" if facts["unpriced"] else ""
+    yield (
+        f"  fullest rank: {before['mean']:.3f} of the mean rows (worst {before['worst']:.3f}) without copies, "
+        f"{after['mean']:.3f} (worst {after['worst']:.3f}) with them{copies}{unpriced}"
+    )
