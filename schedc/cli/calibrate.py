@@ -31,6 +31,11 @@ if TYPE_CHECKING:
     help="Measure only these times, for a row of a fit.",
 )
 @click.option(
+    "--lengths",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Packed rows to measure, lengths of documents on each line: the costs of rows of data.",
+)
+@click.option(
     "--ranks",
     type=click.IntRange(1),
     help="Processes that share the experts, or sum gradients; default: the plan's topology.",
@@ -43,13 +48,15 @@ def calibrate_command(
     model: str | None,
     toy: str | None,
     only: str | None,
+    lengths: Path | None,
     ranks: int | None,
     output: Path | None,
 ) -> None:
     """Measure a model, cut into the stages of SCHEDULE (or of a plan), on this machine (needs schedc[runtime]).
 
     The cost file has the times of every stage, and of its segments and exchanges where it has experts or the plan
-    overlaps. `schedc check --cost-file` and `schedc run --cost-file` read it. Further options go to the runtime:
+    overlaps. `schedc check --cost-file` and `schedc run --cost-file` read it. With --lengths the file has the costs of
+    packed rows, which `schedc_runtime.data.RowCosts.open` reads. Further options go to the runtime:
     --repetitions, --warmup, --slices 2 4, --topology 2x2; for the toy models --blocks, --width, --tokens, --rows.
     """
     from schedc.compiler import compile_at
@@ -58,11 +65,14 @@ def calibrate_command(
     need_runtime("measuring")
     if model and toy:
         raise click.UsageError("--model and --toy exclude each other")
+    if only and lengths:
+        raise click.UsageError("--only and --lengths exclude each other")
     program = compile_at(schedule, sizes)
     options = {
         "--model": model,
         "--toy": toy,
         "--only": only,
+        "--lengths": lengths,
         "--topology": f"1x{ranks}" if ranks else None,
         "-o": output,
     }

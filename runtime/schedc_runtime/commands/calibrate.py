@@ -13,7 +13,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -43,11 +43,13 @@ from schedc_runtime.commands.options import (
     with_overrides,
 )
 from schedc_runtime.commands.toy_models import Subject, toy_model, users_model
+from schedc_runtime.data.documents import packed_inputs
 from schedc_runtime.device.choice import device_for, gpu
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.measure.kernel_times import kernels_text as told_kernels
 from schedc_runtime.measure.kernel_times import measure_kernels
 from schedc_runtime.measure.only import ONLY, narrowed
+from schedc_runtime.measure.row_times import PackedLengths, RowTimes, batch_of, milliseconds, read_lengths
 from schedc_runtime.measure.stage_times import (
     MESSAGES,
     Bench,
@@ -82,21 +84,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         plan = _with_ranks(with_overrides(program.plan, options))
         sharing = plan.topology.ranks if plan.topology else 1
         # At least two where stages send to each other, so that a message can be timed.
-        processes = max(sharing, 2 if program.stages > 1 else 1)
+        processes = max(sharing, 2 if program.stages > 1 and not options.lengths else 1)
         if not launched() and processes > 1:
             check_processes(processes)
             nodes, per_node = (plan.topology.nodes, plan.topology.per_node) if plan.topology else (1, 1)
             return launch(
                 "schedc_runtime.commands.calibrate", [*arguments, "--topology", f"{nodes}x{per_node}"], processes
             )
-        costs = _calibrate(program, plan, sharing, options)
+        rows = read_lengths(options.lengths) if options.lengths else ()
+        costs = _calibrate(program, plan, sharing, options, rows)
     except (RuntimeFault, DiagnosticError) as error:
         return report_failure(error)
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
-    if costs is not None:
-        _write(costs, plan, options)
+    if isinstance(costs, RowTimes):
+        _write_text(costs.about(), costs.costs.text(), sharing, options)
+    elif costs is not None:
+        _write(costs, sharing, options)
     return 0
 
 
@@ -109,8 +114,10 @@ def _with_ranks(plan: Plan) -> Plan:
     return replace(plan, topology=Topology(world // per_node, per_node))
 
 
-def _calibrate(program: Program, plan: Plan, sharing: int, options: argparse.Namespace) -> Costs | None:
-    """The measured costs, on the first process; None on the others.
+def _calibrate(
+    program: Program, plan: Plan, sharing: int, options: argparse.Namespace, rows: Sequence[PackedLengths]
+) -> Costs | RowTimes | None:
+    """The measured costs, or the times of ``rows`` if there are some, on the first process; None on the others.
 
     Processes beyond the expert group only take part in timing a message.
     """
@@ -123,8 +130,10 @@ def _calibrate(program: Program, plan: Plan, sharing: int, options: argparse.Nam
     if options.only == "sums":
         return _sums(group, device, rank, options) if rank < sharing else None
     torch.manual_seed(options.seed)
-    subject = _subject(program, plan, options)
-    parts = partition(subject.model, program.stages, placement=program.placement, layout=layout_of_stages(program))
+    subject = _subject(program, plan, options, rows)
+    layout = layout_of_stages(program)
+    example = subject.batch if rows else None
+    parts = partition(subject.model, program.stages, placement=program.placement, layout=layout, example=example)
     args, kwargs = arguments(subject.batch)
     boundaries = infer_boundaries(parts, args, kwargs)
     messages = program.stages > 1 and rank < 2 <= world and (not options.only or "p2p" in ONLY[options.only].keys)
@@ -137,6 +146,9 @@ def _calibrate(program: Program, plan: Plan, sharing: int, options: argparse.Nam
     roles = ONLY[options.only].roles or None if options.only else None
     bench = Bench(group, device, options.warmup, options.repetitions, roles)
     measured = _Measured(parts, program, plan, bench, rank, sharing, _method(plan, subject.model, mesh))
+    if rows:
+        times = measured.rows(rows, subject, options.seed)
+        return None if rank else RowTimes.of(rows, times)
     costs = measured.costs(subject.batch, subject, p2p)
     if options.only:
         return None if rank else narrowed(costs, options.only, sharing)
@@ -180,6 +192,14 @@ class _Measured:
         together = [StageTimes(own, stage.shape) for own, stage in zip(merged(everyone), times, strict=True)]
         return costs_of_stages(together, self.method, p2p)
 
+    def rows(self, rows: Sequence[PackedLengths], subject: Subject, seed: int) -> list[float]:
+        """[rows] milliseconds of packed rows, each a microbatch of its own."""
+        times = []
+        for row in rows:
+            batch, targets = batch_of(row, subject.batch, seed)
+            times.append(milliseconds(self.costs(batch, subject._replace(targets=targets))))
+        return times
+
     def slices(self, count: int, subject: Subject, whole: CellTable) -> SliceFactor:
         """By how much so many slices of a microbatch take longer than the whole."""
         rows = rows_of_slices(subject.batch)
@@ -212,11 +232,19 @@ def _kernels(
     )  # fmt: skip
 
 
-def _subject(program: Program, plan: Plan, options: argparse.Namespace) -> Subject:
-    """The model to measure: the user's own, or a toy model."""
-    if not options.model:
-        return toy_model(options.toy or ("moe" if plan.experts else "gpt"), program, plan, options)
-    return users_model(options.model)
+def _subject(program: Program, plan: Plan, options: argparse.Namespace, rows: Sequence[PackedLengths] = ()) -> Subject:
+    """The model to measure: the user's own, or a toy model. Its batch is the longest one of ``rows``, if there are."""
+    if options.model:
+        subject = users_model(options.model)
+    else:
+        options.tokens = max(map(sum, rows), default=options.tokens)
+        subject = toy_model(options.toy or ("moe" if plan.experts else "gpt"), program, plan, options)
+        if rows:
+            subject = subject._replace(batch=packed_inputs(subject.batch, torch.zeros_like(subject.batch)))
+    if not rows:
+        return subject
+    batch, targets = batch_of(max(rows, key=sum), subject.batch, options.seed)
+    return subject._replace(batch=batch, targets=targets)
 
 
 def _message(boundaries: Sequence[Boundary], device: torch.device) -> float:
@@ -248,20 +276,23 @@ def _speeds(repetitions: int) -> tuple[float, float] | None:
     return host_speeds(gpu.current_device() or torch.device("cpu"), repetitions)
 
 
-def _write(costs: Costs, plan: Plan, options: argparse.Namespace) -> None:
-    sharing = plan.topology.ranks if plan.topology else 1
+def _write(costs: Costs, sharing: int, options: argparse.Namespace) -> None:
     speeds = None if options.only else _speeds(options.repetitions)
+    _write_text(provenance(costs, options, sharing, speeds), dump_costs(costs), sharing, options)
+
+
+def _write_text(about: Iterable[str], text: str, sharing: int, options: argparse.Namespace) -> None:
+    """Write a file of measured times, or print it. about: lines of the origin of each number."""
     where = gpu.name_of_device() or f"{platform.machine()} CPU"
-    what = options.model or f"the toy model, {options.rows} x {options.tokens} tokens, width {options.width}"
+    size = f"{options.rows} x {options.tokens} tokens" if not options.lengths else "packed rows"
+    what = options.model or f"the toy model, {size}, width {options.width}"
     what = f"{sharing} ranks, no model" if options.only == "sums" else what
-    about = f"# Milliseconds on {where}: {what}.\n" + "".join(
-        f"# {line}\n" for line in provenance(costs, options, sharing, speeds)
-    )
+    whole = "".join(f"# {line}\n" for line in (f"Milliseconds on {where}: {what}.", *about)) + text
     if options.output is None:
-        print(about + dump_costs(costs), end="", flush=True)
+        print(whole, end="", flush=True)
         return
     options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(about + dump_costs(costs), encoding="utf-8")
+    options.output.write_text(whole, encoding="utf-8")
     print(f"wrote {options.output}", file=sys.stderr, flush=True)
 
 
@@ -318,7 +349,9 @@ def _parser() -> argparse.ArgumentParser:
     which.add_argument("--model", metavar="MODULE:FUNCTION", help="gives (model, loss_fn, batch, targets)")
     which.add_argument("--toy", choices=["gpt", "moe"], help="default: moe where the plan has experts, else gpt")
     parser.add_argument("-o", "--output", type=Path, help="cost file to write; default: stdout")
-    parser.add_argument("--only", choices=list(ONLY), help="measure only these times, for a row of a fit")
+    less = parser.add_mutually_exclusive_group()
+    less.add_argument("--only", choices=list(ONLY), help="measure only these times, for a row of a fit")
+    less.add_argument("--lengths", type=Path, help="measure these packed rows, for the costs of rows")
     parser.add_argument("--warmup", type=positive, default=3)
     parser.add_argument("--repetitions", type=positive, default=9)
     parser.add_argument(

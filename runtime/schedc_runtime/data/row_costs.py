@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import os
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +17,9 @@ from schedc_runtime.errors import RuntimeFault
 
 _FRACTION, _PICOSECONDS, _LARGEST = 20, 1e9, 1 << 62
 """Bits of a coefficient behind the point; picoseconds in a millisecond; what a sum of costs stays below."""
+SCHEMA = "schedc.rows/1"
+_HEAD, _KEYS = f'schema = "{SCHEMA}"', ("squared", "linear", "constant", "error")
+"""The first line of a file of costs, and its keys."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +62,7 @@ class RowCosts:
             raise RuntimeFault(
                 f"{len(rows)} rows and {times.size} times give no costs", "measure two rows or more, each above 0 ms"
             )
-        table = np.array([[*_sums(row), 1.0] for row in rows], np.float64)
+        table = np.array([[*sums_of_row(row), 1.0] for row in rows], np.float64)
         scale = table.max(axis=0)
         weighted = table / scale / times[:, None]
         coefficients = _non_negative(weighted, np.ones(times.size))
@@ -62,10 +70,33 @@ class RowCosts:
         squared, linear, constant = (coefficients / scale).tolist()
         return cls.of_milliseconds(squared, linear, constant, error)
 
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> RowCosts:
+        """The costs of a file that `schedc calibrate --lengths` wrote. Raises `RuntimeFault` for another file."""
+        remedy = f"give a file of `schedc calibrate --lengths`: `{_HEAD}`, and {', '.join(_KEYS)} as numbers"
+        try:
+            values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise RuntimeFault(f"the costs of rows {path} cannot be read: {error}", remedy) from error
+        numbers: list[Any] = [values.get(key) for key in _KEYS]
+        if values.keys() != {"schema", *_KEYS} or values["schema"] != SCHEMA or not all(map(_number, numbers)):
+            raise RuntimeFault(f"{path} has no costs of rows", remedy)
+        return cls.of_milliseconds(*numbers)
+
+    def text(self) -> str:
+        """The file that `open` reads, in milliseconds."""
+        per_unit = _PICOSECONDS * (1 << _FRACTION)
+        numbers = (self.squared / per_unit, self.linear / per_unit, self.constant / per_unit, self.error)
+        return "\n".join([_HEAD, *(f"{key} = {value!r}" for key, value in zip(_KEYS, numbers, strict=True)), ""])
+
+    def milliseconds(self, rows: Sequence[Sequence[int]]) -> Floats:
+        """[rows] their costs, for coefficients of measured units."""
+        return self.of(rows) / _PICOSECONDS
+
     def of(self, rows: Sequence[Sequence[int]] | Sequence[Int64]) -> Int64:
         """[rows] their costs, in units. rows: lengths of the documents of each. Raises `RuntimeFault` above 2^62."""
-        sums = [_sums(row) for row in rows]
-        costs = [self.squared * squares + self.linear * tokens + self.constant for squares, tokens in sums]
+        of_rows = map(sums_of_row, rows)
+        costs = [self.squared * squares + self.linear * tokens + self.constant for squares, tokens in of_rows]
         units = [max(1, cost >> _FRACTION) for cost in costs]
         if sum(units) >= _LARGEST:
             raise RuntimeFault(
@@ -74,8 +105,12 @@ class RowCosts:
         return np.array(units, np.int64)
 
 
-def _sums(row: Sequence[int] | Int64) -> tuple[int, int]:
-    """The sum of squares of lengths, and the sum of lengths."""
+def _number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf
+
+
+def sums_of_row(row: Sequence[int] | Int64) -> tuple[int, int]:
+    """The sum of squares of lengths, and the sum of lengths. row: [documents] lengths, in tokens."""
     lengths = np.asarray(row, np.int64)
     return int((lengths * lengths).sum()), int(lengths.sum())
 
