@@ -14,14 +14,11 @@ from schedc.source import Source
 from schedc.step.costs.costs import Costs
 from schedc.step.costs.row_costs import microbatch_costs
 from schedc.step.row_bound import row_bound
-from schedc.step.row_order import TRIES, MicrobatchPricer, order_microbatches, repeat_segments
+from schedc.step.row_order import TRIES, MicrobatchPricer, order_microbatches, repeat_segments, whole_costs
 from schedc.step.unequal import CellParts
 
 _PRICES = frozenset({"times", "times of works", "predict", "inside"})
 """The passes whose results follow from factors of microbatches, where the order is kept."""
-
-_LARGEST = (1 << 16) - 1
-"""The cost of the dearest microbatch in whole numbers, by which the order is searched."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,11 +49,7 @@ def price_rows(step: Step, source: Source, rows: Floats, tries: int = TRIES) -> 
     segments = 1 if step.tree is None else segments_per_microbatch(step.tree, schedule.sizes)
     costs = microbatch_costs(rows, source, schedule.microbatches // segments, schedule.stages)
     parts, latency = _parts(step)
-    order = order_microbatches(
-        np.rint(costs * (_LARGEST / costs.max())).astype(np.int64),
-        MicrobatchPricer.rounded(parts, latency, segments),
-        tries,
-    )
+    order = order_microbatches(whole_costs(costs), MicrobatchPricer.rounded(parts, latency, segments), tries)
     bound = None if step.costs.cell is not None else row_bound(parts, latency, costs, segments)
 
     def priced(costs: Floats) -> float:

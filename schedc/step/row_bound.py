@@ -35,7 +35,7 @@ def row_bound(parts: CellParts, latency: float, costs: Floats, segments: int = 1
     begin, end = run_durations(parts.dependencies, cheapest, latency)
     first, last = start[full], start[full + 1] - 1
     behind = _behind(parts, cheapest, latency, last, float(end.max())) - begin[last]
-    of_ranks = begin[first] + _least_work(parts, factors)[full] + behind
+    of_ranks = begin[first] + least_work(parts, factors)[full] + behind
     return float(max(of_ranks.max(), _one_among(parts, latency, costs, segments)))
 
 
@@ -77,7 +77,7 @@ def _behind(parts: CellParts, cheapest: Floats, latency: float, last: Int64, mak
     return np.asarray(end.max(axis=0) - longer)
 
 
-def _least_work(parts: CellParts, factors: Floats) -> Floats:
+def least_work(parts: CellParts, factors: Floats) -> Floats:
     """[ranks] the least work of each rank under any order: large factors meet what takes a rank little time.
 
     What pairs save grows with the smaller of two factors, so at most with that of the first op.

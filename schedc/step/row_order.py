@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from schedc.diagnostics import CompilerBug
-from schedc.ir.arrays import Int64, Scalar
+from schedc.ir.arrays import Floats, Int64, Scalar
 from schedc.ir.ops import OpKind
 from schedc.step.batch import edges
 from schedc.step.costs.costs import Costs
@@ -123,6 +123,14 @@ def order_microbatches(durations: Int64, pricer: MicrobatchPricer, tries: int = 
         if makespans[best] <= least:  # an equal one goes on too: several ranks may bound the step
             order, least = tried[best], int(makespans[best])
     return order
+
+
+def whole_costs(costs: Floats) -> Int64:
+    """[...] costs of microbatches in whole numbers, by which an order is searched. The dearest one has all the bits.
+
+    costs: [...] numbers from 0 of any unit, one of them above 0.
+    """
+    return np.asarray(np.rint(costs * (((1 << _OF_COST) - 1) / costs.max())), np.int64)
 
 
 def _fewer_bits(costs: Int64) -> Int64:

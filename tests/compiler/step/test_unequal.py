@@ -24,8 +24,8 @@ from schedc.step.choose import Ops
 from schedc.step.costs.costs import Costs, load_costs
 from schedc.step.dependencies import Dependencies
 from schedc.step.op_times import OpTimes
-from schedc.step.row_bound import row_bound
-from schedc.step.row_order import MicrobatchPricer, order_microbatches
+from schedc.step.row_bound import least_work, row_bound
+from schedc.step.row_order import MicrobatchPricer, order_microbatches, whole_costs
 from schedc.step.timeline import durations, run_durations, simulate
 from schedc.step.unequal import CellParts
 from schedc.syntax.parser import parse
@@ -161,6 +161,10 @@ def test_finds_the_same_order_everywhere(monkeypatch: pytest.MonkeyPatch) -> Non
         assert order_microbatches(given << 30, pricer, 480).tolist() == kept
 
 
+def test_the_dearest_microbatch_has_all_bits_of_a_cost() -> None:
+    assert whole_costs(np.array([[0.0, 1.0], [3.0, 2.0]])).tolist() == [[0, 0xFFFF // 3], [0xFFFF, 0xFFFF * 2 // 3]]
+
+
 def test_orders_by_costs_of_stages() -> None:
     pricer = MicrobatchPricer.of(known("1f1b"), Costs())
     given = np.array(rows(16, seed=6))
@@ -201,6 +205,20 @@ def test_the_bound_holds_where_a_pair_is_shorter_than_an_op() -> None:
         for order in permutations(range(4))
     ]
     assert row_bound(parts, 0.0, factors) <= min(steps)
+
+
+@pytest.mark.parametrize(("name", "microbatches"), [("dualpipev", 5), ("dualpipe", 4)])
+def test_no_order_gives_a_rank_less_work(name: str, microbatches: int) -> None:
+    """All orders, one by one. Pairs save the most where microbatches of the largest factors are in most of them."""
+    dependencies = known(name, P=2, M=microbatches)
+    parts = CellParts.of(dependencies, Costs(F=2.0, I=2.0, W=1.0, FB=3.0).resolved(dependencies.schedule.stages))
+    factors = np.array([[9.0, 9.0, 1.0, 1.0, 1.0][:microbatches]])
+    ranks = np.repeat(np.arange(2), np.diff(dependencies.rank_start))
+    orders = map(list, permutations(range(microbatches)))
+    works = np.min([np.bincount(ranks, parts.times(factors[:, order])) for order in orders], axis=0)
+    least = least_work(parts, factors)
+    assert (least <= works).all()
+    assert (least > 0.8 * works).all()
 
 
 def test_the_bound_of_one_dear_microbatch_is_its_best_place() -> None:

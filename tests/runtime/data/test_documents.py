@@ -24,6 +24,8 @@ from schedc_runtime.moe.router import RouterConfig
 from support import row_cases
 from support.needs import needed
 
+pytestmark = pytest.mark.slow
+
 VOCAB, TOKENS, EQUAL = 32, 16, 1e-13
 ROWS = [[9, 7], [5, 6, 4], [16], [3, 1, 1, 8]]
 """Lengths of the documents of each row. Two rows are not full."""
@@ -123,7 +125,6 @@ def test_two_predictions_end_with_the_document() -> None:
     torch.testing.assert_close(whole, torch.stack(expected).mean())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("attention", "limit"), [("sdpa", EQUAL), ("eager", 1e-6)])  # eager's softmax is in float32
 def test_models_of_transformers_keep_documents_apart(attention: str, limit: float) -> None:
     assert difference(lambda: llama(attention), transformers_inputs, schedule="1f1b") < limit
@@ -201,7 +202,6 @@ def test_without_documents_a_model_is_as_before() -> None:
         torch.testing.assert_close(model(tokens), model(tokens, one_document), rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.slow
 def test_rearranged_rows_have_the_gradients_of_their_documents_alone() -> None:
     _, failed, figures = row_cases.losses()
     assert failed == []

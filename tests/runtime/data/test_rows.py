@@ -22,10 +22,14 @@ from schedc_runtime.data import (
     order,
     pricer_of,
 )
+from schedc_runtime.data import loader as loader_module
 from schedc_runtime.data.drawn import places, shuffled
 from schedc_runtime.data.even import even_bound, even_sums
+from schedc_runtime.data.windows import DataPlace
 from schedc_runtime.errors import RuntimeFault
 from support import row_cases
+
+pytestmark = pytest.mark.slow
 
 COSTS = RowCosts.of_share(0.8, 256)
 KEPT_PLACES = [268, 455, 363, 369, 439, 857]
@@ -193,6 +197,22 @@ def test_batches_hold_the_documents() -> None:
         assert all(set(text) == {0} and set(after) == {-100} for text, after in rest)
     for loader in (*loaders, mine):
         loader.close()
+
+
+def test_a_group_is_ordered_by_its_largest_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each position runs at the pace of its slowest replica, and all replicas that share experts take one order."""
+    searched: list[list[int]] = []
+    monkeypatch.setattr(loader_module, "order_rows", lambda costs, _: searched.append(costs.tolist()) or costs * 0)
+    documents, lengths = row_cases.drawn_documents(6_000, 256, 2)
+    for replica in range(4):
+        windows, mesh = Windows(16, 256, COSTS, seed=3), Mesh(2, 2, 2)
+        loader = RowLoader(documents, lengths, windows, schedc.compile("1f1b", P=2, M=4), mesh=mesh, replica=replica)
+        step = loader._step(DataPlace(0, 0, 0))
+        loader.close()
+        group = step.deal.costs.reshape(2, 2, 4)[replica // 2]
+        assert searched.pop() == group.max(axis=0).tolist()
+        assert not searched
+        assert group[0].tolist() != group[1].tolist()
 
 
 def test_checkpoints_keep_the_place(tmp_path: Path) -> None:
