@@ -53,16 +53,16 @@ def test_04_every_plan_is_legal_and_carries_its_layers(path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.processes
-def test_plan_local_trains_and_emulates_the_best_plans(tmp_path: Path) -> None:
+def test_plan_local_trains_and_emulates_the_best_plan(tmp_path: Path) -> None:
     needed("scipy")
-    quick = {"BATCH": "8x32", "EMULATED": "2"}
+    quick = {"BATCH": "8x32", "TRAINED": "01", "EMULATED": "1"}
     environment = {**os.environ, **quick, "BIN": str(Path(sys.executable).parent)}
     command = ["bash", str(EXAMPLES / "plan_local.sh"), str(tmp_path / "out")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    assert done.stdout.count("check passed: loss and gradients of 2 steps, all ranks") == 2
+    assert done.stdout.count("check passed: loss and gradients of 2 steps, all ranks") == 1
     table = done.stdout.partition("== predicted and emulated")[2].splitlines()
     rows = [line.split() for line in table if line.endswith("%")]
-    assert [row[0] for row in rows] == [f"{place:02}.sched" for place in (1, 2)]
-    assert max(abs(float(row[-2])) for row in rows) <= 5
+    assert [row[0] for row in rows] == ["01.sched"]
+    assert abs(float(rows[0][-2])) <= 5
     assert subprocess.run(command, env=environment, capture_output=True, timeout=60, check=False).returncode == 2
