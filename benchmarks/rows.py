@@ -1,6 +1,6 @@
 """Rows of unequal cost: how evenly they are dealt, what their order gains, and whether samples and gradients stay.
 
-    python benchmarks/rows.py order | sampler | losses | count [--json]
+    python benchmarks/rows.py order | sampler | losses | count | shapes [--json]
 
 Rows of 32,768 tokens are packed from drawn documents. Attention takes 0.8 of a row that is one document.
 
@@ -20,6 +20,10 @@ losses: trains one step of packed rows, rearranged, and each document alone; com
 count: runs steps of 8 to 12 microbatches through one pipeline, and through one pipeline each, on real ranks: the same
 bits on all of them. `bound` counts streams that a rank binds, `bound_again` those of second steps.
 
+shapes: runs steps whose microbatches have two and eight lengths, on real ranks. They have the bits of serial autograd,
+and gradients within 1e-13 of padded steps. `sent` is the share of numbers in messages of those of padded steps.
+`bound_again` counts streams bound, and recordings, in later steps of the same lengths in another order.
+
 Printed: `cases`, `failed` (the number beside their limit), figures, and what failed. The exit status is 1 if a case
 failed.
 """
@@ -37,8 +41,11 @@ from figures import lines, parser_of
 
 from support.counted_cases import count
 from support.row_cases import Judged, losses, order, sampler
+from support.shape_cases import shapes
 
-WORDS: dict[str, Callable[[], Judged]] = {"order": order, "sampler": sampler, "losses": losses, "count": count}
+WORDS: dict[str, Callable[[], Judged]] = {
+    "order": order, "sampler": sampler, "losses": losses, "count": count, "shapes": shapes
+}  # fmt: skip
 """By word: what runs, and gives the number of cases, what failed, and figures."""
 
 

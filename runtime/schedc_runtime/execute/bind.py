@@ -37,6 +37,7 @@ from schedc_runtime.execute.operands import (
     probes_of,
     replica_keys,
 )
+from schedc_runtime.execute.shapes import in_shapes
 from schedc_runtime.execute.tied_sums import TiedOperands
 from schedc_runtime.partition.boundary import Boundary
 from schedc_runtime.partition.shared import SharedParameter
@@ -51,6 +52,7 @@ def bind(
     cells: CellSource = serial,
     tied: Sequence[SharedParameter] = (),
     replicas: Mapping[ReplicaKey, ReplicatedStage] = MappingProxyType({}),
+    by_microbatch: bool = False,
 ) -> Code:
     """The code of ``rank``.
 
@@ -60,11 +62,16 @@ def bind(
     cells: the order inside instructions on segmented stages, which become one step per micro-step.
     tied: the parameters of the program's ties.
     replicas: what works among replicas run on.
+    by_microbatch: whether microbatches may have several shapes. Messages then have forms of their own by microbatch,
+    and each call runs the code of its microbatch's shape (`in_shapes`).
     """
-    stream = list(program.instructions(rank))
-    binder = _Binder(program, rank, stream, stages, boundaries, handlers, recomputed_slots(program), tied, replicas)
+    stream, recomputed, forms = list(program.instructions(rank)), recomputed_slots(program), message_forms(boundaries)
+    of_one = len(forms) if by_microbatch else 0
+    binder = _Binder(program, rank, stream, stages, boundaries, handlers, recomputed, tied, replicas, of_one)
     steps = binder.steps(cells)
-    return Code(steps, binder.slot_names, len(binder.handle_of), binder.slot_of, message_forms(boundaries))
+    if by_microbatch:
+        steps, forms = in_shapes(steps), forms * program.microbatches
+    return Code(steps, binder.slot_names, len(binder.handle_of), binder.slot_of, forms)
 
 
 @dataclass
@@ -81,6 +88,8 @@ class _Binder:
     """(stage, microbatch) of every R."""
     tied: Sequence[SharedParameter] = ()
     replicas: Mapping[ReplicaKey, ReplicatedStage] = field(default_factory=dict)
+    of_one: int = 0
+    """Forms of messages of each microbatch, where these have their own; else 0."""
     slot_of: dict[tuple[int, int, int], int] = field(default_factory=dict)
     slot_names: list[str] = field(default_factory=list)
     handle_of: dict[int, int] = field(default_factory=dict)
@@ -185,6 +194,7 @@ class _Binder:
     def message(self, x: Instruction) -> MessageOperands:
         slot = self.slot(x.channel, x.stage, x.microbatch)
         edge = x.stage + 1 if x.channel == Channel.ACTIVATION else len(self.boundaries) + x.stage
+        edge += x.microbatch * self.of_one
         receive, carried = x.kind is InstructionKind.RECV, self.communicator.get(x.message, -1)
         return MessageOperands(receive, x.peer, edge, slot, self.handle(x.message), carried)
 

@@ -188,29 +188,21 @@ class Pipeline(OptimizerCalls):
              profile: bool = False) -> Any: ...  # fmt: skip
 
     def step(
-        self,
-        batch: Any = None,
-        targets: Any = None,
-        *,
-        outputs: bool = False,
-        scale: float = 1.0,
-        accumulate: int = 1,
-        microbatches: int | None = None,
-        snapshot: Wanted = False,
-        trace: bool = False,
-        profile: bool = False,
-    ) -> Tensor | StepResult:
+        self, batch: Any = None, targets: Any = None, *, outputs: bool = False, scale: float = 1.0, accumulate: int = 1,
+        microbatches: int | None = None, snapshot: Wanted = False, trace: bool = False, profile: bool = False,
+    ) -> Tensor | StepResult:  # fmt: skip
         """One training step: forward and backward of all microbatches; gradients are added to ``parameter.grad``.
 
         batch: [rows, ...] a tensor, or a tuple (positional arguments of the model) or dict (keywords) of tensors and
             plain values. Tensors are split by rows. Needed on ranks that hold a first stage; others may pass None. Rows
-            that do not divide into microbatches are padded where that changes nothing, else refused.
-        targets: [rows, ...] given to ``loss_fn``, split likewise. Needed where a last stage is held.
+            that do not divide into microbatches are padded where that changes nothing, else refused. A list has these
+            for each microbatch, of up to 8 shapes; nothing is padded.
+        targets: [rows, ...] given to ``loss_fn``, split or listed likewise. Needed where a last stage is held.
         outputs: return a `StepResult`, which has the model's outputs where a last stage is.
         scale: factor of the gradients, such as that of a gradient scaler. The loss is without it.
         accumulate: number of calls whose gradients make one step of the optimizer, the same in each of them. The
             gradients are those of one mean over all of these calls once the last has run. Begin with zeroed gradients.
-        microbatches: number of them in this step; by default as in `program`. Another number is compiled once.
+        microbatches: number of them in this step; by default as in a list, or `program`. A new one is compiled once.
         snapshot: copy the state to the host beside the step's compute, for `snapshot`; an optimizer: and its state.
         trace: keep when each instruction ran, in `intervals`. profile: name instructions in torch's profiler.
 
@@ -225,17 +217,22 @@ class Pipeline(OptimizerCalls):
         return result if outputs else result.loss
 
     @overload
-    def evaluate(self, batch: Any = None, targets: Any = None, *, outputs: Literal[False] = False) -> Tensor: ...
+    def evaluate(self, batch: Any = None, targets: Any = None, *, outputs: Literal[False] = False,
+                 microbatches: int | None = None) -> Tensor: ...  # fmt: skip
 
     @overload
-    def evaluate(self, batch: Any = None, targets: Any = None, *, outputs: bool) -> Any: ...
+    def evaluate(
+        self, batch: Any = None, targets: Any = None, *, outputs: bool, microbatches: int | None = None
+    ) -> Any: ...
 
-    def evaluate(self, batch: Any = None, targets: Any = None, *, outputs: bool = False) -> Tensor | StepResult:
+    def evaluate(
+        self, batch: Any = None, targets: Any = None, *, outputs: bool = False, microbatches: int | None = None
+    ) -> Tensor | StepResult:
         """[] the loss without training: the forward-only program, dropout off, nothing kept for a backward.
 
-        batch, targets, outputs: as of `step`. With ``outputs`` targets may be left out; the loss is then NaN.
+        batch to microbatches: as of `step`. With ``outputs`` targets may be left out; the loss is then NaN.
         """
-        call = PipelineCall("evaluate", self.program, outputs=outputs)
+        call = PipelineCall("evaluate", self.program, outputs=outputs, microbatches=microbatches)
         with torch.no_grad(), evaluating(self._held()):
             result = self._runner.run(call, batch, targets)
         return result if outputs else result.loss

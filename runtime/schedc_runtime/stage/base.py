@@ -30,6 +30,7 @@ from schedc_runtime.recompute.whole_stage import StageCheckpoints
 from schedc_runtime.segments.captured import CapturedSegments
 from schedc_runtime.segments.fx_trace import Traces
 from schedc_runtime.segments.graph import Communication, Segment, StageGraph, stage_graph
+from schedc_runtime.stage.bound_shape import BoundShape
 from schedc_runtime.stage.hooks import has_hooks
 from schedc_runtime.stage.in_flight import MicrobatchState, WholeRecord
 from schedc_runtime.stage.offloaded import OffloadedStage
@@ -46,6 +47,11 @@ NOTHING = nullcontext()
 
 class StageBase(OffloadedStage):
     """A stage module as a graph, with the states of its microbatches in flight. See `Stage`."""
+
+    shapes: Sequence[BoundShape] = ()
+    """[M] what the stage is bound to by microbatch, in a step whose microbatches have several shapes."""
+    _shape: BoundShape | None = None
+    """The shape that was taken last; None where `bind` has been called since."""
 
     def __init__(
         self,
@@ -136,6 +142,7 @@ class StageBase(OffloadedStage):
         parts: the boundaries of a slice, where a microbatch has several.
         """
         self.check_empty()
+        self._shape = None
         self._input, self._output = input, output
         part_input, part_output = parts or (input, output)
         self._entry = SlicedBoundary.of(input, part_input, self.slices)
@@ -145,6 +152,15 @@ class StageBase(OffloadedStage):
             raise StageError(
                 f"stage {self.index} was traced for {self.graph.inputs} inputs, but {input.tree.num_children} enter it"
             )
+
+    def take_shape(self, microbatch: int) -> None:
+        """Be bound to the shape of a microbatch in `shapes`, which runs next."""
+        shape = self.shapes[microbatch]
+        if shape is not self._shape:
+            shape.enter(self)
+            self._shape = shape
+        if shape.slot is not None:  # another copy of the stage may have taken another
+            shape.slot.code = shape.code
 
     def follow(self) -> None:
         """Take the graph of the current code, which may differ with the input signature."""

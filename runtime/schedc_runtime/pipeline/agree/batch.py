@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +14,7 @@ from schedc_runtime.partition.boundary import KnownValues, TensorSpec
 from schedc_runtime.partition.values import KNOWN
 from schedc_runtime.pipeline.agree.contents import batch_facts, common_facts, mapped_facts, with_facts
 from schedc_runtime.pipeline.agree.rows import ROWS_FIRST, Dim, Dims, Rows, dim_of, inside
-from schedc_runtime.transport.base import describe
+from schedc_runtime.pipeline.agree.signatures import apart, in_words, leaves_of, mapped_leaves
 
 Json = Any
 
@@ -65,13 +65,15 @@ class Agreement(NamedTuple):
 
     signature: that of one replica's batch, padded to whole microbatches. rows: over the microbatches of each process;
     None without a tensor that has rows. total: number of targets of all replicas; None where it is not known.
-    has_targets: whether any rank has some.
+    has_targets: whether any rank has some. listed: the number of microbatches of a replica, where the batch is a list
+    of them (`schedc_runtime.pipeline.agree.shapes`); else 0.
     """
 
     signature: Json
     rows: Rows | None
     total: float | None
     has_targets: bool
+    listed: int = 0
 
 
 def signature_of(value: Any, dims: Dims = ROWS_FIRST, dim: Dim = 0) -> Json:
@@ -110,6 +112,23 @@ def agree(
     counting: number of processes that count targets, one per replica. counted: whether the loss function returns
     counts; None if that is not known yet. slices: [stages] number of slices of a microbatch; empty without slices.
     """
+    batch, targets = agreed_signatures(requests, names)
+    rows = common_rows(batch, targets, microbatches, replicas)
+    if rows is not None and rows.padded and (reason := _unpaddable(requests, counted)):
+        raise not_padded(batch, targets, rows, replicas, *reason)
+    if rows is not None:
+        _check_slices(rows, slices, microbatches * replicas)
+    total = total_of((count for request in requests if (count := count_of(request)) is not None), counting)
+    padded = batch if rows is None or batch is None else with_rows(batch, rows.size * microbatches)
+    padded = with_facts(padded, common_facts([r.facts for r in requests if r.batch is not None]))
+    return Agreement(padded, rows, total, targets is not None)
+
+
+def agreed_signatures(requests: Sequence[StepRequest], names: Sequence[str]) -> tuple[Json, Json]:
+    """The signatures of the batch and of the targets of all processes; None where no process was given any.
+
+    Raises `BatchRefused`, for equal arguments alike, where processes differ or lack something. names: as of `agree`.
+    """
     check_calls(requests, names)
     if mixing := next((request.mixing for request in requests if request.mixing), ""):
         raise BatchRefused(
@@ -122,17 +141,10 @@ def agree(
                 f"{name} holds the last stage, and its pipeline has no loss function: it cannot train or form a loss",
                 "pass Pipeline(..., loss_fn=...), or ask for outputs alone: evaluate(batch, outputs=True)",
             )
-    batch = _agreed("batch", names, [(r.batch, r.needs_batch) for r in requests], "first")
-    targets = _agreed("targets", names, [(r.targets, r.needs_targets) for r in requests], "last", optional=True)
-    rows = _rows(batch, targets, microbatches, replicas)
-    if rows is not None and rows.padded and (reason := _unpaddable(requests, counted)):
-        raise not_padded(batch, targets, rows, replicas, *reason)
-    if rows is not None:
-        _check_slices(rows, slices, microbatches * replicas)
-    total = total_of((count for request in requests if (count := count_of(request)) is not None), counting)
-    padded = batch if rows is None or batch is None else with_rows(batch, rows.size * microbatches)
-    padded = with_facts(padded, common_facts([r.facts for r in requests if r.batch is not None]))
-    return Agreement(padded, rows, total, targets is not None)
+    return (
+        _agreed("batch", names, [(r.batch, r.needs_batch) for r in requests], "first"),
+        _agreed("targets", names, [(r.targets, r.needs_targets) for r in requests], "last", optional=True),
+    )
 
 
 def count_of(request: StepRequest) -> tuple[int, float] | None:
@@ -184,10 +196,10 @@ SCALAR = (
 def not_padded(batch: Json, targets: Json, rows: Rows, replicas: int, why: str, remedy: str) -> BatchRefused:
     """The refusal of a batch that does not divide, with signatures of [rows, ...] tensors."""
     signatures = (("batch", batch), ("targets", targets))
-    path, leaf = next(x for what, signature in signatures for x in _leaves(signature, what) if x[1].get("shape"))
+    path, leaf = next(x for what, signature in signatures for x in leaves_of(signature, what) if x[1].get("shape"))
     into = f"{rows.parts // replicas} microbatches" + (f" for each of {replicas} replicas" if replicas > 1 else "")
     return BatchRefused(
-        f"{path} has {rows.rows} rows ({_show(leaf)}), which do not divide into {into}, and cannot be padded: {why}",
+        f"{path} has {rows.rows} rows ({in_words(leaf)}), which do not divide into {into}, and cannot be padded: {why}",
         f"use a batch size that is a multiple of {rows.parts}, drop the last, smaller batch of an epoch, or {remedy}",
     )
 
@@ -205,14 +217,16 @@ def _unpaddable(requests: Sequence[StepRequest], counted: bool | None) -> tuple[
     return SCALAR if counted is False else None
 
 
-def _rows(batch: Json, targets: Json, microbatches: int, replicas: int, what: str = "batch") -> Rows | None:
+def common_rows(
+    batch: Json, targets: Json, microbatches: int, replicas: int, what: tuple[str, str] = ("batch", "targets")
+) -> Rows | None:
     """The rows that all tensors have in common. Raises `BatchRefused` for different numbers of rows, and for 0.
 
-    what: the name of the batch in errors.
+    what: the names of batch and targets in errors.
     """
     sizes: dict[int, str] = {}
-    for name, signature in ((what, batch), ("targets", targets)):
-        for path, leaf in _leaves(signature, name):
+    for name, signature in zip(what, (batch, targets), strict=True):
+        for path, leaf in leaves_of(signature, name):
             if "refused" in leaf:
                 raise BatchRefused(
                     f"{path} is a {leaf['refused']}: only tensors and plain values (bool, int, float, str, None) can be"
@@ -223,11 +237,11 @@ def _rows(batch: Json, targets: Json, microbatches: int, replicas: int, what: st
             if leaf.get("shape") and dim is not None:
                 if not 0 <= dim < len(leaf["shape"]):
                     raise BatchRefused(
-                        f"{path} ({_show(leaf)}) has no dimension {dim}, which example_dims names",
+                        f"{path} ({in_words(leaf)}) has no dimension {dim}, which example_dims names",
                         "name the dimension of its rows, counted from 0",
                     )
                 in_dimension = f" in dimension {dim}" if dim else ""
-                sizes.setdefault(leaf["shape"][dim], f"{path} ({_show(leaf)}{in_dimension})")
+                sizes.setdefault(leaf["shape"][dim], f"{path} ({in_words(leaf)}{in_dimension})")
     if len(sizes) > 1:
         first, second, *_ = sizes.values()
         differing = "number of rows" if " in dimension " in first + second else "first dimension"
@@ -286,7 +300,7 @@ def microbatch_of(signature: Json, microbatches: int) -> Any:
         known = KnownValues(*leaf[KNOWN]) if KNOWN in leaf else None
         return TensorSpec(tuple(shape), getattr(torch, leaf["dtype"]), known=known, rows=dim)
 
-    return _map(signature, tensor)
+    return mapped_leaves(signature, tensor)
 
 
 def with_rows(signature: Json, rows: int) -> Json:
@@ -309,21 +323,13 @@ def one_microbatch(example: Any, microbatches: int, dims: Dims = ROWS_FIRST) -> 
     if example is None:
         return None
     signature = signature_of(example, dims, dims.get(0, 0))
-    _rows(signature, None, 1, 1, "example")
+    common_rows(signature, None, 1, 1, ("example", "targets"))
     signature = with_facts(signature, batch_facts(example, signature))
-    sized = [leaf for _, leaf in _leaves(signature, "example") if leaf.get("shape") and leaf.get("rows", 0) is not None]
+    sized = [
+        leaf for _, leaf in leaves_of(signature, "example") if leaf.get("shape") and leaf.get("rows", 0) is not None
+    ]
     rows = [leaf["shape"][leaf.get("rows", 0)] for leaf in sized]
     return microbatch_of(signature, microbatches if all(n and n % microbatches == 0 for n in rows) else 1)
-
-
-def _map(signature: Json, leaf: Callable[[Json], Any]) -> Any:
-    if signature is None:
-        return None
-    if "items" in signature:
-        return tuple(_map(item, leaf) for item in signature["items"])
-    if "fields" in signature:
-        return {key: _map(item, leaf) for key, item in signature["fields"].items()}
-    return leaf(signature)
 
 
 def _agreed(
@@ -347,28 +353,10 @@ def _agreed(
     for name, signature in present[1:]:
         if signature != first:
             raise BatchRefused(
-                f"{first_name} and {name} were given a different {what}: {_show(first)} and {_show(signature)}",
+                f"{first_name} and {name} were given a different {apart(what, first, signature)}",
                 "give the same batch to every rank of a pipeline, and its replicas batches of one shape",
             )
     return first
-
-
-def _leaves(signature: Json, path: str) -> list[tuple[str, Json]]:
-    """Each tensor and plain value of a signature, with its path as in Python: ``batch[0]['ids']``."""
-    if signature is None:
-        return []
-    if "items" in signature:
-        return [x for i, item in enumerate(signature["items"]) for x in _leaves(item, f"{path}[{i}]")]
-    if "fields" in signature:
-        return [x for key, item in signature["fields"].items() for x in _leaves(item, f"{path}[{key!r}]")]
-    return [(path, signature)]
-
-
-def _show(signature: Json) -> str:
-    def leaf(x: Json) -> str:
-        return describe(x["shape"], getattr(torch, x["dtype"])) if "shape" in x else str(x.get("value", x))
-
-    return str(_map(signature, leaf)).replace("'", "")
 
 
 def _call(call: Json) -> str:

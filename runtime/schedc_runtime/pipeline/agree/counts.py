@@ -18,8 +18,14 @@ CountOfTargets = Callable[[Any], "Tensor | float | None"]
 
 
 def counted(count_fn: CountOfTargets, targets: Any) -> float | None:
-    """The count of targets, of any shapes, as a number on the host; None where ``count_fn`` gives none."""
-    value = count_fn(targets)
+    """The count of targets, of any shapes, as a number on the host; None where ``count_fn`` gives none.
+
+    A list has the targets of microbatches, whose counts are added up where they lie.
+    """
+    values = [count_fn(each) for each in (targets if isinstance(targets, list) else [targets])]
+    value = values[0] if values else None
+    for other in values[1:]:
+        value = None if value is None or other is None else value + other
     if value is None:
         return None
     if isinstance(value, Tensor):

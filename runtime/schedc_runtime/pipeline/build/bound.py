@@ -6,8 +6,10 @@ Stages that run microbatches in slices have the code of a slice; boundaries are 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -33,10 +35,13 @@ from schedc_runtime.partition.cut_record import Record
 from schedc_runtime.partition.effects import ambient
 from schedc_runtime.partition.example import arguments
 from schedc_runtime.partition.shared import SharedParameter, copies_in
-from schedc_runtime.pipeline.agree.batch import microbatch_of
+from schedc_runtime.pipeline.agree.batch import BatchRefused, microbatch_of
+from schedc_runtime.pipeline.agree.shapes import shapes_in
+from schedc_runtime.pipeline.agree.signatures import in_words
 from schedc_runtime.pipeline.build.random_steps import DrawPlan, draw_plan
 from schedc_runtime.pipeline.build.stages import StagesByIndex
 from schedc_runtime.ranks.mesh import Coordinate, Mesh, PeerGroups
+from schedc_runtime.stage.bound_shape import BoundShape
 from schedc_runtime.stage.stage import Stage
 from schedc_runtime.transport.base import MessageForm, Transport
 
@@ -50,13 +55,15 @@ class BoundSignature(NamedTuple):
     """What is kept for one signature and program. draws: None if random numbers are not by name.
 
     executors: one per place here, which signatures with the same tensors of other shapes share. forms: what their
-    messages carry, as of `message_forms`.
+    messages carry, as of `message_forms`. shapes: by id, the stages here as they are bound to it, where it is one of
+    several in a step.
     """
 
     record: Record
     draws: DrawPlan | None
     executors: dict[Coordinate, Executor]
     forms: tuple[MessageForm, ...]
+    shapes: Mapping[int, BoundShape] = MappingProxyType({})
 
 
 class BoundCode:
@@ -83,8 +90,8 @@ class BoundCode:
         self.marked = marked
         self.partition, self.stages, self.device, self.cells = partition, stages, device, cells
         self.mesh, self.shards, self.tied, self.slices = mesh, shards, tied, slices
-        self.boundaries: tuple[Boundary, ...] = ()
-        """[stages + 1] what crosses before each stage and after the last, for the last signature."""
+        self.boundaries: Sequence[tuple[Boundary, ...]] = ()
+        """[M][stages + 1] what crosses before each stage and after the last, by microbatch of the last signature."""
         self.signature: Any = None
         """The last signature."""
         self._record: Record | None = None
@@ -101,39 +108,96 @@ class BoundCode:
     ) -> dict[Coordinate, Executor]:
         """The executors of ``program`` for a batch of this signature, one per place here.
 
-        call: tells programs apart, ``step`` or ``evaluate``.
+        call: tells programs apart, ``step`` or ``evaluate``. signature: as of an `Agreement`.
         """
-        stages = [stage for held in self.stages.values() for stage in held.values()]
-        training = any(stage.module.training for stage in stages)
         # What a model may ask or read changes what it does. A stage that was frozen has no sums.
+        training = any(stage.module.training for stage in self._held())
         read = self.partition.records.reads.key(training)
         way = f"{call} {training} {ambient()} {self._trained()} {read}"
-        key = f"{signature} {way}"
-        if key not in self._bound:
-            args, kwargs = arguments(microbatch_of(signature, program.microbatches))
-            record = record_in_slices(self.partition, args, kwargs, self.slices, training=training)
-            self._select(record)
-            draws = draw_plan(record, stages)
-            form = way, tuple([tuple([spec.form for spec in boundary.tensors]) for boundary in record.boundaries])
-            if form not in self._streams:
-                self._streams[form] = self._bind(program, record.boundaries, transports, peer_groups)
-                _shorten(self._streams, _KEPT)
-            self._bound[key] = BoundSignature(record, draws, self._streams[form], message_forms(record.boundaries))
-            _shorten(self._bound, _SIGNATURES)
-            self._streams.move_to_end(form)
-        self._bound.move_to_end(key)
+        shapes, table = shapes_in(signature, program.microbatches)
+        several = len(shapes) > 1
+        bound = []
+        for shape, parts in shapes:
+            key = f"{shape} {parts} {several} {way}"
+            if key not in self._bound:
+                made = self._record_of(microbatch_of(shape, parts), training)
+                self._bound[key] = self._bound_to(program, way, *made, several, transports, peer_groups)
+                _shorten(self._bound, _SIGNATURES)
+            self._bound.move_to_end(key)
+            bound.append(self._bound[key])
         self.signature = signature
-        record, draws, executors, forms = self._bound[key]
-        for executor in executors.values():
+        if several:
+            self._take_several(bound, shapes, table)
+        else:
+            self._take(bound[0], program.microbatches)
+        return bound[0].executors
+
+    def _record_of(self, microbatch: Any, training: bool) -> tuple[Record, DrawPlan | None]:
+        """The record of a microbatch, which stages run from now on, and what they draw."""
+        args, kwargs = arguments(microbatch)
+        record = record_in_slices(self.partition, args, kwargs, self.slices, training=training)
+        self._select(record)
+        return record, draw_plan(record, list(self._held()))
+
+    def _bound_to(
+        self,
+        program: Program,
+        way: str,
+        record: Record,
+        draws: DrawPlan | None,
+        several: bool,
+        transports: Mapping[Coordinate, Transport],
+        peer_groups: Mapping[Coordinate, PeerGroups],
+    ) -> BoundSignature:
+        """What is kept for a record. several: whether microbatches of other shapes run in the same step."""
+        form = way, several, tuple([tuple([spec.form for spec in x.tensors]) for x in record.boundaries])
+        if form not in self._streams:
+            self._streams[form] = self._bind(program, record.boundaries, several, transports, peer_groups)
+            _shorten(self._streams, _KEPT)
+        self._streams.move_to_end(form)
+        bound = BoundSignature(record, draws, self._streams[form], message_forms(record.boundaries))
+        if not several:
+            return bound
+        self._bind_stages(bound)
+        return bound._replace(shapes={id(stage): BoundShape.of(stage) for stage in self._held()})
+
+    def _bind_stages(self, bound: BoundSignature) -> None:
+        """Bind the stages here to a record, whose code is selected."""
+        for stage in self._held():
+            bind_stage(stage, bound.record)
+            if bound.draws is not None:
+                bound.draws.set(stage)
+
+    def _take(self, bound: BoundSignature, microbatches: int) -> None:
+        """Let all microbatches of the next call have one shape."""
+        for executor in bound.executors.values():
+            executor.registers.forms = bound.forms
+        if bound.record is not self._record:
+            self._select(bound.record)
+            self._bind_stages(bound)
+            self._record = bound.record
+        self.boundaries = [bound.record.boundaries] * microbatches
+
+    def _take_several(self, bound: Sequence[BoundSignature], shapes: Sequence[Any], table: Sequence[int]) -> None:
+        """Let each microbatch of the next call have its own shape. shapes, table: as of `shapes_in`.
+
+        Raises `BatchRefused` where other values cross between stages for one of them.
+        """
+        for each, (signature, _) in zip(bound, shapes, strict=True):
+            if each.executors is not bound[0].executors:
+                raise BatchRefused(
+                    f"other values cross between stages for {in_words(signature)} than for {in_words(shapes[0][0])}",
+                    "run microbatches of such shapes in steps of their own",
+                )
+        forms = tuple(chain.from_iterable([bound[shape].forms for shape in table]))
+        for executor in bound[0].executors.values():
             executor.registers.forms = forms
-        if record is not self._record:
-            self._select(record)
-            for stage in stages:
-                bind_stage(stage, record)
-                if draws is not None:
-                    draws.set(stage)
-            self._record, self.boundaries = record, record.boundaries
-        return executors
+        for stage in self._held():
+            stage.shapes = [bound[shape].shapes[id(stage)] for shape in table]
+        self._record, self.boundaries = None, [bound[shape].record.boundaries for shape in table]
+
+    def _held(self) -> Iterator[Stage]:
+        return (stage for held in self.stages.values() for stage in held.values())
 
     def fit(self, stage: Stage) -> None:
         """Let a further stage of the model run the code of the last signature."""
@@ -145,15 +209,14 @@ class BoundCode:
 
     def _trained(self) -> str:
         """Which stages here have something to train."""
-        stages = (stage for held in self.stages.values() for stage in held.values())
-        return "".join(str(int(any(p.requires_grad for p in parameters_inside([stage.module])))) for stage in stages)
+        trained = (any(p.requires_grad for p in parameters_inside([stage.module])) for stage in self._held())
+        return "".join(str(int(each)) for each in trained)
 
     def _select(self, record: Record) -> None:
         """Let the stages run the code of a record."""
         self.partition.records.select(record)
-        for held in self.stages.values():
-            for stage in held.values():
-                self.partition.records.equip(stage.module)
+        for stage in self._held():
+            self.partition.records.equip(stage.module)
 
     def forget(self) -> None:
         """Drop all executors, with whatever they hold: after a failure their messages no longer match."""
@@ -173,6 +236,7 @@ class BoundCode:
         self,
         program: Program,
         boundaries: Sequence[Boundary],
+        several: bool,
         transports: Mapping[Coordinate, Transport],
         peer_groups: Mapping[Coordinate, PeerGroups],
     ) -> dict[Coordinate, Executor]:
@@ -180,7 +244,7 @@ class BoundCode:
         codes = {
             place: with_hot_returns(
                 bind(program, place.pipeline, held, boundaries, cells=self.cells, tied=self.tied,
-                     replicas=replicas[place]),
+                     replicas=replicas[place], by_microbatch=several),
                 held,
                 summed=peer_groups[place].same_experts.size > 1,
             )

@@ -37,7 +37,7 @@ class StepResult:
     count: number of targets, or of microbatches under a scalar loss.
     metrics: each metric of `Loss` summed over all microbatches and replicas, and divided by ``count``.
     outputs: [rows, ...] the model's, for the microbatches of this process's last stages, without repeated rows. None
-        on ranks without a last stage, and where nobody asked for outputs.
+        on ranks without a last stage, and where nobody asked for outputs. Of a list of microbatches, a list.
     microbatches: numbers of the microbatches that ``outputs`` has, ascending.
     """
 
@@ -168,11 +168,14 @@ def _joined(values: Sequence[Any], dtype: torch.dtype, agreed: float | None) -> 
     return result, True
 
 
-def joined_outputs(outputs: Mapping[int, Any]) -> Any:
+def outputs_of(outputs: Mapping[int, Any], *, listed: bool) -> Any:
     """The outputs of several microbatches, by number, in one: tensors joined along their rows.
 
     Tensors are [rows, ...]; scalars are stacked to [microbatches]. What is no tensor is that of the first microbatch.
+    listed: the batch was a list, and so are its outputs.
     """
+    if listed:
+        return [outputs[number] for number in sorted(outputs)]
     leaves, trees = zip(*[pytree.tree_flatten(outputs[number]) for number in sorted(outputs)], strict=True)
     return pytree.tree_unflatten([_together(parts) for parts in zip(*leaves, strict=True)], trees[0])
 

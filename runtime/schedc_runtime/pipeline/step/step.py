@@ -8,36 +8,23 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils import _pytree as pytree
 
-from schedc.ir.program import Program
 from schedc_runtime.data_parallel.mixed_lists import scale_gradients
 from schedc_runtime.device.regions import graph_region
 from schedc_runtime.execute.executor import Executor, Interval, run_together
 from schedc_runtime.moe.fp8 import WEIGHTS
 from schedc_runtime.moe.sizes import Marks, overflowed
-from schedc_runtime.partition.example import arguments
-from schedc_runtime.pipeline.agree.batch import (
-    SCALAR,
-    Agreement,
-    BatchRefused,
-    StepRequest,
-    agree,
-    not_padded_batch,
-    signature_of,
-    split,
-)
-from schedc_runtime.pipeline.agree.contents import GivenBatches, batch_facts, check_given
+from schedc_runtime.pipeline.agree.batch import SCALAR, Agreement, BatchRefused, StepRequest, not_padded_batch
+from schedc_runtime.pipeline.agree.contents import GivenBatches, check_given
 from schedc_runtime.pipeline.agree.counts import Accumulation, CountOfTargets, counted
+from schedc_runtime.pipeline.agree.shapes import agree_on_call, facts_of_call, signature_of_call
 from schedc_runtime.pipeline.agree.step_facts import StepFacts, check_facts, differing
 from schedc_runtime.pipeline.build.assembly import Assembly
-from schedc_runtime.pipeline.build.chunked_loss import ChunkedLoss, Loss
 from schedc_runtime.pipeline.build.counted_programs import CountedPrograms
-from schedc_runtime.pipeline.build.loss_function import Expected, count_of_loss
+from schedc_runtime.pipeline.build.loss_function import count_of_loss
 from schedc_runtime.pipeline.build.materialize import check_materialized
 from schedc_runtime.pipeline.build.random_steps import random_numbers
+from schedc_runtime.pipeline.build.shape_limits import check_listed
 from schedc_runtime.pipeline.build.tied import check_copies
 from schedc_runtime.pipeline.state.snapshots import Snapshots
 from schedc_runtime.pipeline.step.call import CheckFinite, PipelineCall, StepWatch
@@ -51,8 +38,9 @@ from schedc_runtime.pipeline.step.contexts import (
 )
 from schedc_runtime.pipeline.step.finite import GradientCheck
 from schedc_runtime.pipeline.step.hot_steps import HotSteps
-from schedc_runtime.pipeline.step.losses import Leftovers, StepResult, gathered, joined_outputs, share
+from schedc_runtime.pipeline.step.losses import Leftovers, StepResult, gathered, outputs_of, share
 from schedc_runtime.pipeline.step.meeting_rows import RowChecks, candidates, meeting, mixing
+from schedc_runtime.pipeline.step.parts import Parts, is_counted, parts_of_call
 from schedc_runtime.pipeline.step.routing_record import begin_flags, collected_flags, held_layers
 from schedc_runtime.pipeline.step.stage_copies import RunningStatistics, StageCopies
 from schedc_runtime.pipeline.step.start import CallStart
@@ -60,9 +48,6 @@ from schedc_runtime.random_numbers.numbering import StepKey
 
 if TYPE_CHECKING:
     from schedc_runtime.pipeline.step.step_graphs import StepGraphs
-
-Parts = tuple[list[tuple[Tensor, ...]] | None, list[Expected] | None]
-"""[M] tensors that enter the first stage, and [M] what the last stage compares; None where no stage here needs them."""
 
 
 class StepRunner:
@@ -120,27 +105,19 @@ class StepRunner:
         guard.between = f"between steps, behind {number}"
         with guard(f"starting {number}"):
             agreed = self._agree(call, batch, targets)
-            call = call._replace(program=self.programs.of(call.name, call.microbatch_count))
+            check_listed(assembly, agreed)
+            call = call._replace(program=self.programs.of(call.name, agreed.listed or call.microbatch_count))
             if call.snapshot:
                 call = call._replace(program=self.snapshots.begin(call.program))
             accumulation = self.accumulation.with_call(call.accumulate, agreed.total) if call.training else None
-            assembly.first_batch.begin()
-            executors = assembly.bound_code.executors(
-                call.program,
-                f"{call.name} of {call.microbatch_count}" + (f" with {self.snapshots.key}" if call.snapshot else ""),
-                agreed.signature,
-                assembly.network.transports,
-                assembly.network.peer_groups,
-            )
-            if call.training:
-                assembly.first_batch.check()
+            executors = self._executors(call, agreed)
             self._check_form(call, agreed, targets)
-            parts = self._split(call.program, agreed, batch, targets)
+            parts = parts_of_call(assembly, agreed, call.program.microbatches, batch, targets)
         if accumulation is not None:
             self.accumulation = Accumulation()  # what an error leaves behind
         outputs, everyone = self._run_fitting(call, number, executors, parts, accumulation, agreed)
         with guard(f"at the end of {number}, with the loss"):
-            joined = joined_outputs(outputs) if outputs else None
+            joined = outputs_of(outputs, listed=agreed.listed > 0) if outputs else None
             if not call.training and call.outputs and not agreed.has_targets:
                 nothing = torch.full((), float("nan"), device=assembly.device)
                 self.result = StepResult(nothing, nothing.new_empty(0), 0, {}, joined, tuple(sorted(outputs)))
@@ -159,6 +136,21 @@ class StepRunner:
         loss = shared.loss.to(assembly.device)
         self.result = replace(shared, loss=loss, outputs=joined, microbatches=tuple(sorted(outputs)))
         return self.result
+
+    def _executors(self, call: PipelineCall, agreed: Agreement) -> dict[Any, Executor]:
+        """The bound code of a call, by place here."""
+        assembly = self.assembly
+        assembly.first_batch.begin()
+        executors = assembly.bound_code.executors(
+            call.program,
+            f"{call.name} of {call.program.microbatches}" + (f" with {self.snapshots.key}" if call.snapshot else ""),
+            agreed.signature,
+            assembly.network.transports,
+            assembly.network.peer_groups,
+        )
+        if call.training:
+            assembly.first_batch.check()
+        return executors
 
     def _end_training(self, number: str) -> None:
         """Count a training step that has succeeded."""
@@ -292,9 +284,10 @@ class StepRunner:
         options = {"call": call.name, "scale": call.scale, "accumulate": call.accumulate, "outputs": call.outputs}
         options |= {"steps": self.trained, "snapshot": "yes" if call.snapshot else False}
         if call.microbatch_count != self.assembly.program.microbatches:
-            options |= {"microbatches": call.microbatch_count, "fixed": "; ".join(self.assembly.fixed) or False}
+            options |= {"microbatches": call.microbatch_count}
+        options |= {"fixed": "; ".join(self.assembly.fixed) or False}
         shown = {"scale": call.scale, **{key: value for key, value in options.items() if value not in (1, False)}}
-        signatures = signature_of(batch, dims, dims.get(0, 0)), signature_of(targets)
+        signatures = signature_of_call(batch, dims), signature_of_call(targets)
         mine = StepRequest(
             *signatures, self._holds(0), last, {"call": call.name, **shown},
             has_loss=self.head.loss_fn is not None or not (call.training or targets is not None),
@@ -304,7 +297,7 @@ class StepRunner:
             mixing=mixing(self.assembly.held(), call.training) if self.assembly.plan.slices else "",
             snapshot=self.snapshots.prepare(call.snapshot, self.trained) if call.snapshot else (),
             loaded=self.copies.loaded(call.training),
-            facts=batch_facts(batch, signatures[0], self.assembly.partition.records),
+            facts=facts_of_call(batch, signatures[0], self.assembly.partition.records),
         )  # fmt: skip
         what = f"the start of {call.name} {self.steps}"
         if not self.control.alone:
@@ -319,9 +312,10 @@ class StepRunner:
     def _checked(self, call: PipelineCall, requests: Sequence[StepRequest]) -> Agreement:
         """What follows from the requests of all ranks. A collective; raises on every rank alike."""
         microbatches, here = call.microbatch_count, self._replicas_here
-        agreed = agree(
-            requests, self.control.names, microbatches, here, self._counting, self.counted, self.assembly.plan.slices
-        )
+        agreed = agree_on_call(
+            requests, self.control.names, call.microbatches, microbatches, here, self._counting, self.counted,
+            self.assembly.plan.slices,
+        )  # fmt: skip
         check_copies([copy for request in requests for copy in request.tied])
         names = self.control.names
         check_given([(name, each.replica, each.given) for name, each in zip(names, requests, strict=True)])
@@ -336,13 +330,13 @@ class StepRunner:
         rows, counted = agreed.rows, self.counted
         padded = rows is not None and rows.padded and (call.training or agreed.has_targets)
         if padded and rows is not None:
-            for spec in self.assembly.bound_code.boundaries[-1].tensors:
+            for spec in self.assembly.bound_code.boundaries[0][-1].tensors:
                 if not spec.shape or spec.shape[0] != rows.size:
                     hidden = f"the model's output has a {spec}, which does not show its repeated rows"
                     raise not_padded_batch(agreed, self._replicas_here, hidden, "return outputs with the rows first")
         uncounted = call.training and agreed.total is None
         if counted is None and (padded or uncounted):
-            what, mine = "what the loss function returns", self._form(call.program, targets)
+            what, mine = "what the loss function returns", self._form(call.program.microbatches, targets)
             counted = self.control.fold(what, mine, lambda forms: next((x for x in forms if x is not None), None))
         if padded and rows is not None and not counted:
             unseen = "what the loss function returns is not known before it has run once", "begin with a whole batch"
@@ -354,44 +348,10 @@ class StepRunner:
                 "pass Pipeline(count_fn=...): it gives the count of the whole targets, before the step",
             )
 
-    def _form(self, program: Program, targets: Any) -> bool | None:
-        """Whether the loss function returns a `Loss`, tried on fake tensors; None where this rank cannot tell."""
-        loss_fn = self.head.loss_fn
-        if loss_fn is None or not self._holds(program.stages - 1):
-            return None
-        if isinstance(loss_fn, ChunkedLoss):
-            return loss_fn.counted
-        output = self.assembly.bound_code.boundaries[-1]
-        target = split(targets, program.microbatches * self._replicas_here, self.assembly.device, pad=True)[0]
-        with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.enable_grad():
-            shapes = [torch.empty(spec.shape, dtype=spec.dtype, device=self.assembly.device) for spec in output.tensors]
-            try:
-                result = loss_fn(output.unpack(shapes), pytree.tree_map_only(Tensor, mode.from_tensor, target))
-            except Exception:
-                return None  # it looks at values
-        return isinstance(result, Loss)
-
-    def _split(self, program: Program, agreed: Agreement, batch: Any, targets: Any) -> list[Parts]:
-        """[replicas here] what the first and the last stage take."""
-        assembly, rows = self.assembly, agreed.rows
-        microbatches, here = program.microbatches, self._replicas_here
-        inputs: list[tuple[Tensor, ...]] | None = None
-        expected: list[Expected] | None = None
-        if batch is not None and self._holds(0):
-            entry = assembly.bound_code.boundaries[0]
-            dims = self._dims
-            pieces = split(batch, microbatches * here, assembly.device, pad=True, dims=dims, dim=dims.get(0, 0))
-            inputs = [entry.pack(assembly.partition.bind(*arguments(piece))) for piece in pieces]
-        if self._holds(assembly.program.stages - 1):
-            wanted = split(targets, microbatches * here, assembly.device)
-            sizes = [(rows.of(part), rows.size) if rows else (0, 0) for part in range(microbatches * here)]
-            first = self._replica * microbatches
-            expected = [
-                Expected(first + part, target, *size)
-                for part, (target, size) in enumerate(zip(wanted, sizes, strict=True))
-            ]
-        spans = [slice(replica * microbatches, (replica + 1) * microbatches) for replica in range(here)]
-        return [(inputs and inputs[span], expected and expected[span]) for span in spans]
+    def _form(self, microbatches: int, targets: Any) -> bool | None:
+        """Whether the loss function returns a `Loss`; None where this rank cannot tell."""
+        here = self._holds(self.assembly.program.stages - 1)
+        return is_counted(self.assembly, microbatches * self._replicas_here, targets) if here else None
 
     def _holds(self, index: int) -> bool:
         """Whether stage ``index`` is here."""

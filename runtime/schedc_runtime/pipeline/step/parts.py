@@ -1,0 +1,66 @@
+"""What the first and the last stages of a process take in a call, by microbatch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
+
+from schedc_runtime.partition.example import arguments
+from schedc_runtime.pipeline.agree.batch import Agreement
+from schedc_runtime.pipeline.agree.shapes import split_call
+from schedc_runtime.pipeline.build.assembly import Assembly
+from schedc_runtime.pipeline.build.chunked_loss import ChunkedLoss, Loss
+from schedc_runtime.pipeline.build.loss_function import Expected
+
+Parts = tuple[list[tuple[Tensor, ...]] | None, list[Expected] | None]
+"""[M] tensors that enter the first stage, and [M] what the last stage compares; None where no stage here needs them."""
+
+
+def parts_of_call(assembly: Assembly, agreed: Agreement, microbatches: int, batch: Any, targets: Any) -> list[Parts]:
+    """[replicas here] what the first and the last stage take. microbatches: those of a replica."""
+    rows, device, boundaries = agreed.rows, assembly.device, assembly.bound_code.boundaries
+    here = assembly.mesh.replicas if assembly.network.in_process else 1
+    parts, dims = microbatches * here, assembly.settings.dims
+    inputs: list[tuple[Tensor, ...]] | None = None
+    expected: list[Expected] | None = None
+    held = {index for place in assembly.places for index in assembly.stages[place]}
+    if batch is not None and 0 in held:
+        pieces = split_call(batch, parts, device, pad=True, dims=dims)
+        inputs = [
+            boundaries[part % microbatches][0].pack(assembly.partition.bind(*arguments(piece)))
+            for part, piece in enumerate(pieces)
+        ]
+    if assembly.program.stages - 1 in held:
+        wanted = split_call(targets, parts, device)
+        sizes = [(rows.of(part), rows.size) if rows else (0, 0) for part in range(parts)]
+        first = assembly.places[0].replica * microbatches
+        expected = [
+            Expected(first + part, target, *size) for part, (target, size) in enumerate(zip(wanted, sizes, strict=True))
+        ]
+    spans = [slice(replica * microbatches, (replica + 1) * microbatches) for replica in range(here)]
+    return [(inputs and inputs[span], expected and expected[span]) for span in spans]
+
+
+def is_counted(assembly: Assembly, parts: int, targets: Any) -> bool | None:
+    """Whether the loss function returns a `Loss`, tried on fake tensors; None where this rank cannot tell.
+
+    parts: number of microbatches of a process's batch. targets: of any shapes, for the whole batch.
+    """
+    loss_fn = assembly.head.loss_fn
+    if loss_fn is None:
+        return None
+    if isinstance(loss_fn, ChunkedLoss):
+        return loss_fn.counted
+    output = assembly.bound_code.boundaries[0][-1]
+    target = split_call(targets, parts, assembly.device, pad=True)[0]
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.enable_grad():
+        shapes = [torch.empty(spec.shape, dtype=spec.dtype, device=assembly.device) for spec in output.tensors]
+        try:
+            result = loss_fn(output.unpack(shapes), pytree.tree_map_only(Tensor, mode.from_tensor, target))
+        except Exception:
+            return None  # it looks at values
+    return isinstance(result, Loss)
