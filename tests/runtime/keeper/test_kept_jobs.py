@@ -93,7 +93,7 @@ def test_spares_that_are_not_there_are_refused(monkeypatch: pytest.MonkeyPatch) 
     agent.check_spares(1)
     assert agent.agent_here() == agent.process_here(1)
     assert next(agent.told_spare()).startswith(f"  the spare (pid {os.getppid()})")
-    monkeypatch.setenv(agent.SPARE, "1")
+    monkeypatch.setenv(agent.SPARE, str(os.getpid()))
     assert agent.spare_here() is None, "an environment that a child of a rank has inherited"
 
 
