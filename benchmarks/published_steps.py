@@ -111,7 +111,7 @@ def skews_of_balance(deltas: tuple[float, ...]) -> Iterator[dict[str, float | No
     rho is None where none from 1 to `MOST` is found.
     """
     for delta in deltas:
-        rho = _rho_of(delta)
+        rho = rho_of_balance(delta)
         if rho is None:
             yield {"delta": delta, "rho": None, "overlap": None, "balance": None}
         else:
@@ -119,7 +119,7 @@ def skews_of_balance(deltas: tuple[float, ...]) -> Iterator[dict[str, float | No
             yield {"delta": delta, "rho": rho, "overlap": gain_overlap(skew), "balance": gain_balance(skew)}
 
 
-def _rho_of(delta: float) -> float | None:
+def rho_of_balance(delta: float) -> float | None:
     """rho at which balance gains `BALANCE`, by false position between 1 and `MOST`."""
     ends = [1.0, MOST]
     for _ in range(_ROUNDS):

@@ -1,6 +1,6 @@
 """Measures what the optimizations of a training step bring, each on top of the last, beside what was predicted.
 
-    python benchmarks/waterfall.py [--json] [--rho 1.4] [--delta 1.1] [--parts emulated,published]
+    python benchmarks/waterfall.py [--json] [--rho 1.4 | published] [--delta 1.1] [--parts emulated,published]
 
 emulated: eight processes over gloo, a pipeline of two ranks times four expert ranks (two nodes of two). The runtime
 trains a small model in the shape of DeepSeek-V3 from plan files. Clocks are those of an emulated device
@@ -11,18 +11,23 @@ trains a small model in the shape of DeepSeek-V3 from plan files. Clocks are tho
     exchanges  take the rows that a rank really sent or got, whichever is more. A row takes as long as lets a flat
                dispatch of uniform routing last as long as the plan's
     routing    is drawn per step, at popularities by which the fullest rank has rho times the mean (`drawn_routing`)
+    attention  takes more by the squared lengths of its row (`waterfall_rows`)
 
 The steps: flat exchanges (`interleaved_1f1b`, an even layout); hierarchical exchanges; overlap (`adaptive_pipe`);
-hot experts, lent for a step; a balanced layout. Printed for each, per cent of the first step's time:
+hot experts, lent for a step; a balanced layout; rows dealt to replicas and ordered. Printed for each, per cent of the
+first step's time:
 
     measured    the mean of the timed steps on the slowest rank
     predicted   by the compiler from the plan file, with the expected rows of each rank at the stated rho. Steps without
                 overlap are priced by their parts, with the rows of the fullest rank
 
-What the runtime has not is predicted only: moving experts until rho is 1.05 (in place of lending), and rearranging data
-until delta is 1.02. Rows of the fullest rank of a microbatch vary around the mean; predictions take the mean.
+Moving experts until rho is 1.05 is predicted only, in place of lending. `balance by microbatch` is not among the
+steps: exchanges with two hops refuse it (S158). Rows of the fullest rank of a microbatch vary around the mean, which
+predictions take.
 
 published: the same steps, predicted for the plan itself, and the (rho, delta) at which they gain what was published.
+No skew was published. `--rho published` takes the rho at which balance is predicted to gain as much at this delta, and
+the emulated gain stands beside it.
 """
 
 from __future__ import annotations
@@ -50,7 +55,8 @@ from drawn_routing import (
     sent_rows,
     uniform_rows,
 )
-from published_steps import EVEN_DELTA, EVEN_RHO, Skew
+from published_steps import EVEN_RHO, Skew
+from waterfall_rows import squares_of
 from waterfall_steps import EXPERT_ROWS, INNER, PIPELINE, TOKENS, WIDTH
 
 from schedc.cell.costs import CellCosts, SegmentTimes
@@ -77,13 +83,17 @@ START = (2, 2, 2, 3)
 
 @dataclass(frozen=True)
 class Step:
-    """A training step. balanced: whether ranks have as much work. hot: whether experts are lent."""
+    """A training step. balanced: whether ranks have as much work. hot: whether experts are lent.
+
+    dealt: whether rows are dealt to replicas by cost, and ordered.
+    """
 
     what: str
     method: str
     overlap: bool = False
     hot: bool = False
     balanced: bool = False
+    dealt: bool = False
 
 
 STEPS = (
@@ -92,6 +102,7 @@ STEPS = (
     Step("overlap", "hierarchical", overlap=True),
     Step("hot", "hierarchical", overlap=True, hot=True),
     Step("layout", "hierarchical", overlap=True, hot=True, balanced=True),
+    Step("rows", "hierarchical", overlap=True, hot=True, balanced=True, dealt=True),
 )
 
 
@@ -199,8 +210,19 @@ def priced(plan: str, costs: str) -> passes.Step:
     return passes.lower(passes.Step(tree, {}, parse_costs(Source("costs.toml", costs))), "timeline")
 
 
+def slopes_of_attention() -> list[float]:
+    """[F, I, W] by how much attention takes longer where squares of lengths are twice the mean, over its time at 1."""
+    once, twice = (Times.of(delta).segments["attention"] for delta in (1.0, 2.0))
+    return [two / one - 1 if one else 0.0 for one, two in zip(once, twice, strict=True)]
+
+
+def waited(step: Step, delta: float) -> Times:
+    """Times of a step whose replicas wait at each exchange for the row with the largest squares of its position."""
+    return Times.of(float(squares_of(step.dealt, delta, MICROBATCHES).max(axis=0).mean()))
+
+
 def predicted(step: Step, times: Times, rho: float) -> float:
-    """Seconds of a step whose ranks have the rows that are expected at this skew."""
+    """Seconds of a step whose ranks have the rows that are expected at this skew. times: of attention in all ranks."""
     choices = [expected(layer, rho) for layer in range(BLOCKS)]
     hot = [hot_of(each, step, times) if step.hot else () for each in choices]
     factors = np.array([rank_rows(*each) for each in zip(choices, hot, strict=True)])
@@ -247,11 +269,18 @@ def device_fields(times: Times) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def measured(step: Step, times: Times, rho: float, timed: int) -> dict[str, Any]:
-    """Seconds of a step, the mean of the timed ones; rows of the fullest rank over the mean; experts lent per layer."""
+def measured(step: Step, times: Times, skew: Skew, timed: int) -> dict[str, Any]:
+    """Seconds of a step, the mean of the timed ones; rows of the fullest rank over the mean; experts lent per layer.
+
+    times: of parts, by which the layout is balanced. The device takes the times of rows of mean squares, and their own.
+    """
+    mean, attention = (
+        Times.of(1.0),
+        {"squares": squares_of(step.dealt, skew.delta, MICROBATCHES).tolist(), "slopes": slopes_of_attention()},
+    )
     ranks = pool(PIPELINE * RANKS).run(
-        "waterfall_steps:rank_of_step", timeout=600, plan=plan_text(step, times), costs=cost_text(step, times),
-        blocks=BLOCKS, rho=rho, device=device_fields(times), timed=timed,
+        "waterfall_steps:rank_of_step", timeout=600, plan=plan_text(step, times), costs=cost_text(step, mean),
+        blocks=BLOCKS, rho=skew.rho, device=device_fields(mean), attention=attention, timed=timed,
     )  # fmt: skip
     steps = [max(each) for each in zip(*(rank["seconds"] for rank in ranks), strict=True)]
     groups = [ranks[first : first + RANKS] for first in range(0, len(ranks), RANKS)]
@@ -263,8 +292,8 @@ def measured(step: Step, times: Times, rho: float, timed: int) -> dict[str, Any]
 def emulated(skew: Skew, timed: int) -> dict[str, Any]:
     """The steps, what is predicted only, and the gains."""
     times = Times.of(skew.delta)
-    runs = [measured(step, times, skew.rho, timed) for step in STEPS]
-    seconds = [predicted(step, times, skew.rho) for step in STEPS]
+    runs = [measured(step, times, skew, timed) for step in STEPS]
+    seconds = [predicted(step, waited(step, skew.delta), skew.rho) for step in STEPS]
     steps = [
         {
             "what": step.what, "predicted_s": time, "measured_s": run["seconds"],
@@ -273,16 +302,12 @@ def emulated(skew: Skew, timed: int) -> dict[str, Any]:
         }
         for step, time, run in zip(STEPS, seconds, runs, strict=True)
     ]  # fmt: skip
-    moved = replace(STEPS[-1], hot=False)
-    even_rho = min(skew.rho, EVEN_RHO)
-    only = {
-        "migration": predicted(moved, times, even_rho),
-        "data rearrangement": predicted(moved, Times.of(min(skew.delta, EVEN_DELTA)), even_rho),
-    }
+    moved, even = replace(STEPS[-1], hot=False), min(skew.rho, EVEN_RHO)
+    only = {"migration": predicted(moved, waited(moved, skew.delta), even)}
     measured_s = {step["what"]: step["measured_s"] for step in steps}
     predicted_s = {step["what"]: step["predicted_s"] for step in steps}
     gains = {
-        name: {"overlap": each["flat"] / each["overlap"], "balance": each["overlap"] / each["layout"]}
+        name: {"overlap": each["flat"] / each["overlap"], "balance": each["overlap"] / each["rows"]}
         for name, each in (("measured", measured_s), ("predicted", predicted_s))
     }
     return {
@@ -311,17 +336,18 @@ def of_published_plan(skew: Skew, deltas: tuple[float, ...]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="What each optimization of a step brings, measured and predicted.")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the tables")
-    parser.add_argument("--rho", type=float, default=1.4, help="rows of the fullest expert rank over the mean")
+    parser.add_argument("--rho", default="1.4", help="rows of the fullest expert rank over the mean, or published")
     parser.add_argument("--delta", type=float, default=1.1, help="squared lengths of the fullest replica over the mean")
     parser.add_argument("--timed", type=int, default=1, help="timed steps of each kind")
     parser.add_argument("--deltas", default="1.0,1.25", help="where to look for the published gain")
     parser.add_argument("--parts", default="emulated,published", help="which of the two to run")
     options = parser.parse_args()
-    if min(options.rho, options.delta) < 1:
-        parser.error("rho and delta are the fullest over the mean: at least 1")
+    rho = published.rho_of_balance(options.delta) if options.rho == "published" else float(options.rho)
+    if rho is None or min(rho, options.delta) < 1:
+        parser.error("rho and delta are the fullest over the mean: at least 1, and few gain what was published")
     if unknown := set(options.parts.split(",")) - {"emulated", "published"}:
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are emulated, published")
-    skew, parts = Skew(options.rho, options.delta), options.parts.split(",")
+    skew, parts = Skew(rho, options.delta), options.parts.split(",")
     facts: dict[str, Any] = {"inputs": {"rho": skew.rho, "delta": skew.delta}}
     if "emulated" in parts:
         facts |= emulated(skew, options.timed)
@@ -347,7 +373,9 @@ def told(facts: dict[str, Any]) -> list[str]:
                 f"{step['what']:>20} {step['predicted_s']:7.3f} s {step['predicted_pct']:5.1f} %   predicted only"
             )
         gain, predicted_gain = facts["gain"], facts["gain"]["predicted"]
-        lines += [f"gain of {name}: {gain[name]:.3f}, predicted {predicted_gain[name]:.3f}" for name in predicted_gain]
+        for name, factor in (("overlap", published.OVERLAP), ("balance", published.BALANCE)):
+            gains = f"{gain[name]:.3f}, predicted {predicted_gain[name]:.3f}"
+            lines.append(f"gain of {name}: {gains}; published {factor}, without its skew")
     if plan := facts.get("published_plan"):
         lines += ["", "predicted: 718 B parameters on 6,144 devices"]
         lines += [f"{step['what']:>20} {step['seconds']:7.2f} s {step['pct']:5.1f} %" for step in plan["steps"]]

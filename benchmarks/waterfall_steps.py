@@ -71,6 +71,10 @@ class SplitsDevice(LendingDevice):
     """By stage and layer of the stage."""
     mean: float = 1.0
     """Rows of a rank and microbatch, the mean."""
+    squares: Sequence[float] = ()
+    """[microbatches] squared lengths of this rank's rows, over the mean of all."""
+    slopes: Sequence[float] = ()
+    """[F, I, W] by how much attention takes longer where squares are twice the mean, over its time at the mean."""
     splits: list[tuple[str, tuple[Any, Any]]] = field(default_factory=list)
     """The communicator, and rows by member that left and came, of the exchange that started last."""
     planned: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -91,7 +95,7 @@ class SplitsDevice(LendingDevice):
 
     def begin(self) -> None:
         super().begin()
-        self.planned = {place: int(layer.planner.padded_rows) for place, layer in self.layers.items()}
+        self.planned = dict.fromkeys(self.layers, 0)  # a call of a pipeline counts rows anew
         for layer in self.layers.values():
             layer.router.turn = 0  # type: ignore[assignment]
 
@@ -104,6 +108,8 @@ class SplitsDevice(LendingDevice):
             before, self.planned[place] = self.planned[place], int(self.layers[place].planner.padded_rows)
             self.rows[*place, op.microbatch] = self.planned[place] - before
         share = self.rows[*place, op.microbatch] / self.mean if node.role == "experts" else 1.0
+        if node.role == "attention":
+            share = 1 + self.slopes[_HALVES.index(half)] * (self.squares[op.microbatch] - 1)
         time = super().time(op, half) * share
         segments = [index for index, each in enumerate(shape.nodes) if not each.exchange]
         more = (seconds for stage, last, seconds in self.beside
@@ -152,11 +158,20 @@ def model_of(blocks: int) -> MoETransformer:
 
 
 def rank_of_step(
-    rank: int, world_size: int, plan: str, costs: str, blocks: int, rho: float, device: dict[str, Any], timed: int
+    rank: int,
+    world_size: int,
+    plan: str,
+    costs: str,
+    blocks: int,
+    rho: float,
+    device: dict[str, Any],
+    attention: dict[str, Any],
+    timed: int,
 ) -> dict[str, Any]:
     """Emulated seconds of the timed steps on this process, rows of its experts over the mean, and experts lent.
 
-    plan, costs: texts of the plan file and of the cost file. device: fields of `SplitsDevice`.
+    plan, costs: texts of the plan file and of the cost file. device: fields of `SplitsDevice`. attention: slopes, and
+    the squares of all replicas.
     """
     given = parse_costs(Source("costs.toml", costs))
     assert given.cell is not None
@@ -178,6 +193,8 @@ def rank_of_step(
         starts=SharedStarts.of_processes(mesh, rank),
         group=group,
         layers=layers,
+        squares=attention["squares"][mesh.coordinate(rank).replica],
+        slopes=attention["slopes"],
         **device,
     )
     clock.listen()

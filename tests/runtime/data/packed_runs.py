@@ -27,7 +27,7 @@ def packed_rows() -> tuple[Any, Any, Windows]:
 
 
 def rank_of_runs(rank: int, world_size: int, folder: str) -> list[dict[str, Any]]:
-    """What this rank did in each step. Its gradients lie in a file for each step."""
+    """Facts of each step on this rank. Its gradients lie in a file for each step."""
     return [*_run(Path(folder), *FIRST, CUT), *_run(Path(folder), *SECOND, END)]
 
 

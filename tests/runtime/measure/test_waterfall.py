@@ -60,7 +60,20 @@ def test_each_step_is_predicted_to_be_shorter(waterfall: ModuleType) -> None:
 @pytest.mark.slow
 @pytest.mark.processes
 def test_a_step_takes_as_long_as_predicted(waterfall: ModuleType) -> None:
-    times, step = waterfall.Times.of(1.1), waterfall.STEPS[-1]
-    run = waterfall.measured(step, times, 1.4, 1)
-    assert run["seconds"] == pytest.approx(waterfall.predicted(step, times, 1.4), rel=0.04)
+    skew, step = waterfall.Skew(1.4, 1.1), waterfall.STEPS[-1]
+    run = waterfall.measured(step, waterfall.Times.of(skew.delta), skew, 1)
+    predicted = waterfall.predicted(step, waterfall.waited(step, skew.delta), skew.rho)
+    assert run["seconds"] == pytest.approx(predicted, rel=0.04)
     assert run["lent"] > 0
+    assert 1 <= run["fullest"] < skew.rho
+
+
+def test_rows_have_the_stated_squares_until_they_are_dealt(waterfall: ModuleType) -> None:
+    given, dealt = (waterfall.squares_of(each, 1.25, 8) for each in (False, True))
+    assert given.mean(axis=1).max() == pytest.approx(1.25)
+    assert given.mean() == pytest.approx(1.0)
+    assert sorted(dealt.ravel().tolist()) == pytest.approx(sorted(given.ravel().tolist()), rel=1e-6)
+    assert dealt.max(axis=0).mean() == pytest.approx(1.0)  # each position has rows of one kind
+    attention = [waterfall.Times.of(delta).segments["attention"] for delta in (1.0, 1.25)]
+    growth = [1 + slope * 0.25 for slope in waterfall.slopes_of_attention()]
+    assert [attention[0][half] * growth[half] for half in range(3)] == pytest.approx(list(attention[1]))
