@@ -50,10 +50,9 @@ def test_lent_experts_take_rows_from_the_fullest_rank(waterfall: ModuleType) -> 
 
 @pytest.mark.slow
 def test_each_step_is_predicted_to_be_shorter(waterfall: ModuleType) -> None:
-    times = waterfall.Times.of(1.1)
-    seconds = [waterfall.predicted(step, times, 1.5) for step in waterfall.STEPS]
+    seconds = [waterfall.predicted(step, waterfall.waited(step, 1.1), 1.5) for step in waterfall.STEPS]
     assert (np.diff(seconds) < 0).all()
-    even = waterfall.predicted(waterfall.STEPS[0], times, 1.0)
+    even = waterfall.predicted(waterfall.STEPS[0], waterfall.Times.of(1.1), 1.0)
     assert even < seconds[0]
 
 
