@@ -76,14 +76,6 @@ S0: tuple[DiagnosticCode, ...] = (
         right="sched 1",
     ),
     DiagnosticCode(
-        "S008",
-        "a line of a plan that is not part of this edition",
-        "Lines of a later edition will describe experts that move between ranks. The word that begins these lines "
-        "(`migrate`) is reserved in plans, and the lines are refused.",
-        wrong=_GOOD + "plan b = a(P = 2) { layers 4  migrate 2 }\n",
-        right=_GOOD + "plan b = a(P = 2) { layers 4 }\n",
-    ),
-    DiagnosticCode(
         "S009", "no schedule in the file", "A file holds one or more schedules.", wrong="sched 1\n", right=_GOOD
     ),
 )

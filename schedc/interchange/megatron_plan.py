@@ -32,6 +32,7 @@ class _ForeignLine:
 
 FOREIGN = (
     _ForeignLine("hot", lambda plan: plan.hot is not None, "it copies no expert to other ranks"),
+    _ForeignLine("migrate", lambda plan: plan.migrate is not None, "experts stay on their ranks"),
     _ForeignLine("balance", lambda plan: plan.balance is not None, "its experts stay on their ranks in every step"),
     _ForeignLine(
         "slices", lambda plan: max(plan.slices, default=1) > 1, "it exchanges all rows of a microbatch at once"

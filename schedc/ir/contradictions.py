@@ -232,6 +232,13 @@ def _of_balance(plan: Plan, ranks: int | None) -> Iterator[Contradiction]:
             yield contradiction(f"`balance`, and {what}", "leave one of the two lines out")
 
 
+def _of_migrate(plan: Plan, ranks: int | None) -> Iterator[Contradiction]:
+    if plan.migrate is not None:
+        even = plan.balance is not None and plan.topology is not None and plan.topology.nodes == 1
+        refusals = plan.migrate.refusals(alone=ranks == 1, capacity=plan.capacity is not None, even=even)
+        yield from (Contradiction("S158", message, "migrate", help) for message, help in refusals)
+
+
 def _refused(plan: Plan) -> Iterator[Contradiction]:
     """What would give other results in slices than in whole microbatches, or means nothing there."""
     if plan.capacity is not None:
@@ -376,6 +383,7 @@ CONTRADICTIONS = (
     _of_sizes,
     _of_hot,
     _of_balance,
+    _of_migrate,
     _of_recompute,
     _of_slices,
     _of_host,

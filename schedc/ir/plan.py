@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
+from schedc.ir.migrate import Migrate as Migrate
 from schedc.ir.parallel import GlobalBatch, Parallel
 from schedc.model.levels import BYTES as BYTES
 from schedc.model.levels import Level as Level
@@ -322,6 +323,7 @@ class Plan:
     bound: float | None = None
     products: Products = Products()
     balance: Balance | None = None
+    migrate: Migrate | None = None
     hot: Hot | None = None
     recompute: tuple[Recompute, ...] = field(default=())
     fp8_rows: bool = False

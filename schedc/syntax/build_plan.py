@@ -92,6 +92,14 @@ class PlanBuilder(Transformer[Token, t.FileTree]):
     def balance(self, word: Token, *parts: p.RulePart | Token) -> p.BalanceLine:
         return p.BalanceLine(_rule(parts), _through(word, *parts))
 
+    def migrate(
+        self, word: Token, every: Token, count: Token, steps: Token, gain: Token | None = None, *rest: Token | None
+    ) -> p.MigrateLine:
+        sign, number, unit = rest if gain is not None else (None, None, None)
+        words = _words((every, steps, gain, sign, unit))
+        least = 0.0 if number is None else float(_number(number))
+        return p.MigrateLine(int(_number(count)), least, words, _through(word, every, count, steps, gain, *rest))
+
     def limited(self, number: Token) -> p.RulePart:
         return p.RulePart("limited", "within", (float(_number(number)),), span_of(number))
 

@@ -169,6 +169,17 @@ class BalanceLine:
 
 
 @dataclass(frozen=True, slots=True)
+class MigrateLine:
+    """``migrate every 50 steps when gain > 1 %``. words: all words and signs but ``when``. gain: 0 without a number."""
+
+    word: ClassVar[str] = "migrate"
+    steps: int
+    gain: float
+    words: tuple[Word, ...]
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
 class RulePart:
     """A part of a line about some stages: ``full``, ``chunk 0``, ``stage [0, 3]``, ``adaptive(2.0)``, ``in bubbles``,
     and ``, shared`` in a list of words.

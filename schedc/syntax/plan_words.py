@@ -189,6 +189,14 @@ PLAN_WORDS = (
         ("by", "step", "microbatch", "auto", "within", "slots", "over", "node", "group"),
     ),
     PlanWord(
+        "migrate",
+        "MIGRATE",
+        "migrate every 50 steps when gain > 1 %",
+        "experts that move to other ranks between steps, where the gain of a step, less its share of the moves, is more"
+        " than so many percent of the time of a rank's experts",
+        ("every", "steps", "gain"),
+    ),
+    PlanWord(
         "recompute",
         "RECOMPUTE",
         "recompute chunk 0 medium adaptive(2.0) by rank",

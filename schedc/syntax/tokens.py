@@ -35,8 +35,6 @@ _OPENS = frozenset(_CLOSES.values())
 _OPERATORS = frozenset({"PLUS", "MINUS", "TIMES", "COMPARISON", "AND", "OR", "NOT", "IF", "COMMA"})
 _IN_EXPRESSIONS = _OPERATORS | {"INT", "DECIMAL", "NAME", "LPAR", "RPAR", "LSQB", "RSQB", "ELSE", "OP", "OP_DIGIT"}
 _VALUE_ENDS = frozenset({"INT", "NAME", "OP", "OP_DIGIT", "RPAR", "RSQB"})
-LATER_LINES = ("migrate",)
-"""Words that begin a line of a plan in a later edition."""
 _STRAY_HELP = {
     ";": "statements need no separator",
     "..": "a range is written a ..< b, without its end",
@@ -131,7 +129,7 @@ def _legal(stream: Iterable[Token], tokens: Tokens, source: Source) -> Iterator[
 def _adapted_plans(stream: Iterable[Token], tokens: Tokens, source: Source) -> Iterator[Token]:
     """Turn the words that begin a line of a plan into tokens of their own; refuse the lines that there are not.
 
-    A refused line goes to the next word that begins one: it has a form that only a later edition knows, or none.
+    A refused line goes to the next word that begins one.
     """
     depth, inside, refused, line = 0, False, False, 0
     numbered = False  # the token before is a number
@@ -140,18 +138,13 @@ def _adapted_plans(stream: Iterable[Token], tokens: Tokens, source: Source) -> I
         depth = max(0, depth - (token.type == "RBRACE"))
         inside = (inside or token.type == "PLAN") if depth == 0 else inside
         inside = inside and not (depth == 0 and token.type in ("RBRACE", "SCHEDULE"))
-        begins = inside and depth == 1 and token.type == "NAME" and str(token) in (*PLAN_LINES, *LATER_LINES)
+        begins = inside and depth == 1 and token.type == "NAME" and str(token) in PLAN_LINES
         begins = begins and not named
         strange = inside and depth == 1 and not begins and token.type == "NAME" and not refused
         strange = strange and token.line != line and not (numbered and token in UNITS) and begins_nothing(token)
-        refused = inside and depth > 0 and ((token in LATER_LINES) if begins else refused or strange)
+        refused = inside and depth > 0 and not begins and (refused or strange)
         depth += token.type == "LBRACE"
-        if begins and refused:
-            label = Label(span_of(token), "this line is refused")
-            message = f"`{token}` is not part of this edition of the language"
-            help = f"leave the line out; a plan says {', '.join(PLAN_LINES)}"
-            tokens.findings.append(Diagnostic("S008", message, label, help=help, source=source))
-        elif strange:
+        if strange:
             near = did_you_mean(token, PLAN_LINES)
             help = near or f"a plan says {', '.join(PLAN_LINES)}"
             message = f"no line of a plan begins with `{token[:MAX_NAME]}`"

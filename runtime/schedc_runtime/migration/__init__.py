@@ -1,1 +1,1 @@
-"""Experts that move between ranks: what belongs to them, how it travels, and where experts should lie."""
+"""Moves experts between ranks: their states, messages, forecasts of loads, and the choice of places."""

@@ -28,6 +28,11 @@ class ExpertState(NamedTuple):
     numbers: dict[str, Any]
 
     @property
+    def bytes_of_expert(self) -> int:
+        """Bytes of one expert, with all tensors."""
+        return sum(tensor.nbytes // len(tensor) for tensor in self.tensors.values())
+
+    @property
     def digests(self) -> list[str]:
         """[2] texts that are equal on all ranks of the layer: of the tensors' kinds, and of the numbers."""
         kinds = {name: [str(each.dtype), *each.shape[1:]] for name, each in self.tensors.items()}

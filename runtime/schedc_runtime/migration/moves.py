@@ -70,7 +70,7 @@ class LayerMove:
     def bytes_sent(self) -> int:
         """Bytes that go to other ranks."""
         away = sum(self.rows.send) - self.rows.send[self.layer.routing.group.rank]
-        return away * sum(tensor.nbytes // len(tensor) for tensor in self.tensors)
+        return away * self.state.bytes_of_expert
 
     @torch.no_grad()
     def pack(self) -> None:

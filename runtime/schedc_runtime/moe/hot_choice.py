@@ -46,7 +46,7 @@ class HotTimes:
         width: columns of an expert. item: bytes of a number in its weights. Gradients travel in float32 at least.
         """
         rows = 3 * width * (item + max(item, 4)) / item  # an expert's weights and gradients, in rows of as many bytes
-        times = {} if costs is None else _by_role(costs)
+        times = {} if costs is None else times_by_role(costs)
         experts, dispatch = sum(times.get("experts", ())), times.get("dispatch", SegmentTimes(0.0)).forward
         if not experts or not dispatch:
             return HotTimes(copy=rows)
@@ -63,7 +63,7 @@ class HotTimes:
         return saved - max(0.0, copies * (self.copy + self.mean_copy / mean) - microbatches * self.idle)
 
 
-def _by_role(costs: CellCosts) -> dict[str, SegmentTimes]:
+def times_by_role(costs: CellCosts) -> dict[str, SegmentTimes]:
     """The first times of each role; of an exchange those of all its lanes together."""
     times: dict[str, SegmentTimes] = {}
     for name, each in costs.segments:

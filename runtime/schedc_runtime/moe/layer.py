@@ -35,6 +35,7 @@ from schedc_runtime.moe.hops import Carrier, Hops
 from schedc_runtime.moe.hot import HotChooser, HotExchange, Lend
 from schedc_runtime.moe.hot_choice import HotPolicy
 from schedc_runtime.moe.hot_slots import StepLender
+from schedc_runtime.moe.load_history import LoadHistory
 from schedc_runtime.moe.placement import ExpertPlaces, PlacedNumbers
 from schedc_runtime.moe.planner import Counter, Planner, WithSizes
 from schedc_runtime.moe.router import Router
@@ -120,6 +121,8 @@ class MoELayer(RoutingLayer):
         """Tokens of the last forward on fake tensors; 0 before any."""
         self.lender: StepLender | None = None
         """Who lends hot experts by step; None without any, or where they are chosen by microbatch."""
+        self.history: LoadHistory | None = None
+        """Loads of the last steps, where a plan says that experts migrate."""
         self.updates = 0
         """Number of calls of `update_bias`, which ranks compare before a step."""
         self.attach(ExpertGroup.solo())
@@ -338,6 +341,8 @@ class MoELayer(RoutingLayer):
             self.router.bias.copy_(updated_bias(self.router.bias, load, self.router.routing.bias_rate))
         self.updates += 1
         self.loads.clear()
+        if self.history is not None:
+            self.history.cleared()
         self.balance.clear()
         self.planner.end_step()
         if self.lender is not None:

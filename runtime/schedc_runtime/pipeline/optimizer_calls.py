@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from schedc_runtime.moe.placement import ExpertPlaces
 from schedc_runtime.pipeline.agree.counts import Accumulation
 from schedc_runtime.pipeline.build.assembly import Assembly
 from schedc_runtime.pipeline.step.bias_updates import update_biases
@@ -70,19 +69,20 @@ class OptimizerCalls(ABC):
     def rebalance(
         self,
         optimizer: Optimizers,
-        placement: Mapping[str, Sequence[int]],
+        placement: Mapping[str, Sequence[int]] | None = None,
         extra: Sequence[Mapping[str, Tensor]] = (),
     ) -> Moved:
         """Move experts to other ranks, with all that is their own. A collective, between steps, behind ``zero_grad``.
 
         optimizer: that of this process, or several; None without any. Its states of the parameters' shape move, too.
-        placement: [experts] the expert at each place of a layer, by the layer's name; those of rank 0 come first.
+        placement: [experts] the expert at each place of a layer, by the layer's name; those of rank 0 come first. By
+            default as ``migrate`` in the plan says, which lets them move every so many steps: call it behind each step.
         extra: state dicts [local experts, ...] of this process by names of parameters, such as averaged weights.
 
         States stay as they are by name: `full_state_dict` and checkpoints show no placement. Raises the same
         `RuntimeFault` on every rank for what cannot move; nothing has changed then.
         """
-        from schedc_runtime.pipeline.step.rebalance import move_experts
+        from schedc_runtime.pipeline.step.migrate import rebalance
 
-        placements = {name: ExpertPlaces(tuple(order)) for name, order in placement.items()}
-        return move_experts(self._assembly, self._runner.accumulation, optimizer, placements, extra)
+        runner = self._runner
+        return rebalance(self._assembly, runner.accumulation, runner.trained, optimizer, placement, extra)

@@ -15,15 +15,15 @@ Each file reads its lines, writes them, and gives the facts of the plan's report
 `schedc.ir.contradictions`, which ranks read too.
 """
 
-from schedc.plan.directives import balance, cell, devices, layer_sizes, offload, recompute, rows
+from schedc.plan.directives import balance, cell, devices, layer_sizes, migrate, offload, recompute, rows
 from schedc.plan.directives.base import Directive
 from schedc.plan.directives.notes import NOTES
 
-_FILES = (rows, balance, cell, devices, layer_sizes, offload, recompute)
+_FILES = (rows, balance, migrate, cell, devices, layer_sizes, offload, recompute)
 _ORDER = (
     "tied", "experts", "block", "topology", "tokens", "states", "alltoall", "rows", "overlap", "cell", "capacity",
-    "products", "sizes", "hot", "balance", "recompute", "slices", "host", "offload", "loss", "shard", "parallel",
-    "batch", "fuse", "attention",
+    "products", "sizes", "hot", "balance", "migrate", "recompute", "slices", "host", "offload", "loss", "shard",
+    "parallel", "batch", "fuse", "attention",
 )  # fmt: skip
 """The words in the order of the canonical text; others follow."""
 _ROWS = {row.word: row for row in (*NOTES, *(row for file in _FILES for row in file.ROWS))}

@@ -202,11 +202,22 @@ def test_forms_of_lines_are_right_and_all_their_words_are_known(tmp_path: Path) 
         "layers", "layout", "costs", "parameters", "activations", "memory",
     ]  # fmt: skip
     assert DIRECTIVES.keys() <= FORMS.keys()
-    apart = ("layout", "memory", "parameters", "activations", "sizes", "balance", "slices", "parallel", "batch")
+    apart = (
+        "layout",
+        "memory",
+        "parameters",
+        "activations",
+        "sizes",
+        "balance",
+        "migrate",
+        "slices",
+        "parallel",
+        "batch",
+    )
     several = [form for word, form in FORMS.items() if word not in apart]
     whole = analyse(written(tmp_path, "\n  ".join(several).replace("4 x 8", "8 x 8"), "dualpipev(P = 8, M = 16)"), {})
     silent = [word for word, directive in DIRECTIVES.items() if not any(directive.write(plan_of(whole.schedule)))]
-    assert silent == ["overlap", "sizes", "balance", "slices", "parallel", "batch"], (
+    assert silent == ["overlap", "sizes", "balance", "migrate", "slices", "parallel", "batch"], (
         "a program loses these directives: give them a writer"
     )  # `cell` implies overlap
     held = [FORMS[word] for word in ("layers", "memory", "parameters", "activations", "experts", "tokens")]
@@ -216,6 +227,8 @@ def test_forms_of_lines_are_right_and_all_their_words_are_known(tmp_path: Path) 
     assert any(DIRECTIVES["sizes"].write(plan_of(bounded.schedule)))
     even = analyse(written(tmp_path, f"layers 5  {FORMS['balance']}", "1f1b(P = 5, M = 8)"), {})  # flat, nothing beside
     assert [*DIRECTIVES["balance"].write(plan_of(even.schedule))] == [FORMS["balance"]]
+    moved = analyse(written(tmp_path, f"layers 5  {FORMS['migrate']}", "1f1b(P = 5, M = 8)"), {})  # no capacity beside
+    assert [*DIRECTIVES["migrate"].write(plan_of(moved.schedule))] == [FORMS["migrate"]]
     cut = analyse(written(tmp_path, f"layers 4  {FORMS['slices']}"), {})  # no capacity, and no order of a cell beside
     assert any(DIRECTIVES["slices"].write(plan_of(cut.schedule)))
     spread = [FORMS[word] for word in ("parallel", "batch", "experts", "topology")]

@@ -192,7 +192,7 @@ def test_an_error_in_a_statement(text: str, position: tuple[str, int, int], said
         ("", [("S009", 1, 1)]),
         (
             "plan p = a(P = 2) { layers 61 pad 3 cell F & B { compute B.mlp.I } 1.5 migrate chunk 0 }\n" + HEAD + "}",
-            [("S001", 1, 68), ("S008", 1, 72)],
+            [("S001", 1, 68), ("S001", 1, 88)],
         ),
         ("plan p = a(P = 2) { layers 61 at }\n" + HEAD + "}", [("S001", 1, 34)]),
         ("plan p = a { layout Et|tL }\n" + HEAD + "}", [("S001", 1, 21), ("S002", 1, 23)]),

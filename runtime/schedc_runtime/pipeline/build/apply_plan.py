@@ -33,6 +33,7 @@ from schedc_runtime.moe.even_rows import EvenRows
 from schedc_runtime.moe.hot_choice import HotPolicy
 from schedc_runtime.moe.kernels import Kernels, MeasuredProducts
 from schedc_runtime.moe.layer import MoELayer, moe_layers
+from schedc_runtime.moe.load_history import LoadHistory
 from schedc_runtime.moe.shards import shard_experts
 from schedc_runtime.pipeline.build.stages import StagesByIndex
 from schedc_runtime.providers import NOBODY_NAMED, TORCH, NamedProviders
@@ -128,6 +129,10 @@ def attach(
         else:
             for _, layer in layers:
                 layer.attach(group, method, capacity, None, replicas, **named, slices=bool(plan.slices))
+        if plan.migrate is not None and group.size > 1:
+            for _, layer in layers:
+                layer.place(layer.experts.placement)
+                layer.history = LoadHistory()
 
 
 def _even(plan: Plan) -> EvenRows | None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from schedc.ir.program import InstructionKind, Program
 from schedc_runtime.moe.layer import moe_layers
@@ -19,11 +19,10 @@ from schedc_runtime.transport.base import Transfer
 def update_biases(assembly: Assembly, start: CallStart) -> None:
     """Calls `MoELayer.update_bias` of all layers here, with the load over all replicas and copies of their stage.
 
-    A layer's own load is that of its expert group. A collective of all ranks: every sum and message is started before
-    the first is waited for, so that ranks in one process can take part together. Where ranks exchange loads they agree
-    on the call first. Raises `BatchRefused` on every rank alike.
+    A layer's own load is that of its expert group. A collective of all ranks. Where ranks exchange loads they agree on
+    the call first. Raises `BatchRefused` on every rank alike.
     """
-    program, network, stages = assembly.program, assembly.network, assembly.stages
+    program, stages = assembly.program, assembly.stages
     if _exchanges_loads(program, assembly.mesh, assembly.partition.modules):
         request = StepRequest(None, None, False, False, {"call": "update_biases"})
         if (requests := start.exchange("the start of update_biases", request)) is not None:
@@ -34,22 +33,36 @@ def update_biases(assembly: Assembly, start: CallStart) -> None:
         for index, stage in sorted(held.items())
         for _, layer in moe_layers(stage.module)
     ]
-    replicas = [network.peer_groups[place].same_experts for place, _, _ in layers]
-    sums = [group.sum(layer.loads.chosen, "router load") for group, (_, _, layer) in zip(replicas, layers, strict=True)]
+    places = [(place, index) for place, index, _ in layers]
+    loads = summed_over_replicas(assembly, places, [layer.loads.chosen for *_, layer in layers])
+    for (*_, layer), load in zip(layers, loads, strict=True):
+        layer.update_bias(lambda _, load=load: load)  # type: ignore[misc]
+
+
+def summed_over_replicas(
+    assembly: Assembly, places: Sequence[tuple[Coordinate, int]], tensors: Sequence[Tensor]
+) -> list[Tensor]:
+    """The sums of whole numbers [...] over all expert groups and both copies of a stage.
+
+    places: of each tensor, the place here and the stage. A collective of all ranks: everything is started before the
+    first is waited for, so that ranks in one process can take part together.
+    """
+    program, network = assembly.program, assembly.network
+    replicas = [network.peer_groups[place].same_experts for place, _ in places]
+    sums = [group.sum(tensor, "router load") for group, tensor in zip(replicas, tensors, strict=True)]
     loads = [group.wait(handle) for group, handle in zip(replicas, sums, strict=True)]
-    peers = {place: _peers(program, place) for place in stages}
+    peers = {place: _peers(program, place) for place in assembly.stages}
     received = [torch.zeros_like(load) for load in loads]
     posted = [
         network.transports[place].post([Transfer(peer, True, (theirs,)), Transfer(peer, False, (load,))])
         if (peer := peers[place].get(index)) is not None
         else []
-        for (place, index, _), load, theirs in zip(layers, loads, received, strict=True)
+        for (place, index), load, theirs in zip(places, loads, received, strict=True)
     ]
-    for (place, _, layer), handles, load, theirs in zip(layers, posted, loads, received, strict=True):
+    for (place, _), handles in zip(places, posted, strict=True):
         for handle in handles:
             network.transports[place].wait(handle)
-        total = load + theirs
-        layer.update_bias(lambda _, total=total: total)  # type: ignore[misc]
+    return [load + theirs for load, theirs in zip(loads, received, strict=True)]
 
 
 def _exchanges_loads(program: Program, mesh: Mesh, modules: Iterable[nn.Module]) -> bool:

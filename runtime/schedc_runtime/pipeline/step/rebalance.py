@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -19,7 +19,7 @@ from schedc.ir.program import Program
 from schedc_runtime.device.choice import device_for
 from schedc_runtime.device.limits import await_event
 from schedc_runtime.errors import RuntimeFault
-from schedc_runtime.migration.expert_state import digest_of, expert_state
+from schedc_runtime.migration.expert_state import ExpertState, digest_of, expert_state
 from schedc_runtime.migration.moves import LayerMove
 from schedc_runtime.moe.layer import MoELayer, moe_layers
 from schedc_runtime.moe.placement import ExpertPlaces
@@ -38,24 +38,63 @@ _WHAT = "moving experts"
 
 class Moved(NamedTuple):
     """What a call of `Pipeline.rebalance` did. experts: by layer with moves, the number of experts at another place.
-    bytes: sent from this process to other ranks."""
+    bytes: sent from this process to other ranks. choices: in words, by layer here."""
 
     experts: dict[str, int]
     bytes: int
+    choices: dict[str, str]
+
+
+class ChoosePlaces(Protocol):
+    """What says where experts shall lie."""
+
+    def __call__(self, key: Key, layer: MoELayer, _state: ExpertState, /) -> ExpertPlaces:
+        """The places of the experts of a layer here."""
+        ...
+
+
+class GivenPlaces:
+    """Places by name of the layer; other layers stay."""
+
+    def __init__(self, names: Sequence[str], placements: Mapping[str, ExpertPlaces]) -> None:
+        self._names, self._placements = names, placements
+
+    def check(self) -> None:
+        """Raise `RuntimeFault` for a name that is no layer's."""
+        if unknown := sorted(self._placements.keys() - set(self._names)):
+            raise RuntimeFault(
+                f"a placement for `{unknown[0]}`, which is no layer of experts",
+                f"the layers are {', '.join(self._names)}",
+            )
+
+    def __call__(self, key: Key, layer: MoELayer, _state: ExpertState, /) -> ExpertPlaces:
+        """The places given for a layer; other layers stay."""
+        places = self._placements.get(key[1], layer.experts.placement)
+        if len(places.order) != layer.experts.total:
+            raise RuntimeFault(
+                f"a placement of {len(places.order)} experts for `{key[1]}`, which has {layer.experts.total}",
+                "give the expert at each place of the layer",
+            )
+        return places
 
 
 class HeldLayers:
     """The layers of experts of all places in this process, and in which rounds layers move.
 
-    rounds: [rounds] the layers of the whole model that move at the same time; no rank holds two of a round.
+    placed: each layer with its place in the mesh. rounds: [rounds] layers of the whole model that move at the same
+    time; no rank holds two of a round.
     """
 
     def __init__(self, assembly: Assembly) -> None:
+        self.placed = [
+            (place, (index, name), layer)
+            for place in assembly.places
+            for index, stage in sorted(assembly.stages[place].items())
+            for name, layer in moe_layers(stage.module)
+        ]
         self.here: dict[Key, list[MoELayer]] = {}
-        for held in (assembly.stages[place] for place in assembly.places):
-            for index, stage in sorted(held.items()):
-                for name, layer in moe_layers(stage.module):
-                    self.here.setdefault((index, name), []).append(layer)
+        for _, key, layer in self.placed:
+            self.here.setdefault(key, []).append(layer)
         names = [
             (stage, name) for stage, module in enumerate(assembly.partition.modules) for name, _ in moe_layers(module)
         ]
@@ -99,66 +138,47 @@ def move_experts(
     assembly: Assembly,
     accumulation: Accumulation,
     optimizer: Optimizers,
-    placements: Mapping[str, ExpertPlaces],
+    layers: HeldLayers,
+    choose: ChoosePlaces,
     extra: Sequence[Mapping[str, Tensor]] = (),
 ) -> Moved:
-    """Let the experts of layers lie by ``placements``, by name of the layer. A collective, between steps.
+    """Let the experts of all layers lie where ``choose`` says, equally on all ranks. A collective, between steps.
 
     Raises `RuntimeFault` on every rank alike for what cannot move, before anything has changed.
     """
-    guard, layers = assembly.guard, HeldLayers(assembly)
+    guard = assembly.guard
     optimizers = [] if optimizer is None else [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
-    guard.check()
 
     def look() -> _Moves:
         check_between_steps(assembly, accumulation)
-        _check_names(layers.names, placements)
+        if isinstance(choose, GivenPlaces):
+            choose.check()
         if assembly.settings.cut.graphs and any(each[0].counter.placed is None for each in layers.here.values()):
             raise RuntimeFault("launches were captured for experts that stay", "write `migrate` into the plan")
         return {
-            key: [_move_of(key[1], layer, placements[key[1]], optimizers, extra) for layer in held]
+            key: [_move_of(key, layer, choose, expert_state(key[1], layer, optimizers, extra)) for layer in held]
             for key, held in layers.here.items()
-            if key[1] in placements
         }
 
     def told(moves: _Moves) -> list[Any]:
-        entries = [[key, *_digests(move), move.experts] for key, held in moves.items() for move in held]
-        return [digest_of({name: each.order for name, each in placements.items()}), entries]
+        return [[key, *_digests(move), move.experts] for key, held in moves.items() for move in held]
 
     moves, everyone = on_all_ranks(guard, f"{_WHAT}: looking at what moves", look, told, RuntimeFault)
     _check_alike(guard.control.names, everyone)
-    moved = {tuple(key): count for _, entries in everyone for key, *_, count in entries if count}
+    moved = {tuple(key): count for entries in everyone for key, *_, count in entries if count}
     sent = 0
     for number, keys in enumerate(layers.rounds):
         if any(key in moved for key in keys):
             mine = [move for key in keys if key in moved for move in moves.get(key, ())]
             sent += _move_round(assembly, f"{_WHAT}: round {number}", mine)
-    return Moved({name: count for (_, name), count in moved.items()}, sent)
+    return Moved({name: count for (_, name), count in moved.items()}, sent, {})
 
 
-def _move_of(
-    name: str,
-    layer: MoELayer,
-    placement: ExpertPlaces,
-    optimizers: Sequence[Optimizer],
-    extra: Sequence[Mapping[str, Tensor]],
-) -> LayerMove:
-    experts = layer.experts
-    if len(placement.order) != experts.total:
-        raise RuntimeFault(
-            f"a placement of {len(placement.order)} experts for `{name}`, which has {experts.total}",
-            "give the expert at each place of the layer",
-        )
-    if placement != experts.placement and not experts.sharded:
-        raise RuntimeFault(f"no ranks share the experts of `{name}`", "leave them where they are")
-    return LayerMove(layer, placement, expert_state(name, layer, optimizers, extra))
-
-
-def _check_names(names: Sequence[str], placements: Mapping[str, ExpertPlaces]) -> None:
-    if unknown := sorted(placements.keys() - set(names)):
-        raise RuntimeFault(
-            f"a placement for `{unknown[0]}`, which is no layer of experts", f"the layers are {', '.join(names)}"
-        )
+def _move_of(key: Key, layer: MoELayer, choose: ChoosePlaces, state: ExpertState) -> LayerMove:
+    places = choose(key, layer, state)
+    if places != layer.experts.placement and not layer.experts.sharded:
+        raise RuntimeFault(f"no ranks share the experts of `{key[1]}`", "leave them where they are")
+    return LayerMove(layer, places, state)
 
 
 def _digests(move: LayerMove) -> list[str]:
@@ -175,9 +195,7 @@ _ALIKE = ("the present placement", "the placement asked for", "tensors that belo
 def _check_alike(names: Sequence[str], everyone: Sequence[Any]) -> None:
     """Raise `RuntimeFault` where ranks differ. everyone: by process, its part of the first agreement."""
     first: dict[Key, tuple[str, list[str]]] = {}
-    for name, (wanted, entries) in zip(names, everyone, strict=True):
-        if wanted != everyone[0][0]:
-            raise RuntimeFault(f"{names[0]} and {name} differ in the placements given", "give all ranks the same")
+    for name, entries in zip(names, everyone, strict=True):
         for (stage, layer), *texts, _ in entries:
             other, wanted_texts = first.setdefault((stage, layer), (name, texts))
             for what, mine, theirs in zip(_ALIKE, texts, wanted_texts, strict=True):

@@ -130,6 +130,9 @@ class StepRunner:
         if accumulation is not None:
             self._finish(accumulation, counted)
             self.hot.commit()
+            for layer in self.layers:
+                if layer.history is not None:
+                    layer.history.note(layer.loads.chosen)
         self.counted = counted
         if call.training:
             self._end_training(number)
