@@ -93,6 +93,22 @@ def test_shapes_are_recorded_and_bound_once(monkeypatch: pytest.MonkeyPatch) -> 
     pipe.close()
 
 
+def test_packed_rows_and_keywords_have_several_lengths() -> None:
+    pipe = pipeline("zbh1", microbatches=4, model=small_gpt(4))
+    batch, twin = ListedBatch(THREE, 3, microbatches=4), small_gpt(4)
+    rows, targets = batch.given
+    documents = [torch.arange(each.shape[1]).expand_as(each).div(4, rounding_mode="floor").int() for each in rows]
+    named = [{"tokens": each, "documents": own} for each, own in zip(rows, documents, strict=True)]
+    losses = [summed(twin(*each), own) for each, own in zip(zip(rows, documents, strict=True), targets, strict=True)]
+    (torch.stack([loss.sum for loss in losses]).sum() / sum(int(loss.count) for loss in losses)).backward()
+    expected = {name: p.grad for name, p in twin.named_parameters() if p.grad is not None}
+    for given in (list(zip(rows, documents, strict=True)), named):
+        pipe.step(given, targets)
+        assert differing(pipe, expected)[1] <= EQUAL
+        pipe.zero_grad()
+    pipe.close()
+
+
 def test_evaluations_take_lists_and_numbers_of_microbatches() -> None:
     pipe = pipeline("zbh1", model=small_gpt(4))
     twin = small_gpt(4).eval()
@@ -104,6 +120,11 @@ def test_evaluations_take_lists_and_numbers_of_microbatches() -> None:
     total = sum(loss.sum for loss in losses) / sum(int(loss.count) for loss in losses)
     torch.testing.assert_close(result.loss, total, rtol=1e-14, atol=0)
     assert result.microbatches == (0, 1, 2, 3)
+    with pytest.raises(BatchRefused, match="may be microbatches or positional arguments"):
+        pipe.evaluate(batch.given[0], outputs=True)
+    alone = pipe.evaluate(batch.given[0], outputs=True, microbatches=4)
+    assert torch.isnan(alone.loss)
+    assert torch.equal(alone.outputs[3], expected[3])
     whole = tokens(12)
     outputs = pipe.evaluate(*whole, outputs=True, microbatches=6)
     assert (len(outputs.losses), outputs.outputs.shape[0]) == (6, 12)

@@ -136,6 +136,11 @@ def _check_lists(batch: Json, targets: Json, microbatches: int | None, replicas:
             f"microbatches={microbatches}, and a list of {count} microbatches for {replicas} replicas",
             "leave microbatches=... out: it is the length of the list",
         )
+    if targets is None and microbatches is None:
+        raise BatchRefused(
+            f"a list of {count} without targets may be microbatches or positional arguments",
+            f"pass microbatches={count // replicas} beside the list, or positional arguments as a tuple",
+        )
     if len(batch["shapes"]) > MOST_SHAPES:
         raise BatchRefused(
             f"{len(batch['shapes'])} shapes of microbatches in one step, of which {MOST_SHAPES} is the most:"
