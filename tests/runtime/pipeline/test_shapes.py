@@ -14,12 +14,13 @@ import schedc
 from schedc.ir.plan import Capacity, Fuse, Level, Recompute
 from schedc.plan import Plan
 from schedc_runtime import Audit, Cut, Mesh, Pipeline
+from schedc_runtime.execute.micro_steps import CellSource
 from schedc_runtime.pipeline.agree.batch import BatchRefused
 from schedc_runtime.pipeline.build import bound
 from schedc_runtime.testing import pool
 from support.row_cases import summed
 from support.runtime_cases import model_for, small_gpt, tokens
-from support.segmented_cases import listed, small_moe
+from support.segmented_cases import listed, shuffled, small_moe
 from support.shape_cases import EQUAL, ListedBatch, counted_calls, differing, serial, shapes
 
 THREE = (6, 9, 7)
@@ -44,10 +45,11 @@ def pipeline(name: str, ranks: int = 2, microbatches: int = 8, **given: Any) -> 
      ("zbh1_overlap", "whole"), ("zbh1_overlap", "cells"), ("1f1b_overlap", "cells")],
 )  # fmt: skip
 def test_a_step_of_three_lengths_has_the_bits_of_serial_autograd(schedule: str, stages: str) -> None:
-    pipe = pipeline(schedule, **OF_STAGES[stages])
+    lengths, count = ((6, 9), 16) if schedule == "dualpipe" else (THREE, 8)  # copies of a stage share its code
+    pipe = pipeline(schedule, microbatches=count, **OF_STAGES[stages])
     twin = model_for(pipe.program, dropout=0.1)
     for step, seed in enumerate((0, 1, 0)):
-        batch = ListedBatch(THREE, seed, microbatches=8)
+        batch = ListedBatch(lengths, seed, microbatches=count)
         pipe.step(*batch.given)
         other, apart = differing(pipe, serial(twin, [batch], step, drawn=True))
         assert apart <= EQUAL
@@ -58,21 +60,29 @@ def test_a_step_of_three_lengths_has_the_bits_of_serial_autograd(schedule: str, 
     pipe.close()
 
 
-@pytest.mark.parametrize("experts", [1, 2])
-def test_experts_run_microbatches_of_several_lengths(experts: int) -> None:
+@pytest.mark.parametrize(
+    ("schedule", "experts", "cells"),
+    [("dualpipev", 1, listed), ("dualpipev", 2, listed), ("1f1b_overlap", 1, shuffled(1))],
+    ids=["dualpipev", "shared", "halves on one stage"],
+)
+def test_experts_run_microbatches_of_several_lengths(schedule: str, experts: int, cells: CellSource) -> None:
+    """Segments have sizes in their code, so that each micro-step must find that of its microbatch."""
     model = small_moe(3, 1)
     twin = copy.deepcopy(model)
-    pipe = pipeline("dualpipev", model=model, mesh=Mesh(2, experts, 1), cells=listed, plan=Plan(overlap=True))
-    batches = [ListedBatch(THREE, 5, replica, microbatches=8) for replica in range(experts)]
-    columns = [[part for batch in batches for part in batch.given[place]] for place in (0, 1)]
-    loss = pipe.step(*columns)
-    expected = serial(twin, batches, drawn=False)
-    grads = {name: p.grad for name, p in pipe.named_parameters() if p.grad is not None}
-    largest = max(float(grad.abs().max()) for grad in expected.values())
-    for name, grad in grads.items():
-        if grad.shape == expected[name].shape:
+    pipe = pipeline(schedule, model=model, mesh=Mesh(2, experts, 1), cells=cells, plan=Plan(overlap=True))
+    for seed in (5, 6):
+        batches = [ListedBatch(THREE, seed, replica, microbatches=8) for replica in range(experts)]
+        pipe.step(*[[part for batch in batches for part in batch.given[place]] for place in (0, 1)])
+        expected = serial(twin, batches, drawn=False)
+        largest = max(float(grad.abs().max()) for grad in expected.values())
+        grads = {name: p.grad for name, p in pipe.named_parameters() if p.grad is not None}
+        own = {name: grad for name, grad in grads.items() if grad.shape == expected[name].shape}
+        assert len(own) > 20, "all but those of experts that ranks share"
+        for name, grad in own.items():
             torch.testing.assert_close(grad, expected[name], rtol=0, atol=EQUAL * largest)
-    assert torch.isfinite(loss)
+        pipe.zero_grad()
+        pipe.step(*tokens(8 * experts, 8))  # stages are bound to one shape in between
+        pipe.zero_grad()
     pipe.close()
 
 
