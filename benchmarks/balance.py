@@ -1,6 +1,6 @@
 """Measures plans that make the rows of experts even among ranks: their promises, copies, moved rows and time.
 
-    python benchmarks/balance.py forest [--json] [--plans N] [--seed S]
+    python benchmarks/balance.py forest | rebalance [--json] [--plans N] [--seed S]
 
 forest    Plans of random and extreme tables of rows, each judged from its result alone: every rank within its limit,
           one parent for a rank, at most E / R experts of it, every row computed once, rows given by their homes alone.
@@ -8,6 +8,10 @@ forest    Plans of random and extreme tables of rows, each judged from its resul
           plans by the promise that they break, and `failed` adds the counts. `moved` is the share of rows that
           another rank computes, `copies` the lent experts of a rank. `us_alone` is the processor time of one plan of
           32 ranks with 8 experts, the median.
+rebalance Experts that move between steps, on four real processes: bits of ranks in one process, bits of the way there
+          and back, and faults at each phase. `failed` counts runs with other bits, and faults that leave ranks apart.
+          `max over mean` has drawn loads of 256 experts on 32 ranks: how even ranks are where experts stay, or move
+          every 50 or 10 steps.
 """
 
 from __future__ import annotations
@@ -114,7 +118,14 @@ def took_alone(repetitions: int = 50) -> float:
     return statistics.median(times)
 
 
-MEASURES = {"forest": forest}
+def rebalance(options: argparse.Namespace) -> dict[str, Any]:
+    """Figures of moves and of choices."""
+    from moved_experts import rebalance
+
+    return rebalance(options)
+
+
+MEASURES = {"forest": forest, "rebalance": rebalance}
 
 
 def main() -> None:

@@ -85,4 +85,6 @@ class OptimizerCalls(ABC):
         from schedc_runtime.pipeline.step.migrate import rebalance
 
         runner = self._runner
-        return rebalance(self._assembly, runner.accumulation, runner.trained, optimizer, placement, extra)
+        moved = rebalance(self._assembly, runner.accumulation, runner.trained, optimizer, placement, extra)
+        runner.moves += bool(moved.experts)
+        return moved

@@ -173,7 +173,7 @@ class Checkpoints:
             self._backed = BackedImages(self.places, self._writer.images, self._common, neighbours=sent)
         if sent:
             with assembly.guard("comparing what nodes hold"):
-                self._twice, copied = begin_copies(self._meeting, self._writer, self._state().boxes)
+                self._twice, copied = begin_copies(self._meeting, self._writer, self._state().boxes, self.pipe)
         self._note()
         self._resumed = True
         if control.process == 0:

@@ -112,7 +112,8 @@ class RoutingRecord:
     def by_expert(self) -> Int32:
         """[steps, layers, microbatches, ranks, experts] rows by the rank of the tokens and by expert. A collective.
 
-        They are those of the first expert group. layers: those with experts, in the order of the model. Raises
+        Rows of the first expert group count. Experts that have moved have the numbers of their places.
+        layers: those with experts, in the order of the model. Raises
         `RuntimeFault` where no step was recorded.
         """
         mine = []

@@ -66,6 +66,8 @@ class StepRunner:
         """Number of calls so far."""
         self.trained = 0
         """Number of training steps so far, which random numbers follow."""
+        self.moves = 0
+        """Number of times so far that experts of the model moved: the same on all ranks."""
         self.counted: bool | None = None
         """Whether the loss function returns a `Loss`; None before the first call that forms one."""
         self.accumulation = Accumulation()
