@@ -1,6 +1,6 @@
 """Measures the cost of the executor, over a hand-written loop and over torch.distributed.pipelining.
 
-    python benchmarks/executor.py [--json]
+    python benchmarks/executor.py [--json] [--instructions]
 
 Instruction: one rank has four stages and 16 microbatches, interleaved 1F1B, no communication. The hand-written loop,
 schedc and torch run the same stage modules in the same order. The loop calls only the modules and autograd's engine,
@@ -16,6 +16,9 @@ Step: four processes over gloo, a small GPT, the schedules that both have, the s
 
 Instrument of a step: wall clock of rank 0 around a barrier. schedc and torch take turns in the same processes
 and alternate in who comes first.
+
+--instructions: only count what the interpreter runs in a step and in the loop, per op and by function. Other load
+changes no count. Work inside of torch's library is not in it.
 
 Printed: for an instruction, the microseconds by which schedc and torch exceed the loop, divided by the number of
 computed ops, from the fastest run of each. For a stream the same of schedc, from the least processor time of 12 runs.
@@ -37,6 +40,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from figures import give, parser_of
+from opcodes import counted, total
 from torch import Tensor, nn
 from torch.distributed import pipelining
 from torch.distributed.pipelining import schedules
@@ -192,34 +196,25 @@ def in_turns(
     return times
 
 
-def instruction_overhead(rank: int, world_size: int, repetitions: int) -> dict[str, float]:
-    """Microseconds per op beyond the hand-written loop, from the fastest of many runs of each."""
+def one_rank() -> tuple[Program, dict[str, Callable[[], object]]]:
+    """The program of one rank with four stages, and what runs a step of it: the hand-written loop, schedc, torch."""
     torch.manual_seed(0)
-    torch.set_num_threads(1)
     program = schedc.compile("interleaved_1f1b", P=1, M=MICROBATCHES, v=STAGES)
     model = Blocks()
     batch, targets = torch.randn(2 * MICROBATCHES, 16), torch.randn(2 * MICROBATCHES, 16)
     cut = partition(copy.deepcopy(model), STAGES, example=batch[:2])
     loop = hand_written(plain_modules(cut), program)
     peer = torch_schedule("ScheduleInterleaved1F1B", dict(enumerate(plain_modules(cut))), STAGES, MICROBATCHES, squares)
-    pipe = Pipeline(model, program, loss_fn=squares)
-    runs = [
-        lambda: loop(batch, targets),
-        lambda: pipe.step(batch, targets),
-        lambda: peer.step(batch, target=targets, losses=[]),
-    ]
-    in_turns(5, *runs)
-    hand, ours, theirs = (min(times) * 1e6 for times in in_turns(repetitions, *runs, clock=time.process_time))
-    ops = len(program)
-    return {
-        "overhead_us": (ours - hand) / ops, "torch_overhead_us": (theirs - hand) / ops,
-        "hand_written_us": hand / ops, "ops": float(ops),
-    }  # fmt: skip
+    step = Pipeline(model, program, loss_fn=squares).step
+    runs: dict[str, Callable[[], object]] = {
+        "hand": partial(loop, batch, targets),
+        "step": partial(step, batch, targets),
+    }
+    return program, {**runs, "torch": partial(peer.step, batch, target=targets, losses=[])}
 
 
-def stream_overhead(rank: int, world_size: int, repetitions: int) -> dict[str, float]:
-    """Microseconds of processor time per op beyond the hand-written loop, for ranks that share this process."""
-    torch.set_num_threads(1)
+def four_ranks() -> tuple[Program, dict[str, Callable[[], object]]]:
+    """The program of four ranks in one process, and what runs a step of it: loops by hand, and schedc with options."""
     program = schedc.compile("1f1b", P=4, M=64)
     model = nn.Sequential(*[OneAddition(4) for _ in range(program.stages)])
     batch, targets = torch.randn(2, program.microbatches, 4)
@@ -237,11 +232,35 @@ def stream_overhead(rank: int, world_size: int, repetitions: int) -> dict[str, f
         "no probes": pipeline(check_finite=False).step,
         "no names": pipeline(rng="torch").step,
     }
-    runs = [partial(step, batch, targets) for step in steps.values()]
-    in_turns(3, *runs)
-    ops = 2 * program.stages * program.microbatches
-    least = [min(times) * 1e6 / ops for times in in_turns(repetitions, *runs, clock=time.process_time)]
-    us = dict(zip(steps, least, strict=True))
+    return program, {name: partial(step, batch, targets) for name, step in steps.items()}
+
+
+def ops_of(program: Program) -> int:
+    """Number of computed ops: an F and a B of each stage and microbatch."""
+    return 2 * program.stages * program.microbatches
+
+
+def instruction_overhead(rank: int, world_size: int, repetitions: int) -> dict[str, float]:
+    """Microseconds per op beyond the hand-written loop, from the fastest of many runs of each."""
+    torch.set_num_threads(1)
+    program, runs = one_rank()
+    in_turns(5, *runs.values())
+    least = [min(times) * 1e6 for times in in_turns(repetitions, *runs.values(), clock=time.process_time)]
+    hand, ours, theirs = least
+    ops = ops_of(program)
+    return {
+        "overhead_us": (ours - hand) / ops, "torch_overhead_us": (theirs - hand) / ops,
+        "hand_written_us": hand / ops, "ops": float(ops),
+    }  # fmt: skip
+
+
+def stream_overhead(rank: int, world_size: int, repetitions: int) -> dict[str, float]:
+    """Microseconds of processor time per op beyond the hand-written loop, for ranks that share this process."""
+    torch.set_num_threads(1)
+    program, runs = four_ranks()
+    in_turns(3, *runs.values())
+    times = in_turns(repetitions, *runs.values(), clock=time.process_time)
+    us = {name: min(own) * 1e6 / ops_of(program) for name, own in zip(runs, times, strict=True)}
     return {
         "cpu_us_per_op": us["step"] - us["hand"],
         "floor_cpu_us_per_op": us["floor"] - us["hand"],
@@ -252,6 +271,26 @@ def stream_overhead(rank: int, world_size: int, repetitions: int) -> dict[str, f
         "hand_written_cpu_us": us["hand"],
         "instructions": float(len(program)),
     }
+
+
+def interpreter_instructions(rank: int, world_size: int, functions: int = 30) -> dict[str, Any]:
+    """Instructions of the interpreter per op, of a step and of the loop. functions: how many are listed.
+
+    once: those of functions that run at most eight times in a step.
+    """
+    torch.set_num_threads(1)
+    result: dict[str, Any] = {}
+    for name, (program, runs) in {"one rank": one_rank(), "four ranks": four_ranks()}.items():
+        for _ in range(3):  # the second run writes the stream out
+            runs["hand"](), runs["step"]()
+        ops, rows = ops_of(program), counted(runs["step"])
+        result[name] = {
+            "step": total(rows) / ops,
+            "loop": total(counted(runs["hand"])) / ops,
+            "once": total([row for row in rows if row.calls <= 8]) / ops,
+            "functions": [{"per op": x.instructions / ops, **x._asdict()} for x in rows[:functions]],
+        }
+    return result
 
 
 def whole_step(rank: int, world_size: int, schedule: str, repetitions: int) -> dict[str, float]:
@@ -288,7 +327,11 @@ def whole_step(rank: int, world_size: int, schedule: str, repetitions: int) -> d
 def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--repetitions", type=int, default=30)
+    parser.add_argument("--instructions", action="store_true")
     options = parser.parse_args()
+    if options.instructions:
+        give(pool(1).run("executor:interpreter_instructions", timeout=300)[0], options)
+        return
     (overhead,) = pool(1).run("executor:instruction_overhead", repetitions=5 * options.repetitions, timeout=300)
     (stream,) = pool(1).run("executor:stream_overhead", repetitions=12, timeout=300)
     steps = {
