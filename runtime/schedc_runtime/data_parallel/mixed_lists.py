@@ -18,21 +18,6 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 
-def parameters_inside(modules: Iterable[nn.Module]) -> Iterator[nn.Parameter]:
-    """The parameters of modules and of their parts as they are now. One of two places comes twice.
-
-    It runs at each step. `parameters()` makes their names, too, which takes more than twice as long.
-    """
-    parts = dict.fromkeys(modules)
-    places = list(parts)
-    for part in places:  # which grows
-        yield from [parameter for parameter in part._parameters.values() if parameter is not None]
-        for child in part._modules.values():
-            if child is not None and child not in parts:
-                parts[child] = None
-                places.append(child)
-
-
 def here(tensor: Tensor) -> Tensor:
     """[...] the part of a tensor that lies here, in the same memory."""
     with torch.no_grad():

@@ -41,13 +41,22 @@ _LIMITS: list[HostLimit] = []
 @contextmanager
 def limited(limit: HostLimit | None) -> Iterator[None]:
     """Let waits of the host inside keep to a limit; None: to none."""
-    if limit is None:
-        yield
-        return
-    _LIMITS.append(limit)
+    begin_limit(limit)
     try:
         yield
     finally:
+        end_limit(limit)
+
+
+def begin_limit(limit: HostLimit | None) -> None:
+    """As `limited`, until `end_limit`."""
+    if limit is not None:
+        _LIMITS.append(limit)
+
+
+def end_limit(limit: HostLimit | None) -> None:
+    """Go back to the limit before, behind the end of what `begin_limit` has begun."""
+    if limit is not None:
         _LIMITS.pop()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -21,17 +21,22 @@ WATCHERS: list[RegionWatcher] = []
 """Watchers of this process. A region belongs to the last one."""
 
 
-@contextmanager
-def graph_region(inputs: Any, parameters: Callable[[], Mapping[str, Tensor]], *, counted: bool) -> Iterator[None]:
+_UNWATCHED = nullcontext()
+
+
+def graph_region(
+    inputs: Any, parameters: Callable[[], Mapping[str, Tensor]], *, counted: bool
+) -> AbstractContextManager[None]:
     """What runs inside is what a graph would hold.
 
     inputs: whatever has tensors [...] that are copied to one address before a graph runs. parameters: gives those whose
     gradients the step adds to, by name. counted: whether draws count on the device.
     """
-    watcher = WATCHERS[-1] if WATCHERS else None
-    if watcher is not None:
-        named = parameters()
-        watcher.begin(inputs, named, counted)
+    return _watched(WATCHERS[-1], inputs, parameters(), counted) if WATCHERS else _UNWATCHED
+
+
+@contextmanager
+def _watched(watcher: RegionWatcher, inputs: Any, named: Mapping[str, Tensor], counted: bool) -> Iterator[None]:
+    watcher.begin(inputs, named, counted)
     yield
-    if watcher is not None:
-        watcher.end(named)
+    watcher.end(named)

@@ -85,9 +85,17 @@ class Records:
         return self._kept[key]
 
     def ordered(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-        """The values of a call in the order in which they enter stage 0. It runs for every microbatch."""
+        """The values of a call in the order in which they enter stage 0."""
         values = (*args, *kwargs.values())
         return tuple([values[position] for position in self._positions(args, kwargs).values()])
+
+    def entering(self, batches: Sequence[Any]) -> list[tuple[Any, ...]]:
+        """[batches] as `ordered`, for at least one batch, all with the same arguments and tuples in place of lists."""
+        args, kwargs = arguments(batches[0])
+        places = list(self._positions(args, kwargs).values())
+        if not kwargs and places == list(range(len(args))):
+            return list(batches) if isinstance(batches[0], tuple) else [(batch,) for batch in batches]
+        return [self.ordered(*arguments(batch)) for batch in batches]
 
     def _positions(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, int]:
         """By name, in order: the position of each argument of a call among its values, ``kwargs`` behind ``args``."""

@@ -33,6 +33,7 @@ from schedc_runtime.segments.graph import Communication, Segment, StageGraph, st
 from schedc_runtime.stage.bound_shape import BoundShape
 from schedc_runtime.stage.hooks import has_hooks
 from schedc_runtime.stage.in_flight import MicrobatchState, WholeRecord
+from schedc_runtime.stage.module_tree import ModuleTree
 from schedc_runtime.stage.offloaded import OffloadedStage
 from schedc_runtime.stage.split import SplitBackward, is_late
 
@@ -67,6 +68,7 @@ class StageBase(OffloadedStage):
     ) -> None:
         super().__init__(module, index)
         self.stages, self.blocks, self.slices = stages, tuple(blocks), slices
+        self.tree = ModuleTree(module)
         self.is_cut = inputs is not None
         """Whether a microbatch runs on a graph of segments and exchanges. Otherwise the stage is one node."""
         self.loss_fn = loss_fn if index == stages - 1 else None

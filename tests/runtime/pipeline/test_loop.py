@@ -121,7 +121,7 @@ def test_rows_are_spread_evenly_and_repeated_in_their_own_microbatch() -> None:
     assert Rows(11, 4).sources(torch.device("cpu")).tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 10]
     assert Rows(5, 4).sources(torch.device("cpu")).tolist() == [0, 1, 2, 2, 3, 3, 4, 4]
     assert Rows(2, 4).sources(torch.device("cpu")).tolist() == [0, 1, 1, 1]
-    assert [Rows(5, 4).of(part) for part in range(4)] == [2, 1, 1, 1]
+    assert Rows(5, 4).each == [2, 1, 1, 1]
 
 
 def test_accumulation_counts_the_calls_of_each_group() -> None:

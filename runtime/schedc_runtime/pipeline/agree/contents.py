@@ -35,9 +35,11 @@ def batch_facts(batch: Any, signature: Json, records: Records | None = None) -> 
 
     records: only what its recordings ask for is looked at, once they are known.
     """
+    wanted = _asked(batch, records)
+    if not any(wanted):
+        return [None] * len(wanted)
     rows: list[int | None] = []
     mapped_facts(signature, lambda leaf: rows.append(leaf.get("rows", 0)) if "shape" in leaf else None)
-    wanted = _asked(batch, records)
     looked_at = [pair for pair, asked in zip(zip(_tensors_in(batch), rows, strict=True), wanted, strict=True) if asked]
     facts = iter(facts_of(looked_at))
     return [next(facts) if asked else None for asked in wanted]
@@ -50,6 +52,8 @@ def _asked(batch: Any, records: Records | None) -> list[bool]:
         asked = records.values_asked(args, kwargs) if records else None
     except PartitionError:
         asked = None  # all ranks refuse the batch
+    if asked is not None and not asked:
+        return [False] * len(_tensors_in(batch))
     items = (*enumerate(args), *kwargs.items())
     return [asked is None or key in asked for key, value in items for _ in _tensors_in(value)]
 
@@ -195,7 +199,7 @@ def check_given(everyone: Sequence[tuple[str, int, Any]]) -> None:
 
 def _tensors_in(value: Any) -> list[Tensor]:
     """The tensors of a batch, in the order of its signature."""
-    return [tensor for _, tensor in _tensors(value, "")]
+    return [value] if isinstance(value, Tensor) else [tensor for _, tensor in _tensors(value, "")]
 
 
 def _tensors(value: Any, path: str) -> Iterator[tuple[str, Tensor]]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 import torch.distributed as dist
 
 from schedc.ir.program import Program
-from schedc_runtime.device.limits import LOOK, DeviceLate, HostLimit, limited
+from schedc_runtime.device.limits import LOOK, DeviceLate, HostLimit, begin_limit, end_limit
 from schedc_runtime.errors import (
     BoundaryError,
     GraphRefused,
@@ -117,31 +116,36 @@ class FailureGuard:
         self._told(number, program)
         return number
 
-    @contextmanager
-    def __call__(self, activity: str, *, partial: bool = False) -> Iterator[None]:
+    def __call__(self, activity: str, *, partial: bool = False) -> Guarded:
         """Reports a failure inside to the other ranks, and raises here what another rank reports.
 
         activity: what this rank does, as in "rank 0 is in step 3".
         partial: whether a failure leaves incomplete gradients behind, which the error then says.
         """
-        progress = self.control.presence.progress
+        return Guarded(self, activity, partial)
+
+    def begin(self, activity: str) -> None:
+        """This rank begins an activity."""
         self._activity = activity
-        progress.say(activity)
+        self.control.presence.progress.say(activity)
+        begin_limit(self._limit)
+
+    def end(self, error: BaseException | None, partial: bool) -> None:
+        """The activity has ended, or has failed of ``error``. Raises what caused it, if that is another error."""
+        end_limit(self._limit)
         try:
-            with limited(self._limit):
-                yield
-            self._patience.end(whole=True)
-        except BaseException as error:
+            if error is None:
+                self._patience.end(whole=True)
+                return
             cause = self._explain(error)
             if partial:
                 cause.add_note("the gradients now hold a part of the failed step: zero them before the next one")
-            if cause is error:
-                raise
-            raise cause from error
+            if cause is not error:
+                raise cause from error
         finally:
             self._patience.end(whole=False)
             if not self._broken:
-                progress.say(self.between)
+                self.control.presence.progress.say(self.between)
 
     def _explain(self, error: BaseException) -> BaseException:
         """What to raise for ``error``: this rank's own error itself, else what the rank that caused it reports."""
@@ -222,6 +226,21 @@ class FailureGuard:
     def _describe(self, position: Position) -> str:
         """What a rank does and where in its program, in words."""
         return place_in_words(position, self._programs.get(position.program))
+
+
+class Guarded:
+    """One use of a `FailureGuard`, several of which a step has. A generator would take twice as long."""
+
+    __slots__ = ("_activity", "_guard", "_partial")
+
+    def __init__(self, guard: FailureGuard, activity: str, partial: bool) -> None:
+        self._guard, self._activity, self._partial = guard, activity, partial
+
+    def __enter__(self) -> None:
+        self._guard.begin(self._activity)
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        self._guard.end(error, self._partial)
 
 
 def _in_words(program: Program, row: int) -> str:

@@ -40,9 +40,11 @@ class Rows(NamedTuple):
         """Whether rows are repeated."""
         return self.rows % self.parts != 0
 
-    def of(self, part: int) -> int:
-        """Rows of one microbatch, without repeated ones."""
-        return self.rows // self.parts + (part < self.rows % self.parts)
+    @property
+    def each(self) -> list[int]:
+        """[parts] rows of each microbatch, without repeated ones."""
+        least, more = divmod(self.rows, self.parts)
+        return [least + 1] * more + [least] * (self.parts - more)
 
     def sources(self, device: torch.device) -> Tensor:
         """[parts * size] the row of the batch that each place takes. A microbatch repeats its own last row."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from hashlib import blake2b
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from schedc_runtime.errors import RanksDisagree
 from schedc_runtime.moe.layer import moe_layers
 from schedc_runtime.partition.reads import Reads
 from schedc_runtime.ranks.mesh import Coordinate, Mesh
+from schedc_runtime.stage.module_tree import inside, trained
 from schedc_runtime.stage.stage import Stage
 
 Facts = dict[str, str]
@@ -48,6 +50,7 @@ _KINDS = {
     "update_biases": Kind("update_biases() was called", "call pipe.update_biases() on all ranks, equally often"),
 }
 """The kinds of facts, in the order in which differences are reported."""
+_mode = attrgetter("training")
 _TRAINING = {True: "in training mode", False: "in evaluation mode"}
 
 
@@ -58,7 +61,8 @@ class StageFacts:
         named = list(module.named_modules())
         # The stage itself, and empty modules on the way to others, are not the model's own.
         self._modules = [(name, part) for name, part in named if name and type(part) is not nn.Module]
-        self._tables = [(name, part._parameters) for name, part in named]
+        self._parts = [part for _, part in self._modules]
+        self._prefixes, self._tables = [name for name, _ in named], [part._parameters for _, part in named]
         self._layers = list(moe_layers(module))
         self._last: dict[bool, tuple[tuple[Any, ...], str]] = {}
 
@@ -78,7 +82,7 @@ class StageFacts:
             facts |= {f"module {name}": _TRAINING[module.training] for name, module in self._modules}
             facts |= {
                 f"parameter {prefix}{'.' if prefix else ''}{name}": "trained" if parameter.requires_grad else "frozen"
-                for prefix, table in self._tables
+                for prefix, table in zip(self._prefixes, self._tables, strict=True)
                 for name, parameter in table.items()
                 if parameter is not None
             }
@@ -89,8 +93,7 @@ class StageFacts:
         layers = [(layer.settings, layer.updates) for _, layer in self._layers]
         if not training:
             return (layers,)
-        modes = [module.training for _, module in self._modules]
-        return layers, modes, [p.requires_grad for _, table in self._tables for p in table.values() if p is not None]
+        return layers, list(map(_mode, self._parts)), trained(inside(self._tables))
 
 
 class StepFacts:

@@ -190,3 +190,7 @@ class Assembly:
     def held(self) -> Iterator[Stage]:
         """The stages of all places here."""
         return (stage for place in self.places for stage in self.stages[place].values())
+
+    def holds(self, index: int) -> bool:
+        """Whether stage ``index`` is here."""
+        return any(index in held for held in self.stages.values())

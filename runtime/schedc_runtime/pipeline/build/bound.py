@@ -19,7 +19,6 @@ from torch.utils import _pytree as pytree
 
 from schedc.ir.program import Program
 from schedc_runtime.data_parallel.hot_returns import with_hot_returns
-from schedc_runtime.data_parallel.mixed_lists import parameters_inside
 from schedc_runtime.data_parallel.stage_replicas import Sharding, StageReplicas, check_summed, stage_replicas
 from schedc_runtime.device.choice import device_for
 from schedc_runtime.execute.bind import bind
@@ -42,6 +41,7 @@ from schedc_runtime.pipeline.build.random_steps import DrawPlan, draw_plan
 from schedc_runtime.pipeline.build.stages import StagesByIndex
 from schedc_runtime.ranks.mesh import Coordinate, Mesh, PeerGroups
 from schedc_runtime.stage.bound_shape import BoundShape
+from schedc_runtime.stage.module_tree import trained
 from schedc_runtime.stage.stage import Stage
 from schedc_runtime.transport.base import MessageForm, Transport
 
@@ -209,8 +209,7 @@ class BoundCode:
 
     def _trained(self) -> str:
         """Which stages here have something to train."""
-        trained = (any(p.requires_grad for p in parameters_inside([stage.module])) for stage in self._held())
-        return "".join(str(int(each)) for each in trained)
+        return "".join(["1" if True in trained(stage.tree.parameters()) else "0" for stage in self._held()])
 
     def _select(self, record: Record) -> None:
         """Let the stages run the code of a record."""

@@ -10,7 +10,7 @@ A call begins with a copy of the buffers and of the gradients that are there: wi
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -23,6 +23,9 @@ from schedc_runtime.moe.sizes import Marks
 from schedc_runtime.pipeline.build.assembly import Assembly
 from schedc_runtime.stage.stage import Stage
 
+NOTHING = nullcontext()
+"""Where a call has nothing to set aside, or to put back. One for all."""
+
 
 def own_parameters(assembly: Assembly) -> dict[str, nn.Parameter]:
     """Parameters whose gradients no call sets aside, by name."""
@@ -32,10 +35,9 @@ def own_parameters(assembly: Assembly) -> dict[str, nn.Parameter]:
     return {name: each for name, each in named if id(each) not in aside}
 
 
-@contextmanager
 def isolated_gradients(
     copied: Iterable[Stage], tied: Iterable[nn.Parameter] = (), written: Collection[int] = ()
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Sets the gradients of earlier steps aside, and adds them when the step has succeeded.
 
     Sums over copies and replicas must see this step's gradients only: those of earlier steps have been summed before.
@@ -43,9 +45,13 @@ def isolated_gradients(
     written: ids of gradients that the call writes itself, so that they are copied.
     """
     if not torch.is_grad_enabled():
-        yield
-        return
-    parameters = list({id(p): p for p in (*(p for stage in copied for p in stage.module.parameters()), *tied)}.values())
+        return NOTHING
+    both = (*(p for stage in copied for p in stage.module.parameters()), *tied)
+    return _set_aside(list({id(p): p for p in both}.values()), written) if both else NOTHING
+
+
+@contextmanager
+def _set_aside(parameters: Sequence[nn.Parameter], written: Collection[int]) -> Iterator[None]:
     before = [grad if (grad := p.grad) is None or id(grad) not in written else grad.clone() for p in parameters]
     for parameter in parameters:
         parameter.grad = None
@@ -90,12 +96,16 @@ class LayerCounts(NamedTuple):
         return LayerCounts(rows, padded, balance, self.microbatches + other.microbatches)
 
 
-@contextmanager
-def isolated_counts(layers: Sequence[MoELayer]) -> Iterator[None]:
+def isolated_counts(layers: Sequence[MoELayer]) -> AbstractContextManager[None]:
     """Sets the counts of earlier calls aside, and adds them when the call has succeeded.
 
     Counts of a call then begin anew in each, as a graph of a step needs it.
     """
+    return _counts_aside(layers) if layers else NOTHING
+
+
+@contextmanager
+def _counts_aside(layers: Sequence[MoELayer]) -> Iterator[None]:
     before = [LayerCounts.of(layer) for layer in layers]
     for layer in layers:
         LayerCounts(0, 0, None, 0).put(layer)

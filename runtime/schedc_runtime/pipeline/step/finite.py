@@ -7,6 +7,7 @@ Only where such a number is not finite do ranks look at single gradients, and te
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,11 +15,13 @@ import torch
 from torch import Tensor
 
 from schedc.ir.program import InstructionKind, Program
-from schedc_runtime.data_parallel.mixed_lists import alike, here, parameters_inside
+from schedc_runtime.data_parallel.mixed_lists import alike, here
 from schedc_runtime.errors import NonFiniteGradients, RuntimeFault
 from schedc_runtime.execute.instruction_names import instruction_label
 from schedc_runtime.pipeline.build.assembly import Assembly
 from schedc_runtime.pipeline.step.call import CheckFinite, PipelineCall
+
+_grad = attrgetter("grad")
 
 
 class BadGradient(NamedTuple):
@@ -46,9 +49,10 @@ class GradientCheck:
         if not call.training or not self._active or call.scale != 1.0:
             self._active &= not call.training or call.scale == 1.0
             return []
-        parameters = parameters_inside(stage.module for stage in self._assembly.held())
-        grads = {id(grad): grad for p in parameters if (grad := p.grad) is not None}
-        parts = [part for grad in grads.values() if (part := _plain(grad)).numel()]
+        held = [p for stage in self._assembly.held() for p in stage.tree.parameters()]
+        grads = [grad for grad in map(_grad, held) if grad is not None]
+        once = dict(zip(map(id, grads), grads, strict=True)).values()
+        parts = [part for grad in once if (part := _plain(grad)).numel()]
         with torch.no_grad():
             return [_sum_of([parts[place] for place in places]) for places in alike(parts)]
 

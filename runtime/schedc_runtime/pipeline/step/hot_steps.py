@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import pairwise
 
 from schedc.ir.ops import OpKind
@@ -45,15 +45,15 @@ class HotSteps:
                         key = f"{place.pipeline}.{place.replica // experts}.{index}.{name}"
                         self._lenders.setdefault(key, []).append(layer.lender)
 
-    @contextmanager
-    def step(self, training: bool) -> Iterator[None]:
+    def step(self, training: bool) -> AbstractContextManager[None]:
         """Around a call of the pipeline: experts are lent where it trains. A step that fails leaves nothing lent.
 
         The weights of a rank's first layer begin to travel; those of a later layer when the one before joins its own.
         """
-        if not training or not self._lenders:
-            yield
-            return
+        return self._lent() if training and self._lenders else nullcontext()
+
+    @contextmanager
+    def _lent(self) -> Iterator[None]:
         try:
             for lender in self._every():
                 lender.begin()

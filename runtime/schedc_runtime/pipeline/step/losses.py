@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -112,18 +113,22 @@ def _on_host(
 
     None if there is nothing to tell.
     """
-    flat = [value for each in formed.values() for value in (each.sum, each.targets, *each.metrics.values())]
-    scalars = [value for value in flat if isinstance(value, Tensor)]
-    copied = iter(_copied([*scalars, *sums], [values for _, values in flags]))
-    plain = iter([next(copied) if isinstance(value, Tensor) else float(value) for value in flat])
+    own = [each.sum for each in formed.values()]
+    others = [value for each in formed.values() if each.counted for value in (each.targets, *each.metrics.values())]
+    scalars = [*own, *sums, *(value for value in others if isinstance(value, Tensor))]
+    copied = iter(_copied(scalars, [values for _, values in flags]))
+    totals, norms = [next(copied) for _ in own], [next(copied) for _ in sums]
+    plain = iter([next(copied) if isinstance(value, Tensor) else float(value) for value in others])
     facts = {
-        "dtype": str(next(iter(formed.values())).sum.dtype).removeprefix("torch.") if formed else "",
+        "dtype": str(own[0].dtype).removeprefix("torch.") if own else "",
         "formed": {
-            number: [next(plain), next(plain), {name: next(plain) for name in each.metrics}, each.counted]
-            for number, each in formed.items()
+            number: [total, next(plain), {name: next(plain) for name in each.metrics}, True]
+            if each.counted
+            else [total, 1.0, {}, False]
+            for (number, each), total in zip(formed.items(), totals, strict=True)
         },
     }
-    spoilt = not all(map(math.isfinite, [next(copied) for _ in sums]))
+    spoilt = not all(map(math.isfinite, norms))
     marks = [(where, [int(next(copied)) for _ in range(len(values))]) for where, values in flags]
     raised = [(where, values) for where, values in marks if any(values)]
     return facts | {"flags": raised, "spoilt": spoilt} if formed or raised or spoilt else None
@@ -131,14 +136,17 @@ def _on_host(
 
 def _copied(scalars: Sequence[Tensor], vectors: Sequence[Tensor]) -> list[float]:
     """The values of ``scalars`` [] and then of ``vectors`` [any] in float64: a launch or two for each dtype."""
-    dtypes = list(dict.fromkeys(scalar.dtype for scalar in scalars))
-    order = [place for dtype in dtypes for place, scalar in enumerate(scalars) if scalar.dtype is dtype]
-    parts = [torch.stack([s for s in scalars if s.dtype is dtype]).to(torch.float64) for dtype in dtypes]
+    dtypes = dict.fromkeys([scalar.dtype for scalar in scalars])
+    by_dtype = [[place for place, scalar in enumerate(scalars) if scalar.dtype is dtype] for dtype in dtypes]
+    parts = [torch.stack([scalars[place] for place in places]).to(torch.float64) for places in by_dtype]
     parts += [torch.cat(list(vectors)).to(torch.float64)] if vectors else []
     if not parts:
         return []
-    values: list[float] = HostCopy(torch.cat(parts)).join().tolist()
-    return [value for _, value in sorted(zip(order, values, strict=False))] + values[len(order) :]
+    values: list[float] = HostCopy(torch.cat(parts) if len(parts) > 1 else parts[0]).join().tolist()
+    if len(by_dtype) < 2:
+        return values
+    order = chain.from_iterable(by_dtype)
+    return [value for _, value in sorted(zip(order, values, strict=False))] + values[len(scalars) :]
 
 
 def _joined(values: Sequence[Any], dtype: torch.dtype, agreed: float | None) -> tuple[StepResult, bool]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import cycle, repeat
 from typing import Any
 
 import torch
@@ -9,7 +11,6 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
-from schedc_runtime.partition.example import arguments
 from schedc_runtime.pipeline.agree.batch import Agreement
 from schedc_runtime.pipeline.agree.shapes import split_call
 from schedc_runtime.pipeline.build.assembly import Assembly
@@ -19,6 +20,9 @@ from schedc_runtime.pipeline.build.loss_function import Expected
 Parts = tuple[list[tuple[Tensor, ...]] | None, list[Expected] | None]
 """[M] tensors that enter the first stage, and [M] what the last stage compares; None where no stage here needs them."""
 
+_expected: Any = partial(tuple.__new__, Expected)
+"""Makes one in C, where its class is not."""
+
 
 def parts_of_call(assembly: Assembly, agreed: Agreement, microbatches: int, batch: Any, targets: Any) -> list[Parts]:
     """[replicas here] what the first and the last stage take. microbatches: those of a replica."""
@@ -27,20 +31,15 @@ def parts_of_call(assembly: Assembly, agreed: Agreement, microbatches: int, batc
     parts, dims = microbatches * here, assembly.settings.dims
     inputs: list[tuple[Tensor, ...]] | None = None
     expected: list[Expected] | None = None
-    held = {index for place in assembly.places for index in assembly.stages[place]}
-    if batch is not None and 0 in held:
+    if batch is not None and assembly.holds(0):
         pieces = split_call(batch, parts, device, pad=True, dims=dims)
-        inputs = [
-            boundaries[part % microbatches][0].pack(assembly.partition.bind(*arguments(piece)))
-            for part, piece in enumerate(pieces)
-        ]
-    if assembly.program.stages - 1 in held:
-        wanted = split_call(targets, parts, device)
-        sizes = [(rows.of(part), rows.size) if rows else (0, 0) for part in range(parts)]
-        first = assembly.places[0].replica * microbatches
-        expected = [
-            Expected(first + part, target, *size) for part, (target, size) in enumerate(zip(wanted, sizes, strict=True))
-        ]
+        entering = zip(assembly.partition.records.entering(pieces), cycle(boundaries))
+        inputs = [values if entry.flat else entry.pack(values) for values, (entry, *_) in entering]
+    if assembly.holds(assembly.program.stages - 1):
+        wanted, first = split_call(targets, parts, device), assembly.places[0].replica * microbatches
+        own, padded = (rows.each, rows.size) if rows else ([0] * parts, 0)
+        numbers = range(first, first + parts)
+        expected = list(map(_expected, zip(numbers, wanted, own, repeat(padded, parts), strict=True)))
     spans = [slice(replica * microbatches, (replica + 1) * microbatches) for replica in range(here)]
     return [(inputs and inputs[span], expected and expected[span]) for span in spans]
 

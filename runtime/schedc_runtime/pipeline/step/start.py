@@ -6,7 +6,6 @@ exchange they refer to. Where these numbers or the options of the call differ, a
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -61,7 +60,7 @@ class CallStart:
         agreement of the requests of all ranks, or raises on every rank alike.
         """
         request, call = request._replace(lacking=self.lacking), request.call
-        own = json.dumps([call["call"], counted, *request._replace(call=None, counted=None, lacking=0)])
+        own = repr((call["call"], counted, request._replace(call=None, counted=None, lacking=0)))
         known = self._known.get(own)
         given = [] if known is None or self._control.alone else self._batches.alike(known.members)
         total, requests = self._meet(what, request, -1 if known is None else known.number, given)

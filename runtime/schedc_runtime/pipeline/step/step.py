@@ -29,6 +29,7 @@ from schedc_runtime.pipeline.build.tied import check_copies
 from schedc_runtime.pipeline.state.snapshots import Snapshots
 from schedc_runtime.pipeline.step.call import CheckFinite, PipelineCall, StepWatch
 from schedc_runtime.pipeline.step.contexts import (
+    NOTHING,
     Undo,
     exact_sizes,
     isolated_counts,
@@ -200,7 +201,7 @@ class StepRunner:
             isolated_counts(self.layers),
             random_numbers(assembly.stages, key, call.program.microbatches),
             self.hot.step(call.training),
-            WEIGHTS.step(),
+            WEIGHTS.step() if self.layers else NOTHING,
         ):
             self._execute(call, *rest)
         with guard(f"at the end of {number}, sharing the loss"):
@@ -283,7 +284,8 @@ class StepRunner:
 
     def _agree(self, call: PipelineCall, batch: Any, targets: Any) -> Agreement:
         """What all ranks know of the call, with the signature of its batch."""
-        last, count, dims = self._holds(self.assembly.program.stages - 1), None, self._dims
+        assembly, count, dims = self.assembly, None, self._dims
+        last = assembly.holds(assembly.program.stages - 1)
         if call.training and last and targets is not None and self.counted is not False:
             count = counted(self.count_fn, targets)
         options = {"call": call.name, "scale": call.scale, "accumulate": call.accumulate, "outputs": call.outputs}
@@ -294,7 +296,7 @@ class StepRunner:
         shown = {"scale": call.scale, **{key: value for key, value in options.items() if value not in (1, False)}}
         signatures = signature_of_call(batch, dims), signature_of_call(targets)
         mine = StepRequest(
-            *signatures, self._holds(0), last, {"call": call.name, **shown},
+            *signatures, assembly.holds(0), last, {"call": call.name, **shown},
             has_loss=self.head.loss_fn is not None or not (call.training or targets is not None),
             replica=self._replica, counted=count, meeting=meeting(self._meeting, call.training),
             tied=self.assembly.weights.facts(call.training),
@@ -355,9 +357,5 @@ class StepRunner:
 
     def _form(self, microbatches: int, targets: Any) -> bool | None:
         """Whether the loss function returns a `Loss`; None where this rank cannot tell."""
-        here = self._holds(self.assembly.program.stages - 1)
+        here = self.assembly.holds(self.assembly.program.stages - 1)
         return is_counted(self.assembly, microbatches * self._replicas_here, targets) if here else None
-
-    def _holds(self, index: int) -> bool:
-        """Whether stage ``index`` is here."""
-        return any(index in self.assembly.stages[place] for place in self.assembly.places)
