@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 
 class FunctionCount(NamedTuple):
-    """What a function ran in a call. file: of its code, with its folder. name: with its class."""
+    """What a function ran in a call. file: where its code is, with the folder. name: with the class."""
 
     file: str
     name: str

@@ -14,6 +14,7 @@ from schedc.ir.program import Instruction, InstructionKind
 from schedc.ir.works import FACTS as WORK_FACTS
 from schedc.ir.works import WorkGroup, WorkKind, Works
 from schedc_runtime.partition.boundary import Boundary
+from schedc_runtime.stage.written_whole import StageCalls
 from schedc_runtime.transport.base import MessageForm
 
 
@@ -41,6 +42,8 @@ class ComputeStage(Protocol):
     def backward(
         self, microbatch: int, output_grads: Sequence[Tensor | None], *, defer: bool
     ) -> tuple[Tensor, ...]: ...
+
+    def calls_of_run(self) -> StageCalls: ...
 
     def weight(self, microbatch: int) -> None: ...
 

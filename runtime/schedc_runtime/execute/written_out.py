@@ -19,6 +19,7 @@ from schedc_runtime.execute.handlers import backward, forward, post, recompute, 
 from schedc_runtime.execute.operands import ComputeOperands, MessageOperands, WaitOperands
 from schedc_runtime.execute.registers import Registers
 from schedc_runtime.transport.base import Transfer
+from schedc_runtime.written_code import function_of
 
 STEPS_OF_PART = 2048
 """Steps per part: Python compiles a function of any length in one piece, which takes memory."""
@@ -85,8 +86,7 @@ class _StreamWriter:
         """What has been written, as a function."""
         begin = ["def run(registers, word):", *(f" {name} = {value}" for name, value in self.known.items())]
         text = "\n".join([*begin, *(f" {line}" for line in self.lines), " return", " yield", ""])
-        exec(compile(text, file, "exec"), self.constants)
-        run = self.constants["run"]
+        run = function_of("run", text, file, self.constants, shown=False)  # a long text, which nobody reads
         first = self.positions[0]
         return WrittenPart(run, run.__code__, [first] * (len(begin) + 1) + self.positions + [self.positions[-1]] * 2)
 
@@ -109,6 +109,11 @@ class _StreamWriter:
         constant = self.constant(f"{name}_of_stage_", op.stage.index, getattr(op.stage, name))
         return self.local(f"{name}_{op.stage.index}", constant)
 
+    def call(self, op: ComputeOperands, kind: str) -> str:
+        """What a stage does in each F without an R, or B, of a run."""
+        calls = self.local(f"calls_{op.stage.index}", f"{self.method(op, 'calls_of_run')}()")
+        return self.local(f"{kind}_{op.stage.index}", f"{calls}.{kind}")
+
     def take(self, name: str, slot: int) -> str:
         """Take a value, as `Registers.take` does, which names one that is not there. No value that is there is empty
         but those of boundaries without tensors."""
@@ -119,8 +124,10 @@ class _StreamWriter:
 def _forward(writer: _StreamWriter, position: int, step: BoundStep) -> list[str]:
     op: ComputeOperands = step.operands
     targets, scale = writer.of_registers("targets"), writer.of_registers("loss_scale")
-    call = f"{op.microbatch}, x, {targets}[{op.microbatch}], {scale}, recompute_later={op.recomputed}"
-    lines = [writer.take("x", op.read), f"y = {writer.method(op, 'forward')}({call}); x = None"]
+    call = f"{op.microbatch}, x, {targets}[{op.microbatch}], {scale}"
+    plain = f"y = {writer.call(op, 'F')}({call})"
+    line = f"y = {writer.method(op, 'forward')}({call}, recompute_later=True)" if op.recomputed else plain
+    lines = [writer.take("x", op.read), f"{line}; x = None"]
     if op.write >= 0:
         lines.append(f"{writer.of_registers('values')}[{op.write}] = y")
     if op.probes:
@@ -134,7 +141,8 @@ def _forward(writer: _StreamWriter, position: int, step: BoundStep) -> list[str]
 
 def _backward(writer: _StreamWriter, position: int, step: BoundStep) -> list[str]:
     op: ComputeOperands = step.operands
-    call = f"{writer.method(op, 'backward')}({op.microbatch}, {'x' if op.read >= 0 else '()'}, defer={op.defer})"
+    given = f"{op.microbatch}, {'x' if op.read >= 0 else '()'}"
+    call = f"{writer.method(op, 'backward')}({given}, defer=True)" if op.defer else f"{writer.call(op, 'B')}({given})"
     write = f"{writer.of_registers('values')}[{op.write}] = {call}" if op.write >= 0 else call
     return [writer.take("x", op.read), write, "x = None"] if op.read >= 0 else [write]
 

@@ -106,7 +106,7 @@ class Boundary:
         return len(self.tensors) == len(self.entries) and self.tree == pytree.tree_structure((0,) * len(self.tensors))
 
     @cached_property
-    def _lone(self) -> bool:
+    def lone(self) -> bool:
         """Whether the value is one tensor by itself, as the output of most models is."""
         return self.tree == pytree.tree_structure(0) and len(self.tensors) == 1
 
@@ -114,7 +114,7 @@ class Boundary:
         """The tensors of ``values``, in order. Checks their number; the transport checks shapes."""
         if self.flat and type(values) is tuple and len(values) == len(self.entries):
             return values
-        if self._lone and type(values) is Tensor:
+        if self.lone and type(values) is Tensor:
             return (values,)
         leaves = pytree.tree_leaves(values)
         if len(leaves) != len(self.entries):

@@ -184,7 +184,7 @@ class RecordedStage(nn.Module):
         if None in code.shapes:
             self._check_tensors(values, code.shapes)
         elif tuple(map(_shape_of, values)) != code.shapes:
-            raise _other_shapes(values, code.shapes)
+            raise other_shapes(values, code.shapes)
         result = code.code.run(self, *values)
         return result if code.finish is None else code.finish(result)
 
@@ -192,7 +192,7 @@ class RecordedStage(nn.Module):
         """Compare the shapes of the tensors among ``values``."""
         pairs = zip(values, shapes, strict=False)
         if len(values) != len(shapes) or any(shape is not None and value.shape != shape for value, shape in pairs):
-            raise _other_shapes(values, shapes)
+            raise other_shapes(values, shapes)
 
     def finished(self, result: Any) -> Any:
         """What the stage returns, of what its graph returns: on the last stage the model's output."""
@@ -237,7 +237,8 @@ def _has(stage: nn.Module, path: str, *, called: bool) -> bool:
     return part is not None and not (called and type(part) is nn.Module)
 
 
-def _other_shapes(values: Sequence[Any], shapes: Sequence[Any]) -> BoundaryError:
+def other_shapes(values: Sequence[Any], shapes: Sequence[Any]) -> BoundaryError:
+    """The error for values that enter a stage whose code is for tensors of other shapes."""
     entering = [str(TensorSpec.of(value)) if isinstance(value, Tensor) else repr(value) for value in values]
     wanted = [list(shape) if shape is not None else "any" for shape in shapes]
     return BoundaryError(

@@ -6,7 +6,6 @@ assume it.
 
 from __future__ import annotations
 
-import linecache
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from math import isfinite
@@ -21,6 +20,7 @@ from schedc_runtime.partition.boundary import TensorSpec
 from schedc_runtime.partition.effects import Ambient, ambient, enter, kept_ambient
 from schedc_runtime.partition.structure import Template
 from schedc_runtime.partition.user_line import user_line
+from schedc_runtime.written_code import function_of
 
 TAPS = "taps"
 """Key in the meta of a call: (submodule, number of its call) of the outputs that it gives besides its result."""
@@ -166,12 +166,7 @@ def compiled_code(graph: fx.Graph, name: str) -> CompiledGraph:
     """The function of a graph, with the stage module as its first argument. name: of the file in tracebacks."""
     writer = _Writer(graph)
     source = "\n    ".join([f"def forward({', '.join(['self', *writer.inputs])}):", *writer.lines()]) + "\n"
-    filename = f"<{name}>"
-    # Tracebacks then show the generated line.
-    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
-    names = dict(writer.constants)
-    exec(compile(source, filename, "exec"), names)
-    run: Callable[..., Any] = names["forward"]
+    run: Callable[..., Any] = function_of("forward", source, f"<{name}>", writer.constants)
     if writer.states:
         run = _with_ambient(run, tuple(writer.states))
     return CompiledGraph(run, source)

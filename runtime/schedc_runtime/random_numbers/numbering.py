@@ -79,6 +79,16 @@ class NumberedForward:
         if numbering.draws:
             numbers.begin(numbering.start(self.draws, node), numbering.devices)
 
+    @classmethod
+    def of_run(cls, numbers: Session | None, numbering: Numbering) -> NumberedForward:
+        """One object for all forwards of a stage in a run, which end before the next begins.
+
+        Whoever begins one sets its ``microbatch``, and ``_draws`` to None.
+        """
+        forward: NumberedForward = object.__new__(cls)
+        forward.session, forward.numbering, forward.node, forward.before = numbers, numbering, -1, None
+        return forward
+
     @property
     def draws(self) -> Draws:
         """The draws of the forward, made when something draws. Most forwards draw nothing."""

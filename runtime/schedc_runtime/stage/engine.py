@@ -14,16 +14,16 @@ from schedc_runtime.errors import StageError
 _engine = torch.autograd.Variable._execution_engine
 """The engine itself checks the shapes."""
 
-_run_backward = _engine.run_backward
+run_backward = _engine.run_backward
 
 _new_tuple: Any = tuple.__new__
-_PYTHON_NODE = torch._C._FunctionBase
-_REST = (None,) * (len(GradientEdge._fields) - 2)
+PYTHON_NODE = torch._C._FunctionBase
+REST = (None,) * (len(GradientEdge._fields) - 2)
 
 
 def edge_to(node: Any, output: int = 0) -> GradientEdge:
     """The edge to an output of a node. torch's own way to make one takes twice as long."""
-    edge: GradientEdge = _new_tuple(GradientEdge, (node, output, *_REST))
+    edge: GradientEdge = _new_tuple(GradientEdge, (node, output, *REST))
     return edge
 
 
@@ -32,9 +32,9 @@ def edge_of(tensor: Tensor) -> GradientEdge | None:
     node = tensor.grad_fn
     if node is None:
         return get_gradient_edge(tensor) if tensor.requires_grad else None
-    if isinstance(node, _PYTHON_NODE):  # a node of Python does not keep the graph; torch adds what does
+    if isinstance(node, PYTHON_NODE):  # a node of Python does not keep the graph; torch adds what does
         return get_gradient_edge(tensor)
-    edge: GradientEdge = _new_tuple(GradientEdge, (node, tensor.output_nr, *_REST))
+    edge: GradientEdge = _new_tuple(GradientEdge, (node, tensor.output_nr, *REST))
     return edge
 
 
@@ -43,7 +43,7 @@ def differentiate(edges: Sequence[GradientEdge], grads: Sequence[Tensor]) -> Non
 
     grads: one per edge, of the shape of the edge's tensor.
     """
-    _run_backward(tuple(edges), tuple(grads), False, False, (), True, True)  # allow_unreachable, accumulate_grad
+    run_backward(tuple(edges), tuple(grads), False, False, (), True, True)  # allow_unreachable, accumulate_grad
 
 
 def gradients_at(
@@ -53,7 +53,7 @@ def gradients_at(
 
     grads: one per edge of ``edges``, of the shape of the edge's tensor. What was run of the graph is freed.
     """
-    arrived: tuple[Tensor | None, ...] = _run_backward(
+    arrived: tuple[Tensor | None, ...] = run_backward(
         tuple(edges), tuple(grads), False, False, tuple(wanted), allow_unreachable=True, accumulate_grad=False
     )
     return arrived

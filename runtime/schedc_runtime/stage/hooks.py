@@ -27,7 +27,7 @@ class HookMark(NamedTuple):
     node: int
 
 
-class _Own:
+class OwnHooks:
     """The hooks that this file has registered. They are on nodes of its own choice, and change no gradient."""
 
     hooks = 0
@@ -35,18 +35,18 @@ class _Own:
 
 def hook_mark() -> HookMark:
     """This moment. It is taken in front of a forward, in its thread."""
-    return HookMark(RemovableHandle.next_id - _Own.hooks, torch._C._autograd._get_sequence_nr())
+    return HookMark(RemovableHandle.next_id - OwnHooks.hooks, torch._C._autograd._get_sequence_nr())
 
 
 def unhooked_from(mark: HookMark | None) -> int:
     """The sequence number from which on nodes have no hooks; `NEVER` if a hook came since ``mark``, or without one."""
-    return mark.node if mark is not None and RemovableHandle.next_id - _Own.hooks == mark.hooks else NEVER
+    return mark.node if mark is not None and RemovableHandle.next_id - OwnHooks.hooks == mark.hooks else NEVER
 
 
 def before_node(node: Node, take: Callable[[Any], None]) -> None:
     """Call ``take`` with the gradients of the outputs of ``node`` before it runs, behind the hooks that it has."""
     node.register_prehook(take)
-    _Own.hooks += 1
+    OwnHooks.hooks += 1
 
 
 def hooks_of(node: Node) -> tuple[Mapping[int, Any], Mapping[int, Any]]:
@@ -56,7 +56,7 @@ def hooks_of(node: Node) -> tuple[Mapping[int, Any], Mapping[int, Any]]:
         handle = register(_nothing)
         mappings.append(handle.hooks_dict_ref())
         handle.remove()
-        _Own.hooks += 1
+        OwnHooks.hooks += 1
     before, behind = mappings
     return before, behind
 

@@ -6,11 +6,13 @@ from collections.abc import Iterable
 from functools import partial
 from itertools import chain
 from operator import attrgetter, is_not
+from typing import Any
 
 from torch import nn
 
 _modules_of, _parameters_of = attrgetter("_modules"), attrgetter("_parameters")
-_requires_grad, _is_there = attrgetter("requires_grad"), partial(is_not, None)
+_requires_grad = attrgetter("requires_grad")
+_is_there: Any = partial(is_not, None)
 
 
 def inside(tables: Iterable[dict[str, nn.Parameter | None]]) -> list[nn.Parameter]:
@@ -33,7 +35,7 @@ class ModuleTree:
         self._look()
 
     def parameters(self) -> list[nn.Parameter]:
-        """The parameters of all parts. One that two parts have comes twice."""
+        """The parameters of all parts. A parameter of two parts comes twice."""
         if self._identities() != self._children:
             self._look()
         return inside(map(_parameters_of, self._parts))

@@ -10,9 +10,9 @@ node names its inputs, and one says which of them are nodes that were named befo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 from schedc_runtime.stage.graph import GraphForm, Node, is_parameter, recognized
+from schedc_runtime.written_code import function_of
 
 OFTEN = 8
 """Recognitions after which a form gets code of its own. It takes as long to write as about a hundred recognitions."""
@@ -40,9 +40,8 @@ class Recognition:
 
 def straight_code(form: GraphForm) -> Callable[[Sequence[Node]], list[Node] | None]:
     """A function like `recognized` for one form."""
-    names: dict[str, Any] = {}
-    exec("\n".join(_lines(form)), names)
-    walk: Callable[[Sequence[Node]], list[Node]] = names["walk"]
+    text = "\n".join(_lines(form))
+    walk: Callable[..., list[Node]] = function_of("walk", text, "<walk of a graph>", {}, shown=False)
     count, kinds, parameters, inputs = len(form.kinds), form.kinds, tuple(form.parameters.items()), form.inputs
 
     def nodes_of(roots: Sequence[Node]) -> list[Node] | None:

@@ -42,6 +42,7 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from schedc.cell.graph import StageShape
@@ -49,9 +50,11 @@ from schedc.cell.program import Action, Half
 from schedc.cell.serial import serial
 from schedc.cell.slices import sliced
 from schedc_runtime.errors import StageError
+from schedc_runtime.random_numbers.interception import session
 from schedc_runtime.stage.backward import BackwardSteps
 from schedc_runtime.stage.forward import ForwardSteps
 from schedc_runtime.stage.in_flight import Tensors
+from schedc_runtime.stage.written_whole import StageCalls, WholeForm, WrittenWhole, begin_run, unhooked_code, written
 
 
 class Stage(ForwardSteps, BackwardSteps):
@@ -68,6 +71,9 @@ class Stage(ForwardSteps, BackwardSteps):
 
     Call `bind` with the boundaries of the current input signature before `forward`.
     """
+
+    _written: WrittenWhole | None = None
+    """The lines of the last run."""
 
     # Recompute nodes for the backward. A node whose outputs are held does nothing.
 
@@ -170,6 +176,23 @@ class Stage(ForwardSteps, BackwardSteps):
             self.weight(microbatch)
         return gradients
 
+    def calls_of_run(self) -> StageCalls:
+        """F without a later R, and B, for one run of a stream: what all its microbatches have alike is looked up once.
+
+        A stage of one node has lines written for it, unless gradients are off, or something else takes part in its ops.
+        """
+        others = self.is_cut or self._memory.active or self.offload is not None
+        own = type(self).forward is _FORWARD and type(self).backward is _BACKWARD and not self.__dict__.keys() & _OPS
+        if others or not own or not torch.is_grad_enabled():
+            return StageCalls(self.forward, self.backward)
+        numbering = None if session() is None else self.numbering
+        draws = numbering is not None and numbering.draws
+        code = None if draws else unhooked_code(self.module)  # the names of draws are looked up by modules' calls
+        form = WholeForm(self._input, self._output, code, self.loss_fn, numbering, draws, self._defers)
+        if self._written is None or not form.same(self._written.form):
+            self._written = written(self, form)
+        return begin_run(self, self._written)
+
     def recompute(self, microbatch: int) -> None:
         """R: recompute what the forward of ``microbatch`` with ``recompute_later`` did not hold for the backward."""
         self.begin_recompute(microbatch)
@@ -190,3 +213,7 @@ class Stage(ForwardSteps, BackwardSteps):
     def _serially(self, microbatch: int, kind: str, forward: StageShape | None, backward: StageShape | None) -> None:
         for action, half, node in serial(kind, forward, backward).steps:
             self.method(action, half)(microbatch, node)
+
+
+_FORWARD, _BACKWARD, _OPS = Stage.forward, Stage.backward, {"forward", "backward"}
+"""The ops as they stand here, which a trainer's own stage may replace."""

@@ -60,6 +60,20 @@ def split(stages: Sequence[Stage], m: int) -> None:
         stage.weight(m)
 
 
+def written(stages: Sequence[Stage], inputs: Sequence[Sequence[Any]], targets: Sequence[Any], scale: float) -> None:
+    """A run of all microbatches, F of all and then B of all, as a stream that is written out calls its stages."""
+    calls = [stage.calls_of_run() for stage in stages]
+    for m, entering in enumerate(inputs):
+        values = tuple(x for x in entering if isinstance(x, Tensor))
+        for call in calls:
+            values = call.F(m, values, targets[m], scale)
+    for m in range(len(inputs)):
+        grads: tuple[Tensor, ...] = ()
+        for call in reversed(calls):
+            grads = call.B(m, grads)
+        assert grads == ()
+
+
 def take_grads(model: nn.Module) -> dict[str, Tensor]:
     grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()

@@ -28,6 +28,7 @@ from runtime.stage.stage_cases import (
     make_stages,
     split,
     take_grads,
+    written,
 )
 from schedc.ir.ops import OpKind
 from schedc.ir.placement import Placement
@@ -235,15 +236,20 @@ def test_the_cases_others_get_wrong(name: str) -> None:
     parts = partition(model, count, costs=costs, split_points=points)
     stages = make_stages(parts, weighted, *inputs[0])
     results = []
-    for run in (full, split):
-        for m, args in enumerate(inputs):
-            forward(stages, m, args, targets[m], 1 / 3)
-        for m in range(3):
-            run(stages, m)
+    for run in (full, split, written, written):  # after a split backward forwards take marks
+        if run is written:
+            run(stages, inputs, targets, 1 / 3)
+        else:
+            for m, args in enumerate(inputs):
+                forward(stages, m, args, targets[m], 1 / 3)
+            for m in range(3):
+                run(stages, m)
         results.append(take_grads(model))
         for stage in stages:
             stage.check_empty()
-    assert_equal(results[0], results[1])
+    assert [stage._written is not None for stage in stages] == [True] * count
+    for others in results[1:]:
+        assert_equal(results[0], others)
     assert_close(results[0], expected)
 
 
@@ -255,11 +261,12 @@ def test_a_gradient_that_nothing_needs_is_zero_and_has_its_shape() -> None:
     model = Residual(linear(), Cut()).double()
     tokens, targets = batches(1)
     stages = make_stages(partition(model, 2, costs=[1, 1]), next_token_loss, tokens[0])
-    forward(stages, 0, (tokens[0],), targets[0], 1.0)
-    (grad,) = stages[1].backward(0)
-    assert grad.shape == (2, TOKENS, WIDTH)
-    assert not grad.any()
-    assert stages[0].backward(0, (grad,)) == ()
+    for backwards in ([stage.backward for stage in stages], [stage.calls_of_run().B for stage in stages]):
+        forward(stages, 0, (tokens[0],), targets[0], 1.0)
+        (grad,) = backwards[1](0, ())
+        assert grad.shape == (2, TOKENS, WIDTH)
+        assert not grad.any()
+        assert backwards[0](0, (grad,)) == ()
 
 
 def test_evaluation_keeps_nothing_and_switches_dropout_off() -> None:

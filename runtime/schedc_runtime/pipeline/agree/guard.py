@@ -131,7 +131,7 @@ class FailureGuard:
         begin_limit(self._limit)
 
     def end(self, error: BaseException | None, partial: bool) -> None:
-        """The activity has ended, or has failed of ``error``. Raises what caused it, if that is another error."""
+        """The activity has ended, or has failed of ``error``. Raises the cause, if that is another error."""
         end_limit(self._limit)
         try:
             if error is None:
