@@ -169,9 +169,9 @@ def _post(writer: _StreamWriter, position: int, step: BoundStep) -> list[str]:
         else:
             tensors = f"{form}.buffers({writer.of_registers('device')})"
         if writer.cooperative:
-            channel = f"registers.transport.channel({peer}, {receive}, {communicator}).post"
-            post = writer.local(f"{'from' if receive else 'to'}_{peer}_{communicator + 1}", channel)
-            posts.append(f"{writer.of_registers('handles')}[{handle}] = {post}({receive}, {tensors}, {form})")
+            end = f"registers.transport.end({peer}, {receive}, {communicator})"
+            post = writer.local(f"{'from' if receive else 'to'}_{peer}_{communicator + 1}", end)
+            posts.append(f"{writer.of_registers('handles')}[{handle}] = {post}({tensors}, {form})")
         transfers.append(f"new(Transfer, ({peer}, {receive}, {tensors}, {communicator}, {form}))")
     if not writer.cooperative:
         handles = ", ".join(f"{writer.of_registers('handles')}[{message.handle}]" for message in batch)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import attrgetter, methodcaller
 
 import torch
@@ -15,39 +15,57 @@ class _End:
     """One end of a message, posted. done: whether the other end has been posted, too, and the message is copied."""
 
     # Two are made for each message, so that there is no `__init__`: it would take as long as posting an end.
-    receive: bool
     tensors: Tensors
     form: MessageForm | None
     done = False
 
 
 class _Channel:
-    """The messages of one sender, receiver and communicator."""
+    """The messages of one sender, receiver and communicator. `send` and `receive` post an end, with a `Transfer`'s
+    tensors and form, and move the message if the other end is here."""
 
     def __init__(self, source: int, target: int) -> None:
         self.source, self.target = source, target
-        self.ends: deque[_End] = deque()
-        """Ends without their counterpart, oldest first: all sends, or all receives."""
+        self.sends: deque[_End] = deque()
+        """Sends without their receives, oldest first. There are none while there are `receives`."""
+        self.receives: deque[_End] = deque()
 
-    def post(self, receive: bool, tensors: Tensors, form: MessageForm | None) -> _End:
-        """Post an end, and move the message if the other end is here. Arguments are as of a `Transfer`."""
+    def send(self, tensors: Tensors, form: MessageForm | None) -> _End:
         end = _End()
-        end.receive, end.tensors, end.form = receive, tensors, form
-        ends = self.ends
-        if not ends or ends[0].receive is receive:
-            ends.append(end)
+        end.tensors, end.form = tensors, form
+        if not self.receives:
+            self.sends.append(end)
             return end
-        other = ends.popleft()
-        sent, received = (other, end) if receive else (end, other)
+        other = self.receives.popleft()
         if form is None or form is not other.form:
-            self._check(sent, received)
+            self._fill(end, other)
+        else:
+            other.tensors = tuple(map(_copied, tensors))
+        other.done = end.done = True
+        return end
+
+    def receive(self, tensors: Tensors, form: MessageForm | None) -> _End:
+        end = _End()
+        end.tensors, end.form = tensors, form
+        if not self.sends:
+            self.receives.append(end)
+            return end
+        other = self.sends.popleft()
+        if form is None or form is not other.form:
+            self._fill(other, end)
+        else:
+            end.tensors = tuple(map(_copied, other.tensors))
+        other.done = end.done = True
+        return end
+
+    def _fill(self, sent: _End, received: _End) -> None:
+        """Move a message whose ends have not been checked against one form."""
+        self._check(sent, received)
         if received.form is None:
             for tensor, buffer in zip(sent.tensors, received.tensors, strict=True):
                 buffer.copy_(tensor)
         else:
             received.tensors = tuple(map(_copied, sent.tensors))
-        other.done = end.done = True
-        return end
 
     def _check(self, sent: _End, received: _End) -> None:
         """Compare the ends. One form for both would mean that the tensors have been checked against it."""
@@ -85,7 +103,7 @@ class InProcessNetwork:
 
     def unmatched(self) -> int:
         """Number of messages with only one end posted."""
-        return sum(len(channel.ends) for channel in self._channels.values())
+        return sum(len(channel.sends) + len(channel.receives) for channel in self._channels.values())
 
 
 class InProcessTransport:
@@ -99,12 +117,13 @@ class InProcessTransport:
         self._network = network
 
     def post(self, batch: Sequence[Transfer]) -> list[_End]:
-        return [self.channel(x.peer, x.receive, x.communicator).post(x.receive, x.tensors, x.form) for x in batch]
+        return [self.end(x.peer, x.receive, x.communicator)(x.tensors, x.form) for x in batch]
 
-    def channel(self, peer: int, receive: bool, communicator: int) -> _Channel:
-        """The channel of a `Transfer`. Its ``post`` takes one end without the list, which costs half as much."""
+    def end(self, peer: int, receive: bool, communicator: int) -> Callable[[Tensors, MessageForm | None], _End]:
+        """What posts a `Transfer`'s tensors and form. It takes one end without a list, which costs half as much."""
         source, target = (peer, self.rank) if receive else (self.rank, peer)
-        return self._network.channel(source, target, communicator)
+        channel = self._network.channel(source, target, communicator)
+        return channel.receive if receive else channel.send
 
     def wait(self, handle: _End) -> None:
         if not handle.done:

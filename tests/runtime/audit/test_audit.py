@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from functools import partialmethod
 
 import pytest
 import torch
@@ -131,9 +132,9 @@ def test_a_message_that_changes_on_its_way_names_both_ends(sender, receiver, tmp
     pipe, batch, targets = PLAIN.pipeline(str(tmp_path))
     pipe.step(batch, targets)
     pipe.steps = 1  # rank 1 is audited
-    post, copied, on_the_way = in_process._Channel.post, in_process._copied, []
+    copied, on_the_way = in_process._copied, []
 
-    def posted(channel, *arguments):
+    def posted(channel, post, *arguments):
         on_the_way[:] = [channel.source, channel.target]
         return post(channel, *arguments)
 
@@ -143,7 +144,8 @@ def test_a_message_that_changes_on_its_way_names_both_ends(sender, receiver, tmp
             flip_bit(copy, 5, 20)
         return copy
 
-    monkeypatch.setattr(in_process._Channel, "post", posted)
+    for end in ("send", "receive"):
+        monkeypatch.setattr(in_process._Channel, end, partialmethod(posted, getattr(in_process._Channel, end)))
     monkeypatch.setattr(in_process, "_copied", flipped)
     with pytest.raises(WrongBits, match=f"the link from rank {sender} to rank {receiver} changes") as caught:
         pipe.step(batch, targets)
