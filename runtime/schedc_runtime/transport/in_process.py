@@ -27,7 +27,7 @@ class _Channel:
     def __init__(self, source: int, target: int) -> None:
         self.source, self.target = source, target
         self.sends: deque[_End] = deque()
-        """Sends without their receives, oldest first. There are none while there are `receives`."""
+        """Sends without their receives, oldest first. Empty while `receives` is not."""
         self.receives: deque[_End] = deque()
 
     def send(self, tensors: Tensors, form: MessageForm | None) -> _End:
@@ -120,7 +120,7 @@ class InProcessTransport:
         return [self.end(x.peer, x.receive, x.communicator)(x.tensors, x.form) for x in batch]
 
     def end(self, peer: int, receive: bool, communicator: int) -> Callable[[Tensors, MessageForm | None], _End]:
-        """What posts a `Transfer`'s tensors and form. It takes one end without a list, which costs half as much."""
+        """What posts a `Transfer`'s tensors and form. A list of one would cost twice as much."""
         source, target = (peer, self.rank) if receive else (self.rank, peer)
         channel = self._network.channel(source, target, communicator)
         return channel.receive if receive else channel.send
