@@ -27,7 +27,7 @@ LEVELS = {
         ("__main__",),
     ),
     "schedc_runtime": (
-        ("errors",),
+        ("errors", "written_code"),
         ("device", "saved", "providers", "triton_kernels"),
         ("kernels", "capture"),
         ("testing", "transport"),
