@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -14,8 +14,17 @@ from schedc.ir.program import Instruction, InstructionKind
 from schedc.ir.works import FACTS as WORK_FACTS
 from schedc.ir.works import WorkGroup, WorkKind, Works
 from schedc_runtime.partition.boundary import Boundary
-from schedc_runtime.stage.written_whole import StageCalls
 from schedc_runtime.transport.base import MessageForm
+
+
+class CallsOfRun(Protocol):
+    """What a stage gives for one run of a stream (`schedc_runtime.stage.written_whole.StageCalls`)."""
+
+    @property
+    def F(self) -> Callable[[int, Sequence[Tensor], Any, float], tuple[Tensor, ...]]: ...
+
+    @property
+    def B(self) -> Callable[[int, Sequence[Tensor | None]], tuple[Tensor, ...]]: ...
 
 
 class ComputeStage(Protocol):
@@ -43,7 +52,7 @@ class ComputeStage(Protocol):
         self, microbatch: int, output_grads: Sequence[Tensor | None], *, defer: bool
     ) -> tuple[Tensor, ...]: ...
 
-    def calls_of_run(self) -> StageCalls: ...
+    def calls_of_run(self) -> CallsOfRun: ...
 
     def weight(self, microbatch: int) -> None: ...
 
