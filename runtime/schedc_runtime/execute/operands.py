@@ -21,10 +21,14 @@ class CallsOfRun(Protocol):
     """What a stage gives for one run of a stream (`schedc_runtime.stage.written_whole.StageCalls`)."""
 
     @property
-    def F(self) -> Callable[[int, Sequence[Tensor], Any, float], tuple[Tensor, ...]]: ...
+    def F(self) -> Callable[[int, Sequence[Tensor], Any, float], tuple[Tensor, ...]]:
+        """F without a later R, with tensors in the shapes of the boundaries."""
+        ...
 
     @property
-    def B(self) -> Callable[[int, Sequence[Tensor | None]], tuple[Tensor, ...]]: ...
+    def B(self) -> Callable[[int, Sequence[Tensor | None]], tuple[Tensor, ...]]:
+        """B, with gradients in the shapes of the boundaries."""
+        ...
 
 
 class ComputeStage(Protocol):

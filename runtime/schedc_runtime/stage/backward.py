@@ -49,7 +49,7 @@ class BackwardSteps(StageBase):
             self._differentiate(microbatch, entering, self._late if defer else None, began)
         else:
             differentiate(edges, gradients)  # type: ignore[arg-type]
-        return tuple(map(gradient_of, leaves))
+        return tuple(map(gradient_of_leaf, leaves))
 
     def _differentiate(
         self,
@@ -215,7 +215,7 @@ class BackwardSteps(StageBase):
         return widths
 
 
-def gradient_of(leaf: Tensor | Taken) -> Tensor:
+def gradient_of_leaf(leaf: Tensor | Taken) -> Tensor:
     """The gradient of a leaf, of its shape; zeros where none has come."""
     if (grad := leaf.grad) is not None:
         return grad

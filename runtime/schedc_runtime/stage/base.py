@@ -68,7 +68,6 @@ class StageBase(OffloadedStage):
     ) -> None:
         super().__init__(module, index)
         self.stages, self.blocks, self.slices = stages, tuple(blocks), slices
-        self.tree = ModuleTree(module)
         self.is_cut = inputs is not None
         """Whether a microbatch runs on a graph of segments and exchanges. Otherwise the stage is one node."""
         self.loss_fn = loss_fn if index == stages - 1 else None
@@ -291,6 +290,11 @@ class StageBase(OffloadedStage):
         unmark_layers(self.module)
         self._release_copies()
         uninstall_regions(self.module)
+
+    @cached_property
+    def tree(self) -> ModuleTree:
+        """The parts of the module as they are now."""
+        return ModuleTree(self.module)
 
     @cached_property
     def _draws(self) -> bool:

@@ -15,12 +15,12 @@ _requires_grad = attrgetter("requires_grad")
 _is_there: Any = partial(is_not, None)
 
 
-def inside(tables: Iterable[dict[str, nn.Parameter | None]]) -> list[nn.Parameter]:
+def in_tables(tables: Iterable[dict[str, nn.Parameter | None]]) -> list[nn.Parameter]:
     """The parameters of the tables of modules, in order."""
     return list(filter(_is_there, chain.from_iterable(map(dict.values, tables))))
 
 
-def trained(parameters: Iterable[nn.Parameter]) -> list[bool]:
+def requiring(parameters: Iterable[nn.Parameter]) -> list[bool]:
     """[parameters] whether each has a gradient."""
     return list(map(_requires_grad, parameters))
 
@@ -38,7 +38,7 @@ class ModuleTree:
         """The parameters of all parts. A parameter of two parts comes twice."""
         if self._identities() != self._children:
             self._look()
-        return inside(map(_parameters_of, self._parts))
+        return in_tables(map(_parameters_of, self._parts))
 
     def _identities(self) -> list[int]:
         return list(map(id, chain.from_iterable(map(dict.values, map(_modules_of, self._parts)))))

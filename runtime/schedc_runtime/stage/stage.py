@@ -54,7 +54,14 @@ from schedc_runtime.random_numbers.interception import session
 from schedc_runtime.stage.backward import BackwardSteps
 from schedc_runtime.stage.forward import ForwardSteps
 from schedc_runtime.stage.in_flight import Tensors
-from schedc_runtime.stage.written_whole import StageCalls, WholeForm, WrittenWhole, begin_run, unhooked_code, written
+from schedc_runtime.stage.written_whole import (
+    StageCalls,
+    WholeForm,
+    WrittenWhole,
+    begin_run,
+    lines_of_stage,
+    unhooked_code,
+)
 
 
 class Stage(ForwardSteps, BackwardSteps):
@@ -190,7 +197,7 @@ class Stage(ForwardSteps, BackwardSteps):
         code = None if draws else unhooked_code(self.module)  # the names of draws are looked up by modules' calls
         form = WholeForm(self._input, self._output, code, self.loss_fn, numbering, draws, self._defers)
         if self._written is None or not form.same(self._written.form):
-            self._written = written(self, form)
+            self._written = lines_of_stage(self, form)
         return begin_run(self, self._written)
 
     def recompute(self, microbatch: int) -> None:

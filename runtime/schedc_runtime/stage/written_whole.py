@@ -21,7 +21,7 @@ from schedc_runtime.partition.boundary import Boundary
 from schedc_runtime.partition.recorded_stage import RecordedStage, StageCode, other_shapes
 from schedc_runtime.random_numbers.interception import session
 from schedc_runtime.random_numbers.numbering import NumberedForward, Numbering
-from schedc_runtime.stage.backward import gradient_of
+from schedc_runtime.stage.backward import gradient_of_leaf
 from schedc_runtime.stage.engine import PYTHON_NODE, REST, edge_of, refuse_writing, run_backward
 from schedc_runtime.stage.forward import check_loss
 from schedc_runtime.stage.hooks import HookMark, OwnHooks
@@ -78,7 +78,7 @@ def unhooked_code(module: nn.Module) -> StageCode | None:
     return None if hooked else module.current
 
 
-def written(stage: Any, form: WholeForm) -> WrittenWhole:
+def lines_of_stage(stage: Any, form: WholeForm) -> WrittenWhole:
     """The lines of ``stage``, a `Stage` of one node without recomputation and offloads."""
     constants = {
         "stage": stage, "whole": stage._whole, "kept": stage.kept, "states": stage._states, "new": tuple.__new__,
@@ -87,7 +87,7 @@ def written(stage: Any, form: WholeForm) -> WrittenWhole:
         "Edge": GradientEdge, "Record": WholeRecord, "Mark": HookMark, "Hooks": RemovableHandle, "own": OwnHooks,
         "sequence": torch._C._autograd._get_sequence_nr, "check_loss": check_loss, "other_shapes": other_shapes,
         "set_gradients": torch._C._set_grad_enabled, "loss_fn": form.loss_fn, "run_backward": run_backward,
-        "gradient_of": gradient_of, "numbering": form.numbering, "session": None, "numbers": None,
+        "gradient_of_leaf": gradient_of_leaf, "numbering": form.numbering, "session": None, "numbers": None,
         "shapes": () if form.code is None else form.code.shapes, "code": form.code and form.code.code.run,
         "finish": form.code and form.code.finish,
     }  # fmt: skip
@@ -197,7 +197,7 @@ def _backward(form: WholeForm) -> list[str]:
         " del whole[number]",
         f" run_backward(edges, {several}, False, False, (), True, True)",
         *([f" {_several(leaves)} = leaves"] if leaves else []),
-        *(f" g{name} = {name}.grad\n if g{name} is None: g{name} = gradient_of({name})" for name in leaves),
+        *(f" g{name} = {name}.grad\n if g{name} is None: g{name} = gradient_of_leaf({name})" for name in leaves),
         f" return ({_several([f'g{name}' for name in leaves])})",
     ]
 

@@ -18,7 +18,7 @@ from schedc_runtime.errors import RanksDisagree
 from schedc_runtime.moe.layer import moe_layers
 from schedc_runtime.partition.reads import Reads
 from schedc_runtime.ranks.mesh import Coordinate, Mesh
-from schedc_runtime.stage.module_tree import inside, trained
+from schedc_runtime.stage.module_tree import in_tables, requiring
 from schedc_runtime.stage.stage import Stage
 
 Facts = dict[str, str]
@@ -93,7 +93,7 @@ class StageFacts:
         layers = [(layer.settings, layer.updates) for _, layer in self._layers]
         if not training:
             return (layers,)
-        return layers, list(map(_mode, self._parts)), trained(inside(self._tables))
+        return layers, list(map(_mode, self._parts)), requiring(in_tables(self._tables))
 
 
 class StepFacts:

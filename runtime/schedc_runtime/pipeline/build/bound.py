@@ -41,7 +41,7 @@ from schedc_runtime.pipeline.build.random_steps import DrawPlan, draw_plan
 from schedc_runtime.pipeline.build.stages import StagesByIndex
 from schedc_runtime.ranks.mesh import Coordinate, Mesh, PeerGroups
 from schedc_runtime.stage.bound_shape import BoundShape
-from schedc_runtime.stage.module_tree import trained
+from schedc_runtime.stage.module_tree import requiring
 from schedc_runtime.stage.stage import Stage
 from schedc_runtime.transport.base import MessageForm, Transport
 
@@ -209,7 +209,7 @@ class BoundCode:
 
     def _trained(self) -> str:
         """Which stages here have something to train."""
-        return "".join(["1" if True in trained(stage.tree.parameters()) else "0" for stage in self._held()])
+        return "".join(["1" if True in requiring(stage.tree.parameters()) else "0" for stage in self._held()])
 
     def _select(self, record: Record) -> None:
         """Let the stages run the code of a record."""
