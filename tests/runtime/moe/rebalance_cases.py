@@ -18,8 +18,8 @@ from schedc_runtime.moe.placement import ExpertPlaces
 from support.reference_runs import spread
 
 SHARED = "  experts 8 top 3\n"
-OUT = ((0, 7), (1, 4))
-"""Swaps of experts between ranks, the second one over nodes of two."""
+OUT = ((0, 7), (7, 4))
+"""Swaps that send three experts round three ranks and both nodes: a placement that is not its own inverse."""
 
 
 class Case(NamedTuple):
@@ -54,10 +54,10 @@ def update(pipe: Pipeline, optimizer: torch.optim.Optimizer, seed: int) -> Tenso
 
 
 def trained(case: Case, moving: bool, here: bool = True) -> tuple[list[Tensor], dict[str, Tensor]]:
-    """Losses of four steps and the state behind them. Experts move behind the first, further, and home again."""
+    """Losses of four steps and the state behind them. Experts move behind each: away, further, home, and away."""
     pipe, optimizer = built(case, here)
     losses = []
-    for number, pairs in enumerate([OUT, (OUT[0], (2, 3), (5, 6)), (), ()]):
+    for number, pairs in enumerate([OUT, (OUT[0], (2, 3), (5, 6)), (), OUT]):
         losses.append(update(pipe, optimizer, number))
         if moving:
             pipe.rebalance(optimizer, placed(pipe, *pairs))
