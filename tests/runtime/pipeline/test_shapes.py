@@ -25,6 +25,7 @@ from support.runtime_cases import model_for, small_gpt, tokens
 from support.segmented_cases import listed, shuffled, small_moe
 from support.shape_cases import EQUAL, ListedBatch, counted_calls, differing, serial, shapes
 
+pytestmark = pytest.mark.slow
 THREE = (6, 9, 7)
 OF_STAGES: dict[str, dict[str, Any]] = {
     "whole": {},
