@@ -206,10 +206,11 @@ def _of_balance(plan: Plan, ranks: int | None) -> Iterator[Contradiction]:
     def contradiction(message: str, help: str) -> Contradiction:
         return Contradiction("S158", message, "balance", help)
 
-    if balance.by != "microbatch":
+    if balance.by not in ("microbatch", "auto"):
         help = "write `balance by microbatch`, or `hot auto`, whose copies last for a step"
-        words = "auto" if balance.by == "auto" else f"by {balance.by}"
-        yield contradiction(f"`balance {words}` is not built yet", help)
+        yield contradiction(f"`balance by {balance.by}` is not built yet", help)
+    if balance.automatic and balance.in_place:
+        yield contradiction("a choice of copies, in place", "write `balance by microbatch in place`")
     if not 1 <= balance.within < inf:
         yield contradiction(f"rows within {balance.within:g} of the mean", "1 is the mean: write a number from 1 on")
     if balance.slots is not None:

@@ -142,8 +142,8 @@ class Balance:
     """Rows of experts made even among the ranks that share them, by copies of experts.
 
     by: how long a copy lasts: ``microbatch``, ``step``, or ``auto``. within: the most rows of a rank over the mean.
-    slots: copies that a rank can hold; None for as many as it can need. over: the ranks among which rows move, ``node``
-    or ``group``; empty where there is one node. in_place: the same pieces of rows are computed at home, without copies.
+    slots: copies that a rank can hold; None: as many as it needs. over: the ranks among which rows move, ``node`` or
+    ``group``; empty for one node. in_place: the same pieces are computed at home, without copies.
     """
 
     by: str = "microbatch"
@@ -151,6 +151,7 @@ class Balance:
     slots: int | None = None
     over: str = ""
     in_place: bool = False
+    automatic = property(lambda self: bool(self.by == "auto"), doc="Whether the compiler chooses, by a record.")
 
     def copies(self, own: int, ranks: int) -> int:
         """The most copies on a rank with ``own`` experts: in place the overlaps of two partitions of its rows."""

@@ -48,6 +48,9 @@ def _alone(plan: Plan, placement: Placement) -> Iterator[Contradiction]:
     if plan.hot is not None and plan.hot.below is not None and not plan.hot.below >= 1:
         help = "it is 1 where all ranks have the same rows"
         yield Contradiction("S146", f"an imbalance below {plan.hot.below:g}", "hot", help)
+    if plan.balance is not None and plan.balance.automatic:
+        help = "compile the plan with a record of the routing, or give a `Balance` by microbatch"
+        yield Contradiction("S158", "a balance that nobody has chosen", "balance", help)
     if plan.recompute and len(plan.recompute) != placement.stages:
         message = f"recompute levels of {len(plan.recompute)} stages, and the program has {placement.stages}"
         yield Contradiction("S149", message, "recompute", "give a `Recompute` for each stage, or none at all")

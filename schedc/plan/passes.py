@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from schedc.ir.plan import Plan
     from schedc.ir.program import Program
     from schedc.ir.schedule import Schedule
+    from schedc.plan.balance_candidates import ChosenBalance
     from schedc.plan.directives.base import Directives
     from schedc.plan.held_memory import HeldMemory
     from schedc.plan.layout.costs import LayerCosts
@@ -60,6 +61,8 @@ class Step:
     """What layers take and hold, as the plan says."""
     costs: Costs = _LATER
     """The costs of the stages."""
+    balanced: ChosenBalance | None = None
+    """How experts are copied, and the other ways; None where the plan says it."""
     chosen: ChosenLevels | None = None
     """The levels that the compiler chose; None where the plan leaves none to it."""
     written: Dependencies | None = None
@@ -182,6 +185,10 @@ PASSES = (
         after=("costs",),
     ),
     Pass("attach", ("lines", "dependencies.schedule", "layout"), ("plan",), "plan.resolve:resolve", ("lines",)),
+    Pass(
+        "balance", ("itself",), ("plan", "balanced"), "plan.choose_balance:choose_balance", ("plan.balance.automatic",),
+        after=("lines", "layout", "plan"),
+    ),
     Pass(
         "reorder", ("tree", "sizes", "given", "lines", "layout", "plan"), ("dependencies",), "plan.reorder:reorder",
         ("lines", "tree.schedule.has_policy"),

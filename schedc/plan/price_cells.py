@@ -240,5 +240,5 @@ def group_of(
     if findings:
         raise DiagnosticError(findings)
     members = None if ranks is None or topology is None else ExpertRanks(topology.nodes, topology.per_node)
-    copied = rows_with_copies(plan, table.rows)
+    copied = rows_with_copies(plan, table.costs, table.rows)
     return RankRows(copied.factors, shapes, members, copies=copied.busiest)

@@ -54,6 +54,7 @@ def to_json(
         **_snapshot(analysis, snapshot),
         **_rows(analysis, rows),
         **_chosen(analysis),
+        **_balanced(analysis),
         "peak_activations": memory.peak_activations.tolist(),
         "peak_activations_between": memory.peak_activations_between.tolist(),
         "peak_pending_weight": memory.peak_pending_weight.tolist(),
@@ -137,6 +138,15 @@ def _chosen(analysis: Analysis) -> dict[str, Any]:
     return chosen.to_json(analysis.chosen, analysis.timeline, analysis.lines.in_bytes)
 
 
+def _balanced(analysis: Analysis) -> dict[str, Any]:
+    """The ways to copy experts among which the compiler chose; empty where the plan says it."""
+    if analysis.balanced is None:
+        return {}
+    from schedc.plan.balance_candidates import balance_facts
+
+    return {"balance_auto": balance_facts(analysis.balanced)}
+
+
 def _layers(schedule: Schedule) -> dict[str, Any]:
     """The layout of a plan; empty for a schedule alone."""
     if not schedule.layout:
@@ -162,13 +172,13 @@ def _attachments(analysis: Analysis) -> dict[str, Any]:
     from schedc.report import plan
 
     facts = plan.to_json(analysis.plan, analysis.layout, analysis.schedule)
-    if facts["balance"] is not None:
+    for copies in filter(None, (facts["hot"], facts["balance"])):
         from schedc.plan.counts.copied_experts import copies_facts
 
         table = analysis.costs.cell
         rows = None if table is None else table.rows
         told = None if table is None or rows is None else copies_facts(analysis.plan, table.costs, rows)
-        facts["balance"]["rows"] = told
+        copies["rows"] = told
     if analysis.losses is not None:
         times = makespans(analysis.dependencies, analysis.losses)
         facts["loss"] |= {"makespans": times, "shorter": shorter(times)}
@@ -245,10 +255,7 @@ def to_text(facts: dict[str, Any], every_rank: bool) -> str:
         f"makespan {facts['makespan']:g}, bubble ratio {facts['bubble_ratio']:.4f}, "
         f"span bubble ratio {facts['span_bubble_ratio']:.4f}"
     )
-    if "recompute_auto" in facts:
-        from schedc.report import chosen
-
-        lines += chosen.to_text(facts)
+    lines += _chosen_text(facts)
     if "recomputation" in facts:
         lines += _recomputation_text(facts["recomputation"])
     if "offload" in facts:
@@ -273,6 +280,18 @@ def to_text(facts: dict[str, Any], every_rank: bool) -> str:
         condition = f" when {claim['condition']}" if claim["condition"] else ""
         lines.append(f"expect {claim['claim']}{condition}: {_verdict(claim)}")
     return "\n".join(lines)
+
+
+def _chosen_text(facts: dict[str, Any]) -> Iterator[str]:
+    """What the compiler chose for a plan."""
+    if "balance_auto" in facts:
+        from schedc.plan.balance_candidates import balance_text
+
+        yield from balance_text(facts["balance_auto"])
+    if "recompute_auto" in facts:
+        from schedc.report import chosen
+
+        yield from chosen.to_text(facts)
 
 
 def _asked_text(facts: dict[str, Any]) -> Iterator[str]:

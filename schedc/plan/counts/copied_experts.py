@@ -17,9 +17,11 @@ from schedc.cell.costs import CellCosts, SegmentTimes
 from schedc.cell.graph import Lane
 from schedc.cell.rows import CellRows
 from schedc.ir.arrays import Floats, Int64
-from schedc.ir.plan import Plan
+from schedc.ir.plan import Hot, Plan, bytes_per_number
 from schedc.plan.counts.layers import moe_layer
+from schedc.step.costs.exchange import hot_break_even
 from schedc.step.costs.forest import NUMPY, forest_of
+from schedc.step.costs.hot_choice import HotRule, HotTimes, hot_of_step, rows_beside_hot
 from schedc.units import shown
 
 _WHOLE = 1 << 20
@@ -31,12 +33,14 @@ class RowsWithCopies:
     """Rows that ranks compute with copies of experts.
 
     factors: [layers or 1, microbatches or 1, ranks] rows over their mean. sent, held: [layers, microbatches, ranks]
-    copies that a rank sends and holds; None where rows by expert are not known.
+    copies by microbatch that a rank sends and holds; None where rows by expert are not known. hot: [layers] experts
+    that are lent to all ranks for the step; empty without any.
     """
 
     factors: Floats
     sent: Int64 | None = None
     held: Int64 | None = None
+    hot: tuple[int, ...] = ()
 
     @property
     def busiest(self) -> Floats | None:
@@ -46,9 +50,14 @@ class RowsWithCopies:
         return np.maximum(self.sent, self.held).astype(np.float64)
 
 
-def rows_with_copies(plan: Plan, rows: CellRows) -> RowsWithCopies:
-    """The rows under a plan that copies experts by microbatch; as they are under other plans."""
+def rows_with_copies(plan: Plan, costs: CellCosts, rows: CellRows) -> RowsWithCopies:
+    """The rows under a plan with `balance by microbatch`, or `hot` by step; as they are under other plans.
+
+    costs: times of cells, by which hot experts are chosen.
+    """
     balance = plan.balance
+    if plan.hot is not None and not plan.hot.by_microbatch:
+        return _beside_hot(plan, plan.hot, costs, rows)
     if balance is None or balance.by != "microbatch" or balance.in_place:
         return RowsWithCopies(rows.factors)
     within = Fraction(repr(balance.within))
@@ -59,6 +68,32 @@ def rows_with_copies(plan: Plan, rows: CellRows) -> RowsWithCopies:
         given = np.rint(rows.factors * _WHOLE).astype(np.int64)[..., None]
         return RowsWithCopies(_evened(given, within).factors)
     return _evened(by_expert, within)
+
+
+def _beside_hot(plan: Plan, hot: Hot, costs: CellCosts, rows: CellRows) -> RowsWithCopies:
+    """The last recorded step, with the experts that are hot by the rows of the step before it.
+
+    A record of one step gives both.
+    """
+    record = None if rows.recorded is None else rows.recorded.by_expert
+    if record is None or plan.experts is None or plan.capacity is not None or not plan.has_expert_sizes:
+        return RowsWithCopies(rows.factors)
+    rule, computed, lent = _hot_rule(plan, hot, costs, record.shape[3]), [], []
+    for before, now in zip(record[0].astype(np.int64), record[-1].astype(np.int64), strict=True):
+        chosen = hot_of_step(before.sum(0), rule, len(before))
+        computed.append(rows_beside_hot(now, chosen))
+        lent.append(len(chosen))
+    load = np.stack(computed)
+    mean = load.mean()
+    return RowsWithCopies(np.asarray(load / mean if mean else np.ones(load.shape)), hot=tuple(lent))
+
+
+def _hot_rule(plan: Plan, hot: Hot, costs: CellCosts, ranks: int) -> HotRule:
+    """The rule by which the runtime lends experts of a plan with their sizes."""
+    assert plan.experts is not None
+    width, number = plan.experts.width, bytes_per_number(plan.dtype)
+    most = plan.experts.count // ranks if hot.most is None else hot.most
+    return HotRule(most, hot.below, hot_break_even(width, number, number), HotTimes.of(costs, width, number, ranks))
 
 
 def _by_home(rows: CellRows) -> Int64 | None:
@@ -116,13 +151,29 @@ def copied_rows(plan: Plan, costs: CellCosts, rows: CellRows) -> tuple[RowsWithC
 
     None where the exchange has a time in the costs, or no copies are counted, or plan or costs do not say their time.
     """
-    copied = rows_with_copies(plan, rows)
+    copied = rows_with_copies(plan, costs, rows)
     busiest, lane = copied.busiest, lane_of(plan)
     one = None if f"hot.{lane}" in dict(costs.exchanges) or busiest is None else copy_time(plan, costs)
     if one is None or busiest is None:
         return copied, None
     most = float(busiest.max(axis=2).mean())
     return copied, SegmentTimes(one.forward * most, one.input_gradient * most)
+
+
+def exposed_beside_step(plan: Plan, costs: CellCosts, rows: CellRows, copied: RowsWithCopies) -> list[float]:
+    """[layers] time of a step's hot experts that no idle lane hides, in the unit of the costs: as `hot auto` counts it.
+
+    Empty without hot experts, or where the costs do not say it.
+    """
+    record = None if rows.recorded is None else rows.recorded.by_expert
+    if not copied.hot or record is None or plan.hot is None:
+        return []
+    times = _hot_rule(plan, plan.hot, costs, record.shape[3]).times
+    if not times.mean_copy:  # the costs do not say what the rows take
+        return []
+    microbatches = record.shape[2]
+    mean = float(record[-1].sum(axis=(2, 3)).mean()) / record.shape[3]
+    return [-times.gain(0.0, number, mean, microbatches) for number in copied.hot]
 
 
 # ---- facts and text
@@ -132,9 +183,10 @@ def copies_facts(plan: Plan, costs: CellCosts, rows: CellRows) -> dict[str, Any]
     """What copies make of the rows. fullest, after: rows of the fullest rank over the mean, without and with copies:
     the mean over layers and microbatches, and the worst.
 
-    sent, held: mean copies of the busiest home and on a rank, in a layer and microbatch. bytes: that leave the busiest
-    home in a layer and microbatch, there and back. Null where the rows or the plan say too little. unpriced: why the
-    copies take no time in the step, or null.
+    sent, held: mean copies of the busiest home and on a rank, in a layer and microbatch. hot: mean number of experts of
+    a layer that are lent for the step; foreseen: whether by the rows of the step before. bytes: those of copies that
+    leave the busiest home in a layer and microbatch, there and back. Null where the rows or the plan say too little.
+    unpriced: why the copies take no time in the step, or null.
     """
     copied, time = copied_rows(plan, costs, rows)
     before, after = (_fullest(factors, rows) for factors in (rows.factors, copied.factors))
@@ -143,18 +195,31 @@ def copies_facts(plan: Plan, costs: CellCosts, rows: CellRows) -> dict[str, Any]
         sent = float(copied.sent.max(axis=2).mean())
         facts |= {"sent": sent, "held": float(copied.held.mean())}
         facts["bytes"] = sent * sum(copy_bytes(plan)) if plan.has_expert_sizes else None
+    facts["hot"] = sum(copied.hot) / len(copied.hot) if copied.hot else None
+    record = None if rows.recorded is None else rows.recorded.by_expert
+    facts["foreseen"] = record is not None and len(record) > 1
     return facts | {"unpriced": _unpriced(plan, costs, copied, time)}
 
 
 def _unpriced(plan: Plan, costs: CellCosts, copied: RowsWithCopies, time: SegmentTimes | None) -> str | None:
-    lane = lane_of(plan)
-    if time is not None or f"hot.{lane}" in dict(costs.exchanges):
+    lane, balance = lane_of(plan), plan.balance
+    if time is not None or f"hot.{lane}" in dict(costs.exchanges) or (balance is not None and balance.in_place):
         return None
-    if plan.balance is not None and plan.balance.in_place:
-        return None
+    if balance is not None and balance.by == "step":
+        return "copies for a step are not priced yet, and rows are those without them"
+    if balance is None:
+        return _unpriced_hot(plan, copied)
     if copied.sent is None:
         return "the rows say no experts: record them with `Pipeline.record_routing`"
     return f"that needs `tokens`, the sizes of `experts`, and `dispatch.{lane}` in the table [cell]"
+
+
+def _unpriced_hot(plan: Plan, copied: RowsWithCopies) -> str | None:
+    if plan.hot is not None and plan.hot.by_microbatch:
+        return "hot experts by microbatch are not priced, and rows are those without them"
+    if plan.hot is not None and not copied.hot:
+        return "rows are those without them, since that needs rows by expert and the sizes of `experts`"
+    return "copies for a step travel beside it, on no lane of the cells" if any(copied.hot) else None
 
 
 def _fullest(factors: Floats, rows: CellRows) -> dict[str, float]:

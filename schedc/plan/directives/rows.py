@@ -7,6 +7,7 @@ from typing import Any
 
 from schedc.ir.plan import Capacity, Drop, Hot, Method, Plan, bytes_per_number
 from schedc.ir.schedule import Schedule
+from schedc.plan.counts.copied_experts import copies_text
 from schedc.plan.counts.layers import moe_layer
 from schedc.plan.counts.rows import chosen_method, routing_of, travelling_rows
 from schedc.plan.directives.base import Directive, Directives
@@ -219,6 +220,8 @@ def _text_hot(facts: dict[str, Any]) -> Iterator[str]:
     slots = f"; slots take {shown(slot)} per layer{'' if by_step else ' and microbatch in flight'}" if slot else ""
     held = f", {shown(hot['held_bytes'])} on the fullest rank" if hot.get("held_bytes") else ""
     yield f"hot {most}{'' if by_step else ', by microbatch'}{until}{pays}{slots}{held}"
+    if hot.get("rows"):
+        yield from copies_text(hot["rows"])
 
 
 ROWS = (

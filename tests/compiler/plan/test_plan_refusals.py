@@ -49,6 +49,7 @@ from support.plan_cases import MOE, written
         (f"{MOE}\n  balance by microbatch over group within 0.9", [("S158", 3, 3)]),
         (f"{MOE}\n  balance by step over group", [("S158", 3, 3)]),
         (f"{MOE}\n  balance auto over group", [("S158", 3, 3)]),
+        (f"{MOE}\n  balance auto over group in place", [("S158", 3, 3)]),
         (f"{MOE}\n  balance by microbatch over group slots 2", [("S158", 3, 3)]),
         (f"{MOE}\n  balance by microbatch over group\n  alltoall hierarchical", [("S158", 3, 3)]),
         (f"{MOE}\n  balance by microbatch over group\n  capacity 1.25", [("S158", 3, 3)]),

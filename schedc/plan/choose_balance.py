@@ -1,0 +1,111 @@
+"""Chooses how experts are copied for `balance auto`: each candidate is the step under another plan.
+
+The passes price it with the recorded rows. Without a record nothing can be compared, and copies last for a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from schedc.cell.rows import CellRows
+from schedc.diagnostics import DiagnosticError
+from schedc.ir.contradictions import contradictions
+from schedc.ir.plan import Balance, Hot, Plan
+from schedc.plan.balance_candidates import SAME_STEP, ChosenBalance, PricedCandidate
+from schedc.plan.counts.copied_experts import copies_facts, exposed_beside_step, rows_with_copies
+from schedc.plan.held_memory import hot_slots
+from schedc.plan.passes import Step, lower
+from schedc.plan.price_cells import with_layout
+from schedc.step.cells.group_pricing import layers_of
+
+
+class WayToCopy(NamedTuple):
+    """A way to copy experts, and the plan with it in place of `balance auto`."""
+
+    name: str
+    applied: Callable[[Plan, Balance], Plan]
+
+
+WAYS = (
+    WayToCopy("none", lambda plan, _: replace(plan, balance=None)),
+    WayToCopy("hot auto", lambda plan, _: replace(plan, balance=None, hot=Hot())),
+    WayToCopy("by step", lambda plan, balance: replace(plan, balance=replace(balance, by="step"))),
+    WayToCopy("by microbatch", lambda plan, balance: replace(plan, balance=replace(balance, by="microbatch"))),
+)
+"""The ways, the simplest first. Among equal steps the first way is taken."""
+
+
+def choose_balance(step: Step) -> tuple[Plan, ChosenBalance]:
+    """The plan with the candidate whose step is the shortest, and all of them.
+
+    Without rows by expert the copies last for a step. Raises `DiagnosticError` (S158) where no candidate can be.
+    """
+    table, balance = step.given.cell, step.plan.balance
+    assert balance is not None
+    rows = None if table is None else table.rows
+    if rows is None or rows.recorded is None or rows.recorded.by_expert is None:
+        return _unmeasured(step, balance)
+    priced = tuple(_priced(step, each, balance, rows) for each in WAYS)
+    least = min(each.makespan for each in priced)
+    if least == np.inf:
+        notes = tuple(f"{each.name}: {each.refused}" for each in priced)
+        raise DiagnosticError([step.lines.fault("balance", "S158", "no way to copy experts can be", notes=notes)])
+    chosen = next(each for each in priced if each.makespan <= least * (1 + SAME_STEP))
+    return chosen.plan, ChosenBalance(priced, chosen)
+
+
+def _unmeasured(step: Step, balance: Balance) -> tuple[Plan, ChosenBalance]:
+    """Copies for a step: they are the cheapest, and divide rows anew in each microbatch."""
+    plan = replace(step.plan, balance=replace(balance, by="step"))
+    if (refused := _refusal(plan)) is not None:
+        message = f"`balance auto` without a record of rows by expert: nothing was measured; {refused}"
+        help = "give `--record routing.npz` beside a table [cell], or write `balance by microbatch` or `hot auto`"
+        raise DiagnosticError([step.lines.fault("balance", "S158", message, help)])
+    return plan, ChosenBalance((), PricedCandidate("by step", plan))
+
+
+def _refusal(plan: Plan) -> str | None:
+    """Why a plan cannot be."""
+    found = contradictions(plan, plan.topology.ranks if plan.topology else None)
+    return next((fault.message for fault in found), None)
+
+
+def _priced(step: Step, candidate: WayToCopy, balance: Balance, rows: CellRows) -> PricedCandidate:
+    plan = candidate.applied(step.plan, balance)
+    if (refused := _refusal(plan)) is not None:
+        return PricedCandidate(candidate.name, plan, refused=refused)
+    try:
+        lowered = lower(replace(step, plan=plan, done=step.done | {"balance"}), "predicted", "bytes")
+    except DiagnosticError as error:
+        return PricedCandidate(candidate.name, plan, refused=error.diagnostics[0].message)
+    table = lowered.costs.cell
+    assert table is not None
+    facts = copies_facts(plan, table.costs, rows)
+    beside = _beside(lowered, rows)
+    if (facts["unpriced"] and not facts["hot"]) or (facts["hot"] and beside is None):
+        return PricedCandidate(candidate.name, plan, copies=facts, refused=facts["unpriced"])
+    return PricedCandidate(
+        candidate.name,
+        plan,
+        lowered.predicted.makespan + (beside or 0.0),
+        beside or 0.0,
+        float(hot_slots(plan, step.layout).held(lowered.schedule).max()),
+        facts,
+    )
+
+
+def _beside(step: Step, rows: CellRows) -> float | None:
+    """Time that copies for a step add to the pipeline rank with the most of it; None where it is not known."""
+    table = step.costs.cell
+    assert table is not None
+    exposed = exposed_beside_step(step.plan, table.costs, rows, rows_with_copies(step.plan, table.costs, rows))
+    if not exposed:
+        return None
+    count = [layers_of(shape) for shape in with_layout(table, step.layout).shapes(step.schedule.stages)]
+    of_stage = np.add.reduceat(np.array([*exposed, 0.0]), np.cumsum([0, *count[:-1]])) * (np.array(count) > 0)
+    held = step.schedule.placement.stage_of_chunk
+    return float(np.where(held >= 0, of_stage[held], 0.0).sum(axis=1).max())
