@@ -165,7 +165,7 @@ def of_step(method: Method, microbatches: int) -> tuple[int, int]:
     )  # fmt: skip
     tokens = torch.randint(0, 32, (2 * microbatches, 8))
     pipe.step(tokens, tokens)
-    pipe.load_hot_state({key: [0, 5] for key in pipe.hot_state()})
+    pipe.load_balance_state({key: [0, 5] for key in pipe.balance_state()})
     with counting() as counted:
         pipe.step(tokens, tokens)
     layers = [layer for place in pipe.places for stage in pipe.held(place) for _, layer in moe_layers(stage.module)]

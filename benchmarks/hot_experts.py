@@ -73,6 +73,7 @@ from schedc_runtime.measure.shared_starts import SharedStarts
 from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer
 from schedc_runtime.moe.hot import Lending
 from schedc_runtime.moe.hot_choice import HotPolicy
+from schedc_runtime.moe.hot_slots import HotLender
 from schedc_runtime.moe.layer import MoELayer, moe_layers
 from schedc_runtime.moe.router import RouterConfig
 from schedc_runtime.moe.shards import shard_experts
@@ -146,12 +147,15 @@ class Variant:
         layer.router = Drawn(WIDTH, layer.router.routing)
         layer.router.draw(rank, choices)
         self.choices[place], self.layers[place] = choices, layer
-        if layer.lender is not None:
+        if isinstance(layer.lender, HotLender):
             self.device.carries(layer.lender, *place)
 
     def step(self) -> tuple[float, int, int]:
         """Seconds of a step, bytes that this rank sent to other ranks, and those that were to be sent."""
-        hot = {place: layer.lender.choose() if layer.lender else () for place, layer in self.layers.items()}
+        hot = {
+            place: layer.lender.chosen() if isinstance(layer.lender, HotLender) else ()
+            for place, layer in self.layers.items()
+        }
         first = self.steps * self.microbatches
         self.device.traffic = {
             (*place, m): Traffic.of(choices[first + m], hot[place])

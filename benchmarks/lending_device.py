@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
 from schedc.cell.program import Half
 from schedc_runtime.measure.emulated_device import Device, ExchangeKey, Started
-from schedc_runtime.moe.hot_slots import StepLender
+from schedc_runtime.moe.hot_slots import HotLender
 
 
 class LendingDevice(Device):
@@ -22,7 +23,7 @@ class LendingDevice(Device):
         """Seconds that the weights of these experts take, and their gradients."""
         raise NotImplementedError
 
-    def carries(self, lender: StepLender, stage: int, layer: int) -> None:
+    def carries(self, lender: HotLender, stage: int, layer: int) -> None:
         """Let weights and gradients of a layer's hot experts take their time in the queue."""
         start, borrowed, give_back, take_back = lender.start, lender.borrowed, lender.give_back, lender.take_back
         out, back = (stage, -1, layer, Half.FORWARD), (stage, -1, layer, Half.BACKWARD)
@@ -39,12 +40,12 @@ class LendingDevice(Device):
             return slots
 
         def given() -> list[Any]:
-            if handles := give_back():
+            if exchanges := give_back():
                 self._queue(back, self.lent_seconds(lender.lending.hot)[1])
-            return handles
+            return exchanges
 
-        def taken() -> None:
-            take_back()
+        def taken(returned: Sequence[Any]) -> None:
+            take_back(returned)
             self._arrived(back)
 
         lender.start, lender.give_back, lender.take_back = started, given, taken  # type: ignore[method-assign]

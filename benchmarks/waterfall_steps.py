@@ -24,6 +24,7 @@ from schedc_runtime.execute.micro_steps import MicroStep
 from schedc_runtime.measure.shared_starts import SharedStarts
 from schedc_runtime.models.gpt import counting_sequences
 from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer
+from schedc_runtime.moe.hot_slots import HotLender
 from schedc_runtime.moe.layer import MoELayer, moe_layers
 from schedc_runtime.moe.router import Router, RouterConfig
 from schedc_runtime.ranks.expert_group import ExpertGroup
@@ -210,11 +211,11 @@ def rank_of_step(
             layer.router.turn = 0  # type: ignore[assignment]
         if step == 1:
             for place, layer in layers.items():
-                if layer.lender is not None:
+                if isinstance(layer.lender, HotLender):
                     clock.carries(layer.lender, *place)
             for executor in _bound(pipe):
                 executor.code = clock.code(executor.code)
-        lent = sum(len(layer.lender.choose()) for layer in layers.values() if layer.lender is not None)
+        lent = sum(len(layer.lender.chosen()) for layer in layers.values() if isinstance(layer.lender, HotLender))
         dist.barrier()
         clock.begin()
         batch = counting_sequences(program.microbatches, TOKENS, step * mesh.replicas + pipe.replica, VOCAB)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import ceil, inf
 
 from schedc.ir.parallel import OF_ATTENTION, Parallel
-from schedc.ir.plan import LOSS_FORMS, MOST_SLICES, PRODUCTS, By, Level, LevelRun, Method, Plan, Recompute
+from schedc.ir.plan import LOSS_FORMS, MOST_SLICES, PRODUCTS, By, Level, LevelRun, Plan, Recompute
 from schedc.ir.scopes import is_chosen
 from schedc.model.fusions import FUSIONS
 
@@ -199,38 +199,17 @@ def _of_slices(plan: Plan, _: int | None) -> Iterator[Contradiction]:
 
 
 def _of_balance(plan: Plan, ranks: int | None) -> Iterator[Contradiction]:
-    balance = plan.balance
-    if balance is None:
+    if plan.balance is None:
         return
-
-    def contradiction(message: str, help: str) -> Contradiction:
-        return Contradiction("S158", message, "balance", help)
-
-    if balance.by not in ("microbatch", "auto"):
-        help = "write `balance by microbatch`, or `hot auto`, whose copies last for a step"
-        yield contradiction(f"`balance by {balance.by}` is not built yet", help)
-    if balance.automatic and balance.in_place:
-        yield contradiction("a choice of copies, in place", "write `balance by microbatch in place`")
-    if not 1 <= balance.within < inf:
-        yield contradiction(f"rows within {balance.within:g} of the mean", "1 is the mean: write a number from 1 on")
-    if balance.slots is not None:
-        help = "leave `slots` out: a rank then holds as many copies as it has experts at most"
-        yield contradiction(f"`balance` with {balance.slots} slots is not built yet", help)
-    several = plan.topology is not None and plan.topology.nodes > 1
-    if balance.over not in ("", "node", "group"):
-        yield contradiction(f"rows that move over `{balance.over}`", "write `over group`")
-    elif several and balance.over != "group":
-        yield contradiction("`balance` inside each node is not built yet", "write `over group`")
-    if plan.method is not Method.FLAT:
-        yield contradiction(f"`balance`, and `alltoall {plan.method}`", "write `alltoall flat`")
+    own = plan.experts.count // ranks if plan.experts and ranks else None
+    nodes = 1 if plan.topology is None else plan.topology.nodes
     beside = {
         "a `capacity`, under which all ranks have the same rows": plan.capacity is not None,
         "bounded sizes, which do not know the copies": plan.bound is not None,
         "`hot` experts with copies of their own": plan.hot is not None,
     }
-    for what, there in beside.items():
-        if there:
-            yield contradiction(f"`balance`, and {what}", "leave one of the two lines out")
+    refusals = plan.balance.refusals(nodes=nodes, own=own, method=str(plan.method), beside=beside)
+    yield from (Contradiction("S158", message, "balance", help) for message, help in refusals)
 
 
 def _of_migrate(plan: Plan, ranks: int | None) -> Iterator[Contradiction]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
+from schedc.ir.balance import Balance as Balance
 from schedc.ir.migrate import Migrate as Migrate
 from schedc.ir.parallel import GlobalBatch, Parallel
 from schedc.model.levels import BYTES as BYTES
@@ -135,27 +136,6 @@ class Hot:
     most: int | None = None
     below: float | None = None
     by_microbatch: bool = False
-
-
-@dataclass(frozen=True)
-class Balance:
-    """Rows of experts made even among the ranks that share them, by copies of experts.
-
-    by: how long a copy lasts: ``microbatch``, ``step``, or ``auto``. within: the most rows of a rank over the mean.
-    slots: copies that a rank can hold; None: as many as it needs. over: the ranks among which rows move, ``node`` or
-    ``group``; empty for one node. in_place: the same pieces are computed at home, without copies.
-    """
-
-    by: str = "microbatch"
-    within: float = 1.01
-    slots: int | None = None
-    over: str = ""
-    in_place: bool = False
-    automatic = property(lambda self: bool(self.by == "auto"), doc="Whether the compiler chooses, by a record.")
-
-    def copies(self, own: int, ranks: int) -> int:
-        """The most copies on a rank with ``own`` experts: in place the overlaps of two partitions of its rows."""
-        return own + ranks if self.in_place else own
 
 
 class By(StrEnum):
@@ -357,7 +337,8 @@ class Plan:
     @property
     def copies_by_microbatch(self) -> bool:
         """Whether weights of experts travel in every microbatch."""
-        return self.balance is not None or (self.hot is not None and self.hot.by_microbatch)
+        by_microbatch = self.balance is not None and self.balance.by == "microbatch"
+        return by_microbatch or (self.hot is not None and self.hot.by_microbatch)
 
     @property
     def has_expert_sizes(self) -> bool:

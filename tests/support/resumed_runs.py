@@ -129,7 +129,7 @@ class ResumedRun:
                         state[f"{place} {name} {slot}"] = value
         state["facts"] = repr([self.pipe.steps, self.rows.position, self.rates.state_dict()["_last_lr"]])
         state["groups"] = repr([{k: v for k, v in g.items() if k != "params"} for g in self.optimizer.param_groups])
-        state["hot"] = repr(self.pipe.hot_state())
+        state["hot"] = repr(self.pipe.balance_state())
         return {name: _digest(value) for name, value in state.items()}
 
 

@@ -1,4 +1,4 @@
-"""Returns the gradients of hot experts to their owners, behind the last weight gradients of each stage.
+"""Returns the gradients of copied experts to their owners, behind the last weight gradients of each stage.
 
 The owner's gradient is then whole, so that sums over copies and replicas of the stage take it like any other. Where
 nothing is summed behind it, the return is completed at the end of the stream, beside the work of other stages.
@@ -13,10 +13,10 @@ from schedc.ir.ops import FACTS
 from schedc.ir.program import Instruction, InstructionKind
 from schedc_runtime.execute.code import Call, Code
 from schedc_runtime.execute.registers import Registers
-from schedc_runtime.moe.hot_slots import StepLender
 from schedc_runtime.moe.layer import moe_layers
+from schedc_runtime.moe.step_lender import StepLender
+from schedc_runtime.ranks.exchange import Pending
 from schedc_runtime.stage.stage import Stage
-from schedc_runtime.transport.base import Handle
 
 
 @dataclass(frozen=True)
@@ -24,21 +24,22 @@ class HotReturn:
     """Gradients of a layer's slots on their way to the owners; a `PendingSum`."""
 
     lender: StepLender
-    handles: list[Handle]
+    exchanges: list[Pending]
 
     def ready(self) -> bool:
-        members = self.lender.group.expert
-        return not members.cooperative or all(members.ready(handle) for handle in self.handles)
+        return all(not each.communicator.cooperative or each.communicator.ready(each.handle) for each in self.exchanges)
 
     def finish(self) -> None:
         """Add them to the owner's gradients."""
-        while self.handles:
-            self.lender.group.expert.wait(self.handles.pop(0))
-        self.lender.take_back()
+        returned = []
+        while self.exchanges:
+            pending = self.exchanges.pop(0)
+            returned.append(pending.communicator.wait(pending.handle))
+        self.lender.take_back(returned)
 
 
 def with_hot_returns(code: Code, stages: Mapping[int, Stage], *, summed: bool) -> Code:
-    """The code of a place with the returns of its stages, in which experts may be hot by step.
+    """The code of a place with the returns of its stages, in which experts may be copied for a step.
 
     stages: those of the place, by index. summed: whether replicas sum the gradients of experts.
     """
@@ -81,8 +82,8 @@ def _calls(lenders: Sequence[StepLender], whole: bool) -> Iterator[Call]:
 
 
 def _start(registers: Registers, lender: StepLender) -> None:
-    if handles := lender.give_back():
-        registers.pending.append(HotReturn(lender, handles))
+    if exchanges := lender.give_back():
+        registers.pending.append(HotReturn(lender, exchanges))
 
 
 def _finish(registers: Registers, lender: StepLender) -> bool | None:

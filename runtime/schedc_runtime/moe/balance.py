@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from schedc_runtime.kernels.library import operation
 from schedc_runtime.moe.capacity import marked_choices
 from schedc_runtime.moe.counts import ABSENT, Counts, Shape
-from schedc_runtime.moe.hot_slots import StepLender
 from schedc_runtime.moe.placement import PlacedNumbers
 from schedc_runtime.moe.router import RouterConfig
+from schedc_runtime.moe.step_lender import StepLender
 from schedc_runtime.ranks.exchange import Exchange, Pending
 from schedc_runtime.recompute.regions import replaying
 from schedc_runtime.transport.collective_calls import Communicator

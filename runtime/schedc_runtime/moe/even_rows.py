@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from schedc.ir.balance import STEP_SLOTS
 from schedc_runtime.device.choice import HostCopy
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.counts import Choices, Counts
@@ -35,14 +36,31 @@ from schedc_runtime.transport.collectives import SoloCommunicator
 
 @dataclass(frozen=True)
 class EvenRows:
-    """How even rows become by microbatch. within: most rows of a rank over the mean. in_place: copies stay at home."""
+    """How rows become even.
+
+    within: most rows of a rank over the mean, by microbatch. in_place: copies stay at home. by_step: copies last for a
+    step. slots: the most copies on a rank, by step; None: `STEP_SLOTS`.
+    """
 
     within: Fraction = Fraction("1.01")
     in_place: bool = False
+    by_step: bool = False
+    slots: int | None = None
 
     def __post_init__(self) -> None:
         if self.within < 1:
             raise RuntimeFault(f"rows within {float(self.within):g} of the mean", "1 is the mean: give 1 or more")
+        if self.slots is not None and self.slots < 1:
+            raise RuntimeFault(f"{self.slots} slots for copies", "give 1 or more, or None")
+
+    @property
+    def name(self) -> str:
+        """As a plan writes it."""
+        return f"balance by {'step' if self.by_step else 'microbatch'}"
+
+    def slots_of(self, local: int) -> int:
+        """The most copies on a rank with ``local`` experts of its own."""
+        return min(local, STEP_SLOTS if self.slots is None else self.slots)
 
 
 Pairs = Sequence[Sequence[Sequence[int]]]
@@ -180,11 +198,11 @@ class Evener:
         of_homes = rows.sum(0).view(shape.ranks, shape.local)
         forest = plan_forest(of_homes, self.policy.within)
         places = RowPlaces.of_forest(forest, self.policy.in_place)
-        placed = _placed(choices, counts, places, computed_rows(of_homes, forest))
+        placed = placed_rows(choices, counts, places, computed_rows(of_homes, forest))
         return *placed, CopiedExperts.of_forest(forest, shape.rank, self.policy.in_place)
 
 
-def _placed(choices: Choices, counts: Counts, places: RowPlaces, computed: Tensor) -> tuple[Choices, Counts]:
+def placed_rows(choices: Choices, counts: Counts, places: RowPlaces, computed: Tensor) -> tuple[Choices, Counts]:
     """A rank's choices and all counts by places. computed: [R, R, m] as of `RowPlaces.of_rows`."""
     shape, rows = replace(counts.shape, experts=places.total), counts.rows.long()
     table = torch.cat([places.counts(rows, computed), counts.table[:, -2:]], 1)

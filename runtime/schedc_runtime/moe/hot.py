@@ -22,6 +22,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from schedc_runtime.device.choice import brought
 from schedc_runtime.moe.hot_choice import HotPolicy, choose_hot
 from schedc_runtime.ranks.exchange import Exchange, Pending
 from schedc_runtime.stage.recipes import RECIPES, Gradients, Recipe, Saved, Slots, refuse_twice
@@ -215,10 +216,10 @@ class _Lent(torch.autograd.Function):
 def _whole(grad: Tensor, facts: tuple[torch.Size, tuple[int, ...]]) -> Tensor:
     """[E, ...] the gradient of a stack whose experts at the places of ``facts`` get ``grad`` [lent, ...]."""
     shape, places = facts
-    return _add_in_turns(grad.new_zeros(shape), grad, places)
+    return add_in_turns(grad.new_zeros(shape), grad, places)
 
 
-def _add_in_turns(total: Tensor, grad: Tensor, places: Sequence[int]) -> Tensor:
+def add_in_turns(total: Tensor, grad: Tensor, places: Sequence[int]) -> Tensor:
     """[E, ...] ``total`` with ``grad`` [lent, ...] added at ``places``: of one place in their order, on all devices."""
     seen: Counter[int] = Counter()
     turns: dict[int, list[int]] = {}
@@ -238,7 +239,7 @@ def _whole_gradient(slots: Slots, grad: Tensor, saved: Saved, facts: Any) -> Gra
 def _add_returned(parameter: Tensor, grad: Tensor, facts: tuple[torch.Size, tuple[int, ...]]) -> None:
     """Add gradients [lent, ...] that came back for some experts, without a gradient of the whole stack."""
     assert parameter.grad is not None
-    _add_in_turns(parameter.grad, grad, facts[1])
+    add_in_turns(parameter.grad, grad, facts[1])
 
 
 def _lent_facts(node: Any, slots: Slots) -> tuple[torch.Size, tuple[int, ...]]:
@@ -249,4 +250,4 @@ RECIPES["_LentBackward"] = Recipe({0: ()}, _whole_gradient, _lent_facts, add=_ad
 
 
 def _index(places: Sequence[int], like: Tensor) -> Tensor:
-    return torch.tensor(places, dtype=torch.int64, device=like.device)
+    return brought(list(places), like.device)

@@ -29,17 +29,19 @@ from schedc_runtime.moe.balance import AuxiliaryLoss, BalanceExchange, Loads, Ta
 from schedc_runtime.moe.capacity import Dropper, ExpertCapacity
 from schedc_runtime.moe.counts import METHODS, Method
 from schedc_runtime.moe.even_rows import CopyExchange, Evener, EvenRows
+from schedc_runtime.moe.even_slots import EvenLender
 from schedc_runtime.moe.exchange import CountsExchange
 from schedc_runtime.moe.experts import Experts
 from schedc_runtime.moe.hops import Carrier, Hops
 from schedc_runtime.moe.hot import HotChooser, HotExchange, Lend
 from schedc_runtime.moe.hot_choice import HotPolicy
-from schedc_runtime.moe.hot_slots import StepLender
+from schedc_runtime.moe.hot_slots import HotLender
 from schedc_runtime.moe.load_history import LoadHistory
 from schedc_runtime.moe.placement import ExpertPlaces, PlacedNumbers
 from schedc_runtime.moe.planner import Counter, Planner, WithSizes
 from schedc_runtime.moe.router import Router
 from schedc_runtime.moe.sizes import SizesExchange
+from schedc_runtime.moe.step_lender import StepLender
 from schedc_runtime.ranks.exchange import Exchange, RoutingLayer
 from schedc_runtime.ranks.expert_group import ExpertGroup
 from schedc_runtime.recompute.regions import region
@@ -56,7 +58,7 @@ class Statistics:
     microbatches. hot_experts: number of times an expert was lent. hot_rows: rows of this rank that stayed for this
     reason. hot_bytes_sent: bytes of lent weights and their gradients that this rank sent. hot_bytes_saved: bytes that
     these rows would have taken. overflowed: steps that were run again because a rank of the group had more rows here
-    than bounded buffers hold.
+    than bounded buffers hold. copied_rows: rows of other ranks' experts that this rank computed with copies of a step.
     """
 
     choices: int
@@ -70,6 +72,7 @@ class Statistics:
     hot_bytes_sent: int = 0
     hot_bytes_saved: int = 0
     overflowed: int = 0
+    copied_rows: int = 0
 
     @property
     def drop_fraction(self) -> float:
@@ -120,7 +123,7 @@ class MoELayer(RoutingLayer):
         self.outlined = 0
         """Tokens of the last forward on fake tensors; 0 before any."""
         self.lender: StepLender | None = None
-        """Who lends hot experts by step; None without any, or where they are chosen by microbatch."""
+        """Who lends experts by step; None without any, or where copies last for a microbatch."""
         self.history: LoadHistory | None = None
         """Loads of the last steps, where a plan says that experts migrate."""
         self.updates = 0
@@ -152,7 +155,7 @@ class MoELayer(RoutingLayer):
         host asks nothing; every choice is kept, and `Pipeline.step` runs a step again that had more rows. tokens: the
         most of a rank, needed with a capacity or bound where ranks have different numbers. host_lane: make the copy of
         sizes to the host an exchange of its own, which cells start and wait for. A capacity or bound needs no copy.
-        even: make the rows of ranks even by microbatch, over ``flat`` exchanges of exact sizes.
+        even: make the rows of ranks even, over ``flat`` exchanges of exact sizes.
         fp8_rows: let rows travel to the experts in fp8 with a scale each, which does change bits. slices: stages run
         microbatches in slices: where the auxiliary loss is exchanged, slices meet, on one rank alone as well. carry:
         makes what carries rows, from the layer, its group and what is asked of it; by default torch's transport does.
@@ -173,7 +176,7 @@ class MoELayer(RoutingLayer):
         self.sizes = SizesExchange() if host_lane and not constant and self.planner.carried is None else None
         self.planner.copies = self.sizes is None and self.planner.carried is None
         policy = None if constant else self._policy(group, hot)
-        self._lend_by_step(group, policy)
+        self._lend_by_step(group, policy, even := self._even(group, even))
         self._lend_by_microbatch(group, policy, even)
         self.balancing = self._balancing(replicas or group.expert, slices)
         self._join(group)
@@ -181,15 +184,13 @@ class MoELayer(RoutingLayer):
     def place(self, placement: ExpertPlaces) -> None:
         """Number choices by ``placement`` from now on, by which the weights lie already.
 
-        The next step lends no hot experts.
+        The next step copies none.
         """
         self.experts.placement = placement
-        if self.counter.placed is None:
-            self.counter.placed = self.loads.placed = PlacedNumbers(placement)
-        else:
-            self.counter.placed.take(placement)
+        placed = self.counter.placed = self.loads.placed = self.counter.placed or PlacedNumbers(placement)
+        placed.take(placement)
         if self.lender is not None:
-            self.lender.set_next(())
+            self.lender.set_next(((),) * self.lender.group.size)
 
     def _join(self, group: ExpertGroup) -> None:
         for module in (*self.children(), *self.carrier.children()):
@@ -216,10 +217,10 @@ class MoELayer(RoutingLayer):
         down = self.experts.down
         return hot.resolved(len(down), down.shape[1], down.element_size(), group.size)
 
-    def _lend_by_step(self, group: ExpertGroup, policy: HotPolicy | None) -> None:
-        by_step = policy is not None and not policy.by_microbatch
-        lender = StepLender(policy, self.experts, group) if policy is not None and by_step else None
-        self.lender = self.counter.lender = self.loads.lender = lender
+    def _lend_by_step(self, group: ExpertGroup, policy: HotPolicy | None, even: EvenRows | None) -> None:
+        self.counter.lender = HotLender(policy, self.experts, group) if policy and not policy.by_microbatch else None
+        self.planner.evener = EvenLender(even, self.experts, group) if even and even.by_step else None
+        lender = self.lender = self.loads.lender = self.counter.lender or self.planner.evener
         self.experts.lent = None if lender is None else lender.borrowed
 
     def _chooser(self, group: ExpertGroup, policy: HotPolicy | None) -> HotChooser | None:
@@ -229,8 +230,8 @@ class MoELayer(RoutingLayer):
         width, inner, item = experts.down.shape[2], experts.down.shape[1], experts.down.element_size()
         return HotChooser(policy, experts.total, group.rank, 3 * width * inner * item)
 
-    def _evener(self, group: ExpertGroup, even: EvenRows | None) -> Evener | None:
-        """Who makes rows even; None where nobody does, and on one rank alone."""
+    def _even(self, group: ExpertGroup, even: EvenRows | None) -> EvenRows | None:
+        """How rows become even; None where they do not, and on one rank alone."""
         if even is None or group.size == 1:
             return None
         method, capacity, hot, bound, _ = self.settings
@@ -244,14 +245,14 @@ class MoELayer(RoutingLayer):
         }
         for what, there in beside.items():
             if there:
-                raise RuntimeFault(f"balance by microbatch, and {what}", "leave one of the two out")
-        return Evener(even)
+                raise RuntimeFault(f"{even.name}, and {what}", "leave one of the two out")
+        return even
 
     def _lend_by_microbatch(self, group: ExpertGroup, policy: HotPolicy | None, even: EvenRows | None) -> None:
         planner = self.planner
-        planner.chooser, planner.evener = self._chooser(group, policy), self._evener(group, even)
-        if planner.evener is not None:
-            self.hot = CopyExchange()
+        planner.chooser = self._chooser(group, policy)
+        if even is not None and not even.by_step:
+            planner.evener, self.hot = Evener(even), CopyExchange()
         else:
             self.hot = None if planner.chooser is None else HotExchange()
         self.counter.whole = planner.chooser is not None
@@ -307,7 +308,7 @@ class MoELayer(RoutingLayer):
     def statistics(self) -> Statistics:
         """The counts since the last `update_bias`. Waits for the device."""
         planner, balance, load = self.planner, self.balance, self.loads.chosen
-        lent, kept, sent = self._lent()
+        lent, kept, sent, taken = self._lent()
         return Statistics(
             choices=int(load.sum()),
             dropped=int(self.loads.dropped),
@@ -320,15 +321,16 @@ class MoELayer(RoutingLayer):
             hot_bytes_sent=sent,
             hot_bytes_saved=4 * kept * self.experts.down.shape[2] * self.experts.down.element_size(),
             overflowed=planner.overflowed,
+            copied_rows=taken,
         )
 
-    def _lent(self) -> tuple[int, int, int]:
-        """`Statistics.hot_experts`, `hot_rows` and `hot_bytes_sent`. Waits for the device."""
+    def _lent(self) -> tuple[int, int, int, int]:
+        """`Statistics.hot_experts`, `hot_rows`, `hot_bytes_sent` and `copied_rows`. Waits for the device."""
         if self.lender is not None:
             counted = self.lender.statistics
-            return counted.lent, int(counted.kept), counted.sent
+            return counted.lent, int(counted.kept), counted.sent, int(counted.taken)
         hot = self.planner.chooser
-        return (hot.chosen, hot.kept, hot.sent) if hot else (0, 0, 0)
+        return (hot.chosen, hot.kept, hot.sent, 0) if hot else (0, 0, 0, 0)
 
     @torch.no_grad()
     def update_bias(self, reduce: Callable[[Tensor], Tensor] | None = None) -> None:

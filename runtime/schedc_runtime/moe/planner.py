@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -28,9 +28,9 @@ from schedc_runtime.moe.counts import (
     counts_of_experts,
     gathered_counts,
 )
-from schedc_runtime.moe.even_rows import Evener
+from schedc_runtime.moe.even_rows import CopiedExperts
 from schedc_runtime.moe.hot import HotChooser
-from schedc_runtime.moe.hot_slots import StepLender
+from schedc_runtime.moe.hot_slots import HotLender
 from schedc_runtime.moe.placement import PlacedNumbers
 from schedc_runtime.moe.router import RouterConfig
 from schedc_runtime.moe.routes import Route
@@ -53,7 +53,7 @@ class Counter(nn.Module):
         """Rows of buffers over their mean; None: as many as there are, or those of the capacity."""
         self.whole = False
         """Whether all ranks gather the choices themselves, because experts may be hot by microbatch."""
-        self.lender: StepLender | None = None
+        self.lender: HotLender | None = None
         """Who lends the hot experts of a step: their slots are experts of their own."""
         self.placed: PlacedNumbers | None = None
         """Numbers choices by the places of experts; None where every expert is at the place of its number."""
@@ -107,6 +107,14 @@ routed: list[Callable[[Any], None]] = []
 """Functions that take each `Route` of a forward. Empty where steps are not traced."""
 
 
+class Evens(Protocol):
+    """What makes the rows of ranks even."""
+
+    def plan(self, choices: Choices, counts: Counts) -> tuple[Choices, Counts, CopiedExperts | None]:
+        """A rank's choices and all counts by the places where rows are computed, and copies of this microbatch."""
+        ...
+
+
 class Planner(nn.Module):
     """Plans a microbatch: everyone's counts [ranks, columns], or choices [ranks, N, k], to the `Route` of this rank."""
 
@@ -119,8 +127,8 @@ class Planner(nn.Module):
         self.name = ""
         """Name of the layer in its model, for messages."""
         self.chooser: HotChooser | None = None
-        self.evener: Evener | None = None
-        """Makes the rows of ranks even by microbatch; None where every row is computed at home."""
+        self.evener: Evens | None = None
+        """Makes the rows of ranks even; None where every row is computed at home."""
         self.carried: Callable[[Choices, Counts, str], Any] | None = None
         """Plans a microbatch whose rows a library carries; None where torch does."""
         self.flags: dict[str, Tensor] = {}

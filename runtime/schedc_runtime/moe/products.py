@@ -155,7 +155,7 @@ def _loop(left: Tensor, right: Tensor, groups: RowGroups, weight: Tensor) -> Ten
             if len(part):
                 torch.mm(part, matrix, out=target)
         return result
-    result = torch.empty_like(weight)
+    result = torch.empty_like(weight, dtype=left.dtype)
     for part, gradient, target in zip(lefts, right[:filled].split_with_sizes(counts), result.unbind(), strict=True):
         if len(part):
             torch.mm(part.t(), gradient, out=target)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from schedc_runtime.kernels.library import operation
-from schedc_runtime.moe.products import Provider, RowGroups
+from schedc_runtime.moe.products import PROVIDERS, Provider, RowGroups
 from schedc_runtime.stage.recipes import RECIPES, Gradients, Recipe, Saved, Slots, refuse_twice, waits
 
 
@@ -37,7 +37,7 @@ class _StackedLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor, groups: RowGroups, provider: Provider) -> Tensor:
         ctx.save_for_backward(rows, weight)
-        ctx.groups, ctx.provider = groups, provider
+        ctx.groups, ctx.provider, ctx.wide = groups, provider, _wide(weight)
         return _product(rows, weight, weight, groups, provider)
 
     @staticmethod
@@ -45,9 +45,10 @@ class _StackedLinear(torch.autograd.Function):
         refuse_twice(ctx)
         rows, weight = ctx.saved_tensors
         facts = ctx.groups, ctx.provider
+        wide = ctx.wide
         needs_rows, needs_weight, *_ = ctx.needs_input_grad
         rows_grad = _product(grad, weight.transpose(1, 2), weight, *facts) if needs_rows else None
-        weight_grad = _weight_grad(rows, grad, weight, facts) if needs_weight and not waits(ctx) else None
+        weight_grad = _weight_grad(rows, grad, weight, (*facts, wide)) if needs_weight and not waits(ctx) else None
         return rows_grad, weight_grad, None, None
 
 
@@ -55,7 +56,7 @@ class _WeightedLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor, gates: Tensor, groups: RowGroups, provider: Provider) -> Tensor:
         ctx.save_for_backward(rows, weight, gates)
-        ctx.groups, ctx.provider = groups, provider
+        ctx.groups, ctx.provider, ctx.wide = groups, provider, _wide(weight)
         return _cleared(_weighted(_product(rows, weight, weight, groups, provider), gates), groups)
 
     @staticmethod
@@ -63,6 +64,7 @@ class _WeightedLinear(torch.autograd.Function):
         refuse_twice(ctx)
         rows, weight, gates = ctx.saved_tensors
         facts = ctx.groups, ctx.provider
+        wide = ctx.wide
         needs_rows, needs_weight, needs_gates, *_ = ctx.needs_input_grad
         rows_grad = gates_grad = weight_grad = None
         weighted: list[Tensor] = []
@@ -73,7 +75,7 @@ class _WeightedLinear(torch.autograd.Function):
             rows_grad, gates_grad = _cleared(rows_grad, ctx.groups), _cleared(gates_grad, ctx.groups)
         if now:
             (left,) = weighted or (_weighted(rows, gates),)
-            weight_grad = _weight_grad(left, grad, weight, facts)
+            weight_grad = _weight_grad(left, grad, weight, (*facts, wide))
         return rows_grad, weight_grad, gates_grad, None, None
 
 
@@ -115,12 +117,20 @@ def _cleared(result: Tensor, groups: RowGroups) -> Tensor:
     return result
 
 
-_Facts = tuple[RowGroups, Provider]
+_Facts = tuple[RowGroups, Provider, torch.dtype | None]
+
+
+def _wide(weight: Tensor) -> torch.dtype | None:
+    """The type of a leaf's gradients where it is not the leaf's own: slots of copied experts sum in a wider one."""
+    kind = weight.grad_dtype if weight.is_leaf else None
+    return None if kind is weight.dtype else kind
 
 
 def _weight_grad(rows: Tensor, grad: Tensor, weight: Tensor, facts: _Facts) -> Tensor:
     """[E, in, out] For each expert the transposed rows times the gradients of their products; zero without rows."""
-    groups, provider = facts
+    groups, provider, wide = facts
+    if wide is not None:
+        return PROVIDERS["loop"].multiply(rows.to(wide), grad.to(wide), groups, weight)  # slots are few
     return provider.multiply(rows, grad, groups, weight)
 
 
@@ -133,7 +143,7 @@ def _weighted_gradient(slots: Slots, grad: Tensor, saved: Saved, facts: _Facts) 
 
 
 def _facts(node: Any, slots: Slots) -> _Facts:
-    return node.groups, node.provider
+    return node.groups, node.provider, node.wide
 
 
 RECIPES["_StackedLinearBackward"] = Recipe({1: (0, 1)}, _stacked_gradient, _facts)

@@ -301,17 +301,18 @@ class Pipeline(OptimizerCalls):
         """The state of the stages held here before the last step with ``snapshot``. Raises `StageError` without one."""
         return self._runner.snapshots.read()
 
-    def hot_state(self) -> dict[str, list[int]]:
-        """The experts that are hot in the next step, which follow the last one's rows: for a checkpoint, as JSON.
+    def balance_state(self) -> dict[str, list[list[int]]]:
+        """The copies of experts in the next step, which follow the last one's rows: for a checkpoint, as JSON.
 
-        A collective, between steps. By pipeline rank, expert group, stage and layer; empty without hot experts by step.
+        A collective, between steps. By pipeline rank, expert group, stage and layer: [ranks of the group] the experts
+        of which each rank has copies. Empty without copies by step (`hot`, `balance by step`).
         """
         return self._runner.hot.state()
 
-    def load_hot_state(self, state: Mapping[str, Sequence[int]]) -> None:
-        """Go on with the `hot_state` of a checkpoint, so that the next step has the same bits. A collective.
+    def load_balance_state(self, state: Mapping[str, Sequence[Any]]) -> None:
+        """Go on with the `balance_state` of a checkpoint, so that the next step has the same bits. A collective.
 
-        state: [experts] of each layer. Raises `RuntimeFault` for that of another plan, mesh or model.
+        Raises `RuntimeFault` for that of another plan, mesh or model.
         """
         self._runner.hot.load(state)
 

@@ -160,7 +160,7 @@ def load_run_state(
         assembly.weights.loaded()
     pipe.steps = kept.facts[0]["steps"]
     if any(lent) and None not in lent:
-        pipe.load_hot_state({key: hot for own in lent for key, hot in own.items()})
+        pipe.load_balance_state({key: held for own in lent for key, held in own.items()})
     if load.generators:
         set_generators(load.further["generators"])
 
@@ -187,7 +187,7 @@ class _Load(NamedTuple):
     numbers: dict[str, dict[str, Any]]
     further: dict[str, Any]
     generators: bool
-    hot: dict[str, list[int]] | None
+    hot: dict[str, list[list[int]]] | None
 
     def all_parts(self) -> Iterator[StatePart]:
         """The parts of the model and of the optimizers."""

@@ -67,7 +67,7 @@ def worst_case_rows(plan: Plan) -> RowsPerToken | None:
         arrived = computed if flat else ranks * min(plan.tokens, own * slots)
         return RowsPerToken(computed / plan.tokens, arrived / plan.tokens)
     computed = ranks * min(top, own)
-    if plan.balance is not None and not plan.balance.in_place:
+    if plan.balance is not None and plan.balance.by == "microbatch" and not plan.balance.in_place:
         return RowsPerToken(*[min(ranks * min(top, own), top * plan.balance.within)] * 2)
     if plan.hot is not None:
         computed = min(ranks * top, (ranks - 1) * min(top, own) + top)

@@ -12,7 +12,6 @@ from click.testing import CliRunner
 
 from compiler.plan.test_copied_experts import CELLS, LAYERS, MICROBATCHES, RANKS, analysed, routed
 from schedc.cli import main
-from schedc.diagnostics import DiagnosticError
 from schedc.ir.arrays import Int64
 from schedc.ir.plan import Balance
 from schedc.ir.verify_plan import verify_plan
@@ -43,7 +42,7 @@ def test_the_shortest_step_is_chosen(tmp_path: Path, rows: Int64, cells: str, ex
     assert step.balanced is not None
     priced = {each.name: each for each in step.balanced.candidates}
     assert list(priced) == ["none", "hot auto", "by step", "by microbatch"]
-    assert "not built" in priced["by step"].refused
+    assert "not priced" in priced["by step"].refused
     others = {"none": "", "hot auto": "  hot auto", "by microbatch": "  balance by microbatch"}
     for name, line in others.items():
         alone = analysed(tmp_path, rows, line, "1f1b", cells)
@@ -83,12 +82,15 @@ def test_copies_for_a_step_cost_what_no_idle_lane_hides(tmp_path: Path) -> None:
 
 
 def test_without_rows_by_expert_nothing_is_measured(tmp_path: Path) -> None:
+    """Copies last for a step then, unless they cannot be."""
     for cells in (CELLS, f"{CELLS}[cell.rows]\nimbalance = 1.4\n"):
-        with pytest.raises(DiagnosticError) as caught:
-            analysed(tmp_path, None, "  balance auto", cells=cells)
-        (finding,) = caught.value.diagnostics
-        assert finding.code == "S158"
-        assert "nothing was measured" in finding.message
+        step = analysed(tmp_path, None, "  balance auto", cells=cells)
+        assert step.plan.balance == Balance("step")
+        assert step.balanced is not None
+        assert (step.balanced.chosen.name, step.balanced.candidates) == ("by step", ())
+    asked = ["check", str(tmp_path / "a.sched"), "--cost-file", str(tmp_path / "costs.toml")]
+    (tmp_path / "costs.toml").write_text(CELLS)
+    assert "balance auto: by step; nothing was measured" in CliRunner().invoke(main, asked).output
 
 
 def test_candidates_that_cannot_be_are_named(tmp_path: Path) -> None:

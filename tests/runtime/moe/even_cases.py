@@ -1,4 +1,4 @@
-"""Steps whose rows of experts are made even by microbatch, in place, or not at all; in one process or in many."""
+"""Steps whose rows of experts are made even by microbatch or by step, in place, or not at all; here or in processes."""
 
 from __future__ import annotations
 
@@ -12,24 +12,35 @@ from runtime.moe.hot_cases import gradients, layers_of, pipeline, skewed, step
 from schedc_runtime.moe.planner import routed
 from support.reference_runs import spread
 
-BALANCE = "  balance by microbatch within 1"
-WAYS = {"plain": "", "in place": f"{BALANCE} in place", "even": BALANCE}
+BALANCE, STEP = "  balance by microbatch within 1", "  balance by step"
+WAYS = {
+    "plain": "",
+    "in place": f"{BALANCE} in place",
+    "even": BALANCE,
+    "step": STEP,
+    "step in place": f"{STEP} in place",
+}
+IN_PLACE = {"even": "in place", "step": "step in place"}
+"""By way: the same pieces, computed at home."""
+STEPS = 2
+"""Steps of a run: the first copies nothing by step."""
 
 
 class Case(NamedTuple):
-    """A schedule at its sizes, with weights in the type of that name."""
+    """A schedule at its sizes on four ranks, with weights in the type of that name, and further lines of the plan."""
 
     schedule: str
     sizes: dict[str, int]
     dtype: str
+    beside: str = ""
 
     def lines(self, way: str) -> str:
-        shared = "  experts 16 top 3\n  topology nodes 1 x 4\n  products tiles\n  overlap auto\n"
-        return f"{shared}{WAYS[way]}\n"
+        shared = f"  experts 16 top 3\n  topology nodes 1 x {4 // self.sizes['P']}\n  products tiles\n  overlap auto\n"
+        return f"{shared}{self.beside}{WAYS[way]}\n"
 
 
 class Results(NamedTuple):
-    """Loss and gradients of a step, and the rows that its ranks computed, by layer, microbatch and rank."""
+    """Loss and gradients of the last step, and the rows that its ranks computed, by layer, microbatch and rank."""
 
     loss: Tensor
     gradients: dict[str, Tensor]
@@ -37,7 +48,7 @@ class Results(NamedTuple):
 
 
 def run(case: Case, way: str, here: bool = True) -> Results:
-    """One step of a model whose router prefers some experts. Ranks hold several copies; tokens add three results."""
+    """Steps of a model whose router prefers some experts. Ranks hold several copies; tokens add three results."""
     model = skewed(1.0, moe_blocks=max(2, 2 * case.sizes["P"] - 1), experts=16, top=3).to(getattr(torch, case.dtype))
     pipe = pipeline(case.schedule, case.sizes, case.lines(way), model, here=here)
     rows: list[list[int]] = []
@@ -47,7 +58,10 @@ def run(case: Case, way: str, here: bool = True) -> Results:
 
     routed.append(note)
     try:
-        loss = step(pipe)
+        for seed in range(1, STEPS + 1):
+            pipe.zero_grad()
+            rows.clear()
+            loss = step(pipe, seed)
     finally:
         routed.remove(note)
     results = Results(loss, gradients(pipe), rows)
@@ -56,16 +70,17 @@ def run(case: Case, way: str, here: bool = True) -> Results:
     return results
 
 
-def parity(rank: int, world_size: int, cases: Sequence[Case]) -> list[tuple[bool, list[str], int]]:
-    """By case: whether the loss is that of all ranks in one process in place, what else differs, and rows seen."""
+def parity(rank: int, world_size: int, cases: Sequence[tuple[Case, str]]) -> list[tuple[bool, list[str], int]]:
+    """By case and way: whether the loss is that of all ranks in one process in place, what else differs, rows seen."""
     outcomes = []
-    for case, (loss, wanted) in zip(cases, spread(_reference, cases), strict=True):
-        mine = run(Case(*case), "even", here=False)
+    for (case, way), (loss, wanted) in zip(cases, spread(_reference, cases), strict=True):
+        mine = run(Case(*case), way, here=False)
         wrong = [name for name, grad in mine.gradients.items() if not torch.equal(grad, wanted[name])]
         outcomes.append((torch.equal(mine.loss, loss), wrong, len(mine.rows)))
     return outcomes
 
 
-def _reference(case: Case) -> tuple[Tensor, dict[str, Tensor]]:
-    results = run(Case(*case), "in place")
+def _reference(case_and_way: tuple[Case, str]) -> tuple[Tensor, dict[str, Tensor]]:
+    case, way = case_and_way
+    results = run(Case(*case), IN_PLACE[way])
     return results.loss, results.gradients

@@ -1,4 +1,4 @@
-"""Rows of experts made even by microbatch: as many on all ranks, the bits of the same pieces at home, and refusals."""
+"""Rows of experts made even: as many on all ranks, the bits of the same pieces at home, states, and refusals."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from runtime.moe.even_cases import Case, Results, run
+from runtime.moe.hot_cases import gradients, layers_of, pipeline, skewed, step
+from schedc_runtime import Pipeline
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.even_rows import EvenRows
 from schedc_runtime.moe.layer import moe_layers
@@ -49,10 +51,15 @@ def test_bits(case: Case) -> None:
             torch.testing.assert_close(grad, plain.gradients[name], rtol=1e-12, atol=1e-12)
 
 
+FULL = "  recompute full\n"
 PROCESSES = [
-    Case("1f1b", {"P": 1, "M": 2}, "float64"),
-    Case("zbh1", {"P": 1, "M": 2}, "float32"),
-    Case("dualpipev", {"P": 1, "M": 2}, "bfloat16"),
+    (Case("1f1b", {"P": 1, "M": 2}, "float64"), "even"),
+    (Case("zbh1", {"P": 2, "M": 3}, "float32"), "even"),
+    (Case("dualpipev", {"P": 2, "M": 4}, "bfloat16"), "even"),
+    (Case("1f1b", {"P": 2, "M": 2}, "float32", FULL), "even"),
+    (Case("1f1b", {"P": 2, "M": 2}, "bfloat16", FULL), "step"),
+    (Case("zbh1", {"P": 1, "M": 2}, "bfloat16"), "step"),
+    (Case("dualpipev", {"P": 2, "M": 4}, "float64"), "step"),
 ]
 
 
@@ -64,12 +71,74 @@ def test_processes() -> None:
         assert all(rows > 0 for *_, rows in answers)
 
 
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_copies_of_a_step_divide_the_rows_of_each_microbatch(dtype: str) -> None:
+    case = Case("zbh1", {"P": 1, "M": 3}, dtype)
+    plain, in_place, even = (run(case, way) for way in ("plain", "step in place", "step"))
+    fullest = [sum(max(row) / sum(row) for row in way.rows) / len(way.rows) for way in (plain, even)]
+    assert fullest[1] < 0.8 * fullest[0]
+    assert in_place.rows == plain.rows
+    assert differing(even, in_place) == []
+    assert [name for name in differing(even, plain) if not name.endswith(EXPERT)] == []
+    assert differing(even, plain) != []
+    close = {"rtol": 1e-12, "atol": 1e-12} if dtype == "float64" else {"rtol": 2e-2, "atol": 2e-2}
+    for name, grad in even.gradients.items():
+        torch.testing.assert_close(grad, plain.gradients[name], **close)
+
+
+def test_the_state_of_copies_goes_on_and_a_failed_step_keeps_it() -> None:
+    case = Case("zbh1", {"P": 1, "M": 2}, "float64")
+
+    def fresh() -> Pipeline:
+        return pipeline(case.schedule, case.sizes, case.lines("step"), skewed(1.0, experts=16, top=3))
+
+    pipe, later = fresh(), fresh()
+    assert not any(any(held) for held in pipe.balance_state().values())
+    step(pipe, 1)
+    state = pipe.balance_state()
+    assert all(any(held) for held in state.values())
+    layers = layers_of(pipe)
+
+    def broken(*_: object) -> None:
+        raise ValueError("broken")
+
+    hook = layers[1].experts.register_forward_hook(broken)
+    with pytest.raises(Exception, match="broken"):
+        step(pipe, 2)
+    hook.remove()
+    assert pipe.balance_state() == state
+    batch = torch.zeros(16, 6, dtype=torch.int64)
+    copied = layers[0].statistics.copied_rows
+    pipe.evaluate(batch, batch)
+    assert (pipe.balance_state(), layers[0].statistics.copied_rows) == (state, copied)
+    later.load_balance_state(state)
+    for each in (pipe, later):
+        each.zero_grad()
+        step(each, 2)
+    for name, grad in gradients(pipe).items():
+        assert torch.equal(grad, gradients(later)[name]), name
+    assert later.balance_state() == pipe.balance_state() != state
+    assert sum(layer.statistics.copied_rows for layer in layers) > 0
+    name = next(iter(state))
+    for held, message in (
+        ([[], [], []], "3 ranks"), ([[0], [], [], []], r"copies \[0\] of rank 0"), ([[4, 8], [], [], []], "of rank 0"),
+        ([[4, 5, 6, 7], [], [], []], "3 slots"), ([[4], [0], [], []], "in a circle"),
+        ([[16], [], [], []], "16 experts"),
+    ):  # fmt: skip
+        with pytest.raises(RuntimeFault, match=message):
+            later.load_balance_state({**state, name: held})
+
+
 def test_refused() -> None:
     with pytest.raises(RuntimeFault, match=r"rows within 0\.99 of the mean"):
         EvenRows(Fraction("0.99"))
+    with pytest.raises(RuntimeFault, match="0 slots"):
+        EvenRows(by_step=True, slots=0)
     group = in_process_expert_groups(4, 4)[0]
     with pytest.raises(RuntimeFault, match="balance by microbatch, and alltoall hierarchical"):
         shard_experts(small_moe(), in_process_expert_groups(4, 2)[0], "hierarchical", even=EvenRows())
+    with pytest.raises(RuntimeFault, match="balance by step, and bounded sizes"):
+        shard_experts(small_moe(), group, bound=1.5, even=EvenRows(by_step=True))
     with pytest.raises(RuntimeFault, match="balance by microbatch, and bounded sizes"):
         shard_experts(small_moe(), group, bound=1.5, even=EvenRows())
     model = small_moe()

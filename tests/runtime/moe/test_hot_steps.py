@@ -17,7 +17,8 @@ from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.counts import Counts, Shape, ascending, counted_rows
 from schedc_runtime.moe.hot import Lending
 from schedc_runtime.moe.hot_choice import MARGIN, HotPolicy, HotTimes, choose_for_step
-from schedc_runtime.moe.hot_slots import LentNumbers, LentRoom
+from schedc_runtime.moe.hot_slots import HotLender, LentNumbers
+from schedc_runtime.moe.step_lender import LentRoom
 from schedc_runtime.transport.collectives_in_process import InProcessCommunicators
 from support.segmented_cases import unequal
 
@@ -153,24 +154,24 @@ def test_a_run_that_goes_on_has_the_same_bits() -> None:
     arguments = ("zbh1", {"P": 1, "M": 2}, lines_of(1, 2) + HOT)
     pipe, history = trained(*arguments, 3)
     before, _ = trained(*arguments, 2)
-    state = before.hot_state()
-    assert any(state.values())
+    state = before.balance_state()
+    assert any(any(held) for held in state.values())
     later = pipeline(*arguments, skewed(2.0))
-    later.load_hot_state(state)
-    assert later.hot_state() == state
+    later.load_balance_state(state)
+    assert later.balance_state() == state
     step(later, 3)
     assert unequal(gradients(later), history[2]) == []
-    assert later.hot_state() == pipe.hot_state()
+    assert later.balance_state() == pipe.balance_state()
     fresh = pipeline(*arguments, skewed(2.0))
     step(fresh, 3)
     assert unequal(gradients(fresh), history[2]) != []
     name = next(iter(state))
     for wrong, message in (
         ({}, f"lacks `{name}`"), ({**state, "x": []}, "has `x`"), ({**state, name: [8]}, r"\[8\]"),
-        ({**state, name: [1, 1]}, r"\[1, 1\]"), ({**state, name: [1, 2, 3]}, "2 slots"),
+        ({**state, name: [[1], [1]]}, r"copies \[\[1\], \[1\]\]"), ({**state, name: [1, 2, 3]}, "2 slots"),
     ):  # fmt: skip
         with pytest.raises(RuntimeFault, match=message):
-            later.load_hot_state(wrong)
+            later.load_balance_state(wrong)
 
 
 @pytest.mark.slow
@@ -178,7 +179,7 @@ def test_a_run_that_goes_on_has_the_same_bits() -> None:
 def test_a_failed_step_and_an_evaluation_leave_nothing_lent() -> None:
     arguments = ("zbh1", {"P": 1, "M": 2}, lines_of(1, 2) + HOT)
     pipe, _ = trained(*arguments, 1)
-    state = pipe.hot_state()
+    state = pipe.balance_state()
     layer = layers_of(pipe)[1]
 
     def broken(*_: Any) -> None:
@@ -188,16 +189,16 @@ def test_a_failed_step_and_an_evaluation_leave_nothing_lent() -> None:
     with pytest.raises(Exception, match="broken"):
         step(pipe, 2)
     hook.remove()
-    assert all(layer.lender is not None and not layer.lender.lending.hot for layer in layers_of(pipe))
-    assert pipe.hot_state() == state  # that of the last good step
+    assert all(isinstance(layer.lender, HotLender) and not layer.lender.lending.hot for layer in layers_of(pipe))
+    assert pipe.balance_state() == state  # that of the last good step
     pipe.zero_grad()
     step(pipe, 2)
     _, history = trained(*arguments, 2)
     assert unequal(gradients(pipe), history[1]) == []
-    before = pipe.hot_state()
+    before = pipe.balance_state()
     batch = torch.zeros(16, 6, dtype=torch.int64)
     pipe.evaluate(batch, batch)
-    assert pipe.hot_state() == before
+    assert pipe.balance_state() == before
 
 
 @pytest.mark.slow
@@ -218,7 +219,6 @@ def test_frozen_experts_and_narrow_weights() -> None:
     for _ in range(2):
         (down * (one / 256 + 0.5)).sum().backward()
     (down * (one / 256)).sum().backward()
-    assert down.grad is None
     gate_up, total = room.sums()
     assert total.dtype == gate_up.dtype == torch.float32
     assert torch.equal(total, torch.full_like(total, 2 * 0.50390625 + 0.00390625))

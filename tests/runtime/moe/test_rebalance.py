@@ -26,6 +26,7 @@ CASES = [
     Case("dualpipev", {"P": 2, "M": 4}, f"{NODE}  hot 1\n"),
     Case("1f1b", {"P": 1, "M": 2}, f"{NODE}  hot 1 by microbatch\n"),
     Case("1f1b", {"P": 1, "M": 2}, f"{NODE}  balance by microbatch within 1\n  products tiles\n"),
+    Case("1f1b", {"P": 1, "M": 2}, f"{NODES}  balance by step over group\n  products tiles\n"),
     Case("1f1b", {"P": 1, "M": 2}, f"{NODES}  capacity 1.0\n  alltoall hierarchical\n"),
     Case("1f1b", {"P": 1, "M": 2}, f"{NODES}  sizes bounded 4\n  alltoall hierarchical\n"),
 ]

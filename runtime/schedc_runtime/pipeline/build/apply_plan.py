@@ -138,7 +138,9 @@ def attach(
 def _even(plan: Plan) -> EvenRows | None:
     """How rows become even by the plan's ``balance``; None without one."""
     balance = plan.balance
-    return None if balance is None else EvenRows(Fraction(repr(balance.within)), balance.in_place)
+    if balance is None:
+        return None
+    return EvenRows(Fraction(repr(balance.within)), balance.in_place, balance.by == "step", balance.slots)
 
 
 def recompute_stages(stages: Iterable[Mapping[int, Stage]], plan: Plan, program: Program) -> None:

@@ -187,6 +187,6 @@ def _rows_by_expert(layer: MoELayer, everyone: Tensor, choosing: Choosing) -> Te
     """[ranks, experts] rows by source rank and expert, wherever copies compute them. everyone: as of `Planner`."""
     if everyone.dim() == 3:
         return rows_of_choices(everyone, layer.counter.experts)
-    rows, lender = Counts(everyone, choosing.shape).rows, layer.lender
+    rows, lender = Counts(everyone, choosing.shape).rows, layer.counter.lender
     numbering = None if lender is None or not lender.lending.hot else lender.numbering
     return rows if numbering is None else numbering.rows(rows)

@@ -1,0 +1,142 @@
+"""Rows of experts made even by copies for a step: each microbatch divides its rows anew among homes and copies.
+
+    rows of the last step --> plan_step --> slots of each rank <-- weights of its parent's experts
+    counts of a microbatch --> StepQuotas --> places of rows: at home, or in the slot of a rank below
+
+Weights and gradients travel from rank to rank in one exchange each. In place copies stay at home: the same pieces of
+rows, computed there, are the reference for bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from schedc_runtime.device.choice import brought
+from schedc_runtime.moe.counts import Choices, Counts
+from schedc_runtime.moe.even_rows import CopiedExperts, EvenRows, RowPlaces, placed_rows
+from schedc_runtime.moe.experts import Experts
+from schedc_runtime.moe.forest import computed_rows
+from schedc_runtime.moe.step_lender import StepLender
+from schedc_runtime.moe.step_plan import Held, StepQuotas, plan_step
+from schedc_runtime.ranks.exchange import Pending
+from schedc_runtime.ranks.expert_group import ExpertGroup
+from schedc_runtime.transport.collectives import SoloCommunicator
+
+
+class EvenLender(StepLender):
+    """Lends experts of one layer from rank to rank, and places the rows of microbatches."""
+
+    def __init__(self, policy: EvenRows, experts: Experts, group: ExpertGroup) -> None:
+        super().__init__(experts, group)
+        self.policy, self.local = policy, len(experts.down)
+        self.copies = CopiedExperts(group.rank, policy.in_place, lambda: ())
+        self._numbered: Held = ()
+        self._nobody = SoloCommunicator("hot")
+
+    def planned(self, rows: Tensor, microbatches: int) -> Held:  # [numbers] as of `counted`
+        told, experts = rows.tolist(), self.experts.total
+        return plan_step(told[:experts], told[experts:], microbatches, self.policy.slots_of(self.local))
+
+    def refusal(self, held: Held) -> str:
+        ranks, slots = self.group.size, self.policy.slots_of(self.local)
+        parents = [{expert // self.local for expert in experts} for experts in held]
+        if len(held) != ranks:
+            return f"copies of {len(held)} ranks, of {ranks}"
+        for rank, (experts, homes) in enumerate(zip(held, parents, strict=True)):
+            if len(set(experts)) != len(experts) or len(experts) > slots:
+                return f"copies {list(experts)} of rank {rank}, which has {slots} slots"
+            if len(homes) > 1 or rank in homes or not homes <= set(range(ranks)):
+                return f"copies {list(experts)} of rank {rank}, of {self.experts.total} experts, {self.local} on a rank"
+        return "ranks that borrow in a circle" if _circle(parents) else ""
+
+    def fitted(self, held: Sequence[Any]) -> Held | None:
+        if len(held) != self.group.size or not all(isinstance(each, list | tuple) for each in held):
+            return None
+        homes = [{expert // self.local for expert in experts} for experts in held]
+        return tuple(map(tuple, held)) if all(len(each) <= 1 for each in homes) else None
+
+    def lend(self, held: Held) -> int:
+        if held != self._numbered:
+            self._numbered = held
+            self._number(held)
+        self.statistics.lent += sum(map(len, held))
+        return len(self.copies.places) if self.policy.in_place else len(held[self.group.rank])
+
+    def _number(self, held: Held) -> None:
+        ranks, local, where = self.group.size, self.local, self.experts.down.device
+        pairs = [
+            [[e - home * local for e in experts if e // local == home] for experts in held] for home in range(ranks)
+        ]
+        self.copies = CopiedExperts(self.group.rank, self.policy.in_place, lambda: pairs)
+        self.quotas = StepQuotas.of(held, local, where)
+        most = [sum(map(len, takers)) for takers in pairs] if self.policy.in_place else map(len, held)
+        wide = local + max(most)
+        numbers = [home * wide + expert for _ in range(ranks) for home in range(ranks) for expert in range(local)]
+        for home, takers in enumerate(pairs):
+            behind = 0
+            for rank, experts in enumerate(takers):
+                first = home * wide + local + behind if self.policy.in_place else rank * wide + local
+                for slot, expert in enumerate(experts):
+                    numbers[(rank * ranks + home) * local + expert] = first + slot
+                behind += len(experts)
+        self.places = RowPlaces(wide, local, brought(numbers, where).view(ranks, ranks, local))
+
+    def plan(self, choices: Choices, counts: Counts) -> tuple[Choices, Counts, None]:
+        """A rank's choices and all counts by places, as of `Evener.plan`."""
+        if not self.held:
+            return choices, counts, None
+        shape = counts.shape
+        rows = counts.rows.sum(0, dtype=torch.int64).view(shape.ranks, shape.local)
+        forest = self.quotas.divide(rows)
+        if torch.is_grad_enabled():
+            self.statistics.taken = self.statistics.taken + forest.taken[shape.rank]
+        return *placed_rows(choices, counts, self.places, computed_rows(rows, forest)), None
+
+    def counted(self, table: Tensor) -> tuple[Tensor, Tensor]:
+        rows = table[:, : self.experts.total]
+        by_expert = rows.sum(0, dtype=torch.int64)
+        return rows, torch.cat((by_expert, by_expert.view(self.group.size, -1).sum(1).square()))
+
+    def send(self) -> list[Pending]:
+        return self._exchanged([stack.detach() for stack in (self.experts.gate_up, self.experts.down)])
+
+    def arrive(self, received: Any) -> None:
+        for slot, weights in zip(self._slots.weights, received, strict=True):
+            slot.copy_(weights)
+
+    def _exchanged(self, stacks: Sequence[Tensor]) -> list[Pending]:
+        places, (send, receive) = self.copies.places, self.copies.splits
+        index = (
+            brought(places, stacks[0].device) if places else torch.zeros(0, dtype=torch.int64, device=stacks[0].device)
+        )
+        leaving = [stack.index_select(0, index) for stack in stacks]
+        return [self._post(leaving, send, receive, "hot")]
+
+    def _post(self, tensors: Sequence[Tensor], send: Sequence[int], receive: Sequence[int], label: str) -> Pending:
+        if self.policy.in_place:
+            each = [len(tensors[0])]
+            return Pending(self._nobody, self._nobody.all_to_all(tensors, each, each, label))
+        members = self.group.expert
+        return Pending(members, members.all_to_all(tensors, send, receive, label))
+
+    def send_back(self, gradients: Sequence[Tensor]) -> list[Pending]:
+        send, receive = self.copies.splits
+        return [self._post(gradients, receive, send, "hot backward")]
+
+    def take_back(self, returned: Sequence[Any]) -> None:
+        """Add what copies have summed over microbatches to the gradients of their homes, by ascending ranks."""
+        for gradients in returned:
+            self.add_returned(self.copies.places, gradients)
+
+
+def _circle(parents: Sequence[set[int]]) -> bool:
+    """Whether ranks under ``parents`` [ranks] borrow in a circle."""
+    left = {rank: next(iter(homes)) for rank, homes in enumerate(parents) if homes}
+    while roots := [rank for rank, home in left.items() if home not in left]:
+        for rank in roots:
+            del left[rank]
+    return bool(left)
