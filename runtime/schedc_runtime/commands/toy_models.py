@@ -14,12 +14,13 @@ from torch import Tensor, nn
 
 from schedc.ir.program import Program
 from schedc.plan import ExpertSizes, Plan
-from schedc.plan.layout.parts import PartKind
+from schedc.plan.layout.parts import Layout, PartKind
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.models.gpt import GPT, GPTConfig, next_token_loss
-from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer
+from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer, losses_of_outputs
 from schedc_runtime.moe.router import RouterConfig
 from schedc_runtime.pipeline.build.chunked_loss import ChunkedLoss
+from schedc_runtime.pipeline.build.output_losses import OutputLosses
 from schedc_runtime.pipeline.build.stages import layout_of_stages
 
 VOCAB = 64
@@ -47,6 +48,8 @@ def toy_model(kind: str, program: Program, plan: Plan, options: argparse.Namespa
     """
     torch.manual_seed(options.seed)
     layout = layout_of_stages(program)
+    if layout is not None and (layout.losses > 1 or layout.embeds_first):
+        return _predicting(layout, plan, options, dense=kind == "gpt")
     blocks = layout.layers + layout.total(PartKind.MTP) if layout else program.stages
     blocks = options.blocks or blocks
     if kind == "gpt":
@@ -57,6 +60,23 @@ def toy_model(kind: str, program: Program, plan: Plan, options: argparse.Namespa
     chunked = plan.loss is not None and plan.loss.form != "whole"
     loss_fn = ChunkedLoss("head", mean="microbatch") if chunked else next_token_loss
     return Subject(model, loss_fn, *counted_model(options.rows, options.tokens, options.seed))
+
+
+def _predicting(layout: Layout, plan: Plan, options: argparse.Namespace, *, dense: bool) -> Subject:
+    """A model whose predictions are outputs of their own. dense: whether no layer has experts.
+
+    Raises `RuntimeFault` for a loss in chunks, which such a model does not have.
+    """
+    if plan.loss is not None and plan.loss.form != "whole":
+        raise RuntimeFault(
+            f"`loss {plan.loss.form}` beside a layout with an L per output, or with e: each output has logits",
+            "write `loss whole`, or one L and no e",
+        )
+    blocks, predictions = layout.layers, layout.total(PartKind.MTP)
+    few = blocks if dense else min(options.dense, blocks)
+    config = replace(_moe(few, blocks, options.width, plan.experts or FEW_EXPERTS), predictions=predictions)
+    batch, targets = counted_model(options.rows, options.tokens, options.seed)
+    return Subject(MoETransformer(config), OutputLosses(losses_of_outputs(predictions)), batch, targets)
 
 
 def users_model(named: str) -> Subject:

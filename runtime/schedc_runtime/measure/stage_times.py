@@ -76,7 +76,11 @@ class Bench:
         for repetition in range(self.warmup + self.repetitions):
             if repetition == self.warmup:
                 self.samples.clear()
-            gradients = () if stage.loss_fn else [_gradient(spec.shape, spec.dtype, self) for spec in output.gradients]
+            gradients = (
+                ()
+                if stage.loss_fn and not stage.early
+                else [_gradient(spec.shape, spec.dtype, self) for spec in output.gradients]
+            )
             outputs = run(stage, inputs, target, gradients)
         stage.module.zero_grad()
         return outputs

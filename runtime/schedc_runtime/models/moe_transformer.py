@@ -36,6 +36,7 @@ class MoEConfig:
     plain, rotary, value: columns per head of queries and keys without and with positions, and of values.
     multi_token: also predict the token after the next. tied: this prediction uses the model's own embedding. A pipeline
         then needs the first and the last stage on one rank, as in a V placement.
+    predictions: number of predictions that layouts place: blocks behind the others, for which the model embeds.
     """
 
     vocab: int = 128
@@ -58,6 +59,7 @@ class MoEConfig:
     value: int = 16
     dropout: float = 0.0
     multi_token: bool = False
+    predictions: int = 0
     tied: bool = False
 
 
@@ -125,19 +127,21 @@ class MultiToken(nn.Module):
     """[batch, tokens, width] hidden states to [batch, tokens - 1, width], which predict one token further.
 
     mask: as of `LatentAttention`, [batch, 1, tokens - 1, tokens - 1].
+    embeds: whether it takes tokens [batch, tokens] and embeds them itself; else it takes the embedded next tokens
+    [batch, tokens - 1, width].
     """
 
-    def __init__(self, config: MoEConfig) -> None:
+    def __init__(self, config: MoEConfig, *, embeds: bool = True) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(config.vocab, config.width)
+        self.embedding = nn.Embedding(config.vocab, config.width) if embeds else None
         self.hidden_norm = OneLaunchRMSNorm(config.width)
         self.token_norm = OneLaunchRMSNorm(config.width)
         self.join = nn.Linear(2 * config.width, config.width, bias=False)
-        self.block = MoeBlock(config, dense=False)
+        self.block = MoeBlock(config, dense=not config.moe_blocks)
         self.norm = OneLaunchRMSNorm(config.width)
 
     def forward(self, hidden: Tensor, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
-        following = self.token_norm(self.embedding(tokens[:, 1:]))
+        following = self.token_norm(tokens if self.embedding is None else self.embedding(tokens[:, 1:]))
         x = self.join(torch.cat((self.hidden_norm(hidden[:, :-1]), following), -1))
         output: Tensor = self.norm(self.block(x) if mask is None else self.block(x, mask))
         return output
@@ -147,7 +151,9 @@ class MoETransformer(nn.Module):
     """[batch, tokens] int64 to logits [batch, tokens, vocab]. Cut into stages at its ``blocks``.
 
     With multi-token prediction the result is a pair. The second element, [batch, tokens - 1, vocab], predicts the token
-    after the next. ``documents`` of packed rows keep attention inside of documents, as those of `models.gpt.GPT` do.
+    after the next. With ``predictions`` the result is a tuple, whose element k is [batch, tokens - k, vocab].
+    ``documents`` of packed rows keep attention inside of documents, as those of `models.gpt.GPT` do.
+    after the next. With ``predictions`` the result is a tuple, whose element k is [batch, tokens - k, vocab].
     """
 
     def __init__(self, config: MoEConfig) -> None:
@@ -159,8 +165,9 @@ class MoETransformer(nn.Module):
         self.norm = OneLaunchRMSNorm(config.width)
         self.head = nn.Linear(config.width, config.vocab, bias=False)
         self.multi_token = MultiToken(config) if config.multi_token else None
-        if self.multi_token is not None and config.tied:
+        if self.multi_token is not None and self.multi_token.embedding is not None and config.tied:
             self.multi_token.embedding.weight = self.embedding.weight
+        self.predictions = nn.ModuleList([MultiToken(config, embeds=False) for _ in range(config.predictions)])
 
     def forward(self, tokens: Tensor, documents: Tensor | None = None) -> Any:
         masks = () if documents is None else (document_mask(documents),)
@@ -168,9 +175,33 @@ class MoETransformer(nn.Module):
         for block in self.blocks:
             x = block(x, *masks)
         logits = self.head(self.norm(x))
+        if self.predictions:
+            outputs = [logits]
+            for number, prediction in enumerate(self.predictions, 1):
+                x = prediction(
+                    x, self.embedding(tokens[:, number:]), *(mask[..., :-number, :-number] for mask in masks)
+                )
+                outputs.append(self.head(x))
+            return tuple(outputs)
         if self.multi_token is None:
             return logits
         return logits, self.head(self.multi_token(x, tokens, *(mask[..., :-1, :-1] for mask in masks)))
+
+
+def losses_of_outputs(predictions: int, factor: float = 0.3) -> tuple[Callable[[Tensor, Tensor], Tensor], ...]:
+    """[predictions + 1] a loss for each output of a model with ``predictions``; ``factor`` weighs all but the first.
+
+    Function k takes logits [batch, tokens - k, vocab] and targets [batch, tokens].
+    """
+
+    def of(number: int) -> Callable[[Tensor, Tensor], Tensor]:
+        def loss_fn(logits: Tensor, targets: Tensor) -> Tensor:
+            loss = functional.cross_entropy(logits.flatten(0, 1), targets[:, number:].flatten())
+            return loss * factor if number else loss
+
+        return loss_fn
+
+    return tuple(map(of, range(predictions + 1)))
 
 
 def multi_token_loss(factor: float = 0.3) -> Callable[[tuple[Tensor, Tensor], Tensor], Tensor]:

@@ -39,6 +39,7 @@ from schedc_runtime.pipeline.build.assembly import Cut
 from schedc_runtime.pipeline.build.bound import bind_stage, record_in_slices
 from schedc_runtime.pipeline.build.chunked_loss import ChunkedLoss, LossOfMicrobatch, planned_loss
 from schedc_runtime.pipeline.build.loss_function import Expected, LossHead, count_of_loss, labels_counted
+from schedc_runtime.pipeline.build.output_losses import as_loss
 from schedc_runtime.pipeline.build.random_steps import draw_plan, number_stages
 from schedc_runtime.pipeline.build.stages import layout_of_stages, new_stage, stages_on
 from schedc_runtime.pipeline.pipeline import Pipeline
@@ -76,7 +77,7 @@ def reference_step(
     program: Program | None,
     microbatches: Sequence[Microbatch],
     targets: Sequence[Any],
-    loss_fn: LossOfMicrobatch,
+    loss_fn: LossOfMicrobatch | Sequence[LossOfMicrobatch],
     *,
     segmented: bool = False,
     slices: Sequence[int] = (),
@@ -97,8 +98,9 @@ def reference_step(
             f"the program is for {program.microbatches} microbatches and {program.stages} stages, the reference was"
             f" given {count} microbatches and {partition.stages} stages"
         )
-    head = LossHead(planned_loss(loss_fn, program.plan.loss if program is not None else None))
-    counting = count_of_loss(loss_fn, count_fn)
+    planned = planned_loss(as_loss(loss_fn), program.plan.loss if program is not None else None)
+    head = LossHead(planned, len(partition.losses))
+    counting = count_of_loss(planned, count_fn)
     counts = [None if target is None else counting(target) for target in targets]
     total = sum(float(each or 0) for each in counts)
     head.begin(count / total if total and None not in counts else None, keep_outputs=False, scale=1.0 / count)
@@ -197,9 +199,10 @@ def _results(stages: Sequence[Stage], tied: Mapping[str, Tensor], first: Mapping
     losses: dict[int, Tensor] = {}
     grads: dict[str, Tensor] = {}
     seen: set[int] = set()
-    for stage in stages:
+    for stage in sorted(stages, key=lambda stage: stage.index):
         stage.check_empty()
-        losses |= stage.take_losses()
+        own = stage.take_losses()
+        losses |= {m: losses[m] + loss if m in losses else loss for m, loss in own.items()}
         for name, parameter in stage.module.named_parameters():
             if parameter.grad is not None and id(parameter) not in seen:
                 seen.add(id(parameter))

@@ -15,6 +15,7 @@ from schedc_runtime.partition.balance import choose_cuts
 from schedc_runtime.partition.boundary import Boundary, infer_boundaries
 from schedc_runtime.partition.cut_record import Record
 from schedc_runtime.partition.example import check_inputs
+from schedc_runtime.partition.output_stages import OutputStages
 from schedc_runtime.partition.record import NodeRule
 from schedc_runtime.partition.recorded_stage import adopt, separate
 from schedc_runtime.partition.records import Records, first_recording
@@ -127,7 +128,7 @@ def partition(
     if chosen_here:
         refuse_few_units(model, stages, entries.names, recording.called, rule.around)
     cuts = choose_cuts(entries.names, parameter_costs(model, recording, entries), stages, costs, split_points, layout)
-    records = Records(model, rule, inputs, wanted, entries.names, cuts)
+    records = Records(model, rule, inputs, wanted, entries.names, cuts, OutputStages.of(layout, entries.names, head))
     records.keep_first(recording, named, guessed=example is None)
     return _partition_of(records, placement, chosen_here=chosen_here, by_layout=layout is not None)
 
@@ -155,6 +156,7 @@ def _partition_of(records: Records, placement: Placement | None, chosen_here: bo
     return Partition(
         modules, first.inputs, first.values, names, shared,
         aliases=records.aliases, first_names=first_names(records.model), records=records,
+        losses=records.outputs.losses if records.outputs is not None else (len(modules) - 1,),
     )  # fmt: skip
 
 

@@ -24,8 +24,6 @@ def cuts_of(layout: Layout, names: Sequence[str], stages: int) -> list[int]:
             f"the layout has {len(layout.stages)} stages, {stages} are asked for",
             "a layout is made for one placement: lay the layers out again",
         )
-    if layout.losses > 1 or layout.embeds_first:
-        raise PartitionError("a layout with several losses, or with e", "write one L in the last stage, and no e")
     counts = [sum(part.kind in DECODER or part.kind is PartKind.MTP for part in parts) for parts in layout.stages]
     if sum(counts) != len(names):
         raise PartitionError(

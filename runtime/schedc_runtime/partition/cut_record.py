@@ -6,15 +6,16 @@ stages that have some. Stages without such numbers share one code.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from schedc_runtime.partition.boundary import Boundary, Constant, TensorSpec
+from schedc_runtime.partition.output_stages import EarlyOutput
 from schedc_runtime.partition.recorded_stage import StageCode
 from schedc_runtime.partition.recorder import Recording
 from schedc_runtime.partition.split import CutRecording
@@ -101,7 +102,17 @@ class CutModel:
             code = self._compiled(stage, graph)
         entering = [node.meta.get("val") for node in graph.nodes if node.op == "placeholder"]
         shapes = tuple(settled(tuple(x.shape), values) if isinstance(x, Tensor) else None for x in entering)
-        return StageCode(graph, code, self._finish if stage == self.cuts.stages - 1 else None, shapes)
+        return StageCode(graph, code, self._finish_of(stage), shapes)
+
+    def _finish_of(self, stage: int) -> Callable[[Any], Any] | None:
+        """What makes the result of a stage of what its graph returns; None where that is the result."""
+        last, own = stage == self.cuts.stages - 1, self.cuts.output_of(stage)
+        if own is None:
+            return self._finish if last else None
+        placed = self.cuts.placed
+        assert placed is not None
+        filled = partial(placed.filled, own)
+        return filled if last else lambda result: EarlyOutput(result[0], filled(result[1]))
 
     def _compiled(self, stage: int, graph: fx.Graph) -> CompiledGraph:
         return compiled_code(graph, f"stage {stage} of {type(self.model).__name__}")
@@ -118,7 +129,10 @@ class CutModel:
             boundary_of(tuple(node.meta["val"] for node in nodes), of_nodes, values)
             for nodes, of_nodes in zip(self.cuts.crossing, names, strict=True)
         ]
-        output = self._finish([leaf.meta["val"] if isinstance(leaf, fx.Node) else leaf for leaf in leaves])
+        values_of = [leaf.meta["val"] if isinstance(leaf, fx.Node) else leaf for leaf in leaves]
+        output = self._finish(values_of)
+        if (own := self.cuts.output_of(self.cuts.stages - 1)) is not None:
+            output = output[own]
         return (
             boundary_of(tuple(named.values()), self.recording.inputs, values),
             *between,

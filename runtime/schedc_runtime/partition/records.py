@@ -18,6 +18,7 @@ from schedc_runtime.partition.cut_record import CutModel, Record
 from schedc_runtime.partition.effects import ambient
 from schedc_runtime.partition.example import arguments, guesses, named_arguments
 from schedc_runtime.partition.forms import Form
+from schedc_runtime.partition.output_stages import OutputStages
 from schedc_runtime.partition.reads import Reads
 from schedc_runtime.partition.record import NodeRule, modules_outside, record
 from schedc_runtime.partition.recorded_stage import CodeSlot, RecordedStage, attribute_of, equip, graft
@@ -37,6 +38,7 @@ class Records:
 
     wanted: names of units and split points. entered: [entries] their names in the order in which the model runs.
     cuts: [stages - 1] entries before each cut. slots: [stages] where the current code of each stage is.
+    outputs: the stages of the model's outputs, where a layout with predictions says them.
     """
 
     def __init__(
@@ -47,8 +49,9 @@ class Records:
         wanted: frozenset[str],
         entered: tuple[str, ...],
         cuts: Sequence[int],
+        outputs: OutputStages | None = None,
     ) -> None:
-        self.model, self.rule, self.inputs = model, rule, inputs
+        self.model, self.rule, self.inputs, self.outputs = model, rule, inputs, outputs
         self.aliases = aliases_of(model)
         self.wanted, self.entered, self.cuts = wanted, entered, tuple(cuts)
         self.homes = Homes(model, entered, cuts)
@@ -220,7 +223,7 @@ class Records:
     def _cut(self, recording: Recording, named: Mapping[str, Any]) -> CutModel:
         self.reads.add(recording.reads)
         begins = self.homes.begins(Entries.of(recording, self.wanted))
-        cut = CutModel(self.model, CutRecording(recording, begins))
+        cut = CutModel(self.model, CutRecording(recording, begins, self.outputs))
         self._check_homes(cut.parameters, named)
         return cut
 

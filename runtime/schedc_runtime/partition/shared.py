@@ -144,6 +144,7 @@ class StageModules:
         several later stages use passes through the stages between.
     blocks: [stages] qualified names of the blocks of each stage.
     shared: the parameters that several stages use, as they were before any rank got a copy of its own.
+    losses: the stages that form a loss, ascending: the last alone, or one for each output of the model.
     aliases: by name of a module that the model has under several names: the first of them. first_names: the same of
         parameters, of each name.
     """
@@ -153,6 +154,7 @@ class StageModules:
     values: tuple[tuple[str, ...], ...]
     blocks: tuple[tuple[str, ...], ...]
     shared: tuple[SharedParameter, ...] = ()
+    losses: tuple[int, ...] = field(kw_only=True)
     aliases: Mapping[str, str] = field(default_factory=dict, kw_only=True)
     first_names: Mapping[str, str] = field(default_factory=dict, kw_only=True)
 

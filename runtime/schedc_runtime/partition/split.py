@@ -28,6 +28,7 @@ from torch import Tensor, fx, nn
 
 from schedc_runtime.errors import PartitionError
 from schedc_runtime.partition.effects import after
+from schedc_runtime.partition.output_stages import OutputStages, PlacedOutputs
 from schedc_runtime.partition.recorded_stage import attribute_of
 from schedc_runtime.partition.recorder import Recording
 from schedc_runtime.partition.structure import storage_of
@@ -90,10 +91,17 @@ class CutRecording:
     """The graphs of all stages.
 
     graphs: [stages]. crossing: [stages - 1] nodes of the recording whose values go from stage k to k + 1.
+    outputs: the stages of the model's outputs, where a layout with predictions says them.
     """
 
     recording: Recording
     begins: Sequence[int]
+    outputs: OutputStages | None = None
+
+    @cached_property
+    def placed(self) -> PlacedOutputs | None:
+        """Where outputs go, where a layout with predictions says it."""
+        return None if self.outputs is None else PlacedOutputs(self.recording, self.outputs)
 
     @property
     def stages(self) -> int:
@@ -110,14 +118,18 @@ class CutRecording:
                 stages[node] = stages[whole]
             else:
                 stages[node] = sum(position >= begin for begin in self.begins)
+            if self.placed is not None and node not in self.copied and node.op != "placeholder":
+                stages[node] = self.placed.moved.get(node, 0 if node in self.placed.embedded else stages[node])
         return stages
 
     @cached_property
     def copied(self) -> frozenset[fx.Node]:
         """Nodes that each stage copies where it uses them."""
-        return frozenset(
+        copied = frozenset(
             n for n in self.recording.graph.nodes if n.op == "get_attr" or n.meta.get("light")
         ) | of_batch_alone(self.recording.graph)
+        beside = self.placed.embedded if self.placed is not None and not self.placed.of.embeds_first else frozenset()
+        return copied | beside
 
     @cached_property
     def needs(self) -> list[dict[fx.Node, None]]:
@@ -127,18 +139,44 @@ class CutRecording:
 
         def visit(node: fx.Node, stage: int) -> None:
             for source in node.all_input_nodes:
-                if source not in self.copied:
-                    needs[stage].setdefault(source)
-                elif source not in visited[stage]:
-                    visited[stage].add(source)
-                    visit(source, stage)
+                take(source, stage)
+
+        def take(source: fx.Node, stage: int) -> None:
+            if source not in self.copied:
+                needs[stage].setdefault(source)
+            elif source not in visited[stage]:
+                visited[stage].add(source)
+                visit(source, stage)
 
         for node in self.recording.graph.nodes:
             if node.op == "output":
-                visit(node, self.stages - 1)
+                for stage in range(self.stages):
+                    for leaf in self._leaves_of(stage):
+                        take(leaf, stage)
             elif node not in self.copied:
                 visit(node, self.stage_of[node])
+        self._check_order(needs)
         return needs
+
+    def _leaves_of(self, stage: int) -> list[fx.Node]:
+        """The nodes of the model's output that a stage gives."""
+        if (own := self.output_of(stage)) is not None:
+            assert self.placed is not None
+            return [leaf for leaf in self.placed.leaves(own) if isinstance(leaf, fx.Node)]
+        if stage < self.stages - 1:
+            return []
+        output: fx.Node = next(n for n in self.recording.graph.nodes if n.op == "output")
+        return output.all_input_nodes
+
+    def output_of(self, stage: int) -> int | None:
+        """The number of the output that a stage gives, where each has a stage of its own."""
+        return None if self.outputs is None else self.outputs.output_of(stage)
+
+    def _check_order(self, needs: Sequence[Mapping[fx.Node, None]]) -> None:
+        if self.placed is not None:
+            for stage, sources in enumerate(needs):
+                for source in sources:
+                    self.placed.check(stage, source, self.stage_of[source])
 
     @cached_property
     def crossing(self) -> list[list[fx.Node]]:
@@ -176,7 +214,11 @@ class CutRecording:
         for node in own:
             if node.op not in ("placeholder", "output"):
                 here[node] = graph.node_copy(node, lookup)
-        if last:
+        if (own_output := self.output_of(stage)) is not None:
+            assert self.placed is not None
+            gives = tuple(lookup(x) if isinstance(x, fx.Node) else x for x in self.placed.leaves(own_output))
+            graph.output(gives if last else (tuple(lookup(node) for node in self.crossing[stage]), gives))
+        elif last:
             graph.node_copy(next(n for n in self.recording.graph.nodes if n.op == "output"), lookup)
         else:
             graph.output(tuple(lookup(node) for node in self.crossing[stage]))

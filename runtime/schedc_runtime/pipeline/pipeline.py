@@ -55,7 +55,8 @@ class Pipeline(OptimizerCalls):
     takes no memory; each rank makes its own stages with `materialize`.
 
     loss_fn(output, target): the mean loss of one microbatch, a scalar; a step's loss is the mean over microbatches. Or
-        a `Loss`, a sum with its count; a step's loss is then the mean over what is counted. None: evaluation alone.
+        a `Loss`, a sum with its count; a step's loss is then the mean over what is counted. Or a tuple with a function
+        for each output of the model, whose means are added. None: evaluation alone.
     count_fn(targets): how many targets of a whole batch a `Loss` counts; by default labels other than -100.
     cut: how the model is cut into stages; by default as the program's layout says, else by parameters.
     mesh: several pipelines side by side that train the same weights, and which of them share their experts; by default
@@ -88,7 +89,7 @@ class Pipeline(OptimizerCalls):
         model: nn.Module,
         program: Program,
         *,
-        loss_fn: LossOfMicrobatch | None,
+        loss_fn: LossOfMicrobatch | Sequence[LossOfMicrobatch] | None,
         count_fn: CountOfTargets = labels_counted,
         cut: Cut | None = None,
         mesh: Mesh | None = None,

@@ -41,7 +41,7 @@ class BackwardSteps(StageBase):
             self._states.pop(microbatch, None)
         leaves, edges, of_loss, began = record
         if of_loss is not None:
-            gradients = of_loss
+            gradients = (*of_loss, *gradients) if self.early else of_loss
         if len(gradients) != len(edges):
             raise self._gradients_missing(gradients)
         if defer or len(edges) != 1 or edges[0] is None or gradients[0] is None:
@@ -81,7 +81,7 @@ class BackwardSteps(StageBase):
         return StageError(f"stage {self.index}: {len(gradients)} output gradients for {outputs} outputs")
 
     def begin_backward(self, microbatch: int, gradients: Sequence[Tensor | None] = ()) -> None:
-        """Take the gradients of the differentiable outputs, split into slices. A stage that forms the loss gets none.
+        """Take the gradients of the differentiable outputs, split into slices. The last stage gets none for its loss.
 
         gradients: one per differentiable output, of its shape; None is zero.
         """
@@ -91,11 +91,11 @@ class BackwardSteps(StageBase):
         for state in states:
             if state.recorder is not None:
                 state.recorder.forwarded()
-        if self.loss_fn is not None:
-            if first.loss is not None and first.loss_gradient is not None:
-                late = (lambda parameter: True) if self.graph.shape.weights else None
-                entering = [(first.loss, first.loss_gradient)]
-                self._differentiate(_loss_key(microbatch), entering, late, graph=_LOSS)
+        if self.loss_fn is not None and first.loss is not None and first.loss_gradient is not None:
+            late = (lambda parameter: True) if self.graph.shape.weights else None
+            entering = [(first.loss, first.loss_gradient)]
+            self._differentiate(_loss_key(microbatch), entering, late, graph=_LOSS)
+        if self.loss_fn is not None and not self.early:
             gradients = [first.joined[position].grad for position in positions] if first.joined else ()
         elif len(gradients) != len(positions):
             raise self._gradients_missing(gradients)

@@ -53,6 +53,14 @@ class StageBase(OffloadedStage):
     """[M] what the stage is bound to by microbatch, in a step whose microbatches have several shapes."""
     _shape: BoundShape | None = None
     """The shape that was taken last; None where `bind` has been called since."""
+    numbering: Numbering | None = None
+    """Sets the random numbers of each forward by name, in a step that numbers them so."""
+    _input: Boundary
+    _output: Boundary
+    _last_gradient: tuple[Any, Tensor] | None = None
+    """The last loss scale with the loss's dtype, device and class, and the gradient of the loss that they gave."""
+    _defers: bool = False
+    """Whether there was an I. Only split backwards use the marks that forwards take."""
 
     def __init__(
         self,
@@ -65,27 +73,22 @@ class StageBase(OffloadedStage):
         loss_fn: LossFunction | None = None,
         slices: int = 1,
         in_order: bool = False,
+        early: bool = False,
     ) -> None:
         super().__init__(module, index)
         self.stages, self.blocks, self.slices = stages, tuple(blocks), slices
         self.is_cut = inputs is not None
         """Whether a microbatch runs on a graph of segments and exchanges. Otherwise the stage is one node."""
-        self.loss_fn = loss_fn if index == stages - 1 else None
+        self.loss_fn = loss_fn if index == stages - 1 or early else None
+        self.early = early
+        """Whether the stage forms the loss of an output and passes values on: its module gives an `EarlyOutput`."""
         self.losses: dict[int, Tensor] = {}
-        """Loss of each microbatch on the last stage, detached and not scaled. `take_losses` clears it."""
-        self.numbering: Numbering | None = None
-        """Sets the random numbers of each forward by name, in a step that numbers them so."""
+        """Loss of each microbatch on a stage that forms one, detached and not scaled. `take_losses` clears it."""
         self._states: dict[int, MicrobatchState] = {}
         self._whole: dict[int, WholeRecord] = {}
         """What the backward needs, by number of the slice, and of a stage of one node by microbatch."""
-        self._input: Boundary
-        self._output: Boundary
-        self._last_gradient: tuple[Any, Tensor] | None = None
-        """The last loss scale with the loss's dtype, device and class, and the gradient of the loss that they gave."""
         self._split = SplitBackward()
         self._late = has_hooks if in_order else is_late
-        self._defers = False
-        """Whether there was an I. Only split backwards use the marks that forwards take."""
         self._memory = self._memory_with_r = Recomputation(Recompute(), None, False)
         """The recomputation of microbatches, and of those with an R."""
         self._checkpoints = StageCheckpoints(module)

@@ -138,9 +138,11 @@ class ForwardSteps(StageBase):
         # No context wraps this, nor has the microbatch a state: both would take longer than all else here.
         numbers = None if self.numbering is None else NumberedForward(self.numbering, number)
         try:
-            result = self._result_of(entered)
+            result = own = self._result_of(entered)
+            if self.early:
+                result, own = result
             if self.loss_fn is not None and (trains or target is not None):
-                loss = self._form_loss(number, result, target, loss_scale if trains else None)
+                loss = self._form_loss(number, own, target, loss_scale if trains else None)
         finally:
             if numbers is not None:
                 numbers.end()
@@ -160,11 +162,13 @@ class ForwardSteps(StageBase):
                 if state.recorder is not None:
                     pairs = [let_go(tensor) for tensor in entering]
                     entering, leaves = tuple([x for x, _ in pairs]), [taken for _, taken in pairs]
-                result = self._result_of(entering)
+                result = own = self._result_of(entering)
+            if self.early:
+                result, own = result
             if state.recorder is not None:
                 state.recorder.forwarded()
             if self.loss_fn is not None:
-                loss = self._form_loss_of(state, result)
+                loss = self._form_loss_of(state, own)
         outputs = self._output.pack(result)
         if state.kept is None:
             self._keep_whole(state.number, leaves, outputs, loss, began)
@@ -191,12 +195,15 @@ class ForwardSteps(StageBase):
         """Keep what the backward of a stage of one node begins and ends with."""
         if self._input.mixed:
             leaves = [leaves[position] for position in self._input.differentiable]
-        if loss is not None:
+        if loss is not None and not self.early:
             self._whole[number] = _new_tuple(WholeRecord, (leaves, (loss.edge,), (loss.gradient,), began))
             return
         if self._output.mixed:
             outputs = tuple([outputs[position] for position in self._output.differentiable])
-        self._whole[number] = _new_tuple(WholeRecord, (leaves, tuple(map(edge_of, outputs)), None, began))
+        edges, gradients = tuple(map(edge_of, outputs)), None
+        if loss is not None:
+            edges, gradients = (loss.edge, *edges), (loss.gradient,)
+        self._whole[number] = _new_tuple(WholeRecord, (leaves, edges, gradients, began))
 
     def _end_forward(self, state: MicrobatchState) -> None:
         """End the forward of a slice that holds its inputs alone, or nothing where gradients are off."""
@@ -280,6 +287,8 @@ class ForwardSteps(StageBase):
         joined = self._exit.join([tuple([tensor.detach() for tensor in tensors]) for _, tensors in left])
         if self.loss_fn is not None and (torch.is_grad_enabled() or first.target is not None):
             result = left[0][0] if at_once else self._joined(first, joined)
+            if self.early:
+                result = result.output
             with self.drawing(first.number, len(self.graph.nodes)):
                 if (loss := self._form_loss_of(first, result)) is not None:
                     first.loss, first.loss_gradient = loss
@@ -296,9 +305,16 @@ class ForwardSteps(StageBase):
         result = fx.node.map_aggregate(self.graph.output, lambda x: here[x.value][0] if isinstance(x, Slot) else x)
         if isinstance(self.module, RecordedStage):
             result = self.module.finished(result)
-        tensors = self._exit.part.pack(result)
+        tensors = self._exit.part.pack(result.passed if self.early else result)
         if trains and at_once:
             state.leaving = [(value, leaves) for value, (_, leaves) in here.items()]
+            if self.early:
+                entered = {
+                    id(tensor): its
+                    for inside, leaves in here.values()
+                    for tensor, its in zip(tensors_in(inside), leaves, strict=True)
+                }
+                state.sent = tuple([entered.get(id(t)) if t.requires_grad else None for t in tensors])
         elif trains:
             taken = {id(leaf): Taken(leaf) for _, leaves in here.values() for leaf in leaves}
             state.leaving = [(value, tuple([taken[id(x)] for x in leaves])) for value, (_, leaves) in here.items()]

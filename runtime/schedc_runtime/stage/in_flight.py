@@ -30,8 +30,9 @@ class WholeRecord(NamedTuple):
     """What the backward of a stage of one node needs.
 
     leaves: the leaves of the differentiable inputs, of their shapes. Where a recorder says what is saved, they are not
-        held. edges: where gradients enter the graph, per differentiable output; that of the loss, on the last stage.
-    gradients: [edges] the loss scale, on the last stage; None elsewhere. began: as of a `SegmentRecord`.
+        held. edges: where gradients enter the graph, per differentiable output; that of the loss, on the last stage. An
+        early loss comes before the outputs.
+    gradients: the loss scale, where a loss is formed; else None. began: as of a `SegmentRecord`.
     """
 
     leaves: Sequence[Tensor | Taken]

@@ -70,7 +70,7 @@ class Stage(ForwardSteps, BackwardSteps):
     module: takes the values of boundary ``index`` and returns those of boundary ``index + 1`` (see `StageModules`).
     index, stages: this stage's number, and the number of stages. blocks: paths of the model's blocks in the module. A
     block without an exchange is one segment. loss_fn: loss of the last stage. Without one the last stage returns its
-    output like any other.
+    output like any other. early: whether ``loss_fn`` is that of an output which this stage has and the last has not.
     inputs: number of values that enter a stage which is cut at its exchanges; None for a stage of one node.
     slices: number of slices of its rows in which a cut stage runs a microbatch.
     in_order: whether the Ws come in the order of the Is, on a stage of one node. What I computes of parameters is then
@@ -168,8 +168,8 @@ class Stage(ForwardSteps, BackwardSteps):
     def backward(self, microbatch: int, output_grads: Sequence[Tensor | None] = (), *, defer: bool = False) -> Tensors:
         """B, or I with ``defer``: the gradient of each differentiable input, zeros where no output depends on it.
 
-        output_grads: one per differentiable output (`Boundary.gradients`), of its shape; None is zero. Empty on a stage
-        that forms the loss. They are not written to. The microbatch's graph is freed.
+        output_grads: one per differentiable output (`Boundary.gradients`), of its shape; None is zero. Empty on a last
+        stage that forms a loss. They are not written to. The microbatch's graph is freed.
         """
         if not self.is_cut:
             return self.run_whole_backward(microbatch, output_grads, defer=defer)
@@ -186,9 +186,10 @@ class Stage(ForwardSteps, BackwardSteps):
     def calls_of_run(self) -> StageCalls:
         """F without a later R, and B, for one run of a stream: what all its microbatches have alike is looked up once.
 
-        A stage of one node has lines written for it, unless gradients are off, or something else takes part in its ops.
+        A stage of one node has lines written for it, unless gradients are off, something else takes part in its ops, or
+        it forms an early loss.
         """
-        others = self.is_cut or self._memory.active or self.offload is not None
+        others = self.is_cut or self.early or self._memory.active or self.offload is not None
         own = type(self).forward is _FORWARD and type(self).backward is _BACKWARD and not self.__dict__.keys() & _OPS
         if others or not own or not torch.is_grad_enabled():
             return StageCalls(self.forward, self.backward)

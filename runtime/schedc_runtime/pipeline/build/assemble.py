@@ -38,6 +38,7 @@ from schedc_runtime.pipeline.build.bound import BoundCode
 from schedc_runtime.pipeline.build.chunked_loss import check_vocab, planned_loss, with_library
 from schedc_runtime.pipeline.build.graph_limits import check_step_graphs
 from schedc_runtime.pipeline.build.loss_function import LossHead
+from schedc_runtime.pipeline.build.output_losses import as_loss, check_losses
 from schedc_runtime.pipeline.build.parallelize import sharding_of, take_shards
 from schedc_runtime.pipeline.build.random_steps import check_way, number_stages
 from schedc_runtime.pipeline.build.replica_works import agree_on_bytes, bytes_of_stages, place_works, together
@@ -106,15 +107,18 @@ def check_attachments(assembly: Assembly) -> None:
 def cut_model(assembly: Assembly) -> None:
     """The stages' modules, the names that the whole model's state has, and the tokens of the recording."""
     model, program, cut = assembly.settings.model, assembly.program, assembly.settings.cut
-    planned = planned_loss(assembly.settings.loss_fn, assembly.plan.loss)
-    assembly.head = LossHead(with_library(planned, model, assembly.device, assembly.settings.providers["loss"]))
+    planned = planned_loss(as_loss(assembly.settings.loss_fn), assembly.plan.loss)
+    layout = cut.layers or layout_of_stages(program)
+    planned = with_library(planned, model, assembly.device, assembly.settings.providers["loss"])
+    assembly.head = LossHead(planned, layout.losses if layout else 1)
+    check_losses(planned, assembly.head.losses, assembly.plan.slices)
     check_vocab(model, assembly.head.loss_fn, assembly.plan.loss)
     assembly.partition = partition(
         model,
         program.stages,
         costs=cut.costs,
         split_points=cut.split_points,
-        layout=cut.layers or layout_of_stages(program),
+        layout=layout,
         blocks=cut.blocks,
         inputs=cut.inputs,
         placement=program.placement,

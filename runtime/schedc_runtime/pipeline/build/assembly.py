@@ -86,7 +86,9 @@ _KINDS = {
         lambda value: isinstance(value, Program), "a compiled program", "write schedc.compile('zbh1', P=4, M=8)"
     ),
     "loss_fn": _Kind(
-        lambda value: value is None or callable(value), "a function", "pass loss_fn(output, target), or None"
+        lambda value: value is None or callable(value) or isinstance(value, (tuple, list)),
+        "a function",
+        "pass loss_fn(output, target), a tuple with one for each output, or None",
     ),
     "count_fn": _Kind(callable, "a function", "pass count_fn(targets), or leave it out"),
     "cut": _Kind(_optional(Cut), "a Cut", "write cut=Cut(split_points=[...])"),
@@ -110,7 +112,7 @@ class Settings:
 
     model: nn.Module
     program: Program
-    loss_fn: LossOfMicrobatch | None
+    loss_fn: LossOfMicrobatch | Sequence[LossOfMicrobatch] | None
     cut: Cut
     mesh: Mesh | None
     plan: Plan | None
@@ -190,6 +192,11 @@ class Assembly:
     def held(self) -> Iterator[Stage]:
         """The stages of all places here."""
         return (stage for place in self.places for stage in self.stages[place].values())
+
+    @property
+    def forms_loss(self) -> bool:
+        """Whether a stage here forms a loss."""
+        return any(map(self.holds, self.partition.losses))
 
     def holds(self, index: int) -> bool:
         """Whether stage ``index`` is here."""

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from schedc_runtime.errors import StageError
 from schedc_runtime.pipeline.agree.counts import CountOfTargets
 from schedc_runtime.pipeline.build.chunked_loss import ChunkedLoss, Loss, LossOfMicrobatch, Weighing, labels_of
+from schedc_runtime.pipeline.build.output_losses import OutputLosses
 from schedc_runtime.stage.base import LossFunction
 from schedc_runtime.stage.forward import check_loss
 
@@ -43,11 +44,12 @@ class Formed(NamedTuple):
 class LossHead:
     """The loss function of a last stage: calls the user's, and keeps what it returned of each microbatch.
 
-    It returns scalars whose mean over microbatches and replicas is the loss, as a `Stage` expects.
+    It returns scalars whose mean over microbatches and replicas is the loss, as a `Stage` expects. losses: number of
+    stages that form one, each of an output of its own.
     """
 
-    def __init__(self, loss_fn: LossOfMicrobatch | None) -> None:
-        self.loss_fn = loss_fn
+    def __init__(self, loss_fn: LossOfMicrobatch | None, losses: int = 1) -> None:
+        self.loss_fn, self.losses = loss_fn, losses
         self.begin(None, keep_outputs=False)
 
     @property
@@ -66,12 +68,16 @@ class LossHead:
         """
         self.weight, self.keep_outputs, self.scale = weight, keep_outputs, scale
         self.formed: dict[int, Formed] = {}
-        """What the loss function returned, by number of the microbatch."""
+        """What the loss function returned, by number of the microbatch times ``losses``, and of the output."""
         self.outputs: dict[int, Any] = {}
         """The model's outputs, detached and without repeated rows, by number of the microbatch."""
 
+    def of_output(self, number: int) -> LossFunction:
+        """The loss function of the stage that forms the loss of one output."""
+        return partial(self, place=number)
+
     def __call__(
-        self, output: Any, expected: Expected, *, module: nn.Module | None = None, at_once: bool = False
+        self, output: Any, expected: Expected, *, module: nn.Module | None = None, at_once: bool = False, place: int = 0
     ) -> Tensor:
         number, target, rows, padded = expected
         if rows != padded:
@@ -81,11 +87,15 @@ class LossHead:
             self.outputs[number] = pytree.tree_map_only(Tensor, torch.detach, kept)
         if self.loss_fn is None or (target is None and not torch.is_grad_enabled()):
             return torch.zeros(())
-        loss = self._of(output, target, module, at_once) if rows or not padded else _nothing(output)
+        if self.losses > 1:
+            assert isinstance(self.loss_fn, OutputLosses)
+            loss: Tensor | Loss = self.loss_fn.of_output(place, output, target)
+        else:
+            loss = self._of(output, target, module, at_once) if rows or not padded else _nothing(output)
         if not isinstance(loss, Loss):
             check_loss(loss)
             _check_connected(loss, output)
-            self.formed[number] = Formed(loss.detach(), 1, {}, False)
+            self.formed[number * self.losses + place] = Formed(loss.detach(), 1, {}, False)
             return loss
         _check(loss)
         if self.weight is None and torch.is_grad_enabled():

@@ -113,13 +113,19 @@ def new_stage(
     if isinstance(loss_fn, LossHead) and (head := loss_fn.left_out):
         # In a cell another stage may add to the same parameter, in an order that the cell program leaves open.
         loss_fn = loss_fn.on(module, at_once=not (segmented and _used_twice(parts, head, program)))
+    early = index in parts.losses[:-1]
+    if isinstance(loss_fn, LossHead) and loss_fn.losses > 1 and index in parts.losses:
+        loss_fn = loss_fn.of_output(parts.losses.index(index))
     if segmented:
         inputs = len(parts.values[index - 1] if index else parts.inputs)
         count, blocks = slices[index] if slices else 1, parts.blocks[index]
-        return Stage(module, index, parts.stages, inputs=inputs, blocks=blocks, loss_fn=loss_fn, slices=count)
+        return Stage(
+            module, index, parts.stages, inputs=inputs, blocks=blocks, loss_fn=loss_fn, slices=count, early=early
+        )
     alone = not any(index in shared.stages for shared in parts.shared)
     in_order = program is None or (alone and weights_follow(program, index))
-    return Stage(module, index, parts.stages, blocks=parts.blocks[index], loss_fn=loss_fn, in_order=in_order)
+    blocks = parts.blocks[index]
+    return Stage(module, index, parts.stages, blocks=blocks, loss_fn=loss_fn, in_order=in_order, early=early)
 
 
 def weights_follow(program: Program, stage: int) -> bool:

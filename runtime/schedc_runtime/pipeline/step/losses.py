@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from itertools import chain
 from typing import Any
 
@@ -58,11 +59,12 @@ def share(
     *,
     check_finite: bool,
     count: float | None = None,
+    losses: int = 1,
 ) -> tuple[StepResult, bool]:
     """(losses of all ranks on the CPU, without outputs; whether they are of `Loss`). The same bits on every rank.
 
     everyone: what `gathered` gave. executors: those of this process, of the step that ends. count: number of targets
-    that the gradients were weighed with, if any.
+    that the gradients were weighed with, if any. losses: number of stages that form one for each microbatch.
 
     Raises, on every rank, `NonFiniteLoss` if ``check_finite``, `BatchRefused` where no rank
     formed a loss, and `CountRefused` for another count than ``count``.
@@ -72,13 +74,25 @@ def share(
     dtype = next((part["dtype"] for part in everyone if part["dtype"]), "")
     if not dtype:
         raise BatchRefused("no rank formed a loss: no targets were given", "pass targets")
-    if missing := sorted(set(range(program.microbatches * replicas)) - values.keys()):
-        raise Leftovers(f"the program formed no loss for the microbatches {missing}")
+    if missing := sorted(set(range(program.microbatches * replicas * losses)) - values.keys()):
+        raise Leftovers(f"the program formed no loss for the microbatches {sorted({x // losses for x in missing})}")
+    values = _added(values, losses, getattr(torch, dtype))
     shared, counted = _joined([values[number] for number in sorted(values)], getattr(torch, dtype), count)
     if check_finite and not math.isfinite(shared.loss):
         microbatch, stage = _culprit(control, {m: value[0] for m, value in values.items()}, executors)
         raise NonFiniteLoss(float(shared.loss), microbatch, stage, program.stages)
     return shared, counted
+
+
+def _added(values: Mapping[int, Any], losses: int, dtype: torch.dtype) -> dict[int, Any]:
+    """By number of the microbatch: what was formed, with the losses of its outputs added in their order."""
+    if losses == 1:
+        return dict(values)
+    added = {}
+    for number in range(len(values) // losses):
+        own = [torch.tensor(values[number * losses + output][0], dtype=dtype) for output in range(losses)]
+        added[number] = [float(reduce(torch.add, own)), *values[number * losses][1:]]
+    return added
 
 
 def gathered(
@@ -89,9 +103,9 @@ def gathered(
 ) -> tuple[list[Any], Marks]:
     """What every rank formed, and the flags of all MoE layers. A collective; the device is waited for once.
 
-    formed: by number of the microbatch; those of replica r from ``r * microbatches`` on. flags: layer and microbatch,
-    and [ranks of its expert group] `Flag`s that are still on the device. sums: as of `GradientCheck.sums`. Raises
-    `RoutingFault`, on every rank, for a flag that is an error.
+    formed: as of `LossHead`; microbatches of replica r are those from ``r * microbatches`` on. flags: layer and
+    microbatch, and [ranks of its expert group] `Flag`s that are still on the device. sums: as of `GradientCheck.sums`.
+    Raises `RoutingFault`, on every rank, for a flag that is an error.
     """
     mine = _on_host(formed, list(flags), sums)
     everyone: list[Any] = control.fold("the end of the step, to share the loss", mine, _told)

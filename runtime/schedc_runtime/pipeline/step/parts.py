@@ -1,4 +1,4 @@
-"""What the first and the last stages of a process take in a call, by microbatch."""
+"""What the first stages of a process, and those that form losses, take in a call, by microbatch."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from schedc_runtime.pipeline.agree.shapes import split_call
 from schedc_runtime.pipeline.build.assembly import Assembly
 from schedc_runtime.pipeline.build.chunked_loss import ChunkedLoss, Loss
 from schedc_runtime.pipeline.build.loss_function import Expected
+from schedc_runtime.pipeline.build.output_losses import OutputLosses
 
 Parts = tuple[list[tuple[Tensor, ...]] | None, list[Expected] | None]
 """[M] tensors that enter the first stage, and [M] what the last stage compares; None where no stage here needs them."""
@@ -25,7 +26,7 @@ _expected: Any = partial(tuple.__new__, Expected)
 
 
 def parts_of_call(assembly: Assembly, agreed: Agreement, microbatches: int, batch: Any, targets: Any) -> list[Parts]:
-    """[replicas here] what the first and the last stage take. microbatches: those of a replica."""
+    """[replicas here] what the first stage takes, and the stages that form a loss. microbatches: those of a replica."""
     rows, device, boundaries = agreed.rows, assembly.device, assembly.bound_code.boundaries
     here = assembly.mesh.replicas if assembly.network.in_process else 1
     parts, dims = microbatches * here, assembly.settings.dims
@@ -35,7 +36,7 @@ def parts_of_call(assembly: Assembly, agreed: Agreement, microbatches: int, batc
         pieces = split_call(batch, parts, device, pad=True, dims=dims)
         entering = zip(assembly.partition.records.entering(pieces), cycle(boundaries))
         inputs = [values if entry.flat else entry.pack(values) for values, (entry, *_) in entering]
-    if assembly.holds(assembly.program.stages - 1):
+    if assembly.forms_loss:
         wanted, first = split_call(targets, parts, device), assembly.places[0].replica * microbatches
         own, padded = (rows.each, rows.size) if rows else ([0] * parts, 0)
         numbers = range(first, first + parts)
@@ -52,6 +53,8 @@ def is_counted(assembly: Assembly, parts: int, targets: Any) -> bool | None:
     loss_fn = assembly.head.loss_fn
     if loss_fn is None:
         return None
+    if isinstance(loss_fn, OutputLosses):
+        return False
     if isinstance(loss_fn, ChunkedLoss):
         return loss_fn.counted
     output = assembly.bound_code.boundaries[0][-1]

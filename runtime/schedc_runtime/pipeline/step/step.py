@@ -59,7 +59,7 @@ class StepRunner:
     ) -> None:
         self.assembly, self.check_finite = assembly, bool(check_finite)
         self._gradients = GradientCheck(assembly, check_finite)
-        self.count_fn = count_of_loss(assembly.settings.loss_fn, count_fn)
+        self.count_fn = count_of_loss(assembly.head.loss_fn, count_fn)
         self.head, self.control = assembly.head, assembly.guard.control
         self.result: StepResult | None = None
         """The result of the last call."""
@@ -128,6 +128,7 @@ class StepRunner:
             shared, counted = share(
                 self.control, everyone, list(executors.values()), assembly.mesh.replicas,
                 check_finite=self.check_finite, count=agreed.total if call.training else None,
+                losses=self.head.losses,
             )  # fmt: skip
             self._gradients.refuse(everyone, call.program)
         if accumulation is not None:
@@ -284,6 +285,11 @@ class StepRunner:
 
     def _agree(self, call: PipelineCall, batch: Any, targets: Any) -> Agreement:
         """What all ranks know of the call, with the signature of its batch."""
+        if call.outputs and self.head.losses > 1:
+            raise BatchRefused(
+                f"outputs=True with {self.head.losses} losses in stages of their own: no stage has all outputs",
+                "leave it out, or write one L in the last stage",
+            )
         assembly, count, dims = self.assembly, None, self._dims
         last = assembly.holds(assembly.program.stages - 1)
         if call.training and last and targets is not None and self.counted is not False:
@@ -296,7 +302,7 @@ class StepRunner:
         shown = {"scale": call.scale, **{key: value for key, value in options.items() if value not in (1, False)}}
         signatures = signature_of_call(batch, dims), signature_of_call(targets)
         mine = StepRequest(
-            *signatures, assembly.holds(0), last, {"call": call.name, **shown},
+            *signatures, assembly.holds(0), assembly.forms_loss, {"call": call.name, **shown},
             has_loss=self.head.loss_fn is not None or not (call.training or targets is not None),
             replica=self._replica, counted=count, meeting=meeting(self._meeting, call.training),
             tied=self.assembly.weights.facts(call.training),
