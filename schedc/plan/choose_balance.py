@@ -13,6 +13,7 @@ import numpy as np
 
 from schedc.cell.rows import CellRows
 from schedc.diagnostics import DiagnosticError
+from schedc.ir.arrays import reduceat
 from schedc.ir.contradictions import contradictions
 from schedc.ir.plan import Balance, Hot, Plan
 from schedc.plan.balance_candidates import SAME_STEP, ChosenBalance, PricedCandidate
@@ -102,6 +103,6 @@ def _beside(step: Step, rows: CellRows) -> float | None:
     if not exposed:
         return None
     count = [layers_of(shape) for shape in with_layout(table, step.layout).shapes(step.schedule.stages)]
-    of_stage = np.add.reduceat(np.array([*exposed, 0.0]), np.cumsum([0, *count[:-1]])) * (np.array(count) > 0)
+    of_stage = reduceat(np.add, np.array([*exposed, 0.0]), np.cumsum([0, *count[:-1]])) * (np.array(count) > 0)
     held = step.schedule.placement.stage_of_chunk
     return float(np.where(held >= 0, of_stage[held], 0.0).sum(axis=1).max())

@@ -28,7 +28,7 @@ from schedc_runtime.device.rule_calls import name_of
 from schedc_runtime.moe import products
 from schedc_runtime.moe.router import RouterConfig
 from schedc_runtime.partition import record
-from schedc_runtime.pipeline.step import step
+from schedc_runtime.pipeline.step import parts
 from support.expert_cases import blocks_for, compiled
 from support.runtime_cases import next_token_loss
 from support.segmented_cases import small_moe
@@ -113,7 +113,7 @@ def fakes(asked: Asked) -> Iterator[None]:
     with (
         warnings.catch_warnings(),
         patch.object(record, "FakeTensorMode", lambda **settings: mode),
-        patch.object(step, "FakeTensorMode", lambda **settings: mode),
+        patch.object(parts, "FakeTensorMode", lambda **settings: mode),
         patch.object(products, "_GROUPED_DTYPES", served),
         mode,
         _Answers(asked),

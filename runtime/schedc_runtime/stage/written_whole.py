@@ -137,7 +137,7 @@ def _forward(form: WholeForm) -> list[str]:
 
 def _called(form: WholeForm, entering: Sequence[str]) -> list[str]:
     """The module's result as ``y``."""
-    values = ", ".join(entering) if form.input.flat else f"*unpack({_several(entering)})"
+    values = ", ".join(entering) if form.input.flat else f"*unpack(({_several(entering)}))"
     checks: list[str] = []
     call = f"module({values})"
     shapes = [shape for shape in form.code.shapes if shape is not None] if form.code is not None else []
