@@ -24,8 +24,8 @@ def check_run_facts(everyone: Sequence[Mapping[str, Any]], names: Collection[str
                 raise ValueError(f"steps are {facts['steps']}, the replica {facts['replica']}")
             if not all(isinstance(first, str) for first in facts["aliases"].values()):
                 raise ValueError("an alias is no name")
-            if not all(_are(int, experts) for experts in facts["hot"].values()):
-                raise ValueError("hot experts are no numbers")
+            if not all(map(_are_experts, facts["hot"].values())):
+                raise ValueError("experts of copies are no numbers")
             if not all(key.count(".") >= 3 for key in facts["hot"]):
                 raise ValueError("hot experts are of no layer")
             _check_optimizer(facts["optimizer"])
@@ -57,6 +57,11 @@ def _check_optimizer(facts: Sequence[Any]) -> None:
         raise ValueError("the optimizer's facts have other types")
     if not all(0 <= number < len(options) for number in group.values()):
         raise ValueError("a group of the optimizer has no options")
+
+
+def _are_experts(told: Any) -> bool:
+    """Whether these are experts by rank, or the hot experts of all ranks, which older runs have written."""
+    return _are(int, told) or (_are(list, told) and all(_are(int, each) for each in told))
 
 
 def _are(kind: type, values: Iterable[Any]) -> bool:
