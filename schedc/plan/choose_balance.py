@@ -62,6 +62,10 @@ def choose_balance(step: Step) -> tuple[Plan, ChosenBalance]:
 def _unmeasured(step: Step, balance: Balance) -> tuple[Plan, ChosenBalance]:
     """Copies for a step: they are the cheapest, and divide rows anew in each microbatch."""
     plan = replace(step.plan, balance=replace(balance, by="step"))
+    if (refused := _refusal(plan)) is not None:
+        message = f"`balance auto` without a record of rows by expert is by step: {refused}"
+        help = "give `--record routing.npz` beside a table [cell], or write `balance by microbatch`"
+        raise DiagnosticError([step.lines.fault("balance", "S158", message, help)])
     return plan, ChosenBalance((), PricedCandidate("by step", plan))
 
 

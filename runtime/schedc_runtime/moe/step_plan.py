@@ -153,7 +153,7 @@ class StepQuotas:
 
     @staticmethod
     def of(held: Held, local: int, where: torch.device) -> StepQuotas:
-        """Of copies with ``local`` experts on each rank, brought to a device in one copy."""
+        """The quotas for the copies ``held``. One copy brings them to the device. local: experts of a rank."""
         ranks, slots = len(held), max(map(len, held))
         parent = [experts[0] // local if experts else rank for rank, experts in enumerate(held)]
         below = [[0] * ranks for _ in held]

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from compiler.plan.test_copied_experts import CELLS, LAYERS, MICROBATCHES, RANKS, analysed, routed
 from schedc.cli import main
+from schedc.diagnostics import DiagnosticError
 from schedc.ir.arrays import Int64
 from schedc.ir.plan import Balance
 from schedc.ir.verify_plan import verify_plan
@@ -88,6 +89,12 @@ def test_without_rows_by_expert_nothing_is_measured(tmp_path: Path) -> None:
         assert step.plan.balance == Balance("step")
         assert step.balanced is not None
         assert (step.balanced.chosen.name, step.balanced.candidates) == ("by step", ())
+        with pytest.raises(DiagnosticError) as caught:
+            analysed(tmp_path, None, "  balance auto within 1.2", cells=cells)
+        (finding,) = caught.value.diagnostics
+        assert finding.code == "S158"
+        assert "is by step: a limit of rows" in finding.message
+    analysed(tmp_path, None, "  balance auto")
     asked = ["check", str(tmp_path / "a.sched"), "--cost-file", str(tmp_path / "costs.toml")]
     (tmp_path / "costs.toml").write_text(CELLS)
     assert "balance auto: by step; nothing was measured" in CliRunner().invoke(main, asked).output
