@@ -1,6 +1,6 @@
 """Measures plans that make the rows of experts even among ranks: their promises, copies, moved rows and time.
 
-    python benchmarks/balance.py forest | rebalance [--json] [--plans N] [--seed S]
+    python benchmarks/balance.py forest | rebalance | record [--json] [--plans N] [--pairs N] [--seed S]
 
 forest    Plans of random and extreme tables of rows, each judged from its result alone: every rank within its limit,
           one parent for a rank, at most E / R experts of it, every row computed once, rows given by their homes alone.
@@ -12,6 +12,10 @@ rebalance Experts that move between steps, on four real processes: bits of ranks
           and back, and faults at each phase. `failed` counts runs with other bits, and faults that leave ranks apart.
           `max over mean` has drawn loads of 256 experts on 32 ranks: how even ranks are where experts stay, or move
           every 50 or 10 steps.
+record    Steps beside steps whose routing is recorded, `--pairs` of them in turns, all ranks in one process: ratio of
+          processor times with its standard error, by what a plan lets ranks gather. Each step has a record of its own,
+          which is opened and closed. The model is small (24 tokens of a rank, width 8), so that the fixed work of a
+          record weighs more than in a large one. `failed` counts ratios above 1.01.
 """
 
 from __future__ import annotations
@@ -125,13 +129,21 @@ def rebalance(options: argparse.Namespace) -> dict[str, Any]:
     return rebalance(options)
 
 
-MEASURES = {"forest": forest, "rebalance": rebalance}
+def record(options: argparse.Namespace) -> dict[str, Any]:
+    """Figures of recording."""
+    from recorded_routing import record
+
+    return record(options)
+
+
+MEASURES = {"forest": forest, "rebalance": rebalance, "record": record}
 
 
 def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("measure", choices=MEASURES)
     parser.add_argument("--plans", type=int, default=100_000)
+    parser.add_argument("--pairs", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     torch.set_num_threads(1)

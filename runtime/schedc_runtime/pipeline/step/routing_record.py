@@ -10,6 +10,7 @@ import base64
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from functools import cache, partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -59,12 +60,9 @@ def forward_order(program: Program, rank: int, stage: int, slices: int = 1) -> l
 
 def begin_flags(layers: Sequence[HeldLayer], program: Program) -> None:
     """Forget the flags of earlier calls, and say which microbatches come. program: that of the call."""
-    orders: dict[tuple[int, int], list[int]] = {}
+    order_of = cache(partial(forward_order, program))
     for place, stage, layer, slices in layers:
-        key = place.pipeline, stage
-        if key not in orders:
-            orders[key] = forward_order(program, *key, slices)
-        layer.planner.begin_call(orders[key])
+        layer.planner.begin_call(order_of(place.pipeline, stage, slices))
 
 
 def collected_flags(layers: Sequence[HeldLayer]) -> Iterator[tuple[str, Tensor]]:
@@ -86,7 +84,9 @@ class RoutingRecord:
     """
 
     def __init__(self, assembly: Assembly, program: Program) -> None:
-        self._assembly, self._program = assembly, program
+        self._assembly = assembly
+        self._microbatches = program.microbatches
+        self._order = cache(partial(forward_order, program))
         self._hooks = ExitStack()
         self._rows: Rows = {}
 
@@ -94,7 +94,7 @@ class RoutingRecord:
         self._assembly.fixed.append(_FIXED)
         for place, stage, number, layer in self._layers():
             received = self._rows.setdefault((place.pipeline, stage.index, number), [])
-            forwards = len(forward_order(self._program, place.pipeline, stage.index, stage.slices))
+            forwards = len(self._order(place.pipeline, stage.index, stage.slices))
             self._hooks.callback(layer.planner.register_forward_hook(_hook(layer, received, forwards)).remove)
         return self
 
@@ -118,7 +118,7 @@ class RoutingRecord:
         """
         mine = []
         for place, stage, number, _ in self._layers():
-            order = forward_order(self._program, place.pipeline, stage.index, stage.slices)
+            order = self._order(place.pipeline, stage.index, stage.slices)
             if received := self._rows[place.pipeline, stage.index, number]:
                 rows = torch.stack(received).cpu().numpy()
                 mine.append([stage.index, number, order, list(rows.shape), _packed(rows)])
@@ -126,7 +126,7 @@ class RoutingRecord:
         parts = [part for of_rank in everyone for part in of_rank]
         layers = sorted({(stage, number) for stage, number, *_ in parts})
         steps = max((shape[0] // len(order) for _, _, order, shape, _ in parts), default=0)
-        table = np.zeros((steps, len(layers), self._program.microbatches, *(parts[0][3][1:] if parts else ())), "<i4")
+        table = np.zeros((steps, len(layers), self._microbatches, *(parts[0][3][1:] if parts else ())), "<i4")
         forwards = np.zeros(table.shape[:3], np.int64)
         for stage, number, order, shape, packed in parts:
             rows, layer = _unpacked(packed, shape), layers.index((stage, number))
