@@ -11,6 +11,7 @@ from schedc.ir.arrays import Floats, Int64
 from schedc.plan.passes import Step, lower
 from schedc.plan.price_cells import op_times
 from schedc.source import Source
+from schedc.step.cells.row_bound_inside import row_bound_inside
 from schedc.step.costs.costs import Costs
 from schedc.step.costs.row_costs import microbatch_costs
 from schedc.step.row_bound import row_bound
@@ -28,7 +29,7 @@ class RowPrices:
     costs: [1 or stages, microbatches] costs of microbatches over their mean, as they come.
     order: [microbatches] the microbatch at each place.
     equal: the step of microbatches that all cost the mean. given: as they come. ordered: in the order.
-    bound: what no order undercuts; None where cells are priced from inside.
+    bound: what no order undercuts, nor any order inside cells.
     """
 
     costs: Floats
@@ -36,7 +37,7 @@ class RowPrices:
     equal: float
     given: float
     ordered: float
-    bound: float | None
+    bound: float
 
 
 def price_rows(step: Step, source: Source, rows: Floats, tries: int = TRIES) -> RowPrices:
@@ -50,7 +51,10 @@ def price_rows(step: Step, source: Source, rows: Floats, tries: int = TRIES) -> 
     costs = microbatch_costs(rows, source, schedule.microbatches // segments, schedule.stages)
     parts, latency = _parts(step)
     order = order_microbatches(whole_costs(costs), MicrobatchPricer.rounded(parts, latency, segments), tries)
-    bound = None if step.costs.cell is not None else row_bound(parts, latency, costs, segments)
+    if step.inside is None:
+        bound = row_bound(parts, latency, costs, segments)
+    else:
+        bound = row_bound_inside(step.inside, costs, segments)
 
     def priced(costs: Floats) -> float:
         return _makespan(step, replace(step.costs, microbatches=_factors(repeat_segments(costs, segments))))

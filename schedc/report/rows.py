@@ -37,7 +37,7 @@ def to_text(facts: dict[str, Any]) -> Iterator[str]:
         f"rows: {facts['rows']} in {count} microbatches of {facts['smallest']:.3g} to {facts['largest']:.3g} times "
         "their mean cost"
     )
-    below = "" if facts["bound"] is None else f"; no order of them goes below {facts['bound']:g}"
+    below = f"; no order of them goes below {facts['bound']:g}"
     share = f" ({ordered / given:.3f} of that)" if given else ""
     yield f"  as they come {given:g}, ordered {ordered:g}{share}, all of mean cost {facts['equal']:g}{below}"
     for first in range(0, count, _WIDTH):

@@ -12,8 +12,8 @@ from schedc.step.row_order import repeat_segments
 from schedc.step.timeline import run_durations
 from schedc.step.unequal import CellParts
 
-_MOST = 1 << 23
-"""Places times cells of the steps that `_one_among` runs side by side."""
+MOST = 1 << 23
+"""Times of cells and places, in all steps that run side by side to try each place of a microbatch."""
 
 
 def row_bound(parts: CellParts, latency: float, costs: Floats, segments: int = 1) -> float:
@@ -53,15 +53,23 @@ def _one_among(parts: CellParts, latency: float, costs: Floats, segments: int) -
     0 where these are too many steps. Among so many microbatches no single one bounds the step.
     """
     count = costs.shape[1]
-    if count * len(parts.dependencies) > _MOST:
+    if count * len(parts.dependencies) > MOST:
         return 0.0
-    places = np.arange(count)
-    costs_at = np.tile(costs.min(axis=1)[:, None, None], (1, count, count))
-    costs_at[:, places, places] = costs[:, costs.sum(axis=0).argmax()][:, None]
-    times = parts.times(np.ascontiguousarray(repeat_segments(costs_at, segments).swapaxes(1, 2)))
+    times = parts.times(dearest_among_cheapest(costs, segments))
     every = np.arange(len(parts.dependencies))
     _, end = edges(parts.dependencies, every, times, np.full(count, latency))
     return float(end.max(axis=0).min())
+
+
+def dearest_among_cheapest(costs: Floats, segments: int) -> Floats:
+    """[1 or stages, microbatches * segments, places] factors: the dearest microbatch at each place, else cheapest ones.
+
+    costs: [1 or stages, microbatches].
+    """
+    places = np.arange(costs.shape[1])
+    costs_at = np.tile(costs.min(axis=1)[:, None, None], (1, places.size, places.size))
+    costs_at[:, places, places] = costs[:, costs.sum(axis=0).argmax()][:, None]
+    return np.ascontiguousarray(repeat_segments(costs_at, segments).swapaxes(1, 2))
 
 
 def _behind(parts: CellParts, cheapest: Floats, latency: float, last: Int64, makespan: float) -> Floats:

@@ -143,14 +143,24 @@ class CellPricing:
         return None if self.timed is None or exposed is None else WorksInside(self.timed, exposed)
 
     @cached_property
+    def least_costs(self) -> CellCosts:
+        """Times that the rank with the most rows takes at least, in all cells of microbatches of factor 1.
+
+        Where cells have different numbers of copies of experts, some may send none.
+        """
+        if self.ranks is None:
+            return self.costs
+        costs = self.costs.with_rows(self.ranks.least)
+        return costs if self.ranks.copies is None else costs.without_exchange("hot")
+
+    @cached_property
     def floor(self) -> float:
         """Makespan below which no order inside the cells brings the step.
 
         Every microbatch counts as the cheapest one.
         """
-        costs = self.costs if self.ranks is None else self.costs.with_rows(self.ranks.least)
         cheapest = 1.0 if self.ranks is None else self.ranks.cheapest
-        batch, p2p = CellCostBatch.of([costs]), np.array([self.p2p / cheapest if cheapest else 0.0])
+        batch, p2p = CellCostBatch.of([self.least_costs]), np.array([self.p2p / cheapest if cheapest else 0.0])
         return cheapest * float(floors(self.dependencies, self.kinds, self.kind, batch, p2p)[0])
 
     def _in_step(self, programs: Sequence[KindOfCell], closed: bool = False) -> GroupPricing:
