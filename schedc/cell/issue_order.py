@@ -205,10 +205,16 @@ def _started(
 
 
 def scope(shape: StageShape, node: int) -> str:
-    """The balance is exchanged among all replicas, the routing and flat rows in a group, one hop of two in its lane."""
+    """The balance is exchanged among all replicas, the routing and flat rows in a group, one hop of two in its lane.
+
+    Copies of experts inside nodes are exchanged in their lane.
+    """
     own = shape.nodes[node]
     if own.role == "balance":
         return "replicas"
+    if own.role == "hot":
+        routing = next(node.lane for node in shape.nodes if (node.layer, node.role) == (own.layer, "routing"))
+        return "expert" if own.lane is routing else "lane"
     return "lane" if own.role != "routing" and _two_hops(shape, own) else "expert"
 
 

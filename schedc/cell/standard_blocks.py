@@ -24,7 +24,7 @@ def stage_shape(
     shared: bool = True,
     nodes: int = 2,
     tail_weights: bool = False,
-    hot: bool = False,
+    hot: Lane | None = None,
     balance: bool = False,
     sizes: bool = False,
 ) -> StageShape:
@@ -33,7 +33,7 @@ def stage_shape(
     method: one of `METHODS`. A flat exchange takes the rail if there are several ``nodes``, else the node lane.
     shared: whether every MoE block has a shared expert.
     tail_weights: whether the segment behind the last exchange has weights (the head of the model).
-    hot: whether every MoE block lends hot experts.
+    hot: the lane on which every MoE block copies experts; None without copies.
     balance: whether every MoE block has an auxiliary loss over several replicas.
     sizes: whether the copy of the sizes to the host is a node of its own, between the plan of the rows and the rows.
     """
@@ -50,7 +50,7 @@ def stage_shape(
 class _BlockBuilder:
     """The nodes so far, and those whose outputs the next block takes."""
 
-    def __init__(self, method: str, shared: bool, flat: Lane, hot: bool, balance: bool, sizes: bool) -> None:
+    def __init__(self, method: str, shared: bool, flat: Lane, hot: Lane | None, balance: bool, sizes: bool) -> None:
         if method not in METHODS:
             raise CompilerBug("cells", f"no method {method}")
         self.nodes: list[Node] = []
@@ -90,7 +90,7 @@ class _BlockBuilder:
         if self.sizes:
             planned = self.node(layer + "plan", [attention, routing], differentiable=False)
             sized = [planned, self.node(f"{layer}sizes.{Lane.HOST}", [planned], Lane.HOST, differentiable=False)]
-        plan = self.node(layer + "permute", [attention, *sized], weights=self.hot)
+        plan = self.node(layer + "permute", [attention, *sized], weights=self.hot is not None)
         slots: list[int] = []
         rows = self.travel(layer, "dispatch", self.hops, plan, plan, slots)
         rows = self.node(layer + "experts", [plan, *slots, rows], weights=True)
@@ -110,6 +110,6 @@ class _BlockBuilder:
             if number:
                 source = self.node(relay, [plan, source])
             source = self.node(f"{layer}{label}.{lane}", [plan, source], lane)
-            if self.hot and slots == []:
-                slots.append(self.node(f"{layer}hot.{self.flat}", [plan], self.flat))
+            if self.hot is not None and slots == []:
+                slots.append(self.node(f"{layer}hot.{self.hot}", [plan], self.hot))
         return source

@@ -69,13 +69,15 @@ class CellTable:
         if len(blocks) != stages:
             raise CompilerBug("cells", f"blocks of {len(blocks)} stages for {stages}")
         rail = any(name.endswith("." + Lane.RAIL) for name, _ in self.costs.exchanges)
-        timed = {_role(name).partition(".")[0] for name, _ in self.costs.exchanges}
+        named = {_role(name) for name, _ in self.costs.exchanges}
+        hot = next((lane for lane in LINKS if f"hot.{lane}" in named), None)
+        timed = {name.partition(".")[0] for name in named}
         shapes: dict[tuple[str, ...], StageShape] = {}
         for row in blocks:
             if row not in shapes:
                 shapes[row] = stage_shape(
                     row, self.method, "shared" in self.roles, nodes=2 if rail else 1,
-                    hot="hot" in timed, balance="balance" in timed, sizes=self.costs.asks_host,
+                    hot=hot, balance="balance" in timed, sizes=self.costs.asks_host,
                 )  # fmt: skip
         return tuple(shapes[row] for row in blocks)
 

@@ -16,7 +16,7 @@ class Balance:
 
     by: how long a copy lasts: ``microbatch``, ``step``, or ``auto``. within: the most rows of a rank over the mean.
     slots: copies that a rank can hold; None: as many as it needs. over: the ranks among which rows move, ``node`` or
-    ``group``; empty for one node. in_place: the same pieces are computed at home, without copies.
+    ``group``; empty: ``node``. in_place: the same pieces are computed at home, without copies.
     """
 
     by: str = "microbatch"
@@ -30,16 +30,25 @@ class Balance:
         """Whether the compiler chooses, by a record."""
         return self.by == "auto"
 
+    def inside_nodes(self, nodes: int) -> bool:
+        """Whether rows move inside each of several ``nodes``."""
+        return nodes > 1 and self.over != "group"
+
+    def peers(self, nodes: int, per_node: int) -> int:
+        """Number of ranks among which rows move."""
+        return per_node if self.inside_nodes(nodes) else nodes * per_node
+
     def copies(self, own: int, ranks: int) -> int:
-        """The most copies on a rank with ``own`` experts: in place the overlaps of two partitions of its rows."""
+        """The most copies on a rank with ``own`` experts where rows move among ``ranks``.
+
+        In place they are the overlaps of two partitions of its rows.
+        """
         if self.by == "step":
             slots = min(own, STEP_SLOTS if self.slots is None else self.slots)
             return slots * (ranks - 1) if self.in_place else slots
         return own + ranks if self.in_place else own
 
-    def refusals(
-        self, *, nodes: int, own: int | None, method: str, beside: dict[str, bool]
-    ) -> Iterator[tuple[str, str]]:
+    def refusals(self, *, own: int | None, method: str, beside: dict[str, bool]) -> Iterator[tuple[str, str]]:
         """What cannot be, and the remedy. own: experts of a rank; None where nobody says it. method: of the exchange.
 
         beside: by what stands in the plan as well, whether it does.
@@ -59,9 +68,7 @@ class Balance:
             help = "write a number from 1 to the experts of a rank"
             yield f"{self.slots} slots for copies of a rank's {own} experts", help
         if self.over not in ("", "node", "group"):
-            yield f"rows that move over `{self.over}`", "write `over group`"
-        elif nodes > 1 and self.over != "group":
-            yield "`balance` inside each node is not built yet", "write `over group`"
+            yield f"rows that move over `{self.over}`", "write `over node` or `over group`"
         if method != "flat":
             yield f"`balance`, and `alltoall {method}`", "write `alltoall flat`"
         for what in (what for what, there in beside.items() if there):

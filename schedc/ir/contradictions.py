@@ -202,13 +202,12 @@ def _of_balance(plan: Plan, ranks: int | None) -> Iterator[Contradiction]:
     if plan.balance is None:
         return
     own = plan.experts.count // ranks if plan.experts and ranks else None
-    nodes = 1 if plan.topology is None else plan.topology.nodes
     beside = {
         "a `capacity`, under which all ranks have the same rows": plan.capacity is not None,
         "bounded sizes, which do not know the copies": plan.bound is not None,
         "`hot` experts with copies of their own": plan.hot is not None,
     }
-    refusals = plan.balance.refusals(nodes=nodes, own=own, method=str(plan.method), beside=beside)
+    refusals = plan.balance.refusals(own=own, method=str(plan.method), beside=beside)
     yield from (Contradiction("S158", message, "balance", help) for message, help in refusals)
 
 

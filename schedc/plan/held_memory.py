@@ -52,7 +52,7 @@ def hot_slots(plan: Plan, layout: Layout) -> HotSlots:
         return HotSlots(none, none, 0.0)
     own = plan.experts.count // plan.topology.ranks if plan.topology else 0
     if plan.balance is not None and plan.topology is not None:
-        most = plan.balance.copies(own, plan.topology.ranks)
+        most = plan.balance.copies(own, plan.balance.peers(plan.topology.nodes, plan.topology.per_node))
     else:
         most = own if plan.hot is None or plan.hot.most is None else plan.hot.most
     layer = moe_layer(plan, plan.experts)

@@ -29,8 +29,10 @@ from schedc.ir.balance import STEP_SLOTS
 from schedc_runtime.device.choice import HostCopy
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.counts import Choices, Counts
-from schedc_runtime.moe.forest import Forest, computed_rows, plan_forest
+from schedc_runtime.moe.forest import Forest, computed_rows, plan_among
 from schedc_runtime.ranks.exchange import Exchange, Pending
+from schedc_runtime.ranks.expert_group import ExpertGroup
+from schedc_runtime.transport.collective_calls import Communicator
 from schedc_runtime.transport.collectives import SoloCommunicator
 
 
@@ -39,13 +41,15 @@ class EvenRows:
     """How rows become even.
 
     within: most rows of a rank over the mean, by microbatch. in_place: copies stay at home. by_step: copies last for a
-    step. slots: the most copies on a rank, by step; None: `STEP_SLOTS`.
+    step. slots: the most copies on a rank, by step; None: `STEP_SLOTS`. over_node: rows and copies stay in the node of
+    their home; otherwise they move among all ranks of the group.
     """
 
     within: Fraction = Fraction("1.01")
     in_place: bool = False
     by_step: bool = False
     slots: int | None = None
+    over_node: bool = False
 
     def __post_init__(self) -> None:
         if self.within < 1:
@@ -62,13 +66,17 @@ class EvenRows:
         """The most copies on a rank with ``local`` experts of its own."""
         return min(local, STEP_SLOTS if self.slots is None else self.slots)
 
+    def peers(self, group: ExpertGroup) -> Communicator:
+        """The ranks among which rows move: neighbours in the group, in its order."""
+        return group.node if self.over_node else group.expert
+
 
 Pairs = Sequence[Sequence[Sequence[int]]]
-"""[homes, ranks] numbers of a home's experts, ascending, of which a rank holds copies."""
+"""[homes, ranks] numbers of a home's experts, ascending, of which a rank holds copies; of `EvenRows.peers` alone."""
 
 
 class CopiedExperts:
-    """The copies of experts that ranks hold, as ``rank`` sees them.
+    """The copies of experts that peers hold, as the peer ``rank`` sees them.
 
     told: returns `pairs`, when they are first asked for.
     """
@@ -77,9 +85,11 @@ class CopiedExperts:
         self.rank, self.in_place, self._told = rank, in_place, told
 
     @staticmethod
-    def of_forest(forest: Forest, rank: int, in_place: bool) -> CopiedExperts:
-        """The copies of one microbatch. The host waits for them where weights travel."""
-        copy = HostCopy(torch.cat([forest.parent.unsqueeze(1), forest.quota], 1))
+    def of_forest(forest: Forest, rank: int, in_place: bool, peers: int) -> CopiedExperts:
+        """The copies of one microbatch, among ``peers`` neighbours. The host waits for them where weights travel."""
+        first = rank - rank % peers
+        table = torch.cat([forest.parent.unsqueeze(1) - first, forest.quota], 1)
+        copy = HostCopy(table[first : first + peers])
 
         def told() -> Pairs:
             table = copy.join().tolist()
@@ -88,7 +98,7 @@ class CopiedExperts:
                 pairs[parent][taker] = [expert for expert, rows in enumerate(quota) if rows]
             return pairs
 
-        return CopiedExperts(rank, in_place, told)
+        return CopiedExperts(rank - first, in_place, told)
 
     @cached_property
     def pairs(self) -> Pairs:
@@ -102,13 +112,13 @@ class CopiedExperts:
 
     @property
     def splits(self) -> tuple[list[int], list[int]]:
-        """([ranks], [ranks]) number of experts that this rank sends to each rank, and gets from each."""
+        """([peers], [peers]) number of experts that this rank sends to each peer, and gets from each."""
         here = self.rank
         return [len(experts) for experts in self.pairs[here]], [len(takers[here]) for takers in self.pairs]
 
     @property
     def travels(self) -> bool:
-        """Whether a copy travels between any ranks of the group."""
+        """Whether a copy travels between any peers."""
         return not self.in_place and any(experts for takers in self.pairs for experts in takers)
 
 
@@ -124,11 +134,11 @@ class RowPlaces(NamedTuple):
     numbers: Tensor
 
     @staticmethod
-    def of_forest(forest: Forest, in_place: bool) -> RowPlaces:
+    def of_forest(forest: Forest, in_place: bool, peers: int) -> RowPlaces:
         """The places of a microbatch. In place a home has the copies of all its experts: one for each overlap of its
-        children and its experts on a line."""
-        ranks, local = forest.quota.shape
-        wide = 2 * local + (ranks if in_place else 0)
+        children, which are among its ``peers``, and its experts on a line."""
+        local = forest.quota.shape[1]
+        wide = 2 * local + (peers if in_place else 0)
         return RowPlaces(wide, local, _numbers(forest.parent, forest.quota > 0, wide, in_place))
 
     @property
@@ -186,20 +196,20 @@ def _numbers(parent: Tensor, copied: Tensor, wide: int, in_place: bool) -> Tenso
 
 
 class Evener:
-    """Makes the rows of one layer even."""
+    """Makes the rows of one layer even among ``peers`` neighbouring ranks."""
 
-    def __init__(self, policy: EvenRows) -> None:
-        self.policy = policy
+    def __init__(self, policy: EvenRows, peers: int) -> None:
+        self.policy, self.peers = policy, peers
 
     def plan(self, choices: Choices, counts: Counts) -> tuple[Choices, Counts, CopiedExperts]:
         """This rank's choices, all counts by places, and the copies. Choices lie in the order of homes, by which
         tokens' sums are formed."""
         shape, rows = counts.shape, counts.rows.long()
         of_homes = rows.sum(0).view(shape.ranks, shape.local)
-        forest = plan_forest(of_homes, self.policy.within)
-        places = RowPlaces.of_forest(forest, self.policy.in_place)
+        forest = plan_among(of_homes, self.policy.within, self.peers)
+        places = RowPlaces.of_forest(forest, self.policy.in_place, self.peers)
         placed = placed_rows(choices, counts, places, computed_rows(of_homes, forest))
-        return *placed, CopiedExperts.of_forest(forest, shape.rank, self.policy.in_place)
+        return *placed, CopiedExperts.of_forest(forest, shape.rank, self.policy.in_place, self.peers)
 
 
 def placed_rows(choices: Choices, counts: Counts, places: RowPlaces, computed: Tensor) -> tuple[Choices, Counts]:
@@ -228,9 +238,13 @@ class CopyExchange(Exchange):
 
     label, differentiable = "hot", True
 
-    def __init__(self) -> None:
+    def __init__(self, policy: EvenRows) -> None:
         super().__init__()
-        self.nobody = SoloCommunicator("hot")
+        self.policy, self.nobody = policy, SoloCommunicator("hot")
+
+    @property
+    def lane(self) -> str:
+        return "node" if self.policy.over_node else super().lane
 
     def start(self, route: CopyingRoute, *payload: Tensor) -> Pending:
         return self._start(route, payload, self.label)
@@ -248,5 +262,5 @@ class CopyExchange(Exchange):
             each = [len(tensors[0])]
             return Pending(self.nobody, self.nobody.all_to_all(tensors, each, each, label))
         send, receive = copies.splits[::-1] if reverse else copies.splits
-        group = self.group.expert
-        return Pending(group, group.all_to_all(tensors, send, receive, label))
+        peers = self.policy.peers(self.group)
+        return Pending(peers, peers.all_to_all(tensors, send, receive, label))

@@ -21,9 +21,10 @@ from schedc_runtime.moe.even_rows import CopiedExperts, EvenRows, RowPlaces, pla
 from schedc_runtime.moe.experts import Experts
 from schedc_runtime.moe.forest import computed_rows
 from schedc_runtime.moe.step_lender import StepLender
-from schedc_runtime.moe.step_plan import Held, StepQuotas, plan_step
+from schedc_runtime.moe.step_plan import Held, StepQuotas, plan_step_among
 from schedc_runtime.ranks.exchange import Pending
 from schedc_runtime.ranks.expert_group import ExpertGroup
+from schedc_runtime.transport.collective_calls import Communicator
 from schedc_runtime.transport.collectives import SoloCommunicator
 
 
@@ -33,13 +34,19 @@ class EvenLender(StepLender):
     def __init__(self, policy: EvenRows, experts: Experts, group: ExpertGroup) -> None:
         super().__init__(experts, group)
         self.policy, self.local = policy, len(experts.down)
-        self.copies = CopiedExperts(group.rank, policy.in_place, lambda: ())
+        self.copies = CopiedExperts(self.peers.rank, policy.in_place, lambda: ())
         self._numbered: Held = ()
         self._nobody = SoloCommunicator("hot")
 
+    @property
+    def peers(self) -> Communicator:
+        """The ranks among which experts are lent."""
+        return self.policy.peers(self.group)
+
     def planned(self, rows: Tensor, microbatches: int) -> Held:  # [numbers] as of `counted`
         told, experts = rows.tolist(), self.experts.total
-        return plan_step(told[:experts], told[experts:], microbatches, self.policy.slots_of(self.local))
+        slots = self.policy.slots_of(self.local)
+        return plan_step_among(told[:experts], told[experts:], microbatches, slots, self.peers.size)
 
     def refusal(self, held: Held) -> str:
         ranks, slots = self.group.size, self.policy.slots_of(self.local)
@@ -51,6 +58,8 @@ class EvenLender(StepLender):
                 return f"copies {list(experts)} of rank {rank}, which has {slots} slots"
             if len(homes) > 1 or rank in homes or not homes <= set(range(ranks)):
                 return f"copies {list(experts)} of rank {rank}, of {self.experts.total} experts, {self.local} on a rank"
+            if any(home // self.peers.size != rank // self.peers.size for home in homes):
+                return f"copies {list(experts)} of rank {rank}, whose home is in another node"
         return "ranks that borrow in a circle" if _circle(parents) else ""
 
     def fitted(self, held: Sequence[Any]) -> Held | None:
@@ -71,8 +80,12 @@ class EvenLender(StepLender):
         pairs = [
             [[e - home * local for e in experts if e // local == home] for experts in held] for home in range(ranks)
         ]
-        self.copies = CopiedExperts(self.group.rank, self.policy.in_place, lambda: pairs)
-        self.quotas = StepQuotas.of(held, local, where)
+        first = self.group.rank - self.peers.rank
+        near = slice(first, first + self.peers.size)
+        self.copies = CopiedExperts(
+            self.peers.rank, self.policy.in_place, lambda: [takers[near] for takers in pairs[near]]
+        )
+        self.quotas = StepQuotas.of(held, local, where, self.peers.size)
         most = [sum(map(len, takers)) for takers in pairs] if self.policy.in_place else map(len, held)
         wide = local + max(most)
         numbers = [home * wide + expert for _ in range(ranks) for home in range(ranks) for expert in range(local)]
@@ -120,8 +133,7 @@ class EvenLender(StepLender):
         if self.policy.in_place:
             each = [len(tensors[0])]
             return Pending(self._nobody, self._nobody.all_to_all(tensors, each, each, label))
-        members = self.group.expert
-        return Pending(members, members.all_to_all(tensors, send, receive, label))
+        return Pending(self.peers, self.peers.all_to_all(tensors, send, receive, label))
 
     def send_back(self, gradients: Sequence[Tensor]) -> list[Pending]:
         send, receive = self.copies.splits

@@ -62,15 +62,26 @@ class _TorchOperations:
 _TORCH = _TorchOperations()
 
 
-def limits(load: Tensor, within: Fraction) -> Tensor:
-    """[..., R] `forest.most_rows` of the rows ``load`` [..., R] int64 by home."""
-    most: Tensor = forest.most_rows(_TORCH, load, within)
-    return most
+def limits(load: Tensor, within: Fraction, peers: int | None = None) -> Tensor:
+    """[..., R] `forest.most_rows` of the rows ``load`` [..., R] int64 by home.
+
+    peers: number of neighbours among which rows move; None: all ranks.
+    """
+    inside = load if peers is None else load.view(*load.shape[:-1], -1, peers)
+    most: Tensor = forest.most_rows(_TORCH, inside, within)
+    return most.reshape(load.shape)
 
 
 def plan_forest(rows: Tensor, within: Fraction) -> Forest:
     """`forest.closed_form` of ``rows`` [..., R, m] int64 by home and expert of the home."""
     return forest.closed_form(_TORCH, rows, within)
+
+
+def plan_among(rows: Tensor, within: Fraction, peers: int) -> Forest:
+    """The plan of all ranks where rows move among ``peers`` neighbours. rows: [R, m] as of `plan_forest`."""
+    plan = plan_forest(rows.view(-1, peers, rows.shape[1]), within)
+    first = torch.arange(0, len(rows), peers, device=rows.device).unsqueeze(1)
+    return Forest((plan.parent + first).flatten(), plan.taken.flatten(), plan.quota.flatten(0, 1))
 
 
 def computed_rows(rows: Tensor, plan: Forest) -> Tensor:

@@ -155,7 +155,7 @@ class MoELayer(RoutingLayer):
         host asks nothing; every choice is kept, and `Pipeline.step` runs a step again that had more rows. tokens: the
         most of a rank, needed with a capacity or bound where ranks have different numbers. host_lane: make the copy of
         sizes to the host an exchange of its own, which cells start and wait for. A capacity or bound needs no copy.
-        even: make the rows of ranks even, over ``flat`` exchanges of exact sizes.
+        even: make the rows of ranks even, over ``flat`` exchanges of exact sizes; inside each node where it says so.
         fp8_rows: let rows travel to the experts in fp8 with a scale each, which does change bits. slices: stages run
         microbatches in slices: where the auxiliary loss is exchanged, slices meet, on one rank alone as well. carry:
         makes what carries rows, from the layer, its group and what is asked of it; by default torch's transport does.
@@ -252,7 +252,7 @@ class MoELayer(RoutingLayer):
         planner = self.planner
         planner.chooser = self._chooser(group, policy)
         if even is not None and not even.by_step:
-            planner.evener, self.hot = Evener(even), CopyExchange()
+            planner.evener, self.hot = Evener(even, even.peers(group).size), CopyExchange(even)
         else:
             self.hot = None if planner.chooser is None else HotExchange()
         self.counter.whole = planner.chooser is not None

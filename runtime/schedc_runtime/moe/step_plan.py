@@ -61,6 +61,17 @@ def plan_step(rows: Sequence[int], squares: Sequence[int], microbatches: int, sl
     return _scarce_first(held)
 
 
+def plan_step_among(rows: Sequence[int], squares: Sequence[int], microbatches: int, slots: int, peers: int) -> Held:
+    """What ranks borrow among ``peers`` neighbours, from arguments of `plan_step` for all ranks."""
+    held: list[tuple[int, ...]] = []
+    width = len(rows) // len(squares) * peers
+    for number, rank in enumerate(range(0, len(squares), peers)):
+        first = number * width
+        part = plan_step(rows[first : first + width], squares[rank : rank + peers], microbatches, slots)
+        held += [tuple(first + expert for expert in experts) for experts in part]
+    return tuple(held)
+
+
 def _noise(load: Sequence[float], squares: Sequence[int], microbatches: int) -> float:
     """The deviation of a rank's rows by microbatch, of all ranks together; for one microbatch that of single rows."""
     if microbatches == 1:
@@ -144,16 +155,18 @@ class StepQuotas:
     """Divides the rows of microbatches among homes and copies.
 
     parent: [R] as of a `Forest`. below: [R, R] 1 where a rank is another, or below it; 0 for roots.
-    borrowed: [R, slots] experts by slot; E for an empty one.
+    borrowed: [R, slots] experts by slot; E for an empty one. peers: the neighbours among which rows move.
     """
 
     parent: Tensor
     below: Tensor
     borrowed: Tensor
+    peers: int
 
     @staticmethod
-    def of(held: Held, local: int, where: torch.device) -> StepQuotas:
-        """The quotas for the copies ``held``. One copy brings them to the device. local: experts of a rank."""
+    def of(held: Held, local: int, where: torch.device, peers: int | None = None) -> StepQuotas:
+        """The quotas for the copies ``held``. One copy brings them to the device. local: experts of a rank. peers:
+        None for all ranks."""
         ranks, slots = len(held), max(map(len, held))
         parent = [experts[0] // local if experts else rank for rank, experts in enumerate(held)]
         below = [[0] * ranks for _ in held]
@@ -165,7 +178,7 @@ class StepQuotas:
         borrowed = [[*experts, *[ranks * local] * (slots - len(experts))] for experts in held]
         numbers = brought([*parent, *(n for row in (*below, *borrowed) for n in row)], where)
         first, second, third = torch.split(numbers, [ranks, ranks * ranks, ranks * slots])
-        return StepQuotas(first, second.view(ranks, ranks), third.view(ranks, slots))
+        return StepQuotas(first, second.view(ranks, ranks), third.view(ranks, slots), peers or ranks)
 
     def divide(self, rows: Tensor) -> Forest:
         """The plan of a microbatch with ``rows`` [R, m] int64 by home and expert.
@@ -174,7 +187,7 @@ class StepQuotas:
         """
         ranks, local = rows.shape
         load = rows.sum(1)
-        lack = (self.below * (limits(load, Fraction(1)) - load)).sum(1).clamp_(min=0)
+        lack = (self.below * (limits(load, Fraction(1), self.peers) - load)).sum(1).clamp_(min=0)
         left = functional.pad(rows.flatten(), (0, 1))
         quota = rows.new_zeros(ranks, len(left))
         for experts in self.borrowed.unbind(1):

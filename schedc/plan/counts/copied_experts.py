@@ -66,8 +66,8 @@ def rows_with_copies(plan: Plan, costs: CellCosts, rows: CellRows) -> RowsWithCo
     by_expert = _by_home(rows)
     if by_expert is None:
         given = np.rint(rows.factors * _WHOLE).astype(np.int64)[..., None]
-        return RowsWithCopies(_evened(given, within).factors)
-    return _evened(by_expert, within)
+        return RowsWithCopies(_evened(given, within, _nodes(plan)).factors)
+    return _evened(by_expert, within, _nodes(plan))
 
 
 def _beside_hot(plan: Plan, hot: Hot, costs: CellCosts, rows: CellRows) -> RowsWithCopies:
@@ -104,14 +104,26 @@ def _by_home(rows: CellRows) -> Int64 | None:
     return np.asarray(last.reshape(*last.shape[:2], rows.recorded.shape[2], -1))
 
 
-def _evened(rows: Int64, within: Fraction) -> RowsWithCopies:
-    """The rows and copies of the closed form. rows: [layers, microbatches, ranks, experts of a rank] by home."""
-    forest = forest_of(rows, within)
-    copies = (forest.quota > 0).sum(-1)
-    load = rows.sum(-1) + forest.taken - NUMPY.add(np.zeros_like(forest.taken), forest.parent, forest.taken)
+def _nodes(plan: Plan) -> int:
+    """The nodes inside of which rows move; 1 where they move among all ranks of the group."""
+    nodes = plan.topology.nodes if plan.topology else 1
+    return nodes if plan.balance is not None and plan.balance.inside_nodes(nodes) else 1
+
+
+def _evened(rows: Int64, within: Fraction, nodes: int) -> RowsWithCopies:
+    """The rows and copies of the closed form inside each of the ``nodes``.
+
+    rows: [layers, microbatches, ranks, experts of a rank] by home.
+    """
+    layers, microbatches, ranks, own = rows.shape
+    inside = rows.reshape(layers, microbatches, nodes, ranks // nodes, own)
+    forest = forest_of(inside, within)
+    held = (forest.quota > 0).sum(-1)
+    given, sent = (NUMPY.add(np.zeros_like(each), forest.parent, each) for each in (forest.taken, held))
+    load = inside.sum(-1) + forest.taken - given
+    load, sent, held = (each.reshape(rows.shape[:3]) for each in (load, sent, held))
     mean = load.mean()
-    factors = load / mean if mean else np.ones(load.shape)
-    return RowsWithCopies(factors, NUMPY.add(np.zeros_like(copies), forest.parent, copies), copies)
+    return RowsWithCopies(load / mean if mean else np.ones(load.shape), sent, held)
 
 
 # ---- times and bytes of copies
@@ -143,7 +155,9 @@ def copy_bytes(plan: Plan) -> tuple[int, int]:
 
 def lane_of(plan: Plan) -> Lane:
     """The lane on which copies travel."""
-    return Lane.RAIL if plan.topology and plan.topology.nodes > 1 else Lane.NODE
+    nodes = plan.topology.nodes if plan.topology else 1
+    inside = plan.balance is not None and plan.balance.inside_nodes(nodes)
+    return Lane.RAIL if nodes > 1 and not inside else Lane.NODE
 
 
 def copied_rows(plan: Plan, costs: CellCosts, rows: CellRows) -> tuple[RowsWithCopies, SegmentTimes | None]:

@@ -68,7 +68,9 @@ def worst_case_rows(plan: Plan) -> RowsPerToken | None:
         return RowsPerToken(computed / plan.tokens, arrived / plan.tokens)
     computed = ranks * min(top, own)
     if plan.balance is not None and plan.balance.by == "microbatch" and not plan.balance.in_place:
-        return RowsPerToken(*[min(ranks * min(top, own), top * plan.balance.within)] * 2)
+        groups = ranks // plan.balance.peers(plan.topology.nodes, plan.topology.per_node)
+        most = groups * min(top, plan.experts.count // groups)  # all tokens choose experts of one node
+        return RowsPerToken(*[min(computed, most * plan.balance.within)] * 2)
     if plan.hot is not None:
         computed = min(ranks * top, (ranks - 1) * min(top, own) + top)
     return RowsPerToken(computed, computed if flat else min(ranks, computed))

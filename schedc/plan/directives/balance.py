@@ -72,8 +72,8 @@ def _facts(plan: Plan, _layout: Layout) -> dict[str, Any]:
         return {"balance": None}
     copies = None
     if plan.experts and plan.topology:
-        ranks = plan.topology.ranks
-        copies = balance.copies(plan.experts.count // ranks, ranks)
+        topology = plan.topology
+        copies = balance.copies(plan.experts.count // topology.ranks, balance.peers(topology.nodes, topology.per_node))
     size = moe_layer(plan, plan.experts).slot_bytes if plan.experts and plan.has_expert_sizes else None
     facts = {
         "by": balance.by,

@@ -10,6 +10,7 @@ import numpy as np
 
 from schedc.cell import PlanOrder, cell_program, stage_shape
 from schedc.cell.costs import CellCosts
+from schedc.cell.graph import Lane
 from schedc.cell.written_order import ALIASES
 from schedc.diagnostics import Diagnostic, DiagnosticError, did_you_mean
 from schedc.ir.ops import OpKind
@@ -103,7 +104,7 @@ def _turned(directives: Directives, cell: CellPlan) -> CellPlan:
     (S323) at the line of an order that cannot run from any step.
     """
     shared = bool(directives.plan.experts and directives.plan.experts.shared)
-    shape = stage_shape(["moe"], shared=shared, hot=directives.plan.copies_by_microbatch)
+    shape = stage_shape(["moe"], shared=shared, hot=Lane.RAIL if directives.plan.copies_by_microbatch else None)
     source, span = directives.tree.source, directives.span(f"cell {cell.kind}")
     turns = product(range(max(len(cell.compute), 1)), range(max(len(cell.communication), 1)))
     refused: DiagnosticError | None = None

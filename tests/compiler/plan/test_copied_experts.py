@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from schedc.cell.issue_order import scope
 from schedc.cell.recorded_rows import write_recording
 from schedc.cli import main
 from schedc.compiler import Analysis, analyse
@@ -50,9 +51,11 @@ def routed(seed: int = 0, skew: float = 1.0) -> Int64:
     return np.array(drawn)[None]
 
 
-def analysed(folder: Path, rows: Int64 | None, line: str = "", schedule: str = "zbh1", cells: str = CELLS) -> Analysis:
+def analysed(
+    folder: Path, rows: Int64 | None, line: str = "", schedule: str = "zbh1", cells: str = CELLS, lines: str = LINES
+) -> Analysis:
     (folder / "a.sched").write_text(
-        f"sched 1\n\nplan a = {schedule}(P = 2, M = {MICROBATCHES}) {{\n{LINES}{line}\n}}\n"
+        f"sched 1\n\nplan a = {schedule}(P = 2, M = {MICROBATCHES}) {{\n{lines}{line}\n}}\n"
     )
     if rows is not None:
         write_recording(folder / "r.npz", rows)
@@ -81,6 +84,24 @@ def test_facts_are_those_of_the_closed_form(tmp_path: Path) -> None:
     assert facts["held"] == held.mean() > 0
     assert facts["sent"] == sent.max(axis=2).mean()
     assert facts["bytes"] == facts["sent"] * 2 * 3 * 16 * 32 * 2
+    assert facts["unpriced"] is None
+
+
+def test_rows_move_inside_nodes(tmp_path: Path) -> None:
+    """Each node plans for itself, and copies take the links of the node beside rows that cross nodes."""
+    rows = routed()
+    homes = rows[-1].sum(axis=2).reshape(LAYERS, MICROBATCHES, 2, 2, -1)
+    most = np.ceil(homes.sum((3, 4)) / 2).max(axis=2) / 128
+    lines = LINES.replace("1 x 4 node 400 GB/s", "2 x 2 node 400 GB/s rail 50 GB/s")
+    cells = CELLS.replace("node =", "rail =") + "hot = {node = 3}\n"
+    step = analysed(tmp_path, rows, "  balance by microbatch within 1", cells=cells, lines=lines)
+    assert step.costs.cell is not None
+    assert step.costs.cell.rows is not None
+    facts = copies_facts(step.plan, step.costs.cell.costs, step.costs.cell.rows)
+    assert facts["after"] == {"mean": pytest.approx(most.mean()), "worst": pytest.approx(most.max())}
+    (shape, *_) = step.costs.cell.shapes(2)
+    hot = shape.names.index("0.hot.node")
+    assert (shape.queues[hot], scope(shape, hot)) == ("node", "lane")
     assert facts["unpriced"] is None
 
 

@@ -27,15 +27,22 @@ STEPS = 2
 
 
 class Case(NamedTuple):
-    """A schedule at its sizes on four ranks, with weights in the type of that name, and further lines of the plan."""
+    """A schedule at its sizes on its ranks, with weights in the type of that name, and further lines of the plan.
+
+    nodes: of the ranks that share experts. ranks: of all stages. method: of the exchange.
+    """
 
     schedule: str
     sizes: dict[str, int]
     dtype: str
     beside: str = ""
+    nodes: int = 1
+    ranks: int = 4
+    method: str = "flat"
 
     def lines(self, way: str) -> str:
-        shared = f"  experts 16 top 3\n  topology nodes 1 x {4 // self.sizes['P']}\n  products tiles\n  overlap auto\n"
+        topology = f"  topology nodes {self.nodes} x {self.ranks // self.sizes['P'] // self.nodes}\n"
+        shared = f"  experts 16 top 3\n{topology}  alltoall {self.method}\n  products tiles\n  overlap auto\n"
         return f"{shared}{self.beside}{WAYS[way]}\n"
 
 

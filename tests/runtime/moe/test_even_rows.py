@@ -7,11 +7,13 @@ from fractions import Fraction
 import pytest
 import torch
 
-from runtime.moe.even_cases import Case, Results, run
+from runtime.moe.even_cases import IN_PLACE, Case, Results, run
 from runtime.moe.hot_cases import gradients, layers_of, pipeline, skewed, step
 from schedc_runtime import Pipeline
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.even_rows import EvenRows
+from schedc_runtime.moe.even_slots import EvenLender
+from schedc_runtime.moe.experts import Experts
 from schedc_runtime.moe.layer import moe_layers
 from schedc_runtime.moe.shards import shard_experts
 from schedc_runtime.ranks.expert_group import in_process_expert_groups
@@ -51,6 +53,31 @@ def test_bits(case: Case) -> None:
             torch.testing.assert_close(grad, plain.gradients[name], rtol=1e-12, atol=1e-12)
 
 
+NODES = Case("zbh1", {"P": 1, "M": 2}, "float64", nodes=2, ranks=8)
+
+
+def fullest(results: Results, peers: int) -> float:
+    """The most rows of a rank over the mean of its node, in the mean over layers and microbatches."""
+    parts = [row[first : first + peers] for row in results.rows for first in range(0, len(row), peers)]
+    return sum(max(part) * peers / sum(part) for part in parts) / len(parts)
+
+
+@pytest.mark.parametrize("way", ["even", "step"])
+def test_rows_stay_in_their_node(way: str) -> None:
+    """All ranks of a node have as many rows, and nodes have what they had. Bits are those of copies over all ranks."""
+    plain, in_place, even = (run(NODES, each) for each in ("plain", IN_PLACE[way], way))
+    for before, after in zip(plain.rows, even.rows, strict=True):
+        assert [sum(after[first : first + 4]) for first in (0, 4)] == [
+            sum(before[first : first + 4]) for first in (0, 4)
+        ]
+        if way == "even":
+            assert all(max(part) - min(part) <= 1 for part in (after[:4], after[4:]))
+    assert fullest(even, 4) - 1 < 0.4 * (fullest(plain, 4) - 1)
+    assert differing(even, in_place) == []
+    assert [name for name in differing(even, plain) if not name.endswith(EXPERT)] == []
+    assert differing(even, plain) != []
+
+
 FULL = "  recompute full\n"
 PROCESSES = [
     (Case("1f1b", {"P": 1, "M": 2}, "float64"), "even"),
@@ -60,6 +87,8 @@ PROCESSES = [
     (Case("1f1b", {"P": 2, "M": 2}, "bfloat16", FULL), "step"),
     (Case("zbh1", {"P": 1, "M": 2}, "bfloat16"), "step"),
     (Case("dualpipev", {"P": 2, "M": 4}, "float64"), "step"),
+    (Case("zbh1", {"P": 1, "M": 2}, "float32", nodes=2), "even"),
+    (Case("1f1b", {"P": 1, "M": 2}, "bfloat16", nodes=2), "step"),
 ]
 
 
@@ -135,6 +164,10 @@ def test_refused() -> None:
     with pytest.raises(RuntimeFault, match="0 slots"):
         EvenRows(by_step=True, slots=0)
     group = in_process_expert_groups(4, 4)[0]
+    lender = EvenLender(EvenRows(by_step=True, over_node=True), Experts(8, 2, 2), in_process_expert_groups(4, 2)[0])
+    lender.local = 2
+    assert not lender.refusal(((), (0,), (6,), ()))
+    assert "another node" in lender.refusal(((), (4,), (), ()))
     with pytest.raises(RuntimeFault, match="balance by microbatch, and alltoall hierarchical"):
         shard_experts(small_moe(), in_process_expert_groups(4, 2)[0], "hierarchical", even=EvenRows())
     with pytest.raises(RuntimeFault, match="balance by step, and bounded sizes"):

@@ -63,7 +63,7 @@ def test_rows_go_to_ranks_ascending(ranks: int, local: int, top: int, in_place: 
         for rank, part in enumerate(choices)
     ]
     table = torch.stack([told for _, told in counted])
-    evener = Evener(EvenRows(Fraction(1), in_place))
+    evener = Evener(EvenRows(Fraction(1), in_place), ranks)
     rows = Counts(table, Shape(ranks * local, 1, ranks)).rows.sum(0).long().view(ranks, local)
     forest = plan_forest(rows, Fraction(1))
     assert int(forest.taken.sum()) > 0

@@ -140,7 +140,8 @@ def _even(plan: Plan) -> EvenRows | None:
     balance = plan.balance
     if balance is None:
         return None
-    return EvenRows(Fraction(repr(balance.within)), balance.in_place, balance.by == "step", balance.slots)
+    inside = balance.inside_nodes(plan.topology.nodes if plan.topology else 1)
+    return EvenRows(Fraction(repr(balance.within)), balance.in_place, balance.by == "step", balance.slots, inside)
 
 
 def recompute_stages(stages: Iterable[Mapping[int, Stage]], plan: Plan, program: Program) -> None:
