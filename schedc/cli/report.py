@@ -37,6 +37,8 @@ def report_command(schedule: Given, sizes: dict[str, int], costs: Costs, as_late
     from schedc.report.formulas import to_json, to_text
     from schedc.report.plan import to_text as plan_text
 
+    if costs.microbatches and (as_latex or costs.cell is None):
+        raise click.UsageError("the costs give `microbatches`, and formulas speak of microbatches of equal cost")
     tree = open_family(schedule)
     note_plan(schedule)
     if unknown := unknown_sizes(tree, sizes):
@@ -59,7 +61,8 @@ def report_command(schedule: Given, sizes: dict[str, int], costs: Costs, as_late
         from schedc.report.cells import to_text as cells_text
 
         size = equations(cells["cells"]["sizes"])
-        click.echo("\n".join([f"at {size}:", *cells_text(cells["cells"])]))
+        given = ", with the factors of microbatches that the costs give" if costs.microbatches else ""
+        click.echo("\n".join([f"at {size}{given}:", *cells_text(cells["cells"])]))
 
 
 def _cells(name: Given, sizes: dict[str, int], costs: Costs) -> dict[str, Any]:

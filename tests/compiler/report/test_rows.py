@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import click
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -21,6 +23,8 @@ from schedc.source import Source
 from schedc.step.costs.costs import Costs, dump_costs, parse_costs
 from schedc.step.costs.row_costs import microbatch_costs, read_row_costs
 from schedc.step.timeline import simulate
+
+SCHEDULES = Path(__file__).parents[3] / "schedules"
 
 OFFLOADS = """plan p = 1f1b(P = 4, M = 8) {
   layers 4
@@ -111,8 +115,95 @@ def test_a_verdict_names_costs_outside_of_its_domain() -> None:
     assert "proved for all costs at this size (not the given ones: it speaks of microbatches of equal" in result.stdout
 
 
-def test_commands_that_know_no_factors_refuse_them() -> None:
-    option = ("--cost", "microbatches=1,2")
-    for command in (["check", "1f1b", "--sweep", "P<=2, M<=2", *option], ["diagnose", "pyproject.toml", *option]):
-        result = CliRunner().invoke(main, command)
-        assert (result.exit_code, "microbatches" in result.stderr) == (2, True)
+SEGMENTED = ("seq1f1b", "-D", "P=2", "-D", "M=4", "-D", "k=2")
+FACTORS = ("--cost", "microbatches=1,2,1,3,1,2,1,3")
+"""Those of the two segments of four microbatches."""
+POLICY = """sched 1
+
+schedule chosen(P: ranks = 2, M: microbatches = 4, k: segments = 2) {
+  place linear
+  rank r {
+    policy prefer B > F  cap F - B <= P+k { repeat M*k { F }  repeat M*k { B } }
+  }
+}
+"""
+
+
+def span_of_trace(text: str) -> float:
+    return max(event["ts"] + event["dur"] for event in json.loads(text)["traceEvents"] if event["ph"] == "X") / 1000
+
+
+def drawn(text: str) -> float:
+    return float(text.partition("makespan ")[2].split(maxsplit=1)[0].rstrip(","))
+
+
+Telling = tuple[tuple[str, ...], Callable[[str], float] | None]
+TELLING: dict[str, Telling] = {
+    "check": ((*SEGMENTED, "--json"), lambda text: json.loads(text)["makespan"]),
+    "compile": ((*SEGMENTED, "--json"), lambda text: json.loads(text)["makespan"]),
+    "diff": ((SEGMENTED[0], *SEGMENTED, "--json"), lambda text: json.loads(text)["figures"]["makespan"][1]),
+    "export": ((*SEGMENTED, "--to", "trace"), span_of_trace),
+    "freeze": (("policy.sched", *SEGMENTED[1:]), None),
+    "run": ((*SEGMENTED, "--in-process"), None),
+    "show": (SEGMENTED, drawn),
+    "tune": ((*SEGMENTED, "--effort", "0.1", "--json"), lambda text: json.loads(text)["seed"]["makespan"]),
+    "watch": (("seq1f1b.sched", *SEGMENTED[1:]), drawn),
+}
+"""By command that goes by costs of ops: arguments, and the step in what it prints; None where it prints no step."""
+REFUSING = {
+    "report": SEGMENTED,
+    "layout": ("--layers", "4", "--stages", "2"),
+    "diagnose": ("seq1f1b.sched",),
+}
+"""The commands with costs that speak of microbatches of equal cost alone."""
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Schedules in the folder of the test; `schedc watch` looks once."""
+    (tmp_path / "policy.sched").write_text(POLICY)
+    (tmp_path / "seq1f1b.sched").write_text((SCHEDULES / "seq1f1b.sched").read_text())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("schedc.cli.watch._changes", lambda path: iter([None]))
+
+
+def test_each_command_with_costs_is_in_a_table() -> None:
+    context = click.Context(main)
+    commands = {name: main.get_command(context, name) for name in main.list_commands(context)}
+    named = {name for name, each in commands.items() if each and any("--cost" in of.opts for of in each.params)}
+    assert named == TELLING.keys() | REFUSING.keys()
+
+
+@pytest.mark.usefixtures("files")
+@pytest.mark.parametrize("name", TELLING)
+def test_commands_go_by_factors_of_segments(name: str) -> None:
+    arguments, step = TELLING[name]
+    command = [name, *arguments]
+    if step is not None:
+        schedule = known("seq1f1b", P=2, M=4, k=2).schedule
+        factors = tuple(map(float, FACTORS[1].partition("=")[2].split(",")))
+        printed = CliRunner().invoke(main, [*command, *FACTORS])
+        assert printed.exit_code == 0, printed.output
+        assert step(printed.stdout) == simulate(schedule, Costs(microbatches=factors)).makespan == 63
+    elif name == "freeze":
+        orders = []
+        for costs in ((), FACTORS):
+            assert CliRunner().invoke(main, [*command, *costs]).exit_code == 0
+            orders.append(Path("chosen.P2-M4-k2.order").read_text())
+        assert orders[0] != orders[1]
+    result = CliRunner().invoke(main, [*command, "--cost", "microbatches=1,2,1,3"])
+    assert "factors of 4 microbatches" in result.output
+    assert result.exit_code == (0 if name == "watch" else 1)  # which goes on until the file is right
+
+
+@pytest.mark.usefixtures("files")
+@pytest.mark.parametrize("name", REFUSING)
+def test_other_commands_refuse_them(name: str) -> None:
+    result = CliRunner().invoke(main, [name, *REFUSING[name], *FACTORS])
+    assert "`microbatches`" in result.output
+    assert result.exit_code in (1, 2)
+
+
+def test_ranges_of_sizes_refuse_them() -> None:
+    result = CliRunner().invoke(main, ["check", "1f1b", "--sweep", "P<=2, M<=2", "--cost", "microbatches=1,2"])
+    assert (result.exit_code, "microbatches" in result.stderr) == (2, True)
