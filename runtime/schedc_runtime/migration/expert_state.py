@@ -84,7 +84,7 @@ def _sort(what: str, value: Any, parameter: Tensor, tensors: dict[str, Tensor], 
 def _check_rows(what: str, tensor: Any, parameter: Tensor) -> None:
     """Raise `RuntimeFault` unless ``tensor`` has a row for each expert of ``parameter`` [local, ...]."""
     if isinstance(tensor, DTensor) or isinstance(parameter, DTensor):
-        raise RuntimeFault(f"`{what}` is a DTensor, whose shards are no whole experts here", "keep experts unsharded")
+        raise RuntimeFault(f"`{what}` is sharded, and experts move as a whole", "leave experts out of `fully_shard`")
     if not isinstance(tensor, Tensor) or tensor.shape != parameter.shape:
         shape = list(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
         raise RuntimeFault(

@@ -7,12 +7,15 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 import schedc
 from schedc_runtime import Loss, Mesh, Pipeline
+from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.moe.shards import parameters_of_experts
 from schedc_runtime.testing import pool
 from support.runtime_cases import VOCAB, next_token_loss, small_gpt, tokens
 from support.segmented_cases import small_moe
@@ -74,6 +77,54 @@ def shard_blocks(stage: nn.Module, mesh: Any) -> None:
         if name in ("blocks.1", "blocks.2"):
             fully_shard(block, mesh=mesh["dp"])
     fully_shard(stage, mesh=mesh["dp"])
+
+
+@pytest.mark.processes
+def test_shards_over_others_than_replicas_are_refused() -> None:
+    """Each rank of an expert group has other experts, which add up to nothing. Experts that are left out train on."""
+    for told in pool(2).run("runtime.pipeline.test_parallelize:sharded", timeout=120):
+        assert "`blocks.0.mlp.experts.gate_up` was sharded" in told["all"]
+        assert "ignored_params" in told["all"]
+        assert "sharded over the processes" in told["alone"]
+        assert "its replicas are [0, 1]" in told["alone"]
+        assert told["dense"] == told["whole"]
+
+
+def sharded(rank: int, world_size: int) -> dict[str, Any]:
+    """By what is sharded: what was refused, or a loss and the sum of each whole gradient."""
+
+    def left_out(stage: nn.Module, mesh: Any) -> None:
+        fully_shard(stage, mesh=mesh["dp"], ignored_params={p for _, p in parameters_of_experts(stage)})
+
+    ways: dict[str, tuple[Mesh, Any]] = {
+        "all": (Mesh(1, experts=2), lambda stage, mesh: fully_shard(stage, mesh=mesh["dp"])),
+        "alone": (Mesh(1, data=2), lambda stage, mesh: fully_shard(stage, mesh=alone())),
+        "dense": (Mesh(1, experts=2), left_out),
+        "whole": (Mesh(1, experts=2), None),
+    }
+    return {name: _sharded(*way) for name, way in ways.items()}
+
+
+def alone() -> Any:
+    """A mesh of this process by itself."""
+    return DeviceMesh("cpu", torch.arange(2).view(2, 1), mesh_dim_names=("each", "one"))["one"]
+
+
+def _sharded(mesh: Mesh, function: Any) -> Any:
+    model = small_moe(2, 0)
+    pipe = Pipeline(model, schedc.compile("1f1b", P=1, M=2), loss_fn=next_token_loss, mesh=mesh, timeout=60)
+    try:
+        if function is not None:
+            pipe.parallelize(function)
+        batch, targets = (part.chunk(2)[pipe.replica] for part in tokens(8))
+        loss = pipe.step(batch, targets).item()
+        grads = {name: parameter.grad for name, parameter in pipe.named_parameters() if parameter.grad is not None}
+        whole = {name: grad.full_tensor() if isinstance(grad, DTensor) else grad for name, grad in grads.items()}
+        return [loss, {name: grad.sum().item() for name, grad in whole.items()}]
+    except RuntimeFault as refused:
+        return str(refused)
+    finally:
+        pipe.close()
 
 
 def test_a_function_may_change_stages_in_one_process() -> None:

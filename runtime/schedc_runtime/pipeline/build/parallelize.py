@@ -11,6 +11,7 @@ from torch import nn
 from schedc_runtime.data_parallel.shards_in_process import InProcessSharding
 from schedc_runtime.data_parallel.stage_replicas import Sharding
 from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.moe.shards import parameters_of_experts
 from schedc_runtime.partition.shared import copies_in
 from schedc_runtime.pipeline.build.assembly import Assembly
 from schedc_runtime.pipeline.build.replica_works import agree_on_bytes, bytes_of_stages, together
@@ -57,6 +58,7 @@ def parallelize(assembly: Assembly, function: ParallelizeStage) -> None:
                 )
             from schedc_runtime.data_parallel.fsdp import DenseSharding  # FSDP2 takes a second to import
 
+            _check_shards(assembly, modules)
             assembly.shards = shards = DenseSharding(assembly.own.alone, assembly.mesh, assembly.settings.timeout)
             shards.adopt(modules)
             assembly.shards.shard()
@@ -66,6 +68,29 @@ def parallelize(assembly: Assembly, function: ParallelizeStage) -> None:
     assembly.program = assembly.own.training(assembly.stage_bytes)
     assembly.bound_code.shards = assembly.shards
     assembly.bound_code.forget()
+
+
+def _check_shards(assembly: Assembly, modules: Sequence[nn.Module]) -> None:
+    """Raise `RuntimeFault` for shards of experts that other ranks share, and for shards over others than replicas."""
+    from torch.distributed.tensor import DTensor
+
+    replicas = assembly.mesh.replicas_of(assembly.places[0])
+    for module in modules:
+        experts = {id(parameter) for _, parameter in parameters_of_experts(module)}
+        for name, parameter in module.named_parameters():
+            if not isinstance(parameter, DTensor):
+                continue
+            if id(parameter) in experts:
+                raise RuntimeFault(
+                    f"`{name}` was sharded, and each rank of an expert group holds other experts",
+                    "leave experts out: `fully_shard(..., ignored_params={p for _, p in parameters_of_experts(stage)})`"
+                    " with `schedc_runtime.moe.shards.parameters_of_experts`",
+                )
+            if sorted(over := parameter.device_mesh.mesh.flatten().tolist()) != sorted(replicas):
+                raise RuntimeFault(
+                    f"`{name}` was sharded over the processes {over}, and its replicas are {replicas}",
+                    'shard over all of them, as `mesh["dp"]` does',
+                )
 
 
 def _is_sharded(module: nn.Module) -> bool:
