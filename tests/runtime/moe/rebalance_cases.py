@@ -17,24 +17,25 @@ from schedc_runtime.moe.layer import moe_layers
 from schedc_runtime.moe.placement import ExpertPlaces
 from support.reference_runs import spread
 
-SHARED = "  experts 8 top 3\n"
 OUT = ((0, 7), (7, 4))
 """Swaps that send three experts round three ranks and both nodes: a placement that is not its own inverse."""
 
 
 class Case(NamedTuple):
-    """A schedule at its sizes, and lines of its plan."""
+    """A schedule at its sizes, lines of its plan, and the experts of a token."""
 
     schedule: str
     sizes: dict[str, int]
     lines: str
+    top: int = 3
 
 
 def built(case: Case, here: bool = True) -> tuple[Pipeline, torch.optim.AdamW]:
     """A pipeline whose routers prefer some experts, and its optimizer."""
     stages = {"dualpipe": 1, "dualpipev": 2}.get(case.schedule, 1) * case.sizes["P"]
-    model = skewed(1.0, moe_blocks=max(2, stages - 1), top=3)
-    pipe = pipeline(case.schedule, case.sizes, SHARED + case.lines, model, here=here)
+    model = skewed(1.0, moe_blocks=max(2, stages - 1), top=case.top)
+    lines = f"  experts 8 top {case.top}\n{case.lines}"
+    pipe = pipeline(case.schedule, case.sizes, lines, model, here=here)
     return pipe, torch.optim.AdamW(pipe.parameters(), lr=1e-2)
 
 

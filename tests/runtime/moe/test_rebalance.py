@@ -32,16 +32,21 @@ CASES = [
 ]
 
 
+EXACT = (0, 1, 7, 8)
+"""Cases with two choices of a token here: a sum of two has no order, so that moves change no bit."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_training_goes_on(case: Case) -> None:
+@pytest.mark.parametrize("number", range(len(CASES)))
+def test_training_goes_on(number: int) -> None:
     """Four steps with moves between them give the losses and the state of four steps without."""
+    case, most = (CASES[number]._replace(top=2), 0.0) if number in EXACT else (CASES[number], 1e-13)
     losses, state = trained(case, moving=False)
     other, moved = trained(case, moving=True)
-    torch.testing.assert_close(torch.stack(other), torch.stack(losses), rtol=0, atol=1e-13)
+    torch.testing.assert_close(torch.stack(other), torch.stack(losses), rtol=0, atol=most)
     assert state.keys() == moved.keys()
     for name, value in state.items():
-        torch.testing.assert_close(moved[name], value, rtol=0, atol=1e-13, msg=name)
+        torch.testing.assert_close(moved[name], value, rtol=0, atol=most, msg=name)
 
 
 @pytest.mark.slow
