@@ -32,7 +32,15 @@ NOT_ASKED_FOR = [
     *(f"schedc.{room}" for room in ("syntax", "elaborate", "load", "plan.directives", "planner")),
     *(
         f"schedc_runtime.{room}"
-        for room in ("fusion", "compiled", "checkpoint", "offload.lanes", "materialize.fill", "loss_providers")
+        for room in (
+            "fusion",
+            "compiled",
+            "checkpoint",
+            "offload.lanes",
+            "materialize.fill",
+            "loss_providers",
+            "migration",
+        )
     ),
 ]
 
