@@ -37,6 +37,7 @@ MORE_SIZES = {
     "interleaved_overlap": ("P=2 M=6 v=3", "P=4 M=8 v=4"),
     "looped_bfs": ("P=2 M=6 v=3", "P=4 M=5 v=4"),
     "seq1f1b": ("P=2 M=3 k=3", "P=4 M=8 k=4"),
+    "zb_wave": ("P=2 M=4 w=1", "P=3 M=6 w=3"),
     "zb_auto": ("P=4 M=8 limit=4", "P=4 M=12 keep=2"),
     "zb_greedy": ("P=4 M=8 limit=4", "P=3 M=9 limit=6"),
 }

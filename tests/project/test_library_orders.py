@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,8 +18,10 @@ from schedc.compiler import legal_schedule
 from schedc.diagnostics import DiagnosticError
 from schedc.elaborate import elaborate
 from schedc.elaborate.sizes import meets_requirements
+from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Schedule
 from schedc.load.library import load, names, open_schedule
+from schedc.step.timeline import simulate
 from schedc.syntax.tree import ScheduleTree
 from support import orders
 from support.needs import needed
@@ -145,6 +148,19 @@ def test_rules_with_a_third_size(third: int) -> None:
         for M in (1, 2, P, 3 * P + 1):
             expected = [plain_seq1f1b(P, M, third, rank) for rank in range(P)]
             assert lines(elaborate(TREES["seq1f1b"], {"P": P, "M": M, "k": third})) == expected, (P, M)
+
+
+@pytest.mark.parametrize(("name", "chunks"), [("zb_wave", (2, 4, 6)), ("zb_wave_odd", (3, 5))])
+def test_a_zero_bubble_wave_starts_no_op_behind_its_slot(name: str, chunks: tuple[int, ...]) -> None:
+    """A stage takes a microbatch every two slots, a unit of P microbatches every 3*P*v; W may let ops start early."""
+    for P, v, units in product((1, 2, 3, 4, 5, 8), chunks, (1, 2, 3)):
+        schedule = elaborate(TREES[name], {"P": P, "M": units * P, "w": v // 2})
+        start = simulate(schedule).start
+        begin = 3 * P * v * (schedule.microbatch // P) + 2 * (schedule.microbatch % P)
+        forward, backward = schedule.kind == OpKind.F, schedule.kind == OpKind.I
+        assert (start <= begin + schedule.stage)[forward].all(), (P, v, units)
+        assert (start <= begin + 2 * P * v - 1 - schedule.stage)[backward].all(), (P, v, units)
+        assert simulate(schedule).makespan == 3 * v * units * P + P - 1
 
 
 # Completeness, order, deadlock and claims at every legal size in a range.

@@ -18,6 +18,7 @@ ON_PROCESSES = {
     2: [
         ("gpipe", {"M": 3}), ("1f1b", {"M": 5}), ("interleaved_1f1b", {"M": 4, "v": 2}), ("zbh1", {"M": 2}),
         ("zbv", {"M": 3}), ("dualpipe", {"M": 4}), ("dualpipev", {"M": 7}),
+        ("zb_wave", {"M": 4, "w": 1}), ("zb_wave_odd", {"M": 4}),
     ],
     4: [
         ("interleaved_1f1b", {"M": 4, "v": 2}), ("zbv", {"M": 7}), ("dualpipe", {"M": 10}), ("dualpipev", {"M": 8}),
