@@ -76,6 +76,19 @@ class Grouped(nn.Module):
         return functional.grouped_mm(h, self.columns.transpose(1, 2), offs=ends)
 
 
+class WholeBiases(nn.Module):
+    """Three products whose outputs are added, so that all get the same gradient: two whole biases, and a column."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(nn.Parameter(torch.randn(WIDTH, WIDTH)) for _ in range(3))
+        self.biases = nn.ParameterList(nn.Parameter(torch.randn(3, columns)) for columns in (WIDTH, WIDTH, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs = [torch.addmm(bias, x, weight) for bias, weight in zip(self.biases, self.weights, strict=True)]
+        return outputs[0] + outputs[1] + outputs[2]
+
+
 class Narrow(nn.Module):
     """A weight with a product of two narrow ones added, and queries that come from parameters alone."""
 
@@ -168,6 +181,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], float]] =
     "weight norm": (weight_norms, _floats(3, WIDTH), 1.0),
     "a weight used twice": (twice, _floats(3, WIDTH), 1.0),
     "three uses": (ThreeUses, _floats(5, WIDTH), 0.0),
+    "whole biases": (WholeBiases, _floats(3, WIDTH), 1.0),
     "narrow": (Narrow, _floats(3, WIDTH), 1.0),
     "opaque": (Opaque, _floats(5, WIDTH), 0.0),
     "regularized": (Regularized, _floats(3, WIDTH), 0.5),

@@ -49,7 +49,8 @@ class Product:
 
     number: the node's number. ways: [slots] where each gradient goes on. saved: names of the tensors that it needs.
     ends: whether I has nothing to run behind the node. in_python: whether it is a function written in Python.
-    leaves: [slots] the parameters of the ways; empty unless every way has one. passed: numbers of the nodes between.
+    leaves: [slots] the parameters of the ways; empty unless every way has one. turned: slots whose gradients then go on
+    transposed. passed: numbers of the nodes between.
     """
 
     number: int
@@ -60,6 +61,7 @@ class Product:
     ends: bool
     in_python: bool
     leaves: tuple[Leaf, ...] = ()
+    turned: Slots = ()
     passed: tuple[int, ...] = ()
 
 
@@ -149,8 +151,11 @@ class _SlotSearch:
         return Product(number, recipe, slots, ways, tuple(map(saved_name, saved)), ends, in_python)
 
     def shortened(self, product: Product) -> Product:
-        """The product with ways that leave out a transpose in front of a parameter, which no other product uses."""
-        numbers = [self._turned(way.number) if way.slot in product.recipe.turns else -1 for way in product.ways]
+        """The product with ways that end at their parameters, where no other way of it does.
+
+        They leave out a transpose in front of a weight. A bias that is a parameter has no other way.
+        """
+        numbers = [self._parameter_behind(way, product.recipe) for way in product.ways]
         ways = tuple(
             way._replace(leaf=leaf_of(self.nodes[leaf])) if leaf >= 0 and numbers.count(leaf) == 1 else way
             for way, leaf in zip(product.ways, numbers, strict=True)
@@ -158,12 +163,17 @@ class _SlotSearch:
         leaves = tuple(way.leaf for way in ways if way.leaf is not None)
         if len(leaves) < len(ways):
             return replace(product, ways=ways)
-        return replace(product, ways=ways, leaves=leaves, passed=tuple(way.number for way in ways))
+        turned = tuple(way.slot for way in ways if way.slot in product.recipe.turns)
+        return replace(product, ways=ways, leaves=leaves, turned=turned, passed=tuple(way.number for way in ways))
 
-    def _turned(self, number: int) -> int:
-        """The number of the parameter whose transpose a node is; -1 for any other node."""
-        child = self.form.edges[number][0][0] if self.names[number] == "TBackward0" else -1
-        return child if child in self.form.parameters else -1
+    def _parameter_behind(self, way: Way, recipe: Recipe) -> int:
+        """The number of the parameter that a bias is, or whose transpose a factor is; -1 for any other way."""
+        number = way.number
+        if way.slot in recipe.turns:
+            number = self.form.edges[number][0][0] if self.names[number] == "TBackward0" else -1
+        elif way.slot not in recipe.with_weight:
+            return -1
+        return number if number in self.form.parameters else -1
 
     def leaves(self, number: int) -> frozenset[int]:
         """The leaves behind a node, itself included."""

@@ -113,7 +113,9 @@ class SplitBackward:
                         if grad is None:
                             continue
                         if type(way) is Leaf:
-                            sums.add(way, grad, own=True)
+                            if grad.shape != way.parameter.shape:  # of a bias, as autograd's engine sums its rows
+                                grad = grad.sum_to_size(way.parameter.shape)
+                            sums.add(way, grad, own=grad is not work.grad)
                         else:
                             sums.run(way, grad)  # type: ignore[arg-type]
                 if sums.bytes >= BATCH_BYTES:

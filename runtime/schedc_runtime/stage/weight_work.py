@@ -47,7 +47,7 @@ class WeightWork:
                 self.packed = True
         self.chain: tuple[Leaf | GradientEdge, ...]
         if product.leaves and not _older(nodes, product.passed, unhooked_from):
-            self.unhooked, self.chain, self.turned = True, product.leaves, product.slots
+            self.unhooked, self.chain, self.turned = True, product.leaves, product.turned
         else:
             self.unhooked = order >= unhooked_from
             self.chain, self.turned = _chain(product, nodes, unhooked_from)
@@ -118,7 +118,8 @@ def _chain(
             chain.append(edge_to(nodes[number], output))
         else:
             chain.append(leaf)
-            turned = (*turned, slot)
+            if slot in product.recipe.turns:
+                turned = (*turned, slot)
     return tuple(chain), turned
 
 
