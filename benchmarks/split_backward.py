@@ -10,6 +10,10 @@ take turns within one run, and use one thread. Printed, beside the least times a
                  that waiting for a busy machine does not count. Freed memory stays with the process (mallopt), as it
                  does with a device's caching allocator. --default-malloc adds glibc's page faults: it returns,
                  and takes anew, the memory that I keeps until W.
+    by_hand_ratio
+                 The same for a split that is written out by hand for these blocks: one call of autograd that is asked
+                 for the gradients of the linear layers' outputs, then a product and a sum per layer. What it takes
+                 beyond 1 is the price of any split on the machine: tensors have left the cache when W reads them.
     held_ratio   bytes held after I over bytes held before it (after F), both beyond the bytes held before F.
                  Instrument: bytes in use by glibc's mallinfo2, which counts every tensor of torch on a CPU.
 """
@@ -97,17 +101,60 @@ class Plain:
         self.output = self.x
 
 
-def make(width: int, tokens: int) -> tuple[Split, Plain]:
-    """Stage 1 of 3, to be split, and a copy of its blocks for plain autograd."""
+class ByHand:
+    """The same blocks, with a split that is written out for them: only their linear layers are put off."""
+
+    def __init__(self, module: nn.Module, x: Tensor, grad: Tensor) -> None:
+        self.module, self.x, self.grad = module, x, grad
+        self.linear = [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
+        of_linear = {id(parameter) for layer in self.linear for parameter in layer.parameters()}
+        self.others = [parameter for parameter in module.parameters() if id(parameter) not in of_linear]
+        self.calls: list[tuple[nn.Linear, Tensor, Tensor]] = []
+        self.put_off: list[tuple[nn.Linear, Tensor, Tensor]] = []
+        for layer in self.linear:
+            layer.register_forward_hook(self._called)
+
+    def _called(self, layer: nn.Linear, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        self.calls.append((layer, inputs[0], output))
+
+    def f(self) -> None:
+        self.input = self.x.detach().requires_grad_()
+        self.output = self.module(self.input)
+
+    def i(self) -> None:
+        wanted = [self.input, *self.others, *(output for _, _, output in self.calls)]
+        _, *grads = torch.autograd.grad(self.output, wanted, self.grad)
+        others, outputs = grads[: len(self.others)], grads[len(self.others) :]
+        with torch.no_grad():
+            torch._foreach_add_([parameter.grad for parameter in self.others], others)
+        self.put_off = [
+            (layer, x.detach().flatten(0, -2), grad.flatten(0, -2))
+            for (layer, x, _), grad in zip(self.calls, outputs, strict=True)
+        ]
+        self.calls.clear()
+        self.output = self.input
+
+    def w(self) -> None:
+        with torch.no_grad():
+            while self.put_off:
+                layer, x, grad = self.put_off.pop()
+                layer.weight.grad.add_(grad.t().mm(x))
+                layer.bias.grad.add_(grad.sum(0))
+
+
+def make(width: int, tokens: int) -> tuple[Split, Plain, ByHand]:
+    """Stage 1 of 3, to be split, and two copies of its blocks: for plain autograd, and for a split by hand."""
     torch.manual_seed(0)
     config = GPTConfig(width=width, heads=4)
     parts = partition(nn.Sequential(*[GptBlock(config) for _ in range(3 * BLOCKS)]), 3)
     x, grad = torch.randn(2, BATCH, tokens // BATCH, width)
     boundaries = infer_boundaries(parts, (x,))
-    plain = nn.Sequential(*copy.deepcopy(list(parts.modules[1].children())))
+    plain, by_hand = (nn.Sequential(*copy.deepcopy(list(parts.modules[1].children()))) for _ in range(2))
     stage = Stage(parts.modules[1], 1, 3)
     stage.bind(boundaries[1], boundaries[2])
-    return Split(stage, x, grad), Plain(plain, x, grad)
+    for parameter in by_hand.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    return Split(stage, x, grad), Plain(plain, x, grad), ByHand(by_hand, x, grad)
 
 
 def seconds(work: Callable[[], None]) -> float:
@@ -117,19 +164,38 @@ def seconds(work: Callable[[], None]) -> float:
     return time.thread_time() - start
 
 
-def measure_time(split: Split, plain: Plain, repetitions: int) -> dict[str, list[float]]:
-    """Seconds of every repetition, by what was timed. Split and plain alternate in who comes first."""
-    times: dict[str, list[float]] = {name: [] for name in ("plain F", "plain B", "F", "I", "W", "B")}
+def measure_time(split: Split, plain: Plain, by_hand: ByHand, repetitions: int) -> dict[str, list[float]]:
+    """Seconds of every repetition, by what was timed. The ways alternate in who comes first."""
     rounds: list[list[tuple[str, Callable[[], None]]]] = [
         [("plain F", plain.f), ("plain B", plain.b)],
         [("F", split.f), ("I", split.i), ("W", split.w)],
         [("F", split.f), ("B", split.b)],
+        [("F by hand", by_hand.f), ("I by hand", by_hand.i), ("W by hand", by_hand.w)],
     ]
+    times: dict[str, list[float]] = {name: [] for works in rounds for name, _ in works}
     for repetition in range(repetitions):
         for works in rounds if repetition % 2 else reversed(rounds):
             for name, work in works:
                 times[name].append(seconds(work))
     return times
+
+
+def check_bits(split: Split, plain: Plain, by_hand: ByHand) -> None:
+    """Stop unless both splits give the bits of plain autograd."""
+    gradients = []
+    for module, works in (
+        (plain.module, (plain.f, plain.b)),
+        (split.stage.module, (split.f, split.i, split.w)),
+        (by_hand.module, (by_hand.f, by_hand.i, by_hand.w)),
+    ):
+        for parameter in module.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        for work in works:
+            work()
+        gradients.append([parameter.grad for parameter in module.parameters()])
+    for others in gradients[1:]:
+        if not all(torch.equal(a, b) for a, b in zip(gradients[0], others, strict=True)):
+            raise SystemExit("a split backward does not have the bits of plain autograd")
 
 
 def measure_memory(split: Split) -> tuple[int, int, int]:
@@ -147,11 +213,13 @@ def benchmark(width: int, tokens: int, repetitions: int, *, default_malloc: bool
     torch.set_num_threads(1)
     if not default_malloc:
         keep_memory()
-    split, plain = make(width, tokens)
-    measure_time(split, plain, 2)
-    times = measure_time(split, plain, repetitions)
+    split, plain, by_hand = make(width, tokens)
+    measure_time(split, plain, by_hand, 2)
+    check_bits(split, plain, by_hand)
+    times = measure_time(split, plain, by_hand, repetitions)
     after_f, after_i, after_w = measure_memory(split)
     sums = [i + w for i, w in zip(times["I"], times["W"], strict=True)]
+    sums_by_hand = [i + w for i, w in zip(times["I by hand"], times["W by hand"], strict=True)]
     least = {name: min(values) * 1e3 for name, values in times.items()}
     return {
         "blocks": BLOCKS,
@@ -161,6 +229,8 @@ def benchmark(width: int, tokens: int, repetitions: int, *, default_malloc: bool
         "ms": least,
         "time_ratio": paired(sums, times["plain B"]),
         "least_time_ratio": min(sums) / min(times["plain B"]),
+        "by_hand_ratio": paired(sums_by_hand, times["plain B"]),
+        "over_by_hand": paired(sums, sums_by_hand),
         "full_backward_ratio": paired(times["B"], times["plain B"]),
         "held_bytes": {"after F": after_f, "after I": after_i, "after W": after_w},
         "held_ratio": after_i / after_f,
