@@ -53,10 +53,16 @@ class Parallel:
     @property
     def refusal(self) -> tuple[str, str] | None:
         """What a pipeline of the runtime does not carry out, and what to do instead; None for what it carries out."""
-        if self.tp > 1 or self.cp > 1:
+        if self.cp > 1:
             return (
-                f"the plan says tp {self.tp} and cp {self.cp}; a pipeline splits no product and no sequence",
-                "train with Megatron-LM: `schedc export PLAN --to megatron` writes its flags; or write `tp 1 cp 1`",
+                f"the plan says cp {self.cp}; a pipeline splits no sequence over ranks",
+                "train with Megatron-LM: `schedc export PLAN --to megatron` writes its flags; or write `cp 1`",
+            )
+        if self.tp > 1 and (self.ep > 1 or self.zero == 3):
+            beside = f"ep {self.ep}" if self.ep > 1 else "zero 3"
+            return (
+                f"the plan says tp {self.tp} and {beside}; a pipeline splits products of dense, unsharded models alone",
+                "train with Megatron-LM: `schedc export PLAN --to megatron` writes its flags; or write `tp 1`",
             )
         if self.zero == 2:
             return (

@@ -48,6 +48,7 @@ ASKED_FOR = tuple(
         "transit",
         "loss_providers",
         "migration",
+        "tensor_parallel",
     )
 )
 CLOSURES = (

@@ -36,7 +36,7 @@ LEVELS = {
         ("recompute", "materialize", "row_flow", "data"),
         ("segments",),
         ("stage",),
-        ("moe", "head_loss", "compiled", "fusion"),
+        ("moe", "head_loss", "compiled", "fusion", "tensor_parallel"),
         ("transit", "loss_providers"),
         ("models",),
         ("execute",),

@@ -52,6 +52,8 @@ def obstacles(assembly: Assembly) -> Iterator[tuple[str, str]]:
             f"rng={settings.rng!r} draws numbers that no other rank can draw again",
             'leave out rng, or give "by name"',
         )
+    if mesh.tensor > 1:
+        yield "products are split over tensor ranks, so that no rank alone can repeat a stage", "leave `audit` out"
     if mesh.experts > 1:
         yield "experts are shared by several ranks, so that no rank alone can repeat a stage", "leave `audit` out"
     if mesh.shard_dense or assembly.shards is not None:

@@ -118,6 +118,16 @@ def is_expert(parameter: nn.Parameter) -> bool:
     return bool(getattr(parameter, "expert_parallel", False))
 
 
+def is_part(parameter: nn.Parameter) -> bool:
+    """Whether other ranks with the same stage hold other parts: of the experts, or of a split product."""
+    return is_expert(parameter) or getattr(parameter, "tensor_parallel", None) is not None
+
+
+def is_summed_among_same(parameter: nn.Parameter) -> bool:
+    """Whether only ranks with the same part sum its gradients: tensor ranks have parts, or whole gradients already."""
+    return is_part(parameter) or bool(getattr(parameter, "tensor_complete", False))
+
+
 def is_dense_shard(parameter: nn.Parameter) -> bool:
     """Whether a parameter is this replica's shard of one that FSDP2 holds, whose gradients FSDP2 sums."""
     return bool(getattr(parameter, "dense_shard", False))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from schedc.ir.program import Instruction, InstructionKind, Program
 from schedc.ir.works import WorkGroup, WorkKind, Works
-from schedc_runtime.data_parallel.gradient_sums import StageSums, is_dense_shard, is_expert
+from schedc_runtime.data_parallel.gradient_sums import StageSums, is_dense_shard, is_expert, is_summed_among_same
 from schedc_runtime.data_parallel.hot_returns import trained_by
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.execute.operands import ReplicaKey, replica_keys
@@ -173,11 +173,11 @@ def stage_replicas(
 def group_of_replicas(parameter: nn.Parameter) -> WorkGroup | None:
     """The replicas that sum a parameter's gradients by works of their own; None for a shard, which `StageShards` sum.
 
-    Experts are summed among the ranks that hold the same ones.
+    Parts are summed among the ranks that hold the same ones.
     """
     if is_dense_shard(parameter):
         return None
-    return WorkGroup.SAME_EXPERTS if is_expert(parameter) else WorkGroup.REPLICAS
+    return WorkGroup.SAME_EXPERTS if is_summed_among_same(parameter) else WorkGroup.REPLICAS
 
 
 def check_summed(replicas: Mapping[ReplicaKey, StageReplicas], stream: Iterable[Instruction], works: Works) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from schedc_runtime.partition.boundary import Boundary, infer_boundaries
 from schedc_runtime.partition.cut_record import Record
 from schedc_runtime.partition.example import check_inputs
 from schedc_runtime.partition.output_stages import OutputStages
-from schedc_runtime.partition.record import NodeRule
+from schedc_runtime.partition.record import Inserted, NodeRule
 from schedc_runtime.partition.recorded_stage import adopt, separate
 from schedc_runtime.partition.records import Records, first_recording
 from schedc_runtime.partition.refusals import (
@@ -94,6 +94,7 @@ def partition(
     placement: Placement | None = None,
     example: Any = None,
     head: str = "",
+    insert: Callable[[Sequence[str]], Inserted] | None = None,
 ) -> Partition:
     """Cut ``model`` into ``stages`` parts at calls of its submodules.
 
@@ -111,6 +112,7 @@ def partition(
     example: a batch, of which only shapes and plain values count: a dict of keyword arguments, a tuple of positional
         ones, or one argument. Default: dummy inputs of a Hugging Face model, or a guess by the model's layers.
     head: name of the layer that a loss in chunks multiplies by; the last stage returns a `HeadInput` for its logits.
+    insert: makes what is inserted while the model is recorded, of the names of units.
 
     The stages consist of the model's own modules: training the stages trains the model. Raises `PartitionError`, and
     `BoundaryError` for an example on which the model fails.
@@ -120,7 +122,8 @@ def partition(
     points = tuple(split_points or ())
     check_split_points(model, points)
     units = find_units(model, stages, blocks, count=_count(layout))
-    rule, wanted = NodeRule.of(list(units), points, head), frozenset([*units, *points])
+    inserted = None if insert is None else insert(list(units))
+    rule, wanted = NodeRule.of(list(units), points, head, inserted), frozenset([*units, *points])
     named, recording = first_recording(model, rule, inputs, example)
     entries = Entries.of(recording, wanted)
     check_split_points(model, points, recording.called, rule.around)

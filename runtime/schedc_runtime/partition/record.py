@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass, replace
 from functools import partial
 from types import FunctionType
-from typing import Any
+from typing import Any, Protocol
 from unittest import mock
 
 import torch
@@ -42,6 +42,22 @@ _WHOLE = "recorded_whole"
 """Attribute of modules without parameters that are single nodes nevertheless."""
 
 
+class Inserted(Protocol):
+    """Calls that are inserted while a model is recorded. points: paths of modules that are opened around."""
+
+    points: tuple[str, ...]
+
+    def begin(self) -> None: ...
+
+    def around(self, recorder: ForwardRecorder) -> Callable[..., Any]:
+        """What takes calls of modules, as ``recorder.call`` does."""
+        ...
+
+    def finish(self, recording: Recording) -> None:
+        """Reads a recording that is complete. Raises `PartitionError` where the insertion is not exact."""
+        ...
+
+
 @dataclass(frozen=True)
 class NodeRule:
     """Which modules are single nodes of a recording.
@@ -56,14 +72,18 @@ class NodeRule:
     whole: frozenset[str] = frozenset()
     head: str = ""
     """The layer that is left out behind the last node; "" for none."""
+    inserted: Inserted | None = None
+    """What is inserted around calls of modules; None for nothing."""
 
     @classmethod
-    def of(cls, units: Sequence[str], split_points: Sequence[str], head: str = "") -> NodeRule:
+    def of(
+        cls, units: Sequence[str], split_points: Sequence[str], head: str = "", inserted: Inserted | None = None
+    ) -> NodeRule:
         around = {""}
-        for name in (*units, *split_points):
+        for name in (*units, *split_points, *(inserted.points if inserted is not None else ())):
             words = name.split(".")
             around.update(".".join(words[:depth]) for depth in range(1, len(words)))
-        return cls(frozenset(units) - around, frozenset(around), head=head)
+        return cls(frozenset(units) - around, frozenset(around), head=head, inserted=inserted)
 
     def __call__(self, path: str, module: nn.Module) -> bool:
         if path in self.units or path in self.whole:
@@ -115,6 +135,8 @@ def _record(
     if rule.head:
         check_head(model, rule.head)
     through = modules_outside(model, rule)
+    if rule.inserted is not None:
+        rule.inserted.begin()
     notes, symbols = ReadNotes(model), Symbols() if varying else None
     with (
         notes.put_back_behind(),
@@ -140,7 +162,7 @@ def _record(
             # Inside of `named_random` another listener notes draws.
             draws = listening(counted) if session() is None else nullcontext()
             outside = nullcontext() if around is None else around(recorder, inputs)
-            calls = module_calls_to(recorder, model)
+            calls = module_calls_to(recorder, model, None if rule.inserted is None else rule.inserted.around(recorder))
             with draws, calls, plain_branches(recorder), recorded_masks(), outside, recorder, notes.noting():
                 output = call(model, inputs)
             recorder.leave(output)
@@ -154,6 +176,8 @@ def _record(
             raise _fails(error, model, inputs, recorder.unit) from error
         recording.description = description_of(recording)
         recording.conditions = None if symbols is None else _conditions(symbols, named, recorder)
+    if rule.inserted is not None:
+        rule.inserted.finish(recording)
     if rule.head:
         leave_out(recording, rule.head)
     return recording
@@ -217,9 +241,14 @@ def _inputs(named: Mapping[str, Any], device: torch.device, symbols: Symbols | N
 
 
 @contextmanager
-def module_calls_to(recorder: ForwardRecorder, model: nn.Module) -> Iterator[None]:
-    """Sends the calls of all modules, and of functions with a backward of their own, to the recorder."""
-    plain = nn.Module.__call__
+def module_calls_to(
+    recorder: ForwardRecorder, model: nn.Module, take: Callable[..., Any] | None = None
+) -> Iterator[None]:
+    """Sends the calls of all modules, and of functions with a backward of their own, to the recorder.
+
+    take: what the calls of modules go to in its place.
+    """
+    plain, taken = nn.Module.__call__, take or recorder.call
     kinds = {nn.Module} | {
         next(kind for kind in type(module).__mro__ if "__call__" in vars(kind)) for module in model.modules()
     }
@@ -234,7 +263,7 @@ def module_calls_to(recorder: ForwardRecorder, model: nn.Module) -> Iterator[Non
                 if (compiled := self._compiled_call_impl) is not None:
                     self._compiled_call_impl = None
                 try:
-                    return recorder.call(self, args, kwargs, original)
+                    return taken(self, args, kwargs, original)
                 finally:
                     if compiled is not None:
                         self._compiled_call_impl = compiled

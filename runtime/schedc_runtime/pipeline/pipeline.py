@@ -67,6 +67,8 @@ class Pipeline(OptimizerCalls):
         segments and exchanges to order by, or a function that gives each cell's program.
     kernels: `Costs.kernels` of a cost file: who multiplies how many rows of experts, where the plan names nobody.
     providers: who does a part of the step, by kind: ``{"exchange": "deep_ep"}``, ``"products"``, ``"loss"``.
+    tensor_plan: how tensor ranks split products, a style by name: ``{"layers.*.mlp.up": "colwise", ...}``. By default
+        the model's own ``_tp_plan``, as models of Transformers have it. Used where the mesh has tensor ranks.
     group: the process group of the pipeline's ranks; by default all processes. Its backend carries the messages.
     in_process: run all ranks here, without torch.distributed; one rank always runs so. A batch has all replicas' rows.
     device: where a model on the meta device will be; by default as `deferred` says, else the GPU under NCCL.
@@ -109,13 +111,14 @@ class Pipeline(OptimizerCalls):
         compile: bool | Mapping[str, Any] | None = None,
         kernels: Kernels = (),
         providers: Mapping[str, str] | None = None,
+        tensor_plan: Mapping[str, str] | None = None,
     ) -> None:
         check_kinds(model=model, program=program, loss_fn=loss_fn, count_fn=count_fn, cut=cut, mesh=mesh)
         check_seconds("timeout", timeout)
         place = None if device is None else torch.device(device)
         settings = (model, program, loss_fn, cut or Cut(), mesh, plan, cells, group, in_process, timeout)
         others = (place, rng, seed, example, example_dims, compile, tuple(kernels), NamedProviders.of(providers))
-        assembly = assemble(Settings(*settings, *others))
+        assembly = assemble(Settings(*settings, *others, tensor_plan))
         self.program, self.plan, self.mesh = assembly.program, assembly.plan, assembly.mesh
         self.partition, self.control, self._network = assembly.partition, assembly.guard.control, assembly.network
         self._assembly, self._guard, self._bound_code = assembly, assembly.guard, assembly.bound_code

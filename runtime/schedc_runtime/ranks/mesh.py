@@ -1,11 +1,11 @@
-"""The arrangement of processes: which form a pipeline, share the experts of its layers, or are replicas."""
+"""The arrangement of processes: which form a pipeline, share experts, split products, or are replicas."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
@@ -19,10 +19,11 @@ from schedc_runtime.transport.process_groups import join_groups
 
 
 class Coordinate(NamedTuple):
-    """The position of a process in the mesh: its rank in its pipeline, and the number of the replica."""
+    """The position of a process in the mesh: rank of its pipeline, number of the replica, and tensor rank."""
 
     pipeline: int
     replica: int
+    tensor: int = 0
 
 
 @dataclass(frozen=True)
@@ -33,14 +34,15 @@ class Mesh:
     gradients are summed over all replicas. Groups of ``experts`` neighbouring replicas share the experts of their
     layers; each rank holds its part. An expert's gradients are summed over the ``data`` ranks with the same part.
 
-    Process ``pipeline rank * replicas + replica`` of the world has replica ``d * experts + e``. An expert group
-    therefore lies on neighbouring processes.
+    Process ``(pipeline rank * replicas + replica) * tensor + t`` of the world has replica ``d * experts + e`` and is
+    tensor rank t. Tensor ranks are neighbours, and so is an expert group.
 
     per_node: number of ranks of an expert group in one node; 0: all of them.
     shard_dense: shard parameters outside of experts over the replicas with FSDP2. Between steps parameters, gradients
         and the optimizer's state are DTensors. They are gathered while their stage works.
     high_priority: lanes whose collectives run on streams of high priority on a GPU, see `priorities.LANES`; by default
         none.
+    tensor: ranks that split the products of a layer (tensor parallelism). They have one batch together.
     """
 
     pipeline: int
@@ -49,9 +51,10 @@ class Mesh:
     per_node: int = 0
     shard_dense: bool = False
     high_priority: tuple[str, ...] = ()
+    tensor: int = 1
 
     def __post_init__(self) -> None:
-        if min(self.pipeline, self.experts, self.data) < 1 or self.per_node < 0:
+        if min(self.pipeline, self.experts, self.data, self.tensor) < 1 or self.per_node < 0:
             raise RuntimeFault(f"{self} has an axis without ranks", "every axis has at least one rank")
         if self.experts % (self.per_node or self.experts):
             raise RuntimeFault(
@@ -61,26 +64,61 @@ class Mesh:
         if isinstance(self.high_priority, str) or (wrong := unknown(self.high_priority)):
             wrong = [self.high_priority] if isinstance(self.high_priority, str) else wrong
             raise RuntimeFault(f"high_priority of `{wrong[0]}`", f"give a tuple of lanes: {', '.join(LANES)}")
+        beside = {f"{self.experts} expert ranks": self.experts > 1, "shard_dense": self.shard_dense}
+        if self.tensor > 1 and (taken := [name for name, chosen in beside.items() if chosen]):
+            raise RuntimeFault(
+                f"the mesh has {self.tensor} tensor ranks and {taken[0]}, which a pipeline does not carry out together",
+                "leave one of the two out; replicas (data) work with tensor ranks",
+            )
 
     @classmethod
-    def of_environment(cls, pipeline: int, experts: int = 1) -> Mesh:
-        """The mesh of all processes that torchrun started. Data parallelism takes what the other two axes leave.
+    def of_environment(cls, pipeline: int, experts: int = 1, tensor: int = 1) -> Mesh:
+        """The mesh of all processes that torchrun started. Data parallelism takes what the other axes leave.
 
         ``LOCAL_WORLD_SIZE`` neighbouring processes share a node. Raises `RuntimeFault` if the sizes do not divide the
         number of processes.
         """
         world = int(os.environ.get("WORLD_SIZE", "1"))
         local = int(os.environ.get("LOCAL_WORLD_SIZE", str(world)))
-        if world % (pipeline * experts):
+        least = pipeline * experts * tensor
+        if world % least:
+            split = f" times {tensor} tensor ranks" if tensor > 1 else ""
             raise RuntimeFault(
-                f"{world} processes cannot be {pipeline} pipeline ranks times {experts} expert ranks",
-                f"start a multiple of {pipeline * experts} processes{surplus(world - pipeline * experts)}",
+                f"{world} processes cannot be {pipeline} pipeline ranks times {experts} expert ranks{split}",
+                f"start a multiple of {least} processes{surplus(world - least)}",
             )
-        return cls(pipeline, experts, world // (pipeline * experts), min(experts, local))
+        return cls(pipeline, experts, world // least, min(experts, local), tensor=tensor)
+
+    @classmethod
+    def of_device_mesh(cls, device_mesh: Any) -> Mesh:
+        """The mesh of torch's ``DeviceMesh`` over all processes. Its axes are ``pp``, ``dp`` and ``tp``, in this order.
+
+        An axis that is left out has one rank. Raises `RuntimeFault` for other axes, and for processes in another order.
+        """
+        names, ranks = tuple(device_mesh.mesh_dim_names or ()), device_mesh.mesh
+        axes = [name for name in ("pp", "dp", "tp") if name in names]
+        if list(names) != axes:
+            raise RuntimeFault(
+                f"a device mesh with the axes {', '.join(names) or 'without names'}",
+                'name them "pp", "dp" and "tp", in this order: the ranks of the last axis are neighbours',
+            )
+        if ranks.flatten().tolist() != list(range(ranks.numel())):
+            raise RuntimeFault(
+                "the device mesh has the processes in another order than that of their numbers, or not all of them",
+                'make it with init_device_mesh(device, sizes, mesh_dim_names=("pp", "dp", "tp"))',
+            )
+        size = dict(zip(names, ranks.shape, strict=True))
+        return cls(size.get("pp", 1), data=size.get("dp", 1), tensor=size.get("tp", 1))
 
     @property
     def replicas(self) -> int:
+        """Number of pipelines with a batch of their own."""
         return self.experts * self.data
+
+    @property
+    def peers(self) -> int:
+        """Number of processes that hold the same stages, or parts of them: replicas times tensor ranks."""
+        return self.replicas * self.tensor
 
     def calls(self, parts: int) -> int:
         """Number of calls of `Pipeline.step` in which each replica takes its share of an update's batch of ``parts``.
@@ -101,44 +139,56 @@ class Mesh:
     @property
     def size(self) -> int:
         """Number of processes."""
-        return self.pipeline * self.replicas
+        return self.pipeline * self.peers
 
     def process(self, coordinate: Coordinate) -> int:
         """The rank in the world of the process at ``coordinate``."""
-        return coordinate.pipeline * self.replicas + coordinate.replica
+        return (coordinate.pipeline * self.replicas + coordinate.replica) * self.tensor + coordinate.tensor
 
     def coordinate(self, process: int) -> Coordinate:
         """The coordinate of a process of the world."""
-        return Coordinate(*divmod(process, self.replicas))
+        position, tensor = divmod(process, self.tensor)
+        return Coordinate(*divmod(position, self.replicas), tensor)
 
     def name(self, coordinate: Coordinate) -> str:
-        """The name of a rank in errors: ``rank 0``, or with replicas ``rank 0 of replica 1``."""
-        return f"rank {coordinate.pipeline}" + (f" of replica {coordinate.replica}" if self.replicas > 1 else "")
+        """The name of a rank in errors, such as ``rank 0`` or ``rank 0 of replica 1, tensor rank 1``."""
+        replica = f" of replica {coordinate.replica}" if self.replicas > 1 else ""
+        return f"rank {coordinate.pipeline}{replica}" + f", tensor rank {coordinate.tensor}" * (self.tensor > 1)
 
     @property
     def names(self) -> list[str]:
         """[size] the names of all processes, in order."""
         return [self.name(self.coordinate(process)) for process in range(self.size)]
 
+    @property
+    def exchanging(self) -> int:
+        """Number of neighbours that exchange something inside of layers: expert ranks, or tensor ranks."""
+        return self.experts * self.tensor
+
     def pipelines(self) -> Iterator[list[int]]:
-        """[replicas][pipeline] the processes of each pipeline."""
-        return (
-            [self.process(Coordinate(rank, replica)) for rank in range(self.pipeline)]
-            for replica in range(self.replicas)
-        )
+        """[peers][pipeline] the processes of each pipeline."""
+        return ([rank * self.peers + peer for rank in range(self.pipeline)] for peer in range(self.peers))
 
     def replicas_of(self, coordinate: Coordinate) -> list[int]:
-        """[replicas] the processes that hold the same stages, in order of replica, ``coordinate`` included."""
-        return [self.process(Coordinate(coordinate.pipeline, replica)) for replica in range(self.replicas)]
+        """[peers] the processes that hold the same stages, in order, ``coordinate`` included: all tensor ranks of all
+        replicas."""
+        first = coordinate.pipeline * self.peers
+        return list(range(first, first + self.peers))
 
     def sharing(self, coordinate: Coordinate) -> list[int]:
         """[experts] the processes that share experts with ``coordinate``, in order."""
         first = coordinate.replica - coordinate.replica % self.experts
-        return self.replicas_of(coordinate)[first : first + self.experts]
+        return self.replicas_of(coordinate)[coordinate.tensor :: self.tensor][first : first + self.experts]
 
     def holding_the_same(self, coordinate: Coordinate) -> list[int]:
-        """[data] the processes that hold the same part of the experts as ``coordinate``, in order."""
-        return self.replicas_of(coordinate)[coordinate.replica % self.experts :: self.experts]
+        """[data] the processes that hold the same part of experts and of split products, in order."""
+        apart = self.experts * self.tensor
+        return self.replicas_of(coordinate)[self.process(coordinate) % apart :: apart]
+
+    def splitting(self, coordinate: Coordinate) -> list[int]:
+        """[tensor] the processes that split products with ``coordinate``, in order."""
+        first = self.process(coordinate._replace(tensor=0))
+        return list(range(first, first + self.tensor))
 
 
 def surplus(more: int) -> str:
@@ -152,13 +202,35 @@ def surplus(more: int) -> str:
 class PeerGroups:
     """The groups with which a rank communicates besides its pipeline.
 
-    experts: the ranks that share its experts. replicas: all ranks with the same stages. same_experts: the replicas with
-    the same part of the experts.
+    experts: the ranks that share its experts. table: the other groups by name, those of `_GROUPS`.
     """
 
     experts: ExpertGroup
-    replicas: Communicator
-    same_experts: Communicator
+    table: Mapping[str, Communicator]
+
+    @property
+    def replicas(self) -> Communicator:
+        """All ranks with the same stages, tensor ranks included."""
+        return self.table["replicas"]
+
+    @property
+    def same_experts(self) -> Communicator:
+        """The ranks with the same part of the experts and of split products."""
+        return self.table["same experts"]
+
+    @property
+    def tensor(self) -> Communicator:
+        """The ranks that split the products of a layer."""
+        return self.table["tensor"]
+
+    @property
+    def inside_layers(self) -> ExpertGroup:
+        """The ranks that exchange something inside of layers: those of the experts, or of split products."""
+        tensor = self.tensor
+        if tensor.size == 1:
+            return self.experts
+        alone = SoloCommunicator("rail"), SoloCommunicator("node")
+        return ExpertGroup(tensor, *alone, per_node=tensor.size, rank=tensor.rank)
 
     def close(self) -> None:
         """Give up the collectives in flight, which wakes the ranks that wait for this one."""
@@ -177,12 +249,16 @@ class PeerGroups:
 
     def _all(self) -> tuple[Communicator, ...]:
         group = self.experts
-        return group.expert, group.rail, group.node, self.replicas, self.same_experts
+        return group.expert, group.rail, group.node, *self.table.values()
+
+
+_GROUPS = {"replicas": Mesh.replicas_of, "same experts": Mesh.holding_the_same, "tensor": Mesh.splitting}
+"""By name: the members of a rank's group, in the order in which all processes make the groups."""
 
 
 def no_peers() -> PeerGroups:
-    """The groups in a mesh without replicas: each holds one rank."""
-    return PeerGroups(ExpertGroup.solo(), SoloCommunicator("replicas"), SoloCommunicator("same experts"))
+    """The groups in a mesh without peers: each holds one rank."""
+    return PeerGroups(ExpertGroup.solo(), {name: SoloCommunicator(name) for name in _GROUPS})
 
 
 def peer_groups(mesh: Mesh, coordinate: Coordinate, timeout: float) -> PeerGroups:
@@ -191,22 +267,27 @@ def peer_groups(mesh: Mesh, coordinate: Coordinate, timeout: float) -> PeerGroup
     timeout: seconds that a wait in a group may take.
     """
     coordinates = [mesh.coordinate(process) for process in range(mesh.size)]
-    sharing, replicas, same = (
-        list(dict.fromkeys(tuple(among(each)) for each in coordinates))
-        for among in (mesh.sharing, mesh.replicas_of, mesh.holding_the_same)
-    )
+    parts = {
+        name: list(dict.fromkeys(tuple(among(mesh, each)) for each in coordinates)) for name, among in _GROUPS.items()
+    }
     per_node = mesh.per_node or mesh.experts
     high = mesh.high_priority
+    sharing = list(dict.fromkeys(tuple(mesh.sharing(each)) for each in coordinates))
     experts = ExpertGroup.solo() if mesh.experts == 1 else ExpertGroup.of(sharing, per_node, timeout, high)
-    others = {"replicas": replicas, "same experts": same}
-    return PeerGroups(
-        experts,
-        *(communicator_of(join_groups(parts, timeout, name in high), timeout, name) for name, parts in others.items()),
-    )
+    table = {
+        name: communicator_of(join_groups(groups, timeout, name in high), timeout, name)
+        for name, groups in parts.items()
+    }
+    return PeerGroups(experts, table)
 
 
 def in_process_peer_groups(mesh: Mesh) -> dict[Coordinate, PeerGroups]:
-    """The groups of every coordinate, all in this process."""
+    """The groups of every coordinate, all in this process. Raises `RuntimeFault` for tensor ranks."""
+    if mesh.tensor > 1:
+        raise RuntimeFault(
+            f"in_process=True and {mesh.tensor} tensor ranks: one model cannot hold the parts of several",
+            "start a process for each rank",
+        )
     groups: dict[Coordinate, PeerGroups] = {}
     high = mesh.high_priority
     for rank in range(mesh.pipeline):
@@ -217,5 +298,6 @@ def in_process_peer_groups(mesh: Mesh) -> dict[Coordinate, PeerGroups]:
             sharing = in_process_expert_groups(mesh.experts, mesh.per_node or mesh.experts, high)
             for coordinate, group in zip(coordinates[first : first + mesh.experts], sharing, strict=True):
                 part = same[coordinate.replica % mesh.experts].member(coordinate.replica // mesh.experts)
-                groups[coordinate] = PeerGroups(group, everyone.member(coordinate.replica), part)
+                table = {"replicas": everyone.member(coordinate.replica), "same experts": part}
+                groups[coordinate] = PeerGroups(group, table | {"tensor": SoloCommunicator("tensor")})
     return groups

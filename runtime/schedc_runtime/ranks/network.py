@@ -69,21 +69,21 @@ class Network:
         self._check_size(group)
         backend = _backend_for(device, group)
         self.names = mesh.names
-        place = Coordinate(dist.get_rank(group), 0) if mesh.replicas == 1 else mesh.coordinate(dist.get_rank())
+        place = Coordinate(dist.get_rank(group), 0) if mesh.peers == 1 else mesh.coordinate(dist.get_rank())
         self.local, self.process = [place], mesh.process(place)
         # Groups of other ranks may have the same name.
         among = "everyone" if group is None else f"{group.group_name}/{dist.get_global_rank(group, 0)}"
         self.store = meet_ranks(dist.distributed_c10d._get_default_store(), among, self.process, self.names, timeout)
         if group is None:
             groups = [new_group(ranks, timeout) for ranks in mesh.pipelines()]
-            group = self._own = groups[place.replica]
+            group = self._own = groups[place.replica * mesh.tensor + place.tensor]
         self.transports[place] = TorchTransport(group, timeout, coalesce=backend == gpu.BACKEND)
-        self.peer_groups[place] = peer_groups(mesh, place, timeout) if mesh.replicas > 1 else no_peers()
+        self.peer_groups[place] = peer_groups(mesh, place, timeout) if mesh.peers > 1 else no_peers()
 
     def _check_size(self, group: dist.ProcessGroup | None) -> None:
-        if group is not None and self.mesh.replicas > 1:
+        if group is not None and self.mesh.peers > 1:
             raise RuntimeFault(
-                "a process group was given for a mesh with replicas, which makes its own groups",
+                "a process group was given for a mesh with replicas or tensor ranks, which makes its own groups",
                 "leave `group` out; the mesh takes all processes of the default group",
             )
         if not dist.is_initialized():
@@ -92,15 +92,16 @@ class Network:
                 "start the script with torchrun and call schedc_runtime.join(), or pass in_process=True",
             )
         size, mesh = dist.get_world_size(group), self.mesh
-        if size != mesh.size and mesh.replicas == 1:
+        if size != mesh.size and mesh.peers == 1:
             raise RuntimeFault(
                 f"the program is for {self.ranks} ranks, the process group has {size}",
                 f"compile the schedule for P={size}, or start {self.ranks} processes{surplus(size - self.ranks)}",
             )
         if size != mesh.size:
+            split = f" times {mesh.tensor} tensor ranks" if mesh.tensor > 1 else ""
             raise RuntimeFault(
-                f"the mesh has {mesh.pipeline} pipeline ranks times {mesh.experts} expert ranks times {mesh.data}, the"
-                f" process group has {size}",
+                f"the mesh has {mesh.pipeline} pipeline ranks times {mesh.experts} expert ranks times"
+                f" {mesh.data}{split}, the process group has {size}",
                 f"start {mesh.size} processes, or take the mesh from the environment: Mesh.of_environment"
                 + surplus(size - mesh.size),
             )

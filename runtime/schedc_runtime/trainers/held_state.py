@@ -1,4 +1,4 @@
-"""The state that lies on this rank: whole tensors, rows of some, and shards of DTensors.
+"""The state that lies on this rank: whole tensors, rows and parts of some, and shards of DTensors.
 
 A checkpoint has one tensor for each name of the model. Experts of an expert group are rows of one tensor, of which each
 rank writes and reads its own. So a checkpoint does not depend on the number of ranks.
@@ -23,18 +23,31 @@ from schedc_runtime.pipeline.build.assembly import Assembly
 
 
 class StatePart(NamedTuple):
-    """A tensor [...] of this rank, or rows of a tensor. key: its name in a checkpoint.
+    """A tensor [...] of this rank, or rows of a tensor, or a part of it. key: its name in a checkpoint.
 
-    shape: the whole tensor's. rows: the numbers of the rows here, in their order; None for a whole tensor.
+    shape: the whole tensor's. rows: the numbers of the rows here, in their order; None for a whole tensor. split: the
+    dimension that tensor ranks split, the number of tensor ranks, and the tensor rank of this process.
     """
 
     key: str
     tensor: Tensor
     shape: torch.Size
     rows: tuple[int, ...] | None = None
+    split: tuple[int, int, int] | None = None
 
     def like(self, key: str, tensor: Tensor) -> StatePart:
-        """``tensor`` [rows, ...] or [] under another key, as rows if this part is rows."""
+        """``tensor`` [rows, ...] or [] under another key, as rows if this part is rows.
+
+        A part that tensor ranks split has tensors of its own shape alone. Raises `RuntimeFault` for another.
+        """
+        if self.split is not None and tensor.dim():
+            if tensor.shape != self.tensor.shape:
+                raise RuntimeFault(
+                    f"the optimizer's `{key}` has the shape {list(tensor.shape)}, and `{self.key}`, which tensor ranks"
+                    f" split, {list(self.tensor.shape)} here",
+                    "use an optimizer whose state has the shape of the parameter, as AdamW",
+                )
+            return StatePart(key, tensor, self.shape, split=self.split)
         if self.rows is None or not tensor.dim():
             return StatePart(key, tensor, tensor.shape)
         if len(tensor) != len(self.tensor):
@@ -56,7 +69,8 @@ def model_parts(assembly: Assembly) -> Iterator[StatePart]:
         for name, value in stage.module.state_dict(keep_vars=True).items():
             if not isinstance(value, Tensor):
                 raise RuntimeFault(f"`{name}` in the model's state is no tensor", "keep it with your own state")
-            yield StatePart(name, value, assembly.names[name][0], rows.get(name))
+            split = getattr(value, "tensor_parallel", None)
+            yield StatePart(name, value, assembly.names[name][0], rows.get(name), split)
 
 
 def named_once(assembly: Assembly, parts: Iterable[StatePart]) -> dict[int, StatePart]:
@@ -123,6 +137,9 @@ def local_boxes(part: StatePart) -> Iterator[tuple[Tensor, tuple[int, ...]]]:
     if isinstance(tensor, DTensor):
         _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
         yield tensor.to_local(), tuple(offset) or (0,) * tensor.dim()
+    elif part.split is not None:
+        dim, _, rank = part.split
+        yield tensor, tuple(rank * size if axis == dim else 0 for axis, size in enumerate(tensor.shape))
     elif part.rows is None:
         yield tensor, (0,) * tensor.dim()
     else:

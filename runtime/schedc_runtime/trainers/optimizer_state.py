@@ -228,6 +228,12 @@ def _empty(part: StatePart, key: str, shape: torch.Size, dtype: torch.dtype) -> 
     place = part.tensor.device if shape else None
     if isinstance(part.tensor, DTensor) and shape == part.tensor.shape:
         return StatePart(key, torch.zeros_like(part.tensor, dtype=dtype, requires_grad=False), shape)
+    if part.split is not None and shape:
+        if shape != part.shape:
+            raise MaterializeError(
+                f"`{key}` has the shape {list(shape)}, and `{part.key}` {list(part.shape)}", "use a folder per model"
+            )
+        return StatePart(key, torch.zeros_like(part.tensor, dtype=dtype, requires_grad=False), shape, split=part.split)
     if part.rows is None or not shape:
         return StatePart(key, torch.zeros(shape, dtype=dtype, device=place), shape)
     if shape[0] != part.shape[0]:

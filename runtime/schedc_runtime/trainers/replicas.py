@@ -27,7 +27,8 @@ def shared_outputs(pipe: Pipeline, result: StepResult) -> Any:
         )
     if assembly.network.in_process:
         return result.outputs
-    place, last = pipe.places[0], Coordinate(int(copies[0]), pipe.replica)
+    place = pipe.places[0]
+    last = place._replace(pipeline=int(copies[0]))
     transport = assembly.network.transports[place]
     assert isinstance(transport, TorchTransport)
     box = [result.outputs if place == last else None]

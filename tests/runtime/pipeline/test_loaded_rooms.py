@@ -40,6 +40,7 @@ NOT_ASKED_FOR = [
             "materialize.fill",
             "loss_providers",
             "migration",
+            "tensor_parallel",
         )
     ),
 ]

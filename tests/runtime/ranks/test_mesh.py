@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -40,10 +41,47 @@ def test_places_cover_the_world_and_groups_partition_it() -> None:
     assert Mesh(2).names == ["rank 0", "rank 1"]
 
 
+def test_tensor_ranks_are_neighbours_and_have_one_batch() -> None:
+    """Groups of 2 pipeline ranks x 3 replicas x 2 tensor ranks: each is a partition of the processes."""
+    mesh = Mesh(2, data=3, tensor=2)
+    places = [mesh.coordinate(process) for process in range(mesh.size)]
+    assert [mesh.process(place) for place in places] == list(range(12))
+    assert mesh.replicas == 3
+    place = Coordinate(1, 2, 1)
+    assert mesh.process(place) == 11
+    assert mesh.name(place) == "rank 1 of replica 2, tensor rank 1"
+    assert mesh.splitting(place) == [10, 11]
+    assert mesh.holding_the_same(place) == [7, 9, 11]
+    assert mesh.replicas_of(place) == [6, 7, 8, 9, 10, 11]
+    assert list(mesh.pipelines())[5] == [5, 11]
+    for among in (mesh.splitting, mesh.holding_the_same, mesh.replicas_of, mesh.sharing):
+        groups = {tuple(among(each)) for each in places}
+        assert sorted(process for group in groups for process in group) == list(range(12))
+
+
+@pytest.mark.parametrize(
+    ("names", "ranks", "expected"),
+    [
+        (("pp", "dp", "tp"), torch.arange(12).view(2, 3, 2), Mesh(2, data=3, tensor=2)),
+        (("tp",), torch.arange(4), Mesh(1, tensor=4)),
+        (("pp", "tp", "dp"), torch.arange(8).view(2, 2, 2), "in this order"),
+        (("pp", "tp"), torch.arange(4).view(2, 2).T, "in another order"),
+    ],
+)
+def test_the_mesh_of_torch(names: tuple[str, ...], ranks: torch.Tensor, expected: Mesh | str) -> None:
+    torch_mesh = SimpleNamespace(mesh_dim_names=names, mesh=ranks)
+    if isinstance(expected, Mesh):
+        assert Mesh.of_device_mesh(torch_mesh) == expected
+        return
+    with pytest.raises(RuntimeFault, match=expected):
+        Mesh.of_device_mesh(torch_mesh)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"pipeline": 0}, "without ranks"),
+        ({"pipeline": 1, "experts": 2, "tensor": 2}, "2 tensor ranks and 2 expert ranks"),
         ({"pipeline": 1, "experts": 4, "per_node": 3}, "does not divide them"),
         ({"pipeline": 1, "high_priority": ("rail", "wire")}, "`wire`.*(\n.*)*comm, rail, node, replicas"),
         ({"pipeline": 1, "high_priority": "rail"}, "`rail`.*(\n.*)*give a tuple"),
@@ -91,9 +129,12 @@ def test_the_mesh_of_a_parallel_line() -> None:
     assert mesh_for(replace(plan, topology=of_node), program, Mesh(2, 4, 2, 2)) == Mesh(2, 4, 2, 2)
     whole = Plan(parallel=Parallel(dp=2, zero=3))
     assert mesh_for(whole, program, None) == Mesh(2, data=2, shard_dense=True)
+    assert mesh_for(Plan(parallel=Parallel(tp=2, dp=3)), program, None) == Mesh(2, data=3, tensor=2)
     for refused, mesh, words in (
-        (Parallel(tp=2, of="attention"), None, "tp 2 and cp 1.*(\n.*)*export PLAN --to megatron"),
-        (Parallel(cp=4), None, "tp 1 and cp 4"),
+        (Parallel(tp=2, of="attention", ep=2), None, "tp 2 and ep 2.*(\n.*)*export PLAN --to megatron"),
+        (Parallel(tp=2, dp=2, zero=3), None, "tp 2 and zero 3"),
+        (Parallel(tp=2), Mesh(2), "data ranks x 2 tensor ranks, the mesh has 2 x 1 x 1"),
+        (Parallel(cp=4), None, "says cp 4"),
         (Parallel(dp=2, zero=2), None, "zero 2.*(\n.*)*`zero 3`"),
         (Parallel(dp=2), Mesh(2, data=4), "2 x 1 x 2 pipeline.*2 x 1 x 4"),
         (Parallel(dp=2, zero=3), Mesh(2, data=2), "2 x 1 x 2 .* with sharded parameters, the mesh has 2 x 1 x 2"),
@@ -101,7 +142,7 @@ def test_the_mesh_of_a_parallel_line() -> None:
         with pytest.raises(RuntimeFault, match=words):
             mesh_for(Plan(parallel=refused), program, mesh)
     model = small_gpt(blocks=2)
-    with pytest.raises(RuntimeFault, match="--to megatron"):
+    with pytest.raises(RuntimeFault, match="in_process=True and 2 tensor ranks"):
         Pipeline(model, program, loss_fn=next_token_loss, plan=Plan(parallel=Parallel(tp=2)), in_process=True)
 
 

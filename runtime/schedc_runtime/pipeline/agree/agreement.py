@@ -12,7 +12,7 @@ from torch import Tensor
 
 from schedc.ir.program import Program
 from schedc.plan import Plan
-from schedc_runtime.data_parallel.gradient_sums import is_expert
+from schedc_runtime.data_parallel.gradient_sums import is_part
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.layer import moe_layers
 from schedc_runtime.stage.stage import Stage
@@ -33,14 +33,14 @@ def fingerprint(
 ) -> dict[str, str]:
     """Digests of what must be equal on all ranks that have it: program, model, blocks of stages, copied weights.
 
-    Experts are not compared: each rank of an expert group holds others.
+    Experts and parts of split products are not compared: the ranks of a group hold different ones.
 
     names: shape and dtype of each entry of the model's state. blocks: [stages] names, as of a `Partition`.
     copies: the stages here that another rank holds, too. Weights on the meta device are not compared.
     cells: the order inside each instruction of the stages here, which expert ranks must have in common.
     """
     weights = {
-        f"weights of stage {stage.index}": _digest(*[_bytes(p) for p in stage.module.parameters() if not is_expert(p)])
+        f"weights of stage {stage.index}": _digest(*[_bytes(p) for p in stage.module.parameters() if not is_part(p)])
         for stage in copies
         if not any(p.is_meta for p in stage.module.parameters())
     }

@@ -221,7 +221,7 @@ class FailureGuard:
         """Lines about the rank or link that ``process`` waits for in the end."""
         from schedc_runtime.blame.words import explain
 
-        return explain(self._programs, standings, process, self._network.mesh.experts, self.control.interval)
+        return explain(self._programs, standings, process, self._network.mesh.exchanging, self.control.interval)
 
     def _describe(self, position: Position) -> str:
         """What a rank does and where in its program, in words."""

@@ -198,7 +198,7 @@ def _take_products(plan: Plan, name: str, layer: MoELayer, kernels: Kernels, nam
 
 
 def parallel_mesh(plan: Plan, parallel: Parallel, program: Program, mesh: Mesh | None) -> Mesh:
-    """The mesh of ``parallel``: pipeline ranks, ep ranks that share experts, dp / ep groups of them.
+    """The mesh of ``parallel``: pipeline ranks, ep ranks that share experts, dp / ep groups of them, tp tensor ranks.
 
     With ``zero 3`` it shards parameters outside of experts. ``zero 0`` and ``zero 1`` are one mesh: the optimizer is
     made by whoever trains. Raises `RuntimeFault` for `Parallel.refusal`, and for another ``mesh``.
@@ -206,20 +206,22 @@ def parallel_mesh(plan: Plan, parallel: Parallel, program: Program, mesh: Mesh |
     if refusal := parallel.refusal:
         raise RuntimeFault(*refusal)
     per_node = plan.topology.per_node if plan.topology else min(parallel.ep, parallel.node)
-    planned = Mesh(program.ranks, parallel.ep, parallel.dp // parallel.ep, per_node, parallel.zero == 3)
+    data, sharded = parallel.dp // parallel.ep, parallel.zero == 3
+    planned = Mesh(program.ranks, parallel.ep, data, per_node, sharded, tensor=parallel.tp)
     if mesh is None:
         return planned
     if replace(mesh, high_priority=(), per_node=planned.per_node) != planned:
         raise RuntimeFault(
             f"the plan is for {planned.pipeline} x {planned.experts} x {planned.data} pipeline, expert and data ranks"
-            f"{_sharded(planned)}, the mesh has {mesh.pipeline} x {mesh.experts} x {mesh.data}{_sharded(mesh)}",
+            f"{_beside(planned)}, the mesh has {mesh.pipeline} x {mesh.experts} x {mesh.data}{_beside(mesh)}",
             "give both the same sizes, or leave the mesh out",
         )
     return mesh
 
 
-def _sharded(mesh: Mesh) -> str:
-    return " with sharded parameters" if mesh.shard_dense else ""
+def _beside(mesh: Mesh) -> str:
+    split = f" x {mesh.tensor} tensor ranks" if mesh.tensor > 1 else ""
+    return split + (" with sharded parameters" if mesh.shard_dense else "")
 
 
 def offload_stages(

@@ -19,6 +19,7 @@ from schedc_runtime.device.choice import device_for
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.execute.cell_programs import asks_on_lane, cell_source, cells_on_rank, check_cells
 from schedc_runtime.materialize.construction import construction_of
+from schedc_runtime.moe.layer import moe_layers
 from schedc_runtime.partition import partition
 from schedc_runtime.partition.shared import tied_apart, ties_of
 from schedc_runtime.pipeline.agree.agreement import check_fingerprints, difference, fingerprint, plan_prints
@@ -104,6 +105,31 @@ def check_attachments(assembly: Assembly) -> None:
         assembly.compile = compile_settings(asked)
 
 
+def split_products(assembly: Assembly) -> None:
+    """This rank's parts of the products that tensor ranks split, if the mesh has such ranks."""
+    if assembly.mesh.tensor == 1:
+        return
+    from schedc_runtime.tensor_parallel.split_model import SplitProducts
+
+    settings, (place,) = assembly.settings, assembly.places
+    taken = {
+        "a model on the meta device": assembly.construction.deferred,
+        "layers of experts": any(True for _ in moe_layers(settings.model)),
+        "compile=": assembly.compile is not None,
+        "`fuse` in the plan": assembly.plan.fuse is not None,
+        "`recompute` in the plan": bool(assembly.plan.recompute),
+        "`slices` in the plan": bool(assembly.plan.slices),
+        "a loss in chunks": bool(assembly.plan.loss) or hasattr(settings.loss_fn, "head"),
+    }
+    if beside := next((name for name, chosen in taken.items() if chosen), ""):
+        raise RuntimeFault(
+            f"{assembly.mesh.tensor} tensor ranks and {beside}, which a pipeline does not carry out together",
+            "leave one of the two out",
+        )
+    group = assembly.network.peer_groups[place].inside_layers
+    assembly.split = SplitProducts(settings.model, settings.tensor_plan, group)
+
+
 def cut_model(assembly: Assembly) -> None:
     """The stages' modules, the names that the whole model's state has, and the tokens of the recording."""
     model, program, cut = assembly.settings.model, assembly.program, assembly.settings.cut
@@ -124,9 +150,14 @@ def cut_model(assembly: Assembly) -> None:
         placement=program.placement,
         example=one_microbatch(assembly.settings.example, program.microbatches, assembly.settings.dims),
         head=assembly.head.left_out,
+        insert=None if assembly.split is None else assembly.split.insertion,
     )
     assembly.first_batch = FirstBatch(model, assembly.plan)
-    assembly.names = {name: (value.shape, value.dtype) for name, value in model.state_dict().items()}
+    split = assembly.split
+    assembly.names = {
+        name: (value.shape if split is None else split.whole_shape(name, value.shape), value.dtype)
+        for name, value in model.state_dict().items()
+    }
 
 
 def tie_weights(assembly: Assembly) -> None:
@@ -173,7 +204,7 @@ def make_stages(assembly: Assembly) -> None:
 def _copied(assembly: Assembly, place: Coordinate) -> list[Stage]:
     """The stages of a place that another rank holds, too: as their second copy, or in another replica."""
     held = assembly.stages[place]
-    if assembly.mesh.replicas > 1:
+    if assembly.mesh.peers > 1:
         return list(held.values())
     return [held[index] for index in copied_stages(assembly.program, place.pipeline)]
 
@@ -207,10 +238,11 @@ def capture_segments(assembly: Assembly) -> None:
         return
     if graphs is not True:
         raise RuntimeFault(f"graphs={graphs!r} is no kind of graph", 'write graphs=True for segments, or graphs="step"')
-    if mesh.pipeline > 1 or mesh.experts > 1:
+    if max(mesh.pipeline, mesh.experts, mesh.tensor) > 1:
+        split = f", {mesh.tensor} tensor" if mesh.tensor > 1 else ""
         raise RuntimeFault(
-            f"graphs=True on {mesh.pipeline} pipeline and {mesh.experts} expert ranks: segments are captured inside of"
-            " a step, and a GPU captures nothing while messages of other ranks come in",
+            f"graphs=True on {mesh.pipeline} pipeline{split} and {mesh.experts} expert ranks: segments are captured"
+            " inside of a step, and a GPU captures nothing while messages of other ranks come in",
             "leave graphs=True out, or take a pipeline of one rank without shared experts",
         )
     others = {"compile=": assembly.compile is not None, "shard_dense": mesh.shard_dense}
@@ -244,7 +276,7 @@ def order_cells(assembly: Assembly) -> None:
     for place in assembly.places:
         if place.replica == assembly.places[0].replica:
             listed = cells_on_rank(program, place.pipeline, assembly.stages[place], source)
-            check_cells(program, place.pipeline, listed, network.peer_groups[place].experts)
+            check_cells(program, place.pipeline, listed, network.peer_groups[place].inside_layers)
             assembly.cells |= listed
 
 
@@ -288,6 +320,7 @@ def compare_ranks(assembly: Assembly) -> None:
         "tied weights": repr([shared.uses for shared in assembly.tied]),
         "`rng` and `seed`": f"{assembly.settings.rng}, {assembly.settings.seed}",
         "`providers`": repr(assembly.settings.providers.names),
+        "plan of styles": "" if assembly.split is None else repr(assembly.split.styles),
         "`compile`": "" if assembly.compile is None else f"{assembly.compile}",
         **plan_prints(assembly.plan, assembly.held()),
         **fingerprint(assembly.program, assembly.names, assembly.partition.blocks, assembly.copied, assembly.cells),
@@ -334,6 +367,7 @@ STEPS: tuple[Callable[[Assembly], None], ...] = (
     choose_mesh,
     connect,
     check_attachments,
+    split_products,
     cut_model,
     tie_weights,
     make_stages,

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from schedc_runtime.fusion.fused_stages import FusedStages
     from schedc_runtime.materialize.construction import Construction
     from schedc_runtime.offload.lanes import Lanes
+    from schedc_runtime.tensor_parallel.split_model import SplitProducts
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,7 @@ class Settings:
     compile: bool | Mapping[str, Any] | None = None
     kernels: Kernels = ()
     providers: NamedProviders = NOBODY_NAMED
+    tensor_plan: Mapping[str, str] | None = None
 
     @property
     def dims(self) -> Dims:
@@ -150,6 +152,7 @@ class Assembly:
     head: the loss function of the last stages. stages: stages of each place in this process, by index.
     copied: those that another rank holds, too. compile: settings of compiled units. compiled: the units, if any.
     fused: blocks with fused chains, if any.
+    split: the model's split products, if the mesh has tensor ranks.
     lanes: where offloads and fetches run, of each place here whose program has some.
     cells: the order inside each kind of instruction on segmented stages, of this process's first replica.
     fixed: why training steps must have the program's own number of microbatches, if anything asks for that.
@@ -177,6 +180,7 @@ class Assembly:
     compile: CompileSettings | None = field(init=False)
     compiled: CompiledUnits | None = None
     fused: FusedStages | None = None
+    split: SplitProducts | None = None
     lanes: list[Lanes] = field(default_factory=list)
     cell_source: CellSource = field(init=False)
     cells: dict[str, CellOnRank] = field(init=False)

@@ -87,7 +87,7 @@ class CountedPrograms:
         for place in assembly.places:
             if place.replica == assembly.places[0].replica:
                 listed = cells_on_rank(program, place.pipeline, assembly.stages[place], assembly.cell_source)
-                check_cells(program, place.pipeline, listed, assembly.network.peer_groups[place].experts)
+                check_cells(program, place.pipeline, listed, assembly.network.peer_groups[place].inside_layers)
 
 
 def _plan_differs(assembly: Assembly, program: Program) -> bool:

@@ -98,7 +98,10 @@ def _is_sharded(module: nn.Module) -> bool:
 
 
 def _device_mesh(assembly: Assembly) -> Any:
-    """A torch mesh [pipeline, replicas] of the processes, with the axes ``pp`` and ``dp``; None in one process."""
+    """A torch mesh [pipeline, replicas] of the processes, with the axes ``pp`` and ``dp``; None in one process.
+
+    With tensor ranks it is [pipeline, replicas, tensor], and has the axis ``tp``.
+    """
     if assembly.network.in_process:
         return None
     if assembly.settings.group is not None:
@@ -108,5 +111,6 @@ def _device_mesh(assembly: Assembly) -> Any:
     from torch.distributed.device_mesh import DeviceMesh
 
     mesh = assembly.mesh
-    ranks = torch.arange(mesh.size).view(mesh.pipeline, mesh.replicas)
-    return DeviceMesh(assembly.device.type, ranks, mesh_dim_names=("pp", "dp"))
+    axes = {"pp": mesh.pipeline, "dp": mesh.replicas} | ({"tp": mesh.tensor} if mesh.tensor > 1 else {})
+    ranks = torch.arange(mesh.size).view(*axes.values())
+    return DeviceMesh(assembly.device.type, ranks, mesh_dim_names=tuple(axes))

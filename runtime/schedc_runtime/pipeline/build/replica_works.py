@@ -39,7 +39,7 @@ _AMONG = WorkGroup.REPLICAS, WorkGroup.SAME_EXPERTS
 
 def _summed(parameters: Iterable[nn.Parameter], group: WorkGroup, mesh: Mesh) -> int:
     """Bytes of the gradients that a group of replicas sums."""
-    if (mesh.data if group is WorkGroup.SAME_EXPERTS else mesh.replicas) == 1:
+    if (mesh.data if group is WorkGroup.SAME_EXPERTS else mesh.peers) == 1:
         return 0
     return sum(
         _size(parameter)
@@ -54,8 +54,8 @@ def _size(parameter: nn.Parameter) -> int:
 
 
 def bytes_of_stages(assembly: Assembly) -> dict[int, StageBytes]:
-    """Bytes that works among replicas move for each stage of the first replica here; {} without replicas."""
-    if assembly.mesh.replicas == 1:
+    """Bytes that works among replicas move for each stage of the first replica here; {} without others."""
+    if assembly.mesh.peers == 1:
         return {}
     sizes: dict[int, StageBytes] = {}
     for place in assembly.places:

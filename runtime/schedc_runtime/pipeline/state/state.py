@@ -27,6 +27,7 @@ def load_state(assembly: Assembly, state: Mapping[str, Tensor], strict: bool) ->
     for stage in stages:
         part = {name: state[name] for name in stage.module.state_dict() if name in state}
         part = local_state(stage.module, part)
+        part = part if assembly.split is None else assembly.split.own_state(stage.module, part)
         stage.module.load_state_dict(shards.parts_of(stage.module, part) if shards else part, strict=False)
 
 
@@ -49,7 +50,7 @@ def gather_state(assembly: Assembly) -> dict[str, Tensor]:
         assembly.guard.control.agree("full_state_dict", None)
         wanted = {name: (owner[name], *spec) for name, spec in names.items() if name in owner and name not in first}
         gathered = network.gather_tensors(wanted, _whole_state(assembly), assembly.device)
-    return _with_all_names(gathered, names, first) if gathered and assembly.places[0].replica == 0 else {}
+    return _with_all_names(gathered, names, first) if gathered and assembly.places[0][1:] == (0, 0) else {}
 
 
 def _with_all_names(state: Mapping[str, Tensor], names: Iterable[str], first: Mapping[str, str]) -> dict[str, Tensor]:
@@ -59,7 +60,10 @@ def _with_all_names(state: Mapping[str, Tensor], names: Iterable[str], first: Ma
 
 def _whole_state(assembly: Assembly) -> dict[str, Tensor]:
     """The state of the stages here with all experts and whole parameters. A collective of the ranks of the others."""
-    mine = {name: value for stage in assembly.held() for name, value in full_state_dict(stage.module).items()}
+    mine: dict[str, Tensor] = {}
+    for stage in assembly.held():
+        state = full_state_dict(stage.module)
+        mine |= state if assembly.split is None else assembly.split.whole_state(stage.module, state)
     return {name: value.full_tensor() if isinstance(value, DTensor) else value for name, value in mine.items()}
 
 

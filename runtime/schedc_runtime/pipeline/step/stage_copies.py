@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _NormBase
 
-from schedc_runtime.data_parallel.gradient_sums import is_dense_shard, is_expert
+from schedc_runtime.data_parallel.gradient_sums import is_dense_shard, is_part
 from schedc_runtime.errors import RanksDisagree, RuntimeFault
 from schedc_runtime.moe.layer import MoELayer
 from schedc_runtime.pipeline.agree.contents import HostNumbers, checksum
@@ -27,7 +27,7 @@ from schedc_runtime.pipeline.agree.step_facts import odd_ranks
 from schedc_runtime.pipeline.build.assembly import Assembly
 from schedc_runtime.ranks.attendance import Alike
 from schedc_runtime.ranks.control import ControlPlane, Unlike
-from schedc_runtime.ranks.mesh import Coordinate
+from schedc_runtime.ranks.mesh import Coordinate, Mesh
 from schedc_runtime.transport.base import Transfer
 
 
@@ -52,7 +52,7 @@ class StageCopies:
 
     def __init__(self, assembly: Assembly, control: ControlPlane, every: int) -> None:
         self._assembly, self._control = assembly, control
-        self._copied = assembly.mesh.replicas > 1 or len(assembly.program.placement.rank_of_stage) > 1
+        self._copied = assembly.mesh.peers > 1 or len(assembly.program.placement.rank_of_stage) > 1
         self.compare_every(every)
         self._loads = -1
         self._looked: _Looked | None = None
@@ -105,17 +105,17 @@ class StageCopies:
             for index, stage in sorted(self._assembly.stages[place].items()):
                 holders = sorted(set(placement.rank_of_stage[:, index].tolist()))
                 for name, parameter in stage.module.named_parameters():
-                    replicas = _replicas(parameter, place.replica, mesh.replicas, mesh.experts)
-                    members = [mesh.process(Coordinate(rank, replica)) for rank in holders for replica in replicas]
+                    same = _same(parameter, place, mesh)
+                    members = [process + (rank - place.pipeline) * mesh.peers for rank in holders for process in same]
                     if len(members) > 1:
                         yield _Copy(place, tuple(sorted(members)), name, parameter)
 
 
-def _replicas(parameter: nn.Parameter, replica: int, replicas: int, experts: int) -> Sequence[int]:
-    """The replicas that hold equal values of a parameter of ``replica``. experts: ranks of an expert group."""
+def _same(parameter: nn.Parameter, place: Coordinate, mesh: Mesh) -> Sequence[int]:
+    """The processes with the stages of ``place`` that hold equal values of a parameter."""
     if isinstance(parameter, DTensor) or is_dense_shard(parameter):
-        return [replica]
-    return range(replica % experts, replicas, experts) if is_expert(parameter) else range(replicas)
+        return [mesh.process(place)]
+    return mesh.holding_the_same(place) if is_part(parameter) else mesh.replicas_of(place)
 
 
 def _check(everyone: Sequence[Mapping[str, Mapping[str, int]]]) -> None:
@@ -205,7 +205,7 @@ class RunningStatistics:
 
     def _over_replicas(self, values: list[Tensor]) -> list[Tensor]:
         """[statistics] of each stage, with what the other replicas have seen."""
-        if self._assembly.mesh.replicas == 1:
+        if self._assembly.mesh.peers == 1:
             return values
         groups = [self._assembly.network.peer_groups[stage.place].replicas for stage in self._stages]
         started = [
@@ -230,7 +230,7 @@ def _copied_stages(assembly: Assembly) -> Iterator[_CopiedStage]:
     for place in assembly.places:
         for index, stage in sorted(assembly.stages[place].items()):
             peer = next((int(rank) for rank in ranks[:, index] if rank != place.pipeline), -1)
-            if peer >= 0 or assembly.mesh.replicas > 1:
+            if peer >= 0 or assembly.mesh.peers > 1:
                 norms = [m for m in stage.module.modules() if isinstance(m, _NormBase) and m.running_mean is not None]
                 first = bool(ranks[0, index] == place.pipeline)
                 yield _CopiedStage(place, peer, first, tuple(norms), tuple(_watched(stage.module)))

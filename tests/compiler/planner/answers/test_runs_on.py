@@ -20,11 +20,10 @@ from support.plan_facts import plan_facts
 from support.written_plans import GPT2
 
 ONE = PlanAxes(1, 1, 2, 1, 1, 4, 1, 1, 4, "1f1b")
-NO_PRODUCT = "a pipeline splits no product and no sequence"
 CASES: list[tuple[PlanAxes, tuple[str, str, str]]] = [
     (ONE, ("", "", "")),
-    (replace(ONE, tp=2, dp=2, microbatches=8), (NO_PRODUCT, "", "")),
-    (replace(ONE, cp=2, dp=2, microbatches=8), ("tp 1 and cp 2", "", "")),
+    (replace(ONE, tp=2, dp=2, microbatches=8), ("", "", "")),
+    (replace(ONE, cp=2, dp=2, microbatches=8), ("cp 2", "", "")),
     (
         replace(ONE, zero=2),
         (
@@ -45,7 +44,7 @@ CASES: list[tuple[PlanAxes, tuple[str, str, str]]] = [
     (replace(ONE, schedule="zbh1"), ("", "order of zbh1: op 2 of rank 0 is", "")),
     (replace(ONE, pp=4, dp=2, microbatch=4, microbatches=2), ("", "", "")),
     (replace(ONE, pp=1, dp=8, microbatches=2), ("", "", "cannot run 1f1b: it pipelines from two ranks on")),
-    (replace(ONE, schedule="zbv", vpp=2, tp=2, dp=2, zero=0, microbatches=8), (NO_PRODUCT, "stages lie otherwise", "")),
+    (replace(ONE, schedule="zbv", vpp=2, tp=2, dp=2, zero=0, microbatches=8), ("", "stages lie otherwise", "")),
 ]
 
 

@@ -1,0 +1,1 @@
+"""Tensor parallelism: layers whose products several ranks split, with exchanges around their cores."""

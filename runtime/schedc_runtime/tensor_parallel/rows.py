@@ -1,0 +1,97 @@
+"""Refuses a model that lets rows of a sequence meet between its cores, where each rank has its own rows alone."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from schedc_runtime.errors import PartitionError
+from schedc_runtime.tensor_parallel.exchanges import ROWS, OwnColumns, TensorExchange
+
+ROW_BY_ROW = frozenset({
+    "add", "sub", "mul", "div", "true_divide", "neg", "pow", "square", "sqrt", "rsqrt", "exp", "abs", "clamp",
+    "tanh", "sigmoid", "relu", "gelu", "silu", "dropout", "rms_norm", "layer_norm",
+    "to", "type", "type_as", "float", "double", "half", "bfloat16", "contiguous", "clone", "getattr", "after",
+    "__add__", "__radd__", "__mul__", "__rmul__", "__sub__", "__rsub__", "__truediv__", "__rtruediv__",
+    "__iadd__", "__imul__", "add_", "mul_",
+})  # fmt: skip
+"""Functions of torch that compute each element, or each row, by itself."""
+_SIZE = 4
+"""Rows with which a module is tried."""
+
+
+def refuse_meeting_rows(
+    graph: fx.Graph, inside: Collection[fx.Node], modules: Mapping[str, nn.Module], cores: Collection[str]
+) -> None:
+    """Raise `PartitionError` for a node between cores that may let rows [batch, rows, width] meet.
+
+    Functions are known by name. A module is tried on random rows: a row must change nothing of another one.
+    """
+    opened = tuple(f"{path}." for path in cores)
+    within: set[fx.Node] = set()
+    for node in graph.nodes:
+        if node not in inside:
+            continue
+        if any(draw.active for draw in node.meta.get("draws", ())):
+            raise PartitionError(
+                f"`{getattr(node.target, '__name__', node.target)}` draws random numbers where each tensor rank has"
+                " its own rows or heads: all ranks would draw the same",
+                "set dropout to 0, or take one tensor rank for this model",
+            )
+        target = str(node.target)
+        module = modules[target] if node.op == "call_module" else None
+        name = type(module).__name__ if isinstance(module, TensorExchange) else ""
+        if name == "Gather" or (name != "Scatter" and any(source in within for source in node.all_input_nodes)):
+            within.add(node)  # whole rows, up to the scatter
+            continue
+        if isinstance(module, (TensorExchange, OwnColumns)) or target in cores or target.startswith(opened):
+            continue
+        if not (_is_row_by_row(node) if module is None else _keeps_rows_apart(module, node)):
+            what = f"`{target}`" if module is not None else f"the function `{getattr(node.target, '__name__', target)}`"
+            raise PartitionError(
+                f"{what} may let rows of a sequence meet between the cores of the plan of styles, where each tensor"
+                f" rank has its own rows alone{node.meta.get('line', '')}",
+                "move it into a core, or take one tensor rank for this model",
+            )
+
+
+def _is_row_by_row(node: fx.Node) -> bool:
+    """Whether a function gives rows of which each follows from its own row."""
+    if node.op != "call_function":
+        return node.op == "get_attr"
+    name = getattr(node.target, "__name__", "")
+    sources = [source.meta.get("val") for source in node.all_input_nodes]
+    shapes = [tuple(each.shape) for each in sources if isinstance(each, Tensor) and each.dim() > ROWS]
+    value = node.meta.get("val")
+    if name in ("getitem", "__getitem__", "mean", "sum", "unsqueeze", "expand"):
+        if name in ("mean", "sum"):
+            dims = node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else None)
+            return dims in (-1, (-1,), [-1])
+        return not isinstance(value, Tensor) or tuple(value.shape) in shapes or "part_of" in node.meta
+    return name in ROW_BY_ROW
+
+
+def _keeps_rows_apart(module: nn.Module, node: fx.Node) -> bool:
+    """Whether a row of the first argument of a module changes no other row of its result."""
+    taken = [source.meta.get("val") for source in node.all_input_nodes]
+    if len(taken) != 1 or not isinstance(taken[0], Tensor) or taken[0].dim() <= ROWS:
+        return False
+    shape = [int(size) for size in taken[0].shape]
+    shape[0], shape[ROWS] = 1, _SIZE
+    device = next((p.device for p in module.parameters()), torch.device("cpu"))
+    tried = deepcopy(module)  # statistics of the trial are not kept
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        rows = torch.randn(shape, dtype=taken[0].dtype, device=device)
+        other = rows.clone()
+        other[:, 0] += 1.0
+        try:
+            first, second = tried(rows), tried(other)
+        except Exception:
+            return False
+    same: Any = isinstance(first, Tensor) and first.shape[:2] == rows.shape[:2]
+    return bool(same and torch.equal(first[:, 1:], second[:, 1:]))

@@ -1,0 +1,60 @@
+"""A model whose products tensor ranks split: the plan of styles, the cores, and the exchanges around cores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from schedc_runtime.ranks.expert_group import ExpertGroup
+from schedc_runtime.tensor_parallel.exchanges import own_part
+from schedc_runtime.tensor_parallel.insertion import Insertion
+from schedc_runtime.tensor_parallel.shard import shard_model
+from schedc_runtime.tensor_parallel.styles import cores_of, head_of, plan_of
+
+
+class SplitProducts:
+    """This rank's part of a model. The weights of all stages are split when it is made.
+
+    plan: styles by name; None for the model's own. group: the tensor ranks.
+
+    Raises `RuntimeFault`, on every rank alike, for a plan or sizes that are not carried out.
+    """
+
+    def __init__(self, model: nn.Module, plan: Mapping[str, str] | None, group: ExpertGroup) -> None:
+        self._model, self._group = model, group
+        self.styles = dict(plan_of(model, plan))
+        self.head = head_of(model, self.styles)
+        self.cores = cores_of(model, self.styles, self.head)
+        shard_model(model, self.cores, group.size, group.rank)
+
+    def whole_shape(self, name: str, shape: torch.Size) -> torch.Size:
+        """The shape [...] of the whole tensor of which the model's entry ``name`` is this rank's part."""
+        dim, size, _ = self._part(self._model, name)
+        return torch.Size([count * size if d == dim else count for d, count in enumerate(shape)])
+
+    def own_state(self, module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """This rank's parts of whole tensors [...], as ``module`` loads them."""
+        parts = {name: self._part(module, name) for name in state}
+        return {name: value if parts[name][0] < 0 else own_part(value, *parts[name]) for name, value in state.items()}
+
+    def whole_state(self, module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The whole tensors [...] of the parts that the tensor ranks hold. A collective of these."""
+        communicator, whole = self._group.expert, dict(state)
+        for name, value in state.items():
+            if (dim := self._part(module, name)[0]) >= 0:
+                parts = communicator.wait(communicator.all_gather(value.detach(), "state"))
+                whole[name] = torch.cat(list(parts), dim)
+        return whole
+
+    @staticmethod
+    def _part(module: nn.Module, name: str) -> tuple[int, int, int]:
+        """(dimension, ranks, rank) of an entry of a module's state; the dimension is -1 for what is whole."""
+        owner, _, own = name.rpartition(".")
+        part: tuple[int, int, int] = getattr(getattr(module.get_submodule(owner), own), "tensor_parallel", (-1, 1, 0))
+        return part
+
+    def insertion(self, units: Sequence[str]) -> Insertion:
+        """What is inserted while the model is recorded. units: paths of its blocks."""
+        return Insertion(self._model, self.cores, units, self.head, self._group)

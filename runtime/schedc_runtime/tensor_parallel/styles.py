@@ -1,0 +1,181 @@
+"""Reads a plan of styles against a model: which modules are split how, and the cores around which ranks exchange.
+
+A plan is a dict from a name with `*` for numbers to a style, as the ``base_model_tp_plan`` of Transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+from torch import nn
+
+from schedc_runtime.errors import RuntimeFault
+
+
+class Split(Enum):
+    """Which part of a product a rank has."""
+
+    ROWS = "rows of the weight: columns of the result"
+    COLUMNS = "columns of the weight: a part of a sum"
+
+
+class Style(NamedTuple):
+    """What a style says. split: None for a module that every rank holds whole.
+
+    whole_outside: whether ranks have the whole result of a split in rows, or the whole input of a split in columns.
+    outside: whether the module lies outside of cores, where it stays whole.
+    """
+
+    split: Split | None = None
+    whole_outside: bool = False
+    outside: bool = False
+
+
+STYLES = {
+    "colwise": Style(Split.ROWS),
+    "rowwise": Style(Split.COLUMNS),
+    "colwise_gather_output": Style(Split.ROWS, whole_outside=True),
+    "rowwise_split_input": Style(Split.COLUMNS, whole_outside=True),
+    "replicated_with_grad_allreduce": Style(),
+    "replicate": Style(),
+    "mla_kv_a_proj": Style(),
+    "embedding_rowwise": Style(outside=True),
+}
+"""The styles that a pipeline carries out. An embedding stays whole: each rank has all rows of the table."""
+
+
+class StyledModule(NamedTuple):
+    """A module that a plan names. style: its name, as in the plan."""
+
+    path: str
+    module: nn.Module
+    style: str
+
+    @property
+    def split(self) -> Split | None:
+        """Which part of the product a rank has."""
+        return STYLES[self.style].split
+
+
+@dataclass(frozen=True)
+class Core:
+    """The smallest module that holds a run from rows to columns: an attention, an MLP.
+
+    into: its products split in rows. out: the last product, split in columns, whose result is the core's.
+    """
+
+    path: str
+    into: tuple[StyledModule, ...]
+    out: StyledModule
+
+    @property
+    def opened(self) -> bool:
+        """Whether exchanges lie inside of the core, which is then recorded through."""
+        return any(STYLES[each.style].whole_outside for each in (*self.into, self.out))
+
+
+def plan_of(model: nn.Module, given: Mapping[str, str] | None) -> Mapping[str, str]:
+    """The plan that was given, else the model's own. Raises `RuntimeFault` for a model without one."""
+    own = given if given is not None else getattr(model, "_tp_plan", None)
+    if not isinstance(own, Mapping) or not own:
+        raise RuntimeFault(
+            f"the mesh splits products over tensor ranks, and {type(model).__name__} has no plan of styles",
+            'pass Pipeline(tensor_plan={"layers.*.up": "colwise", "layers.*.down": "rowwise"})',
+        )
+    return own
+
+
+def cores_of(model: nn.Module, plan: Mapping[str, str], head: str) -> tuple[Core, ...]:
+    """The cores of a model by a plan, in the order of its modules. head: path of the layer that stays whole.
+
+    Raises `RuntimeFault` for a style that is not carried out, a name that fits nothing, and a core that does not close.
+    """
+    styled = list(_styled(model, plan))
+    split = [each for each in styled if each.split is not None and each.path != head]
+    ends = [each for each in split if each.split is Split.COLUMNS]
+    homes = {end.path: _home(end.path, split) for end in ends}
+    cores = []
+    for path in dict.fromkeys(homes.values()):
+        inside = [each for each in split if each.path.startswith(f"{path}.")]
+        last = [each for each in inside if each.split is Split.COLUMNS]
+        if len(last) > 1:
+            raise _open_core(path, f"`{last[0].path}` and `{last[1].path}` both end it")
+        cores.append(Core(path, tuple(each for each in inside if each.split is Split.ROWS), last[0]))
+    held = {each.path for core in cores for each in (*core.into, core.out)}
+    if lone := next((each for each in split if each.path not in held), None):
+        raise _open_core(lone.path, f"its style `{lone.style}` begins a core, and no product in columns ends it")
+    return tuple(cores)
+
+
+def _styled(model: nn.Module, plan: Mapping[str, str]) -> Iterator[StyledModule]:
+    """The modules that a plan names, in the order of the model."""
+    modules = dict(model.named_modules())
+    for pattern, style in plan.items():
+        fits = any(_matches(name, pattern) for name in modules)
+        if style not in STYLES and (fits or _is_parameter(model, pattern)):
+            raise RuntimeFault(
+                f"the plan of styles has `{pattern}: {style}`, and a pipeline does not carry out the style `{style}`",
+                f"write one of {', '.join(STYLES)}; or take one tensor rank for this model",
+            )
+        if not fits:
+            raise RuntimeFault(
+                f"the plan of styles names `{pattern}`, and {type(model).__name__} has no such module",
+                "write names as in model.named_modules(), with * in place of numbers",
+            )
+    for name, module in modules.items():
+        if style := next((style for pattern, style in plan.items() if _matches(name, pattern)), ""):
+            plain = type(module) is nn.Linear or hasattr(getattr(module, "weight", None), "tensor_parallel")
+            if STYLES[style].split is not None and not plain:
+                raise RuntimeFault(
+                    f"the plan of styles splits `{name}` ({style}), a {type(module).__name__} and no nn.Linear",
+                    "leave it out of the plan: it then stays whole, and its core must have no other product",
+                )
+            yield StyledModule(name, module, style)
+
+
+def _matches(name: str, pattern: str) -> bool:
+    """Whether a name fits a pattern word by word."""
+    words, wanted = name.split("."), pattern.split(".")
+    return len(words) == len(wanted) and all(map(fnmatchcase, words, wanted))
+
+
+def _is_parameter(model: nn.Module, pattern: str) -> bool:
+    return any(_matches(name, pattern) for name, _ in model.named_parameters())
+
+
+def _home(path: str, split: Sequence[StyledModule]) -> str:
+    """The path of the smallest module around a product in columns that has a product in rows, too."""
+    home = path
+    while home := home.rpartition(".")[0]:
+        if any(each.split is Split.ROWS and each.path.startswith(f"{home}.") for each in split):
+            return home
+    raise _open_core(path, "its style ends a core, and no product in rows begins it")
+
+
+def _open_core(path: str, why: str) -> RuntimeFault:
+    return RuntimeFault(
+        f"the plan of styles has a core that does not close at `{path}`: {why}",
+        "give a core products in rows (colwise) and one product in columns (rowwise), which ends it",
+    )
+
+
+def head_of(model: nn.Module, plan: Mapping[str, str]) -> str:
+    """The path of the layer that makes logits, as the model says it; else what the plan calls a gathered `head`.
+
+    Raises `RuntimeFault` where neither does.
+    """
+    output = getattr(model, "get_output_embeddings", lambda: None)()
+    modules: list[tuple[str, nn.Module]] = list(model.named_modules())
+    if output is not None:
+        return next(name for name, module in modules if module is output)
+    gathered = [pattern for pattern, style in plan.items() if style == "colwise_gather_output" and "*" not in pattern]
+    if len(gathered) != 1 or gathered[0] not in dict(modules):
+        raise RuntimeFault(
+            f"neither {type(model).__name__} nor the plan of styles names the head, before which rows are collected",
+            'write it into the plan, as {"head": "colwise_gather_output"}: it stays whole on every tensor rank',
+        )
+    return gathered[0]

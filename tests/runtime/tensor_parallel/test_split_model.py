@@ -1,0 +1,165 @@
+"""What tensor parallelism refuses, by name, before a rank computes anything; and what it inserts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from schedc_runtime.errors import PartitionError, RuntimeFault
+from schedc_runtime.partition import Partition, partition
+from schedc_runtime.ranks.expert_group import ExpertGroup
+from schedc_runtime.segments import stage_graph
+from schedc_runtime.tensor_parallel.exchanges import own_part
+from schedc_runtime.tensor_parallel.split_model import SplitProducts
+from schedc_runtime.transport.collectives import SoloCommunicator
+from support.tensor_cases import TOY_PLAN, Toy, toy
+
+
+def split(model: nn.Module, plan: dict[str, str] | None = None, ranks: int = 2, rank: int = 0) -> SplitProducts:
+    """A model split over ranks that never exchange anything."""
+    group = ExpertGroup(*(SoloCommunicator(name) for name in ("tensor", "rail", "node")), per_node=ranks, rank=rank)
+    return SplitProducts(model, TOY_PLAN if plan is None else plan, group)
+
+
+def cut(model: nn.Module, length: int = 8, **options: Any) -> Partition:
+    tokens = torch.zeros(2, length, dtype=torch.int64)
+    return partition(model, 2, example={"input_ids": tokens}, insert=split(model, **options).insertion)
+
+
+def plan(**changed: str) -> dict[str, str]:
+    return {**TOY_PLAN, **{name.replace("__", "."): style for name, style in changed.items()}}
+
+
+@pytest.mark.parametrize(
+    ("styles", "words"),
+    [
+        (TOY_PLAN | {"blocks.*.mlp.up": "moe_tp_experts"}, "blocks.*.mlp.up: moe_tp_experts.*does not carry out"),
+        (TOY_PLAN | {"blocks.*.mlp.middle": "colwise"}, "`blocks.*.mlp.middle`, and Toy has no such module"),
+        (TOY_PLAN | {"blocks.*.first": "colwise"}, "splits `blocks.0.first` .colwise., a LayerNorm"),
+        ({k: v for k, v in TOY_PLAN.items() if "down" not in k}, "does not close at `blocks.0.mlp.up`"),
+        ({k: v for k, v in TOY_PLAN.items() if "up" not in k and "attention" not in k}, "does not close.*mlp.down"),
+        ({k: v for k, v in TOY_PLAN.items() if k != "head"}, "names the head"),
+        ({}, "Toy has no plan of styles"),
+    ],
+)
+def test_plans_that_are_not_carried_out(styles: dict[str, str], words: str) -> None:
+    with pytest.raises(RuntimeFault, match=words):
+        split(toy(), styles)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words"),
+    [(3, "`blocks.0.attention.query` .colwise. has 32 rows, which 3"), (8, "has 4 heads of 8, which 8 tensor ranks")],
+)
+def test_sizes_that_ranks_cannot_share(ranks: int, words: str) -> None:
+    with pytest.raises(RuntimeFault, match=words):
+        split(toy(), ranks=ranks)
+
+
+def test_a_weight_is_split_once() -> None:
+    model = toy()
+    split(model)
+    with pytest.raises(RuntimeFault, match=r"weight of `blocks.0.attention.query` is split already"):
+        split(model)
+    shared = toy()
+    shared.blocks[1].mlp.up.weight = shared.blocks[0].mlp.up.weight  # type: ignore[union-attr]
+    with pytest.raises(RuntimeFault, match=r"weight of `blocks.1.mlp.up` is split already"):
+        split(shared)
+
+
+def doubled(x: Tensor) -> Tensor:
+    return 2.0 * x
+
+
+def mixed(x: Tensor) -> Tensor:
+    return x + x.mean(1, keepdim=True)
+
+
+def rolled(x: Tensor) -> Tensor:
+    return x.roll(1, 1)
+
+
+def dropped(x: Tensor) -> Tensor:
+    return nn.functional.dropout(x, 0.5, training=True)
+
+
+class Shift(nn.Module):
+    """Takes each row from its neighbour."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones((), dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.roll(1, 1) * self.scale
+
+
+@pytest.mark.parametrize(
+    ("of_blocks", "words"),
+    [
+        ({"behind": doubled}, "core `blocks.0.mlp` does not close: `blocks.0.mlp.down`"),
+        ({"between": mixed}, "function `mean` may let rows of a sequence meet"),
+        ({"between": rolled}, "function `roll` may let rows of a sequence meet"),
+        ({"between": Shift()}, "`blocks.0.between` may let rows of a sequence meet"),
+        ({"between": dropped}, "`dropout` draws random numbers"),
+    ],
+)
+def test_blocks_that_are_not_exact_in_parts(of_blocks: dict[str, Callable[[Tensor], Tensor]], words: str) -> None:
+    with pytest.raises(PartitionError, match=words):
+        cut(toy(**of_blocks))
+
+
+def test_a_sequence_that_ranks_cannot_share() -> None:
+    with pytest.raises(PartitionError, match="2 tensor ranks cannot share 7 rows of a sequence"):
+        cut(toy(), length=7)
+
+
+class Twice(Toy):
+    """Adds the table's first row between blocks, where gradients are partial sums."""
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.embedding(input_ids)
+        for block in self.blocks:
+            x = block(x) + self.embedding.weight[0]
+        logits: Tensor = self.head(self.norm(x))
+        return logits
+
+
+def test_a_parameter_of_both_classes() -> None:
+    with pytest.raises(PartitionError, match=r"`embedding.weight` is used both where its gradient is whole"):
+        cut(Twice())
+
+
+def test_parts_and_classes_of_parameters() -> None:
+    model = toy()
+    whole = {name: value.clone() for name, value in model.state_dict().items()}
+    cut(model, rank=1)
+    parts = {n for n, p in model.named_parameters() if hasattr(p, "tensor_parallel")}
+    assert {name.split(".", 2)[-1] for name in parts} == {
+        f"{core}.{kind}"
+        for core in ("attention.query", "attention.key", "attention.value", "mlp.up")
+        for kind in ("weight", "bias")
+    } | {"attention.out.weight", "mlp.down.weight"}
+    for name, parameter in model.named_parameters():
+        dim = getattr(parameter, "tensor_parallel", (None,))[0]
+        expected = whole[name] if dim is None else own_part(whole[name], dim, 2, 1)
+        assert torch.equal(parameter, expected), name
+    complete = {n for n, p in model.named_parameters() if getattr(p, "tensor_complete", False)}
+    assert complete == {"embedding.weight", "head.weight"}
+
+
+def test_exchanges_lie_around_cores_and_names_are_unique() -> None:
+    parts = cut(toy())
+    graph = stage_graph(parts.modules[1], len(parts.values[0]))
+    names = [node.name for node in graph.nodes]
+    assert len(names) == len(set(names))
+    assert sum(".gather." in name for name in names) == sum(".scatter." in name for name in names) == 4
+    assert sum(".collect." in name for name in names) == 1
+    assert not any(".enter." in name for name in names), "the region begins in the first stage"
+    boundary = parts.records.first
+    assert boundary is not None
+    assert boundary.boundaries[1].tensors[0].shape == (2, 4, 32), "own rows alone cross between stages"

@@ -1,0 +1,49 @@
+"""Tensor parallelism on real ranks, against plain autograd. `benchmarks/tensor.py` has all families and schedules."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schedc_runtime.testing import pool
+from support.needs import needs
+
+CASES = "support.tensor_cases"
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def ranks() -> list[dict[str, Any]]:
+    return pool(4).run(f"{CASES}:toys", timeout=240)
+
+
+@pytest.mark.parametrize("case", ["zbh1", "1f1b tied", "dualpipev tied", "dualpipe"])
+def test_gradients_add_up_over_steps_as_in_one_process(ranks: list[dict[str, Any]], case: str) -> None:
+    """Weights with biases, norms and tables, also one that the embedding and the head share."""
+    assert max(rank[case][figure] for rank in ranks for figure in ("error", "loss", "norm")) <= 1e-14
+
+
+def test_partial_sums_travel_once_a_step_and_no_weight_gradient_waits(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        for case in rank.values():
+            assert case["in W"] == 0
+            assert case["sums"][0] == case["sums"][1] <= 2 * 2, "a scatter and a spread of each stage"
+
+
+@needs("transformers")
+def test_models_of_transformers_train_by_their_own_plans() -> None:
+    """Biases behind the sum, gathered columns in a core, norms of heads: every order of a cell has the same bits."""
+    names = ["starcoder2", "phi3"]
+    for cases in pool(4).run(f"{CASES}:families", timeout=240, names=names, schedules=["dualpipev"]):
+        assert [case["family"] for case in cases] == names
+        assert all(case["error"] <= 1e-14 and case["equal"] for case in cases)
+
+
+def test_a_state_is_the_same_at_other_numbers_of_tensor_ranks(tmp_path: Path) -> None:
+    states = pool(4).run(f"{CASES}:states", timeout=240, folder=str(tmp_path / "saved"))[0]
+    assert len(states) == 3
+    first, *others = states.values()
+    assert len(first) > 20
+    assert all(other == first for other in others)
