@@ -189,7 +189,7 @@ class ToyAttention(nn.Module):
 
 
 class ToyMlp(nn.Module):
-    """[batch, S, width] to the same. behind: what it does with the result of its last product."""
+    """[batch, S, width] to the same. behind: applied to the result of the last product."""
 
     def __init__(self, width: int, behind: Any = None) -> None:
         super().__init__()
@@ -202,7 +202,7 @@ class ToyMlp(nn.Module):
 
 
 class ToyBlock(nn.Module):
-    """Attention and MLP around residual connections. between: what it does with the rows between them."""
+    """Attention and MLP around residual connections. between: applied to the rows between the two."""
 
     def __init__(self, width: int, behind: Any = None, between: Any = None) -> None:
         super().__init__()

@@ -56,7 +56,7 @@ class TensorExchange(Exchange):
         return "node"
 
     def outline(self, tensor: Tensor) -> Tensor:
-        """The result for a fake tensor [...]: its shape, and whether it needs a gradient."""
+        """The result for a fake tensor [...], with the right shape and need of a gradient."""
         raise NotImplementedError
 
     def forward(self, route: Any, *payload: Tensor) -> tuple[Tensor, ...]:
