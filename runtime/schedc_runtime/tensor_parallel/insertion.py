@@ -28,7 +28,7 @@ Run = Callable[[Any, Any], Any]
 
 
 @dataclass
-class _Inserted:
+class _OwnRows:
     """What one recording has inserted. inside: whether rows are a rank's own now. ends: results of last products."""
 
     inside: bool = False
@@ -47,7 +47,7 @@ class Insertion:
     ) -> None:
         self.gradients = Gradients(model, cores, head)
         self._paths = {id(module): name for name, module in model.named_modules()}
-        self._group, self._home, self._now = group, nn.Module(), _Inserted()
+        self._group, self._home, self._now = group, nn.Module(), _OwnRows()
         blocks = tuple(units)
         self._handlers: dict[str, Callable[[Run, Any, Any], Any]] = {}
         self._ends = {core.out.path for core in cores}
@@ -67,7 +67,7 @@ class Insertion:
 
     def begin(self) -> None:
         """A recording begins."""
-        self._now = _Inserted()
+        self._now = _OwnRows()
 
     def finish(self, recording: Recording) -> None:
         """A recording has ended. Raises `PartitionError` where own rows were not collected, or meet."""

@@ -23,7 +23,7 @@ class Split(Enum):
     COLUMNS = "columns of the weight: a part of a sum"
 
 
-class Style(NamedTuple):
+class SplitStyle(NamedTuple):
     """What a style says. split: None for a module that every rank holds whole.
 
     whole_outside: whether ranks have the whole result of a split in rows, or the whole input of a split in columns.
@@ -36,14 +36,14 @@ class Style(NamedTuple):
 
 
 STYLES = {
-    "colwise": Style(Split.ROWS),
-    "rowwise": Style(Split.COLUMNS),
-    "colwise_gather_output": Style(Split.ROWS, whole_outside=True),
-    "rowwise_split_input": Style(Split.COLUMNS, whole_outside=True),
-    "replicated_with_grad_allreduce": Style(),
-    "replicate": Style(),
-    "mla_kv_a_proj": Style(),
-    "embedding_rowwise": Style(outside=True),
+    "colwise": SplitStyle(Split.ROWS),
+    "rowwise": SplitStyle(Split.COLUMNS),
+    "colwise_gather_output": SplitStyle(Split.ROWS, whole_outside=True),
+    "rowwise_split_input": SplitStyle(Split.COLUMNS, whole_outside=True),
+    "replicated_with_grad_allreduce": SplitStyle(),
+    "replicate": SplitStyle(),
+    "mla_kv_a_proj": SplitStyle(),
+    "embedding_rowwise": SplitStyle(outside=True),
 }
 """The styles that a pipeline carries out. An embedding stays whole: each rank has all rows of the table."""
 
