@@ -122,10 +122,9 @@ def partition(
     points = tuple(split_points or ())
     check_split_points(model, points)
     units = find_units(model, stages, blocks, count=_count(layout))
-    inserted = None if insert is None else insert(list(units))
-    rule, wanted = NodeRule.of(list(units), points, head, inserted), frozenset([*units, *points])
+    rule = NodeRule.of(list(units), points, head, insert and insert(list(units)))
     named, recording = first_recording(model, rule, inputs, example)
-    entries = Entries.of(recording, wanted)
+    entries = Entries.of(recording, wanted := frozenset([*units, *points]))
     check_split_points(model, points, recording.called, rule.around)
     chosen_here = layout is None and costs is None and split_points is None
     if chosen_here:

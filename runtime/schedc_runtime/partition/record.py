@@ -47,10 +47,8 @@ class Inserted(Protocol):
 
     points: tuple[str, ...]
 
-    def begin(self) -> None: ...
-
     def around(self, recorder: ForwardRecorder) -> Callable[..., Any]:
-        """What takes calls of modules, as ``recorder.call`` does."""
+        """What takes calls of modules, as ``recorder.call`` does. A recording begins."""
         ...
 
     def finish(self, recording: Recording) -> None:
@@ -113,7 +111,8 @@ def record(
     """
     try:
         with as_around():
-            return _record(model, named, rule, training=training, device=device, around=around, varying=varying)
+            recording = _record(model, named, rule, training=training, device=device, around=around, varying=varying)
+            return _finished(recording, rule)
     except _NeedsWhole as error:
         # A module without parameters, which takes a branch on values, is called and not recorded.
         whole = replace(rule, whole=rule.whole | {error.path})
@@ -135,8 +134,6 @@ def _record(
     if rule.head:
         check_head(model, rule.head)
     through = modules_outside(model, rule)
-    if rule.inserted is not None:
-        rule.inserted.begin()
     notes, symbols = ReadNotes(model), Symbols() if varying else None
     with (
         notes.put_back_behind(),
@@ -176,6 +173,11 @@ def _record(
             raise _fails(error, model, inputs, recorder.unit) from error
         recording.description = description_of(recording)
         recording.conditions = None if symbols is None else _conditions(symbols, named, recorder)
+    return recording
+
+
+def _finished(recording: Recording, rule: NodeRule) -> Recording:
+    """A recording that is complete, without its head if the rule leaves one out."""
     if rule.inserted is not None:
         rule.inserted.finish(recording)
     if rule.head:

@@ -65,10 +65,6 @@ class Insertion:
         )
         """Paths of modules around which the model is recorded through."""
 
-    def begin(self) -> None:
-        """A recording begins."""
-        self._now = _OwnRows()
-
     def finish(self, recording: Recording) -> None:
         """A recording has ended. Raises `PartitionError` where own rows were not collected, or meet."""
         if not self._now.entered or self._now.inside:
@@ -80,7 +76,8 @@ class Insertion:
         self.gradients.read(recording)
 
     def around(self, recorder: ForwardRecorder) -> Callable[..., Any]:
-        """What takes the calls of modules in place of ``recorder.call``."""
+        """What takes the calls of modules in place of ``recorder.call``. A recording begins."""
+        self._now = _OwnRows()
 
         def call(module: nn.Module, args: Any, kwargs: Any, original: Callable[..., Any]) -> Any:
             path = self._paths.get(id(module), "")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any, cast
 
 import torch
@@ -84,8 +84,3 @@ def _check_heads(styled: StyledModule, size: int, width: int) -> None:
             f"`{styled.path}` ({styled.style}) has {heads} heads of {width}, which {size} tensor ranks cannot share",
             f"take a number of tensor ranks that divides {heads}",
         )
-
-
-def joined(parts: Mapping[int, Tensor], dim: int) -> Tensor:
-    """[...] a whole tensor of the parts of all ranks, by rank."""
-    return torch.cat([parts[rank] for rank in sorted(parts)], dim)

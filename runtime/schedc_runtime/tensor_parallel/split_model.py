@@ -11,7 +11,7 @@ from schedc_runtime.ranks.expert_group import ExpertGroup
 from schedc_runtime.tensor_parallel.exchanges import own_part
 from schedc_runtime.tensor_parallel.insertion import Insertion
 from schedc_runtime.tensor_parallel.shard import shard_model
-from schedc_runtime.tensor_parallel.styles import cores_of, head_of, plan_of
+from schedc_runtime.tensor_parallel.styles import cores_of, head_of, styles_of
 
 
 class SplitProducts:
@@ -24,7 +24,7 @@ class SplitProducts:
 
     def __init__(self, model: nn.Module, plan: Mapping[str, str] | None, group: ExpertGroup) -> None:
         self._model, self._group = model, group
-        self.styles = dict(plan_of(model, plan))
+        self.styles = dict(styles_of(model, plan))
         self.head = head_of(model, self.styles)
         self.cores = cores_of(model, self.styles, self.head)
         shard_model(model, self.cores, group.size, group.rank)

@@ -78,7 +78,7 @@ class Core:
         return any(STYLES[each.style].whole_outside for each in (*self.into, self.out))
 
 
-def plan_of(model: nn.Module, given: Mapping[str, str] | None) -> Mapping[str, str]:
+def styles_of(model: nn.Module, given: Mapping[str, str] | None) -> Mapping[str, str]:
     """The plan that was given, else the model's own. Raises `RuntimeFault` for a model without one."""
     own = given if given is not None else getattr(model, "_tp_plan", None)
     if not isinstance(own, Mapping) or not own:
