@@ -119,8 +119,7 @@ def partition(
     """
     refuse_wrapped(model)
     check_inputs(model, inputs)
-    points = tuple(split_points or ())
-    check_split_points(model, points)
+    check_split_points(model, points := tuple(split_points or ()))
     units = find_units(model, stages, blocks, count=_count(layout))
     rule = NodeRule.of(list(units), points, head, insert and insert(list(units)))
     named, recording = first_recording(model, rule, inputs, example)
