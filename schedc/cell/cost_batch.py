@@ -49,7 +49,7 @@ class CellCostBatch:
 
     def _of(self, work: _Work) -> Floats:
         """[K] times of a work; see `schedc.cell.costs.CellCosts.duration`."""
-        time = self._sum(work, time_column(work.half))
+        time = self._sum(work, time_column(work.half, work.exchange))
         if work.half is Half.BACKWARD and work.inside:
             time = time + self._sum(work, time_column(Half.FORWARD)) * work.inside
         if work.half is Half.BACKWARD and work.again:

@@ -133,11 +133,16 @@ class CellCosts:
             return times.forward * node.share
         if half is Half.BACKWARD and (node.inside or node.again):
             return times.input_gradient + times.forward * node.inside + self._again(shape, index)
-        return times[time_column(half)]
+        return times[time_column(half, node.exchange)]
 
 
-def time_column(half: Half) -> int:
-    """The place in `SegmentTimes` of a half's time, in units of it; a recomputation takes a share of the forward."""
+def time_column(half: Half, exchange: bool = False) -> int:
+    """The place in `SegmentTimes` of a half's time, in units of it; a recomputation takes a share of the forward.
+
+    An exchange has one way back, in the backward or behind W.
+    """
+    if exchange and half is Half.WEIGHT:
+        half = Half.BACKWARD
     return 0 if half is Half.RECOMPUTE else _HALVES.index(half)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property, lru_cache
@@ -45,7 +46,8 @@ class Node:
     after: indexes, ascending, of the nodes whose outputs it takes.
     inputs: whether it takes inputs of the stage, too.
     differentiable: whether gradients go through it.
-    weights: whether it has weight gradients, which a W may compute later.
+    weights: whether it has weight gradients, which a W may compute later. An exchange with this mark brought weights,
+        and returns their gradients behind W.
     recomputed: whether the forward runs again before the backward. share: recomputed part of the forward, 0 to 1.
     inside: part of the forward, 0 to 1, that its backward recomputes inside itself. again: whether its backward repeats
     element-wise work inside itself.
@@ -165,7 +167,7 @@ class StageShape:
     @cached_property
     def backward_order(self) -> tuple[int, ...]:
         """The nodes of `backward` in the order of gradients: from the last node to the first, slices ascending."""
-        return tuple(sorted(self.backward, key=lambda index: (self.nodes[index].slice - index, index)))
+        return self._backwards(self.backward)
 
     @cached_property
     def recomputed(self) -> tuple[int, ...]:
@@ -182,5 +184,18 @@ class StageShape:
 
     @cached_property
     def weights(self) -> tuple[int, ...]:
-        """The nodes with weight gradients, ascending."""
-        return tuple(index for index in self.backward if self.nodes[index].weights)
+        """The nodes with weight gradients, ascending. Exchanges that return gradients count."""
+        reached = set(self.backward)
+        return tuple(
+            index
+            for index, node in enumerate(self.nodes)
+            if node.weights and (index in reached or (node.exchange and not reached.isdisjoint(self.consumers[index])))
+        )
+
+    @cached_property
+    def weight_order(self) -> tuple[int, ...]:
+        """The nodes of `weights` in the order of `backward_order`."""
+        return self._backwards(self.weights)
+
+    def _backwards(self, nodes: Iterable[int]) -> tuple[int, ...]:
+        return tuple(sorted(nodes, key=lambda index: (self.nodes[index].slice - index, index)))

@@ -34,7 +34,7 @@ _NODES: dict[Half, Callable[[StageShape], Iterable[int]]] = {
     Half.FORWARD: lambda graph: range(len(graph)),
     Half.RECOMPUTE: lambda graph: graph.recomputed,
     Half.BACKWARD: lambda graph: graph.backward_order,
-    Half.WEIGHT: lambda graph: (node for node in graph.backward_order if graph.nodes[node].weights),
+    Half.WEIGHT: lambda graph: graph.weight_order,
 }
 """The nodes that each half runs, in order."""
 

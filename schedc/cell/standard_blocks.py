@@ -90,7 +90,7 @@ class _BlockBuilder:
         if self.sizes:
             planned = self.node(layer + "plan", [attention, routing], differentiable=False)
             sized = [planned, self.node(f"{layer}sizes.{Lane.HOST}", [planned], Lane.HOST, differentiable=False)]
-        plan = self.node(layer + "permute", [attention, *sized], weights=self.hot is not None)
+        plan = self.node(layer + "permute", [attention, *sized])
         slots: list[int] = []
         rows = self.travel(layer, "dispatch", self.hops, plan, plan, slots)
         rows = self.node(layer + "experts", [plan, *slots, rows], weights=True)
@@ -111,5 +111,5 @@ class _BlockBuilder:
                 source = self.node(relay, [plan, source])
             source = self.node(f"{layer}{label}.{lane}", [plan, source], lane)
             if self.hot is not None and slots == []:
-                slots.append(self.node(f"{layer}hot.{self.hot}", [plan], self.hot))
+                slots.append(self.node(f"{layer}hot.{self.hot}", [plan], self.hot, differentiable=False, weights=True))
         return source

@@ -208,10 +208,13 @@ class _TaskBuilder:
 
     def weights(self, shape: StageShape, task_of: dict[int, int]) -> None:
         added: dict[int, int] = {}
-        for index in shape.backward_order:
-            if shape.nodes[index].weights and index in task_of:
-                after = [task_of[index]] if task_of[index] >= 0 else []
-                added[index] = self.add(shape, Half.WEIGHT, index, after + _before(shape, index, added))
+        for index in shape.weight_order:
+            if shape.nodes[index].exchange:
+                sources = [added.get(taker, task_of.get(taker, -1)) for taker in shape.consumers[index]]
+            else:
+                sources = [task_of[index]]
+            after = [source for source in sources if source >= 0]
+            added[index] = self.add(shape, Half.WEIGHT, index, after + _before(shape, index, added))
 
 
 def _before(shape: StageShape, index: int, task_of: dict[int, int]) -> list[int]:

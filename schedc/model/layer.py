@@ -202,12 +202,12 @@ class Layer:
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes of a hot expert's matrices in its slot. The gradients of one microbatch take as many."""
+        """Bytes of a copied expert's matrices in its slot."""
         return self.parameters_of_an_expert * self._number
 
     @property
     def slot_gradient_bytes(self) -> int:
-        """Bytes of the gradients of a hot expert's matrices, summed over a step in float32."""
+        """Bytes of the gradients of a copied expert's matrices, in float32."""
         return self.parameters_of_an_expert * bytes_per_number("fp32")
 
 

@@ -59,7 +59,7 @@ def hot_slots(plan: Plan, layout: Layout) -> HotSlots:
     weights, sums = float(most * layer.slot_bytes), float(most * layer.slot_gradient_bytes)
     layers = layout.counts[:, MOE].sum(1)
     if plan.copies_by_microbatch:
-        return HotSlots(weights * layers, none, weights * float(layers.any()))
+        return HotSlots(weights * layers, none, sums * float(layers.any()))
     return HotSlots(none, (weights + sums) * layers, sums * float(min(2, layers.max(initial=0))))
 
 

@@ -98,6 +98,10 @@ def _shuffled(choose: random.Random, kind: str, forward: StageShape | None, back
     if weights is not None and kind[-1] in "BW":
         for node in weights.weights:
             before = [_done(Half.WEIGHT, weights, earlier) for earlier in _slice_before(weights, node, weights.weights)]
+            if weights.nodes[node].exchange:
+                takers = [user for user in weights.consumers[node] if user in weights.weights]
+                add(Half.WEIGHT, weights, node, [_done(Half.WEIGHT, weights, user) for user in takers])
+                continue
             own = [_done(Half.BACKWARD, weights, node)] if "B" in kind else []
             needs[CellStep(Action.RUN, Half.WEIGHT, node)] = own + before
     steps: list[CellStep] = []

@@ -2,9 +2,7 @@
 
     everyone's routing --> plan_forest --> numbers of places --> counts, route
                                  |
-                                 +--> lend --> [hot] --> slots beside the experts of each rank
-                                        ^                    |
-          the owner's gradient, with its children's, ascending | gradients of the slots
+                                 +--> copies --> [hot] --> slots beside the experts of each rank
 
 A rank has a place for each expert of its own, and one for each copy. All copies of a rank belong to one other rank.
 Choices are renumbered by the places where their rows are computed; sums of tokens follow homes. So outputs and all
@@ -15,25 +13,21 @@ gradients but those of expert weights have the bits of the run without copies, w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from schedc.ir.balance import STEP_SLOTS
-from schedc_runtime.device.choice import HostCopy
 from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.moe.copied import CopiedExperts
 from schedc_runtime.moe.counts import Choices, Counts
 from schedc_runtime.moe.forest import Forest, computed_rows, plan_among
-from schedc_runtime.ranks.exchange import Exchange, Pending
 from schedc_runtime.ranks.expert_group import ExpertGroup
 from schedc_runtime.transport.collective_calls import Communicator
-from schedc_runtime.transport.collectives import SoloCommunicator
 
 
 @dataclass(frozen=True)
@@ -69,57 +63,6 @@ class EvenRows:
     def peers(self, group: ExpertGroup) -> Communicator:
         """The ranks among which rows move: neighbours in the group, in its order."""
         return group.node if self.over_node else group.expert
-
-
-Pairs = Sequence[Sequence[Sequence[int]]]
-"""[homes, ranks] numbers of a home's experts, ascending, of which a rank holds copies; of `EvenRows.peers` alone."""
-
-
-class CopiedExperts:
-    """The copies of experts that peers hold, as the peer ``rank`` sees them.
-
-    told: returns `pairs`, when they are first asked for.
-    """
-
-    def __init__(self, rank: int, in_place: bool, told: Callable[[], Pairs]) -> None:
-        self.rank, self.in_place, self._told = rank, in_place, told
-
-    @staticmethod
-    def of_forest(forest: Forest, rank: int, in_place: bool, peers: int) -> CopiedExperts:
-        """The copies of one microbatch, among ``peers`` neighbours. The host waits for them where weights travel."""
-        first = rank - rank % peers
-        table = torch.cat([forest.parent.unsqueeze(1) - first, forest.quota], 1)
-        copy = HostCopy(table[first : first + peers])
-
-        def told() -> Pairs:
-            table = copy.join().tolist()
-            pairs: list[list[list[int]]] = [[[] for _ in table] for _ in table]
-            for taker, (parent, *quota) in enumerate(table):
-                pairs[parent][taker] = [expert for expert, rows in enumerate(quota) if rows]
-            return pairs
-
-        return CopiedExperts(rank - first, in_place, told)
-
-    @cached_property
-    def pairs(self) -> Pairs:
-        """Which copies there are. May wait for the device."""
-        return self._told()
-
-    @property
-    def places(self) -> list[int]:
-        """The copied experts of this rank, ordered by the rank that takes a copy, then by number."""
-        return [expert for experts in self.pairs[self.rank] for expert in experts]
-
-    @property
-    def splits(self) -> tuple[list[int], list[int]]:
-        """([peers], [peers]) number of experts that this rank sends to each peer, and gets from each."""
-        here = self.rank
-        return [len(experts) for experts in self.pairs[here]], [len(takers[here]) for takers in self.pairs]
-
-    @property
-    def travels(self) -> bool:
-        """Whether a copy travels between any peers."""
-        return not self.in_place and any(experts for takers in self.pairs for experts in takers)
 
 
 class RowPlaces(NamedTuple):
@@ -220,47 +163,3 @@ def placed_rows(choices: Choices, counts: Counts, places: RowPlaces, computed: T
     kind = torch.int16 if places.total < 2**15 - 1 else torch.int32
     ids = places.of_homes(choices.ids.int()).to(kind)
     return Choices(ids, choices.slots, placed.to(kind)), Counts(table.to(torch.int32), shape)
-
-
-class CopyingRoute(Protocol):
-    """The part of a `Route` that copies use."""
-
-    @property
-    def copies(self) -> CopiedExperts | None: ...
-
-
-class CopyExchange(Exchange):
-    """Sends the weights of copied experts, [sent, ...], to the ranks that compute some of their rows, [received, ...].
-
-    The backward brings the copies' gradients home, in the order of what was sent. Without a copy nothing is sent, as
-    all ranks know; in place the copies stay.
-    """
-
-    label, differentiable = "hot", True
-
-    def __init__(self, policy: EvenRows) -> None:
-        super().__init__()
-        self.policy, self.nobody = policy, SoloCommunicator("hot")
-
-    @property
-    def lane(self) -> str:
-        return "node" if self.policy.over_node else super().lane
-
-    def start(self, route: CopyingRoute, *payload: Tensor) -> Pending:
-        return self._start(route, payload, self.label)
-
-    def start_backward(self, route: CopyingRoute, *gradients: Tensor) -> Pending:
-        return self._start(route, [each.contiguous() for each in gradients], f"{self.label} backward", reverse=True)
-
-    def finish_backward(self, pending: Pending) -> tuple[Tensor | None, ...]:
-        return self.finish(pending)
-
-    def _start(self, route: CopyingRoute, tensors: Sequence[Tensor], label: str, reverse: bool = False) -> Pending:
-        copies = route.copies
-        assert copies is not None
-        if not copies.travels:
-            each = [len(tensors[0])]
-            return Pending(self.nobody, self.nobody.all_to_all(tensors, each, each, label))
-        send, receive = copies.splits[::-1] if reverse else copies.splits
-        peers = self.policy.peers(self.group)
-        return Pending(peers, peers.all_to_all(tensors, send, receive, label))

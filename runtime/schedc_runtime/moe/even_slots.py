@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from schedc_runtime.device.choice import brought
+from schedc_runtime.moe.copied import CopiedExperts, CopyExchange, add_returned, trained
 from schedc_runtime.moe.counts import Choices, Counts
-from schedc_runtime.moe.even_rows import CopiedExperts, EvenRows, RowPlaces, placed_rows
+from schedc_runtime.moe.even_rows import EvenRows, RowPlaces, placed_rows
 from schedc_runtime.moe.experts import Experts
 from schedc_runtime.moe.forest import computed_rows
 from schedc_runtime.moe.step_lender import StepLender
@@ -25,7 +26,6 @@ from schedc_runtime.moe.step_plan import Held, StepQuotas, plan_step_among
 from schedc_runtime.ranks.exchange import Pending
 from schedc_runtime.ranks.expert_group import ExpertGroup
 from schedc_runtime.transport.collective_calls import Communicator
-from schedc_runtime.transport.collectives import SoloCommunicator
 
 
 class EvenLender(StepLender):
@@ -34,14 +34,15 @@ class EvenLender(StepLender):
     def __init__(self, policy: EvenRows, experts: Experts, group: ExpertGroup) -> None:
         super().__init__(experts, group)
         self.policy, self.local = policy, len(experts.down)
+        self.exchange = CopyExchange(experts, policy.over_node)
+        self.exchange.group = group
         self.copies = CopiedExperts(self.peers.rank, policy.in_place, lambda: ())
         self._numbered: Held = ()
-        self._nobody = SoloCommunicator("hot")
 
     @property
     def peers(self) -> Communicator:
         """The ranks among which experts are lent."""
-        return self.policy.peers(self.group)
+        return self.exchange.peers
 
     def planned(self, rows: Tensor, microbatches: int) -> Held:  # [numbers] as of `counted`
         told, experts = rows.tolist(), self.experts.total
@@ -73,7 +74,7 @@ class EvenLender(StepLender):
             self._numbered = held
             self._number(held)
         self.statistics.lent += sum(map(len, held))
-        return len(self.copies.places) if self.policy.in_place else len(held[self.group.rank])
+        return self.copies.slots
 
     def _number(self, held: Held) -> None:
         ranks, local, where = self.group.size, self.local, self.experts.down.device
@@ -115,34 +116,19 @@ class EvenLender(StepLender):
         return rows, torch.cat((by_expert, by_expert.view(self.group.size, -1).sum(1).square()))
 
     def send(self) -> list[Pending]:
-        return self._exchanged([stack.detach() for stack in (self.experts.gate_up, self.experts.down)])
+        return [self.exchange.start(self)]
 
     def arrive(self, received: Any) -> None:
         for slot, weights in zip(self._slots.weights, received, strict=True):
             slot.copy_(weights)
 
-    def _exchanged(self, stacks: Sequence[Tensor]) -> list[Pending]:
-        places, (send, receive) = self.copies.places, self.copies.splits
-        index = (
-            brought(places, stacks[0].device) if places else torch.zeros(0, dtype=torch.int64, device=stacks[0].device)
-        )
-        leaving = [stack.index_select(0, index) for stack in stacks]
-        return [self._post(leaving, send, receive, "hot")]
-
-    def _post(self, tensors: Sequence[Tensor], send: Sequence[int], receive: Sequence[int], label: str) -> Pending:
-        if self.policy.in_place:
-            each = [len(tensors[0])]
-            return Pending(self._nobody, self._nobody.all_to_all(tensors, each, each, label))
-        return Pending(self.peers, self.peers.all_to_all(tensors, send, receive, label))
-
     def send_back(self, gradients: Sequence[Tensor]) -> list[Pending]:
-        send, receive = self.copies.splits
-        return [self._post(gradients, receive, send, "hot backward")]
+        return [self.exchange.send_back(self.copies, gradients)]
 
     def take_back(self, returned: Sequence[Any]) -> None:
         """Add what copies have summed over microbatches to the gradients of their homes, by ascending ranks."""
         for gradients in returned:
-            self.add_returned(self.copies.places, gradients)
+            add_returned(trained(self.experts), self.copies.places, gradients)
 
 
 def _circle(parents: Sequence[set[int]]) -> bool:

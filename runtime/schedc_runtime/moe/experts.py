@@ -82,11 +82,14 @@ class Experts(nn.Module):
         duplicate._mark()  # a copied parameter loses the mark
         return duplicate
 
-    def forward(self, rows: Tensor, counts: RowCounts, gates: Tensor | None = None, *slots: Tensor) -> Tensor:
+    def forward(
+        self, rows: Tensor, counts: RowCounts, gates: Tensor | None = None, route: Any = None, *slots: Tensor
+    ) -> Tensor:
         """[R, width] rows to the same shape. counts: [E] rows of each expert; None: R / E rows each.
 
         gates: [R] factors of the results; None: none. slots: ``gate_up`` and ``down`` of borrowed experts, whose counts
-        and rows follow those of the own experts. Autograd computes their gradients.
+        and rows follow those of the own experts. route: keeps for W what gives the gradients of
+        slots of one microbatch; None for slots of a step, which are parameters.
 
         With counts on the device, rows behind those of the last expert belong to nobody, and neither do their results.
         """
@@ -98,14 +101,17 @@ class Experts(nn.Module):
             mine, borrowed = groups.part(0, own), groups.part(own, lent)
             if lent:
                 first = sum(groups.counts[:own])
-                gate_up, down = slots
+                gate_up, down = slots if route is None else map(_slot, slots, (self.gate_up, self.down))
                 own_gates, lent_gates = (None, None) if gates is None else (gates[:first], gates[first:])
                 return torch.cat((
                     self._own(rows[:first], mine, own_gates),
-                    self._mlp(rows[first:], gate_up, down, borrowed, lent_gates),
+                    self._mlp(rows[first:], gate_up, down, borrowed, lent_gates, route),
                 ))  # fmt: skip
             groups = mine
-        return self._own(rows, groups, gates)
+        output = self._own(rows, groups, gates)
+        if route is not None and any(slot.requires_grad and not len(slot) for slot in slots):
+            output = output + sum(slot.sum() for slot in slots)  # of nothing: their exchange has a backward here, too
+        return output
 
     def _own(self, rows: Tensor, groups: RowGroups, gates: Tensor | None) -> Tensor:
         self._check(rows, groups)
@@ -120,7 +126,10 @@ class Experts(nn.Module):
         if counts is None and groups.ends is not None and len(groups.ends) != experts:
             raise RuntimeFault(f"rows of {len(groups.ends)} experts for {experts} experts")
 
-    def _mlp(self, rows: Tensor, gate_up: Tensor, down: Tensor, groups: RowGroups, gates: Tensor | None) -> Tensor:
+    def _mlp(
+        self, rows: Tensor, gate_up: Tensor, down: Tensor, groups: RowGroups, gates: Tensor | None, route: Any = None
+    ) -> Tensor:
+        leave = (None, None) if route is None else (route.copies.leave(0), route.copies.leave(1))
         kind = rows.device.type
         if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
             narrow = torch.get_autocast_dtype(kind)
@@ -130,11 +139,11 @@ class Experts(nn.Module):
             provider = provider_for(self.products, case)
         else:
             provider = self.measured.provider(self.products, case, len(rows), len(gate_up))
-        both = region_of_rows(Level.MEDIUM, stacked_linear, rows, gate_up, groups, provider)
+        both = region_of_rows(Level.MEDIUM, stacked_linear, rows, gate_up, groups, provider, leave[0])
         inner = region_of_rows(Level.ACT, gated_halves, both)
         if gates is None:
-            return stacked_linear(inner, down, groups, provider)
-        return weighted_linear(inner, down, gates, groups, provider)
+            return stacked_linear(inner, down, groups, provider, leave[1])
+        return weighted_linear(inner, down, gates, groups, provider, leave[1])
 
     def _case(self, device: torch.device, dtype: torch.dtype, padded: bool, counted: bool) -> Case:
         _, width, both = self.gate_up.shape
@@ -151,3 +160,10 @@ class Experts(nn.Module):
     def case(self, padded: bool = False, counted: bool = True) -> Case:
         """What the choice of a provider depends on, for rows in the dtype of the parameters."""
         return self._case(self.gate_up.device, self.gate_up.dtype, padded, counted)
+
+
+def _slot(weights: Tensor, stack: Tensor) -> Tensor:
+    """[slots, ...] copied weights of a microbatch, which need a gradient where ``stack`` [E, ...] is trained."""
+    if weights.requires_grad or not torch.is_grad_enabled():
+        return weights
+    return weights.detach().requires_grad_(stack.requires_grad)

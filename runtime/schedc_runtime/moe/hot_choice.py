@@ -52,7 +52,7 @@ class HotPolicy(Hot):
         times = HotTimes.of(self.costs, inner, item_bytes, ranks)
         if self.pays_from is not None:
             times = HotTimes(row=1.0, copy=float(self.pays_from))
-        pays = hot_break_even(inner, item_bytes, item_bytes) if self.pays_from is None else self.pays_from
+        pays = hot_break_even(inner, item_bytes) if self.pays_from is None else self.pays_from
         return replace(self, most=local if self.most is None else self.most, pays_from=pays, times=times)
 
     @property

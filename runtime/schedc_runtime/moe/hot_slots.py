@@ -17,11 +17,13 @@ import torch
 from torch import Tensor
 
 from schedc_runtime.device.choice import brought
+from schedc_runtime.moe.copied import add_returned, trained
 from schedc_runtime.moe.counts import Shape
 from schedc_runtime.moe.experts import Experts
 from schedc_runtime.moe.hot import NOTHING_HOT, Lending
 from schedc_runtime.moe.hot_choice import HotPolicy, choose_for_step
-from schedc_runtime.moe.step_lender import StepLender, sum_type
+from schedc_runtime.moe.stacked_linear import sum_type
+from schedc_runtime.moe.step_lender import StepLender
 from schedc_runtime.moe.step_plan import Held
 from schedc_runtime.ranks.exchange import Pending
 from schedc_runtime.ranks.expert_group import ExpertGroup
@@ -155,7 +157,7 @@ class HotLender(StepLender):
             torch.empty(
                 len(self.lending.places), *parameter.shape[1:], dtype=sum_type(parameter), device=parameter.device
             )
-            for parameter in self.trained()
+            for parameter in trained(self.experts)
         ]
         return [
             Pending(members, members.reduce(tensor, owner, "hot backward"))
@@ -165,7 +167,7 @@ class HotLender(StepLender):
 
     def take_back(self, returned: Sequence[Any]) -> None:
         """Add the sums to the gradients of this rank's hot experts: those of its slots, in ascending order of ranks."""
-        self.add_returned(self.lending.places, self._returned)
+        add_returned(trained(self.experts), self.lending.places, self._returned)
         self._returned = ()
 
     def _lending(self, hot: Sequence[int]) -> Lending:

@@ -27,13 +27,14 @@ from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.kernels.swiglu import gated
 from schedc_runtime.moe.balance import AuxiliaryLoss, BalanceExchange, Loads, Tally, updated_bias
 from schedc_runtime.moe.capacity import Dropper, ExpertCapacity
+from schedc_runtime.moe.copied import CopyExchange
 from schedc_runtime.moe.counts import METHODS, Method
-from schedc_runtime.moe.even_rows import CopyExchange, Evener, EvenRows
+from schedc_runtime.moe.even_rows import Evener, EvenRows
 from schedc_runtime.moe.even_slots import EvenLender
 from schedc_runtime.moe.exchange import CountsExchange
 from schedc_runtime.moe.experts import Experts
 from schedc_runtime.moe.hops import Carrier, Hops
-from schedc_runtime.moe.hot import HotChooser, HotExchange, Lend
+from schedc_runtime.moe.hot import HotChooser
 from schedc_runtime.moe.hot_choice import HotPolicy
 from schedc_runtime.moe.hot_slots import HotLender
 from schedc_runtime.moe.load_history import LoadHistory
@@ -41,6 +42,7 @@ from schedc_runtime.moe.placement import ExpertPlaces, PlacedNumbers
 from schedc_runtime.moe.planner import Counter, Planner, WithSizes
 from schedc_runtime.moe.router import Router
 from schedc_runtime.moe.sizes import SizesExchange
+from schedc_runtime.moe.stacked_linear import sum_type
 from schedc_runtime.moe.step_lender import StepLender
 from schedc_runtime.ranks.exchange import Exchange, RoutingLayer
 from schedc_runtime.ranks.expert_group import ExpertGroup
@@ -105,7 +107,7 @@ class MoELayer(RoutingLayer):
     """
 
     sizes: SizesExchange | None
-    hot: HotExchange | CopyExchange | None
+    hot: CopyExchange | None
     balancing: BalanceExchange | None
 
     def __init__(self, router: Router, experts: Experts, shared: nn.Module | None = None) -> None:
@@ -119,7 +121,6 @@ class MoELayer(RoutingLayer):
         self.loads = Loads(router.routing.experts)
         self.tally, self.balance = Tally(), AuxiliaryLoss(router.routing)
         self.planner, self.with_sizes = Planner(), WithSizes()
-        self.lend = Lend()
         self.outlined = 0
         """Tokens of the last forward on fake tensors; 0 before any."""
         self.lender: StepLender | None = None
@@ -227,8 +228,9 @@ class MoELayer(RoutingLayer):
         experts = self.experts
         if policy is None or not policy.by_microbatch:
             return None
-        width, inner, item = experts.down.shape[2], experts.down.shape[1], experts.down.element_size()
-        return HotChooser(policy, experts.total, group.rank, 3 * width * inner * item)
+        numbers = 3 * math.prod(experts.down.shape[1:])
+        sizes = numbers * experts.down.element_size(), numbers * sum_type(experts.down).itemsize
+        return HotChooser(policy, experts.total, group.rank, *sizes)
 
     def _even(self, group: ExpertGroup, even: EvenRows | None) -> EvenRows | None:
         """How rows become even; None where they do not, and on one rank alone."""
@@ -252,9 +254,9 @@ class MoELayer(RoutingLayer):
         planner = self.planner
         planner.chooser = self._chooser(group, policy)
         if even is not None and not even.by_step:
-            planner.evener, self.hot = Evener(even, even.peers(group).size), CopyExchange(even)
+            planner.evener, self.hot = Evener(even, even.peers(group).size), CopyExchange(self.experts, even.over_node)
         else:
-            self.hot = None if planner.chooser is None else HotExchange()
+            self.hot = None if planner.chooser is None else CopyExchange(self.experts)
         self.counter.whole = planner.chooser is not None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -276,11 +278,10 @@ class MoELayer(RoutingLayer):
             (sizes,) = self.sizes(route)
             route = self.with_sizes(route, sizes)
         rows, gates, *numbers = self.carrier.dispatch(route, tokens, weight)
-        slots: tuple[Tensor, ...] = ()
+        slots: tuple[Any, ...] = ()
         if self.hot is not None:
-            gate_up, down = self.lend(route, self.experts.gate_up, self.experts.down)
-            gate_up, down = self.hot(route, gate_up, down)
-            slots = (gate_up, down)
+            gate_up, down = self.hot(route)
+            slots = (route, gate_up, down)
         rows, gates, sizes = self.carrier.arrive(route, rows, gates, *numbers)
         output = self.carrier.combine(route, self.experts(rows, sizes, gates, *slots))
         if balanced:

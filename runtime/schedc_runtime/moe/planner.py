@@ -18,6 +18,7 @@ from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.kernels.library import operation
 from schedc_runtime.moe import routes
 from schedc_runtime.moe.capacity import ExpertCapacity
+from schedc_runtime.moe.copied import CopiedExperts
 from schedc_runtime.moe.counts import (
     Choices,
     Counts,
@@ -28,7 +29,6 @@ from schedc_runtime.moe.counts import (
     counts_of_experts,
     gathered_counts,
 )
-from schedc_runtime.moe.even_rows import CopiedExperts
 from schedc_runtime.moe.hot import HotChooser
 from schedc_runtime.moe.hot_slots import HotLender
 from schedc_runtime.moe.placement import PlacedNumbers
@@ -183,7 +183,7 @@ class Planner(nn.Module):
             return self.carried(choices, Counts(everyone, shape), self.where)
         if self.evener is not None:
             choices, counts, copies = self.evener.plan(choices, Counts(everyone, shape))
-            route = replace(routes.plan_route(choices, counts, self.where), copies=copies)
+            route = routes.plan_route(choices, counts, self.where, copies)
         elif self.chooser is None:
             route = routes.plan_route(choices, Counts(everyone, shape), self.where)
         else:
@@ -237,7 +237,7 @@ def _lent_route(chooser: HotChooser, everyone: Tensor, choosing: Choosing, count
         shape = replace(shape, experts=shape.experts + shape.ranks * len(lending.hot))
         counts = counts_of_experts(everyone, shape)
         own = ascending(everyone[shape.rank, :tokens], shape.experts)
-    return routes.plan_route(own, counts, lending=lending)
+    return routes.plan_route(own, counts, copies=lending.copies)
 
 
 def arrivals_of(sizes: Sizes, top: int) -> Arrivals:

@@ -31,10 +31,9 @@ from torch import Tensor, nn
 from schedc.ir.plan import Level
 from schedc_runtime.moe import trees
 from schedc_runtime.moe.bags import Copies, Tree, spread, spread_together, total
+from schedc_runtime.moe.copied import CopiedExperts
 from schedc_runtime.moe.counts import Choices, Counts, Shape
-from schedc_runtime.moe.even_rows import CopiedExperts
 from schedc_runtime.moe.exchange import Hop
-from schedc_runtime.moe.hot import NOTHING_HOT, Lending
 from schedc_runtime.moe.products import RowGroups
 from schedc_runtime.moe.sizes import ConstantSizes, CopiedSizes, Sizes
 from schedc_runtime.moe.trees import Landing, Trees
@@ -60,15 +59,14 @@ class Route:
     """The way of one microbatch through a MoE layer, as one rank sees it. Trees are made where rows first need them.
 
     choices: those of this rank. counts: those of all ranks. copied: the sizes for the host. where: the
-    layer and the microbatch, for messages. lending: the hot experts; ``counts`` then has a slot for each, after the
-    experts of every rank. copies: the experts that are copied so that rows become even, with places likewise.
+    layer and the microbatch, for messages. copies: the experts that are copied for this microbatch; ``counts`` then has
+    a place for each, after the experts of every rank.
     """
 
     choices: Choices
     counts: Counts
     copied: CopiedSizes | ConstantSizes
     where: str = "a MoE layer"
-    lending: Lending = NOTHING_HOT
     copies: CopiedExperts | None = None
     packing: Trees | None = field(default=None, repr=False)
     relaying: Copies | None = field(default=None, repr=False)
@@ -99,14 +97,16 @@ class Route:
         return self.counts.received
 
 
-def plan_route(choices: Choices, counts: Counts, where: str = "a MoE layer", lending: Lending = NOTHING_HOT) -> Route:
+def plan_route(
+    choices: Choices, counts: Counts, where: str = "a MoE layer", copies: CopiedExperts | None = None
+) -> Route:
     """The route of one microbatch. ``copied.start()`` begins the copy of its sizes to the host.
 
     choices: this rank's, in the experts' numbers of ``counts``. where: the layer and the microbatch, for messages.
     """
     if not counts.shape.padded:
-        return Route(choices, counts, CopiedSizes(choices.ids, counts), where, lending)
-    return Route(choices, counts, ConstantSizes(counts.shape, *choices.ids.shape), where, lending)
+        return Route(choices, counts, CopiedSizes(choices.ids, counts), where, copies)
+    return Route(choices, counts, ConstantSizes(counts.shape, *choices.ids.shape), where, copies)
 
 
 def pack(route: Route, x: Tensor, weights: Tensor) -> tuple[Tensor, ...]:

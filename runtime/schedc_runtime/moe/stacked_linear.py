@@ -11,6 +11,8 @@ One node serves all experts. A loop under autograd would make a gradient of the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,63 +22,76 @@ from schedc_runtime.kernels.library import operation
 from schedc_runtime.moe.products import PROVIDERS, Provider, RowGroups
 from schedc_runtime.stage.recipes import RECIPES, Gradients, Recipe, Saved, Slots, refuse_twice, waits
 
+Leave = Callable[[Callable[[], Tensor]], None]
+"""Takes a function that gives the gradients of a stack [E, ...]. The stack itself then gets no gradient."""
 
-def stacked_linear(rows: Tensor, weight: Tensor, groups: RowGroups, provider: Provider) -> Tensor:
+
+def stacked_linear(
+    rows: Tensor, weight: Tensor, groups: RowGroups, provider: Provider, leave: Leave | None = None
+) -> Tensor:
     """[R, in] rows times [E, in, out] weights to [R, out]."""
-    output: Tensor = _StackedLinear.apply(rows, weight, groups, provider)  # type: ignore[no-untyped-call]
+    output: Tensor = _StackedLinear.apply(rows, weight, groups, provider, leave)  # type: ignore[no-untyped-call]
     return output
 
 
-def weighted_linear(rows: Tensor, weight: Tensor, gates: Tensor, groups: RowGroups, provider: Provider) -> Tensor:
+def weighted_linear(
+    rows: Tensor, weight: Tensor, gates: Tensor, groups: RowGroups, provider: Provider, leave: Leave | None = None
+) -> Tensor:
     """[R, in] rows times [E, in, out] weights, times [R] gates, to [R, out] in the rows' dtype."""
-    output: Tensor = _WeightedLinear.apply(rows, weight, gates, groups, provider)  # type: ignore[no-untyped-call]
+    output: Tensor = _WeightedLinear.apply(rows, weight, gates, groups, provider, leave)  # type: ignore[no-untyped-call]
     return output
 
 
 class _StackedLinear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, weight: Tensor, groups: RowGroups, provider: Provider) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, *how: Any) -> Tensor:
         ctx.save_for_backward(rows, weight)
-        ctx.groups, ctx.provider, ctx.wide = groups, provider, _wide(weight)
+        groups, provider, leave = how
+        ctx.groups, ctx.provider, ctx.wide, ctx.leave = groups, provider, _wide(weight, leave), leave
         return _product(rows, weight, weight, groups, provider)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         refuse_twice(ctx)
         rows, weight = ctx.saved_tensors
-        facts = ctx.groups, ctx.provider
-        wide = ctx.wide
+        facts = ctx.groups, ctx.provider, ctx.wide
         needs_rows, needs_weight, *_ = ctx.needs_input_grad
-        rows_grad = _product(grad, weight.transpose(1, 2), weight, *facts) if needs_rows else None
-        weight_grad = _weight_grad(rows, grad, weight, (*facts, wide)) if needs_weight and not waits(ctx) else None
-        return rows_grad, weight_grad, None, None
+        rows_grad = _product(grad, weight.transpose(1, 2), weight, *facts[:2]) if needs_rows else None
+        weight_grad = None
+        if needs_weight and ctx.leave is not None:
+            ctx.leave(partial(_weight_grad, rows.detach(), grad, weight, facts))
+        elif needs_weight and not waits(ctx):
+            weight_grad = _weight_grad(rows, grad, weight, facts)
+        return rows_grad, weight_grad, None, None, None
 
 
 class _WeightedLinear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, weight: Tensor, gates: Tensor, groups: RowGroups, provider: Provider) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, gates: Tensor, *how: Any) -> Tensor:
         ctx.save_for_backward(rows, weight, gates)
-        ctx.groups, ctx.provider, ctx.wide = groups, provider, _wide(weight)
+        groups, provider, leave = how
+        ctx.groups, ctx.provider, ctx.wide, ctx.leave = groups, provider, _wide(weight, leave), leave
         return _cleared(_weighted(_product(rows, weight, weight, groups, provider), gates), groups)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         refuse_twice(ctx)
         rows, weight, gates = ctx.saved_tensors
-        facts = ctx.groups, ctx.provider
-        wide = ctx.wide
+        facts = ctx.groups, ctx.provider, ctx.wide
         needs_rows, needs_weight, needs_gates, *_ = ctx.needs_input_grad
         rows_grad = gates_grad = weight_grad = None
         weighted: list[Tensor] = []
-        now = needs_weight and not waits(ctx)
+        now = needs_weight and ctx.leave is None and not waits(ctx)
         if needs_rows or needs_gates:
-            unweighted = _product(grad, weight.transpose(1, 2), weight, *facts)
+            unweighted = _product(grad, weight.transpose(1, 2), weight, *facts[:2])
             rows_grad, gates_grad, *weighted = _weighted_backward(unweighted, rows, gates, now)
             rows_grad, gates_grad = _cleared(rows_grad, ctx.groups), _cleared(gates_grad, ctx.groups)
         if now:
             (left,) = weighted or (_weighted(rows, gates),)
-            weight_grad = _weight_grad(left, grad, weight, (*facts, wide))
-        return rows_grad, weight_grad, gates_grad, None, None
+            weight_grad = _weight_grad(left, grad, weight, facts)
+        elif needs_weight and ctx.leave is not None:
+            ctx.leave(partial(_weighted_weight_grad, rows.detach(), gates.detach(), grad, weight, facts))
+        return rows_grad, weight_grad, gates_grad, None, None, None
 
 
 def _backward_of_weighted(unweighted: Tensor, rows: Tensor, gates: Tensor, weighted: bool) -> list[Tensor]:
@@ -120,9 +135,14 @@ def _cleared(result: Tensor, groups: RowGroups) -> Tensor:
 _Facts = tuple[RowGroups, Provider, torch.dtype | None]
 
 
-def _wide(weight: Tensor) -> torch.dtype | None:
-    """The type of a leaf's gradients where it is not the leaf's own: slots of copied experts sum in a wider one."""
-    kind = weight.grad_dtype if weight.is_leaf else None
+def sum_type(tensor: Tensor) -> torch.dtype:
+    """The type in which gradients of copies of ``tensor`` [...] are summed: its own, float32 at least."""
+    return torch.promote_types(tensor.dtype, torch.float32)
+
+
+def _wide(weight: Tensor, leave: Leave | None) -> torch.dtype | None:
+    """The type of a weight's gradients where it is not its own: gradients of copied experts have a wider one."""
+    kind = sum_type(weight) if leave is not None else weight.grad_dtype if weight.is_leaf else None
     return None if kind is weight.dtype else kind
 
 
@@ -134,12 +154,17 @@ def _weight_grad(rows: Tensor, grad: Tensor, weight: Tensor, facts: _Facts) -> T
     return provider.multiply(rows, grad, groups, weight)
 
 
+def _weighted_weight_grad(rows: Tensor, gates: Tensor, grad: Tensor, weight: Tensor, facts: _Facts) -> Tensor:
+    """[E, in, out] `_weight_grad` of rows whose products are weighted by gates [R]."""
+    return _weight_grad(_weighted(rows, gates), grad, weight, facts)
+
+
 def _stacked_gradient(slots: Slots, grad: Tensor, saved: Saved, facts: _Facts) -> Gradients:
     return (_weight_grad(saved[0], grad, saved[1], facts),)
 
 
 def _weighted_gradient(slots: Slots, grad: Tensor, saved: Saved, facts: _Facts) -> Gradients:
-    return (_weight_grad(_weighted(saved[0], saved[2]), grad, saved[1], facts),)
+    return (_weighted_weight_grad(saved[0], saved[2], grad, saved[1], facts),)
 
 
 def _facts(node: Any, slots: Slots) -> _Facts:

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from schedc_runtime.device.choice import HostCopy, brought
+from schedc_runtime.device.choice import HostCopy
 from schedc_runtime.moe.experts import Experts
-from schedc_runtime.moe.hot import add_in_turns
+from schedc_runtime.moe.stacked_linear import sum_type
 from schedc_runtime.moe.step_plan import Held
 from schedc_runtime.ranks.exchange import Pending
 from schedc_runtime.ranks.expert_group import ExpertGroup
@@ -103,27 +103,6 @@ class StepLender(ABC):
     @abstractmethod
     def take_back(self, returned: Sequence[Any]) -> None:
         """Add what the exchanges of `send_back` have brought to the gradients of this rank's experts."""
-
-    def add_returned(self, places: Sequence[int], returned: Sequence[Tensor]) -> None:
-        """Add gradients [places, ...] of each stack that is trained to those of this rank's experts at ``places``.
-
-        Gradients of one expert are added in their order, in their own type. The sum is rounded once.
-        """
-        for parameter, gradients in zip(self.trained(), returned if places else (), strict=bool(places)):
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            if parameter.grad.dtype == gradients.dtype:
-                add_in_turns(parameter.grad, gradients, places)
-                continue
-            distinct = sorted(set(places))
-            index = brought(distinct, gradients.device)
-            total = parameter.grad.index_select(0, index).to(gradients.dtype)
-            add_in_turns(total, gradients, [distinct.index(place) for place in places])
-            parameter.grad.index_copy_(0, index, total.to(parameter.grad.dtype))
-
-    def trained(self) -> list[nn.Parameter]:
-        """The stacks here that are trained."""
-        return [parameter for parameter in (self.experts.gate_up, self.experts.down) if parameter.requires_grad]
 
     def choose(self) -> Held:
         """[ranks] the copies of the next step. Waits for the copy of the last step's rows."""
@@ -258,8 +237,3 @@ class LentRoom:
         """Forget the gradients."""
         for parameter in self.parameters:
             parameter.grad = None
-
-
-def sum_type(tensor: Tensor) -> torch.dtype:
-    """The type in which gradients of copies of ``tensor`` [...] are summed: its own, float32 at least."""
-    return torch.promote_types(tensor.dtype, torch.float32)

@@ -45,6 +45,8 @@ class Exchange(nn.Module, ABC):
 
     label: str
     differentiable: bool
+    returns = False
+    """Whether gradients of what `finish` has returned go back behind the W of the segment that takes them."""
     recorded_whole = True
     """A recorded model calls an exchange as one node, though it has no parameters."""
 
@@ -75,6 +77,14 @@ class Exchange(nn.Module, ABC):
     def finish_backward(self, pending: Pending) -> tuple[Tensor | None, ...]:
         """The gradients of the payload, in its order; None where a tensor has none."""
         raise TypeError(f"the exchange `{self.label}` carries no gradients")
+
+    def start_return(self, route: Any) -> Pending:
+        """Start to send back what `returns` says, which the segment's W makes."""
+        raise TypeError(f"the exchange `{self.label}` returns nothing behind W")
+
+    def finish_return(self, route: Any, pending: Pending) -> None:
+        """Add what `start_return` has brought to gradients of parameters."""
+        raise TypeError(f"the exchange `{self.label}` returns nothing behind W")
 
     def forward(self, route: Any, *payload: Tensor) -> tuple[Tensor, ...]:
         if self.differentiable:

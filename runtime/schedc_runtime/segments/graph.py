@@ -115,7 +115,9 @@ class StageGraph:
                 tuple(sorted({self.maker[value] for value in node.takes if value >= self.inputs})),
                 inputs=any(0 <= value < self.inputs for value in node.takes),
                 differentiable=(node.exchange if isinstance(node, Communication) else node).differentiable,
-                weights=isinstance(node, Segment) and (self.defers(number) or number in self.sharing),
+                weights=node.exchange.returns
+                if isinstance(node, Communication)
+                else isinstance(node, Segment) and (self.defers(number) or number in self.sharing),
                 recomputed=number in self.recomputed,
                 share=self.recomputed.get(number, 1.0),
             )

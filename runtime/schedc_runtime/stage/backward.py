@@ -202,6 +202,20 @@ class BackwardSteps(StageBase):
         if not waiting:
             del self._waiting[number]
 
+    def start_weight(self, microbatch: int, node: int) -> None:
+        """Start to return gradients of what an exchange has brought, of which the W of its takers has made them."""
+        number, own = self._at(microbatch, node)
+        route, _ = self._returning.get(number, {}).get(own, (None, None))
+        self._returning[number][own] = (route, self._communication(own).exchange.start_return(route))
+
+    def wait_weight(self, microbatch: int, node: int) -> None:
+        """Add the gradients that an exchange has returned to those of parameters."""
+        number, own = self._at(microbatch, node)
+        route, pending = self._returning[number].pop(own)
+        if not self._returning[number]:
+            del self._returning[number]
+        self._communication(own).exchange.finish_return(route, pending)
+
     @property
     def _entry_widths(self) -> list[int]:
         """[inputs] number of tensors inside each value that enters the stage."""

@@ -107,6 +107,9 @@ class StageBase(OffloadedStage):
         """What replays the launches of segments, and what fuses the calls between their modules; None: as they are."""
         self._waiting: dict[int, set[int]] = {}
         """By number of the slice: nodes whose weight gradients wait for other nodes with the same parameter."""
+        self._returning: dict[int, dict[int, tuple[Any, Any]]] = {}
+        """By number of the slice and node: the route of an exchange that returns gradients in W, and the exchange in
+        flight, None before its start."""
 
     @property
     def shape(self) -> StageShape | None:
@@ -271,16 +274,24 @@ class StageBase(OffloadedStage):
 
     def check_empty(self) -> None:
         """Raise `StageError` unless every microbatch has run F, B or I, and W."""
-        if self.in_flight or self.pending:
+        behind = sorted({*self.pending, *(number // self.slices for number in self._returning)})
+        if self.in_flight or behind:
             raise StageError(
                 f"stage {self.index} still holds microbatches {list(self.in_flight)} (no backward yet) and"
-                f" {list(self.pending)} (no weight gradients yet)",
+                f" {behind} (no weight gradients yet)",
                 "finish the step, or call reset() to give it up",
             )
 
     def reset(self) -> None:
         """Forget every microbatch in flight, after a step that failed."""
-        for of_microbatches in (self._states, self._whole, self.kept, self._split.pending, self._waiting):
+        for of_microbatches in (
+            self._states,
+            self._whole,
+            self.kept,
+            self._split.pending,
+            self._waiting,
+            self._returning,
+        ):
             of_microbatches.clear()
         self.losses = {}
         self._reset_copies()

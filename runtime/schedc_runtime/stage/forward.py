@@ -259,9 +259,15 @@ class ForwardSteps(StageBase):
 
     def ready(self, microbatch: int, node: int) -> bool:
         """Whether `wait` would return without waiting for another rank of this process."""
+        if (returned := self._returned(microbatch, node)) is not None:
+            return self._communication(self._place[node][0]).exchange.ready(returned)
         (state, *_), node = self._sharing(microbatch, node)
         pending = state.pending if state.recompute is None else {**state.recompute.pending, **state.pending}
         return node not in pending or self._communication(node).exchange.ready(pending[node])
+
+    def _returned(self, microbatch: int, node: int) -> Any:
+        """The exchange in flight in which a node of `shape` returns gradients; None without one."""
+        return self._returning.get(microbatch * self.slices, {}).get(self._place[node][0], (None, None))[1]
 
     def wait(self, microbatch: int, node: int) -> None:
         """Wait for an exchange that was started. All slices that share it take what it brought."""
@@ -270,6 +276,8 @@ class ForwardSteps(StageBase):
         received = communication.exchange.finish(first.started(node, "forward"))
         record = first.done[node]
         assert isinstance(record, ExchangeRecord)
+        if communication.exchange.returns and torch.is_grad_enabled():
+            self._returning.setdefault(first.number, {})[node] = (record.route, None)
         first.done[node] = record._replace(received=tuple((t.shape, t.dtype, t.device) for t in received))
         for state in states:
             for value, element in zip(communication.gives, communication.elements, strict=True):

@@ -32,7 +32,6 @@ class Recipe:
     with_weight: slots that wait only if another one does: a bias, whose gradient needs nothing more.
     joint: whether one kernel computes all slots in ``saved``. They wait together, or not at all.
     factors: slots of the two factors. Where both come from parameters alone, the product is itself a weight.
-    add: adds a gradient to ``parameter.grad`` where that is cheaper than to make a gradient of the whole parameter.
     turns: slots whose gradient ``product`` gives transposed if a fifth argument names them.
     leaves: whether the node itself leaves what W needs: the work, which is the node's ``gradient_waits`` in I, gets it
         as ``left``. ``product`` takes it as its saved tensors, and no gradient. All slots wait together, or none.
@@ -44,7 +43,6 @@ class Recipe:
     with_weight: Slots = ()
     joint: bool = False
     factors: Slots = ()
-    add: Callable[[Tensor, Tensor, Any], None] | None = None
     turns: Slots = ()
     leaves: bool = False
 

@@ -106,8 +106,6 @@ class SplitBackward:
                     if _arrive_in_another_order(group):
                         for work in group:
                             work.take_turn()
-                elif group[0].product.recipe.add is not None and group[0].add():
-                    group = []
                 for work in group:
                     for way, grad in zip(work.chain, work.gradients(), strict=False):
                         if grad is None:

@@ -14,7 +14,6 @@ from schedc_runtime.stage.additions import Leaf
 from schedc_runtime.stage.engine import edge_to
 from schedc_runtime.stage.frontier import Product
 from schedc_runtime.stage.graph import LEAF, Node
-from schedc_runtime.stage.hooks import has_hooks
 from schedc_runtime.stage.recipes import Slots
 from schedc_runtime.stage.saved_tensors import Packed, saved_tensor
 
@@ -72,17 +71,6 @@ class WeightWork:
     def take_turn(self) -> None:
         """Let the engine add the gradients in the order of the forward, however long the ways to the parameters are."""
         self.chain = tuple(_in_turn(edge, self.order) if edge.node.name() == LEAF else edge for edge in self.edges)
-
-    def add(self) -> bool:
-        """Add the gradient in the recipe's own way, if it has one and the parameter takes it; whether it did."""
-        add, edge = self.product.recipe.add, self.edges[0]
-        if add is None or self.grad is None or edge.node.name() != LEAF:
-            return False
-        parameter: Tensor = edge.node.variable  # type: ignore[attr-defined]
-        if parameter.grad is None or has_hooks(parameter):
-            return False
-        add(parameter, self.grad, self.facts)
-        return True
 
     def gradients(self) -> Sequence[Tensor | None]:
         """[slots] the gradients of the product's slots, which go on at ``chain``."""

@@ -93,7 +93,7 @@ def _hot_rule(plan: Plan, hot: Hot, costs: CellCosts, ranks: int) -> HotRule:
     assert plan.experts is not None
     width, number = plan.experts.width, bytes_per_number(plan.dtype)
     most = plan.experts.count // ranks if hot.most is None else hot.most
-    return HotRule(most, hot.below, hot_break_even(width, number, number), HotTimes.of(costs, width, number, ranks))
+    return HotRule(most, hot.below, hot_break_even(width, number), HotTimes.of(costs, width, number, ranks))
 
 
 def _by_home(rows: CellRows) -> Int64 | None:
@@ -149,8 +149,8 @@ def copy_time(plan: Plan, costs: CellCosts) -> SegmentTimes | None:
 def copy_bytes(plan: Plan) -> tuple[int, int]:
     """Bytes of the weights of a copy, and of its gradients on their way back. The plan has the sizes of experts."""
     assert plan.experts is not None
-    size = moe_layer(plan, plan.experts).slot_bytes
-    return size, size
+    layer = moe_layer(plan, plan.experts)
+    return layer.slot_bytes, layer.slot_gradient_bytes
 
 
 def lane_of(plan: Plan) -> Lane:

@@ -66,7 +66,7 @@ def _write(plan: Plan) -> Iterator[str]:
 
 
 def _facts(plan: Plan, _layout: Layout) -> dict[str, Any]:
-    """copies: the most on a rank. copy_bytes: weights of one, and as many of gradients back; slot_bytes: of a layer and
+    """copies: the most on a rank. copy_bytes, gradient_bytes: of one, there and back. slot_bytes: of a layer and
     microbatch in flight, at most. Null where the plan does not say the sizes."""
     if (balance := plan.balance) is None:
         return {"balance": None}
@@ -74,13 +74,15 @@ def _facts(plan: Plan, _layout: Layout) -> dict[str, Any]:
     if plan.experts and plan.topology:
         topology = plan.topology
         copies = balance.copies(plan.experts.count // topology.ranks, balance.peers(topology.nodes, topology.per_node))
-    size = moe_layer(plan, plan.experts).slot_bytes if plan.experts and plan.has_expert_sizes else None
+    layer = moe_layer(plan, plan.experts) if plan.experts and plan.has_expert_sizes else None
+    size = layer.slot_bytes if layer else None
     facts = {
         "by": balance.by,
         "within": balance.within,
         "in_place": balance.in_place,
         "copies": copies,
         "copy_bytes": size or None,
+        "gradient_bytes": layer.slot_gradient_bytes or None if layer else None,
         "slot_bytes": copies * size if copies and size else None,
     }
     return {"balance": facts}
@@ -94,7 +96,7 @@ def _text(facts: dict[str, Any]) -> Iterator[str]:
     size = (
         ""
         if balance["copy_bytes"] is None or balance["in_place"]
-        else f", each {shown(balance['copy_bytes'])} there and back"
+        else f", each {shown(balance['copy_bytes'])} there, {shown(balance['gradient_bytes'])} back"
     )
     slots = balance["slot_bytes"]
     held = f"; slots take at most {shown(slots)} per layer and microbatch in flight" if slots else ""

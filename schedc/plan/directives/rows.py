@@ -197,9 +197,7 @@ def _facts_hot(plan: Plan, _layout: Layout) -> dict[str, Any]:
         "auto": plan.hot.most is None,
         "until_imbalance_below": plan.hot.below,
         "off": "with a capacity all ranks have equally many rows" if plan.capacity else None,
-        "break_even_rows": hot_break_even(experts.width, number, 4 if by_step else number)
-        if experts and sized
-        else None,
+        "break_even_rows": hot_break_even(experts.width, number) if experts and sized else None,
         "slot_bytes": most * slot if most and slot else None,
     }
     return {"hot": facts}

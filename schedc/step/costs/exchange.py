@@ -186,13 +186,13 @@ def _why(method: str, times: dict[str, float], routing: Routing, topology: Topol
 # ---- hot experts, capacity
 
 
-def hot_break_even(width: int, bytes_of: int, bytes_of_gradient: int = 4) -> int:
+def hot_break_even(width: int, bytes_of: int) -> int:
     """Rows that a rank must save per hot expert and microbatch, so that copying the expert moves fewer bytes.
 
-    A copy costs three matrices out and their gradients back; a row that stays saves its two ways in forward and in
-    backward. ``hidden`` is in both and cancels.
+    A copy costs three matrices out and their gradients back, in float32 at least. A row that stays saves its two ways
+    in forward and in backward. ``hidden`` is in both and cancels.
     """
-    return ceil(3 * width * (bytes_of + bytes_of_gradient) / (4 * bytes_of))
+    return ceil(3 * width * (bytes_of + max(4, bytes_of)) / (4 * bytes_of))
 
 
 def capacity_rows(tokens: int, routing: Routing, factor: float) -> int:

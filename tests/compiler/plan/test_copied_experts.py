@@ -37,7 +37,7 @@ LAYERS, MICROBATCHES, RANKS, EXPERTS = 4, 5, 4, 8
 PER_ROW = 6 / (64 * 2 * 3 / 4)
 """Time of a row on the link: a dispatch of 6 sends three quarters of 128 rows."""
 COPY = 3 * 16 * PER_ROW
-"""Three matrices of 16 columns are 48 rows."""
+"""Three matrices of 16 columns are 48 rows. Their gradients in float32 are twice as many."""
 
 
 def routed(seed: int = 0, skew: float = 1.0) -> Int64:
@@ -83,7 +83,7 @@ def test_facts_are_those_of_the_closed_form(tmp_path: Path) -> None:
     assert facts["fullest"]["worst"] > 1.3 > facts["after"]["worst"]
     assert facts["held"] == held.mean() > 0
     assert facts["sent"] == sent.max(axis=2).mean()
-    assert facts["bytes"] == facts["sent"] * 2 * 3 * 16 * 32 * 2
+    assert facts["bytes"] == pytest.approx(facts["sent"] * (2 + 4) * 3 * 16 * 32)
     assert facts["unpriced"] is None
 
 
@@ -106,7 +106,7 @@ def test_rows_move_inside_nodes(tmp_path: Path) -> None:
 
 
 def test_copies_take_their_time_in_their_cells(tmp_path: Path) -> None:
-    """A copy that leaves one home in layer 2 of microbatch 3 takes the link there, forward and backward."""
+    """A copy that leaves one home in layer 2 of microbatch 3 takes the link there, forward and behind W."""
     rows = np.full((1, LAYERS, MICROBATCHES, RANKS, EXPERTS), 16)
     rows[0, 2, 3, :, 0] += 12
     rows[0, 2, 3, :, 7] -= 12
@@ -122,8 +122,8 @@ def test_copies_take_their_time_in_their_cells(tmp_path: Path) -> None:
     changed = np.flatnonzero((np.abs(more) > 1e-9).any(axis=1))
     dependencies = balanced.late_wait.dependencies
     ops = {str(dependencies.schedule.op(int(dependencies.first[cell]))) for cell in changed}
-    assert ops == {"1F3", "1I3"}
-    assert more[changed] == pytest.approx(np.full((2, RANKS), COPY))
+    assert ops == {"1F3", "1W3"}
+    assert more[changed] == pytest.approx(np.full((2, RANKS), [[COPY], [2 * COPY]]))
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zbh1"])
@@ -143,7 +143,7 @@ def test_busiest_ranks_set_the_time(tmp_path: Path, schedule: str) -> None:
     assert np.allclose(balanced.group.compute, plain.group.compute)
     copies = np.maximum(held, sent).max(axis=2).sum()
     more = (balanced.group.carried - plain.group.carried).sum(axis=(0, 1))
-    assert more == pytest.approx(np.full(RANKS, 2 * COPY * copies))
+    assert more == pytest.approx(np.full(RANKS, 3 * COPY * copies))
     assert plain.late_wait.makespan < balanced.late_wait.makespan < uneven.late_wait.makespan
 
 

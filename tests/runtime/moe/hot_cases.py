@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from schedc_runtime import Pipeline
+from schedc_runtime.moe.even_rows import EvenRows
 from schedc_runtime.moe.hot_choice import HotPolicy
 from schedc_runtime.moe.layer import MoELayer, moe_layers
 from schedc_runtime.moe.router import RouterConfig
@@ -93,15 +94,15 @@ def exchanged_bytes(pipe: Pipeline) -> int:
     return sum(sum(group.sent) - group.sent[group.rank] for group in groups.values())
 
 
-def module(rank: int, world_size: int, frozen: bool) -> tuple[float, int, bool]:
-    """A layer under plain autograd with and without hot experts: the largest difference of anything, rows that stayed,
-    and whether experts have gradients."""
+def module(rank: int, world_size: int, frozen: bool, even: bool = False) -> tuple[float, int, bool]:
+    """A layer under plain autograd with and without copies: the largest difference of anything, rows that stayed, and
+    whether experts have gradients. Copies are those of hot experts, or make rows ``even``: one rank then has none."""
     assert dist.group.WORLD is not None
     group = ExpertGroup.of([range(dist.get_world_size())], 2, 30.0)
     results: list[list[Tensor]] = []
-    for policy in (None, HotPolicy(2, 1.0, True, 1)):
+    for copies in ({}, {"even": EvenRows()} if even else {"hot": HotPolicy(2, 1.0, True, 1)}):
         (_, layer), *_ = moe_layers(skewed(2.0))
-        shard_experts(layer, group, "hierarchical", hot=policy)
+        shard_experts(layer, group, "flat" if even else "hierarchical", **copies)
         layer.experts.requires_grad_(not frozen)
         x = torch.randn(20, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(rank)).requires_grad_()
         y = layer(x)

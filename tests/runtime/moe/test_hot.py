@@ -14,6 +14,7 @@ from torch import nn
 
 import schedc
 from runtime.moe.hot_cases import exchanged_bytes, gradients, layers_of, lent, pipeline, set_strength, skewed, step
+from schedc.cell.graph import Lane
 from schedc.cell.serial import serial
 from schedc.cell.standard_blocks import stage_shape
 from schedc.cell.table import read_table
@@ -64,7 +65,7 @@ def test_what_is_lent(case: Any, most: int, below: float | None, pays: int, on: 
     local, routing = case
     ranks = len(routing)
     policy = HotPolicy(min(most, local), below, True, pays)
-    choosers = [HotChooser(policy, ranks * local, rank, 1, on) for rank in range(ranks)]
+    choosers = [HotChooser(policy, ranks * local, rank, 1, 1, on) for rank in range(ranks)]
     table = counts_of_experts(torch.from_numpy(routing), Shape(ranks * local, 1, ranks)).rows.long()
     counts = table.numpy()
     lendings = [chooser.choose(table, count=True) for chooser in choosers]
@@ -96,7 +97,7 @@ def test_what_is_lent(case: Any, most: int, below: float | None, pays: int, on: 
     assert after.max() <= load.max()
     kept = [int(sum(counts[rank, expert] for expert in hot if expert // local != rank)) for rank in range(ranks)]
     assert [chooser.kept for chooser in choosers] == kept
-    sends = [lending.splits for lending in lendings]
+    sends = [lending.copies.splits for lending in lendings]
     assert all(sends[a][0][b] == sends[b][1][a] for a in range(ranks) for b in range(ranks))
     assert sum(sum(send) for send, _ in sends) * 2 == sum(chooser.sent for chooser in choosers)
 
@@ -115,7 +116,7 @@ def test_of_equal_experts_and_ranks_the_first_is_lent() -> None:
 
 
 def test_once_off_the_threshold_is_higher() -> None:
-    chooser = HotChooser(HotPolicy(1, 1.5, True, 0), 4, 0, 1)
+    chooser = HotChooser(HotPolicy(1, 1.5, True, 0), 4, 0, 1, 1)
 
     def choose(rows: int) -> bool:
         counts = torch.tensor([[rows, 0, 100 - rows, 0]] * 2)
@@ -152,7 +153,7 @@ def test_the_graph_has_one_exchange_more_and_none_without(method: Any) -> None:
         (stage,) = partition(nn.Sequential(*model.blocks), 1, blocks="").modules
         shape = stage_graph(stage, 1, ["0"]).shape
         lends = hot is not None and hot.by_microbatch
-        assert shape == stage_shape(["dense", "moe", "moe"], method, hot=lends, balance=True)
+        assert shape == stage_shape(["dense", "moe", "moe"], method, hot=Lane.RAIL if lends else None, balance=True)
         assert ("0.hot.rail" in shape.names) == lends
 
 
@@ -288,8 +289,16 @@ def test_a_layer_called_as_a_module(frozen: bool) -> None:
         assert gradient != frozen
 
 
+@pytest.mark.processes
+def test_even_rows_of_a_layer_called_as_a_module() -> None:
+    """Ranks without copies take part in the exchange that returns gradients."""
+    for error, _, gradient in pool(4).run("runtime.moe.hot_cases:module", frozen=False, even=True, timeout=120):
+        assert error < 1e-12
+        assert gradient
+
+
 def test_lending_of_one_rank() -> None:
     lending = Lending((1, 4, 5), 3, 1, 3)
     assert lending.places == [1, 2]
     assert lending.lent_to(1) == (1,)
-    assert lending.splits == ((2, 0, 2), (1, 0, 0))
+    assert lending.copies.splits == ([2, 0, 2], [1, 0, 0])

@@ -122,7 +122,7 @@ def test_borrowed_experts_behind_the_own(lent: int, device_too: bool) -> None:
     borrowed = [weight.detach()[3:].clone().requires_grad_() for weight in experts.parameters()]
     experts.keep(0, 3)
     ends = torch.tensor(counts).cumsum(0, dtype=torch.int32) if device_too else None
-    output = experts(rows, RowGroups(tuple(counts), ends), gates, *borrowed)
+    output = experts(rows, RowGroups(tuple(counts), ends), gates, None, *borrowed)
     assert torch.equal(output, expected)
     output.sum().backward()
     assert experts.down.grad is not None

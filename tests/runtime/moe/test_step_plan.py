@@ -92,3 +92,31 @@ def test_even_ranks_borrow_nothing() -> None:
     even[:, 0, 0] += 1
     even[:, 1, 1] -= 1
     assert not any(planned(even * 100)[2:])
+
+
+def test_among_equals_the_lower_rank_comes_first() -> None:
+    """Ranks 1 and 2 lack as much: 1 hangs first, under the fullest. Ranks 0 and 1 have as much: 0 lends."""
+    loads = torch.tensor([[150], [60], [60], [130]])
+    assert planned(loads.expand(4, -1, -1))[1:3] == ((0,), (3,))
+    loads = torch.tensor([[140], [140], [20]])
+    assert planned(loads.expand(4, -1, -1))[2] == (0,)
+
+
+def test_noise_widens_what_a_rank_borrows() -> None:
+    """Rank 1 lacks 100 rows, and the first expert of its parent has 105."""
+    steady = torch.tensor([[105, 65, 65, 65], [100, 0, 0, 0]]).expand(2, -1, -1)
+    assert planned(steady) == ((), (0,))
+    noisy = steady + torch.tensor([[[5], [-5]], [[-5], [5]]]) * torch.tensor([0, 1, 0, 0])
+    assert planned(noisy) == ((), (0, 1))
+
+
+def test_copies_that_few_ranks_have_are_filled_first() -> None:
+    table = torch.tensor([[260, 140, 100], [0, 0, 0], [100, 0, 0]])
+    held = planned(table.expand(4, -1, -1))
+    assert held == ((), (0,), (1, 0))
+    forest = StepQuotas.of(held, 3, CPU, 3).divide(table)
+    assert forest.quota.tolist() == [[0, 0, 0], [200, 0, 0], [0, 100, 0]]
+    both = StepQuotas.of(((), (0,), (0,)), 1, CPU, 3).divide(torch.tensor([[100], [0], [0]]))
+    assert both.quota.tolist() == [[0], [33], [33]]
+    scarce = StepQuotas.of(((), (0,), (0,)), 2, CPU, 3).divide(torch.tensor([[40, 140], [0, 0], [0, 0]]))
+    assert scarce.quota.tolist() == [[0, 0], [40, 0], [0, 0]]
