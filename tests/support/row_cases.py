@@ -97,7 +97,7 @@ class DeviceOfRows(Device):
         return super().time(op, half) * float(self.factors[op.microbatch])
 
 
-def _at_the_ends(kind: str, forward: StageShape | None, backward: StageShape | None) -> CellProgram:
+def at_the_ends(kind: str, forward: StageShape | None, backward: StageShape | None) -> CellProgram:
     """A cell as of whole stages: its halves one after the other, and its messages before and behind both."""
     program = serial(kind, forward, backward)
     end = len(program.steps)
@@ -110,7 +110,7 @@ class EmulatedSteps:
 
     def __init__(self, schedule: str, ranks: int, microbatches: int, latency: float = 1.0) -> None:
         self.program, mesh = schedc.compile(schedule, P=ranks, M=microbatches), Mesh(ranks)
-        self.ranks = together(mesh, small_moe(self.program.stages, 0), self.program, _at_the_ends)
+        self.ranks = together(mesh, small_moe(self.program.stages, 0), self.program, at_the_ends)
         starts = SharedStarts.in_memory(mesh)
         self.devices: dict[Coordinate, DeviceOfRows] = {}
         for place, executor in self.ranks.executors.items():

@@ -49,6 +49,8 @@ def step_of(inside: CellPricing, factors: np.ndarray) -> float:
 def test_no_order_undercuts_it(name: str, rows: str) -> None:
     inside, segments = priced(name, rows)
     assert inside.floor <= inside.late_wait.makespan
+    travel = {name for name, _ in inside.costs.exchanges} - {name for name, _ in inside.least_costs.exchanges}
+    assert travel == ({"hot.rail"} if rows == "copies" else set())
     count = inside.dependencies.schedule.microbatches // segments
     draws = np.random.default_rng(2)
     for kinds, spread in ((1, 3), (1, 1), (inside.dependencies.schedule.stages, 3)):
