@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+_kind = attrgetter("device", "dtype")
 
 
 def here(tensor: Tensor) -> Tensor:
@@ -26,9 +29,12 @@ def here(tensor: Tensor) -> Tensor:
 
 def alike(tensors: Sequence[Tensor]) -> list[list[int]]:
     """The places of plain tensors [...] that one launch takes together: of one device and type."""
+    kinds = list(map(_kind, tensors))
+    if kinds and kinds.count(kinds[0]) == len(kinds):
+        return [list(range(len(kinds)))]
     groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
-    for place, tensor in enumerate(tensors):
-        groups.setdefault((tensor.device, tensor.dtype), []).append(place)
+    for place, kind in enumerate(kinds):
+        groups.setdefault(kind, []).append(place)
     return list(groups.values())
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -69,6 +69,7 @@ def after(value: Any, _write: Any) -> Any:
     return value
 
 
+@cache
 def _kinds() -> tuple[str, ...]:
     return ("cpu", gpu.TYPE) if gpu.available() else ("cpu",)
 

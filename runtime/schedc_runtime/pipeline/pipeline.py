@@ -214,10 +214,13 @@ class Pipeline(OptimizerCalls):
         `NonFiniteStep`, `PeerFailure`, `StepTimeout`. An error of this rank's own instruction is an `InstructionError`.
         """
         gradients = torch.is_grad_enabled()
-        with torch.enable_grad():
-            options = scale, accumulate, outputs, trace, profile, gradients, snapshot
-            call = PipelineCall("step", self.program, *options, microbatches=microbatches)
+        options = scale, accumulate, outputs, trace, profile, gradients, snapshot
+        call = PipelineCall("step", self.program, *options, microbatches=microbatches)
+        torch._C._set_grad_enabled(True)
+        try:
             result = self._runner.run(call, batch, targets)
+        finally:
+            torch._C._set_grad_enabled(gradients)
         return result if outputs else result.loss
 
     @overload

@@ -43,6 +43,15 @@ def session() -> Session | None:
 @contextmanager
 def listening(listener: Listener) -> Iterator[None]:
     """Tells ``listener`` of each draw of this thread, and of the backward's threads."""
+    listen(listener)
+    try:
+        yield
+    finally:
+        end_listening()
+
+
+def listen(listener: Listener) -> None:
+    """Begin to tell ``listener``, until `end_listening`."""
     global _listener
     if _listener is not None:
         raise RuntimeFault(
@@ -51,16 +60,17 @@ def listening(listener: Listener) -> Iterator[None]:
     _register()
     _pass_by(len(_higher_order_ops))
     _listener = listener
-    for name, function in _DROPOUTS.items():
-        setattr(torch._VF, name, partial(_dropout, function))
+    vars(torch._VF).update(_DROPOUTS)
     _include(_KEY, True)
-    try:
-        yield
-    finally:
-        _include(_KEY, False)
-        for name in _DROPOUTS:
-            delattr(torch._VF, name)
-        _listener = None
+
+
+def end_listening() -> None:
+    """Tell nobody any more."""
+    global _listener
+    _include(_KEY, False)
+    for name in _DROPOUTS:
+        delattr(torch._VF, name)
+    _listener = None
 
 
 def _dropout(function: Operator, input: Tensor, p: float, train: bool) -> Tensor:
@@ -121,7 +131,7 @@ _COMPILER = frozenset({str(Path(torch.__file__).parent / "_dynamo" / "convert_fr
 _TRAIN, _RATE = ("train", "training"), ("dropout_p", "dropout", "p")
 _PLAIN = (Tensor, nn.Parameter)
 _DROPOUTS = {
-    name + suffix: getattr(torch._C._VariableFunctions, name + suffix)
+    name + suffix: partial(_dropout, getattr(torch._C._VariableFunctions, name + suffix))
     for name in ("dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout")
     for suffix in ("", "_")
 }

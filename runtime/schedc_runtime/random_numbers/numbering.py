@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from schedc_runtime.random_numbers.interception import listening, session
+from schedc_runtime.random_numbers.interception import end_listening, listen, session
 from schedc_runtime.random_numbers.names import aliases_of, names_of
 from schedc_runtime.random_numbers.session import Draws, Session, microbatch_key, place_key
 
@@ -113,8 +113,11 @@ def by_name() -> Iterator[None]:
     """Random numbers are by name inside, and generators as before afterwards."""
     numbers = Session()
     try:
-        with listening(numbers):
+        listen(numbers)
+        try:
             yield
+        finally:
+            end_listening()
     finally:
         numbers.end()
 

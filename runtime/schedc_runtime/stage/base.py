@@ -274,8 +274,8 @@ class StageBase(OffloadedStage):
 
     def check_empty(self) -> None:
         """Raise `StageError` unless every microbatch has run F, B or I, and W."""
-        behind = sorted({*self.pending, *(number // self.slices for number in self._returning)})
-        if self.in_flight or behind:
+        if self._states or self._whole or self.kept or self._split.pending or self._returning:
+            behind = sorted({*self.pending, *(number // self.slices for number in self._returning)})
             raise StageError(
                 f"stage {self.index} still holds microbatches {list(self.in_flight)} (no backward yet) and"
                 f" {behind} (no weight gradients yet)",

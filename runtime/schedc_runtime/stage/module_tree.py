@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import chain
 from operator import attrgetter, is_not
@@ -36,9 +36,16 @@ class ModuleTree:
 
     def parameters(self) -> list[nn.Parameter]:
         """The parameters of all parts. A parameter of two parts comes twice."""
+        return in_tables(self._tables())
+
+    def trains(self) -> bool:
+        """Whether any parameter has a gradient."""
+        return any(map(_requires_grad, filter(_is_there, chain.from_iterable(map(dict.values, self._tables())))))
+
+    def _tables(self) -> Iterator[dict[str, nn.Parameter | None]]:
         if self._identities() != self._children:
             self._look()
-        return in_tables(map(_parameters_of, self._parts))
+        return map(_parameters_of, self._parts)
 
     def _identities(self) -> list[int]:
         return list(map(id, chain.from_iterable(map(dict.values, map(_modules_of, self._parts)))))

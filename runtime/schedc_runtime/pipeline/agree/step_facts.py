@@ -103,7 +103,8 @@ class StepFacts:
         self._reads, self._stages, self._mesh, self._device = reads, stages, mesh, kind
         self._model = reads.model
         self.updates = 0
-        self._last: Facts = {}
+        self._casts = torch.amp.is_autocast_available(kind)
+        self._last: tuple[Any, ...] = ()
         self._digest = ""
         self.refresh()
 
@@ -113,13 +114,15 @@ class StepFacts:
             (self._mesh.name(place), {str(index): StageFacts(stage.module) for index, stage in held.items()})
             for place, held in self._stages.items()
         ]
+        self._modules = [stage.module for held in self._stages.values() for stage in held.values()]
 
     def digests(self, training: bool, gradients: bool) -> Digests:
         """What travels with a request. gradients: whether they were enabled around the call."""
         self._reads.refresh()
-        facts = {**self._everywhere(training, gradients), "reads ": self._reads.state(training)}
-        if facts != self._last:
-            self._last, self._digest = facts, _digest(facts)
+        state = training, self._around(training, gradients), self._reads.state(training)
+        if state != self._last:
+            facts = {**self._everywhere(training, gradients), "reads ": state[2]}
+            self._last, self._digest = state, _digest(facts)
         return [
             (name, {_EVERYWHERE: self._digest, **{index: each.digest(training) for index, each in held.items()}})
             for name, held in self._held
@@ -141,17 +144,24 @@ class StepFacts:
         modes = self._reads.modes() if training else {}
         return facts | {f"around {name}": _TRAINING[mode] for name, mode in modes.items() if name}
 
-    def _everywhere(self, training: bool, gradients: bool) -> Facts:
+    def _around(self, training: bool, gradients: bool) -> tuple[Any, ...]:
+        """What `_everywhere` follows from: autocast's dtype or None, updates, gradients, modes of model and stages."""
         kind = self._device
-        on = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-        dtype = str(torch.get_autocast_dtype(kind)).removeprefix("torch.") if on else "off"
-        facts = {"autocast ": f"{dtype} on {kind}" if on else dtype, "update_biases ": _times(self.updates)}
+        dtype = torch.get_autocast_dtype(kind) if self._casts and torch.is_autocast_enabled(kind) else None
+        if not training:
+            return dtype, self.updates
+        computed = gradients and not torch.is_inference_mode_enabled()
+        return dtype, self.updates, computed, self._model.training, *map(_mode, self._modules)
+
+    def _everywhere(self, training: bool, gradients: bool) -> Facts:
+        dtype, updates, *modes = self._around(training, gradients)
+        cast = "off" if dtype is None else f"{str(dtype).removeprefix('torch.')} on {self._device}"
+        facts = {"autocast ": cast, "update_biases ": _times(updates)}
         if training:
-            model = type(self._model).__name__
-            modes = {stage.module.training for held in self._stages.values() for stage in held.values()}
-            facts["gradients "] = "off" if not gradients or torch.is_inference_mode_enabled() else "on"
-            facts[f"model {model}"] = _TRAINING[self._model.training]
-            facts[f"stages {model}"] = " and ".join(_TRAINING[mode] for mode in sorted(modes))
+            model, (computed, of_model, *of_stages) = type(self._model).__name__, modes
+            facts["gradients "] = "on" if computed else "off"
+            facts[f"model {model}"] = _TRAINING[of_model]
+            facts[f"stages {model}"] = " and ".join(_TRAINING[mode] for mode in sorted(set(of_stages)))
         return facts
 
 

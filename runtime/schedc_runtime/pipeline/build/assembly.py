@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -131,7 +132,7 @@ class Settings:
     providers: NamedProviders = NOBODY_NAMED
     tensor_plan: Mapping[str, str] | None = None
 
-    @property
+    @cached_property
     def dims(self) -> Dims:
         """The dimensions of the rows of a batch's tensors. Raises `RuntimeFault` for what is none."""
         return dims_of(self.model, self.example_dims, self.cut.inputs)

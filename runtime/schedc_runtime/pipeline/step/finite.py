@@ -7,7 +7,8 @@ Only where such a number is not finite do ranks look at single gradients, and te
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from operator import attrgetter
+from functools import partial
+from operator import attrgetter, is_not
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +22,8 @@ from schedc_runtime.execute.instruction_names import instruction_label
 from schedc_runtime.pipeline.build.assembly import Assembly
 from schedc_runtime.pipeline.step.call import CheckFinite, PipelineCall
 
-_grad = attrgetter("grad")
+_grad, _is_sparse = attrgetter("grad"), attrgetter("is_sparse")
+_is_there: Any = partial(is_not, None)
 
 
 class BadGradient(NamedTuple):
@@ -50,9 +52,8 @@ class GradientCheck:
             self._active &= not call.training or call.scale == 1.0
             return []
         held = [p for stage in self._assembly.held() for p in stage.tree.parameters()]
-        grads = [grad for grad in map(_grad, held) if grad is not None]
-        once = dict(zip(map(id, grads), grads, strict=True)).values()
-        parts = [part for grad in once if (part := _plain(grad)).numel()]
+        grads = list(filter(_is_there, map(_grad, held)))
+        parts = _with_values(list(dict(zip(map(id, grads), grads, strict=True)).values()))
         with torch.no_grad():
             return [_sum_of([parts[place] for place in places]) for places in alike(parts)]
 
@@ -77,6 +78,12 @@ class GradientCheck:
                 for name, parameter in stage.module.named_parameters():
                     if parameter.grad is not None:
                         yield index, assembly.mesh.name(place), name, _plain(parameter.grad)
+
+
+def _with_values(gradients: Sequence[Tensor]) -> list[Tensor]:
+    """What lies here of gradients [...], where it is not empty. Whole dense ones take no call of Python each."""
+    dense = {Tensor}.issuperset(map(type, gradients)) and True not in map(_is_sparse, gradients)
+    return list(filter(Tensor.numel, gradients if dense else map(_plain, gradients)))
 
 
 def _plain(gradient: Tensor) -> Tensor:

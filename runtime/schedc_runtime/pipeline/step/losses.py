@@ -151,6 +151,8 @@ def _on_host(
 def _copied(scalars: Sequence[Tensor], vectors: Sequence[Tensor]) -> list[float]:
     """The values of ``scalars`` [] and then of ``vectors`` [any] in float64: a launch or two for each dtype."""
     dtypes = dict.fromkeys([scalar.dtype for scalar in scalars])
+    if len(dtypes) == 1 and not vectors and scalars[0].is_floating_point():  # a float of Python has all their values
+        return list(HostCopy(torch.stack(list(scalars))).join().tolist())
     by_dtype = [[place for place, scalar in enumerate(scalars) if scalar.dtype is dtype] for dtype in dtypes]
     parts = [torch.stack([scalars[place] for place in places]).to(torch.float64) for places in by_dtype]
     parts += [torch.cat(list(vectors)).to(torch.float64)] if vectors else []

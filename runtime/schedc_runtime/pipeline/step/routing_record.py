@@ -60,6 +60,8 @@ def forward_order(program: Program, rank: int, stage: int, slices: int = 1) -> l
 
 def begin_flags(layers: Sequence[HeldLayer], program: Program) -> None:
     """Forget the flags of earlier calls, and say which microbatches come. program: that of the call."""
+    if not layers:
+        return
     order_of = cache(partial(forward_order, program))
     for place, stage, layer, slices in layers:
         layer.planner.begin_call(order_of(place.pipeline, stage, slices))

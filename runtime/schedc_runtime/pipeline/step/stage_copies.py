@@ -158,18 +158,21 @@ class RunningStatistics:
         self._before: list[Tensor] = []
         self._versions: list[list[int]] = []
 
-    @torch.no_grad()
     def begin(self) -> None:
         """A training step begins: keep the values that all copies have."""
         self._before = [_flat(stage.layers) for stage in self._stages]
         self._versions = [[value._version for _, value in stage.watched] for stage in self._stages]
 
-    @torch.no_grad()
     def combine(self) -> None:
         """The step has ended: give all copies the same values. A collective of the ranks that hold them.
 
         Raises `RuntimeFault` for another buffer of the state that the step has changed.
         """
+        if self._stages:
+            self._combine()
+
+    @torch.no_grad()
+    def _combine(self) -> None:
         for stage, versions in zip(self._stages, self._versions, strict=True):
             for (name, value), version in zip(stage.watched, versions, strict=True):
                 if value._version != version:
@@ -247,6 +250,7 @@ def _watched(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
                 yield f"{name}.{own}" if name else own, value
 
 
+@torch.no_grad()
 def _flat(layers: Iterable[_NormBase]) -> Tensor:
     """[statistics] mean, variance and number of updates of each layer, in float64."""
     parts = [part for layer in layers for part in _buffers(layer)]

@@ -7,6 +7,7 @@ exchange they refer to. Where these numbers or the options of the call differ, a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from schedc_runtime.pipeline.agree.batch import Agreement, StepRequest, count_of, total_of
@@ -14,6 +15,10 @@ from schedc_runtime.pipeline.agree.contents import GivenBatches
 from schedc_runtime.ranks.attendance import Alike
 from schedc_runtime.ranks.control import ControlPlane, Unlike
 
+_repeated = itemgetter(
+    *(at for at, name in enumerate(StepRequest._fields) if name not in ("call", "counted", "lacking"))
+)
+"""The fields of a request that say whether it was made before."""
 _MOST = 256
 """Exchanges to remember. A rank that has forgotten one begins the next."""
 
@@ -59,8 +64,10 @@ class CallStart:
         what: the call, for errors. counted: as of `agree` in `schedc_runtime.pipeline.agree.batch`. check: makes an
         agreement of the requests of all ranks, or raises on every rank alike.
         """
-        request, call = request._replace(lacking=self.lacking), request.call
-        own = repr((call["call"], counted, request._replace(call=None, counted=None, lacking=0)))
+        call = request.call
+        if self.lacking:
+            request = request._replace(lacking=self.lacking)
+        own = repr((call["call"], counted, *_repeated(request)))
         known = self._known.get(own)
         given = [] if known is None or self._control.alone else self._batches.alike(known.members)
         total, requests = self._meet(what, request, -1 if known is None else known.number, given)
@@ -75,6 +82,8 @@ class CallStart:
         assert known is not None
         self._batches.agreed(known.members)
         self.then(self.lacking)
+        if total == known.agreement.total:
+            return known
         return known._replace(agreement=known.agreement._replace(total=total))
 
     def exchange(self, what: str, request: StepRequest) -> Sequence[StepRequest] | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -100,7 +99,7 @@ class StepRunner:
 
     def run(self, call: PipelineCall, batch: Any, targets: Any) -> StepResult:
         """Agree on the batch, run the program, share the loss. batch, targets: [rows, ...] as of `Pipeline.step`."""
-        guard, assembly = self.assembly.guard, self.assembly
+        guard, assembly, training = self.assembly.guard, self.assembly, call.training
         guard.check()
         check_materialized(self.assembly)
         self.steps += 1
@@ -109,10 +108,11 @@ class StepRunner:
         with guard(f"starting {number}"):
             agreed = self._agree(call, batch, targets)
             check_listed(assembly, agreed)
-            call = call._replace(program=self.programs.of(call.name, agreed.listed or call.microbatch_count))
+            program = self.programs.of(call.name, agreed.listed or call.microbatch_count)
+            call = call if program is call.program else call._replace(program=program)
             if call.snapshot:
                 call = call._replace(program=self.snapshots.begin(call.program))
-            accumulation = self.accumulation.with_call(call.accumulate, agreed.total) if call.training else None
+            accumulation = self.accumulation.with_call(call.accumulate, agreed.total) if training else None
             executors = self._executors(call, agreed)
             self._check_form(call, agreed, targets)
             parts = parts_of_call(assembly, agreed, call.program.microbatches, batch, targets)
@@ -121,13 +121,13 @@ class StepRunner:
         outputs, everyone = self._run_fitting(call, number, executors, parts, accumulation, agreed)
         with guard(f"at the end of {number}, with the loss"):
             joined = outputs_of(outputs, listed=agreed.listed > 0) if outputs else None
-            if not call.training and call.outputs and not agreed.has_targets:
+            if not training and call.outputs and not agreed.has_targets:
                 nothing = torch.full((), float("nan"), device=assembly.device)
                 self.result = StepResult(nothing, nothing.new_empty(0), 0, {}, joined, tuple(sorted(outputs)))
                 return self.result
             shared, counted = share(
                 self.control, everyone, list(executors.values()), assembly.mesh.replicas,
-                check_finite=self.check_finite, count=agreed.total if call.training else None,
+                check_finite=self.check_finite, count=agreed.total if training else None,
                 losses=self.head.losses,
             )  # fmt: skip
             self._gradients.refuse(everyone, call.program)
@@ -138,10 +138,11 @@ class StepRunner:
                 if layer.history is not None:
                     layer.history.note(layer.loads.chosen)
         self.counted = counted
-        if call.training:
+        if training:
             self._end_training(number)
         loss = shared.loss.to(assembly.device)
-        self.result = replace(shared, loss=loss, outputs=joined, microbatches=tuple(sorted(outputs)))
+        numbers = tuple(sorted(outputs))
+        self.result = StepResult(loss, shared.losses, shared.count, shared.metrics, joined, numbers)
         return self.result
 
     def _executors(self, call: PipelineCall, agreed: Agreement) -> dict[Any, Executor]:
