@@ -260,7 +260,7 @@ class Noted:
 
         Raises `PartitionError` for a value that each forward makes of its own last value, and uses.
         """
-        self._beside_fakes = _keeps_fakes(self.read.holder)
+        self._beside_fakes = bool(self.updates) and _keeps_fakes(self.read.holder)
         now = frozen(self.read.now())
         if same_value(self._first, now):
             return True
