@@ -27,7 +27,7 @@ LOADERS = frozenset({"import_module", "__import__", "spec_from_file_location", "
 
 
 class Closure(NamedTuple):
-    """What the architecture test holds. lines: the most. left_out: rooms that are looked up when a plan asks."""
+    """What the architecture test holds. lines: the most. left_out: rooms that a run loads when it is asked for them."""
 
     module: str
     lines: int
@@ -49,12 +49,13 @@ ASKED_FOR = tuple(
         "loss_providers",
         "migration",
         "tensor_parallel",
+        "row_flow",
     )
 )
 CLOSURES = (
     Closure("schedc_runtime.execute.bind", 5_000),
     Closure("schedc.compiler", 34_000),
-    Closure("schedc_runtime.pipeline.pipeline", 51_300, ASKED_FOR),
+    Closure("schedc_runtime.pipeline.pipeline", 49_800, ASKED_FOR),
 )
 LOOKUPS = frozenset({"schedc.plan.passes", "schedc_runtime.kernels.library"})
 """Files that may load a module by a value: the values are texts ``room.file:name``, each counted in its file."""

@@ -41,6 +41,7 @@ NOT_ASKED_FOR = [
             "loss_providers",
             "migration",
             "tensor_parallel",
+            "row_flow",
         )
     ),
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
@@ -17,9 +17,11 @@ from schedc_runtime.partition.effects import ambient
 from schedc_runtime.partition.example import arguments
 from schedc_runtime.pipeline.agree.batch import Agreement, BatchRefused, microbatch_of, not_padded_batch
 from schedc_runtime.pipeline.build.assembly import Assembly
-from schedc_runtime.row_flow.flows import RowPlace
-from schedc_runtime.row_flow.follow import RowsOf, follow
 from schedc_runtime.stage.stage import Stage
+
+if TYPE_CHECKING:
+    from schedc_runtime.row_flow.flows import RowPlace
+    from schedc_runtime.row_flow.follow import RowsOf
 
 
 def candidates(stages: Iterable[Stage]) -> list[tuple[str, nn.Module]]:
@@ -90,6 +92,8 @@ class RowChecks:
 
     def _found(self, signature: Any, microbatches: int) -> RowsOf | str:
         """What was found of the model on a batch of this kind; why nothing was."""
+        from schedc_runtime.row_flow.follow import follow
+
         partition, training = self._assembly.partition, any(s.module.training for s in self._assembly.held())
         args, kwargs = arguments(microbatch_of(signature, microbatches))
         kinds = pytree.tree_map(_kind, (args, kwargs), is_leaf=lambda leaf: isinstance(leaf, TensorSpec))
