@@ -34,7 +34,6 @@ from schedc_runtime.trainers.optimizer_state import OptimizerFacts
 from support.runtime_cases import next_token_loss, small_gpt, tokens
 from support.segmented_cases import small_moe
 
-BLOCKS, MICROBATCHES = 8, 8
 END, CUT = 5, 2
 """Updates of a whole run, and the update that is loaded from disk."""
 ACROSS = 1e-9
@@ -44,7 +43,8 @@ ACROSS = 1e-9
 class Layout(NamedTuple):
     """What is trained, by which schedule, on how many ranks.
 
-    ranks: of a pipeline. experts, data: replicas as in `Mesh`. together: whether one process has all ranks.
+    ranks: of a pipeline. experts, data: replicas as in `Mesh`. together: whether one process has all ranks. size:
+    blocks of the model, and microbatches of a step.
     """
 
     feature: str
@@ -53,6 +53,7 @@ class Layout(NamedTuple):
     experts: int = 1
     data: int = 1
     together: bool = False
+    size: int = 8
 
     @property
     def processes(self) -> int:
@@ -68,6 +69,7 @@ class Rows:
 
     def __init__(self, pipe: Pipeline, together: bool) -> None:
         self.replicas = range(pipe.mesh.replicas) if together else [pipe.replica]
+        self.microbatches = pipe.program.microbatches
         self.position = 0
 
     def __iter__(self) -> Rows:
@@ -75,7 +77,7 @@ class Rows:
 
     def __next__(self) -> Any:
         self.position += 1
-        parts = [tokens(MICROBATCHES, seed=100 * replica + self.position) for replica in self.replicas]
+        parts = [tokens(self.microbatches, seed=100 * replica + self.position) for replica in self.replicas]
         return [torch.cat(each) for each in zip(*parts, strict=True)]
 
     def state_dict(self) -> dict[str, int]:
@@ -142,21 +144,21 @@ def placements(pipe: Pipeline) -> dict[str, tuple[int, ...]]:
 
 def pipeline(layout: Layout) -> Pipeline:
     """The pipeline of a layout, whose weights are the same on every rank."""
-    program = schedc.compile(layout.schedule, P=layout.ranks, M=MICROBATCHES)
+    program = schedc.compile(layout.schedule, P=layout.ranks, M=layout.size)
     mesh = Mesh(layout.ranks, layout.experts, layout.data, shard_dense=layout.feature == "sharded")
     plan = Plan(hot=Hot(2, 1.02)) if layout.feature == "hot" else None
     return Pipeline(
-        model(layout.feature), program, loss_fn=next_token_loss, mesh=mesh, plan=plan, in_process=layout.together,
-        timeout=60, example=tokens(MICROBATCHES)[0],
+        model(layout.feature, layout.size), program, loss_fn=next_token_loss, mesh=mesh, plan=plan,
+        in_process=layout.together, timeout=60, example=tokens(layout.size)[0],
     )  # fmt: skip
 
 
-def model(feature: str) -> nn.Module:
-    """A model of eight blocks."""
+def model(feature: str, blocks: int) -> nn.Module:
+    """A model of so many blocks."""
     if feature not in ("experts", "hot", "moved"):
-        return small_gpt(BLOCKS, dropout=0.1, tied=feature == "tied")
+        return small_gpt(blocks, dropout=0.1, tied=feature == "tied")
     routing = RouterConfig(experts=8, top=2, scores="sigmoid", biased=True, bias_rate=0.05, balance=1e-2)
-    whole = small_moe(moe_blocks=BLOCKS - 1, dense_blocks=1, routing=routing)
+    whole = small_moe(moe_blocks=blocks - 1, dense_blocks=1, routing=routing)
     for number, (_, layer) in enumerate(moe_layers(whole)):
         assert layer.router.bias is not None
         layer.router.bias.copy_(torch.randn(8, generator=torch.Generator().manual_seed(number)).double())

@@ -58,7 +58,9 @@ def test_each_step_is_predicted_to_be_shorter(waterfall: ModuleType) -> None:
 
 @pytest.mark.slow
 @pytest.mark.processes
-def test_a_step_takes_as_long_as_predicted(waterfall: ModuleType) -> None:
+def test_a_step_takes_as_long_as_predicted(waterfall: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With half of the microbatches of `python benchmarks/waterfall.py`."""
+    monkeypatch.setattr(waterfall, "MICROBATCHES", 4)
     skew, step = waterfall.Skew(1.4, 1.1), waterfall.STEPS[-1]
     run = waterfall.measured(step, waterfall.Times.of(skew.delta), skew, 1)
     predicted = waterfall.predicted(step, waterfall.waited(step, skew.delta), skew.rho)

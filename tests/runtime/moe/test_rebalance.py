@@ -39,7 +39,7 @@ EXACT = (0, 1, 7, 8)
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(CASES)))
 def test_training_goes_on(number: int) -> None:
-    """Four steps with moves between them give the losses and the state of four steps without."""
+    """Three steps with moves behind them give the losses and the state of three steps without."""
     case, most = (CASES[number]._replace(top=2), 0.0) if number in EXACT else (CASES[number], 1e-13)
     losses, state = trained(case, moving=False)
     other, moved = trained(case, moving=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from runtime.trainers.trainer_cases import SAVED, batches, digest, labelled_rows
 from schedc_runtime import named_random
 from schedc_runtime.testing import RankError, RankPool
 from support.needs import needed
+from support.own_server import loaded_before
 from support.runtime_cases import next_token_loss, small_gpt
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
@@ -34,15 +36,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def runs(folder: Path) -> Iterator[tuple[Ends, Ends]]:
     """The ends of undisturbed runs, and of runs that went on from their checkpoints after a kill."""
-    ranks = RankPool(2)
-    try:
+    adapters = [f"schedc_runtime.trainers.{name}" for name in ("hugging_face", "accelerate", "lightning", "torchtitan")]
+    with loaded_before(*adapters, "torch.distributed.checkpoint.state_dict"), closing(RankPool(2)) as ranks:
         died = ranks.outcomes("runtime.trainers.trainer_cases:run_to_the_end", timeout=240, folder=str(folder))
         assert [type(each) for each in died] == [RankError] * 2
         assert died[1].kind == "died"
         ends = [json.loads((folder / f"ends{rank}.json").read_text(encoding="utf-8")) for rank in range(2)]
         yield ends, ranks.run("runtime.trainers.trainer_cases:go_on", timeout=240, folder=str(folder))
-    finally:
-        ranks.close()
 
 
 @pytest.mark.parametrize(
