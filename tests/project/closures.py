@@ -27,7 +27,7 @@ LOADERS = frozenset({"import_module", "__import__", "spec_from_file_location", "
 
 
 class Closure(NamedTuple):
-    """What the architecture test holds. lines: the most. left_out: rooms that a run loads when it is asked for them."""
+    """What the architecture test holds. lines: the most. left_out: rooms that load on demand."""
 
     module: str
     lines: int

@@ -12,7 +12,7 @@ from schedc_runtime.testing import PRELOADED
 
 @contextmanager
 def loaded_before(*modules: str) -> Iterator[None]:
-    """Processes that start inside, a `RankPool` too, have these modules. All of them must have ended behind it."""
+    """Processes that start inside, a `RankPool` too, have these modules. They must end before the context does."""
     server = forkserver.ForkServer()
     server.set_forkserver_preload([*PRELOADED, *modules])
     start = server.connect_to_new_process
