@@ -14,6 +14,7 @@ import pytest
 import schedc
 from support.needs import needed
 from support.paths import ROOT
+from support.warm_programs import warm_programs
 
 EXAMPLES = ROOT / "examples"
 NUMBERED = sorted(path.name for path in EXAMPLES.iterdir() if re.match(r"\d\d_", path.name))
@@ -56,9 +57,11 @@ def test_04_every_plan_is_legal_and_carries_its_layers(path: Path) -> None:
 def test_plan_local_trains_and_emulates_the_best_plan(tmp_path: Path) -> None:
     needed("scipy")
     quick = {"BATCH": "8x32", "TRAINED": "01", "EMULATED": "1"}
-    environment = {**os.environ, **quick, "BIN": str(Path(sys.executable).parent)}
+    (tmp_path / "programs").mkdir()
+    environment = {**os.environ, **quick, "BIN": str(tmp_path / "programs")}
     command = ["bash", str(EXAMPLES / "plan_local.sh"), str(tmp_path / "out")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
+    with warm_programs(tmp_path / "programs"):
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     assert done.stdout.count("check passed: loss and gradients of 2 steps, all ranks") == 1
     table = done.stdout.partition("== predicted and emulated")[2].splitlines()

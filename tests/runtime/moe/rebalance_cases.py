@@ -108,8 +108,9 @@ def _there_and_back(case: Case) -> tuple[bool, bool, int]:
     return outcome
 
 
-PHASES = ("__init__", "pack", "start", "stage")
-"""Methods of `LayerMove` that run before an agreement of all ranks."""
+REFUSED = ("__init__", "pack")
+PHASES = (*REFUSED, "start", "stage")
+"""Methods of `LayerMove` that run before an agreement of all ranks; the first ones may refuse a move."""
 
 
 class Planted(Exception):
@@ -119,16 +120,25 @@ class Planted(Exception):
 def faults(rank: int, world_size: int, run: Case) -> list[list[Any]]:
     """By phase and by layer: the error here, and whether all layers lie as before, or the first one as wanted.
 
-    All faults meet one run, whose experts go home behind each.
+    All refusals meet one run, whose experts go home behind each. Other faults end their run.
     """
-    pipe, optimizer = built(Case(*run), here=False)
-    update(pipe, optimizer, 0)
-    outcomes = []
+    case, outcomes = Case(*run), []
+    going = _begun(case)
     for phase in PHASES:
         for number in (1, 2):
+            pipe, optimizer = going if phase in REFUSED else _begun(case)
             outcomes.append([phase, number, *_fault(pipe, optimizer, phase, number, rank == 1)])
-    pipe.close()
+            if phase not in REFUSED:
+                pipe.close()
+    going[0].close()
     return outcomes
+
+
+def _begun(case: Case) -> tuple[Pipeline, torch.optim.AdamW]:
+    """A run on this rank, behind its first update."""
+    pipe, optimizer = built(case, here=False)
+    update(pipe, optimizer, 0)
+    return pipe, optimizer
 
 
 def _fault(pipe: Pipeline, optimizer: torch.optim.AdamW, phase: str, number: int, mine: bool) -> list[Any]:
@@ -140,7 +150,7 @@ def _fault(pipe: Pipeline, optimizer: torch.optim.AdamW, phase: str, number: int
         nonlocal calls
         calls += 1
         if calls == number and mine:
-            raise RuntimeFault("planted", "none") if phase in ("__init__", "pack") else Planted("planted")
+            raise RuntimeFault("planted", "none") if phase in REFUSED else Planted("planted")
         return whole(*arguments)
 
     error = ""
@@ -152,7 +162,8 @@ def _fault(pipe: Pipeline, optimizer: torch.optim.AdamW, phase: str, number: int
     moved = [not layer.experts.placement.is_home for layer in layers_of(pipe)]
     if not any(moved) and not same(before, own_bits(pipe, optimizer)):
         error += ", and what lies here has changed"
-    pipe.rebalance(optimizer, placed(pipe))
-    if not same(before, own_bits(pipe, optimizer)):
-        error += ", and the way home has changed bits"
+    if phase in REFUSED:
+        pipe.rebalance(optimizer, placed(pipe))
+        if not same(before, own_bits(pipe, optimizer)):
+            error += ", and the way home has changed bits"
     return [error, moved]
