@@ -62,6 +62,7 @@ def test_a_step_takes_as_long_as_predicted(waterfall: ModuleType, monkeypatch: p
     """With half of the microbatches of `python benchmarks/waterfall.py`."""
     monkeypatch.setattr(waterfall, "MICROBATCHES", 4)
     skew, step = waterfall.Skew(1.4, 1.1), waterfall.STEPS[-1]
+    waterfall.pool(waterfall.PIPELINE * waterfall.RANKS).run("support.short_search:on_rank")
     run = waterfall.measured(step, waterfall.Times.of(skew.delta), skew, 1)
     predicted = waterfall.predicted(step, waterfall.waited(step, skew.delta), skew.rho)
     assert run["seconds"] == pytest.approx(predicted, rel=0.04)
