@@ -141,6 +141,11 @@ def _write_files(analysis: Analysis, program: Program, forms: tuple[str, ...], f
     help="Price a step of these rows too: a text with the cost of a row per line, in any unit. Prints the step in "
     "their order, in the order of a search, and a bound of all orders.",
 )
+@click.option(
+    "--floor",
+    is_flag=True,
+    help="Print what no order of these ops undercuts within the memory that each rank holds here, and why.",
+)
 @_ranks_argument
 @json_argument
 def check_command(
@@ -151,6 +156,7 @@ def check_command(
     replicas: int | None,
     snapshot: GivenSnapshot | None,
     row_costs: Path | None,
+    floor: bool,
     ranks: str,
     as_json: bool,
 ) -> None:
@@ -160,6 +166,7 @@ def check_command(
     if size_range is not None:
         factors = costs.microbatches or None
         one_size = {"--replicas": replicas, "--snapshot": snapshot, "--rows": row_costs, "microbatches": factors}
+        one_size["--floor"] = floor or None
         for option, value in one_size.items():
             if value is not None:
                 raise click.UsageError(f"{option} is priced at one size, without --sweep")
@@ -169,7 +176,9 @@ def check_command(
         rows = _rows(row_costs, costs)
     analysis = _analysed("schedc.check", schedule, sizes, costs, as_json, replicas)
     with failures_told("schedc.check", as_json):
-        facts = to_json(analysis, snapshot=snapshot, rows=rows)
+        if floor and (analysis.inside is not None or analysis.lines is not None):
+            raise click.UsageError("--floor speaks of ops that take the times of costs: give no plan and no cells")
+        facts = to_json(analysis, snapshot=snapshot, rows=rows, floor=floor)
     click.echo(json.dumps(facts) if as_json else to_text(facts, ranks == "all"))
     finish(analysis.diagnostics)
 

@@ -24,11 +24,12 @@ def to_json(
     schema: str = "schedc.check",
     snapshot: tuple[float, float] | None = None,
     rows: tuple[Source, Floats] | None = None,
+    floor: bool = False,
 ) -> dict[str, Any]:
     """The facts of a legal schedule: times in units of the costs, activations in microbatches of chunks.
 
     snapshot: bytes that each rank copies to the host beside the step, and bytes per second.
-    rows: [rows, 1 or stages] costs of the rows of a batch, with their text.
+    rows: [rows, 1 or stages] costs of the rows of a batch, with their text. floor: whether to add the floor.
     """
     timeline, memory, schedule = analysis.timeline, analysis.memory, analysis.schedule
     return {
@@ -53,6 +54,7 @@ def to_json(
         **_replicas(analysis),
         **_snapshot(analysis, snapshot),
         **_rows(analysis, rows),
+        **_floor(analysis, floor),
         **_chosen(analysis),
         **_balanced(analysis),
         "peak_activations": memory.peak_activations.tolist(),
@@ -127,6 +129,15 @@ def _rows(analysis: Analysis, given: tuple[Source, Floats] | None) -> dict[str, 
     from schedc.report import rows
 
     return {"rows": rows.to_json(analysis, *given)}
+
+
+def _floor(analysis: Analysis, asked: bool) -> dict[str, Any]:
+    """What no order of the ops undercuts; empty where nobody asked."""
+    if not asked:
+        return {}
+    from schedc.report import floors
+
+    return {"floor": floors.of_analysis(analysis)}
 
 
 def _chosen(analysis: Analysis) -> dict[str, Any]:
@@ -304,6 +315,10 @@ def _asked_text(facts: dict[str, Any]) -> Iterator[str]:
         from schedc.report import rows
 
         yield from rows.to_text(facts["rows"])
+    if "floor" in facts:
+        from schedc.report import floors
+
+        yield from floors.to_text(facts["floor"])
 
 
 def _recomputation_text(facts: dict[str, Any]) -> Iterator[str]:

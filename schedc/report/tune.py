@@ -7,6 +7,7 @@ from typing import Any
 
 from schedc.inputs import without_places
 from schedc.ir.schedule import Schedule
+from schedc.report import floors
 from schedc.search.tune import JudgedSchedule, TuningResult
 from schedc.units import equations
 
@@ -35,6 +36,7 @@ def to_json(tuned: TuningResult) -> dict[str, Any]:
         "improved": tuned.best is not tuned.seed,
         "lower_bound": tuned.bound,
         "own_bound": tuned.own_bound,
+        "floor": None if tuned.floor is None else floors.facts(tuned.problem, tuned.floor),
         "gap": tuned.gap,
         "proven": tuned.proven,
         "limits": list(tuned.problem.limits),
@@ -68,6 +70,8 @@ def to_text(tuned: TuningResult, facts: dict[str, Any]) -> str:
         f"found by: {_ORIGINS[tuned.origin]}",
         f"the bound holds for {_searched(tuned)}",
     ]
+    if facts["floor"] is not None and tuned.bound == tuned.own_bound:
+        lines.append(floors.line_of_tune(facts["floor"]))
     if facts["rounding"]:
         lines.append(f"for the search, times are rounded down to multiples of {facts['rounding']:.2g}")
     lines.append("rank  memory: cap  as it is  found")

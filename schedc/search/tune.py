@@ -13,6 +13,7 @@ from schedc.ir.arrays import Floats, Int64, repeat
 from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Schedule
 from schedc.search.bounds import OpWindows, combinatorial_bound
+from schedc.search.floors import RankFloor, rank_floors
 from schedc.search.greedy import Order, list_orders, serial_order
 from schedc.search.problem import Freedom, SearchProblem, problem_of
 from schedc.search.solver import Effort, SolverResult, solve
@@ -56,7 +57,7 @@ class TuningResult:
     origin: origin of the best: "seed", "list" (a list schedule), "serial" (one microbatch after another) or "search"
         (the solver).
     bound: lower bound of the objective for all orders within ``problem.limits`` and the cap.
-    own_bound: the lower bound that needs no search.
+    own_bound: the lower bound that needs no search. floor: the floor that it is; None if another bound is larger.
     search: the result of the solver; None if a search was not needed.
     """
 
@@ -67,6 +68,7 @@ class TuningResult:
     best: JudgedSchedule
     origin: str
     own_bound: float
+    floor: RankFloor | None
     bound: float
     search: SolverResult | None
     freedom: Freedom
@@ -102,7 +104,7 @@ def tune(
     S407 if no order within the cap exists or is found, S408 for too many ops, S409 for a schedule with Rs.
     """
     effort, freedom = effort or Effort(), freedom or Freedom()
-    _refuse_recomputation(seed)
+    refuse_recomputation(seed)
     _refuse_too_many(seed, freedom)
     problem = problem_of(seed, costs, caps, freedom)
     windows = OpWindows(problem)
@@ -117,7 +119,7 @@ def tune(
     if not candidates and problem.independent:
         raise _nothing_fits(seed, problem, caps, _needs(least, "the least"))
     best = reduce(_shorter, candidates) if candidates else None
-    ticks = combinatorial_bound(windows, objective)
+    ticks, floor = _own_bound(windows, objective)
     own_bound, search = _cost(problem, objective, ticks), None
     if best is None or best.judged.value > own_bound * (1 + _ROUNDING):
         hint = None if best is None else start_times(problem, best.order)
@@ -129,8 +131,16 @@ def tune(
     bound = min(own_bound if search is None else _cost(problem, objective, search.bound), result.value)
     own_bound = min(own_bound, bound)
     return TuningResult(
-        objective, problem, caps, judged, result, best.origin, own_bound, bound, search, freedom, effort
+        objective, problem, caps, judged, result, best.origin, own_bound, floor, bound, search, freedom, effort
     )
+
+
+def _own_bound(windows: OpWindows, objective: str) -> tuple[int, RankFloor | None]:
+    """Ticks that no order undercuts, as known without a search, and the floor that they are if one is the largest."""
+    ticks = combinatorial_bound(windows, objective)
+    known = rank_floors(windows) if objective == "makespan" else []
+    best = max(known, key=lambda floor: floor.makespan, default=None)
+    return (ticks, None) if best is None or best.makespan < ticks else (best.makespan, best)
 
 
 def with_cell_order(problem: SearchProblem, order: Order) -> Schedule:
@@ -222,7 +232,8 @@ def _joined(judge: _Judge, seed: Schedule, best: JudgedSchedule) -> JudgedSchedu
     return judge(join_backwards(best.schedule, seed, as_good))
 
 
-def _refuse_recomputation(seed: Schedule) -> None:
+def refuse_recomputation(seed: Schedule) -> None:
+    """Raise `DiagnosticError` (S409) for a schedule with Rs."""
     recomputations = np.flatnonzero(seed.kind == OpKind.R)
     if recomputations.size:
         label = Label(seed.spans[seed.span[recomputations[0]]])
