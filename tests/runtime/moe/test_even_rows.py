@@ -140,6 +140,9 @@ def test_the_state_of_copies_goes_on_and_a_failed_step_keeps_it() -> None:
     for name, grad in gradients(pipe).items():
         assert torch.equal(grad, gradients(later)[name]), name
     assert later.balance_state() == pipe.balance_state() != state
+    alone = fresh()  # the same step without copies asks for the same: the next step follows the router's rows
+    step(alone, 2)
+    assert alone.balance_state() == pipe.balance_state()
     assert sum(layer.statistics.copied_rows for layer in layers) > 0
     name = next(iter(state))
     for held, message in (
