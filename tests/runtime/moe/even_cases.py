@@ -77,7 +77,7 @@ def run(case: Case, way: str, here: bool = True) -> Results:
     routed.append(note)
     try:
         for seed in range(1, STEPS + 1):
-            _scale(pipe, 0.75)
+            scale(pipe, 0.75)
             pipe.zero_grad()
             rows.clear()
             loss = step(pipe, seed)
@@ -89,7 +89,7 @@ def run(case: Case, way: str, here: bool = True) -> Results:
     return results
 
 
-def _scale(pipe: Pipeline, factor: float) -> None:
+def scale(pipe: Pipeline, factor: float) -> None:
     """Change all weights alike, whatever their gradients."""
     with torch.no_grad():
         for parameter in pipe.parameters():

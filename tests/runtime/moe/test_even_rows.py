@@ -7,7 +7,7 @@ from fractions import Fraction
 import pytest
 import torch
 
-from runtime.moe.even_cases import EXPERT, IN_PLACE, Case, Results, differing, run
+from runtime.moe.even_cases import EXPERT, IN_PLACE, Case, Results, differing, run, scale
 from runtime.moe.hot_cases import gradients, layers_of, pipeline, skewed, step
 from schedc_runtime import Pipeline
 from schedc_runtime.errors import RuntimeFault
@@ -143,6 +143,13 @@ def test_the_state_of_copies_goes_on_and_a_failed_step_keeps_it() -> None:
     alone = fresh()  # the same step without copies asks for the same: the next step follows the router's rows
     step(alone, 2)
     assert alone.balance_state() == pipe.balance_state()
+    for each in (pipe, alone):  # the same copies once more, of other weights
+        each.load_balance_state(state)
+        scale(each, 0.5)
+        each.zero_grad()
+        step(each, 2)
+    for name, grad in gradients(pipe).items():
+        assert torch.equal(grad, gradients(alone)[name]), name
     assert sum(layer.statistics.copied_rows for layer in layers) > 0
     name = next(iter(state))
     for held, message in (
