@@ -1,6 +1,6 @@
 """Measures plans that make the rows of experts even among ranks: their promises, copies, moved rows and time.
 
-    python benchmarks/balance.py forest | rows | bits | bytes | rebalance | record [--json] [--plans N] [--seed S]
+    python benchmarks/balance.py forest | rows | bits | bytes | time | rebalance | record [--json] [--seed S] ...
 
 forest    Plans of random and extreme tables of rows, each judged from its result alone: every rank within its limit,
           one parent for a rank, at most E / R experts of it, every row computed once, rows given by their homes alone.
@@ -17,6 +17,11 @@ bits      Schedules, types and ways on eight real processes, against all ranks i
           Gradients of experts in float64 must be within 1e-12 of the plain run, over their largest number.
 bytes     Bytes that communicators sent for copies and for their gradients, against the plans of the drawn rows, for
           each rank and step. Where all experts have equally many rows they must be 0.
+time      Steps in emulated device time on four real processes: without copies, with `hot auto`, by step and by
+          microbatch. `ms` is the shortest step. `fullest` is the rows of the fullest rank over the mean, in its mean.
+          `error` is that of the prediction from these rows. `failed` counts what `which` names: a step by step that
+          is slower than without copies or with `hot auto`, or by 3 % slower than balanced routing at an exponent of 1,
+          and predictions that are not within 3 %.
 rebalance Experts that move between steps, on four real processes: bits of ranks in one process, bits of the way there
           and back, and faults at each phase. `failed` counts runs with other bits, and faults that leave ranks apart.
           `max over mean` has drawn loads of 256 experts on 32 ranks: how even ranks are where experts stay, or move
@@ -35,6 +40,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from fractions import Fraction
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -131,27 +137,11 @@ def took_alone(repetitions: int = 50) -> float:
     return statistics.median(times)
 
 
-def rebalance(options: argparse.Namespace) -> dict[str, Any]:
-    """Figures of moves and of choices."""
-    from moved_experts import rebalance
-
-    return rebalance(options)
-
-
-def record(options: argparse.Namespace) -> dict[str, Any]:
-    """Figures of recording."""
-    from recorded_routing import record
-
-    return record(options)
-
-
-def of_steps(name: str) -> Callable[[argparse.Namespace], dict[str, Any]]:
-    """The measure of that name in `even_steps`."""
+def of_processes(module: str, name: str) -> Callable[[argparse.Namespace], dict[str, Any]]:
+    """A measure in another module of this folder."""
 
     def measure(options: argparse.Namespace) -> dict[str, Any]:
-        import even_steps
-
-        figures: dict[str, Any] = getattr(even_steps, name)(options)
+        figures: dict[str, Any] = getattr(import_module(module), name)(options)
         return figures
 
     return measure
@@ -159,11 +149,12 @@ def of_steps(name: str) -> Callable[[argparse.Namespace], dict[str, Any]]:
 
 MEASURES = {
     "forest": forest,
-    "rows": of_steps("rows"),
-    "bits": of_steps("bits"),
-    "bytes": of_steps("moved_bytes"),
-    "rebalance": rebalance,
-    "record": record,
+    "rows": of_processes("even_steps", "rows"),
+    "bits": of_processes("even_steps", "bits"),
+    "bytes": of_processes("even_steps", "moved_bytes"),
+    "time": of_processes("even_times", "times"),
+    "rebalance": of_processes("moved_experts", "rebalance"),
+    "record": of_processes("recorded_routing", "record"),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,8 +14,10 @@ from schedc.cell.costs import SegmentTimes
 from schedc.cell.program import Half
 from schedc.ir.arrays import Int64
 from schedc_runtime.execute.micro_steps import MicroStep
+from schedc_runtime.moe.copied import CopiedExperts
 from schedc_runtime.moe.counts import Shape, counts_of_experts
 from schedc_runtime.moe.hot import Lending
+from schedc_runtime.moe.hot_slots import HotLender
 from schedc_runtime.moe.router import Router
 
 RANKS, EXPERTS, TOP, TOKENS = 4, 16, 2, 256
@@ -77,9 +80,14 @@ class Traffic:
             slots = list(lending.lent_to(rank))
             borrowed[rank] = counts[rank, slots].sum()
             counts[rank, slots] = 0
-        between = counts.reshape(RANKS, RANKS, local).sum(-1)
+        return cls.between(counts, borrowed)
+
+    @classmethod
+    def between(cls, counts: Int64, borrowed: Int64 | int = 0) -> Traffic:
+        """counts: [ranks, places] rows that travel by source rank and place, as many places on each rank."""
+        between = counts.reshape(RANKS, RANKS, -1).sum(-1)
         out, into = between.sum(1) - between.diagonal(), between.sum(0) - between.diagonal()
-        return cls(float(max(out.max(), into.max())), between.sum(0), borrowed, out + into)
+        return cls(float(max(out.max(), into.max())), between.sum(0), borrowed + np.zeros(RANKS, np.int64), out + into)
 
 
 class DrawnTrafficDevice(LendingDevice):
@@ -88,9 +96,13 @@ class DrawnTrafficDevice(LendingDevice):
     rank: int
     traffic: dict[tuple[int, int, int], Traffic]
     """By stage, layer of the stage, microbatch."""
+    copies: dict[tuple[int, int, int], float]
+    """The same: rows with the bytes of the copies of a microbatch."""
 
     def time(self, op: MicroStep, half: Half) -> float:
         node = op.stage.shape.nodes[op.node]
+        if node.role == "hot":
+            return self.copies[op.stage.index, node.layer, op.microbatch] * PER_ROW * self.unit
         if node.role not in ("experts", "dispatch", "combine"):
             return super().time(op, half)
         traffic = self.traffic[op.stage.index, node.layer, op.microbatch]
@@ -102,8 +114,18 @@ class DrawnTrafficDevice(LendingDevice):
     def lent_queue(self) -> str:
         return QUEUE
 
-    def lent_seconds(self, hot: tuple[int, ...]) -> tuple[float, float]:
-        return weight_rows(hot) * PER_ROW * self.unit, gradient_rows(hot) * PER_ROW * self.unit
+    def lent_seconds(self, lender: Any) -> tuple[float, float]:
+        if isinstance(lender, HotLender):
+            hot = lender.lending.hot
+            return weight_rows(hot) * PER_ROW * self.unit, gradient_rows(hot) * PER_ROW * self.unit
+        return (copied_rows(lender.copies) * PER_ROW * self.unit,) * 2
+
+
+def copied_rows(copies: CopiedExperts) -> float:
+    """Rows with the bytes that the busiest rank sends or gets for its copies."""
+    sent = [sum(map(len, takers)) for takers in copies.pairs]
+    got = [sum(map(len, homes)) for homes in zip(*copies.pairs, strict=True)]
+    return 3.0 * INNER * max(*sent, *got)
 
 
 def weight_rows(hot: tuple[int, ...]) -> float:

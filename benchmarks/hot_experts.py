@@ -71,6 +71,7 @@ from schedc_runtime.execute.bind import bind
 from schedc_runtime.execute.executor import Executor
 from schedc_runtime.measure.shared_starts import SharedStarts
 from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer
+from schedc_runtime.moe.even_rows import EvenRows
 from schedc_runtime.moe.hot import Lending
 from schedc_runtime.moe.hot_choice import HotPolicy
 from schedc_runtime.moe.hot_slots import HotLender
@@ -113,7 +114,10 @@ def token_loss(logits: Tensor, tokens: Tensor) -> Tensor:
 class Variant:
     """One policy on this process. It has a model of its own, and shares the communicators with all variants."""
 
-    def __init__(self, policy: HotPolicy | None, near: Any, transport: Any, options: dict[str, Any]) -> None:
+    costs = COSTS
+    """The times by which cells are ordered."""
+
+    def __init__(self, policy: HotPolicy | EvenRows | None, near: Any, transport: Any, options: dict[str, Any]) -> None:
         self.near, self.microbatches, self.steps = near, options["microbatches"], 0
         program = schedc.compile("dualpipev", P=1, M=self.microbatches)
         torch.manual_seed(0)
@@ -122,12 +126,14 @@ class Variant:
         self.tokens = torch.randint(0, 32, (self.microbatches, 1, TOKENS))
         boundaries = infer_boundaries(parts, (self.tokens[0],))
         self.device = DrawnTrafficDevice(COSTS, options["unit"], SharedStarts.of_processes(Mesh(1, RANKS), rank))
-        self.device.rank = rank
+        self.device.rank, self.device.copies = rank, {}
         self.choices: dict[tuple[int, int], list[Int64]] = {}
         self.layers: dict[tuple[int, int], MoELayer] = {}
         held: dict[int, Stage] = {}
         for index in stages_on(program, 0):
-            shard_experts(parts.modules[index], near.experts, hot=policy)
+            shard_experts(
+                parts.modules[index], near.experts, **{"even" if isinstance(policy, EvenRows) else "hot": policy}
+            )
             for number, (_, layer) in enumerate(moe_layers(parts.modules[index])):
                 self._prescribe(layer, (index, number), rank, options)
             held[index] = new_stage(parts, index, parts.modules[index], program, token_loss)
@@ -135,7 +141,7 @@ class Variant:
         self.hot = HotSteps({Coordinate(0, rank): held}, program, RANKS, cast(Any, None))
 
         def cells(kind: str, forward: StageShape | None, backward: StageShape | None) -> CellProgram:
-            return cell_program(kind, forward, backward, COSTS)
+            return cell_program(kind, forward, backward, self.costs)
 
         bound = bind(program, 0, held, boundaries, cells=cells)
         code = with_hot_returns(self.device.code(bound), held, summed=False)
@@ -147,7 +153,7 @@ class Variant:
         layer.router = Drawn(WIDTH, layer.router.routing)
         layer.router.draw(rank, choices)
         self.choices[place], self.layers[place] = choices, layer
-        if isinstance(layer.lender, HotLender):
+        if layer.lender is not None:
             self.device.carries(layer.lender, *place)
 
     def step(self) -> tuple[float, int, int]:

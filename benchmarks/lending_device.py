@@ -9,7 +9,7 @@ from torch import Tensor
 
 from schedc.cell.program import Half
 from schedc_runtime.measure.emulated_device import Device, ExchangeKey, Started
-from schedc_runtime.moe.hot_slots import HotLender
+from schedc_runtime.moe.step_lender import StepLender
 
 
 class LendingDevice(Device):
@@ -19,20 +19,20 @@ class LendingDevice(Device):
         """The queue in which they stand."""
         raise NotImplementedError
 
-    def lent_seconds(self, hot: tuple[int, ...]) -> tuple[float, float]:
-        """Seconds that the weights of these experts take, and their gradients."""
+    def lent_seconds(self, lender: Any) -> tuple[float, float]:
+        """Seconds that the weights of the copies of a step take, and their gradients."""
         raise NotImplementedError
 
-    def carries(self, lender: HotLender, stage: int, layer: int) -> None:
-        """Let weights and gradients of a layer's hot experts take their time in the queue."""
+    def carries(self, lender: StepLender, stage: int, layer: int) -> None:
+        """Let weights and gradients of a layer's copies take their time in the queue."""
         start, borrowed, give_back, take_back = lender.start, lender.borrowed, lender.give_back, lender.take_back
         out, back = (stage, -1, layer, Half.FORWARD), (stage, -1, layer, Half.BACKWARD)
 
         def started() -> None:
-            new = bool(lender.lending.hot) and lender._travelling is None
+            new = bool(lender.held) and lender._travelling is None
             start()
             if new:
-                self._queue(out, self.lent_seconds(lender.lending.hot)[0])
+                self._queue(out, self.lent_seconds(lender)[0])
 
         def joined() -> tuple[Tensor, ...]:
             slots = borrowed()
@@ -41,7 +41,7 @@ class LendingDevice(Device):
 
         def given() -> list[Any]:
             if exchanges := give_back():
-                self._queue(back, self.lent_seconds(lender.lending.hot)[1])
+                self._queue(back, self.lent_seconds(lender)[1])
             return exchanges
 
         def taken(returned: Sequence[Any]) -> None:

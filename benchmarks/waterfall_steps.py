@@ -132,8 +132,8 @@ class SplitsDevice(LendingDevice):
     def lent_queue(self) -> str:
         return QUEUE
 
-    def lent_seconds(self, hot: tuple[int, ...]) -> tuple[float, float]:
-        return (len(hot) * EXPERT_ROWS * self.rail_row,) * 2
+    def lent_seconds(self, lender: HotLender) -> tuple[float, float]:
+        return (len(lender.lending.hot) * EXPERT_ROWS * self.rail_row,) * 2
 
 
 def _most(send: Any, receive: Any, others: list[int]) -> int:
