@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import schedc
 from schedc.cell import CellProgram, StageShape, cell_program
 from schedc_runtime import Mesh, Pipeline
+from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.execute.cell_programs import TYPICAL_COSTS
 from schedc_runtime.stage.split import SplitBackward
 from schedc_runtime.trainers import checkpoint
@@ -32,7 +33,7 @@ FAMILIES["seed_oss"] = {"residual_dropout": 0.0}
 SIZES: dict[str, Any] = {
     "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "head_dim": 8,
     "num_key_value_heads": 4, "vocab_size": 64, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1,
-    "eos_token_id": 2, "attention_dropout": 0.0, "use_cache": False,
+    "eos_token_id": 2, "attention_dropout": 0.0, "use_cache": False, "initializer_range": 0.1,
 }  # fmt: skip
 SCHEDULES: dict[str, dict[str, int]] = {
     "1f1b": {"M": 4},
@@ -252,17 +253,21 @@ def toy(**options: Any) -> Toy:
 
 
 def toys(rank: int, world: int) -> dict[str, Any]:
-    """Toys at 2 x 2 ranks: errors by case, two steps that add up, sums a step, collectives in W, norm, states."""
+    """Toys on four ranks: errors by case, two steps that add up, sums a step, collectives in W, norm, a refusal."""
     figures: dict[str, Any] = {}
     tokens, labels = batch()
-    for tied, schedule in ((False, "zbh1"), (True, "1f1b"), (True, "dualpipev"), (False, "dualpipe")):
+    for tied, schedule, mesh in (
+        (False, "zbh1", Mesh(2, tensor=2)), (True, "1f1b", Mesh(2, tensor=2)), (True, "dualpipev", Mesh(2, tensor=2)),
+        (False, "dualpipe", Mesh(2, tensor=2)), (True, "zbh1", Mesh(1, data=2, tensor=2)),
+    ):  # fmt: skip
         model = toy(tied=tied)
         loss, gradients = reference(model, tokens, labels, 4)
-        pipe = _toy_pipe(model, schedule, Mesh(2, tensor=2))
+        pipe = _toy_pipe(model, schedule, mesh)
+        own_batch, own_labels = (each.chunk(mesh.replicas)[pipe.replica] for each in (tokens, labels))
         sums = [pipe._assembly.network.peer_groups[pipe.places[0]].replicas.issued]
         with _watched_weights(pipe) as started:
             for _ in range(2):
-                pipe.step({"input_ids": tokens}, labels)
+                pipe.step({"input_ids": own_batch}, own_labels)
                 sums.append(pipe._assembly.network.peer_groups[pipe.places[0]].replicas.issued)
         norm = torch.stack([grad.norm() for grad in gradients.values()]).norm().item() * 2
         case = {
@@ -272,9 +277,20 @@ def toys(rank: int, world: int) -> dict[str, Any]:
             "in W": started[0],
             "sums": [after - before for before, after in pairwise(sums)],
         }
-        figures[f"{schedule}{' tied' * tied}"] = case
+        if mesh.pipeline == 1:  # behind it the pipeline has failed on every rank
+            case["refused"] = _refused(pipe, own_batch + pipe.places[0].tensor, own_labels)
+        figures[f"{schedule}{' tied' * tied}{f' on {mesh.replicas} replicas' * (mesh.replicas > 1)}"] = case
         pipe.close()
     return figures
+
+
+def _refused(pipe: Pipeline, tokens: Tensor, labels: Tensor) -> str:
+    """What a step says of tokens [rows, S] that differ between tensor ranks."""
+    try:
+        pipe.step({"input_ids": tokens}, labels)
+    except RuntimeFault as fault:
+        return str(fault)
+    return ""
 
 
 def _toy_pipe(model: nn.Module, schedule: str, mesh: Mesh, **options: Any) -> Pipeline:

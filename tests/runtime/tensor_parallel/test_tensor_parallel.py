@@ -19,7 +19,7 @@ def ranks() -> list[dict[str, Any]]:
     return pool(4).run(f"{CASES}:toys", timeout=240)
 
 
-@pytest.mark.parametrize("case", ["zbh1", "1f1b tied", "dualpipev tied", "dualpipe"])
+@pytest.mark.parametrize("case", ["zbh1", "1f1b tied", "dualpipev tied", "dualpipe", "zbh1 tied on 2 replicas"])
 def test_gradients_add_up_over_steps_as_in_one_process(ranks: list[dict[str, Any]], case: str) -> None:
     """Weights with biases, norms and tables, also one that the embedding and the head share."""
     assert max(rank[case][figure] for rank in ranks for figure in ("error", "loss", "norm")) <= 1e-14
@@ -30,6 +30,13 @@ def test_partial_sums_travel_once_a_step_and_no_weight_gradient_waits(ranks: lis
         for case in rank.values():
             assert case["in W"] == 0
             assert case["sums"][0] == case["sums"][1] <= 2 * 2, "a scatter and a spread of each stage"
+
+
+def test_tensor_ranks_with_other_batches_are_refused(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        refused = rank["zbh1 tied on 2 replicas"]["refused"]
+        assert "has other values on" in refused, refused
+        assert "tensor rank 1" in refused
 
 
 @needs("transformers")
