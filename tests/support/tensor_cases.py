@@ -231,6 +231,9 @@ class Toy(nn.Module):
             self.head.weight = self.embedding.weight
         self.double()
 
+    def get_output_embeddings(self) -> nn.Module:
+        return self.head
+
     def forward(self, input_ids: Tensor) -> Tensor:
         x = self.embedding(input_ids)
         for block in self.blocks:
@@ -242,7 +245,7 @@ class Toy(nn.Module):
 TOY_PLAN = {
     "blocks.*.attention.query": "colwise", "blocks.*.attention.key": "colwise", "blocks.*.attention.value": "colwise",
     "blocks.*.attention.out": "rowwise", "blocks.*.mlp.up": "colwise", "blocks.*.mlp.down": "rowwise",
-    "head": "colwise_gather_output",
+    "embedding": "embedding_rowwise", "head": "colwise_gather_output",
 }  # fmt: skip
 
 

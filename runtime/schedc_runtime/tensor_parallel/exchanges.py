@@ -66,22 +66,23 @@ class TensorExchange(Exchange):
 
     def _gathered(self, tensor: Tensor, label: str) -> Pending:
         communicator = self.group.expert
-        return Pending(communicator, communicator.all_gather(_outermost(tensor, self.dim), label))
+        return Pending(communicator, communicator.all_gather(tensor, label))
 
     def _whole(self, pending: Pending) -> tuple[Tensor, ...]:
         """[..., whole, ...] of the parts of all ranks."""
         parts = pending.communicator.wait(pending.handle)
-        return (_placed(parts.flatten(0, 1), self.dim),)
+        dim = self.dim % (parts.dim() - 1)
+        return (parts.movedim(0, dim).flatten(dim, dim + 1),)
 
     def _summed(self, tensor: Tensor, label: str) -> Pending:
-        communicator, parts = self.group.expert, _outermost(tensor, self.dim)
-        shape = (parts.shape[0] // communicator.size, *parts.shape[1:])
-        return Pending(communicator, (communicator.reduce_scatter(parts, label), shape))
+        communicator, dim = self.group.expert, self.dim % tensor.dim()
+        parts = torch.stack(tensor.tensor_split(communicator.size, dim))
+        return Pending(communicator, (communicator.reduce_scatter(parts, label), parts.shape[1:]))
 
     def _own_sum(self, pending: Pending) -> tuple[Tensor, ...]:
         """[..., own, ...] the own part of the sum over all ranks."""
         handle, shape = pending.handle
-        return (_placed(pending.communicator.wait(handle).view(shape), self.dim),)
+        return (pending.communicator.wait(handle).view(shape),)
 
     def _own(self, tensor: Tensor) -> Pending:
         """The own part, without a communication."""
@@ -152,6 +153,35 @@ class Collect(_ToWhole):
         return self._taken(pending)
 
 
+class CollectColumns(Collect):
+    """Columns [B, S, V/t] of all ranks, of which every rank then forms the same loss: [B, S, V]."""
+
+    dim = COLUMNS
+
+
+class Sum(TensorExchange):
+    """Sums what all ranks give, [B, S, H], for what every rank then computes whole. Its gradient is whole, too."""
+
+    label = "sum"
+
+    def outline(self, tensor: Tensor) -> Tensor:
+        return tensor * 1
+
+    def start(self, route: None, *payload: Tensor) -> Pending:
+        communicator = self.group.expert
+        return Pending(communicator, communicator.sum(payload[0], self.label))
+
+    def finish(self, pending: Pending) -> tuple[Tensor, ...]:
+        return self._taken(pending)
+
+    def start_backward(self, route: None, *gradients: Tensor) -> Pending:
+        here = SoloCommunicator(self.label)
+        return Pending(here, here.sum(gradients[0]))
+
+    def finish_backward(self, pending: Pending) -> tuple[Tensor | None, ...]:
+        return self._taken(pending)
+
+
 class Scatter(_ToOwn):
     """Sums what the cores of all ranks give, [B, S, H]; each rank keeps its rows [B, S/t, H]."""
 
@@ -190,13 +220,3 @@ class OwnColumns(nn.Module):
 
     def forward(self, whole: Tensor) -> Tensor:
         return own_part(whole, COLUMNS, self.size, self.rank)
-
-
-def _outermost(tensor: Tensor, dim: int) -> Tensor:
-    """[...] with dimension ``dim`` first, in one piece of memory."""
-    return tensor.movedim(dim, 0).contiguous()
-
-
-def _placed(tensor: Tensor, dim: int) -> Tensor:
-    """[...] with the first dimension at ``dim``, in one piece of memory."""
-    return tensor.movedim(0, dim).contiguous()

@@ -16,6 +16,7 @@ from schedc_runtime.errors import PartitionError
 from schedc_runtime.tensor_parallel.exchanges import Collect, Enter
 from schedc_runtime.tensor_parallel.rows import refuse_meeting_rows
 from schedc_runtime.tensor_parallel.styles import Core
+from schedc_runtime.tensor_parallel.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from schedc_runtime.partition.recorder import Recording
@@ -24,14 +25,11 @@ if TYPE_CHECKING:
 class Gradients:
     """The classes of a model's parameters. A later recording must agree with the first."""
 
-    def __init__(self, model: nn.Module, cores: Sequence[Core], head: str) -> None:
-        self._model, self._cores, self._head = model, frozenset(core.path for core in cores), head
-        self._parts = frozenset(
-            f"{each.path}.{name}"
-            for core in cores
-            for each in (*core.into, core.out)
-            for name, _ in each.module.named_parameters()
-        )
+    def __init__(self, model: nn.Module, cores: Sequence[Core], vocabulary: Vocabulary) -> None:
+        self._model, self._vocabulary = model, vocabulary
+        self._cores = frozenset([*(core.path for core in cores), vocabulary.head])
+        named = model.named_parameters(remove_duplicate=False)
+        self._parts = frozenset(name for name, parameter in named if hasattr(parameter, "tensor_parallel"))
 
     def read(self, recording: Recording) -> None:
         """Mark the parameters whose gradients are whole: ``tensor_complete``.
@@ -42,6 +40,7 @@ class Gradients:
         inside = _inside(recording.graph, modules)
         refuse_meeting_rows(recording.graph, inside, modules, self._cores)
         classes: dict[int, tuple[bool, str]] = {}
+        self._refuse_split(recording.graph, inside, modules)
         for node in recording.graph.nodes:
             for path, parameter in self._parameters(node, modules):
                 partial = node in inside if node.op == "call_module" else any(user in inside for user in node.users)
@@ -55,6 +54,22 @@ class Gradients:
                         "use a parameter of its own for each, or take one tensor rank",
                     )
                 parameter.tensor_complete = not partial  # type: ignore[attr-defined]
+
+    def _refuse_split(self, graph: fx.Graph, inside: frozenset[fx.Node], modules: dict[str, nn.Module]) -> None:
+        """Refuse a split parameter that is read without its module, and a split table that cores take past `enter`."""
+        table = self._vocabulary.embedding
+        for node in graph.nodes:
+            target = str(node.target)
+            if node.op == "get_attr" and target in self._parts:
+                raise PartitionError(
+                    f"`{target}` is split over tensor ranks, and the model reads the weight without a call of the module",
+                    "call the module, or keep it whole in the plan of styles",
+                )
+            if table and target == table and _reaches(node, inside, modules):
+                raise PartitionError(
+                    f"what `{table}` looks up enters cores beside the hidden state: its gradient is a part of a sum",
+                    'keep the table whole: write the style "replicate"',
+                )
 
     def _parameters(self, node: fx.Node, modules: dict[str, nn.Module]) -> Iterator[tuple[str, nn.Parameter]]:
         """The parameters that a node uses and that are not split, with their paths."""

@@ -8,15 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor, nn
 
 from schedc_runtime.errors import PartitionError
 from schedc_runtime.ranks.expert_group import ExpertGroup
-from schedc_runtime.tensor_parallel.exchanges import Collect, Enter, Feature, Gather, OwnColumns, Scatter
+from schedc_runtime.tensor_parallel.exchanges import (
+    Collect,
+    CollectColumns,
+    Enter,
+    Feature,
+    Gather,
+    OwnColumns,
+    Scatter,
+    Sum,
+    TensorExchange,
+)
 from schedc_runtime.tensor_parallel.gradients import Gradients
 from schedc_runtime.tensor_parallel.styles import STYLES, Core, Split
+from schedc_runtime.tensor_parallel.vocabulary import OwnIds, Vocabulary
 
 if TYPE_CHECKING:
     from schedc_runtime.partition.recorder import ForwardRecorder, Recording
@@ -43,9 +54,15 @@ class Insertion:
     """
 
     def __init__(
-        self, model: nn.Module, cores: Sequence[Core], units: Iterable[str], head: str, group: ExpertGroup
+        self,
+        model: nn.Module,
+        cores: Sequence[Core],
+        units: Iterable[str],
+        head: str,
+        group: ExpertGroup,
+        vocabulary: Vocabulary,
     ) -> None:
-        self.gradients = Gradients(model, cores, head)
+        self.gradients = Gradients(model, cores, vocabulary)
         self._paths = {id(module): name for name, module in model.named_modules()}
         self._group, self._home, self._now = group, nn.Module(), _OwnRows()
         blocks = tuple(units)
@@ -56,7 +73,10 @@ class Insertion:
             self._add_core(core)
         for path in dict.fromkeys(_unit(core.path, blocks) for core in cores):
             self._add(path, self._entering(enter))
-        self._add(head, self._leaving(self._module("model", "collect", Collect())))
+        self._add(head, self._leaving(head, split=bool(vocabulary.head)))
+        if vocabulary.embedding:
+            table = cast(nn.Embedding, model.get_submodule(vocabulary.embedding))
+            self._add(vocabulary.embedding, self._looking_up(vocabulary.embedding, table.num_embeddings))
         model.add_module(HOME, self._home)
         self.points = tuple(
             point
@@ -95,7 +115,7 @@ class Insertion:
 
     def _module(self, place: str, name: str, module: nn.Module) -> nn.Module:
         """Register what is inserted at a place of the model."""
-        if isinstance(module, (Gather, Scatter, Enter, Collect)):
+        if isinstance(module, TensorExchange):
             module.group = self._group
         key = place.replace(".", "_")
         if key not in self._home._modules:
@@ -152,14 +172,33 @@ class Insertion:
 
         return handler
 
-    def _leaving(self, collect: nn.Module) -> Callable[[Run, Any, Any], Any]:
-        """Own rows end at the head."""
+    def _leaving(self, head: str, *, split: bool) -> Callable[[Run, Any, Any], Any]:
+        """Own rows end at the head. split: whether a rank has columns of the logits, which are collected behind it."""
+        rows = self._module(head, "gather", Gather()) if split else self._module("model", "collect", Collect())
+        columns = self._module("model", "collect", CollectColumns()) if split else None
 
         def handler(run: Run, args: Any, kwargs: Any) -> Any:
             if self._now.inside:
-                args, kwargs = _replaced(args, kwargs, lambda own: collect(None, own)[0], "the head")
+                args, kwargs = _replaced(args, kwargs, lambda own: rows(None, own)[0], "the head")
                 self._now.inside = False
-            return run(args, kwargs)
+            elif split:
+                raise PartitionError("the head is called twice", "call it once, behind the last block")
+            logits = run(args, kwargs)
+            return logits if columns is None else columns(None, logits)[0]
+
+        return handler
+
+    def _looking_up(self, path: str, count: int) -> Callable[[Run, Any, Any], Any]:
+        """Looks up the own ids in the own rows of a table, and sums over ranks. count: own rows."""
+        own = self._module(path, "own", OwnIds(self._group.rank * count, count))
+        added = self._module(path, "sum", Sum())
+
+        def handler(run: Run, args: Any, kwargs: Any) -> Any:
+            if kwargs or len(args) != 1 or not isinstance(args[0], Tensor):
+                raise PartitionError(f"`{path}` is called with more than ids", "pass the ids alone")
+            rows, outside = own(args[0])
+            found = run((rows,), {})
+            return added(None, found.masked_fill(outside.unsqueeze(-1), 0.0))[0]
 
         return handler
 

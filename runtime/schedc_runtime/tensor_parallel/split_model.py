@@ -11,7 +11,8 @@ from schedc_runtime.ranks.expert_group import ExpertGroup
 from schedc_runtime.tensor_parallel.exchanges import own_part
 from schedc_runtime.tensor_parallel.insertion import Insertion
 from schedc_runtime.tensor_parallel.shard import shard_model
-from schedc_runtime.tensor_parallel.styles import cores_of, head_of, styles_of
+from schedc_runtime.tensor_parallel.styles import cores_of, head_of, styled_modules, styles_of
+from schedc_runtime.tensor_parallel.vocabulary import shard_vocabulary, vocabulary_of
 
 
 class SplitProducts:
@@ -25,9 +26,12 @@ class SplitProducts:
     def __init__(self, model: nn.Module, plan: Mapping[str, str] | None, group: ExpertGroup) -> None:
         self._model, self._group = model, group
         self.styles = dict(styles_of(model, plan))
+        styled = list(styled_modules(model, self.styles))
         self.head = head_of(model, self.styles)
-        self.cores = cores_of(model, self.styles, self.head)
+        self.cores = cores_of(styled, self.head)
+        self.vocabulary = vocabulary_of(model, {each.path: each.style for each in styled}, self.head)
         shard_model(model, self.cores, group.size, group.rank)
+        shard_vocabulary(model, self.vocabulary, group.size, group.rank)
 
     def whole_shape(self, name: str, shape: torch.Size) -> torch.Size:
         """The shape [...] of the whole tensor of which the model's entry ``name`` is this rank's part."""
@@ -57,4 +61,4 @@ class SplitProducts:
 
     def insertion(self, units: Sequence[str]) -> Insertion:
         """What is inserted while the model is recorded. units: paths of its blocks."""
-        return Insertion(self._model, self.cores, units, self.head, self._group)
+        return Insertion(self._model, self.cores, units, self.head, self._group, self.vocabulary)

@@ -27,7 +27,7 @@ class SplitStyle(NamedTuple):
     """What a style says. split: None for a module that every rank holds whole.
 
     whole_outside: whether ranks have the whole result of a split in rows, or the whole input of a split in columns.
-    outside: whether the module lies outside of cores, where it stays whole.
+    outside: whether the module lies outside of cores.
     """
 
     split: Split | None = None
@@ -45,7 +45,7 @@ STYLES = {
     "mla_kv_a_proj": SplitStyle(),
     "embedding_rowwise": SplitStyle(outside=True),
 }
-"""The styles that a pipeline carries out. An embedding stays whole: each rank has all rows of the table."""
+"""The styles that a pipeline carries out."""
 
 
 class StyledModule(NamedTuple):
@@ -89,12 +89,11 @@ def styles_of(model: nn.Module, given: Mapping[str, str] | None) -> Mapping[str,
     return own
 
 
-def cores_of(model: nn.Module, plan: Mapping[str, str], head: str) -> tuple[Core, ...]:
-    """The cores of a model by a plan, in the order of its modules. head: path of the layer that stays whole.
+def cores_of(styled: Sequence[StyledModule], head: str) -> tuple[Core, ...]:
+    """The cores among the modules of a plan, in their order. head: path of the layer that makes logits.
 
-    Raises `RuntimeFault` for a style that is not carried out, a name that fits nothing, and a core that does not close.
+    Raises `RuntimeFault` for a core that does not close.
     """
-    styled = list(_styled(model, plan))
     split = [each for each in styled if each.split is not None and each.path != head]
     ends = [each for each in split if each.split is Split.COLUMNS]
     homes = {end.path: _home(end.path, split) for end in ends}
@@ -111,8 +110,11 @@ def cores_of(model: nn.Module, plan: Mapping[str, str], head: str) -> tuple[Core
     return tuple(cores)
 
 
-def _styled(model: nn.Module, plan: Mapping[str, str]) -> Iterator[StyledModule]:
-    """The modules that a plan names, in the order of the model."""
+def styled_modules(model: nn.Module, plan: Mapping[str, str]) -> Iterator[StyledModule]:
+    """The modules that a plan names, in the order of the model.
+
+    Raises `RuntimeFault` for a style that is not carried out, and for a name that fits nothing.
+    """
     modules = dict(model.named_modules())
     for pattern, style in plan.items():
         fits = any(_matches(name, pattern) for name in modules)
@@ -176,6 +178,6 @@ def head_of(model: nn.Module, plan: Mapping[str, str]) -> str:
     if len(gathered) != 1 or gathered[0] not in dict(modules):
         raise RuntimeFault(
             f"neither {type(model).__name__} nor the plan of styles names the head, before which rows are collected",
-            'write it into the plan, as {"head": "colwise_gather_output"}: it stays whole on every tensor rank',
+            'write it into the plan, as {"head": "colwise_gather_output"}: each tensor rank has a part of it',
         )
     return gathered[0]

@@ -30,10 +30,6 @@ def cut(model: nn.Module, length: int = 8, **options: Any) -> Partition:
     return partition(model, 2, example={"input_ids": tokens}, insert=split(model, **options).insertion)
 
 
-def plan(**changed: str) -> dict[str, str]:
-    return {**TOY_PLAN, **{name.replace("__", "."): style for name, style in changed.items()}}
-
-
 @pytest.mark.parametrize(
     ("styles", "words"),
     [
@@ -42,13 +38,20 @@ def plan(**changed: str) -> dict[str, str]:
         (TOY_PLAN | {"blocks.*.first": "colwise"}, "splits `blocks.0.first` .colwise., a LayerNorm"),
         ({k: v for k, v in TOY_PLAN.items() if "down" not in k}, "does not close at `blocks.0.mlp.up`"),
         ({k: v for k, v in TOY_PLAN.items() if "up" not in k and "attention" not in k}, "does not close.*mlp.down"),
-        ({k: v for k, v in TOY_PLAN.items() if k != "head"}, "names the head"),
+        (TOY_PLAN | {"norm": "embedding_rowwise"}, "splits `embedding`, `norm` as a table"),
         ({}, "Toy has no plan of styles"),
     ],
 )
 def test_plans_that_are_not_carried_out(styles: dict[str, str], words: str) -> None:
     with pytest.raises(RuntimeFault, match=words):
         split(toy(), styles)
+
+
+def test_a_model_without_a_head() -> None:
+    model = toy()
+    model.get_output_embeddings = lambda: None  # type: ignore[method-assign, assignment, return-value]
+    with pytest.raises(RuntimeFault, match="neither Toy nor the plan of styles names the head"):
+        split(model, {name: style for name, style in TOY_PLAN.items() if name != "head"})
 
 
 @pytest.mark.parametrize(
@@ -131,7 +134,28 @@ class Twice(Toy):
 
 def test_a_parameter_of_both_classes() -> None:
     with pytest.raises(PartitionError, match=r"`embedding.weight` is used both where its gradient is whole"):
+        cut(Twice(), plan={name: style for name, style in TOY_PLAN.items() if name != "embedding"})
+
+
+def test_a_split_table_is_read_by_its_module_alone() -> None:
+    with pytest.raises(PartitionError, match=r"`embedding.weight` is split .* without a call of the module"):
         cut(Twice())
+
+
+@pytest.mark.parametrize("left", ["embedding", "head"])
+def test_a_tied_table_is_not_half_whole(left: str) -> None:
+    styles = {**TOY_PLAN, left: "replicate"}
+    with pytest.raises(RuntimeFault, match=r"is tied to a weight that the plan of styles leaves whole"):
+        split(toy(tied=True), styles)
+
+
+def test_padding_lies_with_one_rank() -> None:
+    """A token of the other half must not take the place of the padding, whose row has no gradient."""
+    for rank, expected in ((0, None), (1, 8)):
+        model = toy()
+        model.embedding.padding_idx = 40
+        split(model, rank=rank)
+        assert model.embedding.padding_idx == expected
 
 
 def test_parts_and_classes_of_parameters() -> None:
@@ -143,13 +167,18 @@ def test_parts_and_classes_of_parameters() -> None:
         f"{core}.{kind}"
         for core in ("attention.query", "attention.key", "attention.value", "mlp.up")
         for kind in ("weight", "bias")
-    } | {"attention.out.weight", "mlp.down.weight"}
+    } | {"attention.out.weight", "mlp.down.weight", "weight"}
+    assert {name for name in parts if name.count(".") == 1} == {"embedding.weight", "head.weight"}
     for name, parameter in model.named_parameters():
         dim = getattr(parameter, "tensor_parallel", (None,))[0]
         expected = whole[name] if dim is None else own_part(whole[name], dim, 2, 1)
         assert torch.equal(parameter, expected), name
     complete = {n for n, p in model.named_parameters() if getattr(p, "tensor_complete", False)}
-    assert complete == {"embedding.weight", "head.weight"}
+    assert complete == set()
+    model = toy()
+    styles = {name: style for name, style in TOY_PLAN.items() if name != "embedding"}
+    cut(model, plan=styles)
+    assert {n for n, p in model.named_parameters() if getattr(p, "tensor_complete", False)} == {"embedding.weight"}
 
 
 def test_exchanges_lie_around_cores_and_names_are_unique() -> None:
@@ -157,7 +186,7 @@ def test_exchanges_lie_around_cores_and_names_are_unique() -> None:
     graph = stage_graph(parts.modules[1], len(parts.values[0]))
     names = [node.name for node in graph.nodes]
     assert len(names) == len(set(names))
-    assert sum(".gather." in name for name in names) == sum(".scatter." in name for name in names) == 4
+    assert sum(".gather." in name for name in names) == 1 + sum(".scatter." in name for name in names) == 5
     assert sum(".collect." in name for name in names) == 1
     assert not any(".enter." in name for name in names), "the region begins in the first stage"
     boundary = parts.records.first
