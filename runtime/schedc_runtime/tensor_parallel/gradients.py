@@ -62,7 +62,7 @@ class Gradients:
             target = str(node.target)
             if node.op == "get_attr" and target in self._parts:
                 raise PartitionError(
-                    f"`{target}` is split over tensor ranks, and the model reads the weight without a call of the module",
+                    f"`{target}` is split over tensor ranks, and read without a call of the module",
                     "call the module, or keep it whole in the plan of styles",
                 )
             if table and target == table and _reaches(node, inside, modules):
