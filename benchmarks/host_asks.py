@@ -11,6 +11,7 @@ train in one process, with 2 microbatches and with 4, and what the others ask fo
 Printed: `asks_per_layer` by mode, the most of any method. `exact` has `F` and `B`, its forward and backward. `padded`
 has a capacity, `bounded` buffers of 1.5 times the mean rows. `adaptive` is exact with adaptive recomputation.
 `host_lane` is exact, with the copy of sizes as a step of its own. `hot` is exact, with two experts lent by step.
+`copies` has flat exchanges and copies by step beside bounded sizes; the choice of copies between steps asks nothing.
 `uploads_per_layer`, and `runs_on_meta` for `padded` and `bounded`.
 """
 
@@ -19,7 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from math import ceil
 from typing import Any
@@ -30,7 +31,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import schedc
-from schedc.ir.plan import By, Drop, Hot, Level, Recompute
+from schedc.ir.plan import Balance, By, Drop, Hot, Level, Recompute
 from schedc.plan import Method as PlanMethod
 from schedc.plan import Plan
 from schedc_runtime import Mesh, Pipeline
@@ -153,11 +154,10 @@ def asks(method: Method, mode: str) -> tuple[int, int]:
     return sum(counted.asks.values()), counted.uploads
 
 
-def of_step(method: Method, microbatches: int) -> tuple[int, int]:
-    """(asks, uploads) of a step of two ranks whose layers have hot experts."""
+def of_step(plan: Plan, held: Sequence[Any], microbatches: int) -> tuple[int, int]:
+    """(asks, uploads) of a step of two ranks whose layers have copies ``held``, two on a rank or of an owner."""
     torch.manual_seed(0)
     config = MoEConfig(vocab=32, width=16, dense_blocks=0, moe_blocks=LAYERS, routing=RouterConfig(8, 2))
-    plan = Plan(method=PlanMethod(method), hot=Hot(2))
     pipe = Pipeline(
         MoETransformer(config), schedc.compile("1f1b", P=1, M=microbatches), in_process=True, plan=plan,
         loss_fn=lambda logits, tokens: functional.cross_entropy(logits.flatten(0, 1), tokens.flatten()),
@@ -165,7 +165,7 @@ def of_step(method: Method, microbatches: int) -> tuple[int, int]:
     )  # fmt: skip
     tokens = torch.randint(0, 32, (2 * microbatches, 8))
     pipe.step(tokens, tokens)
-    pipe.load_balance_state({key: [0, 5] for key in pipe.balance_state()})
+    pipe.load_balance_state(dict.fromkeys(pipe.balance_state(), held))
     with counting() as counted:
         pipe.step(tokens, tokens)
     layers = [layer for place in pipe.places for stage in pipe.held(place) for _, layer in moe_layers(stage.module)]
@@ -174,9 +174,9 @@ def of_step(method: Method, microbatches: int) -> tuple[int, int]:
     return sum(counted.asks.values()), counted.uploads
 
 
-def with_hot(method: Method) -> tuple[int, int]:
-    """(asks, uploads) of one layer and microbatch with hot experts by step: those that a microbatch adds to a step."""
-    (few, up), (many, more) = of_step(method, 2), of_step(method, 4)
+def with_copies(plan: Plan, held: Sequence[Any]) -> tuple[int, int]:
+    """(asks, uploads) of one layer and microbatch with copies by step: those that a microbatch adds to a step."""
+    (few, up), (many, more) = of_step(plan, held, 2), of_step(plan, held, 4)
     each = 2 * 2 * LAYERS  # two microbatches on two ranks
     return ceil((many - few) / each), ceil((more - up) / each)
 
@@ -195,7 +195,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     figures = {mode: [asks(method, mode) for method in METHODS] for mode in MODES}
-    figures["hot"] = [with_hot(method) for method in METHODS]
+    figures["hot"] = [with_copies(Plan(method=PlanMethod(method), hot=Hot(2)), [0, 5]) for method in METHODS]
+    figures["copies"] = [with_copies(Plan(balance=Balance(by="step", over="group"), bound=4.0), [[], [0, 1]])]
     most: dict[str, Any] = {mode: max(ask for ask, _ in each) for mode, each in figures.items()}
     passes = [by_pass(method) for method in METHODS]
     most["exact"] = {name: max(each) for name, each in zip("FB", zip(*passes, strict=True), strict=True)}

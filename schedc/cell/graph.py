@@ -27,8 +27,10 @@ LINKS = (Lane.RAIL, Lane.NODE)
 EXCHANGE_LANES = (*LINKS, Lane.HOST)
 LANES = (*EXCHANGE_LANES, Lane.COMPUTE)
 COUNTS = "counts"
-"""The queue of small exchanges on communicators that no rows use: of the balance, and of the routing if rows take two
+"""The queue of small exchanges on communicators that no rows use: of the balance, and of `COUNTING` if rows take two
 hops."""
+COUNTING = frozenset({"routing", "distinct"})
+"""Roles of exchanges of numbers of rows, among all ranks of a group."""
 QUEUES = (*LANES, COUNTS)
 """The queues of a rank. In each, one segment or exchange runs at a time."""
 
@@ -140,7 +142,7 @@ class StageShape:
         hops = {layer for (layer, _), taken in lanes.items() if len(taken) > 1}
         return tuple(
             COUNTS
-            if node.exchange and (node.role == "balance" or (node.role == "routing" and node.layer in hops))
+            if node.exchange and (node.role == "balance" or (node.role in COUNTING and node.layer in hops))
             else node.lane.value
             for node in self.nodes
         )

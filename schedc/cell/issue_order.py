@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from schedc.cell.graph import Lane, Node, StageShape
+from schedc.cell.graph import COUNTING, Lane, Node, StageShape
 from schedc.cell.program import Action, CellProgram, CellStep, Edge, Half, graph_of
 from schedc.cell.with_messages import POSTS, MovedMessage, batch_width, interleave_messages
 from schedc.ir.program import Instruction, InstructionKind, Program
@@ -215,7 +215,7 @@ def scope(shape: StageShape, node: int) -> str:
     if own.role == "hot":
         routing = next(node.lane for node in shape.nodes if (node.layer, node.role) == (own.layer, "routing"))
         return "expert" if own.lane is routing else "lane"
-    return "lane" if own.role != "routing" and _two_hops(shape, own) else "expert"
+    return "lane" if own.role not in COUNTING and _two_hops(shape, own) else "expert"
 
 
 def _two_hops(shape: StageShape, own: Node) -> bool:

@@ -25,6 +25,7 @@ def stage_shape(
     nodes: int = 2,
     tail_weights: bool = False,
     hot: Lane | None = None,
+    distinct: bool = False,
     balance: bool = False,
     sizes: bool = False,
 ) -> StageShape:
@@ -34,10 +35,11 @@ def stage_shape(
     shared: whether every MoE block has a shared expert.
     tail_weights: whether the segment behind the last exchange has weights (the head of the model).
     hot: the lane on which every MoE block copies experts; None without copies.
+    distinct: whether ranks tell each other numbers of rows behind a plan that moves rows.
     balance: whether every MoE block has an auxiliary loss over several replicas.
     sizes: whether the copy of the sizes to the host is a node of its own, between the plan of the rows and the rows.
     """
-    builder = _BlockBuilder(method, shared, Lane.RAIL if nodes > 1 else Lane.NODE, hot, balance, sizes)
+    builder = _BlockBuilder(method, shared, Lane.RAIL if nodes > 1 else Lane.NODE, hot, distinct, balance, sizes)
     for number, block in enumerate(blocks):
         builder.add(
             block, last=number + 1 == len(blocks), before_moe=tuple(blocks[number + 1 : number + 2]) == ("moe",)
@@ -50,13 +52,16 @@ def stage_shape(
 class _BlockBuilder:
     """The nodes so far, and those whose outputs the next block takes."""
 
-    def __init__(self, method: str, shared: bool, flat: Lane, hot: Lane | None, balance: bool, sizes: bool) -> None:
+    def __init__(
+        self, method: str, shared: bool, flat: Lane, hot: Lane | None, distinct: bool, balance: bool, sizes: bool
+    ) -> None:
         if method not in METHODS:
             raise CompilerBug("cells", f"no method {method}")
         self.nodes: list[Node] = []
         self.carried: tuple[int, ...] = ()
         self.hops = (flat,) if method == "flat" else (Lane.RAIL, Lane.NODE)
-        self.shared, self.flat, self.hot, self.balance, self.sizes = shared, flat, hot, balance, sizes
+        self.shared, self.flat, self.hot, self.balance = shared, flat, hot, balance
+        self.distinct, self.sizes = distinct, sizes
         self.counts = dict.fromkeys((*LAYERS, *BESIDE_LAYERS), 0)
 
     def add(self, block: str, last: bool, before_moe: bool) -> None:
@@ -86,10 +91,15 @@ class _BlockBuilder:
         balance: list[int] = []
         if self.balance:
             balance = [self.node(f"{layer}balance.{self.flat}", [attention], self.flat, differentiable=False)]
-        sized = [routing]
-        if self.sizes:
-            planned = self.node(layer + "plan", [attention, routing], differentiable=False)
-            sized = [planned, self.node(f"{layer}sizes.{Lane.HOST}", [planned], Lane.HOST, differentiable=False)]
+        sized, steps = [routing], ["plan", "sized"]
+        copies = [
+            *([f"distinct.{self.flat}"] if self.distinct else []),
+            *([f"sizes.{Lane.HOST}"] if self.sizes else []),
+        ]
+        for step, copy in zip(steps, copies, strict=False):
+            planned = self.node(layer + step, [*([attention] if step == "plan" else []), *sized], differentiable=False)
+            lane = Lane(copy.partition(".")[2])
+            sized = [planned, self.node(layer + copy, [planned], lane, differentiable=False)]
         plan = self.node(layer + "permute", [attention, *sized])
         slots: list[int] = []
         rows = self.travel(layer, "dispatch", self.hops, plan, plan, slots)

@@ -16,7 +16,7 @@ from schedc.cell.standard_blocks import BESIDE_LAYERS, LAYERS, METHODS, ONCE, st
 from schedc.diagnostics import CompilerBug
 from schedc.ir.plan import CELL_EXCHANGES, CELL_SEGMENTS, MOST_SLICES
 
-ROLES = (*CELL_SEGMENTS, "plan", "dense")
+ROLES = (*CELL_SEGMENTS, "plan", "sized", "dense")
 SIZES = "sizes"
 """The role of the copy of sizes to the host. Its time makes it a node of the graphs."""
 _LANES_OF = {**dict.fromkeys(CELL_EXCHANGES, LINKS), SIZES: (Lane.HOST,)}
@@ -77,7 +77,7 @@ class CellTable:
             if row not in shapes:
                 shapes[row] = stage_shape(
                     row, self.method, "shared" in self.roles, nodes=2 if rail else 1,
-                    hot=hot, balance="balance" in timed, sizes=self.costs.asks_host,
+                    hot=hot, distinct="distinct" in timed, balance="balance" in timed, sizes=self.costs.asks_host,
                 )  # fmt: skip
         return tuple(shapes[row] for row in blocks)
 

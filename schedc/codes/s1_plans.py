@@ -41,8 +41,9 @@ S1_PLANS: tuple[DiagnosticCode, ...] = (
         "an order of a cell that cannot be read, or that nothing follows",
         "`cell F & B` or `cell F & I` gives each lane its steps. Steps of `compute` are F.role, B.role.I or B.role.W "
         "with the roles attention, permute, relay, experts, relay_back, shared and post. Steps of `comm` are F.role "
-        "or B.role with routing, dispatch, combine, hot and balance. `attn` and `mlp` are attention and experts. A "
-        "step is written once; steps that are left out are placed where they fit. The schedule must have such pairs.",
+        "or B.role with routing, distinct, dispatch, combine, hot and balance. `attn` and `mlp` are attention and "
+        "experts. A step is written once; steps that are left out are placed where they fit. The schedule must have "
+        "such pairs.",
         wrong=_plan("cell F & B { compute F.atention }", "dualpipev(P = 2, M = 8)"),
         right=_plan("cell F & B { compute F.attention }", "dualpipev(P = 2, M = 8)"),
     ),
@@ -131,10 +132,11 @@ S1_PLANS: tuple[DiagnosticCode, ...] = (
         "S158",
         "rows that cannot be made even",
         "`balance by microbatch` copies experts to ranks that have room, so that all ranks compute as many rows. "
-        "`within 1.02` lets a rank have so many times the mean. It needs `alltoall flat` and exact sizes. Copies stay "
-        "inside nodes, or travel `over group`. A `capacity` and `hot` give ranks other rows. `balance auto` chooses "
-        "by a record of the routing, and is by step without one. `slots` by microbatch are not built yet. `migrate "
-        "every 50 steps` moves experts between ranks. It needs ranks that share experts and may have other rows.",
+        "`within 1.02` lets a rank have so many times the mean. It needs exact sizes; `by step` does not. Copies "
+        "stay inside nodes, or travel `over group`, which needs `alltoall flat`. A `capacity` and `hot` give ranks "
+        "other rows. `balance auto` chooses by a record of the routing, and is by step without one. `slots` by "
+        "microbatch are not built yet. `migrate every 50 steps` moves experts between ranks. It needs ranks that "
+        "share experts and may have other rows.",
         wrong=f"{_MOE}   balance by microbatch within 0.9 over group",
         right=f"{_MOE}   balance by microbatch within 1.02 over group",
     ),

@@ -69,7 +69,8 @@ class Balance:
             yield f"{self.slots} slots for copies of a rank's {own} experts", help
         if self.over not in ("", "node", "group"):
             yield f"rows that move over `{self.over}`", "write `over node` or `over group`"
-        if method != "flat":
-            yield f"`balance`, and `alltoall {method}`", "write `alltoall flat`"
+        if method != "flat" and self.over == "group":
+            help = "write `alltoall flat`, or let rows stay in their node: leave `over group` out"
+            yield f"`balance` over group, and `alltoall {method}`", help
         for what in (what for what, there in beside.items() if there):
             yield f"`balance`, and {what}", "leave one of the two lines out"

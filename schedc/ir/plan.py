@@ -235,7 +235,7 @@ class Offload:
 
 
 CELL_SEGMENTS = ("attention", "permute", "relay", "experts", "relay_back", "shared", "post")
-CELL_EXCHANGES = ("routing", "dispatch", "combine", "hot", "balance")
+CELL_EXCHANGES = ("routing", "distinct", "dispatch", "combine", "hot", "balance")
 """Roles of a layer's steps, on the compute lane and on those of exchanges, that a written order may name."""
 HELD_ROLES = ("attention", "experts", "shared", "dense")
 """Roles of segments whose activations may leave alone: of a MoE layer the first three, of a dense layer the last."""

@@ -43,6 +43,14 @@ class ExpertCapacity(Capacity):
         return capacity_rows(tokens, Routing(experts, top), self.factor)
 
 
+def check_bound(bound: float | None, capacity: ExpertCapacity | None = None) -> None:
+    """Raise `RuntimeFault` unless ``bound`` is such as `MoELayer.attach` takes."""
+    if bound is not None and not 1 <= bound < math.inf:
+        raise RuntimeFault(f"a bound of {bound}", "from 1 on: 1 is the mean number of rows, 1.25 a quarter more")
+    if bound is not None and capacity is not None:
+        raise RuntimeFault("a capacity and a bound: a capacity drops choices, a bound keeps all", "give one of them")
+
+
 def _by_weight(weight: Tensor) -> Tensor:
     return weight.argsort(descending=True, stable=True)
 

@@ -82,11 +82,11 @@ def gathered_counts(index: Tensor, weight: Tensor, experts: int, rows: int) -> T
 def counted_rows(choices: Choices, index: Tensor, shape: Shape, weight: Tensor | None = None) -> Tensor:
     """[..., columns] int32: what a rank tells of its choices ``index`` [..., N, k], with gate weights likewise."""
     ids, experts = choices.ids, shape.experts
-    rows = _tally(ids, experts)
+    rows = tally(ids, experts)
     parts = [rows]
     if shape.capacity is not None:
         marks = torch.where(index < ABSENT, ABSENT - 1 - index, experts)
-        parts.append(_tally(marks.clamp(max=experts), experts))
+        parts.append(tally(marks.clamp(max=experts), experts))
     if shape.distinct:
         parts += [_distinct(ids, experts, held) for held in (shape.ranks, shape.nodes)]
     tokens = (index[..., 0] != ABSENT).sum(-1, keepdim=True)
@@ -134,10 +134,10 @@ def owners(ids: Tensor, experts: int, size: int, first: int = 0, parts: int | No
 
 def run_starts(owner: Tensor, parts: int) -> Tensor:
     """[..., k] which choices are the first of their token with this owner; ``parts`` is no owner."""
-    return _changes(owner).logical_and_(owner < parts)
+    return changes(owner).logical_and_(owner < parts)
 
 
-def _changes(numbers: Tensor) -> Tensor:
+def changes(numbers: Tensor) -> Tensor:
     """[..., k] which of ``numbers`` [..., k] are not the one before in their row. The first of a row is a change."""
     flat = numbers.reshape(-1)
     changes = torch.empty(flat.shape, dtype=torch.bool, device=flat.device)
@@ -150,10 +150,10 @@ def _changes(numbers: Tensor) -> Tensor:
 def _distinct(ids: Tensor, experts: int, parts: int) -> Tensor:
     """[..., parts] tokens that have an expert in each of ``parts`` equal parts."""
     owner = owners(ids, experts, experts // parts)
-    return _tally(owner, parts, _changes(owner).int())
+    return tally(owner, parts, changes(owner).int())
 
 
-def _tally(numbers: Tensor, parts: int, weights: Tensor | None = None) -> Tensor:
+def tally(numbers: Tensor, parts: int, weights: Tensor | None = None) -> Tensor:
     """[..., parts] how often each number occurs in ``numbers`` [..., N, k]; ``parts`` itself does not count.
 
     weights: [..., N, k] int32 how often each entry counts; None: once.
@@ -169,7 +169,7 @@ def _flags(choices: Choices, index: Tensor, rows: Tensor, shape: Shape, weight: 
     ids = choices.ids
     wrong = {
         Flag.RANGE: _largest(index) >= shape.experts,
-        Flag.TWICE: _anywhere((ids < shape.experts) & ~_changes(ids)),
+        Flag.TWICE: _anywhere((ids < shape.experts) & ~changes(ids)),
     }
     if weight is not None:
         wrong[Flag.NAN] = weight.sum((-2, -1)).isnan()
@@ -219,6 +219,12 @@ class Counts:
     def of_ranks(self) -> Tensor:
         """[R, R] distinct tokens by source rank and rank of their experts."""
         return self.table[:, self.shape.experts : self.shape.experts + self.shape.ranks]
+
+    def with_rows_to_ranks(self, table: Tensor) -> Counts:
+        """The same, with other numbers `of_ranks`: ``table`` [R, R] int32."""
+        first, shape = self.shape.experts, self.shape
+        parts = (self.table[:, :first], table, self.table[:, first + shape.ranks :])
+        return Counts(torch.cat(parts, 1), shape)
 
     @property
     def of_nodes(self) -> Tensor:
@@ -281,7 +287,7 @@ def counts_of_experts(everyone: Tensor, shape: Shape) -> Counts:
 
 def rows_of_choices(everyone: Tensor, experts: int) -> Tensor:
     """[R, E] int32 rows by source rank and expert of the choices [R, N, k], where others than experts are none."""
-    return _tally(torch.where((everyone < 0) | (everyone >= experts), experts, everyone), experts)
+    return tally(torch.where((everyone < 0) | (everyone >= experts), experts, everyone), experts)
 
 
 class Runs(NamedTuple):

@@ -69,12 +69,13 @@ class RowPlaces(NamedTuple):
     """Numbers of the places where rows are computed: a rank's experts come first, its copies follow.
 
     wide: places of a rank. local: experts of a rank. numbers: [R, R, m] the place of each expert of a home by the rank
-    that computes its rows; any where it has none.
+    that computes its rows; any where it has none. parent: [R] the home of the copies of each rank; itself in place.
     """
 
     wide: int
     local: int
     numbers: Tensor
+    parent: Tensor
 
     @staticmethod
     def of_forest(forest: Forest, in_place: bool, peers: int) -> RowPlaces:
@@ -82,12 +83,23 @@ class RowPlaces(NamedTuple):
         children, which are among its ``peers``, and its experts on a line."""
         local = forest.quota.shape[1]
         wide = 2 * local + (peers if in_place else 0)
-        return RowPlaces(wide, local, _numbers(forest.parent, forest.quota > 0, wide, in_place))
+        numbers = _numbers(forest.parent, forest.quota > 0, wide, in_place)
+        rank = torch.arange(len(numbers), device=numbers.device)
+        return RowPlaces(wide, local, numbers, rank if in_place else forest.parent)
 
     @property
     def total(self) -> int:
         """Places of all ranks."""
         return len(self.numbers) * self.wide
+
+    @property
+    def homes(self) -> Tensor:
+        """[places + 1] the home of the expert at each place; R for none, the last."""
+        ranks = len(self.parent)
+        place = torch.arange(self.total, device=self.parent.device)
+        rank = place.div(self.wide, rounding_mode="floor")
+        at_home = place % self.wide < self.local
+        return functional.pad(torch.where(at_home, rank, self.parent.index_select(0, rank)), (0, 1), value=ranks)
 
     def of_homes(self, choices: Tensor) -> Tensor:
         """[...] the places of experts [...] at home; what is no expert stays none."""
@@ -138,28 +150,48 @@ def _numbers(parent: Tensor, copied: Tensor, wide: int, in_place: bool) -> Tenso
     return torch.where(rank == home, own, copies).clamp(min=0)
 
 
+class Placed(NamedTuple):
+    """A microbatch by the places where its rows are computed.
+
+    choices: of this rank, in the order of homes, by which tokens' sums are formed. copies: of this microbatch; None
+    where copies last for a step. homes: [places + 1] as of `RowPlaces`, for two hops. own: experts of a rank, behind
+    which its copies of a step come; None without any.
+    """
+
+    choices: Choices
+    counts: Counts
+    copies: CopiedExperts | None = None
+    homes: Tensor | None = None
+    own: int | None = None
+
+
 class Evener:
     """Makes the rows of one layer even among ``peers`` neighbouring ranks."""
 
     def __init__(self, policy: EvenRows, peers: int) -> None:
         self.policy, self.peers = policy, peers
 
-    def plan(self, choices: Choices, counts: Counts) -> tuple[Choices, Counts, CopiedExperts]:
-        """This rank's choices, all counts by places, and the copies. Choices lie in the order of homes, by which
-        tokens' sums are formed."""
+    def plan(self, choices: Choices, counts: Counts) -> Placed:
+        """Plan a microbatch from this rank's choices and everyone's counts."""
         shape, rows = counts.shape, counts.rows.long()
         of_homes = rows.sum(0).view(shape.ranks, shape.local)
         forest = plan_among(of_homes, self.policy.within, self.peers)
         places = RowPlaces.of_forest(forest, self.policy.in_place, self.peers)
         placed = placed_rows(choices, counts, places, computed_rows(of_homes, forest))
-        return *placed, CopiedExperts.of_forest(forest, shape.rank, self.policy.in_place, self.peers)
+        return placed._replace(copies=CopiedExperts.of_forest(forest, shape.rank, self.policy.in_place, self.peers))
 
 
-def placed_rows(choices: Choices, counts: Counts, places: RowPlaces, computed: Tensor) -> tuple[Choices, Counts]:
-    """A rank's choices and all counts by places. computed: [R, R, m] as of `RowPlaces.of_rows`."""
+def placed_rows(choices: Choices, counts: Counts, places: RowPlaces, computed: Tensor) -> Placed:
+    """A microbatch by places. computed: [R, R, m] as of `RowPlaces.of_rows`.
+
+    Numbers of rows by node stay right, since rows of two hops stay in the node of their home.
+    """
     shape, rows = replace(counts.shape, experts=places.total), counts.rows.long()
-    table = torch.cat([places.counts(rows, computed), counts.table[:, -2:]], 1)
-    placed = places.of_rows(choices.unsorted, rows, shape.rank, computed)
+    table = torch.cat([places.counts(rows, computed), counts.table[:, counts.shape.experts :]], 1)
     kind = torch.int16 if places.total < 2**15 - 1 else torch.int32
-    ids = places.of_homes(choices.ids.int()).to(kind)
-    return Choices(ids, choices.slots, placed.to(kind)), Counts(table.to(torch.int32), shape)
+    placed = places.of_rows(choices.unsorted, rows, shape.rank, computed).to(kind)
+    if shape.two_hops:
+        ids, homes = placed.gather(1, choices.slots), places.homes
+    else:
+        ids, homes = places.of_homes(choices.ids.int()).to(kind), None
+    return Placed(Choices(ids, choices.slots, placed), Counts(table.to(torch.int32), shape), homes=homes)

@@ -18,7 +18,7 @@ from torch import Tensor
 from schedc_runtime.device.choice import brought
 from schedc_runtime.moe.copied import CopiedExperts, CopyExchange, add_returned, trained
 from schedc_runtime.moe.counts import Choices, Counts
-from schedc_runtime.moe.even_rows import EvenRows, RowPlaces, placed_rows
+from schedc_runtime.moe.even_rows import EvenRows, Placed, RowPlaces, placed_rows
 from schedc_runtime.moe.experts import Experts
 from schedc_runtime.moe.forest import computed_rows
 from schedc_runtime.moe.step_lender import StepLender
@@ -97,18 +97,20 @@ class EvenLender(StepLender):
                 for slot, expert in enumerate(experts):
                     numbers[(rank * ranks + home) * local + expert] = first + slot
                 behind += len(experts)
-        self.places = RowPlaces(wide, local, brought(numbers, where).view(ranks, ranks, local))
+        parent = torch.arange(ranks, device=where) if self.policy.in_place else self.quotas.parent
+        self.places = RowPlaces(wide, local, brought(numbers, where).view(ranks, ranks, local), parent)
 
-    def plan(self, choices: Choices, counts: Counts) -> tuple[Choices, Counts, None]:
-        """A rank's choices and all counts by places, as of `Evener.plan`."""
+    def plan(self, choices: Choices, counts: Counts) -> Placed:
+        """Plan a microbatch, as of `Evener.plan`."""
         if not self.held:
-            return choices, counts, None
+            return Placed(choices, counts)
         shape = counts.shape
         rows = counts.rows.sum(0, dtype=torch.int64).view(shape.ranks, shape.local)
         forest = self.quotas.divide(rows)
         if torch.is_grad_enabled():
             self.statistics.taken = self.statistics.taken + forest.taken[shape.rank]
-        return *placed_rows(choices, counts, self.places, computed_rows(rows, forest)), None
+        placed = placed_rows(choices, counts, self.places, computed_rows(rows, forest))
+        return placed._replace(own=self.local)
 
     def counted(self, table: Tensor) -> tuple[Tensor, Tensor]:
         rows = table[:, : self.experts.total]

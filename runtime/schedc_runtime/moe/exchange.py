@@ -7,9 +7,11 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
+from schedc_runtime.moe.counts import Counts
 from schedc_runtime.moe.fp8 import packed_rows, unpacked_rows
 from schedc_runtime.ranks.exchange import Exchange, Pending
 from schedc_runtime.transport.collective_calls import Splits
+from schedc_runtime.transport.collectives import SoloCommunicator
 
 Hop = Literal["flat", "rail", "node"]
 """flat: between all ranks of the group at once. rail: between nodes. node: inside a node."""
@@ -36,6 +38,40 @@ class CountsExchange(Exchange):
         return Pending(self.group.expert, self.group.expert.all_gather(counts, self.label))
 
     def finish(self, pending: Pending) -> tuple[Tensor, ...]:
+        return (pending.communicator.wait(pending.handle),)
+
+
+class Leaving(Protocol):
+    """The part of a `Route` that `DistinctExchange` uses."""
+
+    counts: Counts
+    leaving: Tensor | None
+    """[R] rows of this rank by rank of their experts; None where the counts are right."""
+
+
+class DistinctExchange(Exchange):
+    """Gathers how many rows each rank sends to each over two hops, behind a plan that moved them: to [R, R] int32.
+
+    Where nothing has moved, the counts are right, as all ranks know. Then nothing is sent.
+    """
+
+    label, differentiable = "distinct", False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nobody = SoloCommunicator("distinct")
+
+    def start(self, route: Leaving, *payload: Tensor) -> Pending:
+        if route.leaving is None:
+            return Pending(self.nobody, route.counts.of_ranks)
+        return Pending(self.group.expert, self.group.expert.all_gather(route.leaving, self.label))
+
+    def ready(self, pending: Pending) -> bool:
+        return pending.communicator is self.nobody or super().ready(pending)
+
+    def finish(self, pending: Pending) -> tuple[Tensor, ...]:
+        if pending.communicator is self.nobody:
+            return (pending.handle,)
         return (pending.communicator.wait(pending.handle),)
 
 

@@ -96,11 +96,11 @@ class Experts(nn.Module):
         groups = expert_groups(counts)
         if not slots and self.lent is not None:
             slots = self.lent()
-        if slots and groups.counts is not None:
+        if slots and (groups.counts is not None or groups.borrowed is not None):
             own, lent = len(self.gate_up), len(slots[0])
             mine, borrowed = groups.part(0, own), groups.part(own, lent)
             if lent:
-                first = sum(groups.counts[:own])
+                first = sum(groups.counts[:own]) if groups.counts is not None else groups.borrowed
                 gate_up, down = slots if route is None else map(_slot, slots, (self.gate_up, self.down))
                 own_gates, lent_gates = (None, None) if gates is None else (gates[:first], gates[first:])
                 return torch.cat((

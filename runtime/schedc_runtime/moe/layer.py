@@ -26,12 +26,12 @@ from schedc.ir.plan import Level
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.kernels.swiglu import gated
 from schedc_runtime.moe.balance import AuxiliaryLoss, BalanceExchange, Loads, Tally, updated_bias
-from schedc_runtime.moe.capacity import Dropper, ExpertCapacity
+from schedc_runtime.moe.capacity import Dropper, ExpertCapacity, check_bound
 from schedc_runtime.moe.copied import CopyExchange
 from schedc_runtime.moe.counts import METHODS, Method
 from schedc_runtime.moe.even_rows import Evener, EvenRows
 from schedc_runtime.moe.even_slots import EvenLender
-from schedc_runtime.moe.exchange import CountsExchange
+from schedc_runtime.moe.exchange import CountsExchange, DistinctExchange
 from schedc_runtime.moe.experts import Experts
 from schedc_runtime.moe.hops import Carrier, Hops
 from schedc_runtime.moe.hot import HotChooser
@@ -39,7 +39,7 @@ from schedc_runtime.moe.hot_choice import HotPolicy
 from schedc_runtime.moe.hot_slots import HotLender
 from schedc_runtime.moe.load_history import LoadHistory
 from schedc_runtime.moe.placement import ExpertPlaces, PlacedNumbers
-from schedc_runtime.moe.planner import Counter, Planner, WithSizes
+from schedc_runtime.moe.planner import Counter, Planner, WithRows, WithSizes
 from schedc_runtime.moe.router import Router
 from schedc_runtime.moe.sizes import SizesExchange
 from schedc_runtime.moe.stacked_linear import sum_type
@@ -106,6 +106,7 @@ class MoELayer(RoutingLayer):
     The layer holds all experts until `shard_experts` shards them. `attach` sets how rows travel and what is dropped.
     """
 
+    distinct: DistinctExchange | None
     sizes: SizesExchange | None
     hot: CopyExchange | None
     balancing: BalanceExchange | None
@@ -120,7 +121,7 @@ class MoELayer(RoutingLayer):
         self.routing = CountsExchange()
         self.loads = Loads(router.routing.experts)
         self.tally, self.balance = Tally(), AuxiliaryLoss(router.routing)
-        self.planner, self.with_sizes = Planner(), WithSizes()
+        self.planner, self.with_rows, self.with_sizes = Planner(), WithRows(), WithSizes()
         self.outlined = 0
         """Tokens of the last forward on fake tensors; 0 before any."""
         self.lender: StepLender | None = None
@@ -156,7 +157,7 @@ class MoELayer(RoutingLayer):
         host asks nothing; every choice is kept, and `Pipeline.step` runs a step again that had more rows. tokens: the
         most of a rank, needed with a capacity or bound where ranks have different numbers. host_lane: make the copy of
         sizes to the host an exchange of its own, which cells start and wait for. A capacity or bound needs no copy.
-        even: make the rows of ranks even, over ``flat`` exchanges of exact sizes; inside each node where it says so.
+        even: make the rows of ranks even, over exchanges of exact sizes; of two hops inside each node alone.
         fp8_rows: let rows travel to the experts in fp8 with a scale each, which does change bits. slices: stages run
         microbatches in slices: where the auxiliary loss is exchanged, slices meet, on one rank alone as well. carry:
         makes what carries rows, from the layer, its group and what is asked of it; by default torch's transport does.
@@ -178,6 +179,8 @@ class MoELayer(RoutingLayer):
         self.planner.copies = self.sizes is None and self.planner.carried is None
         policy = None if constant else self._policy(group, hot)
         self._lend_by_step(group, policy, even := self._even(group, even))
+        self.distinct = DistinctExchange() if even and method != "flat" else None
+        self.planner.tells, self.with_rows.copies = self.distinct is not None, self.planner.copies
         self._lend_by_microbatch(group, policy, even)
         self.balancing = self._balancing(replicas or group.expert, slices)
         self._join(group)
@@ -238,10 +241,10 @@ class MoELayer(RoutingLayer):
             return None
         method, capacity, hot, bound, _ = self.settings
         beside = {
-            f"alltoall {method}": method != "flat",
+            f"alltoall {method} over several nodes": method != "flat" and group.nodes > 1 and not even.over_node,
             "a capacity": capacity is not None,
             "hot experts": hot is not None,
-            "bounded sizes": bound is not None,
+            "bounded sizes": bound is not None and not (even.by_step and method == "flat"),
             f"rows that `{self.carrier.name}` carries": self.planner.carried is not None,
             "weights of experts that are stored by columns": not self.experts.down.is_contiguous(),
         }
@@ -274,6 +277,9 @@ class MoELayer(RoutingLayer):
             (tally,) = self.balancing(None, tally)
         everyone = self.loads(everyone)
         route = self.planner(everyone, choices)
+        if self.distinct is not None:
+            (told,) = self.distinct(route)
+            route = self.with_rows(route, told)
         if self.sizes is not None:
             (sizes,) = self.sizes(route)
             route = self.with_sizes(route, sizes)
@@ -379,14 +385,6 @@ def outlines_kept(model: nn.Module) -> Iterator[None]:
     finally:
         for layer, tokens in before:
             layer.outlined = tokens
-
-
-def check_bound(bound: float | None, capacity: ExpertCapacity | None = None) -> None:
-    """Raise `RuntimeFault` unless ``bound`` is such as `MoELayer.attach` takes."""
-    if bound is not None and not 1 <= bound < math.inf:
-        raise RuntimeFault(f"a bound of {bound}", "from 1 on: 1 is the mean number of rows, 1.25 a quarter more")
-    if bound is not None and capacity is not None:
-        raise RuntimeFault("a capacity and a bound: a capacity drops choices, a bound keeps all", "give one of them")
 
 
 def _check_shard(experts: Experts, group: ExpertGroup) -> None:

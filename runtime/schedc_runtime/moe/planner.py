@@ -18,7 +18,6 @@ from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.kernels.library import operation
 from schedc_runtime.moe import routes
 from schedc_runtime.moe.capacity import ExpertCapacity
-from schedc_runtime.moe.copied import CopiedExperts
 from schedc_runtime.moe.counts import (
     Choices,
     Counts,
@@ -29,12 +28,13 @@ from schedc_runtime.moe.counts import (
     counts_of_experts,
     gathered_counts,
 )
+from schedc_runtime.moe.even_rows import Placed
 from schedc_runtime.moe.hot import HotChooser
 from schedc_runtime.moe.hot_slots import HotLender
 from schedc_runtime.moe.placement import PlacedNumbers
 from schedc_runtime.moe.router import RouterConfig
 from schedc_runtime.moe.routes import Route
-from schedc_runtime.moe.sizes import Sizes
+from schedc_runtime.moe.sizes import CopiedSizes, Sizes
 from schedc_runtime.ranks.expert_group import ExpertGroup
 from schedc_runtime.recompute.adaptive import Arrivals
 from schedc_runtime.recompute.regions import keep, recorder, replaying
@@ -110,8 +110,8 @@ routed: list[Callable[[Any], None]] = []
 class Evens(Protocol):
     """What makes the rows of ranks even."""
 
-    def plan(self, choices: Choices, counts: Counts) -> tuple[Choices, Counts, CopiedExperts | None]:
-        """A rank's choices and all counts by the places where rows are computed, and copies of this microbatch."""
+    def plan(self, choices: Choices, counts: Counts) -> Placed:
+        """A microbatch by the places where rows are computed, from a rank's choices and all counts."""
         ...
 
 
@@ -124,6 +124,8 @@ class Planner(nn.Module):
         super().__init__()
         self.copies = True
         """Whether it starts the copy of sizes; otherwise a `SizesExchange` does."""
+        self.tells = False
+        """Whether ranks exchange numbers of rows behind the plan. `WithRows` then completes the route."""
         self.name = ""
         """Name of the layer in its model, for messages."""
         self.chooser: HotChooser | None = None
@@ -147,7 +149,7 @@ class Planner(nn.Module):
     def forward(self, everyone: Tensor, choosing: Choosing) -> Route:
         counting = self.training and torch.is_grad_enabled()
         route: Route = keep(self._route, everyone, choosing, counting)
-        if self.copies:
+        if self.copies and not self.tells:
             decide_method(route)
         rows = self.rows
         self._note(route, counting)
@@ -182,13 +184,13 @@ class Planner(nn.Module):
         if self.carried is not None:
             return self.carried(choices, Counts(everyone, shape), self.where)
         if self.evener is not None:
-            choices, counts, copies = self.evener.plan(choices, Counts(everyone, shape))
-            route = routes.plan_route(choices, counts, self.where, copies)
+            placed = self.evener.plan(choices, Counts(everyone, shape))
+            route = routes.placed_route(placed, self.where)
         elif self.chooser is None:
             route = routes.plan_route(choices, Counts(everyone, shape), self.where)
         else:
             route = replace(_lent_route(self.chooser, everyone, choosing, counting), where=self.where)
-        if self.copies:
+        if self.copies and not self.tells:
             route.copied.start()
         return route
 
@@ -210,6 +212,30 @@ class Planner(nn.Module):
         self.rows = self.padded_rows = self.overflowed = 0
         if self.chooser is not None:
             self.chooser.end_step()
+
+
+class WithRows(nn.Module):
+    """Gives a route the numbers of rows that ranks send. table: [R, R] of these, by source rank."""
+
+    differentiable = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.copies = True
+        """As of the `Planner`."""
+
+    def forward(self, route: Route, table: Tensor) -> Route:
+        keep(self._complete, route, table)
+        if self.copies:
+            decide_method(route)
+        return route
+
+    def _complete(self, route: Route, table: Tensor) -> None:
+        if route.leaving is not None:
+            route.counts = route.counts.with_rows_to_ranks(table)
+            route.copied = CopiedSizes(route.choices.ids, route.counts)
+        if self.copies:
+            route.copied.start()
 
 
 class WithSizes(nn.Module):

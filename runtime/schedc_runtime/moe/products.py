@@ -45,19 +45,23 @@ class RowGroups(NamedTuple):
     counts: [E] rows of each expert, as numbers of the host; None where the host does not know them.
     ends: [E] int32 on the rows' device, index of the row behind each expert's last; None where ``counts`` says it.
     Without both, rows are padded: R / E for each. Rows behind the last end belong to nobody. They are not read, and the
-    rows of a product behind it are not written.
+    rows of a product behind it are not written. borrowed: where only the device knows the rows, index of the first row
+    of borrowed experts, from which their ends count; None without such.
     """
 
     counts: tuple[int, ...] | None = None
     ends: Tensor | None = None
+    borrowed: int | None = None
 
     @property
     def padded(self) -> bool:
         return self.counts is None and self.ends is None
 
     def part(self, first: int, count: int) -> RowGroups:
-        """The groups of ``count`` experts from ``first`` on, whose rows are narrowed likewise. The host knows them."""
-        assert self.counts is not None
+        """The groups of ``count`` experts from ``first`` on, whose rows are narrowed likewise: own or borrowed ones."""
+        if self.counts is None:
+            assert self.ends is not None
+            return RowGroups(None, self.ends[first : first + count])
         ends = None if self.ends is None else self.ends[first : first + count]
         if ends is not None and first:
             ends = ends - sum(self.counts[:first])

@@ -30,12 +30,14 @@ from torch import Tensor, nn
 
 from schedc.ir.plan import Level
 from schedc_runtime.moe import trees
-from schedc_runtime.moe.bags import Copies, Tree, spread, spread_together, total
+from schedc_runtime.moe.bags import Copies, Moves, Take, Tree, spread, spread_together, total
+from schedc_runtime.moe.bundles import relayed, rows_to_ranks
 from schedc_runtime.moe.copied import CopiedExperts
 from schedc_runtime.moe.counts import Choices, Counts, Shape
+from schedc_runtime.moe.even_rows import Placed
 from schedc_runtime.moe.exchange import Hop
 from schedc_runtime.moe.products import RowGroups
-from schedc_runtime.moe.sizes import ConstantSizes, CopiedSizes, Sizes
+from schedc_runtime.moe.sizes import ConstantSizes, CopiedSizes, LaterSizes, Sizes
 from schedc_runtime.moe.trees import Landing, Trees
 from schedc_runtime.recompute.regions import region_of_rows
 
@@ -60,16 +62,23 @@ class Route:
 
     choices: those of this rank. counts: those of all ranks. copied: the sizes for the host. where: the
     layer and the microbatch, for messages. copies: the experts that are copied for this microbatch; ``counts`` then has
-    a place for each, after the experts of every rank.
+    a place for each, after the experts of every rank. homes: [places + 1] as of `Placed`, where copies compute rows of
+    two hops. leaving: [R] rows of this rank by rank of their experts. own: the experts of this rank, where rows of
+    copies behind them lie apart; None where they follow, or without any.
     """
 
     choices: Choices
     counts: Counts
-    copied: CopiedSizes | ConstantSizes
+    copied: CopiedSizes | ConstantSizes | LaterSizes
     where: str = "a MoE layer"
     copies: CopiedExperts | None = None
+    homes: Tensor | None = None
+    leaving: Tensor | None = None
+    own: int | None = None
     packing: Trees | None = field(default=None, repr=False)
     relaying: Copies | None = field(default=None, repr=False)
+    passed: Tensor | None = field(default=None, repr=False)
+    """[rows, k] places of what goes on inside the node, where copies compute rows."""
     arriving: Landing | None = field(default=None, repr=False)
 
     @property
@@ -109,6 +118,19 @@ def plan_route(
     return Route(choices, counts, ConstantSizes(counts.shape, *choices.ids.shape), where, copies)
 
 
+def placed_route(placed: Placed, where: str = "a MoE layer") -> Route:
+    """The route of a microbatch whose rows were made even. Sizes of two hops come with `WithRows`."""
+    choices, counts, copies, homes, _ = placed
+    if homes is None:
+        route = plan_route(choices, counts, where, copies)
+        if placed.own is not None and counts.shape.padded:
+            tokens, top = choices.ids.shape
+            route.own, route.copied = placed.own, ConstantSizes(counts.shape, tokens, top, parts=2)
+        return route
+    leaving = rows_to_ranks(choices.ids, homes, counts.shape)
+    return Route(choices, counts, LaterSizes(), where, copies=copies, homes=homes, leaving=leaving)
+
+
 def pack(route: Route, x: Tensor, weights: Tensor) -> tuple[Tensor, ...]:
     """Tokens [N, H] and gate weights [N, k] to what the first hop sends: [rows, H] and [rows].
 
@@ -119,12 +141,15 @@ def pack(route: Route, x: Tensor, weights: Tensor) -> tuple[Tensor, ...]:
         return spread_together([(rows, x), (gates, weights.reshape(-1))], (0, 0))
     (sorted_weights,) = spread((gates, weights.reshape(-1)))
     sorted_weights = sorted_weights.view_as(weights)
-    return _with_numbers(route, rows, x, sorted_weights, route.choices.ids)
+    return _with_numbers(route, (rows, x), (rows, sorted_weights), (rows, route.choices.ids))
 
 
 def relay(route: Route, rows: Tensor, weights: Tensor, ids: Tensor) -> tuple[Tensor, ...]:
     """[rows, H], [rows, k] and [rows, k] that came over the rail, to those that go on inside the node."""
-    return _with_numbers(route, pass_on(route, ids), rows, weights, ids)
+    tree = pass_on(route, ids)
+    if route.passed is None:
+        return _with_numbers(route, (tree, rows), (tree, weights), (tree, ids))
+    return _with_numbers(route, (tree, rows), (tree, weights), (as_they_are(route.passed), route.passed))
 
 
 def leave(route: Route) -> Trees:
@@ -137,7 +162,11 @@ def leave(route: Route) -> Trees:
 def pass_on(route: Route, ids: Tensor) -> Copies:
     """Make the tree of `relay` and `relay_back` from ids [rows, k], the experts of the rows that came over the rail."""
     if route.relaying is None:
-        route.relaying = trees.relay_tree(ids, route.shape, sum(route.sizes.hops["node"].send))
+        length = sum(route.sizes.hops["node"].send)
+        if route.homes is None:
+            route.relaying = trees.relay_tree(ids, route.shape, length)
+        else:
+            route.relaying, route.passed = relayed(ids, route.homes, route.shape, length)
     return route.relaying
 
 
@@ -169,7 +198,9 @@ def arrive_grouped(route: Route, rows: Tensor, gates: Tensor, *ids: Tensor) -> t
     for numbers in ids:
         land(route, numbers)
     rows, gates = region_of_rows(Level.LIGHT, arrive, route, rows, gates)
-    return rows, gates, RowGroups(None if route.shape.padded else route.sizes.counts, _landing(route).ends)
+    borrowed = None if route.own is None else route.sizes.rows // 2
+    counts = None if route.shape.padded else route.sizes.counts
+    return rows, gates, RowGroups(counts, _landing(route).ends, borrowed)
 
 
 def depart(route: Route, outputs: Tensor) -> Tensor:
@@ -202,10 +233,20 @@ def _landing(route: Route) -> Landing:
     if route.arriving is None:
         if route.shape.two_hops:
             raise ValueError("the experts' numbers of the rows have not landed")
-        route.arriving = trees.flat_landing(route.counts, route.sizes.rows)
+        rows = route.sizes.rows
+        if route.own is None:
+            route.arriving = trees.flat_landing(route.counts, rows)
+        else:
+            route.arriving = trees.apart(trees.flat_landing(route.counts, rows // 2), rows // 2, route.own)
     return route.arriving
 
 
-def _with_numbers(route: Route, tree: Tree, rows: Tensor, weights: Tensor, ids: Tensor) -> tuple[Tensor, ...]:
+def as_they_are(rows: Tensor) -> Moves:
+    """The tree that copies each of ``rows`` [rows, ...] once."""
+    each = Take(trees.arange(len(rows), rows))
+    return Moves(each, each)
+
+
+def _with_numbers(route: Route, *parts: tuple[Tree, Tensor]) -> tuple[Tensor, ...]:
     """Copies of [rows, H], [rows, k] and of the experts' numbers [rows, k]: padding has that behind the last expert."""
-    return spread_together([(tree, rows), (tree, weights), (tree, ids)], (0, 0, route.shape.experts))
+    return spread_together(parts, (0, 0, route.shape.experts))

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, NoReturn, Protocol
 
 import torch
 from torch import Tensor
@@ -193,15 +193,31 @@ class SizesExchange(Exchange):
         return (vector,)
 
 
+class LaterSizes:
+    """The sizes of a route that waits for the numbers of its rows: see `DistinctExchange`."""
+
+    runs: Sequence[Tensor] = ()
+    """[0] none."""
+
+    def start(self) -> NoReturn:
+        """Refuses: a route without numbers of rows has no sizes."""
+        raise ValueError("the sizes of a route are copied once it has its numbers of rows")
+
+    def join(self, where: str = "") -> Sizes:
+        """Refuses as `start`."""
+        raise ValueError("the sizes of a route are there once it has its numbers of rows")
+
+
 class ConstantSizes:
     """The sizes of padded blocks: those of every microbatch of as many tokens, so that there is nothing to wait for."""
 
     runs: Sequence[Tensor] = ()
     """[0] none: they are made with the trees."""
 
-    def __init__(self, shape: Shape, tokens: int, top: int) -> None:
+    def __init__(self, shape: Shape, tokens: int, top: int, parts: int = 1) -> None:
+        """parts: of the buffer, each with room for all rows: two where rows of borrowed experts lie apart."""
         rows = shape.ranks * shape.block
-        counts = (rows,) if shape.capacity is None else (shape.ranks * shape.capacity,) * shape.local
+        counts = (parts * rows,) if shape.capacity is None else (shape.ranks * shape.capacity,) * shape.local
         self._sizes = Sizes(
             counts, _constant_splits(shape), (rows,) * shape.ranks, (tokens,) * shape.ranks,
             tuple(tokens * min(top, shape.experts // size) for size in counted_group_sizes(shape)),

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from schedc_runtime.kernels.library import operation
-from schedc_runtime.moe.products import PROVIDERS, Provider, RowGroups
+from schedc_runtime.moe.products import PROVIDERS, Case, Provider, RowGroups
 from schedc_runtime.stage.recipes import RECIPES, Gradients, Recipe, Saved, Slots, refuse_twice, waits
 
 Leave = Callable[[Callable[[], Tensor]], None]
@@ -150,13 +150,25 @@ def _weight_grad(rows: Tensor, grad: Tensor, weight: Tensor, facts: _Facts) -> T
     """[E, in, out] For each expert the transposed rows times the gradients of their products; zero without rows."""
     groups, provider, wide = facts
     if wide is not None:
-        return PROVIDERS["loop"].multiply(rows.to(wide), grad.to(wide), groups, weight)  # slots are few
+        return _in_wider(rows.to(wide), grad.to(wide), groups, weight)
     return provider.multiply(rows, grad, groups, weight)
 
 
 def _weighted_weight_grad(rows: Tensor, gates: Tensor, grad: Tensor, weight: Tensor, facts: _Facts) -> Tensor:
     """[E, in, out] `_weight_grad` of rows whose products are weighted by gates [R]."""
     return _weight_grad(_weighted(rows, gates), grad, weight, facts)
+
+
+def _in_wider(rows: Tensor, grad: Tensor, groups: RowGroups, weight: Tensor) -> Tensor:
+    """[E, in, out] The products of slots in a wider type than theirs.
+
+    Slots are few: a loop serves where the host knows their rows, and else who asks it for nothing.
+    """
+    case = Case(rows.device, rows.dtype, (rows.shape[1], grad.shape[1]), groups.padded, groups.counts is not None)
+    able = next(
+        (name for name in ("grouped", "triton") if not case.counted and PROVIDERS[name].available(case)), "loop"
+    )
+    return PROVIDERS[able].multiply(rows, grad, groups, weight)
 
 
 def _stacked_gradient(slots: Slots, grad: Tensor, saved: Saved, facts: _Facts) -> Gradients:

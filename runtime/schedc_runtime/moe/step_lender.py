@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -58,6 +58,8 @@ class StepLender(ABC):
         self.held: Held = ()
         """[ranks] the copies of the step that runs; empty outside of steps, and where nothing is copied."""
         self.statistics = LentStatistics()
+        self._before: LentStatistics | None = None
+        """The counts before a step that has not succeeded yet."""
         self.next: Held | None = ((),) * group.size
         """The copies of the next step; None where `_rows` say them."""
         self._on = self._first = True  # a lower threshold holds before any step has succeeded
@@ -117,7 +119,12 @@ class StepLender(ABC):
         self.next, self._rows, self._first = held, None, False
 
     def begin(self) -> None:
-        """Begin a step: its copies are fixed, and their slots are empty."""
+        """Begin a step: its copies are fixed, and their slots are empty.
+
+        What a step without success has counted is forgotten.
+        """
+        self.statistics = self._before or self.statistics
+        self._before = replace(self.statistics)
         held = self.choose()
         self.leave()
         self._left = None
@@ -177,13 +184,14 @@ class StepLender(ABC):
 
     def commit(self) -> None:
         """Let the next step follow the rows of this one, which has succeeded."""
+        self._before = None
         if self._left is not None:
             self._on = bool(self.next and any(self.next)) or self._first
             self._rows, self._left, self.next, self._first = self._left, None, None, False
 
     def clear_statistics(self) -> None:
         """Clear the counts."""
-        self.statistics = LentStatistics()
+        self.statistics, self._before = LentStatistics(), None
 
 
 class LentRoom:

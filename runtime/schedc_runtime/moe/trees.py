@@ -39,8 +39,8 @@ class Landing(NamedTuple):
 
 
 def taken(numbers: Tensor, index: Tensor) -> Tensor:
-    """[index] the ``numbers`` [...] at ``index``. Without any they are zeros: each index is then padding."""
-    return numbers.index_select(0, index) if len(numbers) else numbers.new_zeros(len(index))
+    """[index, ...] the ``numbers`` [rows, ...] at ``index``. Without any they are zeros: each index is then padding."""
+    return numbers.index_select(0, index) if len(numbers) else numbers.new_zeros(len(index), *numbers.shape[1:])
 
 
 def inverse(order: Tensor) -> Tensor:
@@ -196,6 +196,24 @@ def flat_landing(counts: Counts, rows: int) -> Landing:
     ends, blank, absent = (*rest, None, None, None)[:3]
     moves = Moves(Take(direct, blank), Take(back, absent))
     return Landing(moves, moves, ends)
+
+
+def apart(landing: Landing, rows: int, own: int) -> Landing:
+    """The rows of ``landing`` [rows] with those of borrowed experts, behind the first ``own``, from ``rows`` on.
+
+    The host then knows where they begin, and the device how many there are. Ends of borrowed experts count from there.
+    """
+    assert landing.ends is not None
+    assert isinstance(landing.rows, Moves)
+    (direct, blank), (back, absent) = landing.rows.copies, landing.rows.back
+    assert blank is not None
+    mine, place = landing.ends[own - 1], arange(2 * rows, direct)
+    before = torch.where(place < rows, place, place - rows + mine)
+    nobody = (before >= rows) | ((place < rows) & (place >= mine))
+    before = before.clamp_(max=max(0, rows - 1))
+    copies = Take(taken(direct, before), taken(blank, before) | nobody)
+    moves = Moves(copies, Take(torch.where(back < mine, back, back - mine + rows), absent))
+    return Landing(moves, moves, torch.cat((landing.ends[:own], landing.ends[own:] - mine)))
 
 
 def bounded_landing(counts: Counts, rows: int) -> list[Tensor]:

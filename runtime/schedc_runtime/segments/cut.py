@@ -207,6 +207,7 @@ def _same_layer(a: CutNode, b: CutNode) -> bool:
 _BETWEEN = {
     ("", "routing"): "attention", ("", "dispatch"): "attention", ("routing", "dispatch"): "permute",
     ("routing", "sizes"): "plan", ("sizes", "dispatch"): "permute", ("dispatch", "dispatch"): "relay",
+    ("routing", "distinct"): "plan", ("distinct", "sizes"): "sized", ("distinct", "dispatch"): "permute",
     ("dispatch", "combine"): "experts", ("combine", "combine"): "relay_back",
 }  # fmt: skip
 """The role of a segment, by the labels of the exchanges before and behind it in its layer."""

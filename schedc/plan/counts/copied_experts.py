@@ -19,6 +19,7 @@ from schedc.cell.rows import CellRows
 from schedc.ir.arrays import Floats, Int64
 from schedc.ir.plan import Hot, Plan, bytes_per_number
 from schedc.plan.counts.layers import moe_layer
+from schedc.plan.counts.rows import chosen_method, travelling_rows
 from schedc.step.costs.exchange import hot_break_even
 from schedc.step.costs.forest import NUMPY, forest_of
 from schedc.step.costs.hot_choice import HotRule, HotTimes, hot_of_step, rows_beside_hot
@@ -133,14 +134,17 @@ def copy_time(plan: Plan, costs: CellCosts) -> SegmentTimes | None:
     """Time of one copy, there and back, in the unit of the costs; None where plan or costs say too little.
 
     The lane of the rows carries it as fast as it carries these: a dispatch of `flat` moves (R - 1) / R of the mean
-    rows of R ranks.
+    rows of R ranks. A dispatch of two hops moves the rows of its second hop.
     """
     lane = lane_of(plan)
     dispatch = dict(costs.exchanges).get(f"dispatch.{lane}")
     experts, ranks = plan.experts, plan.topology.ranks if plan.topology else 0
     if dispatch is None or experts is None or not (plan.has_expert_sizes and plan.tokens and ranks > 1):
         return None
-    rows = plan.tokens * experts.top * (ranks - 1) / ranks
+    choice, travelling = chosen_method(plan), travelling_rows(plan)
+    method = choice.method if choice else str(plan.method)
+    of_token = experts.top * (ranks - 1) / ranks if method == "flat" else getattr(travelling[method], lane.value)
+    rows = plan.tokens * of_token
     per_byte = dispatch.forward / (rows * plan.dispatch_row_bytes)
     weights, gradients = copy_bytes(plan)
     return SegmentTimes(per_byte * weights, per_byte * gradients)

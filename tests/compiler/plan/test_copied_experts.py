@@ -15,7 +15,7 @@ from schedc.cell.recorded_rows import write_recording
 from schedc.cli import main
 from schedc.compiler import Analysis, analyse
 from schedc.ir.arrays import Int64
-from schedc.plan.counts.copied_experts import copies_facts
+from schedc.plan.counts.copied_experts import copies_facts, copy_time
 from schedc.source import Source
 from schedc.step.costs.costs import parse_costs
 from schedc.step.costs.forest import NUMPY, forest_of, rows_on_ranks
@@ -103,6 +103,18 @@ def test_rows_move_inside_nodes(tmp_path: Path) -> None:
     hot = shape.names.index("0.hot.node")
     assert (shape.queues[hot], scope(shape, hot)) == ("node", "lane")
     assert facts["unpriced"] is None
+
+
+def test_copies_beside_two_hops_are_as_fast_as_rows_in_the_node(tmp_path: Path) -> None:
+    lines = LINES.replace("1 x 4 node 400 GB/s", "2 x 2 node 400 GB/s rail 50 GB/s").replace("flat", "hierarchical")
+    cells = CELLS.replace("node = 6", "rail = 9, node = 6")
+    step = analysed(tmp_path, routed(), "  balance by microbatch", cells=cells, lines=lines)
+    assert step.costs.cell is not None
+    time = copy_time(step.plan, step.costs.cell.costs)
+    assert time is not None
+    pairs = 8 * 7 / 2
+    missed = 6 * 5 / 2 / pairs  # both choices are on other ranks
+    assert time.forward == pytest.approx(3 * 16 * 6 / (64 * 2 * (1 - missed)))
 
 
 def test_copies_take_their_time_in_their_cells(tmp_path: Path) -> None:

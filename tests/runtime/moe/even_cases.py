@@ -41,19 +41,24 @@ class Case(NamedTuple):
     nodes: int = 1
     ranks: int = 4
     method: str = "flat"
+    products: str = "tiles"
 
     def lines(self, way: str) -> str:
         topology = f"  topology nodes {self.nodes} x {self.ranks // self.sizes['P'] // self.nodes}\n"
-        shared = f"  experts 16 top 3\n{topology}  alltoall {self.method}\n  products tiles\n  overlap auto\n"
+        shared = f"  experts 16 top 3\n{topology}  alltoall {self.method}\n  products {self.products}\n  overlap auto\n"
         return f"{shared}{self.beside}{WAYS[way]}\n"
 
 
 class Results(NamedTuple):
-    """Loss and gradients of the last step, and the rows that its ranks computed, by layer, microbatch and rank."""
+    """Loss and gradients of the last step, and the rows that its ranks computed, by layer, microbatch and rank.
+
+    counted: rows with copies, copies, and steps that ran again, of each layer.
+    """
 
     loss: Tensor
     gradients: dict[str, Tensor]
     rows: list[list[int]]
+    counted: list[tuple[int, int, int]]
 
 
 def differing(mine: Results, other: Results) -> list[str]:
@@ -67,7 +72,9 @@ def differing(mine: Results, other: Results) -> list[str]:
 
 def run(case: Case, way: str, here: bool = True) -> Results:
     """Steps of a model whose router prefers some experts. Ranks hold several copies; tokens add three results."""
-    model = skewed(1.0, moe_blocks=max(2, 2 * case.sizes["P"] - 1), experts=16, top=3).to(getattr(torch, case.dtype))
+    model = skewed(1.0, inner=4, moe_blocks=max(2, 2 * case.sizes["P"] - 1), experts=16, top=3).to(
+        getattr(torch, case.dtype)
+    )
     pipe = pipeline(case.schedule, case.sizes, case.lines(way), model, here=here)
     rows: list[list[int]] = []
 
@@ -83,8 +90,11 @@ def run(case: Case, way: str, here: bool = True) -> Results:
             loss = step(pipe, seed)
     finally:
         routed.remove(note)
-    results = Results(loss, gradients(pipe), rows)
-    assert all(layer.experts.provider().name == "tiles" for layer in layers_of(pipe))
+    told = [layer.statistics for layer in layers_of(pipe)]
+    counted = [(each.copied_rows, each.hot_experts, each.overflowed) for each in told]
+    results = Results(loss, gradients(pipe), rows, counted)
+    bounded = "sizes bounded" in case.beside
+    assert all(layer.experts.provider(counted=not bounded).name == case.products for layer in layers_of(pipe))
     pipe.close()
     return results
 

@@ -6,17 +6,24 @@ from fractions import Fraction
 
 import pytest
 import torch
+from torch import nn
 
 from runtime.moe.even_cases import EXPERT, IN_PLACE, Case, Results, differing, run, scale
 from runtime.moe.hot_cases import gradients, layers_of, pipeline, skewed, step
+from schedc.cell.graph import Lane
+from schedc.cell.issue_order import scope
+from schedc.cell.standard_blocks import stage_shape
 from schedc_runtime import Pipeline
 from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.moe.counts import METHODS, Method
 from schedc_runtime.moe.even_rows import EvenRows
 from schedc_runtime.moe.even_slots import EvenLender
 from schedc_runtime.moe.experts import Experts
 from schedc_runtime.moe.layer import moe_layers
 from schedc_runtime.moe.shards import shard_experts
+from schedc_runtime.partition import partition
 from schedc_runtime.ranks.expert_group import in_process_expert_groups
+from schedc_runtime.segments.graph import stage_graph
 from schedc_runtime.testing import pool
 from support.segmented_cases import small_moe
 
@@ -46,7 +53,10 @@ def test_bits(case: Case) -> None:
             torch.testing.assert_close(grad, plain.gradients[name], rtol=1e-12, atol=1e-12)
 
 
-NODES = Case("zbh1", {"P": 1, "M": 2}, "float64", nodes=2, ranks=8)
+NODES = [
+    Case("zbh1", {"P": 1, "M": 2}, "float64", nodes=2, ranks=8),
+    Case("1f1b", {"P": 1, "M": 2}, "bfloat16", nodes=2, ranks=8, method="hierarchical"),
+]
 
 
 def fullest(results: Results, peers: int) -> float:
@@ -55,10 +65,11 @@ def fullest(results: Results, peers: int) -> float:
     return sum(max(part) * peers / sum(part) for part in parts) / len(parts)
 
 
+@pytest.mark.parametrize("case", NODES, ids=["flat", "hierarchical"])
 @pytest.mark.parametrize("way", ["even", "step"])
-def test_rows_stay_in_their_node(way: str) -> None:
+def test_rows_stay_in_their_node(way: str, case: Case) -> None:
     """All ranks of a node have as many rows, and nodes have what they had. Bits are those of copies over all ranks."""
-    plain, in_place, even = (run(NODES, each) for each in ("plain", IN_PLACE[way], way))
+    plain, in_place, even = (run(case, each) for each in ("plain", IN_PLACE[way], way))
     for before, after in zip(plain.rows, even.rows, strict=True):
         assert [sum(after[first : first + 4]) for first in (0, 4)] == [
             sum(before[first : first + 4]) for first in (0, 4)
@@ -81,7 +92,9 @@ PROCESSES = [
     (Case("zbh1", {"P": 1, "M": 2}, "bfloat16"), "step"),
     (Case("dualpipev", {"P": 2, "M": 4}, "float64"), "step"),
     (Case("zbh1", {"P": 1, "M": 2}, "float32", nodes=2), "even"),
-    (Case("1f1b", {"P": 1, "M": 2}, "bfloat16", nodes=2), "step"),
+    (Case("1f1b", {"P": 1, "M": 2}, "bfloat16", FULL, nodes=2, method="hierarchical"), "step"),
+    (Case("dualpipev", {"P": 1, "M": 2}, "float32", FULL, nodes=2, method="hierarchical"), "even"),
+    (Case("1f1b", {"P": 1, "M": 2}, "bfloat16", nodes=2, method="allgather"), "even"),
 ]
 
 
@@ -106,6 +119,20 @@ def test_copies_of_a_step_divide_the_rows_of_each_microbatch(dtype: str) -> None
     close = {"rtol": 1e-12, "atol": 1e-12} if dtype == "float64" else {"rtol": 2e-2, "atol": 2e-2}
     for name, grad in even.gradients.items():
         torch.testing.assert_close(grad, plain.gradients[name], **close)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "products", "bound"), [("bfloat16", "loop", 3.0), ("float32", "grouped", 3.0), ("float64", "loop", 1.1)]
+)
+def test_copies_of_a_step_in_buffers_of_one_size(dtype: str, products: str, bound: float) -> None:
+    """Bits and counts are those of exact sizes, also where a step has more rows than its buffers and runs again."""
+    exact = Case("zbh1", {"P": 1, "M": 3}, dtype, products=products)
+    expected = run(exact, "step")
+    bounded = run(exact._replace(beside=f"  sizes bounded {bound:g}\n"), "step")
+    assert differing(bounded, expected) == []
+    assert [each[:2] for each in bounded.counted] == [each[:2] for each in expected.counted]
+    assert sum(rows for rows, *_ in expected.counted) > 0
+    assert any(again for *_, again in bounded.counted) == (bound < 2)
 
 
 def test_the_state_of_copies_goes_on_and_a_failed_step_keeps_it() -> None:
@@ -161,6 +188,25 @@ def test_the_state_of_copies_goes_on_and_a_failed_step_keeps_it() -> None:
             later.load_balance_state({**state, name: held})
 
 
+@pytest.mark.parametrize("by_step", [False, True], ids=["microbatch", "step"])
+@pytest.mark.parametrize("host_lane", [False, True], ids=["", "host"])
+@pytest.mark.parametrize("method", METHODS)
+def test_the_graph_has_copies_in_the_node_and_numbers_of_rows(method: Method, host_lane: bool, by_step: bool) -> None:
+    """Numbers of rows travel among all ranks, in the queue of the routing; copies travel in the node."""
+    model = skewed()
+    even = EvenRows(by_step=by_step, over_node=True)
+    shard_experts(model, in_process_expert_groups(4, 2)[0], method, even=even, host_lane=host_lane)
+    (stage,) = partition(nn.Sequential(*model.blocks), 1, blocks="").modules
+    shape = stage_graph(stage, 1, ["0"]).shape
+    assert shape == stage_shape(
+        ["dense", "moe", "moe"], method, hot=None if by_step else Lane.NODE, distinct=method != "flat", balance=True,
+        sizes=host_lane,
+    )  # fmt: skip
+    if method != "flat":
+        told = shape.names.index("1.distinct.rail")
+        assert (shape.queues[told], scope(shape, told)) == ("counts", "expert")
+
+
 def test_refused() -> None:
     with pytest.raises(RuntimeFault, match=r"rows within 0\.99 of the mean"):
         EvenRows(Fraction("0.99"))
@@ -171,10 +217,10 @@ def test_refused() -> None:
     lender.local = 2
     assert not lender.refusal(((), (0,), (6,), ()))
     assert "another node" in lender.refusal(((), (4,), (), ()))
-    with pytest.raises(RuntimeFault, match="balance by microbatch, and alltoall hierarchical"):
+    with pytest.raises(RuntimeFault, match="balance by microbatch, and alltoall hierarchical over several nodes"):
         shard_experts(small_moe(), in_process_expert_groups(4, 2)[0], "hierarchical", even=EvenRows())
     with pytest.raises(RuntimeFault, match="balance by step, and bounded sizes"):
-        shard_experts(small_moe(), group, bound=1.5, even=EvenRows(by_step=True))
+        shard_experts(small_moe(), group, "allgather", bound=1.5, even=EvenRows(by_step=True))
     with pytest.raises(RuntimeFault, match="balance by microbatch, and bounded sizes"):
         shard_experts(small_moe(), group, bound=1.5, even=EvenRows())
     model = small_moe()

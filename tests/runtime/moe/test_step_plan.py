@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schedc_runtime.moe.forest import computed_rows, limits
-from schedc_runtime.moe.step_plan import Held, StepQuotas, plan_step
+from schedc_runtime.moe.step_plan import Held, StepQuotas, plan_step, plan_step_among
 
 CPU = torch.device("cpu")
 
@@ -83,6 +83,25 @@ def test_a_tree_of_four_ranks() -> None:
     forest = StepQuotas.of(held, 3, CPU).divide(table)
     assert forest.parent.tolist() == [0, 3, 0, 0]
     assert computed_rows(table, forest).sum((1, 2)).tolist() == [256, 256, 256, 256]
+
+
+def test_each_node_plans_for_itself() -> None:
+    """Copies and divided rows of two nodes are those of each node alone; rows of one vary more."""
+    generator = torch.Generator().manual_seed(1)
+    likely = torch.randn(2, 4, 3, generator=generator, dtype=torch.float64).mul(0.6).exp()
+    step = torch.poisson((200 * likely).expand(6, -1, -1, -1), generator=generator).long()
+    step[::2, 1] += torch.arange(0, 120, 10).view(4, 3)
+    rows = step.flatten(1, 2)
+    squares = rows.sum(2).square().sum(0).tolist()
+    held = plan_step_among(rows.sum(0).flatten().tolist(), squares, 6, 3, 4)
+    parts = [planned(step[:, node], 3) for node in (0, 1)]
+    assert held == (*parts[0], *(tuple(12 + expert for expert in experts) for experts in parts[1]))
+    both = StepQuotas.of(held, 3, CPU, 4).divide(rows[1])
+    for node, part in enumerate(parts):
+        alone = StepQuotas.of(part, 3, CPU).divide(step[1, node])
+        mine = slice(4 * node, 4 * node + 4)
+        assert torch.equal(both.parent[mine], alone.parent + 4 * node)
+        assert torch.equal(both.quota[mine], alone.quota)
 
 
 def test_even_ranks_borrow_nothing() -> None:
