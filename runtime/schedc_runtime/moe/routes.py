@@ -237,7 +237,9 @@ def _landing(route: Route) -> Landing:
         if route.own is None:
             route.arriving = trees.flat_landing(route.counts, rows)
         else:
-            route.arriving = trees.apart(trees.flat_landing(route.counts, rows // 2), rows // 2, route.own)
+            route.arriving = trees.with_borrowed_apart(
+                trees.flat_landing(route.counts, rows // 2), rows // 2, route.own
+            )
     return route.arriving
 
 

@@ -198,7 +198,7 @@ def flat_landing(counts: Counts, rows: int) -> Landing:
     return Landing(moves, moves, ends)
 
 
-def apart(landing: Landing, rows: int, own: int) -> Landing:
+def with_borrowed_apart(landing: Landing, rows: int, own: int) -> Landing:
     """The rows of ``landing`` [rows] with those of borrowed experts, behind the first ``own``, from ``rows`` on.
 
     The host then knows where they begin, and the device how many there are. Ends of borrowed experts count from there.

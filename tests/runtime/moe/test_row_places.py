@@ -7,10 +7,14 @@ from fractions import Fraction
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
+from schedc.step.costs.exchange import BoundedRows
+from schedc_runtime.moe.bags import spread
 from schedc_runtime.moe.counts import Counts, Shape, counted_choices
 from schedc_runtime.moe.even_rows import CopiedExperts, Evener, EvenRows
 from schedc_runtime.moe.forest import Forest, computed_rows, plan_forest
+from schedc_runtime.moe.trees import flat_landing, with_borrowed_apart
 
 
 def routed(ranks: int, local: int, tokens: int, top: int, seed: int) -> list[Tensor]:
@@ -79,3 +83,31 @@ def test_rows_go_to_ranks_ascending(ranks: int, local: int, top: int, in_place: 
         expected = torch.stack([torch.bincount(part.flatten(), minlength=counts.shape.experts + 1) for part in wanted])
         assert torch.equal(counts.rows.long(), expected[:, : counts.shape.experts])
     assert all(torch.equal(each, tables[0]) for each in tables)
+
+
+def test_rows_of_copies_lie_apart_in_buffers_of_one_size() -> None:
+    """Rows of three own experts begin at 0, those of two copies behind the room of the own ones; ends count alike."""
+    generator = torch.Generator().manual_seed(3)
+    ranks, wide, own = 3, 5, 3
+    shape = Shape(ranks * wide, 1, ranks, 1, "flat", tokens=20, bounds=BoundedRows(16, 20, 20))
+    rows = torch.randint(0, 4, (ranks, ranks * wide), generator=generator)
+    rows[:, 9] = torch.tensor([2, 0, 3])
+    counts = Counts(functional.pad(rows, (0, 2)).int(), shape)
+    room = ranks * shape.block
+    landing = with_borrowed_apart(flat_landing(counts, room), room, own)
+    arrived = torch.full((room,), -1.0)
+    for source in range(ranks):
+        sent = [
+            100 * expert + 10 * source + row for expert in range(wide) for row in range(rows[source, wide + expert])
+        ]
+        arrived[source * shape.block :][: len(sent)] = torch.tensor(sent, dtype=torch.float32)
+    (placed,) = spread((landing.rows, arrived))
+    ends = counts.mine.sum(0).cumsum(0)
+    assert landing.ends is not None
+    assert landing.ends.tolist() == [*ends[:own].tolist(), *(ends[own:] - ends[own - 1]).tolist()]
+    for first, last, begin in ((0, own, 0), (own, wide, room)):
+        wanted = [100 * expert + 10 * source + row for expert in range(first, last) for source in range(ranks)
+                  for row in range(rows[source, wide + expert])]  # fmt: skip
+        assert placed[begin : begin + room].tolist() == [*wanted, *[0.0] * (room - len(wanted))]
+    back = landing.rows.sums(placed)
+    assert torch.equal(back, arrived.clamp(min=0))
