@@ -179,8 +179,6 @@ class MoELayer(RoutingLayer):
         self.planner.copies = self.sizes is None and self.planner.carried is None
         policy = None if constant else self._policy(group, hot)
         self._lend_by_step(group, policy, even := self._even(group, even))
-        self.distinct = DistinctExchange() if even and method != "flat" else None
-        self.planner.tells, self.with_rows.copies = self.distinct is not None, self.planner.copies
         self._lend_by_microbatch(group, policy, even)
         self.balancing = self._balancing(replicas or group.expert, slices)
         self._join(group)
@@ -226,6 +224,8 @@ class MoELayer(RoutingLayer):
         self.planner.evener = EvenLender(even, self.experts, group) if even and even.by_step else None
         lender = self.lender = self.loads.lender = self.counter.lender or self.planner.evener
         self.experts.lent = None if lender is None else lender.borrowed
+        self.distinct = DistinctExchange() if even and self.settings[0] != "flat" else None
+        self.planner.tells, self.with_rows.copies = self.distinct is not None, self.planner.copies
 
     def _chooser(self, group: ExpertGroup, policy: HotPolicy | None) -> HotChooser | None:
         experts = self.experts

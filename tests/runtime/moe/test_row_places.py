@@ -73,7 +73,8 @@ def test_rows_go_to_ranks_ascending(ranks: int, local: int, top: int, in_place: 
     assert int(forest.taken.sum()) > 0
     tables = []
     for rank, (mine, _) in enumerate(counted):
-        placed, counts, copies = evener.plan(mine, Counts(table, Shape(ranks * local, 1, ranks, rank)))
+        placed, counts, copies, *_ = evener.plan(mine, Counts(table, Shape(ranks * local, 1, ranks, rank)))
+        assert copies is not None
         wanted = places_by_hand(choices, local, forest, copies)
         assert torch.equal(placed.unsorted.long(), wanted[rank])
         assert torch.equal(placed.ids[..., 0].div(counts.shape.local, rounding_mode="floor"),
