@@ -53,6 +53,8 @@ KNOWN: list[tuple[str, dict[str, Any], float]] = [
     ("vhalf", {"P": 8, "M": 16}, 113),
     ("vhalf", {"P": 5, "M": 10}, 71),
     ("vmin", {"P": 8, "M": 16, "cap": 8}, 119),
+    ("dualpipev", {"P": 4, "M": 8}, 52),
+    ("dualpipev", {"P": 4, "M": 8, "cap": 8}, 54),
     ("hanayo", {"P": 4, "M": 12, "w": 2, "split": True, "cap": 12}, 151),
     *[("hanayo", {"P": 8, "M": 24, "w": 2, "split": True, "cap": cap}, floor)
       for cap, floor in ((16, 319), (20, 307), (24, 303), (28, 299), (32, 295), (None, 295))],
@@ -60,7 +62,7 @@ KNOWN: list[tuple[str, dict[str, Any], float]] = [
 
 
 @pytest.mark.parametrize(("name", "given", "expected"), KNOWN)
-def test_floors_that_were_computed_by_hand(name: str, given: dict[str, Any], expected: float) -> None:
+def test_floors_are_those_of_the_two_windows(name: str, given: dict[str, Any], expected: float) -> None:
     problem, floor = floor_of(name, **given)
     assert problem.cost(floor.makespan) == expected
 
@@ -94,6 +96,7 @@ def test_the_windows_overlap_where_all_activations_fit() -> None:
     _, floor = floor_of("gpipe", P=4, M=8)
     assert not floor.apart
     assert (floor.starts, floor.ends, floor.idle) == (3, 6, 9)
+    assert floor_of("1f1b_overlap", 9, P=4, M=6)[1].apart  # a kept pair has its F behind the first backward
 
 
 def test_no_selection_of_parts_works_more_than_the_knapsack_says() -> None:
