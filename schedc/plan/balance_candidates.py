@@ -17,14 +17,13 @@ SAME_STEP = 1e-9
 class PricedCandidate:
     """What a candidate costs, or why it is none.
 
-    makespan: of the step, in the unit of the costs, with ``beside``: time of copies for the step that no idle lane
-    hides. slots: bytes of copies on the fullest rank; 0 where they are not known. copies: as of `copies_facts`.
+    makespan: of the step, in the unit of the costs. slots: bytes of copies on the fullest rank; 0 where they are not
+    known. copies: as of `copies_facts`.
     """
 
     name: str
     plan: Plan
     makespan: float = float("inf")
-    beside: float = 0.0
     slots: float = 0.0
     copies: dict[str, Any] | None = None
     refused: str = ""
@@ -44,7 +43,6 @@ def balance_facts(chosen: ChosenBalance) -> dict[str, Any]:
         {
             "name": each.name,
             "makespan": None if each.refused else each.makespan,
-            "beside": None if each.refused else each.beside,
             "slot_bytes": each.slots or None,
             "copies": each.copies,
             "refused": each.refused or None,
@@ -75,11 +73,12 @@ def balance_text(facts: dict[str, Any]) -> Iterator[str]:
             continue
         copies = row["copies"]
         told = [f"fullest rank {copies['after']['mean']:.3f} (worst {copies['after']['worst']:.3f}) of the mean rows"]
-        if copies["sent"] is not None:
-            told.append(f"{copies['sent']:.2f} copies leave the busiest home")
         if copies["hot"] is not None:
-            by = "" if copies["foreseen"] else " by the rows of the same step"
-            told.append(f"{copies['hot']:.2f} hot experts in a layer{by}, {row['beside']:g} of their time exposed")
-        told += [f"{shown(copies['bytes'])} in a layer and microbatch"] if copies["bytes"] else []
+            told.append(f"{copies['hot']:.2f} hot experts in a layer")
+        elif copies["sent"] is not None:
+            told.append(f"{copies['sent']:.2f} copies leave the busiest home")
+        if copies["per"] == "step" and copies["sent"] and not copies["foreseen"]:
+            told.append("by the rows of the same step")
+        told += [f"{shown(copies['bytes'])} in a layer and {copies['per']}"] if copies["bytes"] else []
         told += [f"slots of {shown(row['slot_bytes'])}"] if row["slot_bytes"] else []
         yield f"  {row['name']:<14} step {row['makespan']:g}; {', '.join(told)}"

@@ -13,15 +13,12 @@ import numpy as np
 
 from schedc.cell.rows import CellRows
 from schedc.diagnostics import DiagnosticError
-from schedc.ir.arrays import reduceat
 from schedc.ir.contradictions import contradictions
 from schedc.ir.plan import Balance, Hot, Plan
 from schedc.plan.balance_candidates import SAME_STEP, ChosenBalance, PricedCandidate
-from schedc.plan.counts.copied_experts import copies_facts, exposed_beside_step, rows_with_copies
+from schedc.plan.counts.copied_experts import copies_facts
 from schedc.plan.held_memory import hot_slots
 from schedc.plan.passes import Step, lower
-from schedc.plan.price_cells import with_layout
-from schedc.step.cells.group_pricing import layers_of
 
 
 class WayToCopy(NamedTuple):
@@ -86,27 +83,12 @@ def _priced(step: Step, candidate: WayToCopy, balance: Balance, rows: CellRows) 
     table = lowered.costs.cell
     assert table is not None
     facts = copies_facts(plan, table.costs, rows)
-    beside = _beside(lowered, rows)
-    if (facts["unpriced"] and not facts["hot"]) or (facts["hot"] and beside is None):
+    if facts["unpriced"]:
         return PricedCandidate(candidate.name, plan, copies=facts, refused=facts["unpriced"])
     return PricedCandidate(
         candidate.name,
         plan,
-        lowered.predicted.makespan + (beside or 0.0),
-        beside or 0.0,
+        lowered.predicted.makespan,
         float(hot_slots(plan, step.layout).held(lowered.schedule).max()),
         facts,
     )
-
-
-def _beside(step: Step, rows: CellRows) -> float | None:
-    """Time that copies for a step add to the pipeline rank with the most of it; None where it is not known."""
-    table = step.costs.cell
-    assert table is not None
-    exposed = exposed_beside_step(step.plan, table.costs, rows, rows_with_copies(step.plan, table.costs, rows))
-    if not exposed:
-        return None
-    count = [layers_of(shape) for shape in with_layout(table, step.layout).shapes(step.schedule.stages)]
-    of_stage = reduceat(np.add, np.array([*exposed, 0.0]), np.cumsum([0, *count[:-1]])) * (np.array(count) > 0)
-    held = step.schedule.placement.stage_of_chunk
-    return float(np.where(held >= 0, of_stage[held], 0.0).sum(axis=1).max())

@@ -20,7 +20,7 @@ from schedc.ir.ops import OpKind
 from schedc.ir.plan import NO_PLAN, Method, Plan
 from schedc.ir.program import Program
 from schedc.ir.schedule import Schedule
-from schedc.plan.counts.copied_experts import copied_rows, lane_of, rows_with_copies
+from schedc.plan.counts.copied_experts import copied_rows, lane_of, rows_with_copies, step_copies
 from schedc.plan.counts.rows import chosen_method
 from schedc.plan.layout.parts import DECODER, Layout, PartKind, refusal
 from schedc.plan.recomputed_nodes import graphs_of, shares_of_forward
@@ -241,4 +241,7 @@ def group_of(
         raise DiagnosticError(findings)
     members = None if ranks is None or topology is None else ExpertRanks(topology.nodes, topology.per_node)
     copied = rows_with_copies(plan, table.costs, table.rows)
-    return RankRows(copied.factors, shapes, members, copies=copied.busiest)
+    lasting = step_copies(plan, table.costs, copied)
+    return RankRows(
+        copied.factors, shapes, members, copies=None if copied.lasting else copied.busiest, for_step=lasting
+    )

@@ -59,7 +59,8 @@ class _TorchOperations:
         return torch.maximum(values, others)
 
 
-_TORCH = _TorchOperations()
+TORCH = _TorchOperations()
+"""`forest.Operations` on tensors, on their device."""
 
 
 def limits(load: Tensor, within: Fraction, peers: int | None = None) -> Tensor:
@@ -68,13 +69,13 @@ def limits(load: Tensor, within: Fraction, peers: int | None = None) -> Tensor:
     peers: number of neighbours among which rows move; None: all ranks.
     """
     inside = load if peers is None else load.view(*load.shape[:-1], -1, peers)
-    most: Tensor = forest.most_rows(_TORCH, inside, within)
+    most: Tensor = forest.most_rows(TORCH, inside, within)
     return most.reshape(load.shape)
 
 
 def plan_forest(rows: Tensor, within: Fraction) -> Forest:
     """`forest.closed_form` of ``rows`` [..., R, m] int64 by home and expert of the home."""
-    return forest.closed_form(_TORCH, rows, within)
+    return forest.closed_form(TORCH, rows, within)
 
 
 def plan_among(rows: Tensor, within: Fraction, peers: int) -> Forest:
@@ -86,5 +87,5 @@ def plan_among(rows: Tensor, within: Fraction, peers: int) -> Forest:
 
 def computed_rows(rows: Tensor, plan: Forest) -> Tensor:
     """[..., R, R, m] `forest.rows_on_ranks` of ``rows`` [..., R, m]."""
-    computed: Tensor = forest.rows_on_ranks(_TORCH, rows, plan)
+    computed: Tensor = forest.rows_on_ranks(TORCH, rows, plan)
     return computed

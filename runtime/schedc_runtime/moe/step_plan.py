@@ -1,199 +1,51 @@
-"""Which experts each rank borrows for a step, so that every microbatch can divide its rows evenly: a plan on the host.
-
-    rows of a microbatch    385 220 139 280    256 each
-    leaves                  2 under 0, 1 under 3    the emptiest rank under the fullest
-    chain                   0 gives 3 the rows that 3 and those behind it lack
-    borrowed                experts of the parent that a rank's part of its rows touches, with a margin
-
-A rank borrows from one other rank, its parent. A leaf lacks so many rows that noise never turns its flow. The others
-lie in an order whose prefix sums of surplus stay a little above zero. Noise then changes amounts, not directions.
-
-`StepQuotas` divides the rows of a microbatch on the device. The flow to a rank is the lack of all ranks from it down.
-"""
+"""Divides the rows of microbatches among homes and copies of a step: `schedc.step.costs.step_copies` over torch."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
-from itertools import accumulate, pairwise
-from math import sqrt
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
+from schedc.step.costs import step_copies
+from schedc.step.costs.step_copies import Held as Held
+from schedc.step.costs.step_copies import plan_step as plan_step
+from schedc.step.costs.step_copies import plan_step_among as plan_step_among
 from schedc_runtime.device.choice import brought
-from schedc_runtime.moe.forest import Forest, limits
-
-Held = tuple[tuple[int, ...], ...]
-"""[ranks] the experts of which each rank has copies, by number in the layer, in the order of its slots."""
-
-LEAF, MARGIN = 3.0, 2.5
-"""Deviations of rows by microbatch: by how many a leaf lacks more than the mean, and by how many parts are widened."""
-NEAR = 0.02
-"""Share of the mean rows near which prefix sums of a chain stay where noise is less."""
-LEAST = 0.002
-"""Share of the mean rows from which a copy is worth its bytes."""
-
-
-def plan_step(rows: Sequence[int], squares: Sequence[int], microbatches: int, slots: int) -> Held:
-    """What ranks borrow, a function of facts that all ranks know.
-
-    rows: [E] rows of a step by expert. squares: [R] squares of a home's rows, summed over ``microbatches``. slots: the
-    most copies on a rank.
-    """
-    ranks = len(squares)
-    local = len(rows) // ranks
-    load = [sum(rows[rank * local : (rank + 1) * local]) / microbatches for rank in range(ranks)]
-    mean = sum(load) / ranks
-    if not mean:
-        return ((),) * ranks
-    noise = _noise(load, squares, microbatches)
-    tree = _Tree([each - mean for each in load])
-    tree.hang_leaves(noise)
-    tree.hang_chain(max(noise * sqrt(ranks), NEAR * mean), LEAST * mean)
-    held: list[tuple[int, ...]] = [()] * ranks
-    for home in range(ranks):
-        mine = [rows[home * local + expert] / microbatches for expert in range(local)]
-        for child, experts in _borrowed(tree, home, mine, noise, slots):
-            held[child] = tuple(home * local + expert for expert in experts)
-    return _scarce_first(held)
-
-
-def plan_step_among(rows: Sequence[int], squares: Sequence[int], microbatches: int, slots: int, peers: int) -> Held:
-    """What ranks borrow among ``peers`` neighbours, from arguments of `plan_step` for all ranks."""
-    held: list[tuple[int, ...]] = []
-    width = len(rows) // len(squares) * peers
-    for number, rank in enumerate(range(0, len(squares), peers)):
-        first = number * width
-        part = plan_step(rows[first : first + width], squares[rank : rank + peers], microbatches, slots)
-        held += [tuple(first + expert for expert in experts) for experts in part]
-    return tuple(held)
-
-
-def _noise(load: Sequence[float], squares: Sequence[int], microbatches: int) -> float:
-    """The deviation of a rank's rows by microbatch, of all ranks together; for one microbatch that of single rows."""
-    if microbatches == 1:
-        return sqrt(sum(load) / len(load))
-    surplus = (square - microbatches * each * each for square, each in zip(squares, load, strict=True))
-    return sqrt(max(0.0, sum(surplus)) / (len(load) * (microbatches - 1)))
-
-
-class _Tree:
-    """Ranks under their parents. net: [R] rows over the mean of a rank and all below it. size: [R] their number."""
-
-    def __init__(self, net: list[float]) -> None:
-        self.net, self.size = net, [1] * len(net)
-        self.parent = list(range(len(net)))
-        self.roots = set(self.parent)
-
-    def hang(self, child: int, parent: int) -> None:
-        self.parent[child] = parent
-        self.net[parent] += self.net[child]
-        self.size[parent] += self.size[child]
-        self.roots.remove(child)
-
-    def hang_leaves(self, noise: float) -> None:
-        """Hang the emptiest rank under the fullest, as long as noise cannot turn its flow."""
-        while len(self.roots) > 1:
-            child = min(self.roots, key=lambda rank: (self.net[rank], rank))
-            if -self.net[child] <= LEAF * noise * sqrt(self.size[child]):
-                return
-            self.hang(child, max(self.roots, key=lambda rank: (self.net[rank], -rank)))
-
-    def hang_chain(self, near: float, least: float) -> None:
-        """Hang the others in a chain whose prefix sums stay near ``near``. Flows below ``least`` are left out."""
-        order: list[int] = []
-        before, left = 0.0, set(self.roots)
-        while left:
-            rank = min(left, key=lambda rank: (abs(before + self.net[rank] - near), rank))
-            before += self.net[rank]
-            order.append(rank)
-            left.remove(rank)
-        for parent, child in reversed(list(pairwise(order))):
-            if -self.net[child] >= least:
-                self.hang(child, parent)
-
-
-def _borrowed(tree: _Tree, home: int, rows: Sequence[float], noise: float, slots: int) -> list[tuple[int, list[int]]]:
-    """By child of ``home`` the experts that it borrows. rows: [m] of the home's experts, in a microbatch."""
-    children = [rank for rank, parent in enumerate(tree.parent) if parent == home != rank]
-    children.sort(key=lambda rank: (tree.net[rank], rank))
-    order = sorted(range(len(rows)), key=lambda expert: (-rows[expert], expert))
-    ends = list(accumulate(rows[expert] for expert in order))
-    line = [(expert, end - rows[expert], end) for expert, end in zip(order, ends, strict=True)]
-    borrowed, begin = [], 0.0
-    for child in children:
-        end = begin - tree.net[child]
-        wider = MARGIN * noise * sqrt(tree.size[child])
-        touched = [
-            (min(end, last) - max(begin, first), min(end + wider, last) - max(begin - wider, first), -place, expert)
-            for place, (expert, first, last) in enumerate(line)
-        ]
-        best = sorted((each for each in touched if each[1] > 0), key=lambda each: (-max(0.0, each[0]), *_down(each)))
-        borrowed.append((child, sorted(each[3] for each in best[:slots])))
-        begin = end
-    return borrowed
-
-
-def _down(touched: tuple[float, float, int, int]) -> tuple[float, int]:
-    return -touched[1], -touched[2]
-
-
-def _scarce_first(held: Sequence[Sequence[int]]) -> Held:
-    """The same copies, on each rank those first that the fewest ranks have."""
-    takers: dict[int, int] = {}
-    for experts in held:
-        for expert in experts:
-            takers[expert] = takers.get(expert, 0) + 1
-    return tuple(tuple(sorted(experts, key=lambda expert: (takers[expert], expert))) for experts in held)
+from schedc_runtime.moe.forest import TORCH, Forest
 
 
 @dataclass(frozen=True)
 class StepQuotas:
-    """Divides the rows of microbatches among homes and copies.
+    """The quotas of a step's copies on the device. quotas: those of `step_copies.quotas_of` as tensors."""
 
-    parent: [R] as of a `Forest`. below: [R, R] 1 where a rank is another, or below it; 0 for roots.
-    borrowed: [R, slots] experts by slot; E for an empty one. peers: the neighbours among which rows move.
-    """
-
-    parent: Tensor
-    below: Tensor
-    borrowed: Tensor
-    peers: int
+    quotas: step_copies.QuotaTables
 
     @staticmethod
     def of(held: Held, local: int, where: torch.device, peers: int | None = None) -> StepQuotas:
-        """The quotas for the copies ``held``. One copy brings them to the device. local: experts of a rank. peers:
-        None for all ranks."""
-        ranks, slots = len(held), max(map(len, held))
-        parent = [experts[0] // local if experts else rank for rank, experts in enumerate(held)]
-        below = [[0] * ranks for _ in held]
-        for rank in range(ranks):
-            above = rank
-            while parent[above] != above:
-                below[above][rank] = 1
-                above = parent[above]
-        borrowed = [[*experts, *[ranks * local] * (slots - len(experts))] for experts in held]
-        numbers = brought([*parent, *(n for row in (*below, *borrowed) for n in row)], where)
+        """The quotas for the copies ``held``. The device gets all numbers in a single copy.
+
+        local: experts of a rank. peers: the neighbours among which rows move; None for all ranks.
+        """
+        parent, below, borrowed, peers = step_copies.quotas_of(held, local, peers)
+        numbers = brought([*parent, *(number for row in (*below, *borrowed) for number in row)], where)
+        ranks, slots = len(held), len(borrowed[0])
         first, second, third = torch.split(numbers, [ranks, ranks * ranks, ranks * slots])
-        return StepQuotas(first, second.view(ranks, ranks), third.view(ranks, slots), peers or ranks)
+        tables = second.view(ranks, ranks), third.view(ranks, slots)
+        return StepQuotas(step_copies.QuotaTables(first, *tables, peers))
+
+    @property
+    def parent(self) -> Tensor:
+        """[R] the rank whose rows each takes; itself for a rank that takes none."""
+        parent: Tensor = self.quotas.parent
+        return parent
+
+    @property
+    def below(self) -> Tensor:
+        """[R, R] 1 where a rank is another, or below it; 0 for roots."""
+        below: Tensor = self.quotas.below
+        return below
 
     def divide(self, rows: Tensor) -> Forest:
-        """The plan of a microbatch with ``rows`` [R, m] int64 by home and expert.
-
-        A rank takes what it and the ranks below it lack, of its copies in their order; of an expert, lower ranks first.
-        """
-        ranks, local = rows.shape
-        load = rows.sum(1)
-        lack = (self.below * (limits(load, Fraction(1), self.peers) - load)).sum(1).clamp_(min=0)
-        left = functional.pad(rows.flatten(), (0, 1))
-        quota = rows.new_zeros(ranks, len(left))
-        for experts in self.borrowed.unbind(1):
-            wanted = torch.zeros_like(quota)
-            wanted.scatter_(1, experts.unsqueeze(1), torch.minimum(lack, left[experts]).unsqueeze(1))
-            given = torch.minimum(wanted, (left - wanted.cumsum(0) + wanted).clamp_(min=0))
-            quota, left, lack = quota + given, left - given.sum(0), lack - given.sum(1)
-        quota = quota[:, :-1].view(ranks, ranks, local).sum(1)
-        return Forest(self.parent, quota.sum(1), quota)
+        """`step_copies.divided` of the rows of a microbatch [R, m] int64 by home and expert."""
+        return step_copies.divided(TORCH, rows, self.quotas)

@@ -17,12 +17,14 @@ from schedc.cell.costs import CellCosts, SegmentTimes
 from schedc.cell.graph import Lane
 from schedc.cell.rows import CellRows
 from schedc.ir.arrays import Floats, Int64
-from schedc.ir.plan import Hot, Plan, bytes_per_number
+from schedc.ir.plan import Balance, Hot, Plan, bytes_per_number
 from schedc.plan.counts.layers import moe_layer
 from schedc.plan.counts.rows import chosen_method, travelling_rows
+from schedc.step.cells.step_copies import StepCopies
 from schedc.step.costs.exchange import hot_break_even
-from schedc.step.costs.forest import NUMPY, forest_of
+from schedc.step.costs.forest import NUMPY, Forest, forest_of
 from schedc.step.costs.hot_choice import HotRule, HotTimes, hot_of_step, rows_beside_hot
+from schedc.step.costs.step_copies import Held, QuotaTables, divided, plan_step_among, quotas_of
 from schedc.units import shown
 
 _WHOLE = 1 << 20
@@ -34,33 +36,39 @@ class RowsWithCopies:
     """Rows that ranks compute with copies of experts.
 
     factors: [layers or 1, microbatches or 1, ranks] rows over their mean. sent, held: [layers, microbatches, ranks]
-    copies by microbatch that a rank sends and holds; None where rows by expert are not known. hot: [layers] experts
-    that are lent to all ranks for the step; empty without any.
+    copies that a rank sends and holds; None where rows by expert are not known. lasting: whether they last for the
+    step, and count as those of one microbatch. broadcast: whether each is sent to all ranks.
     """
 
     factors: Floats
     sent: Int64 | None = None
     held: Int64 | None = None
-    hot: tuple[int, ...] = ()
+    lasting: bool = False
+    broadcast: bool = False
 
     @property
     def busiest(self) -> Floats | None:
-        """[layers, microbatches, ranks] copies on the fuller direction of each rank's links."""
+        """[layers, microbatches, ranks] copies on the fuller direction of each rank's links.
+
+        Hot experts are broadcast one after the other.
+        """
         if self.sent is None or self.held is None:
             return None
-        return np.maximum(self.sent, self.held).astype(np.float64)
+        return np.asarray(self.sent + self.held if self.broadcast else np.maximum(self.sent, self.held), np.float64)
 
 
 def rows_with_copies(plan: Plan, costs: CellCosts, rows: CellRows) -> RowsWithCopies:
-    """The rows under a plan with `balance by microbatch`, or `hot` by step; as they are under other plans.
+    """The rows under a plan with `balance`, or `hot` by step; as they are under other plans.
 
     costs: times of cells, by which hot experts are chosen.
     """
     balance = plan.balance
     if plan.hot is not None and not plan.hot.by_microbatch:
         return _beside_hot(plan, plan.hot, costs, rows)
-    if balance is None or balance.by != "microbatch" or balance.in_place:
+    if balance is None or balance.automatic or balance.in_place:
         return RowsWithCopies(rows.factors)
+    if balance.by == "step":
+        return _for_step(plan, balance, rows)
     within = Fraction(repr(balance.within))
     if rows.imbalance is not None:  # a rank with the mean takes none of these rows
         return RowsWithCopies(np.minimum(rows.factors, max(1.0, float(within))))
@@ -68,7 +76,7 @@ def rows_with_copies(plan: Plan, costs: CellCosts, rows: CellRows) -> RowsWithCo
     if by_expert is None:
         given = np.rint(rows.factors * _WHOLE).astype(np.int64)[..., None]
         return RowsWithCopies(_evened(given, within, _nodes(plan)).factors)
-    return _evened(by_expert, within, _nodes(plan))
+    return _evened(by_expert[-1], within, _nodes(plan))
 
 
 def _beside_hot(plan: Plan, hot: Hot, costs: CellCosts, rows: CellRows) -> RowsWithCopies:
@@ -79,14 +87,57 @@ def _beside_hot(plan: Plan, hot: Hot, costs: CellCosts, rows: CellRows) -> RowsW
     record = None if rows.recorded is None else rows.recorded.by_expert
     if record is None or plan.experts is None or plan.capacity is not None or not plan.has_expert_sizes:
         return RowsWithCopies(rows.factors)
-    rule, computed, lent = _hot_rule(plan, hot, costs, record.shape[3]), [], []
+    ranks, own = record.shape[3], record.shape[4] // record.shape[3]
+    rule, computed, lent = _hot_rule(plan, hot, costs, ranks), [], []
     for before, now in zip(record[0].astype(np.int64), record[-1].astype(np.int64), strict=True):
         chosen = hot_of_step(before.sum(0), rule, len(before))
         computed.append(rows_beside_hot(now, chosen))
-        lent.append(len(chosen))
-    load = np.stack(computed)
-    mean = load.mean()
-    return RowsWithCopies(np.asarray(load / mean if mean else np.ones(load.shape)), hot=tuple(lent))
+        lent.append(np.bincount([expert // own for expert in chosen], minlength=ranks))
+    sent = np.array(lent)[:, None]
+    return RowsWithCopies(
+        over_mean(np.stack(computed)), sent, sent.sum(axis=2, keepdims=True) - sent, True, broadcast=True
+    )
+
+
+def _for_step(plan: Plan, balance: Balance, rows: CellRows) -> RowsWithCopies:
+    """The last recorded step, with the copies that follow from the step before it: as the runtime plans and divides.
+
+    A record of one step gives both.
+    """
+    homes = _by_home(rows)
+    if homes is None:
+        return RowsWithCopies(rows.factors)
+    ranks, own = homes.shape[3:]
+    slots, peers = balance.copies(own, ranks), ranks // _nodes(plan)
+    computed, sent, held = [], [], []
+    for before, now in zip(homes[0], homes[-1], strict=True):
+        squares = np.square(before.sum(2)).sum(0)
+        copies = plan_step_among(before.sum(0).ravel().tolist(), squares.tolist(), len(before), slots, peers)
+        computed.append(_divided(now, copies, peers))
+        held.append([[len(experts) for experts in copies]])
+        owners = [expert // own for experts in copies for expert in experts]
+        sent.append([np.bincount(owners, minlength=ranks)])
+    return RowsWithCopies(over_mean(np.stack(computed)), np.array(sent), np.array(held), True)
+
+
+def _divided(rows: Int64, copies: Held, peers: int) -> Int64:
+    """[microbatches, ranks] rows of ranks with copies for the step. rows: [microbatches, ranks, m] by home."""
+    if not any(copies):
+        return np.asarray(rows.sum(-1))
+    parent, below, borrowed, peers = quotas_of(copies, rows.shape[-1], peers)
+    quotas = QuotaTables(np.array(parent), np.array(below), np.array(borrowed), peers)
+    return _computed(rows, divided(NUMPY, rows, quotas))
+
+
+def _computed(rows: Int64, forest: Forest) -> Int64:
+    """[..., ranks] rows that ranks compute. rows: [..., ranks, experts of a rank] by home."""
+    return np.asarray(rows.sum(-1) + forest.taken - NUMPY.add(0 * forest.taken, forest.parent, forest.taken))
+
+
+def over_mean(rows: Int64) -> Floats:
+    """[...] rows over their mean; 1 without rows."""
+    mean = rows.mean()
+    return np.asarray(rows / mean if mean else np.ones(rows.shape))
 
 
 def _hot_rule(plan: Plan, hot: Hot, costs: CellCosts, ranks: int) -> HotRule:
@@ -98,11 +149,11 @@ def _hot_rule(plan: Plan, hot: Hot, costs: CellCosts, ranks: int) -> HotRule:
 
 
 def _by_home(rows: CellRows) -> Int64 | None:
-    """[layers, microbatches, ranks, experts of a rank] rows of the last recorded step by home; None where not known."""
+    """[steps, layers, microbatches, ranks, experts of a rank] recorded rows by home; None where not known."""
     if rows.recorded is None or rows.recorded.by_expert is None:
         return None
-    last = rows.recorded.by_expert[-1].sum(axis=2, dtype=np.int64)
-    return np.asarray(last.reshape(*last.shape[:2], rows.recorded.shape[2], -1))
+    homes = rows.recorded.by_expert.sum(axis=3, dtype=np.int64)
+    return np.asarray(homes.reshape(*homes.shape[:3], rows.recorded.shape[2], -1))
 
 
 def _nodes(plan: Plan) -> int:
@@ -120,11 +171,9 @@ def _evened(rows: Int64, within: Fraction, nodes: int) -> RowsWithCopies:
     inside = rows.reshape(layers, microbatches, nodes, ranks // nodes, own)
     forest = forest_of(inside, within)
     held = (forest.quota > 0).sum(-1)
-    given, sent = (NUMPY.add(np.zeros_like(each), forest.parent, each) for each in (forest.taken, held))
-    load = inside.sum(-1) + forest.taken - given
-    load, sent, held = (each.reshape(rows.shape[:3]) for each in (load, sent, held))
-    mean = load.mean()
-    return RowsWithCopies(load / mean if mean else np.ones(load.shape), sent, held)
+    sent = NUMPY.add(0 * held, forest.parent, held)
+    load, sent, held = (each.reshape(rows.shape[:3]) for each in (_computed(inside, forest), sent, held))
+    return RowsWithCopies(over_mean(load), sent, held)
 
 
 # ---- times and bytes of copies
@@ -167,10 +216,11 @@ def lane_of(plan: Plan) -> Lane:
 def copied_rows(plan: Plan, costs: CellCosts, rows: CellRows) -> tuple[RowsWithCopies, SegmentTimes | None]:
     """What copies make of the rows, and the time of the exchange of copies: of the busiest rank, in the mean.
 
-    None where the exchange has a time in the costs, or no copies are counted, or plan or costs do not say their time.
+    None for copies that last for the step, and where the exchange has a time in the costs. None also where copies or
+    their times are not known.
     """
     copied = rows_with_copies(plan, costs, rows)
-    busiest, lane = copied.busiest, lane_of(plan)
+    busiest, lane = None if copied.lasting else copied.busiest, lane_of(plan)
     one = None if f"hot.{lane}" in dict(costs.exchanges) or busiest is None else copy_time(plan, costs)
     if one is None or busiest is None:
         return copied, None
@@ -178,20 +228,16 @@ def copied_rows(plan: Plan, costs: CellCosts, rows: CellRows) -> tuple[RowsWithC
     return copied, SegmentTimes(one.forward * most, one.input_gradient * most)
 
 
-def exposed_beside_step(plan: Plan, costs: CellCosts, rows: CellRows, copied: RowsWithCopies) -> list[float]:
-    """[layers] time of a step's hot experts that no idle lane hides, in the unit of the costs: as `hot auto` counts it.
-
-    Empty without hot experts, or where the costs do not say it.
-    """
-    record = None if rows.recorded is None else rows.recorded.by_expert
-    if not copied.hot or record is None or plan.hot is None:
-        return []
-    times = _hot_rule(plan, plan.hot, costs, record.shape[3]).times
-    if not times.mean_copy:  # the costs do not say what the rows take
-        return []
-    microbatches = record.shape[2]
-    mean = float(record[-1].sum(axis=(2, 3)).mean()) / record.shape[3]
-    return [-times.gain(0.0, number, mean, microbatches) for number in copied.hot]
+def step_copies(plan: Plan, costs: CellCosts, copied: RowsWithCopies) -> StepCopies | None:
+    """The exchanges of copies that last for a step; None without any, or where plan or costs do not say their time."""
+    busiest, one = copied.busiest, copy_time(plan, costs)
+    if not copied.lasting or busiest is None or one is None or not busiest.any():
+        return None
+    most, ranks, nodes = busiest.max(axis=(1, 2)), busiest.shape[2], _nodes(plan)
+    members = None if nodes == 1 else tuple(map(tuple, np.arange(ranks).reshape(nodes, -1).tolist()))
+    return StepCopies(
+        lane_of(plan), members, *(tuple((most * time).tolist()) for time in (one.forward, one.input_gradient))
+    )
 
 
 # ---- facts and text
@@ -201,43 +247,55 @@ def copies_facts(plan: Plan, costs: CellCosts, rows: CellRows) -> dict[str, Any]
     """What copies make of the rows. fullest, after: rows of the fullest rank over the mean, without and with copies:
     the mean over layers and microbatches, and the worst.
 
-    sent, held: mean copies of the busiest home and on a rank, in a layer and microbatch. hot: mean number of experts of
-    a layer that are lent for the step; foreseen: whether by the rows of the step before. bytes: those of copies that
-    leave the busiest home in a layer and microbatch, there and back. Null where the rows or the plan say too little.
-    unpriced: why the copies take no time in the step, or null.
+    sent, held: mean copies of the busiest home and on a rank, in a layer. per: whether in a microbatch or in a step.
+    hot: mean number of experts of a layer that are lent to all ranks. foreseen: whether copies for a step follow the
+    rows of the step before. bytes: of copies that leave the busiest home, there and back. slots: [layers] bytes of
+    copies on the rank that holds most of them. rows: the most that a rank computes in a layer and microbatch. Null
+    where the rows or the plan say too little. unpriced: why the copies take no time in the step, or null.
     """
     copied, time = copied_rows(plan, costs, rows)
     before, after = (_fullest(factors, rows) for factors in (rows.factors, copied.factors))
-    facts: dict[str, Any] = {"fullest": before, "after": after, "sent": None, "held": None, "bytes": None}
-    if copied.sent is not None and copied.held is not None:
-        sent = float(copied.sent.max(axis=2).mean())
-        facts |= {"sent": sent, "held": float(copied.held.mean())}
-        facts["bytes"] = sent * sum(copy_bytes(plan)) if plan.has_expert_sizes else None
-    facts["hot"] = sum(copied.hot) / len(copied.hot) if copied.hot else None
-    record = None if rows.recorded is None else rows.recorded.by_expert
-    facts["foreseen"] = record is not None and len(record) > 1
+    facts: dict[str, Any] = {
+        "fullest": before,
+        "after": after,
+        "sent": None,
+        "held": None,
+        "bytes": None,
+        "slots": None,
+    }
+    if copied.sent is not None and copied.held is not None and copied.busiest is not None:
+        facts |= {"sent": float(copied.sent.max(axis=2).mean()), "held": float(copied.held.mean())}
+        most = float((copied.busiest if copied.broadcast else copied.sent).max(axis=2).mean())
+        facts["bytes"] = most * sum(copy_bytes(plan)) if plan.has_expert_sizes else None
+        facts["slots"] = _slots(plan, copied.held, copied.lasting) if plan.has_expert_sizes else None
+    facts["per"] = "step" if copied.lasting else "microbatch"
+    facts["hot"] = float(copied.sent.sum(axis=2).mean()) if copied.broadcast and copied.sent is not None else None
+    homes = _by_home(rows)
+    facts["foreseen"] = homes is not None and len(homes) > 1
+    facts["rows"] = None if homes is None else round(copied.factors.max() * homes[-1].sum(axis=3).mean())
     return facts | {"unpriced": _unpriced(plan, costs, copied, time)}
+
+
+def _slots(plan: Plan, held: Int64, lasting: bool) -> list[int]:
+    """[layers] bytes of slots: weights, and for a step the sums of gradients. held: [layers, microbatches, ranks]."""
+    weights, gradients = copy_bytes(plan)
+    return [int(most) * (weights + gradients * lasting) for most in held.max(axis=(1, 2))]
 
 
 def _unpriced(plan: Plan, costs: CellCosts, copied: RowsWithCopies, time: SegmentTimes | None) -> str | None:
     lane, balance = lane_of(plan), plan.balance
-    if time is not None or f"hot.{lane}" in dict(costs.exchanges) or (balance is not None and balance.in_place):
+    if (balance is None and plan.hot is None) or (balance is not None and balance.in_place):
         return None
-    if balance is not None and balance.by == "step":
-        return "copies for a step are not priced yet, and rows are those without them"
-    if balance is None:
-        return _unpriced_hot(plan, copied)
-    if copied.sent is None:
-        return "the rows say no experts: record them with `Pipeline.record_routing`"
-    return f"that needs `tokens`, the sizes of `experts`, and `dispatch.{lane}` in the table [cell]"
-
-
-def _unpriced_hot(plan: Plan, copied: RowsWithCopies) -> str | None:
     if plan.hot is not None and plan.hot.by_microbatch:
         return "hot experts by microbatch are not priced, and rows are those without them"
-    if plan.hot is not None and not copied.hot:
-        return "rows are those without them, since that needs rows by expert and the sizes of `experts`"
-    return "copies for a step travel beside it, on no lane of the cells" if any(copied.hot) else None
+    if time is not None or (f"hot.{lane}" in dict(costs.exchanges) and not copied.lasting):
+        return None
+    if copied.sent is None:
+        without = "" if plan.copies_by_microbatch else ", and are those without copies"
+        return f"the rows say no experts{without}: record them with `Pipeline.record_routing`"
+    if not copied.sent.any() or step_copies(plan, costs, copied) is not None:
+        return None
+    return f"that needs `tokens`, the sizes of `experts`, and `dispatch.{lane}` in the table [cell]"
 
 
 def _fullest(factors: Floats, rows: CellRows) -> dict[str, float]:
@@ -250,7 +308,8 @@ def _fullest(factors: Floats, rows: CellRows) -> dict[str, float]:
 def copies_text(facts: dict[str, Any]) -> Iterator[str]:
     """The facts for people."""
     before, after = facts["fullest"], facts["after"]
-    size = "" if facts["bytes"] is None else f", {shown(facts['bytes'])} of them there and back"
+    size = "" if facts["bytes"] is None else f", {shown(facts['bytes'])} there and back"
+    size += " in a step" if facts["per"] == "step" else ""
     copies = (
         ""
         if facts["sent"] is None

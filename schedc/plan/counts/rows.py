@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+from math import ceil
+
 from schedc.ir.plan import ExpertSizes, Method, Plan
 from schedc.model.layer import RowsPerToken
 from schedc.step.costs.exchange import (
@@ -74,3 +77,15 @@ def worst_case_rows(plan: Plan) -> RowsPerToken | None:
     if plan.hot is not None:
         computed = min(ranks * top, (ranks - 1) * min(top, own) + top)
     return RowsPerToken(computed, computed if flat else min(ranks, computed))
+
+
+def most_computed(plan: Plan) -> int | None:
+    """The most rows of a microbatch that a rank can compute; None where the plan says too little."""
+    worst = worst_case_rows(plan)
+    if worst is None or plan.experts is None or not plan.tokens:
+        return None
+    within = 1.0 if plan.balance is None else plan.balance.within
+    whole = worst.experts / within
+    if whole != round(whole):
+        return ceil(worst.experts * plan.tokens)
+    return ceil(round(whole) * plan.tokens * Fraction(repr(within)))

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from schedc.ir.plan import Balance, Plan
-from schedc.plan.counts.copied_experts import copies_text
-from schedc.plan.counts.layers import moe_layer
+from schedc.plan.counts.copied_experts import copies_text, copy_bytes
+from schedc.plan.counts.rows import most_computed
 from schedc.plan.directives.base import Directive, Directives
 from schedc.plan.layout.parts import Layout
 from schedc.syntax.plan import BalanceLine, RulePart
@@ -66,24 +66,28 @@ def _write(plan: Plan) -> Iterator[str]:
 
 
 def _facts(plan: Plan, _layout: Layout) -> dict[str, Any]:
-    """copies: the most on a rank. copy_bytes, gradient_bytes: of one, there and back. slot_bytes: of a layer and
-    microbatch in flight, at most. Null where the plan does not say the sizes."""
+    """copies: the most on a rank. copy_bytes: weights of one. gradient_bytes: gradients of one.
+
+    slot_bytes: of a layer, for the step or for each microbatch in flight, at most. worst_rows: the most that a rank can
+    compute of a microbatch. Null where the plan does not say the sizes.
+    """
     if (balance := plan.balance) is None:
         return {"balance": None}
     copies = None
     if plan.experts and plan.topology:
         topology = plan.topology
         copies = balance.copies(plan.experts.count // topology.ranks, balance.peers(topology.nodes, topology.per_node))
-    layer = moe_layer(plan, plan.experts) if plan.experts and plan.has_expert_sizes else None
-    size = layer.slot_bytes if layer else None
+    size, back = copy_bytes(plan) if plan.experts and plan.has_expert_sizes else (0, 0)
+    slot = size + (0 if plan.copies_by_microbatch else back)
     facts = {
         "by": balance.by,
         "within": balance.within,
         "in_place": balance.in_place,
         "copies": copies,
         "copy_bytes": size or None,
-        "gradient_bytes": layer.slot_gradient_bytes or None if layer else None,
-        "slot_bytes": copies * size if copies and size else None,
+        "gradient_bytes": back or None,
+        "slot_bytes": copies * slot if copies and size else None,
+        "worst_rows": most_computed(plan),
     }
     return {"balance": facts}
 
@@ -96,12 +100,23 @@ def _text(facts: dict[str, Any]) -> Iterator[str]:
     size = (
         ""
         if balance["copy_bytes"] is None or balance["in_place"]
-        else f", each {shown(balance['copy_bytes'])} there, {shown(balance['gradient_bytes'])} back"
+        else f", each {shown(balance['copy_bytes'])} there and {shown(balance['gradient_bytes'])} back"
     )
     slots = balance["slot_bytes"]
-    held = f"; slots take at most {shown(slots)} per layer and microbatch in flight" if slots else ""
+    by_step = balance["by"] == "step"
+    held = (
+        f"; slots take at most {shown(slots)} per layer{'' if by_step else ' and microbatch in flight'}"
+        if slots
+        else ""
+    )
+    worst = (
+        ""
+        if balance["worst_rows"] is None
+        else f"; a rank computes at most {balance['worst_rows']} rows of a microbatch"
+    )
     fullest = f", {shown(balance['held_bytes'])} on the fullest rank" if balance.get("held_bytes") else ""
-    yield f"balance by {balance['by']} within {balance['within']:g} of the mean rows{where}{most}{size}{held}{fullest}"
+    within = "" if by_step else f" within {balance['within']:g} of the mean rows"
+    yield f"balance by {balance['by']}{within}{where}{most}{size}{held}{fullest}{worst}"
     if balance.get("rows"):
         yield from copies_text(balance["rows"])
     elif not balance["in_place"]:

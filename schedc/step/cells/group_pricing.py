@@ -16,7 +16,8 @@ from schedc.cell.issue_order import ExpertRanks
 from schedc.cell.program import CellProgram, graph_of
 from schedc.cell.serial import serial
 from schedc.ir.arrays import Floats, Int32, Int64
-from schedc.step.cells.played_cells import RankSets, play
+from schedc.step.cells.played_cells import PlayedCell, RankSets, play
+from schedc.step.cells.step_copies import StepCopies, Travels, copy_cells
 from schedc.step.dependencies import Dependencies
 from schedc.step.lowering import lower
 from schedc.step.placed_works import TimedWorks
@@ -40,6 +41,7 @@ class RankRows:
     microbatches: [stages or 1, microbatches] factors of all times of cells; None where all microbatches cost the same.
     copies: [layers, microbatches, ranks] copies of experts on the fuller direction of a rank's links, whose costs are
     for the mean of the busiest ranks; None: the exchange of copies always takes as long.
+    for_step: copies that last for the step; None without any.
     """
 
     factors: Floats
@@ -47,6 +49,7 @@ class RankRows:
     ranks: ExpertRanks | None = None
     microbatches: Floats | None = None
     copies: Floats | None = None
+    for_step: StepCopies | None = None
 
     @property
     def differ(self) -> bool:
@@ -180,6 +183,8 @@ def price_group(
     sets = RankSets(group.factors.shape[2])
     played = [play(of, sets, closed, behind) for of in tasks for behind in (False, True)]
     form = 2 * kind + dependencies.sends_activation
+    if group.for_step is not None:
+        times = _with_copies(dependencies, group, played, form, times, add_row)
     gaps = None if works is None else Gaps(dependencies, works.placed)
     cells = [each.instructions for each in played]
     lowered = lower(dependencies, cells, form, add_row=add_row, gaps=gaps, works_row=len(times))
@@ -207,6 +212,33 @@ def price_group(
     stood = None if gaps is None else gaps.times(values)[2].mean(axis=1)
     timeline = replace(timeline, makespan=float(ends[last]))
     return GroupPricing(timeline, last, ends, compute, carried, exposed, waiting, rows, group.ranks, stood)
+
+
+def _with_copies(
+    dependencies: Dependencies,
+    group: RankRows,
+    played: list[PlayedCell],
+    form: Int64,
+    times: Floats,
+    add_row: Int32,
+) -> Floats:
+    """[rows, ranks] ``times`` with rows for cells with copies of the step, which get forms of their own in ``played``.
+
+    Writes the form and the first row of these cells.
+    """
+    assert group.for_step is not None
+    alike: dict[tuple[int, Travels], int] = {}
+    blocks, rows = [times], len(times)
+    for cell, travels, time in copy_cells(dependencies, group.for_step, group.layers):
+        plain = played[form[cell]]
+        if (key := (int(form[cell]), travels)) not in alike:
+            alike[key] = len(played)
+            played.append(plain.with_copies(travels, group.for_step.lane, group.for_step.members))
+        form[cell] = alike[key]
+        own = times[add_row[cell] : add_row[cell] + len(plain.tasks.tasks)]
+        blocks += [own, np.broadcast_to(time[:, None], (time.size, times.shape[1]))]
+        add_row[cell], rows = rows, rows + len(own) + time.size
+    return np.concatenate(blocks)
 
 
 def _task_rows(

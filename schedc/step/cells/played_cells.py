@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
-from schedc.cell.graph import EXCHANGE_LANES
+from schedc.cell.graph import EXCHANGE_LANES, QUEUES, Lane
 from schedc.cell.group import GroupTasks
 from schedc.cell.program import Action, Edge, Half
 from schedc.ir.arrays import Floats, Int32
+from schedc.step.cells.step_copies import NO_TRAVELS, Travels
 from schedc.step.lowering import FREE, GRADIENT, INPUT, CellInstruction, CellInstructions
 from schedc.step.numba_kernels import MAX, MEET
 
@@ -51,15 +54,22 @@ class Mark(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class PlayedCell:
-    """A cell program on all ranks of a group. Rows of adds are the tasks.
+    """A cell program on all ranks of a group. Rows of adds are the tasks, and exchanges of copies behind them.
 
-    marks: all steps, in order. complete: the instruction that completes the message of each half.
+    marks: all steps, in order. complete: the instruction that completes the message of each half. lanes: [rows] that of
+    each exchange in `EXCHANGE_LANES`; -1 for segments.
     """
 
     tasks: GroupTasks
     instructions: CellInstructions
     marks: tuple[Mark, ...]
     complete: dict[Half, int]
+    lanes: tuple[int, ...]
+    _again: Callable[[Travels, Lane, Members], _Playing]
+
+    def with_copies(self, travels: Travels, lane: Lane, members: Members) -> PlayedCell:
+        """The same cell with exchanges of copies for the step, on a lane and among members."""
+        return self._again(travels, lane, members).played()
 
     def spent(self, values: Floats, base: Int32, times: Floats, row: Int32) -> tuple[Floats, Floats]:
         """[cells, ranks] time of segments; [3, lanes, cells, ranks] times that lanes carry, are exposed and wait.
@@ -73,7 +83,7 @@ class PlayedCell:
             if action is Action.RUN:
                 compute += times[row + task]
                 continue
-            carried, exposed, waited = lanes[:, EXCHANGE_LANES.index(self.tasks.tasks.all[task].lane)]
+            carried, exposed, waited = lanes[:, self.lanes[task]]
             if action is Action.START:
                 carried += times[row + task]
                 continue
@@ -95,14 +105,36 @@ def play(tasks: GroupTasks, sets: RankSets, closed: bool, behind: bool) -> Playe
     closed: the cell begins when all its messages are there, and sends at its end. behind: the gradient leaves no sooner
     than the output.
     """
-    return _Playing(tasks, sets, closed).played(behind)
+    return _Playing(tasks, sets, closed, behind).played()
 
 
 class _Playing:
-    """A cell program step by step. clock: the instruction of the rank's clock; free: that of each queue's last end."""
+    """A cell program step by step. clock: the instruction of the rank's clock; free: that of each queue's last end.
 
-    def __init__(self, tasks: GroupTasks, sets: RankSets, closed: bool) -> None:
-        self.tasks, self.sets, self.closed = tasks, sets, closed
+    Weights of copies leave as in the runtime: those of the first layer with the cell, those of a later one when the
+    experts of the layer before have theirs. Gradients leave behind all steps, the last layer first, two at a time.
+    """
+
+    def __init__(
+        self,
+        tasks: GroupTasks,
+        sets: RankSets,
+        closed: bool,
+        behind: bool,
+        travels: Travels = NO_TRAVELS,
+        lane: Lane = Lane.NODE,
+        members: Members = None,
+    ) -> None:
+        self.tasks, self.sets, self.closed, self.behind = tasks, sets, closed, behind
+        count, copies = len(tasks.tasks), travels.total
+        self.out = {layer: count + number for number, layer in enumerate(travels.out)}
+        self.back = {layer: count + len(self.out) + number for number, layer in enumerate(travels.back)}
+        self.queues = (*tasks.tasks.queues, *[QUEUES.index(lane)] * copies)
+        self.members = (*tasks.members, *[members] * copies)
+        self.lanes = (
+            *(EXCHANGE_LANES.index(task.lane) if task.exchange else -1 for task in tasks.tasks.all),
+            *[EXCHANGE_LANES.index(lane)] * copies,
+        )
         self.steps: list[CellInstruction] = []
         self.clock = self.put(*((FREE, INPUT, GRADIENT) if closed else (FREE,)))
         self.free: dict[int, int] = {}
@@ -114,21 +146,24 @@ class _Playing:
         self.steps.append(CellInstruction(op, tuple((read, 0) for read in inputs), add))
         return len(self.steps) - 1
 
-    def played(self, behind: bool) -> PlayedCell:
+    def played(self) -> PlayedCell:
         task_of = self.tasks.tasks.number
         act = {Action.RUN: self.run, Action.START: self.start, Action.WAIT: self.wait}
+        self.lend(0)
         for part in self.tasks.program.parts:
             if isinstance(part, Edge):
                 self.meet_message(part)
             else:
                 act[part.action](task_of[part.half, part.node])
         output, gradient = (self.complete.get(half, self.clock) for half in (Half.FORWARD, Half.BACKWARD))
+        self.give_back()
         if self.closed:
             output = gradient = self.clock
-        elif behind:
+        elif self.behind:
             gradient = self.put(output, gradient)
         instructions = CellInstructions(tuple(self.steps), (self.clock, output, gradient))
-        return PlayedCell(self.tasks, instructions, tuple(self.marks), self.complete)
+        again = partial(_Playing, self.tasks, self.sets, self.closed, self.behind)
+        return PlayedCell(self.tasks, instructions, tuple(self.marks), self.complete, self.lanes, again)
 
     def meet_message(self, edge: Edge) -> None:
         if not edge.opens:
@@ -136,14 +171,41 @@ class _Playing:
         elif not self.closed:
             self.clock = self.put(self.clock, INPUT if edge.half is Half.FORWARD else GRADIENT)
 
+    def lend(self, layer: int) -> None:
+        """Start the weights of a layer's copies, if it has any."""
+        if layer in self.out:
+            self.start(self.out[layer])
+
+    def borrow(self, task: int) -> None:
+        """Wait in front of experts for the weights of their copies, and start those of the next layer."""
+        half, node = self.tasks.tasks.all[task].half, self.tasks.tasks.all[task].node
+        experts = self.tasks.tasks.shape(half).nodes[node]
+        if not self.out or half is not Half.FORWARD or experts.role != "experts" or experts.slice:
+            return
+        if experts.layer in self.out:
+            self.wait(self.out[experts.layer])
+        self.lend(experts.layer + 1)
+
+    def give_back(self) -> None:
+        """The gradients of all layers' copies, to the end."""
+        before = None
+        for layer in sorted(self.back, reverse=True):
+            self.start(self.back[layer])
+            if before is not None:
+                self.wait(before)
+            before = self.back[layer]
+        if before is not None:
+            self.wait(before)
+
     def run(self, task: int) -> None:
+        self.borrow(task)
         begin, self.clock = self.clock, self.put(self.clock, add=task)
         self.marks.append(Mark(Action.RUN, task, begin, begin, begin, self.clock))
 
     def start(self, task: int) -> None:
-        queue = self.tasks.tasks.queues[task]
+        queue = self.queues[task]
         own = self.put(self.clock, self.free[queue]) if queue in self.free else self.clock
-        begin = self.put(own, op=MEET, add=self.sets.row(self.tasks.members[task]))
+        begin = self.put(own, op=MEET, add=self.sets.row(self.members[task]))
         self.free[queue] = self.put(begin, add=task)
         self.begun[task] = own, begin, self.free[queue]
         self.marks.append(Mark(Action.START, task, self.clock, *self.begun[task]))

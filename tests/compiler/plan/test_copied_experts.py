@@ -19,6 +19,7 @@ from schedc.plan.counts.copied_experts import copies_facts, copy_time
 from schedc.source import Source
 from schedc.step.costs.costs import parse_costs
 from schedc.step.costs.forest import NUMPY, forest_of, rows_on_ranks
+from schedc.step.costs.step_copies import Held, QuotaTables, divided, plan_step, quotas_of
 
 LINES = """  layers 4
   experts 8 top 2 width 16 hidden 32
@@ -196,3 +197,131 @@ def test_check_tells_what_is_priced(tmp_path: Path) -> None:
     assert f"{facts['after']['mean']:.3f} (worst {facts['after']['worst']:.3f}) with them" in text
     assert f"{facts['sent']:.2f} leave the busiest home" in text
     assert "rows are taken for even and copies for none" in CliRunner().invoke(main, asked).output
+
+
+def uneven_before(layer: int = 0) -> Int64:
+    """Two steps: an uneven layer, then even ones. Copies lie where the first step asks, and rows need none."""
+    rows = np.full((2, LAYERS, MICROBATCHES, RANKS, EXPERTS), 16)
+    rows[0, layer, :, :, 0] += 12
+    rows[0, layer, :, :, 7] -= 12
+    return rows
+
+
+def copies_of(step: Int64) -> Held:
+    """What ranks borrow after a step of rows [microbatches, ranks, experts of a rank]."""
+    squares = np.square(step.sum(2)).sum(0)
+    return plan_step(step.sum(0).ravel().tolist(), squares.tolist(), len(step), 2)
+
+
+def quotas(held: Held) -> QuotaTables:
+    parent, below, borrowed, peers = quotas_of(held, 2)
+    return QuotaTables(np.array(parent), np.array(below), np.array(borrowed), peers)
+
+
+def test_copies_for_a_step_follow_the_step_before(tmp_path: Path) -> None:
+    rows = np.concatenate([routed(3), routed(3, 0.9)])
+    homes = rows.sum(axis=3).reshape(2, LAYERS, MICROBATCHES, RANKS, -1)
+    held = [copies_of(step) for step in homes[0]]
+    load = [
+        rows_on_ranks(NUMPY, now, divided(NUMPY, now, quotas(each))).sum((2, 3))
+        for now, each in zip(homes[1], held, strict=True)
+    ]
+    step = analysed(tmp_path, rows, "  balance by step")
+    assert step.costs.cell is not None
+    assert step.costs.cell.rows is not None
+    facts = copies_facts(step.plan, step.costs.cell.costs, step.costs.cell.rows)
+    most = np.array(load).max(axis=2) / 128
+    assert facts["after"] == {"mean": pytest.approx(most.mean()), "worst": pytest.approx(most.max())}
+    assert facts["rows"] == np.array(load).max() < homes[1].sum(axis=3).max()
+    assert facts["held"] == np.mean([len(experts) for each in held for experts in each]) > 0
+    owners = [np.bincount([e // 2 for experts in each for e in experts], minlength=RANKS).max() for each in held]
+    assert facts["sent"] == np.mean(owners)
+    assert facts["bytes"] == facts["sent"] * 3 * 16 * 32 * (2 + 4)  # weights in bf16, sums in float32
+    assert (facts["per"], facts["foreseen"], facts["unpriced"]) == ("step", True, None)
+
+
+@pytest.mark.parametrize("node", [6, 60])
+@pytest.mark.parametrize(("layer", "ends"), [(0, True), (2, False)])
+def test_weights_travel_with_the_step_and_gradients_behind_the_last_w(
+    tmp_path: Path, node: int, layer: int, ends: bool
+) -> None:
+    """In the first stage weights come with the first F, whose attention of 20 hides them, and gradients end the step.
+
+    In the last stage weights come before their F, and gradients leave while the first stage still works.
+    """
+    cells = CELLS.replace("node = 6", f"node = {node}")
+    rows = uneven_before(layer)
+    balanced = analysed(tmp_path, rows, "  balance by step", "1f1b", cells).inside
+    plain = analysed(tmp_path, rows[1:], "", "1f1b", cells).inside
+    assert balanced is not None
+    assert balanced.group is not None
+    assert plain is not None
+    assert plain.group is not None
+    held = copies_of(rows[0, layer].sum(axis=1).reshape(MICROBATCHES, RANKS, -1))
+    owners = np.bincount([expert // 2 for experts in held for expert in experts])
+    weights = max(*map(len, held), *owners) * COPY * node / 6
+    gradients = 2 * weights  # float32 beside bf16
+    more = (balanced.group.carried - plain.group.carried).sum(axis=0)
+    changed = np.flatnonzero((np.abs(more) > 1e-9).any(axis=1))
+    dependencies = balanced.late_wait.dependencies
+    stage, last = layer // 2, MICROBATCHES - 1
+    assert [str(dependencies.schedule.op(int(dependencies.first[cell]))) for cell in changed] == [
+        f"{stage}F0", f"{stage}B{last}"
+    ]  # fmt: skip
+    assert more[changed] == pytest.approx(np.array([[weights] * RANKS, [gradients] * RANKS]))
+    longer = max(0, weights - 20) + gradients if ends else 0
+    assert balanced.late_wait.makespan - plain.late_wait.makespan == pytest.approx(longer)
+    assert balanced.serial.makespan - plain.serial.makespan >= longer - 1e-9
+
+
+def test_copies_for_a_step_stay_inside_nodes(tmp_path: Path) -> None:
+    """Rows of each node are divided in it, and its ranks wait for no other node's copies."""
+    rows = uneven_before(0)  # the first rank has too many, the last one too few: each node evens its own two
+    lines = LINES.replace("1 x 4 node 400 GB/s", "2 x 2 node 400 GB/s rail 50 GB/s")
+    cells = CELLS.replace("dispatch = {node = 6}", "dispatch = {rail = 6, node = 6}").replace("{node", "{rail")
+    step = analysed(tmp_path, rows, "  balance by step", "1f1b", cells, lines)
+    assert step.costs.cell is not None
+    assert step.costs.cell.rows is not None
+    assert step.inside is not None
+    assert step.inside.ranks is not None
+    copies = step.inside.ranks.for_step
+    assert copies is not None
+    assert copies.members == ((0, 1), (2, 3))
+    assert copies.weights == (COPY, 0, 0, 0)
+    facts = copies_facts(step.plan, step.costs.cell.costs, step.costs.cell.rows)
+    assert (facts["held"], facts["unpriced"]) == (2 / (LAYERS * RANKS), None)
+
+
+def test_weights_of_a_later_layer_leave_when_the_one_before_has_its_own(tmp_path: Path) -> None:
+    """Both layers of the first stage have copies: those of the second travel beside the experts of the first."""
+    rows = uneven_before(0)
+    rows[0, 1] = rows[0, 0]
+    cells = CELLS.replace("node = 6", "node = 60")
+    balanced = analysed(tmp_path, rows, "  balance by step", "1f1b", cells).inside
+    plain = analysed(tmp_path, rows[1:], "", "1f1b", cells).inside
+    assert balanced is not None
+    assert plain is not None
+    held = copies_of(rows[0, 0].sum(axis=1).reshape(MICROBATCHES, RANKS, -1))
+    owners = np.bincount([expert // 2 for experts in held for expert in experts])
+    weights = max(*map(len, held), *owners) * COPY * 10
+    # The second ones stand in the queue before the combine of the first layer, which begins 20 later without them.
+    longer = weights - 20 + max(0, weights - 20) + 2 * 2 * weights
+    assert balanced.late_wait.makespan - plain.late_wait.makespan == pytest.approx(longer)
+
+
+@pytest.mark.parametrize(("number", "stay"), [(1, [-12, 4, 4, 4]), (2, [-8, 8, -8, 8])])
+def test_hot_experts_for_a_step_are_broadcast_one_after_the_other(tmp_path: Path, number: int, stay: list[int]) -> None:
+    """Experts 0 and 4 are wanted, and their rows stay on the ranks of their tokens."""
+    rows = uneven_before(0)
+    rows[0, 0, :, :, 4] += 12 * (number - 1)
+    rows[0, 0, :, :, 3] -= 12 * (number - 1)
+    cells = CELLS.replace("node = 6", "node = 60")
+    hot = analysed(tmp_path, rows, f"  hot {number}", "1f1b", cells).inside
+    computed = rows[1:].copy()
+    computed[0, 0, :, :, ::2] += np.array(stay)
+    plain = analysed(tmp_path, computed, "", "1f1b", cells).inside
+    assert hot is not None
+    assert plain is not None
+    weights = number * COPY * 10
+    longer = weights - 20 + 2 * weights
+    assert hot.late_wait.makespan - plain.late_wait.makespan == pytest.approx(longer)
