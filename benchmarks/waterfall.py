@@ -21,9 +21,9 @@ first step's time:
     predicted   by the compiler from the plan file, with the expected rows of each rank at the stated rho. Steps without
                 overlap are priced by their parts, with the rows of the fullest rank
 
-Moving experts until rho is 1.05 is predicted only, in place of lending. `balance by microbatch` is not among the
-steps: exchanges with two hops refuse it (S158). Rows of the fullest rank of a microbatch vary around the mean, which
-predictions take.
+Moving experts until rho is 1.05 is predicted only, in place of lending. `balance` is not among the steps
+yet: the emulated device takes no time for its copies. Rows of the fullest rank of a microbatch vary around the mean,
+which predictions take.
 
 published: the same steps, predicted for the plan itself, and the (rho, delta) at which they gain what was published.
 No skew was published. `--rho published` takes the rho at which balance is predicted to gain as much at this delta, and
