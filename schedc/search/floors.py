@@ -141,7 +141,7 @@ def _rank_floor(items: _Items, rank: int) -> RankFloor:
         backward=int(windows.head[backward].min()),
         filled=filled,
         rest=int(windows.tail[forward].min()),
-        left=most_work(*_steps(held, left), capacity),
+        left=most_work(*_steps(held, left), capacity, sizes=held.ravel()),
         apart=not alone.all() or (capacity is not None and int(held[0].sum()) > capacity),
         capacity=capacity,
     )
@@ -162,16 +162,17 @@ def _steps(held: Int64, left: Int64) -> tuple[Int64, Int64]:
     return memory, work
 
 
-def most_work(memory: Int64, work: Int64, capacity: int | None) -> int:
+def most_work(memory: Int64, work: Int64, capacity: int | None, sizes: Int64 | None = None) -> int:
     """Upper bound of the work of parts that fit into the capacity together: the fractional knapsack's, rounded down.
 
-    memory, work: [parts]. The capacity is first rounded down to a number that sums of ``memory`` can reach. For any
+    memory, work: [parts]. sizes: [n] all that a part may hold, where that is more than ``memory``. The capacity is
+    first rounded down to a multiple of what divides all sizes, as sums of them are such multiples. For any
     price per memory, no selection works more than the price of the capacity and what each part works beyond its own
     price. The best price is the ratio of the part that no longer fits. All numbers are integers, so nothing is rounded.
     """
     if capacity is None or int(memory.sum()) <= capacity:
         return int(work.sum())
-    unit = gcd(*memory.tolist())
+    unit = gcd(*(memory if sizes is None else sizes).tolist())
     room = capacity // unit * unit
     order = np.argsort(-work / np.maximum(memory, 0.5), kind="stable")
     last = order[np.searchsorted(np.cumsum(memory[order]), room, side="right")]

@@ -91,6 +91,14 @@ def test_what_a_pending_weight_gradient_holds_weakens_the_second_window() -> Non
     assert (less.filled, less.left, less.idle) == (4, 16, 7)
 
 
+def test_a_weight_gradient_may_fill_what_is_left_beside_whole_items() -> None:
+    """3 fit: an activation of 2 with I and W left, and a pending weight gradient of 1. The best order takes 33."""
+    costs = Costs(F=1, I=3, W=1, FB=5, activation=2, pending_weight=1)
+    problem, floor = floor_of("gpipe", 3, costs, split=True, P=4, M=2)
+    assert floor.left == 6  # one and a half whole items; 5 is the most of whole parts
+    assert problem.cost(floor.makespan) <= 33
+
+
 def test_the_windows_overlap_where_all_activations_fit() -> None:
     """GPipe holds everything: the floor is its start and its end, and not both windows."""
     _, floor = floor_of("gpipe", P=4, M=8)
