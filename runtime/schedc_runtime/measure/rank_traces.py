@@ -25,6 +25,7 @@ def save_trace(pipe: Pipeline, folder: str | os.PathLike[str]) -> list[Path]:
     Returns the files: one, or with ``in_process`` one for each rank of the first replica. Raises `RuntimeFault` where
     no step was traced.
     """
+    pipe.mesh.refuse_beside_tensor({"save_trace": True}, "see `pipe.intervals` of a rank")
     runner = pipe._runner
     if not pipe.intervals:
         raise RuntimeFault("no step of this pipeline was traced", "pipe.step(..., trace=True), then save_trace")

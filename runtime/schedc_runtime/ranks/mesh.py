@@ -64,12 +64,10 @@ class Mesh:
         if isinstance(self.high_priority, str) or (wrong := unknown(self.high_priority)):
             wrong = [self.high_priority] if isinstance(self.high_priority, str) else wrong
             raise RuntimeFault(f"high_priority of `{wrong[0]}`", f"give a tuple of lanes: {', '.join(LANES)}")
-        beside = {f"{self.experts} expert ranks": self.experts > 1, "shard_dense": self.shard_dense}
-        if self.tensor > 1 and (taken := [name for name, chosen in beside.items() if chosen]):
-            raise RuntimeFault(
-                f"the mesh has {self.tensor} tensor ranks and {taken[0]}, which a pipeline does not carry out together",
-                "leave one of the two out; replicas (data) work with tensor ranks",
-            )
+        self.refuse_beside_tensor(
+            {f"{self.experts} expert ranks": self.experts > 1, "shard_dense": self.shard_dense},
+            "leave one of the two out; replicas (data) work with tensor ranks",
+        )
 
     @classmethod
     def of_environment(cls, pipeline: int, experts: int = 1, tensor: int = 1) -> Mesh:
@@ -109,6 +107,13 @@ class Mesh:
             )
         size = dict(zip(names, ranks.shape, strict=True))
         return cls(size.get("pp", 1), data=size.get("dp", 1), tensor=size.get("tp", 1))
+
+    def refuse_beside_tensor(self, asked: Mapping[str, bool], remedy: str = "leave one of the two out") -> None:
+        """Raise `RuntimeFault` for the first thing that is asked for, by name, where tensor ranks split products."""
+        if self.tensor > 1 and (taken := next((name for name, chosen in asked.items() if chosen), "")):
+            raise RuntimeFault(
+                f"{self.tensor} tensor ranks and {taken}, which a pipeline does not carry out together", remedy
+            )
 
     @property
     def replicas(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,12 +17,15 @@ from schedc_runtime import Pipeline
 from schedc_runtime.data_parallel.gradient_sums import is_expert
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.execute.executor import InstructionError
+from schedc_runtime.measure.rank_traces import save_trace
+from schedc_runtime.measure.shared_starts import SharedStarts
 from schedc_runtime.moe.layer import moe_layers
 from schedc_runtime.pipeline.agree.batch import BatchRefused
 from schedc_runtime.pipeline.build.apply_plan import mesh_for
 from schedc_runtime.ranks.mesh import Coordinate, Mesh
 from schedc_runtime.ranks.network import Network
 from schedc_runtime.testing import pool
+from schedc_runtime.trainers.checkpoints import Checkpoints
 from support.mesh_cases import balanced_moe, batch_of, expected, same
 from support.moe_layers import set_loss_scale, update_router_biases
 from support.runtime_cases import next_token_loss, small_gpt, tokens
@@ -90,6 +94,17 @@ def test_the_mesh_of_torch(names: tuple[str, ...], ranks: torch.Tensor, expected
 def test_a_mesh_that_cannot_be(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(RuntimeFault, match=message):
         Mesh(**arguments)
+
+
+def test_what_ignores_tensor_ranks_is_refused_beside_them(tmp_path: Path) -> None:
+    pipe: Any = SimpleNamespace(mesh=Mesh(2, tensor=2), intervals={0: []})
+    with pytest.raises(RuntimeFault, match=r"2 tensor ranks and Checkpoints.*(\n.*)*checkpoint.save"):
+        Checkpoints(tmp_path, pipe)
+    with pytest.raises(RuntimeFault, match="2 tensor ranks and save_trace"):
+        save_trace(pipe, tmp_path)
+    with pytest.raises(RuntimeFault, match="2 tensor ranks and an emulated device"):
+        SharedStarts.of_processes(pipe.mesh, 0)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_mesh_that_torchrun_started(monkeypatch: pytest.MonkeyPatch) -> None:

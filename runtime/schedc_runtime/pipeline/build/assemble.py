@@ -112,7 +112,7 @@ def split_products(assembly: Assembly) -> None:
     from schedc_runtime.tensor_parallel.split_model import SplitProducts
 
     settings, (place,) = assembly.settings, assembly.places
-    taken = {
+    assembly.mesh.refuse_beside_tensor({
         "a model on the meta device": assembly.construction.deferred,
         "layers of experts": any(True for _ in moe_layers(settings.model)),
         "compile=": assembly.compile is not None,
@@ -120,12 +120,7 @@ def split_products(assembly: Assembly) -> None:
         "`recompute` in the plan": bool(assembly.plan.recompute),
         "`slices` in the plan": bool(assembly.plan.slices),
         "a loss in chunks": bool(assembly.plan.loss) or hasattr(settings.loss_fn, "head"),
-    }
-    if beside := next((name for name, chosen in taken.items() if chosen), ""):
-        raise RuntimeFault(
-            f"{assembly.mesh.tensor} tensor ranks and {beside}, which a pipeline does not carry out together",
-            "leave one of the two out",
-        )
+    })  # fmt: skip
     group = assembly.network.peer_groups[place].inside_layers
     assembly.split = SplitProducts(settings.model, settings.tensor_plan, group)
 
