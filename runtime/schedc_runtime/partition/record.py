@@ -250,7 +250,7 @@ def module_calls_to(
 
     take: what the calls of modules go to in its place.
     """
-    plain, taken = nn.Module.__call__, take or recorder.call
+    plain = nn.Module.__call__
     kinds = {nn.Module} | {
         next(kind for kind in type(module).__mro__ if "__call__" in vars(kind)) for module in model.modules()
     }
@@ -265,7 +265,7 @@ def module_calls_to(
                 if (compiled := self._compiled_call_impl) is not None:
                     self._compiled_call_impl = None
                 try:
-                    return taken(self, args, kwargs, original)
+                    return (take or recorder.call)(self, args, kwargs, original)  # which `follow` replaces
                 finally:
                     if compiled is not None:
                         self._compiled_call_impl = compiled
