@@ -76,7 +76,7 @@ class TiedWeights:
         optimizers = _optimizers() if due else []
         described = [
             (self._mesh.name(place), {
-                shared.name: {
+                _part(shared.name, copy): {
                     "trained": copy.requires_grad,
                     "bits": bits_of(copy) if due or self.changed else "",
                     "group": _group_of(copy, optimizers),
@@ -114,6 +114,12 @@ class TiedWeights:
         for shared in self.shared:
             if (copy := shared.of(modules)) is not None:
                 yield shared, copy
+
+
+def _part(name: str, copy: nn.Parameter) -> str:
+    """The name of a copy, with the tensor rank whose part it is if tensor ranks split it: parts are not alike."""
+    split = getattr(copy, "tensor_parallel", None)
+    return name if split is None else f"{name} of tensor rank {split[2]}"
 
 
 def check_tied_lines(program: Program, ties: Sequence[Tie]) -> None:
