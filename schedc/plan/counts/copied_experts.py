@@ -16,7 +16,7 @@ import numpy as np
 from schedc.cell.costs import CellCosts, SegmentTimes
 from schedc.cell.graph import Lane
 from schedc.cell.rows import CellRows
-from schedc.ir.arrays import Floats, Int64
+from schedc.ir.arrays import Floats, Int64, bincount
 from schedc.ir.plan import Balance, Hot, Plan, bytes_per_number
 from schedc.plan.counts.layers import moe_layer
 from schedc.plan.counts.rows import chosen_method, travelling_rows
@@ -92,7 +92,7 @@ def _beside_hot(plan: Plan, hot: Hot, costs: CellCosts, rows: CellRows) -> RowsW
     for before, now in zip(record[0].astype(np.int64), record[-1].astype(np.int64), strict=True):
         chosen = hot_of_step(before.sum(0), rule, len(before))
         computed.append(rows_beside_hot(now, chosen))
-        lent.append(np.bincount([expert // own for expert in chosen], minlength=ranks))
+        lent.append(bincount(np.array(chosen, np.int64) // own, minlength=ranks))
     sent = np.array(lent)[:, None]
     return RowsWithCopies(
         over_mean(np.stack(computed)), sent, sent.sum(axis=2, keepdims=True) - sent, True, broadcast=True
@@ -116,7 +116,7 @@ def _for_step(plan: Plan, balance: Balance, rows: CellRows) -> RowsWithCopies:
         computed.append(_divided(now, copies, peers))
         held.append([[len(experts) for experts in copies]])
         owners = [expert // own for experts in copies for expert in experts]
-        sent.append([np.bincount(owners, minlength=ranks)])
+        sent.append([bincount(np.array(owners, np.int64), minlength=ranks)])
     return RowsWithCopies(over_mean(np.stack(computed)), np.array(sent), np.array(held), True)
 
 

@@ -17,7 +17,7 @@ from schedc.cell.bounds import delay_bounds
 from schedc.cell.graph import QUEUES, Lane
 from schedc.cell.program import graph_of
 from schedc.cell.tasks import Tasks, tasks_of
-from schedc.ir.arrays import Floats, Int64
+from schedc.ir.arrays import Floats, Int64, bincount
 from schedc.step.cells.cell_forms import CellForm
 from schedc.step.cells.cell_pricing import CellPricing
 from schedc.step.dependencies import Dependencies
@@ -123,7 +123,7 @@ def _linear_work(pricing: CellPricing) -> Floats:
             continue
         computed = np.where(np.array(tasks.queues) == _COMPUTE, duration, 0.0)
         second = np.array([graph_of(form.kind, task.half, 0, 1) for task in tasks.all])
-        work[own] = np.bincount(second, computed, 2)
+        work[own] = bincount(second, computed, 2)
     return work
 
 
