@@ -93,6 +93,8 @@ def no_job(plan: PricedPlan, runs_on: Mapping[str, str | None]) -> str | None:
     """Why a plan has no job; None where it has one."""
     if runs_on["schedc"] is not None:
         return f"schedc does not run it: {runs_on['schedc']}"
+    if (tp := plan.planned.axes.tp) > 1:
+        return f"the job's trainer has no styles for tp {tp}: give `Pipeline` a `tensor_plan` in a script of your own"
     hosts = HostMap.of(plan)
     return hosts if isinstance(hosts, str) else None
 

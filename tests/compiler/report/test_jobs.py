@@ -162,12 +162,12 @@ def test_a_search_writes_jobs_beside_its_plans(tmp_path: Path) -> None:
     check_folder(folder, forced=True)
     facts = json.loads(result.stdout)
     plans = facts["plans"]
-    assert any(line.startswith("no job for ") and "does not run it" in line for line in remarks(facts))
+    assert any(line.startswith("no job for ") and "has no styles for tp 2" in line for line in remarks(facts))
     jobs = {plan["axes"]["tp"]: plan["job"] for plan in plans}
     assert jobs[1]["reason"] is None
     assert (folder / jobs[1]["file"]).read_text().endswith("costs.toml\n")
     assert jobs[2]["file"] is None
-    assert jobs[2]["reason"].startswith("schedc does not run it: the plan says tp 2")
+    assert jobs[2]["reason"].startswith("the job's trainer has no styles for tp 2")
     assert len([*folder.glob("*.sky.yaml")]) == sum(
         plan["job"]["file"] is not None for plan in json.loads(result.stdout)["plans"]
     )
