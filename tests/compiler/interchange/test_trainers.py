@@ -30,13 +30,13 @@ from support.paths import ROOT
 def refusal(name: str) -> str:
     """The code with which the trainers' targets refuse a schedule, if they do.
 
-    They lack two directions, waves, segments of a sequence, and pairs with a W.
+    They lack two directions, waves and other maps of stages, segments of a sequence, and pairs with a W.
     """
     tree = open_schedule(name)
     if name == "zbh1_overlap":
         return "S615"
     segmented = any(parameter.role == "segments" for parameter in tree.parameters)
-    return "S607" if segmented else {"pipes": "S603", "waves": "S607"}.get(tree.places[0].form, "")
+    return "S607" if segmented else {"pipes": "S603", "waves": "S607", "map": "S607"}.get(tree.places[0].form, "")
 
 
 REFUSED = {name: refusal(name) for name in names() if refusal(name)}

@@ -37,8 +37,9 @@ BYTES += "parameters moe 1200 MB dense 200 MB activations dense 300 MB"
 def test_memory_in_bytes_and_what_fills_it(tmp_path: Path) -> None:
     """One rank of 1F1B holds a microbatch for each rank behind it: worked out by hand from the closed forms."""
     moe = ExpertSizes(64, 8, 1, 1, 1, 1408, 2048)
-    # Two microbatches hold the weights of two hot experts in three layers; the gradients of one layer are on their way.
-    layer, slots = 4096 * moe_layer(Plan(), moe).held(), (2 * 3 + 1) * 2 * 3 * 2048 * 1408 * 2
+    # Two microbatches hold the weights of two hot experts in three layers. Gradients of one layer are on their way, in
+    # float32.
+    layer, slots = 4096 * moe_layer(Plan(), moe).held(), (2 * 3 + 2) * 2 * 3 * 2048 * 1408 * 2
     # By step a rank holds them once in three layers, with gradients in float32. Those of two layers are on their way.
     by_step = (3 * 6 + 2 * 4) * 2 * 3 * 2048 * 1408
     held = 2 * (3 * layer + 300e6) + 3 * 1.2e9 + 0.2e9 + slots  # rank 0: one dense layer and three others, two of each

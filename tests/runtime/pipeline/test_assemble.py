@@ -36,6 +36,7 @@ def test_each_part_is_set_by_one_step() -> None:
         "choose_mesh": {"plan", "mesh"},
         "connect": {"network"},
         "check_attachments": {"compile"},
+        "split_products": set(),
         "cut_model": {"head", "partition", "first_batch", "names"},
         "tie_weights": {"tied"},
         "make_stages": {"stages", "copied", "weights"},
