@@ -147,3 +147,16 @@ def test_a_part_that_came_after_the_pipeline_was_built_is_looked_at_too() -> Non
     inner.later.weight.grad = torch.full((4, 4), NAN)
     with pytest.raises(NonFiniteGradients, match=r"later\.weight"):
         case.pipe.step(*case.data)
+
+
+def test_sparse_gradients_are_looked_at_by_their_values() -> None:
+    """Beside dense ones, which are taken as they are."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(8, 4, sparse=True), Block())
+    pipe = Pipeline(model, schedc.compile("1f1b", P=2, M=4), loss_fn=squares, in_process=True)
+    rows, targets = torch.randint(0, 8, (8,)), torch.randn(8, 4)
+    pipe.step(rows, targets)
+    grad = model[0].weight.grad
+    assert grad is not None
+    assert grad.is_sparse
+    pipe.close()
