@@ -1,6 +1,6 @@
 """Measures plans that make the rows of experts even among ranks: their promises, copies, moved rows and time.
 
-    python benchmarks/balance.py forest | rows | bits | bytes | time | rebalance | record [--json] [--seed S] ...
+    python benchmarks/balance.py forest | rows | bits | bytes | time | memory | auto | rebalance | record [--json] ...
 
 forest    Plans of random and extreme tables of rows, each judged from its result alone: every rank within its limit,
           one parent for a rank, at most E / R experts of it, every row computed once, rows given by their homes alone.
@@ -22,6 +22,13 @@ time      Steps in emulated device time on four real processes: without copies, 
           `error` is that of the prediction from these rows. `failed` counts what `which` names: a step by step that
           is slower than without copies or with `hot auto`, or by 3 % slower than balanced routing at an exponent of 1,
           and predictions that are not within 3 %.
+memory    Rows that ranks compute, and bytes of the slots of copies, counted on eight real processes, against what
+          `schedc check --json` says. `failed` counts differences. The worst rows are those of tokens that all choose
+          experts of one rank.
+auto      Steps on eight real processes in emulated time, at three skews and three speeds of the links, under each
+          candidate of `balance auto`. `over_fastest` is the step of its choice over the fastest step, `failed` counts
+          those above 1.01. `error` is the largest difference of a predicted step from the emulated one, over it.
+          `--networks 9` takes some of the speeds: milliseconds of a dispatch.
 rebalance Experts that move between steps, on four real processes: bits of ranks in one process, bits of the way there
           and back, and faults at each phase. `failed` counts runs with other bits, and faults that leave ranks apart.
           `max over mean` has drawn loads of 256 experts on 32 ranks: how even ranks are where experts stay, or move
@@ -153,6 +160,8 @@ MEASURES = {
     "bits": of_processes("even_steps", "bits"),
     "bytes": of_processes("even_steps", "moved_bytes"),
     "time": of_processes("even_times", "times"),
+    "memory": of_processes("copied_memory", "memory"),
+    "auto": of_processes("emulated_balance", "auto"),
     "rebalance": of_processes("moved_experts", "rebalance"),
     "record": of_processes("recorded_routing", "record"),
 }
@@ -164,6 +173,7 @@ def main() -> None:
     parser.add_argument("--plans", type=int, default=100_000)
     parser.add_argument("--pairs", type=int, default=200)
     parser.add_argument("--tokens", type=int, default=1024, help="of a rank in a microbatch")
+    parser.add_argument("--networks", type=lambda text: [*map(float, text.split(","))], default=[2.0, 9.0, 36.0])
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -199,7 +199,7 @@ def rank_of_step(
         **device,
     )
     clock.listen()
-    replica, first = mesh.coordinate(rank).replica, _first_layers(pipe.held(pipe.places[0]), program.stages, layers)
+    replica, first = mesh.coordinate(rank).replica, first_layers(pipe.held(pipe.places[0]), program.stages, layers)
     seconds, lent, fullest = [], 0, []
     for step in range(1 + timed):  # the first one binds and lends nothing
         for place, layer in layers.items():
@@ -213,7 +213,7 @@ def rank_of_step(
             for place, layer in layers.items():
                 if isinstance(layer.lender, HotLender):
                     clock.carries(layer.lender, *place)
-            for executor in _bound(pipe):
+            for executor in bound_executors(pipe):
                 executor.code = clock.code(executor.code)
         lent = sum(len(layer.lender.chosen()) for layer in layers.values() if isinstance(layer.lender, HotLender))
         dist.barrier()
@@ -227,12 +227,12 @@ def rank_of_step(
     return {"seconds": seconds, "rows": fullest, "lent": lent, "layers": len(layers)}
 
 
-def _bound(pipe: Pipeline) -> list[Any]:
+def bound_executors(pipe: Pipeline) -> list[Any]:
     """The bound executors of a pipeline."""
     return [executor for code in pipe._bound_code._bound.values() for executor in code.executors.values()]
 
 
-def _first_layers(held: tuple[Stage, ...], stages: int, layers: Mapping[tuple[int, int], MoELayer]) -> list[int]:
+def first_layers(held: tuple[Stage, ...], stages: int, layers: Mapping[tuple[int, int], MoELayer]) -> list[int]:
     """[stages] the number of the first MoE layer of each stage, in the order of the model."""
     own = torch.zeros(stages, dtype=torch.int64)
     for stage in held:
