@@ -8,6 +8,7 @@ from typing import Any
 from schedc.inputs import without_places
 from schedc.ir.schedule import Schedule
 from schedc.report import floors
+from schedc.search.problem import ALL_SPLIT
 from schedc.search.tune import JudgedSchedule, TuningResult
 from schedc.units import equations
 
@@ -85,7 +86,8 @@ def to_text(tuned: TuningResult, facts: dict[str, Any]) -> str:
 
 def _searched(tuned: TuningResult) -> str:
     """The orders for which the lower bound is proved."""
-    split = ", with its backwards split or not" if tuned.freedom.split else ""
+    free = tuned.freedom.split and ALL_SPLIT not in tuned.problem.limits
+    split = ", with its backwards split or not" if free else ""
     limits = ", with this in common: " + "; ".join(tuned.problem.limits) if tuned.problem.limits else ""
     cap = "" if tuned.caps is None else " within the cap"
     return f"every order of these ops{cap}{split}{limits}"

@@ -129,6 +129,8 @@ def tune(
         raise _nothing_fits(seed, problem, caps, _needs(least, "enough for one order"), search)
     result = best.judged if best.origin == "seed" or not freedom.split else _joined(judge, seed, best.judged)
     bound = min(own_bound if search is None else _cost(problem, objective, search.bound), result.value)
+    if own_bound > bound * (1 + _ROUNDING):  # joined backwards may be shorter than the split ones of the problem
+        floor = None
     own_bound = min(own_bound, bound)
     return TuningResult(
         objective, problem, caps, judged, result, best.origin, own_bound, floor, bound, search, freedom, effort

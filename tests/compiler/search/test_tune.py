@@ -292,6 +292,13 @@ def schedc(*arguments: str) -> Result:
     return CliRunner().invoke(main, list(arguments))
 
 
+def test_a_floor_of_split_backwards_is_not_told_of_shorter_whole_ones() -> None:
+    ways = [schedc("tune", "1f1b", "--split", *costs).output for costs in ((), ("--cost", "B=1.2"))]
+    assert ["the bound is a floor" in output for output in ways] == [True, False]
+    assert ["with its backwards split or not" in output for output in ways] == [True, False]
+    assert "with this in common: every backward split" in ways[1]
+
+
 def test_the_order_that_is_written_stands_for_a_schedule_everywhere(tmp_path: Path) -> None:
     path = tmp_path / "found.order"
     result = schedc("tune", "1f1b", "-D", "P=3", "-D", "M=6", "--split", "-o", str(path), "--json")
