@@ -134,7 +134,7 @@ class Mesh:
         """
         if parts < 1 or parts % self.replicas:
             fitting = [data for data in range(1, parts + 1) if parts % (data * self.experts) == 0]
-            sizes = ", ".join(str(self.pipeline * self.experts * data) for data in fitting)
+            sizes = ", ".join(str(self.pipeline * self.experts * data * self.tensor) for data in fitting)
             raise RuntimeFault(
                 f"{parts} parts of a batch cannot be shared by {self.replicas} replicas",
                 f"start one of these numbers of processes: {sizes}" if sizes else f"give a multiple of {self.experts}",

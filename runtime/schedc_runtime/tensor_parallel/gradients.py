@@ -43,11 +43,13 @@ class Gradients:
         self._refuse_split(recording.graph, inside, modules)
         for node in recording.graph.nodes:
             for path, parameter in self._parameters(node, modules):
-                partial = node in inside if node.op == "call_module" else any(user in inside for user in node.users)
-                partial = partial or _reaches(node, inside, modules)
+                ways = (
+                    {True} if node.op == "call_module" and node in inside else _ways(node, inside, modules) or {False}
+                )
+                partial = True in ways
                 known = classes.setdefault(id(parameter), (partial, path))
                 marked = getattr(parameter, "tensor_complete", None)
-                if known[0] != partial or marked not in (None, not partial):
+                if len(ways) > 1 or known[0] != partial or marked not in (None, not partial):
                     raise PartitionError(
                         f"`{path}` is used both where its gradient is whole and where it is a part of a sum over tensor"
                         " ranks",
@@ -65,7 +67,7 @@ class Gradients:
                     f"`{target}` is split over tensor ranks, and read without a call of the module",
                     "call the module, or keep it whole in the plan of styles",
                 )
-            if table and target == table and _reaches(node, inside, modules):
+            if table and target == table and True in _ways(node, inside, modules):
                 raise PartitionError(
                     f"what `{table}` looks up enters cores beside the hidden state: its gradient is a part of a sum",
                     'keep the table whole: write the style "replicate"',
@@ -99,17 +101,17 @@ def _inside(graph: fx.Graph, modules: dict[str, nn.Module]) -> frozenset[fx.Node
     return frozenset(inside)
 
 
-def _reaches(node: fx.Node, inside: frozenset[fx.Node], modules: dict[str, nn.Module]) -> bool:
-    """Whether a result leads to a node inside past `enter`, differentiably."""
-    seen, waiting = {node}, [node]
+def _ways(node: fx.Node, inside: frozenset[fx.Node], modules: dict[str, nn.Module]) -> set[bool]:
+    """The ways in which gradients of a result come back: whole (False), as parts of a sum (True), or both."""
+    ways, seen, waiting = set[bool](), {node}, [node]
     while waiting:
         for user in waiting.pop().users:
-            if user in seen or _is_of(user, modules, Enter):
-                continue
-            if user in inside:
-                return True
             value: Any = user.meta.get("val")
-            if not isinstance(value, Tensor) or value.requires_grad:
+            if user.op == "output" or _is_of(user, modules, Enter):
+                ways.add(False)
+            elif user in inside:
+                ways.add(True)
+            elif user not in seen and (not isinstance(value, Tensor) or value.requires_grad):
                 seen.add(user)
                 waiting.append(user)
-    return False
+    return ways

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from copy import deepcopy
 from typing import Any, cast
 
 import torch
@@ -37,6 +38,11 @@ def shard_model(model: nn.Module, cores: Iterable[Core], size: int, rank: int) -
             _check(each, size, seen)
             if not core.opened and each.split is Split.ROWS and isinstance(width, int):
                 _check_heads(each, size, width)
+    tried = set[str]()
+    for core in cores:
+        if not core.opened and (kind := repr(model.get_submodule(core.path))) not in tried:
+            tried.add(kind)
+            _check_parts(model, core, size)
     with torch.no_grad():
         for core in cores:
             for each in (*core.into, core.out):
@@ -84,3 +90,43 @@ def _check_heads(styled: StyledModule, size: int, width: int) -> None:
             f"`{styled.path}` ({styled.style}) has {heads} heads of {width}, which {size} tensor ranks cannot share",
             f"take a number of tensor ranks that divides {heads}",
         )
+
+
+def _check_parts(model: nn.Module, core: Core, size: int) -> None:
+    """Refuse a core whose parts do not add up to it, on random rows and weights.
+
+    One that takes more than rows is not tried.
+    """
+    whole = deepcopy(model.get_submodule(core.path)).eval()
+    weight: Any = core.into[0].module.weight
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        for parameter in whole.parameters():
+            parameter.normal_(std=parameter.shape[-1] ** -0.5)
+        rows = torch.randn(1, 4, weight.shape[1], dtype=weight.dtype, device=weight.device)
+        try:
+            expected = _result(whole(rows))
+        except Exception:
+            return
+        total = torch.zeros_like(expected)
+        for rank in range(size):
+            part = deepcopy(whole)
+            for each in (*core.into, core.out):
+                own: Any = part.get_submodule(each.path[len(core.path) + 1 :])
+                for parameter, dim in _split(each._replace(module=own)):
+                    parameter.data = own_part(parameter.data, dim, size, rank).clone()
+                if each is core.out and own.bias is not None and rank:
+                    own.bias.zero_()
+            try:
+                total += _result(part(rows))
+            except Exception:
+                total += float("inf")
+    if not (total - expected).abs().max() <= 0.02 * expected.abs().max():
+        raise RuntimeFault(
+            f"the parts of the core `{core.path}` on {size} tensor ranks do not add up to it",
+            "split products that are fused, and count heads by their width: view(..., -1, head_dim)",
+        )
+
+
+def _result(given: Any) -> Tensor:
+    return given if isinstance(given, Tensor) else given[0]

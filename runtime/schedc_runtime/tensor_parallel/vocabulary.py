@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -59,6 +59,14 @@ def vocabulary_of(model: nn.Module, styles: Mapping[str, str], head: str) -> Voc
             f"the plan of styles splits {', '.join(f'`{path}`' for path in tables)} as a table of the vocabulary",
             "give the style to one nn.Embedding",
         )
+    for path in tables:
+        table = cast(nn.Embedding, model.get_submodule(path))
+        if table.max_norm is not None or table.scale_grad_by_freq:
+            option = "max_norm" if table.max_norm is not None else "scale_grad_by_freq"
+            raise RuntimeFault(
+                f"`{path}` has `{option}`, which counts rows that a tensor rank looks up for others",
+                f'leave `{option}` out, or keep the table whole: write the style "replicate"',
+            )
     split = Vocabulary(tables[0] if tables else "", head if styles.get(head) == GATHERED else "")
     weights = [getattr(model.get_submodule(path), "weight", None) for path in (split.embedding, split.head) if path]
     others = {id(p) for name, p in model.named_parameters(remove_duplicate=False) if name not in _weights(split)}

@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import schedc
+from schedc_runtime import Pipeline
 from schedc_runtime.errors import PartitionError, RuntimeFault
 from schedc_runtime.partition import Partition, partition
 from schedc_runtime.ranks.expert_group import ExpertGroup
@@ -16,7 +18,7 @@ from schedc_runtime.segments import stage_graph
 from schedc_runtime.tensor_parallel.exchanges import own_part
 from schedc_runtime.tensor_parallel.split_model import SplitProducts
 from schedc_runtime.transport.collectives import SoloCommunicator
-from support.tensor_cases import TOY_PLAN, Toy, toy
+from support.tensor_cases import TOY_PLAN, Toy, ToyBlock, ToyMlp, toy
 
 
 def split(model: nn.Module, plan: dict[str, str] | None = None, ranks: int = 2, rank: int = 0) -> SplitProducts:
@@ -101,13 +103,48 @@ class Shift(nn.Module):
         return x.roll(1, 1) * self.scale
 
 
+def placed(x: Tensor) -> Tensor:
+    return x + torch.ones(x.shape[1], 32, dtype=x.dtype)
+
+
+def turned(x: Tensor) -> Tensor:
+    return x[:, torch.arange(x.shape[1] - 1, -1, -1)]
+
+
+def normed(x: Tensor) -> Tensor:
+    return nn.functional.layer_norm(x, x.shape[1:])
+
+
+class Positions(nn.Module):
+    """Adds a value of its position to each row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(16, 32, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.table[: x.shape[1]]
+
+
+class Ahead(Shift):
+    """Takes each row from the next one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + nn.functional.pad(x[:, 1:], (0, 0, 0, 1)) * self.scale
+
+
 @pytest.mark.parametrize(
     ("of_blocks", "words"),
     [
         ({"behind": doubled}, "core `blocks.0.mlp` does not close: `blocks.0.mlp.down`"),
         ({"between": mixed}, "function `mean` may let rows of a sequence meet"),
         ({"between": rolled}, "function `roll` may let rows of a sequence meet"),
+        ({"between": placed}, "function `_*i?add_*` may let rows of a sequence meet"),
+        ({"between": turned}, "function `_*getitem_*` may let rows of a sequence meet"),
+        ({"between": normed}, "function `layer_norm` may let rows of a sequence meet"),
         ({"between": Shift()}, "`blocks.0.between` may let rows of a sequence meet"),
+        ({"between": Ahead()}, "`blocks.0.between` may let rows of a sequence meet"),
+        ({"between": Positions()}, "`blocks.0.between` may let rows of a sequence meet"),
         ({"between": dropped}, "`dropout` draws random numbers"),
     ],
 )
@@ -135,6 +172,97 @@ class Twice(Toy):
 def test_a_parameter_of_both_classes() -> None:
     with pytest.raises(PartitionError, match=r"`embedding.weight` is used both where its gradient is whole"):
         cut(Twice(), plan={name: style for name, style in TOY_PLAN.items() if name != "embedding"})
+
+
+class Beside(ToyMlp):
+    """Adds what the table looked up, past the hidden state."""
+
+    def forward(self, x: Tensor, looked_up: Tensor | None = None) -> Tensor:
+        assert looked_up is not None
+        return super().forward(x + looked_up)
+
+
+class BesideBlock(ToyBlock):
+    """A block with such an MLP."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        self.mlp: nn.Module = Beside(width)
+
+    def forward(self, x: Tensor, looked_up: Tensor | None = None) -> Tensor:
+        x = x + self.attention(self.first(x))
+        given: Tensor = x + self.mlp(self.second(x), looked_up)
+        return given
+
+
+class LooksUpTwice(Toy):
+    """Gives the rows of the table to a core too, so that one result of it has gradients of both classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(BesideBlock(32).double() for _ in range(4))
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = looked_up = self.embedding(input_ids)
+        for block in self.blocks:
+            x = block(x, looked_up)
+        logits: Tensor = self.head(self.norm(x))
+        return logits
+
+
+def test_one_result_with_gradients_of_both_classes() -> None:
+    with pytest.raises(PartitionError, match=r"`embedding.weight` is used both where its gradient is whole"):
+        cut(LooksUpTwice(), plan=TOY_PLAN | {"embedding": "replicate"})
+
+
+class Tells(Toy):
+    """Returns the rows between two cores too."""
+
+    def forward(self, input_ids: Tensor) -> Any:
+        x = self.embedding(input_ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x)), x
+
+
+def test_rows_between_cores_are_not_returned() -> None:
+    with pytest.raises(PartitionError, match="returns something between its cores"):
+        cut(Tells())
+
+
+class Fused(nn.Module):
+    """A gate and an `up` in one product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(32, 256).double(), nn.Linear(128, 32).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.up(x).chunk(2, -1)
+        given: Tensor = self.down(nn.functional.silu(gate) * up)
+        return given
+
+
+def test_parts_that_do_not_add_up_are_refused() -> None:
+    model = toy()
+    for block in model.blocks:
+        block.mlp = Fused()
+    with pytest.raises(RuntimeFault, match=r"parts of the core `blocks.0.mlp` on 2 tensor ranks do not add up"):
+        split(model)
+
+
+def test_a_split_model_is_none_of_a_pipeline_without_tensor_ranks() -> None:
+    model = toy()
+    split(model)
+    with pytest.raises(RuntimeFault, match="part of another pipeline"):
+        Pipeline(model, schedc.compile("1f1b", P=2, M=2), loss_fn=nn.functional.mse_loss, in_process=True)
+
+
+def test_a_split_table_that_counts_its_rows_is_refused() -> None:
+    model = toy()
+    model.embedding.max_norm = 1.0
+    with pytest.raises(RuntimeFault, match="`embedding` has `max_norm`"):
+        split(model)
 
 
 def test_a_split_table_is_read_by_its_module_alone() -> None:

@@ -108,6 +108,12 @@ def check_attachments(assembly: Assembly) -> None:
 def split_products(assembly: Assembly) -> None:
     """This rank's parts of the products that tensor ranks split, if the mesh has such ranks."""
     if assembly.mesh.tensor == 1:
+        named = assembly.settings.model.named_parameters()
+        if name := next((name for name, parameter in named if hasattr(parameter, "tensor_parallel")), ""):
+            raise RuntimeFault(
+                f"`{name}` is a tensor rank's part of another pipeline",
+                "give a model with whole weights, and load the state of `full_state_dict`",
+            )
         return
     from schedc_runtime.tensor_parallel.split_model import SplitProducts
 
@@ -119,6 +125,7 @@ def split_products(assembly: Assembly) -> None:
         "`fuse` in the plan": assembly.plan.fuse is not None,
         "`recompute` in the plan": bool(assembly.plan.recompute),
         "`slices` in the plan": bool(assembly.plan.slices),
+        f"rng={settings.rng!r}": settings.rng != "by name",
         "a loss in chunks": bool(assembly.plan.loss) or hasattr(settings.loss_fn, "head"),
     })  # fmt: skip
     group = assembly.network.peer_groups[place].inside_layers

@@ -207,10 +207,12 @@ class RunningStatistics:
         ]
 
     def _over_replicas(self, values: list[Tensor]) -> list[Tensor]:
-        """[statistics] of each stage, with what the other replicas have seen."""
-        if self._assembly.mesh.peers == 1:
+        """[statistics] of each stage, with what the other replicas have seen. Tensor ranks see the same."""
+        mesh = self._assembly.mesh
+        if mesh.replicas == 1:
             return values
-        groups = [self._assembly.network.peer_groups[stage.place].replicas for stage in self._stages]
+        peers = [self._assembly.network.peer_groups[stage.place] for stage in self._stages]
+        groups = [group.same_experts if mesh.tensor > 1 else group.replicas for group in peers]
         started = [
             group.all_gather(value, "running statistics") if len(value) else None
             for group, value in zip(groups, values, strict=True)
