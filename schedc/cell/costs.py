@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from schedc.cell.graph import Lane, Node, StageShape
+from schedc.cell.graph import Lane, Node, StageShape, role_in
 from schedc.cell.program import Half
 
 
@@ -121,7 +121,7 @@ class CellCosts:
 
     def without_exchange(self, role: str) -> CellCosts:
         """The costs where exchanges of this role, such as ``hot``, take no time."""
-        return replace(self, exchanges=tuple(each for each in self.exchanges if _role(each[0]) != role))
+        return replace(self, exchanges=tuple(each for each in self.exchanges if role_in(each[0]) != role))
 
     def duration(self, shape: StageShape, half: Half, index: int) -> float:
         """Time of one half of a node, in time units.
@@ -173,13 +173,7 @@ def share_of_slice(factors: Sequence[SliceFactor], slices: int, exchange: bool) 
 
 def _of_rows(name: str) -> bool:
     """Whether the times of ``experts``, ``2.experts`` or ``0.dispatch.rail`` grow with rows."""
-    return _role(name) in OF_ROWS
-
-
-def _role(name: str) -> str:
-    """``dispatch`` of ``0.dispatch.rail``."""
-    parts = name.split(".")
-    return parts[1 if parts[0].isdecimal() and len(parts) > 1 else 0]
+    return role_in(name) in OF_ROWS
 
 
 def _key(node: Node) -> str:

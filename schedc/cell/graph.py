@@ -89,11 +89,12 @@ class Node:
     @property
     def role(self) -> str:
         """``attention``, ``experts``, ``dispatch``: the name without layer and lane."""
-        return _role_in(self.name)
+        return role_in(self.name)
 
 
 @lru_cache(maxsize=1 << 14)
-def _role_in(name: str) -> str:
+def role_in(name: str) -> str:
+    """``dispatch`` of ``0.dispatch.rail``, and of ``dispatch.rail``."""
     parts = name.split(".")
     return parts[1] if len(parts) > 1 and parts[0].isdecimal() else parts[0]
 

@@ -91,15 +91,12 @@ class _BlockBuilder:
         balance: list[int] = []
         if self.balance:
             balance = [self.node(f"{layer}balance.{self.flat}", [attention], self.flat, differentiable=False)]
-        sized, steps = [routing], ["plan", "sized"]
-        copies = [
-            *([f"distinct.{self.flat}"] if self.distinct else []),
-            *([f"sizes.{Lane.HOST}"] if self.sizes else []),
-        ]
-        for step, copy in zip(steps, copies, strict=False):
-            planned = self.node(layer + step, [*([attention] if step == "plan" else []), *sized], differentiable=False)
-            lane = Lane(copy.partition(".")[2])
-            sized = [planned, self.node(layer + copy, [planned], lane, differentiable=False)]
+        sized, step, inputs = [routing], "plan", [attention, routing]
+        told = ({"distinct": self.flat} if self.distinct else {}) | ({"sizes": Lane.HOST} if self.sizes else {})
+        for role, lane in told.items():
+            planned = self.node(layer + step, inputs, differentiable=False)
+            sized = [planned, self.node(f"{layer}{role}.{lane}", [planned], lane, differentiable=False)]
+            step, inputs = "sized", sized
         plan = self.node(layer + "permute", [attention, *sized])
         slots: list[int] = []
         rows = self.travel(layer, "dispatch", self.hops, plan, plan, slots)

@@ -81,11 +81,10 @@ class CellTable:
                 )  # fmt: skip
         return tuple(shapes[row] for row in blocks)
 
-    @cached_property
-    def without_sizes(self) -> CellTable:
-        """The table of layers whose sizes are known ahead: the host needs no copy."""
-        ordered_by = self.ordered_by and _without_sizes(self.ordered_by)
-        return replace(self, costs=_without_sizes(self.costs), ordered_by=ordered_by)
+    def without_exchange(self, role: str) -> CellTable:
+        """The table of layers without exchanges of this role."""
+        ordered_by = self.ordered_by and self.ordered_by.without_exchange(role)
+        return replace(self, costs=self.costs.without_exchange(role), ordered_by=ordered_by)
 
     def with_exchange(self, name: str, times: SegmentTimes) -> CellTable:
         """The table with the times of one more exchange."""
@@ -94,11 +93,6 @@ class CellTable:
 
     def with_blocks(self, blocks: Sequence[Sequence[str]]) -> CellTable:
         return replace(self, blocks=tuple(tuple(row) for row in blocks))
-
-
-def _without_sizes(costs: CellCosts) -> CellCosts:
-    left = tuple(times for times in costs.exchanges if not times[0].endswith(f"{SIZES}.{Lane.HOST}"))
-    return replace(costs, exchanges=left)
 
 
 def parse_blocks(text: str) -> tuple[str, ...] | None:

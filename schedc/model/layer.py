@@ -56,6 +56,7 @@ class Layer:
     dtype: type of activations. said: bytes per token that attention holds, norms apart; 0: those of its tensors.
     fused: chains of operations that run as one; None: blocks as this package has them. buffer_factor: rows of buffers
     over those of balanced ranks. arriving: rows that a rank gets per token of its own; None: each row travels alone.
+    expert_buffers: buffers of experts' rows, of which one is computed.
     """
 
     sizes: ModelSizes
@@ -65,6 +66,7 @@ class Layer:
     fused: tuple[str, ...] | None = None
     buffer_factor: float = 1.0
     arriving: float | None = None
+    expert_buffers: int = 1
 
     @cached_property
     def _number(self) -> int:
@@ -94,7 +96,7 @@ class Layer:
             return RowsPerToken(0.0, 0.0)
         top = self._moe.top
         arriving = top if self.arriving is None else self.arriving
-        return RowsPerToken(top * self.buffer_factor, arriving * self.buffer_factor)
+        return RowsPerToken(top * self.buffer_factor * self.expert_buffers, arriving * self.buffer_factor)
 
     def attention_bytes(self, level: Level = Level.NONE) -> float:
         """Bytes per token that attention holds at a level, norms apart."""
@@ -181,8 +183,8 @@ class Layer:
         own = product_flops(self.part(PartName.ROUTER)) + product_flops(self.part(PartName.DENSE))
         if not self._is_moe:
             return self._attention_flops + own
-        products = EXPERT_FLOPS * (self.rows.experts + self._moe.shared) * self.sizes.hidden * self._moe.width
-        return self._attention_flops + own + products
+        rows = self.rows.experts / self.expert_buffers + self._moe.shared
+        return self._attention_flops + own + EXPERT_FLOPS * rows * self.sizes.hidden * self._moe.width
 
     def saving(self, level: Level) -> Saving:
         """What a level saves, and what it recomputes for that."""

@@ -14,7 +14,7 @@ from schedc.cell.predict import predict
 from schedc.cell.program import PlanOrder
 from schedc.cell.schedule import cell_program
 from schedc.cell.standard_blocks import BESIDE_LAYERS
-from schedc.cell.table import CellTable
+from schedc.cell.table import SIZES, CellTable
 from schedc.diagnostics import Diagnostic, DiagnosticError
 from schedc.ir.ops import OpKind
 from schedc.ir.plan import NO_PLAN, Method, Plan
@@ -129,8 +129,12 @@ def standard_table(schedule: Schedule) -> CellTable:
     plan = schedule.plan
     segments = {"shared": SegmentTimes(0.0)} if plan.experts and plan.experts.shared else {}
     lane = Lane.RAIL if plan.topology and plan.topology.nodes > 1 else Lane.NODE
-    exchanges = dict.fromkeys([f"dispatch.{lane}", *([f"hot.{lane}"] if plan.copies_by_microbatch else [])], 0.0)
-    return CellTable(CellCosts.of(segments, exchanges))
+    exchanges = [f"dispatch.{lane}"]
+    if plan.copies_by_microbatch:
+        exchanges.append(f"hot.{lane_of(plan)}")
+    if plan.balance is not None and _method(plan) not in (Method.FLAT, Method.AUTO):
+        exchanges.append(f"distinct.{lane}")
+    return CellTable(CellCosts.of(segments, dict.fromkeys(exchanges, 0.0)))
 
 
 def _attached(schedule: Schedule, costs: Costs) -> tuple[CellTable, dict[str, PlanOrder], Plan]:
@@ -187,21 +191,29 @@ def with_recomputation(costs: Costs, schedule: Schedule) -> Costs:
 def _planned(schedule: Schedule, table: CellTable) -> tuple[CellTable, dict[str, PlanOrder]]:
     """The table with the method that the plan chooses, and the plan's written orders by kind of cell.
 
-    With a capacity or bounded sizes the host is asked for no sizes. Copies of experts by microbatch are an exchange
-    where rows and plan say how many there are.
+    With a capacity or bounded sizes the host is asked for no sizes. Copies of experts by microbatch are an exchange,
+    whose time follows where rows and plan say how many there are. Other copies are none of a cell's exchanges.
     """
     if schedule.plan == NO_PLAN:
         return table, {}
     plan = schedule.plan
     if plan.capacity is not None or plan.bound is not None:
-        table = table.without_sizes
-    if plan.balance is not None and table.rows is not None:
+        table = table.without_exchange(SIZES)
+    if not plan.copies_by_microbatch:
+        table = table.without_exchange("hot")
+    elif plan.balance is not None and table.rows is not None:
         _, time = copied_rows(plan, table.costs, table.rows)
-        table = table if time is None else table.with_exchange(f"hot.{lane_of(plan)}", time)
-    choice = chosen_method(plan)
-    method = choice.method if choice else plan.method
+        if time is not None:
+            table = table.without_exchange("hot").with_exchange(f"hot.{lane_of(plan)}", time)
+    method = _method(plan)
     orders = {cell.kind: PlanOrder(cell.compute, cell.communication) for cell in plan.cells}
     return table if method == Method.AUTO else replace(table, method=str(method)), orders
+
+
+def _method(plan: Plan) -> Method | str:
+    """The method of the exchanges; `auto` where nothing chooses one."""
+    choice = chosen_method(plan)
+    return choice.method if choice else plan.method
 
 
 def with_microbatches(

@@ -70,8 +70,9 @@ def rows_with_copies(plan: Plan, costs: CellCosts, rows: CellRows) -> RowsWithCo
     if balance.by == "step":
         return _for_step(plan, balance, rows)
     within = Fraction(repr(balance.within))
-    if rows.imbalance is not None:  # a rank with the mean takes none of these rows
-        return RowsWithCopies(np.minimum(rows.factors, max(1.0, float(within))))
+    if rows.imbalance is not None:  # a rank with the mean takes none of these rows; how rows lie in nodes is not known
+        most = max(1.0, float(within)) if _nodes(plan) == 1 else np.inf
+        return RowsWithCopies(np.minimum(rows.factors, most))
     by_expert = _by_home(rows)
     if by_expert is None:
         given = np.rint(rows.factors * _WHOLE).astype(np.int64)[..., None]
@@ -273,7 +274,7 @@ def copies_facts(plan: Plan, costs: CellCosts, rows: CellRows) -> dict[str, Any]
     homes = _by_home(rows)
     facts["foreseen"] = homes is not None and len(homes) > 1
     facts["rows"] = None if homes is None else round(copied.factors.max() * homes[-1].sum(axis=3).mean())
-    return facts | {"unpriced": _unpriced(plan, costs, copied, time)}
+    return facts | {"unpriced": _unpriced(plan, costs, copied, time, homes is not None)}
 
 
 def _slots(plan: Plan, held: Int64, lasting: bool) -> list[int]:
@@ -282,7 +283,10 @@ def _slots(plan: Plan, held: Int64, lasting: bool) -> list[int]:
     return [int(most) * (weights + gradients * lasting) for most in held.max(axis=(1, 2))]
 
 
-def _unpriced(plan: Plan, costs: CellCosts, copied: RowsWithCopies, time: SegmentTimes | None) -> str | None:
+def _unpriced(
+    plan: Plan, costs: CellCosts, copied: RowsWithCopies, time: SegmentTimes | None, by_expert: bool
+) -> str | None:
+    """Why copies take no time in the price; None where they do. by_expert: whether rows are known by expert."""
     lane, balance = lane_of(plan), plan.balance
     if (balance is None and plan.hot is None) or (balance is not None and balance.in_place):
         return None
@@ -290,6 +294,10 @@ def _unpriced(plan: Plan, costs: CellCosts, copied: RowsWithCopies, time: Segmen
         return "hot experts by microbatch are not priced, and rows are those without them"
     if time is not None or (f"hot.{lane}" in dict(costs.exchanges) and not copied.lasting):
         return None
+    if copied.sent is None and plan.hot is not None and by_expert:
+        if plan.capacity is not None:
+            return "with a capacity all ranks have equally many rows, and no expert is lent"
+        return "that needs the sizes of `experts`, and rows are those without copies"
     if copied.sent is None:
         without = "" if plan.copies_by_microbatch else ", and are those without copies"
         return f"the rows say no experts{without}: record them with `Pipeline.record_routing`"

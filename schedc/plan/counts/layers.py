@@ -15,7 +15,7 @@ from schedc.ir.plan import BlockSizes, ExpertSizes, Level, Plan
 from schedc.model.fusions import rows_of
 from schedc.model.layer import Layer
 from schedc.model.sizes import AttentionKind, AttentionSizes, LayerKind, ModelSizes, MoeSizes
-from schedc.plan.counts.rows import arriving_rows, buffer_factor
+from schedc.plan.counts.rows import arriving_rows, buffer_factor, expert_buffers
 from schedc.plan.layout.costs import LayerCosts, PerKind
 from schedc.plan.layout.parts import DECODER, WITH_EXPERTS, WORK, Layout, PartKind, layers_in
 
@@ -53,7 +53,8 @@ def sizes_of(experts: ExpertSizes | None, block: BlockSizes | None, hidden: int)
 def moe_layer(plan: Plan, experts: ExpertSizes) -> Layer:
     """The MoE layer of a plan with these experts, whether or not it says their columns."""
     sizes = sizes_of(experts, plan.block, experts.hidden)
-    return Layer(sizes, LayerKind.MOE, plan.dtype, plan.attention, None, buffer_factor(plan), arriving_rows(plan))
+    buffers = buffer_factor(plan), arriving_rows(plan), expert_buffers(plan)
+    return Layer(sizes, LayerKind.MOE, plan.dtype, plan.attention, None, *buffers)
 
 
 def counted_layer(plan: Plan, experts: bool) -> Layer | None:

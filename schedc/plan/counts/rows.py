@@ -50,6 +50,11 @@ def buffer_factor(plan: Plan) -> float:
     return plan.bound or 1.0
 
 
+def expert_buffers(plan: Plan) -> int:
+    """Buffers of a rank's experts: beside bounded sizes rows of a step's copies lie in one of their own."""
+    return 2 if plan.bound is not None and plan.balance is not None and plan.balance.by == "step" else 1
+
+
 def worst_case_rows(plan: Plan) -> RowsPerToken | None:
     """The most rows that can come to a rank, per token of its own; None where the plan says too little.
 
@@ -70,10 +75,8 @@ def worst_case_rows(plan: Plan) -> RowsPerToken | None:
         arrived = computed if flat else ranks * min(plan.tokens, own * slots)
         return RowsPerToken(computed / plan.tokens, arrived / plan.tokens)
     computed = ranks * min(top, own)
-    if plan.balance is not None and plan.balance.by == "microbatch" and not plan.balance.in_place:
-        groups = ranks // plan.balance.peers(plan.topology.nodes, plan.topology.per_node)
-        most = groups * min(top, plan.experts.count // groups)  # all tokens choose experts of one node
-        return RowsPerToken(*[min(computed, most * plan.balance.within)] * 2)
+    if (even := _even_rows(plan)) is not None:
+        return RowsPerToken(*[min(float(computed), float(even))] * 2)
     if plan.hot is not None:
         computed = min(ranks * top, (ranks - 1) * min(top, own) + top)
     return RowsPerToken(computed, computed if flat else min(ranks, computed))
@@ -84,8 +87,18 @@ def most_computed(plan: Plan) -> int | None:
     worst = worst_case_rows(plan)
     if worst is None or plan.experts is None or not plan.tokens:
         return None
-    within = 1.0 if plan.balance is None else plan.balance.within
-    whole = worst.experts / within
-    if whole != round(whole):
-        return ceil(worst.experts * plan.tokens)
-    return ceil(round(whole) * plan.tokens * Fraction(repr(within)))
+    even = _even_rows(plan)
+    if even is not None and float(even) == worst.experts:
+        return ceil(even * plan.tokens)  # a product of floats may be a little above a whole number
+    return ceil(worst.experts * plan.tokens)
+
+
+def _even_rows(plan: Plan) -> Fraction | None:
+    """Rows per token that copies of a microbatch leave to a rank at most; None without such copies."""
+    if plan.experts is None or plan.topology is None or plan.balance is None or plan.capacity is not None:
+        return None
+    if plan.balance.by != "microbatch" or plan.balance.in_place:
+        return None
+    groups = plan.topology.ranks // plan.balance.peers(plan.topology.nodes, plan.topology.per_node)
+    most = groups * min(plan.experts.top, plan.experts.count // groups)  # all tokens choose experts of one node
+    return most * Fraction(repr(plan.balance.within))

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from schedc.cell.graph import Lane
-from schedc.ir.arrays import Bools, Floats, Int8, Int64
+from schedc.ir.arrays import Floats, Int8, Int64
 from schedc.ir.ops import FACTS, OpKind
 from schedc.step.dependencies import Dependencies
 
@@ -26,11 +26,6 @@ class StepCopies:
     members: tuple[tuple[int, ...], ...] | None
     weights: tuple[float, ...]
     gradients: tuple[float, ...]
-
-    @property
-    def copied(self) -> Bools:
-        """[layers] whether anything is copied."""
-        return np.array(self.weights, np.float64) > 0
 
 
 class Travels(NamedTuple):
@@ -76,7 +71,7 @@ def _copied(copies: StepCopies, layers: tuple[Int64, Int64], stages: Sequence[in
     """(layer of the stage, layer of the model) of each layer of these stages with copies."""
     begin, count = layers
     numbers = [(layer, int(begin[stage]) + layer) for stage in stages for layer in range(int(count[stage]))]
-    return [each for each in numbers if copies.copied[each[1]]]
+    return [each for each in numbers if copies.weights[each[1]] > 0]
 
 
 def _cells_of(dependencies: Dependencies, kinds: Sequence[OpKind], last: bool) -> dict[int, tuple[int]]:

@@ -169,7 +169,7 @@ def test_a_table_gives_the_copy_a_time() -> None:
     table, problems = read_table({"plan": {"F": 1}, "sizes": {"host": 2}, "dispatch": {"node": 3}})
     assert problems == []
     assert "0.sizes.host" in table.shapes(1)[0].names
-    assert "0.sizes.host" not in table.without_sizes.shapes(1)[0].names
+    assert "0.sizes.host" not in table.without_exchange("sizes").shapes(1)[0].names
     assert "sizes = {host = 2.0}" in write_table(table)
     wrong = read_table({"sizes": {"rail": 2}, "dispatch": {"host": 1}})[1]
     assert [(code, message) for code, message, _, _ in wrong] == [

@@ -15,7 +15,10 @@ from schedc.cell.recorded_rows import write_recording
 from schedc.cli import main
 from schedc.compiler import Analysis, analyse
 from schedc.ir.arrays import Int64
+from schedc.ir.plan import Balance, ExpertSizes, Plan
 from schedc.plan.counts.copied_experts import copies_facts, copy_time
+from schedc.plan.counts.layers import moe_layer
+from schedc.plan.price_cells import standard_table
 from schedc.source import Source
 from schedc.step.costs.costs import parse_costs
 from schedc.step.costs.forest import NUMPY, forest_of, rows_on_ranks
@@ -178,6 +181,15 @@ def test_rows_without_experts_are_evened_and_copies_are_said_to_be_unknown(
     assert "say no experts" in facts["unpriced"]
 
 
+def test_an_imbalance_of_several_nodes_may_stay(tmp_path: Path) -> None:
+    lines, cells = LINES.replace("nodes 1 x 4", "nodes 2 x 2"), f"{CELLS}[cell.rows]\nimbalance = 1.4\n"
+    for line, most in (("  balance by microbatch", 1.4), ("  balance by microbatch over group", 1.01)):
+        step = analysed(tmp_path, None, line, cells=cells, lines=lines)
+        assert step.inside is not None
+        assert step.inside.group is not None
+        assert step.inside.group.rows.max() == pytest.approx(most, abs=1e-6)
+
+
 def test_in_place_rows_stay_uneven_and_nothing_travels(tmp_path: Path) -> None:
     rows = routed()
     in_place = analysed(tmp_path, rows, "  balance by microbatch in place").inside
@@ -325,3 +337,39 @@ def test_hot_experts_for_a_step_are_broadcast_one_after_the_other(tmp_path: Path
     weights = number * COPY * 10
     longer = weights - 20 + 2 * weights
     assert hot.late_wait.makespan - plain.late_wait.makespan == pytest.approx(longer)
+
+
+@pytest.mark.parametrize("line", ["", "  hot 2", "  balance by step"])
+def test_cells_have_no_exchange_of_copies_that_travel_otherwise(tmp_path: Path, line: str) -> None:
+    """A time of `hot` in the table is of copies by microbatch."""
+    rows = routed()
+    given, plain = (
+        analysed(tmp_path, rows, line, cells=cells).timeline.makespan
+        for cells in (f"{CELLS}hot = {{node = 6}}\n", CELLS)
+    )
+    assert given == plain
+
+
+def test_the_graph_of_a_plan_has_its_exchanges_of_copies(tmp_path: Path) -> None:
+    lines = LINES.replace("nodes 1 x 4", "nodes 2 x 2").replace("flat", "hierarchical")
+    schedule = analysed(tmp_path, None, "  balance by microbatch", lines=lines).schedule
+    assert {"0.hot.node", "0.distinct.rail"} <= set(standard_table(schedule).shapes(1)[0].names)
+
+
+def test_copies_of_a_step_double_bounded_buffers_of_experts_alone(tmp_path: Path) -> None:
+    experts = ExpertSizes(8, 2, 1, 1, 0, 16, 32)
+    plain, doubled = (
+        moe_layer(Plan(dtype="bf16", bound=1.25, balance=balance), experts) for balance in (None, Balance(by="step"))
+    )
+    assert doubled.rows == plain.rows._replace(experts=2 * plain.rows.experts)
+    assert doubled.flops == plain.flops
+    assert doubled.held() > plain.held()
+
+
+def test_hot_experts_without_sizes_are_said_to_lack_them(tmp_path: Path) -> None:
+    lines = LINES.replace(" width 16 hidden 32", "")
+    step = analysed(tmp_path, routed(), "  hot 2", lines=lines)
+    assert step.costs.cell is not None
+    assert step.costs.cell.rows is not None
+    facts = copies_facts(step.plan, step.costs.cell.costs, step.costs.cell.rows)
+    assert "needs the sizes of `experts`" in facts["unpriced"]
