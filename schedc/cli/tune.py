@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from schedc.cli.common import EPILOG, cost_arguments, failures_told, json_argument, need, schedule_arguments
+from schedc.cli.common import EPILOG, cost_arguments, failures_told, json_argument, schedule_arguments
 
 if TYPE_CHECKING:
     import numpy as np
@@ -91,7 +91,6 @@ def tune_command(
 
     if seconds is not None and work is not None:
         raise click.UsageError("--time and --effort exclude each other")
-    need("the search needs OR-tools", "tune", "ortools")
     freedom = Freedom(keep_pairs=pairs == "keep", split=split)
     effort = Effort(None if work else seconds or _SECONDS, work, workers, random_seed)
     with failures_told("schedc.tune", as_json):

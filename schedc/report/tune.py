@@ -44,6 +44,7 @@ def to_json(tuned: TuningResult) -> dict[str, Any]:
         "memory": None if tuned.caps is None else tuned.caps.tolist(),
         "rounding": 0.0 if time.exact else time.cost(1),
         "search": None if tuned.search is None else {"status": tuned.search.status, "seconds": tuned.search.seconds},
+        "untried": list(tuned.untried),
         "repeatable": tuned.search is None or effort.repeatable,
         "effort": {"seconds": effort.seconds, "work": effort.work, "workers": effort.workers, "seed": effort.seed},
     }
@@ -79,7 +80,8 @@ def to_text(tuned: TuningResult, facts: dict[str, Any]) -> str:
     caps = ["none"] * facts["ranks"] if tuned.caps is None else [f"{cap:g}" for cap in tuned.caps]
     for rank, cap in enumerate(caps):
         lines.append(f"{rank:>4}  {cap:>11}  {seed.peak[rank]:>8g}  {best.peak[rank]:>5g}")
-    if tuned.search is not None:
+    lines += [f"not tried: {text}" for text in tuned.untried]
+    if tuned.search is not None and not tuned.untried:
         lines.append(f"searched {tuned.search.seconds:.1f} s: {tuned.search.status}")
     return "\n".join(lines)
 

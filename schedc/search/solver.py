@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from importlib import util
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -45,8 +46,9 @@ class Effort:
 class SolverResult:
     """The result of the solver.
 
-    status: optimal, feasible, infeasible or unknown. start: [cells] ticks at which the cells of its best order start;
-    None if it found no order. bound: ticks that no order undercuts. seconds: wall-clock time of the search.
+    status: optimal, feasible, infeasible or unknown; missing without OR-tools.
+    start: [cells] ticks at which the cells of its best order start; None if it found no order.
+    bound: ticks that no order undercuts. seconds: wall-clock time of the search.
     """
 
     status: str
@@ -61,6 +63,8 @@ def solve(windows: OpWindows, objective: str, bound: int, hint: Int64 | None, ef
     objective: "makespan" or "span". bound: ticks of a known lower bound.
     hint: [cells] ticks at which the cells of a known order start; the result is never worse. None: no order is known.
     """
+    if util.find_spec("ortools") is None:
+        return SolverResult("missing", None, bound, 0.0)
     from ortools.sat.python import cp_model
 
     begin = perf_counter()

@@ -29,6 +29,8 @@ MAX_OPS = 8_000
 """Most ops of a schedule that is searched. A split backward counts as two. With more ops, the solver needs gigabytes
 and exceeds its time limit."""
 
+NO_SOLVER = "the solver's search needs OR-tools: pip install 'schedc[tune]'"
+
 _ROUNDING = 1e-9
 """Relative difference below which two values of an objective, or a peak and its cap, are equal."""
 
@@ -73,6 +75,11 @@ class TuningResult:
     search: SolverResult | None
     freedom: Freedom
     effort: Effort
+
+    @property
+    def untried(self) -> tuple[str, ...]:
+        """What could not be tried here, in words, with the remedy."""
+        return (NO_SOLVER,) if self.search is not None and self.search.status == "missing" else ()
 
     @property
     def gap(self) -> float:
@@ -272,8 +279,9 @@ def _nothing_fits(
     if caps is None:
         raise CompilerBug("search", "no order without a cap")
     shown = f"{caps[0]:g}" if (caps == caps[0]).all() else ", ".join(f"{cap:g}" for cap in caps)
-    proven = result is None or result.status == "infeasible"
-    message = f"no order within memory {shown} {'exists' if proven else 'was found in this time'}"
+    status = "infeasible" if result is None else result.status
+    said = {"infeasible": "exists", "missing": "was found without the solver"}.get(status, "was found in this time")
+    message = f"no order within memory {shown} {said}"
     notes = tuple(f"only orders with this in common were searched: {text}" for text in problem.limits)
-    help = f"raise --memory; {needs}" if needs else "raise --memory"
+    help = "; ".join(["raise --memory", *filter(None, [needs, NO_SOLVER if status == "missing" else ""])])
     return DiagnosticError([Diagnostic("S407", message, notes=notes, help=help, source=seed.source)])

@@ -20,7 +20,6 @@ from click.testing import CliRunner, Result
 import schedc as package
 from schedc.cli import COMMANDS, main
 from schedc.load.library import load
-from support.needs import needs
 from support.paths import ROOT
 
 BROKEN = """sched 1
@@ -69,9 +68,7 @@ TAKE_A_SCHEDULE = {
 }
 
 
-@pytest.mark.parametrize(
-    "command", [pytest.param(each, marks=needs("ortools") if each == "tune" else ()) for each in TAKE_A_SCHEDULE]
-)
+@pytest.mark.parametrize("command", TAKE_A_SCHEDULE)
 def test_one_kind_of_mistake_has_one_status_in_all_commands(command: str, tmp_path: Path) -> None:
     name, more = command.split()[0], TAKE_A_SCHEDULE[command]
     path = tmp_path / "broken.sched"

@@ -23,7 +23,6 @@ from schedc.source import Source
 from schedc.step.costs.costs import Costs, dump_costs, parse_costs
 from schedc.step.costs.row_costs import microbatch_costs, read_row_costs
 from schedc.step.timeline import simulate
-from support.needs import needs
 
 SCHEDULES = Path(__file__).parents[3] / "schedules"
 
@@ -176,9 +175,7 @@ def test_each_command_with_costs_is_in_a_table() -> None:
 
 
 @pytest.mark.usefixtures("files")
-@pytest.mark.parametrize(
-    "name", [pytest.param(each, marks=needs("ortools") if each == "tune" else ()) for each in TELLING]
-)
+@pytest.mark.parametrize("name", TELLING)
 def test_commands_go_by_factors_of_segments(name: str) -> None:
     arguments, step = TELLING[name]
     command = [name, *arguments]

@@ -332,10 +332,3 @@ def test_a_refusal_is_a_finding_and_also_json() -> None:
 def test_wrong_usage_exits_2(arguments: tuple[str, ...]) -> None:
     result = schedc("tune", "1f1b", *arguments)
     assert result.exit_code == 2, result.output
-
-
-def test_without_the_solver_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    result = schedc("tune", "1f1b")
-    assert result.exit_code == 2
-    assert "pip install 'schedc[tune]'" in result.output

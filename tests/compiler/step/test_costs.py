@@ -14,7 +14,6 @@ from schedc.compiler import analyse
 from schedc.diagnostics import Diagnostic, DiagnosticError
 from schedc.source import Source
 from schedc.step.costs.costs import Costs, dump_costs, load_costs, parse_costs
-from support.needs import needs
 from support.paths import ROOT
 
 EXAMPLE = ROOT / "examples" / "costs" / "uneven.toml"
@@ -150,11 +149,8 @@ def test_a_file_in_a_unit_of_its_own_gives_all_times() -> None:
 
 @pytest.mark.parametrize(
     "line",
-    [
-        "check zbh1 --sweep P==2,M==4", "show zbh1",
-        pytest.param("tune 1f1b --split -D P=2 -D M=2 --effort 1", marks=needs("ortools")),
-    ],
-)  # fmt: skip
+    ["check zbh1 --sweep P==2,M==4", "show zbh1", "tune 1f1b --split -D P=2 -D M=2 --effort 1"],
+)
 def test_every_command_says_what_a_file_leaves_out(line: str, tmp_path: Path) -> None:
     """The refusal holds for a sweep as for one size, and for backwards that a search may split."""
     path = tmp_path / "whole.toml"
