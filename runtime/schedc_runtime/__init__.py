@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from schedc_runtime.errors import WrongBits
     from schedc_runtime.materialize.record import deferred
     from schedc_runtime.measure.rank_traces import save_trace
+    from schedc_runtime.pipeline.agree.ragged import Ragged
     from schedc_runtime.pipeline.build.assembly import Cut
     from schedc_runtime.pipeline.build.chunked_loss import ChunkedLoss, Loss
     from schedc_runtime.pipeline.pipeline import Pipeline
@@ -27,6 +28,7 @@ __all__ = [
     "Loss",
     "Mesh",
     "Pipeline",
+    "Ragged",
     "StepResult",
     "WrongBits",
     "deferred",
@@ -44,6 +46,7 @@ _HOME = {
     "Loss": "pipeline.build.chunked_loss",
     "Mesh": "ranks.mesh",
     "Pipeline": "pipeline.pipeline",
+    "Ragged": "pipeline.agree.ragged",
     "StepResult": "pipeline.step.losses",
     "WrongBits": "errors",
     "deferred": "materialize.record",

@@ -75,6 +75,11 @@ class Agreement(NamedTuple):
     has_targets: bool
     listed: int = 0
 
+    @property
+    def gives_lists(self) -> bool:
+        """Whether outputs come as a list: the batch was given as one."""
+        return self.listed > 0 and not self.signature.get("cut")
+
 
 def signature_of(value: Any, dims: Dims = ROWS_FIRST, dim: Dim = 0) -> Json:
     """The signature of a batch, as JSON. A batch is nested tuples, lists and dicts of tensors and plain values.
@@ -260,7 +265,7 @@ def common_rows(
 def split(
     value: Any,
     microbatches: int,
-    device: torch.device,
+    device: torch.device | None,
     *,
     pad: bool = False,
     dims: Dims = ROWS_FIRST,
@@ -269,15 +274,16 @@ def split(
     """[microbatches] parts of ``value``, on ``device``: tensors split along their rows, all else repeated.
 
     pad: repeat rows, so that all parts have as many. Otherwise the first parts have one row more where tensors do not
-    divide. dims: dimensions of rows by argument. dim: that of ``value``. Lists come back as tuples.
+    divide. dims: dimensions of rows by argument. dim: that of ``value``. Lists come back as tuples. device: None leaves
+    tensors where they are.
     """
     if isinstance(value, Tensor):
         along = dim_of(value, dim) if value.dim() else None
         if along is None:
-            return [value.to(device, non_blocking=True)] * microbatches
+            return [_on(device, value)] * microbatches
         rows = Rows(value.shape[along], microbatches)
         whole = value.index_select(along, rows.sources(value.device)) if pad and rows.padded else value
-        there = whole.to(device, non_blocking=True)
+        there = _on(device, whole)
         if type(there) is not Tensor:
             return list(there.tensor_split(microbatches, along))
         # As `tensor_split`, in half of its time. Parts may be written to, each for itself.
@@ -291,6 +297,10 @@ def split(
         each = list(zip(*parts, strict=True)) if parts else [()] * microbatches
         return [dict(zip(value, items, strict=True)) for items in each] if isinstance(value, Mapping) else each
     return [value] * microbatches
+
+
+def _on(device: torch.device | None, value: Tensor) -> Tensor:
+    return value if device is None else value.to(device, non_blocking=True)
 
 
 def microbatch_of(signature: Json, microbatches: int) -> Any:

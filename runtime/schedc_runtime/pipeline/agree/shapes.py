@@ -26,8 +26,10 @@ from schedc_runtime.pipeline.agree.batch import (
     signature_of,
     split,
     total_of,
+    with_rows,
 )
 from schedc_runtime.pipeline.agree.contents import batch_facts, common_facts, mapped_facts, with_facts
+from schedc_runtime.pipeline.agree.ragged import CutBatch
 from schedc_runtime.pipeline.agree.rows import ROWS_FIRST, Dims
 from schedc_runtime.pipeline.agree.signatures import in_words, leaves_of
 
@@ -40,12 +42,17 @@ _BOTH = "give both as lists, or both whole; positional arguments of the model ar
 
 def signature_of_call(value: Any, dims: Dims = ROWS_FIRST) -> Json:
     """The signature of what a call is given: a list is one of microbatches. dims: dimensions of rows by argument."""
-    dim = dims.get(0, 0)
     if not isinstance(value, list):
-        return signature_of(value, dims, dim)
-    signatures = [signature_of(each, dims, dim) for each in value]
+        return signature_of(value, dims, dims.get(0, 0))
+    own = _dims_of(value, dims)
+    signatures = [signature_of(each, own, own.get(0, 0)) for each in value]
     distinct = [each for number, each in enumerate(signatures) if each not in signatures[:number]]
-    return {"shapes": distinct, "of": [distinct.index(each) for each in signatures]}
+    listed = {"shapes": distinct, "of": [distinct.index(each) for each in signatures]}
+    return {**listed, "cut": True} if isinstance(value, CutBatch) else listed
+
+
+def _dims_of(value: list[Any], dims: Dims) -> Dims:
+    return value.dims if isinstance(value, CutBatch) else dims
 
 
 def facts_of_call(batch: Any, signature: Json, records: Records) -> Json:
@@ -59,10 +66,10 @@ def split_call(
     value: Any, parts: int, device: torch.device, *, pad: bool = False, dims: Dims = ROWS_FIRST
 ) -> list[Any]:
     """[parts] what each microbatch takes of what a call is given, on ``device``. pad, dims: as of `split`."""
-    dim = dims.get(0, 0)
     if isinstance(value, list):
-        return [split(each, 1, device, dims=dims, dim=dim)[0] for each in value]
-    return split(value, parts, device, pad=pad, dims=dims, dim=dim)
+        own = _dims_of(value, dims)
+        return [split(each, 1, device, dims=own, dim=own.get(0, 0))[0] for each in value]
+    return split(value, parts, device, pad=pad, dims=dims, dim=dims.get(0, 0))
 
 
 def shapes_in(signature: Json, microbatches: int) -> tuple[list[tuple[Json, int]], list[int]]:
@@ -93,6 +100,8 @@ def agree_on_call(
     if not any(_is_listed(each) for request in requests for each in (request.batch, request.targets)):
         return agree(requests, names, microbatches or own, replicas, counting, counted, slices)
     batch, targets = agreed_signatures(requests, names)
+    if _is_listed(batch) and batch.get("cut") and targets is not None and not _is_listed(targets):
+        targets = _cut_targets(batch, targets)
     count = _check_lists(batch, targets, microbatches, replicas)
     if any(number > 1 for number in slices):
         raise BatchRefused(
@@ -106,6 +115,17 @@ def agree_on_call(
 
 def _is_listed(signature: Json) -> bool:
     return signature is not None and "of" in signature
+
+
+def _cut_targets(batch: Json, targets: Json) -> Json:
+    """The signature of the targets of a batch that was cut by row, as a list of those of its microbatches."""
+    count, rows = len(batch["of"]), common_rows(None, targets, 1, 1)
+    if rows is not None and rows.rows % count:
+        raise BatchRefused(
+            f"the targets have {rows.rows} rows, which do not divide into the {count} microbatches of the batch",
+            "give each row of the batch its target",
+        )
+    return {"shapes": [targets if rows is None else with_rows(targets, rows.rows // count)], "of": [0] * count}
 
 
 def _check_lists(batch: Json, targets: Json, microbatches: int | None, replicas: int) -> int:
@@ -136,7 +156,7 @@ def _check_lists(batch: Json, targets: Json, microbatches: int | None, replicas:
             f"microbatches={microbatches}, and a list of {count} microbatches for {replicas} replicas",
             "leave microbatches=... out: it is the length of the list",
         )
-    if targets is None and microbatches is None:
+    if targets is None and microbatches is None and not batch.get("cut"):
         raise BatchRefused(
             f"a list of {count} without targets may be microbatches or positional arguments",
             f"pass microbatches={count // replicas} beside the list, or positional arguments as a tuple",
@@ -145,7 +165,9 @@ def _check_lists(batch: Json, targets: Json, microbatches: int | None, replicas:
         raise BatchRefused(
             f"{len(batch['shapes'])} shapes of microbatches in one step, of which {MOST_SHAPES} is the most:"
             f" {', '.join(map(in_words, batch['shapes'][: MOST_SHAPES + 1]))}",
-            "sort rows into steps by length, or round lengths up to fewer sizes",
+            "give Ragged(items=...), or deal rows so that microbatches have like numbers of items"
+            if batch.get("cut")
+            else "sort rows into steps by length, or round lengths up to fewer sizes",
         )
     return count // replicas
 
@@ -186,7 +208,7 @@ def _of_replica(batch: Json, facts: Sequence[Json], count: int) -> Json:
             shapes = [in_words(batch["shapes"][each[number]]) for each in (tables[0], table)]
             raise BatchRefused(
                 f"microbatch {number} is {shapes[0]} in replica 0 and {shapes[1]} in replica {replica}",
-                "give all replicas the same shapes in the same order",
+                "give all replicas the same shapes in the same order; Ragged fields get them by items=...",
             )
     tensors = sum("shape" in leaf for _, leaf in leaves_of(batch["shapes"][0], ""))
     by_microbatch = [facts[first : first + tensors] for first in range(0, len(facts), tensors)] if tensors else []
@@ -194,4 +216,4 @@ def _of_replica(batch: Json, facts: Sequence[Json], count: int) -> Json:
     for number, signature in enumerate(batch["shapes"]):
         own = [known for known, shape in zip(by_microbatch, batch["of"], strict=False) if shape == number]
         shapes.append(with_facts(signature, common_facts(own)))
-    return {"shapes": shapes, "of": tables[0]}
+    return {**batch, "shapes": shapes, "of": tables[0]}

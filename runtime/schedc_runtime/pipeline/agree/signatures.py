@@ -3,7 +3,8 @@
 {"shape": [6, 2], "dtype": "int64"}       a tensor; "rows" names the dimension of its rows if that is not 0
 {"value": 3}                              a plain value
 {"items": [...]}, {"fields": {...}}       a tuple or list, a mapping
-{"shapes": [...], "of": [0, 1, 0]}        a list of microbatches: the distinct signatures, and the one of each
+{"shapes": [...], "of": [0, 1, 0]}        a list of microbatches: the distinct signatures, and the one of each; "cut"
+                                          says that it was a batch with `Ragged` fields, whose targets are whole
 """
 
 from __future__ import annotations

@@ -23,9 +23,9 @@ from schedc_runtime.moe.layer import moe_layers
 from schedc_runtime.partition import partition
 from schedc_runtime.partition.shared import tied_apart, ties_of
 from schedc_runtime.pipeline.agree.agreement import check_fingerprints, difference, fingerprint, plan_prints
-from schedc_runtime.pipeline.agree.batch import one_microbatch
 from schedc_runtime.pipeline.agree.guard import FailureGuard
 from schedc_runtime.pipeline.agree.plan_fit import FirstBatch, check_model
+from schedc_runtime.pipeline.agree.ragged import first_microbatch
 from schedc_runtime.pipeline.build.apply_plan import (
     attach,
     check_contradictions,
@@ -150,7 +150,7 @@ def cut_model(assembly: Assembly) -> None:
         blocks=cut.blocks,
         inputs=cut.inputs,
         placement=program.placement,
-        example=one_microbatch(assembly.settings.example, program.microbatches, assembly.settings.dims),
+        example=first_microbatch(assembly.settings.example, program.microbatches, assembly.settings.dims),
         head=assembly.head.left_out,
         insert=None if assembly.split is None else assembly.split.insertion,
     )

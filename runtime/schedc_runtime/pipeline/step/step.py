@@ -16,6 +16,7 @@ from schedc_runtime.moe.sizes import Marks, overflowed
 from schedc_runtime.pipeline.agree.batch import SCALAR, Agreement, BatchRefused, StepRequest, not_padded_batch
 from schedc_runtime.pipeline.agree.contents import GivenBatches, check_given
 from schedc_runtime.pipeline.agree.counts import Accumulation, CountOfTargets, counted
+from schedc_runtime.pipeline.agree.ragged import cut_batch
 from schedc_runtime.pipeline.agree.shapes import agree_on_call, facts_of_call, signature_of_call
 from schedc_runtime.pipeline.agree.step_facts import StepFacts, check_facts, differing
 from schedc_runtime.pipeline.build.assembly import Assembly
@@ -106,6 +107,7 @@ class StepRunner:
         number = f"{call.name} {self.steps}"
         guard.between = f"between steps, behind {number}"
         with guard(f"starting {number}"):
+            batch = cut_batch(batch, call.microbatch_count * self._replicas_here, self._dims)
             agreed = self._agree(call, batch, targets)
             check_listed(assembly, agreed)
             program = self.programs.of(call.name, agreed.listed or call.microbatch_count)
@@ -120,7 +122,7 @@ class StepRunner:
             self.accumulation = Accumulation()  # what an error leaves behind
         outputs, everyone = self._run_fitting(call, number, executors, parts, accumulation, agreed)
         with guard(f"at the end of {number}, with the loss"):
-            joined = outputs_of(outputs, listed=agreed.listed > 0) if outputs else None
+            joined = outputs_of(outputs, listed=agreed.gives_lists) if outputs else None
             if not training and call.outputs and not agreed.has_targets:
                 nothing = torch.full((), float("nan"), device=assembly.device)
                 self.result = StepResult(nothing, nothing.new_empty(0), 0, {}, joined, tuple(sorted(outputs)))

@@ -1,0 +1,168 @@
+"""Fields with several items per row: cut by row, exact against the whole batch, and refused where they do not fit."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import schedc
+from schedc_runtime import Mesh, Pipeline, Ragged
+from schedc_runtime.pipeline.agree.batch import BatchRefused
+from schedc_runtime.testing import pool
+from support.needs import needed
+
+COUNTS = (2, 0, 1, 3, 1, 0, 0, 1)
+"""Pictures per row."""
+ROWS, TOKENS, PICTURE, EACH = len(COUNTS), 16, 29, 2
+
+
+class Pictures(nn.Module):
+    """A text model that puts two features of each picture, in order, where its token is ``PICTURE``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = nn.ModuleList(nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(2))
+        self.into = nn.Linear(6, EACH * 8)
+        self.words = nn.Embedding(PICTURE + 1, 8)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8)) for _ in range(4))
+
+    def forward(self, tokens: Tensor, pictures: Tensor) -> Tensor:
+        for each in self.seen:
+            pictures = each(pictures)
+        features = self.into(pictures).reshape(pictures.shape[0] * EACH, 8)
+        x = self.words(tokens)
+        x = x.masked_scatter((tokens == PICTURE).unsqueeze(-1), features)
+        for block in self.blocks:
+            x = x + block(x)
+        return x
+
+
+def loss_fn(output: Any, target: Tensor) -> Tensor:
+    logits = getattr(output, "logits", output)
+    return functional.cross_entropy(logits.flatten(0, 1), target.flatten())
+
+
+def made() -> tuple[Pictures, Tensor, Tensor, Tensor]:
+    """A model, [ROWS, TOKENS] tokens, [items, 6] pictures and [ROWS, TOKENS] targets."""
+    torch.manual_seed(1)
+    tokens = placed(torch.randint(0, PICTURE, (ROWS, TOKENS)), PICTURE, EACH)
+    return Pictures().double(), tokens, torch.randn(sum(COUNTS), 6, dtype=torch.float64), tokens % 8
+
+
+def placed(tokens: Tensor, picture: int, each: int) -> Tensor:
+    for row, count in enumerate(COUNTS):
+        tokens[row, 2 : 2 + count * each] = picture
+    return tokens
+
+
+def differences(pipe: Pipeline, whole: nn.Module, expected: Tensor, loss: Tensor) -> float:
+    """The largest difference of loss and gradients, relative to the largest gradient of each parameter's layer."""
+    expected.backward()
+    gradients = {name: each.grad for name, each in whole.named_parameters() if each.grad is not None}
+    largest: dict[str, float] = {}
+    for name, gradient in gradients.items():
+        layer = name.rsplit(".", 2)[0]
+        largest[layer] = max(largest.get(layer, 0.0), gradient.abs().max().item())
+    worst = {"": abs(loss.item() - expected.item())}
+    for name, own in pipe.named_parameters():
+        if own.grad is not None:
+            worst[name] = (own.grad - gradients[name]).abs().max().item() / largest[name.rsplit(".", 2)[0]]
+    assert worst.keys() == gradients.keys() | {""}
+    return max(worst.values())
+
+
+@pytest.mark.parametrize("items", [None, 5])
+@pytest.mark.parametrize(("schedule", "replicas"), [("zbh1", 1), ("dualpipev", 1), ("1f1b", 2)])
+def test_items_go_with_their_rows(schedule: str, replicas: int, items: int | None) -> None:
+    model, tokens, pictures, targets = made()
+    whole = copy.deepcopy(model)
+    program = schedc.compile(schedule, P=2, M=4 // replicas)
+    batch = {"tokens": tokens, "pictures": Ragged(pictures, COUNTS, items)}
+    pipe = Pipeline(model, program, loss_fn=loss_fn, in_process=True, mesh=Mesh(2, data=replicas), example=batch)
+    if replicas > 1 and items is None:
+        with pytest.raises(BatchRefused, match="in replica 1") as refused:
+            pipe.step(batch, targets)
+        assert "items=..." in str(refused.value)
+        return
+    result = pipe.step(batch, targets, outputs=True)
+    assert differences(pipe, whole, loss_fn(whole(tokens, pictures), targets), result.loss) < 1e-14
+    torch.testing.assert_close(result.outputs, whole(tokens, pictures), rtol=1e-12, atol=1e-14)
+    swapped = {"tokens": tokens.flip(0), "pictures": Ragged(pictures, torch.tensor(COUNTS[::-1]), items)}
+    expected = loss_fn(whole(tokens.flip(0), pictures), targets)
+    torch.testing.assert_close(pipe.evaluate(swapped, targets), expected.detach(), rtol=1e-12, atol=0)
+
+
+def test_llava_trains_with_none_to_three_images_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its check of the number of features goes by the images that are there: padded ones need it off."""
+    transformers = needed("transformers")
+    vision = transformers.CLIPVisionConfig(
+        hidden_size=16, intermediate_size=32, num_hidden_layers=3, num_attention_heads=2, image_size=8, patch_size=4
+    )
+    text = transformers.LlamaConfig(
+        hidden_size=16, intermediate_size=32, num_hidden_layers=3, num_attention_heads=2, vocab_size=PICTURE + 1
+    )
+    torch.manual_seed(0)
+    model = transformers.LlavaForConditionalGeneration(
+        transformers.LlavaConfig(vision_config=vision, text_config=text, image_token_index=PICTURE)
+    ).double()
+    whole = copy.deepcopy(model)
+    tokens = placed(torch.randint(0, PICTURE, (ROWS, TOKENS)), PICTURE, 4)
+    images = torch.randn(sum(COUNTS), 3, 8, 8, dtype=torch.float64)
+    expected = loss_fn(whole(input_ids=tokens, pixel_values=images, use_cache=False), tokens)
+    batch = {"input_ids": tokens, "pixel_values": Ragged(images, COUNTS)}
+    program = schedc.compile("zbh1", P=2, M=4)
+    pipe = Pipeline(model, program, loss_fn=loss_fn, in_process=True, example=batch)
+    assert differences(pipe, whole, expected, pipe.step(batch, tokens)) < 1e-14
+    padded = {**batch, "pixel_values": Ragged(images, COUNTS, items=5)}
+    monkeypatch.setenv("TRANSFORMERS_DISABLE_TORCH_CHECK", "1")
+    torch.testing.assert_close(pipe.evaluate(padded, tokens), expected.detach(), rtol=1e-12, atol=0)
+
+
+def on_rank(rank: int, world_size: int) -> list[str]:
+    """The loss where the rank of the last stage has targets alone; a refusal that all ranks tell."""
+    model, tokens, pictures, targets = made()
+    batch = tokens, Ragged(pictures, COUNTS)
+    pipe = Pipeline(model, schedc.compile("1f1b", P=2, M=4), loss_fn=loss_fn, example=batch)
+    told = [f"{pipe.step(None if rank else batch, targets if rank else None).item():.17g}"]
+    try:
+        pipe.step(None if rank else batch, targets[:6] if rank else None)
+    except BatchRefused as fault:
+        told.append(fault.message)
+    pipe.close()
+    return told
+
+
+@pytest.mark.processes
+def test_ranks_without_the_batch_know_its_items() -> None:
+    model, tokens, pictures, targets = made()
+    first, second = pool(2).run(f"{__name__}:on_rank")
+    assert first == second
+    assert float(first[0]) == pytest.approx(loss_fn(model(tokens, pictures), targets).item(), rel=1e-14)
+    assert first[1] == "the targets have 6 rows, which do not divide into the 4 microbatches of the batch"
+
+
+def test_fields_that_do_not_fit_are_refused() -> None:
+    model, tokens, pictures, targets = made()
+    for counts, items, said in (
+        ((1, 2), None, "add up to 3"),
+        ((9, -1), None, "no count"),
+        ((True, 7), None, "no count"),
+        (COUNTS, 0, r"items=0"),
+    ):
+        with pytest.raises(BatchRefused, match=said):
+            Ragged(pictures, counts, items)
+    batch = tokens, Ragged(pictures, COUNTS)
+    pipe = Pipeline(model, schedc.compile("1f1b", P=2, M=4), loss_fn=loss_fn, in_process=True, example=batch)
+    with pytest.raises(BatchRefused, match=r"microbatch 1 has 4 items of `1`, and Ragged\(items=3\)"):
+        pipe.step((tokens, Ragged(pictures, COUNTS, items=3)), targets)
+    with pytest.raises(BatchRefused, match="says how many items 4 rows have, and the batch has 8"):
+        pipe.step((tokens, Ragged(pictures, (2, 2, 2, 2))), targets)
+    with pytest.raises(BatchRefused, match="6 rows with `1` does not divide into 4 microbatches"):
+        pipe.step((tokens[:6], Ragged(pictures[:7], COUNTS[:6])), targets[:6])
+    with pytest.raises(BatchRefused, match="is a Ragged"):
+        pipe.step((tokens, {"inner": Ragged(pictures, COUNTS)}), targets)
