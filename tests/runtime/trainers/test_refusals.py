@@ -12,12 +12,9 @@ import schedc
 from runtime.trainers.trainer_cases import small_llama, token_loss
 from schedc_runtime import Pipeline
 from schedc_runtime.errors import PartitionError, RuntimeFault
-from support.needs import needed
+from support.needs import needs
 
-pytestmark = pytest.mark.slow
-
-for _name in ("accelerate", "pytorch_lightning", "transformers"):
-    needed(_name)
+pytestmark = [pytest.mark.slow, needs("accelerate", "pytorch_lightning", "transformers")]
 
 
 @pytest.fixture(scope="module")
