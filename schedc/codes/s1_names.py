@@ -34,7 +34,7 @@ schedule a(P: ranks = 1, M: microbatches = 1, k: segments = 2) {{
 
 
 def _slots(ops: str, fill: str = "") -> str:
-    """A file with these ops of microbatch m in a timed block."""
+    """A file with these ops of microbatch m in a timed block. fill: what stands behind `timed`."""
     return f"""sched 1
 schedule a(P: ranks = 1, M: microbatches = 2) {{
   place linear
@@ -230,7 +230,8 @@ S1: tuple[DiagnosticCode, ...] = (
         "S126",
         "misplaced computed order",
         "A rank block has at most one `timed` block or `policy`, in the block itself or as all of one phase. In a "
-        "`timed` block every op has a slot, and the rank block has no ops beside it; elsewhere no op has a slot. "
+        "`timed` block every op has a slot, and the rank block has no ops beside it. In a `policy` with `prefer`, "
+        "`cap` or `fill`, every op has a slot or none has one. Elsewhere no op has a slot. "
         "`fill W` places every W, `prefer` separates ops by `>`, and a cap is `<=` a number. A `search` has no other "
         "rules beside it. It orders the F, I and W of every microbatch on one stage per rank, and keeps 1 <= k of w. "
         "A policy is by `makespan` or `span`.",
@@ -240,7 +241,8 @@ S1: tuple[DiagnosticCode, ...] = (
     DiagnosticCode(
         "S127",
         "two ops in one slot",
-        "In a `timed` block no rank has two ops at the same time.",
+        "In a `timed` block no rank has two ops at the same time. In a `timed pair` block two ops of one slot are a "
+        "pair; a third op, or two that are no pair, are refused.",
         wrong=_slots("F at 3*m  B at 3*(m+1)"),
         right=_slots("F at 3*m  B at 3*m + 1"),
     ),

@@ -16,6 +16,7 @@ from schedc.syntax.tree import Function, Let, ScheduleTree, SizeParameter
 from schedc.units import equations
 
 _WORD = re.compile(r"[A-Za-z0-9_]+")
+_PHASE = re.compile(r"\bphase\s+$")
 _OP = re.compile(rf"([{LETTERS}])(\d*)")
 _MOST_RANKS = 16
 """Most ranks whose stages a hover text lists."""
@@ -36,6 +37,13 @@ WORDS: dict[str, str] = {
     "max": "max(a, b, ...): the largest",
     "abs": "abs(a): without its sign",
     "ceildiv": "ceildiv(a, b): a / b, rounded up",
+    "timed": "computed order, `timed { F at 2*m ... }`: each rank runs its ops in the order of their slots",
+    "pair": "`timed pair`: two ops of a rank in one slot are an overlapped pair, such as F & I",
+    "fill": "`fill W`: every W runs where its rank would wait; `within n`: a rank holds at most n activations",
+    "policy": "computed order: each free rank starts the first op, by these rules, that is ready under the costs",
+    "prefer": "`prefer I > F`: in a policy, ops of earlier kinds first; among equals the least slot, then the text",
+    "cap": "`cap F - B <= n`: in a policy, an F starts only if then at most n more F than B have run",
+    "at": "`F at n`: the slot of an op, in a `timed` block or a policy; in a plan: where, or how fast",
     "makespan": "metric: time from the first start to the last end of a step",
     "bubble": "metric: idle time of a rank within the makespan; the largest of all ranks, or bubble[r]",
     "span_bubble": "metric: idle time of a rank between its first start and its last end",
@@ -69,6 +77,8 @@ def hover_code(source: Source, line: int, column: int) -> tuple[str, Span] | Non
     if located is None:
         return None
     word, span = located
+    if _PHASE.search(source.line(line)[: span.column - 1]):
+        return None  # the name of a phase, whatever the language calls so
     try:
         trees = parse(source).schedules
     except DiagnosticError:

@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from schedc.elaborate.computed_orders import has_slots
 from schedc.elaborate.evaluate import RANK, Scope, Value
 from schedc.elaborate.expand import ExpandedItem, Expander, InstanceOps, pack_like, unpack
 from schedc.elaborate.walk import in_order
 from schedc.ir.arrays import Int64, bincount, repeat
-from schedc.ir.ops import OpKind
+from schedc.ir.ops import PAIR_NAMES, OpKind
 from schedc.ir.schedule import Schedule
 from schedc.step.rules import InTurn, Limit, OpPattern, Preferred, Rule, Searched
 from schedc.syntax import tree as t
+
+_PAIRS = ", ".join(map(" & ".join, PAIR_NAMES))
+_PAIRED = np.array([[f"{first.name}{second.name}" in PAIR_NAMES for second in OpKind] for first in OpKind])
+"""[kinds, kinds] whether ops of two kinds are a pair in this order."""
+
+
+class _SortedOps(NamedTuple):
+    """Codes, slots and instances of ops, [ops] each, by instance. slots: None if some op has no slot of a value."""
+
+    codes: Int64
+    slots: Int64 | None
+    instance: Int64
 
 
 @dataclass(frozen=True)
@@ -63,21 +77,20 @@ class ComputedExpander(Expander):
     def _timed(self, timed: t.Timed, scope: Scope, phase: str) -> InstanceOps:
         """The ops of every rank in the order of their slots. With `fill`, a W follows every I until it is moved."""
         self.computed = timed.fill is not None
-        rows = self.body(timed.body, scope.inside(), phase)
-        self.computed, self._slots = False, True
-        slots = self.body(timed.body, scope.inside(), phase).codes
-        self._slots = False
-        counts = rows.per_instance(scope.instances)
-        if slots.size != rows.codes.size:  # an op or a slot has no value: the findings say so
-            return InstanceOps(rows.codes, counts)
-        instance = repeat(np.arange(scope.instances), counts)
-        order = np.lexsort((slots, instance))
-        self._collisions(rows.codes[order], slots[order], instance)
-        codes = rows.codes[order]
+        sorted_ops = self._by_slot(timed.body, scope, phase)
+        codes, slots, instance = sorted_ops.codes, sorted_ops.slots, sorted_ops.instance
+        counts = bincount(instance, minlength=scope.instances)
+        if slots is None:
+            return InstanceOps(codes, counts)
+        same = np.flatnonzero((slots[1:] == slots[:-1]) & (instance[1:] == instance[:-1]))
+        if timed.pairs:
+            codes = self._in_pairs(codes, slots, instance, same)
+        elif same.size:
+            self._collide(codes, slots, instance, int(same[0]), "an op takes its slot alone; shift one of them")
         if timed.fill is None:
             return InstanceOps(codes, counts)
         within = None if timed.fill.within is None else self.evaluator.value(timed.fill.within, scope)
-        self.rule = InTurn(timed.fill.span, None if within is None else _per_rank(within, scope))
+        self.rule = InTurn(timed.fill.span, None if within is None else _per_rank(within, scope), timed.pairs)
         return self._with_weights(
             codes, counts, instance, ExpandedItem(OpKind.W, phase, timed.fill.span, 0, computed=True)
         )
@@ -92,18 +105,46 @@ class ComputedExpander(Expander):
         self.ops += split.size
         return InstanceOps(filled, counts + added)
 
-    def _collisions(self, codes: Int64, slots: Int64, instance: Int64) -> None:
-        """Refuse (S127) two ops of one rank in one slot, at the second op of the first such slot.
+    def _by_slot(self, body: Sequence[t.Statement], scope: Scope, phase: str) -> _SortedOps:
+        """The ops of a block in the order of their slots; in that of the text where slots are equal."""
+        rows = self.body(body, scope.inside(), phase)
+        computed, self.computed, self._slots = self.computed, False, True
+        slots = self.body(body, scope.inside(), phase).codes
+        self.computed, self._slots = computed, False
+        instance = repeat(np.arange(scope.instances), rows.per_instance(scope.instances))
+        if slots.size != rows.codes.size:  # an op or a slot has no value: the findings say so
+            return _SortedOps(rows.codes, None, instance)
+        order = np.lexsort((slots, instance))
+        return _SortedOps(rows.codes[order], slots[order], instance)
 
-        codes, slots, instance: [ops] in the order of ranks and slots.
+    def _in_pairs(self, codes: Int64, slots: Int64, instance: Int64, same: Int64) -> Int64:
+        """The codes with the two ops of each slot as a pair. Other ops that share a slot are refused (S127).
+
+        codes, slots, instance: [ops] in the order of ranks and slots. same: rows whose slot is that of the next row.
         """
-        same = np.flatnonzero((slots[1:] == slots[:-1]) & (instance[1:] == instance[:-1]))
-        if same.size:
-            first, second = (self.items[item] for item in unpack(codes[same[0] : same[0] + 2])[0].tolist())
-            slot, rank = int(slots[same[0]]), int(instance[same[0]])
-            message = f"{first.kind.name} and {second.kind.name} are both in slot {slot}"
-            help = "an op takes its slot alone; shift one of them"
-            self.evaluator.fail("S127", message, second.span, help=help, rank=rank)
+        kinds = np.array([item.kind for item in self.items])[unpack(codes)[0]]
+        first, second = kinds[same], kinds[same + 1]
+        turned = _PAIRED[second, first]
+        third = np.flatnonzero(np.diff(same, prepend=-2) == 1)
+        strange = np.flatnonzero(~(_PAIRED[first, second] | turned))
+        if third.size or strange.size:
+            place = int(same[min((*third[:1], *strange[:1]))])
+            self._collide(codes, slots, instance, place, f"a slot has one op or one pair: {_PAIRS}")
+        swapped, paired = same[turned], codes.copy()
+        paired[swapped], paired[swapped + 1] = codes[swapped + 1], codes[swapped]
+        for half, rows in ((1, same), (2, same + 1)):
+            items = unpack(paired[rows])[0]
+            for number in np.unique(items).tolist():
+                self.items.append(replace(self.items[number], half=half))
+                halves = rows[items == number]
+                paired[halves] = pack_like(paired[halves], len(self.items) - 1)
+        return paired
+
+    def _collide(self, codes: Int64, slots: Int64, instance: Int64, place: int, help: str) -> None:
+        """Refuse (S127) the ops at ``place`` and behind it, which are of one rank and in one slot."""
+        first, second = (self.items[item] for item in unpack(codes[place : place + 2])[0].tolist())
+        message = f"{first.kind.name} and {second.kind.name} are both in slot {int(slots[place])}"
+        self.evaluator.fail("S127", message, second.span, help=help, rank=int(instance[place]))
 
     # ---- policies
 
@@ -123,7 +164,11 @@ class ComputedExpander(Expander):
             )
             self.rule = Preferred(policy.span, preferences, limits, choice.fill is not None)
         self.computed = self.rule is not None
-        rows = self.body(choice.body, scope.inside(), phase)
+        if has_slots(choice.body):
+            codes, _, instance = self._by_slot(choice.body, scope, phase)
+            rows = InstanceOps(codes, bincount(instance, minlength=scope.instances))
+        else:
+            rows = self.body(choice.body, scope.inside(), phase)
         self.computed = False
         return rows
 

@@ -54,6 +54,11 @@ def check_computed_orders(block: t.RankBlock, source: Source) -> list[Diagnostic
     return findings
 
 
+def has_slots(body: Sequence[t.Statement]) -> bool:
+    """Whether some op of a block has a slot."""
+    return any(isinstance(item, t.SlotItem) for item in _all(body))
+
+
 def _opened(statement: t.Statement) -> tuple[t.Statement, ...]:
     """The statement itself; for a phase that consists of one computed order, this order."""
     alone = isinstance(statement, t.Phase) and len(statement.body) == 1 and isinstance(statement.body[0], Computed)
@@ -140,8 +145,18 @@ def _in_policy(policy: t.Policy) -> Iterator[tuple[str, Span, str]]:
         for cap in choice.caps:
             if cap.comparison != "<=":
                 yield f"a cap with `{cap.comparison}`", cap.span, "write for example cap F - B <= P - r"
-        yield from (
-            ("`at` outside of a `timed` block", item.span, "")
-            for item in _all(choice.body)
-            if isinstance(item, t.SlotItem)
-        )
+        yield from _slots_of(choice)
+
+
+def _slots_of(choice: t.Choice) -> Iterator[tuple[str, Span, str]]:
+    """Faults of slots in a choice: all of its ops have one, or none, and they say which op is first among equals."""
+    if not has_slots(choice.body):
+        return
+    ordered = choice.prefer or choice.caps or choice.fill is not None
+    for item in _all(choice.body):
+        if isinstance(item, t.SlotItem) and not ordered:
+            what = "an order as written" if choice.search is None else "a search"
+            yield f"`at` outside of a `timed` block, in {what}", item.span, "leave it out, or write prefer or cap"
+        elif isinstance(item, t.OpItem | t.PairItem) and ordered:
+            what = "an op" if isinstance(item, t.OpItem) else "a pair"
+            yield f"{what} without a slot, where other ops of the policy have one", item.span, "give every op a slot"

@@ -32,13 +32,14 @@ class Limit:
 class InTurn:
     """`fill W within most`: ops run in the order of their slots, and a W fills the time while the next op must wait.
 
-    It is the oldest pending W. If no W is pending, the op behind the next one may run first.
+    It is the oldest pending W. If no W is pending, the op behind the next one may run first, unless there are pairs.
     A forward runs only if the rank then holds at most ``most`` ([ranks]) activations: forwards minus W. A forward
     that overtakes another one leaves room for it: forwards minus I are at most ``most``, too.
     """
 
     span: Span
     most: tuple[int, ...] | None
+    pairs: bool = False
 
 
 @dataclass(frozen=True)

@@ -11,18 +11,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from schedc.ir.arrays import Int64
+from schedc.ir.arrays import Floats, Int64
 from schedc.ir.compiled import IMPORT_SECONDS, called_from_loops, compile_seconds, jit
-from schedc.ir.ops import OpKind
+from schedc.ir.ops import PAIR_NAMES, OpKind
 from schedc.ir.schedule import Schedule
 from schedc.step.choose import ChosenOrder
-from schedc.step.costs.costs import Costs
+from schedc.step.costs.costs import Costs, StageCosts
 from schedc.step.dependencies import needs_of
-from schedc.step.durations import alone
+from schedc.step.durations import alone, duration
 from schedc.step.rules import InTurn
 
 _COMPILE_SECONDS = 3.0
 """What compiling the loop costs, once on a machine."""
+
+PAIRED_TIMES = Costs(F=1.5, I=1.5, W=1.0, FB=3.0)
+"""Times that ops take in a `timed pair` block: F, I and W compute for 1 each, and half of that is exposed beside a lone
+F or I. This is why pairs are made: F & I takes 2."""
 
 _HELD = np.array([(kind is OpKind.F) - (kind in (OpKind.W, OpKind.B)) for kind in OpKind])
 _IN_FLIGHT = np.array([(kind is OpKind.F) - (kind in (OpKind.I, OpKind.B)) for kind in OpKind])
@@ -34,9 +38,12 @@ class TurnOps(NamedTuple):
 
     rank_start: [P + 1] rows of each rank. turn_stop: [P] place in `TurnState.turn` behind its ops.
     time: [ops] duration, above zero. room: [ops] 1 for a forward, else 0. held, in_flight: [ops] by how many an op
-    changes the activations of its rank, and the microbatches in flight. queue: [ops] number of its kind and stage.
+    changes the activations of its rank, and the microbatches in flight. queue: [ops] number of its kind and stage;
+    one number for all ops where none may overtake another.
     first, second: [ops] the ops that it needs, as indices of `TurnState.end`.
     weight: [ops] row of the W that follows an I, else -1. most: [P] activations for which a rank has room.
+    mate: [ops] row of the second op of a pair, at its first op; else -1. At the first op, ``time``, ``held``,
+    ``in_flight`` and ``weight`` are those of the whole pair.
     """
 
     rank_start: Any
@@ -50,14 +57,16 @@ class TurnOps(NamedTuple):
     second: Any
     weight: Any
     most: Any
+    mate: Any
 
 
 class TurnState(NamedTuple):
     """What changes. The loop fills ``order`` and ``ran``.
 
     end: [ops + 2] when each op ends; inf before its start. Behind the ops stand one that never ends and one that ended
-    at 0. turn: rows other than W, in the order of their slots. order: [ops] rows of each rank in the order of their
-    start, from its first row on. weights: [ops] W whose I has started, likewise.
+    at 0. turn: single ops other than W, and the first ops of pairs, in the order of their slots.
+    order: [ops] rows of each rank in the order of their start, from its first row on.
+    weights: [ops] W whose I has started, likewise.
     head: [P] place of the next op in ``turn``. ran, pending, taken: [P] ops that started, W in ``weights``, and those
     of them that started. holds, flying: [P] activations held, and microbatches in flight. free: [P] end of the last op.
     """
@@ -80,7 +89,7 @@ def run_in_turn(ops: TurnOps, state: TurnState) -> None:
 
     A rank can start an op only when one ends, its own or another one: these times are visited, each once.
     """
-    rank_start, turn_stop, time, room, held, in_flight, queue, first, second, weight, most = ops
+    rank_start, turn_stop, time, room, held, in_flight, queue, first, second, weight, most, mate = ops
     end, turn, order, weights, head, ran, pending, taken, holds, flying, free = state
     now = 0.0
     while now < inf:
@@ -90,7 +99,7 @@ def run_in_turn(ops: TurnOps, state: TurnState) -> None:
             if free[rank] > now:
                 later = min(later, free[rank])
                 continue
-            if place < stop and may_run(turn[place], full, now, room, end, first, second):
+            if place < stop and may_run(turn[place], full, now, room, end, first, second, mate):
                 row = turn[place]
                 head[rank] += 1
             elif taken[rank] < pending[rank]:
@@ -98,7 +107,7 @@ def run_in_turn(ops: TurnOps, state: TurnState) -> None:
                 taken[rank] += 1
             elif place + 1 < stop and queue[turn[place]] != queue[turn[place + 1]]:
                 full = full or flying[rank] + room[turn[place]] >= most[rank]
-                if may_run(turn[place + 1], full, now, room, end, first, second):
+                if may_run(turn[place + 1], full, now, room, end, first, second, mate):
                     row = turn[place + 1]
                     turn[place + 1] = turn[place]
                     head[rank] += 1
@@ -112,13 +121,20 @@ def run_in_turn(ops: TurnOps, state: TurnState) -> None:
             holds[rank] += held[row]
             flying[rank] += in_flight[row]
             free[rank] = end[row] = now + time[row]
+            if mate[row] >= 0:
+                order[rank_start[rank] + ran[rank]] = mate[row]
+                ran[rank] += 1
+                end[mate[row]] = free[rank]
             later = min(later, free[rank])
         now = later
 
 
-def may_run(row: int, full: bool, now: float, room: Any, end: Any, first: Any, second: Any) -> bool:
-    """Whether the ops that an op needs have ended. full: whether the rank has no room for a forward."""
-    return not (full and room[row]) and end[first[row]] <= now and end[second[row]] <= now
+def may_run(row: int, full: bool, now: float, room: Any, end: Any, first: Any, second: Any, mate: Any) -> bool:
+    """Whether the ops that an op or a pair needs have ended. full: whether the rank has no room for a forward."""
+    if (full and room[row]) or end[first[row]] > now or end[second[row]] > now:
+        return False
+    other = mate[row]
+    return other < 0 or bool(end[first[other]] <= now and end[second[other]] <= now)
 
 
 Loop = Callable[[TurnOps, TurnState], None]
@@ -127,7 +143,8 @@ _interpreted_seconds = [0.0]
 
 
 def run_turns(schedule: Schedule, rule: InTurn) -> ChosenOrder:
-    """The order by ``rule`` of a schedule whose ops are all of the `timed` block. Ops take their unit costs.
+    """The order by ``rule`` of a schedule whose ops are all of the `timed` block. Ops take their unit costs, and in a
+    `timed pair` block those of `PAIRED_TIMES`.
 
     The loop is compiled once its interpreted runs took as long as loading it. Both ways give the same order.
     """
@@ -142,7 +159,9 @@ def run_turns(schedule: Schedule, rule: InTurn) -> ChosenOrder:
         _interpreted_seconds[0] += time.process_time() - began
         order = np.array(lists.order, np.int64)
     rows = order[order >= 0]
-    return ChosenOrder(rows, np.zeros(rows.size, bool))
+    second = np.zeros(rows.size, bool)
+    second[1:] = ops.mate[rows[:-1]] == rows[1:]
+    return ChosenOrder(rows, second)
 
 
 def _compiled() -> Loop | None:
@@ -169,21 +188,57 @@ def load_loop() -> Loop | None:
 
 def _turn_ops(schedule: Schedule, rule: InTurn) -> TurnOps:
     kind, stage = schedule.kind, schedule.stage.astype(np.int64)
-    turns, needs = np.flatnonzero(kind != OpKind.W), needs_of(schedule)
+    turns, needs, mate = _turns(schedule), needs_of(schedule), _mates(schedule)
     most = np.full(schedule.ranks, np.inf) if rule.most is None else np.array(rule.most, np.float64)
     return TurnOps(
         rank_start=schedule.rank_start.astype(np.int64),
         turn_stop=np.searchsorted(turns, schedule.rank_start[1:]).astype(np.int64),
-        time=alone(Costs().resolved(1))[kind, 0],
+        time=_cell_times(schedule, (PAIRED_TIMES if rule.pairs else Costs()).resolved(1), mate),
         room=(kind == OpKind.F).astype(np.int64),
-        held=_HELD[kind].astype(np.int64),
-        in_flight=_IN_FLIGHT[kind].astype(np.int64),
-        queue=kind * np.int64(schedule.stages) + stage,
+        held=_of_pairs(_HELD[kind].astype(np.int64), mate),
+        in_flight=_of_pairs(_IN_FLIGHT[kind].astype(np.int64), mate),
+        queue=np.where(rule.pairs, 0, kind * np.int64(schedule.stages) + stage),
         first=needs[0],
         second=needs[1],
-        weight=_weights_of_inputs(schedule, needs[0]),
+        weight=_of_pairs(_weights_of_inputs(schedule, needs[0]) + 1, mate) - 1,
         most=most,
+        mate=mate,
     )
+
+
+def _mates(schedule: Schedule) -> Int64:
+    """[ops] row of the second op of a pair, at its first op; -1 elsewhere."""
+    pair = schedule.pair
+    mate = np.full(len(schedule), -1, np.int64)
+    first = np.flatnonzero((pair[1:] == pair[:-1]) & (pair[1:] >= 0))
+    mate[first] = first + 1
+    return mate
+
+
+def _turns(schedule: Schedule) -> Int64:
+    """Rows other than W and the second ops of pairs, in the order of their slots."""
+    mate = _mates(schedule)
+    turns = schedule.kind != OpKind.W
+    turns[mate[mate >= 0]] = False
+    return np.flatnonzero(turns).astype(np.int64)
+
+
+def _of_pairs(column: Int64, mate: Int64) -> Int64:
+    """[ops] a column in which the first op of a pair has the sum over both."""
+    summed = column.copy()
+    first = np.flatnonzero(mate >= 0)
+    summed[first] += column[mate[first]]
+    return summed
+
+
+def _cell_times(schedule: Schedule, costs: StageCosts, mate: Int64) -> Floats:
+    """[ops] time of each op under costs of one row, at the first op of a pair that of the pair."""
+    kind, first = schedule.kind, np.flatnonzero(mate >= 0)
+    times: Floats = alone(costs)[kind, 0]
+    for one, other in (map(OpKind.__getitem__, name) for name in PAIR_NAMES):
+        pairs = first[(kind[first] == one) & (kind[mate[first]] == other)]
+        times[pairs] = duration(costs, one, other, (0, 0))
+    return times
 
 
 def _weights_of_inputs(schedule: Schedule, needed: Int64) -> Int64:
@@ -195,7 +250,7 @@ def _weights_of_inputs(schedule: Schedule, needed: Int64) -> Int64:
 
 
 def _turn_state(schedule: Schedule) -> TurnState:
-    turns = np.flatnonzero(schedule.kind != OpKind.W).astype(np.int64)
+    turns = _turns(schedule)
     end = np.append(np.full(len(schedule) + 1, np.inf), 0.0)
     head = np.searchsorted(turns, schedule.rank_start)[:-1].astype(np.int64)
     ran, pending, taken, held, in_flight = (np.zeros(schedule.ranks, np.int64) for _ in range(5))

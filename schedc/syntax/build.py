@@ -154,8 +154,9 @@ class TreeBuilder(PlanBuilder):
     def slot(self, op: t.OpItem, _: Token, slot: t.Expr) -> t.SlotItem:
         return t.SlotItem(op, slot, op.span.to(slot.span))
 
-    def timed(self, word: Token, fill: t.Fill | None, block: tuple[Any, Span]) -> t.Timed:
-        return t.Timed(fill, block[0], span_of(word).to(fill.span) if fill else span_of(word))
+    def timed(self, word: Token, pair: Token | None, fill: t.Fill | None, block: tuple[Any, Span]) -> t.Timed:
+        end = fill.span if fill else span_of(pair or word)
+        return t.Timed(pair is not None, fill, block[0], span_of(word).to(end))
 
     def fill(self, word: Token, op: t.OpItem, within: t.Expr | None) -> t.Fill:
         return t.Fill(op, within, span_of(word).to((within or op).span))

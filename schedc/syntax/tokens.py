@@ -85,7 +85,7 @@ def scan(source: Source, lexer: Any) -> Tokens:
     tokens.items = _without_loose_docs(list(_legal(_adapted_plans(raw, tokens, source), tokens, source)))
     _tell_ifs_apart(tokens.items)
     _tell_roles_apart(tokens.items)
-    _tell_fills_apart(tokens.items)
+    _tell_timed_words_apart(tokens.items)
     _tell_searches_apart(tokens.items)
     _match_brackets(tokens, source)
     if deep := _too_deep(tokens, source):
@@ -192,11 +192,15 @@ def _tell_roles_apart(items: list[Token]) -> None:
             items[i] = Token.new_borrow_pos("NAME", str(token), token)
 
 
-def _tell_fills_apart(items: list[Token]) -> None:
-    """Turn each `fill` after `timed` or an op into FILL. Elsewhere it is a name: phases are often called `fill`."""
+_TIMED_WORDS = {"pair": ("TIMED",), "fill": ("TIMED", "PAIR", "OP", "OP_DIGIT", "RSQB")}
+"""By word of a computed order that may be a name elsewhere: the tokens behind which the word is a token of its own."""
+
+
+def _tell_timed_words_apart(items: list[Token]) -> None:
+    """Turn each `pair` and `fill` of a computed order into a token of its own. Phases are often called `fill`."""
     for i, token in enumerate(items[1:], 1):
-        if token == "fill" and items[i - 1].type in ("TIMED", "OP", "OP_DIGIT", "RSQB"):
-            items[i] = Token.new_borrow_pos("FILL", "fill", token)
+        if items[i - 1].type in _TIMED_WORDS.get(token, ()):
+            items[i] = Token.new_borrow_pos(token.upper(), str(token), token)
 
 
 def _tell_searches_apart(items: list[Token]) -> None:

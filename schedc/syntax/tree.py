@@ -143,7 +143,7 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class SlotItem:
-    """``F0 at 2*r``: an op of a timed block, and its slot."""
+    """``F0 at 2*r``: an op of a timed block or of a policy, and its slot."""
 
     op: OpItem
     slot: Expr
@@ -161,8 +161,12 @@ class Fill:
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """``timed { F0 at 2*r ... }``: each rank runs the ops of the body in the order of their slots."""
+    """``timed { F0 at 2*r ... }``: each rank runs the ops of the body in the order of their slots.
 
+    pairs: whether two ops in one slot are an overlapped pair, as in ``timed pair { ... }``.
+    """
+
+    pairs: bool
     fill: Fill | None
     body: tuple[Statement, ...]
     span: Span

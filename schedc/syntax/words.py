@@ -23,6 +23,9 @@ PLACEMENTS: dict[str, tuple[int, int]] = {
 BUILTINS: dict[str, tuple[int, int]] = {"min": (2, 8), "max": (2, 8), "abs": (1, 1), "ceildiv": (2, 2)}
 """By function of the language: least and largest number of its arguments."""
 
+ORDER_WORDS = ("timed", "pair", "fill", "policy", "prefer", "cap", "at")
+"""Words of computed orders that the editors explain."""
+
 METRICS = (
     "makespan",
     "bubble",

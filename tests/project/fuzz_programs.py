@@ -105,9 +105,12 @@ class Writer:
         return text
 
     def timed(self, depth: int) -> str:
-        fill = self.draw.choice(("", " fill W", f" fill W within {self.value(2)}"))
-        slots = " ".join(f"{self.op()} at {self.value(2)}" for _ in range(self.draw.randint(1, 3)))
+        fill = self.draw.choice(("", " pair")) + self.draw.choice(("", " fill W", f" fill W within {self.value(2)}"))
+        slots = self.slots()
         return f"timed{fill} {{ {slots} }}" if depth else f"phase t timed{fill} {{ for i in 0 ..< M {{ {slots} }} }}"
+
+    def slots(self) -> str:
+        return " ".join(f"{self.op()} at {self.value(2)}" for _ in range(self.draw.randint(1, 3)))
 
     def policy(self, depth: int) -> str:
         prefer = self.draw.choice(("", " prefer B > F", " prefer F & B > B > F", " prefer F > F"))
@@ -119,7 +122,9 @@ class Writer:
             every = "{ repeat M { F }  repeat M { I }  repeat M { W } }"
             block = self.draw.choice((every, every, self.block(depth + 1)))
             return f"policy{aim} search within {self.draw.choice(('P', self.value(2)))}{kept} {block}{other}"
-        return f"policy{aim}{prefer}{cap} {self.block(depth + 1)}{other}"
+        slots = f"{{ for i in 0 ..< M {{ {self.slots()} }} }}"
+        block = slots if self.draw.random() < 0.3 else self.block(depth + 1)
+        return f"policy{aim}{prefer}{cap} {block}{other}"
 
     def whole(self) -> str:
         """A rank's whole order in the usual three phases, so that some programs are legal."""

@@ -21,7 +21,7 @@ from schedc.load.library import names
 from schedc.source import Source
 from schedc.step.costs.keys import COST_SYMBOLS
 from schedc.syntax.plan_words import FORMS, PLAN_LINES
-from schedc.syntax.words import BUILTINS, METRICS, OP_LETTERS, PLACEMENTS, ROLES
+from schedc.syntax.words import BUILTINS, METRICS, OP_LETTERS, ORDER_WORDS, PLACEMENTS, ROLES
 from support.needs import needed
 from support.paths import ROOT
 
@@ -111,7 +111,9 @@ schedule mine(P: ranks = 2, M: microbatches = 4) {
 
 
 def test_every_word_of_the_language_is_explained() -> None:
-    assert set(WORDS) == {*ROLES, *PLACEMENTS, *BUILTINS, *METRICS, *COST_SYMBOLS, *PLAN_LINES} - OP_LETTERS
+    assert (
+        set(WORDS) == {*ROLES, *PLACEMENTS, *BUILTINS, *METRICS, *COST_SYMBOLS, *PLAN_LINES, *ORDER_WORDS} - OP_LETTERS
+    )
 
 
 @pytest.mark.parametrize(
@@ -132,6 +134,22 @@ def test_hover(line: int, column: int, said: str) -> None:
     assert said in found[0]
     assert found[1].line == line
     assert found[1].column <= column <= found[1].end_column
+
+
+def test_hover_explains_words_of_computed_orders_but_no_name_of_a_phase() -> None:
+    head = "schedule a(P: ranks = 1, M: microbatches = 1) { place linear rank r {"
+    text = f"{head}\nphase pair timed pair fill W {{ F at 0 }} }} }}"
+    source = Source("mine.sched", text)
+    assert hover_code(source, 2, 8) is None
+    for column, said in (
+        (13, "order of their slots"),
+        (19, "overlapped pair"),
+        (24, "every W runs"),
+        (35, "slot of an op"),
+    ):
+        found = hover_code(source, 2, column)
+        assert found is not None, column
+        assert said in found[0]
 
 
 def test_hover_shows_how_a_line_of_a_plan_is_written() -> None:
