@@ -3,6 +3,7 @@
     python benchmarks/tensor.py families [--json] [--families llama,qwen3] [--schedules 1f1b,dualpipev] [--tensor 2]
     python benchmarks/tensor.py share [--json]
     python benchmarks/tensor.py sums [--json]
+    python benchmarks/tensor.py vocabulary [--json] [--families llama,qwen3] [--schedules 1f1b,dualpipev]
 
 Real processes over gloo, two pipeline ranks times ``--tensor`` tensor ranks, tiny models in float64. The casts of norms
 to float32 are left out, in both.
@@ -13,6 +14,8 @@ to float32 are left out, in both.
     share      share: of parameters whose gradients W makes, in a Llama of width 256. in_W: exchanges that Ws start.
                failed: 1 if less than 0.97, or any
     sums       partial sums of each of two steps, under four schedules, with biases, norms, and a tied table
+    vocabulary the loss of own columns of the logits, in chunks, in both forms, with the head tied to the embedding and
+               not. logits: rows and columns of the largest logits. failed: too, if more than own ones of a chunk
 """
 
 from __future__ import annotations
@@ -30,9 +33,10 @@ from schedc_runtime.testing import CaseFailed, pool
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
 from support.tensor_cases import FAMILIES, SCHEDULES
+from support.vocabulary_cases import CHUNK
 
 BOUND = 1e-14
-CASES = "support.tensor_cases"
+CASES, LOSSES = "support.tensor_cases", "support.vocabulary_cases"
 
 
 def families(options: argparse.Namespace) -> dict[str, Any]:
@@ -70,10 +74,24 @@ def sums(options: argparse.Namespace) -> dict[str, Any]:
     return {"cases": len(rows), "failed": sum(row["failed"] for row in rows), "rows": rows}
 
 
+def vocabulary(options: argparse.Namespace) -> dict[str, Any]:
+    rows: list[dict[str, Any]] = []
+    for name in options.families.split(","):
+        arguments = {"names": [name], "schedules": options.schedules.split(",")}
+        for same in zip(*pool(4).run(f"{LOSSES}:families", timeout=600, **arguments), strict=True):
+            error, equal = max(case["error"] for case in same), all(case["equal"] for case in same)
+            logits = max(case["logits"] for case in same)
+            failed = not (error <= BOUND and equal and logits == [CHUNK, 48])
+            rows.append({**same[0], "error": error, "equal": equal, "logits": logits, "failed": failed})
+    told = {"cases": len(rows), "failed": sum(row["failed"] for row in rows)}
+    return told | {"error": max(row["error"] for row in rows), "rows": rows}
+
+
 WORDS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "families": families,
     "share": share,
     "sums": sums,
+    "vocabulary": vocabulary,
 }
 
 

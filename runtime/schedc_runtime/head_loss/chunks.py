@@ -5,6 +5,7 @@
     g      = factor * (softmax(logits) - onehot(target)), 0 in rows with an ignored target
     dx = g W      dW = sum over chunks of g^T x      db = sum over chunks of g
 
+Where tensor ranks share the columns of the logits, V counts own ones, and dx is a part of a sum over these ranks.
 Losses and sums over chunks are in float32, for float64 in float64. Nothing here asks the device for a value.
 """
 
@@ -13,13 +14,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from schedc_runtime.device.choice import device_for
+
+if TYPE_CHECKING:
+    from schedc_runtime.head_loss.columns import LogitColumns
 
 LogitLoss = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
 """(logits [chunk, V], targets [chunk], target that does not count) -> ([] sum of the losses, [chunk, V] its gradient).
@@ -35,12 +39,14 @@ class Rule:
     chunk: rows whose logits are there at once. ignored: target of the rows that do not count.
     after: what the model does with logits [chunk, V] before it returns them, element by element; None for nothing.
     library: who computes losses and their gradients in place of the operations here.
+    columns: the columns of logits that this rank has; None for all.
     """
 
     chunk: int
     ignored: int = -100
     after: Callable[[Tensor], Tensor] | None = None
     library: LogitLoss | None = None
+    columns: LogitColumns | None = None
 
 
 class Head(NamedTuple):
@@ -103,14 +109,17 @@ def losses(x: Tensor, head: Head, targets: Tensor, rule: Rule) -> tuple[Tensor, 
     x: [N, H] hidden states. targets: [N] whole numbers.
     """
     log_sums = x.new_empty(0 if rule.library else len(x), dtype=wide_type(x.dtype))
-    total = log_sums.new_zeros(())
+    chosen, total = torch.empty_like(log_sums), log_sums.new_zeros(())
     for part in _parts(len(x), rule.chunk):
         logits = _finished(_logits(x[part], head), rule)
         if rule.library is not None:
             total += rule.library(logits, targets[part], rule.ignored)[0]
             continue
-        log_sums[part] = torch.logsumexp(logits, -1)
-        total += _loss(logits, log_sums[part], targets[part], rule)
+        log_sums[part], chosen[part] = _numbers(logits, targets[part], rule)
+    if rule.columns is not None:  # once for all chunks
+        log_sums, chosen = rule.columns.together(log_sums, chosen)
+    for part in () if rule.library else _parts(len(x), rule.chunk):
+        total += _loss(log_sums[part], chosen[part], targets[part], rule)
     return total, log_sums
 
 
@@ -143,9 +152,13 @@ def gradients(
             total += loss
             g = g.mul_(factor)
         else:
-            row_sums = torch.logsumexp(logits, -1) if log_sums is None else log_sums[part]
             if log_sums is None:
-                total += _loss(logits, row_sums, target, rule)
+                row_sums, chosen = _numbers(logits, target, rule)
+                if rule.columns is not None:
+                    row_sums, chosen = rule.columns.together(row_sums, chosen)
+                total += _loss(row_sums, chosen, target, rule)
+            else:
+                row_sums = log_sums[part]
             g = _logit_gradients(logits, row_sums, target, rule, factor)
         g = _through(plain, g, rule)
         del plain, logits
@@ -169,20 +182,33 @@ def _finished(logits: Tensor, rule: Rule) -> Tensor:
     return (logits if rule.after is None else rule.after(logits)).to(wide_type(logits.dtype))
 
 
-def _loss(logits: Tensor, log_sums: Tensor, targets: Tensor, rule: Rule) -> Tensor:
-    """[] the sum of the losses of a chunk's rows."""
-    counts = targets != rule.ignored
-    chosen = logits.gather(1, torch.where(counts, targets, 0).unsqueeze(1)).squeeze(1)
-    return torch.where(counts, log_sums - chosen, 0).sum()
+def _places(logits: Tensor, targets: Tensor, rule: Rule) -> tuple[Tensor, Tensor | None]:
+    """[chunk, 1] each: the columns of targets, 0 for ignored ones, and whether logits have them; None for all."""
+    counted = torch.where(targets != rule.ignored, targets, 0).unsqueeze(1)
+    return (counted, None) if rule.columns is None else rule.columns.own(counted, logits.shape[1])
+
+
+def _numbers(logits: Tensor, targets: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
+    """[chunk] each: log-sum of a row, and its target's logit; 0 where the own columns do not have it."""
+    place, inside = _places(logits, targets, rule)
+    chosen = logits.gather(1, place)
+    if inside is not None:
+        chosen = torch.where(inside, chosen, 0)
+    return torch.logsumexp(logits, -1), chosen.squeeze(1)
+
+
+def _loss(log_sums: Tensor, chosen: Tensor, targets: Tensor, rule: Rule) -> Tensor:
+    """[] the sum of the losses of a chunk's rows. log_sums, chosen: [chunk] as of `_numbers`, of all columns."""
+    return torch.where(targets != rule.ignored, log_sums - chosen, 0).sum()
 
 
 def _logit_gradients(logits: Tensor, log_sums: Tensor, targets: Tensor, rule: Rule, factor: Tensor | float) -> Tensor:
     """[chunk, V] the gradient of the logits, in their memory."""
-    counts = targets != rule.ignored
-    g = logits.sub_(log_sums.unsqueeze(1)).exp_()
+    place, inside = _places(logits, targets, rule)
     minus = torch.full_like(log_sums, -1).unsqueeze(1)
-    g.scatter_add_(1, torch.where(counts, targets, 0).unsqueeze(1), minus)
-    return g.mul_((counts.to(g.dtype) * factor).unsqueeze(1))
+    g = logits.sub_(log_sums.unsqueeze(1)).exp_()
+    g.scatter_add_(1, place, minus if inside is None else torch.where(inside, minus, 0))
+    return g.mul_(((targets != rule.ignored).to(g.dtype) * factor).unsqueeze(1))
 
 
 def _through(plain: Tensor, g: Tensor, rule: Rule) -> Tensor:

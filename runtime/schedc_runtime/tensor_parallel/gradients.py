@@ -37,7 +37,7 @@ class Gradients:
         Raises `PartitionError` for a parameter of both classes, and for rows that meet between cores.
         """
         modules = dict(self._model.named_modules())
-        inside = _inside(recording.graph, modules)
+        inside = _inside(recording.graph, modules, self._vocabulary.head if self._vocabulary.columns else "")
         refuse_meeting_rows(recording.graph, inside, modules, self._cores)
         classes: dict[int, tuple[bool, str]] = {}
         self._refuse_split(recording.graph, inside, modules)
@@ -91,12 +91,15 @@ def _is_of(node: fx.Node, modules: dict[str, nn.Module], kind: type[nn.Module]) 
     return node.op == "call_module" and isinstance(modules[str(node.target)], kind)
 
 
-def _inside(graph: fx.Graph, modules: dict[str, nn.Module]) -> frozenset[fx.Node]:
-    """The nodes between `enter` and `collect`: behind `enter`, and not behind `collect`."""
+def _inside(graph: fx.Graph, modules: dict[str, nn.Module], last: str) -> frozenset[fx.Node]:
+    """The nodes between `enter` and `collect`: behind `enter`, and not behind `collect`.
+
+    last: the head, where the loss takes own columns of its logits and nothing is collected; else "".
+    """
     inside: set[fx.Node] = set()
     for node in graph.nodes:
         behind = _is_of(node, modules, Enter) or any(source in inside for source in node.all_input_nodes)
-        if behind and not _is_of(node, modules, Collect):
+        if behind and not _is_of(node, modules, Collect) and str(node.target) != last:
             inside.add(node)
     return frozenset(inside)
 

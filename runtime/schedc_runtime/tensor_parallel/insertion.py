@@ -73,7 +73,7 @@ class Insertion:
             self._add_core(core)
         for path in dict.fromkeys(_unit(core.path, blocks) for core in cores):
             self._add(path, self._entering(enter))
-        self._add(head, self._leaving(head, split=bool(vocabulary.head)))
+        self._add(head, self._leaving(head, vocabulary))
         if vocabulary.embedding:
             table = cast(nn.Embedding, model.get_submodule(vocabulary.embedding))
             self._add(vocabulary.embedding, self._looking_up(vocabulary.embedding, table.num_embeddings))
@@ -172,10 +172,11 @@ class Insertion:
 
         return handler
 
-    def _leaving(self, head: str, *, split: bool) -> Callable[[Run, Any, Any], Any]:
-        """Own rows end at the head. split: whether a rank has columns of the logits, which are collected behind it."""
+    def _leaving(self, head: str, vocabulary: Vocabulary) -> Callable[[Run, Any, Any], Any]:
+        """Own rows end at the head. Columns of the logits are collected behind it, unless the loss takes them."""
+        split = bool(vocabulary.head)
         rows = self._module(head, "gather", Gather()) if split else self._module("model", "collect", Collect())
-        columns = self._module("model", "collect", CollectColumns()) if split else None
+        columns = self._module("model", "collect", CollectColumns()) if split and not vocabulary.columns else None
 
         def handler(run: Run, args: Any, kwargs: Any) -> Any:
             if self._now.inside:

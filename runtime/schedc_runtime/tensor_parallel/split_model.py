@@ -12,24 +12,28 @@ from schedc_runtime.tensor_parallel.exchanges import own_part
 from schedc_runtime.tensor_parallel.insertion import Insertion
 from schedc_runtime.tensor_parallel.shard import shard_model
 from schedc_runtime.tensor_parallel.styles import cores_of, head_of, styled_modules, styles_of
-from schedc_runtime.tensor_parallel.vocabulary import shard_vocabulary, vocabulary_of
+from schedc_runtime.tensor_parallel.vocabulary import by_loss, shard_vocabulary, vocabulary_of
 
 
 class SplitProducts:
     """This rank's part of a model. The weights of all stages are split when it is made.
 
-    plan: styles by name; None for the model's own. group: the tensor ranks.
+    plan: styles by name; None for the model's own. group: the tensor ranks. multiplied: path of the head that the loss
+    multiplies by; "" for a loss of logits.
 
     Raises `RuntimeFault`, on every rank alike, for a plan or sizes that are not carried out.
     """
 
-    def __init__(self, model: nn.Module, plan: Mapping[str, str] | None, group: ExpertGroup) -> None:
-        self._model, self._group = model, group
+    def __init__(
+        self, model: nn.Module, plan: Mapping[str, str] | None, group: ExpertGroup, multiplied: str = ""
+    ) -> None:
+        self._model, self.group = model, group
         self.styles = dict(styles_of(model, plan))
         styled = list(styled_modules(model, self.styles))
         self.head = head_of(model, self.styles)
         self.cores = cores_of(styled, self.head)
-        self.vocabulary = vocabulary_of(model, {each.path: each.style for each in styled}, self.head)
+        split = vocabulary_of(model, {each.path: each.style for each in styled}, self.head)
+        self.vocabulary = by_loss(split, self.head, multiplied)
         shard_model(model, self.cores, group.size, group.rank)
         shard_vocabulary(model, self.vocabulary, group.size, group.rank)
 
@@ -45,7 +49,7 @@ class SplitProducts:
 
     def whole_state(self, module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The whole tensors [...] of the parts that the tensor ranks hold. A collective of these."""
-        communicator, whole = self._group.expert, dict(state)
+        communicator, whole = self.group.expert, dict(state)
         for name, value in state.items():
             if (dim := self._part(module, name)[0]) >= 0:
                 parts = communicator.wait(communicator.all_gather(value.detach(), "state"))
@@ -61,4 +65,4 @@ class SplitProducts:
 
     def insertion(self, units: Sequence[str]) -> Insertion:
         """What is inserted while the model is recorded. units: paths of its blocks."""
-        return Insertion(self._model, self.cores, units, self.head, self._group, self.vocabulary)
+        return Insertion(self._model, self.cores, units, self.head, self.group, self.vocabulary)

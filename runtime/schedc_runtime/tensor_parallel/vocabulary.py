@@ -2,14 +2,14 @@
 
     ids -> own ids -> table of V/t rows, zero for other ids -> sum -> ... -> gather -> V/t columns of logits -> collect
 
-Both gradients are whole on their rank, so that one table may serve both. All logits are collected: the loss is formed
-of whole rows on every rank.
+Both gradients are whole on their rank, so that one table may serve both. All logits are collected, and every rank forms
+the loss of whole rows. A loss in chunks, which multiplies by the head itself, takes own columns instead.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -24,10 +24,14 @@ TABLE, GATHERED = "embedding_rowwise", "colwise_gather_output"
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What is split of a model's vocabulary: the paths of the embedding and of the head; "" where it stays whole."""
+    """What is split of a model's vocabulary.
+
+    embedding, head: paths of the modules; "" for a whole one. columns: whether the loss takes own columns of logits.
+    """
 
     embedding: str = ""
     head: str = ""
+    columns: bool = False
 
 
 class OwnIds(nn.Module):
@@ -80,6 +84,19 @@ def vocabulary_of(model: nn.Module, styles: Mapping[str, str], head: str) -> Voc
 
 def _weights(split: Vocabulary) -> set[str]:
     return {f"{path}.weight" for path in (split.embedding, split.head) if path}
+
+
+def by_loss(split: Vocabulary, head: str, multiplied: str) -> Vocabulary:
+    """The same, with what the loss takes. head: the model's. multiplied: that of the loss; "" for a loss of logits.
+
+    Raises `RuntimeFault` for a loss that multiplies by another layer.
+    """
+    if multiplied not in ("", head):
+        raise RuntimeFault(
+            f"the loss multiplies by `{multiplied}`, and own rows of tensor ranks end at the head `{head}`",
+            f"write ChunkedLoss(head={head!r}), or name the head in the plan of styles",
+        )
+    return replace(split, columns=bool(multiplied and split.head))
 
 
 def shard_vocabulary(model: nn.Module, split: Vocabulary, size: int, rank: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -13,41 +12,12 @@ from torch import Tensor, nn
 from schedc_runtime.partition import Partition, partition
 from schedc_runtime.ranks.expert_group import ExpertGroup
 from schedc_runtime.tensor_parallel.split_model import SplitProducts
-from schedc_runtime.transport.collective_calls import ordered_sum
 from schedc_runtime.transport.collectives import SoloCommunicator
 from support.needs import needs
 from support.tensor_cases import TOY_PLAN, batch, family, loss_fn, toy, wide_norms
+from support.thread_ranks import Meeting, ThreadCommunicator, on_threads
 
 pytestmark = pytest.mark.slow
-
-
-class _Meeting:
-    """A collective's tensors of all threads. members: number of threads."""
-
-    def __init__(self, members: int) -> None:
-        self.barrier, self.given = threading.Barrier(members, timeout=30.0), [torch.empty(0)] * members
-
-
-class ThreadCommunicator(SoloCommunicator):
-    """The end of one thread. A collective is complete when it starts."""
-
-    def __init__(self, meeting: _Meeting, rank: int) -> None:
-        super().__init__("tensor")
-        self.meeting, self.rank, self.size = meeting, rank, len(meeting.given)
-
-    def all_gather(self, tensor: Tensor, label: str = "") -> Any:
-        self.meeting.given[self.rank] = tensor.detach().clone()
-        self.meeting.barrier.wait()
-        parts = torch.stack(self.meeting.given)
-        self.meeting.barrier.wait()
-        return self._start(parts)
-
-    def reduce_scatter(self, tensor: Tensor, label: str = "") -> Any:
-        total = ordered_sum(self.wait(self.all_gather(tensor)))
-        return self._start(total.reshape(-1).chunk(self.size)[self.rank].clone())
-
-    def sum(self, tensor: Tensor, label: str = "") -> Any:
-        return self._start(ordered_sum(self.wait(self.all_gather(tensor))))
 
 
 def trained(parts: Partition, tokens: Tensor, labels: Tensor) -> None:
@@ -61,7 +31,7 @@ def trained(parts: Partition, tokens: Tensor, labels: Tensor) -> None:
 def worst(make: Callable[[], nn.Module], plan: dict[str, str] | None, ranks: int) -> float:
     """The largest difference of a gradient, relative to the largest of its module."""
     tokens, labels = (each[:2] for each in batch())
-    whole, meeting, models, cuts = make(), _Meeting(ranks), [], []
+    whole, meeting, models, cuts = make(), Meeting(ranks), [], []
     loss_fn(whole(input_ids=tokens), labels).backward()  # type: ignore[no-untyped-call]
     for rank in range(ranks):
         model, alone = make(), (SoloCommunicator("rail"), SoloCommunicator("node"))
@@ -69,11 +39,7 @@ def worst(make: Callable[[], nn.Module], plan: dict[str, str] | None, ranks: int
         insertion = SplitProducts(model, plan, group).insertion
         cuts.append(partition(model, 2, example={"input_ids": tokens}, insert=insertion))
         models.append(dict(model.named_parameters()))
-    threads = [threading.Thread(target=trained, args=(cut, tokens, labels)) for cut in cuts]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    on_threads(lambda rank: trained(cuts[rank], tokens, labels), ranks)
     expected = {name: parameter.grad for name, parameter in whole.named_parameters() if parameter.grad is not None}
     largest: dict[str, float] = {}
     for name, grad in expected.items():

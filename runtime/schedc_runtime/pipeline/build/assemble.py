@@ -36,7 +36,7 @@ from schedc_runtime.pipeline.build.apply_plan import (
 )
 from schedc_runtime.pipeline.build.assembly import Assembly, Settings
 from schedc_runtime.pipeline.build.bound import BoundCode
-from schedc_runtime.pipeline.build.chunked_loss import check_vocab, planned_loss, with_library
+from schedc_runtime.pipeline.build.chunked_loss import carried_loss, check_vocab, prints_of_columns
 from schedc_runtime.pipeline.build.graph_limits import check_step_graphs
 from schedc_runtime.pipeline.build.loss_function import LossHead
 from schedc_runtime.pipeline.build.output_losses import as_loss, check_losses
@@ -126,18 +126,19 @@ def split_products(assembly: Assembly) -> None:
         "`recompute` in the plan": bool(assembly.plan.recompute),
         "`slices` in the plan": bool(assembly.plan.slices),
         f"rng={settings.rng!r}": settings.rng != "by name",
-        "a loss in chunks": bool(assembly.plan.loss) or hasattr(settings.loss_fn, "head"),
     })  # fmt: skip
     group = assembly.network.peer_groups[place].inside_layers
-    assembly.split = SplitProducts(settings.model, settings.tensor_plan, group)
+    head: str = getattr(settings.loss_fn, "head", "")
+    assembly.split = SplitProducts(settings.model, settings.tensor_plan, group, head)
 
 
 def cut_model(assembly: Assembly) -> None:
     """The stages' modules, the names that the whole model's state has, and the tokens of the recording."""
-    model, program, cut = assembly.settings.model, assembly.program, assembly.settings.cut
-    planned = planned_loss(as_loss(assembly.settings.loss_fn), assembly.plan.loss)
+    settings, program, cut = assembly.settings, assembly.program, assembly.settings.cut
+    model, library = settings.model, settings.providers["loss"]
     layout = cut.layers or layout_of_stages(program)
-    planned = with_library(planned, model, assembly.device, assembly.settings.providers["loss"])
+    given = as_loss(settings.loss_fn)
+    planned = carried_loss(given, assembly.plan.loss, model, assembly.device, library, assembly.split)
     assembly.head = LossHead(planned, layout.losses if layout else 1)
     check_losses(planned, assembly.head.losses, assembly.plan.slices)
     check_vocab(model, assembly.head.loss_fn, assembly.plan.loss)
@@ -150,7 +151,7 @@ def cut_model(assembly: Assembly) -> None:
         blocks=cut.blocks,
         inputs=cut.inputs,
         placement=program.placement,
-        example=first_microbatch(assembly.settings.example, program.microbatches, assembly.settings.dims),
+        example=first_microbatch(settings.example, program.microbatches, settings.dims),
         head=assembly.head.left_out,
         insert=None if assembly.split is None else assembly.split.insertion,
     )
@@ -323,6 +324,7 @@ def compare_ranks(assembly: Assembly) -> None:
         "`rng` and `seed`": f"{assembly.settings.rng}, {assembly.settings.seed}",
         "`providers`": repr(assembly.settings.providers.names),
         "plan of styles": "" if assembly.split is None else repr(assembly.split.styles),
+        **prints_of_columns(assembly.head.loss_fn),
         "`compile`": "" if assembly.compile is None else f"{assembly.compile}",
         **plan_prints(assembly.plan, assembly.held()),
         **fingerprint(assembly.program, assembly.names, assembly.partition.blocks, assembly.copied, assembly.cells),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,10 @@ from schedc_runtime.head_loss.chunks import Head, LogitLoss, Rule, losses, wide_
 from schedc_runtime.head_loss.functions import HeadRows, again, early
 from schedc_runtime.partition.left_out import HeadInput
 from schedc_runtime.providers import TORCH
+
+if TYPE_CHECKING:
+    from schedc_runtime.head_loss.columns import LogitColumns
+    from schedc_runtime.tensor_parallel.split_model import SplitProducts
 
 FORMS = ("early", "again")
 MEANS = ("step", "microbatch")
@@ -77,6 +81,7 @@ class ChunkedLoss:
     mean: over the counted targets of the ``"step"``, or of each ``"microbatch"``.
     shift: compare each token's logits with the label of the next token, as Hugging Face models do inside.
     library: what ``Pipeline(providers={"loss": ...})`` names; torch's operations by default.
+    columns: set by a pipeline whose tensor ranks split the head: each then makes the logits of its own columns.
 
     Targets are whole numbers [...], one per row of hidden states, or a mapping with ``labels``. Called by itself with
     logits [..., V], or an output that has ``logits``, it gives the same loss of them, whole.
@@ -89,6 +94,7 @@ class ChunkedLoss:
     mean: str = "step"
     shift: bool = False
     library: LogitLoss | None = field(default=None, repr=False)
+    columns: LogitColumns | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.head, str) or not self.head:
@@ -130,7 +136,7 @@ class ChunkedLoss:
         at_once: whether gradients of the head may be added to those of its parameters at once.
         """
         entering, rows, parameters = self._rows(module, output, targets)
-        rule = Rule(self.chunk or CHUNK, self.ignore_index, entering.after, self.library)
+        rule = Rule(self.chunk or CHUNK, self.ignore_index, entering.after, self.library, self.columns)
         if not torch.is_grad_enabled():
             with without_autocast(rows.hidden):
                 total, _ = losses(rows.hidden, parameters.like(rows.hidden), rows.targets, rule)
@@ -146,6 +152,7 @@ class ChunkedLoss:
 
         def product(entering: HeadInput) -> Tensor:
             logits: Tensor = layer(entering.hidden)
+            logits = logits if self.columns is None else self.columns.whole(logits)
             return logits if entering.after is None else entering.after(logits)
 
         with torch.no_grad():
@@ -197,6 +204,18 @@ class ChunkedLoss:
         return weighing.scale / count.to(wide_type(rows.hidden.dtype))
 
 
+def carried_loss(
+    loss_fn: LossOfMicrobatch | None,
+    plan: HeadLoss | None,
+    model: nn.Module,
+    device: torch.device,
+    library: str,
+    split: SplitProducts | None,
+) -> LossOfMicrobatch | None:
+    """The loss function as a pipeline carries it out: by its plan, a library's name, and a head that ranks split."""
+    return by_columns(with_library(planned_loss(loss_fn, plan), model, device, library), split)
+
+
 def planned_loss(loss_fn: LossOfMicrobatch | None, plan: HeadLoss | None) -> LossOfMicrobatch | None:
     """The loss function with what the plan says of it. Raises `PlanMismatch` where they contradict each other."""
     if plan is None or loss_fn is None:
@@ -239,6 +258,27 @@ def with_library(
 
     case = LossCase(device, wide_type(weight.dtype), len(weight))
     return replace(loss_fn, library=loss_for(name, case))
+
+
+def by_columns(loss_fn: LossOfMicrobatch | None, split: SplitProducts | None) -> LossOfMicrobatch | None:
+    """The loss function, of own columns of the logits where tensor ranks split the head that it multiplies by."""
+    if split is None or not split.vocabulary.columns:
+        return loss_fn
+    from schedc_runtime.head_loss.columns import LogitColumns
+
+    assert isinstance(loss_fn, ChunkedLoss)
+    if loss_fn.library is not None:
+        raise RuntimeFault(
+            f"a library computes the loss of whole logits, and tensor ranks split the head `{loss_fn.head}`",
+            'leave providers={"loss": ...} out, or keep the head whole: write the style "replicate"',
+        )
+    return replace(loss_fn, columns=LogitColumns(split.group.expert))
+
+
+def prints_of_columns(loss_fn: LossOfMicrobatch | None) -> dict[str, str]:
+    """What ranks that share the columns of logits must have in common, as chunks are collectives; else empty."""
+    shared = isinstance(loss_fn, ChunkedLoss) and loss_fn.columns is not None
+    return {"loss in chunks": repr(loss_fn)} if shared else {}
 
 
 def check_vocab(model: nn.Module, loss_fn: LossOfMicrobatch | None, plan: HeadLoss | None) -> None:
